@@ -1,0 +1,192 @@
+# Finds LibTorch without LibTorch's own CMake package, which refuses a CUDA build of torch on a
+# machine that has no CUDA toolkit. We need only headers and shared libraries.
+#
+# Looks, in this order, at
+#   TORCH_DIR (CMake variable, then environment): a LibTorch folder, or a Python
+#     site-packages/torch folder, or a virtual environment that holds one
+#   LibTorch_HINTS: a list of the same kind, set by the caller
+# and defines
+#   LibTorch::LibTorch       imported target: headers, ABI, libraries
+#   LibTorch_FOUND, LibTorch_VERSION ("2.13.0"), LibTorch_FULL_VERSION ("2.13.0+cpu"),
+#   LibTorch_ROOT, LibTorch_LIBRARY_DIR, LibTorch_CUDA (are the CUDA kernels linked?),
+#   LibTorch_CUDA_NOTE (why, or why not)
+# Nothing is cached: another TORCH_DIR takes effect at the next configure.
+#
+# The supported versions are LibTorch_MIN_VERSION up to, not including, LibTorch_END_VERSION.
+set(LibTorch_MIN_VERSION 2.11)
+set(LibTorch_END_VERSION 2.14)
+set(_libtorch_wanted "LibTorch 2.11, 2.12 or 2.13")
+
+# Sets `out` to the folder with include/ and lib/ that `dir` means, or to "".
+function(_libtorch_normalise dir out)
+  file(GLOB in_venv "${dir}/lib/python3*/site-packages/torch")
+  foreach(candidate "${dir}" ${in_venv} "${dir}/torch")
+    if(EXISTS "${candidate}/lib/libtorch_cpu.so" AND
+       EXISTS "${candidate}/include/torch/csrc/api/include/torch/torch.h")
+      get_filename_component(candidate "${candidate}" REALPATH)
+      set(${out} "${candidate}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  set(${out} "" PARENT_SCOPE)
+endfunction()
+
+# A Python package says its version in version.py, a LibTorch archive in build-version, and both
+# in a header whose place moved; the first two also name the variant ("+cpu", "+cu130").
+function(_libtorch_read_version root out)
+  set(version "")
+  if(EXISTS "${root}/version.py")
+    file(STRINGS "${root}/version.py" line REGEX "^__version__" LIMIT_COUNT 1)
+    string(REGEX MATCH "[0-9]+\\.[0-9]+[^'\"]*" version "${line}")
+  elseif(EXISTS "${root}/build-version")
+    file(STRINGS "${root}/build-version" version LIMIT_COUNT 1)
+  endif()
+  foreach(header torch/headeronly/version.h torch/csrc/api/include/torch/version.h
+                 torch/version.h)
+    if(version STREQUAL "" AND EXISTS "${root}/include/${header}")
+      set(parts "")
+      foreach(part MAJOR MINOR PATCH)
+        file(STRINGS "${root}/include/${header}" line REGEX "define TORCH_VERSION_${part} +[0-9]")
+        if(line MATCHES "([0-9]+)")
+          list(APPEND parts "${CMAKE_MATCH_1}")
+        endif()
+      endforeach()
+      list(JOIN parts "." version)
+    endif()
+  endforeach()
+  set(${out} "${version}" PARENT_SCOPE)
+endfunction()
+
+# What `library` needs and the loader cannot find, as a list.
+function(_libtorch_missing_dependencies library out)
+  find_program(_libtorch_ldd ldd)
+  mark_as_advanced(_libtorch_ldd)
+  set(missing "")
+  if(_libtorch_ldd)
+    execute_process(COMMAND "${_libtorch_ldd}" "${library}" OUTPUT_VARIABLE text ERROR_QUIET)
+    string(REGEX MATCHALL "[^\n\t ]+ => not found" lines "${text}")
+    foreach(line ${lines})
+      string(REPLACE " => not found" "" name "${line}")
+      list(APPEND missing "${name}")
+    endforeach()
+    list(REMOVE_DUPLICATES missing)
+  endif()
+  set(${out} "${missing}" PARENT_SCOPE)
+endfunction()
+
+# 1. The folder.
+set(LibTorch_ROOT "")
+set(_libtorch_problem "")
+if(NOT "${TORCH_DIR}" STREQUAL "")
+  set(_libtorch_asked "${TORCH_DIR}")
+else()
+  set(_libtorch_asked "$ENV{TORCH_DIR}")
+endif()
+if(NOT _libtorch_asked STREQUAL "")
+  _libtorch_normalise("${_libtorch_asked}" LibTorch_ROOT)
+  if(LibTorch_ROOT STREQUAL "")
+    set(_libtorch_problem
+        "TORCH_DIR is \"${_libtorch_asked}\", which holds no lib/libtorch_cpu.so with headers in include/. Wanted: ${_libtorch_wanted}, as a LibTorch folder or a Python site-packages/torch folder.")
+  endif()
+else()
+  foreach(_libtorch_hint ${LibTorch_HINTS})
+    if(LibTorch_ROOT STREQUAL "")
+      _libtorch_normalise("${_libtorch_hint}" LibTorch_ROOT)
+    endif()
+  endforeach()
+  if(LibTorch_ROOT STREQUAL "")
+    set(_libtorch_problem
+        "no LibTorch found. Wanted: ${_libtorch_wanted}. Set TORCH_DIR to a LibTorch folder or a Python site-packages/torch folder.")
+  endif()
+endif()
+
+# 2. The version.
+if(_libtorch_problem STREQUAL "")
+  _libtorch_read_version("${LibTorch_ROOT}" LibTorch_FULL_VERSION)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+(\\.[0-9]+)?" LibTorch_VERSION "${LibTorch_FULL_VERSION}")
+  if(LibTorch_VERSION STREQUAL "")
+    set(_libtorch_problem
+        "cannot tell the version of the LibTorch in ${LibTorch_ROOT} (no version.py, build-version or version.h). Wanted: ${_libtorch_wanted}.")
+  elseif(LibTorch_VERSION VERSION_LESS LibTorch_MIN_VERSION OR
+         NOT LibTorch_VERSION VERSION_LESS LibTorch_END_VERSION)
+    set(_libtorch_problem
+        "found LibTorch ${LibTorch_FULL_VERSION} in ${LibTorch_ROOT}. Wanted: ${_libtorch_wanted}. Set TORCH_DIR to one of these.")
+  endif()
+endif()
+
+# 3. Can it be loaded here?
+if(_libtorch_problem STREQUAL "")
+  set(LibTorch_LIBRARY_DIR "${LibTorch_ROOT}/lib")
+  _libtorch_missing_dependencies("${LibTorch_LIBRARY_DIR}/libtorch_cpu.so" _libtorch_missing)
+  if(_libtorch_missing)
+    list(JOIN _libtorch_missing ", " _libtorch_missing)
+    set(_libtorch_problem
+        "the LibTorch ${LibTorch_FULL_VERSION} in ${LibTorch_ROOT} cannot be loaded here: libtorch_cpu.so needs ${_libtorch_missing}. Install what it depends on (for a Python package: pip install torch without --no-deps).")
+  endif()
+endif()
+
+# 4. CUDA kernels register themselves when libtorch_cuda.so is loaded; our code never names them.
+#    A CUDA build whose CUDA libraries are absent serves as a CPU build.
+set(LibTorch_CUDA FALSE)
+if(_libtorch_problem STREQUAL "")
+  if(NOT EXISTS "${LibTorch_LIBRARY_DIR}/libtorch_cuda.so")
+    set(LibTorch_CUDA_NOTE "CPU build of torch")
+  else()
+    _libtorch_missing_dependencies("${LibTorch_LIBRARY_DIR}/libtorch_cuda.so" _libtorch_missing)
+    if(_libtorch_missing)
+      list(JOIN _libtorch_missing ", " _libtorch_missing)
+      set(LibTorch_CUDA_NOTE "CUDA build of torch used as a CPU build: ${_libtorch_missing} not found")
+    else()
+      set(LibTorch_CUDA TRUE)
+      set(LibTorch_CUDA_NOTE "CUDA build of torch, kernels linked")
+    endif()
+  endif()
+endif()
+
+include(FindPackageHandleStandardArgs)
+if(NOT _libtorch_problem STREQUAL "")
+  set(LibTorch_ROOT "")
+endif()
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_ROOT
+  VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "${_libtorch_problem}")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
+  # libc10.so is small and full of std::string symbols: their mangling shows the ABI.
+  file(STRINGS "${LibTorch_LIBRARY_DIR}/libc10.so" _libtorch_abi REGEX "__cxx11" LIMIT_COUNT 1)
+  if(_libtorch_abi)
+    set(_libtorch_abi 1)
+  else()
+    set(_libtorch_abi 0)
+  endif()
+
+  set(_libtorch_parts c10 torch_cpu)
+  if(LibTorch_CUDA)
+    list(APPEND _libtorch_parts c10_cuda torch_cuda)
+  endif()
+  set(_libtorch_link "")
+  foreach(_libtorch_part ${_libtorch_parts})
+    add_library(LibTorch::${_libtorch_part} SHARED IMPORTED)
+    set_target_properties(LibTorch::${_libtorch_part} PROPERTIES
+      IMPORTED_LOCATION "${LibTorch_LIBRARY_DIR}/lib${_libtorch_part}.so"
+      IMPORTED_SONAME "lib${_libtorch_part}.so")
+    if(_libtorch_part MATCHES "cuda")
+      list(APPEND _libtorch_link
+           "-Wl,--push-state,--no-as-needed" LibTorch::${_libtorch_part} "-Wl,--pop-state")
+    else()
+      list(APPEND _libtorch_link LibTorch::${_libtorch_part})
+    endif()
+  endforeach()
+
+  add_library(LibTorch::LibTorch INTERFACE IMPORTED)
+  set_target_properties(LibTorch::LibTorch PROPERTIES
+    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES
+      "${LibTorch_ROOT}/include;${LibTorch_ROOT}/include/torch/csrc/api/include"
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${LibTorch_ROOT}/include;${LibTorch_ROOT}/include/torch/csrc/api/include"
+    INTERFACE_COMPILE_DEFINITIONS "_GLIBCXX_USE_CXX11_ABI=${_libtorch_abi}"
+    INTERFACE_LINK_LIBRARIES "${_libtorch_link}"
+    # Dependencies of the torch libraries are the loader's business, not the linker's.
+    INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined")
+endif()

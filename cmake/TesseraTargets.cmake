@@ -1,0 +1,101 @@
+# The functions with which rooms, examples, tests and benchmarks declare what they build.
+
+configure_file("${PROJECT_SOURCE_DIR}/cmake/version.h.in"
+               "${PROJECT_BINARY_DIR}/generated/tessera/version.h" @ONLY)
+
+# tessera_library(<target> <name>): a static library, also known as tessera::<name>.
+function(tessera_library target name)
+  add_library(${target} STATIC)
+  add_library(tessera::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE ${TESSERA_WARNINGS})
+  target_include_directories(${target} PUBLIC
+    "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
+    "$<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>"
+    "$<INSTALL_INTERFACE:include>")
+endfunction()
+
+# A library none of whose rooms exist yet gets an empty source, since CMake wants one.
+function(tessera_require_sources target)
+  if(TARGET ${target})
+    get_target_property(sources ${target} SOURCES)
+    if(NOT sources)
+      file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/generated/empty.cpp" CONTENT "")
+      target_sources(${target} PRIVATE "${PROJECT_BINARY_DIR}/generated/empty.cpp")
+    endif()
+  endif()
+endfunction()
+
+# Does a list of libraries to link reach torch?
+function(tessera_links_torch out)
+  set(${out} FALSE PARENT_SCOPE)
+  foreach(library ${ARGN})
+    if(library MATCHES "^(tessera|tessera::tessera|LibTorch::LibTorch)$")
+      set(${out} TRUE PARENT_SCOPE)
+    endif()
+  endforeach()
+endfunction()
+
+# tessera_executable(NAME <target> [OUTPUT <file name>] SOURCES … LINK …)
+# A program in build/bin. One that links torch shares the library's precompiled header, and is left
+# out where torch is switched off.
+function(tessera_executable)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;OUTPUT;FOLDER" "SOURCES;LINK")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
+    message(FATAL_ERROR "tessera_executable: wants NAME and SOURCES, and maybe OUTPUT and LINK; got ${ARGV}")
+  endif()
+  tessera_links_torch(torch ${arg_LINK})
+  if(torch AND NOT TESSERA_TORCH)
+    return()
+  endif()
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  target_compile_options(${arg_NAME} PRIVATE ${TESSERA_WARNINGS})
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK})
+  target_include_directories(${arg_NAME} PRIVATE
+    "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
+  if(torch)
+    target_precompile_headers(${arg_NAME} REUSE_FROM tessera)
+  endif()
+  if(arg_OUTPUT)
+    set_target_properties(${arg_NAME} PROPERTIES OUTPUT_NAME ${arg_OUTPUT})
+  endif()
+  if(arg_FOLDER)
+    set_target_properties(${arg_NAME} PROPERTIES
+      RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/${arg_FOLDER}")
+  endif()
+endfunction()
+
+# tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [LABELS …] [WHOLE])
+# A GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
+# (for programs whose start is dear, and for those that spawn processes of their own).
+function(tessera_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "tessera_test: does not know ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  tessera_executable(NAME ${arg_NAME} FOLDER tests SOURCES ${arg_SOURCES}
+                     LINK ${arg_LINK} GTest::gtest GTest::gtest_main)
+  if(NOT TARGET ${arg_NAME})
+    return()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set(properties TIMEOUT ${arg_TIMEOUT})
+  if(arg_PROCESSORS)
+    list(APPEND properties PROCESSORS ${arg_PROCESSORS})
+  endif()
+  if(arg_LABELS)
+    list(APPEND properties LABELS "${arg_LABELS}")
+  endif()
+  if(arg_WHOLE)
+    add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
+    set_tests_properties(${arg_NAME} PROPERTIES
+      SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]" ${properties})
+  else()
+    include(GoogleTest)
+    gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_NAME}." DISCOVERY_TIMEOUT 60
+                         PROPERTIES ${properties})
+  endif()
+endfunction()
