@@ -1,0 +1,20 @@
+#include "tessera/core/errors.h"
+
+namespace tessera {
+
+// The destructors are out of line so that each class has one home for its type information:
+// catching across shared libraries then works on every platform.
+
+Error::Error(const std::string& message) : std::runtime_error(message) {}
+Error::~Error() = default;
+
+UsageError::UsageError(const std::string& message) : Error(message) {}
+UsageError::~UsageError() = default;
+
+PeerError::PeerError(const std::string& message, int rank) : Error(message), rank_(rank) {}
+PeerError::~PeerError() = default;
+
+DataError::DataError(const std::string& message) : Error(message) {}
+DataError::~DataError() = default;
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+#include "tessera/core/text.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace tessera {
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return result;
+}
+
+void append_escaped(std::string& out, char c) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  const auto byte = static_cast<unsigned char>(c);
+  if (c == '"' || c == '\\') {
+    out += '\\';
+    out += c;
+  } else if (c == '\n') {
+    out += "\\n";
+  } else if (c == '\t') {
+    out += "\\t";
+  } else if (byte < 0x20 || byte >= 0x7f) {
+    out += "\\x";
+    out += kHex[byte >> 4];
+    out += kHex[byte & 15];
+  } else {
+    out += c;
+  }
+}
+
+}  // namespace
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator) {
+  std::string result;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) result += separator;
+    result += parts[i];
+  }
+  return result;
+}
+
+std::string quote(std::string_view text) {
+  constexpr std::size_t kLongest = 60;
+  std::string result = "\"";
+  if (text.size() <= kLongest) {
+    for (char c : text) append_escaped(result, c);
+  } else {
+    for (char c : text.substr(0, kLongest / 2)) append_escaped(result, c);
+    result += "...";
+    for (char c : text.substr(text.size() - kLongest / 4)) append_escaped(result, c);
+  }
+  return result + '"';
+}
+
+int edit_distance(std::string_view a, std::string_view b) {
+  // Optimal string alignment: three rows of the classic table, the third for swapped neighbours.
+  std::vector<int> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) above[j] = static_cast<int>(j);
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = static_cast<int>(i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const int replace = above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, replace});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+    std::swap(before, above);
+    std::swap(above, row);
+  }
+  return above[b.size()];
+}
+
+std::string suggest(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string typed = lower(word);
+  const int length = static_cast<int>(std::min<std::size_t>(typed.size(), 1000));
+  // A third of the letters may be wrong; more than that is another word.
+  int limit = std::max(1, (length + 1) / 3);
+  std::string best;
+  for (const std::string& candidate : candidates) {
+    const auto difference = static_cast<long>(candidate.size()) - static_cast<long>(typed.size());
+    if (difference > limit || -difference > limit) continue;
+    // A one-letter word must not be turned into any other one-letter word.
+    const int distance = edit_distance(typed, lower(candidate));
+    if (distance > limit || distance >= static_cast<int>(std::max(typed.size(), candidate.size())))
+      continue;
+    best = candidate;
+    limit = distance - 1;
+    if (limit < 0) break;
+  }
+  return best;
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string near = suggest(word, candidates);
+  return near.empty() ? std::string() : "; did you mean " + near + "?";
+}
+
+}  // namespace tessera
