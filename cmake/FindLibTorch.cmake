@@ -77,7 +77,7 @@ endfunction()
 # 1. The folder.
 set(LibTorch_ROOT "")
 set(_libtorch_problem "")
-if(NOT "${TORCH_DIR}" STREQUAL "")
+if(DEFINED TORCH_DIR)
   set(_libtorch_asked "${TORCH_DIR}")
 else()
   set(_libtorch_asked "$ENV{TORCH_DIR}")

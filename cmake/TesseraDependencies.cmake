@@ -36,6 +36,7 @@ endif()
 
 set(TESSERA_HAVE_CUDA FALSE)
 if(TESSERA_TORCH)
+  set(TORCH_DIR "$ENV{TORCH_DIR}" CACHE PATH "LibTorch, or site-packages/torch; empty: .venv")
   set(LibTorch_HINTS "${PROJECT_SOURCE_DIR}/.venv")
   find_package(LibTorch REQUIRED)
   set(TESSERA_HAVE_CUDA ${LibTorch_CUDA})

@@ -1,5 +1,6 @@
 # The functions with which rooms, examples, tests and benchmarks declare what they build.
 
+include(GNUInstallDirs)
 configure_file("${PROJECT_SOURCE_DIR}/cmake/version.h.in"
                "${PROJECT_BINARY_DIR}/generated/tessera/version.h" @ONLY)
 
@@ -13,7 +14,7 @@ function(tessera_library target name)
   target_include_directories(${target} PUBLIC
     "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
     "$<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>"
-    "$<INSTALL_INTERFACE:include>")
+    "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
 endfunction()
 
 # A library none of whose rooms exist yet gets an empty source, since CMake wants one.

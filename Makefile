@@ -1,0 +1,52 @@
+# Thin: the work is in scripts/. Every goal that needs a set-up machine sets it up first.
+# JOBS=…       compilers at once (default: the cores, at most one per 2 GiB of memory)
+# TORCH_DIR=…  a LibTorch 2.11 to 2.13 to use instead of the one in .venv
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup build train test soak bench lint format clean
+export JOBS TORCH_DIR
+
+help:
+	@echo 'make train    set up, build, and run the demo: 3 ranks all-reduce a tensor'
+	@echo 'make test     set up, lint, build, run all tests, then the sanitizers'
+	@echo 'make build    set up and build into build/ (programs in build/bin)'
+	@echo 'make bench    set up, build, and measure against the peers'
+	@echo 'make soak     the long test matrices'
+	@echo 'make lint     format, include directions, file lengths'
+	@echo 'make format   clang-format every first-party source'
+	@echo 'make clean    remove the build folders (clean-all: .venv too)'
+	@echo
+	@echo 'JOBS=n limits the compilers; TORCH_DIR=dir uses a LibTorch that is already there.'
+
+setup:
+	@scripts/setup.sh
+
+build: setup
+	@scripts/build.sh release
+
+train: build
+	@build/bin/tessera run -n 3 -- build/bin/all_reduce
+
+test: setup
+	@scripts/test.sh
+
+soak: build
+	@scripts/test.sh soak
+
+bench: build
+	@scripts/bench.sh
+
+lint:
+	@scripts/setup.sh packages
+	@scripts/lint.sh
+
+format:
+	@scripts/setup.sh packages
+	@scripts/lint.sh --fix
+
+clean:
+	rm -rf build build-debug build-asan build-tsan
+
+.PHONY: clean-all
+clean-all: clean
+	rm -rf .venv

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Configures a preset if it is not yet, or was with another LibTorch, and builds it.
+#   scripts/build.sh [preset] [target…]      JOBS=… TORCH_DIR=…
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$root"
+
+preset="${1:-release}"
+shift || true
+case "$preset" in
+  release) dir=build ;;
+  debug | asan | tsan) dir="build-$preset" ;;
+  *) fail "build.sh: got preset \"$preset\", wanted release, debug, asan or tsan" ;;
+esac
+
+torch_dir=""
+key="presets $(cksum <CMakePresets.json)"
+if [ "$preset" = release ] || [ "$preset" = debug ]; then
+  if [ -n "${TORCH_DIR:-}" ]; then
+    torch_dir="$(realpath -m "$TORCH_DIR")"
+    key+=" torch $torch_dir"
+  else
+    key+=" torch .venv $(cat .venv/.tessera-torch 2>/dev/null || true)"
+  fi
+fi
+
+stamp="$dir/.tessera-configured"
+if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
+  say "configuring $preset in $dir/"
+  fresh=()
+  # A build folder that came from elsewhere (a copied tree) is worth nothing here.
+  if [ -f "$dir/CMakeCache.txt" ] &&
+    ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt"; then
+    fresh=(--fresh)
+  fi
+  mkdir -p "$dir"
+  rm -f "$stamp"
+  if ! cmake --preset "$preset" "${fresh[@]}" -DTORCH_DIR="$torch_dir" >"$dir/configure.log" 2>&1; then
+    cat "$dir/configure.log" >&2
+    exit 1
+  fi
+  grep -E '^-- (LibTorch|MPI|hwloc):' "$dir/configure.log" | sed 's/^-- /   /' || true
+  echo "$key" >"$stamp"
+fi
+
+targets=()
+if [ "$#" -gt 0 ]; then targets=(--target "$@"); fi
+cmake --build "$dir" -j "$(jobs_count)" "${targets[@]}"

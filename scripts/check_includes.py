@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Checks who includes whom between the rooms under tessera/.
+
+A room includes only rooms that the table below lets it use, directly or through another; rooms
+and sources that are torch-free never reach a torch header; includes are root-relative.
+"""
+
+import pathlib
+import re
+import sys
+
+import source_tree
+
+# What each room may use, besides what these may use in turn.
+MAY_USE = {
+    "core": [],
+    "schedule": ["core"],
+    "planner": ["schedule"],
+    "simulator": ["planner"],
+    "comm": ["core"],
+    "memory": ["core"],
+    "kernels": ["core"],
+    "nn": ["kernels"],
+    "tensor_parallel": ["comm", "nn"],
+    "zero": ["comm", "memory", "nn"],
+    "pipeline": ["comm", "memory", "nn", "schedule"],
+    "data": ["core"],
+    "models": ["tensor_parallel"],
+    "checkpoint": ["comm", "memory"],
+    "train": ["simulator", "models", "zero", "pipeline", "data", "checkpoint"],
+    "dashboard": ["train"],
+    "cli": ["dashboard"],
+}
+TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator"}
+# Headers directly under tessera/ that every room may include.
+SHARED_HEADERS = {"tessera/version.h"}
+
+_TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2)/")
+_FIRST_PARTY = re.compile(r"^(tessera|tests|benchmarks|examples)/")
+_SOURCE = re.compile(r"\.(h|hpp|cpp|cc|cu|cuh)$")
+_FABRIC = re.compile(r"target_sources\s*\(\s*tessera_fabric\s+([^)]*)\)")
+
+
+def reachable(room):
+    """All rooms that a room may include, itself among them."""
+    seen, stack = set(), [room]
+    while stack:
+        current = stack.pop()
+        if current not in seen:
+            seen.add(current)
+            stack.extend(MAY_USE[current])
+    return seen
+
+
+def room_of(name):
+    parts = pathlib.PurePosixPath(name).parts
+    return parts[1] if len(parts) > 2 and parts[0] == "tessera" else None
+
+
+def fabric_sources(root, names):
+    """The sources of tessera_fabric (the torch-free part of comm/), and what hinders reading them."""
+    sources, problems = set(), []
+    for name in names:
+        if not (name.startswith("tessera/") and name.endswith("CMakeLists.txt")):
+            continue
+        text = "\n".join(line.split("#")[0] for line in source_tree.lines(root, name))
+        for listed in _FABRIC.findall(text):
+            for word in listed.split():
+                if word in ("PRIVATE", "PUBLIC"):
+                    continue
+                path = pathlib.PurePosixPath(name).parent / word
+                if (root / path).is_file():
+                    sources.add(str(path))
+                else:
+                    problems.append(f"{name}: tessera_fabric lists {word}, which is no file of "
+                                    "this folder; write its sources out, one by one")
+    return sources, problems
+
+
+def check_directions(root, sources):
+    problems = []
+    for name in sources:
+        room = room_of(name)
+        if room is not None and room not in MAY_USE:
+            problems.append(f"{name}: room {room}/ is not in the table of scripts/check_includes.py")
+            continue
+        for number, quoted, path in source_tree.includes(root, name):
+            where = f"{name}:{number}"
+            if quoted and not _FIRST_PARTY.match(path):
+                problems.append(f'{where}: "{path}" is not root-relative; write "tessera/…" for '
+                                "our headers, <…> for those of others")
+            if room is None or not path.startswith("tessera/"):
+                continue
+            target = room_of(path)
+            if target is None:
+                if path not in SHARED_HEADERS:
+                    problems.append(f"{where}: a room may not include {path}")
+            elif target not in reachable(room):
+                allowed = ", ".join(sorted(reachable(room) - {room})) or "no other room"
+                problems.append(f"{where}: {room}/ includes {path}, but may use only {allowed}")
+    return problems
+
+
+def check_torch_free(root, start, included):
+    """The way from each torch-free file to a torch header, if there is one."""
+    problems = []
+    for name in sorted(start):
+        seen, stack = {name}, [[name]]
+        while stack:
+            chain = stack.pop()
+            for number, _, path in included.get(chain[-1], []):
+                if _TORCH_HEADER.match(path):
+                    problems.append(f"{name}: must be torch-free, but reaches <{path}>: "
+                                    + " -> ".join(chain) + f":{number}")
+                elif path in included and path not in seen:
+                    seen.add(path)
+                    stack.append(chain + [path])
+    return problems
+
+
+def check(root):
+    names = source_tree.files(root)
+    sources = [name for name in names if _SOURCE.search(name) and _FIRST_PARTY.match(name)]
+    included = {name: source_tree.includes(root, name) for name in sources}
+    fabric, problems = fabric_sources(root, names)
+    torch_free = fabric | {name for name in sources if room_of(name) in TORCH_FREE_ROOMS}
+    problems += check_directions(root, sources)
+    problems += check_torch_free(root, torch_free, included)
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit(source_tree.main(__doc__, check))

@@ -1,0 +1,26 @@
+# Shared by the scripts beside it, which source it. Sets `root`, the top of the repository.
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+say() { printf '\033[1m==\033[0m %s\n' "$*"; }
+fail() {
+  printf 'tessera: %s\n' "$*" >&2
+  exit 1
+}
+
+# How many compilers to run at once: JOBS if given, else the cores, but at most one per 2 GiB of
+# memory, which is what a source that includes torch can take.
+jobs_count() {
+  if [ -n "${JOBS:-}" ]; then
+    [[ "$JOBS" =~ ^[1-9][0-9]*$ ]] || fail "JOBS is \"$JOBS\"; wanted a number of 1 or more"
+    echo "$JOBS"
+    return
+  fi
+  local cores kib limit
+  cores="$(nproc)"
+  kib="$(awk '/^MemTotal:/ {print $2}' /proc/meminfo)"
+  limit="$(cat /sys/fs/cgroup/memory.max 2>/dev/null || true)"
+  if [[ "$limit" =~ ^[0-9]+$ ]] && [ $((limit / 1024)) -lt "$kib" ]; then kib=$((limit / 1024)); fi
+  local by_memory=$((kib / (2 * 1024 * 1024)))
+  [ "$by_memory" -ge 1 ] || by_memory=1
+  echo $((cores < by_memory ? cores : by_memory))
+}

@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Brings a Debian or Ubuntu machine to the point where Tessera can be configured: packages, and a
+# LibTorch in .venv unless TORCH_DIR names one. Quick when there is nothing to do.
+#   scripts/setup.sh [packages|torch]     (both, if not told)
+# PYTHON=… chooses the Python that makes .venv.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$root"
+
+torch_version=2.13.0
+
+# Package, and a command or header that shows it to be there when it was not installed by dpkg.
+packages=(
+  "g++ g++"
+  "cmake cmake"
+  "ninja-build ninja"
+  "ccache ccache"
+  "pkg-config pkg-config"
+  "git git"
+  "python3 python3"
+  "python3-venv ensurepip"
+  "clang-format clang-format"
+  "libcli11-dev CLI/CLI.hpp"
+  "nlohmann-json3-dev nlohmann/json.hpp"
+  "libtomlplusplus-dev toml++/toml.h"
+  "libgtest-dev gtest/gtest.h"
+  "libbenchmark-dev benchmark/benchmark.h"
+  "libopenmpi-dev mpi.h"
+  "openmpi-bin mpirun"
+  "libhwloc-dev hwloc.h"
+  "iproute2 ip"
+)
+
+# The system's Python, not one that a version manager put in front of it: Debian's python3-venv
+# belongs to the former.
+python="${PYTHON:-}"
+if [ -z "$python" ]; then
+  if [ -x /usr/bin/python3 ]; then python=/usr/bin/python3; else python=python3; fi
+fi
+
+present() {
+  case "$1" in
+    ensurepip) "$python" -c 'import ensurepip, venv' 2>/dev/null ;;
+    */* | *.h) [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ] ;;
+    *) command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] ;;
+  esac
+}
+
+missing_packages() {
+  local names=() installed entry name
+  for entry in "${packages[@]}"; do names+=("${entry%% *}"); done
+  installed="$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${names[@]}" 2>/dev/null || true)"
+  for entry in "${packages[@]}"; do
+    name="${entry%% *}"
+    if ! grep -qxF "$name installed" <<<"$installed" && ! present "${entry#* }"; then
+      echo "$name"
+    fi
+  done
+}
+
+install_packages() {
+  local missing line as_root=()
+  mapfile -t missing < <(missing_packages)
+  [ "${#missing[@]}" -gt 0 ] || return 0
+  line="apt-get install -y --no-install-recommends ${missing[*]}"
+  if ! command -v apt-get >/dev/null; then
+    fail "missing: ${missing[*]} (Debian's names). This system has no apt-get: install their equivalents, then run make again."
+  fi
+  if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+      as_root=(sudo -n)
+    else
+      printf 'tessera: packages are missing, and installing them needs root. Run this, then make again:\n\n  sudo %s\n\n' "$line" >&2
+      exit 1
+    fi
+  fi
+  say "installing ${missing[*]}"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+  "${apt[@]}" update || say "apt-get update failed; trying with the lists that are here"
+  "${apt[@]}" install -y --no-install-recommends "${missing[@]}" ||
+    fail "could not install packages. Try it by hand: $line"
+}
+
+not_found() { ldd "$1" 2>/dev/null | awk '/=> not found/ {print $1}' | sort -u | tr '\n' ' '; }
+
+# The requirements of the installed torch that bring CUDA libraries, one per line.
+cuda_requirements() {
+  sed -n 's/^Requires-Dist: \(\(cuda-toolkit\|nvidia-\)[^;]*\).*/\1/p' \
+    "$1"/torch-*.dist-info/METADATA | tr -d ' '
+}
+
+install_torch() {
+  local stamp=.venv/.tessera-torch want packages_dir missing toolkit
+  want="$torch_version $(declare -f cuda_requirements install_torch | cksum)"
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && [ -x .venv/bin/python ]; then return 0; fi
+
+  say "installing torch $torch_version into .venv (as the source of LibTorch)"
+  if ! .venv/bin/python -c pass 2>/dev/null; then
+    "$python" -m venv --clear .venv || fail "$python cannot make a virtual environment"
+  fi
+  rm -f "$stamp"
+  # Without its Python dependencies: nothing here runs Python code of torch.
+  local pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-compile)
+  local reinstall=()
+  if [ -d "$(echo .venv/lib/python3*/site-packages/torch)" ]; then reinstall=(--force-reinstall); fi
+  "${pip[@]}" --no-deps "${reinstall[@]}" "torch==$torch_version" ||
+    fail "pip could not install torch $torch_version. Mend the connection, or set TORCH_DIR to a LibTorch of 2.11 to 2.13."
+
+  # A CUDA build of torch wants a few CUDA libraries even on a machine with no GPU: the runtime and
+  # the profiler, some megabytes. All of them, gigabytes, only where there is a GPU to use.
+  packages_dir="$(echo .venv/lib/python3*/site-packages)"
+  missing="$(not_found "$packages_dir/torch/lib/libtorch_cpu.so")"
+  if [ -n "$missing" ]; then
+    if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+      say "this torch is a CUDA build and there is a GPU: installing its CUDA libraries"
+      cuda_requirements "$packages_dir" | xargs -d '\n' "${pip[@]}"
+    else
+      say "this torch is a CUDA build and there is no GPU: installing only what loading it takes"
+      toolkit="$(cuda_requirements "$packages_dir" | sed -n 's/^cuda-toolkit\[[^]]*\]/cuda-toolkit[cudart,cupti]/p')"
+      if [ -n "$toolkit" ]; then "${pip[@]}" "$toolkit"; fi
+    fi
+    missing="$(not_found "$packages_dir/torch/lib/libtorch_cpu.so")"
+    if [ -n "$missing" ]; then
+      say "libtorch_cpu.so still needs $missing: installing everything that torch depends on"
+      "${pip[@]}" "torch==$torch_version"
+      missing="$(not_found "$packages_dir/torch/lib/libtorch_cpu.so")"
+      [ -z "$missing" ] || fail "libtorch_cpu.so needs $missing, which pip does not bring. Set TORCH_DIR to another LibTorch of 2.11 to 2.13."
+    fi
+  fi
+  echo "$want" >"$stamp"
+}
+
+case "${1:-all}" in
+  packages) install_packages ;;
+  torch) install_torch ;;
+  all)
+    install_packages
+    if [ -z "${TORCH_DIR:-}" ]; then install_torch; fi
+    ;;
+  *) fail "setup.sh: got \"$1\", wanted packages, torch or nothing" ;;
+esac

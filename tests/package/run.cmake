@@ -1,0 +1,84 @@
+# The package test: install, move the prefix (an installed package must not know where it was
+# born), then configure, build and run the outside project in ways that must work, and in ways
+# that must fail with a message that helps. torch_dir is empty in a build without torch.
+cmake_minimum_required(VERSION 3.25)
+set(work "${build}/package-test")
+file(REMOVE_RECURSE "${work}")
+
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  if(NOT status EQUAL 0)
+    list(JOIN ARGV " " line)
+    message(FATAL_ERROR "${line}\nended with ${status}:\n${text}")
+  endif()
+  set(text "${text}" PARENT_SCOPE)
+endfunction()
+
+# configure(<folder> <arguments…>): sets status and text.
+function(configure folder)
+  execute_process(
+    COMMAND "${CMAKE_COMMAND}" -E env --unset=TORCH_DIR
+      "${CMAKE_COMMAND}" -G "${generator}" -S "${consumer}" -B "${work}/${folder}"
+      "-DCMAKE_CXX_COMPILER=${compiler}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}"
+      "-Dtessera_ROOT=${work}/moved" ${ARGN}
+    RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  set(status "${status}" PARENT_SCOPE)
+  set(text "${text}" PARENT_SCOPE)
+endfunction()
+
+function(must_configure folder)
+  configure(${folder} ${ARGN})
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${folder} does not configure:\n${text}")
+  endif()
+endfunction()
+
+function(must_refuse folder words)
+  configure(${folder} ${ARGN})
+  string(REGEX REPLACE "[ \n]+" " " text "${text}")
+  if(status EQUAL 0 OR NOT text MATCHES "${words}")
+    message(FATAL_ERROR "${folder}: wanted a refusal that says \"${words}\", got ${status}:\n${text}")
+  endif()
+endfunction()
+
+run("${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/installed")
+file(RENAME "${work}/installed" "${work}/moved")
+
+# Nothing installed may point back into the tree that it was built in.
+file(GLOB configs "${work}/moved/lib*/cmake/tessera/*.cmake" "${work}/moved/lib/*/cmake/tessera/*.cmake")
+if(NOT configs)
+  message(FATAL_ERROR "no CMake package was installed")
+endif()
+get_filename_component(tree "${consumer}/../../.." REALPATH)
+foreach(config ${configs})
+  file(READ "${config}" text)
+  string(FIND "${text}" "${tree}/" place)
+  if(NOT place EQUAL -1)
+    message(FATAL_ERROR "${config} names the source tree ${tree}")
+  endif()
+endforeach()
+
+# 1. Planning alone: no torch found, none on the compile line.
+must_configure(planning -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
+file(READ "${work}/planning/compile_commands.json" text)
+if(text MATCHES "[Tt]orch")
+  message(FATAL_ERROR "the compile line of a planning program names torch:\n${text}")
+endif()
+run("${CMAKE_COMMAND}" --build "${work}/planning")
+run("${work}/planning/planning")
+message(STATUS "planning says: ${text}")
+
+must_refuse(unknown "no component \"optimism\"" -DCOMPONENT=optimism)
+if(NOT torch_dir)
+  must_refuse(absent "no component \"tessera\"" -DCOMPONENT=tessera)
+  return()
+endif()
+
+# 2. With torch.
+must_refuse(lost "no LibTorch found.*Set TORCH_DIR" -DCOMPONENT=tessera)
+must_refuse(elsewhere "TORCH_DIR is \"/nowhere\"" -DCOMPONENT=tessera -DTORCH_DIR=/nowhere)
+must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}")
+run("${CMAKE_COMMAND}" --build "${work}/torch")
+run("${work}/torch/training")
+message(STATUS "training says: ${text}")
+file(REMOVE_RECURSE "${work}")
