@@ -1,0 +1,149 @@
+#include "tessera/cli/command_line.h"
+
+#include <algorithm>
+#include <iostream>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
+// What could have been meant at this place: the options of the command and of the subcommands that
+// were given, or the names of subcommands.
+void collect_names(const CLI::App& app, bool options, std::vector<std::string>& names) {
+  if (options) {
+    for (const CLI::Option* option : app.get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+      for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+    }
+  } else {
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(sub->get_name());
+    }
+  }
+  for (const CLI::App* sub : app.get_subcommands()) collect_names(*sub, options, names);
+}
+
+// An option whose text goes through `read`, with the option's name in front of its errors.
+CLI::Option* converted(CLI::App& app, const std::string& names, const std::string& help,
+                       const std::string& type, const std::string& shown,
+                       std::function<void(const std::string&)> read) {
+  const std::string name = names.substr(names.rfind(',') + 1);
+  CLI::Option* option = app.add_option_function<std::string>(
+      names,
+      [name, read = std::move(read)](const std::string& text) {
+        try {
+          read(text);
+        } catch (const UsageError& error) {
+          throw UsageError(name + ": " + error.what());
+        }
+      },
+      help);
+  return option->type_name(type)->default_str(shown);
+}
+
+}  // namespace
+
+CommandLine::CommandLine(const std::string& name, const std::string& summary,
+                         const std::string& examples)
+    : app_(summary, "tessera " + name) {
+  app_.footer("Examples:\n" + examples);
+  // Extras are allowed here and refused in parse(), which knows how to suggest.
+  app_.allow_extras();
+  app_.set_help_flag("-h,--help", "print this help and exit");
+}
+
+CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& value, int least,
+                                  int most, const std::string& help) {
+  return converted(app, names, help, "INT", std::to_string(value), [=, &value](auto& text) {
+    std::int64_t number = 0;
+    try {
+      number = parse_count(text);
+    } catch (const UsageError&) {
+      throw UsageError(str("got ", quote(text), ", wanted a whole number of at least ", least));
+    }
+    if (number < least || number > most) {
+      throw UsageError(str("got ", number, ", wanted ", least, " to ", most));
+    }
+    value = static_cast<int>(number);
+  });
+}
+
+CLI::Option* CommandLine::seconds(CLI::App& app, const std::string& names, double& value,
+                                  const std::string& help) {
+  return converted(app, names, help, "TIME", format_time(value),
+                   [&value](auto& text) { value = parse_time(text); });
+}
+
+CLI::Option* CommandLine::bytes(CLI::App& app, const std::string& names, std::int64_t& value,
+                                const std::string& help) {
+  return converted(app, names, help, "SIZE", format_bytes(value, ByteUnits::kBinary),
+                   [&value](auto& text) { value = parse_bytes(text); });
+}
+
+CLI::Option* CommandLine::choice(CLI::App& app, const std::string& names, std::string& value,
+                                 const std::vector<std::string>& choices, const std::string& help) {
+  return converted(app, names, help, join(choices, "|"), value, [&value, choices](auto& text) {
+    if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+      throw UsageError(str("got ", quote(text), ", wanted ", join(choices, " or "),
+                           did_you_mean(text, choices)));
+    }
+    value = text;
+  });
+}
+
+void CommandLine::takes_program() {
+  takes_program_ = true;
+  app_.prefix_command();
+}
+
+void CommandLine::refuse_unknown(const std::vector<std::string>& unknown) const {
+  if (unknown.empty()) return;
+  // The value of a mistyped option is left over as well: the option is what is wrong.
+  const auto option = std::find_if(unknown.begin(), unknown.end(), is_option);
+  std::string word = option != unknown.end() ? *option : unknown.front();
+  word = word.substr(0, word.find('='));
+  std::vector<std::string> names;
+  collect_names(app_, is_option(word), names);
+  throw UsageError(word + ": unknown" + did_you_mean(word, names));
+}
+
+bool CommandLine::parse(int argc, char** argv) {
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  bool separated = false;
+  if (takes_program_) {
+    const auto mark = std::find(words.begin(), words.end(), "--");
+    separated = mark != words.end();
+    if (separated) {
+      program_.assign(mark + 1, words.end());
+      words.erase(mark, words.end());
+    }
+  }
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  const auto left_over = [&] {
+    std::vector<std::string> rest = app_.remaining(true);
+    if (takes_program_ && !separated && !rest.empty() && !is_option(rest.front())) {
+      program_ = std::exchange(rest, {});
+    }
+    return rest;
+  };
+  try {
+    app_.parse(std::move(words));
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app_.help() << std::flush;
+    return false;
+  } catch (const CLI::ParseError& error) {
+    // A mistyped option often makes a required one seem missing: report the cause.
+    refuse_unknown(left_over());
+    throw UsageError(error.what());
+  }
+  refuse_unknown(left_over());
+  return true;
+}
+
+}  // namespace tessera::cli

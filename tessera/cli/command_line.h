@@ -1,0 +1,48 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+// A command's options, read by CLI11 under our conventions: --help ends with examples, values are
+// written as core/units.h reads them, and whatever is wrong becomes a UsageError that names the
+// option, shows the value and suggests the near name.
+class CommandLine {
+ public:
+  // `examples` is shown at the end of --help, a line each.
+  CommandLine(const std::string& name, const std::string& summary, const std::string& examples);
+
+  // For whatever the helpers below do not cover: subcommands, plain flags and strings.
+  CLI::App& app() { return app_; }
+
+  // Each also takes the app of a subcommand. The default shown by --help is the present value.
+  CLI::Option* integer(CLI::App& app, const std::string& names, int& value, int least, int most,
+                       const std::string& help);
+  CLI::Option* seconds(CLI::App& app, const std::string& names, double& value,
+                       const std::string& help);
+  CLI::Option* bytes(CLI::App& app, const std::string& names, std::int64_t& value,
+                     const std::string& help);
+  CLI::Option* choice(CLI::App& app, const std::string& names, std::string& value,
+                      const std::vector<std::string>& choices, const std::string& help);
+
+  // The command ends in a program with its arguments, after "--" or from the first word that is no
+  // option; parse() leaves them in program().
+  void takes_program();
+  const std::vector<std::string>& program() const { return program_; }
+
+  // Returns false when --help was asked for and printed: there is nothing more to do.
+  bool parse(int argc, char** argv);
+
+ private:
+  void refuse_unknown(const std::vector<std::string>& unknown) const;
+
+  CLI::App app_;
+  bool takes_program_ = false;
+  std::vector<std::string> program_;
+};
+
+}  // namespace tessera::cli

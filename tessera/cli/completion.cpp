@@ -1,0 +1,53 @@
+// Completion scripts. The names of commands stand in the script; the options of a command are read
+// from its --help when they are first asked for, so the script never lies about them.
+
+#include <string>
+#include <vector>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kBash = R"sh(_tessera() {
+  local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    if [[ ${COMP_WORDS[i]} == -- ]]; then
+      COMPREPLY=($(compgen -f -- "$word"))
+      return
+    fi
+  done
+  if ((COMP_CWORD == 1)); then
+    COMPREPLY=($(compgen -W "@COMMANDS@ --help --version" -- "$word"))
+  elif [[ $word == -* ]]; then
+    local options
+    options=$("${COMP_WORDS[0]}" "$command" --help 2>/dev/null | grep -oE -- '--[a-z][a-z0-9-]*')
+    COMPREPLY=($(compgen -W "$options" -- "$word"))
+  else
+    COMPREPLY=($(compgen -f -- "$word"))
+  fi
+}
+complete -o filenames -F _tessera tessera
+)sh";
+
+}  // namespace
+
+int completion_command(int argc, char** argv) {
+  CommandLine line("completion", "Prints a script that completes commands and options with Tab.",
+                   "  source <(tessera completion bash)\n"
+                   "  tessera completion zsh >> ~/.zshrc");
+  std::string shell;
+  line.choice(line.app(), "shell", shell, {"bash", "zsh"}, "the shell to complete in")->required();
+  if (!line.parse(argc, argv)) return 0;
+  std::string script = kBash;
+  const std::string mark = "@COMMANDS@";
+  script.replace(script.find(mark), mark.size(), join(command_names(), " "));
+  if (shell == "zsh") script = "autoload -U +X bashcompinit && bashcompinit\n" + script;
+  return write_all(1, script) ? 0 : 1;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,107 @@
+// The front program. It starts in milliseconds: what needs torch is in its sibling tessera-torch,
+// which takes this process over.
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tessera/cli/commands.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+#include "tessera/version.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string general_help() {
+  std::string text =
+      "Tessera: distributed training for LibTorch.\n"
+      "\nUsage: tessera COMMAND [OPTIONS]\n\nCommands:\n";
+  for (const CommandInfo& command : commands()) {
+    text +=
+        str("  ", command.name, std::string(14 - command.name.size(), ' '), command.summary, "\n");
+  }
+  text +=
+      "\nOptions:\n"
+      "  -h, --help    print this help; `tessera COMMAND --help` describes a command\n"
+      "  --version     print the version\n"
+      "\nExamples:\n"
+      "  tessera run -n 4 -- ./program --its-own-options\n"
+      "  tessera doctor\n"
+      "  tessera bench comm --ranks 2\n";
+  return text;
+}
+
+std::string own_folder() {
+  std::string path(4096, '\0');
+  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
+  if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
+  path.resize(static_cast<std::size_t>(length));
+  return path.substr(0, path.rfind('/'));
+}
+
+// Becomes tessera-torch, or explains why not.
+int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
+  std::string program = own_folder() + "/tessera-torch";
+  arguments.insert(arguments.begin(), program.data());
+  arguments.push_back(nullptr);
+  ::execv(program.c_str(), arguments.data());
+  throw Error(str("the command ", command, " needs ", program,
+                  ", which cannot be started: ", std::strerror(errno),
+                  ". It is built where LibTorch is found: run `make build`, or configure CMake "
+                  "with -DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>"));
+}
+
+using CommandFunction = int (*)(int, char**);
+
+CommandFunction front_command(const std::string& wanted) {
+#define TESSERA_FRONT(name, summary) \
+  if (wanted == #name) return name##_command;
+#define TESSERA_TORCH(name, summary)
+#include "tessera/cli/commands.def"
+#undef TESSERA_FRONT
+#undef TESSERA_TORCH
+  return nullptr;
+}
+
+int front(std::vector<char*> words) {
+  if (words.empty()) {
+    write_all(2, general_help());
+    return 2;
+  }
+  static char help_option[] = "--help";
+  if (std::string(words[0]) == "help" && words.size() > 1) words = {words[1], help_option};
+  const std::string first = words[0];
+  if (first == "--help" || first == "-h" || first == "help") {
+    return write_all(1, general_help()) ? 0 : 1;
+  }
+  if (first == "--version" || first == "-V") {
+    const std::string torch = TESSERA_TORCH_VERSION;
+    const std::string with = torch.empty() ? "without LibTorch" : "LibTorch " + torch;
+    return write_all(1, str("tessera ", TESSERA_VERSION, " (", with, ")\n")) ? 0 : 1;
+  }
+  for (const CommandInfo& command : commands()) {
+    if (command.name != first) continue;
+    if (command.torch) return execute_torch_program(first, words);
+    return guarded("tessera " + first, [&] {
+      return front_command(first)(static_cast<int>(words.size()), words.data());
+    });
+  }
+  std::vector<std::string> names =
+      first[0] == '-' ? std::vector<std::string>{"--help", "--version"} : command_names();
+  throw UsageError(str(quote(first), ": unknown ", first[0] == '-' ? "option" : "command",
+                       did_you_mean(first, names)));
+}
+
+}  // namespace
+}  // namespace tessera::cli
+
+int main(int argc, char** argv) {
+  return tessera::cli::guarded("tessera", [&] {
+    return tessera::cli::front(std::vector<char*>(argv + (argc > 0 ? 1 : 0), argv + argc));
+  });
+}
