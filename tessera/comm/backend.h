@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tessera/comm/collective.h"
+#include "tessera/comm/traffic.h"
+#include "tessera/comm/work.h"
+
+namespace tessera::comm {
+
+// Knobs that every backend understands.
+struct Options {
+  // How long a rank waits for another one that is alive but does not come.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // How long it spins before it sleeps; 0 sleeps at once. Negative: chosen from ranks and cores.
+  std::chrono::microseconds spin{-1};
+};
+
+// What an operation carries besides its buffers.
+struct Attachments {
+  std::shared_ptr<void> keep;    // kept alive until the operation has ended
+  std::function<void()> before;  // run just before it, on the thread that runs it
+  std::function<void()> after;   // and just after it succeeded
+};
+
+// Memory that every rank of a group has mapped: N equal parts side by side, part r belonging to
+// rank r. Collectives on it read and write the peers' parts directly.
+class SymmetricMemory {
+ public:
+  virtual ~SymmetricMemory() = default;
+  virtual void* part(int rank) const = 0;
+  virtual std::size_t part_bytes() const = 0;  // the distance between two parts, a multiple of 64
+};
+
+// One rank's end of one group. Calls return at once and run in the order of submission; all ranks
+// submit the same collectives in the same order (send and recv are ordered per pair instead).
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string kind() const = 0;  // "shm", "mpi", "nccl", "dry", "two-level"
+  virtual std::string name() const = 0;  // of the group, for messages
+
+  virtual Work submit(Collective call, Attachments attachments = {}) = 0;
+
+  // Collective over the group. Throws UsageError where the backend has no such memory.
+  virtual std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) = 0;
+
+  // Collective over `members` (ranks of this group, ascending or not; their order is the order of
+  // the new group). Only members call it, all with the same list and name.
+  virtual std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) = 0;
+
+  virtual TrafficCounts traffic() const = 0;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,121 @@
+#include "tessera/comm/collective.h"
+
+#include <algorithm>
+
+#include "tessera/comm/traffic.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm {
+
+const char* name(Op op) noexcept {
+  switch (op) {
+    case Op::all_reduce: return "all_reduce";
+    case Op::reduce_scatter: return "reduce_scatter";
+    case Op::all_gather: return "all_gather";
+    case Op::broadcast: return "broadcast";
+    case Op::reduce: return "reduce";
+    case Op::all_to_all: return "all_to_all";
+    case Op::barrier: return "barrier";
+    case Op::send: return "send";
+    case Op::recv: return "recv";
+  }
+  return "?";
+}
+
+std::size_t shard_stride(std::size_t count, int ranks) noexcept {
+  const auto n = static_cast<std::size_t>(ranks);
+  return count / n + (count % n != 0);
+}
+
+Shard shard_of(std::size_t count, int ranks, int rank) noexcept {
+  const std::size_t stride = shard_stride(count, ranks);
+  const std::size_t begin = std::min(count, stride * static_cast<std::size_t>(rank));
+  return {begin, std::min(stride, count - begin)};
+}
+
+std::string describe(const Collective& call) {
+  if (call.op == Op::barrier && call.count == 0 && call.label.empty()) return "barrier()";
+  std::string text = str(name(call.op), "(");
+  if (is_reduction(call.op)) text += str(name(call.reduce), ", ");
+  text += str(call.count, " × ", name(call.dtype));
+  if (call.op == Op::broadcast || call.op == Op::reduce) text += str(", root ", call.peer);
+  if (call.op == Op::send) text += str(", to ", call.peer);
+  if (call.op == Op::recv) text += str(", from ", call.peer);
+  if (!call.label.empty()) text += str(", ", quote(call.label));
+  return text + ")";
+}
+
+std::uint64_t ring_bytes(const Collective& call, int ranks, int rank) noexcept {
+  if (ranks <= 1) return 0;
+  const std::uint64_t others = static_cast<std::uint64_t>(ranks) - 1;
+  const std::uint64_t shards = others * shard_stride(call.count, ranks) * size_of(call.dtype);
+  switch (call.op) {
+    case Op::all_reduce: return 2 * shards;
+    case Op::reduce_scatter:
+    case Op::all_gather:
+    case Op::all_to_all: return shards;
+    case Op::broadcast: return (rank + 1) % ranks == call.peer ? 0 : call.bytes();
+    case Op::reduce: return rank == call.peer ? 0 : call.bytes();
+    case Op::send: return call.bytes();
+    case Op::barrier:
+    case Op::recv: return 0;
+  }
+  return 0;
+}
+
+void check(const Collective& call, int ranks, int rank) {
+  const bool needs_peer =
+      call.op == Op::broadcast || call.op == Op::reduce || is_point_to_point(call.op);
+  if (needs_peer && (call.peer < 0 || call.peer >= ranks)) {
+    throw UsageError(str(describe(call), " on rank ", rank, ": there is no rank ", call.peer,
+                         " in this group; ranks are 0 to ", ranks - 1));
+  }
+  if (is_point_to_point(call.op) && call.peer == rank) {
+    throw UsageError(
+        str(describe(call), " on rank ", rank, ": the other side must be another rank"));
+  }
+  const std::size_t own = shard_of(call.count, ranks, rank).size;
+  const bool shard_in = call.op == Op::all_gather;
+  const bool shard_out = call.op == Op::reduce_scatter || call.op == Op::all_to_all;
+  const bool no_in = call.op == Op::barrier || call.op == Op::recv ||
+                     (call.op == Op::broadcast && rank != call.peer);
+  const bool no_out =
+      call.op == Op::barrier || call.op == Op::send || (call.op == Op::reduce && rank != call.peer);
+  if (!no_in && call.in == nullptr && (shard_in ? own : call.count) > 0) {
+    throw UsageError(str(describe(call), " on rank ", rank, ": the input buffer is null"));
+  }
+  if (!no_out && call.out == nullptr && (shard_out ? own : call.count) > 0) {
+    throw UsageError(str(describe(call), " on rank ", rank, ": the output buffer is null"));
+  }
+}
+
+TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept {
+  TrafficCounts difference{later.sent_bytes - earlier.sent_bytes,
+                           later.control_bytes - earlier.control_bytes,
+                           later.copied_bytes - earlier.copied_bytes,
+                           {}};
+  for (std::size_t op = 0; op < later.calls.size(); ++op) {
+    difference.calls[op] = later.calls[op] - earlier.calls[op];
+  }
+  return difference;
+}
+
+void TrafficMeter::charge(const Collective& call, int ranks, int rank) noexcept {
+  auto& counter = call.traffic == Traffic::model ? sent_ : control_;
+  counter.fetch_add(ring_bytes(call, ranks, rank), std::memory_order_relaxed);
+  calls_[static_cast<std::size_t>(call.op)].fetch_add(1, std::memory_order_relaxed);
+}
+
+TrafficCounts TrafficMeter::counts() const noexcept {
+  TrafficCounts counts;
+  counts.sent_bytes = sent_.load(std::memory_order_relaxed);
+  counts.control_bytes = control_.load(std::memory_order_relaxed);
+  counts.copied_bytes = copied_.load(std::memory_order_relaxed);
+  for (std::size_t op = 0; op < calls_.size(); ++op) {
+    counts.calls[op] = calls_[op].load(std::memory_order_relaxed);
+  }
+  return counts;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tessera/comm/dtype.h"
+
+namespace tessera::comm {
+
+enum class Op : std::uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  all_to_all,
+  barrier,
+  send,
+  recv,
+};
+inline constexpr int kOpCount = 9;
+
+const char* name(Op op) noexcept;
+constexpr bool is_point_to_point(Op op) noexcept { return op == Op::send || op == Op::recv; }
+constexpr bool is_reduction(Op op) noexcept {
+  return op == Op::all_reduce || op == Op::reduce_scatter || op == Op::reduce;
+}
+
+// What a transfer is charged to: gradients and parameters are `model` traffic, which the planner
+// predicts byte by byte; norms, losses, buffers and everything else is `control`.
+enum class Traffic : std::uint8_t { model, control };
+
+// [Note: shards] A buffer of `count` elements over N ranks is cut into N shards of
+// ceil(count / N) elements; the last ones are shorter, or empty. Every room cuts this way.
+struct Shard {
+  std::size_t begin = 0;
+  std::size_t size = 0;
+};
+std::size_t shard_stride(std::size_t count, int ranks) noexcept;
+Shard shard_of(std::size_t count, int ranks, int rank) noexcept;
+
+// One operation as one rank calls it. Counts are in elements and always of the whole buffer:
+//   all_reduce, broadcast, reduce   in and out: count. `out` of reduce is used on the root only.
+//   reduce_scatter                  in: count, out: this rank's shard. In place: out = in + begin.
+//   all_gather                      in: this rank's shard, out: count. In place: in = out + begin.
+//   all_to_all                      in: count, cut into one shard per destination;
+//                                   out: N times this rank's shard, in order of the source.
+//   send, recv                      count, to or from `peer`.
+// `in == out` is allowed for all_reduce, broadcast and reduce.
+struct Collective {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  ReduceOp reduce = ReduceOp::sum;
+  Traffic traffic = Traffic::model;
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::size_t count = 0;
+  int peer = -1;      // root of broadcast and reduce, other side of send and recv
+  std::string label;  // the tensor's name in messages; ranks must agree on it
+
+  std::size_t bytes() const noexcept { return count * size_of(dtype); }
+};
+
+// "all_reduce(sum, 1024 × f32, \"layer.3\")"
+std::string describe(const Collective& call);
+
+// Bytes this rank sends if the operation runs as a ring: (N-1) padded shards for reduce_scatter,
+// all_gather and all_to_all, twice that for all_reduce, everything for send. In a ring broadcast
+// all but the last rank forward the buffer; in a ring reduce all but the root do.
+std::uint64_t ring_bytes(const Collective& call, int ranks, int rank) noexcept;
+
+// Throws UsageError when the call cannot be right whatever the other ranks do: a peer outside the
+// group, a missing buffer, a send to oneself.
+void check(const Collective& call, int ranks, int rank);
+
+}  // namespace tessera::comm

@@ -1,0 +1,131 @@
+#include "tessera/comm/dry/backend.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "tessera/comm/copy.h"
+#include "tessera/comm/local_peers.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm::dry {
+namespace {
+
+class DryMemory final : public SymmetricMemory {
+ public:
+  DryMemory(std::shared_ptr<Segment> segment, std::size_t stride)
+      : segment_(std::move(segment)), stride_(stride) {}
+  void* part(int rank) const override {
+    return segment_->data() + static_cast<std::size_t>(rank) * stride_;
+  }
+  std::size_t part_bytes() const override { return stride_; }
+
+ private:
+  std::shared_ptr<Segment> segment_;
+  std::size_t stride_;
+};
+
+// It ran when it was submitted; only what went wrong is left to tell.
+class Ended final : public WorkState {
+ public:
+  explicit Ended(std::exception_ptr error) : error_(std::move(error)) {}
+  void wait() override { std::rethrow_exception(error_); }
+  bool done() const override { return true; }
+
+ private:
+  std::exception_ptr error_;
+};
+
+class DryBackend final : public Backend {
+ public:
+  DryBackend(int rank, int ranks, std::string name)
+      : rank_(rank), ranks_(ranks), name_(std::move(name)) {
+    if (ranks < 1 || rank < 0 || rank >= ranks) {
+      throw UsageError(str("dry group: rank ", rank, " of ", ranks,
+                           "; ranks are 0 to N-1, and N at least 1"));
+    }
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return ranks_; }
+  std::string kind() const override { return "dry"; }
+  std::string name() const override { return name_; }
+  TrafficCounts traffic() const override { return meter_.counts(); }
+
+  Work submit(Collective call, Attachments attachments) override {
+    check(call, ranks_, rank_);
+    meter_.charge(call, ranks_, rank_);
+    try {
+      if (attachments.before) attachments.before();
+      run(call);
+      if (attachments.after) attachments.after();
+    } catch (...) {
+      return Work(std::make_shared<Ended>(std::current_exception()));
+    }
+    return Work();
+  }
+
+  std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) override {
+    const std::size_t stride = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
+    const int self[] = {0};
+    auto segment = make_local_peers(1)[0]->share(
+        name_, self, stride * static_cast<std::size_t>(ranks_), std::chrono::seconds(1));
+    return std::make_shared<DryMemory>(std::move(segment), stride);
+  }
+
+  std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) override {
+    const auto self = std::find(members.begin(), members.end(), rank_);
+    if (self == members.end()) {
+      throw UsageError(str("rank ", rank_, " is not a member of group ", name));
+    }
+    return make_backend(static_cast<int>(self - members.begin()), static_cast<int>(members.size()),
+                        std::move(name));
+  }
+
+ private:
+  void run(const Collective& call) {
+    const std::size_t size = size_of(call.dtype);
+    const Shard own = shard_of(call.count, ranks_, rank_);
+    const auto* in = static_cast<const std::byte*>(call.in);
+    auto* out = static_cast<std::byte*>(call.out);
+    switch (call.op) {
+      case Op::all_reduce:
+        return copy(out, in, call.bytes());
+      case Op::reduce:
+      case Op::broadcast:
+        if (rank_ == call.peer) copy(out, in, call.bytes());
+        return;
+      case Op::reduce_scatter:
+        return copy(out, in + own.begin * size, own.size * size);
+      case Op::all_gather:
+        return copy(out + own.begin * size, in, own.size * size);
+      case Op::all_to_all:
+        return copy(out + static_cast<std::size_t>(rank_) * own.size * size, in + own.begin * size,
+                    own.size * size);
+      case Op::barrier:
+      case Op::send:
+      case Op::recv:
+        return;
+    }
+  }
+
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (bytes == 0 || to == from) return;
+    copy_bytes(to, from, bytes);
+    meter_.copied(bytes);
+  }
+
+  const int rank_;
+  const int ranks_;
+  const std::string name_;
+  TrafficMeter meter_;
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> make_backend(int rank, int ranks, std::string name) {
+  return std::make_shared<DryBackend>(rank, ranks, std::move(name));
+}
+
+}  // namespace tessera::comm::dry

@@ -1,0 +1,122 @@
+#include "tessera/comm/local_peers.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm {
+namespace {
+
+class LocalSegment final : public Segment {
+ public:
+  explicit LocalSegment(std::size_t bytes) {
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) {
+      throw Error(str("cannot map ", bytes, " bytes: ", std::strerror(errno)));
+    }
+    data_ = static_cast<std::byte*>(at);
+    size_ = bytes;
+  }
+  ~LocalSegment() override { munmap(data_, size_); }
+};
+
+// What the threads share.
+struct Room {
+  explicit Room(int ranks) : states(static_cast<std::size_t>(ranks)) {
+    for (auto& state : states) state.store(PeerState::alive);
+  }
+
+  std::vector<std::atomic<PeerState>> states;
+  std::atomic<bool> failed{false};
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  Failure failure;
+  struct Offer {
+    std::shared_ptr<Segment> segment;
+    std::size_t takers;
+  };
+  std::map<std::string, Offer> offers;
+};
+
+class LocalPeers final : public Peers {
+ public:
+  LocalPeers(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
+  ~LocalPeers() override {
+    std::lock_guard lock(room_->mutex);
+    room_->states[static_cast<std::size_t>(rank_)].store(PeerState::left);
+    room_->changed.notify_all();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(room_->states.size()); }
+  bool same_host(int) const override { return true; }
+  PeerState state(int rank) const override {
+    return room_->states[static_cast<std::size_t>(rank)].load();
+  }
+
+  void report(const Failure& failure) override {
+    std::lock_guard lock(room_->mutex);
+    if (room_->failed.load()) return;
+    room_->failure = failure;
+    room_->failed.store(true);
+    room_->changed.notify_all();
+  }
+  std::optional<Failure> failure() const override {
+    if (!room_->failed.load()) return std::nullopt;
+    std::lock_guard lock(room_->mutex);
+    return room_->failure;
+  }
+
+  std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
+                                 std::size_t bytes, std::chrono::milliseconds timeout) override {
+    const int leader = members.front();
+    if (rank_ == leader) {
+      auto segment = std::make_shared<LocalSegment>(bytes);
+      std::lock_guard lock(room_->mutex);
+      if (members.size() > 1) room_->offers[name] = {segment, members.size() - 1};
+      room_->changed.notify_all();
+      return segment;
+    }
+    std::unique_lock lock(room_->mutex);
+    const auto arrived = [&] { return room_->offers.count(name) > 0; };
+    const bool woken = room_->changed.wait_for(lock, timeout, [&] {
+      return arrived() || room_->failed.load() || state(leader) != PeerState::alive;
+    });
+    if (arrived()) {
+      auto& offer = room_->offers[name];
+      auto segment = offer.segment;
+      if (--offer.takers == 0) room_->offers.erase(name);
+      return segment;
+    }
+    if (room_->failed.load()) raise(room_->failure);
+    throw PeerError(str("rank ", leader, woken ? " left" : " did not come in time", " while rank ",
+                        rank_, " waited for memory \"", name, "\" from it"),
+                    leader);
+  }
+
+ private:
+  const std::shared_ptr<Room> room_;
+  const int rank_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Peers>> make_local_peers(int ranks) {
+  if (ranks < 1) throw UsageError(str("a group of ", ranks, " ranks; at least 1 is needed"));
+  auto room = std::make_shared<Room>(ranks);
+  std::vector<std::shared_ptr<Peers>> peers;
+  for (int r = 0; r < ranks; ++r) peers.push_back(std::make_shared<LocalPeers>(room, r));
+  return peers;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/backend.h"
+#include "tessera/comm/peers.h"
+
+namespace tessera::comm::shm {
+
+// A group of ranks on one host, processes or threads. Collective over `members`, which are ranks of
+// the job in the order of the new group and include the caller; `name` must be new in the job.
+std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers, std::vector<int> members,
+                                      std::string name, Options options);
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,91 @@
+// The way of buffers in symmetric memory: no staging, every byte is read and written once.
+
+#include <cstring>
+
+#include "tessera/comm/shm/transport.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm::shm {
+
+// Rank r's buffer as mapped here.
+std::byte* ShmTransport::resolve(const Collective& call, int r, Address Header::*which) const {
+  const Address& address = slot(r).header.*which;
+  std::byte* at = memories_->resolve(address, r);
+  if (at != nullptr) return at;
+  watch_->fail(Failure::Kind::usage, watch_->members()[static_cast<std::size_t>(rank_)],
+               str(doing(call), " of group ", watch_->group(), ": rank ", r,
+                   " passed symmetric memory number ", address.memory, ", which rank ", rank_,
+                   " has already released; keep it until all ranks are done with it"));
+}
+
+// Every rank's buffer as mapped here, or nothing if one of them lies in ordinary memory.
+std::vector<std::byte*> ShmTransport::resolve_all(const Collective& call,
+                                                  Address Header::*which) const {
+  std::vector<std::byte*> all;
+  for (int r = 0; r < ranks_; ++r) {
+    if ((slot(r).header.*which).memory == 0) return {};
+  }
+  for (int r = 0; r < ranks_; ++r) all.push_back(resolve(call, r, which));
+  return all;
+}
+
+// Returns false, the same on every rank, if the buffers do not allow it.
+bool ShmTransport::direct(const Collective& call) {
+  const std::size_t size = size_of(call.dtype);
+  const std::size_t stride = shard_stride(call.count, ranks_) * size;
+  const Shard own = shard_of(call.count, ranks_, rank_);
+  const std::size_t begin = own.begin * size;
+  auto* out = static_cast<std::byte*>(call.out);
+
+  if (call.op == Op::broadcast) {
+    if (slot(call.peer).header.in.memory == 0) return false;
+    copy(out, resolve(call, call.peer, &Header::in), call.bytes());
+  } else {
+    const std::vector<std::byte*> in = resolve_all(call, &Header::in);
+    if (in.empty()) return false;
+    const auto at = [&](const std::vector<std::byte*>& buffers) {
+      std::vector<const void*> all;
+      for (const std::byte* buffer : buffers) all.push_back(buffer + begin);
+      return all;
+    };
+    switch (call.op) {
+      case Op::all_reduce: {
+        std::vector<void*> to;
+        for (std::byte* buffer : resolve_all(call, &Header::out)) to.push_back(buffer + begin);
+        if (to.empty()) return false;
+        reduce_into(call, at(in), to, own.size);
+        break;
+      }
+      case Op::reduce: {
+        if (slot(call.peer).header.out.memory == 0) return false;
+        reduce_into(call, at(in), {resolve(call, call.peer, &Header::out) + begin}, own.size);
+        break;
+      }
+      case Op::reduce_scatter:
+        reduce_into(call, at(in), {out}, own.size);
+        break;
+      case Op::all_gather:
+        for (int i = 0; i < ranks_; ++i) {
+          const int r = (rank_ + i) % ranks_;  // not all at the same peer at once
+          copy(out + static_cast<std::size_t>(r) * stride, in[static_cast<std::size_t>(r)],
+               shard_of(call.count, ranks_, r).size * size);
+        }
+        break;
+      case Op::all_to_all:
+        for (int i = 0; i < ranks_; ++i) {
+          const auto r = static_cast<std::size_t>((rank_ + i) % ranks_);
+          copy(out + r * own.size * size, in[r] + begin, own.size * size);
+        }
+        break;
+      default:
+        return false;
+    }
+  }
+  // No rank may touch its buffers again while a peer still reads or writes them.
+  control_.desk(rank_).phase.raise(++phase_);
+  await_phase(call, phase_);
+  return true;
+}
+
+}  // namespace tessera::comm::shm

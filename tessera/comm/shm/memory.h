@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "tessera/comm/backend.h"
+#include "tessera/comm/peers.h"
+#include "tessera/comm/shm/control.h"
+
+namespace tessera::comm::shm {
+
+// The symmetric memories of one group as one rank sees them. Numbers are handed out in the order
+// of the (collective) allocations, so they mean the same on every rank.
+class MemoryTable : public std::enable_shared_from_this<MemoryTable> {
+ public:
+  explicit MemoryTable(int rank) : rank_(rank) {}
+
+  static std::size_t stride(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  std::uint32_t next_number();
+  std::shared_ptr<SymmetricMemory> add(std::uint32_t number, std::shared_ptr<Segment> segment,
+                                       std::size_t stride);
+
+  // The address of [pointer, pointer + bytes) if all of it lies in this rank's own part.
+  Address address(const void* pointer, std::size_t bytes) const;
+
+  // Where `address` of rank `owner` lies in this process; null if this rank has released it.
+  std::byte* resolve(const Address& address, int owner) const;
+
+ private:
+  class Memory;
+  struct Entry {
+    std::byte* base;
+    std::size_t stride;
+  };
+  void remove(std::uint32_t number);
+
+  const int rank_;
+  mutable std::mutex mutex_;
+  std::uint32_t last_ = 0;
+  std::map<std::uint32_t, Entry> entries_;
+};
+
+}  // namespace tessera::comm::shm

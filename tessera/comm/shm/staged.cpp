@@ -1,0 +1,203 @@
+// The way of buffers in ordinary memory: pieces travel through the desks.
+
+#include <algorithm>
+
+#include "tessera/comm/shm/transport.h"
+
+namespace tessera::comm::shm {
+
+// Pieces such that `shards` of them, one per destination, fill one stage.
+ShmTransport::Cut ShmTransport::cut(std::size_t count, std::size_t shards,
+                                    std::size_t bytes_per_element) const {
+  const std::size_t stride = count / shards + (count % shards != 0);
+  const std::size_t line = 64 / bytes_per_element;
+  const std::size_t room = kStageBytes / shards / bytes_per_element / line * line;
+  const std::size_t quantum = std::max<std::size_t>(1, std::min(room, stride));
+  return {stride, quantum, (stride + quantum - 1) / quantum};
+}
+
+// [Note: pieces] Every collective is a few steps per piece; step s of piece p reads what the peers
+// wrote in step s-1 of piece p, and step 0 of piece p+2 overwrites what they read in the last step
+// of piece p. The first step of the next piece is taken early, so that in the middle of a transfer
+// no rank waits for what was only just begun. All ranks take the steps in one order, so a single
+// number per rank, its count of steps, says everything.
+void ShmTransport::run_pieces(const Collective& call, std::size_t pieces,
+                              const std::vector<Step>& steps) {
+  const std::size_t last = steps.size() - 1;
+  const auto order = [&](std::size_t step, std::size_t piece) {
+    const std::size_t count =
+        step > 0 ? 2 + piece * steps.size() + step : (piece == 0 ? 1 : 2 + (piece - 1) * steps.size());
+    return phase_ + static_cast<std::uint32_t>(count);
+  };
+  const auto take = [&](std::size_t step, std::size_t piece) {
+    if (step > 0) await_phase(call, order(step - 1, piece));
+    if (step == 0 && piece >= 2) await_phase(call, order(last, piece - 2));
+    steps[step](piece);
+    control_.desk(rank_).phase.raise(order(step, piece));
+  };
+  take(0, 0);
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    if (piece + 1 < pieces) take(0, piece + 1);
+    for (std::size_t step = 1; step <= last; ++step) take(step, piece);
+  }
+  phase_ = order(last, pieces - 1);
+}
+
+void ShmTransport::staged(const Collective& call) {
+  switch (call.op) {
+    case Op::all_reduce:
+    case Op::reduce_scatter:
+      return staged_reduction(call);
+    case Op::all_gather:
+      return staged_gather(call);
+    case Op::all_to_all:
+      return staged_exchange(call);
+    default:
+      return staged_rooted(call);
+  }
+}
+
+// all_reduce and reduce_scatter: give the others their shards, reduce our own, and (all_reduce)
+// hand the result round.
+void ShmTransport::staged_reduction(const Collective& call) {
+  const std::size_t size = size_of(call.dtype);
+  const Cut c = cut(call.count, static_cast<std::size_t>(ranks_), size);
+  const auto* in = static_cast<const std::byte*>(call.in);
+  auto* out = static_cast<std::byte*>(call.out);
+  const auto length = [=, this](int r, std::size_t piece) {
+    const std::size_t shard = shard_of(call.count, ranks_, r).size;
+    const std::size_t begin = piece * c.quantum;
+    return shard > begin ? std::min(c.quantum, shard - begin) : 0;
+  };
+  const auto offset = [=](int r, std::size_t piece) {
+    return (static_cast<std::size_t>(r) * c.stride + piece * c.quantum) * size;
+  };
+  const auto part = [=](int r) { return static_cast<std::size_t>(r) * c.quantum * size; };
+
+  std::vector<Step> steps;
+  steps.push_back([&](std::size_t piece) {
+    std::byte* stage = control_.desk(rank_).stage[piece % 2];
+    for (int r = 0; r < ranks_; ++r) {
+      if (r != rank_) copy(stage + part(r), in + offset(r, piece), length(r, piece) * size);
+    }
+  });
+  steps.push_back([&](std::size_t piece) {
+    std::vector<const void*> sources;
+    for (int r = 0; r < ranks_; ++r) {
+      sources.push_back(r == rank_ ? in + offset(rank_, piece)
+                                   : control_.desk(r).stage[piece % 2] + part(rank_));
+    }
+    std::vector<void*> to;
+    if (call.op == Op::all_reduce) {
+      to = {out + offset(rank_, piece), control_.desk(rank_).result[piece % 2]};
+    } else {
+      to = {out + piece * c.quantum * size};
+    }
+    reduce_into(call, sources, to, length(rank_, piece));
+  });
+  if (call.op == Op::all_reduce) {
+    steps.push_back([&](std::size_t piece) {
+      for (int r = 0; r < ranks_; ++r) {
+        if (r == rank_) continue;
+        copy(out + offset(r, piece), control_.desk(r).result[piece % 2], length(r, piece) * size);
+      }
+    });
+  }
+  run_pieces(call, c.pieces, steps);
+}
+
+void ShmTransport::staged_gather(const Collective& call) {
+  const std::size_t size = size_of(call.dtype);
+  const std::size_t stride = shard_stride(call.count, ranks_);
+  const Cut c = cut(stride, 1, size);
+  const auto* in = static_cast<const std::byte*>(call.in);
+  auto* out = static_cast<std::byte*>(call.out);
+  const auto length = [=, this](int r, std::size_t piece) {
+    const std::size_t shard = shard_of(call.count, ranks_, r).size;
+    const std::size_t begin = piece * c.quantum;
+    return (shard > begin ? std::min(c.quantum, shard - begin) : 0) * size;
+  };
+  run_pieces(call, c.pieces,
+             {[&](std::size_t piece) {
+                copy(control_.desk(rank_).stage[piece % 2], in + piece * c.quantum * size,
+                     length(rank_, piece));
+              },
+              [&](std::size_t piece) {
+                for (int r = 0; r < ranks_; ++r) {
+                  const std::size_t begin = piece * c.quantum * size;
+                  const std::byte* from =
+                      r == rank_ ? in + begin : control_.desk(r).stage[piece % 2];
+                  copy(out + static_cast<std::size_t>(r) * stride * size + begin, from,
+                       length(r, piece));
+                }
+              }});
+}
+
+void ShmTransport::staged_exchange(const Collective& call) {
+  const std::size_t size = size_of(call.dtype);
+  const Cut c = cut(call.count, static_cast<std::size_t>(ranks_), size);
+  const auto* in = static_cast<const std::byte*>(call.in);
+  auto* out = static_cast<std::byte*>(call.out);
+  const std::size_t own = shard_of(call.count, ranks_, rank_).size;
+  const auto length = [=, this](int to, std::size_t piece) {
+    const std::size_t shard = shard_of(call.count, ranks_, to).size;
+    const std::size_t begin = piece * c.quantum;
+    return (shard > begin ? std::min(c.quantum, shard - begin) : 0) * size;
+  };
+  const auto offset = [=](int r, std::size_t piece) {
+    return (static_cast<std::size_t>(r) * c.stride + piece * c.quantum) * size;
+  };
+  const auto part = [=](int r) { return static_cast<std::size_t>(r) * c.quantum * size; };
+  run_pieces(call, c.pieces,
+             {[&](std::size_t piece) {
+                std::byte* stage = control_.desk(rank_).stage[piece % 2];
+                for (int r = 0; r < ranks_; ++r) {
+                  if (r != rank_) copy(stage + part(r), in + offset(r, piece), length(r, piece));
+                }
+              },
+              [&](std::size_t piece) {
+                for (int r = 0; r < ranks_; ++r) {
+                  const std::byte* from =
+                      r == rank_ ? in + offset(rank_, piece)
+                                 : control_.desk(r).stage[piece % 2] + part(rank_);
+                  copy(out + (static_cast<std::size_t>(r) * own + piece * c.quantum) * size, from,
+                       length(rank_, piece));
+                }
+              }});
+}
+
+// broadcast: the root's pieces are copied by all. reduce: all pieces are reduced by the root.
+void ShmTransport::staged_rooted(const Collective& call) {
+  const std::size_t size = size_of(call.dtype);
+  const Cut c = cut(call.count, 1, size);
+  const auto* in = static_cast<const std::byte*>(call.in);
+  auto* out = static_cast<std::byte*>(call.out);
+  const bool root = rank_ == call.peer;
+  const bool broadcast = call.op == Op::broadcast;
+  const auto begin = [=](std::size_t piece) { return piece * c.quantum * size; };
+  const auto length = [=](std::size_t piece) {
+    return std::min(c.quantum, call.count - piece * c.quantum);
+  };
+  run_pieces(call, c.pieces,
+             {[&](std::size_t piece) {
+                if (root != broadcast) return;
+                copy(control_.desk(rank_).stage[piece % 2], in + begin(piece),
+                     length(piece) * size);
+              },
+              [&](std::size_t piece) {
+                if (broadcast) {
+                  copy(out + begin(piece),
+                       root ? in + begin(piece) : control_.desk(call.peer).stage[piece % 2],
+                       length(piece) * size);
+                } else if (root) {
+                  std::vector<const void*> sources;
+                  for (int r = 0; r < ranks_; ++r) {
+                    sources.push_back(r == rank_ ? in + begin(piece)
+                                                 : control_.desk(r).stage[piece % 2]);
+                  }
+                  reduce_into(call, sources, {out + begin(piece)}, length(piece));
+                }
+              }});
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,194 @@
+#include "tessera/comm/shm/transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tessera/comm/copy.h"
+#include "tessera/comm/reduce.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(50);  // how often a sleeper looks at its peers
+
+// Bytes a rank puts beside its header when the call is small; every rank computes the same.
+std::size_t payload_bytes(Op op, DType dtype, std::size_t count, int ranks) {
+  if (op == Op::barrier) return 0;
+  return (op == Op::all_gather ? shard_stride(count, ranks) : count) * size_of(dtype);
+}
+
+bool same_call(const Header& a, const Header& b) {
+  return a.op == b.op && a.dtype == b.dtype && a.count == b.count && a.peer == b.peer &&
+         (!is_reduction(a.op) || a.reduce == b.reduce) && std::strcmp(a.label, b.label) == 0;
+}
+
+std::string describe(const Header& header) {
+  Collective call;
+  call.op = header.op;
+  call.dtype = header.dtype;
+  call.reduce = header.reduce;
+  call.peer = header.peer;
+  call.count = header.count;
+  call.label = header.label;
+  return comm::describe(call);
+}
+
+}  // namespace
+
+ShmTransport::ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
+                           std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter,
+                           int rank, int ranks, std::chrono::nanoseconds spin)
+    : segment_(std::move(segment)),
+      control_(segment_->data(), ranks),
+      memories_(std::move(memories)),
+      watch_(std::move(watch)),
+      meter_(std::move(meter)),
+      rank_(rank),
+      ranks_(ranks),
+      spin_(spin) {}
+
+bool ShmTransport::quick(const Collective& call) const {
+  return payload_bytes(call.op, call.dtype, call.count, ranks_) <= kSmallBytes;
+}
+
+void ShmTransport::post(const Collective& call) {
+  watch_->check_failure([&] { return comm::describe(call); });
+  ++sequence_;
+  Slot& mine = control_.desk(rank_).slots[sequence_ % 2];
+  Header& header = mine.header;
+  header = Header{call.op, call.dtype, call.reduce, call.peer, call.count, {}, {}, {}};
+  call.label.copy(header.label, sizeof(header.label) - 1);
+  const Shard own = shard_of(call.count, ranks_, rank_);
+  const std::size_t size = size_of(call.dtype);
+  const bool gives = call.op != Op::barrier && (call.op != Op::broadcast || rank_ == call.peer);
+  const std::size_t in_bytes = (call.op == Op::all_gather ? own.size : call.count) * size;
+  if (quick(call)) {
+    if (gives && in_bytes > 0) std::memcpy(mine.payload, call.in, in_bytes);
+  } else {
+    if (gives) header.in = memories_->address(call.in, in_bytes);
+    // Only these two let peers write into a result.
+    if (call.op == Op::all_reduce || (call.op == Op::reduce && rank_ == call.peer)) {
+      header.out = memories_->address(call.out, call.bytes());
+    }
+  }
+  control_.desk(rank_).posted.raise(sequence_);
+}
+
+bool ShmTransport::finish(const Collective& call, bool may_give_up) {
+  if (!await_headers(call, may_give_up)) return false;
+  compare_headers(call);
+  if (quick(call)) {
+    small(call);
+  } else if (!direct(call)) {
+    staged(call);
+  }
+  return true;
+}
+
+bool ShmTransport::await_headers(const Collective& call, bool may_give_up) {
+  for (int r = 0; r < ranks_; ++r) {
+    Signal& posted = control_.desk(r).posted;
+    if (may_give_up) {
+      if (!posted.spin(sequence_, spin_)) return false;
+    } else {
+      await(posted, sequence_, r, call);
+    }
+  }
+  return true;
+}
+
+void ShmTransport::compare_headers(const Collective&) const {
+  const Header& first = slot(0).header;
+  bool same = true;
+  for (int r = 1; r < ranks_; ++r) same = same && same_call(first, slot(r).header);
+  if (same) return;
+  std::string text =
+      str("the ranks disagree in call #", sequence_, " of group ", watch_->group(), ":");
+  for (int r = 0; r < ranks_; ++r) {
+    text += str(r == 0 ? " " : "; ", "rank ", r, " called ", describe(slot(r).header));
+  }
+  throw UsageError(text + ". All ranks must make the same calls in the same order");
+}
+
+// Every rank reads the headers' payloads and does all of the work that it needs the result of.
+void ShmTransport::small(const Collective& call) {
+  const std::size_t size = size_of(call.dtype);
+  const std::size_t stride = shard_stride(call.count, ranks_) * size;
+  const Shard own = shard_of(call.count, ranks_, rank_);
+  const auto sources = [&](std::size_t offset) {
+    std::vector<const void*> all;
+    for (int r = 0; r < ranks_; ++r) all.push_back(slot(r).payload + offset);
+    return all;
+  };
+  auto* out = static_cast<std::byte*>(call.out);
+  switch (call.op) {
+    case Op::barrier:
+      break;
+    case Op::all_reduce:
+      reduce_into(call, sources(0), {out}, call.count);
+      break;
+    case Op::reduce:
+      if (rank_ == call.peer) reduce_into(call, sources(0), {out}, call.count);
+      break;
+    case Op::reduce_scatter:
+      reduce_into(call, sources(own.begin * size), {out}, own.size);
+      break;
+    case Op::all_gather:
+      for (int r = 0; r < ranks_; ++r) {
+        copy(out + static_cast<std::size_t>(r) * stride, slot(r).payload,
+             shard_of(call.count, ranks_, r).size * size);
+      }
+      break;
+    case Op::all_to_all:
+      for (int r = 0; r < ranks_; ++r) {
+        copy(out + static_cast<std::size_t>(r) * own.size * size,
+             slot(r).payload + own.begin * size, own.size * size);
+      }
+      break;
+    case Op::broadcast:
+      copy(out, slot(call.peer).payload, call.bytes());
+      break;
+    case Op::send:
+    case Op::recv:
+      throw Error("send and recv do not go through the collective transport");
+  }
+}
+
+std::string ShmTransport::doing(const Collective& call) const {
+  return str("#", sequence_, " ", comm::describe(call));
+}
+
+void ShmTransport::await(Signal& signal, std::uint32_t goal, int rank, const Collective& call) {
+  if (signal.spin(goal, spin_)) return;
+  const auto since = Watch::Clock::now();
+  for (;;) {
+    const std::uint32_t seen = signal.value.load(std::memory_order_acquire);
+    if (reached(seen, goal)) return;
+    watch_->check(
+        rank, since, [&] { return doing(call); }, [&] { return signal.at(goal); });
+    signal.sleep(seen, kSlice);
+  }
+}
+
+void ShmTransport::await_phase(const Collective& call, std::uint32_t goal) {
+  for (int r = 0; r < ranks_; ++r) await(control_.desk(r).phase, goal, r, call);
+}
+
+void ShmTransport::reduce_into(const Collective& call, const std::vector<const void*>& sources,
+                               const std::vector<void*>& destinations, std::size_t count) {
+  if (count == 0) return;
+  const bool average = call.reduce == ReduceOp::avg;
+  reduce({call.dtype, call.dtype, call.reduce, average ? ranks_ : 1}, sources, destinations, count);
+  meter_->copied(count * size_of(call.dtype) * destinations.size());
+}
+
+void ShmTransport::copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0 || to == from) return;
+  copy_bytes(to, from, bytes);
+  meter_->copied(bytes);
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/comm/peers.h"
+#include "tessera/comm/shm/control.h"
+#include "tessera/comm/shm/memory.h"
+#include "tessera/comm/traffic.h"
+#include "tessera/comm/transport.h"
+#include "tessera/comm/watch.h"
+
+namespace tessera::comm::shm {
+
+// Collectives among the ranks of one host.
+//
+// A call is announced by a header on this rank's desk; no rank goes on before it has seen, and
+// compared, the headers of all. Then one of three ways, the same on every rank because all see the
+// same headers:
+//   small    the data came with the headers: each rank reads what it needs, and is done;
+//   direct   all buffers lie in symmetric memory: rank r reduces shard r from everybody's buffer
+//            into everybody's buffer (or copies from them), then all say "done";
+//   staged   pieces are copied through the desks, two in flight; a piece fits in the cache.
+//
+// [Note: slots] Two slots per desk are enough. A rank writes slot s%2 for call s after it ended
+// call s-1, for which it had seen every header s-1; a peer posts header s-1 only after it ended
+// call s-2, the last that used this slot. The same holds for the stages between two calls; inside
+// a call [Note: pieces] in staged.cpp takes care.
+class ShmTransport final : public Transport {
+ public:
+  ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
+               std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter, int rank,
+               int ranks, std::chrono::nanoseconds spin);
+
+  bool quick(const Collective& call) const override;
+  void post(const Collective& call) override;
+  bool finish(const Collective& call, bool may_give_up) override;
+  void abandon() override { watch_->abandon(); }
+
+ private:
+  using Step = std::function<void(std::size_t piece)>;
+
+  // How a buffer is cut for staging: piece p is `quantum` elements of every shard.
+  struct Cut {
+    std::size_t stride;   // elements from shard to shard
+    std::size_t quantum;  // elements of one shard in one piece
+    std::size_t pieces;
+  };
+
+  bool await_headers(const Collective& call, bool may_give_up);
+  void compare_headers(const Collective& call) const;
+  const Slot& slot(int rank) const { return control_.desk(rank).slots[sequence_ % 2]; }
+
+  void small(const Collective& call);
+  bool direct(const Collective& call);
+  std::byte* resolve(const Collective& call, int rank, Address Header::*which) const;
+  std::vector<std::byte*> resolve_all(const Collective& call, Address Header::*which) const;
+
+  void staged(const Collective& call);
+  void staged_reduction(const Collective& call);
+  void staged_gather(const Collective& call);
+  void staged_exchange(const Collective& call);
+  void staged_rooted(const Collective& call);
+  Cut cut(std::size_t count, std::size_t shards, std::size_t bytes_per_element) const;
+  void run_pieces(const Collective& call, std::size_t pieces, const std::vector<Step>& steps);
+
+  void await_phase(const Collective& call, std::uint32_t goal);
+  void await(Signal& signal, std::uint32_t goal, int rank, const Collective& call);
+  std::string doing(const Collective& call) const;
+  void reduce_into(const Collective& call, const std::vector<const void*>& sources,
+                   const std::vector<void*>& destinations, std::size_t count);
+  void copy(void* to, const void* from, std::size_t bytes);
+
+  const std::shared_ptr<Segment> segment_;
+  const Control control_;
+  const std::shared_ptr<MemoryTable> memories_;
+  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<TrafficMeter> meter_;
+  const int rank_;
+  const int ranks_;
+  const std::chrono::nanoseconds spin_;
+  std::uint32_t sequence_ = 0;  // of the call last posted
+  std::uint32_t phase_ = 0;     // steps taken in all calls before this one, equal on all ranks
+};
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,241 @@
+#include "tessera/comm/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+sockaddr_un abstract_address(const std::string& name, socklen_t& length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+// Whether the descriptor has `events` before the end.
+bool wait_for(int fd, short events, Clock::time_point end) {
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+    if (left.count() < 0) return false;
+    pollfd item{fd, events, 0};
+    const int ready = poll(&item, 1, static_cast<int>(std::min<long long>(left.count() + 1, 1000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+}  // namespace
+
+Fd& Fd::operator=(Fd&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+Fd::~Fd() {
+  if (fd_ >= 0) close(fd_);
+}
+int Fd::release() noexcept { return std::exchange(fd_, -1); }
+
+void throw_errno(const std::string& what) { throw Error(str(what, ": ", std::strerror(errno))); }
+
+Fd listen_unix(const std::string& name, int backlog) {
+  Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, length);
+  if (!fd || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      listen(fd.get(), backlog) != 0) {
+    throw_errno("cannot listen on a Unix socket");
+  }
+  return fd;
+}
+
+Fd connect_unix(const std::string& name) {
+  Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, length);
+  if (!fd || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    throw_errno("cannot reach a rank of this host through its Unix socket");
+  }
+  return fd;
+}
+
+Fd listen_tcp(int backlog, std::uint16_t& port) {
+  Fd fd(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage address{};
+  socklen_t length = 0;
+  if (fd) {  // IPv6 sockets take IPv4 connections too
+    const int both = 0;
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both));
+    reinterpret_cast<sockaddr_in6&>(address).sin6_family = AF_INET6;
+    length = sizeof(sockaddr_in6);
+  } else {
+    fd = Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    reinterpret_cast<sockaddr_in&>(address).sin_family = AF_INET;
+    length = sizeof(sockaddr_in);
+  }
+  if (!fd || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      listen(fd.get(), backlog) != 0 ||
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw_errno("cannot listen on a TCP socket");
+  }
+  port = ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+  return fd;
+}
+
+void keep_alive(const Fd& socket) {
+  const int on = 1, idle = 2, interval = 2, probes = 3, unacknowledged_ms = 10000;
+  setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms,
+             sizeof(unacknowledged_ms));
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+Fd connect_tcp(const std::vector<std::string>& addresses, std::uint16_t port,
+               std::chrono::milliseconds timeout) {
+  const auto end = Clock::now() + timeout;
+  const auto step = timeout / static_cast<int>(addresses.size() + 1);
+  for (const std::string& text : addresses) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST;
+    addrinfo* found = nullptr;
+    if (getaddrinfo(text.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) continue;
+    Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int begun = fd ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
+    freeaddrinfo(found);
+    if (begun != 0 && errno != EINPROGRESS) continue;
+    int error = 0;
+    socklen_t size = sizeof(error);
+    if (begun != 0 && (!wait_for(fd.get(), POLLOUT, std::min(end, Clock::now() + step)) ||
+                       getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error)) {
+      continue;
+    }
+    fcntl(fd.get(), F_SETFL, fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
+    keep_alive(fd);
+    return fd;
+  }
+  throw Error(str("no connection to port ", port, " at any of: ", join(addresses, ", "),
+                  "; do firewalls let the ranks reach each other?"));
+}
+
+Fd accept_before(const Fd& listener, Clock::time_point end) {
+  if (!wait_for(listener.get(), POLLIN, end)) return Fd();
+  return Fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> all;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return all;
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_LOOPBACK) || !(i->ifa_flags & IFF_UP)) {
+      continue;
+    }
+    const int family = i->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    if (family == AF_INET6 &&
+        IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr)) {
+      continue;
+    }
+    char text[NI_MAXHOST];
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (getnameinfo(i->ifa_addr, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
+      all.emplace_back(text);
+    }
+  }
+  freeifaddrs(list);
+  return all;
+}
+
+bool send_all(const Fd& socket, const void* data, std::size_t bytes, int fd) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    iovec part{const_cast<char*>(at), bytes};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    if (fd >= 0) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+    }
+    const ssize_t sent = sendmsg(socket.get(), &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (!wait_for(socket.get(), POLLOUT, Clock::now() + std::chrono::seconds(5))) return false;
+      continue;
+    }
+    if (sent <= 0) return false;
+    fd = -1;
+    at += sent;
+    bytes -= static_cast<std::size_t>(sent);
+  }
+  return true;
+}
+
+bool receive_all(const Fd& socket, void* data, std::size_t bytes, Clock::time_point end) {
+  char* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    if (!wait_for(socket.get(), POLLIN, end)) return false;
+    const ssize_t got = recv(socket.get(), at, bytes, 0);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got <= 0) return false;
+    at += got;
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
+std::string host_key() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char network[64] = {};
+  if (readlink("/proc/self/ns/net", network, sizeof(network) - 1) < 0) network[0] = '\0';
+  utsname names{};
+  uname(&names);
+  return str(boot, "/", network, "/", names.nodename);
+}
+
+std::string random_token() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw_errno("getrandom");
+  std::string token;
+  for (const unsigned char byte : bytes) {
+    token += "0123456789abcdef"[byte >> 4];
+    token += "0123456789abcdef"[byte & 15];
+  }
+  return token;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "tessera/comm/collective.h"
+
+namespace tessera::comm {
+
+// What one rank sent through one group, as a plain value; subtract two to get an interval.
+struct TrafficCounts {
+  std::uint64_t sent_bytes = 0;     // ring-equivalent, Traffic::model, padding included
+  std::uint64_t control_bytes = 0;  // ring-equivalent, Traffic::control
+  std::uint64_t copied_bytes = 0;   // physically written by this rank's copy and reduce loops
+  std::array<std::uint64_t, kOpCount> calls{};
+};
+TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
+
+// The counters themselves; threads of one rank may count at the same time.
+class TrafficMeter {
+ public:
+  void charge(const Collective& call, int ranks, int rank) noexcept;
+  void copied(std::uint64_t bytes) noexcept { copied_.fetch_add(bytes, std::memory_order_relaxed); }
+  TrafficCounts counts() const noexcept;
+
+ private:
+  std::atomic<std::uint64_t> sent_{0};
+  std::atomic<std::uint64_t> control_{0};
+  std::atomic<std::uint64_t> copied_{0};
+  std::array<std::atomic<std::uint64_t>, kOpCount> calls_{};
+};
+
+}  // namespace tessera::comm

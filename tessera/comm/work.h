@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+namespace tessera::comm {
+
+// The running operation behind a Work; each backend has its own.
+class WorkState {
+ public:
+  virtual ~WorkState() = default;
+  virtual void wait() = 0;
+  virtual bool done() const = 0;
+};
+
+// Handle of an operation in flight. A small value: copy it, keep it, drop it (the operation goes on
+// and keeps its buffers alive). A default-constructed Work is complete.
+class Work {
+ public:
+  Work() = default;
+  explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
+
+  // Returns when the result may be read, or throws what went wrong. For CPU buffers it blocks the
+  // calling thread; for CUDA buffers it makes the current stream wait.
+  void wait() const {
+    if (state_) state_->wait();
+  }
+
+  // Whether wait() would return or throw at once.
+  bool done() const { return !state_ || state_->done(); }
+
+ private:
+  std::shared_ptr<WorkState> state_;
+};
+
+}  // namespace tessera::comm

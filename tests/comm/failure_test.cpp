@@ -1,0 +1,204 @@
+// What happens when ranks disagree, leave or do not come. With ranks as threads; processes that die
+// are in process_test.cpp.
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+Collective all_reduce(std::vector<float>& x, std::string label = "") {
+  return {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x.data(), x.data(), x.size(), -1, label};
+}
+
+// Runs `calls(rank)` on three ranks and returns the UsageError that each of them got.
+std::vector<std::string> disagreement(const std::function<Collective(int rank, std::vector<float>&)>& calls) {
+  std::vector<std::string> texts(3);
+  run_threads(3, [&](std::shared_ptr<Backend> group) {
+    std::vector<float> x(50'000);
+    try {
+      group->submit(calls(group->rank(), x)).wait();
+    } catch (const UsageError& error) {
+      texts[static_cast<std::size_t>(group->rank())] = error.what();
+    }
+    // The group is still good: everybody noticed, nobody is out of step.
+    x.assign(50'000, 1.0f);
+    group->submit(all_reduce(x)).wait();
+    EXPECT_EQ(x[49'999], 3.0f);
+  });
+  return texts;
+}
+
+void expect_all_say(const std::vector<std::string>& texts, const std::vector<std::string>& words) {
+  for (const std::string& text : texts) {
+    for (const std::string& word : words) EXPECT_NE(text.find(word), std::string::npos) << text;
+  }
+}
+
+TEST(Mismatch, OfCount) {
+  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
+                   Collective call = all_reduce(x);
+                   if (rank == 1) call.count = 49'999;
+                   return call;
+                 }),
+                 {"50000 × f32", "49999 × f32", "rank 1"});
+}
+
+TEST(Mismatch, OfOperation) {
+  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
+                   Collective call = all_reduce(x);
+                   if (rank == 2) call.op = Op::barrier;
+                   return call;
+                 }),
+                 {"all_reduce(", "barrier("});
+}
+
+TEST(Mismatch, OfTypeReductionRootAndLabel) {
+  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
+                   Collective call = all_reduce(x);
+                   if (rank == 0) call.dtype = DType::i32;
+                   return call;
+                 }),
+                 {"f32", "i32"});
+  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
+                   Collective call = all_reduce(x);
+                   if (rank == 0) call.reduce = ReduceOp::max;
+                   return call;
+                 }),
+                 {"sum", "max"});
+  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
+                   Collective call = all_reduce(x);
+                   call.op = Op::broadcast;
+                   call.peer = rank == 0 ? 1 : 2;
+                   return call;
+                 }),
+                 {"root 1", "root 2"});
+  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
+                   return all_reduce(x, rank == 0 ? "layer.0" : "layer.1");
+                 }),
+                 {"\"layer.0\"", "\"layer.1\""});
+}
+
+// Small against large: one side has put its data beside the header, the other has not.
+TEST(Mismatch, OfSize) {
+  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
+                   Collective call = all_reduce(x);
+                   if (rank == 0) call.count = 1;
+                   return call;
+                 }),
+                 {"(sum, 1 × f32)", "50000 × f32"});
+}
+
+TEST(Mismatch, OfSymmetricMemory) {
+  int errors = 0;
+  std::mutex mutex;
+  run_threads(2, [&](std::shared_ptr<Backend> group) {
+    try {
+      group->symmetric(group->rank() == 0 ? 64 : 128);
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("128"), std::string::npos) << error.what();
+      std::lock_guard lock(mutex);
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
+}
+
+TEST(Failure, ARankThatLeavesIsNamed) {
+  std::vector<int> named(4, -1);
+  run_threads(4, [&](std::shared_ptr<Backend> group) {
+    std::vector<float> x(50'000, 1.0f);
+    group->submit(all_reduce(x)).wait();
+    if (group->rank() == 2) return;
+    try {
+      group->submit(all_reduce(x, "gradient")).wait();
+    } catch (const PeerError& error) {
+      named[static_cast<std::size_t>(group->rank())] = error.rank();
+      EXPECT_NE(std::string(error.what()).find("#2 all_reduce"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("gradient"), std::string::npos) << error.what();
+    }
+  });
+  EXPECT_EQ(named, (std::vector<int>{2, 2, -1, 2}));
+}
+
+TEST(Failure, AnExceptionOnOneRankEndsAll) {
+  try {
+    run_threads(3, [](std::shared_ptr<Backend> group) {
+      std::vector<float> x(50'000, 1.0f);
+      if (group->rank() == 1) throw DataError("the file is bad");
+      group->submit(all_reduce(x)).wait();
+    });
+    FAIL() << "no exception";
+  } catch (const DataError& error) {  // the cause, not the PeerErrors that follow from it
+    EXPECT_STREQ(error.what(), "the file is bad");
+  }
+}
+
+TEST(Failure, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
+  Options options;
+  options.timeout = 300ms;
+  std::vector<std::string> texts(3);
+  run_threads(
+      3,
+      [&](std::shared_ptr<Backend> group) {
+        std::vector<float> x(50'000, 1.0f);
+        if (group->rank() == 0) {
+          std::this_thread::sleep_for(1s);
+          EXPECT_THROW(group->submit(all_reduce(x)).wait(), PeerError);
+          return;
+        }
+        try {
+          group->submit(all_reduce(x, "weights")).wait();
+        } catch (const PeerError& error) {
+          EXPECT_EQ(error.rank(), 0);
+          texts[static_cast<std::size_t>(group->rank())] = error.what();
+        }
+      },
+      options);
+  for (int rank : {1, 2}) {
+    const std::string& text = texts[static_cast<std::size_t>(rank)];
+    EXPECT_NE(text.find("rank 0 is alive but did not come within 0.3 s"), std::string::npos) << text;
+    EXPECT_NE(text.find("#1 all_reduce(sum, 50000 × f32, \"weights\")"), std::string::npos) << text;
+  }
+}
+
+TEST(Failure, AReceiveThatNobodyAnswersEndsToo) {
+  Options options;
+  options.timeout = 200ms;
+  run_threads(
+      2,
+      [&](std::shared_ptr<Backend> group) {
+        float x = 0;
+        if (group->rank() == 0) {
+          EXPECT_THROW(group->submit({Op::recv, DType::f32, ReduceOp::sum, Traffic::model, nullptr, &x, 1, 1, ""}).wait(), PeerError);
+        } else {
+          std::this_thread::sleep_for(500ms);
+        }
+      },
+      options);
+}
+
+TEST(Failure, WorkInFlightDoesNotBlockUnwinding) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(run_threads(2,
+                           [](std::shared_ptr<Backend> group) {
+                             std::vector<float> x(50'000, 1.0f);
+                             auto group2 = group->subgroup(std::vector<int>{0, 1}, "second");
+                             if (group->rank() == 0) {
+                               group2->submit(all_reduce(x));  // the other never calls it
+                               throw DataError("unrelated");
+                             }
+                             std::this_thread::sleep_for(200ms);
+                           }),
+               DataError);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 60s);  // and not the timeout of minutes
+}
+
+}  // namespace
+}  // namespace tessera::comm
