@@ -13,6 +13,7 @@ case "$preset" in
   *) fail "build.sh: got preset \"$preset\", wanted release, debug, asan or tsan" ;;
 esac
 
+jobs="$(jobs_count)"
 torch_dir=""
 key="presets $(cksum <CMakePresets.json)"
 if [ "$preset" = release ] || [ "$preset" = debug ]; then
@@ -45,4 +46,4 @@ fi
 
 targets=()
 if [ "$#" -gt 0 ]; then targets=(--target "$@"); fi
-cmake --build "$dir" -j "$(jobs_count)" "${targets[@]}"
+cmake --build "$dir" -j "$jobs" "${targets[@]}"
