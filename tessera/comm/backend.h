@@ -58,6 +58,9 @@ class Backend {
   virtual std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) = 0;
 
   virtual TrafficCounts traffic() const = 0;
+
+  // A backend over the same ranks that moves host memory: itself, unless it lives on devices.
+  virtual Backend& host() { return *this; }
 };
 
 }  // namespace tessera::comm

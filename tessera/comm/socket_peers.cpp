@@ -31,7 +31,8 @@ using Clock = std::chrono::steady_clock;
 class FdSegment final : public Segment {
  public:
   FdSegment(const Fd& fd, std::size_t bytes) {
-    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+    void* at =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
     if (at == MAP_FAILED) throw_errno(str("cannot map ", bytes, " bytes of shared memory"));
     data_ = static_cast<std::byte*>(at);
     size_ = bytes;
@@ -70,7 +71,10 @@ struct Connection {
 class SocketPeers final : public Peers {
  public:
   SocketPeers(Store& store, int rank, int size, PeersOptions options)
-      : rank_(rank), size_(size), states_(static_cast<std::size_t>(size)), stop_(eventfd(0, EFD_CLOEXEC)) {
+      : rank_(rank),
+        size_(size),
+        states_(static_cast<std::size_t>(size)),
+        stop_(eventfd(0, EFD_CLOEXEC)) {
     for (auto& state : states_) state.store(PeerState::alive);
     for (int r = 0; r < size; ++r) connections_.push_back(std::make_unique<Connection>());
     meet(store, Clock::now() + options.timeout);
@@ -127,8 +131,8 @@ class SocketPeers final : public Peers {
       return std::make_shared<FdSegment>(offer.mapped(), bytes);
     }
     if (failed_.load()) raise(failure_);
-    throw PeerError(str("rank ", leader, woken ? " is gone" : " did not come in time", " while rank ",
-                        rank_, " waited for memory ", quote(name), " from it"),
+    throw PeerError(str("rank ", leader, woken ? " is gone" : " did not come in time",
+                        " while rank ", rank_, " waited for memory ", quote(name), " from it"),
                     leader);
   }
 
@@ -173,7 +177,8 @@ class SocketPeers final : public Peers {
       }
       admit(r);
     }
-    for (int missing = size_ - 1 - rank_; missing > 0;) missing -= accept_one(local, remote, token, end);
+    for (int missing = size_ - 1 - rank_; missing > 0;)
+      missing -= accept_one(local, remote, token, end);
   }
 
   static Fd connect_far(const std::string& note, std::chrono::milliseconds timeout) {
@@ -219,7 +224,8 @@ class SocketPeers final : public Peers {
     ucred other{};
     socklen_t length = sizeof(other);
     if (same_host(rank) &&
-        getsockopt(c.socket.get(), SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 && other.pid > 0) {
+        getsockopt(c.socket.get(), SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 &&
+        other.pid > 0) {
       c.process = Fd(static_cast<int>(syscall(SYS_pidfd_open, other.pid, 0)));
     }
   }

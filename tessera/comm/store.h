@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,8 @@ class Store {
   virtual void set(const std::string& key, const std::string& value) = 0;
   // Waits for the key; throws Error naming it if it does not come in time.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  // How often this key has been counted, this time included.
+  virtual std::int64_t count(const std::string& key) = 0;
 };
 
 // One that lives in a folder which all ranks see. For tests and for programs that bring no other.

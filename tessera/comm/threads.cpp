@@ -19,13 +19,14 @@ void run_threads(int ranks, const std::function<void(std::shared_ptr<Backend>)>&
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r, own = std::exchange(peers[static_cast<std::size_t>(r)], nullptr)]() mutable {
-      try {
-        body(shm::make_backend(std::exchange(own, nullptr), members, "world", options));
-      } catch (...) {
-        errors[static_cast<std::size_t>(r)] = std::current_exception();
-      }
-    });
+    threads.emplace_back(
+        [&, r, own = std::exchange(peers[static_cast<std::size_t>(r)], nullptr)]() mutable {
+          try {
+            body(shm::make_backend(std::exchange(own, nullptr), members, "world", options));
+          } catch (...) {
+            errors[static_cast<std::size_t>(r)] = std::current_exception();
+          }
+        });
   }
   for (std::thread& thread : threads) thread.join();
   std::exception_ptr first;

@@ -45,6 +45,7 @@ void Watch::check(int awaited, Clock::time_point since, const std::function<std:
   const auto here = [&] {
     return str("rank ", peers_->rank(), " waited for it in ", doing(), " of group ", group_);
   };
+  check_failure(doing);  // first: who failed may have left since, and its report says more
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const int world = members_[r];
     const PeerState state = peers_->state(world);
@@ -57,7 +58,6 @@ void Watch::check(int awaited, Clock::time_point since, const std::function<std:
              ? str("rank ", world, " died (its connection closed) while ", here())
              : str("rank ", world, " left (its group was destroyed) while ", here()));
   }
-  check_failure(doing);
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since);
   if (waited < timeout_ || arrived()) return;
   const int world = members_[static_cast<std::size_t>(awaited)];

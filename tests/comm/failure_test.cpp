@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <mutex>
+#include <thread>
 
 #include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
@@ -14,11 +16,13 @@ namespace {
 using namespace std::chrono_literals;
 
 Collective all_reduce(std::vector<float>& x, std::string label = "") {
-  return {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x.data(), x.data(), x.size(), -1, label};
+  return {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x.data(), x.data(),
+          x.size(),       -1,         label};
 }
 
 // Runs `calls(rank)` on three ranks and returns the UsageError that each of them got.
-std::vector<std::string> disagreement(const std::function<Collective(int rank, std::vector<float>&)>& calls) {
+std::vector<std::string> disagreement(
+    const std::function<Collective(int rank, std::vector<float>&)>& calls) {
   std::vector<std::string> texts(3);
   run_threads(3, [&](std::shared_ptr<Backend> group) {
     std::vector<float> x(50'000);
@@ -163,7 +167,8 @@ TEST(Failure, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
       options);
   for (int rank : {1, 2}) {
     const std::string& text = texts[static_cast<std::size_t>(rank)];
-    EXPECT_NE(text.find("rank 0 is alive but did not come within 0.3 s"), std::string::npos) << text;
+    EXPECT_NE(text.find("rank 0 is alive but did not come within 0.3 s"), std::string::npos)
+        << text;
     EXPECT_NE(text.find("#1 all_reduce(sum, 50000 × f32, \"weights\")"), std::string::npos) << text;
   }
 }
@@ -176,7 +181,11 @@ TEST(Failure, AReceiveThatNobodyAnswersEndsToo) {
       [&](std::shared_ptr<Backend> group) {
         float x = 0;
         if (group->rank() == 0) {
-          EXPECT_THROW(group->submit({Op::recv, DType::f32, ReduceOp::sum, Traffic::model, nullptr, &x, 1, 1, ""}).wait(), PeerError);
+          EXPECT_THROW(group
+                           ->submit({Op::recv, DType::f32, ReduceOp::sum, Traffic::model, nullptr,
+                                     &x, 1, 1, ""})
+                           .wait(),
+                       PeerError);
         } else {
           std::this_thread::sleep_for(500ms);
         }

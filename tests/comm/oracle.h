@@ -25,9 +25,7 @@ inline Bytes make_input(DType dtype, std::size_t count, int rank, unsigned salt 
                         static_cast<float>(1u << (bits % 7));
     std::byte* at = bytes.data() + i * size_of(dtype);
     switch (dtype) {
-      case DType::f32:
-        std::memcpy(at, &value, 4);
-        break;
+      case DType::f32: std::memcpy(at, &value, 4); break;
       case DType::f64: {
         const double wide = static_cast<double>(value) * 1.0000001;
         std::memcpy(at, &wide, 8);
@@ -82,14 +80,10 @@ inline Bytes expected(const Collective& call, const std::vector<Bytes>& inputs, 
   };
   Bytes out;
   switch (call.op) {
-    case Op::all_reduce:
-      return all;
-    case Op::reduce:
-      return rank == call.peer ? all : before;
-    case Op::reduce_scatter:
-      return cut(all, own.begin, own.size);
-    case Op::broadcast:
-      return inputs[static_cast<std::size_t>(call.peer)];
+    case Op::all_reduce: return all;
+    case Op::reduce: return rank == call.peer ? all : before;
+    case Op::reduce_scatter: return cut(all, own.begin, own.size);
+    case Op::broadcast: return inputs[static_cast<std::size_t>(call.peer)];
     case Op::all_gather:
       for (const Bytes& input : inputs) out.insert(out.end(), input.begin(), input.end());
       return out;
@@ -99,8 +93,7 @@ inline Bytes expected(const Collective& call, const std::vector<Bytes>& inputs, 
         out.insert(out.end(), part.begin(), part.end());
       }
       return out;
-    default:
-      return before;
+    default: return before;
   }
 }
 

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <numeric>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <tuple>
 
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/threads.h"
@@ -21,13 +24,24 @@ using testing::out_count;
 
 enum class Memory { ordinary, symmetric };
 
+// All ranks' inputs, made once and shared by the ranks.
+const std::vector<Bytes>& inputs_for(Op op, DType dtype, std::size_t count, int ranks) {
+  static std::mutex mutex;
+  static std::map<std::tuple<bool, DType, std::size_t, int>, std::vector<Bytes>> made;
+  std::lock_guard lock(mutex);
+  auto& inputs = made[{op == Op::all_gather, dtype, count, ranks}];
+  for (int r = static_cast<int>(inputs.size()); r < ranks; ++r) {
+    inputs.push_back(make_input(dtype, in_count(op, count, ranks, r), r));
+  }
+  return inputs;
+}
+
 // Runs one call on every rank and compares the results.
 void run_case(Backend& group, Op op, DType dtype, ReduceOp reduce, std::size_t count, int root,
               Memory memory, bool in_place) {
   const int n = group.size(), rank = group.rank();
   const std::size_t size = size_of(dtype);
-  std::vector<Bytes> inputs;
-  for (int r = 0; r < n; ++r) inputs.push_back(make_input(dtype, in_count(op, count, n, r), r));
+  const std::vector<Bytes>& inputs = inputs_for(op, dtype, count, n);
   const Bytes& mine = inputs[static_cast<std::size_t>(rank)];
   const std::size_t out_bytes = out_count(op, count, n, rank) * size;
   Bytes before(out_bytes, std::byte{0x5a});
@@ -61,7 +75,8 @@ void run_case(Backend& group, Op op, DType dtype, ReduceOp reduce, std::size_t c
   ASSERT_EQ(want.size(), out_bytes);
   EXPECT_TRUE(want.empty() || std::memcmp(out, want.data(), out_bytes) == 0)
       << describe(call) << " rank " << rank << " of " << n
-      << (memory == Memory::symmetric ? " symmetric" : " ordinary") << (in_place ? " in place" : "");
+      << (memory == Memory::symmetric ? " symmetric" : " ordinary")
+      << (in_place ? " in place" : "");
 }
 
 const std::vector<DType> kTypes = {DType::f32, DType::f64, DType::bf16, DType::f16,
@@ -79,7 +94,8 @@ TEST_P(EveryRankCount, EveryOperationAndTypeMatchesTheOracle) {
     const auto n = static_cast<std::size_t>(group->size());
     for (const Op op : kOps) {
       for (const DType dtype : kTypes) {
-        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, n - 1, n + 1, std::size_t{1000}}) {
+        for (const std::size_t count :
+             {std::size_t{0}, std::size_t{1}, n - 1, n + 1, std::size_t{1000}}) {
           for (const ReduceOp reduce : kReductions) {
             if (!is_reduction(op) && reduce != ReduceOp::sum) continue;
             const int root = static_cast<int>(count % n);
@@ -99,7 +115,8 @@ TEST_P(EveryRankCount, LargeBuffersTakeEveryWay) {
           for (const Memory memory : {Memory::ordinary, Memory::symmetric}) {
             for (const bool in_place : {false, true}) {
               if (in_place && op == Op::all_to_all) continue;
-              run_case(*group, op, dtype, ReduceOp::sum, count, group->size() - 1, memory, in_place);
+              run_case(*group, op, dtype, ReduceOp::sum, count, group->size() - 1, memory,
+                       in_place);
             }
           }
         }
@@ -113,9 +130,12 @@ TEST(Shm, SymmetricAndOrdinaryBuffersMix) {
     const std::size_t count = 100'000;
     auto shared = group->symmetric(count * 4);
     std::vector<float> own(count);
-    float* data = group->rank() == 1 ? own.data() : static_cast<float*>(shared->part(group->rank()));
+    float* data =
+        group->rank() == 1 ? own.data() : static_cast<float*>(shared->part(group->rank()));
     std::fill(data, data + count, static_cast<float>(group->rank() + 1));
-    group->submit({Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, data, data, count, -1, ""})
+    group
+        ->submit(
+            {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, data, data, count, -1, ""})
         .wait();
     for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], 6.0f);
     group->submit({}).wait();  // nobody releases the memory before all are done
@@ -171,12 +191,20 @@ TEST(Shm, SubgroupsWorkSideBySide) {
     Work wa, wb;
     // Different ranks start them in different orders: groups must not wait for one another.
     const auto start_a = [&] {
-      wa = rows->submit({Op::all_reduce, DType::i32, ReduceOp::sum, Traffic::model, a.data(), a.data(), a.size(), -1, ""});
+      wa = rows->submit({Op::all_reduce, DType::i32, ReduceOp::sum, Traffic::model, a.data(),
+                         a.data(), a.size(), -1, ""});
     };
     const auto start_b = [&] {
-      wb = columns->submit({Op::all_reduce, DType::i32, ReduceOp::sum, Traffic::model, b.data(), b.data(), b.size(), -1, ""});
+      wb = columns->submit({Op::all_reduce, DType::i32, ReduceOp::sum, Traffic::model, b.data(),
+                            b.data(), b.size(), -1, ""});
     };
-    if (rank % 3 == 0) { start_a(); start_b(); } else { start_b(); start_a(); }
+    if (rank % 3 == 0) {
+      start_a();
+      start_b();
+    } else {
+      start_b();
+      start_a();
+    }
     wa.wait();
     wb.wait();
     EXPECT_EQ(a[0], rank < 2 ? 1 : 5);
@@ -189,7 +217,8 @@ TEST(Shm, TrafficIsTheRingFormula) {
     std::vector<float> in(1000), out(3000);
     const auto start = group->traffic();
     const auto run = [&](Op op, std::size_t count, Traffic traffic = Traffic::model) {
-      group->submit({op, DType::f32, ReduceOp::sum, traffic, in.data(), out.data(), count, 0, ""}).wait();
+      group->submit({op, DType::f32, ReduceOp::sum, traffic, in.data(), out.data(), count, 0, ""})
+          .wait();
     };
     run(Op::all_reduce, 1000);      // 2 · 2 · 334 · 4
     run(Op::reduce_scatter, 1000);  // 2 · 334 · 4
@@ -209,11 +238,17 @@ TEST(Dry, CountsLikeTheRealOneAndKeepsItsOwnShard) {
   const int ranks = 64, rank = 5;
   auto group = dry::make_backend(rank, ranks, "plan");
   std::vector<float> in(6400, 2.0f), out(6400, 0.0f);
-  group->submit({Op::reduce_scatter, DType::f32, ReduceOp::sum, Traffic::model, in.data(), out.data(), 6400, -1, ""}).wait();
+  group
+      ->submit({Op::reduce_scatter, DType::f32, ReduceOp::sum, Traffic::model, in.data(),
+                out.data(), 6400, -1, ""})
+      .wait();
   EXPECT_EQ(group->traffic().sent_bytes, 63u * 100 * 4);
   EXPECT_EQ(out[99], 2.0f);
   EXPECT_EQ(out[100], 0.0f);
-  group->submit({Op::all_gather, DType::f32, ReduceOp::sum, Traffic::model, in.data(), out.data(), 6400, -1, ""}).wait();
+  group
+      ->submit({Op::all_gather, DType::f32, ReduceOp::sum, Traffic::model, in.data(), out.data(),
+                6400, -1, ""})
+      .wait();
   EXPECT_EQ(out[500], 2.0f);
   EXPECT_EQ(out[600], 0.0f);
   auto memory = group->symmetric(100);

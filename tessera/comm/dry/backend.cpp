@@ -42,8 +42,8 @@ class DryBackend final : public Backend {
   DryBackend(int rank, int ranks, std::string name)
       : rank_(rank), ranks_(ranks), name_(std::move(name)) {
     if (ranks < 1 || rank < 0 || rank >= ranks) {
-      throw UsageError(str("dry group: rank ", rank, " of ", ranks,
-                           "; ranks are 0 to N-1, and N at least 1"));
+      throw UsageError(
+          str("dry group: rank ", rank, " of ", ranks, "; ranks are 0 to N-1, and N at least 1"));
     }
   }
 
@@ -90,23 +90,19 @@ class DryBackend final : public Backend {
     const auto* in = static_cast<const std::byte*>(call.in);
     auto* out = static_cast<std::byte*>(call.out);
     switch (call.op) {
-      case Op::all_reduce:
-        return copy(out, in, call.bytes());
+      case Op::all_reduce: return copy(out, in, call.bytes());
       case Op::reduce:
       case Op::broadcast:
         if (rank_ == call.peer) copy(out, in, call.bytes());
         return;
-      case Op::reduce_scatter:
-        return copy(out, in + own.begin * size, own.size * size);
-      case Op::all_gather:
-        return copy(out + own.begin * size, in, own.size * size);
+      case Op::reduce_scatter: return copy(out, in + own.begin * size, own.size * size);
+      case Op::all_gather: return copy(out + own.begin * size, in, own.size * size);
       case Op::all_to_all:
         return copy(out + static_cast<std::size_t>(rank_) * own.size * size, in + own.begin * size,
                     own.size * size);
       case Op::barrier:
       case Op::send:
-      case Op::recv:
-        return;
+      case Op::recv: return;
     }
   }
 

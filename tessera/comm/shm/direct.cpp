@@ -62,9 +62,7 @@ bool ShmTransport::direct(const Collective& call) {
         reduce_into(call, at(in), {resolve(call, call.peer, &Header::out) + begin}, own.size);
         break;
       }
-      case Op::reduce_scatter:
-        reduce_into(call, at(in), {out}, own.size);
-        break;
+      case Op::reduce_scatter: reduce_into(call, at(in), {out}, own.size); break;
       case Op::all_gather:
         for (int i = 0; i < ranks_; ++i) {
           const int r = (rank_ + i) % ranks_;  // not all at the same peer at once
@@ -78,8 +76,7 @@ bool ShmTransport::direct(const Collective& call) {
           copy(out + r * own.size * size, in[r] + begin, own.size * size);
         }
         break;
-      default:
-        return false;
+      default: return false;
     }
   }
   // No rank may touch its buffers again while a peer still reads or writes them.

@@ -16,7 +16,8 @@
 namespace tessera::comm::shm {
 namespace {
 constexpr auto kSlice = std::chrono::milliseconds(50);
-constexpr std::size_t kDirectBytes = 4 << 20;  // of a direct message in one go, to be fair to others
+constexpr std::size_t kDirectBytes = 4
+                                     << 20;  // of a direct message in one go, to be fair to others
 }  // namespace
 
 struct PointToPoint::Item final : WorkState {
@@ -92,8 +93,7 @@ bool PointToPoint::Core::advance_send(Item& item) {
     Packet& packet = channel.packets[head % kPackets];
     if (!item.begun) {
       const Collective& call = item.call;
-      packet.header =
-          Header{call.op, call.dtype, call.reduce, call.peer, call.count, {}, {}, {}};
+      packet.header = Header{call.op, call.dtype, call.reduce, call.peer, call.count, {}, {}, {}};
       call.label.copy(packet.header.label, sizeof(packet.header.label) - 1);
       if (bytes > kPacketBytes) packet.header.in = memories->address(call.in, bytes);
       item.begun = true;
@@ -119,7 +119,8 @@ void PointToPoint::Core::begin_receive(Item& item, const Header& header) {
   item.begun = true;
   item.direct = header.in.memory != 0;
   const Collective& call = item.call;
-  if (header.count == call.count && header.dtype == call.dtype && call.label == header.label) return;
+  if (header.count == call.count && header.dtype == call.dtype && call.label == header.label)
+    return;
   Collective sent = call;
   sent.op = Op::send;
   sent.peer = rank;
@@ -161,7 +162,8 @@ bool PointToPoint::Core::advance_receive(Item& item) {
     item.moved += part;
     item.finished = item.moved == bytes;
     moved = true;
-    if (item.direct && !item.finished) break;  // let others move too; the packet stays until the end
+    if (item.direct && !item.finished)
+      break;  // let others move too; the packet stays until the end
     channel.tail.store(++tail, std::memory_order_release);
     control.desk(item.call.peer).bell.ring();
   }
@@ -176,8 +178,7 @@ bool PointToPoint::Core::advance(Item& item) {
     if (item.finished && item.attachments.after) item.attachments.after();
     if (!moved) {
       watch->check(
-          item.call.peer, item.since, [&] { return describe(item.call); },
-          [&] { return false; });
+          item.call.peer, item.since, [&] { return describe(item.call); }, [&] { return false; });
     } else {
       item.since = Watch::Clock::now();
     }
@@ -294,7 +295,8 @@ Work PointToPoint::submit(Collective call, Attachments attachments) {
   core_->driving = false;
   core_->advanced.notify_all();
   if (core_->waiting > 0) {
-    if (!core_->thread.joinable()) core_->thread = std::thread([c = core_.get()] { c->thread_loop(); });
+    if (!core_->thread.joinable())
+      core_->thread = std::thread([c = core_.get()] { c->thread_loop(); });
     core_->submitted.notify_one();
   }
   return Work(std::move(item));

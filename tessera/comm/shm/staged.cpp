@@ -25,8 +25,8 @@ void ShmTransport::run_pieces(const Collective& call, std::size_t pieces,
                               const std::vector<Step>& steps) {
   const std::size_t last = steps.size() - 1;
   const auto order = [&](std::size_t step, std::size_t piece) {
-    const std::size_t count =
-        step > 0 ? 2 + piece * steps.size() + step : (piece == 0 ? 1 : 2 + (piece - 1) * steps.size());
+    const std::size_t count = step > 0 ? 2 + piece * steps.size() + step
+                                       : (piece == 0 ? 1 : 2 + (piece - 1) * steps.size());
     return phase_ + static_cast<std::uint32_t>(count);
   };
   const auto take = [&](std::size_t step, std::size_t piece) {
@@ -46,14 +46,10 @@ void ShmTransport::run_pieces(const Collective& call, std::size_t pieces,
 void ShmTransport::staged(const Collective& call) {
   switch (call.op) {
     case Op::all_reduce:
-    case Op::reduce_scatter:
-      return staged_reduction(call);
-    case Op::all_gather:
-      return staged_gather(call);
-    case Op::all_to_all:
-      return staged_exchange(call);
-    default:
-      return staged_rooted(call);
+    case Op::reduce_scatter: return staged_reduction(call);
+    case Op::all_gather: return staged_gather(call);
+    case Op::all_to_all: return staged_exchange(call);
+    default: return staged_rooted(call);
   }
 }
 
@@ -117,20 +113,19 @@ void ShmTransport::staged_gather(const Collective& call) {
     const std::size_t begin = piece * c.quantum;
     return (shard > begin ? std::min(c.quantum, shard - begin) : 0) * size;
   };
-  run_pieces(call, c.pieces,
-             {[&](std::size_t piece) {
-                copy(control_.desk(rank_).stage[piece % 2], in + piece * c.quantum * size,
-                     length(rank_, piece));
-              },
-              [&](std::size_t piece) {
-                for (int r = 0; r < ranks_; ++r) {
-                  const std::size_t begin = piece * c.quantum * size;
-                  const std::byte* from =
-                      r == rank_ ? in + begin : control_.desk(r).stage[piece % 2];
-                  copy(out + static_cast<std::size_t>(r) * stride * size + begin, from,
-                       length(r, piece));
-                }
-              }});
+  run_pieces(
+      call, c.pieces,
+      {[&](std::size_t piece) {
+         copy(control_.desk(rank_).stage[piece % 2], in + piece * c.quantum * size,
+              length(rank_, piece));
+       },
+       [&](std::size_t piece) {
+         for (int r = 0; r < ranks_; ++r) {
+           const std::size_t begin = piece * c.quantum * size;
+           const std::byte* from = r == rank_ ? in + begin : control_.desk(r).stage[piece % 2];
+           copy(out + static_cast<std::size_t>(r) * stride * size + begin, from, length(r, piece));
+         }
+       }});
 }
 
 void ShmTransport::staged_exchange(const Collective& call) {
@@ -157,9 +152,9 @@ void ShmTransport::staged_exchange(const Collective& call) {
               },
               [&](std::size_t piece) {
                 for (int r = 0; r < ranks_; ++r) {
-                  const std::byte* from =
-                      r == rank_ ? in + offset(rank_, piece)
-                                 : control_.desk(r).stage[piece % 2] + part(rank_);
+                  const std::byte* from = r == rank_
+                                              ? in + offset(rank_, piece)
+                                              : control_.desk(r).stage[piece % 2] + part(rank_);
                   copy(out + (static_cast<std::size_t>(r) * own + piece * c.quantum) * size, from,
                        length(rank_, piece));
                 }
@@ -178,26 +173,25 @@ void ShmTransport::staged_rooted(const Collective& call) {
   const auto length = [=](std::size_t piece) {
     return std::min(c.quantum, call.count - piece * c.quantum);
   };
-  run_pieces(call, c.pieces,
-             {[&](std::size_t piece) {
-                if (root != broadcast) return;
-                copy(control_.desk(rank_).stage[piece % 2], in + begin(piece),
-                     length(piece) * size);
-              },
-              [&](std::size_t piece) {
-                if (broadcast) {
-                  copy(out + begin(piece),
-                       root ? in + begin(piece) : control_.desk(call.peer).stage[piece % 2],
-                       length(piece) * size);
-                } else if (root) {
-                  std::vector<const void*> sources;
-                  for (int r = 0; r < ranks_; ++r) {
-                    sources.push_back(r == rank_ ? in + begin(piece)
-                                                 : control_.desk(r).stage[piece % 2]);
-                  }
-                  reduce_into(call, sources, {out + begin(piece)}, length(piece));
-                }
-              }});
+  run_pieces(
+      call, c.pieces,
+      {[&](std::size_t piece) {
+         if (root != broadcast) return;
+         copy(control_.desk(rank_).stage[piece % 2], in + begin(piece), length(piece) * size);
+       },
+       [&](std::size_t piece) {
+         if (broadcast) {
+           copy(out + begin(piece),
+                root ? in + begin(piece) : control_.desk(call.peer).stage[piece % 2],
+                length(piece) * size);
+         } else if (root) {
+           std::vector<const void*> sources;
+           for (int r = 0; r < ranks_; ++r) {
+             sources.push_back(r == rank_ ? in + begin(piece) : control_.desk(r).stage[piece % 2]);
+           }
+           reduce_into(call, sources, {out + begin(piece)}, length(piece));
+         }
+       }});
 }
 
 }  // namespace tessera::comm::shm

@@ -125,17 +125,12 @@ void ShmTransport::small(const Collective& call) {
   };
   auto* out = static_cast<std::byte*>(call.out);
   switch (call.op) {
-    case Op::barrier:
-      break;
-    case Op::all_reduce:
-      reduce_into(call, sources(0), {out}, call.count);
-      break;
+    case Op::barrier: break;
+    case Op::all_reduce: reduce_into(call, sources(0), {out}, call.count); break;
     case Op::reduce:
       if (rank_ == call.peer) reduce_into(call, sources(0), {out}, call.count);
       break;
-    case Op::reduce_scatter:
-      reduce_into(call, sources(own.begin * size), {out}, own.size);
-      break;
+    case Op::reduce_scatter: reduce_into(call, sources(own.begin * size), {out}, own.size); break;
     case Op::all_gather:
       for (int r = 0; r < ranks_; ++r) {
         copy(out + static_cast<std::size_t>(r) * stride, slot(r).payload,
@@ -148,12 +143,9 @@ void ShmTransport::small(const Collective& call) {
              slot(r).payload + own.begin * size, own.size * size);
       }
       break;
-    case Op::broadcast:
-      copy(out, slot(call.peer).payload, call.bytes());
-      break;
+    case Op::broadcast: copy(out, slot(call.peer).payload, call.bytes()); break;
     case Op::send:
-    case Op::recv:
-      throw Error("send and recv do not go through the collective transport");
+    case Op::recv: throw Error("send and recv do not go through the collective transport");
   }
 }
 

@@ -1,0 +1,214 @@
+#include "tessera/comm/group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/comm/dry/backend.h"
+#include "tessera/comm/staging.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm {
+namespace {
+
+std::string shape(const at::Tensor& tensor) {
+  return str("[", tensor.sizes(), "] ", c10::toString(tensor.scalar_type()), " on ",
+             tensor.device().str());
+}
+
+void require(bool good, const Collective& what, const std::string& problem) {
+  if (!good) throw UsageError(str(describe(what), ": ", problem));
+}
+
+// Both tensors of a call live until it has ended.
+struct Kept {
+  at::Tensor out, in;
+};
+
+}  // namespace
+
+DType to_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return DType::f32;
+    case at::kDouble: return DType::f64;
+    case at::kBFloat16: return DType::bf16;
+    case at::kHalf: return DType::f16;
+    case at::kInt: return DType::i32;
+    case at::kLong: return DType::i64;
+    case at::kByte: return DType::u8;
+    default:
+      throw UsageError(
+          str("collectives move float, double, bfloat16, half, int, long and uint8 "
+              "tensors; got ",
+              c10::toString(type), ". View it as one of these (tensor.view(dtype))"));
+  }
+}
+
+SymmetricTensor::SymmetricTensor(std::shared_ptr<SymmetricMemory> memory, at::IntArrayRef sizes,
+                                 at::ScalarType dtype, int rank)
+    : memory_(std::move(memory)) {
+  const auto keep = [memory = memory_](void*) {};
+  local_ = at::from_blob(memory_->part(rank), sizes, keep, at::dtype(dtype));
+}
+
+at::Tensor SymmetricTensor::of(int rank) const {
+  const auto keep = [memory = memory_](void*) {};
+  return at::from_blob(memory_->part(rank), local_.sizes(), keep, local_.options());
+}
+
+Group::Group() : Group(dry::make_backend(0, 1, "self")) {}
+Group::Group(std::shared_ptr<Backend> backend) : state_(std::make_shared<State>()) {
+  state_->backend = std::move(backend);
+}
+
+Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in) const {
+  for (const at::Tensor* tensor : {&out, &in}) {
+    if (!tensor->defined()) continue;
+    require(tensor->is_contiguous(), what,
+            str("the tensor ", shape(*tensor), " is not contiguous; pass x.contiguous()"));
+    require(tensor->layout() == at::kStrided, what, "the tensor is not dense");
+  }
+  if (out.defined() && in.defined()) {
+    require(out.scalar_type() == in.scalar_type() && out.device() == in.device(), what,
+            str("input and output differ: ", shape(in), " and ", shape(out)));
+  }
+  const bool on_host = (in.defined() ? in : out).is_cpu();
+  Backend& device = *state_->backend;
+  Backend& host = device.host();
+  if (!on_host && &host == &device) return submit_staged(host, std::move(what), out, in);
+  what.in = in.defined() ? in.const_data_ptr() : nullptr;
+  what.out = out.defined() ? out.data_ptr() : nullptr;
+  Attachments attachments;
+  attachments.keep = std::make_shared<Kept>(Kept{out, in});
+  return (on_host ? host : device).submit(std::move(what), std::move(attachments));
+}
+
+namespace {
+
+Collective make(Op op, const at::Tensor& whole, int peer, const Call& call) {
+  Collective what;
+  what.op = op;
+  what.dtype = to_dtype(whole.scalar_type());
+  what.reduce = call.op;
+  what.traffic = call.traffic;
+  what.count = static_cast<std::size_t>(whole.numel());
+  what.peer = peer;
+  what.label = call.label;
+  return what;
+}
+
+void require_count(const Collective& what, const at::Tensor& tensor, const char* which,
+                   std::size_t wanted) {
+  require(static_cast<std::size_t>(tensor.numel()) == wanted, what,
+          str("the ", which, " has ", tensor.numel(), " elements, wanted ", wanted,
+              " (a buffer of ", what.count, " is cut into shards of ceil(count / ranks))"));
+}
+
+}  // namespace
+
+Work Group::all_reduce(const at::Tensor& x, const Call& call) const {
+  return all_reduce(x, x, call);
+}
+
+Work Group::all_reduce(const at::Tensor& out, const at::Tensor& in, const Call& call) const {
+  Collective what = make(Op::all_reduce, in, -1, call);
+  require_count(what, out, "output", what.count);
+  return submit(std::move(what), out, in);
+}
+
+Work Group::reduce_scatter(const at::Tensor& out, const at::Tensor& in, const Call& call) const {
+  Collective what = make(Op::reduce_scatter, in, -1, call);
+  require_count(what, out, "output", shard_of(what.count, size(), rank()).size);
+  return submit(std::move(what), out, in);
+}
+
+Work Group::all_gather(const at::Tensor& out, const at::Tensor& in, const Call& call) const {
+  Collective what = make(Op::all_gather, out, -1, call);
+  require_count(what, in, "input", shard_of(what.count, size(), rank()).size);
+  return submit(std::move(what), out, in);
+}
+
+Work Group::broadcast(const at::Tensor& x, int root, const Call& call) const {
+  return submit(make(Op::broadcast, x, root, call), x, x);
+}
+
+Work Group::reduce(const at::Tensor& x, int root, const Call& call) const {
+  return submit(make(Op::reduce, x, root, call), x, x);
+}
+
+Work Group::all_to_all(const at::Tensor& out, const at::Tensor& in, const Call& call) const {
+  Collective what = make(Op::all_to_all, in, -1, call);
+  const std::size_t own = shard_of(what.count, size(), rank()).size;
+  require_count(what, out, "output", own * static_cast<std::size_t>(size()));
+  return submit(std::move(what), out, in);
+}
+
+Work Group::send(const at::Tensor& x, int to, const Call& call) const {
+  return submit(make(Op::send, x, to, call), {}, x);
+}
+
+Work Group::recv(const at::Tensor& x, int from, const Call& call) const {
+  return submit(make(Op::recv, x, from, call), x, {});
+}
+
+void Group::barrier() const {
+  Collective what;
+  what.traffic = Traffic::control;
+  state_->backend->host().submit(std::move(what), {}).wait();
+}
+
+SymmetricTensor Group::symmetric(at::IntArrayRef sizes, at::ScalarType dtype) const {
+  const auto count = static_cast<std::size_t>(c10::multiply_integers(sizes));
+  return {state_->backend->host().symmetric(count * c10::elementSize(dtype)), sizes, dtype, rank()};
+}
+
+Group Group::subset(const std::vector<int>& ranks, const std::string& label) const {
+  std::string key = label + "[";
+  for (std::size_t i = 0; i < ranks.size(); ++i) key += str(i == 0 ? "" : ",", ranks[i]);
+  key += "]";
+  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) {
+    throw UsageError(str("rank ", rank(), " called subset ", key, " of group ", name(),
+                         " but is not in the list; only its members may call it"));
+  }
+  int times = 0;
+  {
+    std::lock_guard lock(state_->mutex);
+    times = state_->subsets[key]++;
+  }
+  return Group(
+      state_->backend->subgroup(ranks, str(name(), "/", key, times ? str("#", times) : "")));
+}
+
+Group Group::split(int color, int key, const std::string& label) const {
+  if (backend() == "dry" && size() > 1) {
+    throw UsageError(
+        "a dry group cannot split: the colours of the other ranks are unknown. Name "
+        "the members with subset()");
+  }
+  const auto n = static_cast<std::size_t>(size());
+  const std::int32_t mine[2] = {color, key};
+  std::vector<std::int32_t> all(2 * n);
+  Collective gather;
+  gather.op = Op::all_gather;
+  gather.dtype = DType::i32;
+  gather.traffic = Traffic::control;
+  gather.in = mine;
+  gather.out = all.data();
+  gather.count = all.size();
+  gather.label = label;
+  state_->backend->host().submit(std::move(gather)).wait();
+  if (color < 0) return Group();
+  std::vector<int> members;
+  for (std::size_t r = 0; r < n; ++r) {
+    if (all[2 * r] == color) members.push_back(static_cast<int>(r));
+  }
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return all[2 * static_cast<std::size_t>(a) + 1] < all[2 * static_cast<std::size_t>(b) + 1];
+  });
+  return subset(members, label);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tessera/comm/backend.h"
+#include "tessera/comm/peers.h"
+
+namespace tessera::comm::nccl {
+
+// Whether GPUs and NCCL are here (NCCL is loaded when first asked for, so every build has this
+// backend), and if not, why not.
+bool available();
+std::string why_not();
+std::string version();  // "2.28.9", or ""
+
+struct NcclOptions {
+  // Reductions by an exchange of shards and our own sum in rank order instead of NCCL's: the same
+  // bytes, and the same bits in every run and on every backend.
+  bool deterministic = false;
+};
+
+// The ranks of `host`, each with its GPU `device`. `host` moves what lives in host memory, among it
+// NCCL's own start-up; `peers` (null for one rank) watches over the others, because NCCL itself
+// waits for a dead rank for ever. Collective over the group.
+std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers,
+                                      int device, Options options, NcclOptions nccl = {});
+
+}  // namespace tessera::comm::nccl
