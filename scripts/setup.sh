@@ -90,7 +90,7 @@ cuda_requirements() {
 }
 
 install_torch() {
-  local stamp=.venv/.tessera-torch want packages_dir missing toolkit
+  local stamp=.venv/.tessera-torch want packages_dir cpu cuda toolkit
   want="$torch_version $(declare -f cuda_requirements install_torch | cksum)"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && [ -x .venv/bin/python ]; then return 0; fi
 
@@ -100,7 +100,8 @@ install_torch() {
   fi
   rm -f "$stamp"
   # Without its Python dependencies: nothing here runs Python code of torch.
-  local pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-compile)
+  local pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-compile
+    --no-warn-conflicts)
   local reinstall=()
   if [ -d "$(echo .venv/lib/python3*/site-packages/torch)" ]; then reinstall=(--force-reinstall); fi
   "${pip[@]}" --no-deps "${reinstall[@]}" "torch==$torch_version" ||
@@ -109,23 +110,20 @@ install_torch() {
   # A CUDA build of torch wants a few CUDA libraries even on a machine with no GPU: the runtime and
   # the profiler, some megabytes. All of them, gigabytes, only where there is a GPU to use.
   packages_dir="$(echo .venv/lib/python3*/site-packages)"
-  missing="$(not_found "$packages_dir/torch/lib/libtorch_cpu.so")"
-  if [ -n "$missing" ]; then
-    if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
-      say "this torch is a CUDA build and there is a GPU: installing its CUDA libraries"
-      cuda_requirements "$packages_dir" | xargs -d '\n' "${pip[@]}"
-    else
-      say "this torch is a CUDA build and there is no GPU: installing only what loading it takes"
-      toolkit="$(cuda_requirements "$packages_dir" | sed -n 's/^cuda-toolkit\[[^]]*\]/cuda-toolkit[cudart,cupti]/p')"
-      if [ -n "$toolkit" ]; then "${pip[@]}" "$toolkit"; fi
-    fi
-    missing="$(not_found "$packages_dir/torch/lib/libtorch_cpu.so")"
-    if [ -n "$missing" ]; then
-      say "libtorch_cpu.so still needs $missing: installing everything that torch depends on"
-      "${pip[@]}" "torch==$torch_version"
-      missing="$(not_found "$packages_dir/torch/lib/libtorch_cpu.so")"
-      [ -z "$missing" ] || fail "libtorch_cpu.so needs $missing, which pip does not bring. Set TORCH_DIR to another LibTorch of 2.11 to 2.13."
-    fi
+  cpu="$packages_dir/torch/lib/libtorch_cpu.so"
+  cuda="$packages_dir/torch/lib/libtorch_cuda.so"
+  if [ -e "$cuda" ] && compgen -G '/dev/nvidia[0-9]*' >/dev/null && [ -n "$(not_found "$cuda")" ]; then
+    say "this torch is a CUDA build and there is a GPU: installing its CUDA libraries"
+    cuda_requirements "$packages_dir" | xargs -d '\n' "${pip[@]}"
+  elif [ -e "$cuda" ] && [ -n "$(not_found "$cpu")" ]; then
+    say "this torch is a CUDA build and there is no GPU: installing only what loading it takes"
+    toolkit="$(cuda_requirements "$packages_dir" | sed -n 's/^cuda-toolkit\[[^]]*\]/cuda-toolkit[cudart,cupti]/p')"
+    if [ -n "$toolkit" ]; then "${pip[@]}" "$toolkit"; fi
+  fi
+  if [ -n "$(not_found "$cpu")" ]; then
+    say "libtorch_cpu.so still needs $(not_found "$cpu"): installing all that torch depends on"
+    "${pip[@]}" "torch==$torch_version"
+    [ -z "$(not_found "$cpu")" ] || fail "libtorch_cpu.so needs $(not_found "$cpu"), which pip does not bring. Set TORCH_DIR to another LibTorch of 2.11 to 2.13."
   fi
   echo "$want" >"$stamp"
 }
