@@ -1,0 +1,144 @@
+#include "tessera/cli/doctor_report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <typename Value>
+Json or_null(const std::optional<Value>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+std::string row(const std::string& name, const std::string& value) {
+  return str("  ", name, std::string(name.size() < 14 ? 14 - name.size() : 1, ' '), value, "\n");
+}
+
+std::string size(std::int64_t bytes) { return format_bytes(bytes, ByteUnits::kBinary); }
+
+std::string plural(int count, const char* what) {
+  return str(count, " ", what, count == 1 ? "" : "s");
+}
+
+std::string memory_rows(const DoctorReport& report) {
+  const MemoryInfo& memory = report.memory;
+  std::string text = row("memory", size(memory.total) + ", " + size(memory.available) + " free" +
+                                       (memory.limit ? ", limited to " + size(*memory.limit) : ""));
+  text += row("/dev/shm", memory.dev_shm_total ? size(*memory.dev_shm_total) + ", " +
+                                                     size(memory.dev_shm_free.value_or(0)) +
+                                                     " free (not used by shm: it takes memfds)"
+                                               : "not there (not needed: shm takes memfds)");
+  std::vector<std::string> parts;
+  for (const Limit& limit : report.limits) {
+    parts.push_back(limit.name + " " +
+                    (!limit.value  ? "unlimited"
+                     : limit.bytes ? size(*limit.value)
+                                   : format_grouped(*limit.value)));
+  }
+  return text + row("limits", join(parts, ", "));
+}
+
+std::string gpu_rows(const DoctorReport& report) {
+  if (!report.gpus) return row("GPUs", "none: no NVIDIA driver (libcuda.so.1) here");
+  if (report.gpus->empty()) return row("GPUs", "none: the driver shows no device");
+  std::string text;
+  for (const Gpu& gpu : *report.gpus) text += row("GPU", gpu.name + ", " + size(gpu.memory));
+  if (report.torch.gpus < static_cast<int>(report.gpus->size())) {
+    text += row("", str("LibTorch can use ", report.torch.gpus, " of them"));
+  }
+  return text;
+}
+
+}  // namespace
+
+bool DoctorReport::healthy() const {
+  return std::any_of(backends.begin(), backends.end(), [](const BackendStatus& backend) {
+    return backend.name == "shm" && backend.works;
+  });
+}
+
+std::string compiler_version() {
+#if defined(__clang__)
+  return str("clang ", __clang_major__, ".", __clang_minor__, ".", __clang_patchlevel__);
+#else
+  return str("g++ ", __GNUC__, ".", __GNUC_MINOR__, ".", __GNUC_PATCHLEVEL__);
+#endif
+}
+
+std::string to_text(const DoctorReport& report) {
+  const Topology& topology = report.topology;
+  const int cores = static_cast<int>(topology.cores.size());
+  std::string text = "Versions\n";
+  text += row("tessera", str(report.tessera_version, ", built with ", report.compiler));
+  text += row("LibTorch", report.torch.version + (report.torch.cuda_build
+                                                      ? ", CUDA " + report.torch.cuda_version
+                                                      : std::string(", without CUDA")));
+  text += row("", report.torch.library);
+  text += row("MPI", report.mpi.value_or("none"));
+  text += row("topology", topology.source);
+  text += "\nMachine\n";
+  text += row("CPU", str(report.cpu.model, " (", report.cpu.architecture, ")"));
+  text += row("features", report.cpu.features.empty() ? "none of those that we know"
+                                                      : join(report.cpu.features, ", "));
+  text += row(
+      "cores",
+      str(plural(cores, "core"), ", ", plural(topology.cpus(), "thread"), ", ",
+          plural(topology.packages(), "socket"), ", ", plural(topology.numa_nodes(), "NUMA node"),
+          report.cpu_quota ? str(", limited to the time of ", *report.cpu_quota) : std::string()));
+  text += memory_rows(report);
+  text += gpu_rows(report);
+  text += "\nBackends\n";
+  for (const BackendStatus& backend : report.backends) {
+    text += row(backend.name, str(backend.works ? "works  " : "no     ", backend.why));
+  }
+  return text;
+}
+
+std::string to_json(const DoctorReport& report) {
+  Json json;
+  json["versions"] = {
+      {"tessera", report.tessera_version},
+      {"compiler", report.compiler},
+      {"libtorch", report.torch.version},
+      {"libtorch_library", report.torch.library},
+      {"libtorch_cuda", report.torch.cuda_build ? Json(report.torch.cuda_version) : Json(nullptr)},
+      {"mpi", or_null(report.mpi)},
+      {"topology", report.topology.source}};
+  json["cpu"] = {{"model", report.cpu.model},
+                 {"architecture", report.cpu.architecture},
+                 {"features", report.cpu.features},
+                 {"cores", report.topology.cores.size()},
+                 {"threads", report.topology.cpus()},
+                 {"sockets", report.topology.packages()},
+                 {"numa_nodes", report.topology.numa_nodes()},
+                 {"quota", or_null(report.cpu_quota)}};
+  json["memory"] = {{"total_bytes", report.memory.total},
+                    {"available_bytes", report.memory.available},
+                    {"limit_bytes", or_null(report.memory.limit)},
+                    {"dev_shm_bytes", or_null(report.memory.dev_shm_total)},
+                    {"dev_shm_free_bytes", or_null(report.memory.dev_shm_free)}};
+  json["limits"] = Json::object();
+  for (const Limit& limit : report.limits) json["limits"][limit.name] = or_null(limit.value);
+  json["gpus"] = {{"driver", report.gpus.has_value()},
+                  {"usable_by_libtorch", report.torch.gpus},
+                  {"devices", Json::array()}};
+  if (report.gpus) {
+    for (const Gpu& gpu : *report.gpus) {
+      json["gpus"]["devices"].push_back({{"name", gpu.name}, {"memory_bytes", gpu.memory}});
+    }
+  }
+  json["backends"] = Json::array();
+  for (const BackendStatus& backend : report.backends) {
+    json["backends"].push_back(
+        {{"name", backend.name}, {"works", backend.works}, {"why", backend.why}});
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,74 @@
+#include "tessera/cli/launcher.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tessera/core/text.h"
+
+namespace tessera::cli {
+
+std::vector<std::string> rank_environment(const LaunchOptions& options, int local_rank) {
+  const int rank = options.node_rank * options.ranks + local_rank;
+  const int world = options.nodes * options.ranks;
+  std::vector<std::pair<std::string, std::string>> ours = {
+      {"RANK", str(rank)},
+      {"LOCAL_RANK", str(local_rank)},
+      {"WORLD_SIZE", str(world)},
+      {"LOCAL_WORLD_SIZE", str(options.ranks)},
+      {"NODE_RANK", str(options.node_rank)},
+      {"GROUP_RANK", str(options.node_rank)},
+      {"GROUP_WORLD_SIZE", str(options.nodes)},
+      {"ROLE_RANK", str(rank)},
+      {"ROLE_WORLD_SIZE", str(world)},
+      {"ROLE_NAME", "default"},
+      {"MASTER_ADDR", options.master_addr},
+      {"MASTER_PORT", str(options.master_port)},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"TORCHELASTIC_RUN_ID", options.run_id},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+  };
+  if (options.threads > 0) ours.emplace_back("OMP_NUM_THREADS", str(options.threads));
+
+  std::vector<std::string> result;
+  for (const std::string& entry : options.environment) {
+    const std::string name = entry.substr(0, entry.find('='));
+    const bool replaced =
+        std::any_of(ours.begin(), ours.end(), [&](const auto& pair) { return pair.first == name; });
+    if (!replaced) result.push_back(entry);
+  }
+  for (const auto& [name, value] : ours) result.push_back(name + "=" + value);
+  return result;
+}
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? str("SIG", name) : str("signal ", signal);
+}
+
+BlockedSignals::BlockedSignals() {
+  sigemptyset(&handled_);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) {
+    // What we were started to ignore (nohup, a job of a script) stays ignored, by the ranks too.
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&handled_, signal);
+  }
+  sigaddset(&handled_, SIGCHLD);
+  // With SIGCHLD ignored, as some parents leave it, exit statuses would be thrown away.
+  struct sigaction plain {};
+  plain.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &plain, &child_action_before_);
+  // A closed output is seen as a failed write, not as a signal.
+  sigset_t blocked = handled_;
+  sigaddset(&blocked, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+}
+
+BlockedSignals::~BlockedSignals() {
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  ::sigaction(SIGCHLD, &child_action_before_, nullptr);
+}
+
+}  // namespace tessera::cli

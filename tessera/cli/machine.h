@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+struct CpuInfo {
+  std::string model;
+  std::string architecture;
+  std::vector<std::string> features;  // those that matter for speed, by their common names
+};
+// The second form reads a text in the format of /proc/cpuinfo.
+CpuInfo cpu_info();
+CpuInfo cpu_info(const std::string& cpuinfo, const std::string& architecture);
+
+struct MemoryInfo {
+  std::int64_t total = 0;
+  std::int64_t available = 0;
+  std::optional<std::int64_t> limit;          // of the control group
+  std::optional<std::int64_t> dev_shm_total;  // absent: there is no /dev/shm
+  std::optional<std::int64_t> dev_shm_free;
+};
+MemoryInfo memory_info();
+
+struct Limit {
+  std::string name;
+  std::optional<std::int64_t> value;  // absent: unlimited
+  bool bytes = false;
+};
+std::vector<Limit> limits();
+
+struct Gpu {
+  std::string name;
+  std::int64_t memory = 0;
+};
+// What the NVIDIA driver shows, whether or not LibTorch can use it; no value: no driver.
+std::optional<std::vector<Gpu>> driver_gpus();
+
+// The version of the MPI library that can be loaded here ("Open MPI 4.1.4"), and of NCCL
+// ("2.28.3"); no value: it cannot be loaded.
+std::optional<std::string> mpi_library_version();
+std::optional<std::string> nccl_library_version();
+
+}  // namespace tessera::cli
