@@ -161,23 +161,19 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
     set(_libtorch_abi 0)
   endif()
 
-  set(_libtorch_parts c10 torch_cpu)
-  if(LibTorch_CUDA)
-    list(APPEND _libtorch_parts c10_cuda torch_cuda)
-  endif()
   set(_libtorch_link "")
-  foreach(_libtorch_part ${_libtorch_parts})
+  foreach(_libtorch_part c10 torch_cpu)
     add_library(LibTorch::${_libtorch_part} SHARED IMPORTED)
     set_target_properties(LibTorch::${_libtorch_part} PROPERTIES
       IMPORTED_LOCATION "${LibTorch_LIBRARY_DIR}/lib${_libtorch_part}.so"
       IMPORTED_SONAME "lib${_libtorch_part}.so")
-    if(_libtorch_part MATCHES "cuda")
-      list(APPEND _libtorch_link
-           "-Wl,--push-state,--no-as-needed" LibTorch::${_libtorch_part} "-Wl,--pop-state")
-    else()
-      list(APPEND _libtorch_link LibTorch::${_libtorch_part})
-    endif()
+    list(APPEND _libtorch_link LibTorch::${_libtorch_part})
   endforeach()
+  if(LibTorch_CUDA)
+    # One item, because CMake would drop repeated flags from a list and with them the protection.
+    list(APPEND _libtorch_link
+         "-Wl,--push-state,--no-as-needed,\"${LibTorch_LIBRARY_DIR}/libc10_cuda.so\",\"${LibTorch_LIBRARY_DIR}/libtorch_cuda.so\",--pop-state")
+  endif()
 
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
   set_target_properties(LibTorch::LibTorch PROPERTIES
