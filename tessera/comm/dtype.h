@@ -13,16 +13,12 @@ enum class ReduceOp : std::uint8_t { sum, avg, min, max };
 constexpr std::size_t size_of(DType type) noexcept {
   switch (type) {
     case DType::f64:
-    case DType::i64:
-      return 8;
+    case DType::i64: return 8;
     case DType::f32:
-    case DType::i32:
-      return 4;
+    case DType::i32: return 4;
     case DType::bf16:
-    case DType::f16:
-      return 2;
-    case DType::u8:
-      return 1;
+    case DType::f16: return 2;
+    case DType::u8: return 1;
   }
   return 0;
 }

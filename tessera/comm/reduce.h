@@ -39,8 +39,8 @@ struct Reduction {
 //     group of size 1 is the identity.
 //   - min and max order the zeros: -0.0 < +0.0.
 //
-// A destination may be a source (the same pointer: in place), or lie apart from it; a partial
-// overlap is not allowed. Destinations must not overlap one another. Pointers need no
+// A destination may be a source if out == in (the same pointer: in place), or lie apart from it; a
+// partial overlap is not allowed. Destinations must not overlap one another. Pointers need no
 // alignment.
 //
 // Throws UsageError: no source, a pair (in, out) that does not exist, a divisor below 1, a divisor

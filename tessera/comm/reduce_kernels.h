@@ -1,0 +1,203 @@
+// The reduction loops, written once with the compiler's vector types and compiled once for each
+// instruction set: every including .cpp file defines TESSERA_REDUCE_SET (a namespace name) and
+// TESSERA_REDUCE_BYTES (the size of a vector). Internal to reduce.cpp and reduce_avx2.cpp.
+//
+// Nothing from the standard library is instantiated here: a std:: template compiled for AVX2 in one
+// file would be merged by the linker with the same template of another.
+//
+// [Note: one pass] All sources are read and all destinations written once, 128 bytes of
+// accumulators at a time, which stay in registers: no block goes through L1 twice. All loads of a
+// step come before its stores, so a destination may be a source. The rest of the range, shorter
+// than a step, takes the same instructions on a zero-filled buffer: its bits cannot differ.
+//
+// [Note: contraction] The only products are by powers of two (f16 subnormals, avg by a power of
+// two) and so exact or the last operation: fused multiply-add gives the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/comm/reduce_formats.h"
+#include "tessera/comm/reduce_internal.h"
+#include "tessera/comm/reduce_ops.h"
+
+namespace tessera::comm::TESSERA_REDUCE_SET {
+namespace {
+
+#if defined(__aarch64__)
+#ifndef PF
+#define PF 512
+#endif
+constexpr std::size_t prefetch_bytes = PF;
+constexpr bool fuse = true;
+#else
+constexpr std::size_t prefetch_bytes = 0;
+constexpr bool fuse = vector_bytes > 16;  // SSE2 alone: processors from before 2013, small code
+#endif
+
+template <class In, class Out, class Op>
+struct Loop {
+  using T = typename In::Lane;
+  static constexpr std::size_t step = elements<T>;
+  static constexpr bool fused = fuse && Op::fused;
+
+  TESSERA_INLINE void prefetch(const char* from) {
+    if constexpr (prefetch_bytes > 0) {
+      for (std::size_t line = 0; line < step * In::bytes; line += 64) {
+        __builtin_prefetch(from + prefetch_bytes + line);
+      }
+    }
+  }
+  TESSERA_INLINE void combine(V<T>* acc, const V<T>* next) {
+    TESSERA_UNROLL
+    for (std::size_t k = 0; k < step_vectors; ++k) {
+      acc[k] = Op::template combine<T>(acc[k], next[k]);
+    }
+  }
+  TESSERA_INLINE void finish(V<T>* acc, T factor) {
+    TESSERA_UNROLL
+    for (std::size_t k = 0; k < step_vectors; ++k) {
+      acc[k] = OneNan::of<T>(Op::template finish<T>(acc[k], factor));
+    }
+  }
+
+  // Pointers in registers. Returns where it stopped: less than a step before the end.
+  template <std::size_t Sources, std::size_t Destinations>
+  TESSERA_INLINE std::size_t fused_steps(const KernelArgs& args, T factor) {
+    const char* from[Sources];
+    char* to[Destinations];
+    for (std::size_t s = 0; s < Sources; ++s) from[s] = static_cast<const char*>(args.source[s]);
+    for (std::size_t d = 0; d < Destinations; ++d) to[d] = static_cast<char*>(args.destination[d]);
+    const std::size_t steps = args.count / step;
+    for (std::size_t i = 0; i < steps; ++i) {
+      V<T> acc[step_vectors], next[step_vectors];
+      prefetch(from[0]);
+      In::load(acc, from[0]);
+      from[0] += step * In::bytes;
+      TESSERA_UNROLL
+      for (std::size_t s = 1; s < Sources; ++s) {
+        prefetch(from[s]);
+        In::load(next, from[s]);
+        combine(acc, next);
+        from[s] += step * In::bytes;
+      }
+      finish(acc, factor);
+      TESSERA_UNROLL
+      for (std::size_t d = 0; d < Destinations; ++d) {
+        Out::store(to[d], acc);
+        to[d] += step * Out::bytes;
+      }
+    }
+    return steps * step;
+  }
+
+  TESSERA_INLINE std::size_t other_steps(const KernelArgs& args, std::size_t at, T factor) {
+    for (; args.count - at >= step; at += step) {
+      V<T> acc[step_vectors], next[step_vectors];
+      const auto from = [&](std::size_t s) {
+        return static_cast<const char*>(args.source[s]) + at * In::bytes;
+      };
+      prefetch(from(0));
+      In::load(acc, from(0));
+      for (std::size_t s = 1; s < args.sources; ++s) {
+        prefetch(from(s));
+        In::load(next, from(s));
+        combine(acc, next);
+      }
+      finish(acc, factor);
+      for (std::size_t d = 0; d < args.destinations; ++d) {
+        Out::store(static_cast<char*>(args.destination[d]) + at * Out::bytes, acc);
+      }
+    }
+    return at;
+  }
+
+  static __attribute__((noinline)) void rest(const KernelArgs& args, std::size_t at, T factor) {
+    const std::size_t n = args.count - at;
+    char buffer[step * sizeof(T)] = {};
+    const auto read_rest = [&](std::size_t s) {
+      const char* from = static_cast<const char*>(args.source[s]) + at * In::bytes;
+      __builtin_memcpy(buffer, from, n * In::bytes);
+      return buffer;
+    };
+    V<T> acc[step_vectors], next[step_vectors];
+    In::load(acc, read_rest(0));
+    for (std::size_t s = 1; s < args.sources; ++s) {
+      In::load(next, read_rest(s));
+      combine(acc, next);
+    }
+    finish(acc, factor);
+    Out::store(buffer, acc);
+    for (std::size_t d = 0; d < args.destinations; ++d) {
+      __builtin_memcpy(static_cast<char*>(args.destination[d]) + at * Out::bytes, buffer,
+                       n * Out::bytes);
+    }
+  }
+
+  static void run(const KernelArgs& args) {
+    const T factor = Op::template factor<T>(args.divisor);
+    [[maybe_unused]] const OneNan guard;
+    [[maybe_unused]] const auto is = [&](std::size_t sources, std::size_t destinations) {
+      return args.sources == sources && args.destinations == destinations;
+    };
+    std::size_t at = 0;
+    if constexpr (fused) {
+      if (is(2, 2)) at = fused_steps<2, 2>(args, factor);
+      if (is(2, 1)) at = fused_steps<2, 1>(args, factor);
+      if (is(4, 4)) at = fused_steps<4, 4>(args, factor);
+      if (is(4, 1)) at = fused_steps<4, 1>(args, factor);
+    }
+    at = other_steps(args, at, factor);
+    if (at < args.count) rest(args, at, factor);
+  }
+};
+
+template <class In, class Out = In>
+Kernel float_kernel(const Reduction& what) {
+  switch (what.op) {
+    case ReduceOp::sum: return Loop<In, Out, Sum>::run;
+    case ReduceOp::avg:
+      if ((what.divisor & (what.divisor - 1)) == 0) return Loop<In, Out, AverageByPowerOfTwo>::run;
+      return Loop<In, Out, Average>::run;
+    case ReduceOp::min: return Loop<In, Out, Min>::run;
+    case ReduceOp::max: return Loop<In, Out, Max>::run;
+  }
+  return nullptr;
+}
+
+template <class T, class Unsigned, class Wide>
+Kernel integer_kernel(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum: return Loop<Plain<Unsigned>, Plain<Unsigned>, Sum>::run;
+    case ReduceOp::avg: return Loop<Plain<T, Wide>, Plain<T, Wide>, Average>::run;
+    case ReduceOp::min: return Loop<Plain<T>, Plain<T>, Min>::run;
+    case ReduceOp::max: return Loop<Plain<T>, Plain<T>, Max>::run;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Kernel find_kernel(const Reduction& what) {
+  const auto pair = [&](DType in, DType out) { return what.in == in && what.out == out; };
+  if (pair(DType::f32, DType::f32)) return float_kernel<Plain<float>>(what);
+  if (pair(DType::f64, DType::f64)) return float_kernel<Plain<double>>(what);
+  if (pair(DType::bf16, DType::bf16)) return float_kernel<Bf16Pairs>(what);
+  if (pair(DType::bf16, DType::f32)) return float_kernel<Bf16, Plain<float>>(what);
+  if (pair(DType::f32, DType::bf16)) return float_kernel<Plain<float>, Bf16>(what);
+  if (pair(DType::f16, DType::f16)) return float_kernel<F16>(what);
+  if (pair(DType::f16, DType::f32)) return float_kernel<F16, Plain<float>>(what);
+  if (pair(DType::f32, DType::f16)) return float_kernel<Plain<float>, F16>(what);
+  if (pair(DType::i32, DType::i32)) {
+    return integer_kernel<std::int32_t, std::uint32_t, std::int64_t>(what.op);
+  }
+  if (pair(DType::i64, DType::i64)) {
+    return integer_kernel<std::int64_t, std::uint64_t, std::int64_t>(what.op);
+  }
+  if (pair(DType::u8, DType::u8)) {
+    return integer_kernel<std::uint8_t, std::uint8_t, std::uint64_t>(what.op);
+  }
+  return nullptr;
+}
+
+}  // namespace tessera::comm::TESSERA_REDUCE_SET
