@@ -1,0 +1,197 @@
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tessera/core/errors.h"
+#include "tests/comm/oracle.h"
+#include "tests/comm/processes.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Processes;
+
+Collective all_reduce(float* x, std::size_t count, std::string label = "") {
+  return {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x, x, count, -1, label};
+}
+
+void require(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error(what);
+}
+
+// Sums again and again until something happens to a peer.
+void sum_for_ever(Backend& group, std::size_t count) {
+  auto memory = group.symmetric(count * 4);
+  auto* x = static_cast<float*>(memory->part(group.rank()));
+  for (;;) group.submit(all_reduce(x, count, "gradient")).wait();
+}
+
+// Every survivor must end within 2 s of the death, with a PeerError that names the dead rank.
+void expect_survivors_name(Processes& ranks, int count, int dead,
+                           std::chrono::milliseconds limit = 2s) {
+  for (int r = 0; r < count; ++r) {
+    if (r == dead) continue;
+    EXPECT_NE(ranks.await_end(r, limit), -1) << "rank " << r << " hangs";
+    const std::string text = ranks.error(r);
+    EXPECT_NE(text.find("rank " + std::to_string(dead) + " "), std::string::npos) << text;
+  }
+}
+
+TEST(Process, CollectivesOverMemoryPassedBetweenProcesses) {
+  Processes ranks(3, [](std::shared_ptr<Backend> group) {
+    for (const std::size_t count : {1u, 1000u, 300'001u}) {
+      std::vector<testing::Bytes> inputs;
+      for (int r = 0; r < 3; ++r) inputs.push_back(testing::make_input(DType::bf16, count, r));
+      Collective call{Op::all_reduce, DType::bf16, ReduceOp::avg,
+                      Traffic::model, nullptr,     nullptr,
+                      count,          -1,          "x"};
+      const auto want = testing::expected(call, inputs, group->rank(), {});
+      auto own = inputs[static_cast<std::size_t>(group->rank())];
+      call.in = call.out = own.data();
+      group->submit(call).wait();
+      require(own == want, "ordinary");
+      auto memory = group->symmetric(count * 2);
+      auto* shared = memory->part(group->rank());
+      std::memcpy(shared, inputs[static_cast<std::size_t>(group->rank())].data(), count * 2);
+      call.in = call.out = shared;
+      group->submit(call).wait();
+      require(std::memcmp(shared, want.data(), count * 2) == 0, "symmetric");
+      group->submit({}).wait();
+    }
+  });
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(ranks.await_end(r, 60s), 0) << ranks.error(r);
+}
+
+class Death : public ::testing::TestWithParam<std::size_t> {};
+INSTANTIATE_TEST_SUITE_P(SmallAndLarge, Death, ::testing::Values(10, 3'000'000));
+
+TEST_P(Death, ByKill9IsNoticedByAllWithinTwoSeconds) {
+  Processes ranks(4, [&](std::shared_ptr<Backend> group) { sum_for_ever(*group, GetParam()); });
+  std::this_thread::sleep_for(700ms);
+  ranks.signal(2, SIGKILL);
+  expect_survivors_name(ranks, 4, 2);
+}
+
+TEST(Process, ExitWithoutGoodbyeIsADeath) {
+  Processes ranks(3, [](std::shared_ptr<Backend> group) {
+    std::vector<float> x(10, 1.0f);
+    group->submit(all_reduce(x.data(), 10)).wait();
+    if (group->rank() == 1) _exit(7);
+    sum_for_ever(*group, 1000);
+  });
+  EXPECT_EQ(WEXITSTATUS(ranks.await_end(1, 10s)), 7);
+  expect_survivors_name(ranks, 3, 1);
+}
+
+TEST(Process, AnExceptionIsADeparture) {
+  Processes ranks(3, [](std::shared_ptr<Backend> group) {
+    if (group->rank() == 0) throw DataError("bad file");
+    sum_for_ever(*group, 100'000);
+  });
+  EXPECT_EQ(WEXITSTATUS(ranks.await_end(0, 10s)), 1);
+  EXPECT_EQ(ranks.error(0), "bad file");
+  expect_survivors_name(ranks, 3, 0);
+}
+
+// The child keeps the dead rank's sockets open; the process itself is watched too.
+TEST(Process, DeathIsNoticedAlthoughAChildHoldsTheSockets) {
+  Processes ranks(2, [](std::shared_ptr<Backend> group) {
+    if (group->rank() == 1) {
+      if (fork() == 0) {
+        std::this_thread::sleep_for(20s);
+        _exit(0);
+      }
+    }
+    sum_for_ever(*group, 1000);
+  });
+  std::this_thread::sleep_for(500ms);
+  ranks.signal(1, SIGKILL);
+  expect_survivors_name(ranks, 2, 1);
+}
+
+TEST(Process, AStoppedRankIsNamedAfterTheTimeout) {
+  Options options;
+  options.timeout = 1s;
+  Processes ranks(
+      3, [](std::shared_ptr<Backend> group) { sum_for_ever(*group, 1000); }, options);
+  std::this_thread::sleep_for(500ms);
+  ranks.signal(0, SIGSTOP);
+  expect_survivors_name(ranks, 3, 0, 4s);
+  const std::string text = ranks.error(1) + ranks.error(2);
+  EXPECT_NE(text.find("rank 0 is alive but did not come within 1 s"), std::string::npos) << text;
+  EXPECT_NE(text.find("all_reduce(sum, 1000 × f32, \"gradient\")"), std::string::npos) << text;
+  EXPECT_NE(text.find("#"), std::string::npos) << text;  // the sequence number
+}
+
+std::set<std::string> shared_memory_files() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    names.insert(entry.path().filename());
+  }
+  return names;
+}
+
+TEST(Process, NothingStaysBehindWhenAllAreKilled) {
+  const auto before = shared_memory_files();
+  {
+    Processes ranks(3, [](std::shared_ptr<Backend> group) { sum_for_ever(*group, 3'000'000); });
+    std::this_thread::sleep_for(500ms);
+    for (int r = 0; r < 3; ++r) ranks.signal(r, SIGKILL);
+    for (int r = 0; r < 3; ++r) EXPECT_NE(ranks.await_end(r, 5s), -1);
+  }
+  EXPECT_EQ(shared_memory_files(), before);
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // no child is left
+}
+
+TEST(Process, ARankThatNeverStartsIsNamed) {
+  auto folder =
+      std::filesystem::temp_directory_path() / ("tessera-absent-" + std::to_string(getpid()));
+  auto store = make_file_store(folder);
+  try {
+    connect_peers(*store, 0, 2, {300ms});
+    ADD_FAILURE() << "no exception";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("peers/1"), std::string::npos) << error.what();
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// More than 2 GiB, where 32-bit counts would break.
+TEST(Process, MoreThanTwoGigabytes) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "too slow and too large under a sanitizer";
+#endif
+  if (sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE) < 8'000'000'000) {
+    GTEST_SKIP() << "needs 8 GB of free memory";
+  }
+  constexpr std::size_t kCount = (std::size_t{1} << 31) + 12'345;
+  Processes ranks(2, [](std::shared_ptr<Backend> group) {
+    auto memory = group->symmetric(kCount);
+    auto* x = static_cast<std::uint8_t*>(memory->part(group->rank()));
+    const auto value = [](std::size_t i, int rank) {
+      return static_cast<std::uint8_t>((i >> 7) * 31 + i + static_cast<std::size_t>(rank) * 5);
+    };
+    for (std::size_t i = 0; i < kCount; ++i) x[i] = value(i, group->rank());
+    group->submit({Op::all_reduce, DType::u8, ReduceOp::sum, Traffic::model, x, x, kCount, -1, ""})
+        .wait();
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      wrong += x[i] != static_cast<std::uint8_t>(value(i, 0) + value(i, 1));
+    }
+    require(wrong == 0, std::to_string(wrong) + " elements are wrong");
+    // The same through the stages: from symmetric memory into ordinary memory.
+    std::vector<std::uint8_t> all(kCount);
+    const Shard own = shard_of(kCount, 2, group->rank());
+    std::vector<std::uint8_t> mine(x + own.begin, x + own.begin + own.size);
+    group
+        ->submit({Op::all_gather, DType::u8, ReduceOp::sum, Traffic::model, mine.data(), all.data(),
+                  kCount, -1, ""})
+        .wait();
+    require(std::memcmp(all.data(), x, kCount) == 0, "all_gather");
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.await_end(r, 100s), 0) << ranks.error(r);
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,116 @@
+#pragma once
+
+// Ranks as processes, for what threads cannot show: death, signals, and memory that is really
+// passed from one process to another.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/comm/shm/backend.h"
+#include "tessera/comm/socket_peers.h"
+#include "tessera/comm/store.h"
+
+namespace tessera::comm::testing {
+
+class Processes {
+ public:
+  using Body = std::function<void(std::shared_ptr<Backend>)>;
+
+  // Forks the ranks. Each runs `body` and exits 0, or writes the text of its exception and exits 1.
+  Processes(int ranks, const Body& body, Options options = {}) : folder_(make_folder()) {
+    for (int r = 0; r < ranks; ++r) {
+      const pid_t pid = fork();
+      if (pid == 0) _exit(run(r, ranks, body, options));
+      pids_.push_back(pid);
+    }
+  }
+
+  ~Processes() {
+    for (const pid_t pid : pids_) {
+      if (pid <= 0) continue;
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+    std::filesystem::remove_all(folder_);
+  }
+
+  void signal(int rank, int number) { kill(pids_[index(rank)], number); }
+
+  // Waits until every rank has come to `note("ready", …)`.
+  bool await_note(int rank, const std::string& name, std::chrono::seconds limit) const {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (!std::filesystem::exists(file(rank, name))) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
+  }
+
+  // The wait status, or -1 if the rank has not ended in time.
+  int await_end(int rank, std::chrono::milliseconds limit) {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    pid_t& pid = pids_[index(rank)];
+    int status = 0;
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+      if (std::chrono::steady_clock::now() > end) return -1;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    pid = 0;
+    return status;
+  }
+
+  std::string error(int rank) const { return read(file(rank, "error")); }
+  std::string folder() const { return folder_; }
+  pid_t pid(int rank) const { return pids_[index(rank)]; }
+
+  // Called by a rank.
+  static void note(const std::string& folder, int rank, const std::string& name) {
+    std::ofstream(folder + "/note." + name + "." + std::to_string(rank)) << name;
+  }
+
+ private:
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  static std::string make_folder() {
+    std::string name = std::filesystem::temp_directory_path() / "tessera-test-XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    return name;
+  }
+  std::string file(int rank, const std::string& name) const {
+    return folder_ + "/note." + name + "." + std::to_string(rank);
+  }
+  static std::string read(const std::string& path) {
+    std::ifstream in(path);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  int run(int rank, int ranks, const Body& body, Options options) const {
+    try {
+      auto store = make_file_store(folder_);
+      auto peers = connect_peers(*store, rank, ranks, {std::chrono::seconds(60)});
+      std::vector<int> members;
+      for (int r = 0; r < ranks; ++r) members.push_back(r);
+      body(shm::make_backend(std::move(peers), members, "world", options));
+      return 0;
+    } catch (const std::exception& error) {
+      std::ofstream(file(rank, "error")) << error.what();
+      return 1;
+    }
+  }
+
+  std::string folder_;
+  std::vector<pid_t> pids_;
+};
+
+}  // namespace tessera::comm::testing
