@@ -28,7 +28,7 @@ enum class PeerState : std::uint8_t { alive, left, dead };
 struct Failure {
   enum class Kind : std::uint8_t { usage, peer };
   Kind kind = Kind::peer;
-  int rank = -1;     // whose fault it is, -1 if nobody's in particular
+  int rank = -1;      // whose fault it is, -1 if nobody's in particular
   int reporter = -1;  // who noticed
   std::string text;
 };
