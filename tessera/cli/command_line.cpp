@@ -55,6 +55,7 @@ CommandLine::CommandLine(const std::string& name, const std::string& summary,
   app_.footer("Examples:\n" + examples);
   // Extras are allowed here and refused in parse(), which knows how to suggest.
   app_.allow_extras();
+  app_.fallthrough();  // an option of the command may also stand after its subcommand
   app_.set_help_flag("-h,--help", "print this help and exit");
 }
 

@@ -1,0 +1,134 @@
+#include "tessera/cli/command_line.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/errors.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Example {
+  CommandLine line{"example", "Shows options.", "  tessera example"};
+  int ranks = 1;
+  double grace = 5;
+  std::int64_t size = 1024;
+  std::string bind = "core";
+  bool json = false;
+
+  Example() {
+    line.integer(line.app(), "-n,--ranks", ranks, 1, 8, "ranks");
+    line.seconds(line.app(), "--grace", grace, "time");
+    line.bytes(line.app(), "--size", size, "bytes");
+    line.choice(line.app(), "--bind", bind, {"core", "none"}, "binding");
+    line.app().add_flag("--json", json, "print JSON");
+  }
+
+  bool parse(std::vector<std::string> words) {
+    words.insert(words.begin(), "example");
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    return line.parse(static_cast<int>(pointers.size()), pointers.data());
+  }
+
+  std::string error(const std::vector<std::string>& words) {
+    try {
+      parse(words);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+};
+
+TEST(CommandLine, ReadsValuesInUnits) {
+  Example example;
+  EXPECT_TRUE(
+      example.parse({"-n", "4", "--grace", "250ms", "--size=25MiB", "--bind", "none", "--json"}));
+  EXPECT_EQ(example.ranks, 4);
+  EXPECT_EQ(example.grace, 0.25);
+  EXPECT_EQ(example.size, 25 << 20);
+  EXPECT_EQ(example.bind, "none");
+  EXPECT_TRUE(example.json);
+}
+
+TEST(CommandLine, SuggestsTheNearOption) {
+  EXPECT_EQ(Example().error({"--rnaks", "4"}), "--rnaks: unknown; did you mean --ranks?");
+  EXPECT_EQ(Example().error({"--rank=4"}), "--rank: unknown; did you mean --ranks?");
+  EXPECT_EQ(Example().error({"--josn"}), "--josn: unknown; did you mean --json?");
+  EXPECT_EQ(Example().error({"--elephant"}), "--elephant: unknown");
+  EXPECT_EQ(Example().error({"stray"}), "stray: unknown");
+}
+
+TEST(CommandLine, AMistypedOptionIsReportedBeforeWhatItMakesMissing) {
+  Example example;
+  int needed = 0;
+  example.line.integer(example.line.app(), "--world", needed, 0, 9, "needed")->required();
+  EXPECT_EQ(example.error({"--wolrd", "4"}), "--wolrd: unknown; did you mean --world?");
+}
+
+TEST(CommandLine, NamesTheOptionAndTheValue) {
+  EXPECT_EQ(Example().error({"-n", "0"}), "--ranks: got 0, wanted 1 to 8");
+  EXPECT_EQ(Example().error({"-n", "9"}), "--ranks: got 9, wanted 1 to 8");
+  EXPECT_EQ(Example().error({"-n", "x"}),
+            "--ranks: got \"x\", wanted a whole number of at least 1");
+  EXPECT_EQ(Example().error({"--bind", "cor"}),
+            "--bind: got \"cor\", wanted core or none; did you mean core?");
+  EXPECT_EQ(Example().error({"--size", "5Q"}).substr(0, 18), "--size: bad size \"");
+  EXPECT_NE(Example().error({"--grace"}), "no error");
+}
+
+TEST(CommandLine, SuggestsTheNearSubcommandAndItsOptions) {
+  const auto error = [](const std::vector<std::string>& words) {
+    Example example;
+    int sizes = 0;
+    CLI::App* comm = example.line.app().add_subcommand("comm", "collectives");
+    comm->add_option("--sizes", sizes, "sizes");
+    example.line.app().require_subcommand(1);
+    return example.error(words);
+  };
+  EXPECT_EQ(error({"com"}), "com: unknown; did you mean comm?");
+  EXPECT_EQ(error({"comm", "--size", "3"}), "no error") << "--size is the parent's";
+  EXPECT_EQ(error({"comm", "--szies", "3"}), "--szies: unknown; did you mean --sizes?");
+}
+
+struct Runner : Example {
+  Runner() { line.takes_program(); }
+};
+
+TEST(CommandLine, TheProgramComesLast) {
+  using Words = std::vector<std::string>;
+  {
+    Runner runner;
+    EXPECT_TRUE(runner.parse({"-n", "2", "--", "./program", "--ranks", "9", "--", "x"}));
+    EXPECT_EQ(runner.line.program(), (Words{"./program", "--ranks", "9", "--", "x"}));
+    EXPECT_EQ(runner.ranks, 2);
+  }
+  {
+    Runner runner;
+    EXPECT_TRUE(runner.parse({"-n", "2", "./program", "--ranks", "9"}));
+    EXPECT_EQ(runner.line.program(), (Words{"./program", "--ranks", "9"}));
+    EXPECT_EQ(runner.ranks, 2);
+  }
+  EXPECT_EQ(Runner().error({"--rnaks", "2", "--", "./program"}),
+            "--rnaks: unknown; did you mean --ranks?");
+  EXPECT_EQ(Runner().error({"--rnaks", "2", "./program"}),
+            "--rnaks: unknown; did you mean --ranks?");
+  EXPECT_EQ(Runner().error({"stray", "--", "./program"}), "stray: unknown");
+}
+
+TEST(CommandLine, HelpShowsExamplesAndDefaults) {
+  Example example;
+  ::testing::internal::CaptureStdout();
+  EXPECT_FALSE(example.parse({"--help"}));
+  const std::string help = ::testing::internal::GetCapturedStdout();
+  for (const char* part : {"Examples:", "tessera example", "--ranks", "INT", "5 s", "1 KiB"}) {
+    EXPECT_NE(help.find(part), std::string::npos) << part << " not in\n" << help;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,130 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tessera/cli/backends.h"
+#include "tessera/cli/doctor_report.h"
+#include "tessera/cli/machine.h"
+
+namespace tessera::cli {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Machine, ReadsAnIntelCpu) {
+  const CpuInfo cpu = cpu_info(
+      "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8481C\n"
+      "flags\t\t: fpu fma avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n",
+      "x86_64");
+  EXPECT_EQ(cpu.model, "Intel(R) Xeon(R) Platinum 8481C");
+  EXPECT_EQ(cpu.features, (std::vector<std::string>{"AVX2", "FMA", "AVX-512", "AVX-512 bf16", "AMX",
+                                                    "AMX bf16", "AMX int8"}));
+}
+
+TEST(Machine, ReadsAnArmCpu) {
+  const CpuInfo cpu = cpu_info(
+      "processor\t: 0\nFeatures\t: fp asimd sve bf16 i8mm\nCPU implementer\t: 0x41\n"
+      "CPU part\t: 0xd40\n",
+      "aarch64");
+  EXPECT_EQ(cpu.model, "Arm Neoverse V1");
+  EXPECT_EQ(cpu.features, (std::vector<std::string>{"NEON", "SVE", "bf16", "i8mm"}));
+  EXPECT_EQ(cpu_info("CPU implementer : 0x99\nCPU part : 0x1\n", "aarch64").model,
+            "implementer 0x99, part 0x1");
+  EXPECT_EQ(cpu_info("", "riscv64").model, "unknown");
+}
+
+TEST(Machine, ReadsThisMachine) {
+  EXPECT_FALSE(cpu_info().architecture.empty());
+  const MemoryInfo memory = memory_info();
+  EXPECT_GT(memory.total, 0);
+  EXPECT_LE(memory.available, memory.total);
+  EXPECT_EQ(limits().size(), 5u);
+}
+
+const BackendStatus& find(const std::vector<BackendStatus>& all, const std::string& name) {
+  return *std::find_if(all.begin(), all.end(), [&](const auto& row) { return row.name == name; });
+}
+
+TEST(Backends, SayWhatIsMissing) {
+  BackendFacts facts;
+  facts.torch.version = "2.13.0";
+  facts.driver_gpus = 2;
+  std::vector<BackendStatus> rows = backend_statuses(facts);
+  EXPECT_TRUE(find(rows, "shm").works);
+  EXPECT_TRUE(find(rows, "dry").works);
+  EXPECT_FALSE(find(rows, "mpi").works);
+  EXPECT_TRUE(contains(find(rows, "mpi").why, "libopenmpi-dev"));
+  EXPECT_FALSE(find(rows, "two-level").works);
+  EXPECT_FALSE(find(rows, "nccl").works);
+  EXPECT_TRUE(contains(find(rows, "nccl").why, "use a CUDA build"));
+
+  facts.shm_problem = "memfd_create: no";
+  facts.mpi_built = true;
+  facts.torch.cuda_build = true;
+  rows = backend_statuses(facts);
+  EXPECT_FALSE(find(rows, "shm").works);
+  EXPECT_TRUE(contains(find(rows, "mpi").why, "cannot be loaded"));
+  EXPECT_TRUE(contains(find(rows, "nccl").why, "sees no GPU"));
+
+  facts.shm_problem = "";
+  facts.mpi_library = "Open MPI 4.1.4";
+  facts.torch.gpus = 1;
+  rows = backend_statuses(facts);
+  EXPECT_TRUE(find(rows, "two-level").works);
+  EXPECT_TRUE(contains(find(rows, "nccl").why, "libnccl"));
+  facts.nccl_library = "2.28.3";
+  EXPECT_TRUE(find(backend_statuses(facts), "nccl").works);
+}
+
+TEST(Backends, SharedMemoryIsTriedForReal) { EXPECT_EQ(shared_memory_problem(), ""); }
+
+DoctorReport example() {
+  DoctorReport report;
+  report.tessera_version = "0.1.0";
+  report.compiler = compiler_version();
+  report.torch.version = "2.13.0";
+  report.cpu = {"Arm Neoverse N1", "aarch64", {"NEON"}};
+  report.topology.source = "sysfs";
+  report.topology.cores = {{0, 0, {0}}, {0, 0, {1}}};
+  report.memory.total = std::int64_t{16} << 30;
+  report.limits = {{"open files", 1024, false}, {"stack", std::nullopt, true}};
+  report.gpus = std::vector<Gpu>{{"H200", std::int64_t{140} << 30}};
+  report.backends = {{"shm", true, "memfds"}, {"mpi", false, "not built"}};
+  return report;
+}
+
+TEST(DoctorReport, TextShowsEveryPart) {
+  const std::string text = to_text(example());
+  for (const char* part : {"0.1.0", "2.13.0", "Arm Neoverse N1", "NEON", "2 cores", "1 socket",
+                           "16 GiB", "open files 1,024", "stack unlimited", "H200, 140 GiB",
+                           "LibTorch can use 0 of them", "shm", "works  memfds", "not built"}) {
+    EXPECT_TRUE(contains(text, part)) << part << " not in\n" << text;
+  }
+}
+
+TEST(DoctorReport, JsonShowsTheSame) {
+  const auto json = nlohmann::json::parse(to_json(example()));
+  EXPECT_EQ(json["versions"]["libtorch"], "2.13.0");
+  EXPECT_TRUE(json["versions"]["libtorch_cuda"].is_null());
+  EXPECT_EQ(json["cpu"]["cores"], 2);
+  EXPECT_EQ(json["memory"]["total_bytes"], std::int64_t{16} << 30);
+  EXPECT_EQ(json["limits"]["open files"], 1024);
+  EXPECT_TRUE(json["limits"]["stack"].is_null());
+  EXPECT_EQ(json["gpus"]["devices"][0]["name"], "H200");
+  EXPECT_EQ(json["backends"].size(), 2u);
+  EXPECT_EQ(json["backends"][1]["works"], false);
+}
+
+TEST(DoctorReport, IsHealthyWhereShmWorks) {
+  DoctorReport report = example();
+  EXPECT_TRUE(report.healthy());
+  report.backends[0].works = false;
+  EXPECT_FALSE(report.healthy());
+}
+
+}  // namespace
+}  // namespace tessera::cli

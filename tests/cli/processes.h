@@ -1,0 +1,75 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/cli/fd.h"
+#include "tessera/cli/launcher.h"
+
+namespace tessera::cli {
+
+// The bound of every wait in these tests: it only tells a hang from slowness.
+constexpr double kHang = 60;
+
+bool wait_until(const std::function<bool()>& condition, double seconds = kHang);
+
+// Runs no more: gone, or a zombie that its parent has yet to collect.
+bool is_gone(pid_t pid);
+
+// A file in memory that collects output.
+class Capture {
+ public:
+  Capture();
+  int fd() const { return fd_.get(); }
+  std::string text() const;
+  std::vector<std::string> lines() const;
+
+ private:
+  Fd fd_;
+};
+
+// A process that runs `body` and exits with what it returns.
+class Child {
+ public:
+  explicit Child(const std::function<int()>& body);
+  ~Child();  // kills what is still there
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void signal(int number) const;
+  // The exit status as a shell shows it (128 + signal), or -1 when it hangs.
+  int wait();
+
+ private:
+  pid_t pid_ = -1;
+  bool waited_ = false;
+};
+
+// launch() in a process of its own, so that it can be sent signals and killed.
+class LauncherProcess {
+ public:
+  explicit LauncherProcess(LaunchOptions options);
+  Child& process() { return child_; }
+  int wait() { return child_.wait(); }
+  std::string out() const { return out_.text(); }
+  std::string err() const { return err_.text(); }
+  std::vector<std::string> lines() const { return out_.lines(); }
+  // Waits for `count` lines that contain `word` on stdout.
+  bool saw(const std::string& word, int count) const;
+
+ private:
+  Capture out_, err_;
+  Child child_;
+};
+
+// `ranks` ranks of a shell script.
+LaunchOptions script(int ranks, const std::string& text);
+
+// Runs a program with our environment, and returns its status; output goes to the captures.
+int execute(const std::vector<std::string>& command, Capture& out, Capture& err);
+
+}  // namespace tessera::cli
