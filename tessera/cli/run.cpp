@@ -106,7 +106,6 @@ int run_command(int argc, char** argv) {
   divide_machine(arguments);
   launch_options.prefix = !arguments.no_prefix;
   launch_options.color = std::getenv("NO_COLOR") == nullptr;
-  launch_options.run_id = str("tessera-", ::getpid());
   for (char** entry = environ; *entry != nullptr; ++entry) {
     launch_options.environment.emplace_back(*entry);
   }
@@ -118,6 +117,9 @@ int run_command(int argc, char** argv) {
                   launch_options.master_port);
     launch_options.master_port = store->port();
   }
+  // The same on every node: the address of the store is what they agree on.
+  launch_options.run_id =
+      str("tessera-", launch_options.master_addr, "-", launch_options.master_port);
   return launch(launch_options, signals).status;
 }
 
