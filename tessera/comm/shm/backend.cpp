@@ -66,7 +66,7 @@ class ShmBackend final : public Backend {
     queue_.submit(std::move(agree), {}).wait();
     const std::uint32_t number = memories_->next_number();
     const std::size_t stride = MemoryTable::stride(std::max<std::size_t>(bytes, 1));
-    auto segment = peers_->share(str(name_, "#", number), members_,
+    auto segment = peers_->share(str(name_, ":memory", number), members_,
                                  stride * static_cast<std::size_t>(size()), options_.timeout);
     return memories_->add(number, std::move(segment), stride);
   }
