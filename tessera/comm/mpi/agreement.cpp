@@ -44,12 +44,12 @@ int agree_on_tags(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr
       half + static_cast<int>(mine->name % static_cast<unsigned>(half - kTagsPerGroup)));
   const auto doing = [] { return std::string("the creation"); };
   const auto send = [&](const std::shared_ptr<Proposal>& what, int to) {
-    return courier.send(what.get(), sizeof(Proposal), to, Lane::header, what);
+    return courier.send(what.get(), sizeof(Proposal), to, Channel::header, what);
   };
   const auto receive = [&](int from) {
     auto theirs = std::make_shared<Proposal>();
-    courier.await(courier.receive(theirs.get(), sizeof(Proposal), from, Lane::header, theirs), from,
-                  doing);
+    courier.await(courier.receive(theirs.get(), sizeof(Proposal), from, Channel::header, theirs),
+                  from, doing);
     return theirs;
   };
   bool same = true;

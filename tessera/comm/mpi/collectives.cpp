@@ -82,8 +82,8 @@ void MpiTransport::reduction(const Collective& call) {
       const auto i = static_cast<std::size_t>(r);
       if (r == rank_) continue;
       const std::size_t mine = length(rank_, p) * size, theirs = length(r, p) * size;
-      if (mine > 0) w.taken[i] = courier_.receive(stage(r, p), mine, r, Lane::data);
-      if (theirs > 0) w.given[i] = courier_.send(in + offset(r, p), theirs, r, Lane::data);
+      if (mine > 0) w.taken[i] = courier_.receive(stage(r, p), mine, r, Channel::data);
+      if (theirs > 0) w.given[i] = courier_.send(in + offset(r, p), theirs, r, Channel::data);
     }
   };
   const auto reduce_piece = [&](std::size_t p) {
@@ -107,8 +107,8 @@ void MpiTransport::reduction(const Collective& call) {
       const std::size_t mine = length(rank_, p) * size, theirs = length(r, p) * size;
       if (r == rank_) continue;
       if (wanted && theirs > 0)
-        w.got[i] = courier_.receive(out + offset(r, p), theirs, r, Lane::result);
-      if (to_them && mine > 0) w.sent[i] = courier_.send(result, mine, r, Lane::result);
+        w.got[i] = courier_.receive(out + offset(r, p), theirs, r, Channel::result);
+      if (to_them && mine > 0) w.sent[i] = courier_.send(result, mine, r, Channel::result);
     }
   };
 
@@ -137,8 +137,8 @@ void MpiTransport::gather(const Collective& call) {
     const int to = (rank_ + step) % ranks_, from = (rank_ - step + ranks_) % ranks_;
     const Shard theirs = shard_of(call.count, ranks_, from);
     streams.emplace_back(Transfer::Kind::receive, out + theirs.begin * size, theirs.size * size,
-                         from, Lane::data);
-    streams.emplace_back(Transfer::Kind::send, call.in, own.size * size, to, Lane::data);
+                         from, Channel::data);
+    streams.emplace_back(Transfer::Kind::send, call.in, own.size * size, to, Channel::data);
   }
   for (Stream& stream : streams) stream.advance(courier_);
   copy(out + own.begin * size, call.in, own.size * size);
@@ -155,9 +155,10 @@ void MpiTransport::exchange(const Collective& call) {
   for (int step = 1; step < ranks_; ++step) {
     const int to = (rank_ + step) % ranks_, from = (rank_ - step + ranks_) % ranks_;
     const Shard theirs = shard_of(call.count, ranks_, to);
-    streams.emplace_back(Transfer::Kind::receive, place(from), own.size * size, from, Lane::data);
+    streams.emplace_back(Transfer::Kind::receive, place(from), own.size * size, from,
+                         Channel::data);
     streams.emplace_back(Transfer::Kind::send, in + theirs.begin * size, theirs.size * size, to,
-                         Lane::data);
+                         Channel::data);
   }
   for (Stream& stream : streams) stream.advance(courier_);
   copy(place(rank_), in + own.begin * size, own.size * size);
@@ -180,7 +181,7 @@ void MpiTransport::broadcast(const Collective& call) {
     if (!root) {
       for (; asked < pieces && coming.size() < kChainPieces; ++asked) {
         coming.push_back(
-            courier_.receive(out + asked * kChainBytes, length(asked), before, Lane::data));
+            courier_.receive(out + asked * kChainBytes, length(asked), before, Channel::data));
       }
       courier_.await(coming.front(), before, now);
       coming.pop_front();
@@ -190,7 +191,7 @@ void MpiTransport::broadcast(const Collective& call) {
       courier_.await(going.front(), next, now);
       going.pop_front();
     }
-    going.push_back(courier_.send(from + p * kChainBytes, length(p), next, Lane::data));
+    going.push_back(courier_.send(from + p * kChainBytes, length(p), next, Channel::data));
   }
   if (root) copy(out, call.in, bytes);
   for (const Ticket& ticket : going) courier_.await(ticket, next, now);

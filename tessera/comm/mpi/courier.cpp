@@ -20,15 +20,15 @@ constexpr std::size_t kPiecesInFlight = 4;
 Courier::Courier(std::shared_ptr<Runtime> runtime, std::shared_ptr<Watch> watch, int first_tag)
     : runtime_(std::move(runtime)), watch_(std::move(watch)), first_tag_(first_tag) {}
 
-Ticket Courier::send(const void* data, std::size_t bytes, int rank, Lane lane,
+Ticket Courier::send(const void* data, std::size_t bytes, int rank, Channel channel,
                      std::shared_ptr<void> keep) {
-  return runtime_->send(data, bytes, world(rank), first_tag_ + static_cast<int>(lane), bell_,
+  return runtime_->send(data, bytes, world(rank), first_tag_ + static_cast<int>(channel), bell_,
                         std::move(keep));
 }
 
-Ticket Courier::receive(void* data, std::size_t bytes, int rank, Lane lane,
+Ticket Courier::receive(void* data, std::size_t bytes, int rank, Channel channel,
                         std::shared_ptr<void> keep) {
-  return runtime_->receive(data, bytes, world(rank), first_tag_ + static_cast<int>(lane), bell_,
+  return runtime_->receive(data, bytes, world(rank), first_tag_ + static_cast<int>(channel), bell_,
                            std::move(keep));
 }
 
@@ -42,7 +42,7 @@ void Courier::verify(const Transfer& transfer, int rank, const Doing& doing) con
 // What a rank sent before it went may still be on its way, while its goodbye came by another road.
 bool Courier::last_look(const Transfer& transfer, int rank) {
   const bool left = watch_->peers().state(world(rank)) == PeerState::left;
-  const auto end = Watch::Clock::now() + (left ? 1000ms : 100ms);
+  const auto end = Watch::Clock::now() + (left ? 500ms : 100ms);
   while (!runtime_->broken()) {
     const std::uint64_t seen = bell_->count();
     if (transfer.done() || Watch::Clock::now() > end) break;
@@ -88,8 +88,8 @@ bool Stream::advance(Courier& courier) {
   while (begun_ < bytes_ && open_.size() < kPiecesInFlight) {
     const std::size_t piece = std::min(kPieceBytes, bytes_ - begun_);
     open_.push_back(kind_ == Transfer::Kind::send
-                        ? courier.send(data_ + begun_, piece, rank_, lane_)
-                        : courier.receive(data_ + begun_, piece, rank_, lane_));
+                        ? courier.send(data_ + begun_, piece, rank_, channel_)
+                        : courier.receive(data_ + begun_, piece, rank_, channel_));
     begun_ += piece;
   }
   return moved;

@@ -22,9 +22,9 @@ class Courier {
 
   Courier(std::shared_ptr<Runtime> runtime, std::shared_ptr<Watch> watch, int first_tag);
 
-  Ticket send(const void* data, std::size_t bytes, int rank, Lane lane,
+  Ticket send(const void* data, std::size_t bytes, int rank, Channel channel,
               std::shared_ptr<void> keep = {});
-  Ticket receive(void* data, std::size_t bytes, int rank, Lane lane,
+  Ticket receive(void* data, std::size_t bytes, int rank, Channel channel,
                  std::shared_ptr<void> keep = {});
 
   // Waits for a message from or to `rank`. A null ticket is done.
@@ -54,12 +54,12 @@ class Courier {
 // caller's memory. Both ends cut alike.
 class Stream {
  public:
-  Stream(Transfer::Kind kind, const void* data, std::size_t bytes, int rank, Lane lane)
+  Stream(Transfer::Kind kind, const void* data, std::size_t bytes, int rank, Channel channel)
       : kind_(kind),
         data_(static_cast<std::byte*>(const_cast<void*>(data))),
         bytes_(bytes),
         rank_(rank),
-        lane_(lane) {}
+        channel_(channel) {}
 
   // Puts pieces on their way and takes note of those that arrived. Returns whether any did.
   bool advance(Courier& courier);
@@ -73,7 +73,7 @@ class Stream {
   std::byte* data_;
   std::size_t bytes_;
   int rank_;
-  Lane lane_;
+  Channel channel_;
   std::size_t begun_ = 0;
   std::size_t moved_ = 0;
   std::deque<Ticket> open_;

@@ -81,7 +81,7 @@ void PointToPoint::Core::begin(Item& item) {
     // As much as any letter holds: what comes may not be what this call expects.
     item.letter = std::make_shared<std::vector<std::byte>>(sizeof(Header) + kSmallBytes);
     item.letter_ticket = courier.receive(item.letter->data(), item.letter->size(), call.peer,
-                                         Lane::message_header, item.letter);
+                                         Channel::message_header, item.letter);
     return;
   }
   const Header header = make_header(call);
@@ -89,7 +89,7 @@ void PointToPoint::Core::begin(Item& item) {
   std::memcpy(item.letter->data(), &header, sizeof(header));
   if (payload > 0) std::memcpy(item.letter->data() + sizeof(header), call.in, payload);
   item.letter_ticket = courier.send(item.letter->data(), item.letter->size(), call.peer,
-                                    Lane::message_header, item.letter);
+                                    Channel::message_header, item.letter);
 }
 
 void PointToPoint::Core::read_letter(Item& item) {
@@ -114,7 +114,7 @@ void PointToPoint::Core::read_letter(Item& item) {
   if (!fits) {
     const bool send = call.op == Op::send;
     item.stream.emplace(send ? Transfer::Kind::send : Transfer::Kind::receive,
-                        send ? call.in : call.out, call.bytes(), call.peer, Lane::message);
+                        send ? call.in : call.out, call.bytes(), call.peer, Channel::message);
   }
 }
 

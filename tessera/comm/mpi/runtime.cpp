@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kPartBytes = std::size_t{1} << 30;  // MPI counts in int
 constexpr auto kGoodbyeTimeout = 5min;
-constexpr auto kLastWords = 500ms;
+constexpr auto kLastWords = 1200ms;
 
 std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
@@ -370,7 +370,7 @@ std::uint64_t Runtime::sent_bytes() const noexcept { return impl_->sent.load(); 
 
 void Runtime::attend(const std::shared_ptr<Peers>& peers) {
   std::lock_guard lock(impl_->mutex);
-  impl_->peers = peers;
+  if (impl_->peers.expired()) impl_->peers = peers;
 }
 
 void Runtime::break_off() noexcept {

@@ -74,8 +74,8 @@ void MpiTransport::post(const Collective& call) {
     if (part.bytes > 0) std::memcpy(out.data() + sizeof(header), part.data, part.bytes);
     if (r == rank_) continue;
     std::vector<std::byte>& in = mail_->in[i];
-    letters_in_[i] = courier_.receive(in.data(), in.size(), r, Lane::header, mail_);
-    letters_out_[i] = courier_.send(out.data(), out.size(), r, Lane::header, mail_);
+    letters_in_[i] = courier_.receive(in.data(), in.size(), r, Channel::header, mail_);
+    letters_out_[i] = courier_.send(out.data(), out.size(), r, Channel::header, mail_);
   }
 }
 

@@ -52,6 +52,6 @@ inline constexpr int kStringTag = 0;
 inline constexpr int kGoodbyeTag = 1;
 inline constexpr int kFirstGroupTag = 16;
 inline constexpr int kTagsPerGroup = 8;
-enum class Lane : int { header = 0, data = 1, result = 2, message_header = 3, message = 4 };
+enum class Channel : int { header = 0, data = 1, result = 2, message_header = 3, message = 4 };
 
 }  // namespace tessera::comm::mpi

@@ -1,0 +1,266 @@
+// The ways of buffers that are too large to travel with the headers.
+
+#include <algorithm>
+
+#include "tessera/comm/two_level/transport.h"
+#include "tessera/core/errors.h"
+
+namespace tessera::comm::two_level {
+namespace {
+constexpr std::size_t kStageBytes = 4 << 20;  // one piece of everything a rank gives
+}
+
+// [Note: ticks] Piece p is `quantum` elements of every shard. Each rank has two stages, where it
+// puts its input of a piece for the others of its host, and two results, where pieces of its lane's
+// shards end up. A tick begins with one barrier of the host, and in it each step is taken for
+// another piece, so that the network is busy with one while the host works on the next.
+//   all_reduce, at tick t:   pack t | meet | partials of t | lane: reduce_scatter t
+//                            | finish t-1, lane: all_gather t-1 | copy out t-2
+// What a step at tick t writes (stage t, result t-1) was last read by others in a step of tick t-1,
+// before they came to the barrier of tick t. Between two calls, the exchange of headers is such a
+// barrier too.
+
+void TwoLevelTransport::large(const Collective& call) {
+  if (!shared_) shared_ = parts_.local->symmetric(4 * kStageBytes);
+  switch (call.op) {
+    case Op::all_reduce:
+    case Op::reduce_scatter:
+    case Op::reduce: return reduction(call);
+    case Op::all_gather: return gather(call);
+    case Op::all_to_all: return exchange(call);
+    case Op::broadcast: return broadcast(call);
+    default: throw Error("a call without data has no large form");
+  }
+}
+
+TwoLevelTransport::Cut TwoLevelTransport::cut(const Collective& call) const {
+  const std::size_t stride = shard_stride(call.count, ranks());
+  const std::size_t room = kStageBytes / static_cast<std::size_t>(ranks()) / size_of(call.dtype);
+  const std::size_t quantum = std::clamp<std::size_t>(room, 1, stride);
+  return {stride, quantum, (stride + quantum - 1) / quantum};
+}
+
+std::size_t TwoLevelTransport::width(const Cut& cut, std::size_t piece) const {
+  return std::min(cut.quantum, cut.stride - piece * cut.quantum);
+}
+
+std::size_t TwoLevelTransport::length(const Collective& call, const Cut& cut, int rank,
+                                      std::size_t piece) const {
+  const std::size_t shard = shard_of(call.count, ranks(), rank).size;
+  const std::size_t begin = piece * cut.quantum;
+  return shard > begin ? std::min(cut.quantum, shard - begin) : 0;
+}
+
+std::byte* TwoLevelTransport::stage(int local, std::size_t piece) const {
+  return static_cast<std::byte*>(shared_->part(local)) + (piece % 2) * kStageBytes;
+}
+
+std::byte* TwoLevelTransport::result(int local, std::size_t piece) const {
+  return static_cast<std::byte*>(shared_->part(local)) + (2 + piece % 2) * kStageBytes;
+}
+
+// A stage holds [ranks, quantum].
+void TwoLevelTransport::pack(const Collective& call, const Cut& cut, std::size_t piece) {
+  const std::size_t size = size_of(call.dtype);
+  const auto* in = static_cast<const std::byte*>(call.in);
+  for (int r = 0; r < ranks(); ++r) {
+    const auto shard = static_cast<std::size_t>(r);
+    copy(stage(local(), piece) + shard * cut.quantum * size,
+         in + (shard * cut.stride + piece * cut.quantum) * size,
+         length(call, cut, r, piece) * size);
+  }
+}
+
+// The results hold [hosts, width]: of number l, the shards of the ranks with that number.
+void TwoLevelTransport::copy_out(const Collective& call, const Cut& cut, std::size_t piece) {
+  const std::size_t size = size_of(call.dtype);
+  auto* out = static_cast<std::byte*>(call.out);
+  for (int r = 0; r < ranks(); ++r) {
+    const auto shard = static_cast<std::size_t>(r);
+    const auto h = static_cast<std::size_t>(parts_.layout.host(r));
+    copy(out + (shard * cut.stride + piece * cut.quantum) * size,
+         result(parts_.layout.local(r), piece) + h * width(cut, piece) * size,
+         length(call, cut, r, piece) * size);
+  }
+}
+
+// all_reduce, reduce_scatter and reduce. See [Note: host by host] in partial.h. Inputs that all lie
+// in symmetric memory are read where they are. In place that is safe: a piece of the output is
+// written only after the host has met again since that piece of the input was read.
+void TwoLevelTransport::reduction(const Collective& call) {
+  const Layout& layout = parts_.layout;
+  const Partial partial(call.dtype, call.reduce, ranks());
+  const std::size_t size = size_of(call.dtype), wide = size_of(partial.type());
+  const Cut c = cut(call);
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  for (auto* buffers : {partials_, combined_}) {
+    for (int i = 0; i < 2; ++i) buffers[i].resize(hosts * c.quantum * wide);
+  }
+  std::vector<const std::byte*> bases;
+  const bool direct = direct_sources(call, bases);
+  const bool scatter = call.op == Op::reduce_scatter, rooted = call.op == Op::reduce;
+  const int root_host = rooted ? layout.host(call.peer) : -1;
+  const auto source = [&](int l, int r, std::size_t p) -> const void* {
+    const auto shard = static_cast<std::size_t>(r);
+    return direct ? bases[static_cast<std::size_t>(l)] + (shard * c.stride + p * c.quantum) * size
+                  : stage(l, p) + shard * c.quantum * size;
+  };
+  const auto reduce_here = [&](std::size_t p) {
+    for (int h = 0; h < layout.hosts; ++h) {
+      const int r = layout.rank(h, local());
+      const std::size_t count = length(call, c, r, p);
+      std::vector<const void*> values;
+      for (int l = 0; l < layout.per_host; ++l) values.push_back(source(l, r, p));
+      if (count == 0) continue;
+      partial.first(values,
+                    partials_[p % 2].data() + static_cast<std::size_t>(h) * width(c, p) * wide,
+                    count);
+      parts_.meter->copied(count * wide);
+    }
+  };
+  const auto cross = [&](std::size_t p) {
+    return on_lane(rooted ? Op::reduce : Op::reduce_scatter, partial.type(), partial.between(),
+                   partials_[p % 2].data(), combined_[p % 2].data(), hosts * width(c, p),
+                   root_host);
+  };
+  const auto finish_piece = [&](std::size_t p, int r, std::size_t from, void* to) {
+    const std::size_t count = length(call, c, r, p);
+    const void* whole[] = {combined_[p % 2].data() + from * width(c, p) * wide};
+    if (count == 0) return;
+    partial.last(whole, to, count);
+    parts_.meter->copied(count * size);
+  };
+  const auto round = [&](std::size_t p) {
+    const auto own = static_cast<std::size_t>(host());
+    if (scatter) {
+      auto* out = static_cast<std::byte*>(call.out);
+      finish_piece(p, parts_.rank, 0, out + p * c.quantum * size);
+    } else if (!rooted) {
+      finish_piece(p, parts_.rank, 0, result(local(), p) + own * width(c, p) * size);
+    } else if (host() == root_host) {
+      for (std::size_t h = 0; h < hosts; ++h) {
+        finish_piece(p, layout.rank(static_cast<int>(h), local()), h,
+                     result(local(), p) + h * width(c, p) * size);
+      }
+    }
+  };
+  const auto spread = [&](std::size_t p) {
+    std::byte* to = result(local(), p);
+    return on_lane(Op::all_gather, call.dtype, ReduceOp::sum,
+                   to + static_cast<std::size_t>(host()) * width(c, p) * size, to,
+                   hosts * width(c, p));
+  };
+
+  Work crossing[2], spreading[2];
+  const std::size_t ticks = c.pieces + (scatter ? 1 : 2);
+  for (std::size_t t = 0; t < ticks; ++t) {
+    if (t < c.pieces && !direct) pack(call, c, t);
+    if (t >= 2) spreading[t % 2].wait();
+    meet();
+    if (t < c.pieces) reduce_here(t);
+    if (t >= 1 && t <= c.pieces) {
+      crossing[(t - 1) % 2].wait();
+      round(t - 1);
+      if (!scatter && !rooted) spreading[(t - 1) % 2] = spread(t - 1);
+    }
+    if (t < c.pieces) crossing[t % 2] = cross(t);
+    if (t >= 2 && !scatter && (!rooted || parts_.rank == call.peer)) copy_out(call, c, t - 2);
+  }
+}
+
+void TwoLevelTransport::gather(const Collective& call) {
+  const std::size_t size = size_of(call.dtype);
+  const Cut c = cut(call);
+  const auto* in = static_cast<const std::byte*>(call.in);
+  Work spreading[2];
+  for (std::size_t t = 0; t <= c.pieces; ++t) {
+    if (t >= 1) spreading[(t - 1) % 2].wait();
+    meet();
+    if (t < c.pieces) {
+      std::byte* to = result(local(), t);
+      std::byte* own = to + static_cast<std::size_t>(host()) * width(c, t) * size;
+      copy(own, in + t * c.quantum * size, length(call, c, parts_.rank, t) * size);
+      spreading[t % 2] = on_lane(Op::all_gather, call.dtype, ReduceOp::sum, own, to,
+                                 static_cast<std::size_t>(parts_.layout.hosts) * width(c, t));
+    }
+    if (t >= 1) copy_out(call, c, t - 1);
+  }
+}
+
+// A piece is cut into one part per rank of a host: number l takes part l across.
+void TwoLevelTransport::broadcast(const Collective& call) {
+  const Layout& layout = parts_.layout;
+  const std::size_t size = size_of(call.dtype);
+  const std::size_t whole = std::min(call.count, kStageBytes / size);
+  const std::size_t pieces = (call.count + whole - 1) / whole;
+  const auto extent = [&](std::size_t p) { return std::min(whole, call.count - p * whole); };
+  const auto part = [&](int l, std::size_t p) { return shard_of(extent(p), layout.per_host, l); };
+  const bool root = parts_.rank == call.peer;
+  Work crossing[2];
+  for (std::size_t t = 0; t <= pieces; ++t) {
+    if (t < pieces && root) {
+      copy(stage(local(), t), static_cast<const std::byte*>(call.in) + t * whole * size,
+           extent(t) * size);
+    }
+    if (t >= 1) crossing[(t - 1) % 2].wait();
+    meet();
+    if (t < pieces) {
+      const Shard mine = part(local(), t);
+      const std::byte* from = stage(layout.local(call.peer), t) + mine.begin * size;
+      crossing[t % 2] = on_lane(Op::broadcast, call.dtype, ReduceOp::sum, from, result(local(), t),
+                                mine.size, layout.host(call.peer));
+    }
+    if (t == 0) continue;
+    auto* out = static_cast<std::byte*>(call.out) + (t - 1) * whole * size;
+    for (int l = 0; l < layout.per_host; ++l) {
+      const Shard theirs = part(l, t - 1);
+      copy(out + theirs.begin * size, result(l, t - 1), theirs.size * size);
+    }
+  }
+}
+
+// Number l of a host collects what its host has for number l of every other, and takes it across.
+void TwoLevelTransport::exchange(const Collective& call) {
+  const Layout& layout = parts_.layout;
+  const std::size_t size = size_of(call.dtype);
+  const Cut c = cut(call);
+  const std::size_t own = shard_of(call.count, ranks(), parts_.rank).size;
+  const auto n = static_cast<std::size_t>(ranks());
+  for (auto* buffers : {partials_, combined_}) {
+    for (int i = 0; i < 2; ++i) buffers[i].resize(n * c.quantum * size);
+  }
+  // [hosts, per_host, width], of destinations before the crossing, of sources after it.
+  const auto at = [&](int h, int l, std::size_t p) {
+    return static_cast<std::size_t>(layout.rank(h, l)) * width(c, p) * size;
+  };
+  Work crossing[2];
+  for (std::size_t t = 0; t <= c.pieces; ++t) {
+    if (t < c.pieces) {
+      pack(call, c, t);
+      meet();
+      for (int h = 0; h < layout.hosts; ++h) {
+        const int to = layout.rank(h, local());
+        for (int l = 0; l < layout.per_host; ++l) {
+          copy(partials_[t % 2].data() + at(h, l, t),
+               stage(l, t) + static_cast<std::size_t>(to) * c.quantum * size,
+               length(call, c, to, t) * size);
+        }
+      }
+    }
+    if (t >= 1) {
+      crossing[(t - 1) % 2].wait();
+      auto* out = static_cast<std::byte*>(call.out) + (t - 1) * c.quantum * size;
+      for (int r = 0; r < ranks(); ++r) {
+        copy(out + static_cast<std::size_t>(r) * own * size,
+             combined_[(t - 1) % 2].data() + at(layout.host(r), layout.local(r), t - 1),
+             length(call, c, parts_.rank, t - 1) * size);
+      }
+    }
+    if (t < c.pieces) {
+      crossing[t % 2] = on_lane(Op::all_to_all, call.dtype, ReduceOp::sum, partials_[t % 2].data(),
+                                combined_[t % 2].data(), n * width(c, t));
+    }
+  }
+}
+
+}  // namespace tessera::comm::two_level

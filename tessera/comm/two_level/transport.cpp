@@ -1,0 +1,223 @@
+#include "tessera/comm/two_level/transport.h"
+
+#include <cstring>
+#include <utility>
+
+#include "tessera/comm/copy.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm::two_level {
+namespace {
+constexpr std::size_t kSmallBytes = 4
+                                    << 10;  // of a host's share of a call that travels with headers
+}
+
+// What a rank tells the others of its host; its data comes behind it.
+struct TwoLevelTransport::Record {
+  mpi::Header header;
+  Address in;
+};
+
+TwoLevelTransport::TwoLevelTransport(Parts parts) : parts_(std::move(parts)) {
+  const auto hosts = static_cast<std::size_t>(parts_.layout.hosts);
+  const auto locals = static_cast<std::size_t>(parts_.layout.per_host);
+  records_.resize(locals * (sizeof(Record) + kSmallBytes));
+  host_records_.resize(hosts * (locals * sizeof(mpi::Header) + kSmallBytes));
+}
+
+void TwoLevelTransport::post(const Collective& call) {
+  ++sequence_;
+  parts_.peers->set_context(
+      str(", during #", sequence_, " ", describe(call), " of group ", parts_.name));
+}
+
+bool TwoLevelTransport::finish(const Collective& call, bool) {
+  try {
+    carry_out(call);
+  } catch (const PeerError& error) {
+    throw PeerError(error.what() + parts_.peers->context(), error.rank());
+  }
+  parts_.peers->set_context("");
+  return true;
+}
+
+void TwoLevelTransport::carry_out(const Collective& call) {
+  exchange_headers(call);
+  compare_headers();  // all ranks find the same, so the group stays in step whatever it is
+  if (is_small(call)) {
+    small(call);
+  } else {
+    large(call);
+  }
+}
+
+const TwoLevelTransport::Record& TwoLevelTransport::record(int local) const {
+  const std::size_t at = static_cast<std::size_t>(local) * (sizeof(Record) + kSmallBytes);
+  return *reinterpret_cast<const Record*>(records_.data() + at);
+}
+
+const std::byte* TwoLevelTransport::payload(int local) const {
+  return reinterpret_cast<const std::byte*>(&record(local)) + sizeof(Record);
+}
+
+std::byte* TwoLevelTransport::host_record(int host) const {
+  const std::size_t bytes =
+      static_cast<std::size_t>(parts_.layout.per_host) * sizeof(mpi::Header) + kSmallBytes;
+  return const_cast<std::byte*>(host_records_.data()) + static_cast<std::size_t>(host) * bytes;
+}
+
+std::byte* TwoLevelTransport::host_payload(int host) const {
+  return host_record(host) + static_cast<std::size_t>(parts_.layout.per_host) * sizeof(mpi::Header);
+}
+
+const mpi::Header& TwoLevelTransport::header(int rank) const {
+  return reinterpret_cast<const mpi::Header*>(
+      host_record(parts_.layout.host(rank)))[parts_.layout.local(rank)];
+}
+
+// Whether a host's share of the data fits behind its headers: partials, the buffer, or all that its
+// ranks give.
+bool TwoLevelTransport::is_small(const Collective& call) const {
+  const auto locals = static_cast<std::size_t>(parts_.layout.per_host);
+  std::size_t elements = call.count, size = size_of(call.dtype);
+  if (call.op == Op::barrier) elements = 0;
+  if (call.op == Op::all_gather) elements = locals * shard_stride(call.count, ranks());
+  if (call.op == Op::all_to_all) elements = locals * call.count;
+  if (is_reduction(call.op)) size = size_of(Partial(call.dtype, call.reduce, ranks()).type());
+  return elements <= kSmallBytes / size;
+}
+
+bool TwoLevelTransport::host_agrees() const {
+  for (int l = 1; l < parts_.layout.per_host; ++l) {
+    if (!mpi::same_call(record(0).header, record(l).header)) return false;
+  }
+  return true;
+}
+
+void TwoLevelTransport::exchange_headers(const Collective& call) {
+  auto& mine = const_cast<Record&>(record(local()));
+  mine = Record{mpi::make_header(call), {}};
+  const std::size_t own =
+      call.op == Op::all_gather ? shard_of(call.count, ranks(), parts_.rank).size : call.count;
+  const bool gives =
+      call.op != Op::barrier && (call.op != Op::broadcast || parts_.rank == call.peer);
+  if (is_small(call)) {
+    if (gives && own > 0) {
+      std::memcpy(const_cast<std::byte*>(payload(local())), call.in, own * size_of(call.dtype));
+    }
+  } else if (is_reduction(call.op)) {
+    mine.in = parts_.memories->address(call.in, call.bytes());
+  }
+  parts_.local
+      ->submit({Op::all_gather, DType::u8, ReduceOp::sum, Traffic::control, &mine, records_.data(),
+                records_.size(), -1, ""})
+      .wait();
+  auto* headers = reinterpret_cast<mpi::Header*>(host_record(host()));
+  for (int l = 0; l < parts_.layout.per_host; ++l) headers[l] = record(l).header;
+  if (is_small(call) && host_agrees()) fill_host_payload(call);
+  on_lane(Op::all_gather, DType::u8, ReduceOp::sum, headers, host_records_.data(),
+          host_records_.size())
+      .wait();
+}
+
+void TwoLevelTransport::fill_host_payload(const Collective& call) {
+  const Layout& layout = parts_.layout;
+  const std::size_t size = size_of(call.dtype);
+  std::byte* to = host_payload(host());
+  if (is_reduction(call.op)) {
+    std::vector<const void*> values;
+    for (int l = 0; l < layout.per_host; ++l) values.push_back(payload(l));
+    Partial(call.dtype, call.reduce, ranks()).first(values, to, call.count);
+  } else if (call.op == Op::broadcast) {
+    if (layout.host(call.peer) == host()) copy(to, payload(layout.local(call.peer)), call.bytes());
+  } else if (call.op != Op::barrier) {
+    const std::size_t each =
+        (call.op == Op::all_gather ? shard_stride(call.count, ranks()) : call.count) * size;
+    for (int l = 0; l < layout.per_host; ++l) {
+      copy(to + static_cast<std::size_t>(l) * each, payload(l), each);
+    }
+  }
+}
+
+void TwoLevelTransport::compare_headers() const {
+  bool same = true;
+  for (int r = 1; r < ranks(); ++r) same = same && mpi::same_call(header(0), header(r));
+  if (same) return;
+  std::string text = str("the ranks disagree in call #", sequence_, " of group ", parts_.name, ":");
+  for (int r = 0; r < ranks(); ++r) {
+    text +=
+        str(r == 0 ? " " : "; ", "rank ", r, " called ", describe(mpi::to_collective(header(r))));
+  }
+  throw UsageError(text + ". All ranks must make the same calls in the same order");
+}
+
+// The headers brought every host's share: each rank takes what it needs.
+void TwoLevelTransport::small(const Collective& call) {
+  const Layout& layout = parts_.layout;
+  const std::size_t size = size_of(call.dtype);
+  const Shard own = shard_of(call.count, ranks(), parts_.rank);
+  auto* out = static_cast<std::byte*>(call.out);
+  if (is_reduction(call.op)) {
+    const Partial partial(call.dtype, call.reduce, ranks());
+    const bool scatter = call.op == Op::reduce_scatter;
+    const std::size_t begin = scatter ? own.begin : 0, count = scatter ? own.size : call.count;
+    std::vector<const void*> partials;
+    for (int h = 0; h < layout.hosts; ++h) {
+      partials.push_back(host_payload(h) + begin * size_of(partial.type()));
+    }
+    if (count > 0 && (call.op != Op::reduce || parts_.rank == call.peer)) {
+      partial.last(partials, out, count);
+      parts_.meter->copied(count * size);
+    }
+    return;
+  }
+  if (call.op == Op::broadcast)
+    return copy(out, host_payload(layout.host(call.peer)), call.bytes());
+  if (call.op == Op::barrier) return;
+  const bool gather = call.op == Op::all_gather;
+  const std::size_t each = (gather ? shard_stride(call.count, ranks()) : call.count) * size;
+  for (int r = 0; r < ranks(); ++r) {
+    const std::byte* from =
+        host_payload(layout.host(r)) + static_cast<std::size_t>(layout.local(r)) * each;
+    if (gather) {
+      const Shard theirs = shard_of(call.count, ranks(), r);
+      copy(out + theirs.begin * size, from, theirs.size * size);
+    } else {
+      copy(out + static_cast<std::size_t>(r) * own.size * size, from + own.begin * size,
+           own.size * size);
+    }
+  }
+}
+
+Work TwoLevelTransport::on_lane(Op op, DType dtype, ReduceOp reduce, const void* in, void* out,
+                                std::size_t count, int root) const {
+  return parts_.lane->submit({op, dtype, reduce, Traffic::control, in, out, count, root, ""});
+}
+
+void TwoLevelTransport::meet() const { parts_.local->submit({}).wait(); }
+
+void TwoLevelTransport::copy(void* to, const void* from, std::size_t bytes) const {
+  if (bytes == 0 || to == from) return;
+  copy_bytes(to, from, bytes);
+  parts_.meter->copied(bytes);
+}
+
+bool TwoLevelTransport::direct_sources(const Collective& call,
+                                       std::vector<const std::byte*>& bases) const {
+  for (int l = 0; l < parts_.layout.per_host; ++l) {
+    const Address in = record(l).in;
+    if (in.memory == 0) return false;
+    bases.push_back(parts_.memories->resolve(in, l));
+    if (bases.back() != nullptr) continue;
+    const Failure failure{
+        Failure::Kind::usage, parts_.peers->rank(), parts_.peers->rank(),
+        str(describe(call), ": rank ", parts_.rank, " has released the symmetric memory that rank ",
+            parts_.layout.rank(host(), l), " uses; keep it until all ranks are done with it")};
+    parts_.peers->report(failure);
+    raise(failure);
+  }
+  return true;
+}
+
+}  // namespace tessera::comm::two_level
