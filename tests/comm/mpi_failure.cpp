@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tessera/comm/two_level/backend.h"
 #include "tessera/core/errors.h"
 #include "tests/comm/mpi_world.h"
 
@@ -20,8 +21,8 @@ using Clock = std::chrono::steady_clock;  // one clock for all processes of a ma
 
 struct Plan {
   std::string way;
-  std::string note;  // a file in which the culprit leaves the time
-  std::string backend = "mpi";
+  std::string note;     // a file in which the culprit leaves the time
+  std::string backend;  // mpi or two-level
 };
 
 double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
@@ -64,7 +65,14 @@ int run(const Plan& plan) {
     testing::World world = testing::join_world();
     rank = world.rank();
     if (plan.way == "stop") world.options.timeout = std::chrono::milliseconds(1500);
-    work(plan, *world.group("world"));
+    if (plan.backend == "mpi") {
+      work(plan, *world.group("world"));
+    } else {
+      if (world.peers->same_host(world.size() - 1))
+        world.peers = testing::pretend_hosts(world.peers, 2);
+      work(plan, *two_level::make_backend(world.peers, world.runtime, world.everybody(), "world",
+                                          world.options));
+    }
   } catch (const PeerError& error) {
     double then = 0;
     std::ifstream(plan.note) >> then;
@@ -86,6 +94,6 @@ int run(const Plan& plan) {
 }  // namespace tessera::comm
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  return tessera::comm::run({argv[1], argv[2]});
+  if (argc != 4) return 2;
+  return tessera::comm::run({argv[1], argv[2], argv[3]});
 }

@@ -3,7 +3,10 @@
 // on real hosts, or those of two_hosts.sh.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "tessera/comm/shm/backend.h"
@@ -21,33 +24,11 @@ using testing::Bytes;
 using testing::Case;
 using testing::run_case;
 
-// Ranks of one machine, each `per_host` of them believing that they are alone on it.
-class PretendedHosts final : public Peers {
- public:
-  PretendedHosts(std::shared_ptr<Peers> peers, std::vector<int> host)
-      : peers_(std::move(peers)), host_(std::move(host)) {}
-  int rank() const override { return peers_->rank(); }
-  int size() const override { return peers_->size(); }
-  bool same_host(int rank) const override {
-    return host_[static_cast<std::size_t>(rank)] == host_[static_cast<std::size_t>(peers_->rank())];
-  }
-  PeerState state(int rank) const override { return peers_->state(rank); }
-  void report(const Failure& failure) override { peers_->report(failure); }
-  std::optional<Failure> failure() const override { return peers_->failure(); }
-  std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
-                                 std::size_t bytes, std::chrono::milliseconds timeout) override {
-    return peers_->share(name, members, bytes, timeout);
-  }
-
- private:
-  const std::shared_ptr<Peers> peers_;
-  const std::vector<int> host_;
-};
-
 struct Job {
   testing::World world;
   std::shared_ptr<Peers> real_peers;
-  int per_host = 1;
+  int per_host = 0;
+  std::string link;  // the network interface between the hosts, if it is ours alone
 
   int hosts() const { return world.size() / per_host; }
   std::shared_ptr<Backend> group(const std::string& name) const {
@@ -186,6 +167,59 @@ TEST(TwoLevel, OnlyShardsCross) {
   }
 }
 
+// Bytes that this host has sent through a network interface.
+double link_bytes(const std::string& link) {
+  std::ifstream table("/proc/net/dev");
+  for (std::string line; std::getline(table, line);) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos || line.find(link) > colon) continue;
+    std::istringstream numbers(line.substr(colon + 1));
+    double value = 0;
+    for (int field = 0; field < 9; ++field) numbers >> value;  // the first of those sent
+    return value;
+  }
+  ADD_FAILURE() << "no interface " << link;
+  return 0;
+}
+
+// The same as the wire sees it, beside an all-reduce of one level.
+TEST(TwoLevel, TheLinkCarriesOnlyShards) {
+  if (job->link.empty()) GTEST_SKIP() << "for two_hosts.sh";
+  const auto group = job->group("link");
+  const auto flat = job->world.group("link/flat");
+  const double l = job->per_host, h = job->hosts();
+  const std::size_t count = 4'000'000;
+  std::vector<float> in(count, 1.0f), out(count);
+  const auto crossed = [&](Backend& backend, Op op) {
+    const auto settle = [&] {
+      group->submit({}).wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // acknowledgements
+    };
+    settle();
+    const double before = link_bytes(job->link);
+    backend
+        .submit(
+            {op, DType::f32, ReduceOp::sum, Traffic::model, in.data(), out.data(), count, 0, ""})
+        .wait();
+    settle();
+    return link_bytes(job->link) - before;
+  };
+  const double shards = 4.0 * count / h * (h - 1);  // of all ranks of a host together
+  const auto check = [&](Op op, double want) {
+    const double two = crossed(*group, op), one = crossed(*flat, op);
+    if (group->rank() == 0) {
+      std::printf("%s of %.1f MB: a host sent %.2f MB, formula %.2f MB; over one level %.2f MB\n",
+                  name(op), 4e-6 * count, two * 1e-6, want * 1e-6, one * 1e-6);
+    }
+    EXPECT_GE(two, want * 0.99);
+    EXPECT_LE(two, want * 1.2 + 100'000);
+    EXPECT_GT(one, two * (1 + (l - 1) * 0.7));
+  };
+  check(Op::all_reduce, 2 * shards);
+  check(Op::reduce_scatter, shards);
+  check(Op::all_gather, shards);
+}
+
 TEST(TwoLevel, SeveralInFlightKeepTheirOrder) {
   const auto group = job->group("order");
   std::vector<std::int64_t> x(60'000, 1), small(3, 1);
@@ -288,7 +322,7 @@ TEST(TwoLevel, AnUnevenLayoutIsRefusedByEveryRank) {
   if (!job->real_peers || job->world.size() < 3) GTEST_SKIP() << "for 3 pretended ranks or more";
   std::vector<int> host(static_cast<std::size_t>(job->world.size()), 0);
   host.back() = 1;
-  const auto uneven = std::make_shared<PretendedHosts>(job->real_peers, host);
+  const auto uneven = std::make_shared<testing::PretendedHosts>(job->real_peers, host);
   EXPECT_THROW(two_level::make_backend(uneven, job->world.runtime, job->world.everybody(), "odd",
                                        job->world.options),
                UsageError);
@@ -314,14 +348,15 @@ Job make_job(int argc, char** argv) {
   Job made;
   made.world = testing::join_world();
   const int size = made.world.size();
-  std::vector<int> host(static_cast<std::size_t>(size));
-  if (argc == 3 && std::string(argv[1]) == "--per-host") {
-    made.per_host = std::atoi(argv[2]);
-    for (int r = 0; r < size; ++r) host[static_cast<std::size_t>(r)] = r / made.per_host;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i];
+    if (option == "--per-host") made.per_host = std::atoi(argv[i + 1]);
+    if (option == "--link") made.link = argv[i + 1];
+  }
+  if (made.per_host > 0) {
     made.real_peers = made.world.peers;
-    made.world.peers = std::make_shared<PretendedHosts>(made.real_peers, host);
+    made.world.peers = testing::pretend_hosts(made.real_peers, made.per_host);
   } else {
-    made.per_host = 0;
     for (int r = 0; r < size; ++r) made.per_host += made.world.peers->same_host(r) ? 1 : 0;
   }
   return made;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/mpi/backend.h"
@@ -51,6 +52,35 @@ inline World join_world() {
   if (world.rank() == 0) std::filesystem::remove_all(folder);
   world.options.timeout = std::chrono::seconds(30);
   return world;
+}
+
+// Ranks of one machine that believe to be on several: rank r on host[r].
+class PretendedHosts final : public Peers {
+ public:
+  PretendedHosts(std::shared_ptr<Peers> peers, std::vector<int> host)
+      : peers_(std::move(peers)), host_(std::move(host)) {}
+  int rank() const override { return peers_->rank(); }
+  int size() const override { return peers_->size(); }
+  bool same_host(int rank) const override {
+    return host_[static_cast<std::size_t>(rank)] == host_[static_cast<std::size_t>(peers_->rank())];
+  }
+  PeerState state(int rank) const override { return peers_->state(rank); }
+  void report(const Failure& failure) override { peers_->report(failure); }
+  std::optional<Failure> failure() const override { return peers_->failure(); }
+  std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
+                                 std::size_t bytes, std::chrono::milliseconds timeout) override {
+    return peers_->share(name, members, bytes, timeout);
+  }
+
+ private:
+  const std::shared_ptr<Peers> peers_;
+  const std::vector<int> host_;
+};
+
+inline std::shared_ptr<Peers> pretend_hosts(std::shared_ptr<Peers> peers, int per_host) {
+  std::vector<int> host;
+  for (int r = 0; r < peers->size(); ++r) host.push_back(r / per_host);
+  return std::make_shared<PretendedHosts>(std::move(peers), std::move(host));
 }
 
 // Rank 0 prints as usual, the others only what went wrong.

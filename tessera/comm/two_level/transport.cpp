@@ -36,7 +36,10 @@ bool TwoLevelTransport::finish(const Collective& call, bool) {
   try {
     carry_out(call);
   } catch (const PeerError& error) {
-    throw PeerError(error.what() + parts_.peers->context(), error.rank());
+    std::string text = error.what();
+    const std::string context = parts_.peers->context();
+    if (text.find(context) == std::string::npos) text += context;
+    throw PeerError(text, error.rank());
   }
   parts_.peers->set_context("");
   return true;
