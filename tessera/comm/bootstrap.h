@@ -25,8 +25,7 @@ struct Launch {
 Launch detect_launch();
 
 struct InitOptions {
-  // "auto": shm on one host, two-level on several, mpi if their ranks do not line up. Or "shm",
-  // "mpi", "two-level", "nccl".
+  // "auto" is shm on one host and two-level on several. Or "shm", "mpi", "two-level", "nccl".
   std::string backend = "auto";
   Options comm;
   bool deterministic = false;  // nccl: sums in rank order, as everywhere else
