@@ -89,8 +89,10 @@ Launch detect_launch() {
     launch.master_address =
         variable("MASTER_ADDR").value_or(nodes ? first_host(*nodes) : "127.0.0.1");
     // Every task of a step computes the same port, and two steps of a host hardly ever the same.
-    const int job = number("SLURM_JOB_ID").value_or(0), step = number("SLURM_STEP_ID").value_or(0);
-    launch.master_port = number("MASTER_PORT").value_or(20000 + (job * 31 + step) % 20000);
+    const long long job = number("SLURM_JOB_ID").value_or(0);
+    const int step = number("SLURM_STEP_ID").value_or(0);
+    launch.master_port =
+        number("MASTER_PORT").value_or(static_cast<int>(20000 + (job * 31 + step) % 20000));
     launch.run = str("slurm/", job, ".", step);
   }
   check(launch);
