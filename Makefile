@@ -11,7 +11,7 @@ help:
 	@echo 'make test     set up, lint, build, run all tests, then the sanitizers'
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
 	@echo 'make bench    set up, build, and measure against the peers'
-	@echo 'make soak     the long test matrices'
+	@echo 'make soak     set up, build, and run every test, the long matrices too'
 	@echo 'make lint     format, include directions, file lengths'
 	@echo 'make format   clang-format every first-party source'
 	@echo 'make clean    remove the build folders (clean-all: .venv too)'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole test run: lint, release build and tests, then the torch-free tests under the sanitizers.
 #   scripts/test.sh            all of it, what `make test` and CI run
-#   scripts/test.sh soak       the long matrices of the release build instead
+#   scripts/test.sh soak       every test of the release build, the long matrices among them
 # Expects scripts/setup.sh to have run.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -59,7 +59,7 @@ case "${1:-all}" in
     ;;
   soak)
     if step "build, release" scripts/build.sh release; then
-      step "tests, soak" tests release build -L soak
+      step "tests, release and soak" tests release build
     fi
     ;;
   *) fail "test.sh: got \"$1\", wanted soak or nothing" ;;
