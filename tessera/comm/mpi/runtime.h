@@ -12,13 +12,15 @@
 
 namespace tessera::comm::mpi {
 
+struct Engine;
+
 // Whether this build has MPI, and if not, why not and what to do about it.
 bool available() noexcept;
 std::string why_not();
 std::string version();  // "Open MPI v4.1.4 (MPI 3.1)", or "" where there is none
 
 // MPI in this process. One thread makes every MPI call; others hand it messages and wait for them.
-// Start one per process, before anything else of the program uses MPI.
+// One per process.
 //
 // [Note: one thread] MPI libraries are at their most reliable when a single thread calls them, and
 // most move data only while somebody calls them. So this thread polls: it yields while messages
@@ -32,8 +34,9 @@ std::string version();  // "Open MPI v4.1.4 (MPI 3.1)", or "" where there is non
 // chance to print: MPI_Abort kills the other ranks, and MPI_Finalize would wait for the lost one.
 class Runtime {
  public:
-  // Starts MPI; collective over the processes that mpirun or srun started. Throws UsageError in a
-  // build without MPI, or if the program has called MPI_Init itself without MPI_THREAD_MULTIPLE.
+  // Starts MPI; collective over the processes that mpirun or srun started. While a runtime is
+  // alive, gives that one. Throws UsageError in a build without MPI, after MPI was ended, and if
+  // the program has called MPI_Init itself without MPI_THREAD_MULTIPLE.
   static std::shared_ptr<Runtime> start();
 
   // Says goodbye to the others and ends MPI, unless the runtime is broken or an exception is on
@@ -75,11 +78,10 @@ class Runtime {
   void use_group_number(int number) noexcept;
 
  private:
-  struct Impl;
   Runtime();
   Ticket hand_over(Ticket transfer);
 
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Engine> engine_;
   int rank_ = 0;
   int size_ = 1;
   int max_tag_ = 0;

@@ -12,7 +12,7 @@ std::string why_not() {
 }
 std::string version() { return ""; }
 
-struct Runtime::Impl {};
+struct Engine {};
 
 // start() is the only way to a Runtime, so nothing below it is ever reached.
 std::shared_ptr<Runtime> Runtime::start() { throw UsageError(why_not()); }
