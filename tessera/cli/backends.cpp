@@ -67,35 +67,8 @@ class Mapping {
   void* address_;
 };
 
-BackendStatus nccl_status(const BackendFacts& facts) {
-  BackendStatus status{"nccl", false, ""};
-  if (!facts.torch.cuda_build) {
-    status.why = str("LibTorch ", facts.torch.version, " was built or loaded without CUDA",
-                     facts.driver_gpus > 0
-                         ? str("; ", facts.driver_gpus, " GPUs are here: use a CUDA build of torch")
-                         : std::string(" (and the driver shows no GPU)"));
-  } else if (facts.torch.gpus == 0) {
-    status.why = "LibTorch sees no GPU";
-  } else if (facts.nccl_library.empty()) {
-    status.why = "libnccl.so.2 cannot be loaded";
-  } else {
-    status.works = true;
-    status.why = str("NCCL ", facts.nccl_library, ", ", facts.torch.gpus, " GPUs");
-  }
-  return status;
-}
-
-BackendStatus mpi_status(const BackendFacts& facts) {
-  BackendStatus status{"mpi", false, ""};
-  if (!facts.mpi_built) {
-    status.why = "not built: no MPI was found (Debian: libopenmpi-dev openmpi-bin)";
-  } else if (facts.mpi_library.empty()) {
-    status.why = "built, but libmpi.so.40 cannot be loaded (Debian: libopenmpi3)";
-  } else {
-    status.works = true;
-    status.why = facts.mpi_library;
-  }
-  return status;
+BackendStatus row(const char* name, const std::string& problem, const std::string& good) {
+  return {name, problem.empty(), problem.empty() ? good : problem};
 }
 
 }  // namespace
@@ -117,15 +90,19 @@ std::string shared_memory_problem() {
 }
 
 std::vector<BackendStatus> backend_statuses(const BackendFacts& facts) {
-  const BackendStatus shm{
-      "shm", facts.shm_problem.empty(),
-      facts.shm_problem.empty() ? "memfds pass between processes" : facts.shm_problem};
-  const BackendStatus mpi = mpi_status(facts);
-  const BackendStatus two_level{
-      "two-level", shm.works && mpi.works,
-      shm.works && mpi.works ? "shm inside a host, mpi between hosts" : "needs shm and mpi"};
+  const std::string two_level_problem = !facts.shm_problem.empty()   ? "needs shm"
+                                        : !facts.mpi_problem.empty() ? "needs mpi"
+                                                                     : "";
+  std::string nccl_problem = facts.nccl_problem;
+  if (!nccl_problem.empty() && facts.usable_gpus == 0 && facts.driver_gpus > 0) {
+    nccl_problem += str(" (the driver shows ", facts.driver_gpus, " that LibTorch cannot use)");
+  }
   return {
-      shm, mpi, two_level, nccl_status(facts), {"dry", true, "one process plays one rank of many"}};
+      row("shm", facts.shm_problem, "memfds pass between processes"),
+      row("mpi", facts.mpi_problem, facts.mpi_version),
+      row("two-level", two_level_problem, "shm inside a host, mpi between hosts"),
+      row("nccl", nccl_problem, str("NCCL ", facts.nccl_version, ", ", facts.usable_gpus, " GPUs")),
+      row("dry", "", "one process plays one rank of many")};
 }
 
 }  // namespace tessera::cli

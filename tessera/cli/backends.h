@@ -3,8 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/cli/torch_info.h"
-
 namespace tessera::cli {
 
 struct BackendStatus {
@@ -13,14 +11,15 @@ struct BackendStatus {
   std::string why;  // what it rests on, or what is missing and how to get it
 };
 
-// What the backends need, as far as it can be found out without starting ranks.
+// What is known about each backend: a problem, or "" and then its version.
 struct BackendFacts {
-  std::string shm_problem;  // "" when shared memory works
-  bool mpi_built = false;
-  std::string mpi_library;  // "" when it cannot be loaded
-  TorchInfo torch;
-  std::string nccl_library;  // "" when it cannot be loaded
-  int driver_gpus = 0;
+  std::string shm_problem;
+  std::string mpi_problem;
+  std::string mpi_version;
+  std::string nccl_problem;
+  std::string nccl_version;
+  int usable_gpus = 0;  // by LibTorch
+  int driver_gpus = 0;  // shown by the driver
 };
 
 // Tries what the shm backend stands on: a memfd, passed over a Unix socket, mapped and seen from

@@ -1,20 +1,30 @@
 // tessera doctor: what is here, and which backends work.
 
+#include <optional>
+#include <string>
+
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/doctor_report.h"
+#include "tessera/comm/mpi/runtime.h"
+#include "tessera/comm/nccl/backend.h"
 #include "tessera/core/log.h"
 #include "tessera/version.h"
 
 namespace tessera::cli {
 namespace {
 
-DoctorReport examine(bool mpi_built) {
+std::optional<std::string> unless_empty(const std::string& text) {
+  return text.empty() ? std::nullopt : std::optional(text);
+}
+
+DoctorReport examine() {
   DoctorReport report;
   report.tessera_version = TESSERA_VERSION;
   report.compiler = compiler_version();
   report.torch = torch_info();
-  report.mpi = mpi_library_version();
+  report.mpi = unless_empty(comm::mpi::version());
+  report.nccl = unless_empty(comm::nccl::version());
   report.cpu = cpu_info();
   report.topology = topology();
   report.cpu_quota = cpu_quota();
@@ -24,10 +34,11 @@ DoctorReport examine(bool mpi_built) {
 
   BackendFacts facts;
   facts.shm_problem = shared_memory_problem();
-  facts.mpi_built = mpi_built;
-  facts.mpi_library = report.mpi.value_or("");
-  facts.torch = report.torch;
-  facts.nccl_library = nccl_library_version().value_or("");
+  facts.mpi_problem = comm::mpi::why_not();
+  facts.mpi_version = comm::mpi::version();
+  facts.nccl_problem = comm::nccl::why_not();
+  facts.nccl_version = comm::nccl::version();
+  facts.usable_gpus = report.torch.gpus;
   facts.driver_gpus = report.gpus ? static_cast<int>(report.gpus->size()) : 0;
   report.backends = backend_statuses(facts);
   return report;
@@ -44,7 +55,7 @@ int doctor_command(int argc, char** argv) {
   bool json = false;
   line.app().add_flag("--json", json, "print JSON");
   if (!line.parse(argc, argv)) return 0;
-  const DoctorReport report = examine(TESSERA_HAVE_MPI != 0);
+  const DoctorReport report = examine();
   write_all(1, json ? to_json(report) : to_text(report));
   return report.healthy() ? 0 : 1;
 }

@@ -81,6 +81,7 @@ std::string to_text(const DoctorReport& report) {
                                                       : std::string(", without CUDA")));
   text += row("", report.torch.library);
   text += row("MPI", report.mpi.value_or("none"));
+  text += row("NCCL", report.nccl.value_or("none"));
   text += row("topology", topology.source);
   text += "\nMachine\n";
   text += row("CPU", str(report.cpu.model, " (", report.cpu.architecture, ")"));
@@ -109,6 +110,7 @@ std::string to_json(const DoctorReport& report) {
       {"libtorch_library", report.torch.library},
       {"libtorch_cuda", report.torch.cuda_build ? Json(report.torch.cuda_version) : Json(nullptr)},
       {"mpi", or_null(report.mpi)},
+      {"nccl", or_null(report.nccl)},
       {"topology", report.topology.source}};
   json["cpu"] = {{"model", report.cpu.model},
                  {"architecture", report.cpu.architecture},

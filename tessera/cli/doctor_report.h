@@ -16,7 +16,8 @@ struct DoctorReport {
   std::string tessera_version;
   std::string compiler;
   TorchInfo torch;
-  std::optional<std::string> mpi;
+  std::optional<std::string> mpi;   // no value: not in this build
+  std::optional<std::string> nccl;  // no value: none was found
   CpuInfo cpu;
   Topology topology;
   std::optional<double> cpu_quota;

@@ -184,10 +184,10 @@ void Launch::kill_all() {
 }
 
 void Launch::advance_phase() {
-  if (options_.timeout > 0 && !timed_out_ && running() > 0 && phase_ != Phase::kKilled &&
+  if (options_.timeout > 0 && running() > 0 && phase_ == Phase::kRunning &&
       now() >= started_ + options_.timeout) {
     timed_out_ = true;
-    if (phase_ != Phase::kTerminated) terminate();
+    terminate();
   }
   if (now() < deadline_) return;
   switch (phase_) {
@@ -283,7 +283,9 @@ void Launch::wait_for_something() {
   }
   stdin_pump_.add_to(polls);
   double until = std::min(deadline_, drained_);
-  if (options_.timeout > 0 && !timed_out_) until = std::min(until, started_ + options_.timeout);
+  if (options_.timeout > 0 && phase_ == Phase::kRunning) {
+    until = std::min(until, started_ + options_.timeout);
+  }
   int wait_ms = -1;
   if (until != kNever) {
     wait_ms = static_cast<int>(std::clamp(std::ceil((until - now()) * 1000), 0.0, 1e6));

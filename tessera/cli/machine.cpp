@@ -181,30 +181,4 @@ std::optional<std::vector<Gpu>> driver_gpus() {
   return gpus;
 }
 
-std::optional<std::string> mpi_library_version() {
-  for (const char* file : {"libmpi.so.40", "libmpi.so", "libmpi.so.12"}) {
-    const Library library(::dlopen(file, RTLD_LAZY | RTLD_LOCAL));
-    if (!library) continue;
-    const auto version = symbol<int (*)(char*, int*)>(library, "MPI_Get_library_version");
-    if (!version) continue;
-    char text[8192] = "";  // the standard promises that no MPI writes more
-    int length = 0;
-    version(text, &length);
-    // "Open MPI v4.1.4, package: ..."
-    std::string name = std::string(text).substr(0, std::string(text).find_first_of(",\n"));
-    if (const std::size_t v = name.find(" v"); v != std::string::npos) name.erase(v + 1, 1);
-    return name;
-  }
-  return std::nullopt;
-}
-
-std::optional<std::string> nccl_library_version() {
-  const Library library(::dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL));
-  if (!library) return std::nullopt;
-  const auto version = symbol<int (*)(int*)>(library, "ncclGetVersion");
-  int number = 0;
-  if (!version || version(&number) != 0) return std::nullopt;
-  return str(number / 10000, ".", number % 10000 / 100, ".", number % 100);
-}
-
 }  // namespace tessera::cli

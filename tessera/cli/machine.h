@@ -39,9 +39,4 @@ struct Gpu {
 // What the NVIDIA driver shows, whether or not LibTorch can use it; no value: no driver.
 std::optional<std::vector<Gpu>> driver_gpus();
 
-// The version of the MPI library that can be loaded here ("Open MPI 4.1.4"), and of NCCL
-// ("2.28.3"); no value: it cannot be loaded.
-std::optional<std::string> mpi_library_version();
-std::optional<std::string> nccl_library_version();
-
 }  // namespace tessera::cli
