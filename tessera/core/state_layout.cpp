@@ -1,0 +1,55 @@
+#include "tessera/core/state_layout.h"
+
+#include <charconv>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera {
+
+const std::vector<StateLayout>& state_layouts() {
+  static const std::vector<StateLayout> all = {
+      {"bf16", 2, 2, 4, 8},
+      {"bf16-fp32grad", 2, 4, 4, 8},
+      {"bf16-nomaster", 2, 2, 0, 8},
+      {"fp32", 4, 4, 0, 8},
+  };
+  return all;
+}
+
+StateLayout parse_state_layout(std::string_view text) {
+  std::vector<std::string> names;
+  for (const StateLayout& layout : state_layouts()) {
+    if (layout.name == text) return layout;
+    names.push_back(layout.name);
+  }
+  int bytes[3] = {};
+  const char* at = text.data();
+  const char* end = at + text.size();
+  for (int i = 0; i < 3; ++i) {
+    const auto [next, error] = std::from_chars(at, end, bytes[i]);
+    const bool separated = i == 2 ? next == end : next != end && *next == ',';
+    if (error != std::errc() || !separated || bytes[i] < 0 || bytes[i] > 1024) {
+      throw UsageError(str("state layout ", quote(text), " is unknown", did_you_mean(text, names),
+                           "; there are ", join(names, ", "),
+                           ", or bytes of parameter, gradient and optimizer such as 2,6,12"));
+    }
+    at = next + 1;
+  }
+  return {std::string(text), bytes[0], bytes[1], 0, bytes[2]};
+}
+
+Sharding sharding_of_stage(int stage) {
+  if (stage < 0 || stage > 3) {
+    throw UsageError(str("ZeRO stage ", stage,
+                         " does not exist; stages are 0 (nothing sharded), 1 (optimizer state), "
+                         "2 (and gradients) and 3 (and parameters)"));
+  }
+  return {stage >= 1, stage >= 2, stage >= 3};
+}
+
+ReducePolicy default_reduce_policy(int stage) {
+  return sharding_of_stage(stage).grads ? ReducePolicy::each : ReducePolicy::last;
+}
+
+}  // namespace tessera

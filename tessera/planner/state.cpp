@@ -1,0 +1,33 @@
+#include "tessera/planner/state.h"
+
+namespace tessera::planner {
+
+StateBytes state_bytes(const StateLayout& layout, int stage, double params, int dp,
+                       ReducePolicy policy) {
+  const Sharding sharded = sharding_of_stage(stage);
+  const bool grads_cut = sharded.grads && policy == ReducePolicy::each;
+  const auto share = [&](bool cut) { return cut ? params / dp : params; };
+  return {layout.param * share(sharded.params), layout.grad * share(grads_cut),
+          layout.optimizer() * share(sharded.optimizer)};
+}
+
+StateBytes state_bytes(const StateLayout& layout, int stage, double params, int dp) {
+  return state_bytes(layout, stage, params, dp, default_reduce_policy(stage));
+}
+
+double largest_model(const StateLayout& layout, int stage, int dp, double bytes) {
+  return bytes / state_bytes(layout, stage, 1.0, dp).total();
+}
+
+DataParallelTraffic data_parallel_traffic(const TrafficQuestion& q) {
+  const Sharding sharded = sharding_of_stage(q.stage);
+  const double hop = static_cast<double>(q.dp - 1) / q.dp;  // of a buffer, in one ring pass
+  const int reductions = q.policy == ReducePolicy::each ? q.micro_batches : 1;
+  // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
+  const double passes = sharded.optimizer ? 1 : 2;
+  int gathers = sharded.optimizer ? 1 : 0;  // stages 1 and 2: the updated parameters, once
+  if (sharded.params) gathers = q.micro_batches * (q.keep_params ? 1 : 2);
+  return {hop * passes * reductions * q.grad_bytes, hop * gathers * q.param_bytes};
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,55 @@
+#include <gtest/gtest.h>
+
+#include "tessera/core/errors.h"
+#include "tessera/planner/model_shape.h"
+
+namespace tessera::planner {
+namespace {
+
+TEST(ModelShape, ParameterCountsAreExact) {
+  const std::vector<std::pair<const char*, std::int64_t>> known = {
+      {"gpt2-124m", 124'439'808},     {"gpt2-355m", 354'823'168},
+      {"gpt2-774m", 774'030'080},     {"gpt2-xl", 1'557'611'200},
+      {"llama2-7b", 6'738'415'616},   {"llama2-13b", 13'015'864'320},
+      {"llama2-70b", 68'976'648'192}, {"llama3-8b", 8'030'261'248},
+      {"llama3-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
+  };
+  for (const auto& [name, params] : known) EXPECT_EQ(find_model_shape(name).params(), params);
+}
+
+TEST(ModelShape, Gpt3IsNearItsName) {
+  const std::vector<std::pair<const char*, double>> named = {
+      {"gpt3-125m", 125e6}, {"gpt3-350m", 356e6}, {"gpt3-760m", 760e6}, {"gpt3-1.3b", 1.3e9},
+      {"gpt3-2.7b", 2.7e9}, {"gpt3-6.7b", 6.7e9}, {"gpt3-13b", 12.9e9}, {"gpt3-175b", 175e9}};
+  for (const auto& [name, params] : named) {
+    EXPECT_NEAR(static_cast<double>(find_model_shape(name).params()) / params, 1.0, 0.02) << name;
+  }
+}
+
+TEST(ModelShape, MegatronCountsLess) {
+  EXPECT_EQ(megatron_params(find_model_shape("gpt2-xl"), 1), 1'555'356'800);
+}
+
+TEST(ModelShape, NonsenseIsRefused) {
+  EXPECT_THROW(find_model_shape("gpt2-xxl"), UsageError);
+  EXPECT_THROW(gpt_shape(0, 64, 4, 100, 16), UsageError);
+  EXPECT_THROW(gpt_shape(2, 65, 4, 100, 16), UsageError);
+  EXPECT_THROW(gpt_shape(2, 64, 4, -1, 16), UsageError);
+  EXPECT_THROW(gpt_shape(2, std::int64_t{1} << 62, 4, 100, 16), UsageError);
+  try {
+    find_model_shape("gpt2-x1");
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean gpt2-xl"), std::string::npos);
+  }
+}
+
+TEST(ModelShape, ThePartsAddUp) {
+  for (const ModelShape& shape : model_shapes()) {
+    check(shape);
+    EXPECT_EQ(shape.params(), shape.block_params() + shape.embedding_params() +
+                                  shape.final_norm_params() + shape.head_params());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::planner
