@@ -76,14 +76,14 @@ function(tessera_test)
     message(FATAL_ERROR "tessera_test: does not know ${arg_UNPARSED_ARGUMENTS}")
   endif()
   tessera_executable(NAME ${arg_NAME} FOLDER tests SOURCES ${arg_SOURCES}
-                     LINK ${arg_LINK} GTest::gtest GTest::gtest_main)
+                     LINK ${arg_LINK} ${TESSERA_TEST_MAIN} GTest::gtest)
   if(NOT TARGET ${arg_NAME})
     return()
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  # Under a sanitizer, as one test too: a leak check costs seconds at the end of every process.
+  # Under a sanitizer, as one test too: see tests/leak_check_main.cpp.
   if(TESSERA_SANITIZE)
     set(arg_WHOLE TRUE)
     math(EXPR arg_TIMEOUT "5 * ${arg_TIMEOUT}")

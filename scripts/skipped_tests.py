@@ -1,41 +1,49 @@
 #!/usr/bin/env python3
-"""Prints each test that skipped itself, with its reason, from ctest's LastTest.log.
+"""Prints each test that skipped itself, with its reason, from the file of ctest --output-junit.
 
-usage: skipped_tests.py LABEL LOG
+usage: skipped_tests.py LABEL FILE
 """
 
 import re
 import sys
+import xml.etree.ElementTree
 
-_START = re.compile(r"^\d+/\d+ Test(?:ing)?: (.*)$")
-_SKIPPED = re.compile(r"^\[  SKIPPED \] (\S+) \(\d+ ms\)")
 _NOTE = re.compile(r"^\S+:\d+: Skipped$")
+_VERDICT = re.compile(r"^\[  SKIPPED \] (\S+) \(\d+ ms\)")
 
 
-def skips(lines):
-    """(test, reason) pairs. GoogleTest prints "file:line: Skipped", the reason, then the verdict."""
-    test, reason, reading = "", [], False
+def gtest_skips(lines):
+    """(case, reason) pairs. GoogleTest prints "file:line: Skipped", the reason, then the verdict."""
+    reason, reading = [], False
     for line in lines:
-        started, verdict = _START.match(line), _SKIPPED.match(line)
-        if started:
-            test, reason, reading = started.group(1), [], False
-        elif _NOTE.match(line):
+        verdict = _VERDICT.match(line)
+        if _NOTE.match(line):
             reason, reading = [], True
         elif verdict:
-            case = verdict.group(1)
-            name = test if test.endswith(case) else f"{test}: {case}"
-            yield name, " ".join(reason) or "no reason given"
+            yield verdict.group(1), " ".join(reason) or "no reason given"
             reason, reading = [], False
         elif reading and line.strip():
             reason.append(line.strip())
 
 
+def skips(path):
+    """(test, reason) pairs of a run."""
+    for test in xml.etree.ElementTree.parse(path).iter("testcase"):
+        name = test.get("name")
+        lines = (test.findtext("system-out") or "").splitlines()
+        cases = list(gtest_skips(lines))
+        for case, reason in cases:
+            yield (name if name.endswith(case) else f"{name}: {case}"), reason
+        if not cases and test.find("skipped") is not None:
+            said = [line.strip() for line in lines if line.strip()]
+            yield name, said[-1] if said else test.find("skipped").get("message", "no reason given")
+
+
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    with open(sys.argv[2], encoding="utf-8", errors="replace") as log:
-        for test, reason in skips(log.read().splitlines()):
-            print(f"   [{sys.argv[1]}] {test}: {reason}")
+    for test, reason in skips(sys.argv[2]):
+        print(f"   [{sys.argv[1]}] {test}: {reason}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
 summary=()
-skipped=""
+skipped=()
 status=0
 
 # step <name> <command…>: runs it, times it, keeps going when it fails.
@@ -24,19 +24,22 @@ step() {
 
 # tests <preset> <build folder> <ctest arguments…>
 tests() {
-  local preset="$1" dir="$2" result=0
+  local preset="$1" report="$root/$2/tests.xml" result=0 names
   shift 2
-  ctest --preset "$preset" --no-tests=error "$@" || result=1
-  skipped+="$(python3 scripts/skipped_tests.py "$preset" "$dir/Testing/Temporary/LastTest.log")"
+  rm -f "$report"
+  ctest --preset "$preset" --no-tests=error --output-junit "$report" \
+    --test-output-size-passed 1000000 "$@" || result=1
+  names="$(python3 scripts/skipped_tests.py "$preset" "$report")" || result=1
+  if [ -n "$names" ]; then skipped+=("$names"); fi
   return "$result"
 }
 
 finish() {
   say "summary"
   printf '   %s\n' "${summary[@]}"
-  if [ -n "$skipped" ]; then
+  if [ "${#skipped[@]}" -gt 0 ]; then
     say "skipped tests"
-    printf '%s\n' "$skipped"
+    printf '%s\n' "${skipped[@]}"
   else
     say "no test was skipped"
   fi
