@@ -13,6 +13,7 @@
 #pragma GCC target("avx2,f16c")
 #define TESSERA_REDUCE_SET avx2
 #define TESSERA_REDUCE_BYTES 32
+#define TESSERA_REDUCE_F16C  // GCC defines __F16C__ too late for the pragma above
 #include "tessera/comm/reduce_kernels.h"
 
 #endif

@@ -128,16 +128,17 @@ struct Bf16Pairs {
     TESSERA_UNROLL
     for (std::size_t k = 0; k < step_vectors; k += 2) {
       const Bits even = (Bits)acc[k], odd = (Bits)acc[k + 1];
+      // Round up if lower > 0x8000, or lower == 0x8000 and upper is odd. As signed numbers less
+      // 0x8000, that is lower > 0 or lower > -1; a comparison that holds is -1.
 #if defined(__aarch64__)  // one instruction each; shifts have only one of the two pipes
       const Pairs upper = vtrn2q_u16((Pairs)even, (Pairs)odd);
       const Pairs lower = vtrn1q_u16((Pairs)even, (Pairs)odd);
+      const auto is_odd = (V<std::int16_t>)vtstq_u16(upper, Pairs{} + 1);
 #else
       const Pairs upper = (Pairs)((even >> 16) | (odd & 0xffff0000u));
       const Pairs lower = (Pairs)((even & 0xffffu) | (odd << 16));
+      const auto is_odd = (V<std::int16_t>)(Pairs{} - (upper & 1));
 #endif
-      // Round up if lower > 0x8000, or lower == 0x8000 and upper is odd. As signed numbers less
-      // 0x8000, that is lower > 0 or lower > -1; a comparison that holds is -1.
-      const auto is_odd = (V<std::int16_t>)((upper & 1) != 0);
       const auto round_up = (V<std::int16_t>)(lower ^ 0x8000) > is_odd;
       write(to + k / 2 * vector_bytes, upper - (Pairs)round_up);
     }
@@ -147,7 +148,7 @@ struct Bf16Pairs {
 #if defined(__aarch64__)
 TESSERA_INLINE Floats widen_f16(Halves half) { return vcvt_f32_f16((float16x4_t)half); }
 TESSERA_INLINE Halves narrow_f16(Floats value) { return (Halves)vcvt_f16_f32(value); }
-#elif defined(__F16C__)
+#elif defined(TESSERA_REDUCE_F16C)
 TESSERA_INLINE Floats widen_f16(Halves half) { return (Floats)_mm256_cvtph_ps((__m128i)half); }
 TESSERA_INLINE Halves narrow_f16(Floats value) {
   return (Halves)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);

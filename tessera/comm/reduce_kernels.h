@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "tessera/comm/reduce_formats.h"
 #include "tessera/comm/reduce_internal.h"
@@ -25,10 +26,10 @@ namespace tessera::comm::TESSERA_REDUCE_SET {
 namespace {
 
 #if defined(__aarch64__)
-#ifndef PF
-#define PF 512
-#endif
-constexpr std::size_t prefetch_bytes = PF;
+// On a Neoverse-N1, 512 bytes ahead: ranges in L3 take 15 to 30% less time, ranges in memory the
+// same. Prefetching to write gains nothing over this, and stores with the non-temporal hint (stnp)
+// nothing over plain ones.
+constexpr std::size_t prefetch_bytes = 512;
 constexpr bool fuse = true;
 #else
 constexpr std::size_t prefetch_bytes = 0;
@@ -39,7 +40,8 @@ template <class In, class Out, class Op>
 struct Loop {
   using T = typename In::Lane;
   static constexpr std::size_t step = elements<T>;
-  static constexpr bool fused = fuse && Op::fused;
+  static constexpr bool fused =
+      fuse && Op::fused && std::is_same_v<In, Out> && std::is_floating_point_v<T>;
 
   TESSERA_INLINE void prefetch(const char* from) {
     if constexpr (prefetch_bytes > 0) {
@@ -61,7 +63,8 @@ struct Loop {
     }
   }
 
-  // Pointers in registers. Returns where it stopped: less than a step before the end.
+  // For the usual numbers of ranks: their pointers stay in registers, which gains up to a half.
+  // Returns where it stopped, less than a step before the end.
   template <std::size_t Sources, std::size_t Destinations>
   TESSERA_INLINE std::size_t fused_steps(const KernelArgs& args, T factor) {
     const char* from[Sources];
@@ -91,7 +94,8 @@ struct Loop {
     return steps * step;
   }
 
-  TESSERA_INLINE std::size_t other_steps(const KernelArgs& args, std::size_t at, T factor) {
+  TESSERA_INLINE std::size_t other_steps(const KernelArgs& args, T factor) {
+    std::size_t at = 0;
     for (; args.count - at >= step; at += step) {
       V<T> acc[step_vectors], next[step_vectors];
       const auto from = [&](std::size_t s) {
@@ -137,17 +141,16 @@ struct Loop {
   static void run(const KernelArgs& args) {
     const T factor = Op::template factor<T>(args.divisor);
     [[maybe_unused]] const OneNan guard;
-    [[maybe_unused]] const auto is = [&](std::size_t sources, std::size_t destinations) {
-      return args.sources == sources && args.destinations == destinations;
+    const auto is = [&](std::size_t sources, std::size_t destinations) {
+      return fused && args.sources == sources && args.destinations == destinations;
     };
-    std::size_t at = 0;
-    if constexpr (fused) {
-      if (is(2, 2)) at = fused_steps<2, 2>(args, factor);
-      if (is(2, 1)) at = fused_steps<2, 1>(args, factor);
-      if (is(4, 4)) at = fused_steps<4, 4>(args, factor);
-      if (is(4, 1)) at = fused_steps<4, 1>(args, factor);
-    }
-    at = other_steps(args, at, factor);
+    const std::size_t at = is(2, 2)   ? fused_steps<2, 2>(args, factor)
+                           : is(2, 1) ? fused_steps<2, 1>(args, factor)
+                           : is(3, 3) ? fused_steps<3, 3>(args, factor)
+                           : is(3, 1) ? fused_steps<3, 1>(args, factor)
+                           : is(4, 4) ? fused_steps<4, 4>(args, factor)
+                           : is(4, 1) ? fused_steps<4, 1>(args, factor)
+                                      : other_steps(args, factor);
     if (at < args.count) rest(args, at, factor);
   }
 };

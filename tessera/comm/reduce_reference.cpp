@@ -7,6 +7,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "tessera/comm/copy.h"
 #include "tessera/comm/reduce.h"
 #include "tessera/comm/reduce_internal.h"
 
@@ -142,7 +143,7 @@ void reduce_reference(const Reduction& what, std::span<const void* const> source
                       std::span<void* const> destinations, std::size_t count) {
   check_reduction(what, sources.size());
   if (is_copy(what, sources.size())) {
-    for (void* to : destinations) std::memmove(to, sources[0], count * size_of(what.in));
+    for (void* to : destinations) copy_bytes(to, sources[0], count * size_of(what.in));
     return;
   }
   switch (accumulator(what.in)) {
