@@ -1,0 +1,93 @@
+#include <algorithm>
+#include <limits>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/schedule/build.h"
+
+namespace tessera::schedule {
+namespace {
+
+constexpr int kNotYet = std::numeric_limits<int>::max();
+
+// One rank while the schedule is being laid out, in slots of one action each.
+struct Rank {
+  int forwards[2] = {0, 0};  // micro-batches done, per chunk
+  int inputs[2] = {0, 0};
+  int weights[2] = {0, 0};
+  std::vector<Action> order;
+
+  int held() const { return forwards[0] + forwards[1] - weights[0] - weights[1]; }
+};
+
+}  // namespace
+
+// Rank r has stage r going down and stage 2·ranks-1-r coming back up, so the first rank also has
+// the last stage, and the backward starts where the forward did. Laid out slot by slot, all three
+// kinds of work taking one slot: forwards first (the way up before the way down, because it leads
+// to backwards), as far as memory allows, then input gradients, then weight gradients. With equal
+// slots the only idle time left is that until the first micro-batch arrives.
+Schedule zero_bubble_v(int ranks, int micros) {
+  if (ranks < 1 || micros < 1 || ranks > 4096 || micros > 65536) {
+    throw UsageError(str("schedule zb-v of ", ranks, " ranks and ", micros,
+                         " micro-batches: each must be at least 1"));
+  }
+  const auto n = static_cast<std::size_t>(ranks), k = static_cast<std::size_t>(micros);
+  const std::size_t stage_count = 2 * n;
+  std::vector<std::vector<int>> stages;
+  for (int r = 0; r < ranks; ++r) stages.push_back({r, 2 * ranks - 1 - r});
+  // The slot after which a result may be used; forwards and input gradients, per stage.
+  std::vector<std::vector<int>> forward(stage_count, std::vector<int>(k, kNotYet));
+  std::vector<std::vector<int>> input(stage_count, std::vector<int>(k, kNotYet));
+  std::vector<Rank> all(n);
+  const int limit = 2 * ranks;
+
+  std::size_t left = n * k * 6;
+  for (int slot = 0; left > 0; ++slot) {
+    for (std::size_t r = 0; r < n; ++r) {
+      Rank& rank = all[r];
+      const auto stage = [&](int chunk) {
+        return static_cast<std::size_t>(stages[r][static_cast<std::size_t>(chunk)]);
+      };
+      const auto forward_ready = [&](int chunk) {
+        const auto m = static_cast<std::size_t>(rank.forwards[chunk]);
+        if (m == k) return false;
+        return stage(chunk) == 0 || forward[stage(chunk) - 1][m] <= slot;
+      };
+      const auto input_ready = [&](int chunk) {
+        const auto m = static_cast<std::size_t>(rank.inputs[chunk]);
+        if (m == k || forward[stage(chunk)][m] > slot) return false;
+        return stage(chunk) + 1 == stage_count || input[stage(chunk) + 1][m] <= slot;
+      };
+      const auto take = [&](Kind kind, int chunk, int& count) {
+        rank.order.push_back({kind, count, chunk});
+        const auto m = static_cast<std::size_t>(count++);
+        if (kind == Kind::forward) forward[stage(chunk)][m] = slot + 1;
+        if (kind == Kind::backward_input) input[stage(chunk)][m] = slot + 1;
+        --left;
+      };
+      // Between its two forwards of a micro-batch a rank needs 2 · (ranks-1-r) slots; more
+      // micro-batches than that under way would only fill the memory.
+      const bool room = rank.held() < limit;
+      const int under_way = rank.forwards[0] - rank.forwards[1];
+      if (forward_ready(1) && room) {
+        take(Kind::forward, 1, rank.forwards[1]);
+      } else if (forward_ready(0) && room && under_way <= 2 * (ranks - 1 - static_cast<int>(r))) {
+        take(Kind::forward, 0, rank.forwards[0]);
+      } else if (input_ready(0)) {
+        take(Kind::backward_input, 0, rank.inputs[0]);
+      } else if (input_ready(1)) {
+        take(Kind::backward_input, 1, rank.inputs[1]);
+      } else if (rank.weights[1] < rank.inputs[1]) {
+        take(Kind::backward_weight, 1, rank.weights[1]);
+      } else if (rank.weights[0] < rank.inputs[0]) {
+        take(Kind::backward_weight, 0, rank.weights[0]);
+      }
+    }
+  }
+  std::vector<std::vector<Action>> orders;
+  for (Rank& rank : all) orders.push_back(std::move(rank.order));
+  return with_transfers("zb-v", micros, std::move(stages), orders);
+}
+
+}  // namespace tessera::schedule
