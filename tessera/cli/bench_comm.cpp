@@ -212,8 +212,18 @@ std::vector<std::string> bench_operations() {
           "reduce",     "all_to_all",     "send_recv",  "barrier"};
 }
 
+void check_sizes(const BenchOptions& options) {
+  const auto element = static_cast<std::int64_t>(comm::size_of(options.dtype));
+  for (const std::int64_t size : options.sizes) {
+    if (size >= element && size % element == 0) continue;
+    throw UsageError(str("--sizes: a buffer of ", size, " bytes is not a whole number of ",
+                         comm::name(options.dtype), " elements of ", element, " bytes"));
+  }
+}
+
 std::vector<BenchResult> bench_comm(const comm::Group& group, const BenchOptions& options,
                                     const BenchProgress& progress) {
+  check_sizes(options);
   const auto element = static_cast<std::int64_t>(comm::size_of(options.dtype));
   std::vector<BenchResult> plan;
   for (const std::string& op : options.ops) {
@@ -222,10 +232,6 @@ std::vector<BenchResult> bench_comm(const comm::Group& group, const BenchOptions
       continue;
     }
     for (const std::int64_t size : options.sizes) {
-      if (size < element || size % element != 0) {
-        throw UsageError(str("a buffer of ", size, " bytes is not a whole number of ",
-                             comm::name(options.dtype), " elements of ", element, " bytes"));
-      }
       for (const std::string& memory : options.memories) {
         plan.push_back(
             {op, group.backend(), memory, comm::name(options.dtype), group.size(), size});

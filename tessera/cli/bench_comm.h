@@ -23,6 +23,9 @@ struct BenchOptions {
   int repeat = 0;        // repetitions; 0: as many as fit into `seconds`
 };
 
+// Throws UsageError for a size that is no whole number of elements.
+void check_sizes(const BenchOptions& options);
+
 struct BenchResult {
   std::string op, backend, memory, dtype;
   int ranks = 1;
