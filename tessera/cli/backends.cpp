@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "tessera/cli/fd.h"
+#include "tessera/core/fd.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {

@@ -16,11 +16,11 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/cli/fd.h"
 #include "tessera/cli/rank_process.h"
 #include "tessera/cli/relay.h"
 #include "tessera/cli/stdin_pump.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/fd.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <string>
 
-#include "tessera/cli/fd.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::cli {
 

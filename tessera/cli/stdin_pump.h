@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/cli/fd.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::cli {
 

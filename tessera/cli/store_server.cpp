@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
-#include "tessera/cli/fd.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/fd.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {

@@ -17,7 +17,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -49,22 +48,13 @@ bool wait_for(int fd, short events, Clock::time_point end) {
 
 }  // namespace
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
-int Fd::release() noexcept { return std::exchange(fd_, -1); }
-
 void throw_errno(const std::string& what) { throw Error(str(what, ": ", std::strerror(errno))); }
 
 Fd listen_unix(const std::string& name, int backlog) {
   Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, length);
-  if (!fd || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+  if (!fd.open() || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       listen(fd.get(), backlog) != 0) {
     throw_errno("cannot listen on a Unix socket");
   }
@@ -75,7 +65,7 @@ Fd connect_unix(const std::string& name) {
   Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, length);
-  if (!fd || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+  if (!fd.open() || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     throw_errno("cannot reach a rank of this host through its Unix socket");
   }
   return fd;
@@ -85,7 +75,7 @@ Fd listen_tcp(int backlog, std::uint16_t& port) {
   Fd fd(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_storage address{};
   socklen_t length = 0;
-  if (fd) {  // IPv6 sockets take IPv4 connections too
+  if (fd.open()) {  // IPv6 sockets take IPv4 connections too
     const int both = 0;
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both));
     reinterpret_cast<sockaddr_in6&>(address).sin6_family = AF_INET6;
@@ -95,7 +85,7 @@ Fd listen_tcp(int backlog, std::uint16_t& port) {
     reinterpret_cast<sockaddr_in&>(address).sin_family = AF_INET;
     length = sizeof(sockaddr_in);
   }
-  if (!fd || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+  if (!fd.open() || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       listen(fd.get(), backlog) != 0 ||
       getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     throw_errno("cannot listen on a TCP socket");
@@ -127,7 +117,7 @@ Fd connect_tcp(const std::vector<std::string>& addresses, std::uint16_t port,
     addrinfo* found = nullptr;
     if (getaddrinfo(text.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) continue;
     Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const int begun = fd ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
+    const int begun = fd.open() ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
     freeaddrinfo(found);
     if (begun != 0 && errno != EINPROGRESS) continue;
     int error = 0;

@@ -5,24 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/fd.h"
+
 namespace tessera::comm {
-
-// A file descriptor that closes itself.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd();
-
-  int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-  int release() noexcept;
-
- private:
-  int fd_ = -1;
-};
 
 // Throws Error: "what: reason of errno".
 [[noreturn]] void throw_errno(const std::string& what);

@@ -43,7 +43,7 @@ class FdSegment final : public Segment {
 // A file that has no name, so nothing can stay behind, and cannot shrink under a reader.
 Fd make_memory(std::size_t bytes) {
   Fd fd(memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+  if (!fd.open() || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw_errno(str("cannot make ", bytes, " bytes of shared memory"));
   }
   fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
@@ -194,11 +194,11 @@ class SocketPeers final : public Peers {
   int accept_one(const Fd& local, const Fd& remote, const std::string& token,
                  Clock::time_point end) {
     pollfd listeners[2] = {{local.get(), POLLIN, 0}, {remote.get(), POLLIN, 0}};
-    const int ready = poll(listeners, remote ? 2 : 1, 1000);
+    const int ready = poll(listeners, remote.open() ? 2 : 1, 1000);
     if (Clock::now() > end) {
       std::string absent;
       for (int r = rank_ + 1; r < size_; ++r) {
-        if (!connection(r).socket) absent += str(absent.empty() ? "" : ", ", r);
+        if (!connection(r).socket.open()) absent += str(absent.empty() ? "" : ", ", r);
       }
       throw PeerError(str("rank ", rank_, " waited in vain for rank ", absent, " to connect"));
     }
@@ -207,9 +207,10 @@ class SocketPeers final : public Peers {
     Fd socket = accept_before(far ? remote : local, end);
     Hello hello{};
     const auto patience = std::min(end, Clock::now() + std::chrono::seconds(5));
-    if (!socket || !receive_all(socket, &hello, sizeof(hello), patience)) return 0;
+    if (!socket.open() || !receive_all(socket, &hello, sizeof(hello), patience)) return 0;
     if (token.compare(0, 32, hello.token, sizeof(hello.token)) != 0) return 0;
-    if (hello.rank <= rank_ || hello.rank >= size_ || connection(hello.rank).socket) return 0;
+    if (hello.rank <= rank_ || hello.rank >= size_ || connection(hello.rank).socket.open())
+      return 0;
     if (far) keep_alive(socket);
     connection(hello.rank).socket = std::move(socket);
     const char welcome = 1;
@@ -255,7 +256,7 @@ class SocketPeers final : public Peers {
         if (r == rank_ || state(r) != PeerState::alive) continue;
         items.push_back({connection(r).socket.get(), POLLIN, 0});
         ranks.push_back(r);
-        if (connection(r).process) {
+        if (connection(r).process.open()) {
           items.push_back({connection(r).process.get(), POLLIN, 0});
           ranks.push_back(r);
         }

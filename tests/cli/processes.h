@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/cli/fd.h"
 #include "tessera/cli/launcher.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::cli {
 

@@ -4,9 +4,9 @@
 
 #include <utility>
 
-namespace tessera::cli {
+namespace tessera {
 
-// Owns a file descriptor.
+// A file descriptor that closes itself.
 class Fd {
  public:
   Fd() = default;
@@ -31,4 +31,4 @@ class Fd {
   int fd_ = -1;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera
