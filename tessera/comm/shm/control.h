@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tessera/comm/collective.h"
+#include "tessera/comm/record.h"
 #include "tessera/comm/signal.h"
 
 namespace tessera::comm::shm {
@@ -16,16 +16,11 @@ struct Address {
   std::uint64_t offset = 0;
 };
 
-// What a rank says of its next call. The peers compare it with their own.
+// What a rank says of its next call.
 struct Header {
-  Op op;
-  DType dtype;
-  ReduceOp reduce;
-  std::int32_t peer;
-  std::uint64_t count;
+  Record record;  // compared by the peers
   Address in;
   Address out;
-  char label[56];
 };
 
 inline constexpr std::size_t kSmallBytes = 16 << 10;    // travels with the header

@@ -93,8 +93,7 @@ bool PointToPoint::Core::advance_send(Item& item) {
     Packet& packet = channel.packets[head % kPackets];
     if (!item.begun) {
       const Collective& call = item.call;
-      packet.header = Header{call.op, call.dtype, call.reduce, call.peer, call.count, {}, {}, {}};
-      call.label.copy(packet.header.label, sizeof(packet.header.label) - 1);
+      packet.header = Header{make_record(call), {}, {}};
       if (bytes > kPacketBytes) packet.header.in = memories->address(call.in, bytes);
       item.begun = true;
       item.direct = packet.header.in.memory != 0;
@@ -118,19 +117,9 @@ bool PointToPoint::Core::advance_send(Item& item) {
 void PointToPoint::Core::begin_receive(Item& item, const Header& header) {
   item.begun = true;
   item.direct = header.in.memory != 0;
-  const Collective& call = item.call;
-  if (header.count == call.count && header.dtype == call.dtype && call.label == header.label)
-    return;
-  Collective sent = call;
-  sent.op = Op::send;
-  sent.peer = rank;
-  sent.count = header.count;
-  sent.dtype = header.dtype;
-  sent.label = header.label;
-  watch->fail(Failure::Kind::usage, -1,
-              str("two ranks of group ", watch->group(), " disagree: rank ", call.peer, " called ",
-                  describe(sent), "; rank ", rank, " called ", describe(call),
-                  ". Both must name the same count, type and label, in the same order"));
+  const std::string problem =
+      compare_message(header.record, item.call.peer, make_record(item.call), rank, watch->group());
+  if (!problem.empty()) watch->fail(Failure::Kind::usage, -1, problem);
 }
 
 bool PointToPoint::Core::advance_receive(Item& item) {

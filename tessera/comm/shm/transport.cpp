@@ -20,22 +20,6 @@ std::size_t payload_bytes(Op op, DType dtype, std::size_t count, int ranks) {
   return (op == Op::all_gather ? shard_stride(count, ranks) : count) * size_of(dtype);
 }
 
-bool same_call(const Header& a, const Header& b) {
-  return a.op == b.op && a.dtype == b.dtype && a.count == b.count && a.peer == b.peer &&
-         (!is_reduction(a.op) || a.reduce == b.reduce) && std::strcmp(a.label, b.label) == 0;
-}
-
-std::string describe(const Header& header) {
-  Collective call;
-  call.op = header.op;
-  call.dtype = header.dtype;
-  call.reduce = header.reduce;
-  call.peer = header.peer;
-  call.count = header.count;
-  call.label = header.label;
-  return comm::describe(call);
-}
-
 }  // namespace
 
 ShmTransport::ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
@@ -59,8 +43,7 @@ void ShmTransport::post(const Collective& call) {
   ++sequence_;
   Slot& mine = control_.desk(rank_).slots[sequence_ % 2];
   Header& header = mine.header;
-  header = Header{call.op, call.dtype, call.reduce, call.peer, call.count, {}, {}, {}};
-  call.label.copy(header.label, sizeof(header.label) - 1);
+  header = Header{make_record(call), {}, {}};
   const Shard own = shard_of(call.count, ranks_, rank_);
   const std::size_t size = size_of(call.dtype);
   const bool gives = call.op != Op::barrier && (call.op != Op::broadcast || rank_ == call.peer);
@@ -79,7 +62,9 @@ void ShmTransport::post(const Collective& call) {
 
 bool ShmTransport::finish(const Collective& call, bool may_give_up) {
   if (!await_headers(call, may_give_up)) return false;
-  compare_headers(call);
+  compare_calls(
+      ranks_, [this](int r) -> const Record& { return slot(r).header.record; }, sequence_,
+      watch_->group());
   if (quick(call)) {
     small(call);
   } else if (!direct(call)) {
@@ -98,19 +83,6 @@ bool ShmTransport::await_headers(const Collective& call, bool may_give_up) {
     }
   }
   return true;
-}
-
-void ShmTransport::compare_headers(const Collective&) const {
-  const Header& first = slot(0).header;
-  bool same = true;
-  for (int r = 1; r < ranks_; ++r) same = same && same_call(first, slot(r).header);
-  if (same) return;
-  std::string text =
-      str("the ranks disagree in call #", sequence_, " of group ", watch_->group(), ":");
-  for (int r = 0; r < ranks_; ++r) {
-    text += str(r == 0 ? " " : "; ", "rank ", r, " called ", describe(slot(r).header));
-  }
-  throw UsageError(text + ". All ranks must make the same calls in the same order");
 }
 
 // Every rank reads the headers' payloads and does all of the work that it needs the result of.

@@ -50,7 +50,6 @@ class ShmTransport final : public Transport {
   };
 
   bool await_headers(const Collective& call, bool may_give_up);
-  void compare_headers(const Collective& call) const;
   const Slot& slot(int rank) const { return control_.desk(rank).slots[sequence_ % 2]; }
 
   void small(const Collective& call);

@@ -1,0 +1,63 @@
+#include "tessera/comm/record.h"
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm {
+namespace {
+
+std::uint64_t hash(const std::string& text) {  // FNV-1a
+  std::uint64_t value = 0xcbf29ce484222325ull;
+  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return value;
+}
+
+bool same_buffer(const Record& a, const Record& b) {
+  return a.dtype == b.dtype && a.count == b.count && a.label_hash == b.label_hash;
+}
+
+bool same_call(const Record& a, const Record& b) {
+  return a.op == b.op && a.peer == b.peer && same_buffer(a, b) &&
+         (!is_reduction(a.op) || a.reduce == b.reduce);
+}
+
+}  // namespace
+
+Record make_record(const Collective& call) {
+  Record record{call.op, call.dtype, call.reduce, 0, call.peer, call.count, hash(call.label), {}};
+  call.label.copy(record.label, sizeof(record.label) - 1);
+  return record;
+}
+
+std::string describe(const Record& record) {
+  Collective call;
+  call.op = record.op;
+  call.dtype = record.dtype;
+  call.reduce = record.reduce;
+  call.peer = record.peer;
+  call.count = record.count;
+  call.label = record.label;
+  return describe(call);
+}
+
+void compare_calls(int ranks, const std::function<const Record&(int rank)>& record,
+                   std::uint64_t sequence, const std::string& group) {
+  bool same = true;
+  for (int r = 1; r < ranks; ++r) same = same && same_call(record(0), record(r));
+  if (same) return;
+  std::string text = str("the ranks disagree in call #", sequence, " of group ", group, ":");
+  for (int r = 0; r < ranks; ++r) {
+    text += str(r == 0 ? " " : "; ", "rank ", r, " called ", describe(record(r)));
+  }
+  throw UsageError(text + ". All ranks must make the same calls in the same order");
+}
+
+std::string compare_message(const Record& send, int sender, const Record& recv, int receiver,
+                            const std::string& group) {
+  if (same_buffer(send, recv)) return "";
+  return str("two ranks of group ", group, " disagree: rank ", sender, " called ", describe(send),
+             "; rank ", receiver, " called ", describe(recv),
+             ". Both must name the same count, type and label, in the same order");
+}
+
+}  // namespace tessera::comm

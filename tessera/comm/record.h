@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "tessera/comm/collective.h"
+
+namespace tessera::comm {
+
+// What a rank tells its peers of a call, so that they can compare it with their own: plain bytes
+// that travel through memory or messages, the same on every backend.
+struct Record {
+  Op op{};
+  DType dtype{};
+  ReduceOp reduce{};
+  std::uint8_t unused = 0;
+  std::int32_t peer = 0;
+  std::uint64_t count = 0;
+  std::uint64_t label_hash = 0;  // of the whole label; below is what fits
+  char label[56] = {};
+};
+static_assert(sizeof(Record) == 80, "no padding: records travel between processes");
+
+Record make_record(const Collective& call);
+std::string describe(const Record& record);
+
+// Throws a UsageError that prints what every rank called, unless all called the same.
+void compare_calls(int ranks, const std::function<const Record&(int rank)>& record,
+                   std::uint64_t sequence, const std::string& group);
+
+// The text of the error if the two sides of a message differ, else "".
+std::string compare_message(const Record& send, int sender, const Record& recv, int receiver,
+                            const std::string& group);
+
+}  // namespace tessera::comm
