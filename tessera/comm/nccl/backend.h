@@ -8,7 +8,7 @@
 
 namespace tessera::comm::nccl {
 
-// Whether GPUs and NCCL are here (NCCL is loaded when first asked for, so every build has this
+// Whether GPUs and NCCL are here (NCCL is looked for when first asked for, so every build has this
 // backend), and if not, why not.
 bool available();
 std::string why_not();
@@ -18,11 +18,16 @@ struct NcclOptions {
   // Reductions by an exchange of shards and our own sum in rank order instead of NCCL's: the same
   // bytes, and the same bits in every run and on every backend.
   bool deterministic = false;
+  // Before a call goes to the GPU the ranks compare it through host memory, so that calls that do
+  // not match are an error on every rank. Without it they hang until the timeout or give garbage.
+  // Work::wait() then waits for every rank to have made the call, and not only its stream does.
+  bool check_calls = true;
 };
 
 // The ranks of `host`, each with its GPU `device`. `host` moves what lives in host memory, among it
 // NCCL's own start-up; `peers` (null for one rank) watches over the others, because NCCL itself
-// waits for a dead rank for ever. Collective over the group.
+// waits for a dead rank for ever. Collective over the group; if a rank cannot, all of them throw
+// UsageError that says which and why.
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers,
                                       int device, Options options, NcclOptions nccl = {});
 

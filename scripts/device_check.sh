@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Builds Tessera on a machine that has a GPU and a torch with CUDA, runs the tests of comm/ and
+# prints how long collectives take there. Installs nothing.
+#   scripts/device_check.sh [folder for the build]
+# TORCH_DIR=…       LibTorch; if not given, the torch of python3
+# JOBS=…            compilers at a time
+# NCCL_LIBRARY=…    another libnccl.so.2 to run the GPU tests with a second time. From 2.30 on two
+#                   ranks may share a GPU, so that one GPU is enough for all tests.
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$root"
+build="${1:-build-device}"
+torch="${TORCH_DIR:-$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))')}"
+[ -n "$torch" ] || fail "device_check.sh: python3 has no torch; set TORCH_DIR"
+status=0
+
+step() {
+  local name="$1" began=$SECONDS
+  shift
+  say "$name"
+  if "$@"; then
+    say "$name: ok, $((SECONDS - began)) s"
+  else
+    status=1
+    say "$name: FAILED, $((SECONDS - began)) s"
+    return 1
+  fi
+}
+
+machine() {
+  uname -srm
+  grep -h PRETTY_NAME /etc/os-release
+  lscpu | grep -E '^(Model name|CPU\(s\)|Thread|L2|L3|NUMA node\(s\))'
+  lscpu | grep -oE 'avx512_bf16|amx_bf16|avx512f|avx2' | sort -u | tr '\n' ' '
+  echo
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
+  c++ --version | head -1
+  cmake --version | head -1
+  sed -n "s/^__version__ = /torch /p" "$torch/version.py"
+  echo "what libtorch_cpu.so needs:"
+  readelf -d "$torch/lib/libtorch_cpu.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | tr '\n' ' '
+  echo
+  echo "NCCL: $(find "$torch/.." / -xdev -name 'libnccl.so*' 2>/dev/null | sort -u | tr '\n' ' ')"
+}
+
+configure() {
+  local generator=()
+  command -v ninja >/dev/null && generator=(-G Ninja)
+  cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DTORCH_DIR="$torch" \
+    -DTESSERA_BENCHMARKS=OFF | grep -E '^-- (LibTorch|MPI|hwloc|Config|Generat|Build files)|rror'
+}
+
+build_it() {
+  cmake --build "$build" -j "$(jobs_count)" --target "${targets[@]}"
+}
+
+targets=(tessera reduce_test shm_test process_test group_test cuda_test cuda_timing)
+tests='^(reduce_test|shm_test|process_test|group_test)\.'
+
+step "machine" machine
+step "configure" configure || exit 1
+step "build" build_it || exit 1
+step "tests of comm on the CPU" ctest --test-dir "$build" -R "$tests" -j 4 --output-on-failure
+step "tests on the GPU" "$build/tests/cuda_test" --gtest_color=no
+step "times" "$build/tests/cuda_timing" --gtest_color=no
+if [ -n "${NCCL_LIBRARY:-}" ]; then
+  step "tests on the GPU with $NCCL_LIBRARY" \
+    env LD_PRELOAD="$NCCL_LIBRARY" "$build/tests/cuda_test" --gtest_color=no
+  step "times with $NCCL_LIBRARY" \
+    env LD_PRELOAD="$NCCL_LIBRARY" "$build/tests/cuda_timing" --gtest_color=no
+fi
+exit "$status"

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace tessera::comm::nccl {
+
+// The part of NCCL's C interface that we use, in our own words. It has been stable since 2.14; we
+// need no header and link nothing, so every build has this backend, and it works where an NCCL is
+// found at run time.
+
+using Comm = struct OpaqueComm*;
+
+struct UniqueId {
+  char bytes[128];
+};
+
+enum class Result : int { success = 0, remote_error = 6, in_progress = 7 };
+
+enum class Type : int { u8 = 1, i32 = 2, i64 = 4, f16 = 6, f32 = 7, f64 = 8, bf16 = 9 };
+
+enum class Combine : int { sum = 0, max = 2, min = 3, avg = 4 };
+
+using Stream = void*;  // a cudaStream_t
+
+struct Api {
+  Result (*get_version)(int* version);
+  const char* (*get_error_string)(Result);
+  const char* (*get_last_error)(Comm);
+  Result (*get_unique_id)(UniqueId*);
+  Result (*comm_init_rank)(Comm*, int ranks, UniqueId, int rank);
+  Result (*comm_destroy)(Comm);
+  Result (*comm_abort)(Comm);
+  Result (*comm_get_async_error)(Comm, Result*);
+  Result (*all_reduce)(const void* in, void* out, std::size_t, Type, Combine, Comm, Stream);
+  Result (*reduce_scatter)(const void* in, void* out, std::size_t out_count, Type, Combine, Comm,
+                           Stream);
+  Result (*all_gather)(const void* in, void* out, std::size_t in_count, Type, Comm, Stream);
+  Result (*broadcast)(const void* in, void* out, std::size_t, Type, int root, Comm, Stream);
+  Result (*reduce)(const void* in, void* out, std::size_t, Type, Combine, int root, Comm, Stream);
+  Result (*send)(const void* in, std::size_t, Type, int peer, Comm, Stream);
+  Result (*recv)(void* out, std::size_t, Type, int peer, Comm, Stream);
+  Result (*group_start)();
+  Result (*group_end)();
+  // Of the CUDA runtime, which comes with NCCL.
+  int (*stream_is_capturing)(Stream, int* status);
+
+  // Throws Error that names the call and says what NCCL says.
+  void check(Result result, const char* call) const;
+  // Whether what is put on the stream goes into a CUDA graph instead of being run.
+  bool capturing(Stream stream) const;
+};
+
+struct Library {
+  bool loaded = false;
+  std::string problem;  // why it is not loaded
+  std::string version;  // "2.28.9"
+  Api api{};
+};
+
+// The NCCL of this process: the one that LibTorch brought along, else the loader's libnccl.so.2.
+const Library& library();
+
+}  // namespace tessera::comm::nccl

@@ -1,0 +1,327 @@
+#include "tessera/comm/nccl/backend.h"
+
+#include <ATen/Context.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "tessera/comm/local_peers.h"
+#include "tessera/comm/nccl/engine.h"
+#include "tessera/comm/record.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm::nccl {
+namespace {
+
+int device_count() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return 0;
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
+}
+
+// What a rank says of itself before a group is made of it and others.
+struct Introduction {
+  std::int32_t rank = 0;  // in the job
+  std::uint8_t deterministic = 0;
+  std::uint8_t check_calls = 0;
+  std::uint8_t unused[2] = {};
+  UniqueId id{};          // of the first rank: names the communicator
+  char version[16] = {};  // of NCCL
+  char problem[232] = {};
+};
+static_assert(sizeof(Introduction) == 384, "no padding: it travels between processes");
+
+void put(char* to, std::size_t size, const std::string& text) {
+  to[text.copy(to, size - 1)] = '\0';
+}
+
+Collective bytes_call(Op op, void* in, void* out, std::size_t bytes, int peer, const char* label) {
+  return {op, DType::u8, ReduceOp::sum, Traffic::control, in, out, bytes, peer, label};
+}
+
+std::vector<Introduction> introduce(Backend& host, const Introduction& own) {
+  std::vector<Introduction> all(static_cast<std::size_t>(host.size()));
+  all[static_cast<std::size_t>(host.rank())] = own;
+  host.submit(bytes_call(Op::all_gather, &all[static_cast<std::size_t>(host.rank())], all.data(),
+                         all.size() * sizeof(Introduction), -1, "introduction to nccl"))
+      .wait();
+  for (const Introduction& each : all) {
+    if (each.problem[0] != '\0') {
+      throw UsageError(
+          str("group ", host.name(), " cannot use nccl: rank ", each.rank, ": ", each.problem));
+    }
+  }
+  for (const Introduction& each : all) {
+    const bool same = each.deterministic == own.deterministic &&
+                      each.check_calls == own.check_calls &&
+                      std::strcmp(each.version, own.version) == 0;
+    if (same) continue;
+    const auto tell = [](const Introduction& who) {
+      return str("rank ", who.rank, " has NCCL ", who.version, ", deterministic ",
+                 who.deterministic != 0, ", check_calls ", who.check_calls != 0);
+    };
+    throw UsageError(str("group ", host.name(), " over nccl: ", tell(own), " but ", tell(each),
+                         "; all ranks need the same"));
+  }
+  return all;
+}
+
+class NcclBackend final : public Backend {
+ public:
+  NcclBackend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers, int device,
+              Options options, NcclOptions nccl)
+      : host_(std::move(host)),
+        peers_(std::move(peers)),
+        device_(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
+        options_(options),
+        nccl_(nccl),
+        meter_(std::make_shared<TrafficMeter>()) {
+    Introduction own;
+    own.rank = peers_ ? peers_->rank() : host_->rank();
+    own.deterministic = nccl_.deterministic;
+    own.check_calls = nccl_.check_calls;
+    put(own.version, sizeof(own.version), version());
+    put(own.problem, sizeof(own.problem), problem());
+    const bool first = host_->rank() == 0;
+    if (first && own.problem[0] == '\0') new_id(own.id);
+    const std::vector<Introduction> all = introduce(*host_, own);
+    at::globalContext().lazyInitDevice(c10::kCUDA);
+    start(all);
+  }
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  std::string kind() const override { return "nccl"; }
+  std::string name() const override { return host_->name(); }
+  Backend& host() override { return *host_; }
+
+  // What went through host memory counts too, except our own agreements.
+  TrafficCounts traffic() const override {
+    const TrafficCounts host = host_->traffic() - agreements_.counts();
+    TrafficCounts sum = meter_->counts();
+    sum.sent_bytes += host.sent_bytes;
+    sum.control_bytes += host.control_bytes;
+    sum.copied_bytes += host.copied_bytes;
+    for (std::size_t op = 0; op < sum.calls.size(); ++op) sum.calls[op] += host.calls[op];
+    return sum;
+  }
+
+  Work submit(Collective call, Attachments attachments) override {
+    if (call.op == Op::barrier) return host_->submit(std::move(call), std::move(attachments));
+    check(call, size(), rank());
+    if (attachments.before || attachments.after) {
+      throw UsageError(str(describe(call),
+                           " over nccl cannot run functions before or after it: "
+                           "it runs on the GPU. Order them by streams and events"));
+    }
+    check_device(call, call.in);
+    check_device(call, call.out);
+    // The order of the agreements must be the order on the GPU.
+    std::lock_guard lock(mutex_);
+    meter_->charge(call, size(), rank());
+    if (is_point_to_point(call.op)) return message(std::move(call), std::move(attachments.keep));
+    Order order;
+    order.number = ++sequence_;
+    if (nccl_.check_calls && size() > 1) order.prepare = agree(call, order.number);
+    order.call = std::move(call);
+    order.keep = std::move(attachments.keep);
+    return engine_->submit(*collectives_, std::move(order));
+  }
+
+  std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) override {
+    return host_->symmetric(bytes);
+  }
+
+  std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) override {
+    return std::make_shared<NcclBackend>(host_->subgroup(members, std::move(name)), peers_,
+                                         device_.index(), options_, nccl_);
+  }
+
+ private:
+  // One direction between this rank and another.
+  struct Channel {
+    Engine::Lane* lane = nullptr;
+    std::uint64_t messages = 0;
+    UniqueId id{};  // made by the sender; the receiver has it from the first letter
+    bool is_open = false;
+
+    void open() {
+      if (!std::exchange(is_open, true)) Engine::open(*lane, id);
+    }
+  };
+  struct Letter {
+    Record record;
+    UniqueId id{};
+  };
+
+  std::string problem() const {
+    if (!available()) return why_not();
+    if (device_.index() >= 0 && device_.index() < device_count()) return "";
+    return str("its GPU is number ", static_cast<int>(device_.index()), ", but it has ",
+               device_count(),
+               " (numbers start at 0); start no more ranks on a host than it has "
+               "GPUs");
+  }
+
+  static void new_id(UniqueId& id) {
+    const Api& api = library().api;
+    api.check(api.get_unique_id(&id), "ncclGetUniqueId");
+  }
+
+  void start(const std::vector<Introduction>& all) {
+    Setting setting{name(), device_, nccl_.deterministic, options_.timeout, peers_, {}, meter_};
+    if (!setting.peers) setting.peers = make_local_peers(1).front();
+    for (const Introduction& each : all) setting.members.push_back(each.rank);
+    if (size() > 1) {
+      std::vector<int> everybody;
+      for (int r = 0; r < size(); ++r) everybody.push_back(r);
+      answers_ = host_->subgroup(everybody, name() + "/answers");
+    }
+    engine_ = std::make_unique<Engine>(library().api, std::move(setting));
+    collectives_ = &engine_->add_lane(rank(), size());
+    Order opening;
+    opening.prepare = [lane = collectives_, id = all.front().id] { Engine::open(*lane, id); };
+    engine_->submit(*collectives_, std::move(opening)).wait();
+  }
+
+  void check_device(const Collective& call, const void* data) const {
+    if (data == nullptr || call.count == 0) return;
+    std::string where = "in host memory";
+    try {
+      const c10::Device found =
+          at::globalContext().getDeviceFromPtr(const_cast<void*>(data), c10::kCUDA);
+      if (found == device_) return;
+      where = "on " + found.str();
+    } catch (const c10::Error&) {
+    }
+    throw UsageError(str(describe(call), " of group ", name(), " over nccl: the buffer is ", where,
+                         ", wanted ", device_.str(), ", the GPU of this rank"));
+  }
+
+  // [Note: agreement] Every rank tells the others of its call through host memory, and lets it go
+  // to the GPU when it has heard the same from all. Telling happens at the call, in order; hearing
+  // on the lane's thread. So a call that some ranks do not make, or make differently, never reaches
+  // a GPU, the ranks stay in step after the error, and the host's own watch finds who is missing.
+  std::function<void()> agree(const Collective& call, std::uint64_t number) {
+    auto records = std::make_shared<std::vector<Record>>(static_cast<std::size_t>(size()));
+    Record& own = (*records)[static_cast<std::size_t>(rank())];
+    own = make_record(call);
+    Collective gather = bytes_call(Op::all_gather, &own, records->data(),
+                                   records->size() * sizeof(Record), -1, "agreement over nccl");
+    agreements_.charge(gather, size(), rank());
+    return [records, number, group = name(), text = describe(call),
+            told = host_->submit(std::move(gather), {records, {}, {}})] {
+      hear(told, number, text, group);
+      const auto record = [&](int r) -> const Record& {
+        return (*records)[static_cast<std::size_t>(r)];
+      };
+      compare_calls(static_cast<int>(records->size()), record, number, group);
+    };
+  }
+
+  static void hear(const Work& told, std::uint64_t number, const std::string& call,
+                   const std::string& group) {
+    try {
+      told.wait();
+    } catch (const PeerError& error) {
+      throw PeerError(
+          str("#", number, " ", call, " of group ", group, " over nccl: ", error.what()),
+          error.rank());
+    }
+  }
+
+  // The sender's letter carries what names the communicator of their own that the two will use.
+  // Letters and answers take different ways, because the same two ranks may at the same time
+  // exchange messages in the other direction.
+  Work message(Collective call, std::shared_ptr<void> keep) {
+    const bool sending = call.op == Op::send;
+    const int peer = call.peer;
+    std::shared_ptr<Channel>& channel = channels_[{peer, sending}];
+    if (!channel) {
+      channel = std::make_shared<Channel>();
+      if (sending) new_id(channel->id);
+      channel->lane = &engine_->add_lane(sending ? 0 : 1, 2);
+    }
+    Order order;
+    order.number = ++channel->messages;
+    if (nccl_.check_calls || order.number == 1) {
+      struct Letters {
+        Letter sent, got;
+      };
+      auto letters = std::make_shared<Letters>();
+      letters->sent.record = make_record(call);
+      if (sending) letters->sent.id = channel->id;
+      Collective out =
+          bytes_call(Op::send, &letters->sent, nullptr, sizeof(Letter), peer, "letter over nccl");
+      Collective in =
+          bytes_call(Op::recv, nullptr, &letters->got, sizeof(Letter), peer, "letter over nccl");
+      agreements_.charge(sending ? out : in, size(), rank());
+      const Attachments with{letters, {}, {}};
+      const Work sent = (sending ? host_ : answers_)->submit(std::move(out), with);
+      const Work got = (sending ? answers_ : host_)->submit(std::move(in), with);
+      order.prepare = [=, channel = channel, own = rank(), group = name(), number = order.number,
+                       text = describe(call)] {
+        hear(sent, number, text, group);
+        hear(got, number, text, group);
+        if (!sending && number == 1) channel->id = letters->got.id;
+        const Record& send = (sending ? letters->sent : letters->got).record;
+        const Record& recv = (sending ? letters->got : letters->sent).record;
+        const std::string problem =
+            compare_message(send, sending ? own : peer, recv, sending ? peer : own, group);
+        if (!problem.empty()) throw UsageError(problem);
+        channel->open();
+      };
+    } else {
+      order.prepare = [channel = channel] { channel->open(); };
+    }
+    order.call = std::move(call);
+    order.call.peer = sending ? 1 : 0;
+    order.keep = std::move(keep);
+    return engine_->submit(*channel->lane, std::move(order));
+  }
+
+  const std::shared_ptr<Backend> host_;
+  const std::shared_ptr<Peers> peers_;
+  const c10::Device device_;
+  const Options options_;
+  const NcclOptions nccl_;
+  const std::shared_ptr<TrafficMeter> meter_;
+  TrafficMeter agreements_;
+  std::shared_ptr<Backend> answers_;
+  std::mutex mutex_;
+  std::uint64_t sequence_ = 0;
+  std::map<std::pair<int, bool>, std::shared_ptr<Channel>>
+      channels_;  // by peer, and whether this rank sends
+  Engine::Lane* collectives_ = nullptr;
+  std::unique_ptr<Engine> engine_;  // last: its threads use the rest
+};
+
+}  // namespace
+
+bool available() { return why_not().empty(); }
+
+std::string why_not() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+    return "this LibTorch has no CUDA, or its CUDA libraries are not installed; use a CUDA build "
+           "of torch";
+  }
+  if (device_count() == 0) return "CUDA finds no GPU";
+  return library().problem;
+}
+
+std::string version() { return library().version; }
+
+std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers,
+                                      int device, Options options, NcclOptions nccl) {
+  if (!peers && host->size() > 1) {
+    throw UsageError(str("group ", host->name(), " of ", host->size(),
+                         " ranks over nccl needs peers that watch over them"));
+  }
+  return std::make_shared<NcclBackend>(std::move(host), std::move(peers), device, options, nccl);
+}
+
+}  // namespace tessera::comm::nccl

@@ -1,0 +1,197 @@
+// Orders on their way to the GPU: submission, the lanes' threads, the end.
+
+#include "tessera/comm/nccl/engine.h"
+
+#include <utility>
+
+#include "tessera/comm/nccl/engine_state.h"
+#include "tessera/comm/nccl/enqueue.h"
+#include "tessera/core/errors.h"
+
+namespace tessera::comm::nccl {
+
+using namespace std::chrono_literals;
+
+Engine::Item::Item(std::shared_ptr<State> owner, Order what)
+    : state(std::move(owner)),
+      order(std::move(what)),
+      ready(state->setting.device.type()),
+      finished(state->setting.device.type()) {}
+
+void Engine::Item::wait() {
+  {
+    std::unique_lock lock(state->mutex);
+    state->changed.wait(lock, [this] { return issued || ended; });
+    if (error) std::rethrow_exception(error);
+    if (ended && !captured) return;
+  }
+  finished.block(state->guard.getStream(state->setting.device));
+}
+
+bool Engine::Item::done() const {
+  std::lock_guard lock(state->mutex);
+  return ended || (issued && finished.query());
+}
+
+// The right to call NCCL. Once the group has failed nobody gets it, so communicators can be
+// aborted.
+void Engine::State::enter(Lane& lane, const std::string& doing) {
+  std::lock_guard lock(mutex);
+  if (failure) std::rethrow_exception(failure);
+  lane.inside = Clock::now();
+  lane.doing = doing;
+  watching.notify_one();
+}
+
+void Engine::State::leave(Lane& lane) {
+  std::lock_guard lock(mutex);
+  lane.inside.reset();
+  changed.notify_all();
+}
+
+void Engine::State::issue(Lane& lane, Item& next) {
+  const Order& order = next.order;
+  if (order.prepare) order.prepare();
+  const std::string doing = describe(order);
+  enter(lane, doing);
+  try {
+    next.ready.block(lane.stream);
+    enqueue({api, lane.comm, lane.stream, lane.rank, lane.ranks, setting.deterministic}, order.call,
+            *setting.meter);
+    next.finished.record(lane.stream);
+  } catch (const std::exception& error) {
+    leave(lane);
+    broke(doing, error);
+  }
+  leave(lane);
+}
+
+void Engine::open(Lane& lane, const UniqueId& id) {
+  State& state = lane.state;
+  const std::string doing = str("the start of NCCL in group ", state.setting.group);
+  state.enter(lane, doing);
+  Comm comm = nullptr;
+  const Result result = state.api.comm_init_rank(&comm, lane.ranks, id, lane.rank);
+  if (result == Result::success) lane.comm = comm;
+  state.leave(lane);
+  try {
+    state.api.check(result, "ncclCommInitRank");
+  } catch (const std::exception& error) {
+    state.broke(doing, error);
+  }
+}
+
+void Engine::State::run_lane(Lane& lane) {
+  guard.setDevice(setting.device);
+  guard.exchangeStream(lane.stream);
+  std::unique_lock lock(mutex);
+  for (;;) {
+    lane.submitted.wait(lock, [&] { return stopping || !lane.pending.empty(); });
+    if (lane.pending.empty()) break;
+    const std::shared_ptr<Item> next = lane.pending.front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      issue(lane, *next);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    Dropped dropped;
+    next->order.prepare = nullptr;
+    lock.lock();
+    if (next->ended) continue;  // failed meanwhile, together with all that was pending
+    lane.pending.pop_front();
+    next->since = Clock::now();
+    if (error || next->captured) {
+      end(*next, error, dropped);
+    } else {
+      next->issued = true;
+      lane.flying.push_back(next);
+      watching.notify_one();
+    }
+    changed.notify_all();
+    lock.unlock();
+    dropped.clear();
+    lock.lock();
+  }
+  const Comm comm = std::exchange(lane.comm, nullptr);
+  const bool failed = failure != nullptr;
+  lock.unlock();
+  if (comm != nullptr) failed ? api.comm_abort(comm) : api.comm_destroy(comm);
+  lock.lock();
+  lane.ended = true;
+  changed.notify_all();
+}
+
+Engine::Engine(const Api& api, Setting setting)
+    : state_(std::make_shared<State>(api, std::move(setting))) {}
+
+Engine::~Engine() {
+  State& state = *state_;
+  const bool failing = std::uncaught_exceptions() > 0;
+  if (failing) {
+    state.fail(std::make_exception_ptr(
+        Error(str("group ", state.setting.group, " was destroyed before its calls had ended"))));
+  }
+  State::Dropped dropped;
+  std::unique_lock lock(state.mutex);
+  while (!state.drained()) {
+    try {
+      state.reap(dropped);
+    } catch (...) {  // the watching thread sees it too, and fails everything
+    }
+    state.changed.wait_for(lock, 1ms);
+  }
+  state.stopping = true;
+  state.watching.notify_all();
+  for (Lane& lane : state.lanes) lane.submitted.notify_all();
+  const auto farewell = failing ? std::chrono::milliseconds(500) : 10s;
+  state.changed.wait_for(lock, farewell, [&] {
+    bool all = state.watch_ended || !state.watch.joinable();
+    for (const Lane& lane : state.lanes) all = all && (lane.ended || !lane.thread.joinable());
+    return all;
+  });
+  const auto release = [&](std::thread& thread, bool ended) {
+    if (!thread.joinable()) return;
+    if (ended) {
+      lock.unlock();
+      thread.join();
+      lock.lock();
+    } else {
+      thread.detach();  // hangs in NCCL or CUDA; it owns what it uses
+    }
+  };
+  release(state.watch, state.watch_ended);
+  for (Lane& lane : state.lanes) release(lane.thread, lane.ended);
+}
+
+Engine::Lane& Engine::add_lane(int rank, int ranks) {
+  std::lock_guard lock(state_->mutex);
+  const auto& device = state_->setting.device;
+  return state_->lanes.emplace_back(
+      *state_, state_->guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true), rank, ranks);
+}
+
+Work Engine::submit(Lane& lane, Order order) {
+  auto item = std::make_shared<Item>(state_, std::move(order));
+  const c10::Stream current = state_->guard.getStream(state_->setting.device);
+  item->captured = state_->api.capturing(current.native_handle());
+  item->ready.record(current);
+  State::Dropped dropped;
+  {
+    std::lock_guard lock(state_->mutex);
+    if (state_->failure) std::rethrow_exception(state_->failure);
+    if (!item->captured) state_->reap(dropped);
+    lane.pending.push_back(item);
+    if (!lane.thread.joinable()) {
+      lane.thread = std::thread([state = state_, &lane] { state->run_lane(lane); });
+    }
+    if (!state_->watch.joinable()) {
+      state_->watch = std::thread([state = state_] { state->run_watch(); });
+    }
+    lane.submitted.notify_one();
+  }
+  return Work(std::move(item));
+}
+
+}  // namespace tessera::comm::nccl

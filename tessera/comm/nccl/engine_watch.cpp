@@ -1,0 +1,175 @@
+// What becomes of calls on the GPU: the watching thread, and failure. See [Note: report first].
+
+#include <utility>
+
+#include "tessera/comm/nccl/engine_state.h"
+#include "tessera/core/errors.h"
+
+namespace tessera::comm::nccl {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kTick = 10ms;  // how often the GPU and the peers are looked at
+constexpr auto kGrace = 1s;   // for the control plane to learn what NCCL noticed first
+
+}  // namespace
+
+std::optional<Failure> Engine::State::look_at_peers(const std::string& doing,
+                                                    bool left_counts) const {
+  if (auto heard = setting.peers->failure()) return heard;
+  for (const int member : setting.members) {
+    const PeerState state = setting.peers->state(member);
+    if (state == PeerState::alive || (state == PeerState::left && !left_counts)) continue;
+    const bool died = state == PeerState::dead;
+    return Failure{Failure::Kind::peer, member, own_rank(),
+                   str("rank ", member,
+                       died ? " died (its connection closed)" : " left (its group was destroyed)",
+                       " while rank ", own_rank(), " waited for it in ", doing)};
+  }
+  return std::nullopt;
+}
+
+// An error of NCCL or CUDA on this rank: the others count on it and must hear. NCCL often feels a
+// peer's death before the control plane does, and cannot say whose it was; so wait a little.
+void Engine::State::broke(const std::string& doing, const std::exception& problem) {
+  std::optional<Failure> found;
+  for (const auto end = Clock::now() + kGrace; setting.members.size() > 1 && !found;) {
+    found = look_at_peers(doing, Clock::now() > end);
+    if (Clock::now() > end) break;
+    std::this_thread::sleep_for(kTick);
+  }
+  std::exception_ptr error;
+  if (found) {
+    setting.peers->report(*found);
+    error = retold(*found);
+  } else {
+    const std::string text = str("rank ", own_rank(), " failed in ", doing, ": ", problem.what());
+    setting.peers->report({Failure::Kind::peer, own_rank(), own_rank(), text});
+    error = std::make_exception_ptr(Error(text));
+  }
+  fail(error);
+  std::rethrow_exception(error);
+}
+
+std::optional<Failure> Engine::State::look() {
+  std::string doing;
+  std::optional<Clock::time_point> since;
+  Result result = Result::success;
+  {
+    std::lock_guard lock(mutex);
+    const auto consider = [&](Clock::time_point began, std::string what) {
+      if (since && *since <= began) return;
+      since = began;
+      doing = std::move(what);
+    };
+    for (const Lane& lane : lanes) {
+      if (lane.inside) consider(*lane.inside, lane.doing);
+      if (lane.flying.empty()) continue;
+      const Item& first = *lane.flying.front();
+      consider(first.since, describe(first.order));
+      if (!lane.inside && lane.comm != nullptr && result == Result::success) {
+        api.comm_get_async_error(lane.comm, &result);
+      }
+    }
+  }
+  if (!since) return std::nullopt;
+  // One that left had ended its part, so ours ends soon, unless it gave up.
+  bool left = false;
+  for (const int member : setting.members) {
+    left = left || setting.peers->state(member) == PeerState::left;
+  }
+  if (!left) left_since.reset();
+  if (left && !left_since) left_since = Clock::now();
+  if (auto found = look_at_peers(doing, left && Clock::now() - *left_since > 2 * kGrace)) {
+    return found;
+  }
+  if (result != Result::success && result != Result::in_progress) {
+    broke(doing, Error(str("NCCL says: ", api.get_error_string(result))));
+  }
+  if (Clock::now() - *since < setting.timeout) return std::nullopt;
+  return Failure{Failure::Kind::peer, -1, own_rank(),
+                 str(doing, " did not end within ", setting.timeout.count() / 1000.0,
+                     " s of its start on the GPU of rank ", own_rank(),
+                     ", although every rank had called it and is alive; a rank's GPU may be stuck "
+                     "or busy with something else")};
+}
+
+void Engine::State::run_watch() {
+  guard.setDevice(setting.device);
+  std::unique_lock lock(mutex);
+  while (!stopping && !failure) {
+    if (idle()) {
+      watching.wait(lock);
+      continue;
+    }
+    watching.wait_for(lock, kTick);
+    Dropped dropped;
+    std::exception_ptr broken;
+    try {
+      reap(dropped);
+    } catch (...) {
+      broken = std::current_exception();
+    }
+    lock.unlock();
+    dropped.clear();
+    try {
+      if (broken) std::rethrow_exception(broken);
+      if (const auto found = look()) {
+        setting.peers->report(*found);
+        fail(retold(*found));
+      }
+    } catch (const std::exception& error) {
+      try {
+        broke("the watch over the GPU", error);
+      } catch (...) {  // that is how it ends
+      }
+    }
+    lock.lock();
+  }
+  watch_ended = true;
+  changed.notify_all();
+}
+
+std::exception_ptr Engine::State::retold(const Failure& failure) const {
+  try {
+    if (failure.reporter == own_rank()) raise(failure);
+    Failure heard = failure;
+    heard.text = str("rank ", own_rank(), ": group ", setting.group, " cannot go on; rank ",
+                     failure.reporter, " reported: ", failure.text);
+    raise(heard);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void Engine::State::fail(std::exception_ptr error) {
+  Dropped dropped;
+  std::vector<Comm> doomed;
+  {
+    std::unique_lock lock(mutex);
+    if (failure) return;
+    failure = error;
+    try {
+      reap(dropped);
+    } catch (...) {  // CUDA is broken: nothing has ended
+    }
+    for (Lane& lane : lanes) {
+      for (auto* queue : {&lane.flying, &lane.pending}) {
+        for (const auto& each : *queue) end(*each, error, dropped);
+        queue->clear();
+      }
+    }
+    changed.notify_all();
+    // A communicator with a thread in it cannot be aborted; it is left to the end of the process.
+    for (Lane& lane : lanes) {
+      if (changed.wait_for(lock, kGrace, [&] { return !lane.inside; })) {
+        if (lane.comm != nullptr) doomed.push_back(std::exchange(lane.comm, nullptr));
+      }
+    }
+  }
+  for (const Comm comm : doomed) api.comm_abort(comm);
+}
+
+}  // namespace tessera::comm::nccl

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include "tessera/comm/collective.h"
+#include "tessera/comm/nccl/api.h"
+#include "tessera/comm/traffic.h"
+
+namespace tessera::comm::nccl {
+
+// Where a collective is put: a communicator and the stream it runs on, which is the current one.
+struct Place {
+  const Api& api;
+  Comm comm;
+  c10::Stream stream;
+  int rank;
+  int ranks;
+  bool deterministic;
+};
+
+// Puts a collective, send or receive (to or from rank `call.peer` of the communicator) on the
+// stream and returns. Allocates on that stream what it needs besides the buffers of the call.
+void enqueue(const Place& place, const Collective& call, TrafficMeter& meter);
+
+}  // namespace tessera::comm::nccl

@@ -1,0 +1,102 @@
+// Prints how long collectives on CUDA tensors take. A program, not a test: run it where it matters.
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "tessera/comm/group.h"
+#include "tessera/comm/nccl/backend.h"
+#include "tests/comm/gpu_ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::ask_in_child;
+using testing::run_gpu_ranks;
+
+void wait_for_gpu() {
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  guard.synchronizeStream(guard.getStream(at::Device(at::kCUDA, 0)));
+}
+
+// Median microseconds.
+double median(int times, const std::function<void()>& what) {
+  std::vector<double> all;
+  for (int i = 0; i < times + 3; ++i) {
+    const auto began = std::chrono::steady_clock::now();
+    what();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - began;
+    if (i >= 3) all.push_back(took.count());
+  }
+  std::nth_element(all.begin(), all.begin() + times / 2, all.end());
+  return all[static_cast<std::size_t>(times / 2)];
+}
+
+void measure(const Group& group, const char* what) {
+  for (const std::int64_t bytes : {4ll << 10, 1ll << 20, 25ll << 20}) {
+    const at::Tensor x = at::ones({bytes / 4}, at::device(at::Device(at::kCUDA, 0)));
+    const at::Tensor out = at::zeros_like(x);
+    wait_for_gpu();
+    double submit = 0;
+    const auto call = [&] {
+      const auto began = std::chrono::steady_clock::now();
+      const Work work = group.all_reduce(out, x);
+      submit += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - began)
+                    .count();
+      work.wait();
+    };
+    const int times = 50;
+    const double whole = median(times, [&] {
+      call();
+      wait_for_gpu();
+    });
+    submit = 0;
+    const double host = median(times, call);
+    wait_for_gpu();
+    if (group.rank() != 0) continue;
+    std::printf(
+        "TIMING %s all_reduce %lld bytes, %d ranks: to the end %.1f us; the caller %.1f us "
+        "(of it the call %.1f us)\n",
+        what, static_cast<long long>(bytes), group.size(), whole, host, submit / (times + 3));
+    std::fflush(stdout);
+  }
+}
+
+TEST(CudaTiming, Staged) {
+  if (!ask_in_child([] { return std::string(torch::cuda::is_available() ? "" : "no"); }).empty()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers>) {
+    measure(Group(host), "staged over shm,");
+  });
+}
+
+TEST(CudaTiming, Nccl) {
+  const std::string why = ask_in_child([] { return nccl::why_not(); });
+  if (!why.empty()) GTEST_SKIP() << why;
+  const std::string version = ask_in_child([] { return nccl::version(); });
+  for (const int ranks : {1, 2}) {
+    if (ranks == 2 && version < "2.30") GTEST_SKIP() << "two ranks on one GPU need NCCL 2.30";
+    run_gpu_ranks(ranks, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+      setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+      std::vector<int> all;
+      for (int r = 0; r < host->size(); ++r) all.push_back(r);
+      for (const bool check : {true, false}) {
+        for (const bool deterministic : {false, true}) {
+          const std::string name = std::string("nccl, ") +
+                                   (check ? "calls checked, " : "calls not checked, ") +
+                                   (deterministic ? "deterministic," : "native,");
+          measure(Group(nccl::make_backend(host->subgroup(all, name), peers, 0, {},
+                                           {deterministic, check})),
+                  name.c_str());
+        }
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,373 @@
+// Groups and meshes of CPU tensors, with ranks as threads.
+
+#include "tessera/comm/group.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "tessera/comm/dry/backend.h"
+#include "tessera/comm/mesh.h"
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+
+namespace tessera::comm {
+namespace {
+
+void over(int ranks, const std::function<void(Group)>& body) {
+  run_threads(ranks, [&](std::shared_ptr<Backend> backend) { body(Group(std::move(backend))); });
+}
+
+// Tensors must be equal in every bit.
+void expect_same(const at::Tensor& got, const at::Tensor& want) {
+  EXPECT_TRUE(got.dtype() == want.dtype() && got.sizes() == want.sizes() && at::equal(got, want))
+      << "got\n"
+      << got << "\nwanted\n"
+      << want;
+}
+
+// The text of the UsageError that `call` throws, or "".
+std::string complaint(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+#define EXPECT_SAYS(text, word) EXPECT_NE((text).find(word), std::string::npos) << "got: " << (text)
+
+// This rank's part of a buffer, as [Note: shards] cuts it.
+at::Tensor shard(const at::Tensor& whole, const Group& group, int rank) {
+  const auto count = static_cast<std::size_t>(whole.numel());
+  const Shard part = shard_of(count, group.size(), rank);
+  return whole.flatten().narrow(0, static_cast<std::int64_t>(part.begin),
+                                static_cast<std::int64_t>(part.size));
+}
+
+// What rank r puts in: whole numbers, so that sums are exact in every type.
+at::Tensor input(std::int64_t count, int rank, at::ScalarType type = at::kFloat) {
+  return (at::arange(count, at::kLong).remainder(7) + rank).to(type);
+}
+at::Tensor sum_of_inputs(std::int64_t count, int ranks, at::ScalarType type = at::kFloat) {
+  at::Tensor sum = input(count, 0, at::kLong);
+  for (int r = 1; r < ranks; ++r) sum += input(count, r, at::kLong);
+  return sum.to(type);
+}
+
+TEST(Group, ADefaultOneIsTheIdentity) {
+  const Group group;
+  EXPECT_EQ(group.size(), 1);
+  EXPECT_EQ(group.rank(), 0);
+  const at::Tensor x = at::randn({5, 3}), before = x.clone();
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max}) {
+    group.all_reduce(x, {op, Traffic::model, ""}).wait();
+    expect_same(x, before);
+  }
+  const at::Tensor y = at::zeros_like(x);
+  group.all_gather(y, x).wait();
+  expect_same(y, x);
+  y.zero_();
+  group.reduce_scatter(y, x).wait();
+  expect_same(y, x);
+  y.zero_();
+  group.all_to_all(y, x).wait();
+  expect_same(y, x);
+  group.broadcast(x, 0).wait();
+  group.reduce(x, 0).wait();
+  expect_same(x, before);
+  group.barrier();
+  const SymmetricTensor shared = group.symmetric({4});
+  expect_same(shared.local(), at::zeros({4}));
+  EXPECT_EQ(group.split(3).size(), 1);
+  EXPECT_EQ(group.subset({0}, "again").size(), 1);
+  EXPECT_THROW(group.send(x, 0), UsageError);
+}
+
+class EverySize : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Group, EverySize, ::testing::Values(2, 3, 4));
+
+TEST_P(EverySize, EveryOperation) {
+  over(GetParam(), [](const Group& group) {
+    const int n = group.size(), rank = group.rank();
+    for (const at::ScalarType type :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kInt, at::kLong, at::kByte}) {
+      for (const std::int64_t count : {0, 1, n, 101, 20'000}) {
+        const at::Tensor x = input(count, rank, type), sum = sum_of_inputs(count, n, type);
+        at::Tensor out = at::zeros_like(x);
+        group.all_reduce(out, x).wait();
+        expect_same(out, sum);
+        expect_same(x, input(count, rank, type));
+        group.all_reduce(x, {ReduceOp::max, Traffic::model, ""}).wait();
+        expect_same(x, input(count, n - 1, type));
+
+        const at::Tensor y = input(count, rank, type);
+        out = at::zeros_like(shard(y, group, rank));
+        group.reduce_scatter(out, y).wait();
+        expect_same(out, shard(sum, group, rank));
+        group.reduce_scatter(shard(y, group, rank), y).wait();  // in place
+        expect_same(shard(y, group, rank), out);
+
+        at::Tensor whole = at::zeros({count}, type);
+        group.all_gather(whole, out).wait();
+        expect_same(whole, sum);
+        whole.zero_();
+        shard(whole, group, rank).copy_(out);
+        group.all_gather(whole, shard(whole, group, rank)).wait();  // in place
+        expect_same(whole, sum);
+
+        const int root = n - 1;
+        at::Tensor z = input(count, rank, type);
+        group.broadcast(z, root).wait();
+        expect_same(z, input(count, root, type));
+        z = input(count, rank, type);
+        group.reduce(z, root).wait();
+        expect_same(z, rank == root ? sum : input(count, rank, type));
+
+        const at::Tensor mine = shard(x, group, rank);
+        out = at::zeros({mine.numel() * n}, type);
+        group.all_to_all(out, input(count, rank, type)).wait();
+        std::vector<at::Tensor> parts;
+        for (int r = 0; r < n; ++r) parts.push_back(shard(input(count, r, type), group, rank));
+        expect_same(out, at::cat(parts));
+
+        const int next = (rank + 1) % n, last = (rank + n - 1) % n;
+        at::Tensor got = at::zeros({count}, type);
+        const Work sent = group.send(input(count, rank, type), next);
+        group.recv(got, last).wait();
+        sent.wait();
+        expect_same(got, input(count, last, type));
+      }
+    }
+    group.barrier();
+  });
+}
+
+TEST(Group, ShapesAreFree) {
+  over(2, [](const Group& group) {
+    const at::Tensor x = at::full({3, 4, 5}, group.rank() + 1.0);
+    group.all_reduce(x).wait();
+    expect_same(x, at::full({3, 4, 5}, 3.0));
+    const at::Tensor whole = at::zeros({2, 5});  // out by rows: one for each rank
+    group.all_gather(whole, at::full({1, 5}, group.rank() + 1.0)).wait();
+    expect_same(whole, at::stack({at::full({5}, 1.0), at::full({5}, 2.0)}));
+  });
+}
+
+TEST(Group, WrongTensorsAreRefusedWithBothSides) {
+  over(2, [](const Group& group) {
+    const at::Tensor x = at::zeros({6, 4});
+    std::string text = complaint([&] { group.all_reduce(x.t()); });
+    EXPECT_SAYS(text, "not contiguous");
+    EXPECT_SAYS(text, "[4, 6]");
+    EXPECT_SAYS(complaint([&] { group.all_reduce(at::zeros({5}), at::zeros({6})); }),
+                "output has 5 elements, wanted 6");
+    EXPECT_SAYS(complaint([&] { group.reduce_scatter(at::zeros({6}), at::zeros({6})); }),
+                "output has 6 elements, wanted 3");
+    EXPECT_SAYS(complaint([&] { group.all_gather(at::zeros({6}), at::zeros({2})); }),
+                "input has 2 elements, wanted 3");
+    EXPECT_SAYS(complaint([&] { group.all_to_all(at::zeros({2}), at::zeros({6})); }),
+                "output has 2 elements, wanted 6");
+    text = complaint([&] { group.all_reduce(at::zeros({6}), at::zeros({6}, at::kDouble)); });
+    EXPECT_SAYS(text, "Float");
+    EXPECT_SAYS(text, "Double");
+    EXPECT_SAYS(complaint([&] { group.all_reduce(at::zeros({6}, at::kBool)); }), "got Bool");
+    EXPECT_SAYS(complaint([&] { group.all_reduce(at::zeros({6}, at::kComplexFloat)); }), "got");
+    EXPECT_SAYS(complaint([&] { group.broadcast(x, 2); }), "no rank 2");
+    EXPECT_SAYS(complaint([&] { group.send(x, group.rank()); }), "another rank");
+    // Nothing of this reached the other rank: the group is in step.
+    const at::Tensor y = at::ones({3});
+    group.all_reduce(y).wait();
+    expect_same(y, at::full({3}, 2.0));
+  });
+}
+
+TEST(Group, RanksThatDisagreeAllHearBothSides) {
+  over(2, [](const Group& group) {
+    const at::Tensor x = at::zeros({group.rank() == 0 ? 5 : 6});
+    const std::string text = complaint([&] {
+      group.all_reduce(x, {ReduceOp::sum, Traffic::model, "bias"}).wait();
+    });
+    EXPECT_SAYS(text, "5 × f32, \"bias\"");
+    EXPECT_SAYS(text, "6 × f32, \"bias\"");
+  });
+}
+
+TEST(Group, TensorsMayBeDroppedBeforeTheEnd) {
+  over(2, [](const Group& group) {
+    std::vector<Work> works;
+    at::Tensor last;
+    for (int i = 0; i < 20; ++i) {
+      at::Tensor x = at::full({300'000}, 1.0 + i);
+      at::Tensor part = x.narrow(0, 0, 200'000);  // a view keeps its storage
+      works.push_back(group.all_reduce(part));
+      last = i == 19 ? x : at::Tensor();
+    }
+    for (const Work& work : works) work.wait();
+    expect_same(last.narrow(0, 0, 200'000), at::full({200'000}, 40.0));
+    expect_same(last.narrow(0, 200'000, 100'000), at::full({100'000}, 20.0));
+    Group(group).all_reduce(at::ones({100'000}));  // nobody waits, and the handle goes
+    group.barrier();
+  });
+}
+
+TEST(Group, ThreadsOfARankMayCallAtTheSameTime) {
+  over(2, [](const Group& group) {
+    const Group left = group.subset({0, 1}, "left"), right = group.subset({0, 1}, "right");
+    const auto hammer = [](const Group& on, double start) {
+      for (int i = 0; i < 60; ++i) {
+        const at::Tensor x = at::full({i % 3 == 0 ? 50'000 : 10}, start);
+        on.all_reduce(x).wait();
+        ASSERT_EQ(x[0].item<double>(), 2 * start);
+      }
+    };
+    // On groups of their own in any order; on one group calls that are alike.
+    std::thread a(hammer, left, 1.0), b(hammer, right, 2.0);
+    hammer(group, 3.0);
+    a.join();
+    b.join();
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 40; ++i) {
+          const at::Tensor x = at::ones({64});
+          group.all_reduce(x).wait();
+          ASSERT_EQ(x[63].item<float>(), 2.0f);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+TEST(Group, SymmetricTensorsAreSeenByAll) {
+  at::Tensor survivor;
+  over(3, [&](const Group& group) {
+    const int rank = group.rank();
+    SymmetricTensor shared = group.symmetric({4, 1000}, at::kFloat);
+    expect_same(shared.local(), at::zeros({4, 1000}));
+    shared.local().fill_(rank + 1);
+    group.barrier();
+    for (int r = 0; r < 3; ++r) expect_same(shared.of(r), at::full({4, 1000}, r + 1.0f));
+    group.barrier();
+    group.all_reduce(shared.local(), {ReduceOp::avg, Traffic::model, ""}).wait();
+    expect_same(shared.local(), at::full({4, 1000}, 2.0f));
+    const SymmetricTensor halves = group.symmetric({7}, at::kBFloat16);
+    EXPECT_EQ(halves.local().scalar_type(), at::kBFloat16);
+    group.barrier();
+    if (rank == 1) survivor = shared.of(2);
+  });
+  // The tensor keeps the memory, though group and ranks are gone.
+  expect_same(survivor, at::full({4, 1000}, 2.0f));
+}
+
+TEST(Group, SubsetsHaveTheOrderOfTheirList) {
+  over(4, [](const Group& group) {
+    const int rank = group.rank();
+    if (rank != 2) {
+      const Group some = group.subset({3, 0, 1}, "some");
+      EXPECT_EQ(some.size(), 3);
+      EXPECT_EQ(some.rank(), rank == 3 ? 0 : rank + 1);
+      const at::Tensor whole = at::zeros({3}, at::kInt);
+      some.all_gather(whole, at::full({1}, rank, at::kInt)).wait();
+      expect_same(whole, at::tensor({3, 0, 1}, at::kInt));
+      EXPECT_NE(some.name().find("some[3,0,1]"), std::string::npos) << some.name();
+    } else {
+      EXPECT_SAYS(complaint([&] { group.subset({3, 0, 1}, "some"); }), "not in the list");
+    }
+    // The same list again is another group.
+    const Group first = group.subset({0, 1, 2, 3}, "all"),
+                second = group.subset({0, 1, 2, 3}, "all");
+    EXPECT_NE(first.name(), second.name());
+    const at::Tensor x = at::ones({1});
+    Work a = first.all_reduce(x);
+    a.wait();
+    second.all_reduce(x).wait();
+    EXPECT_EQ(x.item<float>(), 16.0f);
+  });
+}
+
+TEST(Group, SplitsByColourAndOrdersByKey) {
+  over(4, [](const Group& group) {
+    const int rank = group.rank();
+    const Group half = group.split(rank % 2, -rank);
+    EXPECT_EQ(half.size(), 2);
+    EXPECT_EQ(half.rank(), rank < 2 ? 1 : 0);
+    const at::Tensor x = at::full({1}, rank, at::kInt);
+    half.all_reduce(x).wait();
+    EXPECT_EQ(x.item<int>(), rank % 2 == 0 ? 2 : 4);
+    const Group alone = group.split(rank == 3 ? -1 : 0);
+    EXPECT_EQ(alone.size(), rank == 3 ? 1 : 3);
+    EXPECT_EQ(alone.rank(), rank == 3 ? 0 : rank);
+  });
+}
+
+TEST(Group, ADryOneCannotSplitButMakesSubsets) {
+  const Group group(dry::make_backend(5, 64, "plan"));
+  EXPECT_SAYS(complaint([&] { group.split(0); }), "subset()");
+  EXPECT_EQ(group.subset({4, 5}, "pair").rank(), 1);
+  const at::Tensor x = at::ones({64});
+  group.all_reduce(x).wait();
+  EXPECT_EQ(group.traffic().sent_bytes, 2u * 63 * 4);
+}
+
+TEST(Mesh, RanksAndPlacesAreInverse) {
+  const MeshShape shape{3, 4, 5};
+  std::set<int> seen;
+  for (int rank = 0; rank < shape.world(); ++rank) {
+    const MeshPlace place = place_of(rank, shape);
+    EXPECT_EQ(rank_of(place, shape), rank);
+    EXPECT_EQ((place.pp * shape.dp + place.dp) * shape.tp + place.tp, rank);
+    EXPECT_TRUE(place.dp < shape.dp && place.tp < shape.tp && place.pp < shape.pp);
+    seen.insert(rank_of(place, shape));
+  }
+  EXPECT_EQ(seen.size(), 60u);
+}
+
+// Checks one axis: its size, this rank's place on it, and that its ranks are those which differ
+// from this one in that place only, in ascending order.
+void check_axis(const Group& axis, const Mesh& mesh, int length, int MeshPlace::*index) {
+  ASSERT_EQ(axis.size(), length);
+  EXPECT_EQ(axis.rank(), mesh.place().*index);
+  const at::Tensor members = at::zeros({length}, at::kInt);
+  axis.all_gather(members, at::full({1}, mesh.world().rank(), at::kInt)).wait();
+  for (int i = 0; i < length; ++i) {
+    MeshPlace there = mesh.place();
+    there.*index = i;
+    EXPECT_EQ(members[i].item<int>(), rank_of(there, mesh.shape()));
+  }
+}
+
+TEST(Mesh, AllShapesOfEightRanks) {
+  over(8, [](const Group& world) {
+    for (const int dp : {1, 2, 4, 8}) {
+      for (const int tp : {1, 2, 4, 8}) {
+        if (8 % (dp * tp) != 0) continue;
+        const MeshShape shape{dp, tp, 8 / (dp * tp)};
+        const Mesh mesh(world, shape);
+        check_axis(mesh.dp(), mesh, shape.dp, &MeshPlace::dp);
+        check_axis(mesh.tp(), mesh, shape.tp, &MeshPlace::tp);
+        check_axis(mesh.pp(), mesh, shape.pp, &MeshPlace::pp);
+        // A sum along all axes one after another is the sum over the world.
+        const at::Tensor x = at::full({3}, world.rank() + 1, at::kLong);
+        for (const Group& axis : {mesh.pp(), mesh.tp(), mesh.dp()}) axis.all_reduce(x).wait();
+        expect_same(x, at::full({3}, 36, at::kLong));
+      }
+    }
+  });
+}
+
+TEST(Mesh, AWrongShapeIsRefused) {
+  over(2, [](const Group& world) {
+    const std::string text = complaint([&] { Mesh(world, {2, 2, 1}); });
+    EXPECT_SAYS(text, "dp 2 × tp 2 × pp 1 for 2 ranks");
+    EXPECT_SAYS(complaint([&] { Mesh(world, {-2, -1, 1}); }), "at least 1");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

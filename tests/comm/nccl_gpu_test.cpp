@@ -1,0 +1,278 @@
+// NCCL on one GPU: with one rank, and with two where this NCCL lets them share it.
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/comm/dry/backend.h"
+#include "tessera/core/errors.h"
+#include "tests/comm/cuda_cases.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace testing;
+
+TEST(CudaNccl, OneRankIsTheIdentity) {
+  NEEDS_NCCL();
+  run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const auto backend = nccl::make_backend(host, peers, 0, {});
+    const Group group(backend);
+    EXPECT_EQ(group.backend(), "nccl");
+    compare_with_host(group, Group(host), /*close=*/false, 70'001);
+    expect_order(group);
+    expect_dropped_tensors_live(group);
+    // Bits that a sum with nothing, or a product with one, would change.
+    const at::Tensor x =
+        at::tensor({0x7fc01234, -0x003fedcc, int(0x80000000)}, at::kInt).view(at::kFloat).to(kGpu);
+    const at::Tensor out = at::zeros_like(x);
+    for (const ReduceOp op : kReductions) {
+      group.all_reduce(out, x, {op, Traffic::model, ""}).wait();
+      expect_same(out, x, name(op));
+    }
+    // Host tensors go through the host.
+    const at::Tensor y = at::ones({3});
+    group.all_reduce(y).wait();
+    EXPECT_EQ(y[2].item<float>(), 1.0f);
+    group.barrier();
+    EXPECT_EQ(group.symmetric({4}).local().sum().item<float>(), 0.0f);
+    EXPECT_EQ(group.subset({0}, "again").backend(), "nccl");
+    const Work work = group.all_reduce(x);
+    while (!work.done()) std::this_thread::yield();
+  });
+}
+
+TEST(CudaNccl, DeterministicModeIsTheIdentityOfOneRankToo) {
+  NEEDS_NCCL();
+  run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    nccl::NcclOptions options;
+    options.deterministic = true;
+    const Group group(nccl::make_backend(host, peers, 0, {}, options));
+    compare_with_host(group, Group(host), /*close=*/false, 70'001);
+  });
+}
+
+TEST(CudaNccl, WhatItCannotDoIsRefused) {
+  NEEDS_NCCL();
+  run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const auto says = [](const std::function<void()>& call, const std::string& word) {
+      try {
+        call();
+        ADD_FAILURE() << "no error; wanted one that says " << word;
+      } catch (const UsageError& error) {
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+      }
+    };
+    says([&] { nccl::make_backend(host, peers, 99, {}); }, "its GPU is number 99");
+    const auto backend = nccl::make_backend(dry::make_backend(0, 1, "self"), nullptr, 0, {});
+    std::vector<float> x(4);
+    const Collective call{
+        Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x.data(), x.data(), 4, -1, ""};
+    says([&] { backend->submit(call); }, "in host memory, wanted cuda:0");
+    Attachments attachments;
+    attachments.after = [] {};
+    says([&] { backend->submit(call, attachments); }, "before or after");
+  });
+}
+
+// A CUDA graph that holds a collective, captured and replayed through the runtime's C interface.
+TEST(CudaNccl, GoesIntoACudaGraph) {
+  NEEDS_NCCL();
+  run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const auto find = [](auto& function, const char* name) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(RTLD_DEFAULT, name));
+      ASSERT_NE(function, nullptr) << name;
+    };
+    int (*begin)(void*, int) = nullptr;
+    int (*end)(void*, void**) = nullptr;
+    int (*instantiate)(void**, void*, unsigned long long) = nullptr;
+    int (*launch)(void*, void*) = nullptr;
+    find(begin, "cudaStreamBeginCapture");
+    find(end, "cudaStreamEndCapture");
+    find(instantiate, "cudaGraphInstantiate");
+    find(launch, "cudaGraphLaunch");
+    const Group group(nccl::make_backend(host, peers, 0, {}));
+    const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+    const c10::StreamGuard side(guard.getStreamFromGlobalPool(kGpu, /*isHighPriority=*/false));
+    const at::Tensor x = at::zeros({1000}, at::device(kGpu)), out = at::zeros_like(x);
+    group.all_reduce(out, x).wait();  // not everything that happens once may be captured
+    guard.synchronizeStream(side.current_stream());
+    void* stream = side.current_stream().native_handle();
+    void *graph = nullptr, *executable = nullptr;
+    ASSERT_EQ(begin(stream, /*thread-local=*/1), 0);
+    x.add_(1);
+    group.all_reduce(out, x).wait();
+    out.mul_(10);
+    ASSERT_EQ(end(stream, &graph), 0);
+    ASSERT_EQ(instantiate(&executable, graph, 0), 0);
+    std::this_thread::sleep_for(50ms);  // the watch must not mind what was captured
+    for (int i = 1; i <= 3; ++i) {
+      ASSERT_EQ(launch(executable, stream), 0);
+      EXPECT_EQ(out[999].item<float>(), 10.0f * static_cast<float>(i));
+    }
+    group.all_reduce(out, x).wait();
+    EXPECT_EQ(out[999].item<float>(), 3.0f);
+  });
+}
+
+std::shared_ptr<Backend> shared_gpu(const std::shared_ptr<Backend>& host,
+                                    const std::shared_ptr<Peers>& peers, Options options = {},
+                                    nccl::NcclOptions nccl = {}) {
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  return nccl::make_backend(host, peers, 0, options, nccl);
+}
+
+TEST(CudaNccl, TwoRanksAgreeWithTheHost) {
+  NEEDS_SHARED_GPU();
+  run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const Group group(shared_gpu(host, peers));
+    compare_with_host(group, Group(host), /*close=*/true, 20'001);
+    expect_order(group);
+    expect_dropped_tensors_live(group);
+  });
+}
+
+TEST(CudaNccl, TwoRanksAreExactInDeterministicMode) {
+  NEEDS_SHARED_GPU();
+  run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    nccl::NcclOptions options;
+    options.deterministic = true;
+    compare_with_host(Group(shared_gpu(host, peers, {}, options)), Group(host), /*close=*/false,
+                      20'001);
+  });
+}
+
+TEST(CudaNccl, TwoRanksSendBeforeTheyReceiveAndCollectivesGoOn) {
+  NEEDS_SHARED_GPU();
+  run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    for (const bool check : {true, false}) {
+      nccl::NcclOptions options;
+      options.check_calls = check;
+      const std::vector<int> both = {0, 1};
+      const Group group(
+          shared_gpu(host->subgroup(both, check ? "checked" : "free"), peers, {}, options));
+      const int other = 1 - group.rank();
+      std::vector<Work> works;
+      std::vector<at::Tensor> got;
+      for (int i = 0; i < 5; ++i) {
+        works.push_back(
+            group.send(at::full({100'000}, 10 * group.rank() + i, at::device(kGpu)), other));
+      }
+      const at::Tensor x = at::ones({1000}, at::device(kGpu));
+      group.all_reduce(x).wait();
+      EXPECT_EQ(x[0].item<float>(), 2.0f);
+      for (int i = 0; i < 5; ++i) {
+        got.push_back(at::zeros({100'000}, at::device(kGpu)));
+        works.push_back(group.recv(got.back(), other));
+      }
+      for (const Work& work : works) work.wait();
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_EQ(got[static_cast<std::size_t>(i)][99'999].item<float>(),
+                  static_cast<float>(10 * other + i));
+      }
+      const auto traffic = group.traffic();
+      EXPECT_EQ(traffic.sent_bytes, 5u * 400'000 + 4000);
+      EXPECT_EQ(traffic.calls[static_cast<std::size_t>(Op::all_gather)], 0u);
+    }
+  });
+}
+
+TEST(CudaNccl, TwoRanksThatDisagreeBothHearItAndGoOn) {
+  NEEDS_SHARED_GPU();
+  run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const Group group(shared_gpu(host, peers));
+    const auto disagree = [&](const std::function<Work()>& call,
+                              const std::vector<std::string>& words) {
+      try {
+        call().wait();
+        ADD_FAILURE() << "no error";
+      } catch (const UsageError& error) {
+        const std::string text = error.what();
+        for (const std::string& word : words) {
+          EXPECT_NE(text.find(word), std::string::npos) << text;
+        }
+      }
+      const at::Tensor x = at::ones({7}, at::device(kGpu));
+      group.all_reduce(x).wait();
+      EXPECT_EQ(x[6].item<float>(), 2.0f);
+    };
+    const bool first = group.rank() == 0;
+    const at::Tensor x = at::ones({first ? 5 : 6}, at::device(kGpu));
+    disagree([&] { return group.all_reduce(x); },
+             {"rank 0 called all_reduce(sum, 5 × f32)", "rank 1 called all_reduce(sum, 6 × f32)"});
+    disagree([&] { return first ? group.broadcast(x, 0) : group.all_reduce(x); },
+             {"broadcast(5 × f32, root 0)", "all_reduce(sum, 6 × f32)"});
+    disagree([&] { return first ? group.send(x, 1) : group.recv(x, 0); },
+             {"send(5 × f32", "recv(6 × f32"});
+  });
+}
+
+// The rank dies after both had called, while the other's kernel waits for it on the GPU.
+TEST(CudaNccl, ARankKilledDuringACollectiveIsNamed) {
+  NEEDS_SHARED_GPU();
+  Options options;
+  options.timeout = 60s;
+  GpuRanks ranks(
+      2,
+      [&](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+        const Group group(shared_gpu(host, peers, options));
+        const at::Tensor x = at::ones({1 << 20}, at::device(kGpu));
+        group.all_reduce(x).wait();
+        EXPECT_EQ(x[0].item<float>(), 2.0f);
+        be_slow();
+        group.barrier();
+        const Call call{ReduceOp::sum, Traffic::model, "doomed"};
+        if (group.rank() == 1) {
+          for (int i = 0; i < 20; ++i) be_slow();  // its part would come in a second
+          group.all_reduce(x, call).wait();
+          kill(getpid(), SIGKILL);
+        }
+        const Work work = group.all_reduce(x, call);
+        work.wait();  // for the other's call, and on the GPU for its end
+        const auto began = std::chrono::steady_clock::now();
+        while (!work.done()) std::this_thread::sleep_for(1ms);
+        try {
+          work.wait();
+          ADD_FAILURE() << "no error";
+        } catch (const PeerError& error) {
+          const std::string text = error.what();
+          EXPECT_EQ(error.rank(), 1) << text;
+          EXPECT_NE(text.find("#2 all_reduce"), std::string::npos) << text;
+          EXPECT_NE(text.find("doomed"), std::string::npos) << text;
+        }
+        EXPECT_LT(std::chrono::steady_clock::now() - began, 5s);
+        EXPECT_THROW(group.all_reduce(x).wait(), PeerError);
+      },
+      options);
+  ranks.expect_success(0, 60s);
+}
+
+TEST(CudaNccl, AStoppedRankIsNamedAfterTheTimeout) {
+  NEEDS_SHARED_GPU();
+  Options options;
+  options.timeout = 2s;
+  GpuRanks ranks(
+      2,
+      [&](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+        const Group group(shared_gpu(host, peers, options));
+        const at::Tensor x = at::ones({1000}, at::device(kGpu));
+        group.all_reduce(x).wait();
+        EXPECT_EQ(x[0].item<float>(), 2.0f);
+        if (group.rank() == 1) kill(getpid(), SIGSTOP);
+        try {
+          group.all_reduce(x, {ReduceOp::sum, Traffic::model, "late"}).wait();
+          ADD_FAILURE() << "no error";
+        } catch (const PeerError& error) {
+          EXPECT_EQ(error.rank(), 1) << error.what();
+          EXPECT_NE(std::string(error.what()).find("#2 all_reduce(sum, 1000 × f32, \"late\")"),
+                    std::string::npos)
+              << error.what();
+        }
+      },
+      options);
+  ranks.expect_success(0, 60s);
+}
+
+}  // namespace
+}  // namespace tessera::comm
