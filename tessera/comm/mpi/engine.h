@@ -53,7 +53,8 @@ struct Engine {
   void rest(std::chrono::steady_clock::duration idle);
   void end();
   bool goodbye(std::string& reason);
-  std::optional<std::string> trouble(std::chrono::steady_clock::time_point since) const;
+  bool job_failed();
+  std::optional<std::string> trouble() const;
 };
 
 }  // namespace tessera::comm::mpi

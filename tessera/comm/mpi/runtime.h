@@ -65,8 +65,9 @@ class Runtime {
   std::vector<std::string> all_gather_strings(
       const std::string& text, std::chrono::milliseconds timeout = std::chrono::minutes(5));
 
-  // While `peers` lives, a death that it knows of ends the goodbye instead of blocking it. Not kept
-  // alive: a rank that is done should let its peers know before it waits for them here.
+  // While `peers` lives, a failure that it knows of breaks the runtime, and a death ends the
+  // goodbye instead of blocking it. Not kept alive: a rank that is done should let its peers know
+  // before it waits for them here. Of several, the first that is alive counts.
   void attend(const std::shared_ptr<Peers>& peers);
 
   // Gives MPI up; see [Note: report first]. Returns when the thread has stopped calling MPI.
