@@ -15,8 +15,8 @@ namespace tessera::comm {
 namespace {
 
 std::string shape(const at::Tensor& tensor) {
-  return str("[", tensor.sizes(), "] ", c10::toString(tensor.scalar_type()), " on ",
-             tensor.device().str());
+  return tessera::str(tensor.sizes(), " ", c10::toString(tensor.scalar_type()), " on ",
+                      tensor.device().str());
 }
 
 void require(bool good, const Collective& what, const std::string& problem) {
