@@ -5,6 +5,7 @@
 #   two_hosts.sh RANKS_PER_HOST [mpirun option …] -- PROGRAM [ARGUMENT …]
 #
 # {link} in an argument is replaced by the name of the network interface between the hosts.
+# It may take TWO_HOSTS_SECONDS, 200 unless set.
 # Needs root and iproute2; without them it says so and exits with status 77 (skipped).
 set -eu
 
@@ -82,6 +83,8 @@ for word in "$@"; do
   add "$word"
 done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# A limit of our own: whoever kills this script leaves the namespaces behind.
 status=0
-sh "$0" --enter "$prefix" "$folder/hosts" left "$words" || status=$?
+timeout -k 5 "${TWO_HOSTS_SECONDS:-200}" \
+  sh "$0" --enter "$prefix" "$folder/hosts" left "$words" || status=$?
 exit $status
