@@ -105,6 +105,7 @@ Group init(const InitOptions& options) {
   const auto times = base->tcp.store->count(str(own, "init/", launch.rank));
   Page page(base->tcp.store, str(own, times, "/"));
   auto peers = connect_peers(page, launch.rank, launch.size, {timeout});
+  if (base->mpi) base->mpi->attend(peers);  // so that MPI's end does not wait for a dead rank
 
   std::vector<int> everybody(static_cast<std::size_t>(launch.size));
   std::iota(everybody.begin(), everybody.end(), 0);
