@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include <torch/torch.h>
+
+#include <cstdlib>
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
@@ -12,10 +12,12 @@
 namespace tessera::comm {
 namespace {
 
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
 // Exactly these variables of the launchers, until the end of the test.
 class Environment {
  public:
-  explicit Environment(const std::vector<std::pair<std::string, std::string>>& variables) {
+  explicit Environment(const Variables& variables) {
     for (const char* name : kAll) unsetenv(name);
     for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   }
@@ -56,7 +58,7 @@ std::string refusal() {
 }
 
 TEST(Launch, AloneIsAGroupOfOne) {
-  Environment none({});
+  Environment none(Variables{});
   EXPECT_EQ(detect_launch().launcher, "alone");
   const Group world = init();
   EXPECT_EQ(world.size(), 1);
@@ -100,17 +102,16 @@ TEST(Launch, Mpirun) {
 }
 
 TEST(Launch, Srun) {
-  const std::vector<std::pair<std::string, std::string>> base = {{"SLURM_PROCID", "3"},
-                                                                 {"SLURM_NTASKS", "4"},
-                                                                 {"SLURM_LOCALID", "1"},
-                                                                 {"SLURM_JOB_ID", "123456"},
-                                                                 {"SLURM_STEP_ID", "2"}};
-  const std::vector<std::pair<std::string, std::string>> lists = {
-      {"node[07-09,12],login1", "node07"},
-      {"a1,a2", "a1"},
-      {"single", "single"},
-      {"x[3,5]", "x3"},
-      {"m,n[1-2]", "m"}};
+  const Variables base = {{"SLURM_PROCID", "3"},
+                          {"SLURM_NTASKS", "4"},
+                          {"SLURM_LOCALID", "1"},
+                          {"SLURM_JOB_ID", "123456"},
+                          {"SLURM_STEP_ID", "2"}};
+  const Variables lists = {{"node[07-09,12],login1", "node07"},
+                           {"a1,a2", "a1"},
+                           {"single", "single"},
+                           {"x[3,5]", "x3"},
+                           {"m,n[1-2]", "m"}};
   for (const auto& [list, first] : lists) {
     auto variables = base;
     variables.emplace_back("SLURM_STEP_NODELIST", list);
@@ -126,7 +127,7 @@ TEST(Launch, Srun) {
 
 TEST(Launch, NonsenseIsRefusedByName) {
   {
-    Environment half({{"RANK", "0"}});
+    Environment half(Variables{{"RANK", "0"}});
     EXPECT_NE(refusal().find("WORLD_SIZE"), std::string::npos) << refusal();
   }
   {
@@ -138,7 +139,7 @@ TEST(Launch, NonsenseIsRefusedByName) {
     EXPECT_NE(refusal().find("rank 2 of 2"), std::string::npos) << refusal();
   }
   {
-    Environment none({});
+    Environment none(Variables{});
     InitOptions options;
     options.backend = "mip";
     try {
