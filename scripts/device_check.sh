@@ -61,12 +61,12 @@ step "machine" machine
 step "configure" configure || exit 1
 step "build" build_it || exit 1
 step "tests of comm on the CPU" ctest --test-dir "$build" -R "$tests" -j 4 --output-on-failure
-step "tests on the GPU" "$build/tests/cuda_test" --gtest_color=no
-step "times" "$build/tests/cuda_timing" --gtest_color=no
+step "tests on the GPU" timeout 300 "$build/tests/cuda_test" --gtest_color=no
+step "times" timeout 120 "$build/tests/cuda_timing" --gtest_color=no
 if [ -n "${NCCL_LIBRARY:-}" ]; then
   step "tests on the GPU with $NCCL_LIBRARY" \
-    env LD_PRELOAD="$NCCL_LIBRARY" "$build/tests/cuda_test" --gtest_color=no
+    env LD_PRELOAD="$NCCL_LIBRARY" timeout 300 "$build/tests/cuda_test" --gtest_color=no
   step "times with $NCCL_LIBRARY" \
-    env LD_PRELOAD="$NCCL_LIBRARY" "$build/tests/cuda_timing" --gtest_color=no
+    env LD_PRELOAD="$NCCL_LIBRARY" timeout 120 "$build/tests/cuda_timing" --gtest_color=no
 fi
 exit "$status"

@@ -132,10 +132,10 @@ inline std::vector<at::Tensor> every_operation(const Group& group, at::ScalarTyp
 }
 
 // The host's group gives the right answer, to every bit; `close` says where rounding may differ.
-inline void compare_with_host(const Group& device, const Group& host, bool close,
-                              std::int64_t most) {
+inline void compare_with_host(const Group& device, const Group& host, bool close, std::int64_t most,
+                              const std::vector<ReduceOp>& reductions = kReductions) {
   for (const auto& [dtype, type] : kTypes) {
-    for (const ReduceOp op : kReductions) {
+    for (const ReduceOp op : reductions) {
       for (const std::int64_t count : {std::int64_t{0}, std::int64_t{1}, std::int64_t{5}, most}) {
         const auto want = every_operation(host, type, count, op, at::kCPU);
         const auto got = every_operation(device, type, count, op, kGpu);

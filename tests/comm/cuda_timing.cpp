@@ -1,4 +1,6 @@
 // Prints how long collectives on CUDA tensors take. A program, not a test: run it where it matters.
+// Processes that share a GPU take turns on it, milliseconds each: of two ranks by NCCL on one GPU
+// only the caller's own time means anything.
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
@@ -9,6 +11,7 @@
 
 #include "tessera/comm/group.h"
 #include "tessera/comm/nccl/backend.h"
+#include "tessera/comm/threads.h"
 #include "tests/comm/gpu_ranks.h"
 
 namespace tessera::comm {
@@ -70,7 +73,12 @@ TEST(CudaTiming, Staged) {
     GTEST_SKIP() << "no GPU";
   }
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers>) {
-    measure(Group(host), "staged over shm,");
+    measure(Group(host), "staged over shm, processes,");
+  });
+  run_gpu_ranks(1, [](std::shared_ptr<Backend>, std::shared_ptr<Peers>) {
+    run_threads(2, [](std::shared_ptr<Backend> host) {
+      measure(Group(host), "staged over shm, threads,");
+    });
   });
 }
 

@@ -157,7 +157,7 @@ TEST(CudaNccl, TwoRanksSendBeforeTheyReceiveAndCollectivesGoOn) {
       std::vector<at::Tensor> got;
       for (int i = 0; i < 5; ++i) {
         works.push_back(
-            group.send(at::full({100'000}, 10 * group.rank() + i, at::device(kGpu)), other));
+            group.send(at::full({100'000}, 10.0f * group.rank() + i, at::device(kGpu)), other));
       }
       const at::Tensor x = at::ones({1000}, at::device(kGpu));
       group.all_reduce(x).wait();

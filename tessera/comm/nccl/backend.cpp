@@ -119,7 +119,7 @@ class NcclBackend final : public Backend {
                            "it runs on the GPU. Order them by streams and events"));
     }
     check_device(call, call.in);
-    check_device(call, call.out);
+    if (call.out != call.in) check_device(call, call.out);
     // The order of the agreements must be the order on the GPU.
     std::lock_guard lock(mutex_);
     meter_->charge(call, size(), rank());
@@ -213,9 +213,9 @@ class NcclBackend final : public Backend {
     Collective gather = bytes_call(Op::all_gather, &own, records->data(),
                                    records->size() * sizeof(Record), -1, "agreement over nccl");
     agreements_.charge(gather, size(), rank());
-    return [records, number, group = name(), text = describe(call),
+    return [records, &own, number, group = name(),
             told = host_->submit(std::move(gather), {records, {}, {}})] {
-      hear(told, number, text, group);
+      hear(told, number, own, group);
       const auto record = [&](int r) -> const Record& {
         return (*records)[static_cast<std::size_t>(r)];
       };
@@ -223,13 +223,13 @@ class NcclBackend final : public Backend {
     };
   }
 
-  static void hear(const Work& told, std::uint64_t number, const std::string& call,
+  static void hear(const Work& told, std::uint64_t number, const Record& call,
                    const std::string& group) {
     try {
       told.wait();
     } catch (const PeerError& error) {
       throw PeerError(
-          str("#", number, " ", call, " of group ", group, " over nccl: ", error.what()),
+          str("#", number, " ", describe(call), " of group ", group, " over nccl: ", error.what()),
           error.rank());
     }
   }
@@ -263,10 +263,9 @@ class NcclBackend final : public Backend {
       const Attachments with{letters, {}, {}};
       const Work sent = (sending ? host_ : answers_)->submit(std::move(out), with);
       const Work got = (sending ? answers_ : host_)->submit(std::move(in), with);
-      order.prepare = [=, channel = channel, own = rank(), group = name(), number = order.number,
-                       text = describe(call)] {
-        hear(sent, number, text, group);
-        hear(got, number, text, group);
+      order.prepare = [=, channel = channel, own = rank(), group = name(), number = order.number] {
+        hear(sent, number, letters->sent.record, group);
+        hear(got, number, letters->sent.record, group);
         if (!sending && number == 1) channel->id = letters->got.id;
         const Record& send = (sending ? letters->sent : letters->got).record;
         const Record& recv = (sending ? letters->got : letters->sent).record;

@@ -6,11 +6,26 @@
 
 #include "tessera/comm/nccl/engine_state.h"
 #include "tessera/comm/nccl/enqueue.h"
+#include "tessera/comm/signal.h"
 #include "tessera/core/errors.h"
 
 namespace tessera::comm::nccl {
 
 using namespace std::chrono_literals;
+
+namespace {
+
+// A little spinning before a sleep: a thread that sleeps comes back microseconds late, twice in
+// every call (the lane's thread to the order, the caller to its being issued).
+template <typename Condition>
+void spin_until(const Condition& condition) {
+  const auto end = Clock::now() + 30us;
+  while (!condition() && Clock::now() < end) {
+    for (int i = 0; i < 16; ++i) relax();
+  }
+}
+
+}  // namespace
 
 Engine::Item::Item(std::shared_ptr<State> owner, Order what)
     : state(std::move(owner)),
@@ -19,6 +34,7 @@ Engine::Item::Item(std::shared_ptr<State> owner, Order what)
       finished(state->setting.device.type()) {}
 
 void Engine::Item::wait() {
+  spin_until([this] { return settled.load(std::memory_order_acquire); });
   {
     std::unique_lock lock(state->mutex);
     state->changed.wait(lock, [this] { return issued || ended; });
@@ -35,12 +51,12 @@ bool Engine::Item::done() const {
 
 // The right to call NCCL. Once the group has failed nobody gets it, so communicators can be
 // aborted.
-void Engine::State::enter(Lane& lane, const std::string& doing) {
+void Engine::State::enter(Lane& lane, const Order* doing) {
   std::lock_guard lock(mutex);
   if (failure) std::rethrow_exception(failure);
   lane.inside = Clock::now();
   lane.doing = doing;
-  watching.notify_one();
+  wake_watch();
 }
 
 void Engine::State::leave(Lane& lane) {
@@ -52,8 +68,7 @@ void Engine::State::leave(Lane& lane) {
 void Engine::State::issue(Lane& lane, Item& next) {
   const Order& order = next.order;
   if (order.prepare) order.prepare();
-  const std::string doing = describe(order);
-  enter(lane, doing);
+  enter(lane, &order);
   try {
     next.ready.block(lane.stream);
     enqueue({api, lane.comm, lane.stream, lane.rank, lane.ranks, setting.deterministic}, order.call,
@@ -61,15 +76,14 @@ void Engine::State::issue(Lane& lane, Item& next) {
     next.finished.record(lane.stream);
   } catch (const std::exception& error) {
     leave(lane);
-    broke(doing, error);
+    broke(describe(&order), error);
   }
   leave(lane);
 }
 
 void Engine::open(Lane& lane, const UniqueId& id) {
   State& state = lane.state;
-  const std::string doing = str("the start of NCCL in group ", state.setting.group);
-  state.enter(lane, doing);
+  state.enter(lane, nullptr);
   Comm comm = nullptr;
   const Result result = state.api.comm_init_rank(&comm, lane.ranks, id, lane.rank);
   if (result == Result::success) lane.comm = comm;
@@ -77,7 +91,7 @@ void Engine::open(Lane& lane, const UniqueId& id) {
   try {
     state.api.check(result, "ncclCommInitRank");
   } catch (const std::exception& error) {
-    state.broke(doing, error);
+    state.broke(state.describe(nullptr), error);
   }
 }
 
@@ -86,6 +100,12 @@ void Engine::State::run_lane(Lane& lane) {
   guard.exchangeStream(lane.stream);
   std::unique_lock lock(mutex);
   for (;;) {
+    if (lane.pending.empty() && !stopping) {
+      const std::uint32_t seen = lane.arrivals.load(std::memory_order_relaxed);
+      lock.unlock();
+      spin_until([&] { return lane.arrivals.load(std::memory_order_relaxed) != seen; });
+      lock.lock();
+    }
     lane.submitted.wait(lock, [&] { return stopping || !lane.pending.empty(); });
     if (lane.pending.empty()) break;
     const std::shared_ptr<Item> next = lane.pending.front();
@@ -106,8 +126,9 @@ void Engine::State::run_lane(Lane& lane) {
       end(*next, error, dropped);
     } else {
       next->issued = true;
+      next->settled.store(true, std::memory_order_release);
       lane.flying.push_back(next);
-      watching.notify_one();
+      wake_watch();
     }
     changed.notify_all();
     lock.unlock();
@@ -115,7 +136,8 @@ void Engine::State::run_lane(Lane& lane) {
     lock.lock();
   }
   const Comm comm = std::exchange(lane.comm, nullptr);
-  const bool failed = failure != nullptr;
+  // After a failure anywhere a peer may never come to the end of the communicator.
+  const bool failed = failure != nullptr || setting.peers->failure().has_value();
   lock.unlock();
   if (comm != nullptr) failed ? api.comm_abort(comm) : api.comm_destroy(comm);
   lock.lock();
@@ -183,6 +205,7 @@ Work Engine::submit(Lane& lane, Order order) {
     if (state_->failure) std::rethrow_exception(state_->failure);
     if (!item->captured) state_->reap(dropped);
     lane.pending.push_back(item);
+    lane.arrivals.fetch_add(1, std::memory_order_relaxed);
     if (!lane.thread.joinable()) {
       lane.thread = std::thread([state = state_, &lane] { state->run_lane(lane); });
     }

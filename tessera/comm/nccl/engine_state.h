@@ -6,6 +6,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -32,7 +33,8 @@ struct Engine::Item final : WorkState {
   bool captured = false;
   bool issued = false;  // it is on the GPU, and `finished` behind it
   bool ended = false;
-  Clock::time_point since;  // when it was issued
+  std::atomic<bool> settled{false};  // one of the two: for those who look without the lock
+  Clock::time_point since;           // when it was issued
   std::exception_ptr error;
 };
 
@@ -48,8 +50,9 @@ struct Engine::Lane {
   std::deque<std::shared_ptr<Item>> pending;
   std::deque<std::shared_ptr<Item>> flying;  // on the GPU
   std::optional<Clock::time_point> inside;   // since when its thread has been in NCCL
-  std::string doing;                         // what for
+  const Order* doing = nullptr;              // what for; null: to open the communicator
   std::condition_variable submitted;
+  std::atomic<std::uint32_t> arrivals{0};  // how often something was submitted
   bool ended = false;
   std::thread thread;
 };
@@ -69,12 +72,14 @@ struct Engine::State : std::enable_shared_from_this<State> {
   std::list<Lane> lanes;
   std::exception_ptr failure;  // why the group is over
   bool stopping = false;
+  bool watch_sleeps = false;
   bool watch_ended = false;
   std::optional<Clock::time_point> left_since;  // when the watching thread saw that one had left
   std::thread watch;
 
-  std::string describe(const Order& order) const {
-    return str("#", order.number, " ", comm::describe(order.call), " of group ", setting.group);
+  std::string describe(const Order* order) const {
+    if (order == nullptr) return str("the start of NCCL in group ", setting.group);
+    return str("#", order->number, " ", comm::describe(order->call), " of group ", setting.group);
   }
   int own_rank() const { return setting.peers->rank(); }
 
@@ -83,6 +88,7 @@ struct Engine::State : std::enable_shared_from_this<State> {
   void end(Item& which, std::exception_ptr error, Dropped& dropped) {
     which.ended = true;
     which.error = std::move(error);
+    which.settled.store(true, std::memory_order_release);
     dropped.push_back(std::move(which.order.keep));
   }
 
@@ -112,9 +118,13 @@ struct Engine::State : std::enable_shared_from_this<State> {
 
   void run_lane(Lane& lane);
   void issue(Lane& lane, Item& next);
-  void enter(Lane& lane, const std::string& doing);
+  void enter(Lane& lane, const Order* doing);
   void leave(Lane& lane);
 
+  // The watching thread has something to look at. With the lock held.
+  void wake_watch() {
+    if (watch_sleeps) watching.notify_one();
+  }
   void run_watch();
   std::optional<Failure> look();
   std::optional<Failure> look_at_peers(const std::string& doing, bool left_counts) const;

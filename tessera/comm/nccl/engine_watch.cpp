@@ -65,10 +65,10 @@ std::optional<Failure> Engine::State::look() {
       doing = std::move(what);
     };
     for (const Lane& lane : lanes) {
-      if (lane.inside) consider(*lane.inside, lane.doing);
+      if (lane.inside) consider(*lane.inside, describe(lane.doing));
       if (lane.flying.empty()) continue;
       const Item& first = *lane.flying.front();
-      consider(first.since, describe(first.order));
+      consider(first.since, describe(&first.order));
       if (!lane.inside && lane.comm != nullptr && result == Result::success) {
         api.comm_get_async_error(lane.comm, &result);
       }
@@ -89,11 +89,11 @@ std::optional<Failure> Engine::State::look() {
     broke(doing, Error(str("NCCL says: ", api.get_error_string(result))));
   }
   if (Clock::now() - *since < setting.timeout) return std::nullopt;
-  return Failure{Failure::Kind::peer, -1, own_rank(),
-                 str(doing, " did not end within ", setting.timeout.count() / 1000.0,
-                     " s of its start on the GPU of rank ", own_rank(),
-                     ", although every rank had called it and is alive; a rank's GPU may be stuck "
-                     "or busy with something else")};
+  return Failure{
+      Failure::Kind::peer, -1, own_rank(),
+      str(doing, " did not end within ", setting.timeout.count() / 1000.0,
+          " s of its start on the GPU of rank ", own_rank(),
+          ", and no rank has died: one may be busy or stuck, or not have made the call")};
 }
 
 void Engine::State::run_watch() {
@@ -101,7 +101,9 @@ void Engine::State::run_watch() {
   std::unique_lock lock(mutex);
   while (!stopping && !failure) {
     if (idle()) {
+      watch_sleeps = true;
       watching.wait(lock);
+      watch_sleeps = false;
       continue;
     }
     watching.wait_for(lock, kTick);
