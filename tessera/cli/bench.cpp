@@ -1,0 +1,234 @@
+// tessera bench: what this machine's collectives take.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/cli/bench_comm.h"
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/launcher.h"
+#include "tessera/cli/store_server.h"
+#include "tessera/cli/topology.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/progress.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kExamples =
+    "  tessera bench comm --ranks 2\n"
+    "  tessera bench comm --ranks 4 --sizes 25MiB --ops all_reduce --memory symmetric\n"
+    "  tessera bench comm --ranks 2 --ops all --sizes 4KiB,1MiB --dtype bf16 --json\n"
+    "  tessera bench comm --ranks 2 --backend mpi          (starts mpirun)\n"
+    "  mpirun -n 2 tessera bench comm --backend mpi        (joins the ranks of a launcher)\n"
+    "\n"
+    "JSON is an array of {op, backend, memory, dtype, ranks, bytes, ms, min_ms, gb_per_s}. bytes "
+    "is\n"
+    "the whole buffer (what all_reduce reduces, what all_gather ends with), ms the median over "
+    "the\n"
+    "repetitions of the time on the slowest rank, min_ms the least, gb_per_s = bytes / time.";
+
+struct BenchArguments {
+  BenchOptions bench;
+  int ranks = 2;
+  bool ranks_given = false;
+  std::string backend = "auto";
+  std::string memory;  // empty: what the backend has
+  bool json = false;
+};
+
+// An option that takes several values with commas between them; `read` takes them one by one.
+void add_list(CLI::App& app, const std::string& name, const std::string& shown,
+              const std::string& help, const std::function<void()>& clear,
+              const std::function<void(const std::string&)>& read) {
+  app.add_option_function<std::string>(
+         name,
+         [=](const std::string& text) {
+           clear();
+           std::istringstream in(text + ",");
+           for (std::string part; std::getline(in, part, ',');) {
+             try {
+               read(part);
+             } catch (const UsageError& error) {
+               throw UsageError(name + ": " + error.what());
+             }
+           }
+         },
+         help)
+      ->type_name("LIST")
+      ->default_str(shown);
+}
+
+void read_operation(const std::string& text, std::vector<std::string>& ops) {
+  std::vector<std::string> known = bench_operations();
+  if (text == "all") {
+    ops = known;
+    return;
+  }
+  if (std::find(known.begin(), known.end(), text) == known.end()) {
+    known.push_back("all");
+    throw UsageError(
+        str("got ", quote(text), ", wanted ", join(known, ", "), did_you_mean(text, known)));
+  }
+  ops.push_back(text);
+}
+
+void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
+  BenchOptions& bench = arguments.bench;
+  line.integer(comm, "-n,--ranks", arguments.ranks, 2, 4096,
+               "ranks to start on this machine; under torchrun, mpirun, srun and tessera run those "
+               "that are there")
+      ->each([&](const std::string&) { arguments.ranks_given = true; });
+  add_list(
+      comm, "--sizes", "4KiB,1MiB,25MiB,100MiB", "sizes of the whole buffer",
+      [&] { bench.sizes.clear(); },
+      [&](const std::string& text) { bench.sizes.push_back(parse_bytes(text)); });
+  add_list(
+      comm, "--ops", join(bench.ops, ","), "of " + join(bench_operations(), ", ") + "; or all",
+      [&] { bench.ops.clear(); },
+      [&](const std::string& text) { read_operation(text, bench.ops); });
+  line.choice(comm, "--memory", arguments.memory, {"symmetric", "ordinary", "both"},
+              "kind of the buffers; otherwise both on shm, and ordinary elsewhere");
+  add_list(
+      comm, "--dtype", "f32", "type of the elements: f32, f64, bf16, f16, i32, i64 or u8", [] {},
+      [&](const std::string& text) { bench.dtype = comm::parse_dtype(text); });
+  line.choice(comm, "--backend", arguments.backend, {"auto", "shm", "mpi", "two-level", "nccl"},
+              "auto is shm on one host and two-level on several");
+  line.seconds(comm, "--time", bench.seconds, "time of each measurement");
+  line.integer(comm, "--repeat", bench.repeat, 0, 1 << 20,
+               "repetitions of each measurement; 0 is as many as fit into --time");
+  comm.add_flag("--json", arguments.json, "print JSON");
+}
+
+std::string own_program() {
+  std::string path(4096, '\0');
+  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
+  if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
+  path.resize(static_cast<std::size_t>(length));
+  return path;
+}
+
+// This very command once more, for the ranks to run.
+std::vector<std::string> own_command(int argc, char** argv) {
+  std::vector<std::string> words = {own_program()};
+  words.insert(words.end(), argv, argv + argc);
+  return words;
+}
+
+// The same division of the machine as by `tessera run`.
+int start_ranks(int ranks, std::vector<std::string> command) {
+  const Topology machine = topology();
+  LaunchOptions options;
+  options.command = std::move(command);
+  options.ranks = ranks;
+  options.threads = threads_per_rank(machine, cpu_quota(), ranks);
+  options.cpus = divide_cores(machine, ranks);
+  options.prefix = false;
+  options.run_id = str("tessera-bench-", ::getpid());
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    options.environment.emplace_back(*entry);
+  }
+  const BlockedSignals signals;  // before the store starts its thread
+  const StoreServer store(/*only_here=*/true, 0);
+  options.master_port = store.port();
+  return launch(options, signals).status;
+}
+
+// Only MPI's own launcher can start ranks that use MPI: becomes it.
+int become_mpirun(int ranks, const std::vector<std::string>& command) {
+  std::vector<std::string> words = {"mpirun", "-n", std::to_string(ranks)};
+  if (static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()) {
+    words.push_back("--oversubscribe");
+  }
+  if (::geteuid() == 0) words.push_back("--allow-run-as-root");
+  words.insert(words.end(), command.begin(), command.end());
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  ::execvp("mpirun", pointers.data());
+  throw UsageError(str("cannot start mpirun: ", std::strerror(errno),
+                       ". Install it (Debian: openmpi-bin), or choose --backend shm"));
+}
+
+std::vector<std::string> memories(const std::string& asked, const std::string& backend) {
+  const bool symmetric = backend == "shm";
+  if (asked.empty()) {
+    return symmetric ? std::vector<std::string>{"symmetric", "ordinary"}
+                     : std::vector<std::string>{"ordinary"};
+  }
+  if (asked != "ordinary" && !symmetric) {
+    throw UsageError(str("--memory: got ", asked, ", but the backend ", backend,
+                         " has no symmetric memory; wanted ordinary"));
+  }
+  if (asked == "both") return {"symmetric", "ordinary"};
+  return {asked};
+}
+
+int measure(BenchArguments& arguments) {
+  comm::InitOptions init;
+  init.backend = arguments.backend;
+  const comm::Group world = comm::init(init);
+  arguments.bench.memories = memories(arguments.memory, world.backend());
+  std::optional<Progress> bar;
+  BenchProgress progress;
+  if (world.rank() == 0) {
+    progress = [&](int done, int total, const std::string& what) {
+      if (!bar) {
+        ProgressOptions shown;
+        shown.label = "bench comm";
+        bar.emplace(total, shown);
+      }
+      bar->update(done, what);
+    };
+  }
+  const std::vector<BenchResult> results = bench_comm(world, arguments.bench, progress);
+  if (world.rank() == 0) {
+    // A log needs no last word: the figures follow.
+    if (bar && bar->mode() == ProgressMode::kTerminal) {
+      bar->update(static_cast<std::int64_t>(results.size()));
+      bar->finish();
+    }
+    write_all(1, arguments.json ? bench_json(results) : bench_table(results));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int bench_command(int argc, char** argv) {
+  BenchArguments arguments;
+  CommandLine line("bench", "Measures this machine.", kExamples);
+  CLI::App& comm = *line.app().add_subcommand(
+      "comm", "Measures collectives, on ranks that it starts or on those of a launcher.");
+  add_options(line, comm, arguments);
+  line.app().require_subcommand(1);
+  if (!line.parse(argc, argv)) return 0;
+  check_sizes(arguments.bench);
+
+  const comm::Launch launch = comm::detect_launch();
+  if (launch.launcher != "alone") {
+    if (arguments.ranks_given && arguments.ranks != launch.size) {
+      throw UsageError(str("--ranks: got ", arguments.ranks, ", but ", launch.launcher, " started ",
+                           launch.size, " ranks; leave --ranks out"));
+    }
+    return measure(arguments);
+  }
+  if (arguments.backend == "mpi" || arguments.backend == "two-level") {
+    return become_mpirun(arguments.ranks, own_command(argc, argv));
+  }
+  return start_ranks(arguments.ranks, own_command(argc, argv));
+}
+
+}  // namespace tessera::cli
