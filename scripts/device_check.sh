@@ -43,8 +43,27 @@ machine() {
   echo "NCCL: $(find "$torch/.." / -xdev -name 'libnccl.so*' 2>/dev/null | sort -u | tr '\n' ' ')"
 }
 
+# Torch has a libstdc++ of its own, the shared one. A compiler that links programs with a static
+# one gives them two, and they crash when they end.
+shares_libstdcxx() {
+  local program
+  program="$(mktemp)"
+  echo '#include <iostream>
+int main() { std::cout << 1; }' | "$1" -x c++ - -o "$program" 2>/dev/null &&
+    readelf -d "$program" | grep -q 'NEEDED.*libstdc++'
+  local result=$?
+  rm -f "$program"
+  return $result
+}
+
 configure() {
-  local generator=()
+  local generator=() compiler
+  for compiler in "${CXX:-c++}" c++ g++ /usr/bin/c++; do
+    if shares_libstdcxx "$compiler"; then break; fi
+    echo "not with $(command -v "$compiler"): it links libstdc++ statically"
+  done
+  echo "compiler: $(command -v "$compiler"), CXX=${CXX:-} LDFLAGS=${LDFLAGS:-}"
+  export CXX="$compiler"
   command -v ninja >/dev/null && generator=(-G Ninja)
   cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DTORCH_DIR="$torch" \
     -DTESSERA_BENCHMARKS=OFF | grep -E '^-- (LibTorch|MPI|hwloc|Config|Generat|Build files)|rror'

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/dry/backend.h"
 #include "tessera/core/errors.h"
 #include "tests/comm/cuda_cases.h"
@@ -76,6 +77,32 @@ TEST(CudaNccl, WhatItCannotDoIsRefused) {
   });
 }
 
+TEST(CudaNccl, ARankWithoutItsGpuIsNamedByAll) {
+  NEEDS_NCCL();
+  run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    try {
+      nccl::make_backend(host, peers, host->rank() == 1 ? 99 : 0, {});
+      ADD_FAILURE() << "no error";
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 1: its GPU is number 99"), std::string::npos)
+          << error.what();
+    }
+  });
+}
+
+TEST(CudaNccl, AProgramStartedAloneMayAskForIt) {
+  NEEDS_NCCL();
+  run_gpu_ranks(1, [](std::shared_ptr<Backend>, std::shared_ptr<Peers>) {
+    InitOptions options;
+    options.backend = "nccl";
+    const Group group = init(options);
+    EXPECT_EQ(group.backend(), "nccl");
+    const at::Tensor x = at::ones({3}, at::device(kGpu));
+    group.all_reduce(x).wait();
+    EXPECT_EQ(x[2].item<float>(), 1.0f);
+  });
+}
+
 // A CUDA graph that holds a collective, captured and replayed through the runtime's C interface.
 TEST(CudaNccl, GoesIntoACudaGraph) {
   NEEDS_NCCL();
@@ -130,6 +157,29 @@ TEST(CudaNccl, TwoRanksAgreeWithTheHost) {
     compare_with_host(group, Group(host), /*close=*/true, 20'001);
     expect_order(group);
     expect_dropped_tensors_live(group);
+    // Host and device tensors in turn, and a group with the ranks the other way round.
+    const Group turned = group.subset({1, 0}, "turned");
+    EXPECT_EQ(turned.rank(), 1 - group.rank());
+    for (int i = 0; i < 5; ++i) {
+      const at::Tensor x = at::zeros({2}, at::device(i % 2 == 0 ? kGpu : at::kCPU));
+      turned.all_gather(x, at::full({1}, group.rank() + 1.0f, x.options())).wait();
+      EXPECT_EQ(x[0].item<float>(), 2.0f);
+      EXPECT_EQ(x[1].item<float>(), 1.0f);
+    }
+  });
+}
+
+TEST(CudaNccl, TwoRanksMoveMoreThanTwoGiB) {
+  NEEDS_SHARED_GPU();
+  run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const Group group(shared_gpu(host, peers));
+    const std::int64_t count = (1ll << 31) + 5;
+    const at::Tensor x = at::full({count}, group.rank() + 1, at::device(kGpu).dtype(at::kByte));
+    group.all_reduce(x, {ReduceOp::max, Traffic::model, ""}).wait();  // by us
+    EXPECT_EQ(x.min().item<int>(), 2);
+    group.all_reduce(x).wait();  // by NCCL
+    EXPECT_EQ(x.min().item<int>(), 4);
+    EXPECT_EQ(x.max().item<int>(), 4);
   });
 }
 
@@ -245,6 +295,26 @@ TEST(CudaNccl, ARankKilledDuringACollectiveIsNamed) {
         EXPECT_THROW(group.all_reduce(x).wait(), PeerError);
       },
       options);
+  ranks.expect_success(0, 60s);
+}
+
+TEST(CudaNccl, ARankThatThrowsIsNamed) {
+  NEEDS_SHARED_GPU();
+  GpuRanks ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const Group group(shared_gpu(std::move(host), std::move(peers)));
+    const at::Tensor x = at::ones({1000}, at::device(kGpu));
+    group.all_reduce(x).wait();
+    EXPECT_EQ(x[0].item<float>(), 2.0f);
+    if (group.rank() == 1) throw DataError("(this is part of the test)");
+    const auto began = std::chrono::steady_clock::now();
+    try {
+      group.all_reduce(x).wait();
+      ADD_FAILURE() << "no error";
+    } catch (const PeerError& error) {
+      EXPECT_EQ(error.rank(), 1) << error.what();
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - began, 5s);
+  });
   ranks.expect_success(0, 60s);
 }
 
