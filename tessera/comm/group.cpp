@@ -19,8 +19,10 @@ std::string shape(const at::Tensor& tensor) {
                       tensor.device().str());
 }
 
-void require(bool good, const Collective& what, const std::string& problem) {
-  if (!good) throw UsageError(str(describe(what), ": ", problem));
+// The text is made only when it is needed: these checks are on the way of every call.
+template <typename Problem>
+void require(bool good, const Collective& what, const Problem& problem) {
+  if (!good) throw UsageError(str(describe(what), ": ", problem()));
 }
 
 // Both tensors of a call live until it has ended.
@@ -67,13 +69,14 @@ Group::Group(std::shared_ptr<Backend> backend) : state_(std::make_shared<State>(
 Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in) const {
   for (const at::Tensor* tensor : {&out, &in}) {
     if (!tensor->defined()) continue;
-    require(tensor->is_contiguous(), what,
-            str("the tensor ", shape(*tensor), " is not contiguous; pass x.contiguous()"));
-    require(tensor->layout() == at::kStrided, what, "the tensor is not dense");
+    require(tensor->layout() == at::kStrided, what, [] { return "the tensor is not dense"; });
+    require(tensor->is_contiguous(), what, [&] {
+      return str("the tensor ", shape(*tensor), " is not contiguous; pass x.contiguous()");
+    });
   }
   if (out.defined() && in.defined()) {
     require(out.scalar_type() == in.scalar_type() && out.device() == in.device(), what,
-            str("input and output differ: ", shape(in), " and ", shape(out)));
+            [&] { return str("input and output differ: ", shape(in), " and ", shape(out)); });
   }
   const bool on_host = (in.defined() ? in : out).is_cpu();
   Backend& device = *state_->backend;
@@ -102,9 +105,10 @@ Collective make(Op op, const at::Tensor& whole, int peer, const Call& call) {
 
 void require_count(const Collective& what, const at::Tensor& tensor, const char* which,
                    std::size_t wanted) {
-  require(static_cast<std::size_t>(tensor.numel()) == wanted, what,
-          str("the ", which, " has ", tensor.numel(), " elements, wanted ", wanted,
-              " (a buffer of ", what.count, " is cut into shards of ceil(count / ranks))"));
+  require(static_cast<std::size_t>(tensor.numel()) == wanted, what, [&] {
+    return str("the ", which, " has ", tensor.numel(), " elements, wanted ", wanted,
+               " (a buffer of ", what.count, " is cut into shards of ceil(count / ranks))");
+  });
 }
 
 }  // namespace
