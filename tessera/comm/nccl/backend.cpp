@@ -43,12 +43,13 @@ Collective bytes_call(Op op, void* in, void* out, std::size_t bytes, int peer, c
   return {op, DType::u8, ReduceOp::sum, Traffic::control, in, out, bytes, peer, label};
 }
 
-std::vector<Introduction> introduce(Backend& host, const Introduction& own) {
+std::vector<Introduction> introduce(Backend& host, const Introduction& own, TrafficMeter& meter) {
   std::vector<Introduction> all(static_cast<std::size_t>(host.size()));
-  all[static_cast<std::size_t>(host.rank())] = own;
-  host.submit(bytes_call(Op::all_gather, &all[static_cast<std::size_t>(host.rank())], all.data(),
-                         all.size() * sizeof(Introduction), -1, "introduction to nccl"))
-      .wait();
+  Introduction& mine = all[static_cast<std::size_t>(host.rank())] = own;
+  Collective gather = bytes_call(Op::all_gather, &mine, all.data(),
+                                 all.size() * sizeof(Introduction), -1, "introduction to nccl");
+  meter.charge(gather, host.size(), host.rank());
+  host.submit(std::move(gather)).wait();
   for (const Introduction& each : all) {
     if (each.problem[0] != '\0') {
       throw UsageError(
@@ -88,7 +89,7 @@ class NcclBackend final : public Backend {
     put(own.problem, sizeof(own.problem), problem());
     const bool first = host_->rank() == 0;
     if (first && own.problem[0] == '\0') new_id(own.id);
-    const std::vector<Introduction> all = introduce(*host_, own);
+    const std::vector<Introduction> all = introduce(*host_, own, agreements_);
     at::globalContext().lazyInitDevice(c10::kCUDA);
     start(all);
   }
