@@ -212,12 +212,22 @@ def machine(options):
     }
 
 
+def scheduling():
+    """Started under chrt or nice, all three libraries inherit it; the table must say so."""
+    policy = {os.SCHED_FIFO: "SCHED_FIFO", os.SCHED_RR: "SCHED_RR"}.get(os.sched_getscheduler(0))
+    if policy:
+        return f", all libraries under {policy}"
+    nice = os.nice(0)
+    return f", all libraries at nice {nice}" if nice else ""
+
+
 def description(report):
     m = report["machine"]
     return (f"{report['date']}: {m['cpu']} ({m['architecture']}), {m['cores']} cores, "
             f"{m['memory_gib']} GiB, Linux {m['kernel']}. {m['tessera']}, commit {m['commit']}; "
-            f"Gloo of torch {m['torch']}; Open MPI {m['openmpi']}. {report['rounds']} rounds; "
-            f"load average {report['load_before']} before and {report['load_after']} after.")
+            f"Gloo of torch {m['torch']}; Open MPI {m['openmpi']}. {report['rounds']} rounds"
+            f"{report['scheduling']}; load average {report['load_before']} before and "
+            f"{report['load_after']} after.")
 
 
 def write_docs(report):
@@ -248,6 +258,7 @@ def main():
         "machine": machine(options),
         "rounds": options.rounds,
         "seconds_per_measurement": options.time,
+        "scheduling": scheduling(),
         "load_before": load,
         "load_after": round(os.getloadavg()[0], 1),
         "table": table(summary(rounds)),
