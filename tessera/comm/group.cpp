@@ -81,9 +81,14 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
   const bool on_host = (in.defined() ? in : out).is_cpu();
   Backend& device = *state_->backend;
   Backend& host = device.host();
-  if (!on_host && &host == &device) return submit_staged(host, std::move(what), out, in);
   what.in = in.defined() ? in.const_data_ptr() : nullptr;
   what.out = out.defined() ? out.data_ptr() : nullptr;
+  if (!on_host && &host == &device) {
+    if (size() > 1) return submit_staged(host, std::move(what), out, in);
+    check(what, 1, 0);  // a copy in the current stream is all that one rank needs
+    if (what.in != what.out && out.defined()) out.copy_(in.view(out.sizes()), true);
+    return Work();
+  }
   Attachments attachments;
   attachments.keep = std::make_shared<Kept>(Kept{out, in});
   return (on_host ? host : device).submit(std::move(what), std::move(attachments));
