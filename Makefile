@@ -49,4 +49,4 @@ clean:
 
 .PHONY: clean-all
 clean-all: clean
-	rm -rf .venv
+	rm -rf .venv .peers-venv

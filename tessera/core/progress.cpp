@@ -85,9 +85,7 @@ Progress::~Progress() {
   if (!finished_ && drawn_ && mode_ == ProgressMode::kTerminal) write_all(options_.fd, "\n");
 }
 
-double Progress::elapsed() const {
-  return options_.clock() - start_;
-}
+double Progress::elapsed() const { return options_.clock() - start_; }
 
 double Progress::rate() const {
   if (recent_rate_ > 0) return recent_rate_;

@@ -93,12 +93,8 @@ std::vector<std::string> names(const std::vector<Unit>& units) {
                        "; write it as ", form.accepted));
 }
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-bool is_space(char c) {
-  return c == ' ' || c == '\t';
-}
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_space(char c) { return c == ' ' || c == '\t'; }
 
 // A cursor over the text that reads numbers and words and knows where it is.
 class Reader {

@@ -44,9 +44,7 @@ std::uint64_t magnitude(std::int64_t value) {
   return value < 0 ? ~bits + 1 : bits;
 }
 
-std::string sign(std::int64_t value) {
-  return value < 0 ? "-" : "";
-}
+std::string sign(std::int64_t value) { return value < 0 ? "-" : ""; }
 
 // "1 h 30 min" from a whole number of the smaller unit.
 std::string two_parts(double smaller, double ratio, const char* large, const char* small) {

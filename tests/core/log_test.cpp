@@ -97,9 +97,7 @@ TEST(Log, LinesOfSeveralProcessesDoNotMix) {
   EXPECT_EQ(lines, kProcesses * kLines);
 }
 
-TEST(Log, ABrokenDescriptorIsReportedNotFatal) {
-  EXPECT_FALSE(write_all(-1, "lost"));
-}
+TEST(Log, ABrokenDescriptorIsReportedNotFatal) { EXPECT_FALSE(write_all(-1, "lost")); }
 
 }  // namespace
 }  // namespace tessera

@@ -302,17 +302,10 @@ TEST(Fuzz, AnyInputParsesOrIsAUsageError) {
       }
     }
     switch (i % 4) {
-      case 0:
-        attempt([](const std::string& t) { return parse_bytes(t); }, text);
-        break;
-      case 1:
-        attempt([](const std::string& t) { return parse_rate(t); }, text);
-        break;
-      case 2:
-        attempt([](const std::string& t) { return parse_time(t); }, text);
-        break;
-      default:
-        attempt([](const std::string& t) { return parse_count(t); }, text);
+      case 0: attempt([](const std::string& t) { return parse_bytes(t); }, text); break;
+      case 1: attempt([](const std::string& t) { return parse_rate(t); }, text); break;
+      case 2: attempt([](const std::string& t) { return parse_time(t); }, text); break;
+      default: attempt([](const std::string& t) { return parse_count(t); }, text);
     }
   }
   EXPECT_GT(parsed, 1000);
