@@ -74,9 +74,15 @@ ModelShape find_model_shape(std::string_view name) {
 
 ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t heads,
                      std::int64_t vocab, std::int64_t positions) {
-  ModelShape shape = gpt("", layers, hidden, heads, positions);
+  ModelShape shape;
+  shape.layers = layers;
+  shape.hidden = hidden;
+  shape.heads = shape.kv_heads = heads;
+  shape.ffn = 1;
   shape.vocab = vocab;
-  check(shape);
+  shape.positions = positions;
+  check(shape);  // before anything is multiplied
+  shape.ffn = 4 * hidden;
   return shape;
 }
 

@@ -65,7 +65,9 @@ void run_case(Backend& group, Op op, DType dtype, ReduceOp reduce, std::size_t c
     out = op == Op::reduce_scatter ? in + begin : in;
     if (op == Op::all_gather) out = base, in = base + begin;
   }
-  if (!in_place || op == Op::all_reduce) std::memcpy(out, before.data(), out_bytes);
+  if (out_bytes > 0 && (!in_place || op == Op::all_reduce)) {
+    std::memcpy(out, before.data(), out_bytes);
+  }
   if (!mine.empty()) std::memcpy(in, mine.data(), mine.size());
   if (in_place && op == Op::reduce) before = mine;
 
