@@ -1,0 +1,73 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tessera/core/memory_category.h"
+
+namespace tessera::memory {
+
+// Bytes in use now, and the most there were since the last reset_peak().
+struct Usage {
+  std::int64_t now = 0;
+  std::int64_t peak = 0;
+};
+
+struct LedgerCounts {
+  std::array<Usage, kMemoryCategories> categories{};
+  Usage total;
+
+  const Usage& operator[](MemoryCategory category) const {
+    return categories[static_cast<std::size_t>(category)];
+  }
+};
+
+// What one rank holds, by category. Counting is lock-free, so any thread may charge.
+class Ledger {
+ public:
+  // `limit`: bytes the rank may hold in all; 0 is no limit. `owner` stands in the error.
+  explicit Ledger(std::string owner = "this process", std::int64_t limit = 0);
+
+  // Throws OutOfMemoryError, with the ledger in it, where the limit would be passed; then nothing
+  // has been charged.
+  void charge(MemoryCategory category, std::int64_t bytes);
+  void release(MemoryCategory category, std::int64_t bytes) noexcept;
+
+  LedgerCounts counts() const noexcept;
+  void reset_peak() noexcept;  // the peaks start again from what is in use now
+  std::int64_t limit() const noexcept { return limit_; }
+  // A table of a few lines: category, now, peak.
+  std::string report() const;
+
+ private:
+  struct Counter {
+    std::atomic<std::int64_t> now{0};
+    std::atomic<std::int64_t> peak{0};
+    std::int64_t add(std::int64_t bytes) noexcept;
+  };
+  const std::string owner_;
+  const std::int64_t limit_;
+  std::array<Counter, kMemoryCategories> categories_;
+  Counter total_;
+};
+
+// A charge that lasts as long as the value: for memory that no allocator of ours hands out, such as
+// shared segments. A default-constructed one, or one of a null ledger, is nothing.
+class Charge {
+ public:
+  Charge() = default;
+  Charge(std::shared_ptr<Ledger> ledger, MemoryCategory category, std::int64_t bytes);
+  Charge(Charge&& other) noexcept;
+  Charge& operator=(Charge&& other) noexcept;
+  ~Charge();
+
+ private:
+  std::shared_ptr<Ledger> ledger_;
+  MemoryCategory category_ = MemoryCategory::temporary;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace tessera::memory

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tessera/nn/tensors.h"
+
+namespace tessera::nn {
+
+// What a segment of a model recomputes in backward instead of keeping it from forward.
+enum class Checkpointing : std::uint8_t {
+  none,
+  selective,  // matrix products are kept, everything between them is recomputed
+  full,       // only the inputs are kept
+};
+Checkpointing parse_checkpointing(std::string_view text);  // throws UsageError
+std::string_view name(Checkpointing mode);
+
+using TensorFunction = std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)>;
+
+// Runs f now without keeping what it computes, and again in backward, with the random numbers of
+// the first time. f must compute the same both times.
+std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
+                                           std::vector<at::Tensor> inputs);
+
+// The same for any function of tensors (and values that hold some, or none):
+//   y = nn::checkpoint(nn::Checkpointing::full, [&](at::Tensor x) { return block->forward(x); },
+//   x);
+// f is copied: what it refers to must live until backward.
+template <typename F, typename... Args>
+auto checkpoint(Checkpointing mode, F&& f, Args&&... args) {
+  using Result = std::decay_t<std::invoke_result_t<F&, std::decay_t<Args>...>>;
+  std::tuple<std::decay_t<Args>...> values(std::forward<Args>(args)...);
+  if (mode == Checkpointing::none) return Result(std::apply(f, std::move(values)));
+  std::vector<at::Tensor> inputs;
+  each_tensor(values, [&](at::Tensor& tensor) { inputs.push_back(tensor); });
+  // Only the inputs themselves keep tensors alive.
+  each_tensor(values, [](at::Tensor& tensor) { tensor = at::Tensor(); });
+  auto shape = std::make_shared<Result>();  // whatever of the result is no tensor
+  TensorFunction run = [f = std::decay_t<F>(std::forward<F>(f)), values,
+                        shape](std::vector<at::Tensor> in) mutable {
+    auto arguments = values;
+    std::size_t next = 0;
+    each_tensor(arguments, [&](at::Tensor& tensor) { tensor = std::move(in[next++]); });
+    Result result = std::apply(f, std::move(arguments));
+    std::vector<at::Tensor> out;
+    each_tensor(result, [&](at::Tensor& tensor) { out.push_back(std::exchange(tensor, {})); });
+    *shape = std::move(result);
+    return out;
+  };
+  std::vector<at::Tensor> out = checkpoint_tensors(mode, std::move(run), std::move(inputs));
+  Result result = std::move(*shape);
+  std::size_t next = 0;
+  each_tensor(result, [&](at::Tensor& tensor) { tensor = std::move(out[next++]); });
+  return result;
+}
+
+// How deep this thread is inside the backward of checkpointed segments, and which function is the
+// innermost: a gradient that is accumulated there may not be the last of its parameter.
+int recompute_depth();
+
+// For kernels that are matrix products but not of ATen, inside a selective segment: the first time
+// `compute` runs and its results are kept, in the recomputation they come back.
+std::vector<at::Tensor> keep_in_selective(const std::function<std::vector<at::Tensor>()>& compute);
+
+}  // namespace tessera::nn

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tessera::nn {
+
+// The tensors inside a value: a tensor, an optional, pair, tuple or vector of such values, or
+// nothing in a value of another type.
+template <typename F>
+void each_tensor(at::Tensor& tensor, F&& f) {
+  f(tensor);
+}
+template <typename T, typename F>
+void each_tensor(std::optional<T>& value, F&& f);
+template <typename T, typename F>
+void each_tensor(std::vector<T>& values, F&& f);
+template <typename A, typename B, typename F>
+void each_tensor(std::pair<A, B>& pair, F&& f);
+template <typename... T, typename F>
+void each_tensor(std::tuple<T...>& values, F&& f);
+template <typename T, typename F>
+void each_tensor(T&, F&&) requires(!std::is_convertible_v<T&, at::Tensor&>) {}
+
+template <typename T, typename F>
+void each_tensor(std::optional<T>& value, F&& f) {
+  if (value) each_tensor(*value, f);
+}
+template <typename T, typename F>
+void each_tensor(std::vector<T>& values, F&& f) {
+  for (T& value : values) each_tensor(value, f);
+}
+template <typename A, typename B, typename F>
+void each_tensor(std::pair<A, B>& pair, F&& f) {
+  each_tensor(pair.first, f);
+  each_tensor(pair.second, f);
+}
+template <typename... T, typename F>
+void each_tensor(std::tuple<T...>& values, F&& f) {
+  std::apply([&](T&... value) { (each_tensor(value, f), ...); }, values);
+}
+
+// Replaces all tensors of a value at once by what f makes of them.
+template <typename T, typename F>
+void map_tensors(T& value, F&& f) {
+  std::vector<at::Tensor> tensors;
+  each_tensor(value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+  if (tensors.empty()) return;
+  tensors = f(std::move(tensors));
+  std::size_t next = 0;
+  each_tensor(value, [&](at::Tensor& tensor) { tensor = std::move(tensors[next++]); });
+}
+
+template <typename T>
+bool any_requires_grad(T& value) {
+  bool any = false;
+  each_tensor(value, [&](const at::Tensor& t) { any = any || (t.defined() && t.requires_grad()); });
+  return any;
+}
+
+}  // namespace tessera::nn

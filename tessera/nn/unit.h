@@ -1,0 +1,122 @@
+#pragma once
+
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/tensors.h"
+
+namespace tessera::nn {
+
+// Is told when a forward or a backward pass reaches a unit of a model and when it has left it.
+// A unit that is used twice in a forward pass is entered and left twice, in both directions.
+class UnitObserver {
+ public:
+  virtual ~UnitObserver() = default;
+  virtual void enter_forward() = 0;
+  // `differentiable`: a backward pass may come, and would begin with enter_backward().
+  virtual void leave_forward(bool differentiable) = 0;
+  virtual void enter_backward() = 0;  // the gradients of its outputs are there
+  virtual void leave_backward() = 0;  // so are those of its inputs; never called if none wants one
+};
+
+// Identities whose backward tells the observer. Tensors that need no gradient stay as they are.
+std::vector<at::Tensor> watch_inputs(const std::shared_ptr<UnitObserver>& observer,
+                                     std::vector<at::Tensor> tensors);
+std::vector<at::Tensor> watch_outputs(const std::shared_ptr<UnitObserver>& observer,
+                                      std::vector<at::Tensor> tensors);
+
+// Calls f(args…) as a unit under the eyes of `observer`; null calls it plainly.
+template <typename F, typename... Args>
+auto observed(const std::shared_ptr<UnitObserver>& observer, F&& f, Args&&... args) {
+  auto inputs = std::make_tuple(std::decay_t<Args>(std::forward<Args>(args))...);
+  if (observer) {
+    map_tensors(inputs, [&](std::vector<at::Tensor> tensors) {
+      return watch_inputs(observer, std::move(tensors));
+    });
+    observer->enter_forward();
+  }
+  auto outputs = std::apply(std::forward<F>(f), std::move(inputs));
+  if (observer) {
+    observer->leave_forward(any_requires_grad(outputs));
+    map_tensors(outputs, [&](std::vector<at::Tensor> tensors) {
+      return watch_outputs(observer, std::move(tensors));
+    });
+  }
+  return outputs;
+}
+
+// What every unit has besides its module: who watches it, and what it recomputes.
+class UnitBase {
+ public:
+  virtual ~UnitBase() = default;
+  void observe(std::shared_ptr<UnitObserver> observer) { observer_ = std::move(observer); }
+  void set_checkpointing(Checkpointing mode) { checkpointing_ = mode; }
+  Checkpointing checkpointing() const { return checkpointing_; }
+
+ protected:
+  // The forward of a unit: watched outside, recomputed inside.
+  template <typename F, typename... Args>
+  auto run(F&& f, Args&&... args) {
+    return observed(
+        observer_,
+        [&](auto&&... in) {
+          return checkpoint(checkpointing_, f, std::forward<decltype(in)>(in)...);
+        },
+        std::forward<Args>(args)...);
+  }
+
+ private:
+  std::shared_ptr<UnitObserver> observer_;
+  Checkpointing checkpointing_ = Checkpointing::none;
+};
+
+// Drop-in holder that makes a module a unit: what ZeRO-3 gathers and frees together, and what
+// activation checkpointing recomputes. Use it where you would use the holder of TORCH_MODULE:
+//   blocks.push_back(register_module(name, nn::Unit<BlockImpl>(config)));
+//   x = blocks[i](x);          // or blocks[i]->forward(x)
+template <typename M>
+class UnitImpl : public M, public UnitBase {
+ public:
+  using M::M;
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    // By value: with checkpointing the call outlives this one, and so must the module.
+    auto self = std::static_pointer_cast<UnitImpl>(this->shared_from_this());
+    return this->run(
+        [self](auto&&... in) { return self->M::forward(std::forward<decltype(in)>(in)...); },
+        std::forward<Args>(args)...);
+  }
+};
+
+template <typename M>
+class Unit : public torch::nn::ModuleHolder<UnitImpl<M>> {
+ public:
+  using torch::nn::ModuleHolder<UnitImpl<M>>::ModuleHolder;
+  using Impl = UnitImpl<M>;
+};
+
+// A unit of a model: the name and module that own its parameters, and where to watch it.
+struct FoundUnit {
+  std::string name;
+  torch::nn::Module* module = nullptr;
+  UnitBase* unit = nullptr;
+};
+
+// The units of a model in declaration order: every Unit<M>, and the children with parameters of
+// every Sequential that is not inside a unit. (Such a child takes and returns one tensor; for
+// others, declare the units.) Nested units are listed after the one around them.
+std::vector<FoundUnit> find_units(torch::nn::Module& model);
+
+// Sets the mode of all units of the model; throws UsageError if it has none.
+void set_checkpointing(torch::nn::Module& model, Checkpointing mode);
+
+}  // namespace tessera::nn

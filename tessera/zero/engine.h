@@ -1,0 +1,137 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tessera/comm/group.h"
+#include "tessera/nn/unit.h"
+#include "tessera/zero/options.h"
+
+namespace tessera::zero {
+
+// What one step of the optimizer was like. The same on every rank.
+struct StepInfo {
+  double loss = 0;  // global mean: over tokens where begin() gave them, else over micro-batches
+  double grad_norm = 0;  // of the global gradient, before clipping
+  bool skipped = false;  // not finite, and Options::on_non_finite is skip
+};
+
+// Seconds of this rank since the last reset.
+struct Times {
+  double exposed = 0;    // waiting for communication
+  double optimizer = 0;  // norm and update
+};
+
+struct Begin {
+  int micro_batches = 0;         // 0: Options::micro_batches
+  std::optional<double> tokens;  // of this rank in all its micro-batches; may be 0
+};
+
+// [Note: stages] One engine; a stage says what of {optimizer state, gradients, parameters} each
+// rank keeps only its part of: 0 nothing, 1 the first, 2 the first two, 3 all. Whatever the stage,
+// bucket size or overlap, the parameters after a step have the same bits.
+//
+//   zero::Engine engine(*model, world, {.stage = 2});
+//   loss = engine.forward(*model, x) …
+//
+// Most programs use DataParallel below, which knows the model's type.
+class Engine {
+ public:
+  // Collective. Takes over the parameters of `model`: they become views of the engine's buffers,
+  // with the values of rank 0. Buffers are broadcast too. The model must outlive the engine's use.
+  Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Starts a step whose micro-batches differ in number or weight from the default: with tokens
+  // given, backward() takes the *sum* of the losses over a micro-batch's tokens, and the gradient
+  // is that of the mean over all tokens of all ranks. Collective if tokens are given (on all ranks
+  // or on none).
+  void begin(const Begin& begin);
+
+  // The root unit is entered and left around the model's forward.
+  nn::UnitObserver& root();
+
+  // Backward through the engine. `loss`: a scalar, the mean over this micro-batch, or the sum where
+  // begin() gave tokens.
+  void backward(const at::Tensor& loss);
+
+  // Within the scope backward() only accumulates; the first backward after it, or step(), reduces.
+  class NoSync {
+   public:
+    explicit NoSync(Engine& engine);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
+  // Norm, clipping, update, and the gather of new parameters. `lr` replaces the optimizer's.
+  StepInfo step(std::optional<double> lr = std::nullopt);
+
+  // Waits until the parameters are complete: before they are read outside forward (stages 0-2).
+  void synchronize();
+
+  // Collective: the full fp32 (master) value of every parameter, by name, on every rank; for tests,
+  // samples and small models.
+  std::vector<std::pair<std::string, at::Tensor>> full_parameters();
+  // Collective: a hash of the bits of all parameters as the model reads them, equal on all ranks.
+  std::uint64_t params_hash();
+
+  // Collective, stage 3: all units are gathered and stay so until the value goes; for evaluation
+  // code that reads parameters outside forward.
+  class Gathered;
+
+  const Options& options() const;
+  const comm::Group& group() const;
+  std::int64_t steps() const;
+  Times times() const;
+  void reset_times();
+  // Bytes of the parameters and gradients as they travel, padding included: what the formulas of
+  // traffic take.
+  std::int64_t traveling_param_bytes() const;
+  std::int64_t traveling_grad_bytes() const;
+  // "7 units, 12 buckets …", and what a model without units costs.
+  std::string describe() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// A model together with its engine: the handful of lines that an ordinary program changes.
+//   tessera::DataParallel train(model, world, {.stage = 3});
+//   train.backward(loss_function(train(x), y));
+//   train.step();
+template <typename M>
+class DataParallel : public Engine {
+ public:
+  // `model`: a module holder, such as torch::nn::Linear or what TORCH_MODULE makes.
+  DataParallel(M model, comm::Group group, Options options = {})
+      : Engine(model.ptr(), std::move(group), std::move(options)), model_(std::move(model)) {}
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return nn::observed(
+        root(), [&](auto&&... in) { return model_->forward(std::forward<decltype(in)>(in)...); },
+        std::forward<Args>(args)...);
+  }
+  M& model() { return model_; }
+
+ private:
+  M model_;
+};
+
+}  // namespace tessera::zero
+
+namespace tessera {
+using zero::DataParallel;
+}

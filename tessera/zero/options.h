@@ -1,0 +1,80 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tessera/core/state_layout.h"
+#include "tessera/memory/ledger.h"
+
+namespace tessera::zero {
+
+// Decoupled weight decay, moments in fp32.
+struct AdamW {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+};
+
+struct SGD {
+  double lr = 0.01;
+  double momentum = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+};
+
+// Any optimizer of torch::optim that treats every element alone: it is given flat pieces of the
+// parameters, as many groups as the policies below make. The function is called once.
+using TorchOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    std::vector<torch::optim::OptimizerParamGroup>)>;
+
+using Optimizer = std::variant<AdamW, SGD, TorchOptimizer>;
+
+// How one parameter is treated, by its name and its value at the start.
+struct ParamPolicy {
+  bool decay = true;       // weight decay applies to it
+  double lr_scale = 1;     // its learning rate relative to the others'
+  bool keep_fp32 = false;  // a layout of 16 bits does not cast it
+};
+// Everything decays but vectors: norms and biases.
+ParamPolicy default_policy(const std::string& name, const at::Tensor& param);
+
+// How a unit's parameters come together at stage 3. `alias` needs ranks that share memory: the
+// unit lies in one segment that all have mapped, and gathering it is an agreement, not a copy.
+enum class Gather : std::uint8_t { automatic, alias, copy };
+
+// What happens when the gradients are not finite.
+enum class OnNonFinite : std::uint8_t { stop, skip };
+
+struct Options {
+  int stage = 0;                                // [Note: stages] in engine.h
+  StateLayout layout = state_layouts().back();  // fp32
+  Optimizer optimizer = AdamW{};
+  std::function<ParamPolicy(const std::string&, const at::Tensor&)> policy = default_policy;
+
+  int micro_batches = 1;               // backward calls per step, unless begin() says otherwise
+  std::optional<ReducePolicy> reduce;  // default_reduce_policy(stage)
+  double clip_norm = 0;                // largest global norm of the gradient; 0 does not clip
+  OnNonFinite on_non_finite = OnNonFinite::stop;
+
+  std::int64_t bucket_bytes = 16 << 20;
+  bool overlap_grad_reduce = true;   // reduce while backward goes on
+  bool overlap_param_gather = true;  // stages 1, 2: gather while the next forward goes on
+  bool prefetch = true;              // stage 3: gather one unit ahead
+  bool keep_params = false;          // stage 3: keep them between forward and backward
+  Gather gather = Gather::automatic;
+  bool broadcast_buffers = true;  // buffers (running means) follow rank 0 at every forward
+  std::uint64_t seed = 0;         // of stochastic rounding
+
+  std::shared_ptr<memory::Ledger> ledger;  // null: memory::current_ledger()
+};
+
+}  // namespace tessera::zero
