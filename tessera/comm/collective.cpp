@@ -94,6 +94,7 @@ TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier
   TrafficCounts difference{later.sent_bytes - earlier.sent_bytes,
                            later.control_bytes - earlier.control_bytes,
                            later.copied_bytes - earlier.copied_bytes,
+                           later.busy_ns - earlier.busy_ns,
                            {}};
   for (std::size_t op = 0; op < later.calls.size(); ++op) {
     difference.calls[op] = later.calls[op] - earlier.calls[op];
@@ -112,6 +113,7 @@ TrafficCounts TrafficMeter::counts() const noexcept {
   counts.sent_bytes = sent_.load(std::memory_order_relaxed);
   counts.control_bytes = control_.load(std::memory_order_relaxed);
   counts.copied_bytes = copied_.load(std::memory_order_relaxed);
+  counts.busy_ns = busy_.load(std::memory_order_relaxed);
   for (std::size_t op = 0; op < calls_.size(); ++op) {
     counts.calls[op] = calls_[op].load(std::memory_order_relaxed);
   }

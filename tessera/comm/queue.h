@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tessera/comm/backend.h"
+#include "tessera/comm/traffic.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera::comm {
@@ -17,7 +18,9 @@ namespace tessera::comm {
 // the transport: exactly one thread has it.
 class Queue {
  public:
-  Queue(std::shared_ptr<Transport> transport, std::string name);
+  // `meter`, if any, counts the time in which collectives are under way.
+  Queue(std::shared_ptr<Transport> transport, std::string name,
+        std::shared_ptr<TrafficMeter> meter = nullptr);
 
   // Finishes what was submitted; if an exception is on its way up, fails it instead.
   ~Queue();

@@ -37,7 +37,7 @@ class ShmBackend final : public Backend {
         control_(peers_->share(name_, members_, Control::bytes(size()), options.timeout)),
         queue_(std::make_shared<ShmTransport>(control_, memories_, watch_, meter_, rank_, size(),
                                               spin_budget(options, size())),
-               name_),
+               name_, meter_),
         point_to_point_(control_, memories_, watch_, meter_, rank_, size(),
                         spin_budget(options, size())) {}
 
