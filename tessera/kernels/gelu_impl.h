@@ -13,7 +13,7 @@ constexpr float gelu_b = 0.044715f * gelu_a;   // of the cube
 constexpr float gelu_b3 = 0.134145f * gelu_a;  // of its derivative
 
 TESSERA_INLINE F gelu_gate(F x, F square) {
-  const F minus_2u = -x * fma(square, gelu_b, gelu_a);
+  const F minus_2u = x * fma(square, -gelu_b, -gelu_a);
   return 1.0f / (1.0f + exp(minus_2u));
 }
 
@@ -31,36 +31,50 @@ TESSERA_INLINE F gelu_slope(F x) {
 template <class T>
 void gelu_forward(const Gelu& in, T* y) {
   const T* x = static_cast<const T*>(in.x);
+  const auto work = [](F value) TESSERA_HERE { return gelu(value); };
+  const auto put = [&](std::size_t i, F value, auto part)
+                       TESSERA_HERE { store(y + i, value, part); };
   if (in.bias == nullptr) {
-    each_vector(in.rows * in.cols, [&](std::size_t i, auto part) TESSERA_HERE {
-      store(y + i, gelu(load(x + i, part)), part);
-    });
+    each_vector(
+        in.rows * in.cols, [&](std::size_t i, auto part) TESSERA_HERE { return load(x + i, part); },
+        work, put);
     return;
   }
   for (std::size_t r = 0; r < in.rows; ++r, x += in.cols, y += in.cols) {
-    each_vector(in.cols, [&](std::size_t i, auto part) TESSERA_HERE {
-      store(y + i, gelu(load(x + i, part) + load(in.bias + i, part)), part);
-    });
+    each_vector(
+        in.cols,
+        [&](std::size_t i, auto part)
+            TESSERA_HERE { return load(x + i, part) + load(in.bias + i, part); },
+        work, put);
   }
 }
 
 template <class T>
 void gelu_backward(const Gelu& in, const T* dy, T* dx, float* dbias) {
   const T* x = static_cast<const T*>(in.x);
+  const auto work = [](F2 f) TESSERA_HERE { return f.b * gelu_slope(f.a); };
   if (in.bias == nullptr && dbias == nullptr) {
-    each_vector(in.rows * in.cols, [&](std::size_t i, auto part) TESSERA_HERE {
-      store(dx + i, load(dy + i, part) * gelu_slope(load(x + i, part)), part);
-    });
+    each_vector(
+        in.rows * in.cols,
+        [&](std::size_t i, auto part) TESSERA_HERE {
+          return F2{load(x + i, part), load(dy + i, part)};
+        },
+        work, [&](std::size_t i, F d, auto part) TESSERA_HERE { store(dx + i, d, part); });
     return;
   }
   for (std::size_t r = 0; r < in.rows; ++r, x += in.cols, dy += in.cols, dx += in.cols) {
-    each_vector(in.cols, [&](std::size_t i, auto part) TESSERA_HERE {
-      F value = load(x + i, part);
-      if (in.bias != nullptr) value += load(in.bias + i, part);
-      const F d = load(dy + i, part) * gelu_slope(value);
-      store(dx + i, d, part);
-      if (dbias != nullptr) store(dbias + i, load(dbias + i, part) + d, part);
-    });
+    each_vector(
+        in.cols,
+        [&](std::size_t i, auto part) TESSERA_HERE {
+          F value = load(x + i, part);
+          if (in.bias != nullptr) value += load(in.bias + i, part);
+          return F2{value, load(dy + i, part)};
+        },
+        work,
+        [&](std::size_t i, F d, auto part) TESSERA_HERE {
+          store(dx + i, d, part);
+          if (dbias != nullptr) store(dbias + i, load(dbias + i, part) + d, part);
+        });
   }
 }
 

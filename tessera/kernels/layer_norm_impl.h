@@ -17,6 +17,8 @@ TESSERA_INLINE F only(F x, Some some) {
   return load(buffer);
 }
 
+constexpr auto same = [](auto x) TESSERA_HERE { return x; };
+
 // Mean, then variance about it, then the result: the row stays in the first cache.
 template <class T>
 void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* rstd) {
@@ -29,27 +31,39 @@ void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* r
     if (residual != nullptr) {
       const T* other = residual + r * n;
       T* to = sum + r * n;
-      each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-        store(to + i, load(s + i, part) + load(other + i, part), part);
-        total += load(to + i, part);  // as rounded: backward sees only that
-      });
+      each_vector(
+          n,
+          [&](std::size_t i, auto part)
+              TESSERA_HERE { return load(s + i, part) + load(other + i, part); },
+          same,
+          [&](std::size_t i, F value, auto part) TESSERA_HERE {
+            store(to + i, value, part);
+            total += load(to + i, part);  // as rounded: backward sees only that
+          });
       s = to;
     } else {
-      each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE { total += load(s + i, part); });
+      each_vector(
+          n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, same,
+          [&](std::size_t, F value, auto) TESSERA_HERE { total += value; });
     }
     const float middle = add_across(total) / static_cast<float>(n);
     F squares{};
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      const F d = only(load(s + i, part) - middle, part);
-      squares = fma(d, d, squares);
-    });
+    each_vector(
+        n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, same,
+        [&](std::size_t, F value, auto part) TESSERA_HERE {
+          const F d = only(value - middle, part);
+          squares = fma(d, d, squares);
+        });
     const float variance = add_across(squares) / static_cast<float>(n);
     const float scale = 1.0f / __builtin_sqrtf(variance + in.eps);
     T* out = y + r * n;
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      const F normal = (load(s + i, part) - middle) * scale;
-      store(out + i, fma(normal, load(in.weight + i, part), load(in.bias + i, part)), part);
-    });
+    each_vector(
+        n,
+        [&](std::size_t i, auto part) TESSERA_HERE {
+          return F3{load(s + i, part), load(in.weight + i, part), load(in.bias + i, part)};
+        },
+        [&](F3 f) TESSERA_HERE { return fma((f.a - middle) * scale, f.b, f.c); },
+        [&](std::size_t i, F value, auto part) TESSERA_HERE { store(out + i, value, part); });
     mean[r] = middle;
     rstd[r] = scale;
   }
@@ -65,27 +79,34 @@ void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rs
     const T* s = x + r * n;
     const T* d = dy + r * n;
     const float middle = mean[r], scale = rstd[r];
+    const auto get = [&](std::size_t i, auto part) TESSERA_HERE {
+      return F3{load(s + i, part), load(d + i, part), load(in.weight + i, part)};
+    };
     F g_total{}, gz_total{};
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      const F z = (load(s + i, part) - middle) * scale;
-      const F up = load(d + i, part);
-      const F g = up * load(in.weight + i, part);  // 0 beyond the end
-      g_total += g;
-      gz_total = fma(g, z, gz_total);
-      store(dweight + i, fma(up, z, load(dweight + i, part)), part);
-      store(dbias + i, load(dbias + i, part) + up, part);
-    });
+    each_vector(
+        n, get,
+        [&](F3 f) TESSERA_HERE {
+          return F3{(f.a - middle) * scale, f.b, f.b * f.c};
+        },
+        [&](std::size_t i, F3 f, auto part) TESSERA_HERE {
+          g_total += f.c;  // 0 beyond the end
+          gz_total = fma(f.c, f.a, gz_total);
+          store(dweight + i, fma(f.b, f.a, load(dweight + i, part)), part);
+          store(dbias + i, load(dbias + i, part) + f.b, part);
+        });
     const float g_mean = add_across(g_total) / static_cast<float>(n);
     const float gz_mean = add_across(gz_total) / static_cast<float>(n);
     T* out = dx + r * n;
     const T* past = dsum == nullptr ? nullptr : dsum + r * n;
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      const F z = (load(s + i, part) - middle) * scale;
-      const F g = load(d + i, part) * load(in.weight + i, part);
-      F result = fma(z, -gz_mean, g - g_mean) * scale;
-      if (past != nullptr) result += load(past + i, part);
-      store(out + i, result, part);
-    });
+    each_vector(
+        n, get,
+        [&](F3 f) TESSERA_HERE {
+          return fma((f.a - middle) * scale, splat(-gz_mean), f.b * f.c - g_mean) * scale;
+        },
+        [&](std::size_t i, F value, auto part) TESSERA_HERE {
+          if (past != nullptr) value += load(past + i, part);
+          store(out + i, value, part);
+        });
   }
 }
 

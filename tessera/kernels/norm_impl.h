@@ -47,15 +47,16 @@ double sum_of_squares(const void* x, Type type, std::size_t n) {
                            : sum_of_squares(static_cast<const std::uint16_t*>(x), n);
 }
 
-void widen(const std::uint16_t* from, float* to, std::size_t n) {
+template <class From, class To>
+TESSERA_INLINE void convert(const From* from, To* to, std::size_t n) {
   each_vector(
-      n, [&](std::size_t i, auto part) TESSERA_HERE { store(to + i, load(from + i, part), part); });
+      n, [&](std::size_t i, auto part) TESSERA_HERE { return load(from + i, part); },
+      [](F x) TESSERA_HERE { return x; },
+      [&](std::size_t i, F x, auto part) TESSERA_HERE { store(to + i, x, part); });
 }
 
-void narrow(const float* from, std::uint16_t* to, std::size_t n) {
-  each_vector(
-      n, [&](std::size_t i, auto part) TESSERA_HERE { store(to + i, load(from + i, part), part); });
-}
+void widen(const std::uint16_t* from, float* to, std::size_t n) { convert(from, to, n); }
+void narrow(const float* from, std::uint16_t* to, std::size_t n) { convert(from, to, n); }
 
 }  // namespace
 }  // namespace tessera::kernels::TESSERA_KERNEL_SET

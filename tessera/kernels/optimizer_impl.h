@@ -59,30 +59,36 @@ struct NoiseKey {
 // words[16w + j] = word w of block (step << 32) + 16 · number + j.
 TESSERA_INLINE void make_noise(const NoiseKey& key, std::uint32_t number, std::uint32_t* words) {
   static_assert(16 % lanes == 0);
-  U lane;
-  for (std::size_t i = 0; i < lanes; ++i) lane[i] = static_cast<std::uint32_t>(i);
-  for (std::uint32_t j = 0; j < 16; j += lanes) {
-    U c0 = lane + (16 * number + j);
-    U c1 = U{} + key.step;
-    U c2 = U{} + static_cast<std::uint32_t>(key.stream);
-    U c3 = U{} + static_cast<std::uint32_t>(key.stream >> 32);
-    auto k0 = static_cast<std::uint32_t>(key.seed);
-    auto k1 = static_cast<std::uint32_t>(key.seed >> 32);
-    _Pragma("GCC unroll 10") for (int round = 0; round < philox::rounds; ++round) {
+  constexpr std::size_t blocks = 16 / lanes;  // side by side: each is one long chain
+  std::uint32_t counters[16];
+  for (std::uint32_t j = 0; j < 16; ++j) counters[j] = 16 * number + j;
+  U c0[blocks], c1[blocks], c2[blocks], c3[blocks];
+  _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
+    c0[k] = read<U>(counters + k * lanes);
+    c1[k] = U{} + key.step;
+    c2[k] = U{} + static_cast<std::uint32_t>(key.stream);
+    c3[k] = U{} + static_cast<std::uint32_t>(key.stream >> 32);
+  }
+  auto k0 = static_cast<std::uint32_t>(key.seed);
+  auto k1 = static_cast<std::uint32_t>(key.seed >> 32);
+  for (int round = 0; round < philox::rounds; ++round) {
+    _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
       U a_high, a_low, b_high, b_low;
-      multiply(c0, philox::multiplier[0], a_high, a_low);
-      multiply(c2, philox::multiplier[1], b_high, b_low);
-      c0 = b_high ^ c1 ^ k0;
-      c1 = b_low;
-      c2 = a_high ^ c3 ^ k1;
-      c3 = a_low;
-      k0 += philox::weyl[0];
-      k1 += philox::weyl[1];
+      multiply(c0[k], philox::multiplier[0], a_high, a_low);
+      multiply(c2[k], philox::multiplier[1], b_high, b_low);
+      c0[k] = b_high ^ c1[k] ^ k0;
+      c1[k] = b_low;
+      c2[k] = a_high ^ c3[k] ^ k1;
+      c3[k] = a_low;
     }
-    write(words + j, c0);
-    write(words + 16 + j, c1);
-    write(words + 32 + j, c2);
-    write(words + 48 + j, c3);
+    k0 += philox::weyl[0];
+    k1 += philox::weyl[1];
+  }
+  _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
+    write(words + k * lanes, c0[k]);
+    write(words + 16 + k * lanes, c1[k]);
+    write(words + 32 + k * lanes, c2[k]);
+    write(words + 48 + k * lanes, c3[k]);
   }
 }
 
@@ -126,24 +132,33 @@ struct Loop {
     for (std::size_t g = 0; g < groups; ++g) {
       std::uint32_t words[noisy ? noise_words : 1];
       if constexpr (noisy) make_noise(key, static_cast<std::uint32_t>(number + g), words);
-      _Pragma("GCC unroll 4") for (std::size_t i = 0; i < group; i += lanes) {
-        F a{}, b{};
-        if constexpr (Rule::states > 0) a = load(s.a + i);
-        if constexpr (Rule::states > 1) b = load(s.b + i);
-        F value;
-        if constexpr (has_master) {
-          value = load(s.master + i);
-        } else {
-          value = load(s.param + i);
+      // Vectors side by side, as in each_vector.
+      for (std::size_t i = 0; i < group; i += ahead * lanes) {
+        F a[ahead] = {}, b[ahead] = {}, value[ahead], grad[ahead];
+        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+          const std::size_t at = i + k * lanes;
+          if constexpr (Rule::states > 0) a[k] = load(s.a + at);
+          if constexpr (Rule::states > 1) b[k] = load(s.b + at);
+          if constexpr (has_master) {
+            value[k] = load(s.master + at);
+          } else {
+            value[k] = load(s.param + at);
+          }
+          grad[k] = load(s.grad + at);
         }
-        value = r.update(load(s.grad + i), value, a, b);
-        if constexpr (Rule::states > 0) store(s.a + i, a);
-        if constexpr (Rule::states > 1) store(s.b + i, b);
-        if constexpr (has_master) store(s.master + i, value);
-        if constexpr (noisy) {
-          store_noisy(s.param + i, value, noise_at(words, i));
-        } else {
-          store(s.param + i, value);
+        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+          value[k] = r.update(grad[k], value[k], a[k], b[k]);
+        }
+        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+          const std::size_t at = i + k * lanes;
+          if constexpr (Rule::states > 0) store(s.a + at, a[k]);
+          if constexpr (Rule::states > 1) store(s.b + at, b[k]);
+          if constexpr (has_master) store(s.master + at, value[k]);
+          if constexpr (noisy) {
+            store_noisy(s.param + at, value[k], noise_at(words, at));
+          } else {
+            store(s.param + at, value[k]);
+          }
         }
       }
       S::advance(s, group);
@@ -227,7 +242,7 @@ struct AdamWRule {
     m = fma(g, splat(take1), m * keep1);
     v = fma(g * g, splat(take2), v * keep2);
     const F denominator = fma(sqrt(v), root_correction, eps);
-    return fma(m * step_size, 1.0f / denominator, value * decay);
+    return fma(m * step_size, reciprocal(denominator), value * decay);
   }
 };
 

@@ -23,10 +23,54 @@ TESSERA_INLINE float row_max(const T* row, std::size_t n) {
       best[k] = max(best[k], load(row + at + k * lanes));
     }
   }
-  each_vector(n - at, [&](std::size_t i, auto part) TESSERA_HERE {
-    best[0] = max(best[0], load(row + at + i, part, minus_infinity));
-  });
+  for (; at < n; at += lanes) {
+    const F x = at + lanes <= n ? load(row + at) : load(row + at, Some{n - at}, minus_infinity);
+    best[0] = max(best[0], x);
+  }
   return max_across(max(max(best[0], best[1]), max(best[2], best[3])));
+}
+
+// What a pass over a row needs besides the work: read a row, keep a sum, write it back.
+template <class T>
+TESSERA_INLINE auto reader(const T* row, float fill = 0) {
+  return [row, fill](std::size_t i, auto part) TESSERA_HERE { return load(row + i, part, fill); };
+}
+template <class T>
+TESSERA_INLINE auto writer(T* row) {
+  return [row](std::size_t i, F x, auto part) TESSERA_HERE { store(row + i, x, part); };
+}
+template <class T>
+TESSERA_INLINE void scale_row(T* row, std::size_t n, float factor) {
+  each_vector(
+      n, reader(row), [&](F x) TESSERA_HERE { return x * factor; }, writer(row));
+}
+
+// fp32: the row becomes exp(scale · x - top) / sum, in which `top` is the greatest of scale · x,
+// and the sum is over the row. bf16 is rounded only once, so the exponentials are computed twice.
+// Returns the logarithm of the sum of exp(scale · x).
+template <class T>
+TESSERA_INLINE float softmax_row(T* row, std::size_t n, float scale) {
+  const float top = row_max(row, n) * scale;
+  const auto power = [&](F x) TESSERA_HERE { return exp_negative(fma(x, scale, splat(-top))); };
+  F total{};
+  if constexpr (std::is_same_v<T, float>) {
+    each_vector(n, reader(row, minus_infinity), power,
+                [&](std::size_t i, F e, auto part) TESSERA_HERE {
+                  total += e;
+                  store(row + i, e, part);
+                });
+    const float sum = add_across(total);
+    scale_row(row, n, 1.0f / sum);
+    return top + std::log(sum);
+  } else {
+    each_vector(n, reader(row, minus_infinity), power,
+                [&](std::size_t, F e, auto) TESSERA_HERE { total += e; });
+    const float whole = top + std::log(add_across(total));
+    each_vector(
+        n, reader(row),
+        [&](F x) TESSERA_HERE { return exp_negative(fma(x, scale, splat(-whole))); }, writer(row));
+    return whole;
+  }
 }
 
 template <class T>
@@ -44,29 +88,7 @@ void softmax_causal_forward(const CausalRows& in, T* scores, float* lse) {
   for (std::size_t r = 0; r < in.rows; ++r) {
     T* row = scores + r * in.cols;
     const std::size_t n = seen(in, r);
-    const float top = row_max(row, n) * in.scale;
-    F total{};
-    if constexpr (std::is_same_v<T, float>) {
-      each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-        const F e = exp_negative(fma(load(row + i, part, minus_infinity), in.scale, -top));
-        total += e;
-        store(row + i, e, part);
-      });
-      const float sum = add_across(total);
-      const float share = 1.0f / sum;
-      each_vector(n, [&](std::size_t i, auto part)
-                         TESSERA_HERE { store(row + i, load(row + i, part) * share, part); });
-      lse[r] = top + std::log(sum);
-    } else {  // rounded once: computed twice
-      each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-        total += exp_negative(fma(load(row + i, part, minus_infinity), in.scale, -top));
-      });
-      const float whole = top + std::log(add_across(total));
-      each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-        store(row + i, exp(fma(load(row + i, part), in.scale, -whole)), part);
-      });
-      lse[r] = whole;
-    }
+    lse[r] = softmax_row(row, n, in.scale);
     zero(row, n, in.cols);
   }
 }
@@ -78,16 +100,27 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
     T* p = scores + r * in.cols;
     T* d = dprobs + r * in.cols;
     const std::size_t n = seen(in, r);
+    const float whole = lse[r];
     F total{};
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      const F prob = exp(fma(load(p + i, part), in.scale, -lse[r]));
-      total = fma(prob, load(d + i, part), total);  // 0 beyond the end
-      store(p + i, prob, part);
-    });
+    each_vector(
+        n,
+        [&](std::size_t i, auto part) TESSERA_HERE {
+          return F2{load(p + i, part), load(d + i, part)};
+        },
+        [&](F2 f) TESSERA_HERE {
+          return F2{exp(fma(f.a, in.scale, splat(-whole))), f.b};
+        },
+        [&](std::size_t i, F2 f, auto part) TESSERA_HERE {
+          total = fma(f.a, f.b, total);  // 0 beyond the end
+          store(p + i, f.a, part);
+        });
     const float shift = add_across(total);
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      store(d + i, load(p + i, part) * (load(d + i, part) - shift) * in.scale, part);
-    });
+    each_vector(
+        n,
+        [&](std::size_t i, auto part) TESSERA_HERE {
+          return F2{load(p + i, part), load(d + i, part)};
+        },
+        [&](F2 f) TESSERA_HERE { return f.a * (f.b - shift) * in.scale; }, writer(d));
     zero(p, n, in.cols);
     zero(d, n, in.cols);
   }
@@ -96,30 +129,9 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
 template <class T>
 float cross_entropy_row(T* row, std::size_t n, std::size_t target) {
   const float logit = load(row + target, Some{1})[0];
-  const float top = row_max(row, n);
-  F total{};
-  float whole = 0;
-  if constexpr (std::is_same_v<T, float>) {
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      const F e = exp_negative(load(row + i, part, minus_infinity) - top);
-      total += e;
-      store(row + i, e, part);
-    });
-    const float sum = add_across(total);
-    const float share = 1.0f / sum;
-    each_vector(n, [&](std::size_t i, auto part)
-                       TESSERA_HERE { store(row + i, load(row + i, part) * share, part); });
-    row[target] -= 1.0f;
-    whole = top + std::log(sum);
-  } else {
-    each_vector(n, [&](std::size_t i, auto part) TESSERA_HERE {
-      total += exp_negative(load(row + i, part, minus_infinity) - top);
-    });
-    whole = top + std::log(add_across(total));
-    each_vector(n, [&](std::size_t i, auto part)
-                       TESSERA_HERE { store(row + i, exp(load(row + i, part) - whole), part); });
-    store(row + target, splat(std::exp(logit - whole) - 1.0f), Some{1});
-  }
+  const float whole = softmax_row(row, n, 1.0f);
+  const float probability = load(row + target, Some{1})[0];
+  store(row + target, splat(probability - 1.0f), Some{1});
   return whole - logit;
 }
 
