@@ -1,0 +1,79 @@
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+// Random numbers as a function of where they are used (Salmon et al., SC 2011: Philox4x32-10), not
+// of what was drawn before: no state, and the same in every rank, thread and order.
+using PhiloxBlock = std::array<std::uint32_t, 4>;
+using PhiloxKey = std::array<std::uint32_t, 2>;
+
+namespace philox {
+inline constexpr std::uint32_t multiplier[2] = {0xD2511F53u, 0xCD9E8D57u};
+inline constexpr std::uint32_t weyl[2] = {0x9E3779B9u, 0xBB67AE85u};
+inline constexpr int rounds = 10;
+}  // namespace philox
+
+constexpr PhiloxBlock philox4x32(PhiloxBlock counter, PhiloxKey key) {
+  for (int round = 0; round < philox::rounds; ++round) {
+    const std::uint64_t a = std::uint64_t{philox::multiplier[0]} * counter[0];
+    const std::uint64_t b = std::uint64_t{philox::multiplier[1]} * counter[2];
+    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0],
+               static_cast<std::uint32_t>(b),
+               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1],
+               static_cast<std::uint32_t>(a)};
+    key[0] += philox::weyl[0];
+    key[1] += philox::weyl[1];
+  }
+  return counter;
+}
+
+// A stable hash of a name (FNV-1a, 64 bits): the stream of a parameter or of an operation.
+constexpr std::uint64_t stream_of(std::string_view name) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : name) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+// Stream `stream` of the numbers that belong to `seed`. Number i of it takes word i % 4 of block
+// i / 4; a normal takes two words, so its numbers are not those of bits(i) and uniform(i).
+class Philox {
+ public:
+  constexpr Philox(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
+
+  constexpr PhiloxBlock block(std::uint64_t counter) const {
+    return philox4x32({low(counter), high(counter), low(stream_), high(stream_)},
+                      {low(seed_), high(seed_)});
+  }
+  constexpr std::uint32_t bits(std::uint64_t index) const { return block(index / 4)[index % 4]; }
+  // In [0, 1), a multiple of 2^-24.
+  constexpr float uniform(std::uint64_t index) const {
+    return static_cast<float>(bits(index) >> 8) * 0x1p-24f;
+  }
+  // Mean 0, variance 1 (Box and Muller): numbers 2i and 2i + 1 come from block i.
+  float normal(std::uint64_t index) const {
+    const PhiloxBlock words = block(index / 2);
+    constexpr double pi = 3.14159265358979323846;
+    // The logarithm's argument is in (0, 1], with 2^-33 as its least value.
+    const double radius = std::sqrt(-2.0 * std::log((words[0] + 0.5) * 0x1p-32));
+    const double angle = 2.0 * pi * ((words[1] + 0.5) * 0x1p-32);
+    return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+  }
+
+ private:
+  static constexpr std::uint32_t low(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
+  static constexpr std::uint32_t high(std::uint64_t x) {
+    return static_cast<std::uint32_t>(x >> 32);
+  }
+
+  std::uint64_t seed_;
+  std::uint64_t stream_;
+};
+
+}  // namespace tessera
