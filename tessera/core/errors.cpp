@@ -17,4 +17,7 @@ PeerError::~PeerError() = default;
 DataError::DataError(const std::string& message) : Error(message) {}
 DataError::~DataError() = default;
 
+OutOfMemoryError::OutOfMemoryError(const std::string& message) : Error(message) {}
+OutOfMemoryError::~OutOfMemoryError() = default;
+
 }  // namespace tessera

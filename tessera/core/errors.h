@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// Three kinds of error, split by what the caller can do about them. Every message says what was
+// The kinds of error, split by what the caller can do about them. Every message says what was
 // got, what was wanted and what to do.
 
 class Error : public std::runtime_error {
@@ -41,6 +41,13 @@ class DataError : public Error {
  public:
   explicit DataError(const std::string& message);
   ~DataError() override;
+};
+
+// Memory is at its limit: ask for less, or raise the limit. The message holds the ledger.
+class OutOfMemoryError : public Error {
+ public:
+  explicit OutOfMemoryError(const std::string& message);
+  ~OutOfMemoryError() override;
 };
 
 }  // namespace tessera

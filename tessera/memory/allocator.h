@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "tessera/memory/block_cache.h"
 #include "tessera/memory/ledger.h"
 
 namespace tessera::memory {
@@ -13,7 +14,8 @@ namespace tessera::memory {
 void install();
 bool installed();
 
-// Allocations of this thread are charged to `ledger` while the scope lives. Scopes nest.
+// Allocations of this thread are charged to `ledger` while the scope lives. Scopes nest. A tensor
+// stays charged to the ledger that it was made under, whoever frees it and whenever.
 class OwnerScope {
  public:
   explicit OwnerScope(std::shared_ptr<Ledger> ledger);
@@ -38,9 +40,14 @@ class CategoryScope {
  private:
   MemoryCategory previous_;
 };
+MemoryCategory current_category();
 
-// Freed blocks that the allocator keeps for the next allocation of that size.
-std::int64_t cached_bytes();
+// What a tensor of so many bytes is charged: they are rounded up to 64.
+constexpr std::int64_t charged_bytes(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The cache below the allocator, see [Note: block cache].
+CacheCounts cache_counts();
+inline std::int64_t cached_bytes() { return cache_counts().cached; }
 void release_cached();
 
 }  // namespace tessera::memory

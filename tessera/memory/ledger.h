@@ -18,7 +18,7 @@ struct Usage {
 
 struct LedgerCounts {
   std::array<Usage, kMemoryCategories> categories{};
-  Usage total;
+  Usage total;  // its peak is of the sum, not the sum of the peaks
 
   const Usage& operator[](MemoryCategory category) const {
     return categories[static_cast<std::size_t>(category)];
@@ -38,6 +38,7 @@ class Ledger {
 
   LedgerCounts counts() const noexcept;
   void reset_peak() noexcept;  // the peaks start again from what is in use now
+  const std::string& owner() const noexcept { return owner_; }
   std::int64_t limit() const noexcept { return limit_; }
   // A table of a few lines: category, now, peak.
   std::string report() const;
@@ -46,13 +47,22 @@ class Ledger {
   struct Counter {
     std::atomic<std::int64_t> now{0};
     std::atomic<std::int64_t> peak{0};
-    std::int64_t add(std::int64_t bytes) noexcept;
+    void add(std::int64_t bytes) noexcept;
   };
+  Counter& counter(MemoryCategory category) {
+    return categories_[static_cast<std::size_t>(category)];
+  }
+
   const std::string owner_;
   const std::int64_t limit_;
   std::array<Counter, kMemoryCategories> categories_;
   Counter total_;
 };
+
+// The message of an OutOfMemoryError: who asked for what, the ledger, and what to do. `ledger` may
+// be null.
+std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category, std::int64_t bytes,
+                                  const std::string& reason);
 
 // A charge that lasts as long as the value: for memory that no allocator of ours hands out, such as
 // shared segments. A default-constructed one, or one of a null ledger, is nothing.

@@ -1,0 +1,41 @@
+#include "tessera/memory/device_usage.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
+
+namespace tessera::memory {
+namespace {
+
+// Through c10's interface of caching allocators: no CUDA header or library is named.
+c10::DeviceAllocator* allocator_of(c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  c10::Allocator* found = nullptr;
+  try {
+    found = c10::GetAllocator(device.type());
+  } catch (const c10::Error&) {  // its way to say that there is none
+    return nullptr;
+  }
+  auto* const caching = dynamic_cast<c10::DeviceAllocator*>(found);
+  return caching != nullptr && caching->initialized() ? caching : nullptr;
+}
+
+c10::DeviceIndex index_of(c10::Device device) { return device.has_index() ? device.index() : 0; }
+
+}  // namespace
+
+std::optional<Usage> device_usage(c10::Device device) {
+  c10::DeviceAllocator* const allocator = allocator_of(device);
+  if (allocator == nullptr) return std::nullopt;
+  const auto stats = allocator->getDeviceStats(index_of(device));
+  const auto& bytes =
+      stats.requested_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+  return Usage{bytes.current, bytes.peak};
+}
+
+void reset_device_peak(c10::Device device) {
+  if (c10::DeviceAllocator* const allocator = allocator_of(device)) {
+    allocator->resetPeakStats(index_of(device));
+  }
+}
+
+}  // namespace tessera::memory

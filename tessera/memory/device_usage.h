@@ -1,0 +1,16 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <optional>
+
+#include "tessera/memory/ledger.h"
+
+namespace tessera::memory {
+
+// What LibTorch's own caching allocator has handed out on a device since reset_device_peak(); no
+// value where the device has none (the CPU, or a build without that device).
+std::optional<Usage> device_usage(c10::Device device);
+void reset_device_peak(c10::Device device);
+
+}  // namespace tessera::memory

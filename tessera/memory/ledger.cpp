@@ -1,0 +1,114 @@
+#include "tessera/memory/ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::memory {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+void raise_to(std::atomic<std::int64_t>& peak, std::int64_t value) noexcept {
+  std::int64_t seen = peak.load(kRelaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value, kRelaxed)) {
+  }
+}
+
+std::string row(std::string_view name, const std::string& now, const std::string& peak) {
+  const auto right = [](const std::string& text) {
+    return std::string(text.size() < 12 ? 12 - text.size() : 0, ' ') + text;
+  };
+  return str("  ", name, std::string(12 - std::min<std::size_t>(12, name.size()), ' '), right(now),
+             right(peak), "\n");
+}
+
+std::string row(std::string_view name, const Usage& usage) {
+  return row(name, format_bytes(usage.now, ByteUnits::kBinary),
+             format_bytes(usage.peak, ByteUnits::kBinary));
+}
+
+}  // namespace
+
+void Ledger::Counter::add(std::int64_t bytes) noexcept {
+  raise_to(peak, now.fetch_add(bytes, kRelaxed) + bytes);
+}
+
+Ledger::Ledger(std::string owner, std::int64_t limit) : owner_(std::move(owner)), limit_(limit) {
+  if (limit < 0) throw UsageError(str("the memory limit is ", limit, "; wanted 0 (none) or more"));
+}
+
+void Ledger::charge(MemoryCategory category, std::int64_t bytes) {
+  // The total first, and its peak only when the bytes are granted: what was refused never was.
+  const std::int64_t total = total_.now.fetch_add(bytes, kRelaxed) + bytes;
+  if (limit_ > 0 && total > limit_) {
+    total_.now.fetch_sub(bytes, kRelaxed);
+    throw OutOfMemoryError(out_of_memory_message(
+        this, category, bytes,
+        str("which would pass the limit of ", format_bytes(limit_, ByteUnits::kBinary))));
+  }
+  raise_to(total_.peak, total);
+  counter(category).add(bytes);
+}
+
+void Ledger::release(MemoryCategory category, std::int64_t bytes) noexcept {
+  counter(category).now.fetch_sub(bytes, kRelaxed);
+  total_.now.fetch_sub(bytes, kRelaxed);
+}
+
+LedgerCounts Ledger::counts() const noexcept {
+  LedgerCounts out;
+  for (std::size_t i = 0; i < categories_.size(); ++i) {
+    out.categories[i] = {categories_[i].now.load(kRelaxed), categories_[i].peak.load(kRelaxed)};
+  }
+  out.total = {total_.now.load(kRelaxed), total_.peak.load(kRelaxed)};
+  return out;
+}
+
+void Ledger::reset_peak() noexcept {
+  for (Counter& each : categories_) each.peak.store(each.now.load(kRelaxed), kRelaxed);
+  total_.peak.store(total_.now.load(kRelaxed), kRelaxed);
+}
+
+std::string Ledger::report() const {
+  const LedgerCounts all = counts();
+  std::string text = row("memory", "now", "peak");
+  for (std::size_t i = 0; i < all.categories.size(); ++i) {
+    text += row(kMemoryCategoryNames[i], all.categories[i]);
+  }
+  return text + row("total", all.total);
+}
+
+std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category, std::int64_t bytes,
+                                  const std::string& reason) {
+  return str(ledger == nullptr ? "this process" : ledger->owner(),
+             " is out of memory: it asked for ", format_bytes(bytes, ByteUnits::kBinary), " more (",
+             name(category), "), ", reason, ".\n", ledger == nullptr ? "" : ledger->report(),
+             "What helps: a smaller micro-batch; recomputed activations (--checkpoint-activations "
+             "full); a higher stage (--zero) or more ranks; a higher limit (--memory-limit).");
+}
+
+Charge::Charge(std::shared_ptr<Ledger> ledger, MemoryCategory category, std::int64_t bytes)
+    : category_(category), bytes_(bytes) {
+  if (ledger) ledger->charge(category, bytes);
+  ledger_ = std::move(ledger);  // only what was charged is released
+}
+
+Charge::Charge(Charge&& other) noexcept
+    : ledger_(std::move(other.ledger_)), category_(other.category_), bytes_(other.bytes_) {}
+
+Charge& Charge::operator=(Charge&& other) noexcept {
+  std::swap(ledger_, other.ledger_);
+  std::swap(category_, other.category_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Charge::~Charge() {
+  if (ledger_) ledger_->release(category_, bytes_);
+}
+
+}  // namespace tessera::memory

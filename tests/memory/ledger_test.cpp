@@ -1,0 +1,108 @@
+#include "tessera/memory/ledger.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/errors.h"
+
+namespace tessera::memory {
+namespace {
+
+using Category = MemoryCategory;
+
+TEST(Ledger, CountsByCategoryAndInAll) {
+  Ledger ledger;
+  ledger.charge(Category::params, 100);
+  ledger.charge(Category::grads, 50);
+  ledger.charge(Category::params, 20);
+  ledger.release(Category::params, 100);
+  ledger.charge(Category::activations, 10);
+  const LedgerCounts counts = ledger.counts();
+  EXPECT_EQ(counts[Category::params].now, 20);
+  EXPECT_EQ(counts[Category::params].peak, 120);
+  EXPECT_EQ(counts[Category::grads].now, 50);
+  EXPECT_EQ(counts[Category::activations].now, 10);
+  EXPECT_EQ(counts[Category::optimizer].peak, 0);
+  EXPECT_EQ(counts.total.now, 80);
+  EXPECT_EQ(counts.total.peak, 170);  // of the sum: not 120 + 50 + 10
+}
+
+TEST(Ledger, PeaksStartAgainFromNow) {
+  Ledger ledger;
+  ledger.charge(Category::temporary, 100);
+  ledger.release(Category::temporary, 70);
+  ledger.reset_peak();
+  EXPECT_EQ(ledger.counts()[Category::temporary].peak, 30);
+  EXPECT_EQ(ledger.counts().total.peak, 30);
+  ledger.charge(Category::grads, 5);
+  EXPECT_EQ(ledger.counts().total.peak, 35);
+}
+
+TEST(Ledger, ManyThreadsLoseNothing) {
+  Ledger ledger;
+  std::vector<std::thread> threads;
+  constexpr int kThreads = 4, kRounds = 20'000;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&ledger, t] {
+      const auto category = static_cast<Category>(t % 3);
+      for (int i = 1; i <= kRounds; ++i) {
+        ledger.charge(category, i);
+        if (i % 2 == 0) ledger.release(category, i);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::int64_t odd = std::int64_t{kRounds / 2} * (kRounds / 2);  // 1 + 3 + 5 + …
+  const LedgerCounts counts = ledger.counts();
+  EXPECT_EQ(counts.total.now, kThreads * odd);
+  EXPECT_EQ(counts.categories[0].now, 2 * odd);  // threads 0 and 3
+  EXPECT_EQ(counts.categories[1].now, odd);
+  EXPECT_GE(counts.total.peak, counts.total.now);
+}
+
+TEST(Ledger, TheLimitRefusesAndChargesNothing) {
+  Ledger ledger("rank 3", 1000);
+  ledger.charge(Category::params, 900);
+  ledger.charge(Category::grads, 100);  // exactly the limit
+  try {
+    ledger.charge(Category::activations, 1);
+    FAIL();
+  } catch (const OutOfMemoryError& error) {
+    const std::string text = error.what();
+    for (const char* part : {"rank 3", "activations", "limit", "params", "900 B", "--zero",
+                             "--checkpoint-activations", "micro-batch", "--memory-limit"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    }
+  }
+  EXPECT_EQ(ledger.counts().total.now, 1000);
+  EXPECT_EQ(ledger.counts().total.peak, 1000);
+  EXPECT_EQ(ledger.counts()[Category::activations].peak, 0);
+  ledger.release(Category::params, 1);
+  EXPECT_NO_THROW(ledger.charge(Category::activations, 1));
+  EXPECT_THROW(Ledger("x", -1), UsageError);
+}
+
+TEST(Charge, LastsAsLongAsTheValue) {
+  auto ledger = std::make_shared<Ledger>("r", 100);
+  {
+    Charge a(ledger, Category::buffers, 40);
+    Charge b(std::move(a));
+    EXPECT_EQ(ledger->counts().total.now, 40);
+    Charge c;
+    c = std::move(b);
+    EXPECT_EQ(ledger->counts().total.now, 40);
+    c = Charge(ledger, Category::buffers, 30);
+    EXPECT_EQ(ledger->counts().total.now, 30);
+    EXPECT_THROW(Charge(ledger, Category::buffers, 71), OutOfMemoryError);
+    EXPECT_EQ(ledger->counts().total.now, 30);
+    const Charge nothing(nullptr, Category::buffers, 1000);
+  }
+  EXPECT_EQ(ledger->counts().total.now, 0);
+  EXPECT_EQ(ledger->counts()[Category::buffers].peak, 70);  // both, while one replaced the other
+}
+
+}  // namespace
+}  // namespace tessera::memory
