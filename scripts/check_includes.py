@@ -25,13 +25,13 @@ MAY_USE = {
     "zero": ["comm", "memory", "nn"],
     "pipeline": ["comm", "memory", "nn", "schedule"],
     "data": ["core"],
-    "models": ["tensor_parallel"],
+    "models": ["planner", "tensor_parallel"],
     "checkpoint": ["comm", "memory"],
     "train": ["simulator", "models", "zero", "pipeline", "data", "checkpoint"],
     "dashboard": ["train"],
     "cli": ["dashboard"],
 }
-TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator"}
+TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "kernels"}
 # Headers directly under tessera/ that every room may include.
 SHARED_HEADERS = {"tessera/version.h"}
 

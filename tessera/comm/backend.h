@@ -59,6 +59,9 @@ class Backend {
 
   virtual TrafficCounts traffic() const = 0;
 
+  // Whether submit() takes calls with parts, and shared ones; elsewhere Group splits them up.
+  virtual bool takes_parts() const { return false; }
+
   // A backend over the same ranks that moves host memory: itself, unless it lives on devices.
   virtual Backend& host() { return *this; }
 };

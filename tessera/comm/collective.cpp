@@ -34,6 +34,35 @@ Shard shard_of(std::size_t count, int ranks, int rank) noexcept {
   return {begin, std::min(stride, count - begin)};
 }
 
+std::size_t own_count(const Collective& call, int ranks, int rank) noexcept {
+  if (!call.parts) return shard_of(call.count, ranks, rank).size;
+  std::size_t sum = 0;
+  for (const std::size_t part : *call.parts) sum += shard_of(part, ranks, rank).size;
+  return sum;
+}
+
+void for_each_part(const Collective& call, int ranks, int rank,
+                   const std::function<void(const Collective& part)>& run) {
+  if (!call.parts) return run(call);
+  const std::size_t size = size_of(call.dtype);
+  const bool gather = call.op == Op::all_gather;
+  const auto* in = static_cast<const std::byte*>(call.in);
+  auto* out = static_cast<std::byte*>(call.out);
+  std::size_t large = 0, small = 0;  // bytes passed by
+  for (const std::size_t count : *call.parts) {
+    const Shard own = shard_of(count, ranks, rank);
+    const std::size_t shard_at = call.in_place() ? large + own.begin * size : small;
+    Collective part = call;
+    part.parts = nullptr;
+    part.count = count;
+    part.in = in + (gather ? shard_at : large);
+    part.out = out + (gather ? large : shard_at);
+    if (count > 0) run(part);
+    large += count * size;
+    small += own.size * size;
+  }
+}
+
 std::string describe(const Collective& call) {
   if (call.op == Op::barrier && call.count == 0 && call.label.empty()) return "barrier()";
   std::string text = str(name(call.op), "(");
@@ -49,7 +78,13 @@ std::string describe(const Collective& call) {
 std::uint64_t ring_bytes(const Collective& call, int ranks, int rank) noexcept {
   if (ranks <= 1) return 0;
   const std::uint64_t others = static_cast<std::uint64_t>(ranks) - 1;
-  const std::uint64_t shards = others * shard_stride(call.count, ranks) * size_of(call.dtype);
+  std::uint64_t stride = 0;
+  if (call.parts) {
+    for (const std::size_t part : *call.parts) stride += shard_stride(part, ranks);
+  } else {
+    stride = shard_stride(call.count, ranks);
+  }
+  const std::uint64_t shards = others * stride * size_of(call.dtype);
   switch (call.op) {
     case Op::all_reduce: return 2 * shards;
     case Op::reduce_scatter:
@@ -75,7 +110,19 @@ void check(const Collective& call, int ranks, int rank) {
     throw UsageError(
         str(describe(call), " on rank ", rank, ": the other side must be another rank"));
   }
-  const std::size_t own = shard_of(call.count, ranks, rank).size;
+  if (call.parts) {
+    std::size_t sum = 0;
+    for (const std::size_t part : *call.parts) sum += part;
+    if (sum != call.count || (call.op != Op::all_gather && call.op != Op::reduce_scatter)) {
+      throw UsageError(str(describe(call), " on rank ", rank, ": the parts sum up to ", sum,
+                           " elements, wanted ", call.count,
+                           "; only all_gather and reduce_scatter have parts"));
+    }
+  }
+  if (call.shared && call.op != Op::all_gather) {
+    throw UsageError(str(describe(call), " on rank ", rank, ": only all_gather may be shared"));
+  }
+  const std::size_t own = own_count(call, ranks, rank);
   const bool shard_in = call.op == Op::all_gather;
   const bool shard_out = call.op == Op::reduce_scatter || call.op == Op::all_to_all;
   const bool no_in = call.op == Op::barrier || call.op == Op::recv ||

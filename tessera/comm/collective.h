@@ -2,7 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "tessera/comm/dtype.h"
 
@@ -48,6 +51,11 @@ Shard shard_of(std::size_t count, int ranks, int rank) noexcept;
 //                                   out: N times this rank's shard, in order of the source.
 //   send, recv                      count, to or from `peer`.
 // `in == out` is allowed for all_reduce, broadcast and reduce.
+//
+// [Note: parts] With `parts`, the buffer of a reduce_scatter or all_gather is several buffers in a
+// row, each cut into shards of its own: so many parameters travel in one call, and which elements a
+// rank owns does not depend on what travels together. The small buffer is this rank's shards in a
+// row; or, where it is the large one itself (in == out), each shard lies in its place there.
 struct Collective {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -58,9 +66,23 @@ struct Collective {
   std::size_t count = 0;
   int peer = -1;      // root of broadcast and reduce, other side of send and recv
   std::string label;  // the tensor's name in messages; ranks must agree on it
+  std::shared_ptr<const std::vector<std::size_t>> parts =
+      nullptr;  // elements of each; null: one part
 
+  // all_gather of a buffer that all ranks have mapped and keep their shards in: there is nothing to
+  // copy, only to know that every rank has come this far.
+  bool shared = false;
+
+  bool in_place() const noexcept { return parts && in == out; }
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
+
+// Elements of all shards of this rank together.
+std::size_t own_count(const Collective& call, int ranks, int rank) noexcept;
+
+// The calls, one per part, that do together what `call` does.
+void for_each_part(const Collective& call, int ranks, int rank,
+                   const std::function<void(const Collective& part)>& run);
 
 // "all_reduce(sum, 1024 × f32, \"layer.3\")"
 std::string describe(const Collective& call);

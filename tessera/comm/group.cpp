@@ -83,6 +83,11 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
   Backend& host = device.host();
   what.in = in.defined() ? in.const_data_ptr() : nullptr;
   what.out = out.defined() ? out.data_ptr() : nullptr;
+  if (what.parts && !((on_host ? host : device).takes_parts() && on_host)) {
+    return submit_parts(what, out, in);
+  }
+  require(!what.shared || host.takes_parts(), what,
+          [&] { return str("the backend ", backend(), " has no memory that ranks share"); });
   if (!on_host && &host == &device) {
     if (size() > 1) return submit_staged(host, std::move(what), out, in);
     check(what, 1, 0);  // a copy in the current stream is all that one rank needs
@@ -96,6 +101,44 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
 
 namespace {
 
+// Several operations as one.
+class AllOf final : public WorkState {
+ public:
+  explicit AllOf(std::vector<Work> works) : works_(std::move(works)) {}
+  void wait() override {
+    for (const Work& work : works_) work.wait();
+  }
+  bool done() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const Work& work) { return work.done(); });
+  }
+
+ private:
+  std::vector<Work> works_;
+};
+
+at::Tensor piece(const at::Tensor& whole, const void* begin, std::size_t count) {
+  const auto offset =
+      static_cast<const std::byte*>(begin) - static_cast<const std::byte*>(whole.const_data_ptr());
+  const auto size = static_cast<std::int64_t>(whole.element_size());
+  return whole.flatten().narrow(0, offset / size, static_cast<std::int64_t>(count));
+}
+
+}  // namespace
+
+Work Group::submit_parts(const Collective& what, const at::Tensor& out,
+                         const at::Tensor& in) const {
+  std::vector<Work> works;
+  for_each_part(what, size(), rank(), [&](const Collective& part) {
+    const std::size_t own = shard_of(part.count, size(), rank()).size;
+    const bool gather = part.op == Op::all_gather;
+    works.push_back(submit(part, piece(out, part.out, gather ? part.count : own),
+                           piece(in, part.in, gather ? own : part.count)));
+  });
+  return Work(std::make_shared<AllOf>(std::move(works)));
+}
+
+namespace {
+
 Collective make(Op op, const at::Tensor& whole, int peer, const Call& call) {
   Collective what;
   what.op = op;
@@ -105,6 +148,8 @@ Collective make(Op op, const at::Tensor& whole, int peer, const Call& call) {
   what.count = static_cast<std::size_t>(whole.numel());
   what.peer = peer;
   what.label = call.label;
+  what.parts = call.parts;
+  what.shared = call.shared;
   return what;
 }
 
@@ -130,13 +175,15 @@ Work Group::all_reduce(const at::Tensor& out, const at::Tensor& in, const Call& 
 
 Work Group::reduce_scatter(const at::Tensor& out, const at::Tensor& in, const Call& call) const {
   Collective what = make(Op::reduce_scatter, in, -1, call);
-  require_count(what, out, "output", shard_of(what.count, size(), rank()).size);
+  const bool in_place = what.parts && out.const_data_ptr() == in.const_data_ptr();
+  require_count(what, out, "output", in_place ? what.count : own_count(what, size(), rank()));
   return submit(std::move(what), out, in);
 }
 
 Work Group::all_gather(const at::Tensor& out, const at::Tensor& in, const Call& call) const {
   Collective what = make(Op::all_gather, out, -1, call);
-  require_count(what, in, "input", shard_of(what.count, size(), rank()).size);
+  const bool in_place = what.parts && out.const_data_ptr() == in.const_data_ptr();
+  require_count(what, in, "input", in_place ? what.count : own_count(what, size(), rank()));
   return submit(std::move(what), out, in);
 }
 

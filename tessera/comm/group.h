@@ -17,6 +17,9 @@ struct Call {
   ReduceOp op = ReduceOp::sum;
   Traffic traffic = Traffic::model;
   std::string label;  // the tensor's name in messages; the same on every rank
+  // reduce_scatter and all_gather of several buffers in a row: [Note: parts] in collective.h.
+  std::shared_ptr<const std::vector<std::size_t>> parts = nullptr;
+  bool shared = false;  // all_gather of memory that all ranks have mapped: nothing is copied
 };
 
 // A tensor of which every rank has one, in memory that all of them have mapped: collectives on it
@@ -88,6 +91,7 @@ class Group {
     std::map<std::string, int> subsets;  // how often each was made, to give each a new name
   };
   Work submit(Collective what, const at::Tensor& out, const at::Tensor& in) const;
+  Work submit_parts(const Collective& what, const at::Tensor& out, const at::Tensor& in) const;
 
   std::shared_ptr<State> state_;
 };

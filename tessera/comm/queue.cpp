@@ -1,6 +1,5 @@
 #include "tessera/comm/queue.h"
 
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -12,28 +11,6 @@
 #include "tessera/core/text.h"
 
 namespace tessera::comm {
-
-namespace {
-
-// Adds its own life to the time that a meter has seen collectives under way.
-class Stopwatch {
- public:
-  explicit Stopwatch(TrafficMeter* meter) : meter_(meter) {}
-  ~Stopwatch() {
-    if (meter_ == nullptr) return;
-    const auto took = std::chrono::steady_clock::now() - start_;
-    meter_->busy(static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()));
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  TrafficMeter* meter_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
-}  // namespace
 
 struct Queue::Item final : WorkState {
   Item(std::shared_ptr<Core> owner, Collective what, Attachments with)
@@ -53,7 +30,6 @@ struct Queue::Item final : WorkState {
 struct Queue::Core {
   std::shared_ptr<Transport> transport;
   std::string name;
-  std::shared_ptr<TrafficMeter> meter;
 
   std::mutex mutex;
   std::condition_variable submitted;  // the progress thread waits here
@@ -64,7 +40,6 @@ struct Queue::Core {
   std::thread progress;  // started by the first collective that needs it
 
   void run(Item& item) {
-    const Stopwatch watch(meter.get());
     try {
       if (item.attachments.before) item.attachments.before();
       if (!std::exchange(item.posted, true)) transport->post(item.call);
@@ -122,12 +97,10 @@ bool Queue::Item::done() const {
   return ended;
 }
 
-Queue::Queue(std::shared_ptr<Transport> transport, std::string name,
-             std::shared_ptr<TrafficMeter> meter)
+Queue::Queue(std::shared_ptr<Transport> transport, std::string name)
     : core_(std::make_shared<Core>()) {
   core_->transport = std::move(transport);
   core_->name = std::move(name);
-  core_->meter = std::move(meter);
 }
 
 Queue::~Queue() {
@@ -156,7 +129,6 @@ Work Queue::submit(Collective call, Attachments attachments) {
     lock.unlock();
     bool ended = true;
     try {
-      const Stopwatch watch(core_->meter.get());
       item->posted = true;
       core_->transport->post(item->call);
       ended = core_->transport->finish(item->call, /*may_give_up=*/true);

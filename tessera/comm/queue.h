@@ -4,7 +4,6 @@
 #include <string>
 
 #include "tessera/comm/backend.h"
-#include "tessera/comm/traffic.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera::comm {
@@ -18,9 +17,7 @@ namespace tessera::comm {
 // the transport: exactly one thread has it.
 class Queue {
  public:
-  // `meter`, if any, counts the time in which collectives are under way.
-  Queue(std::shared_ptr<Transport> transport, std::string name,
-        std::shared_ptr<TrafficMeter> meter = nullptr);
+  Queue(std::shared_ptr<Transport> transport, std::string name);
 
   // Finishes what was submitted; if an exception is on its way up, fails it instead.
   ~Queue();

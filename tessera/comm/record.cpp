@@ -17,14 +17,17 @@ bool same_buffer(const Record& a, const Record& b) {
 }
 
 bool same_call(const Record& a, const Record& b) {
-  return a.op == b.op && a.peer == b.peer && same_buffer(a, b) &&
+  return a.op == b.op && a.peer == b.peer && a.form == b.form && same_buffer(a, b) &&
          (!is_reduction(a.op) || a.reduce == b.reduce);
 }
 
 }  // namespace
 
 Record make_record(const Collective& call) {
-  Record record{call.op, call.dtype, call.reduce, 0, call.peer, call.count, hash(call.label), {}};
+  const auto form =
+      static_cast<std::uint8_t>(call.shared + 2 * (call.parts != nullptr) + 4 * call.in_place());
+  Record record{call.op,   call.dtype, call.reduce,      form,
+                call.peer, call.count, hash(call.label), {}};
   call.label.copy(record.label, sizeof(record.label) - 1);
   return record;
 }

@@ -14,7 +14,7 @@ struct Record {
   Op op{};
   DType dtype{};
   ReduceOp reduce{};
-  std::uint8_t unused = 0;
+  std::uint8_t form = 0;  // shared, with parts, in place
   std::int32_t peer = 0;
   std::uint64_t count = 0;
   std::uint64_t label_hash = 0;  // of the whole label; below is what fits

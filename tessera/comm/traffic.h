@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 #include "tessera/comm/collective.h"
@@ -13,7 +14,7 @@ struct TrafficCounts {
   std::uint64_t sent_bytes = 0;     // ring-equivalent, Traffic::model, padding included
   std::uint64_t control_bytes = 0;  // ring-equivalent, Traffic::control
   std::uint64_t copied_bytes = 0;   // physically written by this rank's copy and reduce loops
-  std::uint64_t busy_ns = 0;        // collectives were under way, waiting for peers included (CPU)
+  std::uint64_t busy_ns = 0;        // spent in these loops, where the backend has loops of its own
   std::array<std::uint64_t, kOpCount> calls{};
 };
 TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
@@ -23,14 +24,16 @@ class TrafficMeter {
  public:
   void charge(const Collective& call, int ranks, int rank) noexcept;
   void copied(std::uint64_t bytes) noexcept { copied_.fetch_add(bytes, std::memory_order_relaxed); }
-  void busy(std::uint64_t ns) noexcept { busy_.fetch_add(ns, std::memory_order_relaxed); }
+  void busy(std::chrono::nanoseconds time) noexcept {
+    busy_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
+  }
   TrafficCounts counts() const noexcept;
 
  private:
+  std::atomic<std::uint64_t> busy_{0};
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<std::uint64_t> control_{0};
   std::atomic<std::uint64_t> copied_{0};
-  std::atomic<std::uint64_t> busy_{0};
   std::array<std::atomic<std::uint64_t>, kOpCount> calls_{};
 };
 

@@ -25,16 +25,14 @@ std::string_view name(Checkpointing mode);
 using TensorFunction = std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)>;
 
 // Runs f now without keeping what it computes, and again in backward, with the random numbers of
-// the first time. f must compute the same both times.
+// the first time. f must compute the same both times. `segment` is what recompute_segment() says
+// meanwhile.
 std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
-                                           std::vector<at::Tensor> inputs);
+                                           std::vector<at::Tensor> inputs,
+                                           const void* segment = nullptr);
 
-// The same for any function of tensors (and values that hold some, or none):
-//   y = nn::checkpoint(nn::Checkpointing::full, [&](at::Tensor x) { return block->forward(x); },
-//   x);
-// f is copied: what it refers to must live until backward.
 template <typename F, typename... Args>
-auto checkpoint(Checkpointing mode, F&& f, Args&&... args) {
+auto checkpoint_segment(Checkpointing mode, const void* segment, F&& f, Args&&... args) {
   using Result = std::decay_t<std::invoke_result_t<F&, std::decay_t<Args>...>>;
   std::tuple<std::decay_t<Args>...> values(std::forward<Args>(args)...);
   if (mode == Checkpointing::none) return Result(std::apply(f, std::move(values)));
@@ -54,16 +52,27 @@ auto checkpoint(Checkpointing mode, F&& f, Args&&... args) {
     *shape = std::move(result);
     return out;
   };
-  std::vector<at::Tensor> out = checkpoint_tensors(mode, std::move(run), std::move(inputs));
+  std::vector<at::Tensor> out =
+      checkpoint_tensors(mode, std::move(run), std::move(inputs), segment);
   Result result = std::move(*shape);
   std::size_t next = 0;
   each_tensor(result, [&](at::Tensor& tensor) { tensor = std::move(out[next++]); });
   return result;
 }
 
-// How deep this thread is inside the backward of checkpointed segments, and which function is the
-// innermost: a gradient that is accumulated there may not be the last of its parameter.
+// The same for any function of tensors (and of values that hold some, or none):
+//   y = nn::checkpoint(nn::Checkpointing::full, [=](at::Tensor x) { return block->forward(x); },
+//   x);
+// f is copied: what it refers to must live until backward.
+template <typename F, typename... Args>
+auto checkpoint(Checkpointing mode, F&& f, Args&&... args) {
+  return checkpoint_segment(mode, nullptr, std::forward<F>(f), std::forward<Args>(args)...);
+}
+
+// How deep this thread is inside the backward of checkpointed segments, and the innermost of them:
+// a gradient that is accumulated there may not be the last of its parameter in this backward pass.
 int recompute_depth();
+const void* recompute_segment();
 
 // For kernels that are matrix products but not of ATen, inside a selective segment: the first time
 // `compute` runs and its results are kept, in the recomputation they come back.

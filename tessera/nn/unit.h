@@ -21,11 +21,12 @@ namespace tessera::nn {
 class UnitObserver {
  public:
   virtual ~UnitObserver() = default;
-  virtual void enter_forward() = 0;
+  // `differentiable`: some input wants a gradient, so that leave_backward() will come.
+  virtual void enter_forward(bool differentiable) = 0;
   // `differentiable`: a backward pass may come, and would begin with enter_backward().
   virtual void leave_forward(bool differentiable) = 0;
   virtual void enter_backward() = 0;  // the gradients of its outputs are there
-  virtual void leave_backward() = 0;  // so are those of its inputs; never called if none wants one
+  virtual void leave_backward() = 0;  // so are those of its inputs
 };
 
 // Identities whose backward tells the observer. Tensors that need no gradient stay as they are.
@@ -39,10 +40,10 @@ template <typename F, typename... Args>
 auto observed(const std::shared_ptr<UnitObserver>& observer, F&& f, Args&&... args) {
   auto inputs = std::make_tuple(std::decay_t<Args>(std::forward<Args>(args))...);
   if (observer) {
+    observer->enter_forward(at::GradMode::is_enabled() && any_requires_grad(inputs));
     map_tensors(inputs, [&](std::vector<at::Tensor> tensors) {
       return watch_inputs(observer, std::move(tensors));
     });
-    observer->enter_forward();
   }
   auto outputs = std::apply(std::forward<F>(f), std::move(inputs));
   if (observer) {
@@ -69,7 +70,7 @@ class UnitBase {
     return observed(
         observer_,
         [&](auto&&... in) {
-          return checkpoint(checkpointing_, f, std::forward<decltype(in)>(in)...);
+          return checkpoint_segment(checkpointing_, this, f, std::forward<decltype(in)>(in)...);
         },
         std::forward<Args>(args)...);
   }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tessera/comm/group.h"
 #include "tessera/nn/unit.h"
@@ -36,9 +37,6 @@ struct Begin {
 // rank keeps only its part of: 0 nothing, 1 the first, 2 the first two, 3 all. Whatever the stage,
 // bucket size or overlap, the parameters after a step have the same bits.
 //
-//   zero::Engine engine(*model, world, {.stage = 2});
-//   loss = engine.forward(*model, x) …
-//
 // Most programs use DataParallel below, which knows the model's type.
 class Engine {
  public:
@@ -55,8 +53,9 @@ class Engine {
   // or on none).
   void begin(const Begin& begin);
 
-  // The root unit is entered and left around the model's forward.
-  nn::UnitObserver& root();
+  // The model's forward runs as the root unit: nn::observed(engine.root(), f, inputs…). It must run
+  // so at stages 1 to 3, where parameters come in time only for those who announce themselves.
+  const std::shared_ptr<nn::UnitObserver>& root() const;
 
   // Backward through the engine. `loss`: a scalar, the mean over this micro-batch, or the sum where
   // begin() gave tokens.
@@ -86,10 +85,6 @@ class Engine {
   // Collective: a hash of the bits of all parameters as the model reads them, equal on all ranks.
   std::uint64_t params_hash();
 
-  // Collective, stage 3: all units are gathered and stay so until the value goes; for evaluation
-  // code that reads parameters outside forward.
-  class Gathered;
-
   const Options& options() const;
   const comm::Group& group() const;
   std::int64_t steps() const;
@@ -104,7 +99,7 @@ class Engine {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 // A model together with its engine: the handful of lines that an ordinary program changes.

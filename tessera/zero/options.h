@@ -71,6 +71,7 @@ struct Options {
   bool prefetch = true;              // stage 3: gather one unit ahead
   bool keep_params = false;          // stage 3: keep them between forward and backward
   Gather gather = Gather::automatic;
+  bool broadcast_start = true;    // of rank 0's parameters; false: all ranks have loaded the same
   bool broadcast_buffers = true;  // buffers (running means) follow rank 0 at every forward
   std::uint64_t seed = 0;         // of stochastic rounding
 

@@ -52,13 +52,16 @@ class DryBackend final : public Backend {
   std::string kind() const override { return "dry"; }
   std::string name() const override { return name_; }
   TrafficCounts traffic() const override { return meter_.counts(); }
+  bool takes_parts() const override { return true; }
 
   Work submit(Collective call, Attachments attachments) override {
     check(call, ranks_, rank_);
     meter_.charge(call, ranks_, rank_);
     try {
       if (attachments.before) attachments.before();
-      run(call);
+      if (!call.shared) {
+        for_each_part(call, ranks_, rank_, [this](const Collective& part) { run(part); });
+      }
       if (attachments.after) attachments.after();
     } catch (...) {
       return Work(std::make_shared<Ended>(std::current_exception()));

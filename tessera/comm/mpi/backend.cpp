@@ -27,7 +27,7 @@ class MpiBackend final : public Backend {
         watch_(std::make_shared<Watch>(peers_, members_, name_, options.timeout)),
         first_tag_(agree_on_tags(runtime_, watch_, rank_)),
         queue_(std::make_shared<MpiTransport>(runtime_, watch_, meter_, rank_, size(), first_tag_),
-               name_, meter_),
+               name_),
         point_to_point_(runtime_, watch_, meter_, rank_, size(), first_tag_) {}
 
   int rank() const override { return rank_; }

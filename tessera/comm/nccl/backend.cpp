@@ -107,7 +107,6 @@ class NcclBackend final : public Backend {
     sum.sent_bytes += host.sent_bytes;
     sum.control_bytes += host.control_bytes;
     sum.copied_bytes += host.copied_bytes;
-    sum.busy_ns += host.busy_ns;
     for (std::size_t op = 0; op < sum.calls.size(); ++op) sum.calls[op] += host.calls[op];
     return sum;
   }

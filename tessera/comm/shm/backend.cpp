@@ -37,7 +37,7 @@ class ShmBackend final : public Backend {
         control_(peers_->share(name_, members_, Control::bytes(size()), options.timeout)),
         queue_(std::make_shared<ShmTransport>(control_, memories_, watch_, meter_, rank_, size(),
                                               spin_budget(options, size())),
-               name_, meter_),
+               name_),
         point_to_point_(control_, memories_, watch_, meter_, rank_, size(),
                         spin_budget(options, size())) {}
 
@@ -46,6 +46,7 @@ class ShmBackend final : public Backend {
   std::string kind() const override { return "shm"; }
   std::string name() const override { return name_; }
   TrafficCounts traffic() const override { return meter_->counts(); }
+  bool takes_parts() const override { return true; }
 
   Work submit(Collective call, Attachments attachments) override {
     check(call, size(), rank_);

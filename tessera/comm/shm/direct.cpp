@@ -30,10 +30,42 @@ std::vector<std::byte*> ShmTransport::resolve_all(const Collective& call,
   return all;
 }
 
+// reduce_scatter and all_gather, part by part.
+void ShmTransport::direct_parts(const Collective& call, const std::vector<std::byte*>& in) {
+  const std::size_t size = size_of(call.dtype);
+  auto* out = static_cast<std::byte*>(call.out);
+  const std::vector<std::size_t> whole = {call.count};
+  std::size_t large = 0;                         // bytes of the parts passed by
+  std::vector<std::size_t> small(in.size(), 0);  // and of each rank's shards of them
+  for (const std::size_t count : call.parts ? *call.parts : whole) {
+    const auto shard_at = [&](int r) {
+      const std::size_t begin = shard_of(count, ranks_, r).begin * size;
+      return call.in_place() ? large + begin : small[static_cast<std::size_t>(r)];
+    };
+    if (call.op == Op::reduce_scatter) {
+      const Shard own = shard_of(count, ranks_, rank_);
+      std::vector<const void*> from;
+      for (const std::byte* buffer : in) from.push_back(buffer + large + own.begin * size);
+      reduce_into(call, from, {out + shard_at(rank_)}, own.size);
+    } else {
+      for (int i = 0; i < ranks_; ++i) {
+        const int r = (rank_ + i) % ranks_;  // not all at the same peer at once
+        const Shard shard = shard_of(count, ranks_, r);
+        if (r == rank_ && call.in_place()) continue;
+        copy(out + large + shard.begin * size, in[static_cast<std::size_t>(r)] + shard_at(r),
+             shard.size * size);
+      }
+    }
+    large += count * size;
+    for (int r = 0; r < ranks_; ++r) {
+      small[static_cast<std::size_t>(r)] += shard_of(count, ranks_, r).size * size;
+    }
+  }
+}
+
 // Returns false, the same on every rank, if the buffers do not allow it.
 bool ShmTransport::direct(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
-  const std::size_t stride = shard_stride(call.count, ranks_) * size;
   const Shard own = shard_of(call.count, ranks_, rank_);
   const std::size_t begin = own.begin * size;
   auto* out = static_cast<std::byte*>(call.out);
@@ -62,14 +94,8 @@ bool ShmTransport::direct(const Collective& call) {
         reduce_into(call, at(in), {resolve(call, call.peer, &Header::out) + begin}, own.size);
         break;
       }
-      case Op::reduce_scatter: reduce_into(call, at(in), {out}, own.size); break;
-      case Op::all_gather:
-        for (int i = 0; i < ranks_; ++i) {
-          const int r = (rank_ + i) % ranks_;  // not all at the same peer at once
-          copy(out + static_cast<std::size_t>(r) * stride, in[static_cast<std::size_t>(r)],
-               shard_of(call.count, ranks_, r).size * size);
-        }
-        break;
+      case Op::reduce_scatter:
+      case Op::all_gather: direct_parts(call, in); break;
       case Op::all_to_all:
         for (int i = 0; i < ranks_; ++i) {
           const auto r = static_cast<std::size_t>((rank_ + i) % ranks_);

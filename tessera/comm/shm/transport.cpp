@@ -35,7 +35,8 @@ ShmTransport::ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<Mem
       spin_(spin) {}
 
 bool ShmTransport::quick(const Collective& call) const {
-  return payload_bytes(call.op, call.dtype, call.count, ranks_) <= kSmallBytes;
+  if (call.shared) return true;
+  return !call.parts && payload_bytes(call.op, call.dtype, call.count, ranks_) <= kSmallBytes;
 }
 
 void ShmTransport::post(const Collective& call) {
@@ -44,10 +45,11 @@ void ShmTransport::post(const Collective& call) {
   Slot& mine = control_.desk(rank_).slots[sequence_ % 2];
   Header& header = mine.header;
   header = Header{make_record(call), {}, {}};
-  const Shard own = shard_of(call.count, ranks_, rank_);
   const std::size_t size = size_of(call.dtype);
-  const bool gives = call.op != Op::barrier && (call.op != Op::broadcast || rank_ == call.peer);
-  const std::size_t in_bytes = (call.op == Op::all_gather ? own.size : call.count) * size;
+  const bool gives =
+      call.op != Op::barrier && !call.shared && (call.op != Op::broadcast || rank_ == call.peer);
+  const bool small_in = call.op == Op::all_gather && !call.in_place();
+  const std::size_t in_bytes = (small_in ? own_count(call, ranks_, rank_) : call.count) * size;
   if (quick(call)) {
     if (gives && in_bytes > 0) std::memcpy(mine.payload, call.in, in_bytes);
   } else {
@@ -65,11 +67,15 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
   compare_calls(
       ranks_, [this](int r) -> const Record& { return slot(r).header.record; }, sequence_,
       watch_->group());
-  if (quick(call)) {
+  const auto began = Watch::Clock::now();
+  if (call.shared) {
+    // Every rank has come here: that was all.
+  } else if (quick(call)) {
     small(call);
   } else if (!direct(call)) {
-    staged(call);
+    for_each_part(call, ranks_, rank_, [this](const Collective& part) { staged(part); });
   }
+  meter_->busy(Watch::Clock::now() - began);
   return true;
 }
 

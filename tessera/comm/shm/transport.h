@@ -54,6 +54,7 @@ class ShmTransport final : public Transport {
 
   void small(const Collective& call);
   bool direct(const Collective& call);
+  void direct_parts(const Collective& call, const std::vector<std::byte*>& in);
   std::byte* resolve(const Collective& call, int rank, Address Header::*which) const;
   std::vector<std::byte*> resolve_all(const Collective& call, Address Header::*which) const;
 

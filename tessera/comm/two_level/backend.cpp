@@ -50,7 +50,7 @@ class TwoLevelBackend final : public Backend {
                   mpi::make_backend(group_peers_, runtime_, lane,
                                     str(name_, "/lane ", layout_.local(own)), patient(options_)),
                   memories_, meter_, layout_, name_, own}),
-        name_, meter_);
+        name_);
   }
 
   int rank() const override { return far_->rank(); }

@@ -1,0 +1,88 @@
+// The public kernels: each calls the best instruction set that this processor has.
+#include <array>
+
+#include "tessera/kernels/sets.h"
+
+namespace tessera::kernels {
+namespace {
+
+struct Usable {
+  std::array<const KernelSet*, 3> sets{};
+  std::size_t count = 0;
+};
+
+Usable find_usable() {
+  Usable found;
+  found.sets[found.count++] = &baseline::set;
+#if defined(__x86_64__)
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (has_avx2) found.sets[found.count++] = &avx2::set;
+  if (has_avx512) found.sets[found.count++] = &avx512::set;
+#endif
+  return found;
+}
+
+const Usable& usable() {
+  static const Usable found = find_usable();
+  return found;
+}
+
+const KernelSet& best() { return *usable().sets[usable().count - 1]; }
+
+}  // namespace
+
+std::span<const KernelSet* const> usable_sets() { return {usable().sets.data(), usable().count}; }
+
+void adamw(const AdamW& how, const ParamSlice& slice, float* m, float* v) {
+  best().adamw(how, slice, m, v);
+}
+
+void sgd(const Sgd& how, const ParamSlice& slice, float* velocity) {
+  best().sgd(how, slice, velocity);
+}
+
+void round_to_bf16_stochastic(const float* from, std::uint16_t* to, std::size_t count,
+                              std::uint64_t begin, std::uint64_t stream, std::uint64_t seed,
+                              std::int64_t step) {
+  best().round_to_bf16_stochastic(from, to, count, begin, stream, seed, step);
+}
+
+double sum_of_squares(const void* x, Type type, std::size_t n) {
+  return best().sum_of_squares(x, type, n);
+}
+
+void gelu_forward(const Gelu& in, void* y) { best().gelu_forward(in, y); }
+
+void gelu_backward(const Gelu& in, const void* dy, void* dx, float* dbias) {
+  best().gelu_backward(in, dy, dx, dbias);
+}
+
+void layer_norm_forward(const LayerNorm& in, void* y, void* sum, float* mean, float* rstd) {
+  best().layer_norm_forward(in, y, sum, mean, rstd);
+}
+
+void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rstd, const void* dy,
+                         const void* dsum, void* dx, float* dweight, float* dbias) {
+  best().layer_norm_backward(in, mean, rstd, dy, dsum, dx, dweight, dbias);
+}
+
+void softmax_causal_forward(const CausalRows& in, void* scores, float* lse) {
+  best().softmax_causal_forward(in, scores, lse);
+}
+
+void softmax_causal_backward(const CausalRows& in, void* scores, void* dprobs, const float* lse) {
+  best().softmax_causal_backward(in, scores, dprobs, lse);
+}
+
+void cross_entropy_rows(void* logits, Type type, std::size_t rows, std::size_t cols,
+                        const std::int64_t* targets, float* losses) {
+  best().cross_entropy_rows(logits, type, rows, cols, targets, losses);
+}
+
+void widen(const std::uint16_t* from, float* to, std::size_t n) { best().widen(from, to, n); }
+void narrow(const float* from, std::uint16_t* to, std::size_t n) { best().narrow(from, to, n); }
+
+}  // namespace tessera::kernels

@@ -1,0 +1,298 @@
+// AdamW, SGD and stochastic rounding for one instruction set: see [Note: sets] in simd.h.
+//
+// [Note: groups] Elements are taken in groups of 128, counted from the beginning of the parameter.
+// All groups go through one loop that is never inlined; parts of a group at the ends of a slice are
+// copied to a whole one first. So the same instructions make every element, wherever slices end.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "tessera/core/philox.h"
+#include "tessera/kernels/optimizer.h"
+#include "tessera/kernels/simd.h"
+
+namespace tessera::kernels::TESSERA_KERNEL_SET {
+namespace {
+
+constexpr std::size_t group = 128;
+constexpr std::size_t noise_words = group / 2;
+
+// ---- noise ----
+
+// The upper and lower halves of a · b.
+TESSERA_INLINE void multiply(U a, std::uint32_t b, U& high, U& low) {
+#if defined(__aarch64__)
+  const auto even = (U)vmull_u32(vget_low_u32(a), vdup_n_u32(b));
+  const auto odd = (U)vmull_high_u32(a, vdupq_n_u32(b));
+  low = vuzp1q_u32(even, odd);
+  high = vuzp2q_u32(even, odd);
+#elif defined(__x86_64__)
+  const U factor = U{} + b;
+  const U64 shifted = (U64)a >> 32;
+#if TESSERA_KERNEL_BYTES == 64
+  const U64 even = (U64)_mm512_mul_epu32((__m512i)a, (__m512i)factor);
+  const U64 odd = (U64)_mm512_mul_epu32((__m512i)shifted, (__m512i)factor);
+#elif TESSERA_KERNEL_BYTES == 32
+  const U64 even = (U64)_mm256_mul_epu32((__m256i)a, (__m256i)factor);
+  const U64 odd = (U64)_mm256_mul_epu32((__m256i)shifted, (__m256i)factor);
+#else
+  const U64 even = (U64)_mm_mul_epu32((__m128i)a, (__m128i)factor);
+  const U64 odd = (U64)_mm_mul_epu32((__m128i)shifted, (__m128i)factor);
+#endif
+  low = (U)((even & 0xffffffffu) | (odd << 32));
+  high = (U)((even >> 32) | (odd & ~std::uint64_t{0xffffffffu}));
+#else
+  for (std::size_t i = 0; i < lanes; ++i) {
+    const std::uint64_t product = std::uint64_t{a[i]} * b;
+    low[i] = static_cast<std::uint32_t>(product);
+    high[i] = static_cast<std::uint32_t>(product >> 32);
+  }
+#endif
+}
+
+struct NoiseKey {
+  std::uint64_t seed = 0, stream = 0;
+  std::uint32_t step = 0;
+};
+
+// words[16w + j] = word w of block (step << 32) + 16 · number + j.
+TESSERA_INLINE void make_noise(const NoiseKey& key, std::uint32_t number, std::uint32_t* words) {
+  static_assert(16 % lanes == 0);
+  constexpr std::size_t blocks = 16 / lanes;  // side by side: each is one long chain
+  std::uint32_t counters[16];
+  for (std::uint32_t j = 0; j < 16; ++j) counters[j] = 16 * number + j;
+  U c0[blocks], c1[blocks], c2[blocks], c3[blocks];
+  _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
+    c0[k] = read<U>(counters + k * lanes);
+    c1[k] = U{} + key.step;
+    c2[k] = U{} + static_cast<std::uint32_t>(key.stream);
+    c3[k] = U{} + static_cast<std::uint32_t>(key.stream >> 32);
+  }
+  auto k0 = static_cast<std::uint32_t>(key.seed);
+  auto k1 = static_cast<std::uint32_t>(key.seed >> 32);
+  for (int round = 0; round < philox::rounds; ++round) {
+    _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
+      U a_high, a_low, b_high, b_low;
+      multiply(c0[k], philox::multiplier[0], a_high, a_low);
+      multiply(c2[k], philox::multiplier[1], b_high, b_low);
+      c0[k] = b_high ^ c1[k] ^ k0;
+      c1[k] = b_low;
+      c2[k] = a_high ^ c3[k] ^ k1;
+      c3[k] = a_low;
+    }
+    k0 += philox::weyl[0];
+    k1 += philox::weyl[1];
+  }
+  _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
+    write(words + k * lanes, c0[k]);
+    write(words + 16 + k * lanes, c1[k]);
+    write(words + 32 + k * lanes, c2[k]);
+    write(words + 48 + k * lanes, c3[k]);
+  }
+}
+
+TESSERA_INLINE U noise_at(const std::uint32_t* words, std::size_t i) {
+  return i < noise_words ? read<U>(words + i) & 0xffffu : read<U>(words + i - noise_words) >> 16;
+}
+
+TESSERA_INLINE void store_noisy(std::uint16_t* to, F value, U noise) {
+  store_upper_half(to, if_nan(value, (U)value + noise));
+}
+
+// ---- groups ----
+
+// Pointers that advance together.
+template <class G, class P>
+struct Streams {
+  const G* grad;
+  float* a;  // first state: m, velocity
+  float* b;  // second state: v
+  float* master;
+  P* param;
+  TESSERA_INLINE void advance(Streams& s, std::size_t n) {
+    s.grad += n;
+    if (s.a != nullptr) s.a += n;
+    if (s.b != nullptr) s.b += n;
+    if (s.master != nullptr) s.master += n;
+    s.param += n;
+  }
+};
+
+// Rule::update(scalars, gradient, value, a, b) -> new value; a and b are changed in place.
+template <class Rule, class G, class P, bool has_master>
+struct Loop {
+  static constexpr bool noisy = !has_master && std::is_same_v<P, std::uint16_t>;
+  using S = Streams<G, P>;
+
+  // See [Note: groups].
+  __attribute__((noinline)) static void whole(const Rule& rule, S s, std::size_t groups,
+                                              const NoiseKey& key, std::uint64_t number) {
+    const Rule r = rule;
+    for (std::size_t g = 0; g < groups; ++g) {
+      std::uint32_t words[noisy ? noise_words : 1];
+      if constexpr (noisy) make_noise(key, static_cast<std::uint32_t>(number + g), words);
+      // Vectors side by side, as in each_vector.
+      for (std::size_t i = 0; i < group; i += ahead * lanes) {
+        F a[ahead] = {}, b[ahead] = {}, value[ahead], grad[ahead];
+        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+          const std::size_t at = i + k * lanes;
+          if constexpr (Rule::states > 0) a[k] = load(s.a + at);
+          if constexpr (Rule::states > 1) b[k] = load(s.b + at);
+          if constexpr (has_master) {
+            value[k] = load(s.master + at);
+          } else {
+            value[k] = load(s.param + at);
+          }
+          grad[k] = load(s.grad + at);
+        }
+        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+          value[k] = r.update(grad[k], value[k], a[k], b[k]);
+        }
+        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+          const std::size_t at = i + k * lanes;
+          if constexpr (Rule::states > 0) store(s.a + at, a[k]);
+          if constexpr (Rule::states > 1) store(s.b + at, b[k]);
+          if constexpr (has_master) store(s.master + at, value[k]);
+          if constexpr (noisy) {
+            store_noisy(s.param + at, value[k], noise_at(words, at));
+          } else {
+            store(s.param + at, value[k]);
+          }
+        }
+      }
+      S::advance(s, group);
+    }
+  }
+
+  // Elements [skip, skip + n) of group `number`, where n < group.
+  static void part(const Rule& rule, const S& s, std::size_t skip, std::size_t n,
+                   const NoiseKey& key, std::uint64_t number) {
+    G grad[group] = {};
+    float a[group] = {}, b[group] = {}, master[group] = {};
+    P param[group] = {};
+    std::memcpy(grad + skip, s.grad, n * sizeof(G));
+    if (Rule::states > 0) std::memcpy(a + skip, s.a, n * sizeof(float));
+    if (Rule::states > 1) std::memcpy(b + skip, s.b, n * sizeof(float));
+    if (has_master) std::memcpy(master + skip, s.master, n * sizeof(float));
+    std::memcpy(param + skip, s.param, n * sizeof(P));
+    whole(rule, {grad, a, b, master, param}, 1, key, number);
+    if (Rule::states > 0) std::memcpy(s.a, a + skip, n * sizeof(float));
+    if (Rule::states > 1) std::memcpy(s.b, b + skip, n * sizeof(float));
+    if (has_master) std::memcpy(s.master, master + skip, n * sizeof(float));
+    std::memcpy(s.param, param + skip, n * sizeof(P));
+  }
+
+  static void run(const Rule& rule, S s, std::size_t n, const NoiseKey& key, std::uint64_t begin) {
+    std::uint64_t number = begin / group;
+    if (const std::size_t skip = begin % group; skip != 0 && n > 0) {
+      const std::size_t head = n < group - skip ? n : group - skip;
+      part(rule, s, skip, head, key, number++);
+      S::advance(s, head);
+      n -= head;
+    }
+    const std::size_t groups = n / group;
+    if (groups > 0) whole(rule, s, groups, key, number);
+    S::advance(s, groups * group);
+    if (n % group != 0) part(rule, s, 0, n % group, key, number + groups);
+  }
+};
+
+template <class Rule>
+void run(const Rule& rule, const ParamSlice& slice, std::int64_t step, float* a, float* b) {
+  const NoiseKey key{slice.seed, slice.stream, static_cast<std::uint32_t>(step)};
+  with_type(slice.grad_type, [&](auto* g) {
+    with_type(slice.param_type, [&](auto* p) {
+      using G = std::remove_pointer_t<decltype(g)>;
+      using P = std::remove_pointer_t<decltype(p)>;
+      const Streams<G, P> s{static_cast<const G*>(slice.grad), a, b, slice.master,
+                            static_cast<P*>(slice.param)};
+      // Only noise cares where a group begins; without it, whole groups start at once.
+      const std::uint64_t begin =
+          slice.master == nullptr && slice.param_type == Type::bf16 ? slice.begin : 0;
+      if (slice.master != nullptr) {
+        Loop<Rule, G, P, true>::run(rule, s, slice.count, key, begin);
+      } else {
+        Loop<Rule, G, P, false>::run(rule, s, slice.count, key, begin);
+      }
+    });
+  });
+}
+
+// ---- rules ----
+
+struct AdamWRule {
+  static constexpr int states = 2;
+  float grad_scale, decay, keep1, take1, keep2, take2, root_correction, eps, step_size;
+
+  explicit AdamWRule(const AdamW& how) {
+    const auto step = static_cast<double>(how.step);
+    grad_scale = static_cast<float>(how.grad_scale);
+    decay = static_cast<float>(1 - how.lr * how.weight_decay);
+    keep1 = static_cast<float>(how.beta1);
+    take1 = static_cast<float>(1 - how.beta1);
+    keep2 = static_cast<float>(how.beta2);
+    take2 = static_cast<float>(1 - how.beta2);
+    root_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(how.beta2, step)));
+    eps = static_cast<float>(how.eps);
+    step_size = static_cast<float>(-how.lr / (1 - std::pow(how.beta1, step)));
+  }
+  inline __attribute__((always_inline)) F update(F g, F value, F& m, F& v) const {
+    g *= grad_scale;
+    m = fma(g, splat(take1), m * keep1);
+    v = fma(g * g, splat(take2), v * keep2);
+    const F denominator = fma(sqrt(v), root_correction, eps);
+    return fma(m * step_size, reciprocal(denominator), value * decay);
+  }
+};
+
+template <bool has_momentum, bool nesterov>
+struct SgdRule {
+  static constexpr int states = has_momentum ? 1 : 0;
+  float grad_scale, weight_decay, momentum, lr;
+
+  explicit SgdRule(const Sgd& how)
+      : grad_scale(static_cast<float>(how.grad_scale)),
+        weight_decay(static_cast<float>(how.weight_decay)),
+        momentum(static_cast<float>(how.momentum)),
+        lr(static_cast<float>(-how.lr)) {}
+  inline __attribute__((always_inline)) F update(F g, F value, F& u, F&) const {
+    g = fma(value, weight_decay, g * grad_scale);
+    if constexpr (has_momentum) {
+      u = fma(u, momentum, g);
+      g = nesterov ? fma(u, momentum, g) : u;
+    }
+    return fma(g, lr, value);
+  }
+};
+
+// The gradient is the new value.
+struct RoundRule {
+  static constexpr int states = 0;
+  inline __attribute__((always_inline)) F update(F g, F, F&, F&) const { return g; }
+};
+
+void adamw(const AdamW& how, const ParamSlice& slice, float* m, float* v) {
+  run(AdamWRule(how), slice, how.step, m, v);
+}
+
+void sgd(const Sgd& how, const ParamSlice& slice, float* velocity) {
+  if (how.momentum == 0) {
+    run(SgdRule<false, false>(how), slice, how.step, nullptr, nullptr);
+  } else if (how.nesterov) {
+    run(SgdRule<true, true>(how), slice, how.step, velocity, nullptr);
+  } else {
+    run(SgdRule<true, false>(how), slice, how.step, velocity, nullptr);
+  }
+}
+
+void round_to_bf16_stochastic(const float* from, std::uint16_t* to, std::size_t count,
+                              std::uint64_t begin, std::uint64_t stream, std::uint64_t seed,
+                              std::int64_t step) {
+  Loop<RoundRule, float, std::uint16_t, false>::run(
+      RoundRule{}, {from, nullptr, nullptr, nullptr, to}, count,
+      NoiseKey{seed, stream, static_cast<std::uint32_t>(step)}, begin);
+}
+
+}  // namespace
+}  // namespace tessera::kernels::TESSERA_KERNEL_SET

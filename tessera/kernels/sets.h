@@ -1,0 +1,43 @@
+// The kernels once per instruction set. Internal, except that tests run them all.
+#pragma once
+
+#include <span>
+
+#include "tessera/kernels/layers.h"
+#include "tessera/kernels/norm.h"
+#include "tessera/kernels/optimizer.h"
+
+namespace tessera::kernels {
+
+// One instruction set: every public kernel under its name. See simd.h for how they are compiled.
+struct KernelSet {
+  const char* name;
+  decltype(&kernels::adamw) adamw;
+  decltype(&kernels::sgd) sgd;
+  decltype(&kernels::round_to_bf16_stochastic) round_to_bf16_stochastic;
+  decltype(&kernels::sum_of_squares) sum_of_squares;
+  decltype(&kernels::gelu_forward) gelu_forward;
+  decltype(&kernels::gelu_backward) gelu_backward;
+  decltype(&kernels::layer_norm_forward) layer_norm_forward;
+  decltype(&kernels::layer_norm_backward) layer_norm_backward;
+  decltype(&kernels::softmax_causal_forward) softmax_causal_forward;
+  decltype(&kernels::softmax_causal_backward) softmax_causal_backward;
+  decltype(&kernels::cross_entropy_rows) cross_entropy_rows;
+  decltype(&kernels::widen) widen;
+  decltype(&kernels::narrow) narrow;
+};
+
+namespace baseline {  // what every processor of the architecture has: SSE2, NEON
+extern const KernelSet set;
+}
+namespace avx2 {  // with FMA
+extern const KernelSet set;
+}
+namespace avx512 {  // F, BW, DQ, VL
+extern const KernelSet set;
+}
+
+// Those that this processor can run, the best last.
+std::span<const KernelSet* const> usable_sets();
+
+}  // namespace tessera::kernels

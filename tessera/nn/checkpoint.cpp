@@ -1,0 +1,176 @@
+#include "tessera/nn/checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/recorder.h"
+
+namespace tessera::nn {
+namespace {
+
+// Where this thread is inside the backward of checkpointed segments.
+struct Where {
+  int depth = 0;
+  const void* segment = nullptr;
+};
+thread_local Where where;
+
+// The state of the generators that a function of these tensors may draw from.
+class RandomState {
+ public:
+  explicit RandomState(at::TensorList tensors) {
+    generators_.push_back(at::detail::getDefaultCPUGenerator());
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.defined() || !tensor.is_cuda()) continue;
+      const at::Generator& generator = at::globalContext().defaultGenerator(tensor.device());
+      if (generator != generators_.back()) generators_.push_back(generator);
+    }
+    for (at::Generator& generator : generators_) {
+      std::lock_guard lock(generator.mutex());
+      states_.push_back(generator.get_state());
+    }
+  }
+
+  void restore() {
+    for (std::size_t i = 0; i < generators_.size(); ++i) {
+      std::lock_guard lock(generators_[i].mutex());
+      generators_[i].set_state(states_[i]);
+    }
+  }
+
+ private:
+  std::vector<at::Generator> generators_;
+  std::vector<at::Tensor> states_;
+};
+
+// One checkpointed call between forward and backward.
+struct Segment : torch::CustomClassHolder {
+  TensorFunction f;
+  const void* name = nullptr;
+  std::optional<Recorder> recorder;
+  std::optional<RandomState> random;
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
+    if (!recorder) return f(std::move(inputs));
+    std::vector<at::Tensor> outputs;
+    recorder->run([&] { outputs = f(std::move(inputs)); });
+    return outputs;
+  }
+};
+
+struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                c10::intrusive_ptr<Segment> segment,
+                                                const at::Tensor& /*wants_grad*/,
+                                                at::TensorList inputs) {
+    segment->random.emplace(inputs);
+    std::vector<at::Tensor> outputs = segment->run(inputs.vec());
+    context->save_for_backward(inputs.vec());
+    context->saved_data["segment"] = c10::IValue::make_capsule(segment);
+    context->set_materialize_grads(false);
+    return outputs;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    auto capsule = context->saved_data["segment"].toCapsule();
+    auto* segment = static_cast<Segment*>(capsule.get());
+    if (!segment->random) {
+      throw UsageError(
+          "a checkpointed segment was run backward twice; it keeps what it needs for "
+          "one backward only");
+    }
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor& saved : context->get_saved_variables()) {
+      if (!saved.defined()) {
+        inputs.emplace_back();
+        continue;
+      }
+      inputs.push_back(saved.detach().set_requires_grad(saved.requires_grad()));
+    }
+    std::vector<at::Tensor> outputs;
+    RandomState now(inputs);
+    segment->random->restore();
+    segment->random.reset();
+    {
+      const at::AutoGradMode with_grad(true);
+      if (segment->recorder) segment->recorder->replay();
+      outputs = segment->run(inputs);
+      segment->recorder.reset();
+    }
+    now.restore();
+    torch::autograd::variable_list roots, root_grads;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (!outputs[i].defined() || !outputs[i].requires_grad() || !grads[i].defined()) continue;
+      roots.push_back(std::move(outputs[i]));
+      root_grads.push_back(grads[i]);
+    }
+    outputs.clear();
+    grads.clear();
+    if (!roots.empty()) {
+      const Where outer = std::exchange(where, Where{where.depth + 1, segment->name});
+      struct Restore {
+        Where outer;
+        ~Restore() { where = outer; }
+      } restore{outer};
+      torch::autograd::backward(roots, root_grads);
+    }
+    // For the segment itself, the tensor that wants a gradient, and the inputs.
+    torch::autograd::variable_list result(2);
+    for (const at::Tensor& input : inputs) {
+      result.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
+    }
+    return result;
+  }
+};
+
+}  // namespace
+
+Checkpointing parse_checkpointing(std::string_view text) {
+  if (text == "none") return Checkpointing::none;
+  if (text == "selective") return Checkpointing::selective;
+  if (text == "full") return Checkpointing::full;
+  throw UsageError(str("activation checkpointing ", quote(text), " is unknown",
+                       did_you_mean(text, {"none", "selective", "full"}),
+                       "; there are none, selective (matrix products are kept) and full"));
+}
+
+std::string_view name(Checkpointing mode) {
+  switch (mode) {
+    case Checkpointing::none: return "none";
+    case Checkpointing::selective: return "selective";
+    case Checkpointing::full: return "full";
+  }
+  return "?";
+}
+
+std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
+                                           std::vector<at::Tensor> inputs, const void* segment) {
+  if (mode == Checkpointing::none || !at::GradMode::is_enabled()) return f(std::move(inputs));
+  auto state = c10::make_intrusive<Segment>();
+  state->f = std::move(f);
+  state->name = segment;
+  if (mode == Checkpointing::selective) state->recorder.emplace();
+  // The parameters inside f are no arguments: without this, an f of inputs that need no gradient
+  // would seem to need none itself.
+  const at::Tensor wants_grad = at::empty({0}, at::requires_grad());
+  return CheckpointFunction::apply(state, wants_grad, at::TensorList(inputs));
+}
+
+int recompute_depth() { return where.depth; }
+const void* recompute_segment() { return where.segment; }
+
+std::vector<at::Tensor> keep_in_selective(const std::function<std::vector<at::Tensor>()>& compute) {
+  Recorder* recorder = Recorder::current();
+  return recorder == nullptr ? compute() : recorder->results(compute);
+}
+
+}  // namespace tessera::nn

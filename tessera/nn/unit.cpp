@@ -1,0 +1,157 @@
+#include "tessera/nn/unit.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <unordered_set>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::nn {
+namespace {
+
+struct Held : torch::CustomClassHolder {
+  explicit Held(std::shared_ptr<UnitObserver> o) : observer(std::move(o)) {}
+  std::shared_ptr<UnitObserver> observer;
+};
+
+// All watched tensors go through one node, so that its backward runs once: for outputs before
+// anything inside the unit, for inputs after everything that leads to them.
+template <void (UnitObserver::*Tell)()>
+struct Watch : torch::autograd::Function<Watch<Tell>> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const std::shared_ptr<UnitObserver>& observer,
+                                                at::TensorList tensors) {
+    context->saved_data["observer"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Held>(observer));
+    context->set_materialize_grads(false);
+    // detach() rather than the tensor itself: the result is no view for autograd, so the unit may
+    // change it in place, and changes still show in the version that autograd checks.
+    torch::autograd::variable_list same;
+    for (const at::Tensor& tensor : tensors) same.push_back(tensor.detach());
+    return same;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    auto capsule = context->saved_data["observer"].toCapsule();
+    (static_cast<Held*>(capsule.get())->observer.get()->*Tell)();
+    grads.insert(grads.begin(), at::Tensor());  // for the observer
+    return grads;
+  }
+};
+
+template <void (UnitObserver::*Tell)()>
+std::vector<at::Tensor> watch(const std::shared_ptr<UnitObserver>& observer,
+                              std::vector<at::Tensor> tensors) {
+  if (!at::GradMode::is_enabled()) return tensors;
+  std::vector<at::Tensor> watched;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.requires_grad()) watched.push_back(tensor);
+  }
+  if (watched.empty()) return tensors;
+  std::vector<at::Tensor> same = Watch<Tell>::apply(observer, at::TensorList(watched));
+  std::size_t next = 0;
+  for (at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.requires_grad()) tensor = same[next++];
+  }
+  return tensors;
+}
+
+// Stands in a Sequential for one of its children, which stays registered under its own name.
+class SequentialChildImpl : public torch::nn::Module, public UnitBase {
+ public:
+  explicit SequentialChildImpl(torch::nn::AnyModule child) : child_(std::move(child)) {}
+  torch::nn::Module* child() const { return child_.ptr().get(); }
+
+  at::Tensor forward(at::Tensor x) {
+    return run([child = child_](at::Tensor in) mutable { return child.forward<at::Tensor>(in); },
+               std::move(x));
+  }
+
+ private:
+  torch::nn::AnyModule child_;
+};
+
+bool is_unit(const torch::nn::Module& module) {
+  return dynamic_cast<const UnitBase*>(&module) != nullptr;
+}
+
+class Finder {
+ public:
+  std::vector<FoundUnit> units;
+
+  void visit(torch::nn::Module& module, const std::string& prefix, bool inside) {
+    if (!seen_.insert(&module).second) return;
+    auto* sequential = inside ? nullptr : dynamic_cast<torch::nn::SequentialImpl*>(&module);
+    auto slot = sequential == nullptr ? torch::nn::SequentialImpl::Iterator() : sequential->begin();
+    for (const auto& child : module.named_children()) {
+      const std::string name = prefix.empty() ? child.key() : prefix + "." + child.key();
+      torch::nn::Module& value = *child.value();
+      bool unit = false;
+      if (auto* declared = dynamic_cast<UnitBase*>(&value)) {
+        units.push_back({name, &value, declared});
+        unit = true;
+      } else if (sequential != nullptr && slot->ptr() == child.value() &&
+                 is_sequential_unit(value)) {
+        auto stand_in = std::make_shared<SequentialChildImpl>(*slot);
+        units.push_back({name, &value, stand_in.get()});
+        *slot = torch::nn::AnyModule(stand_in);
+        unit = true;
+      } else if (sequential != nullptr) {
+        // A model that was searched before.
+        auto earlier = std::dynamic_pointer_cast<SequentialChildImpl>(slot->ptr());
+        if (earlier != nullptr && earlier->child() == &value) {
+          units.push_back({name, &value, earlier.get()});
+          unit = true;
+        }
+      }
+      if (sequential != nullptr) ++slot;
+      visit(value, name, inside || unit);
+    }
+  }
+
+ private:
+  // A child that is a Sequential, or holds units, is searched for smaller ones instead.
+  static bool is_sequential_unit(torch::nn::Module& child) {
+    if (child.parameters().empty() || dynamic_cast<torch::nn::SequentialImpl*>(&child))
+      return false;
+    for (const auto& module : child.modules(/*include_self=*/false)) {
+      if (is_unit(*module)) return false;
+    }
+    return true;
+  }
+
+  std::unordered_set<const torch::nn::Module*> seen_;
+};
+
+}  // namespace
+
+std::vector<at::Tensor> watch_inputs(const std::shared_ptr<UnitObserver>& observer,
+                                     std::vector<at::Tensor> tensors) {
+  return watch<&UnitObserver::leave_backward>(observer, std::move(tensors));
+}
+std::vector<at::Tensor> watch_outputs(const std::shared_ptr<UnitObserver>& observer,
+                                      std::vector<at::Tensor> tensors) {
+  return watch<&UnitObserver::enter_backward>(observer, std::move(tensors));
+}
+
+std::vector<FoundUnit> find_units(torch::nn::Module& model) {
+  Finder finder;
+  finder.visit(model, "", false);
+  return std::move(finder.units);
+}
+
+void set_checkpointing(torch::nn::Module& model, Checkpointing mode) {
+  const std::vector<FoundUnit> units = find_units(model);
+  if (units.empty() && mode != Checkpointing::none) {
+    throw UsageError(
+        str("activation checkpointing ", name(mode),
+            " recomputes unit by unit, but this model has no units; hold its blocks in "
+            "nn::Unit<Block>, or put them into a Sequential"));
+  }
+  for (const FoundUnit& unit : units) unit.unit->set_checkpointing(mode);
+}
+
+}  // namespace tessera::nn

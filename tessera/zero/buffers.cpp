@@ -1,0 +1,42 @@
+#include "tessera/zero/buffers.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+namespace tessera::zero {
+
+bool Buffers::shares() const {
+  const std::string kind = group_.backend();
+  return group_.size() > 1 && (kind == "shm" || kind == "dry");
+}
+
+Buffer Buffers::own(std::int64_t count, at::TensorOptions options, MemoryCategory category) const {
+  const memory::OwnerScope owner(ledger_);
+  const memory::CategoryScope scope(category);
+  return {at::zeros({count}, options), nullptr};
+}
+
+Buffer Buffers::exposed(std::int64_t count, at::TensorOptions options,
+                        MemoryCategory category) const {
+  if (!shares() || !options.device().is_cpu()) return own(count, options, category);
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  const auto bytes = count * static_cast<std::int64_t>(c10::elementSize(dtype));
+  auto charge = std::make_shared<memory::Charge>(ledger_, category, bytes);
+  return {group_.symmetric({count}, dtype).local(), std::move(charge)};
+}
+
+Buffer Buffers::common(std::int64_t count, at::TensorOptions options,
+                       MemoryCategory category) const {
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  const std::int64_t part = (count + group_.size() - 1) / group_.size();
+  auto charge = std::make_shared<memory::Charge>(
+      ledger_, category, part * static_cast<std::int64_t>(c10::elementSize(dtype)));
+  // The parts of the ranks lie side by side: together they are the one buffer.
+  auto memory = group_.symmetric({part}, dtype).memory();
+  void* const base = memory->part(0);
+  return {at::from_blob(
+              base, {count}, [memory](void*) {}, at::dtype(dtype)),
+          std::move(charge)};
+}
+
+}  // namespace tessera::zero

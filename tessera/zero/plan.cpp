@@ -1,0 +1,226 @@
+#include "tessera/zero/plan.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <unordered_map>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::zero {
+namespace {
+
+std::int64_t chunk_of(std::int64_t numel, int ranks) {
+  const std::int64_t chunk = (numel + ranks - 1) / ranks;
+  return (chunk + kChunkAlign - 1) / kChunkAlign * kChunkAlign;
+}
+
+// Which unit a parameter belongs to: the innermost that holds all its uses. Units are found outside
+// in, so a parameter's chain of units only grows while its owner is searched.
+class Owners {
+ public:
+  Owners(torch::nn::Module& model, const std::vector<nn::FoundUnit>& units) {
+    std::unordered_map<const torch::nn::Module*, int> unit_of_module;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      unit_of_module[units[i].module] = static_cast<int>(i) + 1;
+    }
+    walk(model, {0}, unit_of_module);
+  }
+  int of(const at::Tensor& param) const { return chains_.at(param.unsafeGetTensorImpl()).back(); }
+
+ private:
+  using Chain = std::vector<int>;
+
+  void walk(const torch::nn::Module& module, Chain chain,
+            const std::unordered_map<const torch::nn::Module*, int>& unit_of_module) {
+    if (const auto found = unit_of_module.find(&module); found != unit_of_module.end()) {
+      chain.push_back(found->second);
+    }
+    for (const auto& param : module.named_parameters(/*recurse=*/false)) {
+      const auto [entry, fresh] = chains_.try_emplace(param.value().unsafeGetTensorImpl(), chain);
+      if (fresh) continue;
+      Chain& known = entry->second;  // keep what both have in common: it starts with the root
+      const auto end = std::mismatch(known.begin(), known.end(), chain.begin(), chain.end()).first;
+      known.erase(end, known.end());
+    }
+    for (const auto& child : module.children()) walk(*child, chain, unit_of_module);
+  }
+
+  std::unordered_map<const c10::TensorImpl*, Chain> chains_;
+};
+
+// What the layout makes of a parameter's type: fp32 ones become the layout's, others stay.
+at::ScalarType stored_as(const at::Tensor& param, const StateLayout& layout,
+                         const ParamPolicy& policy) {
+  const bool cast = param.scalar_type() == at::kFloat && layout.param == 2 && !policy.keep_fp32;
+  return cast ? at::kBFloat16 : param.scalar_type();
+}
+
+Space space_for(const at::Tensor& param, const StateLayout& layout, const ParamPolicy& policy) {
+  Space space;
+  space.dtype = stored_as(param, layout, policy);
+  space.device = param.device();
+  space.trainable = param.requires_grad();
+  const bool narrow = c10::elementSize(space.dtype) < 4;
+  space.grad_dtype = narrow && layout.grad == 4 ? at::kFloat : space.dtype;
+  // A model in 16 bits under the layout fp32 still trains on a master copy.
+  space.master = narrow && (layout.param == 4 || layout.master == 4);
+  return space;
+}
+
+Range make_range(const Plan& plan, int space, std::vector<int> params, std::string label) {
+  Range range;
+  range.space = space;
+  range.label = std::move(label);
+  range.params = std::move(params);
+  auto parts = std::make_shared<std::vector<std::size_t>>();
+  for (const int index : range.params) {
+    const Param& param = plan.params[static_cast<std::size_t>(index)];
+    parts->push_back(static_cast<std::size_t>(param.chunk * plan.ranks));
+  }
+  const Param& first = plan.params[static_cast<std::size_t>(range.params.front())];
+  const Param& last = plan.params[static_cast<std::size_t>(range.params.back())];
+  range.begin = first.offset;
+  range.end = last.offset + last.chunk * plan.ranks;
+  range.parts = std::move(parts);
+  return range;
+}
+
+void add_units(Plan& plan, const std::vector<nn::FoundUnit>& found) {
+  plan.units.resize(found.size() + 1);
+  plan.units[0].name = "root";
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    plan.units[i + 1].name = found[i].name;
+    plan.units[i + 1].hook = found[i].unit;
+  }
+  for (std::size_t i = 0; i < plan.params.size(); ++i) {
+    plan.units[static_cast<std::size_t>(plan.params[i].unit)].params.push_back(static_cast<int>(i));
+  }
+}
+
+// Lays the parameters of each space side by side, unit after unit.
+void place(Plan& plan) {
+  for (UnitPlan& unit : plan.units) {
+    std::map<int, std::vector<int>> by_space;
+    for (const int index : unit.params) {
+      Param& param = plan.params[static_cast<std::size_t>(index)];
+      Space& space = plan.spaces[static_cast<std::size_t>(param.space)];
+      param.offset = space.size;
+      space.size += param.chunk * plan.ranks;
+      space.params.push_back(index);
+      by_space[param.space].push_back(index);
+    }
+    for (auto& [space, params] : by_space) {
+      unit.ranges.push_back(make_range(plan, space, std::move(params), unit.name));
+    }
+  }
+}
+
+// Gradients come in reverse order, roughly. A bucket is closed when it is large enough; they are
+// started in the order in which their last gradients are expected.
+void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
+  for (std::size_t s = 0; s < plan.spaces.size(); ++s) {
+    const Space& space = plan.spaces[s];
+    if (!space.trainable) continue;
+    const auto size = static_cast<std::int64_t>(c10::elementSize(space.grad_dtype));
+    std::vector<int> params;
+    std::int64_t bytes = 0;
+    const auto close = [&] {
+      if (params.empty()) return;
+      std::reverse(params.begin(), params.end());
+      const std::string label = plan.params[static_cast<std::size_t>(params.front())].name;
+      Range range = make_range(plan, static_cast<int>(s), std::exchange(params, {}), label);
+      plan.buckets.push_back({std::move(range), std::exchange(bytes, 0)});
+    };
+    for (auto at = space.params.rbegin(); at != space.params.rend(); ++at) {
+      const Param& param = plan.params[static_cast<std::size_t>(*at)];
+      params.push_back(*at);
+      bytes += param.chunk * plan.ranks * size;
+      if (bytes >= bucket_bytes) close();
+    }
+    close();
+  }
+  // Within a space they are in order already; between spaces, by the place of their first unit.
+  const auto first_unit = [&](const Bucket& bucket) {
+    return plan.params[static_cast<std::size_t>(bucket.range.params.front())].unit;
+  };
+  std::stable_sort(plan.buckets.begin(), plan.buckets.end(),
+                   [&](const Bucket& a, const Bucket& b) { return first_unit(a) > first_unit(b); });
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    for (const int index : plan.buckets[b].range.params) {
+      plan.params[static_cast<std::size_t>(index)].bucket = static_cast<int>(b);
+    }
+  }
+}
+
+}  // namespace
+
+std::string Space::describe() const {
+  return str(trainable ? "" : "frozen ", c10::toString(dtype), " on ", device.str());
+}
+
+std::int64_t Plan::traveling_bytes(bool grads) const {
+  std::int64_t bytes = 0;
+  for (const Space& space : spaces) {
+    if (grads && !space.trainable) continue;
+    bytes += space.size *
+             static_cast<std::int64_t>(c10::elementSize(grads ? space.grad_dtype : space.dtype));
+  }
+  return bytes;
+}
+
+Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
+  Plan plan;
+  plan.ranks = ranks;
+  const std::vector<nn::FoundUnit> found = nn::find_units(model);
+  const Owners owners(model, found);
+  std::unordered_map<const c10::TensorImpl*, bool> seen;
+  std::map<std::tuple<at::ScalarType, at::ScalarType, bool, bool, std::string>, int> spaces;
+  for (const auto& entry : model.named_parameters()) {
+    const at::Tensor& tensor = entry.value();
+    if (!tensor.defined() || std::exchange(seen[tensor.unsafeGetTensorImpl()], true)) continue;
+    if (!at::isFloatingType(tensor.scalar_type()) || tensor.layout() != at::kStrided) {
+      throw UsageError(str("parameter ", quote(entry.key()), " is ",
+                           c10::toString(tensor.scalar_type()), " ", tensor.layout(),
+                           "; the engine trains dense floating-point parameters. Register it as a "
+                           "buffer instead"));
+    }
+    Param param;
+    param.name = entry.key();
+    param.tensor = tensor;
+    param.policy = options.policy(param.name, tensor);
+    param.numel = tensor.numel();
+    param.sizes = tensor.sizes().vec();
+    param.strides = tensor.is_non_overlapping_and_dense()
+                        ? tensor.strides().vec()
+                        : at::empty(tensor.sizes(), at::device(at::kMeta)).strides().vec();
+    param.chunk = chunk_of(param.numel, ranks);
+    param.unit = owners.of(tensor);
+    const Space space = space_for(tensor, options.layout, param.policy);
+    const auto key = std::make_tuple(space.dtype, space.grad_dtype, space.trainable, space.master,
+                                     space.device.str());
+    const auto [at, fresh] = spaces.try_emplace(key, static_cast<int>(plan.spaces.size()));
+    if (fresh) plan.spaces.push_back(space);
+    param.space = at->second;
+    plan.params.push_back(std::move(param));
+  }
+  if (plan.params.empty()) {
+    throw UsageError("the model has no parameters; there is nothing to train");
+  }
+  add_units(plan, found);
+  place(plan);
+  fill_buckets(plan, options.bucket_bytes);
+  return plan;
+}
+
+at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base) {
+  return flat.as_strided(param.sizes, param.strides, flat.storage_offset() + param.offset - base);
+}
+
+Slice slice_of(const Param& param, int rank) {
+  const std::int64_t begin = std::min(param.numel, param.chunk * rank);
+  return {begin, std::min(param.chunk, param.numel - begin)};
+}
+
+}  // namespace tessera::zero

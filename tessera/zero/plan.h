@@ -1,0 +1,97 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/unit.h"
+#include "tessera/zero/options.h"
+
+namespace tessera::zero {
+
+using Parts = std::shared_ptr<const std::vector<std::size_t>>;
+
+// [Note: chunks] Each parameter alone is cut into N chunks of equal length, rounded up to
+// kChunkAlign elements; rank r owns chunk r. So what a rank owns depends on neither stage nor
+// buckets nor units, and sums over chunks (the norm) come out the same for all of them. In a flat
+// buffer a parameter takes N chunks, of which its elements are the first ones; in a shard, one.
+inline constexpr std::int64_t kChunkAlign = 16;
+
+// A parameter, once, however many names it has.
+struct Param {
+  std::string name;
+  at::Tensor tensor;  // the module's own
+  ParamPolicy policy;
+  std::int64_t numel = 0;
+  std::vector<std::int64_t> sizes, strides;  // as the model sees it; dense
+  std::int64_t chunk = 0;                    // elements that each rank owns
+  int space = 0;
+  int unit = 0;
+  std::int64_t offset = 0;  // of its first chunk in the space's flat buffer; a shard has it at
+                            // offset / N
+  int bucket = -1;          // where its gradient travels; -1 if it is frozen
+};
+
+// Parameters that can travel together: of one type, and with or without a gradient.
+struct Space {
+  at::ScalarType dtype = at::kFloat;
+  at::ScalarType grad_dtype = at::kFloat;
+  c10::Device device{c10::kCPU};
+  bool trainable = true;
+  bool master = false;      // the optimizer updates an fp32 copy
+  std::int64_t size = 0;    // elements of a flat buffer, padding included
+  std::vector<int> params;  // in the order of their offsets
+
+  std::string describe() const;
+};
+
+// A stretch of a space, of whole parameters.
+struct Range {
+  int space = 0;
+  std::int64_t begin = 0, end = 0;
+  std::vector<int> params;
+  Parts parts;        // elements of each parameter, padding included
+  std::string label;  // in messages
+};
+
+// What is gathered together. Unit 0 is the root: all parameters that no declared unit has.
+struct UnitPlan {
+  std::string name;
+  nn::UnitBase* hook = nullptr;  // null for the root
+  std::vector<Range> ranges;     // one per space it has parameters in
+  std::vector<int> params;
+};
+
+// What one collective carries in backward, in the order in which all ranks start them.
+struct Bucket {
+  Range range;
+  std::int64_t bytes = 0;
+};
+
+// Where everything goes: a pure function of the model, the options and the number of ranks, so that
+// all ranks have the same.
+struct Plan {
+  int ranks = 1;
+  std::vector<Param> params;  // in declaration order
+  std::vector<Space> spaces;
+  std::vector<UnitPlan> units;
+  std::vector<Bucket> buckets;
+
+  std::int64_t traveling_bytes(bool grads) const;  // of parameters or gradients, with padding
+};
+
+Plan make_plan(torch::nn::Module& model, const Options& options, int ranks);
+
+// A parameter's own shape over a flat buffer of its space (or of a range that begins at `base`).
+at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base = 0);
+
+// The elements of `param` that are in chunk `rank`: how many, and where in the parameter.
+struct Slice {
+  std::int64_t begin = 0, size = 0;
+};
+Slice slice_of(const Param& param, int rank);
+
+}  // namespace tessera::zero

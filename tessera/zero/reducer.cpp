@@ -1,0 +1,235 @@
+#include "tessera/zero/reducer.h"
+
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::zero {
+namespace {
+
+at::TensorOptions grad_options(const Space& space) {
+  return at::device(space.device).dtype(space.grad_dtype);
+}
+
+}  // namespace
+
+Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
+                 const Buffers& buffers)
+    : plan_(plan),
+      group_(group),
+      sharding_(sharding_of_stage(options.stage)),
+      in_place_(!sharding_.grads && options.reduce.value_or(default_reduce_policy(options.stage)) ==
+                                        ReducePolicy::last),
+      overlap_(options.overlap_grad_reduce),
+      states_(plan.buckets.size()),
+      used_(plan.params.size()),
+      arrived_(plan.params.size()) {
+  for (const Space& space : plan.spaces) {
+    if (!space.trainable) {
+      kept_.emplace_back();
+      continue;
+    }
+    const std::int64_t count = sharding_.grads ? space.size / plan.ranks : space.size;
+    kept_.push_back(in_place_ ? buffers.exposed(count, grad_options(space), MemoryCategory::grads)
+                              : buffers.own(count, grad_options(space), MemoryCategory::grads));
+  }
+  views_.resize(plan.params.size());
+  if (in_place_) {
+    for (std::size_t i = 0; i < plan.params.size(); ++i) {
+      const Param& p = plan.params[i];
+      if (p.bucket >= 0) views_[i] = view_of(p, kept_[static_cast<std::size_t>(p.space)].tensor);
+    }
+    return;
+  }
+  std::int64_t largest = 0;
+  for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
+  const c10::Device device = plan.params.front().tensor.device();
+  for (Lane& lane : lanes_) {
+    lane.bytes =
+        buffers.exposed(largest, at::device(device).dtype(at::kByte), MemoryCategory::buffers);
+  }
+}
+
+void Reducer::wait(const comm::Work& work) {
+  exposed_.time([&] { work.wait(); });
+}
+
+void Reducer::begin_step() {
+  std::fill(used_.begin(), used_.end(), false);
+  for (Param& p : plan_.params) p.tensor.mutable_grad().reset();
+  for (State& state : states_) state.filled = false;
+}
+
+void Reducer::begin_micro_batch(bool reduce) {
+  reduce_ = reduce;
+  next_ = 0;
+  std::fill(arrived_.begin(), arrived_.end(), false);
+  for (std::size_t b = 0; b < states_.size(); ++b) {
+    states_[b].started = false;
+    states_[b].pending = static_cast<int>(plan_.buckets[b].range.params.size());
+  }
+}
+
+void Reducer::on_gradient(int index, bool last) {
+  const auto i = static_cast<std::size_t>(index);
+  Param& p = plan_.params[i];
+  at::Tensor& grad = p.tensor.mutable_grad();
+  if (grad.layout() != at::kStrided) {
+    throw UsageError(str("the gradient of ", quote(p.name),
+                         " is sparse; the engine reduces dense "
+                         "ones. Make its embedding with sparse(false)"));
+  }
+  State& state = states_[static_cast<std::size_t>(p.bucket)];
+  if (state.started) {
+    throw UsageError(
+        str("the gradient of ", quote(p.name),
+            " came twice in one backward pass, the second time after it had been "
+            "sent. It is used both inside and outside a checkpointed segment: hold the "
+            "segment in nn::Unit, or switch overlap_grad_reduce off"));
+  }
+  used_[i] = true;
+  if (in_place_) {
+    if (!grad.is_same(views_[i])) {
+      views_[i].copy_(grad);
+      grad = views_[i];
+    }
+  } else if (!reduce_ &&
+             grad.scalar_type() != plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype) {
+    grad = grad.to(plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype);
+  }
+  if (!last || std::exchange(arrived_[i], true)) return;
+  if (--state.pending == 0 && reduce_ && overlap_) start_ready();
+}
+
+// In order, so that all ranks start them in the same.
+void Reducer::start_ready() {
+  while (next_ < states_.size() && states_[next_].pending == 0) start(static_cast<int>(next_++));
+}
+
+void Reducer::end_micro_batch() {
+  if (!reduce_) return;
+  while (next_ < states_.size()) start(static_cast<int>(next_++));
+}
+
+void Reducer::start(int bucket) {
+  State& state = states_[static_cast<std::size_t>(bucket)];
+  state.started = true;
+  in_place_ ? start_in_place(bucket) : start_bucket(bucket);
+  state.filled = true;
+}
+
+void Reducer::start_in_place(int bucket) {
+  const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
+  for (const int index : range.params) {
+    const auto i = static_cast<std::size_t>(index);
+    if (!used_[i]) views_[i].zero_();
+  }
+  const at::Tensor flat = kept_range(range);
+  comm::Call call;
+  call.label = range.label;
+  State& state = states_[static_cast<std::size_t>(bucket)];
+  if (sharding_.optimizer) {
+    call.parts = range.parts;
+    state.work = group_.reduce_scatter(flat, flat, call);
+  } else {
+    state.work = group_.all_reduce(flat, call);
+  }
+}
+
+void Reducer::start_bucket(int bucket) {
+  const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
+  State& state = states_[static_cast<std::size_t>(bucket)];
+  Lane& lane = lanes_[std::exchange(next_lane_, 1 - next_lane_)];
+  retire(lane);
+  const at::Tensor flat = lane_tensor(lane, range);
+  for (const int index : range.params) {
+    Param& p = param(index);
+    const at::Tensor to = view_of(p, flat, range.begin);
+    at::Tensor& grad = p.tensor.mutable_grad();
+    if (grad.defined()) {
+      to.copy_(grad);
+      grad.reset();
+    } else {
+      to.zero_();
+    }
+  }
+  comm::Call call;
+  call.label = range.label;
+  lane.bucket = bucket;
+  lane.then = state.filled ? Lane::add : Lane::copy;
+  if (!sharding_.optimizer) {
+    state.work = group_.all_reduce(flat, call);
+    return;
+  }
+  call.parts = range.parts;
+  if (sharding_.grads && !state.filled) {
+    lane.then = Lane::done;  // the first sum of a step goes straight to its place
+    state.work = group_.reduce_scatter(kept_range(range), flat, call);
+  } else {
+    state.work = group_.reduce_scatter(flat, flat, call);
+  }
+}
+
+// Waits for the bucket in a lane and adds its sum to what is kept.
+void Reducer::retire(Lane& lane) {
+  if (lane.bucket < 0) return;
+  const auto b = static_cast<std::size_t>(std::exchange(lane.bucket, -1));
+  wait(states_[b].work);
+  states_[b].work = {};
+  if (lane.then == Lane::done) return;
+  const Range& range = plan_.buckets[b].range;
+  const at::Tensor flat = lane_tensor(lane, range);
+  const at::Tensor kept = kept_range(range);
+  const int rank = group_.rank();
+  const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
+    lane.then == Lane::add ? to.add_(from) : to.copy_(from);
+  };
+  if (!sharding_.optimizer) return put(kept, flat);
+  for (const int index : range.params) {
+    const Param& p = param(index);
+    const std::int64_t at = p.offset - range.begin;
+    put(sharding_.grads ? kept.narrow(0, at / plan_.ranks, p.chunk)
+                        : kept.narrow(0, at + rank * p.chunk, p.chunk),
+        flat.narrow(0, at + rank * p.chunk, p.chunk));
+  }
+}
+
+void Reducer::finish() {
+  for (State& state : states_) {
+    if (in_place_) wait(state.work);
+    if (in_place_) state.work = {};
+  }
+  if (!in_place_) {
+    for (Lane& lane : lanes_) retire(lane);
+  }
+}
+
+at::Tensor Reducer::lane_tensor(const Lane& lane, const Range& range) const {
+  const Space& space = plan_.spaces[static_cast<std::size_t>(range.space)];
+  const std::int64_t count = range.end - range.begin;
+  const auto size = static_cast<std::int64_t>(c10::elementSize(space.grad_dtype));
+  return lane.bytes.tensor.narrow(0, 0, count * size).view(space.grad_dtype);
+}
+
+at::Tensor Reducer::kept_range(const Range& range) const {
+  const at::Tensor& kept = kept_[static_cast<std::size_t>(range.space)].tensor;
+  const std::int64_t over = sharding_.grads ? plan_.ranks : 1;
+  return kept.narrow(0, range.begin / over, (range.end - range.begin) / over);
+}
+
+at::Tensor Reducer::grad_slice(int index) const {
+  const Param& p = plan_.params[static_cast<std::size_t>(index)];
+  if (sharding_.optimizer) return chunk_slice(index);
+  return kept_[static_cast<std::size_t>(p.space)].tensor.narrow(0, p.offset, p.numel);
+}
+
+at::Tensor Reducer::chunk_slice(int index) const {
+  const Param& p = plan_.params[static_cast<std::size_t>(index)];
+  const at::Tensor& kept = kept_[static_cast<std::size_t>(p.space)].tensor;
+  const Slice slice = slice_of(p, group_.rank());
+  return kept.narrow(0, sharding_.grads ? p.offset / plan_.ranks : p.offset + slice.begin,
+                     slice.size);
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/zero/buffers.h"
+#include "tessera/zero/plan.h"
+
+namespace tessera::zero {
+
+// Gradients: from where autograd leaves them to where the optimizer reads their sum over all ranks.
+//
+// [Note: two ways] Where the whole gradient is kept and reduced once (in_place), `.grad` is a view
+// of a flat buffer, and the collective works on that buffer. Otherwise autograd's own tensors are
+// copied into one of two buckets when all of a bucket's are there, freed, and the bucket's sum is
+// added to what is kept: the rank's chunks, or everything.
+//
+// Buckets are started in one order on all ranks. What a rank did not compute counts as zero.
+class Reducer {
+ public:
+  Reducer(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers);
+
+  // A step: begin_step, then for each micro-batch begin, gradients as they come, and end; then
+  // finish. `reduce`: this micro-batch's (and all waiting) gradients go out now.
+  void begin_step();
+  void begin_micro_batch(bool reduce);
+  // Autograd has left a gradient in param.tensor.grad(). `last`: none will follow in this pass.
+  void on_gradient(int param, bool last);
+  void end_micro_batch();
+  void finish();
+
+  // After finish(): this rank's part of the sum (all of it at stage 0), flat, without padding.
+  at::Tensor grad_slice(int param) const;
+  // The part of the sum in this rank's chunk, at any stage.
+  at::Tensor chunk_slice(int param) const;
+  // Which parameters got a gradient on this rank in this step.
+  const std::vector<bool>& used() const { return used_; }
+  // How many of a unit's parameters still wait for theirs in this pass.
+  bool arrived(int param) const { return arrived_[static_cast<std::size_t>(param)]; }
+
+  Stopwatch& exposed() { return exposed_; }
+
+ private:
+  struct State {      // of a bucket, in this pass
+    int pending = 0;  // parameters whose gradient has not come
+    bool started = false;
+    bool filled = false;  // what is kept has a sum of this step already
+    comm::Work work;
+  };
+  struct Lane {  // one of the two buckets in flight
+    Buffer bytes;
+    int bucket = -1;
+    enum { done, copy, add } then = done;  // with the sum, when it is there
+  };
+  void start_ready();
+  void start(int bucket);
+  void start_in_place(int bucket);
+  void start_bucket(int bucket);
+  void retire(Lane& lane);
+  void wait(const comm::Work& work);
+  Param& param(int index) { return plan_.params[static_cast<std::size_t>(index)]; }
+  at::Tensor lane_tensor(const Lane& lane, const Range& range) const;
+  at::Tensor kept_range(const Range& range) const;
+
+  Plan& plan_;
+  const comm::Group group_;
+  const Sharding sharding_;
+  const bool in_place_;
+  const bool overlap_;
+  std::vector<Buffer> kept_;       // per space: flat, or this rank's chunks
+  std::vector<at::Tensor> views_;  // in_place: what .grad becomes
+  std::array<Lane, 2> lanes_;
+  std::size_t next_lane_ = 0;
+  std::vector<State> states_;
+  std::vector<bool> used_, arrived_;
+  std::size_t next_ = 0;  // bucket to start
+  bool reduce_ = false;
+  Stopwatch exposed_;
+};
+
+}  // namespace tessera::zero

@@ -1,0 +1,93 @@
+// Any elementwise optimizer of torch::optim, on this rank's parts.
+
+#include <map>
+#include <tuple>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/zero/optimizers.h"
+
+namespace tessera::zero {
+namespace {
+
+class TorchUpdate final : public Update {
+ public:
+  TorchUpdate(const TorchOptimizer& how, const UpdateParts& parts)
+      : Update(parts.plan, parts.options, parts.group, parts.buffers, parts.gatherer) {
+    if (parts.options.layout.param == 2 && parts.options.layout.master == 0) {
+      throw UsageError(str("layout ", quote(parts.options.layout.name),
+                           " rounds stochastically, which an optimizer of torch::optim does not; "
+                           "use zero::AdamW or zero::SGD, or the layout bf16"));
+    }
+    const memory::OwnerScope owner(buffers_.ledger());
+    const memory::CategoryScope scope(MemoryCategory::optimizer);
+    std::map<std::tuple<bool, double>, std::vector<at::Tensor>> groups;
+    values_.resize(plan_.params.size());
+    for (std::size_t i = 0; i < plan_.params.size(); ++i) {
+      const Param& p = plan_.params[i];
+      if (p.bucket < 0 || part(p).size == 0) continue;
+      const at::Tensor master = master_slice(static_cast<int>(i));
+      const at::Tensor flat =
+          master.defined() ? master : gatherer_.param_slice(static_cast<int>(i));
+      values_[i] = flat.detach().requires_grad_(true);
+      groups[{p.policy.decay, p.policy.lr_scale}].push_back(values_[i]);
+    }
+    std::vector<torch::optim::OptimizerParamGroup> list;
+    for (const auto& [key, tensors] : groups) {
+      list.emplace_back(tensors);
+      decays_.push_back(std::get<0>(key));
+      lr_scales_.push_back(std::get<1>(key));
+    }
+    optimizer_ = how(std::move(list));
+    if (optimizer_ == nullptr || optimizer_->param_groups().size() != lr_scales_.size()) {
+      throw UsageError(
+          "the function in Options::optimizer must return an optimizer of exactly the "
+          "groups that it was given");
+    }
+    default_lr_ = optimizer_->param_groups().front().options().get_lr();
+  }
+
+  void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
+             double scale) override {
+    const memory::OwnerScope owner(buffers_.ledger());
+    ++steps_;
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      if (!values_[i].defined()) continue;
+      at::Tensor& grad = values_[i].mutable_grad();
+      grad.reset();
+      if (used[i]) {
+        grad = reducer.grad_slice(static_cast<int>(i)).to(values_[i].scalar_type()) * scale;
+      }
+    }
+    for (std::size_t g = 0; g < lr_scales_.size(); ++g) {
+      optimizer_->param_groups()[g].options().set_lr(lr * lr_scales_[g]);
+    }
+    {
+      // Its states are made in its first step.
+      const memory::CategoryScope scope(MemoryCategory::optimizer);
+      optimizer_->step();
+    }
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      if (!values_[i].defined()) continue;
+      values_[i].mutable_grad().reset();
+      if (used[i] && master_slice(static_cast<int>(i)).defined()) {
+        gatherer_.param_slice(static_cast<int>(i)).copy_(values_[i]);
+      }
+    }
+  }
+
+ private:
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::vector<at::Tensor> values_;  // per parameter: what the optimizer holds
+  std::vector<bool> decays_;
+  std::vector<double> lr_scales_;
+};
+
+}  // namespace
+
+std::unique_ptr<Update> make_update(const TorchOptimizer& how, const UpdateParts& parts) {
+  return std::make_unique<TorchUpdate>(how, parts);
+}
+
+}  // namespace tessera::zero
