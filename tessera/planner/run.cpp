@@ -16,18 +16,18 @@ std::vector<ParameterSize> gpt_parameters(const ModelShape& shape) {
     add(name + ".weight", weight);
     if (shape.biases) add(name + ".bias", bias);
   };
-  add("tokens.weight", shape.vocab * h);
-  add("positions.weight", shape.positions * h);
+  add("tok.weight", shape.vocab * h);
+  add("pos.weight", shape.positions * h);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     const std::string block = str("blocks.", layer, ".");
     const std::int64_t qkv = h + 2 * shape.kv_heads * shape.head_dim();
     with_bias(block + "norm1", h, h);
     with_bias(block + "qkv", h * qkv, qkv);
-    with_bias(block + "out", h * h, h);
+    with_bias(block + "proj", h * h, h);
     with_bias(block + "norm2", h, h);
     const std::int64_t up = (shape.swiglu ? 2 : 1) * shape.ffn;
-    with_bias(block + "up", h * up, up);
-    with_bias(block + "down", shape.ffn * h, h);
+    with_bias(block + "fc", h * up, up);
+    with_bias(block + "proj2", shape.ffn * h, h);
   }
   with_bias("norm", h, h);
   add("head.weight", shape.head_params());
