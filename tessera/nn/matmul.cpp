@@ -1,10 +1,15 @@
 #include "tessera/nn/matmul.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 
+#include <vector>
+
 #include "tessera/kernels/layers.h"
+#include "tessera/nn/checkpoint.h"
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
@@ -67,9 +72,23 @@ at::Tensor narrowed(const at::Tensor& tensor) {
   return narrow;
 }
 
-at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   if (!multiplies_in_fp32(a)) return at::mm(a, b);
-  return narrowed(at::mm(widened(a), widened(b)));
+  return addmm_in_fp32(at::Tensor(), a, b);
+}
+
+at::Tensor addmm_in_fp32(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& b) {
+  // As a whole, and with products that a selective checkpoint does not see: it should keep the
+  // rounded result only.
+  return keep_in_selective([&]() -> std::vector<at::Tensor> {
+    at::Tensor wide = at::empty({a.size(0), b.size(1)}, a.options().dtype(at::kFloat));
+    if (bias.defined()) {
+      at::addmm_out(wide, widened(bias), widened(a), widened(b));
+    } else {
+      at::mm_out(wide, widened(a), widened(b));
+    }
+    return {narrowed(wide)};
+  })[0];
 }
 
 }  // namespace tessera::nn

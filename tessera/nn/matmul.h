@@ -14,7 +14,9 @@ bool multiplies_in_fp32(const at::Tensor& tensor);
 
 // a · b for matrices of the same type, with any strides. Computed as one ATen matrix product, in
 // fp32 where bf16 would crawl.
-at::Tensor mm(const at::Tensor& a, const at::Tensor& b);
+at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+// a · b + bias (may be undefined) of bf16, in fp32 and then rounded.
+at::Tensor addmm_in_fp32(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& b);
 
 // fp32 copies of bf16 tensors and back, with the strides kept where the tensor is dense.
 at::Tensor widened(const at::Tensor& tensor);   // fp32 stays as it is

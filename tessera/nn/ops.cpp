@@ -1,10 +1,10 @@
 #include "tessera/nn/ops.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -51,9 +51,7 @@ struct WideLinear : public torch::autograd::Function<WideLinear> {
     ctx->save_for_backward({rows, w});
     ctx->saved_data["sizes"] = x.sizes().vec();
     ctx->saved_data["bias"] = b.defined();
-    const at::Tensor wide = widened(rows), weight = widened(w).t();
-    const at::Tensor y = b.defined() ? at::addmm(widened(b), wide, weight) : at::mm(wide, weight);
-    return narrowed(y).view(with_last(x, w.size(0)));
+    return addmm_in_fp32(b, rows, w.t()).view(with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
@@ -67,7 +65,6 @@ struct WideLinear : public torch::autograd::Function<WideLinear> {
   }
 };
 
-// f(in, out pointers) is called on parts of the rows.
 void gelu_forward_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
   const float* b = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
   for_row_parts(x.size(0), [&](std::int64_t begin, std::int64_t end, std::int64_t) {
@@ -113,7 +110,7 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const at::Tensor& b) {
     const at::Tensor rows = as_rows(x);
-    const at::Tensor h = mm(rows, w.t());
+    const at::Tensor h = product(rows, w.t());
     ctx->save_for_backward({rows, w, b, h});
     ctx->saved_data["sizes"] = x.sizes().vec();
     at::Tensor y = at::empty(with_last(x, w.size(0)), x.options());
