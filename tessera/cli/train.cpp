@@ -67,28 +67,31 @@ void add_field(CLI::App& app, const train::Field& field, Given& given) {
       ->default_str(train::get({}, field));
 }
 
-// Set by the signal's handler, read between steps.
-std::atomic<bool>& interrupted() {
-  static std::atomic<bool> flag{false};
-  return flag;
+// The signal that asked this rank to stop, or 0. Set by the handler, read between steps.
+std::atomic<int>& stop_signal() {
+  static std::atomic<int> signal{0};
+  return signal;
 }
-static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free);
 
 void finish_the_step_on(int signal) {
   struct sigaction action {};
-  action.sa_handler = [](int) { interrupted().store(true); };
+  action.sa_handler = [](int number) { stop_signal().store(number); };
   action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second one ends the program at once
   ::sigaction(signal, &action, nullptr);
 }
 
 int take_part(const train::TrainConfig& config) {
-  interrupted().store(false);
+  stop_signal().store(0);  // before the handler needs it
   finish_the_step_on(SIGINT);
   finish_the_step_on(SIGTERM);
   comm::InitOptions init;
   init.backend = config.backend;
   const comm::Group world = comm::init(init);
-  return train::run_session(config, world, [] { return interrupted().load(); });
+  const bool ended = train::run_session(config, world, [] { return stop_signal().load() != 0; });
+  if (ended) return 0;
+  const int signal = stop_signal().load();  // where another rank alone was asked, as by Ctrl-C
+  return 128 + (signal != 0 ? signal : SIGINT);
 }
 
 void warn_of_crowding(int ranks, int threads) {
@@ -132,10 +135,12 @@ int train_command(int argc, char** argv) {
     config.ranks = launch.size;
   }
   const auto ranks = static_cast<int>(config.ranks);
-  train::resolve(config, ranks);  // whatever is wrong is said once, before ranks are started
+  // Whatever is wrong is said once, before ranks are started.
+  const train::Resolved resolved = train::resolve(config, ranks);
   if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
   if (joins) return take_part(config);
   warn_of_crowding(ranks, static_cast<int>(config.threads));
+  train::check_files(config, resolved);
   if (ranks == 1) return take_part(config);
   if (config.backend == "mpi" || config.backend == "two-level") {
     return become_mpirun(ranks, own_command(argc, argv));

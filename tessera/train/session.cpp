@@ -9,13 +9,12 @@
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/data/source.h"
 #include "tessera/train/report.h"
 #include "tessera/train/trace.h"
 
 namespace tessera::train {
 namespace {
-
-constexpr int kInterrupted = 130;  // what a shell reports of a program that Ctrl-C ended
 
 std::string short_number(double value, int digits) {
   char text[48];
@@ -52,9 +51,14 @@ std::string ending(Trainer& trainer, const Summary& summary,
 
 }  // namespace
 
-int run_session(const TrainConfig& config, const comm::Group& world, const StopAsked& stop) {
+void check_files(const TrainConfig& config, const Resolved& resolved) {
+  if (!config.metrics.empty()) check_writable(config.metrics, "--metrics");
+  if (!config.trace.empty()) check_writable(config.trace, "--trace");
+  if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
+}
+
+bool run_session(const TrainConfig& config, const comm::Group& world, const StopAsked& stop) {
   const bool speaks = world.rank() == 0;
-  if (!config.trace.empty() && speaks) check_writable(config.trace, "--trace");
   std::optional<LineFile> lines;
   if (!config.metrics.empty() && speaks) lines.emplace(config.metrics, "--metrics");
   Trainer trainer(config, world);
@@ -93,7 +97,7 @@ int run_session(const TrainConfig& config, const comm::Group& world, const StopA
     if (interrupted) write_all(2, str("stopped after step ", summary.steps, "\n"));
   }
   world.barrier();  // nobody leaves while another still needs it
-  return interrupted ? kInterrupted : 0;
+  return !interrupted;
 }
 
 }  // namespace tessera::train
