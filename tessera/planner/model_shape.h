@@ -32,7 +32,7 @@ struct ModelShape {
   std::int64_t params() const;
 };
 
-// gpt2-124m … gpt2-xl, gpt3-125m … gpt3-175b, llama2-*, llama3-*, llama3.1-405b.
+// gpt-tiny, gpt2-124m … gpt2-xl, gpt3-125m … gpt3-175b, llama2-*, llama3-*, llama3.1-405b.
 const std::vector<ModelShape>& model_shapes();
 ModelShape find_model_shape(std::string_view name);  // throws UsageError with the near name
 

@@ -1,0 +1,155 @@
+#include "tessera/nn/ops.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+#include <vector>
+
+#include "tessera/kernels/layers.h"
+#include "tessera/nn/matmul.h"
+#include "tessera/nn/ops_support.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+std::vector<std::int64_t> with_last(const at::Tensor& x, std::int64_t last) {
+  std::vector<std::int64_t> sizes = x.sizes().vec();
+  sizes.back() = last;
+  return sizes;
+}
+
+// The gradients of a product with a weight matrix, from that of its result [N, out]. Undefined
+// where not wanted.
+struct ProductGradients {
+  at::Tensor dx, dw;
+};
+ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                                   bool want_x, bool want_w) {
+  ProductGradients result;
+  if (!multiplies_in_fp32(dy)) {
+    if (want_x) result.dx = at::mm(dy, w);
+    if (want_w) result.dw = at::mm(dy.t(), x);
+    return result;
+  }
+  const at::Tensor wide = widened(dy);
+  if (want_x) result.dx = narrowed(at::mm(wide, widened(w)));
+  if (want_w) result.dw = narrowed(at::mm(wide.t(), widened(x)));
+  return result;
+}
+
+// Only where ATen's own product would crawl; otherwise at::linear does exactly this.
+struct WideLinear : public torch::autograd::Function<WideLinear> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
+                            const std::optional<at::Tensor>& b) {
+    const at::Tensor rows = as_rows(x);
+    ctx->save_for_backward({rows, w});
+    ctx->saved_data["sizes"] = x.sizes().vec();
+    ctx->saved_data["bias"] = b.has_value();
+    return addmm_in_fp32(b.value_or(at::Tensor()), rows, w.t()).view(with_last(x, w.size(0)));
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor dy = as_rows(grads[0]);
+    ProductGradients g = product_gradients(dy, saved[0], saved[1], ctx->needs_input_grad(0),
+                                           ctx->needs_input_grad(1));
+    if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
+    at::Tensor db;
+    if (ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2)) db = dy.sum(0);
+    return {g.dx, g.dw, db};
+  }
+};
+
+void gelu_forward_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
+  const float* b = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
+  for_row_parts(x.size(0), [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+    kernels::gelu_forward({type_of(x), count(end - begin), count(x.size(1)), row(x, begin), b},
+                          row_out(y, begin));
+  });
+}
+
+// dx, and the sum of its rows if `dbias` asks for it.
+at::Tensor gelu_backward_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& dy,
+                              at::Tensor* dbias) {
+  at::Tensor dx = at::empty_like(x);
+  const float* b = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
+  at::Tensor sums;
+  if (dbias != nullptr) {
+    sums = at::zeros({row_parts(x.size(0)), x.size(1)}, x.options().dtype(at::kFloat));
+  }
+  for_row_parts(x.size(0), [&](std::int64_t begin, std::int64_t end, std::int64_t part) {
+    float* sum = dbias == nullptr ? nullptr : reinterpret_cast<float*>(row_out(sums, part));
+    kernels::gelu_backward({type_of(x), count(end - begin), count(x.size(1)), row(x, begin), b},
+                           row(dy, begin), row_out(dx, begin), sum);
+  });
+  if (dbias != nullptr) *dbias = sums.sum(0);
+  return dx;
+}
+
+struct Gelu : public torch::autograd::Function<Gelu> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+    const at::Tensor rows = as_rows(x);
+    ctx->save_for_backward({rows});
+    at::Tensor y = at::empty(x.sizes(), x.options());
+    gelu_forward_rows(rows, at::Tensor(), as_rows(y));
+    return y;
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const at::Tensor dy = as_rows(grads[0]);
+    return {gelu_backward_rows(x, at::Tensor(), dy, nullptr).view(grads[0].sizes())};
+  }
+};
+
+struct LinearGelu : public torch::autograd::Function<LinearGelu> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
+                            const at::Tensor& b) {
+    const at::Tensor rows = as_rows(x);
+    const at::Tensor h = product(rows, w.t());
+    ctx->save_for_backward({rows, w, b, h});
+    ctx->saved_data["sizes"] = x.sizes().vec();
+    at::Tensor y = at::empty(with_last(x, w.size(0)), x.options());
+    gelu_forward_rows(h, b.to(at::kFloat), as_rows(y));
+    return y;
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &b = saved[2], &h = saved[3];
+    at::Tensor db;
+    const at::Tensor dh = gelu_backward_rows(h, b.to(at::kFloat), as_rows(grads[0]), &db);
+    ProductGradients g =
+        product_gradients(dh, x, w, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
+    return {g.dx, g.dw, db.to(b.scalar_type())};
+  }
+};
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
+  const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
+  if (multiplies_in_fp32(x) && x.numel() > 0) return WideLinear::apply(x, w, bias);
+  return at::linear(x, w, bias);
+}
+
+at::Tensor gelu(const at::Tensor& x) {
+  if (is_ours(x) && x.dim() > 0 && x.numel() > 0) return Gelu::apply(x);
+  return at::gelu(x, "tanh");
+}
+
+at::Tensor linear_gelu(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
+  if (is_ours(x) && b.defined() && x.scalar_type() == w.scalar_type() && x.numel() > 0) {
+    return LinearGelu::apply(x, w, b);
+  }
+  return at::gelu(linear(x, w, b), "tanh");
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+
+// The operations of a transformer as functions with gradients. On the CPU, fp32 and bf16 run on our
+// fused kernels; other devices and types on what ATen has, with the same meaning. All weights are
+// [out, in], as in torch::nn::Linear. N is the number of rows: the product of all dims but the
+// last.
+//
+// Each says what it keeps for backward ("saves"): e is the bytes of an element of the activations.
+// Inputs that the caller keeps anyway (parameters, another operation's output) are marked (shared).
+namespace tessera::nn {
+
+// x · wᵀ + b. b may be undefined. saves: x (shared), w (shared).
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
+
+// The tanh approximation. saves: x, N·cols·e.
+at::Tensor gelu(const at::Tensor& x);
+
+// gelu(x · wᵀ + b) with the bias and its gradient inside GELU's own passes.
+// saves: x (shared), w, b (shared), and x · wᵀ: N·out·e.
+at::Tensor linear_gelu(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
+
+// Over the last dim. w and b may be fp32 where x is bf16.
+// saves: x (shared), w (shared), mean and 1/deviation of each row: 8·N bytes.
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+                      double eps = 1e-5);
+
+// {layer_norm(x + r), x + r}. saves: x + r, N·cols·e (shared if it is used further), w (shared) and
+// 8·N bytes; neither x nor r.
+std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& r,
+                                                 const at::Tensor& w, const at::Tensor& b,
+                                                 double eps = 1e-5);
+
+// Causal self-attention. qkv [B, T, 3·C] holds queries, keys and values side by side, each of
+// `heads` heads; the result is [B, T, C]. The probabilities are computed again in backward, a block
+// of queries at a time. saves: qkv, 3·N·C·e (shared with nothing), and 4·N·heads bytes.
+// In a selective checkpoint the result (N·C·e) and these 4·N·heads bytes are kept.
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads);
+
+// The sum over all rows with target >= 0 of the cross entropy of softmax(hidden · weightᵀ) with
+// that target, as an fp32 scalar. hidden [..., C], weight [V, C], targets [...] int64 (-1:
+// ignored). saves: hidden (shared), weight (shared), and the gradient of the logits: N·V·e.
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets);
+
+}  // namespace tessera::nn

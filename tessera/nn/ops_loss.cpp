@@ -1,0 +1,100 @@
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/kernels/layers.h"
+#include "tessera/nn/matmul.h"
+#include "tessera/nn/ops.h"
+#include "tessera/nn/ops_support.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+void check_targets(const at::Tensor& targets, std::int64_t classes) {
+  const auto* target = targets.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < targets.numel(); ++i) {
+    if (target[i] < -1 || target[i] >= classes) {
+      throw UsageError(str("target ", i, " of the loss is ", target[i], "; wanted 0 to ",
+                           classes - 1, ", or -1 for one that does not count"));
+    }
+  }
+}
+
+// The sum of the losses; the logits become their gradient.
+at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets) {
+  const std::int64_t rows = logits.size(0), cols = logits.size(1);
+  at::Tensor losses = at::empty({rows}, logits.options().dtype(at::kFloat));
+  const auto* target = targets.const_data_ptr<std::int64_t>();
+  auto* loss = losses.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, 8, [&](std::int64_t begin, std::int64_t end) {
+    kernels::cross_entropy_rows(row_out(logits, begin), type_of(logits), count(end - begin),
+                                count(cols), target + begin, loss + begin);
+  });
+  return losses.sum(at::kDouble).to(at::kFloat);
+}
+
+struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& targets) {
+    const at::Tensor h = as_rows(hidden);
+    at::Tensor logits, loss;  // the logits become their own gradient
+    if (multiplies_in_fp32(h)) {
+      logits = at::mm(widened(h), widened(weight).t());
+      loss = losses_in_place(logits, targets);
+      logits = narrowed(logits);
+    } else {
+      logits = at::mm(h, weight.t());
+      loss = losses_in_place(logits, targets);
+    }
+    ctx->save_for_backward({h, weight, logits});
+    ctx->saved_data["sizes"] = hidden.sizes().vec();
+    return loss;
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &h = saved[0], &weight = saved[1], &dlogits = saved[2];
+    // The incoming factor is applied to the small side of each product.
+    const at::Tensor factor = grads[0].to(h.scalar_type());
+    at::Tensor dh, dw;
+    if (multiplies_in_fp32(h)) {
+      const at::Tensor wide = widened(dlogits);
+      if (ctx->needs_input_grad(0)) {
+        dh = narrowed(at::mm(wide, widened(weight)).mul_(grads[0]));
+      }
+      if (ctx->needs_input_grad(1)) dw = narrowed(at::mm(wide.t(), widened(h) * grads[0]));
+    } else {
+      if (ctx->needs_input_grad(0)) dh = at::mm(dlogits, weight).mul_(factor);
+      if (ctx->needs_input_grad(1)) dw = at::mm(dlogits.t(), h * factor);
+    }
+    if (dh.defined()) dh = dh.view(ctx->saved_data["sizes"].toIntVector());
+    return {dh, dw, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets) {
+  const at::Tensor flat = targets.reshape({-1}).contiguous();
+  if (flat.scalar_type() != at::kLong || flat.numel() * hidden.size(-1) != hidden.numel()) {
+    throw UsageError(str("the loss got ", flat.numel(), " targets of type ",
+                         c10::toString(flat.scalar_type()), " for ",
+                         hidden.numel() / std::max<std::int64_t>(1, hidden.size(-1)),
+                         " rows; wanted one int64 for each row"));
+  }
+  if (is_ours(hidden) && hidden.scalar_type() == weight.scalar_type() && hidden.numel() > 0) {
+    check_targets(flat, weight.size(0));
+    return LinearCrossEntropy::apply(hidden, weight, flat);
+  }
+  const at::Tensor logits = linear(hidden.reshape({-1, hidden.size(-1)}), weight, at::Tensor());
+  return at::cross_entropy_loss(logits.to(at::kFloat), flat, {}, at::Reduction::Sum, -1);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,63 @@
+// What the operations of ops.h share. Internal.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tessera/kernels/types.h"
+
+namespace tessera::nn {
+
+// Can our kernels work on it?
+inline bool is_ours(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.layout() == at::kStrided &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
+}
+
+inline kernels::Type type_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? kernels::Type::f32 : kernels::Type::bf16;
+}
+
+inline std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+// [..., cols] as [rows, cols], without gaps.
+inline at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.contiguous().view({-1, tensor.size(-1)});
+}
+
+// The address of row r of a contiguous matrix.
+inline const char* row(const at::Tensor& matrix, std::int64_t r) {
+  return static_cast<const char*>(matrix.const_data_ptr()) +
+         r * matrix.stride(0) * static_cast<std::int64_t>(matrix.element_size());
+}
+inline char* row_out(const at::Tensor& matrix, std::int64_t r) {
+  return static_cast<char*>(matrix.mutable_data_ptr()) +
+         r * matrix.stride(0) * static_cast<std::int64_t>(matrix.element_size());
+}
+
+// Rows whose sums over columns are taken apart and then added: a number that does not depend on how
+// many threads there are, so neither do the sums.
+inline std::int64_t rows_per_part(std::int64_t rows) {
+  return std::max<std::int64_t>(64, (rows + 31) / 32);
+}
+
+// f(begin, end, part) over parts of the rows.
+template <typename F>
+void for_row_parts(std::int64_t rows, F&& f) {
+  const std::int64_t size = rows_per_part(rows);
+  const std::int64_t parts = (rows + size - 1) / size;
+  at::parallel_for(0, parts, 1, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t part = from; part < to; ++part) {
+      f(part * size, std::min(rows, (part + 1) * size), part);
+    }
+  });
+}
+inline std::int64_t row_parts(std::int64_t rows) {
+  const std::int64_t size = rows_per_part(rows);
+  return (rows + size - 1) / size;
+}
+
+}  // namespace tessera::nn
