@@ -57,13 +57,15 @@ class Philox {
     return static_cast<float>(bits(index) >> 8) * 0x1p-24f;
   }
   // Mean 0, variance 1 (Box and Muller): numbers 2i and 2i + 1 come from block i.
-  float normal(std::uint64_t index) const {
-    const PhiloxBlock words = block(index / 2);
+  float normal(std::uint64_t index) const { return normals(index / 2)[index % 2]; }
+  std::array<float, 2> normals(std::uint64_t pair) const {
+    const PhiloxBlock words = block(pair);
     constexpr double pi = 3.14159265358979323846;
     // The logarithm's argument is in (0, 1], with 2^-33 as its least value.
     const double radius = std::sqrt(-2.0 * std::log((words[0] + 0.5) * 0x1p-32));
     const double angle = 2.0 * pi * ((words[1] + 0.5) * 0x1p-32);
-    return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+    return {static_cast<float>(radius * std::cos(angle)),
+            static_cast<float>(radius * std::sin(angle))};
   }
 
  private:

@@ -8,6 +8,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+#include <vector>
+
 #include "tessera/kernels/layers.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops_support.h"
@@ -46,12 +49,12 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
 // Only where ATen's own product would crawl; otherwise at::linear does exactly this.
 struct WideLinear : public torch::autograd::Function<WideLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
-                            const at::Tensor& b) {
+                            const std::optional<at::Tensor>& b) {
     const at::Tensor rows = as_rows(x);
     ctx->save_for_backward({rows, w});
     ctx->saved_data["sizes"] = x.sizes().vec();
-    ctx->saved_data["bias"] = b.defined();
-    return addmm_in_fp32(b, rows, w.t()).view(with_last(x, w.size(0)));
+    ctx->saved_data["bias"] = b.has_value();
+    return addmm_in_fp32(b.value_or(at::Tensor()), rows, w.t()).view(with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
@@ -132,8 +135,9 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
-  if (multiplies_in_fp32(x) && x.numel() > 0) return WideLinear::apply(x, w, b);
-  return at::linear(x, w, b.defined() ? std::optional<at::Tensor>(b) : std::nullopt);
+  const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
+  if (multiplies_in_fp32(x) && x.numel() > 0) return WideLinear::apply(x, w, bias);
+  return at::linear(x, w, bias);
 }
 
 at::Tensor gelu(const at::Tensor& x) {

@@ -103,6 +103,12 @@ class Unit : public torch::nn::ModuleHolder<UnitImpl<M>> {
  public:
   using torch::nn::ModuleHolder<UnitImpl<M>>::ModuleHolder;
   using Impl = UnitImpl<M>;
+
+  // As the holder's own, which cannot name the result of a forward that is a template.
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return (*this)->forward(std::forward<Args>(args)...);
+  }
 };
 
 // A unit of a model: the name and module that own its parameters, and where to watch it.

@@ -194,8 +194,9 @@ void Engine::Impl::begin_step(int count) {
 void Engine::Impl::backward(const at::Tensor& loss) {
   if (!stepping) begin_step(options.micro_batches);
   if (loss.numel() != 1 || !at::isFloatingType(loss.scalar_type())) {
-    throw UsageError(str("backward: got a loss of shape ", loss.sizes(), " and type ",
-                         c10::toString(loss.scalar_type()), ", wanted one floating-point number"));
+    throw UsageError(tessera::str("backward: got a loss of shape ", loss.sizes(), " and type ",
+                                  c10::toString(loss.scalar_type()),
+                                  ", wanted one floating-point number"));
   }
   if (micro_batch >= micro_batches) {
     throw UsageError(str("backward was called ", micro_batch + 1, " times, but a step has ",
@@ -223,7 +224,7 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   ++micro_batch;
 }
 
-StepInfo Engine::Impl::step(std::optional<double> lr) {
+void Engine::Impl::finish_reduction() {
   if (!stepping) begin_step(options.micro_batches);  // a rank without data has no backward
   // Ranks that had fewer micro-batches take part in the reductions of the others, with nothing.
   const int missing = micro_batches - micro_batch;
@@ -232,56 +233,59 @@ StepInfo Engine::Impl::step(std::optional<double> lr) {
     reducer.begin_micro_batch(true);
     reducer.end_micro_batch();
   }
+  micro_batch = micro_batches;
+  unreduced = false;
   reducer.finish();
+}
+
+StepInfo Engine::Impl::step(std::optional<double> lr) {
+  finish_reduction();
+  // One exchange tells all ranks the norm, the loss and which parameters anyone has used.
+  constexpr int kBits = 48;  // of a double, exactly
+  const std::size_t words = (plan.params.size() + kBits - 1) / kBits;
+  const at::Tensor mine = at::zeros({static_cast<std::int64_t>(words) + 2}, at::dtype(at::kDouble));
+  auto* values = mine.data_ptr<double>();
+  optimizer_time.time([&] { values[0] = update->sum_of_squares(reducer); });
+  values[1] = loss_sum.defined() ? loss_sum.item<double>() : 0;
+  for (std::size_t i = 0; i < plan.params.size(); ++i) {
+    if (reducer.used()[i]) values[2 + i / kBits] += std::ldexp(1.0, static_cast<int>(i % kBits));
+  }
+  const at::Tensor all = at::empty({mine.numel() * group.size()}, at::dtype(at::kDouble));
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "norm, loss and used parameters";
+  const comm::Work work = group.all_gather(all, mine, call);
+  reducer.exposed().time([&] { work.wait(); });
   StepInfo info;
-  optimizer_time.time([&] {
-    // One exchange tells all ranks the norm, the loss and which parameters anyone has used.
-    constexpr int kBits = 48;  // of a double, exactly
-    const std::size_t words = (plan.params.size() + kBits - 1) / kBits;
-    const at::Tensor mine =
-        at::zeros({static_cast<std::int64_t>(words) + 2}, at::dtype(at::kDouble));
-    auto* values = mine.data_ptr<double>();
-    values[0] = update->sum_of_squares(reducer);
-    values[1] = loss_sum.defined() ? loss_sum.item<double>() : 0;
+  double squares = 0;
+  std::vector<bool> used(plan.params.size());
+  for (int r = 0; r < group.size(); ++r) {
+    const double* theirs = all.data_ptr<double>() + r * mine.numel();
+    squares += theirs[0];
+    info.loss += theirs[1];
     for (std::size_t i = 0; i < plan.params.size(); ++i) {
-      if (reducer.used()[i]) values[2 + i / kBits] += std::ldexp(1.0, static_cast<int>(i % kBits));
+      const auto bits = static_cast<std::uint64_t>(theirs[2 + i / kBits]);
+      if ((bits >> (i % kBits)) & 1) used[i] = true;
     }
-    const at::Tensor all = at::empty({mine.numel() * group.size()}, at::dtype(at::kDouble));
-    comm::Call call;
-    call.traffic = comm::Traffic::control;
-    call.label = "norm, loss and used parameters";
-    const comm::Work work = group.all_gather(all, mine, call);
-    reducer.exposed().time([&] { work.wait(); });
-    double squares = 0;
-    std::vector<bool> used(plan.params.size());
-    for (int r = 0; r < group.size(); ++r) {
-      const double* theirs = all.data_ptr<double>() + r * mine.numel();
-      squares += theirs[0];
-      info.loss += theirs[1];
-      for (std::size_t i = 0; i < plan.params.size(); ++i) {
-        const auto bits = static_cast<std::uint64_t>(theirs[2 + i / kBits]);
-        if ((bits >> (i % kBits)) & 1) used[i] = true;
-      }
+  }
+  info.grad_norm = std::sqrt(squares);
+  stepping = false;
+  if (!std::isfinite(info.grad_norm)) {
+    if (options.on_non_finite == OnNonFinite::stop) {
+      throw Error(str("the gradient is not finite in step ", update->steps() + 1, " (norm ",
+                      info.grad_norm, ", loss ", info.loss,
+                      "); lower the learning rate, clip, or skip such steps "
+                      "(on_non_finite = skip)"));
     }
-    info.grad_norm = std::sqrt(squares);
-    stepping = false;
-    if (!std::isfinite(info.grad_norm)) {
-      if (options.on_non_finite == OnNonFinite::stop) {
-        throw Error(str("the gradient is not finite in step ", update->steps() + 1, " (norm ",
-                        info.grad_norm, ", loss ", info.loss,
-                        "); lower the learning rate, clip, or skip such steps "
-                        "(on_non_finite = skip)"));
-      }
-      info.skipped = true;
-      ++skipped;
-      return;
-    }
-    double factor = 1;
-    if (options.clip_norm > 0) factor = std::min(1.0, options.clip_norm / (info.grad_norm + 1e-6));
-    gatherer.wait_all();  // of units that no forward has entered
-    update->apply(reducer, used, lr.value_or(update->default_lr()), factor);
-  });
-  if (!info.skipped) gatherer.publish();
+    info.skipped = true;
+    return info;
+  }
+  double factor = 1;
+  if (options.clip_norm > 0) factor = std::min(1.0, options.clip_norm / (info.grad_norm + 1e-6));
+  gatherer.wait_all();  // of units that no forward has entered
+  optimizer_time.time(
+      [&] { update->apply(reducer, used, lr.value_or(update->default_lr()), factor); });
+  gatherer.publish();
   return info;
 }
 
@@ -312,6 +316,11 @@ void Engine::begin(const Begin& begin) {
 
 void Engine::backward(const at::Tensor& loss) { impl_->backward(loss); }
 StepInfo Engine::step(std::optional<double> lr) { return impl_->step(lr); }
+void Engine::finish_reduction() { impl_->finish_reduction(); }
+void Engine::discard() {
+  impl_->finish_reduction();  // the other ranks may wait for this one's gradients
+  impl_->stepping = false;
+}
 void Engine::synchronize() { impl_->gatherer.wait_all(); }
 const std::shared_ptr<nn::UnitObserver>& Engine::root() const { return impl_->observers.front(); }
 

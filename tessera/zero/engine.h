@@ -28,6 +28,11 @@ struct Times {
   double optimizer = 0;  // norm and update
 };
 
+struct BucketInfo {
+  std::vector<std::string> params;
+  std::int64_t bytes = 0;
+};
+
 struct Begin {
   int micro_batches = 0;         // 0: Options::micro_batches
   std::optional<double> tokens;  // of this rank in all its micro-batches; may be 0
@@ -76,6 +81,11 @@ class Engine {
   // Norm, clipping, update, and the gather of new parameters. `lr` replaces the optimizer's.
   StepInfo step(std::optional<double> lr = std::nullopt);
 
+  // Waits until the gradients are reduced, without updating anything: `.grad` can be looked at
+  // where it is kept whole (stage 0). discard() then forgets the step under way.
+  void finish_reduction();
+  void discard();
+
   // Waits until the parameters are complete: before they are read outside forward (stages 0-2).
   void synchronize();
 
@@ -94,6 +104,8 @@ class Engine {
   // traffic take.
   std::int64_t traveling_param_bytes() const;
   std::int64_t traveling_grad_bytes() const;
+  // What travels together in backward, in the order in which it leaves.
+  std::vector<BucketInfo> buckets() const;
   // "7 units, 12 buckets …", and what a model without units costs.
   std::string describe() const;
 

@@ -28,6 +28,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
 
   void begin_step(int micro_batches);
   void backward(const at::Tensor& loss);
+  void finish_reduction();
   StepInfo step(std::optional<double> lr);
   void release_if_done(int unit);
   void broadcast_buffers();
@@ -62,7 +63,6 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   bool unreduced = false;  // some gradient waits for the next reduction
   double scale = 1;        // of the loss
   at::Tensor loss_sum;
-  std::int64_t skipped = 0;
   Stopwatch optimizer_time;
 };
 

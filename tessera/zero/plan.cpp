@@ -181,10 +181,11 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
     const at::Tensor& tensor = entry.value();
     if (!tensor.defined() || std::exchange(seen[tensor.unsafeGetTensorImpl()], true)) continue;
     if (!at::isFloatingType(tensor.scalar_type()) || tensor.layout() != at::kStrided) {
-      throw UsageError(str("parameter ", quote(entry.key()), " is ",
-                           c10::toString(tensor.scalar_type()), " ", tensor.layout(),
-                           "; the engine trains dense floating-point parameters. Register it as a "
-                           "buffer instead"));
+      throw UsageError(
+          tessera::str("parameter ", quote(entry.key()), " is ",
+                       c10::toString(tensor.scalar_type()), " ", tensor.layout(),
+                       "; the engine trains dense floating-point parameters. Register it as a "
+                       "buffer instead"));
     }
     Param param;
     param.name = entry.key();

@@ -98,7 +98,8 @@ void Reducer::on_gradient(int index, bool last) {
              grad.scalar_type() != plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype) {
     grad = grad.to(plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype);
   }
-  if (!last || std::exchange(arrived_[i], true)) return;
+  if (!last || arrived_[i]) return;
+  arrived_[i] = true;
   if (--state.pending == 0 && reduce_ && overlap_) start_ready();
 }
 

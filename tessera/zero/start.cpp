@@ -109,7 +109,7 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
     const Param& param = impl.plan.params[i];
     const at::Tensor master = impl.update->master_slice(static_cast<int>(i));
     at::Tensor flat;
-    if (master.defined() && master.numel() < param.numel) {
+    if (master.defined() && sharding_of_stage(impl.options.stage).optimizer) {
       flat = at::zeros({param.chunk * impl.plan.ranks}, master.options());
       const at::Tensor own = at::zeros({param.chunk}, master.options());
       own.narrow(0, 0, master.numel()).copy_(master);
@@ -124,6 +124,19 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
     result.emplace_back(param.name, elements.as_strided(param.sizes, param.strides));
   }
   impl.gatherer.release_all();
+  return result;
+}
+
+std::vector<BucketInfo> Engine::buckets() const {
+  std::vector<BucketInfo> result;
+  for (const Bucket& bucket : impl_->plan.buckets) {
+    BucketInfo& info = result.emplace_back();
+    info.bytes = bucket.bytes;
+    // The last to be declared is the first to be ready.
+    for (auto at = bucket.range.params.rbegin(); at != bucket.range.params.rend(); ++at) {
+      info.params.push_back(impl_->plan.params[static_cast<std::size_t>(*at)].name);
+    }
+  }
   return result;
 }
 

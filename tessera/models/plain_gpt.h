@@ -1,0 +1,42 @@
+#pragma once
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/nn/unit.h"
+#include "tessera/planner/model_shape.h"
+
+namespace tessera::models {
+
+class PlainBlockImpl : public torch::nn::Module {
+ public:
+  explicit PlainBlockImpl(const planner::ModelShape& shape);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  std::int64_t heads_;
+  torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
+  torch::nn::Linear qkv_{nullptr}, proj_{nullptr}, fc_{nullptr}, proj2_{nullptr};
+};
+
+// The network of Gpt as one would write it with LibTorch alone: its oracle, and what its speed is
+// compared with. The parameters have the same names and start with the same values.
+class PlainGptImpl : public torch::nn::Module {
+ public:
+  explicit PlainGptImpl(const planner::ModelShape& shape, std::uint64_t seed = 0);
+  at::Tensor forward(const at::Tensor& ids);
+  at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
+
+ private:
+  planner::ModelShape shape_;
+  torch::nn::Embedding tok_{nullptr}, pos_{nullptr};
+  std::vector<nn::Unit<PlainBlockImpl>> blocks_;
+  torch::nn::LayerNorm norm_{nullptr};
+};
+TORCH_MODULE(PlainGpt);
+
+}  // namespace tessera::models

@@ -1,0 +1,209 @@
+// Activation checkpointing on its own: the same gradients, with less kept.
+
+#include "tessera/nn/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "tessera/core/errors.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/nn/unit.h"
+
+namespace tessera::nn {
+namespace {
+
+struct Block : torch::nn::Module {
+  Block()
+      : up(register_module("up", torch::nn::Linear(8, 32))),
+        down(register_module("down", torch::nn::Linear(32, 8))),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})))) {}
+  at::Tensor forward(at::Tensor x) {
+    const at::Tensor h = torch::dropout(torch::gelu(up->forward(norm->forward(x))), 0.3, true);
+    return x + down->forward(h);
+  }
+  torch::nn::Linear up, down;
+  torch::nn::LayerNorm norm;
+};
+
+// The gradients of three blocks and the input, as bits.
+std::vector<at::Tensor> gradients(Checkpointing mode, bool input_wants_grad) {
+  torch::manual_seed(3);
+  std::vector<std::shared_ptr<Block>> blocks = {
+      std::make_shared<Block>(), std::make_shared<Block>(), std::make_shared<Block>()};
+  const at::Tensor x = torch::randn({5, 8}).requires_grad_(input_wants_grad);
+  at::Tensor y = x;
+  for (const auto& block : blocks) {
+    y = checkpoint(mode, [block](at::Tensor in) { return block->forward(in); }, y);
+  }
+  (y * y).sum().backward();
+  std::vector<at::Tensor> result = {y.detach()};
+  for (const auto& block : blocks) {
+    for (const at::Tensor& p : block->parameters()) result.push_back(p.grad());
+  }
+  if (input_wants_grad) result.push_back(x.grad());
+  result.push_back(torch::rand({3}));  // the generator goes on as if nothing had happened
+  return result;
+}
+
+TEST(Checkpoint, GradientsAndRandomNumbersAreTheSame) {
+  for (const bool input_wants_grad : {true, false}) {
+    const std::vector<at::Tensor> want = gradients(Checkpointing::none, input_wants_grad);
+    for (const auto mode : {Checkpointing::selective, Checkpointing::full}) {
+      const std::vector<at::Tensor> got = gradients(mode, input_wants_grad);
+      ASSERT_EQ(got.size(), want.size());
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(at::equal(got[i], want[i])) << name(mode) << " " << i;
+      }
+    }
+  }
+}
+
+// What is alive between forward and backward, in bytes.
+std::int64_t kept(Checkpointing mode) {
+  memory::install();
+  auto ledger = std::make_shared<memory::Ledger>();
+  const auto block = std::make_shared<Block>();
+  const at::Tensor x = torch::randn({4096, 8}).requires_grad_();
+  const memory::OwnerScope owner(ledger);
+  const at::Tensor y = checkpoint(mode, [block](at::Tensor in) { return block->forward(in); }, x);
+  return ledger->counts().total.now;
+}
+
+TEST(Checkpoint, KeepsWhatItSays) {
+  const double row = 4096 * 8 * sizeof(float);
+  const double none = kept(Checkpointing::none) / row;
+  const double selective = kept(Checkpointing::selective) / row;
+  const double full = kept(Checkpointing::full) / row;
+  EXPECT_NEAR(full, 1, 0.1);                // the output; the input is the caller's
+  EXPECT_NEAR(selective, 1 + 4 + 1, 0.1);   // and the two products
+  EXPECT_GT(none, 1 + 1 + 4 + 4 + 4);       // and norm, gelu, dropout with its mask, …
+}
+
+TEST(Checkpoint, SelectiveRunsProductsOnce) {
+  int runs = 0, products = 0;
+  const at::Tensor x = torch::randn({3, 3}).requires_grad_();
+  const at::Tensor y = checkpoint(
+      Checkpointing::selective,
+      [&](at::Tensor in) {
+        ++runs;
+        const at::Tensor product = keep_in_selective([&] {
+          ++products;
+          return std::vector<at::Tensor>{in.detach() * 2};
+        })[0];
+        return in * product;
+      },
+      x);
+  y.sum().backward();
+  EXPECT_EQ(runs, 2);
+  EXPECT_EQ(products, 1);
+  EXPECT_TRUE(at::equal(x.grad(), x.detach() * 2));
+}
+
+TEST(Checkpoint, TakesAndReturnsWhatFunctionsDo) {
+  const at::Tensor a = torch::randn({3}).requires_grad_(), b = torch::randn({3});
+  const auto f = [](at::Tensor x, int times, std::optional<at::Tensor> y) {
+    return std::make_tuple(x * times, *y + x, times + 1);
+  };
+  const auto [first, second, count] =
+      checkpoint(Checkpointing::full, f, a, 3, std::optional<at::Tensor>(b));
+  EXPECT_EQ(count, 4);
+  (first * first + second).sum().backward();
+  EXPECT_TRUE(at::allclose(a.grad(), 18 * a.detach() + 1));
+}
+
+TEST(Checkpoint, RefusesProductsChangedInPlace) {
+  const at::Tensor x = torch::randn({3, 3}).requires_grad_();
+  const at::Tensor y = checkpoint(
+      Checkpointing::selective, [](at::Tensor in) { return at::mm(in, in).relu_(); }, x);
+  EXPECT_THROW(y.sum().backward(), UsageError);
+}
+
+TEST(Checkpoint, TellsHowDeepItIs) {
+  int first = -1, second = -1;
+  const int marker = 0;
+  const void* seen = nullptr;
+  const at::Tensor x = torch::randn({2}).requires_grad_();
+  const at::Tensor w = torch::randn({2}).requires_grad_();
+  w.register_hook([&](at::Tensor) {
+    (first < 0 ? first : second) = recompute_depth();
+    seen = recompute_segment();
+  });
+  const at::Tensor y = checkpoint_segment(
+      Checkpointing::full, &marker, [&](at::Tensor in) { return in * w; }, x);
+  y.sum().backward();
+  EXPECT_EQ(first, 1);
+  EXPECT_EQ(seen, &marker);
+  EXPECT_EQ(recompute_depth(), 0);
+}
+
+TEST(Checkpoint, KnowsItsNames) {
+  for (const auto mode : {Checkpointing::none, Checkpointing::selective, Checkpointing::full}) {
+    EXPECT_EQ(parse_checkpointing(name(mode)), mode);
+  }
+  EXPECT_THROW(parse_checkpointing("ful"), UsageError);
+}
+
+struct Log : UnitObserver {
+  void enter_forward(bool differentiable) override { text += differentiable ? "F(" : "f("; }
+  void leave_forward(bool differentiable) override { text += differentiable ? ") " : ". "; }
+  void enter_backward() override { text += "B("; }
+  void leave_backward() override { text += ") "; }
+  std::string text;
+};
+
+TEST(Unit, TellsItsObserver) {
+  Unit<Block> unit;
+  const auto log = std::make_shared<Log>();
+  unit->observe(log);
+  const at::Tensor x = torch::randn({2, 8}).requires_grad_();
+  unit(unit(x)).sum().backward();
+  EXPECT_EQ(log->text, "F() F() B() B() ");
+  log->text.clear();
+  unit(x.detach()).sum().backward();
+  EXPECT_EQ(log->text, "f() B(");
+  log->text.clear();
+  const at::NoGradGuard no_grad;
+  unit(x);
+  EXPECT_EQ(log->text, "f(. ");
+}
+
+TEST(Unit, MayChangeItsInputInPlace) {
+  struct Inplace : torch::nn::Module {
+    at::Tensor forward(at::Tensor x) { return x.mul_(2) + 1; }
+  };
+  Unit<Inplace> unit;
+  unit->observe(std::make_shared<Log>());
+  const at::Tensor x = torch::ones({2}).requires_grad_();
+  unit(x + 0).sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0)));
+}
+
+TEST(Unit, ChildrenOfSequentialAreUnits) {
+  torch::nn::Sequential inner(torch::nn::Linear(4, 4), torch::nn::ReLU());
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Tanh(), inner);
+  const at::Tensor x = torch::randn({3, 4});
+  const at::Tensor want = model->forward(x);
+  for (int time = 0; time < 2; ++time) {  // a second search finds the same
+    const std::vector<FoundUnit> units = find_units(*model);
+    ASSERT_EQ(units.size(), 2u);
+    EXPECT_EQ(units[0].name, "0");
+    EXPECT_EQ(units[1].name, "2.0");
+  }
+  EXPECT_TRUE(at::equal(model->forward(x), want));
+  EXPECT_EQ(model->named_parameters().keys().front(), "0.weight");
+  auto log = std::make_shared<Log>();
+  find_units(*model)[1].unit->observe(log);
+  model->forward(x).sum().backward();
+  EXPECT_EQ(log->text, "F() B() ");
+}
+
+TEST(Unit, CheckpointingNeedsUnits) {
+  torch::nn::Linear plain(2, 2);
+  EXPECT_THROW(set_checkpointing(*plain, Checkpointing::full), UsageError);
+  EXPECT_NO_THROW(set_checkpointing(*plain, Checkpointing::none));
+}
+
+}  // namespace
+}  // namespace tessera::nn

@@ -1,0 +1,166 @@
+// The oracle: every stage against every other, bit by bit, and against one process without engine.
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/errors.h"
+#include "tests/zero/oracle.h"
+
+namespace tessera::zero::test {
+namespace {
+
+class Threads : public ::testing::Environment {
+ public:
+  void SetUp() override { at::set_num_threads(1); }
+};
+const auto* const kThreads = ::testing::AddGlobalTestEnvironment(new Threads);
+
+Case make_case(const std::string& net, int ranks, int stage, const std::string& layout = "fp32",
+               int micro_batches = 1) {
+  Case run;
+  run.net = net;
+  run.ranks = ranks;
+  run.options.stage = stage;
+  run.options.layout = parse_state_layout(layout);
+  run.options.micro_batches = micro_batches;
+  run.options.clip_norm = 0.5;
+  run.options.bucket_bytes = 300;
+  run.options.optimizer = AdamW{.lr = 1e-2};
+  return run;
+}
+
+struct Matrix : ::testing::TestWithParam<std::tuple<std::string, int>> {};
+
+// Without accumulation all stages have the same bits; with it 0 = 1 and 2 = 3, since these reduce
+// after every micro-batch. Bytes sent are those of the formula.
+TEST_P(Matrix, StagesAreBitwiseEqual) {
+  const auto [net, ranks] = GetParam();
+  for (const StateLayout& layout : state_layouts()) {
+    for (const int micro_batches : {1, 3}) {
+      std::vector<Result> stages;
+      for (int stage = 0; stage < 4; ++stage) {
+        const Case run = make_case(net, ranks, stage, layout.name, micro_batches);
+        stages.push_back(train(run));
+        EXPECT_EQ(stages.back().sent, stages.back().expected) << run.describe();
+      }
+      const std::string what = make_case(net, ranks, 0, layout.name, micro_batches).describe();
+      EXPECT_EQ(stages[0].hash, stages[1].hash) << what;
+      EXPECT_EQ(stages[2].hash, stages[3].hash) << what;
+      EXPECT_EQ(stages[0].norms, stages[1].norms) << what;
+      EXPECT_EQ(stages[2].norms, stages[3].norms) << what;
+      if (micro_batches == 1) {
+        EXPECT_EQ(stages[0].hash, stages[2].hash) << what;
+        EXPECT_EQ(stages[0].norms, stages[2].norms) << what;
+      } else {
+        const double rounding = layout.param == 4 ? 2e-3 : 0.15;
+        EXPECT_LT(distance(stages[0], stages[2]), rounding) << what;
+      }
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Nets, Matrix,
+                         ::testing::Combine(::testing::Values("mlp", "conv", "tied", "odd"),
+                                            ::testing::Values(1, 2, 3, 4)));
+
+TEST(Oracle, EqualsOneProcessAfterTwentySgdSteps) {
+  for (const std::string net : {"mlp", "conv", "tied", "odd"}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const int micro_batches : {1, 3}) {
+        for (const int stage : {0, 3}) {
+          Case run = make_case(net, ranks, stage, "fp32", micro_batches);
+          run.steps = 20;
+          run.options.clip_norm = 0;
+          run.options.optimizer = SGD{.lr = 0.05, .momentum = 0.9};
+          const Result engine = train(run);
+          const Result alone = train_alone(run);
+          EXPECT_LT(distance(engine, alone), 1e-5) << run.describe();
+          for (std::size_t i = 0; i < alone.buffers.size(); ++i) {
+            EXPECT_TRUE(at::allclose(engine.buffers[i].to(at::kFloat),
+                                     alone.buffers[i].to(at::kFloat), 1e-4, 1e-5))
+                << run.describe();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Oracle, LossesEqualThoseOfOneProcessUnderAdamW) {
+  for (const std::string net : {"mlp", "conv", "tied", "odd"}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      Case run = make_case(net, 3, stage, "fp32", 3);
+      run.steps = 20;
+      const Result engine = train(run);
+      const Result alone = train_alone(run);
+      for (int step = 0; step < run.steps; ++step) {
+        EXPECT_NEAR(engine.losses[step], alone.losses[step], 1e-4) << run.describe() << step;
+        EXPECT_NEAR(engine.norms[step], alone.norms[step], 1e-3 * alone.norms[step] + 1e-5)
+            << run.describe();
+      }
+    }
+  }
+}
+
+// Whatever only moves work around leaves the bits alone.
+TEST(Oracle, OverlapBucketsPrefetchAndGatherLeaveTheBits) {
+  for (const std::string net : {"tied", "odd"}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      const Case base = make_case(net, 3, stage, "bf16", 2);
+      const Result want = train(base);
+      const auto same = [&](const char* what, const std::function<void(Case&)>& change) {
+        Case run = base;
+        change(run);
+        const Result got = train(run);
+        EXPECT_EQ(got.hash, want.hash) << what << ", " << run.describe();
+        EXPECT_EQ(got.sent, got.expected) << what << ", " << run.describe();
+      };
+      for (const std::int64_t bytes : {1 << 10, 1 << 14, 1 << 30}) {
+        same("bucket", [&](Case& run) { run.options.bucket_bytes = bytes; });
+      }
+      same("overlap reduce", [](Case& run) { run.options.overlap_grad_reduce = false; });
+      same("overlap gather", [](Case& run) { run.options.overlap_param_gather = false; });
+      same("prefetch", [](Case& run) { run.options.prefetch = false; });
+      same("keep", [](Case& run) { run.options.keep_params = true; });
+      same("copy", [](Case& run) { run.options.gather = Gather::copy; });
+      same("copy, no prefetch", [](Case& run) {
+        run.options.gather = Gather::copy;
+        run.options.prefetch = false;
+      });
+      same("copy, keep", [](Case& run) {
+        run.options.gather = Gather::copy;
+        run.options.keep_params = true;
+      });
+    }
+  }
+}
+
+TEST(Oracle, ReducePolicyIsIndependentOfTheStage) {
+  for (const ReducePolicy policy : {ReducePolicy::each, ReducePolicy::last}) {
+    std::vector<Result> stages;
+    for (int stage = 0; stage < 4; ++stage) {
+      Case run = make_case("tied", 3, stage, "bf16-fp32grad", 3);
+      run.options.reduce = policy;
+      stages.push_back(train(run));
+      EXPECT_EQ(stages.back().sent, stages.back().expected) << run.describe();
+      EXPECT_EQ(stages.back().hash, stages[0].hash) << run.describe();
+    }
+  }
+}
+
+TEST(Oracle, CheckpointingLeavesTheBits) {
+  for (const int stage : {0, 2, 3}) {
+    for (const Gather gather : {Gather::alias, Gather::copy}) {
+      Case run = make_case("tied", 2, stage, "fp32", 2);
+      run.options.gather = stage == 3 ? gather : Gather::automatic;
+      const Result want = train(run);
+      for (const auto mode : {nn::Checkpointing::selective, nn::Checkpointing::full}) {
+        run.checkpointing = mode;
+        const Result got = train(run);
+        EXPECT_EQ(got.hash, want.hash) << nn::name(mode) << ", " << run.describe();
+        EXPECT_EQ(got.sent, got.expected) << nn::name(mode) << ", " << run.describe();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::zero::test

@@ -1,0 +1,201 @@
+#pragma once
+
+// Runs a small network with the engine on some ranks, and without it in one process.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "tessera/comm/threads.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/state.h"
+#include "tessera/zero/engine.h"
+#include "tests/zero/nets.h"
+
+namespace tessera::zero::test {
+
+struct Case {
+  std::string net = "mlp";
+  int ranks = 2;
+  int steps = 3;
+  Options options;
+  nn::Checkpointing checkpointing = nn::Checkpointing::none;
+  c10::Device device{c10::kCPU};
+
+  std::string describe() const {
+    return str(net, ", ", ranks, " ranks, stage ", options.stage, ", layout ", options.layout.name,
+               ", ", options.micro_batches, " micro-batches, bucket ", options.bucket_bytes);
+  }
+};
+
+struct Result {
+  std::uint64_t hash = 0;
+  std::vector<std::pair<std::string, at::Tensor>> params;
+  std::vector<at::Tensor> buffers;
+  std::vector<double> losses, norms;
+  std::uint64_t sent = 0, expected = 0;  // bytes per step of rank 0
+};
+
+inline std::uint64_t batch_seed(int step, int rank, int micro) {
+  return 1000 + static_cast<std::uint64_t>((step * 64 + rank) * 64 + micro);
+}
+
+inline Batch on(const Batch& batch, c10::Device device) {
+  return {batch.x.to(device), batch.y.to(device)};
+}
+
+// What rank `group.rank()` does.
+inline Result train(const comm::Group& group, const Case& run) {
+  auto net = make_net(run.net);
+  net->initialise(group.rank() == 0 ? 7 : 99);  // the start is rank 0's
+  net->set_rank(group.rank());
+  net->to(run.device);
+  Engine engine(net, group, run.options);
+  if (run.checkpointing != nn::Checkpointing::none) nn::set_checkpointing(*net, run.checkpointing);
+  Result result;
+  const comm::TrafficCounts before = group.traffic();
+  for (int step = 0; step < run.steps; ++step) {
+    for (int k = 0; k < run.options.micro_batches; ++k) {
+      const Batch batch = on(net->batch(batch_seed(step, group.rank(), k)), run.device);
+      const at::Tensor loss = nn::observed(engine.root(), [&] { return net->loss(batch); });
+      engine.backward(loss);
+    }
+    const StepInfo info = engine.step();
+    result.losses.push_back(info.loss);
+    result.norms.push_back(info.grad_norm);
+  }
+  engine.synchronize();
+  result.sent = (group.traffic() - before).sent_bytes;
+  planner::TrafficQuestion question;
+  question.stage = run.options.stage;
+  question.dp = group.size();
+  question.micro_batches = run.options.micro_batches;
+  question.param_bytes = static_cast<double>(engine.traveling_param_bytes());
+  question.grad_bytes = static_cast<double>(engine.traveling_grad_bytes());
+  question.policy = run.options.reduce.value_or(default_reduce_policy(run.options.stage));
+  question.keep_params = run.options.keep_params;
+  result.expected = static_cast<std::uint64_t>(
+      planner::data_parallel_traffic(question).total() * run.steps + 0.5);
+  result.hash = engine.params_hash();
+  for (auto& [name, value] : engine.full_parameters())
+    result.params.emplace_back(name, value.cpu().clone());
+  for (const at::Tensor& buffer : net->buffers()) result.buffers.push_back(buffer.cpu().clone());
+  return result;
+}
+
+// The result of rank 0, after checking that all have the same.
+inline Result train(const Case& run) {
+  std::vector<Result> results(static_cast<std::size_t>(run.ranks));
+  comm::Options options;
+  options.timeout = std::chrono::seconds(60);
+  comm::run_threads(
+      run.ranks,
+      [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Group group(std::move(backend));
+        results[static_cast<std::size_t>(group.rank())] = train(group, run);
+      },
+      options);
+  for (const Result& result : results) {
+    EXPECT_EQ(result.hash, results[0].hash) << run.describe();
+    EXPECT_EQ(result.losses, results[0].losses) << run.describe();
+    EXPECT_EQ(result.norms, results[0].norms) << run.describe();
+    EXPECT_EQ(result.sent, results[0].sent) << run.describe();
+  }
+  return results[0];
+}
+
+// The same in one process with torch alone. Networks whose loss is a mean over independent samples
+// see the global batch at once; batch norm and networks whose ranks differ, part by part.
+inline Result train_alone(const Case& run) {
+  auto net = make_net(run.net);
+  net->initialise(7);
+  // Parameters of 16 bits are updated in fp32, as the engine does.
+  std::vector<at::Tensor> params, masters;
+  for (const at::Tensor& p : net->parameters()) {
+    if (!p.requires_grad()) continue;
+    params.push_back(p);
+    masters.push_back(p.scalar_type() == at::kFloat ? p
+                                                    : p.detach().to(at::kFloat).requires_grad_());
+  }
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (const auto* sgd = std::get_if<SGD>(&run.options.optimizer)) {
+    optimizer = std::make_unique<torch::optim::SGD>(
+        masters, torch::optim::SGDOptions(sgd->lr).momentum(sgd->momentum));
+  } else {
+    const AdamW& adamw = std::get<AdamW>(run.options.optimizer);
+    optimizer = std::make_unique<torch::optim::AdamW>(
+        masters,
+        torch::optim::AdamWOptions(adamw.lr).weight_decay(adamw.weight_decay).eps(adamw.eps));
+  }
+  Result result;
+  const bool whole = run.net == "mlp" || run.net == "tied";
+  for (int step = 0; step < run.steps; ++step) {
+    for (const at::Tensor& p : params) p.mutable_grad().reset();
+    const int parts = run.ranks * run.options.micro_batches;
+    double total = 0;
+    std::vector<at::Tensor> xs, ys;
+    for (int r = 0; r < run.ranks; ++r) {
+      std::vector<at::Tensor> saved;
+      for (const at::Tensor& buffer : net->buffers()) saved.push_back(buffer.clone());
+      net->set_rank(r);
+      for (int k = 0; k < run.options.micro_batches; ++k) {
+        const Batch batch = net->batch(batch_seed(step, r, k));
+        xs.push_back(batch.x);
+        ys.push_back(batch.y);
+        if (whole) continue;
+        const at::Tensor loss = net->loss(batch) / parts;
+        total += loss.item<double>();
+        loss.backward();
+      }
+      const at::NoGradGuard no_grad;
+      if (r == 0) continue;  // buffers are rank 0's
+      for (std::size_t i = 0; i < saved.size(); ++i) net->buffers()[i].copy_(saved[i]);
+    }
+    if (whole) {
+      const at::Tensor loss = net->loss({at::cat(xs), at::cat(ys)});
+      total = loss.item<double>();
+      loss.backward();
+    }
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!masters[i].is_same(params[i])) {
+        masters[i].mutable_grad() = params[i].grad().to(at::kFloat);
+      }
+    }
+    double squares = 0;
+    for (const at::Tensor& p : masters) {
+      if (p.grad().defined()) squares += p.grad().to(at::kDouble).square().sum().item<double>();
+    }
+    result.norms.push_back(std::sqrt(squares));
+    if (run.options.clip_norm > 0)
+      torch::nn::utils::clip_grad_norm_(masters, run.options.clip_norm);
+    optimizer->step();
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!masters[i].is_same(params[i])) params[i].copy_(masters[i]);
+    }
+    result.losses.push_back(total);
+  }
+  std::size_t next = 0;
+  for (const auto& entry : net->named_parameters()) {
+    const at::Tensor& p = entry.value().requires_grad() ? masters[next++] : entry.value();
+    result.params.emplace_back(entry.key(), p.detach().to(at::kFloat));
+  }
+  for (const at::Tensor& buffer : net->buffers()) result.buffers.push_back(buffer);
+  return result;
+}
+
+// The largest difference of any parameter, relative to the largest element of that parameter.
+inline double distance(const Result& a, const Result& b) {
+  double worst = 0;
+  for (std::size_t i = 0; i < a.params.size(); ++i) {
+    const at::Tensor& x = a.params[i].second;
+    const at::Tensor& y = b.params[i].second;
+    if (x.numel() == 0) continue;
+    const double scale = std::max(1e-3, y.abs().max().item<double>());
+    worst = std::max(worst, (x - y).abs().max().item<double>() / scale);
+  }
+  return worst;
+}
+
+}  // namespace tessera::zero::test
