@@ -23,7 +23,7 @@ struct TrainConfig {
   std::string data = "synthetic";
   std::int64_t seed = 0;
 
-  std::int64_t steps = 300;
+  std::int64_t steps = 240;
   std::int64_t micro_batch = 16;
   std::int64_t grad_accum = 0;
   std::int64_t global_batch = 0;

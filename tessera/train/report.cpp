@@ -108,9 +108,11 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
                             row("other", rest),
                             row("step", whole)});
   const double ratio = compute > 0 ? comm / compute : 0;
-  const double hidden = comm > 0 ? std::clamp(1 - exposed / comm, 0.0, 1.0) : 0;
+  // What is exposed beyond the transfers themselves is waiting for ranks that are late.
+  const std::string hidden =
+      exposed < comm ? str(", ", fixed(100 * (1 - exposed / comm), 0), "% of it hidden") : "";
   text += str("  communication / computation ", fixed(ratio, 3), " (", format_time(comm / count),
-              " per step, ", fixed(100 * hidden, 0), "% of it hidden)\n");
+              " of transfers per step", hidden, ")\n");
   return text;
 }
 

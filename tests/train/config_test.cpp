@@ -179,7 +179,7 @@ TEST(Resolve, WhatDoesNotFitTogether) {
                          c.data = "x.txt";
                        }),
                        "256 or more"));
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.warmup = 301; }), "--warmup is 301"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.warmup = 241; }), "--warmup is 241"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.zero = 4; }), "--zero"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.layout = "2,6,12"; }), "--layout"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.backend = "nccl"; }), "--device cuda"));
