@@ -48,7 +48,8 @@ void add_field(CLI::App& app, const train::Field& field, Given& given) {
              given.flags.emplace_back(name, count > 0 ? "true" : "false");
            },
            field.help)
-        ->group(field.group);
+        ->group(field.group)
+        ->take_last();
     return;
   }
   std::string type = "TEXT";
@@ -63,6 +64,7 @@ void add_field(CLI::App& app, const train::Field& field, Given& given) {
          },
          field.help)
       ->group(field.group)
+      ->take_last()  // so that a script can add to another's flags
       ->type_name(type)
       ->default_str(train::get({}, field));
 }

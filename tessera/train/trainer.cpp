@@ -342,9 +342,10 @@ std::string Trainer::describe() const {
              " parameters (", shape.layers, " layers, width ", shape.hidden, ", ", shape.heads,
              " heads, vocabulary ", shape.vocab, ")\n", impl.source->name(), ": ",
              impl.config.steps, " steps of ", impl.resolved.global_batch, " × ", impl.resolved.seq,
-             " tokens = ", impl.world.size(), " ranks × ", impl.resolved.grad_accum, " × ",
-             impl.config.micro_batch, " sequences\nZeRO-", impl.config.zero, ", ",
-             impl.config.layout, ", ", impl.group.backend(), ", ", at::get_num_threads(),
+             " tokens = ", impl.world.size(), impl.world.size() == 1 ? " rank × " : " ranks × ",
+             impl.resolved.grad_accum, " × ", impl.config.micro_batch, " sequences\nZeRO-",
+             impl.config.zero, ", ", impl.config.layout, ", ",
+             impl.group.size() == 1 ? "alone" : impl.group.backend(), ", ", at::get_num_threads(),
              at::get_num_threads() == 1 ? " thread" : " threads", " per rank; ",
              impl.engine->describe(), "\n");
 }
