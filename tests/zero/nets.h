@@ -45,7 +45,8 @@ class Net : public torch::nn::Module {
     const at::NoGradGuard no_grad;
     for (const auto& entry : named_parameters()) {
       const at::Tensor& p = entry.value();
-      const double fan = p.dim() >= 2 ? static_cast<double>(p.numel() / p.size(0)) : 4;
+      const double fan =
+          p.dim() >= 2 && p.numel() > 0 ? static_cast<double>(p.numel() / p.size(0)) : 4;
       p.copy_((numbers(p.sizes(), ++seed) / std::sqrt(fan)).to(p.scalar_type()));
       if (entry.key().find("norm") != std::string::npos && p.dim() == 1) p.add_(0.9);
     }

@@ -51,7 +51,16 @@ inline Result train(const comm::Group& group, const Case& run) {
   net->initialise(group.rank() == 0 ? 7 : 99);  // the start is rank 0's
   net->set_rank(group.rank());
   net->to(run.device);
-  Engine engine(net, group, run.options);
+  Options options = run.options;
+  // Batch norm wants its parameters in the type of its statistics.
+  if (run.net == "conv") {
+    options.policy = [](const std::string& name, const at::Tensor& param) {
+      ParamPolicy policy = default_policy(name, param);
+      policy.keep_fp32 = name.find("norm") == 0;
+      return policy;
+    };
+  }
+  Engine engine(net, group, options);
   if (run.checkpointing != nn::Checkpointing::none) nn::set_checkpointing(*net, run.checkpointing);
   Result result;
   const comm::TrafficCounts before = group.traffic();
