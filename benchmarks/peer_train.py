@@ -108,7 +108,6 @@ def make_model(torch, o):
             self.norm = nn.LayerNorm(o.hidden)
             self.head = nn.Linear(o.hidden, o.vocab, bias=False)
             self.head.weight = self.token.weight
-            self.register_buffer("places", torch.arange(o.seq), persistent=False)
             for name, value in self.named_parameters():
                 if value.dim() == 2:
                     deep = name.endswith(("project.weight", "down.weight"))
@@ -117,7 +116,7 @@ def make_model(torch, o):
                     nn.init.zeros_(value)
 
         def forward(self, tokens, targets):  # [B, T] each
-            x = self.token(tokens) + self.position(self.places)
+            x = self.token(tokens) + self.position(torch.arange(o.seq))
             for block in self.blocks:
                 x = block(x)
             logits = self.head(self.norm(x)).float()
@@ -147,8 +146,7 @@ def torch_step(torch, o, model):
     if o.dtype == "bf16":
         model = model.to(torch.bfloat16)
     if o.peer in ("ddp", "zero1"):
-        model = torch.nn.parallel.DistributedDataParallel(
-            model, gradient_as_bucket_view=True, broadcast_buffers=False)
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     elif o.peer.startswith("fsdp2"):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
