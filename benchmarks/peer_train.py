@@ -292,7 +292,13 @@ def probe(torch):
             torch.mm(a, a)
             seconds = min(seconds, time.perf_counter() - begin)
         rates[name + "_gflops"] = 2 * 256 ** 3 / seconds * 1e-9
-    return {**rates, "torch": torch.__version__}
+    import importlib.metadata
+
+    try:
+        deepspeed = importlib.metadata.version("deepspeed")
+    except importlib.metadata.PackageNotFoundError:
+        deepspeed = None
+    return {**rates, "torch": torch.__version__, "deepspeed": deepspeed}
 
 
 def main():
