@@ -117,6 +117,7 @@ def environment(o):
     variables["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     variables["OMP_NUM_THREADS"] = "1"
     variables["PYTHONWARNINGS"] = "ignore"
+    variables["CUDA_VISIBLE_DEVICES"] = ""  # a GPU, where there is one, has no part in this
     if o.peer_heap == "keep":
         variables.update(KEEP_HEAP)
     return variables
