@@ -22,10 +22,9 @@ constexpr PhiloxBlock philox4x32(PhiloxBlock counter, PhiloxKey key) {
   for (int round = 0; round < philox::rounds; ++round) {
     const std::uint64_t a = std::uint64_t{philox::multiplier[0]} * counter[0];
     const std::uint64_t b = std::uint64_t{philox::multiplier[1]} * counter[2];
-    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(b),
-               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(a)};
+    counter = {
+        static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
+        static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
     key[0] += philox::weyl[0];
     key[1] += philox::weyl[1];
   }
