@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export JOBS TORCH_DIR
 
 help:
-	@echo 'make train    set up, build, and run the demo: 3 ranks all-reduce a tensor'
+	@echo 'make train    set up, build, and train a small GPT on 2 ranks with ZeRO-2 (a minute or two)'
 	@echo 'make test     set up, lint, build, run all tests, then the sanitizers'
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
 	@echo 'make bench    set up, build, and measure against the peers'
@@ -25,7 +25,7 @@ build: setup
 	@scripts/build.sh release
 
 train: build
-	@build/bin/tessera run -n 3 -- build/bin/all_reduce
+	@build/bin/tessera train --ranks 2 --zero 2 --metrics build/train.jsonl
 
 test: setup
 	@scripts/test.sh

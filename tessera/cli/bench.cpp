@@ -1,22 +1,15 @@
 // tessera bench: what this machine's collectives take.
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tessera/cli/bench_comm.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/launcher.h"
-#include "tessera/cli/store_server.h"
-#include "tessera/cli/topology.h"
+#include "tessera/cli/own_ranks.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
@@ -112,56 +105,6 @@ void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
   comm.add_flag("--json", arguments.json, "print JSON");
 }
 
-std::string own_program() {
-  std::string path(4096, '\0');
-  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
-  if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
-  path.resize(static_cast<std::size_t>(length));
-  return path;
-}
-
-// This very command once more, for the ranks to run.
-std::vector<std::string> own_command(int argc, char** argv) {
-  std::vector<std::string> words = {own_program()};
-  words.insert(words.end(), argv, argv + argc);
-  return words;
-}
-
-// The same division of the machine as by `tessera run`.
-int start_ranks(int ranks, std::vector<std::string> command) {
-  const Topology machine = topology();
-  LaunchOptions options;
-  options.command = std::move(command);
-  options.ranks = ranks;
-  options.threads = threads_per_rank(machine, cpu_quota(), ranks);
-  options.cpus = divide_cores(machine, ranks);
-  options.prefix = false;
-  options.run_id = str("tessera-bench-", ::getpid());
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    options.environment.emplace_back(*entry);
-  }
-  const BlockedSignals signals;  // before the store starts its thread
-  const StoreServer store(/*only_here=*/true, 0);
-  options.master_port = store.port();
-  return launch(options, signals).status;
-}
-
-// Only MPI's own launcher can start ranks that use MPI: becomes it.
-int become_mpirun(int ranks, const std::vector<std::string>& command) {
-  std::vector<std::string> words = {"mpirun", "-n", std::to_string(ranks)};
-  if (static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()) {
-    words.push_back("--oversubscribe");
-  }
-  if (::geteuid() == 0) words.push_back("--allow-run-as-root");
-  words.insert(words.end(), command.begin(), command.end());
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  ::execvp("mpirun", pointers.data());
-  throw UsageError(str("cannot start mpirun: ", std::strerror(errno),
-                       ". Install it (Debian: openmpi-bin), or choose --backend shm"));
-}
-
 std::vector<std::string> memories(const std::string& asked, const std::string& backend) {
   const bool symmetric = backend == "shm";
   if (asked.empty()) {
@@ -228,7 +171,7 @@ int bench_command(int argc, char** argv) {
   if (arguments.backend == "mpi" || arguments.backend == "two-level") {
     return become_mpirun(arguments.ranks, own_command(argc, argv));
   }
-  return start_ranks(arguments.ranks, own_command(argc, argv));
+  return start_ranks({.ranks = arguments.ranks, .name = "bench"}, own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

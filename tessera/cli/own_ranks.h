@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+// For commands that are ranks of a job, and start the job themselves where no launcher did.
+
+// This very command once more, for the ranks to run.
+std::vector<std::string> own_command(int argc, char** argv);
+
+struct OwnRanks {
+  int ranks = 2;
+  int threads = 0;   // of each; 0 is its share of the cores
+  std::string name;  // of the command, in the run's identity
+  double grace = 5;  // seconds that the others get to end by themselves after a failure
+};
+// Starts them on this machine, divided as `tessera run` does, and returns the job's exit status.
+int start_ranks(const OwnRanks& options, std::vector<std::string> command);
+
+// Only MPI's own launcher can start ranks that use MPI: becomes it.
+int become_mpirun(int ranks, const std::vector<std::string>& command);
+
+}  // namespace tessera::cli

@@ -1,0 +1,153 @@
+// tessera train: trains a GPT, on ranks that it starts or on those of a launcher.
+
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/own_ranks.h"
+#include "tessera/cli/topology.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+#include "tessera/train/config.h"
+#include "tessera/train/session.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kExamples =
+    "  tessera train                                    learns to sort digits, on 2 ranks\n"
+    "  tessera train --zero 3 --ranks 4 --layout bf16\n"
+    "  tessera train --layers 6 --hidden 512 --heads 8 --vocab 8192 --seq 256 --micro-batch 4\n"
+    "  tessera train --data book.txt --seq 256 --steps 2000 --metrics out.jsonl\n"
+    "  tessera train --global-batch 256 --micro-batch 8 --zero 1 --trace trace.json\n"
+    "  tessera train --zero 2 --print-config > run.toml; tessera train --config run.toml\n"
+    "  mpirun -n 4 tessera train --zero 2               (joins the ranks of a launcher)\n"
+    "\n"
+    "Flags override the file of --config. Ctrl-C ends the run after the step that is under way.";
+
+struct Given {
+  std::vector<std::pair<std::string, std::string>> flags;  // in the order of the command line
+  std::string config;
+  bool print_config = false;
+};
+
+void add_field(CLI::App& app, const train::Field& field, Given& given) {
+  const std::string flag = "--" + field.name;
+  if (std::holds_alternative<bool train::TrainConfig::*>(field.member)) {
+    app.add_flag_function(
+           str(flag, ",!--no-", field.name),
+           [&given, name = field.name](std::int64_t count) {
+             given.flags.emplace_back(name, count > 0 ? "true" : "false");
+           },
+           field.help)
+        ->group(field.group);
+    return;
+  }
+  std::string type = "TEXT";
+  if (std::holds_alternative<std::int64_t train::TrainConfig::*>(field.member)) type = "INT";
+  if (std::holds_alternative<double train::TrainConfig::*>(field.member)) type = "NUMBER";
+  if (field.bytes) type = "SIZE";
+  if (!field.choices.empty()) type = "{" + join(field.choices, ",") + "}";
+  app.add_option_function<std::string>(
+         flag,
+         [&given, name = field.name](const std::string& text) {
+           given.flags.emplace_back(name, text);
+         },
+         field.help)
+      ->group(field.group)
+      ->type_name(type)
+      ->default_str(train::get({}, field));
+}
+
+// The signal that asked this rank to stop, or 0. Set by the handler, read between steps.
+std::atomic<int>& stop_signal() {
+  static std::atomic<int> signal{0};
+  return signal;
+}
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void finish_the_step_on(int signal) {
+  struct sigaction action {};
+  action.sa_handler = [](int number) { stop_signal().store(number); };
+  action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second one ends the program at once
+  ::sigaction(signal, &action, nullptr);
+}
+
+int take_part(const train::TrainConfig& config) {
+  stop_signal().store(0);  // before the handler needs it
+  finish_the_step_on(SIGINT);
+  finish_the_step_on(SIGTERM);
+  comm::InitOptions init;
+  init.backend = config.backend;
+  const comm::Group world = comm::init(init);
+  const bool ended = train::run_session(config, world, [] { return stop_signal().load() != 0; });
+  if (ended) return 0;
+  const int signal = stop_signal().load();  // where another rank alone was asked, as by Ctrl-C
+  return 128 + (signal != 0 ? signal : SIGINT);
+}
+
+void warn_of_crowding(int ranks, int threads) {
+  const auto cores = static_cast<int>(topology().cores.size());
+  const int wanted = ranks * std::max(1, threads);
+  if (wanted <= cores) return;
+  write_all(2, str("tessera train: warning: ", ranks, " ranks",
+                   threads > 1 ? str(" of ", threads, " threads") : std::string(), " on ", cores,
+                   cores == 1 ? " core" : " cores",
+                   ": they take turns, and every step waits for the slowest\n"));
+}
+
+}  // namespace
+
+int train_command(int argc, char** argv) {
+  Given given;
+  CommandLine line("train", "Trains a GPT with data parallelism and ZeRO.", kExamples);
+  CLI::App& app = line.app();
+  app.add_option("--config", given.config, "read settings from a TOML file")->type_name("FILE");
+  app.add_flag("--print-config", given.print_config,
+               "print the settings as such a file, and do nothing else");
+  for (const train::Field& field : train::fields()) add_field(app, field, given);
+  if (!line.parse(argc, argv)) return 0;
+
+  train::TrainConfig config;
+  std::vector<std::string> named;
+  if (!given.config.empty()) train::read_config(config, given.config, &named);
+  for (const auto& [name, text] : given.flags) {
+    train::set(config, train::field(name), text);
+    named.push_back(name);
+  }
+
+  const comm::Launch launch = comm::detect_launch();
+  const bool joins = launch.launcher != "alone";
+  if (joins) {
+    const bool asked = std::find(named.begin(), named.end(), "ranks") != named.end();
+    if (asked && config.ranks != launch.size) {
+      throw UsageError(str("--ranks: got ", config.ranks, ", but ", launch.launcher, " started ",
+                           launch.size, " ranks; leave --ranks out"));
+    }
+    config.ranks = launch.size;
+  }
+  const auto ranks = static_cast<int>(config.ranks);
+  // Whatever is wrong is said once, before ranks are started.
+  const train::Resolved resolved = train::resolve(config, ranks);
+  if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
+  if (joins) return take_part(config);
+  warn_of_crowding(ranks, static_cast<int>(config.threads));
+  train::check_files(config, resolved);
+  if (ranks == 1) return take_part(config);
+  if (config.backend == "mpi" || config.backend == "two-level") {
+    return become_mpirun(ranks, own_command(argc, argv));
+  }
+  return start_ranks(
+      {.ranks = ranks, .threads = static_cast<int>(config.threads), .name = "train", .grace = 30},
+      own_command(argc, argv));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tessera::data {
+
+using Token = std::int64_t;
+inline constexpr Token kIgnored = -1;  // a target that no loss is taken of
+
+// int64 [B, T]: targets[b][t] is what should follow ids[b][0..t], or kIgnored.
+struct Batch {
+  at::Tensor ids;
+  at::Tensor targets;
+  std::int64_t predicted = 0;  // targets that are not kIgnored
+};
+
+// What a trained model is asked at the end, and what it should say.
+struct Question {
+  std::vector<Token> prompt;
+  std::int64_t answer_length = 0;
+  std::vector<Token> answer;  // empty where any answer will do
+};
+
+// Samples by number. A sample is a function of the source's seed and its number alone, so what a
+// run sees does not depend on how many ranks or micro-batches it is divided over.
+class Source {
+ public:
+  virtual ~Source() = default;
+
+  virtual std::string name() const = 0;
+  virtual std::int64_t vocab() const = 0;  // every token is below
+  virtual std::int64_t seq() const = 0;    // T
+  virtual void fill(std::uint64_t sample, std::span<Token> ids, std::span<Token> targets) const = 0;
+
+  virtual Question question(std::uint64_t number) const = 0;
+  // A line that shows the question and what a model answered; where the answer can be judged it
+  // ends in a tick or a cross.
+  virtual std::string show(const Question& question, std::span<const Token> answer) const = 0;
+
+  // Samples first … first + count - 1.
+  Batch batch(std::uint64_t first, std::int64_t count) const;
+};
+
+// [Note: sorting] Seven digits, a bar, the same digits in order, and so on until the sequence is
+// full; only the sorted half is predicted. A small transformer goes from knowing nothing, ln(vocab)
+// where vocab is the model's, to nearly no mistakes.
+std::unique_ptr<Source> sorting(std::int64_t seq, std::uint64_t seed);
+
+// Windows of a file, byte by byte: tokens 0 to 255. Throws UsageError where there is no such
+// file, and DataError for one that is empty or shorter than a window.
+std::unique_ptr<Source> text_file(const std::string& path, std::int64_t seq, std::uint64_t seed);
+
+}  // namespace tessera::data

@@ -1,0 +1,228 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/train/config.h"
+
+namespace tessera::train {
+namespace {
+
+using C = TrainConfig;
+constexpr double kMany = 1e15;  // exact in a double and beyond any use
+
+std::vector<Field> make_fields() {
+  const std::string model = "Model", data = "Data", batch = "Batch", parallel = "Parallelism",
+                    optimizer = "Optimizer", run = "Run", output = "Output";
+  std::vector<std::string> layouts;
+  for (const StateLayout& layout : state_layouts()) layouts.push_back(layout.name);
+  std::vector<Field> all = {
+      {model, "model", &C::model, "gpt-tiny, gpt2-124m, gpt2-355m, gpt2-774m or gpt2-xl"},
+      {model, "layers", &C::layers, "blocks; 0: as the model has", 0, 1e5},
+      {model, "hidden", &C::hidden, "width; 0: as the model has", 0, 1e6},
+      {model, "heads", &C::heads, "attention heads; 0: as the model has", 0, 1e5},
+      {model, "vocab", &C::vocab, "tokens of the vocabulary; 0: as the model has", 0, 1e8},
+      {model, "positions", &C::positions, "longest sequence; 0: as the model has", 0, 1e7},
+
+      {data, "data", &C::data, "synthetic (sorting digits) or a text file, read by bytes"},
+      {data, "seed", &C::seed, "of parameters and data", 0, kMany},
+
+      {batch, "steps", &C::steps, "optimizer steps", 1, kMany},
+      {batch, "micro-batch", &C::micro_batch, "sequences a rank takes at once", 1, 1e9},
+      {batch, "grad-accum", &C::grad_accum, "micro-batches per step; 0: from --global-batch, or 1",
+       0, 1e6},
+      {batch, "global-batch", &C::global_batch,
+       "sequences per step over all ranks; 0: from --grad-accum", 0, 1e12},
+      {batch, "seq", &C::seq, "tokens of a sequence; 0: 64, or what the model can", 0, 1e7},
+      {batch,
+       "checkpoint-activations",
+       &C::checkpoint_activations,
+       "what backward recomputes",
+       0,
+       0,
+       {"none", "selective", "full"}},
+
+      {parallel, "ranks", &C::ranks, "ranks to start on this machine, unless a launcher did", 1,
+       4096},
+      {parallel, "zero", &C::zero,
+       "ZeRO stage: 0 shards nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters",
+       0, 3},
+      {parallel, "layout", &C::layout, "types of parameters, gradients, optimizer state", 0, 0,
+       layouts},
+      {parallel,
+       "grad-reduce",
+       &C::grad_reduce,
+       "reduce each micro-batch or the last; auto: last for stages 0, 1",
+       0,
+       0,
+       {"auto", "each", "last"}},
+      {parallel, "bucket-mb", &C::bucket_mb, "size of a bucket of gradients, in 10^6 bytes", 0.001,
+       1e5},
+      {parallel, "overlap-grad-reduce", &C::overlap_grad_reduce,
+       "reduce gradients while backward goes on"},
+      {parallel, "overlap-param-gather", &C::overlap_param_gather,
+       "stages 1, 2: gather parameters while the next forward goes on"},
+      {parallel, "prefetch", &C::prefetch, "stage 3: gather one unit ahead"},
+      {parallel, "keep-params", &C::keep_params,
+       "stage 3: keep parameters between forward and backward"},
+      {parallel,
+       "gather",
+       &C::gather,
+       "stage 3: parameters shared by the ranks of a host, or copied",
+       0,
+       0,
+       {"auto", "alias", "copy"}},
+
+      {optimizer, "optimizer", &C::optimizer, "adamw or sgd", 0, 0, {"adamw", "sgd"}},
+      {optimizer, "lr", &C::lr, "highest learning rate", 0, 1e3},
+      {optimizer,
+       "lr-schedule",
+       &C::lr_schedule,
+       "how it falls after the warm-up",
+       0,
+       0,
+       {"constant", "linear", "cosine", "wsd"}},
+      {optimizer, "warmup", &C::warmup,
+       "steps of rising learning rate; -1: 20, at most a fifth of all", -1, kMany},
+      {optimizer, "min-lr-ratio", &C::min_lr_ratio, "learning rate at the end, as a share", 0, 1},
+      {optimizer, "decay-share", &C::decay_share, "wsd: share of the steps that decay", 0, 1},
+      {optimizer, "weight-decay", &C::weight_decay, "of matrices; norms and biases have none", 0,
+       1e3},
+      {optimizer, "beta1", &C::beta1, "AdamW", 0, 1},
+      {optimizer, "beta2", &C::beta2, "AdamW", 0, 1},
+      {optimizer, "eps", &C::eps, "AdamW", 0, 1},
+      {optimizer, "momentum", &C::momentum, "SGD", 0, 1},
+      {optimizer, "clip", &C::clip, "largest norm of the whole gradient; 0 does not clip", 0, 1e9},
+      {optimizer,
+       "on-nan",
+       &C::on_nan,
+       "gradients that are not finite: stop, or skip the step",
+       0,
+       0,
+       {"stop", "skip"}},
+
+      {run, "device", &C::device, "where to compute", 0, 0, {"cpu", "cuda"}},
+      {run,
+       "backend",
+       &C::backend,
+       "of the collectives",
+       0,
+       0,
+       {"auto", "shm", "mpi", "two-level", "nccl"}},
+      {run,
+       "comm",
+       &C::comm,
+       "off: ranks do not synchronise, for measuring only",
+       0,
+       0,
+       {"on", "off"}},
+      {run, "threads", &C::threads, "of each rank; 0: its share of the cores", 0, 4096},
+      {run, "memory-limit", &C::memory_limit, "bytes a rank may hold, as 2GiB; 0: no limit", 0,
+       kMany},
+
+      {output, "metrics", &C::metrics, "write a JSON line per step to this file"},
+      {output, "trace", &C::trace, "write a Chrome trace to this file"},
+      {output, "samples", &C::samples, "answers of the trained model to show", 0, 1000},
+  };
+  for (Field& each : all) each.bytes = each.name == "memory-limit";
+  return all;
+}
+
+[[noreturn]] void refuse(const Field& field, std::string_view text, const std::string& wanted) {
+  throw UsageError(str("--", field.name, ": got ", quote(text), ", wanted ", wanted));
+}
+
+// 1e+15 as 1000000000000000, 0.001 as it is.
+std::string number(double value) {
+  char text[64];
+  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  return {text, end};
+}
+
+std::string bounds(const Field& field) {
+  return str(number(field.least), " to ", number(field.most));
+}
+
+template <typename T>
+T parse_number(const Field& field, std::string_view text) {
+  T value{};
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const char* const kind = std::is_integral_v<T> ? "a whole number" : "a number";
+  if (problem != std::errc() || end != text.data() + text.size()) {
+    refuse(field, text, str(kind, ", ", bounds(field)));
+  }
+  const auto wide = static_cast<double>(value);
+  if (!(wide >= field.least && wide <= field.most)) refuse(field, text, bounds(field));
+  return value;
+}
+
+bool parse_bool(const Field& field, std::string_view text) {
+  if (text == "true") return true;
+  if (text == "false") return false;
+  refuse(field, text, "true or false");
+}
+
+std::int64_t parse_size(const Field& field, std::string_view text) {
+  try {
+    return parse_bytes(text);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--", field.name, ": ", error.what()));
+  }
+}
+
+}  // namespace
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> all = make_fields();
+  return all;
+}
+
+const Field& field(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Field& each : fields()) {
+    if (each.name == name) return each;
+    names.push_back(each.name);
+  }
+  throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(name, names)));
+}
+
+void set(TrainConfig& config, const Field& field, std::string_view text) {
+  std::visit(
+      [&](auto member) {
+        using T = std::remove_reference_t<decltype(config.*member)>;
+        if constexpr (std::is_same_v<T, bool>) {
+          config.*member = parse_bool(field, text);
+        } else if constexpr (std::is_same_v<T, std::string>) {
+          const auto& choices = field.choices;
+          if (!choices.empty() &&
+              std::find(choices.begin(), choices.end(), text) == choices.end()) {
+            refuse(field, text, join(choices, ", ") + did_you_mean(text, choices));
+          }
+          config.*member = std::string(text);
+        } else if constexpr (std::is_same_v<T, std::int64_t>) {
+          config.*member = field.bytes ? parse_size(field, text) : parse_number<T>(field, text);
+        } else {
+          config.*member = parse_number<T>(field, text);
+        }
+      },
+      field.member);
+}
+
+std::string get(const TrainConfig& config, const Field& field) {
+  return std::visit(
+      [&](auto member) -> std::string {
+        using T = std::remove_cvref_t<decltype(config.*member)>;
+        if constexpr (std::is_same_v<T, double>) {
+          return number(config.*member);
+        } else {
+          return str(config.*member);
+        }
+      },
+      field.member);
+}
+
+}  // namespace tessera::train

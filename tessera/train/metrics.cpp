@@ -1,0 +1,98 @@
+#include "tessera/train/metrics.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+
+namespace tessera::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+Json outcome(const Outcome& from) {
+  Json memory = Json::object();
+  for (const std::string_view name : kMemoryCategoryNames) {
+    const auto found = from.memory.find(std::string(name));
+    if (found != from.memory.end()) memory[found->first] = found->second;
+  }
+  for (const auto& [name, bytes] : from.memory) memory[name] = bytes;
+  Json json = {{"memory", std::move(memory)}};
+  if (from.sent_bytes) json["sent_bytes"] = *from.sent_bytes;
+  return json;
+}
+
+}  // namespace
+
+std::string to_json(const StepMetrics& step) {
+  Json json = {
+      {"step", step.step},
+      {"loss", number(step.loss)},
+      {"grad_norm", number(step.grad_norm)},
+      {"lr", number(step.lr)},
+      {"tokens", step.tokens},
+      {"tokens_per_s", number(step.tokens_per_s())},
+      {"step_s", number(step.step_s)},
+      {"forward_s", number(step.forward_s)},
+      {"backward_s", number(step.backward_s)},
+      {"comm_s", number(step.comm_s)},
+      {"comm_exposed_s", number(step.comm_exposed_s)},
+      {"optimizer_s", number(step.optimizer_s)},
+      {"mem_bytes", step.mem_bytes},
+      {"mem_peak_bytes", step.mem_peak_bytes},
+      {"sent_bytes", step.sent_bytes},
+      {"control_bytes", step.control_bytes},
+  };
+  if (step.skipped) json["skipped"] = true;
+  return json.dump();
+}
+
+std::string to_json(const Summary& summary) {
+  Json inner = {
+      {"predicted", outcome(summary.predicted)},
+      {"measured", outcome(summary.measured)},
+      {"params_hash", summary.params_hash},
+      {"tokens_per_s", number(summary.tokens_per_s)},
+      {"step_s", number(summary.step_s)},
+      {"first_loss", number(summary.first_loss)},
+      {"last_loss", number(summary.last_loss)},
+      {"steps", summary.steps},
+      {"skipped", summary.skipped},
+      {"interrupted", summary.interrupted},
+      {"run", summary.run},
+  };
+  return Json{{"summary", std::move(inner)}}.dump();
+}
+
+LineFile::LineFile(const std::string& path, std::string_view flag) : path_(path) {
+  file_ = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+  if (!file_.open()) {
+    throw UsageError(str(flag, ": cannot write ", quote(path), ": ", std::strerror(errno),
+                         "; wanted a file in a folder that is there"));
+  }
+}
+
+void LineFile::write(const std::string& line) {
+  if (!write_all(file_.get(), line + "\n")) {
+    throw Error(str("cannot write to ", quote(path_), ": ", std::strerror(errno)));
+  }
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/core/fd.h"
+#include "tessera/core/memory_category.h"
+
+namespace tessera::train {
+
+// One optimizer step, as rank 0 saw it; loss and norm are those of all ranks.
+struct StepMetrics {
+  std::int64_t step = 0;  // from 1
+  double loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  std::int64_t tokens = 0;  // of all ranks in this step
+  double step_s = 0;
+  double forward_s = 0;       // without waiting
+  double backward_s = 0;      // likewise
+  double comm_s = 0;          // in the loops of collectives, hidden or not
+  double comm_exposed_s = 0;  // waiting for communication
+  double optimizer_s = 0;
+  std::int64_t mem_bytes = 0;       // at the end of the step
+  std::int64_t mem_peak_bytes = 0;  // the most within it
+  std::int64_t sent_bytes = 0;
+  std::int64_t control_bytes = 0;
+  bool skipped = false;
+
+  double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }
+};
+
+// Bytes by the name of the category; only those that are known.
+using MemoryBytes = std::map<std::string, std::int64_t>;
+
+struct Outcome {
+  MemoryBytes memory;
+  std::optional<std::int64_t> sent_bytes;  // per step
+};
+
+struct Summary {
+  Outcome predicted, measured;
+  std::string params_hash;
+  double tokens_per_s = 0;  // median over steps
+  double step_s = 0;        // likewise
+  double first_loss = 0, last_loss = 0;
+  std::int64_t steps = 0;    // taken in this run
+  std::int64_t skipped = 0;  // of them, for gradients that were not finite
+  bool interrupted = false;
+  std::map<std::string, std::string> run;  // model, stage, layout, … for the reader
+};
+
+// One JSON text each, without a newline. What is not finite is null.
+std::string to_json(const StepMetrics& step);
+std::string to_json(const Summary& summary);
+
+// Lines of a file, each written at once, so that a reader never sees half of one.
+class LineFile {
+ public:
+  explicit LineFile(const std::string& path, std::string_view flag);  // throws UsageError
+  void write(const std::string& line);
+
+ private:
+  Fd file_;
+  std::string path_;
+};
+
+double median(std::vector<double> values);  // 0 for none
+
+}  // namespace tessera::train

@@ -1,0 +1,117 @@
+#include "tessera/train/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::train {
+namespace {
+
+// Characters that a terminal shows: continuation bytes of UTF-8 take no place.
+std::size_t width(const std::string& text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+  }));
+}
+
+std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+// "+0.42%" of the predicted, "exact" where they are equal.
+std::string difference(std::int64_t predicted, std::int64_t measured) {
+  if (predicted == measured) return "exact";
+  if (predicted == 0) return "";
+  const double ratio = static_cast<double>(measured) / static_cast<double>(predicted) - 1;
+  return (ratio > 0 ? "+" : "") + fixed(100 * ratio, 2) + "%";
+}
+
+std::string bytes(std::int64_t value) { return format_bytes(value); }
+
+}  // namespace
+
+std::string table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line = "  ";
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - width(row[i]), ' ');
+      line += i == 0 ? row[i] + space : "  " + space + row[i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+std::string memory_table(const Summary& summary) {
+  std::vector<std::vector<std::string>> rows = {{"memory", "predicted", "measured", ""}};
+  const MemoryBytes &predicted = summary.predicted.memory, &measured = summary.measured.memory;
+  const auto add = [&](const std::string& name) {
+    const auto want = predicted.find(name), got = measured.find(name);
+    if (want == predicted.end() && got == measured.end()) return;
+    const bool both = want != predicted.end() && got != measured.end();
+    rows.push_back({name, want == predicted.end() ? "–" : bytes(want->second),
+                    got == measured.end() ? "–" : bytes(got->second),
+                    both ? difference(want->second, got->second) : ""});
+  };
+  for (const std::string_view name : kMemoryCategoryNames) add(std::string(name));
+  add("peak");
+  return table(rows);
+}
+
+std::string traffic_table(const Summary& summary, int ranks) {
+  const auto shown = [](const std::optional<std::int64_t>& value) {
+    return value ? bytes(*value) : std::string("–");
+  };
+  const auto &predicted = summary.predicted.sent_bytes, &measured = summary.measured.sent_bytes;
+  return table({{"bytes sent per rank and step", "predicted", "counted", ""},
+                {str("over ", ranks, ranks == 1 ? " rank" : " ranks"), shown(predicted),
+                 shown(measured), predicted && measured ? difference(*predicted, *measured) : ""}});
+}
+
+std::string time_table(const std::vector<StepMetrics>& steps) {
+  if (steps.empty()) return "";
+  // The first steps pay for what is done once: buffers, orders, caches.
+  const std::size_t first = std::min<std::size_t>(steps.size() / 10 + 1, steps.size() - 1);
+  double forward = 0, backward = 0, exposed = 0, optimizer = 0, whole = 0, comm = 0;
+  for (std::size_t i = first; i < steps.size(); ++i) {
+    forward += steps[i].forward_s;
+    backward += steps[i].backward_s;
+    exposed += steps[i].comm_exposed_s;
+    optimizer += steps[i].optimizer_s;
+    whole += steps[i].step_s;
+    comm += steps[i].comm_s;
+  }
+  const auto count = static_cast<double>(steps.size() - first);
+  const auto row = [&](const char* name, double seconds) -> std::vector<std::string> {
+    return {name, format_time(seconds / count),
+            whole > 0 ? fixed(100 * seconds / whole, 1) + "%" : ""};
+  };
+  const double compute = forward + backward + optimizer;
+  const double rest = std::max(0.0, whole - compute - exposed);
+  std::string text = table({{"time per step", "mean", "share"},
+                            row("forward", forward),
+                            row("backward", backward),
+                            row("exposed communication", exposed),
+                            row("optimizer", optimizer),
+                            row("other", rest),
+                            row("step", whole)});
+  const double ratio = compute > 0 ? comm / compute : 0;
+  const double hidden = comm > 0 ? std::clamp(1 - exposed / comm, 0.0, 1.0) : 0;
+  text += str("  communication / computation ", fixed(ratio, 3), " (", format_time(comm / count),
+              " per step, ", fixed(100 * hidden, 0), "% of it hidden)\n");
+  return text;
+}
+
+}  // namespace tessera::train

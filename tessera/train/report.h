@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/train/metrics.h"
+
+namespace tessera::train {
+
+// Columns of text, the first aligned to the left, the others to the right; no lines drawn.
+std::string table(const std::vector<std::vector<std::string>>& rows);
+
+// The three tables at the end of a run: memory by category and bytes sent, predicted and measured,
+// and where the time went (means per step, without the first ones).
+std::string memory_table(const Summary& summary);
+std::string traffic_table(const Summary& summary, int ranks);
+std::string time_table(const std::vector<StepMetrics>& steps);
+
+}  // namespace tessera::train

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/train/config.h"
+#include "tessera/train/metrics.h"
+
+namespace tessera::train {
+
+// One rank of a training run: model, data and engine put together. It prints nothing. All ranks of
+// the world make the same calls.
+class Trainer {
+ public:
+  // Collective. Installs the counting allocator; memory of this thread is charged to the trainer's
+  // ledger as long as it lives.
+  Trainer(TrainConfig config, comm::Group world);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  // One optimizer step. Throws Error for gradients that are not finite, unless the configuration
+  // says skip.
+  StepMetrics step();
+  std::int64_t steps_done() const;
+
+  // Whether any rank says so.
+  bool agree(bool any) const;
+
+  // Collective: answers of the model to questions of the data, a line each.
+  std::vector<std::string> answers(std::int64_t count);
+  // Collective: what was predicted, and what came.
+  Summary summary();
+  // Collective: writes the file that the configuration asks for, if it does.
+  void write_trace() const;
+
+  const TrainConfig& config() const;
+  const Resolved& resolved() const;
+  std::string describe() const;  // a few lines: what is going to be trained, and how
+  const std::vector<StepMetrics>& history() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,290 @@
+// `tessera train` as a user calls it: ranks are processes.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cli/processes.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+class Train : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-train-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder = name;
+    metrics = folder / "metrics.jsonl";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+
+  static Outcome tessera(Words words) {
+    words.insert(words.begin(), {TESSERA_PROGRAM, "train"});
+    Capture out, err;
+    const int status = execute(words, out, err);
+    return {status, out.text(), err.text()};
+  }
+
+  // A model of a few thousand parameters whose sizes do not divide evenly, and three steps.
+  static Words small(Words more) {
+    Words words = {"--layers", "2",  "--hidden",  "36", "--heads",       "3",
+                   "--vocab",  "17", "--seq",     "20", "--micro-batch", "3",
+                   "--steps",  "3",  "--samples", "1",  "--threads",     "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  // Runs it and returns the lines of its metrics.
+  std::vector<Json> run(Words words) const {
+    words.insert(words.end(), {"--metrics", metrics.string()});
+    const Outcome outcome = tessera(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+    std::vector<Json> lines;
+    std::ifstream in(metrics);
+    for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+    return lines;
+  }
+  Json summary(const Words& words) const {
+    const std::vector<Json> lines = run(words);
+    return lines.empty() ? Json() : lines.back().at("summary");
+  }
+
+  static void expect_the_plan_was_the_run(const Json& summary, const std::string& what) {
+    const Json &predicted = summary.at("predicted"), &measured = summary.at("measured");
+    EXPECT_EQ(predicted.at("sent_bytes"), measured.at("sent_bytes")) << what;
+    for (const auto& [category, share] : {std::pair<const char*, double>{"params", 0.01},
+                                          {"grads", 0.01},
+                                          {"optimizer", 0.01},
+                                          {"activations", 0.03}}) {
+      const double want = predicted.at("memory").at(category).get<double>();
+      const double got = measured.at("memory").at(category).get<double>();
+      // Each of the engine's buffers is rounded up to 64 bytes.
+      EXPECT_NEAR(got, want, share * want + 1024) << what << ": " << category;
+    }
+  }
+
+  std::filesystem::path folder, metrics;
+};
+
+TEST_F(Train, EveryStageGivesTheSameParametersAndIsAsPlanned) {
+  for (const char* layout : {"fp32", "bf16"}) {
+    std::string hash;
+    for (const char* stage : {"0", "1", "2", "3"}) {
+      const Json got = summary(small({"--zero", stage, "--layout", layout}));
+      const std::string what = std::string(layout) + " stage " + stage;
+      expect_the_plan_was_the_run(got, what);
+      if (hash.empty()) hash = got.at("params_hash");
+      EXPECT_EQ(got.at("params_hash"), hash) << what;
+      EXPECT_GT(got.at("measured").at("sent_bytes"), 0) << what;
+    }
+  }
+}
+
+TEST_F(Train, AccumulationAndThreeRanksAreAsPlanned) {
+  std::string
+      hash[2];  // with accumulation stages that reduce once, and those that reduce each time
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    const Json got = summary(small({"--zero", stage, "--grad-accum", "2", "--ranks", "3"}));
+    expect_the_plan_was_the_run(got, std::string("stage ") + stage);
+    std::string& same = hash[*stage >= '2' ? 1 : 0];
+    if (same.empty()) same = got.at("params_hash");
+    EXPECT_EQ(got.at("params_hash"), same) << stage;
+  }
+}
+
+TEST_F(Train, SwitchesThatMustNotChangeTheResult) {
+  const std::string want = summary(small({"--zero", "3"})).at("params_hash");
+  for (const Words& words : {Words{"--gather", "copy"}, Words{"--keep-params"},
+                             Words{"--no-prefetch", "--no-overlap-grad-reduce"},
+                             Words{"--bucket-mb", "0.001", "--no-overlap-param-gather"}}) {
+    Words all = small({"--zero", "3"});
+    all.insert(all.end(), words.begin(), words.end());
+    const Json got = summary(all);
+    EXPECT_EQ(got.at("params_hash"), want) << words[0];
+    expect_the_plan_was_the_run(got, words[0]);
+  }
+}
+
+TEST_F(Train, RecomputationKeepsLessAndChangesNothing) {
+  const Words shape = {"--layers", "3",  "--hidden",      "64", "--heads", "4", "--vocab",   "32",
+                       "--seq",    "64", "--micro-batch", "4",  "--steps", "2", "--samples", "0",
+                       "--ranks",  "1",  "--threads",     "1"};
+  std::string hash;
+  double before = 1e300;
+  for (const char* mode : {"none", "selective", "full"}) {
+    Words words = shape;
+    words.insert(words.end(), {"--checkpoint-activations", mode});
+    const Json got = summary(words);
+    expect_the_plan_was_the_run(got, mode);
+    if (hash.empty()) hash = got.at("params_hash");
+    EXPECT_EQ(got.at("params_hash"), hash) << mode;
+    const double kept = got.at("measured").at("memory").at("activations");
+    EXPECT_LT(kept, before) << mode;
+    before = kept;
+  }
+}
+
+TEST_F(Train, LossFallsAndEveryStepIsALine) {
+  const std::vector<Json> lines =
+      run({"--layers", "1", "--hidden", "64", "--heads", "4", "--vocab", "16", "--seq", "16",
+           "--micro-batch", "16", "--steps", "60", "--zero", "2", "--lr", "1e-2"});
+  ASSERT_EQ(lines.size(), 61u);
+  EXPECT_NEAR(lines[0].at("loss").get<double>(), std::log(16.0), 0.3);
+  EXPECT_LT(lines[59].at("loss").get<double>(), 1.7);
+  for (std::size_t i = 0; i < 60; ++i) {
+    EXPECT_EQ(lines[i].at("step"), i + 1);
+    EXPECT_EQ(lines[i].at("tokens"), 2 * 16 * 16);
+    EXPECT_EQ(lines[i].at("sent_bytes"), lines[0].at("sent_bytes"));
+    EXPECT_GE(lines[i].at("mem_peak_bytes"), lines[i].at("mem_bytes"));
+  }
+}
+
+TEST_F(Train, TheScreenShowsTablesAndAnswers) {
+  const Outcome outcome = tessera(small({"--zero", "2"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* part : {"predicted", "measured", "optimizer", "bytes sent", "exact",
+                           "exposed communication", "communication / computation", "|"}) {
+    EXPECT_TRUE(contains(outcome.out, part)) << part << " in\n" << outcome.out;
+  }
+  EXPECT_TRUE(contains(outcome.err, "3/3 step")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "ZeRO-2"));
+}
+
+TEST_F(Train, TextFilesAreReadByBytes) {
+  const std::filesystem::path book = folder / "book.txt";
+  std::ofstream(book) << std::string(500, 'a') + "hello world\n";
+  const Outcome outcome =
+      tessera({"--data", book.string(), "--layers", "1", "--hidden", "32", "--heads", "2", "--seq",
+               "32", "--micro-batch", "2", "--steps", "2", "--samples", "1", "--ranks", "1"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, " → ")) << outcome.out;
+}
+
+TEST_F(Train, ATraceHasTheSpansOfBothRanks) {
+  const std::filesystem::path trace = folder / "trace.json";
+  EXPECT_EQ(tessera(small({"--trace", trace.string(), "--grad-accum", "2"})).status, 0);
+  std::ifstream in(trace);
+  const Json events = Json::parse(in).at("traceEvents");
+  int spans[2] = {0, 0};
+  for (const Json& event : events) {
+    if (event.at("ph") == "X") ++spans[event.at("pid").get<int>()];
+  }
+  EXPECT_EQ(spans[0], 3 * (2 * 2 + 2));  // forward, backward twice; optimizer, step
+  EXPECT_EQ(spans[1], spans[0]);
+}
+
+TEST_F(Train, WithoutCommunicationItSaysSo) {
+  const Outcome outcome = tessera(small({"--comm", "off", "--zero", "2"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "NOT SYNCHRONISED"));
+}
+
+TEST_F(Train, TheMemoryLimitIsAnErrorWithTheLedger) {
+  const Outcome outcome = tessera(small({"--memory-limit", "100KiB", "--ranks", "1"}));
+  EXPECT_EQ(outcome.status, 1);
+  for (const char* part : {"out of memory", "100 KiB", "params", "--memory-limit", "--zero"}) {
+    EXPECT_TRUE(contains(outcome.err, part)) << part << " in\n" << outcome.err;
+  }
+}
+
+TEST_F(Train, GradientsThatAreNotFinite) {
+  // A learning rate that throws the parameters out of the range of numbers.
+  const Words wild = {"--lr",        "1000", "--clip",     "0", "--warmup", "0",
+                      "--optimizer", "sgd",  "--momentum", "0", "--steps",  "30"};
+  Words stop = small(wild), skip = small(wild);
+  const Outcome stopped = tessera(stop);
+  EXPECT_EQ(stopped.status, 1) << stopped.err;
+  EXPECT_TRUE(contains(stopped.err, "--on-nan skip")) << stopped.err;
+  skip.insert(skip.end(), {"--on-nan", "skip"});
+  EXPECT_GT(summary(skip).at("skipped"), 0);
+}
+
+TEST_F(Train, FlagsOverrideTheFileAndPrintConfigShowsTheResult) {
+  const std::filesystem::path file = folder / "run.toml";
+  const Outcome printed =
+      tessera({"--zero", "1", "--lr", "0.25", "--no-prefetch", "--print-config"});
+  EXPECT_EQ(printed.status, 0) << printed.err;
+  std::ofstream(file) << printed.out;
+  const Outcome again = tessera({"--config", file.string(), "--print-config"});
+  EXPECT_EQ(again.out, printed.out);
+  const Outcome changed = tessera({"--config", file.string(), "--zero", "3", "--print-config"});
+  EXPECT_TRUE(contains(changed.out, "zero = 3\n"));
+  EXPECT_TRUE(contains(changed.out, "lr = 0.25\n"));
+  EXPECT_TRUE(contains(changed.out, "prefetch = false\n"));
+}
+
+TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"--zero", "4"}, "--zero: got \"4\", wanted 0 to 3"},
+      {{"--layout", "fp31"}, "--layout: got \"fp31\", wanted bf16"},
+      {{"--micro-batch", "3", "--global-batch", "8"}, "--global-batch: got 8"},
+      {{"--grad-accum", "3", "--global-batch", "64"}, "--grad-accum: got 3"},
+      {{"--data", "/no/such.txt"}, "--data: cannot read \"/no/such.txt\""},
+      {{"--model", "gpt5"}, "--model"},
+      {{"--hidden", "65"}, "--hidden is 65"},
+      {{"--checkpoint-activations", "most"}, "--checkpoint-activations"},
+      {{"--steps", "many"}, "--steps: got \"many\""},
+      {{"--metrics", "/no/folder/m"}, "--metrics: cannot write"},
+      {{"--trace", "/no/folder/t"}, "--trace: cannot write"},
+      {{"--config", "/no.toml"}, "--config: cannot read"},
+      {{"--micro-bach", "3"}, "did you mean --micro-batch?"}};
+  for (const auto& [words, expected] : cases) {
+    const Outcome outcome = tessera(words);
+    EXPECT_EQ(outcome.status, 2) << words[0] << outcome.err;
+    EXPECT_EQ(outcome.out, "") << words[0];
+    EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
+  }
+}
+
+TEST_F(Train, MoreRanksThanCoresAreWarnedOf) {
+  // The file is looked for after the warning, and before anything is started.
+  const Outcome outcome = tessera({"--ranks", "4096", "--data", "/no/such.txt"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_TRUE(contains(outcome.err, "warning: 4096 ranks on")) << outcome.err;
+}
+
+TEST_F(Train, CtrlCFinishesTheStepAndShowsTheTables) {
+  Words words = small({"--steps", "1000000", "--zero", "2", "--metrics", metrics.string()});
+  words.insert(words.begin(), {TESSERA_PROGRAM, "train"});
+  Capture out, err;
+  Child child([&] {  // the program itself, for the signal to reach it
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    ::dup2(out.fd(), 1);
+    ::dup2(err.fd(), 2);
+    ::execv(arguments[0], arguments.data());
+    return 127;
+  });
+  ASSERT_TRUE(wait_until([&] {
+    return std::filesystem::exists(metrics) && std::filesystem::file_size(metrics) > 0;
+  })) << err.text();
+  child.signal(SIGINT);
+  EXPECT_EQ(child.wait(), 130) << err.text();
+  EXPECT_TRUE(contains(out.text(), "bytes sent")) << out.text() << err.text();
+  EXPECT_TRUE(contains(err.text(), "stopped after step"));
+}
+
+}  // namespace
+}  // namespace tessera::cli

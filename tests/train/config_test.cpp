@@ -1,0 +1,208 @@
+#include "tessera/train/config.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tessera/core/errors.h"
+
+namespace tessera::train {
+namespace {
+
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text) {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-config-XXXXXX").string();
+    const int fd = ::mkstemp(name.data());
+    if (fd < 0) throw std::runtime_error("no file");
+    ::close(fd);
+    path_ = name;
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// The message of the UsageError that f throws, or "".
+template <typename F>
+std::string refusal(F&& f) {
+  try {
+    f();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Config, WhatIsPrintedReadsBackTheSame) {
+  TrainConfig config;
+  config.layers = 3;
+  config.data = "a \"b\"\\ \t c.txt";
+  config.lr = 1.0 / 3;
+  config.clip = 2;
+  config.bucket_mb = 1e-3;
+  config.prefetch = false;
+  config.seed = 999'999'999'999'999;
+  config.memory_limit = 123'456'789;
+  config.warmup = -1;
+  config.metrics = "out.jsonl";
+  const ConfigFile file(to_toml(config));
+  TrainConfig read;
+  read_config(read, file.path(), nullptr);
+  EXPECT_EQ(read, config) << to_toml(config);
+  EXPECT_EQ(to_toml(read), to_toml(config));
+}
+
+TEST(Config, EveryFieldSurvivesOnItsOwn) {
+  for (const Field& each : fields()) {
+    TrainConfig config;
+    const std::string before = get(config, each);
+    set(config, each, before);
+    EXPECT_EQ(config, TrainConfig{}) << each.name;
+    EXPECT_FALSE(each.help.empty());
+  }
+}
+
+TEST(Config, AFileChangesOnlyWhatItNames) {
+  const ConfigFile file(
+      "zero = 2\n[optimizer]\nlr = 1e-2\nclip = 3\n[run]\nmemory-limit = \"2GiB\"\n");
+  TrainConfig config;
+  config.micro_batch = 5;
+  std::vector<std::string> named;
+  read_config(config, file.path(), &named);
+  TrainConfig want;
+  want.micro_batch = 5;
+  want.zero = 2;
+  want.lr = 1e-2;
+  want.clip = 3;
+  want.memory_limit = std::int64_t{2} << 30;
+  EXPECT_EQ(config, want);
+  EXPECT_EQ(named.size(), 4u);
+}
+
+TEST(Config, BadFilesAreNamedWithTheLine) {
+  TrainConfig config;
+  const auto reading = [&](const std::string& text) {
+    const ConfigFile file(text);
+    return refusal([&] { read_config(config, file.path(), nullptr); });
+  };
+  EXPECT_TRUE(contains(reading("[batch]\nmicro-bach = 3\n"), "line 2"));
+  EXPECT_TRUE(contains(reading("[batch]\nmicro-bach = 3\n"), "did you mean micro-batch?"));
+  EXPECT_TRUE(contains(reading("steps = 1.5\n"), "whole number"));
+  EXPECT_TRUE(contains(reading("zero = [1]\n"), "line 1"));
+  EXPECT_TRUE(contains(reading("zero = \n"), "line 1"));
+  EXPECT_TRUE(
+      contains(refusal([&] { read_config(config, "/nowhere.toml", nullptr); }), "--config"));
+}
+
+TEST(Config, ValuesOutOfBoundsAreRefusedByName) {
+  TrainConfig config;
+  const auto setting = [&](const char* name, const char* text) {
+    return refusal([&] { set(config, field(name), text); });
+  };
+  EXPECT_TRUE(contains(setting("zero", "4"), "--zero: got \"4\", wanted 0 to 3"));
+  EXPECT_TRUE(contains(setting("micro-batch", "0"), "--micro-batch"));
+  EXPECT_TRUE(contains(setting("micro-batch", "3x"), "whole number"));
+  EXPECT_TRUE(contains(setting("lr", "nan"), "--lr"));
+  EXPECT_TRUE(contains(setting("lr", "fast"), "--lr"));
+  EXPECT_TRUE(contains(setting("layout", "bf17"), "did you mean bf16?"));
+  EXPECT_TRUE(contains(setting("checkpoint-activations", "al"), "none, selective, full"));
+  EXPECT_TRUE(contains(setting("memory-limit", "2G"), "--memory-limit"));
+  EXPECT_TRUE(contains(setting("prefetch", "maybe"), "true or false"));
+  EXPECT_TRUE(contains(refusal([] { field("learning-rate"); }), "no setting"));
+  EXPECT_EQ(config, TrainConfig{});
+}
+
+TEST(Resolve, GlobalBatch) {
+  TrainConfig config;
+  config.micro_batch = 4;
+  EXPECT_EQ(resolve(config, 2).global_batch, 8);
+  config.grad_accum = 3;
+  EXPECT_EQ(resolve(config, 2).global_batch, 24);
+  config.grad_accum = 0;
+  config.global_batch = 24;
+  EXPECT_EQ(resolve(config, 2).grad_accum, 3);
+  EXPECT_EQ(resolve(config, 3).grad_accum, 2);
+  config.grad_accum = 3;
+  EXPECT_EQ(resolve(config, 2).grad_accum, 3);
+  const std::string both = refusal([&] { resolve(config, 3); });
+  EXPECT_TRUE(contains(both, "--grad-accum: got 3") && contains(both, "makes 2")) << both;
+  config.grad_accum = 0;
+  config.global_batch = 27;
+  const std::string uneven = refusal([&] { resolve(config, 2); });
+  EXPECT_TRUE(contains(uneven, "--global-batch: got 27") && contains(uneven, "24 or 32")) << uneven;
+  config.global_batch = 3;
+  EXPECT_TRUE(contains(refusal([&] { resolve(config, 2); }), "wanted 8"));
+}
+
+TEST(Resolve, ModelsByNameAndBySize) {
+  TrainConfig config;
+  EXPECT_EQ(resolve(config, 1).model.name, "gpt-tiny");
+  config.layers = 6;
+  config.hidden = 512;
+  config.heads = 8;
+  config.vocab = 8192;
+  config.seq = 300;
+  const Resolved sizes = resolve(config, 1);
+  EXPECT_EQ(sizes.model.layers, 6);
+  EXPECT_EQ(sizes.model.ffn, 2048);
+  EXPECT_EQ(sizes.model.positions, 300);
+  config.heads = 7;
+  EXPECT_TRUE(contains(refusal([&] { resolve(config, 1); }), "--hidden is 512"));
+  config = {};
+  config.model = "gpt2-124";
+  EXPECT_TRUE(contains(refusal([&] { resolve(config, 1); }), "did you mean gpt2-124m?"));
+  config.model = "llama3-8b";
+  EXPECT_TRUE(contains(refusal([&] { resolve(config, 1); }), "--model"));
+}
+
+TEST(Resolve, WhatDoesNotFitTogether) {
+  const auto refused = [](auto change) {
+    TrainConfig config;
+    change(config);
+    return refusal([&] { resolve(config, 2); });
+  };
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.seq = 257; }), "--seq: got 257"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.vocab = 11; }), "12 or more"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) {
+                         c.vocab = 100;
+                         c.data = "x.txt";
+                       }),
+                       "256 or more"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.warmup = 301; }), "--warmup is 301"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.zero = 4; }), "--zero"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.layout = "2,6,12"; }), "--layout"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.backend = "nccl"; }), "--device cuda"));
+  EXPECT_EQ(refused([](TrainConfig& c) { c.steps = 1; }), "");
+}
+
+TEST(Resolve, CommOffPlansForOneRankAndKeepsTheBatch) {
+  TrainConfig config;
+  config.comm = "off";
+  config.zero = 2;
+  const Resolved resolved = resolve(config, 4);
+  EXPECT_EQ(resolved.ranks, 1);
+  EXPECT_EQ(resolved.global_batch, 64);
+  EXPECT_EQ(plan(config, resolved).sent_bytes, 0);
+}
+
+TEST(Resolve, SgdKeepsFewerMoments) {
+  TrainConfig config;
+  config.optimizer = "sgd";
+  EXPECT_EQ(resolve(config, 2).layout.optimizer(), 4);
+  config.momentum = 0;
+  EXPECT_EQ(resolve(config, 2).layout.optimizer(), 0);
+}
+
+}  // namespace
+}  // namespace tessera::train

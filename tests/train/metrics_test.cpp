@@ -1,0 +1,129 @@
+#include "tessera/train/metrics.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/errors.h"
+#include "tessera/train/trace.h"
+
+namespace tessera::train {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST(Metrics, AStepHasExactlyTheseKeys) {
+  StepMetrics step;
+  step.tokens = 100;
+  step.step_s = 0.5;
+  const Json json = Json::parse(to_json(step));
+  const std::vector<std::string> keys = {
+      "step",      "loss",           "grad_norm",  "lr",           "tokens",         "tokens_per_s",
+      "step_s",    "forward_s",      "backward_s", "comm_s",       "comm_exposed_s", "optimizer_s",
+      "mem_bytes", "mem_peak_bytes", "sent_bytes", "control_bytes"};
+  EXPECT_EQ(json.size(), keys.size());
+  for (const std::string& key : keys) EXPECT_TRUE(json.contains(key)) << key;
+  EXPECT_EQ(json["tokens_per_s"], 200.0);
+}
+
+TEST(Metrics, WhatIsNotFiniteIsNull) {
+  StepMetrics step;
+  step.loss = std::nan("");
+  step.grad_norm = INFINITY;
+  step.skipped = true;
+  const Json json = Json::parse(to_json(step));
+  EXPECT_TRUE(json["loss"].is_null());
+  EXPECT_TRUE(json["grad_norm"].is_null());
+  EXPECT_EQ(json["skipped"], true);
+}
+
+TEST(Metrics, TheSummaryHasBothSides) {
+  Summary summary;
+  summary.predicted = {{{"params", 10}, {"grads", 20}}, 30};
+  summary.measured = {{{"params", 11}, {"peak", 99}}, std::nullopt};
+  summary.params_hash = "00ff";
+  const std::string text = to_json(summary);
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  const Json json = Json::parse(text).at("summary");
+  EXPECT_EQ(json["predicted"]["memory"]["params"], 10);
+  EXPECT_EQ(json["predicted"]["sent_bytes"], 30);
+  EXPECT_EQ(json["measured"]["memory"]["peak"], 99);
+  EXPECT_FALSE(json["measured"].contains("sent_bytes"));
+  EXPECT_EQ(json["params_hash"], "00ff");
+}
+
+TEST(Metrics, Median) {
+  EXPECT_EQ(median({}), 0);
+  EXPECT_EQ(median({3}), 3);
+  EXPECT_EQ(median({1, 9, 5}), 5);
+  EXPECT_EQ(median({1, 9, 5, 7}), 6);
+}
+
+class Folder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-train-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    path = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(path); }
+  static std::string text(const std::filesystem::path& file) {
+    std::ifstream in(file);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  std::filesystem::path path;
+};
+
+TEST_F(Folder, LinesReplaceWhatWasThere) {
+  const std::filesystem::path file = path / "m.jsonl";
+  std::ofstream(file) << "old\n";
+  {
+    LineFile lines(file.string(), "--metrics");
+    lines.write("a");
+    EXPECT_EQ(text(file), "a\n");
+    lines.write("b");
+  }
+  EXPECT_EQ(text(file), "a\nb\n");
+  try {
+    LineFile("/no/folder/m", "--metrics");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("--metrics"), std::string::npos);
+  }
+}
+
+TEST_F(Folder, ATraceIsJsonOfAllRanks) {
+  std::vector<std::string> ranks;
+  for (int r = 0; r < 3; ++r) {
+    Trace trace(r, true);
+    const Trace::Clock::time_point now{std::chrono::seconds(10)};
+    for (int step = 1; step <= 4; ++step) {
+      trace.span("forward", now, now + std::chrono::microseconds(1500), step);
+    }
+    ranks.push_back(trace.events());
+  }
+  const std::filesystem::path file = path / "t.json";
+  write_trace(file.string(), ranks);
+  const Json json = Json::parse(text(file));
+  ASSERT_EQ(json["traceEvents"].size(), 3u * 5);
+  const Json& span = json["traceEvents"][1];
+  EXPECT_EQ(span["name"], "forward");
+  EXPECT_EQ(span["ts"], 1e7);
+  EXPECT_EQ(span["dur"], 1500.0);
+  EXPECT_EQ(span["args"]["step"], 1);
+  EXPECT_EQ(json["traceEvents"][14]["pid"], 2);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(path), {}), 1) << "no draft left";
+  EXPECT_TRUE(Trace(0, false).events().empty());
+}
+
+TEST_F(Folder, AFolderThatIsNotThereIsFoundBeforeTheRun) {
+  EXPECT_NO_THROW(check_writable((path / "x.json").string(), "--trace"));
+  EXPECT_THROW(check_writable((path / "y" / "x.json").string(), "--trace"), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::train

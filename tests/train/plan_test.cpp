@@ -1,0 +1,65 @@
+// What the planner believes of a model, beside the model.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "tessera/memory/allocator.h"
+#include "tessera/models/gpt.h"
+#include "tessera/planner/run.h"
+
+namespace tessera::train {
+namespace {
+
+TEST(Plan, TheParametersAreThoseOfTheModel) {
+  for (const planner::ModelShape& shape :
+       {planner::find_model_shape("gpt-tiny"), planner::find_model_shape("gpt2-124m"),
+        planner::gpt_shape(3, 36, 3, 17, 20)}) {
+    const models::Gpt model(shape, 0, at::device(at::kMeta));
+    std::map<std::string, std::int64_t> sizes;
+    for (const auto& item : model->named_parameters()) sizes[item.key()] = item.value().numel();
+    const std::vector<planner::ParameterSize> planned = planner::gpt_parameters(shape);
+    EXPECT_EQ(planned.size(), sizes.size());
+    for (const planner::ParameterSize& each : planned) {
+      EXPECT_EQ(sizes[each.name], each.numel) << each.name;
+    }
+  }
+}
+
+struct Case {
+  planner::ModelShape shape;
+  std::int64_t batch, seq;
+};
+
+// The ledger after a forward, for shapes in which every term of the formula matters.
+TEST(Plan, ActivationsAreWhatTheLedgerCounts) {
+  memory::install();
+  for (const Case& c : {Case{planner::gpt_shape(2, 64, 4, 50, 64), 3, 64},
+                        Case{planner::gpt_shape(1, 32, 8, 500, 40), 2, 33},
+                        Case{planner::gpt_shape(3, 96, 2, 16, 128), 1, 128}}) {
+    for (const planner::Recompute mode :
+         {planner::Recompute::none, planner::Recompute::selective, planner::Recompute::full}) {
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+        models::Gpt model(c.shape, 0);
+        model->to(type);
+        if (mode != planner::Recompute::none) {
+          nn::set_checkpointing(*model, nn::parse_checkpointing(name(mode)));
+        }
+        const at::Tensor ids = at::randint(c.shape.vocab, {c.batch, c.seq}, at::kLong);
+        const auto ledger = std::make_shared<memory::Ledger>();
+        const memory::OwnerScope owner(ledger);
+        const memory::CategoryScope category(MemoryCategory::activations);
+        const at::Tensor loss = model->loss(ids, ids);
+        const auto kept = static_cast<double>(ledger->counts()[MemoryCategory::activations].now);
+        const auto planned = static_cast<double>(planner::gpt_activation_bytes(
+            {c.shape, c.batch, c.seq, type == at::kFloat ? 4 : 2, mode}));
+        EXPECT_NEAR(kept / planned, 1, 0.03) << name(mode) << " " << type << " width "
+                                             << c.shape.hidden << ": " << kept << " of " << planned;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
