@@ -2,8 +2,10 @@
 // take turns. Its docstring has the protocol. Started by `tessera run`.
 //   tessera run -n 2 --threads 1 --no-prefix -- build/bin/train_bench --stage 2 <<<$'go 5\nquit'
 
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <map>
@@ -29,7 +31,7 @@ Arguments parse(int argc, char** argv) {
                          {"hidden", "512"}, {"heads", "8"},       {"vocab", "8192"},
                          {"seq", "256"},    {"micro-batch", "4"}, {"warmup", "2"},
                          {"seed", "0"},     {"bucket-mb", "16"},  {"overlap", "on"},
-                         {"cache", "on"},   {"times", "off"}};
+                         {"cache", "on"},   {"times", "off"},     {"profile", "off"}};
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--serve") continue;
@@ -42,6 +44,54 @@ Arguments parse(int argc, char** argv) {
   }
   return arguments;
 }
+
+// Time spent in each operator and autograd node of this thread, without what they call.
+struct Profile {
+  using Clock = std::chrono::steady_clock;
+  struct Frame : at::ObserverContext {
+    std::string name;
+    Clock::time_point began;
+    double inside = 0;
+    Frame* outer = nullptr;
+  };
+  static inline thread_local Frame* top = nullptr;
+  static inline std::map<std::string, std::pair<double, int>> totals;
+
+  static void start() {
+    at::addThreadLocalCallback(
+        at::RecordFunctionCallback(
+            [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
+              auto frame = std::make_unique<Frame>();
+              frame->name = f.name();
+              frame->outer = std::exchange(top, frame.get());
+              frame->began = Clock::now();
+              return frame;
+            },
+            [](const at::RecordFunction&, at::ObserverContext* context) {
+              auto* frame = static_cast<Frame*>(context);
+              const double all =
+                  std::chrono::duration<double, std::milli>(Clock::now() - frame->began).count();
+              top = frame->outer;
+              if (top != nullptr) top->inside += all;
+              totals[frame->name].first += all - frame->inside;
+              ++totals[frame->name].second;
+            })
+            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  }
+
+  static void print(std::int64_t steps) {
+    std::vector<std::pair<double, std::string>> sorted;
+    for (const auto& [name, total] : totals) {
+      sorted.emplace_back(total.first / static_cast<double>(steps),
+                          str(name, " × ", total.second / steps));
+    }
+    std::sort(sorted.rbegin(), sorted.rend());
+    for (std::size_t i = 0; i < std::min<std::size_t>(24, sorted.size()); ++i) {
+      std::cerr << sorted[i].first << " ms/step  " << sorted[i].second << "\n";
+    }
+    totals.clear();
+  }
+};
 
 class Bench {
  public:
@@ -90,6 +140,8 @@ class Bench {
   nlohmann::json run(std::int64_t steps) {
     using Clock = std::chrono::steady_clock;
     engine_->reset_times();
+    const bool profile = arguments_.at("profile") == "on" && world_.rank() == 0;
+    if (profile && Profile::totals.empty()) Profile::start();
     const comm::TrafficCounts before = world_.traffic();
     world_.barrier();
     const auto began = Clock::now();
@@ -99,6 +151,7 @@ class Bench {
     world_.barrier();
     const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began).count() /
                       static_cast<double>(steps);
+    if (profile) Profile::print(steps);
     nlohmann::json answer = {
         {"steps", steps},
         {"ms", ms},

@@ -15,7 +15,8 @@ constexpr double kLearningRate = 0.1;
 constexpr int kSteps = 20;
 
 torch::nn::Sequential make_model() {
-  return {torch::nn::Linear(4, 32), torch::nn::Tanh(), torch::nn::Linear(32, 3)};
+  return torch::nn::Sequential(torch::nn::Linear(4, 32), torch::nn::Tanh(),
+                               torch::nn::Linear(32, 3));
 }
 
 // Every rank has its own batch; rank and step say which.

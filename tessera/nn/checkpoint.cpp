@@ -161,7 +161,7 @@ std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
   if (mode == Checkpointing::selective) state->recorder.emplace();
   // The parameters inside f are no arguments: without this, an f of inputs that need no gradient
   // would seem to need none itself.
-  const at::Tensor wants_grad = at::empty({0}, at::requires_grad());
+  const at::Tensor wants_grad = at::empty({0}).set_requires_grad(true);
   return CheckpointFunction::apply(state, wants_grad, at::TensorList(inputs));
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -27,6 +28,18 @@ bool find_bf16() {
 #elif defined(__x86_64__)
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq");
+#else
+  return false;
+#endif
+}
+
+// [Note: written transposed] On Arm, ATen hands a · bᵀ in fp32 to oneDNN and the Arm Compute
+// Library: slower than OpenBLAS (by 5% for large matrices, by half for those of attention), and on
+// threads of its own that at::set_num_threads does not bound. It does so only if the result is laid
+// out by rows, so (b · aᵀ) is written into its transpose instead, which is the same memory.
+bool is_written_transposed([[maybe_unused]] const at::Tensor& out) {
+#if defined(__aarch64__)
+  return out.is_cpu() && out.scalar_type() == at::kFloat;
 #else
   return false;
 #endif
@@ -72,23 +85,36 @@ at::Tensor narrowed(const at::Tensor& tensor) {
   return narrow;
 }
 
-at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  if (!multiplies_in_fp32(a)) return at::mm(a, b);
-  return addmm_in_fp32(at::Tensor(), a, b);
+bool beats_aten(const at::Tensor& tensor) {
+  return multiplies_in_fp32(tensor) || is_written_transposed(tensor);
 }
 
-at::Tensor addmm_in_fp32(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& b) {
-  // As a whole, and with products that a selective checkpoint does not see: it should keep the
-  // rounded result only.
+// As a whole, and with products into a given place, which a selective checkpoint does not see: it
+// should keep the final result, and only that.
+at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias) {
+  if (!beats_aten(a)) {
+    return bias.defined() ? at::addmm(bias.to(a.scalar_type()), a, w.t()) : at::mm(a, w.t());
+  }
   return keep_in_selective([&]() -> std::vector<at::Tensor> {
-    at::Tensor wide = at::empty({a.size(0), b.size(1)}, a.options().dtype(at::kFloat));
+    at::Tensor out = at::empty({a.size(0), w.size(0)}, a.options().dtype(at::kFloat));
+    const at::Tensor wide = widened(a), weight = widened(w);
+    const bool swap = is_written_transposed(out);
+    at::Tensor place = swap ? out.t() : out;
+    const at::Tensor left = swap ? weight : wide, right = swap ? wide.t() : weight.t();
     if (bias.defined()) {
-      at::addmm_out(wide, widened(bias), widened(a), widened(b));
+      const at::Tensor row = widened(bias);
+      at::addmm_out(place, swap ? row.unsqueeze(1) : row, left, right);
     } else {
-      at::mm_out(wide, widened(a), widened(b));
+      at::mm_out(place, left, right);
     }
-    return {narrowed(wide)};
+    return {a.scalar_type() == at::kFloat ? out : narrowed(out)};
   })[0];
+}
+
+void batch_times_transposed(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  const bool swap = is_written_transposed(out);
+  at::Tensor place = swap ? out.transpose(1, 2) : out;
+  at::bmm_out(place, swap ? b : a, (swap ? a : b).transpose(1, 2));
 }
 
 }  // namespace tessera::nn

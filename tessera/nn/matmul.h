@@ -12,11 +12,14 @@ bool cpu_multiplies_bf16();
 // Must a product of such matrices be computed in fp32 and rounded after?
 bool multiplies_in_fp32(const at::Tensor& tensor);
 
-// a · b for matrices of the same type, with any strides. Computed as one ATen matrix product, in
-// fp32 where bf16 would crawl.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b);
-// a · b + bias (may be undefined) of bf16, in fp32 and then rounded.
-at::Tensor addmm_in_fp32(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& b);
+// a · wᵀ + bias for matrices [N, in] and [out, in] of the same type; bias [out] may be undefined.
+// Computed in fp32 where bf16 would crawl. A selective checkpoint keeps the result.
+at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias = {});
+// Does times_transposed do better than at::linear? See [Note: written transposed].
+bool beats_aten(const at::Tensor& tensor);
+
+// out = a · bᵀ for each of a batch of matrices, [G, n, k] and [G, m, k].
+void batch_times_transposed(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
 // fp32 copies of bf16 tensors and back, with the strides kept where the tensor is dense.
 at::Tensor widened(const at::Tensor& tensor);   // fp32 stays as it is

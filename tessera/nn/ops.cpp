@@ -46,15 +46,15 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
   return result;
 }
 
-// Only where ATen's own product would crawl; otherwise at::linear does exactly this.
-struct WideLinear : public torch::autograd::Function<WideLinear> {
+// Only where we beat ATen's product; otherwise at::linear does exactly this.
+struct Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b) {
     const at::Tensor rows = as_rows(x);
     ctx->save_for_backward({rows, w});
     ctx->saved_data["sizes"] = x.sizes().vec();
-    ctx->saved_data["bias"] = b.has_value();
-    return addmm_in_fp32(b.value_or(at::Tensor()), rows, w.t()).view(with_last(x, w.size(0)));
+    if (b) ctx->saved_data["bias"] = b->scalar_type();
+    return times_transposed(rows, w, b.value_or(at::Tensor())).view(with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
@@ -63,7 +63,9 @@ struct WideLinear : public torch::autograd::Function<WideLinear> {
                                            ctx->needs_input_grad(1));
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     at::Tensor db;
-    if (ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2)) db = dy.sum(0);
+    if (const auto bias = ctx->saved_data["bias"]; !bias.isNone() && ctx->needs_input_grad(2)) {
+      db = dy.sum(0).to(bias.toScalarType());
+    }
     return {g.dx, g.dw, db};
   }
 };
@@ -113,7 +115,7 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const at::Tensor& b) {
     const at::Tensor rows = as_rows(x);
-    const at::Tensor h = product(rows, w.t());
+    const at::Tensor h = times_transposed(rows, w);
     ctx->save_for_backward({rows, w, b, h});
     ctx->saved_data["sizes"] = x.sizes().vec();
     at::Tensor y = at::empty(with_last(x, w.size(0)), x.options());
@@ -136,7 +138,9 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
   const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
-  if (multiplies_in_fp32(x) && x.numel() > 0) return WideLinear::apply(x, w, bias);
+  if (beats_aten(x) && x.scalar_type() == w.scalar_type() && x.numel() > 0) {
+    return Linear::apply(x, w, bias);
+  }
   return at::linear(x, w, bias);
 }
 

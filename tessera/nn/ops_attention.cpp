@@ -54,8 +54,8 @@ at::Tensor scores_of(const Heads& in, const Block& block, const at::Tensor& scra
   const std::int64_t group = in.q.size(0);
   at::Tensor scores =
       scratch.narrow(0, 0, group * block.rows * block.keys).view({group, block.rows, block.keys});
-  at::bmm_out(scores, in.q.narrow(1, block.begin, block.rows),
-              in.k.narrow(1, 0, block.keys).transpose(1, 2));
+  batch_times_transposed(scores, in.q.narrow(1, block.begin, block.rows),
+                         in.k.narrow(1, 0, block.keys));
   return scores;
 }
 
@@ -103,7 +103,7 @@ void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, c
     const at::Tensor scores = scores_of(in, block, scratch);
     at::Tensor dscores =
         dscratch.narrow(0, 0, scores.numel()).view({group, block.rows, block.keys});
-    at::bmm_out(dscores, d, in.v.narrow(1, 0, block.keys).transpose(1, 2));
+    batch_times_transposed(dscores, d, in.v.narrow(1, 0, block.keys));
     at::parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t g = from; g < to; ++g) {
         kernels::softmax_causal_backward(rows_of(in, block), row_out(scores, g),

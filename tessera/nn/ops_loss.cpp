@@ -44,15 +44,12 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets) {
     const at::Tensor h = as_rows(hidden);
-    at::Tensor logits, loss;  // the logits become their own gradient
-    if (multiplies_in_fp32(h)) {
-      logits = at::mm(widened(h), widened(weight).t());
-      loss = losses_in_place(logits, targets);
-      logits = narrowed(logits);
-    } else {
-      logits = at::mm(h, weight.t());
-      loss = losses_in_place(logits, targets);
-    }
+    // The logits become their own gradient; where they are computed in fp32, they stay so for it.
+    const bool wide = multiplies_in_fp32(h);
+    at::Tensor logits =
+        wide ? times_transposed(widened(h), widened(weight)) : times_transposed(h, weight);
+    const at::Tensor loss = losses_in_place(logits, targets);
+    if (wide) logits = narrowed(logits);
     ctx->save_for_backward({h, weight, logits});
     ctx->saved_data["sizes"] = hidden.sizes().vec();
     return loss;

@@ -16,7 +16,8 @@
 namespace tessera::nn {
 namespace {
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::CustomRNGKeyId;
+// Reserved by torch, unused by it in C++ programs, and directly below autograd.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 
 thread_local Recorder* active = nullptr;
 
@@ -80,7 +81,7 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, CustomRNGKeyId, m) {
+TORCH_LIBRARY_IMPL(_, Fake, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&observe>());
 }
 

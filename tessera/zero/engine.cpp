@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -50,8 +51,9 @@ const Options& checked(const Options& options) {
   const auto require = [](bool good, const std::string& problem) {
     if (!good) throw UsageError(problem);
   };
+  const auto& known = state_layouts();
   require(
-      options.layout.param == 2 || options.layout.param == 4,
+      std::find(known.begin(), known.end(), options.layout) != known.end(),
       str("layout ", quote(options.layout.name),
           " is for planning only; the engine runs bf16, bf16-fp32grad, bf16-nomaster and fp32"));
   require(options.micro_batches >= 1,
@@ -331,8 +333,10 @@ std::uint64_t Engine::params_hash() { return impl_->hash(); }
 const Options& Engine::options() const { return impl_->options; }
 const comm::Group& Engine::group() const { return impl_->group; }
 std::int64_t Engine::steps() const { return impl_->update->steps(); }
-std::int64_t Engine::traveling_param_bytes() const { return impl_->plan.traveling_bytes(false); }
-std::int64_t Engine::traveling_grad_bytes() const { return impl_->plan.traveling_bytes(true); }
+std::int64_t Engine::traveling_param_bytes() const {
+  return impl_->plan.param_bytes(/*frozen=*/impl_->gatherer.shards());
+}
+std::int64_t Engine::traveling_grad_bytes() const { return impl_->plan.grad_bytes(); }
 
 Times Engine::times() const {
   return {impl_->reducer.exposed().seconds() + impl_->gatherer.exposed().seconds(),

@@ -34,8 +34,8 @@ struct BucketInfo {
 };
 
 struct Begin {
-  int micro_batches = 0;         // 0: Options::micro_batches
-  std::optional<double> tokens;  // of this rank in all its micro-batches; may be 0
+  int micro_batches = 0;                        // 0: Options::micro_batches
+  std::optional<double> tokens = std::nullopt;  // of this rank in all its micro-batches; may be 0
 };
 
 // [Note: stages] One engine; a stage says what of {optimizer state, gradients, parameters} each

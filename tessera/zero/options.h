@@ -60,9 +60,9 @@ struct Options {
   Optimizer optimizer = AdamW{};
   std::function<ParamPolicy(const std::string&, const at::Tensor&)> policy = default_policy;
 
-  int micro_batches = 1;               // backward calls per step, unless begin() says otherwise
-  std::optional<ReducePolicy> reduce;  // default_reduce_policy(stage)
-  double clip_norm = 0;                // largest global norm of the gradient; 0 does not clip
+  int micro_batches = 1;  // backward calls per step, unless begin() says otherwise
+  std::optional<ReducePolicy> reduce = std::nullopt;  // default_reduce_policy(stage)
+  double clip_norm = 0;  // largest global norm of the gradient; 0 does not clip
   OnNonFinite on_non_finite = OnNonFinite::stop;
 
   std::int64_t bucket_bytes = 16 << 20;
@@ -75,7 +75,7 @@ struct Options {
   bool broadcast_buffers = true;  // buffers (running means) follow rank 0 at every forward
   std::uint64_t seed = 0;         // of stochastic rounding
 
-  std::shared_ptr<memory::Ledger> ledger;  // null: memory::current_ledger()
+  std::shared_ptr<memory::Ledger> ledger = nullptr;  // null: memory::current_ledger()
 };
 
 }  // namespace tessera::zero

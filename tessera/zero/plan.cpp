@@ -160,12 +160,20 @@ std::string Space::describe() const {
   return str(trainable ? "" : "frozen ", c10::toString(dtype), " on ", device.str());
 }
 
-std::int64_t Plan::traveling_bytes(bool grads) const {
+std::int64_t Plan::param_bytes(bool frozen) const {
   std::int64_t bytes = 0;
   for (const Space& space : spaces) {
-    if (grads && !space.trainable) continue;
-    bytes += space.size *
-             static_cast<std::int64_t>(c10::elementSize(grads ? space.grad_dtype : space.dtype));
+    if (!space.trainable && !frozen) continue;
+    bytes += space.size * static_cast<std::int64_t>(c10::elementSize(space.dtype));
+  }
+  return bytes;
+}
+
+std::int64_t Plan::grad_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Space& space : spaces) {
+    if (!space.trainable) continue;
+    bytes += space.size * static_cast<std::int64_t>(c10::elementSize(space.grad_dtype));
   }
   return bytes;
 }

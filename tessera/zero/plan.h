@@ -80,7 +80,9 @@ struct Plan {
   std::vector<UnitPlan> units;
   std::vector<Bucket> buckets;
 
-  std::int64_t traveling_bytes(bool grads) const;  // of parameters or gradients, with padding
+  // With padding.
+  std::int64_t param_bytes(bool frozen) const;  // those that never change too?
+  std::int64_t grad_bytes() const;
 };
 
 Plan make_plan(torch::nn::Module& model, const Options& options, int ranks);

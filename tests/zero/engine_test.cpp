@@ -51,8 +51,13 @@ TEST_P(Matrix, StagesAreBitwiseEqual) {
         EXPECT_EQ(stages[0].hash, stages[2].hash) << what;
         EXPECT_EQ(stages[0].norms, stages[2].norms) << what;
       } else {
-        const double rounding = layout.param == 4 ? 2e-3 : 0.15;
-        EXPECT_LT(distance(stages[0], stages[2]), rounding) << what;
+        // Losses, not parameters: where a gradient is zero but for rounding, AdamW steps all the
+        // same.
+        for (std::size_t step = 0; step < stages[0].losses.size(); ++step) {
+          EXPECT_NEAR(stages[0].losses[step], stages[2].losses[step],
+                      layout.param == 4 ? 1e-4 : 0.05)
+              << what;
+        }
       }
     }
   }
@@ -62,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(Nets, Matrix,
                                             ::testing::Values(1, 2, 3, 4)));
 
 TEST(Oracle, EqualsOneProcessAfterTwentySgdSteps) {
-  for (const std::string net : {"mlp", "conv", "tied", "odd"}) {
+  for (const std::string net : {"mlp", "conv", "tied", "odd32"}) {
     for (const int ranks : {1, 2, 3, 4}) {
       for (const int micro_batches : {1, 3}) {
         for (const int stage : {0, 3}) {
@@ -85,10 +90,11 @@ TEST(Oracle, EqualsOneProcessAfterTwentySgdSteps) {
 }
 
 TEST(Oracle, LossesEqualThoseOfOneProcessUnderAdamW) {
-  for (const std::string net : {"mlp", "conv", "tied", "odd"}) {
+  for (const std::string net : {"mlp", "conv", "tied", "odd32"}) {
     for (const int stage : {0, 1, 2, 3}) {
       Case run = make_case(net, 3, stage, "fp32", 3);
       run.steps = 20;
+      run.options.optimizer = AdamW{.lr = 1e-2, .weight_decay = 0};
       const Result engine = train(run);
       const Result alone = train_alone(run);
       for (int step = 0; step < run.steps; ++step) {

@@ -45,7 +45,8 @@ class Net : public torch::nn::Module {
     const at::NoGradGuard no_grad;
     for (const auto& entry : named_parameters()) {
       const at::Tensor& p = entry.value();
-      const double fan = p.dim() >= 2 ? static_cast<double>(p.numel() / p.size(0)) : 4;
+      const double fan =
+          p.dim() >= 2 && p.numel() > 0 ? static_cast<double>(p.numel() / p.size(0)) : 4;
       p.copy_((numbers(p.sizes(), ++seed) / std::sqrt(fan)).to(p.scalar_type()));
       if (entry.key().find("norm") != std::string::npos && p.dim() == 1) p.add_(0.9);
     }
@@ -146,7 +147,7 @@ class Tied : public Net {
 // Parameters that are unused, used on some ranks only, frozen, empty, transposed, of another type.
 class Odd : public Net {
  public:
-  Odd()
+  explicit Odd(at::ScalarType other = at::kBFloat16)
       : first(register_module("first", torch::nn::Linear(5, 8))),
         second(register_module("second", torch::nn::Linear(8, 3))),
         side(register_module("side", torch::nn::Linear(5, 3))),
@@ -154,7 +155,7 @@ class Odd : public Net {
         frozen(register_parameter("frozen", at::zeros({8}), /*requires_grad=*/false)),
         empty(register_parameter("empty", at::zeros({0, 3}))),
         turned(register_parameter("turned", at::zeros({3, 3}).t())),
-        half(register_parameter("half", at::zeros({3}, at::kBFloat16))) {}
+        half(register_parameter("half", at::zeros({3}, other))) {}
   void set_rank(int rank) override { odd_rank = rank % 2 == 1; }
   at::Tensor loss(const Batch& b) override {
     const at::Tensor x = b.x.to(first->weight.scalar_type());
@@ -177,6 +178,7 @@ inline std::shared_ptr<Net> make_net(const std::string& name) {
   if (name == "mlp") return std::make_shared<Mlp>();
   if (name == "conv") return std::make_shared<Conv>();
   if (name == "tied") return std::make_shared<Tied>();
+  if (name == "odd32") return std::make_shared<Odd>(at::kFloat);
   return std::make_shared<Odd>();
 }
 

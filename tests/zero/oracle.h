@@ -51,7 +51,16 @@ inline Result train(const comm::Group& group, const Case& run) {
   net->initialise(group.rank() == 0 ? 7 : 99);  // the start is rank 0's
   net->set_rank(group.rank());
   net->to(run.device);
-  Engine engine(net, group, run.options);
+  Options options = run.options;
+  // Batch norm wants its parameters in the type of its statistics.
+  if (run.net == "conv") {
+    options.policy = [](const std::string& name, const at::Tensor& param) {
+      ParamPolicy policy = default_policy(name, param);
+      policy.keep_fp32 = name.find("norm") == 0;
+      return policy;
+    };
+  }
+  Engine engine(net, group, options);
   if (run.checkpointing != nn::Checkpointing::none) nn::set_checkpointing(*net, run.checkpointing);
   Result result;
   const comm::TrafficCounts before = group.traffic();
@@ -110,28 +119,24 @@ inline Result train(const Case& run) {
 inline Result train_alone(const Case& run) {
   auto net = make_net(run.net);
   net->initialise(7);
-  // Parameters of 16 bits are updated in fp32, as the engine does.
-  std::vector<at::Tensor> params, masters;
+  std::vector<at::Tensor> params;
   for (const at::Tensor& p : net->parameters()) {
-    if (!p.requires_grad()) continue;
-    params.push_back(p);
-    masters.push_back(p.scalar_type() == at::kFloat ? p
-                                                    : p.detach().to(at::kFloat).requires_grad_());
+    if (p.requires_grad()) params.push_back(p);
   }
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   if (const auto* sgd = std::get_if<SGD>(&run.options.optimizer)) {
     optimizer = std::make_unique<torch::optim::SGD>(
-        masters, torch::optim::SGDOptions(sgd->lr).momentum(sgd->momentum));
+        params, torch::optim::SGDOptions(sgd->lr).momentum(sgd->momentum));
   } else {
     const AdamW& adamw = std::get<AdamW>(run.options.optimizer);
     optimizer = std::make_unique<torch::optim::AdamW>(
-        masters,
+        params,
         torch::optim::AdamWOptions(adamw.lr).weight_decay(adamw.weight_decay).eps(adamw.eps));
   }
   Result result;
   const bool whole = run.net == "mlp" || run.net == "tied";
   for (int step = 0; step < run.steps; ++step) {
-    for (const at::Tensor& p : params) p.mutable_grad().reset();
+    optimizer->zero_grad();
     const int parts = run.ranks * run.options.micro_batches;
     double total = 0;
     std::vector<at::Tensor> xs, ys;
@@ -157,29 +162,17 @@ inline Result train_alone(const Case& run) {
       total = loss.item<double>();
       loss.backward();
     }
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      if (!masters[i].is_same(params[i])) {
-        masters[i].mutable_grad() = params[i].grad().to(at::kFloat);
-      }
-    }
     double squares = 0;
-    for (const at::Tensor& p : masters) {
+    for (const at::Tensor& p : params) {
       if (p.grad().defined()) squares += p.grad().to(at::kDouble).square().sum().item<double>();
     }
     result.norms.push_back(std::sqrt(squares));
-    if (run.options.clip_norm > 0)
-      torch::nn::utils::clip_grad_norm_(masters, run.options.clip_norm);
+    if (run.options.clip_norm > 0) torch::nn::utils::clip_grad_norm_(params, run.options.clip_norm);
     optimizer->step();
-    const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      if (!masters[i].is_same(params[i])) params[i].copy_(masters[i]);
-    }
     result.losses.push_back(total);
   }
-  std::size_t next = 0;
   for (const auto& entry : net->named_parameters()) {
-    const at::Tensor& p = entry.value().requires_grad() ? masters[next++] : entry.value();
-    result.params.emplace_back(entry.key(), p.detach().to(at::kFloat));
+    result.params.emplace_back(entry.key(), entry.value().detach().to(at::kFloat));
   }
   for (const at::Tensor& buffer : net->buffers()) result.buffers.push_back(buffer);
   return result;
