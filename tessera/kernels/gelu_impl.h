@@ -31,7 +31,7 @@ TESSERA_INLINE F gelu_slope(F x) {
 template <class T>
 void gelu_forward(const Gelu& in, T* y) {
   const T* x = static_cast<const T*>(in.x);
-  const auto work = [](F value) TESSERA_HERE { return gelu(value); };
+  const auto work = [&](F value) TESSERA_HERE { return gelu(value); };
   const auto put = [&](std::size_t i, F value, auto part)
                        TESSERA_HERE { store(y + i, value, part); };
   if (in.bias == nullptr) {
@@ -52,7 +52,7 @@ void gelu_forward(const Gelu& in, T* y) {
 template <class T>
 void gelu_backward(const Gelu& in, const T* dy, T* dx, float* dbias) {
   const T* x = static_cast<const T*>(in.x);
-  const auto work = [](F2 f) TESSERA_HERE { return f.b * gelu_slope(f.a); };
+  const auto work = [&](F2 f) TESSERA_HERE { return f.b * gelu_slope(f.a); };
   if (in.bias == nullptr && dbias == nullptr) {
     each_vector(
         in.rows * in.cols,

@@ -17,8 +17,6 @@ TESSERA_INLINE F only(F x, Some some) {
   return load(buffer);
 }
 
-constexpr auto same = [](auto x) TESSERA_HERE { return x; };
-
 // Mean, then variance about it, then the result: the row stays in the first cache.
 template <class T>
 void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* rstd) {
@@ -35,7 +33,7 @@ void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* r
           n,
           [&](std::size_t i, auto part)
               TESSERA_HERE { return load(s + i, part) + load(other + i, part); },
-          same,
+          Same{},
           [&](std::size_t i, F value, auto part) TESSERA_HERE {
             store(to + i, value, part);
             total += load(to + i, part);  // as rounded: backward sees only that
@@ -43,13 +41,13 @@ void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* r
       s = to;
     } else {
       each_vector(
-          n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, same,
+          n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, Same{},
           [&](std::size_t, F value, auto) TESSERA_HERE { total += value; });
     }
     const float middle = add_across(total) / static_cast<float>(n);
     F squares{};
     each_vector(
-        n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, same,
+        n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, Same{},
         [&](std::size_t, F value, auto part) TESSERA_HERE {
           const F d = only(value - middle, part);
           squares = fma(d, d, squares);

@@ -50,8 +50,7 @@ double sum_of_squares(const void* x, Type type, std::size_t n) {
 template <class From, class To>
 TESSERA_INLINE void convert(const From* from, To* to, std::size_t n) {
   each_vector(
-      n, [&](std::size_t i, auto part) TESSERA_HERE { return load(from + i, part); },
-      [](F x) TESSERA_HERE { return x; },
+      n, [&](std::size_t i, auto part) TESSERA_HERE { return load(from + i, part); }, Same{},
       [&](std::size_t i, F x, auto part) TESSERA_HERE { store(to + i, x, part); });
 }
 

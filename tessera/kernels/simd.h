@@ -142,6 +142,15 @@ TESSERA_INLINE void each_vector(std::size_t n, Get&& get, Work&& work, Put&& put
   if (at < n) put(at, work(get(at, Some{n - at})), Some{n - at});
 }
 
+// The work of passes that only read or convert. No lambda without captures does it: such a one can
+// be made a function pointer, and GCC warns of vectors that cross that function's boundary.
+struct Same {
+  template <class T>
+  inline __attribute__((always_inline)) T operator()(T x) const {
+    return x;
+  }
+};
+
 struct F2 {
   F a, b;
 };

@@ -1,3 +1,5 @@
+#include "tessera/nn/ops_attention.h"
+
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
@@ -226,43 +228,47 @@ at::Tensor backward_gathered(const at::Tensor& qkv, std::int64_t heads, const at
   return scattered(grad, qkv.size(0));
 }
 
-// {out, lse}
-std::vector<at::Tensor> forward(const at::Tensor& qkv, std::int64_t heads) {
+}  // namespace
+
+bool gathers_heads(const at::Tensor& qkv) {
+  return qkv.scalar_type() == at::kBFloat16 && !multiplies_in_fp32(qkv);
+}
+
+std::vector<at::Tensor> attention_forward(const at::Tensor& qkv, std::int64_t heads, bool gather) {
   const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / 3;
   const at::Tensor lse = at::empty({batch, heads, tokens}, qkv.options().dtype(at::kFloat));
-  if (qkv.scalar_type() == at::kBFloat16 && !multiplies_in_fp32(qkv)) {
-    return {forward_gathered(qkv, heads, lse), lse};
-  }
+  if (gather) return {forward_gathered(qkv, heads, lse), lse};
   const at::Tensor x = widened(qkv);
   at::Tensor out = at::empty({batch, tokens, width}, x.options());
   forward_in_place(x, heads, out, lse);
   return {qkv.scalar_type() == at::kFloat ? out : narrowed(out), lse};
 }
 
-at::Tensor backward(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
-                    const at::Tensor& lse) {
-  if (qkv.scalar_type() == at::kBFloat16 && !multiplies_in_fp32(qkv)) {
-    return backward_gathered(qkv, heads, dout, lse);
-  }
+at::Tensor attention_backward(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
+                              const at::Tensor& lse, bool gather) {
+  if (gather) return backward_gathered(qkv, heads, dout, lse);
   const at::Tensor x = widened(qkv);
   at::Tensor grad = at::empty_like(x);
   backward_in_place(x, heads, widened(dout), lse, grad);
   return qkv.scalar_type() == at::kFloat ? grad : narrowed(grad);
 }
 
+namespace {
+
 struct Attention : public torch::autograd::Function<Attention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads) {
     const at::Tensor x = qkv.contiguous();
-    const auto results = keep_in_selective([&] { return nn::forward(x, heads); });
+    const auto results =
+        keep_in_selective([&] { return attention_forward(x, heads, gathers_heads(x)); });
     ctx->save_for_backward({x, results[1]});
     ctx->saved_data["heads"] = heads;
     return results[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
-    return {
-        nn::backward(saved[0], ctx->saved_data["heads"].toInt(), grads[0].contiguous(), saved[1]),
-        at::Tensor()};
+    return {attention_backward(saved[0], ctx->saved_data["heads"].toInt(), grads[0].contiguous(),
+                               saved[1], gathers_heads(saved[0])),
+            at::Tensor()};
   }
 };
 

@@ -13,6 +13,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/ops_attention.h"
 
 namespace tessera::nn {
 namespace {
@@ -176,6 +177,27 @@ TEST(Ops, Attention) {
   }
   EXPECT_THROW(attention(torch::zeros({2, 3, 9}), 2), UsageError);
   EXPECT_THROW(attention(torch::zeros({3, 9}), 3), UsageError);
+}
+
+// The way for processors that multiply bf16 fast, on any processor.
+TEST(Ops, AttentionWithGatheredHeads) {
+  torch::manual_seed(8);
+  for (const std::int64_t tokens : {1, 7, 128, 200, 300}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor qkv = torch::randn({2, tokens, 3 * 12}).to(type);
+      const at::Tensor dout = torch::randn({2, tokens, 12}).to(type);
+      const auto there = attention_forward(qkv, 3, false),
+                 gathered = attention_forward(qkv, 3, true);
+      const double tolerance = type == at::kFloat ? 5e-6 : 2.5e-2;
+      const auto close = [&](const at::Tensor& got, const at::Tensor& wanted, const char* what) {
+        expect_close(got.to(at::kFloat), wanted.to(at::kFloat), tolerance, what);
+      };
+      close(gathered[0], there[0], "result");
+      close(gathered[1], there[1], "lse");
+      close(attention_backward(qkv, 3, dout, gathered[1], true),
+            attention_backward(qkv, 3, dout, there[1], false), "gradient");
+    }
+  }
 }
 
 TEST(Ops, LinearCrossEntropy) {
