@@ -62,6 +62,7 @@ struct Segment : torch::CustomClassHolder {
     if (!recorder) return f(std::move(inputs));
     std::vector<at::Tensor> outputs;
     recorder->run([&] { outputs = f(std::move(inputs)); });
+    recorder->watch(outputs);
     return outputs;
   }
 };

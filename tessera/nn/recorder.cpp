@@ -42,11 +42,28 @@ void pass_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
+void protect_arguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  const std::size_t arguments = schema.arguments().size();
+  for (std::size_t i = 0; i < arguments; ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    const c10::IValue& value = stack[stack.size() - arguments + i];
+    if (alias == nullptr || !alias->isWrite()) continue;
+    if (value.isTensor()) active->protect(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) active->protect(tensor);
+    }
+  }
+}
+
 // What the fallback does to every operator that a selective segment calls.
 void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  if (active == nullptr || !is_product(op)) return pass_on(op, keys, stack);
+  if (active == nullptr) return pass_on(op, keys, stack);
   const std::size_t arguments = op.schema().arguments().size();
+  if (!is_product(op)) {
+    if (op.schema().is_mutable()) protect_arguments(op.schema(), *stack);
+    return pass_on(op, keys, stack);
+  }
   bool computed = false;
   std::vector<c10::IValue> returned;  // with what is no tensor; tensors come back through results()
   const auto compute = [&] {
@@ -96,6 +113,30 @@ void Recorder::run(const std::function<void()>& f) {
   } restore{outer};
   next_ = 0;
   f();
+}
+
+void Recorder::protect(const at::Tensor& tensor) {
+  if (replaying_ || !tensor.defined() || !tensor.has_storage()) return;
+  for (std::vector<Kept>& list : kept_) {
+    for (Kept& kept : list) {
+      if (!kept.value.defined() || !kept.value.is_alias_of(tensor)) continue;
+      kept.value = kept.value.clone();
+      kept.version = kept.value.unsafeGetTensorImpl()->version_counter().current_version();
+    }
+  }
+}
+
+void Recorder::watch(const std::vector<at::Tensor>& outputs) {
+  for (std::vector<Kept>& list : kept_) {
+    for (Kept& kept : list) {
+      for (const at::Tensor& output : outputs) {
+        if (!kept.value.defined() || !output.defined() || !kept.value.is_alias_of(output)) continue;
+        const auto& counter = output.unsafeGetTensorImpl()->version_counter();
+        kept.value.unsafeGetTensorImpl()->set_version_counter(counter);
+        kept.version = counter.current_version();
+      }
+    }
+  }
 }
 
 std::vector<at::Tensor> Recorder::results(const std::function<std::vector<at::Tensor>()>& compute) {

@@ -13,7 +13,8 @@ namespace tessera::nn {
 // else uses is switched on while a selective segment runs; its fallback sees every operator after
 // autograd has seen it, and lets all but the products pass. The first time it keeps their results;
 // in the recomputation it gives these back instead of computing: autograd has recorded the
-// operation by then, with its recomputed inputs, so that backward works as ever.
+// operation by then, with its recomputed inputs, so that backward works as ever. A product that the
+// segment changes in place (as linear() adds its bias) is copied before.
 class Recorder {
  public:
   // Runs f with the products recorded, or, once `replay` has been called, played back.
@@ -21,6 +22,11 @@ class Recorder {
   void replay() { replaying_ = true; }
 
   std::vector<at::Tensor> results(const std::function<std::vector<at::Tensor>()>& compute);
+
+  // The memory of `tensor` is about to change.
+  void protect(const at::Tensor& tensor);
+  // The segment hands these out: whoever changes them later is found out in the recomputation.
+  void watch(const std::vector<at::Tensor>& outputs);
 
   // The recorder of the selective segment that this thread is in, or null.
   static Recorder* current();

@@ -161,7 +161,8 @@ TEST(Oracle, CheckpointingLeavesTheBits) {
       for (const auto mode : {nn::Checkpointing::selective, nn::Checkpointing::full}) {
         run.checkpointing = mode;
         const Result got = train(run);
-        EXPECT_EQ(got.hash, want.hash) << nn::name(mode) << ", " << run.describe();
+        EXPECT_EQ(got.hash, want.hash)
+            << nn::name(mode) << ", " << run.describe() << ", distance " << distance(got, want);
         EXPECT_EQ(got.sent, got.expected) << nn::name(mode) << ", " << run.describe();
       }
     }
