@@ -119,7 +119,7 @@ TEST(Checkpoint, TakesAndReturnsWhatFunctionsDo) {
 TEST(Checkpoint, ProductsMayBeChangedInPlaceInside) {
   const at::Tensor w = torch::randn({3, 3}), b = torch::randn({3});
   const auto f = [&](at::Tensor in) {
-    return at::mm(torch::linear(in, w, b).flatten(0, 1), w).relu_().mul_(2).tanh();
+    return at::mm(torch::linear(in, w, b).flatten(0, 1), w).mul_(2).relu_().tanh();
   };
   std::vector<at::Tensor> grads;
   for (const auto mode : {Checkpointing::none, Checkpointing::selective}) {
