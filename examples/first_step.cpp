@@ -12,9 +12,10 @@
 struct NetImpl : torch::nn::Module {
   torch::nn::Sequential layers{nullptr};
   NetImpl() {
-    layers = register_module("layers", torch::nn::Sequential(
-        torch::nn::Linear(2, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(),
-        torch::nn::Linear(64, 1)));
+    layers = register_module("layers",
+                             torch::nn::Sequential(torch::nn::Linear(2, 64), torch::nn::Tanh(),
+                                                   torch::nn::Linear(64, 64), torch::nn::Tanh(),
+                                                   torch::nn::Linear(64, 1)));
   }
   torch::Tensor forward(torch::Tensor x) { return layers->forward(x); }
 };
