@@ -84,7 +84,12 @@ TEST(Parts, AreReducedAndGatheredEachOnItsOwn) {
     run_threads(ranks, [&](std::shared_ptr<Backend> backend) {
       const Group group(std::move(backend));
       for (const Sizes& sizes : cases) {
-        for (const bool symmetric : {false, true}) check_parts(group, sizes, symmetric);
+        for (const bool symmetric : {false, true}) {
+          SCOPED_TRACE(::testing::Message()
+                       << ranks << " ranks, parts " << ::testing::PrintToString(sizes)
+                       << (symmetric ? ", symmetric" : ", ordinary"));
+          check_parts(group, sizes, symmetric);
+        }
       }
     });
   }

@@ -73,7 +73,10 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
   } else if (quick(call)) {
     small(call);
   } else if (!direct(call)) {
-    for_each_part(call, ranks_, rank_, [this](const Collective& part) { staged(part); });
+    for_each_part(call, ranks_, rank_, [this](const Collective& part) {
+      await_phase(part, phase_);  // the stages are free again when all have read the part before
+      staged(part);
+    });
   }
   meter_->busy(Watch::Clock::now() - began);
   return true;
