@@ -119,8 +119,8 @@ int train_command(int argc, char** argv) {
   if (!line.parse(argc, argv)) return 0;
 
   train::TrainConfig config;
-  std::vector<std::string> named;
-  if (!given.config.empty()) train::read_config(config, given.config, &named);
+  std::vector<std::string> named;  // by flags: what a file says of ranks yields to a launcher
+  if (!given.config.empty()) train::read_config(config, given.config, nullptr);
   for (const auto& [name, text] : given.flags) {
     train::set(config, train::field(name), text);
     named.push_back(name);

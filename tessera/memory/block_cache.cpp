@@ -13,6 +13,7 @@ constexpr std::int64_t kAlwaysKept = 32 << 20;
 constexpr std::size_t kFineFrom = 1 << 20;
 constexpr int kFineBits = 5;  // 32 classes per doubling
 constexpr int kCoarseBits = 3;
+constexpr std::size_t kAddressSpace = std::size_t{1} << 52;  // more than a process can have
 
 }  // namespace
 
@@ -38,7 +39,7 @@ std::size_t BlockCache::class_of(std::size_t block) noexcept {
 
 void* BlockCache::take(std::size_t bytes) noexcept {
   const std::size_t block = block_bytes(bytes);
-  if (block > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) return nullptr;
+  if (block > kAddressSpace) return nullptr;
   const auto size = static_cast<std::int64_t>(block);
   Free* surplus = nullptr;
   {
