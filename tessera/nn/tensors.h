@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -20,6 +21,8 @@ template <typename T, typename F>
 void each_tensor(std::optional<T>& value, F&& f);
 template <typename T, typename F>
 void each_tensor(std::vector<T>& values, F&& f);
+template <typename T, std::size_t N, typename F>
+void each_tensor(std::array<T, N>& values, F&& f);
 template <typename A, typename B, typename F>
 void each_tensor(std::pair<A, B>& pair, F&& f);
 template <typename... T, typename F>
@@ -35,6 +38,10 @@ template <typename T, typename F>
 void each_tensor(std::vector<T>& values, F&& f) {
   for (T& value : values) each_tensor(value, f);
 }
+template <typename T, std::size_t N, typename F>
+void each_tensor(std::array<T, N>& values, F&& f) {
+  for (T& value : values) each_tensor(value, f);
+}
 template <typename A, typename B, typename F>
 void each_tensor(std::pair<A, B>& pair, F&& f) {
   each_tensor(pair.first, f);
@@ -44,6 +51,20 @@ template <typename... T, typename F>
 void each_tensor(std::tuple<T...>& values, F&& f) {
   std::apply([&](T&... value) { (each_tensor(value, f), ...); }, values);
 }
+
+// Whether values of a type can hold tensors that each_tensor finds.
+template <typename T>
+struct HoldsTensors : std::is_convertible<T&, at::Tensor&> {};
+template <typename T>
+struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
+template <typename T>
+struct HoldsTensors<std::vector<T>> : HoldsTensors<T> {};
+template <typename T, std::size_t N>
+struct HoldsTensors<std::array<T, N>> : HoldsTensors<T> {};
+template <typename A, typename B>
+struct HoldsTensors<std::pair<A, B>> : std::disjunction<HoldsTensors<A>, HoldsTensors<B>> {};
+template <typename... T>
+struct HoldsTensors<std::tuple<T...>> : std::disjunction<HoldsTensors<T>...> {};
 
 // Replaces all tensors of a value at once by what f makes of them.
 template <typename T, typename F>

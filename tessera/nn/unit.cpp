@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/core/errors.h"
@@ -91,19 +92,21 @@ class Finder {
       torch::nn::Module& value = *child.value();
       bool unit = false;
       if (auto* declared = dynamic_cast<UnitBase*>(&value)) {
-        units.push_back({name, &value, declared});
+        add({name, &value, declared});
         unit = true;
       } else if (sequential != nullptr && slot->ptr() == child.value() &&
                  is_sequential_unit(value)) {
-        auto stand_in = std::make_shared<SequentialChildImpl>(*slot);
-        units.push_back({name, &value, stand_in.get()});
+        // One for a child that stands in several places.
+        auto& stand_in = stand_ins_[&value];
+        if (stand_in == nullptr) stand_in = std::make_shared<SequentialChildImpl>(*slot);
+        add({name, &value, stand_in.get()});
         *slot = torch::nn::AnyModule(stand_in);
         unit = true;
       } else if (sequential != nullptr) {
         // A model that was searched before.
         auto earlier = std::dynamic_pointer_cast<SequentialChildImpl>(slot->ptr());
         if (earlier != nullptr && earlier->child() == &value) {
-          units.push_back({name, &value, earlier.get()});
+          add({name, &value, earlier.get()});
           unit = true;
         }
       }
@@ -113,6 +116,10 @@ class Finder {
   }
 
  private:
+  void add(FoundUnit unit) {
+    if (listed_.insert(unit.module).second) units.push_back(std::move(unit));
+  }
+
   // A child that is a Sequential, or holds units, is searched for smaller ones instead.
   static bool is_sequential_unit(torch::nn::Module& child) {
     if (child.parameters().empty() || dynamic_cast<torch::nn::SequentialImpl*>(&child))
@@ -123,7 +130,8 @@ class Finder {
     return true;
   }
 
-  std::unordered_set<const torch::nn::Module*> seen_;
+  std::unordered_set<const torch::nn::Module*> seen_, listed_;
+  std::unordered_map<const torch::nn::Module*, std::shared_ptr<SequentialChildImpl>> stand_ins_;
 };
 
 }  // namespace

@@ -46,6 +46,9 @@ auto observed(const std::shared_ptr<UnitObserver>& observer, F&& f, Args&&... ar
     });
   }
   auto outputs = std::apply(std::forward<F>(f), std::move(inputs));
+  static_assert(HoldsTensors<decltype(outputs)>::value,
+                "a unit returns a tensor, or a tuple, pair, vector, array or optional of tensors: "
+                "backward is watched through them");
   if (observer) {
     observer->leave_forward(any_requires_grad(outputs));
     map_tensors(outputs, [&](std::vector<at::Tensor> tensors) {

@@ -90,6 +90,11 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
 }
 
 void Engine::Impl::attach() {
+  for (const Param& param : plan.params) {
+    if (param.bucket >= 0 && torch::autograd::impl::post_acc_grad_hooks(param.tensor) != nullptr) {
+      throw UsageError("this model has an engine already; destroy it before making another");
+    }
+  }
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     observers.push_back(std::make_shared<UnitWatch<Impl>>(weak_from_this(), static_cast<int>(u)));
     if (plan.units[u].hook != nullptr) plan.units[u].hook->observe(observers.back());
@@ -112,25 +117,26 @@ void Engine::Impl::detach() {
       param.tensor.mutable_grad().reset();
     }
   }
+  gatherer.abandon();
 }
 
 void Engine::Impl::enter_forward(int unit, bool differentiable) {
-  UnitPass& pass = passes[static_cast<std::size_t>(unit)];
-  if (unit == 0) {
-    for (UnitPass& p : passes) p.entries = 0;
-    broadcast_buffers();
-  } else if (depth == 0 && gatherer.shards()) {
+  // A unit inside a checkpointed segment is entered again while that is recomputed.
+  if (in_backward) return gatherer.enter_recompute(unit);
+  if (unit != 0 && depth == 0 && gatherer.shards()) {
     throw UsageError(str("unit ", quote(plan.units[static_cast<std::size_t>(unit)].name),
                          " was called outside the engine; at stage 3 the model runs through it: "
                          "train(x) of DataParallel, or nn::observed(engine.root(), …)"));
   }
   ++depth;
-  ++pass.entries;
+  UnitPass& pass = passes[static_cast<std::size_t>(unit)];
+  if (at::GradMode::is_enabled()) ++pass.entries;
   if (differentiable) ++pass.leaves_due;
   gatherer.enter_forward(unit);
 }
 
 void Engine::Impl::leave_forward(int unit, bool differentiable) {
+  if (in_backward) return;
   --depth;
   gatherer.leave_forward(unit, differentiable);
   if (unit == 0) gatherer.end_forward();
@@ -204,6 +210,16 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     throw UsageError(str("backward was called ", micro_batch + 1, " times, but a step has ",
                          micro_batches, " micro-batches; call step(), or set micro_batches"));
   }
+  if (!gatherer.shards() && gatherer.on_its_way(0)) {
+    throw UsageError(
+        "the forward of this loss did not run through the engine, which had not gathered the new "
+        "parameters yet: call train(x), or nn::observed(engine.root(), …), instead of the model");
+  }
+  if (failed) {
+    throw UsageError(
+        "the backward pass before this one failed, and some of its gradients may be "
+        "on their way; call discard() on all ranks first");
+  }
   const bool reduce =
       no_sync == 0 && (policy == ReducePolicy::each || micro_batch + 1 == micro_batches);
   for (std::size_t u = 0; u < passes.size(); ++u) passes[u].params_due = passes[u].trainable;
@@ -215,11 +231,13 @@ void Engine::Impl::backward(const at::Tensor& loss) {
       bool& flag;
       ~Ended() { flag = false; }
     } ended{in_backward};
+    failed = true;
     if (scaled.requires_grad()) scaled.backward();
+    failed = false;
   }
   reducer.end_micro_batch();
   gatherer.end_backward();
-  for (UnitPass& pass : passes) pass.leaves_due = 0;
+  for (UnitPass& pass : passes) pass.entries = 0;
   const at::Tensor value = scaled.detach().to(at::kDouble);
   loss_sum = loss_sum.defined() ? loss_sum + value : value;
   unreduced = !reduce;
@@ -241,6 +259,9 @@ void Engine::Impl::finish_reduction() {
 }
 
 StepInfo Engine::Impl::step(std::optional<double> lr) {
+  if (failed) {
+    throw UsageError("a backward pass of this step failed; call discard() on all ranks first");
+  }
   finish_reduction();
   // One exchange tells all ranks the norm, the loss and which parameters anyone has used.
   constexpr int kBits = 48;  // of a double, exactly
@@ -272,10 +293,14 @@ StepInfo Engine::Impl::step(std::optional<double> lr) {
   }
   info.grad_norm = std::sqrt(squares);
   stepping = false;
-  if (!std::isfinite(info.grad_norm)) {
+  depth = 0;
+  for (UnitPass& pass : passes) pass.leaves_due = 0;
+  gatherer.begin_update();
+  if (model->is_training() && options.broadcast_buffers) send_buffers();
+  if (!std::isfinite(info.grad_norm) || !std::isfinite(info.loss)) {
     if (options.on_non_finite == OnNonFinite::stop) {
-      throw Error(str("the gradient is not finite in step ", update->steps() + 1, " (norm ",
-                      info.grad_norm, ", loss ", info.loss,
+      throw Error(str("the gradient or the loss is not finite in step ", update->steps() + 1,
+                      " (norm ", info.grad_norm, ", loss ", info.loss,
                       "); lower the learning rate, clip, or skip such steps "
                       "(on_non_finite = skip)"));
     }
@@ -284,7 +309,6 @@ StepInfo Engine::Impl::step(std::optional<double> lr) {
   }
   double factor = 1;
   if (options.clip_norm > 0) factor = std::min(1.0, options.clip_norm / (info.grad_norm + 1e-6));
-  gatherer.wait_all();  // of units that no forward has entered
   optimizer_time.time(
       [&] { update->apply(reducer, used, lr.value_or(update->default_lr()), factor); });
   gatherer.publish();
@@ -294,15 +318,34 @@ StepInfo Engine::Impl::step(std::optional<double> lr) {
 Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options)
     : impl_(std::make_shared<Impl>(std::move(model), std::move(group), std::move(options))) {
   impl_->attach();
-  impl_->check_start();
+  try {
+    impl_->check_start();
+  } catch (...) {
+    impl_->detach();
+    throw;
+  }
+  if (impl_->group.rank() == 0 && impl_->plan.units.size() == 1 && impl_->options.stage > 0) {
+    Logger().warn(describe());
+  }
 }
 
-Engine::~Engine() { impl_->detach(); }
+Engine::~Engine() {
+  // Parameters that are still on their way arrive, for whoever uses the model next. A rank that
+  // fails is not kept, and a failure here has been reported already.
+  if (std::uncaught_exceptions() == 0) {
+    try {
+      impl_->gatherer.wait_all();
+    } catch (const std::exception&) {
+    }
+  }
+  impl_->detach();
+}
 
 void Engine::begin(const Begin& begin) {
   Impl& impl = *impl_;
   impl.begin_step(begin.micro_batches > 0 ? begin.micro_batches : impl.options.micro_batches);
   if (!begin.tokens) return;
+  impl.scale = 0;  // should the exchange fail
   const at::Tensor tokens = at::full({1}, *begin.tokens, at::dtype(at::kDouble));
   comm::Call call;
   call.traffic = comm::Traffic::control;
@@ -321,7 +364,10 @@ StepInfo Engine::step(std::optional<double> lr) { return impl_->step(lr); }
 void Engine::finish_reduction() { impl_->finish_reduction(); }
 void Engine::discard() {
   impl_->finish_reduction();  // the other ranks may wait for this one's gradients
-  impl_->stepping = false;
+  impl_->gatherer.begin_update();
+  impl_->stepping = impl_->failed = false;
+  impl_->depth = 0;
+  for (auto& pass : impl_->passes) pass.leaves_due = pass.entries = 0;
 }
 void Engine::synchronize() { impl_->gatherer.wait_all(); }
 const std::shared_ptr<nn::UnitObserver>& Engine::root() const { return impl_->observers.front(); }

@@ -31,7 +31,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void finish_reduction();
   StepInfo step(std::optional<double> lr);
   void release_if_done(int unit);
-  void broadcast_buffers();
+  void send_buffers();
   std::uint64_t hash();
 
   const std::shared_ptr<torch::nn::Module> model;
@@ -54,6 +54,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;
   int depth = 0;  // of units entered and not left in forward
   bool in_backward = false;
+  bool failed = false;  // a backward pass has thrown
   int no_sync = 0;
 
   // The step under way.

@@ -18,8 +18,23 @@ c10::DataPtr take_memory(const at::Tensor& tensor) {
 }
 
 void put_memory(const at::Tensor& tensor, c10::DataPtr memory) {
-  tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->clear_data_ptr_access_error_msg_();
 }
+
+// Nobody reads the memory of a unit that is free; if somebody does, it is an error that says why.
+void take_away(const at::Tensor& tensor, const char* why) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+constexpr const char* kFree =
+    "this parameter is sharded, and its unit is not gathered: at stage 3 parameters are read "
+    "inside "
+    "the forward of their unit only. Take full_parameters() to read them elsewhere";
+constexpr const char* kGone =
+    "this parameter was sharded by an engine that is gone; take full_parameters() before";
 
 bool choose_alias(const Options& options, const Buffers& buffers, const Plan& plan) {
   if (!sharding_of_stage(options.stage).params) return false;
@@ -128,7 +143,7 @@ void Gatherer::take_shards(bool broadcast) {
         own.narrow(0, at / plan_.ranks, param.chunk)
             .copy_(full.tensor.narrow(0, at + group_.rank() * param.chunk, param.chunk));
       }
-      take_memory(full.tensor);  // and drops it: the unit begins free
+      take_away(full.tensor, kFree);
       units_[u].full.push_back(full.tensor);
     }
   }
@@ -223,7 +238,7 @@ void Gatherer::release(int unit) {
   wait(state);
   if (!state.there) return;
   state.there = false;
-  for (const at::Tensor& full : state.full) put_memory(full, c10::DataPtr(nullptr, full.device()));
+  for (const at::Tensor& full : state.full) take_away(full, kFree);
 }
 
 void Gatherer::follow(Sequence& sequence, int unit, const char* why) {
@@ -236,6 +251,10 @@ void Gatherer::enter_forward(int unit) {
   start(unit, "forward", comm::Traffic::model);
   follow(forward_, unit, "forward");
   wait(units_[static_cast<std::size_t>(unit)]);
+}
+
+void Gatherer::enter_recompute(int unit) {
+  if (sharded_) bring(unit, "recomputation");
 }
 
 void Gatherer::leave_forward(int unit, bool differentiable) {
@@ -262,6 +281,20 @@ void Gatherer::end_backward() {
   if (!sharded_) return;
   backward_.end();
   release_all();
+}
+
+void Gatherer::begin_update() {
+  if (!sharded_) return wait_all();
+  release_all();
+  // A pass that an exception ended is no guide to the next.
+  forward_.now.clear();
+  backward_.now.clear();
+}
+
+void Gatherer::abandon() {
+  for (UnitState& state : units_) {
+    for (const at::Tensor& full : state.full) take_away(full, kGone);
+  }
 }
 
 void Gatherer::publish() {

@@ -31,14 +31,20 @@ class Gatherer {
   at::Tensor param_slice(int param) const;
 
   void enter_forward(int unit);
+  void enter_recompute(int unit);  // a forward inside a backward
   void leave_forward(int unit, bool differentiable);
   void enter_backward(int unit);
   void end_forward();
   void release(int unit);  // if it is there, and freed at all
   void end_backward();     // releases all
 
+  // Before an update: nothing may be there, or on its way, that the update makes old.
+  void begin_update();
   void publish();  // after an update
   void wait_all();
+  bool on_its_way(int unit) const { return units_[static_cast<std::size_t>(unit)].on_its_way; }
+  // The engine goes: whoever reads a sharded parameter from now on gets an error.
+  void abandon();
 
   // Brings all units in outside a pass, for readers of the whole model.
   void gather_all();

@@ -28,10 +28,13 @@ class Elementwise : public Update {
              double scale) override {
     const at::NoGradGuard no_grad;
     ++steps_;
+    updates_.resize(plan_.params.size());
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
       const auto index = static_cast<int>(i);
-      if (p.bucket < 0 || !used[i] || part(p).size == 0) continue;
+      if (p.bucket < 0 || !used[i]) continue;
+      ++updates_[i];
+      if (part(p).size == 0) continue;
       const at::Tensor value = gatherer_.param_slice(index);
       const at::Tensor grad = reducer.grad_slice(index);
       const at::Tensor master = master_slice(index);
@@ -63,8 +66,13 @@ class Elementwise : public Update {
   virtual void fused(int param, const kernels::ParamSlice& slice, std::int64_t from, double lr,
                      double scale) = 0;
   virtual void formula(int param, const at::Tensor& value, const at::Tensor& grad, double lr) = 0;
+  // How often this parameter was updated, this time included: those that are not always used have
+  // had fewer than the engine has made steps.
+  std::int64_t updates(int param) const { return updates_[static_cast<std::size_t>(param)]; }
 
  private:
+  std::vector<std::int64_t> updates_;
+
   void composite(int index, const at::Tensor& value, const at::Tensor& grad,
                  const at::Tensor& master, double lr, double scale) {
     const Param& p = param(index);
@@ -75,7 +83,8 @@ class Elementwise : public Update {
     if (master.defined()) {
       value.copy_(master);
     } else if (value.scalar_type() == at::kBFloat16) {
-      value.copy_(round_stochastically(exact, part(p).begin, stream_of(p.name), seed_, steps_));
+      value.copy_(
+          round_stochastically(exact, part(p).begin, stream_of(p.name), seed_, updates(index)));
     } else if (!exact.is_same(value)) {
       value.copy_(exact);
     }
@@ -94,15 +103,16 @@ class AdamWUpdate final : public Elementwise {
 
   void fused(int index, const kernels::ParamSlice& piece, std::int64_t from, double lr,
              double scale) override {
-    const kernels::AdamW how{lr, how_.beta1, how_.beta2, how_.eps, decay(index), steps_, scale};
+    const kernels::AdamW how{lr,           how_.beta1,     how_.beta2, how_.eps,
+                             decay(index), updates(index), scale};
     kernels::adamw(how, piece, slice(m_, index).data_ptr<float>() + from,
                    slice(v_, index).data_ptr<float>() + from);
   }
 
   void formula(int index, const at::Tensor& value, const at::Tensor& grad, double lr) override {
     const at::Tensor m = slice(m_, index), v = slice(v_, index);
-    const double bias1 = 1 - std::pow(how_.beta1, static_cast<double>(steps_));
-    const double bias2 = 1 - std::pow(how_.beta2, static_cast<double>(steps_));
+    const double bias1 = 1 - std::pow(how_.beta1, static_cast<double>(updates(index)));
+    const double bias2 = 1 - std::pow(how_.beta2, static_cast<double>(updates(index)));
     value.mul_(1 - lr * decay(index));
     m.mul_(how_.beta1).add_(grad, 1 - how_.beta1);
     v.mul_(how_.beta2).addcmul_(grad, grad, 1 - how_.beta2);
@@ -125,7 +135,7 @@ class SgdUpdate final : public Elementwise {
 
   void fused(int index, const kernels::ParamSlice& piece, std::int64_t from, double lr,
              double scale) override {
-    const kernels::Sgd how{lr, how_.momentum, decay(index), how_.nesterov, steps_, scale};
+    const kernels::Sgd how{lr, how_.momentum, decay(index), how_.nesterov, updates(index), scale};
     float* const velocity =
         velocity_.empty() ? nullptr : slice(velocity_, index).data_ptr<float>() + from;
     kernels::sgd(how, piece, velocity);

@@ -85,8 +85,8 @@ void Reducer::on_gradient(int index, bool last) {
     throw UsageError(
         str("the gradient of ", quote(p.name),
             " came twice in one backward pass, the second time after it had been "
-            "sent. It is used both inside and outside a checkpointed segment: hold the "
-            "segment in nn::Unit, or switch overlap_grad_reduce off"));
+            "sent: it is used in several checkpointed segments, or inside and outside of one. "
+            "Switch overlap_grad_reduce off"));
   }
   used_[i] = true;
   if (in_place_) {
@@ -94,7 +94,7 @@ void Reducer::on_gradient(int index, bool last) {
       views_[i].copy_(grad);
       grad = views_[i];
     }
-  } else if (!reduce_ &&
+  } else if ((!reduce_ || !last) &&
              grad.scalar_type() != plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype) {
     grad = grad.to(plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype);
   }
@@ -160,15 +160,15 @@ void Reducer::start_bucket(int bucket) {
   lane.bucket = bucket;
   lane.then = state.filled ? Lane::add : Lane::copy;
   if (!sharding_.optimizer) {
-    state.work = group_.all_reduce(flat, call);
+    lane.work = group_.all_reduce(flat, call);
     return;
   }
   call.parts = range.parts;
   if (sharding_.grads && !state.filled) {
     lane.then = Lane::done;  // the first sum of a step goes straight to its place
-    state.work = group_.reduce_scatter(kept_range(range), flat, call);
+    lane.work = group_.reduce_scatter(kept_range(range), flat, call);
   } else {
-    state.work = group_.reduce_scatter(flat, flat, call);
+    lane.work = group_.reduce_scatter(flat, flat, call);
   }
 }
 
@@ -176,8 +176,7 @@ void Reducer::start_bucket(int bucket) {
 void Reducer::retire(Lane& lane) {
   if (lane.bucket < 0) return;
   const auto b = static_cast<std::size_t>(std::exchange(lane.bucket, -1));
-  wait(states_[b].work);
-  states_[b].work = {};
+  wait(std::exchange(lane.work, {}));
   if (lane.then == Lane::done) return;
   const Range& range = plan_.buckets[b].range;
   const at::Tensor flat = lane_tensor(lane, range);
@@ -202,7 +201,9 @@ void Reducer::finish() {
     if (in_place_) state.work = {};
   }
   if (!in_place_) {
-    for (Lane& lane : lanes_) retire(lane);
+    // The older first: both may hold the same bucket, of two micro-batches.
+    retire(lanes_[next_lane_]);
+    retire(lanes_[1 - next_lane_]);
   }
 }
 

@@ -46,11 +46,12 @@ class Reducer {
     int pending = 0;  // parameters whose gradient has not come
     bool started = false;
     bool filled = false;  // what is kept has a sum of this step already
-    comm::Work work;
+    comm::Work work;      // in_place
   };
   struct Lane {  // one of the two buckets in flight
     Buffer bytes;
     int bucket = -1;
+    comm::Work work;
     enum { done, copy, add } then = done;  // with the sum, when it is there
   };
   void start_ready();

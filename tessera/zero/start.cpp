@@ -50,7 +50,7 @@ std::uint64_t Engine::Impl::hash() {
 // All ranks have the same parameters and buffers, or all are told that they have not.
 void Engine::Impl::check_start() {
   if (group.backend() == "dry") return;  // the others' values are not there
-  broadcast_buffers();
+  if (options.broadcast_start) send_buffers();
   std::uint64_t value = hash();
   for (const at::Tensor& buffer : model->buffers()) {
     if (buffer.defined()) value = mix(value, buffer);
@@ -73,8 +73,8 @@ void Engine::Impl::check_start() {
 }
 
 // Buffers travel in one call per type. Rank 0's are everybody's.
-void Engine::Impl::broadcast_buffers() {
-  if (!options.broadcast_buffers || group.size() == 1 || !model->is_training()) return;
+void Engine::Impl::send_buffers() {
+  if (group.size() == 1) return;
   std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
   for (const at::Tensor& buffer : model->buffers()) {
     if (buffer.defined() && buffer.numel() > 0) by_type[buffer.scalar_type()].push_back(buffer);
@@ -93,8 +93,9 @@ void Engine::Impl::broadcast_buffers() {
     const at::Tensor values = all.view(type);
     std::int64_t at = 0;
     for (const at::Tensor& buffer : list) {
+      // variable_data(): autograd need not know, and ranks do not differ in what it knows.
       if (group.rank() != 0)
-        buffer.copy_(values.narrow(0, at, buffer.numel()).view(buffer.sizes()));
+        buffer.variable_data().copy_(values.narrow(0, at, buffer.numel()).view(buffer.sizes()));
       at += buffer.numel();
     }
   }

@@ -1,5 +1,11 @@
 // Any elementwise optimizer of torch::optim, on this rank's parts.
 
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
 #include <map>
 #include <tuple>
 
@@ -9,6 +15,26 @@
 
 namespace tessera::zero {
 namespace {
+
+template <typename T>
+bool stop_decay_of(torch::optim::OptimizerOptions& options) {
+  auto* known = dynamic_cast<T*>(&options);
+  if (known != nullptr) known->weight_decay(0);
+  return known != nullptr;
+}
+
+// For the group of parameters that do not decay.
+void stop_decay(torch::optim::OptimizerOptions& options, bool others_decay) {
+  using namespace torch::optim;
+  if (stop_decay_of<AdamWOptions>(options) || stop_decay_of<AdamOptions>(options) ||
+      stop_decay_of<SGDOptions>(options) || stop_decay_of<RMSpropOptions>(options) ||
+      stop_decay_of<AdagradOptions>(options) || !others_decay) {
+    return;
+  }
+  throw UsageError(
+      "some parameters are not to decay (ParamPolicy::decay), which the engine cannot "
+      "tell this optimizer; give a policy that treats all alike");
+}
 
 class TorchUpdate final : public Update {
  public:
@@ -25,12 +51,15 @@ class TorchUpdate final : public Update {
     values_.resize(plan_.params.size());
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
-      if (p.bucket < 0 || part(p).size == 0) continue;
+      if (p.bucket < 0) continue;
+      // Groups are the same on all ranks, also where this one owns nothing of them.
+      auto& tensors = groups[{p.policy.decay, p.policy.lr_scale}];
+      if (part(p).size == 0) continue;
       const at::Tensor master = master_slice(static_cast<int>(i));
       const at::Tensor flat =
           master.defined() ? master : gatherer_.param_slice(static_cast<int>(i));
       values_[i] = flat.detach().requires_grad_(true);
-      groups[{p.policy.decay, p.policy.lr_scale}].push_back(values_[i]);
+      tensors.push_back(values_[i]);
     }
     std::vector<torch::optim::OptimizerParamGroup> list;
     for (const auto& [key, tensors] : groups) {
@@ -43,6 +72,9 @@ class TorchUpdate final : public Update {
       throw UsageError(
           "the function in Options::optimizer must return an optimizer of exactly the "
           "groups that it was given");
+    }
+    for (std::size_t g = 0; g < decays_.size(); ++g) {
+      if (!decays_[g]) stop_decay(optimizer_->param_groups()[g].options(), decays_.size() > 1);
     }
     default_lr_ = optimizer_->param_groups().front().options().get_lr();
   }

@@ -110,7 +110,7 @@ TEST(Oracle, LossesEqualThoseOfOneProcessUnderAdamW) {
 TEST(Oracle, OverlapBucketsPrefetchAndGatherLeaveTheBits) {
   for (const std::string net : {"tied", "odd"}) {
     for (const int stage : {0, 1, 2, 3}) {
-      const Case base = make_case(net, 3, stage, "bf16", 2);
+      const Case base = make_case(net, 3, stage, "bf16", 3);
       const Result want = train(base);
       const auto same = [&](const char* what, const std::function<void(Case&)>& change) {
         Case run = base;
