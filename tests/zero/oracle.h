@@ -191,4 +191,17 @@ inline double distance(const Result& a, const Result& b) {
   return worst;
 }
 
+// Runs `body` on so many ranks, threads of this process.
+inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
+  comm::Options options;
+  options.timeout = std::chrono::seconds(60);
+  comm::run_threads(
+      ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
+      options);
+}
+
+inline at::Tensor forward_loss(Engine& engine, Net& net, const Batch& batch) {
+  return nn::observed(engine.root(), [&] { return net.loss(batch); });
+}
+
 }  // namespace tessera::zero::test

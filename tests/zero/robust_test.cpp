@@ -1,0 +1,213 @@
+// What users do that the plain step does not: sharing, failing, forgetting.
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tests/zero/oracle.h"
+
+namespace tessera::zero::test {
+namespace {
+
+// One child in two places of a Sequential is one unit.
+TEST(Features, AChildMayStandTwiceInASequential) {
+  std::vector<std::uint64_t> hashes;
+  for (int stage = 0; stage < 4; ++stage) {
+    for (const Gather gather : {Gather::automatic, Gather::copy}) {
+      over(2, [&](const comm::Group& group) {
+        torch::nn::Linear shared(4, 4);
+        torch::nn::Sequential net(shared, torch::nn::Tanh(), shared);
+        const at::NoGradGuard no_grad;
+        for (const at::Tensor& p : net->parameters()) p.copy_(numbers(p.sizes(), 5));
+        const at::AutoGradMode grad(true);
+        Options options;
+        options.stage = stage;
+        options.gather = gather;
+        DataParallel train(net, group, options);
+        for (int step = 0; step < 3; ++step) {
+          train.backward(train(numbers({2, 4}, batch_seed(step, group.rank(), 0))).square().mean());
+          train.step();
+        }
+        const std::uint64_t hash = train.params_hash();
+        if (group.rank() == 0) hashes.push_back(hash);
+      });
+    }
+  }
+  for (const std::uint64_t hash : hashes) EXPECT_EQ(hash, hashes[0]);
+}
+
+TEST(Features, AForwardBesideTheEngineIsRefused) {
+  for (const int stage : {1, 2, 3}) {
+    over(2, [&](const comm::Group& group) {
+      auto net = std::make_shared<Tied>();
+      Options options;
+      options.stage = stage;
+      options.gather = Gather::copy;
+      Engine engine(net, group, options);
+      engine.backward(forward_loss(engine, *net, net->batch(1)));
+      engine.step();
+      if (stage == 3) {
+        EXPECT_THROW(net->loss(net->batch(1)), std::exception);
+      } else {
+        EXPECT_THROW(engine.backward(net->loss(net->batch(1))), UsageError);
+      }
+    });
+  }
+}
+
+TEST(Features, ParametersOfAFreeUnitCannotBeRead) {
+  over(2, [](const comm::Group& group) {
+    auto net = std::make_shared<Tied>();
+    at::Tensor weight = net->embed->weight;
+    {
+      Options options;
+      options.stage = 3;
+      options.gather = Gather::copy;
+      Engine engine(net, group, options);
+      EXPECT_THROW(weight.sum(), c10::Error);
+      EXPECT_EQ(engine.full_parameters().front().second.sizes(), weight.sizes());
+    }
+    EXPECT_THROW(weight.sum(), c10::Error);
+  });
+}
+
+TEST(Features, AModelHasOneEngineAtATime) {
+  auto net = std::make_shared<Mlp>();
+  {
+    const Engine first(net, comm::Group());
+    EXPECT_THROW(Engine(net, comm::Group()), UsageError);
+  }
+  EXPECT_NO_THROW(Engine(net, comm::Group()));
+}
+
+// After a backward that threw on all ranks, discard() makes it as if it had not been.
+TEST(Features, AFailedBackwardCanBeDiscarded) {
+  for (int stage = 0; stage < 4; ++stage) {
+    std::vector<std::uint64_t> hashes;
+    for (const bool fail : {false, true}) {
+      over(2, [&](const comm::Group& group) {
+        auto net = std::make_shared<Tied>();
+        net->initialise(7);
+        Options options;
+        options.stage = stage;
+        options.micro_batches = 2;
+        options.bucket_bytes = 100;
+        Engine engine(net, group, options);
+        const auto pass = [&](std::uint64_t seed) {
+          engine.backward(forward_loss(engine, *net, net->batch(seed)));
+        };
+        if (fail) {
+          pass(11);
+          struct Broken {};
+          net->embed->weight.register_hook([](at::Tensor) { throw Broken(); });
+          EXPECT_THROW(pass(12), Broken);
+          net->embed->weight.remove_hook(0);
+          EXPECT_THROW(pass(12), UsageError);
+          EXPECT_THROW(engine.step(), UsageError);
+          engine.discard();
+        }
+        for (std::uint64_t step = 0; step < 3; ++step) {
+          pass(20 + step);
+          pass(30 + step);
+          engine.step();
+        }
+        const std::uint64_t hash = engine.params_hash();
+        if (group.rank() == 0) hashes.push_back(hash);
+      });
+    }
+    EXPECT_EQ(hashes[0], hashes[1]) << "stage " << stage;
+  }
+}
+
+TEST(Features, TwoForwardsMayShareABackward) {
+  for (const auto mode : {nn::Checkpointing::none, nn::Checkpointing::full}) {
+    std::vector<std::uint64_t> hashes;
+    for (int stage = 0; stage < 4; ++stage) {
+      over(2, [&](const comm::Group& group) {
+        auto net = std::make_shared<Tied>();
+        net->initialise(7);
+        Options options;
+        options.stage = stage;
+        options.layout = parse_state_layout("bf16-fp32grad");
+        options.bucket_bytes = 100;
+        Engine engine(net, group, options);
+        nn::set_checkpointing(*net, mode);
+        for (std::uint64_t step = 0; step < 2; ++step) {
+          const at::Tensor one = forward_loss(engine, *net, net->batch(40 + step));
+          const at::Tensor two = forward_loss(engine, *net, net->batch(50 + step));
+          engine.backward(one + two);
+          engine.step();
+        }
+        const std::uint64_t hash = engine.params_hash();
+        if (group.rank() == 0) hashes.push_back(hash);
+      });
+    }
+    for (const std::uint64_t hash : hashes) EXPECT_EQ(hash, hashes[0]) << nn::name(mode);
+  }
+}
+
+// As torch counts: a parameter's moments are as old as its own updates.
+TEST(Features, ParametersThatComeLateStartAfresh) {
+  struct Late : torch::nn::Module {
+    Late()
+        : a(register_parameter("a", at::ones({4, 4}))),
+          b(register_parameter("b", at::ones({4, 4}))) {}
+    at::Tensor loss(int step) {
+      const at::Tensor x = a * (step + 1);
+      return (step < 5 ? x : x + b).sin().mean();
+    }
+    at::Tensor a, b;
+  };
+  Late alone;
+  torch::optim::AdamW adamw(alone.parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.01));
+  auto net = std::make_shared<Late>();
+  Options options;
+  options.stage = 2;
+  options.optimizer = AdamW{.lr = 0.1, .weight_decay = 0.01};
+  Engine engine(net, comm::Group(), options);
+  for (int step = 0; step < 8; ++step) {
+    adamw.zero_grad();
+    alone.loss(step).backward();
+    adamw.step();
+    engine.backward(nn::observed(engine.root(), [&] { return net->loss(step); }));
+    engine.step();
+    engine.synchronize();
+    EXPECT_TRUE(at::allclose(net->a, alone.a, 1e-5, 1e-6)) << step;
+    EXPECT_TRUE(at::allclose(net->b, alone.b, 1e-5, 1e-6)) << step;
+  }
+}
+
+// Norms and biases do not decay, whoever updates them; and a rank may own nothing at all.
+TEST(Features, PoliciesHoldForOptimizersOfTorch) {
+  std::vector<std::vector<at::Tensor>> results;
+  for (const bool torchs : {false, true}) {
+    over(2, [&](const comm::Group& group) {
+      torch::nn::Linear net(3, 1);
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& p : net->parameters()) p.copy_(numbers(p.sizes(), 3));
+      const at::AutoGradMode grad(true);
+      Options options;
+      options.stage = 1;
+      options.optimizer = AdamW{.lr = 0.1, .weight_decay = 0.5};
+      if (torchs) {
+        options.optimizer =
+            TorchOptimizer([](std::vector<torch::optim::OptimizerParamGroup> groups) {
+              return std::make_unique<torch::optim::AdamW>(
+                  std::move(groups), torch::optim::AdamWOptions(0.1).weight_decay(0.5));
+            });
+      }
+      DataParallel train(net, group, options);
+      for (int step = 0; step < 3; ++step) {
+        train.backward(train(numbers({4, 3}, batch_seed(step, group.rank(), 0))).square().mean());
+        train.step();
+      }
+      const auto params = train.full_parameters();
+      if (group.rank() == 0) results.push_back({params[0].second, params[1].second});
+    });
+  }
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(at::allclose(results[0][i], results[1][i], 1e-5, 1e-6));
+}
+
+}  // namespace
+}  // namespace tessera::zero::test
