@@ -12,7 +12,6 @@ namespace {
 constexpr Token kBar = 10, kEnd = 11;
 constexpr std::int64_t kVocab = 12;
 constexpr std::int64_t kDigits = 7;  // a problem takes 16 tokens, so it divides common lengths
-constexpr std::uint64_t kQuestions = std::uint64_t{1} << 62;  // far from any sample of a run
 
 class Sorting final : public Source {
  public:

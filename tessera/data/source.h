@@ -10,6 +10,9 @@
 
 namespace tessera::data {
 
+// Samples from here on are questions for the end of a run: far from any that it trains on.
+inline constexpr std::uint64_t kQuestions = std::uint64_t{1} << 62;
+
 using Token = std::int64_t;
 inline constexpr Token kIgnored = -1;  // a target that no loss is taken of
 

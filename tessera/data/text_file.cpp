@@ -19,7 +19,6 @@ namespace tessera::data {
 namespace {
 
 constexpr std::int64_t kPrompt = 32, kAnswer = 96;
-constexpr std::uint64_t kQuestions = std::uint64_t{1} << 62;  // far from any sample of a run
 
 // A file's bytes, mapped: ranks on one machine share them.
 class Mapping {

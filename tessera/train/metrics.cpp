@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json json_number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 Json outcome(const Outcome& from) {
   Json memory = Json::object();
@@ -36,17 +36,17 @@ Json outcome(const Outcome& from) {
 std::string to_json(const StepMetrics& step) {
   Json json = {
       {"step", step.step},
-      {"loss", number(step.loss)},
-      {"grad_norm", number(step.grad_norm)},
-      {"lr", number(step.lr)},
+      {"loss", json_number(step.loss)},
+      {"grad_norm", json_number(step.grad_norm)},
+      {"lr", json_number(step.lr)},
       {"tokens", step.tokens},
-      {"tokens_per_s", number(step.tokens_per_s())},
-      {"step_s", number(step.step_s)},
-      {"forward_s", number(step.forward_s)},
-      {"backward_s", number(step.backward_s)},
-      {"comm_s", number(step.comm_s)},
-      {"comm_exposed_s", number(step.comm_exposed_s)},
-      {"optimizer_s", number(step.optimizer_s)},
+      {"tokens_per_s", json_number(step.tokens_per_s())},
+      {"step_s", json_number(step.step_s)},
+      {"forward_s", json_number(step.forward_s)},
+      {"backward_s", json_number(step.backward_s)},
+      {"comm_s", json_number(step.comm_s)},
+      {"comm_exposed_s", json_number(step.comm_exposed_s)},
+      {"optimizer_s", json_number(step.optimizer_s)},
       {"mem_bytes", step.mem_bytes},
       {"mem_peak_bytes", step.mem_peak_bytes},
       {"sent_bytes", step.sent_bytes},
@@ -61,10 +61,10 @@ std::string to_json(const Summary& summary) {
       {"predicted", outcome(summary.predicted)},
       {"measured", outcome(summary.measured)},
       {"params_hash", summary.params_hash},
-      {"tokens_per_s", number(summary.tokens_per_s)},
-      {"step_s", number(summary.step_s)},
-      {"first_loss", number(summary.first_loss)},
-      {"last_loss", number(summary.last_loss)},
+      {"tokens_per_s", json_number(summary.tokens_per_s)},
+      {"step_s", json_number(summary.step_s)},
+      {"first_loss", json_number(summary.first_loss)},
+      {"last_loss", json_number(summary.last_loss)},
       {"steps", summary.steps},
       {"skipped", summary.skipped},
       {"interrupted", summary.interrupted},
