@@ -65,7 +65,6 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     return pass_on(op, keys, stack);
   }
   bool computed = false;
-  std::vector<c10::IValue> returned;  // with what is no tensor; tensors come back through results()
   const auto compute = [&] {
     pass_on(op, keys, stack);
     computed = true;
