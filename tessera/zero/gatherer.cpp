@@ -17,17 +17,32 @@ c10::DataPtr take_memory(const at::Tensor& tensor) {
   return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
 }
 
+// [Note: reading a free unit] Nobody reads the memory of a unit that is free; if somebody does, it
+// is an error that says why. LibTorch before 2.13 cannot take such a mark back once it is set:
+// there the memory is only gone, and reading it finds a null pointer.
+template <class Storage>
+constexpr bool kMarkCanBeTakenBack = requires(Storage& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+};
+
+template <class Storage>
+void put_in_storage(Storage& storage, c10::DataPtr memory) {
+  storage.set_data_ptr_noswap(std::move(memory));
+  if constexpr (kMarkCanBeTakenBack<Storage>) storage.clear_data_ptr_access_error_msg_();
+}
 void put_memory(const at::Tensor& tensor, c10::DataPtr memory) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(std::move(memory));
-  storage->clear_data_ptr_access_error_msg_();
+  put_in_storage(*tensor.storage().unsafeGetStorageImpl(), std::move(memory));
 }
 
-// Nobody reads the memory of a unit that is free; if somebody does, it is an error that says why.
+template <class Storage>
+void clear_storage(Storage& storage, at::Device device, const char* why) {
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, device));
+  if constexpr (kMarkCanBeTakenBack<Storage>) {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+  }
+}
 void take_away(const at::Tensor& tensor, const char* why) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+  clear_storage(*tensor.storage().unsafeGetStorageImpl(), tensor.device(), why);
 }
 constexpr const char* kFree =
     "this parameter is sharded, and its unit is not gathered: at stage 3 parameters are read "

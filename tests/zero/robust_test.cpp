@@ -57,6 +57,9 @@ TEST(Features, AForwardBesideTheEngineIsRefused) {
 }
 
 TEST(Features, ParametersOfAFreeUnitCannotBeRead) {
+  if constexpr (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13) {
+    GTEST_SKIP() << "LibTorch " << TORCH_VERSION << " cannot unmark a storage; 2.13 can";
+  }
   over(2, [](const comm::Group& group) {
     auto net = std::make_shared<Tied>();
     at::Tensor weight = net->embed->weight;

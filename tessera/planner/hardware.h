@@ -1,0 +1,52 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::planner {
+
+// A way between two devices: seconds to move n bytes in one direction are latency + n / bandwidth.
+struct Link {
+  double bandwidth = 0;  // bytes per second, one direction, of one device
+  double latency = 0;    // seconds
+};
+
+// A device, its host and its network, as the catalogue describes them. All of them come from
+// hardware.toml or a file of the user's: numbers are data here, not code.
+struct Hardware {
+  std::string name;
+  double memory = 0;            // bytes that a program can have
+  double peak_16bit = 0;        // FLOP/s, dense
+  double peak_fp32 = 0;         // likewise, as the products of fp32 training run
+  double memory_bandwidth = 0;  // bytes/s
+  int units = 0;                // that tiles of a product are spread over (SMs, cores)
+
+  // What software makes of it, one set for all models.
+  double product_efficiency = 0;  // of the peak, for a large product that fills all units
+  double memory_efficiency = 0;   // of the memory bandwidth, for a large elementwise pass
+  double launch = 0;              // seconds of the host per kernel: none is shorter
+
+  Link inside;   // between devices of a node
+  Link between;  // between nodes, per device
+  int per_node = 8;
+
+  double watts = 0;           // per device, with its share of the node
+  double price_per_hour = 0;  // per device; 0: unknown
+};
+
+// The catalogue that comes with the library, and a user's file over it (empty: none). Throws
+// DataError with file, line and column for bad TOML, and UsageError for a bad value.
+class Catalogue {
+ public:
+  Catalogue();
+  void read(const std::string& path);
+  void parse(std::string_view toml, const std::string& where);
+  const std::vector<Hardware>& all() const { return all_; }
+  const Hardware& find(std::string_view name) const;  // throws UsageError with the near name
+
+ private:
+  std::vector<Hardware> all_;
+};
+
+}  // namespace tessera::planner

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/planner/question.h"
+#include "tessera/planner/step_time.h"
+
+namespace tessera::planner {
+
+// Bytes on the most loaded rank.
+struct Memory {
+  double params = 0, grads = 0, optimizer = 0;
+  double activations = 0;  // of all micro-batches in flight
+  double buffers = 0;      // gathered units and buckets on their way
+  double temporary = 0;    // logits and their gradient, workspace
+  double total() const { return params + grads + optimizer + activations + buffers + temporary; }
+};
+
+// One kind of collective on one axis, on the rank that sends most along that axis.
+struct TrafficRow {
+  std::string axis;  // dp, tp, pp
+  std::string what;  // "all-reduce of gradients"
+  double calls = 0;  // per optimizer step
+  double bytes = 0;  // sent per optimizer step, ring-equivalent
+};
+
+struct Traffic {
+  double dp = 0, tp = 0, pp = 0;
+  std::vector<TrafficRow> rows;
+  double total() const { return dp + tp + pp; }
+};
+
+enum class Bound : std::uint8_t { compute, memory, network };
+const char* name(Bound bound);
+
+struct Plan {
+  Question question;  // settled
+  // Parameters: of the model; in its blocks and embeddings; on the most loaded rank, before ZeRO.
+  double parameters = 0, in_blocks = 0, in_embeddings = 0, on_a_rank = 0;
+  Memory memory;
+  int rank = 0;  // the pipeline rank that needs most memory
+  Traffic traffic;
+  StepTime time;
+  double tokens_per_s = 0;  // of all devices together
+  double model_flops = 0;   // per step, without recomputation
+  double mfu = 0;
+  double price = 0, joules = 0;  // per step, where hardware says; else 0
+  bool fits = false;
+  double margin = 0;  // bytes left, negative if it does not fit
+  Bound bound = Bound::compute;
+  std::vector<std::string> advice;
+};
+
+Memory memory_of(const Question& settled, int* most_loaded = nullptr);
+Traffic traffic_of(const Question& settled);
+Plan make_plan(const Question& question);
+
+}  // namespace tessera::planner

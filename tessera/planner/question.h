@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/core/state_layout.h"
+#include "tessera/planner/activations.h"
+#include "tessera/planner/hardware.h"
+#include "tessera/planner/model_shape.h"
+
+namespace tessera::planner {
+
+enum class Attention : std::uint8_t { fused, unfused };  // unfused keeps the matrix of scores
+
+// One training configuration: what the flags of `tessera plan`, a line of --batch and a row of
+// --score say. 0 and nullopt stand for "choose".
+struct Question {
+  ModelShape model;
+  double params = 0;  // of a model known by its size alone: then only state can be asked for
+  std::int64_t seq = 0;
+
+  int dp = 1, tp = 1, pp = 1;
+  bool sequence_parallel = false;
+  int zero = 0;
+  StateLayout layout = parse_state_layout("bf16");
+  std::optional<ReducePolicy> grad_reduce;
+  bool keep_params = false;
+  bool overlap_grad_reduce = true;
+  bool overlap_param_gather = true;
+  double bucket_bytes = 25e6;
+
+  std::int64_t micro_batch = 1;
+  std::int64_t grad_accum = 0;
+  std::int64_t global_batch = 0;
+  Recompute recompute = Recompute::none;
+  Attention attention = Attention::fused;
+  std::string schedule = "1f1b";
+  int chunks = 1;
+  int vocab_multiple = 0;  // pad the vocabulary to a multiple of this · tp; 0: not
+
+  Hardware hardware;
+  int nodes = 0;
+  int per_node = 0;
+
+  // After settle(): how many micro-batches a step has, and how many devices there are.
+  std::int64_t micros() const { return grad_accum; }
+  int world() const { return dp * tp * pp; }
+  ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
+};
+
+// Fills in what was left open (accumulation and global batch from each other, nodes, sequence
+// length) and refuses what cannot be: throws UsageError naming the flag, the value and what would
+// do. What is odd but possible passes.
+Question settle(Question question);
+
+// The part of a model that lies on one pipeline rank. Layers that do not divide go to the first
+// ranks; embedding and head lie on the first and the last stage.
+struct StageShare {
+  std::int64_t layers = 0;
+  bool embedding = false;
+  bool head = false;
+};
+// Of chunk c on rank r of a schedule with `chunks` per rank: [rank][chunk].
+std::vector<std::vector<StageShare>> stage_shares(const Question& settled);
+
+}  // namespace tessera::planner
