@@ -52,16 +52,21 @@ planner::ModelShape resolve_model(const TrainConfig& config) {
   } catch (const UsageError& error) {
     throw UsageError(str("--model: ", error.what(), " (--layers, --hidden, --heads, --vocab)"));
   }
-  if (shape.swiglu || shape.kv_heads != shape.heads || shape.positions == 0) {
-    throw UsageError(str("--model: got ", config.model,
-                         ", which the planner knows but no code trains yet; wanted gpt-tiny, a "
-                         "gpt2 or a gpt3"));
-  }
   if (config.layers + config.hidden + config.heads + config.vocab + config.positions == 0) {
     return shape;
   }
   const auto or_else = [](std::int64_t given, std::int64_t own) { return given > 0 ? given : own; };
   try {
+    if (shape.swiglu) {  // a Llama: its sizes are replaced one by one
+      shape.name.clear();
+      shape.layers = or_else(config.layers, shape.layers);
+      shape.ffn = shape.ffn * or_else(config.hidden, shape.hidden) / shape.hidden;
+      shape.hidden = or_else(config.hidden, shape.hidden);
+      if (config.heads > 0) shape.heads = shape.kv_heads = config.heads;
+      shape.vocab = or_else(config.vocab, shape.vocab);
+      planner::check(shape);
+      return shape;
+    }
     return planner::gpt_shape(
         or_else(config.layers, shape.layers), or_else(config.hidden, shape.hidden),
         or_else(config.heads, shape.heads), or_else(config.vocab, shape.vocab),
@@ -95,7 +100,35 @@ void resolve_batch(const TrainConfig& config, int ranks, Resolved& out) {
   out.global_batch = global;
 }
 
+// Replicas of the model that the ranks make.
+int resolve_mesh(const TrainConfig& config, int ranks) {
+  const auto parts = static_cast<int>(config.tp * config.pp);
+  if (ranks % parts != 0) {
+    throw UsageError(str("--tp ", config.tp, " × --pp ", config.pp, " = ", parts,
+                         " does not divide the ", ranks, ranks == 1 ? " rank" : " ranks",
+                         "; wanted ranks = dp · tp · pp, such as ", (ranks / parts + 1) * parts));
+  }
+  const int dp = ranks / parts;
+  if (config.dp != 0 && config.dp != dp) {
+    throw UsageError(str("--dp: got ", config.dp, ", but ", ranks, " ranks with --tp ", config.tp,
+                         " --pp ", config.pp, " make ", dp, "; leave --dp or --ranks out"));
+  }
+  if (config.comm == "off" && parts > 1) {
+    throw UsageError(
+        "--comm off: got --tp or --pp, whose ranks cannot compute without each other; "
+        "wanted --tp 1 --pp 1");
+  }
+  return dp;
+}
+
 }  // namespace
+
+int ranks_wanted(const TrainConfig& config) {
+  if (config.ranks > 0) return static_cast<int>(config.ranks);
+  const std::int64_t parts = config.tp * config.pp;
+  const std::int64_t dp = config.dp > 0 ? config.dp : (parts == 1 ? 2 : 1);
+  return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
+}
 
 std::string to_toml(const TrainConfig& config) {
   std::string text, group;
@@ -122,7 +155,8 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   out.model = resolve_model(config);
   out.layout = parse_state_layout(config.layout);
   if (config.optimizer == "sgd") out.layout.moments = config.momentum > 0 ? 4 : 0;
-  out.ranks = config.comm == "off" ? 1 : ranks;
+  out.dp = resolve_mesh(config, ranks);
+  out.ranks = config.comm == "off" ? 1 : out.dp;
   const auto stage = static_cast<int>(config.zero);
   out.policy = config.grad_reduce == "auto"   ? default_reduce_policy(stage)
                : config.grad_reduce == "each" ? ReducePolicy::each
@@ -136,8 +170,9 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   } catch (const UsageError& error) {
     throw UsageError(str("--", error.what()));
   }
-  out.seq = config.seq > 0 ? config.seq : std::min(kSeq, out.model.positions);
-  if (out.seq > out.model.positions) {
+  const std::int64_t most = out.model.positions;  // 0: any length
+  out.seq = config.seq > 0 ? config.seq : most > 0 ? std::min(kSeq, most) : kSeq;
+  if (most > 0 && out.seq > most) {
     throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
                          " positions; wanted at most that, or a larger --positions"));
   }
@@ -149,11 +184,21 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   if (config.device == "cpu" && config.backend == "nccl") {
     throw UsageError("--backend: got nccl, which needs --device cuda; wanted auto, shm or mpi");
   }
-  resolve_batch(config, ranks, out);
+  if (config.save.empty() && (config.resume == "auto" || config.save_every > 0)) {
+    throw UsageError(str(config.save_every > 0 ? "--save-every" : "--resume auto",
+                         " needs --save, the folder of the checkpoints"));
+  }
+  if (config.comm == "off" && !config.save.empty()) {
+    throw UsageError(
+        "--save: got --comm off, whose ranks train models that differ; wanted one of "
+        "them");
+  }
+  resolve_batch(config, out.dp, out);
   return out;
 }
 
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved) {
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int tp_rank,
+                      int pp_rank) {
   planner::RunQuestion question;
   question.model = resolved.model;
   question.layout = resolved.layout;
@@ -165,6 +210,13 @@ planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved) {
   question.policy = resolved.policy;
   question.keep_params = config.keep_params;
   question.recompute = resolved.recompute;
+  question.tp = static_cast<int>(config.tp);
+  question.pp = static_cast<int>(config.pp);
+  question.tp_rank = tp_rank;
+  question.pp_rank = pp_rank;
+  question.sequence_parallel = config.sequence_parallel;
+  question.schedule = config.schedule;
+  question.chunks = static_cast<int>(config.chunks);
   return planner::plan_run(question);
 }
 

@@ -27,7 +27,10 @@ Json outcome(const Outcome& from) {
   }
   for (const auto& [name, bytes] : from.memory) memory[name] = bytes;
   Json json = {{"memory", std::move(memory)}};
-  if (from.sent_bytes) json["sent_bytes"] = *from.sent_bytes;
+  if (from.sent) {
+    json["sent_bytes"] = from.sent->total();
+    json["sent"] = {{"dp", from.sent->dp}, {"tp", from.sent->tp}, {"pp", from.sent->pp}};
+  }
   return json;
 }
 

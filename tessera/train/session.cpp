@@ -33,7 +33,9 @@ std::string ending(Trainer& trainer, const Summary& summary,
                    const std::vector<std::string>& answers) {
   const Resolved& resolved = trainer.resolved();
   std::string text = "\n" + memory_table(summary) + "\n";
-  text += traffic_table(summary, resolved.ranks) + "\n" + time_table(trainer.history());
+  const MeshSizes mesh{resolved.ranks, static_cast<int>(trainer.config().tp),
+                       static_cast<int>(trainer.config().pp)};
+  text += traffic_table(summary, mesh) + "\n" + time_table(trainer.history());
   if (!answers.empty()) {
     text += "\n  what it answers\n";
     for (const std::string& line : answers) text += "    " + line + "\n";
@@ -57,7 +59,7 @@ void check_files(const TrainConfig& config, const Resolved& resolved) {
   if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
 }
 
-bool run_session(const TrainConfig& config, const comm::Group& world, const StopAsked& stop) {
+Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes) {
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
   if (!config.metrics.empty() && speaks) lines.emplace(config.metrics, "--metrics");
@@ -70,6 +72,14 @@ bool run_session(const TrainConfig& config, const comm::Group& world, const Stop
                 "measuring only; the loss is that of rank 0.\n");
     }
   }
+  std::vector<std::string> notes;
+  const auto resumed = trainer.resume(notes);
+  if (speaks) {
+    for (const std::string& note : notes) write_all(2, str("passed over: ", note, "\n"));
+    if (resumed)
+      write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
+  }
+  const bool saves = !config.save.empty();
   bool interrupted = false;
   {
     std::optional<Progress> bar;
@@ -83,10 +93,16 @@ bool run_session(const TrainConfig& config, const comm::Group& world, const Stop
       const StepMetrics step = trainer.step();
       if (lines) lines->write(to_json(step));
       if (bar) bar->update(trainer.steps_done(), status(step));
-      interrupted = trainer.agree(stop && stop());
+      const auto wish =
+          static_cast<Wish>(trainer.agree(static_cast<int>(wishes ? wishes() : Wish::none)));
+      interrupted = wish == Wish::stop;
+      const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
+      const bool last = trainer.steps_done() == config.steps;
+      if (saves && (due || last || wish != Wish::none)) trainer.save();
     }
     if (bar) bar->finish();
   }
+  const auto saved = trainer.finish_saving();
   Summary summary = trainer.summary();
   summary.interrupted = interrupted;
   const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
@@ -94,10 +110,15 @@ bool run_session(const TrainConfig& config, const comm::Group& world, const Stop
   if (lines) lines->write(to_json(summary));
   if (speaks) {
     write_all(1, ending(trainer, summary, answers));
-    if (interrupted) write_all(2, str("stopped after step ", summary.steps, "\n"));
+    if (saved) write_all(2, str("saved: ", *saved, "\n"));
+    if (interrupted) {
+      write_all(2, str("stopped after step ", trainer.steps_done(),
+                       saves ? "; --resume auto goes on from there\n" : "\n"));
+    }
   }
   world.barrier();  // nobody leaves while another still needs it
-  return !interrupted;
+  if (!interrupted) return Ended::done;
+  return saves ? Ended::saved : Ended::stopped;
 }
 
 }  // namespace tessera::train

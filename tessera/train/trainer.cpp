@@ -17,9 +17,9 @@
 #include "tessera/data/source.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/memory/device_usage.h"
-#include "tessera/models/gpt.h"
+#include "tessera/train/parallelize.h"
+#include "tessera/train/saving.h"
 #include "tessera/train/trace.h"
-#include "tessera/zero/engine.h"
 
 namespace tessera::train {
 namespace {
@@ -51,7 +51,6 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
                                     .eps = config.eps,
                                     .weight_decay = config.weight_decay};
   }
-  options.micro_batches = static_cast<int>(resolved.grad_accum);
   options.reduce = resolved.policy;
   options.clip_norm = config.clip;
   // The trainer itself stops where it should: it knows the flag that says otherwise.
@@ -66,6 +65,23 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
                                              : zero::Gather::automatic;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.ledger = std::move(ledger);
+  return options;
+}
+
+ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
+                                 c10::Device device, std::shared_ptr<memory::Ledger> ledger) {
+  if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
+  ParallelOptions options;
+  options.tp = static_cast<int>(config.tp);
+  options.pp = static_cast<int>(config.pp);
+  options.sequence_parallel = config.sequence_parallel;
+  options.schedule = config.schedule;
+  options.chunks = static_cast<int>(config.chunks);
+  options.micro_batches = static_cast<int>(resolved.grad_accum);
+  options.checkpointing = nn::parse_checkpointing(config.checkpoint_activations);
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.device = device;
+  options.engine = engine_options(config, resolved, std::move(ledger));
   return options;
 }
 
@@ -85,44 +101,48 @@ struct Trainer::Impl {
       : config(std::move(c)),
         world(std::move(w)),
         resolved(resolve(config, world.size())),
-        plan(train::plan(config, resolved)),
-        group(config.comm == "off" ? comm::Group() : world),
         ledger(std::make_shared<memory::Ledger>(str("rank ", world.rank()), config.memory_limit)),
         owner((memory::install(), ledger)),
         device(device_of(config, world)),
         source(make_source(config, resolved)),
-        sampler{world.size(), resolved.grad_accum, config.micro_batch},
+        // With --comm off every rank is a replica of its own, on its own data.
+        model(resolved.model, parallel_options(config, resolved, device, ledger),
+              config.comm == "off" ? comm::Group() : world),
+        plan(train::plan(config, resolved, model.mesh().place().tp, model.mesh().place().pp)),
+        sampler{resolved.dp, resolved.grad_accum, config.micro_batch},
+        replica(config.comm == "off" ? world.rank() : model.mesh().place().dp),
+        saver(config, resolved, model, config.comm == "off" ? comm::Group() : world),
         trace(world.rank(), !config.trace.empty()) {
-    if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
-    model = models::Gpt(resolved.model, static_cast<std::uint64_t>(config.seed));
-    if (!device.is_cpu()) model->to(device);
-    if (resolved.recompute != planner::Recompute::none) {
-      nn::set_checkpointing(*model, nn::parse_checkpointing(config.checkpoint_activations));
-    }
-    engine.emplace(model.ptr(), group, engine_options(config, resolved, ledger));
+    model.watch([this](const char* name, Clock::time_point begin, Clock::time_point end) {
+      on_span(name, begin, end);
+    });
   }
 
-  void micro_step(const data::Batch& batch, StepMetrics& out);
+  void on_span(const char* name, Clock::time_point begin, Clock::time_point end);
   void note_state();
   std::vector<data::Token> answer(const data::Question& question);
+  zero::Engine& engine() { return model.engine(); }
 
   const TrainConfig config;
   const comm::Group world;
   const Resolved resolved;
-  const planner::RunPlan plan;
-  const comm::Group group;  // of the engine: alone with --comm off
   const std::shared_ptr<memory::Ledger> ledger;
   const memory::OwnerScope owner;  // before the first tensor
   const c10::Device device;
   const std::unique_ptr<data::Source> source;
+  ParallelModel model;
+  const planner::RunPlan plan;
   const data::Sampler sampler;
-  models::Gpt model{nullptr};
-  std::optional<zero::Engine> engine;
+  const int replica;  // which part of the batch this rank has
 
+  Saver saver;
+  std::int64_t steps_before = 0;  // done by the run that was resumed
   std::vector<StepMetrics> history;
+  StepMetrics now;    // of the step under way
+  double waited = 0;  // by the engine in this step, up to the last span
   Trace trace;
   MemoryBytes measured;  // the most of each category where it is looked at
-  std::int64_t sent = 0;
+  SentBytes sent;
 };
 
 // The state of the engine is looked at where all of it is there: between backward and update.
@@ -136,31 +156,19 @@ void Trainer::Impl::note_state() {
   }
 }
 
-void Trainer::Impl::micro_step(const data::Batch& batch, StepMetrics& out) {
-  const std::int64_t step = static_cast<std::int64_t>(history.size()) + 1;
-  const at::Tensor ids = batch.ids.to(device), targets = batch.targets.to(device);
-  const double waited = engine->times().exposed;
-  const Clock::time_point began = Clock::now();
-  at::Tensor loss;
-  {
-    const memory::CategoryScope category(MemoryCategory::activations);
-    loss = nn::observed(
-        engine->root(),
-        [this](const at::Tensor& in, const at::Tensor& want) { return model->loss(in, want); }, ids,
-        targets);
-  }
-  const Clock::time_point middle = Clock::now();
-  const double waited_forward = engine->times().exposed;
-  if (device.is_cpu()) {
+// A pass, or a wait for another stage, has ended.
+void Trainer::Impl::on_span(const char* name, Clock::time_point begin, Clock::time_point end) {
+  const std::string_view what = name;
+  const double waited_now = engine().times().exposed;
+  const double took = seconds(begin, end) - (waited_now - std::exchange(waited, waited_now));
+  if (what == "forward") now.forward_s += took;
+  if (what.starts_with("backward")) now.backward_s += took;
+  if (what.starts_with("receive")) now.comm_exposed_s += took;
+  if (what == "forward" && device.is_cpu()) {
     std::int64_t& most = measured["activations"];
     most = std::max(most, ledger->counts()[MemoryCategory::activations].now);
   }
-  engine->backward(loss);
-  const Clock::time_point end = Clock::now();
-  out.forward_s += seconds(began, middle) - (waited_forward - waited);
-  out.backward_s += seconds(middle, end) - (engine->times().exposed - waited_forward);
-  trace.span("forward", began, middle, step);
-  trace.span("backward", middle, end, step);
+  trace.span(name, begin, end, now.step);
 }
 
 Trainer::Trainer(TrainConfig config, comm::Group world)
@@ -169,45 +177,53 @@ Trainer::~Trainer() = default;
 
 StepMetrics Trainer::step() {
   Impl& impl = *impl_;
-  const auto done = static_cast<std::int64_t>(impl.history.size());
-  StepMetrics out;
+  const std::int64_t done = steps_done();
+  StepMetrics& out = impl.now;
+  out = {};
   out.step = done + 1;
   out.lr = impl.config.lr * impl.resolved.schedule.factor(done);
   out.tokens = impl.resolved.tokens_per_step();
   impl.ledger->reset_peak();
   memory::reset_device_peak(impl.device);
-  impl.engine->reset_times();
-  const comm::TrafficCounts before = impl.group.traffic();
+  impl.engine().reset_times();
+  impl.waited = 0;
+  const ParallelModel::Sent before = impl.model.sent();
   const Clock::time_point began = Clock::now();
 
   std::vector<data::Batch> batches;
   std::int64_t predicted = 0;
   for (std::int64_t k = 0; k < impl.sampler.micro_batches; ++k) {
-    batches.push_back(impl.source->batch(impl.sampler.first(done, impl.world.rank(), k),
-                                         impl.sampler.micro_batch));
+    batches.push_back(
+        impl.source->batch(impl.sampler.first(done, impl.replica, k), impl.sampler.micro_batch));
     predicted += batches.back().predicted;
   }
-  impl.engine->begin({.micro_batches = static_cast<int>(impl.sampler.micro_batches),
-                      .tokens = static_cast<double>(predicted)});
-  for (const data::Batch& batch : batches) impl.micro_step(batch, out);
+  impl.engine().begin({.micro_batches = static_cast<int>(impl.sampler.micro_batches),
+                       .tokens = static_cast<double>(predicted)});
+  impl.model.run(batches);
   impl.note_state();
 
-  const double waited = impl.engine->times().exposed;
+  const double waited = impl.engine().times().exposed;
   const Clock::time_point update = Clock::now();
-  const zero::StepInfo info = impl.engine->step(out.lr);
+  const zero::StepInfo info = impl.engine().step(out.lr);
   const Clock::time_point end = Clock::now();
   impl.note_state();
-  out.comm_exposed_s = impl.engine->times().exposed;
-  out.optimizer_s = seconds(update, end) - (out.comm_exposed_s - waited);
+  const double waited_in_all = impl.engine().times().exposed;
+  out.comm_exposed_s += waited_in_all;
+  out.optimizer_s = seconds(update, end) - (waited_in_all - waited);
   out.step_s = seconds(began, end);
   impl.trace.span("optimizer", update, end, out.step);
   impl.trace.span("step", began, end, out.step);
 
-  const comm::TrafficCounts traffic = impl.group.traffic() - before;
-  out.comm_s = static_cast<double>(traffic.busy_ns) * 1e-9;
-  out.sent_bytes = static_cast<std::int64_t>(traffic.sent_bytes);
-  out.control_bytes = static_cast<std::int64_t>(traffic.control_bytes);
-  impl.sent += out.sent_bytes;
+  const ParallelModel::Sent after = impl.model.sent();
+  const comm::TrafficCounts dp = after.dp - before.dp, tp = after.tp - before.tp,
+                            pp = after.pp - before.pp;
+  const comm::TrafficCounts all = dp + tp + pp;
+  out.comm_s = static_cast<double>(all.busy_ns) * 1e-9;
+  out.sent_bytes = static_cast<std::int64_t>(all.sent_bytes);
+  out.control_bytes = static_cast<std::int64_t>(all.control_bytes);
+  impl.sent.dp += static_cast<std::int64_t>(dp.sent_bytes);
+  impl.sent.tp += static_cast<std::int64_t>(tp.sent_bytes);
+  impl.sent.pp += static_cast<std::int64_t>(pp.sent_bytes);
   memory::LedgerCounts counts = impl.ledger->counts();
   if (const auto device = memory::device_usage(impl.device)) counts.total = *device;
   out.mem_bytes = counts.total.now;
@@ -233,18 +249,29 @@ StepMetrics Trainer::step() {
 }
 
 std::int64_t Trainer::steps_done() const {
-  return static_cast<std::int64_t>(impl_->history.size());
+  return impl_->steps_before + static_cast<std::int64_t>(impl_->history.size());
 }
 
-bool Trainer::agree(bool any) const {
-  const at::Tensor flag = at::full({1}, any ? 1 : 0, at::kInt);
+int Trainer::agree(int wish) const {
+  const at::Tensor flag = at::full({1}, wish, at::kInt);
   comm::Call call;
   call.op = comm::ReduceOp::max;
   call.traffic = comm::Traffic::control;
   call.label = "stop";
-  impl_->group.all_reduce(flag, call).wait();
-  return flag.item<int>() != 0;
+  // Ranks that do not synchronise do not ask each other either.
+  if (impl_->config.comm == "on") impl_->world.all_reduce(flag, call).wait();
+  return flag.item<int>();
 }
+
+std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
+  const auto resumed = impl_->saver.resume(notes);
+  if (!resumed) return std::nullopt;
+  impl_->steps_before = resumed->steps;
+  return resumed->folder;
+}
+
+void Trainer::save() { impl_->saver.save(steps_done()); }
+std::optional<std::string> Trainer::finish_saving() { return impl_->saver.finish(); }
 
 std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
   const at::NoGradGuard no_gradients;
@@ -254,11 +281,8 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
         std::min<std::int64_t>(static_cast<std::int64_t>(text.size()), resolved.seq);
     const at::Tensor ids =
         at::tensor(std::vector<data::Token>(text.end() - length, text.end()), at::kLong)
-            .unsqueeze(0)
-            .to(device);  // [1, T]
-    const at::Tensor logits = nn::observed(
-        engine->root(), [this](const at::Tensor& in) { return model->forward(in); }, ids);
-    text.push_back(logits.select(0, 0).select(0, length - 1).argmax().item<data::Token>());
+            .unsqueeze(0);  // [1, T]
+    text.push_back(model.next_token(ids));
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(question.prompt.size()), text.end()};
 }
@@ -274,18 +298,20 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
 
 Summary Trainer::summary() {
   Impl& impl = *impl_;
-  impl.engine->synchronize();
+  impl.engine().synchronize();
   Summary out;
   out.predicted.memory = {{"params", impl.plan.params},
                           {"grads", impl.plan.grads},
                           {"optimizer", impl.plan.optimizer},
                           {"activations", impl.plan.activations}};
-  out.predicted.sent_bytes = impl.plan.sent_bytes;
+  out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
   out.measured.memory = impl.measured;
-  if (!impl.history.empty()) out.measured.sent_bytes = impl.sent / steps_done();
+  if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {
+    out.measured.sent = SentBytes{impl.sent.dp / steps, impl.sent.tp / steps, impl.sent.pp / steps};
+  }
   char hash[32];
   std::snprintf(hash, sizeof hash, "%016llx",
-                static_cast<unsigned long long>(impl.engine->params_hash()));
+                static_cast<unsigned long long>(impl.model.params_hash()));
   out.params_hash = hash;
   std::vector<double> rates, times;
   for (const StepMetrics& step : impl.history) {
@@ -295,7 +321,7 @@ Summary Trainer::summary() {
   }
   out.tokens_per_s = median(std::move(rates));
   out.step_s = median(std::move(times));
-  out.steps = steps_done();
+  out.steps = static_cast<std::int64_t>(impl.history.size());
   if (!impl.history.empty()) {
     out.first_loss = impl.history.front().loss;
     out.last_loss = impl.history.back().loss;
@@ -303,6 +329,9 @@ Summary Trainer::summary() {
   out.run = {{"model", impl.resolved.model.name.empty() ? "gpt" : impl.resolved.model.name},
              {"parameters", str(impl.resolved.model.params())},
              {"ranks", str(impl.world.size())},
+             {"dp", str(impl.resolved.dp)},
+             {"tp", str(impl.config.tp)},
+             {"pp", str(impl.config.pp)},
              {"zero", str(impl.config.zero)},
              {"layout", impl.config.layout},
              {"comm", impl.config.comm},
@@ -346,12 +375,12 @@ std::string Trainer::describe() const {
              " parameters (", shape.layers, " layers, width ", shape.hidden, ", ", shape.heads,
              " heads, vocabulary ", shape.vocab, ")\n", impl.source->name(), ": ",
              impl.config.steps, " steps of ", impl.resolved.global_batch, " × ", impl.resolved.seq,
-             " tokens = ", impl.world.size(), impl.world.size() == 1 ? " rank × " : " ranks × ",
+             " tokens = ", impl.resolved.dp, impl.resolved.dp == 1 ? " replica × " : " replicas × ",
              impl.resolved.grad_accum, " × ", impl.config.micro_batch, " sequences\nZeRO-",
              impl.config.zero, ", ", impl.config.layout, ", ",
-             impl.group.size() == 1 ? "alone" : impl.group.backend(), ", ", at::get_num_threads(),
+             impl.world.size() == 1 ? "alone" : impl.world.backend(), ", ", at::get_num_threads(),
              at::get_num_threads() == 1 ? " thread" : " threads", " per rank; ",
-             impl.engine->describe(), "\n");
+             impl.model.describe(), "\n");
 }
 
 }  // namespace tessera::train

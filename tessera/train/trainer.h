@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,18 @@ class Trainer {
   // One optimizer step. Throws Error for gradients that are not finite, unless the configuration
   // says skip.
   StepMetrics step();
-  std::int64_t steps_done() const;
+  std::int64_t steps_done() const;  // those before a resumption too
 
-  // Whether any rank says so.
-  bool agree(bool any) const;
+  // Collective: goes on where --resume says; the folder, or nothing for a fresh start. `notes` gets
+  // what was passed over, and why.
+  std::optional<std::string> resume(std::vector<std::string>& notes);
+  // Collective: a checkpoint of what is now, under --save.
+  void save();
+  // Collective: waits for the last one to be published; its folder, if there was one.
+  std::optional<std::string> finish_saving();
+
+  // Collective: the largest of what the ranks say.
+  int agree(int wish) const;
 
   // Collective: answers of the model to questions of the data, a line each.
   std::vector<std::string> answers(std::int64_t count);
