@@ -69,6 +69,8 @@ struct TrainConfig {
   std::int64_t keep_last = 3;
   std::int64_t keep_every = 0;
   bool async_save = true;
+  std::int64_t max_restarts = 0;
+  std::string elastic;
 
   std::string metrics;
   std::string trace;

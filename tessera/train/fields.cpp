@@ -142,6 +142,10 @@ std::vector<Field> make_fields() {
       {saving, "keep-every", &C::keep_every, "keep those of every so many steps too; 0: none", 0,
        kMany},
       {saving, "async-save", &C::async_save, "write checkpoints while training goes on"},
+      {saving, "max-restarts", &C::max_restarts,
+       "start again from the last checkpoint, so many times, when a rank fails", 0, 1e6},
+      {saving, "elastic", &C::elastic,
+       "FEWEST:MOST ranks: a restart goes on with those that are left; empty: as many as before"},
 
       {output, "metrics", &C::metrics, "write a JSON line per step to this file"},
       {output, "trace", &C::trace, "write a Chrome trace to this file"},
