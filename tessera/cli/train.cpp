@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/own_ranks.h"
@@ -126,6 +127,24 @@ void warn_of_crowding(int ranks, int threads) {
                    ": they take turns, and every step waits for the slowest\n"));
 }
 
+// A job that is started again resumes, with the same batch on however many ranks there are.
+Restarts restarts(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
+  Restarts again;
+  again.most = static_cast<int>(config.max_restarts);
+  again.words = {"--resume",       "auto",
+                 "--ranks",        "0",
+                 "--dp",           "0",
+                 "--grad-accum",   "0",
+                 "--global-batch", str(resolved.global_batch)};
+  again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
+  again.report = [folder = config.save] {
+    const checkpoint::Latest latest = checkpoint::find_latest(folder);
+    return latest.folder.empty() ? std::string("from the start: there is no checkpoint yet")
+                                 : "from " + latest.folder;
+  };
+  return again;
+}
+
 }  // namespace
 
 int train_command(int argc, char** argv) {
@@ -170,7 +189,7 @@ int train_command(int argc, char** argv) {
   }
   return start_ranks(
       {.ranks = ranks, .threads = static_cast<int>(config.threads), .name = "train", .grace = 30},
-      own_command(argc, argv));
+      restarts(config, resolved, ranks), own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

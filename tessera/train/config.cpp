@@ -1,6 +1,8 @@
 #include "tessera/train/config.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -100,6 +102,21 @@ void resolve_batch(const TrainConfig& config, int ranks, Resolved& out) {
   out.global_batch = global;
 }
 
+struct Elastic {
+  int fewest = 1, most = 1;
+};
+// "2:8"
+Elastic parse_elastic(const std::string& text) {
+  Elastic range;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%d:%d%c", &range.fewest, &range.most, &rest) != 2 ||
+      range.fewest < 1 || range.most < range.fewest || range.most > 4096) {
+    throw UsageError(str("--elastic: got ", quote(text),
+                         ", wanted FEWEST:MOST ranks, such as 2:8, at most 4096"));
+  }
+  return range;
+}
+
 // Replicas of the model that the ranks make.
 int resolve_mesh(const TrainConfig& config, int ranks) {
   const auto parts = static_cast<int>(config.tp * config.pp);
@@ -123,7 +140,22 @@ int resolve_mesh(const TrainConfig& config, int ranks) {
 
 }  // namespace
 
+int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
+  if (config.elastic.empty()) return ranks;
+  const auto parts = static_cast<int>(config.tp * config.pp);
+  for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
+       count -= parts) {
+    if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
+      return count;
+    }
+  }
+  return 0;
+}
+
 int ranks_wanted(const TrainConfig& config) {
+  if (!config.elastic.empty() && config.ranks == 0 && config.dp == 0) {
+    return parse_elastic(config.elastic).most;
+  }
   if (config.ranks > 0) return static_cast<int>(config.ranks);
   const std::int64_t parts = config.tp * config.pp;
   const std::int64_t dp = config.dp > 0 ? config.dp : (parts == 1 ? 2 : 1);
@@ -184,9 +216,13 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   if (config.device == "cpu" && config.backend == "nccl") {
     throw UsageError("--backend: got nccl, which needs --device cuda; wanted auto, shm or mpi");
   }
-  if (config.save.empty() && (config.resume == "auto" || config.save_every > 0)) {
-    throw UsageError(str(config.save_every > 0 ? "--save-every" : "--resume auto",
-                         " needs --save, the folder of the checkpoints"));
+  if (!config.elastic.empty()) parse_elastic(config.elastic);
+  for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
+                                    std::pair(config.save_every > 0, "--save-every"),
+                                    std::pair(config.max_restarts > 0, "--max-restarts")}) {
+    if (asked && config.save.empty()) {
+      throw UsageError(str(flag, " needs --save, the folder of the checkpoints"));
+    }
   }
   if (config.comm == "off" && !config.save.empty()) {
     throw UsageError(

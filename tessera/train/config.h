@@ -106,6 +106,12 @@ void read_config(TrainConfig& config, const std::string& path, std::vector<std::
 // Ranks to start where nobody has: dp · tp · pp, and 2 if nothing is said of them.
 int ranks_wanted(const TrainConfig& config);
 
+// Ranks to go on with when one of `ranks` has failed and so many are left: as many as before, or,
+// with --elastic, the most that make whole replicas and divide the batch. 0: there is no such
+// number.
+struct Resolved;
+int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left);
+
 // What follows from a configuration once the number of ranks is known.
 struct Resolved {
   planner::ModelShape model;
