@@ -64,7 +64,10 @@ planner::ModelShape resolve_model(const TrainConfig& config) {
       shape.layers = or_else(config.layers, shape.layers);
       shape.ffn = shape.ffn * or_else(config.hidden, shape.hidden) / shape.hidden;
       shape.hidden = or_else(config.hidden, shape.hidden);
-      if (config.heads > 0) shape.heads = shape.kv_heads = config.heads;
+      if (config.heads > 0) {
+        shape.kv_heads = std::max<std::int64_t>(1, shape.kv_heads * config.heads / shape.heads);
+        shape.heads = config.heads;
+      }
       shape.vocab = or_else(config.vocab, shape.vocab);
       planner::check(shape);
       return shape;
