@@ -27,11 +27,8 @@ std::vector<std::int64_t> with_last(const at::Tensor& x, std::int64_t last) {
   return sizes;
 }
 
-// The gradients of a product with a weight matrix, from that of its result [N, out]. Undefined
-// where not wanted.
-struct ProductGradients {
-  at::Tensor dx, dw;
-};
+}  // namespace
+
 ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
                                    bool want_x, bool want_w) {
   ProductGradients result;
@@ -45,6 +42,8 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
   if (want_w) result.dw = narrowed(at::mm(wide.t(), widened(x)));
   return result;
 }
+
+namespace {
 
 // Only where we beat ATen's product; otherwise at::linear does exactly this.
 struct Linear : public torch::autograd::Function<Linear> {
