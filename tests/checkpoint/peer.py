@@ -26,8 +26,9 @@ def main(source, target):
         if hasattr(safetensors, "TensorSpec"):
             buffer = ctypes.create_string_buffer(data, max(1, len(data)))
             keep.append(buffer)
-            out[name] = safetensors.TensorSpec(dtype, tensor["shape"], ctypes.addressof(buffer),
-                                               len(data))
+            out[name] = safetensors.TensorSpec(dtype=dtype, shape=tensor["shape"],
+                                               data_ptr=ctypes.addressof(buffer),
+                                               data_len=len(data))
         else:  # before version 0.8
             out[name] = {"dtype": dtype, "shape": tensor["shape"], "data": data}
     pathlib.Path(target).write_bytes(safetensors.serialize(out, {"by": "peer"}))
