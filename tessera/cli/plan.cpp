@@ -8,6 +8,7 @@
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/plan_flags.h"
 #include "tessera/cli/plan_report.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
@@ -41,31 +42,6 @@ struct PlanArguments {
   int top = 10;
 };
 
-void add_field(CLI::App& app, const planner::Field& field, planner::Settings& settings) {
-  const std::string flag = "--" + field.name;
-  if (field.flag) {
-    app.add_flag_function(
-           str(flag, ",!--no-", field.name),
-           [&settings, name = field.name](std::int64_t count) {
-             settings.set(name, count > 0 ? "true" : "false");
-           },
-           str(field.help, " [", field.shown_default, "]"))
-        ->group(field.group)
-        ->take_last();
-    return;
-  }
-  const std::string type =
-      field.choices.empty() ? field.type : "{" + join(field.choices, ",") + "}";
-  app.add_option_function<std::string>(
-         flag,
-         [&settings, name = field.name](const std::string& text) { settings.set(name, text); },
-         field.help)
-      ->group(field.group)
-      ->take_last()  // so that a script can add to another's flags
-      ->type_name(type)
-      ->default_str(field.shown_default);
-}
-
 void add_options(CommandLine& line, PlanArguments& arguments) {
   CLI::App& app = line.app();
   app.add_flag("--json", arguments.json, "print JSON");
@@ -84,9 +60,7 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
       ->type_name("FILE");
   app.add_flag("--list-models", arguments.list_models, "print the models that have a name");
   app.add_flag("--list-hardware", arguments.list_hardware, "print the hardware that has a name");
-  for (const planner::Field& field : planner::fields()) {
-    add_field(app, field, arguments.settings);
-  }
+  add_plan_flags(app, arguments.settings);
 }
 
 void check_modes(const PlanArguments& arguments) {

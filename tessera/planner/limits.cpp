@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
@@ -71,7 +70,7 @@ BatchLimit largest_batch(Question q) {
 ModelShape grown(const Question& q, std::int64_t n) {
   const ModelShape& base = q.model;
   const std::int64_t group = base.heads / base.kv_heads;
-  const std::int64_t step = std::lcm<std::int64_t>(q.tp, 1) * group;
+  const std::int64_t step = q.tp * group;
   ModelShape m = base;
   m.name.clear();
   m.heads = n * step;
