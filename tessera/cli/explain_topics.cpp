@@ -1,5 +1,6 @@
 #include "tessera/cli/explain_topics.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -39,7 +40,7 @@ std::string explain_batch(const ExplainArguments& a) {
 }
 
 std::string state_steps(const Question& q, double psi) {
-  const planner::Sharding cut = sharding_of_stage(q.zero);
+  const Sharding cut = sharding_of_stage(q.zero);
   const bool grads = cut.grads && q.policy() == ReducePolicy::each;
   const auto line = [&](const char* name, int each, bool sharded) {
     const double bytes = psi * each / (sharded ? q.dp : 1);
