@@ -47,8 +47,8 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
 namespace {
 
 // The same, but the gradient of the weight is left for later where the forward pass asked for it.
-ProductGradients product_gradients(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x,
-                                   const at::Tensor& w) {
+ProductGradients gradients_now_or_later(AutogradContext* ctx, const at::Tensor& dy,
+                                        const at::Tensor& x, const at::Tensor& w) {
   DeferredGradients* later = deferral_of(ctx);
   if (later == nullptr || !ctx->needs_input_grad(1) || !is_deferrable(w)) {
     return product_gradients(dy, x, w, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
@@ -71,7 +71,7 @@ struct Linear : public torch::autograd::Function<Linear> {
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor dy = as_rows(grads[0]);
-    ProductGradients g = product_gradients(ctx, dy, saved[0], saved[1]);
+    ProductGradients g = gradients_now_or_later(ctx, dy, saved[0], saved[1]);
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     at::Tensor db;
     if (const auto bias = ctx->saved_data["bias"]; !bias.isNone() && ctx->needs_input_grad(2)) {
@@ -139,7 +139,7 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
     const at::Tensor &x = saved[0], &w = saved[1], &b = saved[2], &h = saved[3];
     at::Tensor db;
     const at::Tensor dh = gelu_backward_rows(h, b.to(at::kFloat), as_rows(grads[0]), &db);
-    ProductGradients g = product_gradients(ctx, dh, x, w);
+    ProductGradients g = gradients_now_or_later(ctx, dh, x, w);
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     return {g.dx, g.dw, db.to(b.scalar_type())};
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
@@ -20,7 +21,8 @@ struct Question {
   double params = 0;  // of a model known by its size alone: then only state can be asked for
   std::int64_t seq = 0;
 
-  int dp = 1, tp = 1, pp = 1;
+  int dp = 0, tp = 1, pp = 1;  // dp 0: what gpus or nodes leave, else 1
+  int gpus = 0;                // all of them
   bool sequence_parallel = false;
   int zero = 0;
   StateLayout layout = parse_state_layout("bf16");
@@ -30,18 +32,21 @@ struct Question {
   bool overlap_param_gather = true;
   double bucket_bytes = 25e6;
 
-  std::int64_t micro_batch = 1;
+  std::int64_t micro_batch = 0;
   std::int64_t grad_accum = 0;
   std::int64_t global_batch = 0;
   Recompute recompute = Recompute::none;
   Attention attention = Attention::fused;
   std::string schedule = "1f1b";
-  int chunks = 1;
+  int chunks = 0;
   int vocab_multiple = 0;  // pad the vocabulary to a multiple of this · tp; 0: not
 
   Hardware hardware;
   int nodes = 0;
   int per_node = 0;
+
+  // Nothing but the number of parameters is known.
+  bool state_only() const { return params != 0; }
 
   // After settle(): how many micro-batches a step has, and how many devices there are.
   std::int64_t micros() const { return grad_accum; }
@@ -61,6 +66,8 @@ struct StageShare {
   bool embedding = false;
   bool head = false;
 };
+// The stage of the model (0 is first) that is chunk c on rank r, as the schedule lays them out.
+int stage_of(const Question& settled, int rank, int chunk);
 // Of chunk c on rank r of a schedule with `chunks` per rank: [rank][chunk].
 std::vector<std::vector<StageShare>> stage_shares(const Question& settled);
 

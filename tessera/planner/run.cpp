@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "tessera/planner/parameters.h"
+#include "tessera/planner/pipeline.h"
+#include "tessera/planner/tensor_parallel.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
@@ -29,8 +31,7 @@ RunPlan plan_run(const RunQuestion& q) {
   const int stages = q.pp > 1 ? schedule.stage_count() : 1;
   std::vector<ModelPart> parts;
   for (int c = 0; c < (q.pp > 1 ? schedule.chunks : 1); ++c) {
-    parts.push_back(
-        part_of_stage(q.model, stages, q.pp > 1 ? schedule.stage(q.pp_rank, c) : 0));
+    parts.push_back(part_of_stage(q.model, stages, q.pp > 1 ? schedule.stage(q.pp_rank, c) : 0));
   }
 
   RunPlan plan;
@@ -41,11 +42,34 @@ RunPlan plan_run(const RunQuestion& q) {
       part += chunk_elements(own, q.dp);
       const bool tied = q.pp > 1 && q.model.tied && spec.name == "tok.weight";
       if (!tied) continue;
-      // Each replica of the first stage and of the last adds up what it keeps of the gradient. The
-      // mesh's first replica has a full chunk of it.
-      const std::int64_t kept = sharded.optimizer ? std::min(own, chunk_elements(own, q.dp)) : own;
+      // Each replica of the first stage and of the last adds up what it keeps of the gradient.
+      const std::int64_t chunk = chunk_elements(own, q.dp);
+      const std::int64_t begin = std::min(own, chunk * q.dp_rank);
+      const std::int64_t kept = sharded.optimizer ? std::min(chunk, own - begin) : own;
       plan.sent_pp += all_reduce_of_two(kept) * q.layout.grad;
     }
+    TensorParallelQuestion tensor;
+    tensor.model = q.model;
+    tensor.tp = q.tp;
+    tensor.sequence_parallel = q.sequence_parallel;
+    tensor.batch = q.micro_batch;
+    tensor.seq = q.seq;
+    tensor.element = q.layout.param;
+    tensor.recompute = q.recompute;
+    tensor.layers = each.last_layer - each.first_layer;
+    tensor.embedding = each.embedding;
+    tensor.head = each.head;
+    plan.sent_tp += tensor_parallel_traffic(tensor).total() * q.accumulation;
+  }
+  if (q.pp > 1) {
+    const double boundary = boundary_bytes(static_cast<double>(q.micro_batch * q.seq),
+                                           static_cast<double>(q.model.hidden), q.layout.param,
+                                           q.sequence_parallel ? q.tp : 1);
+    plan.sent_pp += std::llround(pipeline_bytes(schedule, q.pp_rank, boundary));
+  }
+  if (q.tp * q.pp == 1 && !q.model.swiglu) {
+    plan.activations =
+        gpt_activation_bytes({q.model, q.micro_batch, q.seq, q.layout.param, q.recompute});
   }
   const std::int64_t whole = part * q.dp;
   const bool grads_cut = sharded.grads && q.policy == ReducePolicy::each;

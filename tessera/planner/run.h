@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tessera/core/state_layout.h"
@@ -33,7 +34,7 @@ struct RunQuestion {
   Recompute recompute = Recompute::none;
 
   int tp = 1, pp = 1;
-  int tp_rank = 0, pp_rank = 0;
+  int dp_rank = 0, tp_rank = 0, pp_rank = 0;
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
   int chunks = 1;
@@ -44,7 +45,8 @@ struct RunPlan {
   std::int64_t params = 0;       // bytes, padding included
   std::int64_t grads = 0;        // likewise
   std::int64_t optimizer = 0;    // likewise
-  std::int64_t activations = 0;  // bytes at the end of a micro-batch's forward
+  // Bytes at the end of a micro-batch's forward; known of the GPT that is not cut by tp or pp.
+  std::optional<std::int64_t> activations;
   // Sent per optimizer step, ring-equivalent, by axis; ties between stages count for pp.
   std::int64_t sent_dp = 0, sent_tp = 0, sent_pp = 0;
 

@@ -236,8 +236,8 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   return out;
 }
 
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int tp_rank,
-                      int pp_rank) {
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank,
+                      int tp_rank, int pp_rank) {
   planner::RunQuestion question;
   question.model = resolved.model;
   question.layout = resolved.layout;
@@ -251,6 +251,7 @@ planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int t
   question.recompute = resolved.recompute;
   question.tp = static_cast<int>(config.tp);
   question.pp = static_cast<int>(config.pp);
+  question.dp_rank = dp_rank;
   question.tp_rank = tp_rank;
   question.pp_rank = pp_rank;
   question.sequence_parallel = config.sequence_parallel;

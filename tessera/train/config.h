@@ -130,7 +130,7 @@ struct Resolved {
 // Throws UsageError naming the flag, its value and what would work.
 Resolved resolve(const TrainConfig& config, int ranks);
 // For the rank at this place of the mesh.
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int tp_rank,
-                      int pp_rank);
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank = 0,
+                      int tp_rank = 0, int pp_rank = 0);
 
 }  // namespace tessera::train

@@ -108,7 +108,8 @@ struct Trainer::Impl {
         // With --comm off every rank is a replica of its own, on its own data.
         model(resolved.model, parallel_options(config, resolved, device, ledger),
               config.comm == "off" ? comm::Group() : world),
-        plan(train::plan(config, resolved, model.mesh().place().tp, model.mesh().place().pp)),
+        plan(train::plan(config, resolved, model.mesh().place().dp, model.mesh().place().tp,
+                         model.mesh().place().pp)),
         sampler{resolved.dp, resolved.grad_accum, config.micro_batch},
         replica(config.comm == "off" ? world.rank() : model.mesh().place().dp),
         saver(config, resolved, model, config.comm == "off" ? comm::Group() : world),
@@ -302,8 +303,8 @@ Summary Trainer::summary() {
   Summary out;
   out.predicted.memory = {{"params", impl.plan.params},
                           {"grads", impl.plan.grads},
-                          {"optimizer", impl.plan.optimizer},
-                          {"activations", impl.plan.activations}};
+                          {"optimizer", impl.plan.optimizer}};
+  if (impl.plan.activations) out.predicted.memory["activations"] = *impl.plan.activations;
   out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
   out.measured.memory = impl.measured;
   if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {

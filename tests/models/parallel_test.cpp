@@ -4,7 +4,7 @@
 #include "tessera/core/text.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
-#include "tessera/planner/run.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/planner/tensor_parallel.h"
 #include "tests/tensor_parallel/ranks.h"
 
@@ -252,18 +252,41 @@ TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
     if (shape.params() < 20'000'000'000) shapes.push_back(shape);
   }
   for (const planner::ModelShape& shape : shapes) {
-    const auto model = make_model(shape, {}, 0, at::TensorOptions(at::kMeta));
-    const auto planned = planner::gpt_parameters(shape);
-    std::size_t next = 0;
-    std::int64_t params = 0;
-    for (const auto& item : model->named_parameters()) {
-      ASSERT_LT(next, planned.size()) << shape.name;
-      EXPECT_EQ(item.key(), planned[next].name);
-      EXPECT_EQ(item.value().numel(), planned[next++].numel) << item.key();
-      params += item.value().numel();
+    for (const int tp : {1, 2, 4}) {
+      if (shape.heads % tp != 0 || shape.vocab % tp != 0) continue;
+      each_rank<int>(tp, [&](const comm::Group& group) {
+        const planner::ModelPart cut = planner::part_of_stage(shape, 2, 1);
+        Part part;
+        part.tp = group;
+        for (const bool whole : {true, false}) {
+          if (!whole) {
+            part.first_layer = cut.first_layer;
+            part.embedding = false;
+          }
+          const auto model = make_model(shape, part, 0, at::TensorOptions(at::kMeta));
+          const auto planned =
+              whole ? planner::model_params(shape, tp) : planner::model_params(shape, tp, cut);
+          const auto specs = model->specs();
+          std::size_t next = 0;
+          std::int64_t params = 0;
+          for (const auto& item : model->named_parameters()) {
+            if (next == planned.size()) break;
+            const ParamSpec& spec = planned[next];
+            EXPECT_EQ(item.key(), spec.name);
+            EXPECT_EQ(item.value().sizes().vec(), local_shape(spec, group.rank(), tp)) << spec.name;
+            EXPECT_EQ(specs[next].shape, spec.shape) << spec.name;
+            EXPECT_EQ(local_runs(specs[next], group.rank(), tp), local_runs(spec, group.rank(), tp))
+                << spec.name;
+            params += item.value().numel();
+            ++next;
+          }
+          EXPECT_EQ(next, planned.size());
+          EXPECT_EQ(specs.size(), planned.size());
+          if (whole && tp == 1) EXPECT_EQ(params, shape.params()) << shape.name;
+        }
+        return 0;
+      });
     }
-    EXPECT_EQ(next, planned.size());
-    EXPECT_EQ(params, shape.params()) << shape.name;
   }
 }
 

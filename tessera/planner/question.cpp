@@ -1,0 +1,191 @@
+#include "tessera/planner/question.h"
+
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/schedule/schedule.h"
+
+namespace tessera::planner {
+namespace {
+
+// Within these no product of sizes leaves 64 bits.
+constexpr std::int64_t kMostDevices = 10'000'000, kMostSamples = 1'000'000'000,
+                       kMostSeq = 100'000'000, kMostMicros = 65'536;
+
+void in_range(const char* flag, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value < least || value > most) {
+    throw UsageError(str("--", flag, ": got ", value, ", wanted ", least, " to ", most));
+  }
+}
+
+void settle_model(Question& q) {
+  if (q.state_only()) {
+    if (!(q.params >= 1 && q.params <= 1e18)) {
+      throw UsageError(str("--params: got ", q.params, ", wanted 1 to 1e18"));
+    }
+    if (q.model.layers != 0) {
+      throw UsageError("--params: a model known by its size alone has no --model and no sizes");
+    }
+    q.seq = 0;
+    return;
+  }
+  check(q.model);
+  if (q.seq == 0) q.seq = q.model.positions > 0 ? q.model.positions : 4096;
+  in_range("seq", q.seq, 1, kMostSeq);
+  in_range("positions", q.model.positions, 0, kMostSeq);
+  // A learned table of positions has a row for each of the sequence's.
+  if (q.model.positions > 0) q.model.positions = std::max(q.model.positions, q.seq);
+  in_range("vocab-multiple", q.vocab_multiple, 0, 1'000'000);
+  if (q.vocab_multiple > 0) {
+    q.model.vocab = padded_vocab(q.model.vocab, std::int64_t{q.vocab_multiple} * q.tp);
+  }
+}
+
+void settle_mesh(Question& q) {
+  in_range("tp", q.tp, 1, 65'536);
+  in_range("pp", q.pp, 1, 65'536);
+  in_range("dp", q.dp, 0, kMostDevices);
+  in_range("gpus", q.gpus, 0, kMostDevices);
+  in_range("nodes", q.nodes, 0, kMostDevices);
+  in_range("gpus-per-node", q.per_node, 0, 65'536);
+  if (q.per_node == 0) q.per_node = std::max(1, q.hardware.per_node);
+  const std::int64_t cut = std::int64_t{q.tp} * q.pp;
+  if (q.dp == 0) {
+    // From the devices there are, if anything says how many.
+    const std::int64_t all = q.gpus > 0 ? q.gpus : std::int64_t{q.nodes} * q.per_node;
+    const char* const flag = q.gpus > 0 ? "gpus" : "nodes";
+    if (all > 0 && all % cut != 0) {
+      throw UsageError(str("--", flag, ": tp ", q.tp, " · pp ", q.pp, " = ", cut,
+                           " does not divide ", all, " GPUs; change one of them, or give --dp"));
+    }
+    in_range("gpus", all, 0, kMostDevices);
+    q.dp = all > 0 ? static_cast<int>(all / cut) : 1;
+  }
+  const std::int64_t world = cut * q.dp;
+  in_range("dp · tp · pp", world, 1, kMostDevices);
+  if (q.gpus > 0 && q.gpus != world) {
+    throw UsageError(str("--gpus: got ", q.gpus, ", but dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp,
+                         " = ", world, "; leave one of them out"));
+  }
+  q.gpus = static_cast<int>(world);
+  if (q.nodes == 0) q.nodes = static_cast<int>((world + q.per_node - 1) / q.per_node);
+  if (std::int64_t{q.nodes} * q.per_node < world) {
+    throw UsageError(str("--nodes: ", q.nodes, " nodes of ", q.per_node, " GPUs are fewer than dp ",
+                         q.dp, " · tp ", q.tp, " · pp ", q.pp, " = ", world));
+  }
+}
+
+void settle_batch(Question& q) {
+  in_range("micro-batch", q.micro_batch, 0, kMostSamples);
+  in_range("grad-accum", q.grad_accum, 0, kMostSamples);
+  in_range("global-batch", q.global_batch, 0, kMostSamples);
+  if (q.micro_batch == 0) {
+    const std::int64_t parts = q.dp * q.grad_accum;
+    const bool both = parts > 0 && q.global_batch > 0 && q.global_batch % parts == 0;
+    q.micro_batch = both ? q.global_batch / parts : 1;
+  }
+  const std::int64_t at_once = q.micro_batch * q.dp;
+  if (q.global_batch == 0) {
+    q.grad_accum = std::max<std::int64_t>(1, q.grad_accum);
+    if (at_once > kMostSamples / q.grad_accum) {
+      throw UsageError(str("--global-batch: micro-batch ", q.micro_batch, " · dp ", q.dp,
+                           " · grad-accum ", q.grad_accum, " is more than ", kMostSamples));
+    }
+    q.global_batch = at_once * q.grad_accum;
+  }
+  if (q.global_batch % at_once != 0) {
+    throw UsageError(str("--global-batch: got ", q.global_batch, ", which micro-batch ",
+                         q.micro_batch, " · dp ", q.dp, " = ", at_once,
+                         " does not divide; the nearest that it does are ",
+                         std::max<std::int64_t>(1, q.global_batch / at_once) * at_once, " and ",
+                         (q.global_batch / at_once + 1) * at_once));
+  }
+  const std::int64_t micros = q.global_batch / at_once;
+  if (q.grad_accum != 0 && q.grad_accum != micros) {
+    throw UsageError(str("--grad-accum: got ", q.grad_accum, ", but global-batch ", q.global_batch,
+                         " = micro-batch ", q.micro_batch, " · dp ", q.dp, " · ", micros,
+                         "; leave one of them out"));
+  }
+  q.grad_accum = micros;
+}
+
+void settle_schedule(Question& q) {
+  const std::vector<std::string>& known = schedule::names();
+  if (std::find(known.begin(), known.end(), q.schedule) == known.end()) {
+    throw UsageError(str("--schedule: got ", quote(q.schedule), ", wanted ", join(known, ", "),
+                         did_you_mean(q.schedule, known)));
+  }
+  in_range("chunks", q.chunks, 0, 1024);
+  // 1F1B with several chunks on a rank is what "interleaved" means.
+  if (q.schedule == "1f1b" && q.chunks > 1) q.schedule = "interleaved";
+  if (q.chunks == 0) q.chunks = q.schedule == "interleaved" || q.schedule == "zb-v" ? 2 : 1;
+  if (q.schedule == "zb-v" && q.chunks != 2) {
+    throw UsageError(str("--chunks: got ", q.chunks, ", but zb-v has 2 on every rank"));
+  }
+  if ((q.schedule == "gpipe" || q.schedule == "zb-h1") && q.chunks != 1) {
+    throw UsageError(str("--chunks: got ", q.chunks, ", but ", q.schedule,
+                         " has one on every rank; --schedule interleaved takes more"));
+  }
+  if (q.pp == 1) return;
+  in_range("grad-accum", q.micros(), 1, kMostMicros);
+  if (q.schedule == "interleaved" && q.micros() < q.pp) {
+    throw UsageError(str("--schedule: interleaved needs as many micro-batches as pp, and has ",
+                         q.micros(), " for pp ", q.pp,
+                         "; raise --global-batch, lower --micro-batch, or take 1f1b"));
+  }
+}
+
+void check_cuts(const Question& q) {
+  if (q.state_only()) return;
+  if (q.model.heads % q.tp != 0) {
+    throw UsageError(str("--tp: got ", q.tp, ", which does not divide ", q.model.heads,
+                         " heads; wanted a divisor of them"));
+  }
+  if (q.model.kv_heads % q.tp != 0 && q.tp % q.model.kv_heads != 0) {
+    throw UsageError(str("--tp: got ", q.tp, ", which ", q.model.kv_heads,
+                         " kv-heads neither divide nor are divided by"));
+  }
+  const std::int64_t stages = std::int64_t{q.pp} * q.chunks;
+  if (q.model.layers < stages) {
+    throw UsageError(str("--layers: got ", q.model.layers, " for pp ", q.pp, " · chunks ", q.chunks,
+                         " = ", stages, " stages; each needs a layer: lower --pp or --chunks"));
+  }
+}
+
+}  // namespace
+
+Question settle(Question q) {
+  settle_mesh(q);
+  settle_model(q);
+  sharding_of_stage(q.zero);
+  if (!(q.bucket_bytes > 0 && q.bucket_bytes < 1e15)) {
+    throw UsageError(str("--bucket-size: got ", q.bucket_bytes, " bytes, wanted more than 0"));
+  }
+  settle_batch(q);
+  settle_schedule(q);
+  check_cuts(q);
+  return q;
+}
+
+int stage_of(const Question& q, int rank, int chunk) {
+  // A V goes down the ranks and comes back up; otherwise stages go round.
+  if (q.schedule == "zb-v" && chunk == 1) return 2 * q.pp - 1 - rank;
+  return chunk * q.pp + rank;
+}
+
+std::vector<std::vector<StageShare>> stage_shares(const Question& q) {
+  const int stages = q.pp * q.chunks;
+  const std::int64_t each = q.model.layers / stages, more = q.model.layers % stages;
+  std::vector<std::vector<StageShare>> shares(static_cast<std::size_t>(q.pp));
+  for (int r = 0; r < q.pp; ++r) {
+    for (int c = 0; c < q.chunks; ++c) {
+      const int stage = stage_of(q, r, c);
+      shares[static_cast<std::size_t>(r)].push_back(
+          {each + (stage < more ? 1 : 0), stage == 0, stage == stages - 1});
+    }
+  }
+  return shares;
+}
+
+}  // namespace tessera::planner
