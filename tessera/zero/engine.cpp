@@ -184,6 +184,8 @@ void Engine::Impl::on_gradient(int index) {
         "the loss and ends the pass: train.backward(loss)");
   }
   const Param& param = plan.params[static_cast<std::size_t>(index)];
+  // Autograd calls also where an operation had no gradient to give: it comes later, or never.
+  if (!param.tensor.grad().defined()) return;
   UnitPass& pass = passes[static_cast<std::size_t>(param.unit)];
   // [Note: last gradient] Outside checkpointed segments autograd adds up all uses of a parameter
   // before it calls. Inside, each segment has a graph of its own: only of a parameter whose unit is
