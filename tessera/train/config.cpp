@@ -236,8 +236,8 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   return out;
 }
 
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank,
-                      int tp_rank, int pp_rank) {
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank, int tp_rank,
+                      int pp_rank) {
   planner::RunQuestion question;
   question.model = resolved.model;
   question.layout = resolved.layout;

@@ -22,7 +22,8 @@ std::vector<Field> make_fields() {
   std::vector<std::string> layouts;
   for (const StateLayout& layout : state_layouts()) layouts.push_back(layout.name);
   std::vector<Field> all = {
-      {model, "model", &C::model, "gpt-tiny, llama-tiny, gpt2-124m … gpt2-xl, or another that tessera plan knows"},
+      {model, "model", &C::model,
+       "gpt-tiny, llama-tiny, gpt2-124m … gpt2-xl, or another that tessera plan knows"},
       {model, "layers", &C::layers, "blocks; 0: as the model has", 0, 1e5},
       {model, "hidden", &C::hidden, "width; 0: as the model has", 0, 1e6},
       {model, "heads", &C::heads, "attention heads; 0: as the model has", 0, 1e5},

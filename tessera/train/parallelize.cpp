@@ -150,7 +150,8 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
   pipe.device = options.device;
   const bool deferred = splits_backward(schedule_);
   pipe.backward = [this, deferred](const at::Tensor& root, const pipeline::Pass& pass) {
-    engine_->backward(root, {}, {.section = pass.chunk, .deferred = deferred});
+    engine_->backward(root, {},
+                      {.section = pass.chunk, .deferred = deferred, .of_one_forward = true});
   };
   pipe.on_weight_gradients = [this](const pipeline::Pass& pass) {
     engine_->finish_pass(pass.chunk);

@@ -301,9 +301,8 @@ Summary Trainer::summary() {
   Impl& impl = *impl_;
   impl.engine().synchronize();
   Summary out;
-  out.predicted.memory = {{"params", impl.plan.params},
-                          {"grads", impl.plan.grads},
-                          {"optimizer", impl.plan.optimizer}};
+  out.predicted.memory = {
+      {"params", impl.plan.params}, {"grads", impl.plan.grads}, {"optimizer", impl.plan.optimizer}};
   if (impl.plan.activations) out.predicted.memory["activations"] = *impl.plan.activations;
   out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
   out.measured.memory = impl.measured;

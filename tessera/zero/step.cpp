@@ -61,7 +61,8 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
   }
   for (UnitPass& unit : passes) {
     unit.params_due = unit.trainable;
-    unit.leaves_due = unit.leaves;
+    unit.uses = pass.of_one_forward ? unit.entries.most : unit.entries.sum;
+    unit.leaves_due = pass.of_one_forward ? unit.leaves.most : unit.leaves.sum;
   }
   reducer.begin_pass(pass.section, reduce);
   const at::Tensor root = is_loss ? output * scale : output;
@@ -81,9 +82,7 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
     const at::Tensor value = root.detach().to(at::kDouble);
     loss_sum = loss_sum.defined() ? loss_sum + value : value;
   }
-  if (beside) {
-    for (UnitPass& unit : passes) unit.entries = unit.leaves = 0;
-  }
+  for (UnitPass& unit : passes) unit.entries.sum = unit.leaves.sum = 0;
   Section& section = sections[static_cast<std::size_t>(pass.section)];
   section.unreduced = !reduce;
   if (!pass.deferred) ++section.passes;
