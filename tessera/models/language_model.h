@@ -18,7 +18,7 @@ namespace tessera::models {
 
 // What a rank has of a model: a tensor-parallel share of some of its layers. All by default.
 struct Part {
-  comm::Group tp;
+  comm::Group tp = {};
   bool sequence_parallel = false;  // [Note: sequence parallelism]
   std::int64_t first_layer = 0;
   std::int64_t last_layer = -1;  // one past the last; -1: to the end

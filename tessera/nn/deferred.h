@@ -10,12 +10,15 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/nn/matmul.h"
+
 namespace tessera::nn {
 
 // Weight gradients that backward leaves for later, so that the gradients of inputs, for which
 // others may be waiting, come first.
 //
-// [Note: deferral] A linear of ops.h (linear, linear_gelu, linear_cross_entropy) that runs forward
+// [Note: deferral] A linear (linear, linear_gelu and linear_cross_entropy of ops.h, and those of
+// tensor_parallel/) that runs forward
 // inside a Scope remembers its collection. Its backward then puts the product for the weight there
 // instead of computing it, and autograd hears of no gradient for that weight: neither its hooks nor
 // its accumulation run. run() does what is left and adds it to `.grad`, in place where there is
@@ -71,5 +74,10 @@ inline DeferredGradients* deferral_of(torch::autograd::AutogradContext* ctx) {
   if (found == ctx->saved_data.end()) return nullptr;
   return static_cast<DeferredGradients*>(found->second.toCapsule().get());
 }
+
+// The gradients of x · wᵀ for a backward whose first two tensors were x and w; that of the weight
+// is left for later where the forward pass asked for it.
+ProductGradients product_gradients(torch::autograd::AutogradContext* ctx, const at::Tensor& dy,
+                                   const at::Tensor& x, const at::Tensor& w);
 
 }  // namespace tessera::nn

@@ -44,11 +44,8 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
   return result;
 }
 
-namespace {
-
-// The same, but the gradient of the weight is left for later where the forward pass asked for it.
-ProductGradients gradients_now_or_later(AutogradContext* ctx, const at::Tensor& dy,
-                                        const at::Tensor& x, const at::Tensor& w) {
+ProductGradients product_gradients(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x,
+                                   const at::Tensor& w) {
   DeferredGradients* later = deferral_of(ctx);
   if (later == nullptr || !ctx->needs_input_grad(1) || !is_deferrable(w)) {
     return product_gradients(dy, x, w, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
@@ -56,6 +53,8 @@ ProductGradients gradients_now_or_later(AutogradContext* ctx, const at::Tensor& 
   later->push(w, [dy, x = x.detach(), w] { return product_gradients(dy, x, w, false, true).dw; });
   return product_gradients(dy, x, w, ctx->needs_input_grad(0), false);
 }
+
+namespace {
 
 // Only where we beat ATen's product, or may have to defer; otherwise at::linear does exactly this.
 struct Linear : public torch::autograd::Function<Linear> {
@@ -71,7 +70,7 @@ struct Linear : public torch::autograd::Function<Linear> {
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor dy = as_rows(grads[0]);
-    ProductGradients g = gradients_now_or_later(ctx, dy, saved[0], saved[1]);
+    ProductGradients g = product_gradients(ctx, dy, saved[0], saved[1]);
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     at::Tensor db;
     if (const auto bias = ctx->saved_data["bias"]; !bias.isNone() && ctx->needs_input_grad(2)) {
@@ -139,7 +138,7 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
     const at::Tensor &x = saved[0], &w = saved[1], &b = saved[2], &h = saved[3];
     at::Tensor db;
     const at::Tensor dh = gelu_backward_rows(h, b.to(at::kFloat), as_rows(grads[0]), &db);
-    ProductGradients g = gradients_now_or_later(ctx, dh, x, w);
+    ProductGradients g = product_gradients(ctx, dh, x, w);
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     return {g.dx, g.dw, db.to(b.scalar_type())};
   }

@@ -77,8 +77,9 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     }
     if (ctx->needs_input_grad(1)) {
       if (DeferredGradients* later = deferral_of(ctx); later != nullptr && is_deferrable(weight)) {
-        later->push(weight,
-                    [dlogits, h = h.detach(), factor] { return logits_weight_gradient(dlogits, h, factor); });
+        later->push(weight, [dlogits, h = h.detach(), factor] {
+          return logits_weight_gradient(dlogits, h, factor);
+        });
       } else {
         dw = logits_weight_gradient(d, h, factor);
       }

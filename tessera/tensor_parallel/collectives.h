@@ -53,7 +53,7 @@ at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Ten
 
 // The ranks that share a model's matrices, and whether they also share the sequence between them.
 struct Axis {
-  comm::Group group;
+  comm::Group group = {};
   bool sequence = false;
 
   int rank() const { return group.rank(); }

@@ -8,6 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/deferred.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/tensor_parallel/layers.h"
@@ -42,6 +43,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
     ctx->saved_data["sizes"] = x.sizes().vec();
     if (b) ctx->saved_data["bias"] = b->scalar_type();
+    nn::remember_deferral(ctx);
     std::vector<std::int64_t> sizes = x.sizes().vec();
     sizes.back() = w.size(0);
     return nn::keep_in_selective([&]() -> tensor_list {
@@ -56,9 +58,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor dy = matrix(
         cut.axis.sequence ? gathered(cut.axis.group, grads[0], cut.label + " backward") : grads[0]);
-    // The numbers are of the tensors among the arguments.
-    nn::ProductGradients g = nn::product_gradients(dy, saved[0], saved[1], ctx->needs_input_grad(0),
-                                                   ctx->needs_input_grad(1));
+    nn::ProductGradients g = nn::product_gradients(ctx, dy, saved[0], saved[1]);
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     at::Tensor db;
     if (const auto bias = ctx->saved_data["bias"]; !bias.isNone()) {

@@ -9,6 +9,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/deferred.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/tensor_parallel/layers.h"
@@ -55,14 +56,14 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
     const at::Tensor loss = losses_in_place(group, logits, targets, label);
     ctx->save_for_backward({h, weight, logits.to(h.scalar_type())});
     ctx->saved_data["sizes"] = hidden.sizes().vec();
+    nn::remember_deferral(ctx);
     return loss;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
     // The incoming factor is applied to the small side of each product.
     const at::Tensor factor = grads[0].to(saved[0].scalar_type());
-    nn::ProductGradients g = nn::product_gradients(
-        saved[2], saved[0] * factor, saved[1], ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    nn::ProductGradients g = nn::product_gradients(ctx, saved[2], saved[0] * factor, saved[1]);
     if (g.dx.defined()) g.dx = g.dx.mul_(factor).view(ctx->saved_data["sizes"].toIntVector());
     return {at::Tensor(), at::Tensor(), g.dx, g.dw, at::Tensor()};
   }

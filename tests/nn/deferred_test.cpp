@@ -89,7 +89,7 @@ TEST(DeferredTest, AddsToTheGradientThatIsThere) {
   const auto collection = c10::make_intrusive<DeferredGradients>();
   {
     const DeferredGradients::Scope scope(collection);
-    linear(at::ones({4, 2}), w, {}).sum().backward();
+    linear(at::ones({4, 2}), w, at::Tensor()).sum().backward();
   }
   EXPECT_EQ(buffer.sum().item<float>(), 30);
   collection->run();
@@ -104,7 +104,7 @@ TEST(DeferredTest, WeightsThatAreNoLeavesAreNotDeferred) {
   const auto collection = c10::make_intrusive<DeferredGradients>();
   const DeferredGradients::Scope scope(collection);
   const at::Tensor x = at::ones({4, 2}).set_requires_grad(true);
-  (linear(x, w * 2, {}).sum() + linear(x, frozen, {}).sum()).backward();
+  (linear(x, w * 2, at::Tensor()).sum() + linear(x, frozen, at::Tensor()).sum()).backward();
   EXPECT_EQ(collection->pushed(), 0);
   EXPECT_EQ(w.grad().sum().item<float>(), 48);
   EXPECT_EQ(x.grad().sum().item<float>(), 8 * 6 + 8 * 3);

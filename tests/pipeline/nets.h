@@ -148,15 +148,20 @@ inline Chunk chunk_of(const Layers& layers, int first, int last) {
   }};
 }
 
-inline std::vector<Chunk> chunks_of(const Layers& layers, const schedule::Schedule& schedule,
-                                    int rank) {
+// By parameter count.
+inline std::vector<int> bounds_of(const Layers& layers, int stages) {
   std::vector<double> costs;
   for (const Layer& layer : layers) {
     double count = 0;
     for (const at::Tensor& p : layer.params) count += static_cast<double>(p.numel());
     costs.push_back(count);
   }
-  const std::vector<int> bounds = split(costs, schedule.stage_count());
+  return split(costs, stages);
+}
+
+inline std::vector<Chunk> chunks_of(const Layers& layers, const schedule::Schedule& schedule,
+                                    int rank) {
+  const std::vector<int> bounds = bounds_of(layers, schedule.stage_count());
   std::vector<Chunk> chunks;
   for (int c = 0; c < schedule.chunks; ++c) {
     const auto stage = static_cast<std::size_t>(schedule.stage(rank, c));
