@@ -16,6 +16,7 @@
 #include "tessera/core/text.h"
 #include "tessera/planner/fields.h"
 #include "tessera/planner/json.h"
+#include "tessera/planner/runs_file.h"
 
 namespace tessera::cli {
 namespace {
@@ -28,6 +29,8 @@ constexpr const char* kExamples =
     "  tessera plan --search --model gpt3-175b --gpus 256 --hardware a100-80 --global-batch 1536\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-batch                     largest batch\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-model                     largest model\n"
+    "  tessera plan --score runs.csv --hardware a100-80 --attention unfused   predicted against "
+    "measured\n"
     "  tessera plan --batch rows.jsonl > plans.jsonl         one question a line; - is stdin\n"
     "  tessera plan --model gpt2-xl --layout bf16-fp32grad --convention megatron\n"
     "\n"
@@ -47,7 +50,7 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
   app.add_flag("--json", arguments.json, "print JSON");
   app.add_flag("--search", arguments.search,
                "rank all ways to train on --gpus; what other flags give stays as given");
-  line.integer(app, "--top", arguments.top, 1, 100'000, "how many --search shows");
+  line.integer(app, "--top", arguments.top, 1, 100'000, "how many rows --search and --score show");
   app.add_flag("--max-batch", arguments.max_batch, "the largest batch, by stage and dp");
   app.add_flag("--max-model", arguments.max_model,
                "the largest model of this form, by stage and dp");
@@ -81,11 +84,7 @@ void check_modes(const PlanArguments& arguments) {
 
 planner::Catalogue catalogue_of(const PlanArguments& arguments) {
   planner::Catalogue catalogue;
-  try {
-    if (!arguments.hardware_file.empty()) catalogue.read(arguments.hardware_file);
-  } catch (const Error& error) {
-    throw UsageError(str("--hardware-file: ", error.what()));
-  }
+  if (!arguments.hardware_file.empty()) catalogue.read(arguments.hardware_file);
   return catalogue;
 }
 
@@ -127,6 +126,13 @@ int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) 
   return print(arguments.json ? planner::to_json(result) + "\n" : report(result));
 }
 
+int score(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+  const planner::Score answer =
+      planner::score(planner::read_runs(arguments.score, arguments.settings, catalogue));
+  return print(arguments.json ? planner::to_json(answer) + "\n"
+                              : report(answer, static_cast<std::size_t>(arguments.top)));
+}
+
 template <typename Answer>
 int limits(const PlanArguments& arguments, const planner::Question& question,
            const Answer& answer) {
@@ -145,6 +151,7 @@ int plan_command(int argc, char** argv) {
   const planner::Catalogue catalogue = catalogue_of(arguments);
   if (arguments.list_hardware) return print(list_hardware(catalogue));
   if (!arguments.batch.empty()) return plan_lines(arguments, catalogue);
+  if (!arguments.score.empty()) return score(arguments, catalogue);
   if (arguments.search) return search(arguments, catalogue);
   const planner::Question question = arguments.settings.question(catalogue);
   if (arguments.convention == "megatron") {

@@ -1,5 +1,6 @@
 #include "tessera/cli/plan_report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -195,6 +196,37 @@ std::string report(const planner::MegatronReport& r) {
   table.row({"weights and optimizer, MB (as Megatron prints MiB)", fixed(r.mib(), 2)});
   return str("As Megatron-LM counts (no biases, no positions, padded vocabulary)\n", table.text(),
              "  that is ", size(r.bytes), " in units of 10^9 bytes\n");
+}
+
+std::string report(const planner::Score& score, std::size_t worst) {
+  // Runs on one node and on several err for different reasons.
+  Table groups("lrrrrr");
+  groups.row({"", "runs", "mean error", "median", "90%", "bias"});
+  const auto group = [&](const char* name, const std::function<bool(const Question&)>& in) {
+    std::vector<planner::ScoredRow> rows;
+    for (const planner::ScoredRow& row : score.rows) {
+      if (in(row.question)) rows.push_back(row);
+    }
+    if (rows.empty()) return;
+    const planner::Score s = planner::score(std::move(rows));
+    groups.row({name, str(s.rows.size()), percent(s.mean), percent(s.median),
+                percent(s.percentile90), percent(s.bias)});
+  };
+  group("all", [](const Question&) { return true; });
+  group("one node", [](const Question& q) { return q.nodes == 1; });
+  group("several nodes", [](const Question& q) { return q.nodes > 1; });
+  Table table("lrrrl");
+  table.row({"run", "measured", "predicted", "error", "what"});
+  for (std::size_t i = 0; i < std::min(worst, score.rows.size()); ++i) {
+    const planner::ScoredRow& row = score.rows[i];
+    const Question& q = row.question;
+    table.row({row.label, format_time(row.measured), format_time(row.predicted),
+               percent(row.error()),
+               str("h ", q.model.hidden, ", L ", q.model.layers, ", ", mesh_words(q), ", batch ",
+                   q.micro_batch, "×", q.grad_accum, "×", q.dp)});
+  }
+  return str("Predicted against measured step times\n", groups.text(), "\nThe worst\n",
+             table.text());
 }
 
 std::string list_models() {

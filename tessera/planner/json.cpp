@@ -196,6 +196,21 @@ std::string to_json(const MegatronReport& report) {
                    {"weight_and_optimizer_mib", std::round(report.mib() * 100) / 100}});
 }
 
+std::string to_json(const Score& score) {
+  Json rows = Json::array();
+  for (const ScoredRow& row : score.rows) {
+    rows.push_back({{"row", row.label},
+                    {"measured", row.measured},
+                    {"predicted", row.predicted},
+                    {"error", row.error()}});
+  }
+  return one_line({{"mean_error", score.mean},
+                   {"median_error", score.median},
+                   {"percentile_90_error", score.percentile90},
+                   {"bias", score.bias},
+                   {"rows", std::move(rows)}});
+}
+
 std::string error_json(std::string_view message) {
   return one_line({{"error", std::string(message)}});
 }

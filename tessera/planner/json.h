@@ -7,6 +7,7 @@
 #include "tessera/planner/limits.h"
 #include "tessera/planner/megatron.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/score.h"
 #include "tessera/planner/search.h"
 
 // The planner's questions and answers as JSON, each answer on one line.
@@ -21,6 +22,7 @@ std::string to_json(const SearchResult& result);
 std::string to_json(const BatchLimits& limits);
 std::string to_json(const ModelLimits& limits);
 std::string to_json(const MegatronReport& report);
+std::string to_json(const Score& score);
 std::string error_json(std::string_view message);
 
 // What a line of --batch is answered with, whatever it holds; `defaults` stands for what it leaves
