@@ -57,7 +57,9 @@ std::string state_steps(const Question& q, double psi) {
 std::string explain_memory(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   const planner::Memory& m = a.plan.memory;
-  const double psi = params_on_rank(q, stage_shares(q)[static_cast<std::size_t>(a.plan.rank)]);
+  const std::vector<planner::StageShare> chunks =
+      stage_shares(q)[static_cast<std::size_t>(a.plan.rank)];
+  const double psi = params_on_rank(q, chunks);
   std::string text =
       str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp,
           "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp,
@@ -67,9 +69,7 @@ std::string explain_memory(const ExplainArguments& a) {
     const double layer = layer_activations(q);
     const std::int64_t held = in_flight(q, a.plan.rank);
     std::int64_t layers = 0;
-    for (const auto& chunk : stage_shares(q)[static_cast<std::size_t>(a.plan.rank)]) {
-      layers = std::max(layers, chunk.layers);
-    }
+    for (const auto& chunk : chunks) layers = std::max(layers, chunk.layers);
     text += str("\nActivations: a layer keeps s·b·h · c bytes, c = ", digits(layer / sbh, 2),
                 " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ",
                 q.micro_batch, " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ",

@@ -1,13 +1,14 @@
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 
-// On one node a ring. Over several, a ring too: its slowest links are those between the nodes, of
-// which it uses as many side by side as it has devices in a node and the network has rails; it
-// starts with a round inside the nodes and one between them.
+// On one node a ring. Over several, its slowest links are those between the nodes, of which it uses
+// some side by side if it has several devices in a node. It starts with a round inside the nodes
+// and one between them: a ring, or where there are many nodes a tree.
 double collective_time(const Hardware& hardware, Collective kind, double bytes, int ranks,
                        int per_node) {
   if (ranks <= 1) return 0;
@@ -21,9 +22,10 @@ double collective_time(const Hardware& hardware, Collective kind, double bytes, 
   const double half = kind == Collective::all_reduce ? 1 : 0.5;
   if (nodes == 1) return half * ring_all_reduce_time(bytes, ranks, near.bandwidth, near.latency);
   const double bandwidth =
-      std::min(near.bandwidth, far.bandwidth * std::min(inside, hardware.rails));
+      std::min(near.bandwidth, far.bandwidth * std::max(1.0, inside * hardware.rail_share));
+  const double rounds = std::min<double>(nodes - 1, 2 * std::ceil(std::log2(nodes)));
   return half * (ring_all_reduce_bytes(bytes, ranks) / bandwidth + 2 * (inside - 1) * near.latency +
-                 2 * (nodes - 1) * far.latency);
+                 2 * rounds * far.latency);
 }
 
 }  // namespace tessera::planner

@@ -22,9 +22,4 @@ const Hardware& Catalogue::find(std::string_view name) const {
                        did_you_mean(name, names)));
 }
 
-const Catalogue& catalogue() {
-  static const Catalogue built_in;
-  return built_in;
-}
-
 }  // namespace tessera::planner

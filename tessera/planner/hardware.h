@@ -33,9 +33,11 @@ struct Hardware {
   double logit_bytes = 0;           // read and written per logit by loss and its gradient
   double gradient_passes = 1;       // times that an optimizer step goes over the gradients
 
-  Link inside;    // between devices of a node
-  Link between;   // between nodes, per device
-  int rails = 1;  // devices of a node whose links to other nodes one collective can use at once
+  Link inside;   // between devices of a node
+  Link between;  // between nodes, per device
+  // Of the links to other nodes that the ranks of one collective have in a node, the share that it
+  // uses at once (it uses one at least).
+  double rail_share = 1;
   int per_node = 8;
 
   double watts = 0;           // per device, with its share of the node
@@ -56,8 +58,5 @@ class Catalogue {
  private:
   std::vector<Hardware> all_;
 };
-
-// The entries of hardware.toml that comes with the library: parsed once.
-const Catalogue& catalogue();
 
 }  // namespace tessera::planner

@@ -41,6 +41,7 @@ const std::vector<Key>& keys() {
       {"kernel_start", Unit::time, 0, 1, TESSERA_AT(kernel_start)},
       {"logit_bytes", Unit::number, 0, 1e4, TESSERA_AT(logit_bytes)},
       {"gradient_passes", Unit::number, 0, 100, TESSERA_AT(gradient_passes)},
+      {"rail_share", Unit::number, 0, 1, TESSERA_AT(rail_share)},
       {"watts", Unit::number, 0, 1e6, TESSERA_AT(watts)},
       {"price_per_hour", Unit::number, 0, 1e6, TESSERA_AT(price_per_hour)},
       {"inside.bandwidth", Unit::rate, 1, 1e18, TESSERA_AT(inside.bandwidth)},
@@ -56,8 +57,7 @@ struct CountKey {
   const char* name;
   int Hardware::*member;
 };
-constexpr CountKey kCounts[] = {
-    {"units", &Hardware::units}, {"rails", &Hardware::rails}, {"per_node", &Hardware::per_node}};
+constexpr CountKey kCounts[] = {{"units", &Hardware::units}, {"per_node", &Hardware::per_node}};
 
 [[noreturn]] void fail(const toml::source_region& at, const std::string& where,
                        const std::string& what) {

@@ -13,8 +13,8 @@ struct Tile {
 };
 constexpr Tile kTiles[] = {
     {256, 128, 1}, {128, 256, 1}, {128, 128, 0.95}, {128, 64, 0.9}, {64, 128, 0.9}};
-constexpr double kFill = 30;      // columns of k, see [Note: kernels]
-constexpr double kOverlap = 3.7;  // see [Note: host and device]
+constexpr double kFill = 16;      // columns of k, see [Note: kernels]
+constexpr double kOverlap = 3.8;  // see [Note: host and device]
 
 double peak(const Hardware& hardware, int element) {
   return element >= 4 ? hardware.peak_fp32 : hardware.peak_16bit;

@@ -45,9 +45,13 @@ double hop_time(const Question& q) {
   return 2 * q.hardware.launch + sent;
 }
 
-// What is left of a transfer in `parts` pieces, the last of which nothing hides.
+// [Note: overlap] What is left of a transfer in `parts` pieces while computation goes on: the last
+// piece, which nothing hides, and what is longer than the computation. What is hidden is not free:
+// collectives take units and memory bandwidth away from the kernels beside them.
+constexpr double kInterference = 0.55;
 double left(double transfer, double parts, double hiding) {
-  return std::max(transfer / parts, transfer - hiding * (1 - 1 / parts));
+  const double waits = std::max(transfer / parts, transfer - hiding * (1 - 1 / parts));
+  return waits + kInterference * (transfer - waits);
 }
 
 }  // namespace

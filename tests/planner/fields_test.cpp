@@ -1,0 +1,146 @@
+#include "tessera/planner/fields.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tessera/core/errors.h"
+
+namespace tessera::planner {
+namespace {
+
+Settings settings(std::initializer_list<std::pair<const char*, const char*>> given) {
+  Settings all;
+  for (const auto& [key, value] : given) all.set(key, value);
+  return all;
+}
+Question ask(std::initializer_list<std::pair<const char*, const char*>> given) {
+  return settle(settings(given).question(catalogue()));
+}
+std::string refusal(std::initializer_list<std::pair<const char*, const char*>> given) {
+  try {
+    ask(given);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Fields, EveryOneHasADefault) {
+  const Question q = ask({});
+  EXPECT_EQ(q.model.name, "gpt2-xl");
+  EXPECT_EQ(q.hardware.name, "h100");
+  EXPECT_EQ(q.world(), 1);
+  EXPECT_EQ(q.layout.name, "bf16");
+}
+
+TEST(Fields, AnyOrderAndEitherSpelling) {
+  const Question a = ask({{"layers", "10"}, {"model", "gpt2-xl"}, {"micro_batch", "2"}});
+  const Question b = ask({{"micro-batch", "2"}, {"model", "gpt2-xl"}, {"layers", "10"}});
+  EXPECT_EQ(a.model.layers, 10);
+  EXPECT_EQ(a.model.hidden, 1600);
+  EXPECT_EQ(a.model.params(), b.model.params());
+  EXPECT_EQ(a.micro_batch, 2);
+}
+
+TEST(Fields, SizesAlone) {
+  const Question q = ask(
+      {{"layers", "24"}, {"hidden", "1024"}, {"heads", "16"}, {"vocab", "51200"}, {"seq", "1024"}});
+  EXPECT_EQ(q.model.params(), gpt_shape(24, 1024, 16, 51200, 1024).params());
+  EXPECT_EQ(q.model.ffn, 4096);
+}
+
+TEST(Fields, SizesOverANamedModel) {
+  const Question q = ask({{"model", "llama3-8b"}, {"hidden", "8192"}, {"heads", "64"}});
+  EXPECT_TRUE(q.model.swiglu);
+  EXPECT_EQ(q.model.ffn, 2 * 14336);
+  EXPECT_EQ(q.model.kv_heads, 8);
+  EXPECT_EQ(q.model.name, "");
+  EXPECT_EQ(ask({{"model", "gpt2-xl"}, {"seq", "512"}}).model.name, "gpt2-xl");
+  EXPECT_EQ(ask({{"model", "gpt2-124m"}, {"heads", "6"}}).model.kv_heads, 6);
+}
+
+TEST(Fields, ASizeAlone) {
+  const Question q = ask({{"params", "13B"}, {"dp", "8"}});
+  EXPECT_TRUE(q.state_only());
+  EXPECT_EQ(q.params, 13e9);
+  EXPECT_NE(refusal({{"params", "13B"}, {"model", "gpt2-xl"}}), "");
+  EXPECT_NE(refusal({{"params", "13B"}, {"layers", "3"}}), "");
+}
+
+TEST(Fields, WhatIsWrongIsNamed) {
+  const std::vector<std::pair<std::pair<const char*, const char*>, const char*>> cases = {
+      {{"model", "gpt2-x1"}, "did you mean gpt2-xl"},
+      {{"hardware", "h10"}, "did you mean h100"},
+      {{"schedule", "1f1"}, "did you mean 1f1b"},
+      {{"attention", "fusd"}, "did you mean fused"},
+      {{"checkpoint-activations", "ful"}, "did you mean full"},
+      {{"layout", "bf61"}, "--layout"},
+      {{"zero", "4"}, "--zero: got \"4\""},
+      {{"zero", "-1"}, "--zero"},
+      {{"dp", "0"}, "--dp"},
+      {{"dp", "99999999999"}, "--dp"},
+      {{"tp", "1.5"}, "--tp"},
+      {{"layers", "-3"}, "--layers"},
+      {{"seq", "nan"}, "--seq"},
+      {{"params", "0"}, "--params"},
+      {{"params", "1e30"}, "--params"},
+      {{"micro-batch", ""}, "--micro-batch"},
+      {{"overlap-grad-reduce", "maybe"}, "--overlap-grad-reduce"},
+      {{"bucket-size", "25M"}, "--bucket-size"},
+      {{"watts", "-5"}, "--watts"},
+  };
+  for (const auto& [given, expected] : cases) {
+    EXPECT_NE(refusal({given}).find(expected), std::string::npos)
+        << given.first << " " << given.second << ": " << refusal({given});
+  }
+  try {
+    Settings().set("mikro-batch", "1");
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean micro-batch"), std::string::npos);
+  }
+}
+
+// Whatever number stands in whatever field, the answer is a question or a UsageError.
+TEST(Fields, NoNumberBreaksAnything) {
+  const std::vector<std::string> numbers = {"-1",
+                                            "0",
+                                            "1",
+                                            "2",
+                                            "3",
+                                            "7",
+                                            "64",
+                                            "65536",
+                                            "1e6",
+                                            "2147483647",
+                                            "2147483648",
+                                            "1e12",
+                                            "9223372036854775807",
+                                            "9223372036854775808",
+                                            "1e18",
+                                            "1e19",
+                                            "1e400",
+                                            "0.5",
+                                            "",
+                                            "true"};
+  for (const Field& field : fields()) {
+    for (const Field& other : fields()) {
+      for (const std::string& number : numbers) {
+        Settings all;
+        all.set(other.name, "64");
+        all.set(field.name, number);
+        try {
+          const Question q = settle(all.question(catalogue()));
+          EXPECT_GE(q.world(), 1);
+          EXPECT_GE(q.micros(), 1);
+          EXPECT_EQ(q.global_batch, q.micro_batch * q.dp * q.micros());
+        } catch (const UsageError&) {
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::planner

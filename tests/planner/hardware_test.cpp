@@ -1,0 +1,98 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "tessera/core/errors.h"
+#include "tessera/planner/hardware.h"
+
+namespace tessera::planner {
+namespace {
+
+// What parsing says about a text.
+std::string complaint(const std::string& toml) {
+  Catalogue catalogue;
+  try {
+    catalogue.parse(toml, "my.toml");
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    EXPECT_NE(text.find(word), std::string::npos) << word << " is not in: " << text;
+  }
+}
+
+TEST(Hardware, TheCatalogueHasWhatItPromises) {
+  const Catalogue catalogue;
+  for (const char* name : {"v100-32", "a100-40", "a100-80", "h100", "h200", "b200", "cpu"}) {
+    const Hardware& h = catalogue.find(name);
+    EXPECT_EQ(h.name, name);
+    EXPECT_GT(h.memory, 1e9) << name;
+    EXPECT_GE(h.peak_16bit, h.peak_fp32) << name;
+    EXPECT_GT(h.inside.bandwidth, h.between.bandwidth) << name;
+    EXPECT_GT(h.launch, 0) << name;
+    EXPECT_GT(h.watts, 0) << name;
+  }
+  EXPECT_EQ(catalogue.find("h100").memory, 81'559.0 * (1 << 20));
+  EXPECT_EQ(catalogue.find("a100-80").peak_16bit, 312e12);
+  EXPECT_EQ(catalogue.find("a100-40").units, 108);  // from the entry that it is like
+}
+
+TEST(Hardware, AnUnknownNameGetsTheNearOne) {
+  try {
+    Catalogue().find("a100-8");
+    FAIL();
+  } catch (const UsageError& error) {
+    expect_words(error.what(), {"a100-8", "did you mean a100-80", "h200"});
+  }
+}
+
+TEST(Hardware, AUsersEntryChangesWhatItSays) {
+  Catalogue catalogue;
+  const std::size_t known = catalogue.all().size();
+  catalogue.parse(R"(
+    [h100]
+    launch = "20us"
+    between = { bandwidth = "200Gb/s" }
+    [mine]
+    like = "h100"
+    memory = 1e11
+    per_node = 4
+  )",
+                  "my.toml");
+  EXPECT_EQ(catalogue.all().size(), known + 1);
+  EXPECT_DOUBLE_EQ(catalogue.find("h100").launch, 20e-6);
+  EXPECT_DOUBLE_EQ(catalogue.find("h100").between.bandwidth, 25e9);
+  EXPECT_EQ(catalogue.find("h100").between.latency, Catalogue().find("h100").between.latency);
+  EXPECT_EQ(catalogue.find("mine").memory, 1e11);
+  EXPECT_EQ(catalogue.find("mine").per_node, 4);
+  EXPECT_DOUBLE_EQ(catalogue.find("mine").launch, 20e-6);
+}
+
+TEST(Hardware, BadFilesAreRefusedWithTheirPlace) {
+  expect_words(complaint("[mine]\nmemory = = 3\n"), {"my.toml", "line 2", "column 10"});
+  expect_words(complaint("[h100]\nmemmory = 3\n"),
+               {"my.toml, line 2, column 1", "memmory", "did you mean memory"});
+  expect_words(complaint("[h100]\nmemory = \"lots\"\n"), {"line 2", "memory", "lots"});
+  expect_words(complaint("[h100]\nmemory = -1\n"), {"line 2", "-1"});
+  expect_words(complaint("[h100]\nusable = 1.5\n"), {"usable", "1.5", "wanted 0.01 to 1"});
+  expect_words(complaint("[h100]\nunits = 1.5\n"), {"units", "whole number"});
+  expect_words(complaint("[h100]\nlaunch = true\n"), {"launch", "number"});
+  expect_words(complaint("[h100]\ninside = 3\n"), {"inside"});
+  expect_words(complaint("[mine]\nmemory = 3\n"), {"mine", "peak_16bit is missing"});
+  expect_words(complaint("[mine]\nlike = \"none\"\n"), {"line 2", "like"});
+  expect_words(complaint("mine = 3\n"), {"line 1", "mine", "table"});
+  EXPECT_EQ(complaint(""), "");
+}
+
+TEST(Hardware, AFileThatFailsChangesNothing) {
+  Catalogue catalogue;
+  EXPECT_THROW(catalogue.parse("[h100]\nlaunch = 0.5\n[mine]\nx = 1\n", "my.toml"), UsageError);
+  EXPECT_EQ(catalogue.find("h100").launch, Catalogue().find("h100").launch);
+  EXPECT_THROW(catalogue.read("/no/such/file.toml"), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::planner

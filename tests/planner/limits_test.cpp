@@ -1,0 +1,83 @@
+#include "tessera/planner/limits.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/planner/plan.h"
+
+namespace tessera::planner {
+namespace {
+
+Question gpt2_xl(int dp, int stage) {
+  Question q;
+  q.model = find_model_shape("gpt2-xl");
+  q.layout = parse_state_layout("bf16-fp32grad");
+  q.hardware = catalogue().find("h100");
+  q.dp = dp, q.zero = stage;
+  return settle(q);
+}
+
+// As reported for Megatron-LM: 15 on one GPU; on 8, 120 plain and 168 with a sharded optimizer.
+TEST(Limits, LargestBatchOfTheReferenceRuns) {
+  EXPECT_EQ(largest_batches(gpt2_xl(1, 0)).asked.global_batch, 15);
+  EXPECT_EQ(largest_batches(gpt2_xl(8, 0)).asked.global_batch, 120);
+  EXPECT_EQ(largest_batches(gpt2_xl(8, 1)).asked.global_batch, 168);
+}
+
+TEST(Limits, OneMoreDoesNotFit) {
+  for (const char* model : {"gpt2-124m", "gpt2-xl", "llama2-7b", "llama3-70b"}) {
+    Question q;
+    q.model = find_model_shape(model);
+    q.hardware = catalogue().find("a100-80");
+    q.dp = 8;
+    for (const BatchLimit& limit : largest_batches(settle(q)).rows) {
+      const auto fits = [&](std::int64_t batch) {
+        Question other = q;
+        other.dp = limit.dp, other.zero = limit.zero, other.micro_batch = batch;
+        return memory_of(settle(other)).total() <= usable_memory(q.hardware);
+      };
+      EXPECT_EQ(limit.global_batch, limit.micro_batch * limit.dp);
+      EXPECT_FALSE(fits(limit.micro_batch + 1)) << model;
+      if (limit.micro_batch > 0) {
+        EXPECT_TRUE(fits(limit.micro_batch)) << model;
+      }
+    }
+  }
+}
+
+TEST(Limits, ShardingMoreNeverFitsLess) {
+  const BatchLimits limits = largest_batches(gpt2_xl(8, 0));
+  ASSERT_EQ(limits.rows.size(), 16U);
+  for (std::size_t i = 4; i < limits.rows.size(); ++i) {
+    EXPECT_GE(limits.rows[i].micro_batch, limits.rows[i - 4].micro_batch);
+  }
+}
+
+TEST(Limits, LargestModelKeepsItsFormAndFits) {
+  const ModelLimits limits = largest_models(gpt2_xl(8, 0));
+  double before = 0;
+  for (const ModelLimit& limit : limits.rows) {
+    EXPECT_LE(limit.memory, usable_memory(gpt2_xl(1, 0).hardware));
+    EXPECT_EQ(limit.model.head_dim(), 64);
+    EXPECT_EQ(limit.model.ffn, 4 * limit.model.hidden);
+    EXPECT_NEAR(static_cast<double>(limit.model.hidden) / static_cast<double>(limit.model.layers),
+                1600.0 / 48, 1);
+    if (limit.dp == 8) {
+      EXPECT_GE(limit.params, before);
+      before = limit.params;
+    }
+  }
+  EXPECT_GT(limits.rows.back().params, 5 * limits.rows.front().params);
+}
+
+TEST(Limits, LargestModelByStateAlone) {
+  Question q;
+  q.params = 1;
+  q.hardware.memory = 80e9;
+  EXPECT_DOUBLE_EQ(largest_models(settle(q)).asked.params, 5e9);
+  q.hardware.memory = 32e9;
+  q.layout = parse_state_layout("2,6,12");
+  EXPECT_DOUBLE_EQ(largest_models(settle(q)).asked.params, 1.6e9);
+}
+
+}  // namespace
+}  // namespace tessera::planner

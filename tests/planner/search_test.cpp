@@ -1,0 +1,112 @@
+#include "tessera/planner/search.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/errors.h"
+#include "tessera/schedule/schedule.h"
+
+namespace tessera::planner {
+namespace {
+
+SearchQuestion ask(std::initializer_list<std::pair<const char*, const char*>> given) {
+  Settings all;
+  for (const auto& [key, value] : given) all.set(key, value);
+  return search_question(all, catalogue());
+}
+
+// Against a slow search: every combination, those that settle() or memory refuses left out.
+TEST(Search, FindsWhatASlowSearchFinds) {
+  const SearchQuestion question = ask(
+      {{"model", "gpt3-2.7b"}, {"gpus", "16"}, {"global-batch", "32"}, {"hardware", "a100-40"}});
+  double best = 0;
+  for (int tp = 1; tp <= 16; ++tp) {
+    for (int pp = 1; tp * pp <= 16; ++pp) {
+      for (const std::string& schedule : schedule::names()) {
+        for (int chunks = 0; chunks <= 16; ++chunks) {
+          for (int micro = 1; micro <= 32; ++micro) {
+            for (int rest = 0; rest < 16; ++rest) {
+              Question q = question.base;
+              q.tp = tp, q.pp = pp, q.schedule = schedule, q.chunks = chunks;
+              q.micro_batch = micro, q.zero = rest % 4;
+              q.recompute = (rest & 4) != 0 ? Recompute::full : Recompute::none;
+              q.sequence_parallel = (rest & 8) != 0;
+              if (16 % (tp * pp) != 0 || 32 % micro != 0) continue;
+              try {
+                q = settle(q);
+              } catch (const UsageError&) {
+                continue;
+              }
+              if (memory_of(q).total() > usable_memory(q.hardware)) continue;
+              const double tokens = static_cast<double>(q.global_batch * q.seq);
+              best = std::max(best, tokens / step_time(q).step());
+            }
+          }
+        }
+      }
+    }
+  }
+  const SearchResult result = search(question);
+  ASSERT_FALSE(result.best.empty());
+  EXPECT_NEAR(result.best.front().tokens_per_s / best, 1, 1e-12);
+}
+
+TEST(Search, RanksAndCounts) {
+  std::int64_t done = 0, total = 0;
+  const SearchResult result = search(ask({{"model", "gpt3-175b"},
+                                          {"gpus", "256"},
+                                          {"hardware", "a100-80"},
+                                          {"global-batch", "1536"}}),
+                                     [&](std::int64_t now, std::int64_t all) {
+                                       EXPECT_EQ(now, ++done);
+                                       total = all;
+                                     });
+  EXPECT_EQ(done, total);
+  ASSERT_EQ(result.best.size(), 10U);
+  for (std::size_t i = 0; i < result.best.size(); ++i) {
+    const Plan& plan = result.best[i];
+    EXPECT_TRUE(plan.fits);
+    EXPECT_EQ(plan.question.world(), 256);
+    EXPECT_EQ(plan.question.global_batch, 1536);
+    if (i > 0) {
+      EXPECT_LE(plan.tokens_per_s, result.best[i - 1].tokens_per_s);
+    }
+  }
+  EXPECT_EQ(result.tried, result.fitting + result.ruled_out.at("does not fit"));
+  EXPECT_GT(result.ruled_out.at("tp does not divide the heads"), 0);
+  EXPECT_GT(result.ruled_out.at("fewer layers than pp · chunks"), 0);
+}
+
+TEST(Search, WhatIsGivenStays) {
+  const SearchResult result = search(ask({{"model", "gpt2-xl"},
+                                          {"gpus", "32"},
+                                          {"global-batch", "64"},
+                                          {"pp", "4"},
+                                          {"zero", "1"},
+                                          {"schedule", "interleaved"},
+                                          {"chunks", "3"},
+                                          {"micro-batch", "1"},
+                                          {"checkpoint-activations", "selective"}}));
+  ASSERT_FALSE(result.best.empty());
+  for (const Plan& plan : result.best) {
+    const Question& q = plan.question;
+    EXPECT_EQ(q.pp, 4);
+    EXPECT_EQ(q.zero, 1);
+    EXPECT_EQ(q.chunks, 3);
+    EXPECT_EQ(q.micro_batch, 1);
+    EXPECT_EQ(q.recompute, Recompute::selective);
+  }
+}
+
+TEST(Search, NothingFits) {
+  const SearchResult result = search(ask({{"model", "llama3.1-405b"}, {"gpus", "2"}}));
+  EXPECT_TRUE(result.best.empty());
+  EXPECT_EQ(result.fitting, 0);
+}
+
+TEST(Search, RefusesWhatNoConfigurationMeets) {
+  EXPECT_THROW(search(ask({{"params", "13B"}})), UsageError);
+  EXPECT_THROW(ask({{"grad-accum", "4"}}), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::planner

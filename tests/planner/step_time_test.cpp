@@ -1,0 +1,255 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "tessera/core/errors.h"
+#include "tessera/planner/kernel_time.h"
+#include "tessera/planner/layer_time.h"
+#include "tessera/planner/plan.h"
+#include "tessera/planner/score.h"
+#include "tessera/planner/step_time.h"
+
+namespace tessera::planner {
+namespace {
+
+const Catalogue& hardware() {
+  static const Catalogue catalogue;
+  return catalogue;
+}
+
+Question question(const char* name = "a100-80") {
+  Question q;
+  q.model = gpt_shape(24, 2048, 16, 51200, 1024);
+  q.hardware = hardware().find(name);
+  q.micro_batch = 4;
+  return q;
+}
+double step(const Question& q) { return step_time(settle(q)).step(); }
+
+// Plain links without latency, as in the worked numbers of the ring.
+Hardware plain(double bandwidth, double latency = 0) {
+  Hardware h;
+  h.inside = {bandwidth, latency};
+  h.between = {bandwidth / 10, 10 * latency};
+  return h;
+}
+
+TEST(CollectiveTime, TheWorkedNumbersOfTheRing) {
+  EXPECT_NEAR(collective_time(plain(100e9), Collective::all_reduce, 200e6, 16, 16), 3.75e-3, 1e-9);
+  EXPECT_NEAR(collective_time(plain(600e9), Collective::all_reduce, 14e9, 8, 8), 40.833e-3, 1e-6);
+  EXPECT_EQ(collective_time(plain(100e9), Collective::all_reduce, 200e6, 1, 1), 0);
+}
+
+TEST(CollectiveTime, AnAllReduceIsAReduceScatterAndAnAllGather) {
+  const Hardware h = plain(100e9, 5e-6);
+  for (const int ranks : {2, 3, 8, 16, 64, 1000}) {
+    for (const int per_node : {1, 2, 8}) {
+      const auto time = [&](Collective kind) {
+        return collective_time(h, kind, 3e8, ranks, per_node);
+      };
+      EXPECT_NEAR(time(Collective::all_reduce),
+                  time(Collective::reduce_scatter) + time(Collective::all_gather), 1e-12);
+    }
+  }
+}
+
+TEST(CollectiveTime, NodesAreSlowerAndSeveralLinksFaster) {
+  Hardware h = plain(100e9, 5e-6);
+  const auto time = [&](int per_node) {
+    return collective_time(h, Collective::all_reduce, 1e9, 64, per_node);
+  };
+  EXPECT_GT(time(1), 2 * time(8));
+  EXPECT_GT(time(8), time(64));
+  const double all_links = time(8);
+  h.rail_share = 0.25;
+  EXPECT_GT(time(8), 2 * all_links);
+  EXPECT_LT(collective_time(h, Collective::send, 1e6, 2, 2),
+            collective_time(h, Collective::send, 1e6, 2, 1));
+}
+
+TEST(KernelTime, ProductsComeInWholeWavesOfTiles) {
+  const Hardware& h = hardware().find("a100-80");
+  // 108 tiles of 256 x 128 are one wave, one more row of tiles is a second one.
+  const double one = product_time(h, 2, 256 * 9, 128 * 12, 8192);
+  EXPECT_DOUBLE_EQ(product_time(h, 2, 256 * 9 - 100, 128 * 12, 8192), one);
+  const double more = product_time(h, 2, 256 * 9 + 1, 128 * 12, 8192);
+  EXPECT_GT(more, 1.2 * one);
+  EXPECT_LE(more, 2 * one);
+  // Long products come near the efficiency that they are said to have, and never above it.
+  for (const double n : {512.0, 1000.0, 4096.0, 16384.0}) {
+    const double rate = 2 * n * n * n / product_time(h, 2, n, n, n) / h.peak_16bit;
+    EXPECT_LT(rate, h.product_efficiency);
+    if (n > 10'000) {
+      EXPECT_GT(rate, 0.95 * h.product_efficiency);
+    }
+  }
+}
+
+TEST(KernelTime, ThinProductsAreAsSlowAsTheirOperandsMove) {
+  const Hardware& h = hardware().find("a100-80");
+  const double n = 16384;
+  EXPECT_DOUBLE_EQ(product_time(h, 2, 1, n, n), pass_time(h, 2 * (n + n * n + n)));
+  EXPECT_GT(product_time(h, 4, n, n, n), 2 * product_time(h, 2, n, n, n));  // fp32
+}
+
+TEST(KernelTime, TheLongerOfHostAndDeviceCounts) {
+  const Hardware& h = hardware().find("a100-80");
+  const double host = 100 * h.launch;
+  EXPECT_NEAR(elapsed(h, {0, 100}), host, 0.01 * host);
+  EXPECT_NEAR(elapsed(h, {50 * host, 100}), 50 * host + 100 * h.kernel_start, 0.01 * host);
+  const double even = elapsed(h, {host, 100});
+  EXPECT_GT(even, host);
+  EXPECT_LT(even, 2 * host);
+  EXPECT_EQ(elapsed(h, {}), 0);
+}
+
+TEST(StepTime, PartsAddUpAndAreNotNegative) {
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
+    for (const int zero : {0, 1, 2, 3}) {
+      for (const int tp : {1, 4}) {
+        for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+          Question q = question();
+          q.schedule = schedule, q.zero = zero, q.tp = tp, q.recompute = recompute;
+          q.pp = 4, q.dp = 4, q.grad_accum = 8;
+          const StepTime t = step_time(settle(q));
+          for (const double part : {t.compute, t.tp, t.pp, t.dp, t.bubble, t.optimizer}) {
+            EXPECT_TRUE(std::isfinite(part) && part >= 0) << schedule << " zero " << zero;
+          }
+          EXPECT_EQ(t.tp > 0, tp > 1);
+          EXPECT_GT(t.dp, 0);
+          EXPECT_GT(t.pp, 0);
+          EXPECT_GT(t.bubble, 0);
+          EXPECT_DOUBLE_EQ(t.step(), t.compute + t.tp + t.pp + t.dp + t.bubble + t.optimizer);
+        }
+      }
+    }
+  }
+}
+
+TEST(StepTime, ChunksAddUpToTheStepsCompute) {
+  Question q = question();
+  q.tp = 2, q.grad_accum = 3;
+  q = settle(q);
+  const auto times = chunk_times(q);
+  ASSERT_EQ(times.size(), 1U);
+  const ChunkTime& c = times[0][0];
+  const StepTime t = step_time(q);
+  EXPECT_NEAR(3 * (c.forward + c.backward_input + c.backward_weight), t.compute + t.tp, 1e-9);
+  EXPECT_NEAR(3 * (c.tp_forward + c.tp_backward), t.tp, 1e-9);
+  EXPECT_DOUBLE_EQ(c.param_bytes, c.grad_bytes);  // 2 + 2 bytes
+}
+
+TEST(StepTime, MoreWorkTakesLonger) {
+  const auto grows = [](const char* what, const std::function<void(Question&, int)>& set) {
+    double before = 0;
+    for (int i = 1; i <= 8; ++i) {
+      Question q = question();
+      set(q, i);
+      const double now = step(q);
+      EXPECT_GT(now, before) << what << " " << i;
+      before = now;
+    }
+  };
+  grows("micro-batch", [](Question& q, int i) { q.micro_batch = i; });
+  grows("accumulation", [](Question& q, int i) { q.grad_accum = i; });
+  grows("sequence", [](Question& q, int i) { q.seq = 256 * i; });
+  grows("layers", [](Question& q, int i) { q.model.layers = i; });
+  grows("vocabulary", [](Question& q, int i) { q.model.vocab = 20'000 * i; });
+}
+
+TEST(StepTime, WhatIsRecomputedCosts) {
+  for (const Attention attention : {Attention::fused, Attention::unfused}) {
+    Question q = question();
+    q.attention = attention;
+    const double none = step(q);
+    q.recompute = Recompute::selective;
+    const double selective = step(q);
+    q.recompute = Recompute::full;
+    const double full = step(q);
+    EXPECT_LT(none, selective);
+    EXPECT_LT(selective, full);
+    EXPECT_LT(full, 1.45 * none);
+  }
+  Question q = question();
+  const double fused = step(q);
+  q.attention = Attention::unfused;
+  EXPECT_LT(fused, step(q));
+  q.layout = parse_state_layout("fp32");
+  EXPECT_GT(step(q), 4 * fused);
+}
+
+TEST(StepTime, SmallModelsAreBoundByTheirLaunches) {
+  Question q = question();
+  q.model = gpt_shape(20, 1024, 16, 51200, 1024);
+  q.micro_batch = 1, q.recompute = Recompute::full, q.attention = Attention::unfused;
+  const double one = step(q);
+  EXPECT_GT(one, 20 * 74 * q.hardware.launch);
+  q.tp = 8;  // an eighth of the work, as many launches
+  EXPECT_GT(step(q), one);
+  q.hardware.launch /= 10;
+  EXPECT_LT(step(q), 0.8 * one);
+}
+
+TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
+  for (const int zero : {0, 1, 2, 3}) {
+    Question q = question("h100");
+    q.dp = 8, q.zero = zero;
+    const StepTime with = step_time(settle(q));
+    q.overlap_grad_reduce = q.overlap_param_gather = false;
+    const StepTime without = step_time(settle(q));
+    EXPECT_LT(with.dp, without.dp) << zero;
+    EXPECT_GT(with.dp, 0.1 * without.dp) << zero;
+    EXPECT_DOUBLE_EQ(with.compute, without.compute) << zero;
+  }
+  // Stage 3 sends half as much again, and more with every micro-batch.
+  Question q = question("h100");
+  q.dp = 8, q.overlap_grad_reduce = q.overlap_param_gather = false;
+  const double plain_dp = step_time(settle(q)).dp;
+  q.zero = 3;
+  EXPECT_NEAR(step_time(settle(q)).dp / plain_dp, 1.5, 0.01);
+  q.grad_accum = 4;
+  EXPECT_NEAR(step_time(settle(q)).dp / plain_dp, 6, 0.04);
+}
+
+TEST(StepTime, ShardedOptimizersAreQuicker) {
+  Question q = question("h100");
+  q.dp = 8;
+  const double whole = step_time(settle(q)).optimizer;
+  q.zero = 1;
+  EXPECT_LT(step_time(settle(q)).optimizer, 0.3 * whole);
+}
+
+TEST(StepTime, ModelsOfEveryKindHaveATime) {
+  for (const ModelShape& model : model_shapes()) {
+    for (const Hardware& h : hardware().all()) {
+      Question q;
+      q.model = model;
+      q.hardware = h;
+      const Plan plan = plan_numbers(settle(q));
+      EXPECT_GT(plan.mfu, 0) << model.name << " on " << h.name;
+      EXPECT_LT(plan.mfu, h.product_efficiency) << model.name << " on " << h.name;
+    }
+  }
+}
+
+TEST(Score, OfKnownErrors) {
+  std::vector<ScoredRow> rows;
+  const double predicted = step(question());
+  for (const double error : {0.1, -0.2, 0.0, 0.4, -0.05}) {
+    rows.push_back({"row", settle(question()), predicted / (1 + error), 0});
+  }
+  const Score result = score(rows);
+  EXPECT_NEAR(result.mean, 0.15, 1e-12);
+  EXPECT_NEAR(result.median, 0.1, 1e-12);
+  EXPECT_NEAR(result.percentile90, 0.32, 1e-12);  // between 0.2 and 0.4
+  EXPECT_NEAR(result.bias, 0.05, 1e-12);
+  EXPECT_NEAR(result.rows.front().error(), 0.4, 1e-12);
+  EXPECT_NEAR(result.rows.back().error(), 0, 1e-12);
+  EXPECT_THROW(score({}), UsageError);
+  rows[0].measured = 0;
+  EXPECT_THROW(score(rows), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::planner
