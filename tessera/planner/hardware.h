@@ -16,9 +16,11 @@ struct Link {
 // hardware.toml or a file of the user's: numbers are data here, not code.
 struct Hardware {
   std::string name;
-  double memory = 0;            // bytes that a program can have
-  double peak_16bit = 0;        // FLOP/s, dense
-  double peak_fp32 = 0;         // likewise, as the products of fp32 training run
+  double memory = 0;      // bytes of the device
+  double reserve = 0;     // bytes of them that the runtime takes: context, workspaces, channels
+  double usable = 1;      // share of them that can be filled before fragments are in the way
+  double peak_16bit = 0;  // FLOP/s, dense
+  double peak_fp32 = 0;   // likewise, as the products of fp32 training run
   double memory_bandwidth = 0;  // bytes/s
   int units = 0;                // that tiles of a product are spread over (SMs, cores)
 

@@ -28,6 +28,7 @@ struct TrafficRow {
 
 struct Traffic {
   double dp = 0, tp = 0, pp = 0;
+  double dp_each = 0, dp_last = 0;  // dp under either reduce policy
   std::vector<TrafficRow> rows;
   double total() const { return dp + tp + pp; }
 };
@@ -50,11 +51,25 @@ struct Plan {
   bool fits = false;
   double margin = 0;  // bytes left, negative if it does not fit
   Bound bound = Bound::compute;
+  std::string remedy;
   std::vector<std::string> advice;
 };
 
+// Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
+double usable_memory(const Hardware& hardware);
 Memory memory_of(const Question& settled, int* most_loaded = nullptr);
 Traffic traffic_of(const Question& settled);
+// Floating-point operations of a step: three times those of the forward pass, whatever is
+// recomputed, with the whole square of attention.
+double model_flops(const Question& settled);
+
+// All but advice and remedy, of a settled question.
+Plan plan_numbers(const Question& settled);
+// Settles, plans and advises.
 Plan make_plan(const Question& question);
+
+// What a plan should be told: each entry has the numbers that led to it.
+std::vector<std::string> advice_for(const Plan& plan);
+std::string remedy_for(const Plan& plan);
 
 }  // namespace tessera::planner

@@ -1,0 +1,96 @@
+#include <algorithm>
+
+#include "tessera/planner/plan.h"
+#include "tessera/planner/rank_load.h"
+#include "tessera/planner/state.h"
+
+namespace tessera::planner {
+namespace {
+
+struct RankParts {
+  bool embedding = false, head = false;
+  double params = 0;
+};
+
+// [Note: buffers] What is on its way besides the state itself.
+// - Gradients that are reduced once, after the last micro-batch, travel from where they lie. Those
+//   that are cut and reduced each time pass through two buckets: one fills, one travels. A bucket
+//   holds whole parameters, so it is as large as the largest.
+// - Stage 3 has two units gathered, the one in use and the next; or all of them, if they are kept.
+// - A pipeline receives into a buffer for each direction.
+double buffers_of(const Question& q, const RankParts& rank) {
+  double bytes = 0;
+  const Sharding sharded = sharding_of_stage(q.zero);
+  const double layer = layer_params_on_rank(q), vocab = vocab_params_on_rank(q);
+  const bool table = rank.embedding || rank.head;
+  if (q.dp > 1 && sharded.grads && q.policy() == ReducePolicy::each) {
+    const double matrix = real(q.model.hidden * q.model.ffn) / q.tp;
+    const double largest = std::max(matrix, table ? vocab : 0) * q.layout.grad;
+    const double bucket = std::max(q.bucket_bytes, largest);
+    bytes += std::min(2 * bucket, rank.params * q.layout.grad);
+  }
+  if (q.dp > 1 && sharded.params) {
+    const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
+    bytes += std::min(units, rank.params) * q.layout.param;
+  }
+  if (q.pp > 1) {
+    const double values = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
+    bytes += 2 * values * element_bytes(q) / (q.sequence_parallel ? q.tp : 1);
+  }
+  return bytes;
+}
+
+// [Note: temporary] The larger of two moments, and what the runtime takes for itself.
+// - The loss: logits, their fp32 copy and its gradient (in fp32 training the logits are the copy),
+//   and the inputs of the last norm and of the head.
+// - A layer's backward: gradients of what lies between its products, and where it is recomputed
+//   its activations once more.
+double temporary_of(const Question& q, const RankParts& rank) {
+  const double e = element_bytes(q), tokens = real(q.seq) * real(q.micro_batch);
+  const double h = real(q.model.hidden);
+  double loss = 0;
+  if (rank.head) {
+    const double logits = tokens * real((q.model.vocab + q.tp - 1) / q.tp);
+    loss = logits * (e == 4 ? 8 : e + 8) + 2 * e * tokens * h;
+  }
+  double layer = tokens * e * (3 * h + (q.model.swiglu ? 3 : 2) * real(q.model.ffn) / q.tp);
+  if (q.attention == Attention::unfused) {
+    layer += 2 * e * tokens * real(q.model.heads) / q.tp * real(q.seq);
+  }
+  if (q.recompute != Recompute::none) layer += whole_layer_activations(q) - layer_activations(q);
+  return std::max(loss, layer) + q.hardware.reserve;
+}
+
+}  // namespace
+
+double usable_memory(const Hardware& hardware) { return hardware.memory * hardware.usable; }
+
+Memory memory_of(const Question& q, int* most_loaded) {
+  const auto shares = stage_shares(q);
+  Memory most;
+  for (int r = 0; r < q.pp; ++r) {
+    const std::vector<StageShare>& chunks = shares[static_cast<std::size_t>(r)];
+    RankParts rank;
+    rank.params = params_on_rank(q, chunks);
+    const StateBytes state = state_bytes(q.layout, q.zero, rank.params, q.dp, q.policy());
+    Memory memory{state.params, state.grads, state.optimizer};
+    if (!q.state_only()) {
+      std::int64_t layers = 0;  // of the largest chunk
+      for (const StageShare& chunk : chunks) {
+        layers = std::max(layers, chunk.layers);
+        rank.embedding = rank.embedding || chunk.embedding;
+        rank.head = rank.head || chunk.head;
+      }
+      memory.activations = real(in_flight(q, r)) * real(layers) * layer_activations(q);
+      memory.buffers = buffers_of(q, rank);
+      memory.temporary = temporary_of(q, rank);
+    }
+    if (r == 0 || memory.total() > most.total()) {
+      most = memory;
+      if (most_loaded != nullptr) *most_loaded = r;
+    }
+  }
+  return most;
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,79 @@
+#include "tessera/planner/plan.h"
+
+#include <algorithm>
+
+#include "tessera/planner/rank_load.h"
+
+namespace tessera::planner {
+namespace {
+
+// Where waiting for the network is more than this share of a step, the network is what binds.
+constexpr double kNetworkShare = 0.2;
+
+Bound binding(const Plan& plan) {
+  if (!plan.fits) return Bound::memory;
+  const double step = plan.time.step();
+  return step > 0 && plan.time.exposed() > kNetworkShare * step ? Bound::network : Bound::compute;
+}
+
+}  // namespace
+
+const char* name(Bound bound) {
+  switch (bound) {
+    case Bound::compute: return "compute";
+    case Bound::memory: return "memory";
+    case Bound::network: return "network";
+  }
+  return "?";
+}
+
+double model_flops(const Question& q) {
+  if (q.state_only()) return 0;
+  const ModelShape& m = q.model;
+  const double h = real(m.hidden), kv = real(m.kv_heads * m.head_dim());
+  const double matrices = 2 * h * h + 2 * h * kv + (m.swiglu ? 3 : 2) * h * real(m.ffn);
+  const double attention = 2 * real(q.seq) * h;  // scores, and their product with the values
+  const double per_token = 2 * (real(m.layers) * (matrices + attention) + h * real(m.vocab));
+  return 3 * per_token * real(q.global_batch) * real(q.seq);
+}
+
+Plan plan_numbers(const Question& q) {
+  Plan plan;
+  plan.question = q;
+  plan.memory = memory_of(q, &plan.rank);
+  plan.traffic = traffic_of(q);
+  const auto shares = stage_shares(q);
+  for (const auto& chunks : shares) {
+    plan.on_a_rank = std::max(plan.on_a_rank, params_on_rank(q, chunks));
+  }
+  if (q.state_only()) {
+    plan.parameters = q.params;
+  } else {
+    plan.parameters = real(q.model.params());
+    plan.in_blocks = real(q.model.block_params() + q.model.final_norm_params());
+    plan.in_embeddings = real(q.model.embedding_params() + q.model.head_params());
+    plan.time = step_time(q);
+    plan.model_flops = model_flops(q);
+    const double step = plan.time.step(), world = q.world();
+    const double peak = q.layout.param >= 4 ? q.hardware.peak_fp32 : q.hardware.peak_16bit;
+    if (step > 0) {
+      plan.tokens_per_s = real(q.global_batch) * real(q.seq) / step;
+      if (peak > 0) plan.mfu = plan.model_flops / (step * world * peak);
+    }
+    plan.price = q.hardware.price_per_hour / 3600 * step * world;
+    plan.joules = q.hardware.watts * step * world;
+  }
+  plan.margin = usable_memory(q.hardware) - plan.memory.total();
+  plan.fits = plan.margin >= 0;
+  plan.bound = binding(plan);
+  return plan;
+}
+
+Plan make_plan(const Question& question) {
+  Plan plan = plan_numbers(settle(question));
+  plan.advice = advice_for(plan);
+  plan.remedy = remedy_for(plan);
+  return plan;
+}
+
+}  // namespace tessera::planner
