@@ -11,28 +11,10 @@ namespace {
 
 int levels_of_tree(int n) { return n <= 1 ? 0 : std::bit_width(static_cast<unsigned>(n - 1)); }
 
-CollectiveLoad ring_load(const Fabric& fabric, double volume, int trips, int n, int m) {
+CollectiveLoad load_on_levels(const Fabric& fabric, double volume, int m, int nodes) {
   CollectiveLoad load;
-  const int nodes = (n + m - 1) / m;
-  const int between = nodes > 1 ? std::min(n - 1, nodes) : 0;
-  load.latency =
-      trips * (between * fabric.between.latency + (n - 1 - between) * fabric.inside.latency);
-  if (nodes == 1) {
-    load.bytes[kInside] = volume;
-  } else {
-    load.bytes[kBetween] = volume / m;
-    load.bytes[kInside] = volume - volume / m;
-  }
-  return load;
-}
-
-CollectiveLoad tree_load(const Fabric& fabric, double volume, int trips, int n, int m) {
-  CollectiveLoad load;
-  const int nodes = (n + m - 1) / m;
-  load.latency = trips * (levels_of_tree(m) * fabric.inside.latency +
-                          levels_of_tree(nodes) * fabric.between.latency);
-  load.bytes[nodes > 1 ? kBetween : kInside] = nodes > 1 ? volume / m : volume;
-  if (nodes > 1 && m > 1) load.bytes[kInside] = volume - volume / m;
+  if (nodes == 1 || m > 1) load.bytes[kInside] = volume;
+  if (nodes > 1) load.bytes[kBetween] = volume / std::min(m, fabric.rails);
   return load;
 }
 
@@ -57,12 +39,15 @@ double CollectiveLoad::seconds(const Fabric& fabric) const {
 CollectiveLoad collective_load(const Fabric& fabric, planner::Collective kind, double bytes,
                                int ranks, int per_node) {
   if (ranks <= 1) return {};
-  const int m = std::clamp(per_node, 1, ranks);
+  const int m = std::clamp(per_node, 1, ranks), nodes = (ranks + m - 1) / m;
   const int trips = kind == planner::Collective::all_reduce ? 2 : 1;
   const double volume = trips * (ranks - 1.0) / ranks * bytes;
-  const CollectiveLoad ring = ring_load(fabric, volume, trips, ranks, m);
+  const double near = fabric.inside.latency, far = fabric.between.latency;
+  CollectiveLoad ring = load_on_levels(fabric, volume, m, nodes);
+  ring.latency = trips * ((m - 1) * near + (nodes - 1) * far);
+  CollectiveLoad tree = load_on_levels(fabric, trips == 2 ? 2 * bytes : volume, m, nodes);
+  tree.latency = trips * (levels_of_tree(m) * near + levels_of_tree(nodes) * far);
   if (fabric.algorithm == Algorithm::ring) return ring;
-  const CollectiveLoad tree = tree_load(fabric, trips == 2 ? 2 * bytes : volume, trips, ranks, m);
   if (fabric.algorithm == Algorithm::tree) return tree;
   return ring.seconds(fabric) <= tree.seconds(fabric) ? ring : tree;
 }

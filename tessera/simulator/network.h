@@ -22,6 +22,7 @@ struct Fabric {
   planner::Link between;
   int per_node = 8;
   Algorithm algorithm = Algorithm::ring;
+  int rails = 1 << 20;  // devices of a node through which one collective can leave it
 };
 enum Level : std::uint8_t { kInside, kBetween };
 
@@ -34,14 +35,14 @@ struct CollectiveLoad {
 };
 
 // [Note: loads of collectives]
-// n ranks, m of them in each node. With V = 2(n-1)/n · D for an all-reduce and half of it for
+// n ranks, m of them in each of the nodes. V = 2(n-1)/n · D for an all-reduce, and half of it for
 // reduce-scatter and all-gather:
-// - ring: there are m rings, each leaving a node through another device, so that a device sends
-//   V/m to another node and the rest inside. One node, or one rank in each: V through one port.
-//   A piece goes over 2(n-1) (or n-1) links one after another, as many of them between nodes as
-//   there are nodes.
-// - tree: two binary trees, each rank inside one and a leaf in the other: 2D through every port, or
-//   (n-1)/n · D by recursive halving; log2 levels of latency each way.
+// - ring: V through the ports inside, and V/r through those between nodes, where r rings side by
+//   side leave a node through r of its devices (m, but no more than the fabric's rails). A round
+//   inside the node and one over the nodes cost latency, twice for an all-reduce.
+// - tree: two binary trees, each rank inside one and a leaf in the other: 2D for an all-reduce;
+//   recursive halving or doubling, V, for the others; log2 levels of latency each way.
+// Alone on one level they are the textbook's: 2(n-1)/n · D/B + 2(n-1) · latency for a ring.
 CollectiveLoad collective_load(const Fabric& fabric, planner::Collective kind, double bytes,
                                int ranks, int per_node);
 

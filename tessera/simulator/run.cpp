@@ -84,7 +84,7 @@ void Run::start() {
 }
 
 void Run::handle(const Event& event) {
-  switch (event.type) {
+  switch (event.type()) {
     case Event::computed: {
       Worker& worker = workers_[event.id];
       const Op& op = program(worker).ops[worker.op];

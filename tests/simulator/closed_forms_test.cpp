@@ -91,14 +91,14 @@ TEST(ClosedForms, TheWorkedExample) {
   EXPECT_NEAR(simulate(s).step, 3.060, 1e-12);
   s.fabric = plain_fabric(1e9, 0.005);
   const Result r = simulate(s);
-  // Every micro-batch but the last waits for a hop there and one back; the last too.
-  EXPECT_NEAR(r.step, 3.060 + 8 * 2 * 0.005, 1e-12);
+  // Two micro-batches are under way at a time: each pair pays for a hop there and one back.
+  EXPECT_NEAR(r.step, 3.060 + 8 * 0.005, 1e-12);
   EXPECT_GT(r.mean.pp, 0);
   expect_sums(r);
   // Bytes instead of latency: the same.
   s.fabric = plain_fabric(1e9, 0);
   s.hop_bytes = 5e6;
-  EXPECT_NEAR(simulate(s).step, 3.140, 1e-12);
+  EXPECT_NEAR(simulate(s).step, 3.100, 1e-12);
 }
 
 // GPipe with hops: a hop for each boundary there, and one back.
@@ -194,10 +194,10 @@ TEST(ClosedForms, Stage3HidesBehindComputation) {
   s.chunks[0][0].units = 10;
   s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = 10 * 2 * 0.02e9;  // 0.02 s a unit
   EXPECT_NEAR(simulate(s).step, 12 + 0.02 + 0.02, 1e-9);
-  s.overlap_param_gather = false;  // then each of 2 · 4 · 10 gathers is paid for
-  const double exposed = simulate(s).step - 12;
-  EXPECT_NEAR(exposed, 80 * 0.02 + 0.02 + 39 * 0.02, 0.4);
-  EXPECT_GT(exposed, 80 * 0.02);
+  // Asked for when needed, each of 2 · 4 · 10 gathers is paid for, and behind it in the queue the
+  // 4 · 10 reductions.
+  s.overlap_param_gather = false;
+  EXPECT_NEAR(simulate(s).step, 12 + 120 * 0.02, 1e-9);
 }
 
 TEST(ClosedForms, StageThreeBoundByTheNetwork) {
