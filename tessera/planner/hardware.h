@@ -8,37 +8,43 @@ namespace tessera::planner {
 
 // A way between two devices: seconds to move n bytes in one direction are latency + n / bandwidth.
 struct Link {
-  double bandwidth = 0;  // bytes per second, one direction, of one device
-  double latency = 0;    // seconds
+  double bandwidth = 0;  // bytes per second, one direction, of one device, as collectives reach it
+  double latency = 0;    // seconds that a step of a collective costs besides
 };
 
 // A device, its host and its network, as the catalogue describes them. All of them come from
 // hardware.toml or a file of the user's: numbers are data here, not code.
 struct Hardware {
   std::string name;
-  double memory = 0;      // bytes of the device
-  double reserve = 0;     // bytes of them that the runtime takes: context, workspaces, channels
-  double usable = 1;      // share of them that can be filled before fragments are in the way
-  double peak_16bit = 0;  // FLOP/s, dense
-  double peak_fp32 = 0;   // likewise, as the products of fp32 training run
+  double memory = 0;            // bytes of the device
+  double reserve = 0;           // bytes of them that the runtime takes: context, workspaces
+  double usable = 1;            // share of them that can be filled before fragments are in the way
+  double peak_16bit = 0;        // FLOP/s, dense
+  double peak_fp32 = 0;         // likewise, as the products of fp32 training run
   double memory_bandwidth = 0;  // bytes/s
-  int units = 0;                // that tiles of a product are spread over (SMs, cores)
+  int units = 1;                // that tiles of a product are spread over (SMs, cores)
 
   // What software makes of it, one set for all models.
-  double product_efficiency = 0;  // of the peak, for a large product that fills all units
-  double memory_efficiency = 0;   // of the memory bandwidth, for a large elementwise pass
-  double launch = 0;              // seconds of the host per kernel: none is shorter
+  double product_efficiency = 1;    // of the peak, for a large product that fills all units
+  double attention_efficiency = 1;  // of the peak, for fused attention
+  double memory_efficiency = 1;     // of the memory bandwidth, for a large elementwise pass
+  double launch = 0;                // seconds of the host per kernel
+  double kernel_start = 0;          // seconds of the device per kernel, besides its work
+  double logit_bytes = 0;           // read and written per logit by loss and its gradient
+  double gradient_passes = 1;       // times that an optimizer step goes over the gradients
 
-  Link inside;   // between devices of a node
-  Link between;  // between nodes, per device
+  Link inside;    // between devices of a node
+  Link between;   // between nodes, per device
+  int rails = 1;  // devices of a node whose links to other nodes one collective can use at once
   int per_node = 8;
 
   double watts = 0;           // per device, with its share of the node
   double price_per_hour = 0;  // per device; 0: unknown
 };
 
-// The catalogue that comes with the library, and a user's file over it (empty: none). Throws
-// DataError with file, line and column for bad TOML, and UsageError for a bad value.
+// The catalogue that comes with the library, and a user's file over it. An entry of a known name
+// changes what it says and keeps the rest; a new one names another as `like`, or says everything.
+// Throws UsageError with file, line and column for bad TOML, an unknown key and a bad value.
 class Catalogue {
  public:
   Catalogue();
@@ -50,5 +56,8 @@ class Catalogue {
  private:
   std::vector<Hardware> all_;
 };
+
+// The entries of hardware.toml that comes with the library: parsed once.
+const Catalogue& catalogue();
 
 }  // namespace tessera::planner

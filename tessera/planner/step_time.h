@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "tessera/planner/question.h"
 
 namespace tessera::planner {
@@ -31,10 +33,19 @@ struct ChunkTime {
 // [rank][chunk]
 std::vector<std::vector<ChunkTime>> chunk_times(const Question& settled);
 
-// Seconds of a collective over `ranks` ranks of an axis, of which `per_node` share a node.
+// Seconds of a collective over `ranks` ranks of an axis, of which `per_node` share a node. `bytes`
+// is the whole buffer: what every rank has before an all-reduce or a reduce-scatter, and after an
+// all-gather.
 enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, send };
 double collective_time(const Hardware& hardware, Collective kind, double bytes, int ranks,
                        int per_node);
+
+// Exposed seconds of data parallelism on a rank with so many parameters, whose forward and backward
+// of one micro-batch can hide some of it.
+double data_parallel_time(const Question& settled, double params, double forward, double backward);
+
+// Of the optimizer, on such a rank.
+double optimizer_time(const Question& settled, double params);
 
 StepTime step_time(const Question& settled);
 

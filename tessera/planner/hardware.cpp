@@ -1,0 +1,30 @@
+#include "tessera/planner/hardware.h"
+
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::planner {
+
+// hardware.toml, put here by the build.
+extern const char* const kHardwareToml;
+
+Catalogue::Catalogue() { parse(kHardwareToml, "hardware.toml"); }
+
+const Hardware& Catalogue::find(std::string_view name) const {
+  const auto found =
+      std::find_if(all_.begin(), all_.end(), [&](const Hardware& h) { return h.name == name; });
+  if (found != all_.end()) return *found;
+  std::vector<std::string> names;
+  for (const Hardware& hardware : all_) names.push_back(hardware.name);
+  throw UsageError(str("--hardware: got ", quote(name), ", wanted one of ", join(names, ", "),
+                       did_you_mean(name, names)));
+}
+
+const Catalogue& catalogue() {
+  static const Catalogue built_in;
+  return built_in;
+}
+
+}  // namespace tessera::planner
