@@ -42,9 +42,17 @@ Scenario scenario_of(const planner::Question& q) {
   s.fabric.between = q.hardware.between;
   s.fabric.per_node = q.per_node;
   s.fabric.rails = q.hardware.rails;
+  // A stage's ranks along tp send a slice each.
   s.hop_bytes = static_cast<double>(q.seq * q.micro_batch * q.model.hidden) *
-                planner::element_bytes(q) / (q.sequence_parallel ? q.tp : 1);
-  s.optimizer = planner::step_time(q).optimizer;
+                planner::element_bytes(q) / q.tp;
+  s.hop_latency = 2 * q.hardware.launch;
+  if (q.model.tied && q.schedule != "zb-v") {
+    s.tied_bytes = planner::vocab_params_on_rank(q) * q.layout.grad;
+  }
+  for (const auto& rank : shares) {
+    const double params = planner::params_on_rank(q, rank);
+    s.optimizer = std::max(s.optimizer, planner::optimizer_time(q, params));
+  }
   s.zero = q.zero;
   s.policy = q.policy();
   s.keep_params = q.keep_params;

@@ -34,37 +34,28 @@ Run::Run(const Scenario& scenario, int replicas, int traced)
 Result Run::result() {
   start();
   while (!queue_.empty()) handle(queue_.pop());
+  for (const Worker& worker : workers_) {
+    if (worker.state == State::done) continue;
+    throw Error(str("schedule ", s_.schedule.name, ": pipeline rank ", worker.p,
+                    " waits for ever at action ", worker.op));
+  }
+  sum_tied();
+  double end = 0;
+  for (const Worker& worker : workers_) end = std::max(end, worker.since);
   Result result;
   result.replicas = replicas_;
   result.events = queue_.count();
-  result.step = end_ + s_.optimizer;
-  for (std::size_t w = 0; w < workers_.size(); ++w) {
-    Worker& worker = workers_[w];
-    if (worker.state != State::done) {
-      throw Error(str("schedule ", s_.schedule.name, ": pipeline rank ", worker.p,
-                      " waits for ever at action ", worker.op));
-    }
-    RankTime& time = worker.time;
-    time.bubble += end_ - worker.since;
+  result.step = end + s_.optimizer;
+  RankTime& mean = result.mean;
+  for (std::uint32_t w = 0; w < workers_.size(); ++w) {
+    RankTime time = workers_[w].time;
+    time.bubble += end - workers_[w].since;
     time.optimizer = s_.optimizer;
     if (s_.optimizer > 0) {
-      record(static_cast<std::uint32_t>(w), Span::computing, "optimizer", -1, -1, end_,
-             result.step);
+      record(w, Span::computing, "optimizer", -1, -1, end, result.step);
     }
+    mean.add(time, 1.0 / static_cast<double>(workers_.size()));
     result.ranks.push_back(time);
-    result.mean.compute += time.compute;
-    result.mean.tp += time.tp;
-    result.mean.pp += time.pp;
-    result.mean.dp += time.dp;
-    result.mean.bubble += time.bubble;
-    result.mean.optimizer += time.optimizer;
-    result.mean.sent_dp += time.sent_dp;
-    result.mean.sent_pp += time.sent_pp;
-  }
-  RankTime& mean = result.mean;
-  for (double* sum : {&mean.compute, &mean.tp, &mean.pp, &mean.dp, &mean.bubble, &mean.optimizer,
-                      &mean.sent_dp, &mean.sent_pp}) {
-    *sum /= static_cast<double>(workers_.size());
   }
   if (result.step > 0) {
     result.utilisation = mean.compute / result.step;
@@ -72,6 +63,30 @@ Result Run::result() {
   }
   result.spans = std::move(spans_);
   return result;
+}
+
+// The first and the last pipeline rank add up the gradients of the parameter they both hold. Its
+// transfer is short and at the end: it is not laid over others.
+void Run::sum_tied() {
+  const int last = s_.pp() - 1;
+  if (s_.tied_bytes <= 0 || last == 0) return;
+  for (int d = 0; d < replicas_; ++d) {
+    const auto a = static_cast<std::uint32_t>(d);
+    const auto b = static_cast<std::uint32_t>(last * replicas_ + d);
+    const bool same_node = s_.node(s_.rank(0, d)) == s_.node(s_.rank(last, d));
+    const double begin = std::max(workers_[a].since, workers_[b].since);
+    const double end = begin + collective_load(s_.fabric, planner::Collective::all_reduce,
+                                               s_.tied_bytes, 2, same_node ? 2 : 1)
+                                   .seconds(s_.fabric);
+    for (const std::uint32_t w : {a, b}) {
+      Worker& worker = workers_[w];
+      worker.time.bubble += begin - worker.since;
+      worker.time.pp += end - begin;
+      worker.time.sent_pp += s_.tied_bytes;
+      worker.since = end;
+      record(w, Span::pipeline, "tied gradient", -1, -1, begin, end);
+    }
+  }
 }
 
 void Run::start() {
@@ -240,7 +255,7 @@ void Run::send(std::uint32_t w, const Op& op, double now) {
       static_cast<std::uint32_t>(to),
       static_cast<std::uint32_t>(
           channel(static_cast<std::uint32_t>(to), op.peer_chunk, op.kind == Kind::send_gradient)),
-      now, same_node ? s_.fabric.inside.latency : s_.fabric.between.latency};
+      now, s_.hop_latency + (same_node ? s_.fabric.inside.latency : s_.fabric.between.latency)};
   worker.time.sent_pp += s_.hop_bytes;
 }
 
@@ -342,7 +357,6 @@ void Run::finish(std::uint32_t w, double now) {
   Worker& worker = workers_[w];
   worker.state = State::done;
   worker.since = now;
-  end_ = std::max(end_, now);
 }
 
 Result simulate(const Scenario& scenario, const Options& options) {

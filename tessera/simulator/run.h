@@ -33,7 +33,7 @@ class Run {
     int gathers_used = 0;
     int wait_for = 0;  // collectives that must be done before it may compute
     double piece_seconds = 0;
-    double since = 0;  // when it began to wait
+    double since = 0;  // when it began to wait, or was through
     State state = State::moving;
     RankTime time;
   };
@@ -67,6 +67,7 @@ class Run {
   void begin_op(Worker& worker, std::uint32_t w, const Op& op);
   void announce_reduces(std::uint32_t w, const Op& op, double now);
   void finish(std::uint32_t w, double now);
+  void sum_tied();
 
   void arrived(std::uint32_t flow, double now);
   void ask_gathers(std::uint32_t w, int upto, double now);
@@ -106,7 +107,6 @@ class Run {
   std::vector<Message> messages_;  // [flow]
   std::vector<double> slow_;       // [rank]; empty if all are alike
   std::vector<Span> spans_;
-  double end_ = 0;
 };
 
 }  // namespace tessera::simulator

@@ -67,6 +67,10 @@ void check(const Scenario& s) {
   require(s.bucket_bytes > 0, "bucket", s.bucket_bytes, "a positive number of bytes");
   require(s.hop_bytes >= 0 && std::isfinite(s.hop_bytes), "bytes of a hop", s.hop_bytes,
           "at least 0");
+  require(s.hop_latency >= 0 && std::isfinite(s.hop_latency), "latency of a hop", s.hop_latency,
+          "seconds of at least 0");
+  require(s.tied_bytes >= 0 && std::isfinite(s.tied_bytes), "bytes of a tied parameter",
+          s.tied_bytes, "at least 0");
   require(s.optimizer >= 0 && std::isfinite(s.optimizer), "optimizer", s.optimizer,
           "seconds of at least 0");
   require(s.jitter >= 0 && s.jitter <= 2, "jitter", s.jitter, "0 to 2");

@@ -34,8 +34,10 @@ struct Scenario {
   std::vector<std::vector<Chunk>> chunks;  // [pipeline rank][chunk]
   int dp = 1, tp = 1;
   Fabric fabric;
-  double hop_bytes = 0;  // from one stage to the next, and as much back
-  double optimizer = 0;  // seconds, after all gradients of all ranks are there
+  double hop_bytes = 0;    // a rank sends to the next stage, and as much back
+  double hop_latency = 0;  // seconds besides the network's: what starting it costs
+  double tied_bytes = 0;   // gradient of a parameter on the first and the last pipeline rank
+  double optimizer = 0;    // seconds, after all gradients of all ranks are there
 
   int zero = 0;
   ReducePolicy policy = ReducePolicy::last;

@@ -18,6 +18,16 @@ struct RankTime {
   double sent_dp = 0, sent_pp = 0;  // bytes
 
   double step() const { return compute + tp + pp + dp + bubble + optimizer; }
+  void add(const RankTime& other, double share) {
+    compute += share * other.compute;
+    tp += share * other.tp;
+    pp += share * other.pp;
+    dp += share * other.dp;
+    bubble += share * other.bubble;
+    optimizer += share * other.optimizer;
+    sent_dp += share * other.sent_dp;
+    sent_pp += share * other.sent_pp;
+  }
 };
 
 // What a rank, or its dp group, or a message did; for traces.
