@@ -251,11 +251,13 @@ void Run::send(std::uint32_t w, const Op& op, double now) {
   const Level level = same_node ? kInside : kBetween;
   const std::uint32_t flow = network_.send(now, static_cast<int>(w), to, level, s_.hop_bytes);
   if (messages_.size() <= flow) messages_.resize(flow + 1);
-  messages_[flow] = {
-      static_cast<std::uint32_t>(to),
-      static_cast<std::uint32_t>(
-          channel(static_cast<std::uint32_t>(to), op.peer_chunk, op.kind == Kind::send_gradient)),
-      now, s_.hop_latency + (same_node ? s_.fabric.inside.latency : s_.fabric.between.latency)};
+  const planner::Link& link = same_node ? s_.fabric.inside : s_.fabric.between;
+  Message& message = messages_[flow];
+  message.to = static_cast<std::uint32_t>(to);
+  message.channel = static_cast<std::uint32_t>(
+      channel(message.to, op.peer_chunk, op.kind == Kind::send_gradient));
+  message.sent = now;
+  message.latency = s_.hop_latency + (s_.hop_bytes > 0 ? link.latency : 0);
   worker.time.sent_pp += s_.hop_bytes;
 }
 

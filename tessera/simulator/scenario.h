@@ -35,7 +35,7 @@ struct Scenario {
   int dp = 1, tp = 1;
   Fabric fabric;
   double hop_bytes = 0;    // a rank sends to the next stage, and as much back
-  double hop_latency = 0;  // seconds besides the network's: what starting it costs
+  double hop_latency = 0;  // seconds besides the network's; all of them if there are no bytes
   double tied_bytes = 0;   // gradient of a parameter on the first and the last pipeline rank
   double optimizer = 0;    // seconds, after all gradients of all ranks are there
 

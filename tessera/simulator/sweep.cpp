@@ -7,7 +7,6 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/core/units.h"
 #include "tessera/planner/formulas.h"
 
 namespace tessera::simulator {
@@ -30,13 +29,11 @@ int read_size(std::string_view part, std::string_view whole) {
   return value;
 }
 
-std::string format(const char* pattern, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, pattern, value);
+std::string percent(double part) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f%%", 100 * part);
   return text;
 }
-
-std::string percent(double part) { return format("%.1f%%", 100 * part); }
 
 // What takes most of the time besides computing, in words.
 std::string largest_loss(const SweepRow& row) {
@@ -118,31 +115,6 @@ std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow
                       : ", which the law underrates: it knows neither bandwidth nor latency.");
   }
   return str("Simulation and ", law, " stay within ", percent(kParted), " of each other.");
-}
-
-std::string sweep_table(const SweepRange& range, const std::vector<SweepRow>& rows) {
-  std::string text;
-  char line[256];
-  std::snprintf(line, sizeof line, "%8s %8s %12s %14s %10s %10s %8s %8s %8s %8s\n",
-                range.axis.c_str(), "GPUs", "step", "tokens/s", "per GPU", "efficiency", "law",
-                "dp", "tp + pp", "bubble");
-  text += line;
-  for (const SweepRow& row : rows) {
-    if (!row.refused.empty()) {
-      text += str(format("%8.0f", row.size), "  cannot be: ", row.refused, "\n");
-      continue;
-    }
-    std::snprintf(line, sizeof line, "%8d %8s %12s %14s %10s %10s %8s %8s %8s %8s\n", row.size,
-                  format_grouped(row.gpus).c_str(), format_time(row.step).c_str(),
-                  format_grouped(std::llround(row.tokens_per_s)).c_str(),
-                  format_grouped(std::llround(row.tokens_per_s / row.gpus)).c_str(),
-                  percent(row.efficiency).c_str(), percent(row.law).c_str(),
-                  percent(row.mean.dp / row.step).c_str(),
-                  percent((row.mean.tp + row.mean.pp) / row.step).c_str(),
-                  percent(row.bubble).c_str());
-    text += line;
-  }
-  return text;
 }
 
 }  // namespace tessera::simulator

@@ -43,8 +43,7 @@ std::vector<SweepRow> sweep(const SweepRange& range, double law_cost,
 std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow>& rows,
                              double law_cost);
 
-// The table, for people; and a picture of throughput and efficiency.
-std::string sweep_table(const SweepRange& range, const std::vector<SweepRow>& rows);
+// A picture of throughput and efficiency.
 std::string sweep_svg(const SweepRange& range, const std::vector<SweepRow>& rows, double law_cost,
                       const std::string& title);
 

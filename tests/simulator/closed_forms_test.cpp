@@ -89,14 +89,14 @@ TEST(ClosedForms, TheSchedulesClock) {
 TEST(ClosedForms, TheWorkedExample) {
   Scenario s = pipeline(schedule::one_f_one_b(2, 8), times(0.120, 0.220));
   EXPECT_NEAR(simulate(s).step, 3.060, 1e-12);
-  s.fabric = plain_fabric(1e9, 0.005);
+  s.hop_latency = 0.005;
   const Result r = simulate(s);
   // Two micro-batches are under way at a time: each pair pays for a hop there and one back.
   EXPECT_NEAR(r.step, 3.060 + 8 * 0.005, 1e-12);
   EXPECT_GT(r.mean.pp, 0);
   expect_sums(r);
   // Bytes instead of latency: the same.
-  s.fabric = plain_fabric(1e9, 0);
+  s.hop_latency = 0;
   s.hop_bytes = 5e6;
   EXPECT_NEAR(simulate(s).step, 3.100, 1e-12);
 }
@@ -106,7 +106,7 @@ TEST(ClosedForms, GpipeHops) {
   for (int p = 1; p <= 8; ++p) {
     for (int k = 1; k <= 16; ++k) {
       Scenario s = pipeline(schedule::gpipe(p, k), times(1, 2));
-      s.fabric = plain_fabric(1e9, 0.125);
+      s.hop_latency = 0.125;
       EXPECT_NEAR(simulate(s).step, 3.0 * (k + p - 1) + 2 * (p - 1) * 0.125, 1e-9);
     }
   }
