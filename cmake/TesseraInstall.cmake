@@ -43,7 +43,7 @@ endforeach()
 set(TESSERA_PLANNING_DEPENDENCIES "")
 get_target_property(planning_links tessera_planning LINK_LIBRARIES)
 foreach(package nlohmann_json tomlplusplus)
-  if(planning_links MATCHES "${package}::")
+  if(planning_links MATCHES "(^|;)${package}::")  # not those for building alone
     string(APPEND TESSERA_PLANNING_DEPENDENCIES "find_dependency(${package})\n")
   endif()
 endforeach()

@@ -1,5 +1,9 @@
 #include "tessera/cli/commands.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <exception>
 
 #include "tessera/core/errors.h"
@@ -7,14 +11,27 @@
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
+namespace {
+
+std::string own_folder() {
+  std::string path(4096, '\0');
+  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
+  if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
+  path.resize(static_cast<std::size_t>(length));
+  return path.substr(0, path.rfind('/'));
+}
+
+}  // namespace
 
 std::vector<CommandInfo> commands() {
   return {
 #define TESSERA_FRONT(name, summary) {#name, summary, false},
 #define TESSERA_TORCH(name, summary) {#name, summary, true},
+#define TESSERA_PART(name)
 #include "tessera/cli/commands.def"
 #undef TESSERA_FRONT
 #undef TESSERA_TORCH
+#undef TESSERA_PART
   };
 }
 
@@ -22,6 +39,17 @@ std::vector<std::string> command_names() {
   std::vector<std::string> names;
   for (const CommandInfo& command : commands()) names.emplace_back(command.name);
   return names;
+}
+
+int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
+  std::string program = own_folder() + "/tessera-torch";
+  arguments.insert(arguments.begin(), program.data());
+  arguments.push_back(nullptr);
+  ::execv(program.c_str(), arguments.data());
+  throw Error(str("the command ", command, " needs ", program,
+                  ", which cannot be started: ", std::strerror(errno),
+                  ". It is built where LibTorch is found: run `make build`, or configure CMake "
+                  "with -DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>"));
 }
 
 int guarded(const std::string& who, const std::function<int()>& body) {

@@ -11,9 +11,11 @@ namespace tessera::cli {
 // that is wrong; argv[0] is the command's name.
 #define TESSERA_FRONT(name, summary) int name##_command(int argc, char** argv);
 #define TESSERA_TORCH(name, summary) int name##_command(int argc, char** argv);
+#define TESSERA_PART(name) int name##_command(int argc, char** argv);
 #include "tessera/cli/commands.def"
 #undef TESSERA_FRONT
 #undef TESSERA_TORCH
+#undef TESSERA_PART
 
 struct CommandInfo {
   std::string_view name;
@@ -24,6 +26,10 @@ struct CommandInfo {
 // All commands, also those of the other program.
 std::vector<CommandInfo> commands();
 std::vector<std::string> command_names();
+
+// Becomes tessera-torch, the sibling of this program, with these arguments; throws Error that says
+// how to get it where there is none. `command` is what the user called.
+int execute_torch_program(const std::string& command, std::vector<char*> arguments);
 
 // Runs `body` and turns what it throws into one line on stderr and an exit status: 2 for a
 // UsageError, 1 for all else. `who` begins the line: "tessera run".

@@ -1,10 +1,6 @@
 // The front program. It starts in milliseconds: what needs torch is in its sibling tessera-torch,
 // which takes this process over.
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -32,28 +28,9 @@ std::string general_help() {
       "\nExamples:\n"
       "  tessera run -n 4 -- ./program --its-own-options\n"
       "  tessera doctor\n"
+      "  tessera plan --model gpt2-xl --dp 8 --zero 1 --micro-batch 8\n"
       "  tessera bench comm --ranks 2\n";
   return text;
-}
-
-std::string own_folder() {
-  std::string path(4096, '\0');
-  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
-  if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
-  path.resize(static_cast<std::size_t>(length));
-  return path.substr(0, path.rfind('/'));
-}
-
-// Becomes tessera-torch, or explains why not.
-int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
-  std::string program = own_folder() + "/tessera-torch";
-  arguments.insert(arguments.begin(), program.data());
-  arguments.push_back(nullptr);
-  ::execv(program.c_str(), arguments.data());
-  throw Error(str("the command ", command, " needs ", program,
-                  ", which cannot be started: ", std::strerror(errno),
-                  ". It is built where LibTorch is found: run `make build`, or configure CMake "
-                  "with -DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>"));
 }
 
 using CommandFunction = int (*)(int, char**);
@@ -62,9 +39,11 @@ CommandFunction front_command(const std::string& wanted) {
 #define TESSERA_FRONT(name, summary) \
   if (wanted == #name) return name##_command;
 #define TESSERA_TORCH(name, summary)
+#define TESSERA_PART(name)
 #include "tessera/cli/commands.def"
 #undef TESSERA_FRONT
 #undef TESSERA_TORCH
+#undef TESSERA_PART
   return nullptr;
 }
 

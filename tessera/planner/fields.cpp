@@ -203,7 +203,8 @@ void apply_field(Question& q, const Catalogue& catalogue, const Field& field,
     }
     field.apply(q, catalogue, text);
   } catch (const UsageError& error) {
-    throw UsageError(str("--", field.name, ": ", error.what()));
+    const std::string why = error.what();  // some name the flag themselves
+    throw UsageError(why.rfind("--", 0) == 0 ? why : str("--", field.name, ": ", why));
   }
 }
 

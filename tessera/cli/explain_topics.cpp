@@ -1,0 +1,219 @@
+#include "tessera/cli/explain_topics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "tessera/cli/table.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/planner/formulas.h"
+#include "tessera/planner/rank_load.h"
+
+namespace tessera::cli {
+namespace {
+
+using planner::Question;
+using planner::real;
+
+std::string bytes_text(double bytes) { return format_bytes(std::llround(bytes)); }
+std::string whole_text(double value) { return format_grouped(std::llround(value)); }
+std::string digits(double value, int after) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", after, value);
+  return text;
+}
+std::string share(double value) { return digits(100 * value, 1) + "%"; }
+
+std::string explain_batch(const ExplainArguments& a) {
+  const Question& q = a.plan.question;
+  return str("global batch = micro-batch · accumulation · dp\n             = ", q.micro_batch,
+             " · ", q.grad_accum, " · ", q.dp, " = ", format_grouped(q.global_batch),
+             " sequences\ntokens       = global batch · sequence length\n             = ",
+             format_grouped(q.global_batch), " · ", q.seq, " = ",
+             format_grouped(q.global_batch * q.seq),
+             "\n\nThree levers: the micro-batch is bounded by memory, dp by the GPUs there are, "
+             "accumulation\nonly by time, since its micro-batches run one after another. Take as "
+             "much dp as there is,\nand fill the rest with accumulation.\n"
+             "Ranks with unequal parts weigh their gradients by tokens: a plain mean over ranks is "
+             "right\nonly for equal parts.\n");
+}
+
+std::string state_steps(const Question& q, double psi) {
+  const Sharding cut = sharding_of_stage(q.zero);
+  const bool grads = cut.grads && q.policy() == ReducePolicy::each;
+  const auto line = [&](const char* name, int each, bool sharded) {
+    const double bytes = psi * each / (sharded ? q.dp : 1);
+    return std::vector<std::string>{name, str(each, " B"), str("· ", whole_text(psi)),
+                                    sharded ? str("/ ", q.dp) : "", "= " + bytes_text(bytes)};
+  };
+  Table table("lrrrr");
+  table.row(line("params", q.layout.param, cut.params));
+  table.row(line("grads", q.layout.grad, grads));
+  table.row(line("optimizer", q.layout.optimizer(), cut.optimizer));
+  return table.text();
+}
+
+std::string explain_memory(const ExplainArguments& a) {
+  const Question& q = a.plan.question;
+  const planner::Memory& m = a.plan.memory;
+  const double psi = params_on_rank(q, stage_shares(q)[static_cast<std::size_t>(a.plan.rank)]);
+  std::string text =
+      str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp,
+          "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp,
+          " · pp ", q.pp, " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
+  if (!q.state_only()) {
+    const double sbh = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
+    const double layer = layer_activations(q);
+    const std::int64_t held = in_flight(q, a.plan.rank);
+    std::int64_t layers = 0;
+    for (const auto& chunk : stage_shares(q)[static_cast<std::size_t>(a.plan.rank)]) {
+      layers = std::max(layers, chunk.layers);
+    }
+    text += str("\nActivations: a layer keeps s·b·h · c bytes, c = ", digits(layer / sbh, 2),
+                " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ",
+                q.micro_batch, " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ",
+                bytes_text(layer), "\n  ", layers, " layers · ", held, " in flight (", q.schedule,
+                ", pp ", q.pp, ", ", q.grad_accum, " micro-batches) = ", bytes_text(m.activations),
+                "\n\nBuffers (gathered units, buckets, pipeline)  ", bytes_text(m.buffers),
+                "\nTemporary (logits in 16 and 32 bits and their gradient, or a layer's backward, "
+                "and the runtime)  ",
+                bytes_text(m.temporary), "\n");
+  }
+  return text + str("\nTotal  ", bytes_text(m.total()), "; ", q.hardware.name, " can fill ",
+                    bytes_text(usable_memory(q.hardware)), ": ",
+                    a.plan.fits ? "fits\n" : "does not fit\n",
+                    "\nOften told wrong: stage 1 is p + g + o/N and stage 2 is p + (g + o)/N bytes "
+                    "a parameter,\nnot 8 + 4/N and 4 + 8/N. Every rank has its share: 70B at stage "
+                    "3 over 8 is 105 GB each\n(12 B a parameter), not 105 GB in all.\n");
+}
+
+std::string explain_traffic(const ExplainArguments& a) {
+  const Question& q = a.plan.question;
+  const planner::Traffic& t = a.plan.traffic;
+  const double n = q.dp, k = real(q.grad_accum);
+  const double dp_bytes = a.plan.on_a_rank * q.layout.param;
+  const double dg_bytes = a.plan.on_a_rank * q.layout.grad;
+  const bool each = q.policy() == ReducePolicy::each;
+  const std::string times = each ? str(q.grad_accum, "·") : "";
+  std::string formula;
+  if (q.zero == 0) formula = str("2·", times, "D_g");
+  if (q.zero == 1 || q.zero == 2) formula = str(times, "D_g + D_p");
+  if (q.zero == 3) formula = str(times, "D_g + ", k * (q.keep_params ? 1 : 2), "·D_p");
+  std::string text = str(
+      "A ring sends (N-1)/N of a buffer in a reduce-scatter and in an all-gather; an all-reduce is "
+      "one\nof each, which is where its 2 comes from.\n\ndp: N = ",
+      q.dp, ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
+      " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", digits((n - 1) / n, 4),
+      " · ", bytes_text(n > 1 ? t.dp * n / (n - 1) : 0), " = ", bytes_text(t.dp),
+      " sent per rank and step\n");
+  if (t.dp_each != t.dp_last) {
+    text += str("  reduced each micro-batch ", bytes_text(t.dp_each), ", once ",
+                bytes_text(t.dp_last), "\n");
+  }
+  Table table("llrr");
+  for (const planner::TrafficRow& row : t.rows) {
+    if (row.axis == "dp") continue;
+    table.row({row.axis, row.what, whole_text(row.calls) + " ×", bytes_text(row.bytes)});
+  }
+  text += table.text();
+  return text + str("total  ", bytes_text(t.total()),
+                    "\n\nOften told wrong: ZeRO-3 sends 1.5 times as much as plain data "
+                    "parallelism, not less and not\n3 times. Tensor parallelism sends activations "
+                    "(b·s·h), not weights. Some count an all-reduce\nas D instead of 2·D: the "
+                    "numbers here are bytes sent per rank.\n");
+}
+
+std::string explain_ring(const ExplainArguments& a) {
+  const double d = static_cast<double>(a.bytes), n = a.ranks;
+  const double time = planner::ring_all_reduce_time(d, a.ranks, a.bandwidth, a.latency);
+  return str("T = 2(N-1)/N · D/B + 2(N-1)·α\n  = 2·", a.ranks - 1, "/", a.ranks, " · ",
+             bytes_text(d), " / ", format_rate(a.bandwidth), " + ", 2 * (a.ranks - 1), " · ",
+             format_time(a.latency), "\n  = ", digits(2 * (n - 1) / n, 4), " · ",
+             format_time(d / a.bandwidth), " + ", format_time(2 * (n - 1) * a.latency),
+             "\n  = ", format_time(time), "\n\nEach rank sends ",
+             bytes_text(planner::ring_all_reduce_bytes(d, a.ranks)), " in ", 2 * (a.ranks - 1),
+             " steps of D/N = ", bytes_text(d / n),
+             ".\n\nOften told wrong: B is one direction. NVLink's 600 GB/s counts both, a ring "
+             "gets 300 each way.\n");
+}
+
+std::string explain_overlap(const ExplainArguments& a) {
+  const double left = planner::exposed(a.transfer, a.hiding);
+  const double n = a.ranks;
+  return str(
+      "exposed = max(0, transfer - computation that can hide it)\n        = max(0, ",
+      format_time(a.transfer), " - ", format_time(a.hiding), ") = ", format_time(left),
+      "\n\nBackward runs from the last layer to the first, so the last layers' gradients are "
+      "ready first\nand travel while the rest is computed; the first layers' can hide "
+      "behind nothing.\n\nThe simple law of scaling, ",
+      share(a.overhead),
+      " for each doubling:\n  efficiency(N) = 1 / (1 + c·log2 N) = 1 / (1 "
+      "+ ",
+      digits(a.overhead, 3), " · ", digits(std::log2(n), 2),
+      ") = ", share(planner::scaling_efficiency(n, a.overhead)), " at N = ", a.ranks, "; ",
+      digits(n * planner::scaling_efficiency(n, a.overhead), 2),
+      " times one GPU\nIt knows neither overlap nor links: `tessera simulate` does.\n");
+}
+
+std::string explain_bubble(const ExplainArguments& a) {
+  const Question& q = a.plan.question;
+  const int p = q.pp, k = static_cast<int>(q.grad_accum), v = q.chunks;
+  const double bubble = planner::bubble_fraction(p, k, v);
+  const std::int64_t five = (19LL * (p - 1) + v - 1) / v;
+  return str(
+      "bubble = (P-1) / (v·K + P-1), with P stages, K micro-batches, v chunks on a rank\n"
+      "       = ",
+      p - 1, " / (", v, "·", k, " + ", p - 1, ") = ", share(bubble), "\n5% at K = ", five,
+      "\n\nstep = (K + P-1) · (T_f + T_b)", v > 1 ? " for v = 1" : "", "\n     = ", k + p - 1,
+      " · (", format_time(a.forward), " + ", format_time(a.backward),
+      ") = ", format_time(planner::pipeline_time(p, k, a.forward, a.backward)), ", and hops of ",
+      format_time(a.hop),
+      " where nothing hides them\nspeed-up over one "
+      "stage = P·K / (K + P-1) = ",
+      digits(planner::pipeline_speedup(p, k), 2), " of ", p,
+      "\n\nHeld on the first rank: ", in_flight(q, 0), " activations with ", q.schedule,
+      "; gpipe would hold ", k,
+      "\n\nOften told wrong: each slot costs T_f + T_b, not the larger of the two.\n");
+}
+
+std::string explain_step(const ExplainArguments& a) {
+  const Question& q = a.plan.question;
+  const planner::StepTime& t = a.plan.time;
+  if (q.state_only()) return "A model known by its size alone has no time.\n";
+  const double peak = q.layout.param >= 4 ? q.hardware.peak_fp32 : q.hardware.peak_16bit;
+  const double ideal = a.plan.model_flops / (q.world() * peak);
+  Table table("lrl");
+  table.row({"compute", format_time(t.compute),
+             str("forward, backward and recomputation (", name(q.recompute), ") of a rank")});
+  table.row({"waiting for tp", format_time(t.tp), "all-reduces inside the layers"});
+  table.row({"waiting for pp", format_time(t.pp), "hops between stages"});
+  table.row({"waiting for dp", format_time(t.dp), "gradients and parameters that nothing hides"});
+  table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
+  table.row({"optimizer", format_time(t.optimizer), ""});
+  table.row({"step", format_time(t.step()), "their sum"});
+  return str("Arithmetic of a step: 3 · forward = ", digits(a.plan.model_flops / 1e12, 1),
+             " TFLOP\n  forward per token = 2 · (matrices + head) + 4·s·h for each layer's "
+             "attention\nAt the peak of ",
+             q.world(), " × ", digits(peak / 1e12, 0), " TFLOP/s: ", format_time(ideal), "\n\n",
+             table.text(), "\nMFU = ", format_time(ideal), " / ", format_time(t.step()), " = ",
+             share(a.plan.mfu), "; ", whole_text(a.plan.tokens_per_s), " tokens/s\nBound by ",
+             name(a.plan.bound), "; remedy: ", a.plan.remedy, "\n");
+}
+
+}  // namespace
+
+const std::vector<ExplainTopic>& explain_topics() {
+  static const std::vector<ExplainTopic> all = {
+      {"batch", "global batch and tokens of a step", explain_batch},
+      {"memory", "bytes on a rank, category by category", explain_memory},
+      {"traffic", "bytes a rank sends in a step", explain_traffic},
+      {"ring", "time of a ring all-reduce", explain_ring},
+      {"overlap", "what computation hides, and the simple law of scaling", explain_overlap},
+      {"bubble", "idle time and step time of a pipeline", explain_bubble},
+      {"step", "where the time of a step goes", explain_step},
+  };
+  return all;
+}
+
+}  // namespace tessera::cli

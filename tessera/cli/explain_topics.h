@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/planner/plan.h"
+
+namespace tessera::cli {
+
+// What a formula is shown with: a plan, and the numbers that a plan does not hold.
+struct ExplainArguments {
+  planner::Plan plan;
+  std::int64_t bytes = 200'000'000;  // of a buffer
+  int ranks = 16;
+  double bandwidth = 100e9;  // bytes/s in one direction
+  double latency = 0;
+  double transfer = 0.0408, hiding = 0.03;  // seconds
+  double forward = 0.120, backward = 0.220, hop = 0.005;
+  double overhead = 0.05;  // of each doubling of the ranks
+};
+
+struct ExplainTopic {
+  std::string_view name;
+  std::string_view summary;
+  std::string (*text)(const ExplainArguments&);
+};
+// In the order of --help.
+const std::vector<ExplainTopic>& explain_topics();
+
+}  // namespace tessera::cli

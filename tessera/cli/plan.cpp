@@ -1,0 +1,170 @@
+// tessera plan: predicts memory, traffic and time of a run, or searches for the best one.
+
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/plan_flags.h"
+#include "tessera/cli/plan_report.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/progress.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/fields.h"
+#include "tessera/planner/json.h"
+#include "tessera/planner/runs_file.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kExamples =
+    "  tessera plan --model gpt2-xl --dp 8 --zero 1 --micro-batch 8\n"
+    "  tessera plan --model llama3-70b --gpus 128 --tp 8 --pp 4 --global-batch 512 --zero 1\n"
+    "  tessera plan --layers 24 --hidden 2048 --heads 16 --seq 1024 --hardware a100-80 --json\n"
+    "  tessera plan --params 13B --dp 8 --zero 2 --layout bf16-nomaster     state alone\n"
+    "  tessera plan --search --model gpt3-175b --gpus 256 --hardware a100-80 --global-batch 1536\n"
+    "  tessera plan --model gpt2-xl --dp 8 --max-batch                     largest batch\n"
+    "  tessera plan --model gpt2-xl --dp 8 --max-model                     largest model\n"
+    "  tessera plan --score runs.csv --hardware a100-80 --attention unfused   predicted against "
+    "measured\n"
+    "  tessera plan --batch rows.jsonl > plans.jsonl         one question a line; - is stdin\n"
+    "  tessera plan --model gpt2-xl --layout bf16-fp32grad --convention megatron\n"
+    "\n"
+    "Every flag of a question is also a key of --batch and a column of --score, with underscores;\n"
+    "flags stand in for what a line or a file leaves out.";
+
+struct PlanArguments {
+  planner::Settings settings;
+  std::string hardware_file, batch, score, convention = "exact";
+  bool json = false, search = false, max_batch = false, max_model = false;
+  bool list_models = false, list_hardware = false;
+  int top = 10;
+};
+
+void add_options(CommandLine& line, PlanArguments& arguments) {
+  CLI::App& app = line.app();
+  app.add_flag("--json", arguments.json, "print JSON");
+  app.add_flag("--search", arguments.search,
+               "rank all ways to train on --gpus; what other flags give stays as given");
+  line.integer(app, "--top", arguments.top, 1, 100'000, "how many rows --search and --score show");
+  app.add_flag("--max-batch", arguments.max_batch, "the largest batch, by stage and dp");
+  app.add_flag("--max-model", arguments.max_model,
+               "the largest model of this form, by stage and dp");
+  app.add_option("--batch", arguments.batch, "plan each line of a JSONL file")->type_name("FILE");
+  app.add_option("--score", arguments.score, "compare with measured runs: a CSV file with step_ms")
+      ->type_name("FILE");
+  line.choice(app, "--convention", arguments.convention, {"exact", "megatron"},
+              "count parameters and state as Megatron-LM's log does");
+  app.add_option("--hardware-file", arguments.hardware_file, "a TOML file with your own hardware")
+      ->type_name("FILE");
+  app.add_flag("--list-models", arguments.list_models, "print the models that have a name");
+  app.add_flag("--list-hardware", arguments.list_hardware, "print the hardware that has a name");
+  add_plan_flags(app, arguments.settings);
+}
+
+void check_modes(const PlanArguments& arguments) {
+  std::vector<std::string> modes;
+  const auto mode = [&](bool given, const char* name) {
+    if (given) modes.emplace_back(name);
+  };
+  mode(arguments.search, "--search");
+  mode(arguments.max_batch, "--max-batch");
+  mode(arguments.max_model, "--max-model");
+  mode(!arguments.batch.empty(), "--batch");
+  mode(!arguments.score.empty(), "--score");
+  mode(arguments.convention == "megatron", "--convention megatron");
+  mode(arguments.list_models, "--list-models");
+  mode(arguments.list_hardware, "--list-hardware");
+  if (modes.size() > 1) throw UsageError(join(modes, " and ") + ": choose one of them");
+}
+
+planner::Catalogue catalogue_of(const PlanArguments& arguments) {
+  planner::Catalogue catalogue;
+  if (!arguments.hardware_file.empty()) catalogue.read(arguments.hardware_file);
+  return catalogue;
+}
+
+int print(const std::string& text) { return write_all(1, text) ? 0 : 1; }
+
+int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+  std::ifstream file;
+  if (arguments.batch != "-") {
+    file.open(arguments.batch);
+    if (!file) throw UsageError(str("--batch: cannot read ", quote(arguments.batch)));
+  }
+  std::istream& in = arguments.batch == "-" ? std::cin : file;
+  std::string line, out;
+  while (std::getline(in, line)) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    out += planner::answer_line(arguments.settings, catalogue, line) + "\n";
+    if (out.size() > 1U << 16U) {
+      if (print(out) != 0) return 1;
+      out.clear();
+    }
+  }
+  if (in.bad()) throw DataError(str("--batch: reading ", quote(arguments.batch), " failed"));
+  return print(out);
+}
+
+int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+  planner::SearchQuestion question = planner::search_question(arguments.settings, catalogue);
+  question.top = arguments.top;
+  planner::SearchResult result;
+  {
+    ProgressOptions options;
+    options.label = "searching";
+    options.unit = "mesh";
+    if (arguments.json) options.mode = ProgressMode::kSilent;
+    Progress progress(0, options);
+    result =
+        planner::search(question, [&](std::int64_t done, std::int64_t) { progress.update(done); });
+  }
+  return print(arguments.json ? planner::to_json(result) + "\n" : report(result));
+}
+
+int score(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+  const planner::Score answer =
+      planner::score(planner::read_runs(arguments.score, arguments.settings, catalogue));
+  return print(arguments.json ? planner::to_json(answer) + "\n"
+                              : report(answer, static_cast<std::size_t>(arguments.top)));
+}
+
+template <typename Answer>
+int limits(const PlanArguments& arguments, const planner::Question& question,
+           const Answer& answer) {
+  return print(arguments.json ? planner::to_json(answer) + "\n" : report(answer, question));
+}
+
+}  // namespace
+
+int plan_command(int argc, char** argv) {
+  PlanArguments arguments;
+  CommandLine line("plan", "Predicts memory, traffic and time of a training run.", kExamples);
+  add_options(line, arguments);
+  if (!line.parse(argc, argv)) return 0;
+  check_modes(arguments);
+  if (arguments.list_models) return print(list_models());
+  const planner::Catalogue catalogue = catalogue_of(arguments);
+  if (arguments.list_hardware) return print(list_hardware(catalogue));
+  if (!arguments.batch.empty()) return plan_lines(arguments, catalogue);
+  if (!arguments.score.empty()) return score(arguments, catalogue);
+  if (arguments.search) return search(arguments, catalogue);
+  const planner::Question question = arguments.settings.question(catalogue);
+  if (arguments.convention == "megatron") {
+    const planner::MegatronReport answer = planner::megatron_report(planner::settle(question));
+    return print(arguments.json ? planner::to_json(answer) + "\n" : report(answer));
+  }
+  if (arguments.max_batch || arguments.max_model) {
+    const planner::Question settled = planner::settle(question);
+    return arguments.max_batch ? limits(arguments, settled, planner::largest_batches(settled))
+                               : limits(arguments, settled, planner::largest_models(settled));
+  }
+  const planner::Plan plan = planner::make_plan(question);
+  return print(arguments.json ? planner::to_json(plan) + "\n" : report(plan));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,253 @@
+#include "tessera/cli/plan_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+
+#include "tessera/cli/table.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+using planner::Plan;
+using planner::Question;
+
+std::string size(double bytes) {
+  return bytes < 0 ? "-" + format_bytes(std::llround(-bytes)) : format_bytes(std::llround(bytes));
+}
+std::string count(double value) { return format_count(std::llround(value)); }
+std::string grouped(double value) { return format_grouped(std::llround(value)); }
+
+std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+std::string percent(double share) { return fixed(100 * share, 1) + "%"; }
+
+std::string model_words(const Question& q) {
+  if (q.state_only()) return count(q.params) + " parameters";
+  const planner::ModelShape& m = q.model;
+  return str(m.name.empty() ? "a model" : m.name, " of ", m.layers, " layers, hidden ", m.hidden,
+             ", ", m.heads, " heads", m.kv_heads != m.heads ? str(" (", m.kv_heads, " kv)") : "",
+             ", vocabulary ", format_grouped(m.vocab), ", seq ", q.seq);
+}
+
+std::string mesh_words(const Question& q) {
+  return str("dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp, q.sequence_parallel ? " · sequence" : "",
+             ", ZeRO ", q.zero);
+}
+
+std::string schedule_words(const Question& q) {
+  if (q.pp == 1) return "-";
+  return q.chunks > 1 ? str(q.schedule, "×", q.chunks) : q.schedule;
+}
+
+std::string heading(const Plan& plan) {
+  const Question& q = plan.question;
+  std::string text =
+      str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, " (", q.nodes,
+          q.nodes == 1 ? " node" : " nodes", " of ", q.per_node, "): ", mesh_words(q), ", layout ",
+          q.layout.name, " (", q.layout.total(), " B a parameter)\n");
+  if (!q.state_only()) {
+    text +=
+        str("global batch ", q.global_batch, " = micro-batch ", q.micro_batch, " × accumulation ",
+            q.grad_accum, " × dp ", q.dp, "; recomputed: ", name(q.recompute), "; attention ",
+            q.attention == planner::Attention::fused ? "fused" : "unfused");
+    if (q.pp > 1) text += str("; schedule ", schedule_words(q));
+    text += "\n";
+  }
+  text += str("\nParameters  ", grouped(plan.parameters));
+  if (!q.state_only()) {
+    text += str(" = ", count(plan.in_blocks), " in blocks + ", count(plan.in_embeddings),
+                " in embeddings");
+  }
+  return text + str("; ", grouped(plan.on_a_rank), " on the most loaded rank\n");
+}
+
+std::string memory_table(const Plan& plan) {
+  const planner::Memory& m = plan.memory;
+  Table table("lr");
+  for (const auto& [name, bytes] : {std::pair{"params", m.params},
+                                    {"grads", m.grads},
+                                    {"optimizer", m.optimizer},
+                                    {"activations", m.activations},
+                                    {"buffers", m.buffers},
+                                    {"temporary", m.temporary},
+                                    {"total", m.total()}}) {
+    table.row({name, size(bytes)});
+  }
+  const Question& q = plan.question;
+  return str("\nMemory of a GPU", q.pp > 1 ? str(" (pipeline rank ", plan.rank, ")") : "", "\n",
+             table.text(), plan.fits ? "  fits" : "  DOES NOT FIT", " in the ",
+             size(usable_memory(q.hardware)), " that ", q.hardware.name,
+             " can fill: ", size(std::abs(plan.margin)), plan.fits ? " left\n" : " too much\n");
+}
+
+std::string traffic_table(const Plan& plan) {
+  const planner::Traffic& t = plan.traffic;
+  if (t.rows.empty()) return "";
+  Table table("llrr");
+  for (const planner::TrafficRow& row : t.rows) {
+    table.row({row.axis, row.what, grouped(row.calls) + " ×", size(row.bytes)});
+  }
+  table.row({"", "total", "", size(t.total())});
+  std::string text = "\nBytes a GPU sends per step (ring)\n" + table.text();
+  if (t.dp_each != t.dp_last) {
+    text += str("  gradients reduced each micro-batch: dp ", size(t.dp_each),
+                "; once, keeping them whole: ", size(t.dp_last), "\n");
+  }
+  return text;
+}
+
+std::string time_table(const Plan& plan) {
+  if (plan.question.state_only()) return "";
+  const planner::StepTime& t = plan.time;
+  Table table("lrr");
+  for (const auto& [name, seconds] : {std::pair{"compute", t.compute},
+                                      {"waiting for tp", t.tp},
+                                      {"waiting for pp", t.pp},
+                                      {"waiting for dp", t.dp},
+                                      {"bubble", t.bubble},
+                                      {"optimizer", t.optimizer},
+                                      {"step", t.step()}}) {
+    if (seconds > 0) table.row({name, format_time(seconds), percent(seconds / t.step())});
+  }
+  const double per_gpu = plan.model_flops / (t.step() * plan.question.world());
+  std::string text =
+      str("\nTime of a step\n", table.text(), "  ", grouped(plan.tokens_per_s), " tokens/s; ",
+          fixed(per_gpu / 1e12, 1), " TFLOP/s a GPU, MFU ", percent(plan.mfu), "\n");
+  if (plan.price > 0) text += str("  costs ", fixed(plan.price, 4), " a step\n");
+  if (plan.joules > 0) text += str("  takes ", fixed(plan.joules / 1e3, 2), " kJ a step\n");
+  return text;
+}
+
+}  // namespace
+
+std::string report(const Plan& plan) {
+  std::string text = heading(plan) + memory_table(plan) + traffic_table(plan) + time_table(plan);
+  text += str("\nBound by ", name(plan.bound), "; remedy: ", plan.remedy, "\n");
+  if (!plan.advice.empty()) text += "\nAdvice\n";
+  for (const std::string& line : plan.advice) text += "  - " + line + "\n";
+  return text;
+}
+
+std::string report(const planner::SearchResult& result) {
+  Table table("rrrrrrllrrrr");
+  table.row({"tp", "pp", "dp", "ZeRO", "micro", "accum", "schedule", "recompute", "memory", "step",
+             "tokens/s", "MFU"});
+  for (const Plan& plan : result.best) {
+    const Question& q = plan.question;
+    table.row({str(q.tp, q.sequence_parallel ? "s" : ""), str(q.pp), str(q.dp), str(q.zero),
+               str(q.micro_batch), str(q.grad_accum), schedule_words(q),
+               std::string(name(q.recompute)), size(plan.memory.total()),
+               format_time(plan.time.step()), grouped(plan.tokens_per_s), percent(plan.mfu)});
+  }
+  std::string text;
+  if (!result.best.empty()) {
+    const Question& q = result.best.front().question;
+    text = str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
+               q.global_batch, "\n\n", table.text(), "  (tp with s: sequence parallel)\n\n");
+  }
+  text += str(format_grouped(result.tried), " configurations tried, ",
+              format_grouped(result.fitting), " fit\nRuled out\n");
+  Table reasons("rl");
+  for (const auto& [reason, number] : result.ruled_out) {
+    reasons.row({format_grouped(number), reason});
+  }
+  return text + reasons.text();
+}
+
+std::string report(const planner::BatchLimits& limits, const Question& q) {
+  Table table("rrrrr");
+  table.row({"ZeRO", "dp", "per GPU", "global batch", "memory"});
+  for (const planner::BatchLimit& each : limits.rows) {
+    table.row({str(each.zero), str(each.dp), str(each.micro_batch), str(each.global_batch),
+               each.micro_batch > 0 ? size(each.memory) : "-"});
+  }
+  return str("Largest batch of ", model_words(q), "\non ", q.hardware.name, ", ",
+             size(usable_memory(q.hardware)), " to fill, layout ", q.layout.name, "\n\n",
+             table.text());
+}
+
+std::string report(const planner::ModelLimits& limits, const Question& q) {
+  Table table("rrrrrrr");
+  table.row({"ZeRO", "dp", "parameters", "layers", "hidden", "heads", "memory"});
+  for (const planner::ModelLimit& each : limits.rows) {
+    const bool shaped = each.model.layers > 0;
+    table.row({str(each.zero), str(each.dp), each.params > 0 ? count(each.params) : "none",
+               shaped ? str(each.model.layers) : "-", shaped ? str(each.model.hidden) : "-",
+               shaped ? str(each.model.heads) : "-", size(each.memory)});
+  }
+  return str("Largest model grown from ", model_words(q), "\non ", q.hardware.name, ", ",
+             size(usable_memory(q.hardware)), " to fill, layout ", q.layout.name, ", micro-batch ",
+             q.micro_batch, "\n\n", table.text());
+}
+
+std::string report(const planner::MegatronReport& r) {
+  Table table("lr");
+  table.row({"parameters in transformer layers, billions", fixed(r.in_blocks / 1e9, 2)});
+  table.row({"parameters in embedding layers, billions", fixed(r.in_embeddings / 1e9, 2)});
+  table.row({"all parameters, billions", fixed(r.total() / 1e9, 2)});
+  table.row({"parameters on the most loaded shard, billions", fixed(r.most_loaded_shard / 1e9, 4)});
+  table.row({"weights and optimizer, MB (as Megatron prints MiB)", fixed(r.mib(), 2)});
+  return str("As Megatron-LM counts (no biases, no positions, padded vocabulary)\n", table.text(),
+             "  that is ", size(r.bytes), " in units of 10^9 bytes\n");
+}
+
+std::string report(const planner::Score& score, std::size_t worst) {
+  // Runs on one node and on several err for different reasons.
+  Table groups("lrrrrr");
+  groups.row({"", "runs", "mean error", "median", "90%", "bias"});
+  const auto group = [&](const char* name, const std::function<bool(const Question&)>& in) {
+    std::vector<planner::ScoredRow> rows;
+    for (const planner::ScoredRow& row : score.rows) {
+      if (in(row.question)) rows.push_back(row);
+    }
+    if (rows.empty()) return;
+    const planner::Score s = planner::score(std::move(rows));
+    groups.row({name, str(s.rows.size()), percent(s.mean), percent(s.median),
+                percent(s.percentile90), percent(s.bias)});
+  };
+  group("all", [](const Question&) { return true; });
+  group("one node", [](const Question& q) { return q.nodes == 1; });
+  group("several nodes", [](const Question& q) { return q.nodes > 1; });
+  Table table("lrrrl");
+  table.row({"run", "measured", "predicted", "error", "what"});
+  for (std::size_t i = 0; i < std::min(worst, score.rows.size()); ++i) {
+    const planner::ScoredRow& row = score.rows[i];
+    const Question& q = row.question;
+    table.row({row.label, format_time(row.measured), format_time(row.predicted),
+               percent(row.error()),
+               str("h ", q.model.hidden, ", L ", q.model.layers, ", ", mesh_words(q), ", batch ",
+                   q.micro_batch, "×", q.grad_accum, "×", q.dp)});
+  }
+  return str("Predicted against measured step times\n", groups.text(), "\nThe worst\n",
+             table.text());
+}
+
+std::string list_models() {
+  Table table("lrrrrrrr", "");
+  table.row({"name", "layers", "hidden", "heads", "kv", "ffn", "vocab", "parameters"});
+  for (const planner::ModelShape& m : planner::model_shapes()) {
+    table.row({m.name, str(m.layers), str(m.hidden), str(m.heads), str(m.kv_heads), str(m.ffn),
+               str(m.vocab), format_grouped(m.params())});
+  }
+  return table.text();
+}
+
+std::string list_hardware(const planner::Catalogue& catalogue) {
+  Table table("lrrrrrr", "");
+  table.row({"name", "memory", "16-bit TFLOP/s", "memory", "in a node", "between", "per node"});
+  for (const planner::Hardware& h : catalogue.all()) {
+    table.row({h.name, size(h.memory), fixed(h.peak_16bit / 1e12, 1),
+               format_rate(h.memory_bandwidth), format_rate(h.inside.bandwidth),
+               format_rate(h.between.bandwidth), str(h.per_node)});
+  }
+  return table.text();
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/planner/limits.h"
+#include "tessera/planner/megatron.h"
+#include "tessera/planner/plan.h"
+#include "tessera/planner/score.h"
+#include "tessera/planner/search.h"
+
+// The planner's answers as short tables for a terminal.
+namespace tessera::cli {
+
+std::string report(const planner::Plan& plan);
+std::string report(const planner::SearchResult& result);
+std::string report(const planner::BatchLimits& limits, const planner::Question& question);
+std::string report(const planner::ModelLimits& limits, const planner::Question& question);
+std::string report(const planner::MegatronReport& report);
+std::string report(const planner::Score& score, std::size_t worst);
+std::string list_models();
+std::string list_hardware(const planner::Catalogue& catalogue);
+
+}  // namespace tessera::cli

@@ -1,0 +1,229 @@
+#include "tessera/planner/json.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::planner {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Bytes and counts are whole; what is larger than 64 bits stays a number with an exponent.
+Json whole_json(double value) {
+  if (std::abs(value) < 9e18) return std::llround(value);
+  return value;
+}
+
+std::string one_line(const Json& json) {
+  // Whatever a message quotes, the line is valid UTF-8.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Json shape_json(const ModelShape& m) {
+  return {{"name", m.name},         {"layers", m.layers}, {"hidden", m.hidden}, {"heads", m.heads},
+          {"kv_heads", m.kv_heads}, {"ffn", m.ffn},       {"vocab", m.vocab}};
+}
+
+Json question_json(const Question& q) {
+  Json json;
+  if (q.state_only()) {
+    json["params"] = whole_json(q.params);
+  } else {
+    json["model"] = shape_json(q.model);
+    json["seq"] = q.seq;
+  }
+  json["gpus"] = q.world();
+  json["dp"] = q.dp;
+  json["tp"] = q.tp;
+  json["pp"] = q.pp;
+  json["sequence_parallel"] = q.sequence_parallel;
+  json["zero"] = q.zero;
+  json["layout"] = q.layout.name;
+  json["grad_reduce"] = q.policy() == ReducePolicy::each ? "each" : "last";
+  json["micro_batch"] = q.micro_batch;
+  json["grad_accum"] = q.grad_accum;
+  json["global_batch"] = q.global_batch;
+  json["checkpoint_activations"] = name(q.recompute);
+  json["attention"] = q.attention == Attention::fused ? "fused" : "unfused";
+  json["schedule"] = q.schedule;
+  json["chunks"] = q.chunks;
+  json["hardware"] = q.hardware.name;
+  json["nodes"] = q.nodes;
+  json["gpus_per_node"] = q.per_node;
+  return json;
+}
+
+Json memory_json(const Memory& m) {
+  return {{"params", whole_json(m.params)},       {"grads", whole_json(m.grads)},
+          {"optimizer", whole_json(m.optimizer)}, {"activations", whole_json(m.activations)},
+          {"buffers", whole_json(m.buffers)},     {"temporary", whole_json(m.temporary)},
+          {"total", whole_json(m.total())}};
+}
+
+Json traffic_json(const Traffic& t) {
+  Json rows = Json::array();
+  for (const TrafficRow& row : t.rows) {
+    rows.push_back({{"axis", row.axis},
+                    {"what", row.what},
+                    {"calls", whole_json(row.calls)},
+                    {"bytes", whole_json(row.bytes)}});
+  }
+  return {{"dp", whole_json(t.dp)},
+          {"tp", whole_json(t.tp)},
+          {"pp", whole_json(t.pp)},
+          {"total", whole_json(t.total())},
+          {"dp_by_policy", {{"each", whole_json(t.dp_each)}, {"last", whole_json(t.dp_last)}}},
+          {"rows", std::move(rows)}};
+}
+
+Json time_json(const StepTime& t) {
+  return {{"compute", t.compute},
+          {"comm_exposed", t.exposed()},
+          {"comm_exposed_by_axis", {{"dp", t.dp}, {"tp", t.tp}, {"pp", t.pp}}},
+          {"bubble", t.bubble},
+          {"optimizer", t.optimizer},
+          {"step", t.step()}};
+}
+
+Json plan_json(const Plan& plan) {
+  const Question& q = plan.question;
+  Json json;
+  json["parameters"] = whole_json(plan.parameters);
+  json["parameters_in_blocks"] = q.state_only() ? Json() : whole_json(plan.in_blocks);
+  json["parameters_in_embeddings"] = q.state_only() ? Json() : whole_json(plan.in_embeddings);
+  json["parameters_on_most_loaded_rank"] = whole_json(plan.on_a_rank);
+  json["memory"] = memory_json(plan.memory);
+  json["pipeline_rank"] = plan.rank;
+  json["traffic"] = traffic_json(plan.traffic);
+  if (q.state_only()) {  // nothing is known of time
+    for (const char* key : {"time", "tokens_per_s", "model_flops", "mfu"}) json[key] = nullptr;
+  } else {
+    json["time"] = time_json(plan.time);
+    json["tokens_per_s"] = plan.tokens_per_s;
+    json["model_flops"] = plan.model_flops;
+    json["model_flops_per_s_per_gpu"] = plan.model_flops / (plan.time.step() * q.world());
+    json["mfu"] = plan.mfu;
+    if (plan.price > 0) json["price_per_step"] = plan.price;
+    if (plan.joules > 0) json["joules_per_step"] = plan.joules;
+  }
+  json["fits"] = plan.fits;
+  json["margin"] = whole_json(plan.margin);
+  json["bound"] = name(plan.bound);
+  json["remedy"] = plan.remedy;
+  json["advice"] = plan.advice;
+  json["question"] = question_json(q);
+  return json;
+}
+
+// A value as the text that a flag would have.
+std::string as_text(const std::string& key, const nlohmann::json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
+  if (value.is_number()) return value.dump();
+  throw UsageError(
+      str(quote(key), ": got ", value.type_name(), ", wanted a number, a string, true or false"));
+}
+
+Json batch_limit_json(const BatchLimit& limit) {
+  return {{"zero", limit.zero},
+          {"dp", limit.dp},
+          {"micro_batch", limit.micro_batch},
+          {"global_batch", limit.global_batch},
+          {"memory", whole_json(limit.memory)}};
+}
+
+Json model_limit_json(const ModelLimit& limit) {
+  Json json = {{"zero", limit.zero},
+               {"dp", limit.dp},
+               {"parameters", whole_json(limit.params)},
+               {"memory", whole_json(limit.memory)}};
+  if (limit.model.layers > 0) json["model"] = shape_json(limit.model);
+  return json;
+}
+
+}  // namespace
+
+void read_json(Settings& settings, std::string_view object) {
+  nlohmann::json json;
+  try {
+    json = nlohmann::json::parse(object);
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError(str("bad JSON: ", error.what()));
+  }
+  if (!json.is_object()) {
+    throw UsageError(str("got ", json.type_name(), ", wanted an object such as {\"dp\":8}"));
+  }
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_null()) settings.set(key, as_text(key, value));
+  }
+}
+
+std::string to_json(const Plan& plan) { return one_line(plan_json(plan)); }
+
+std::string to_json(const SearchResult& result) {
+  Json best = Json::array();
+  for (const Plan& plan : result.best) best.push_back(plan_json(plan));
+  Json ruled_out = Json::object();
+  for (const auto& [reason, count] : result.ruled_out) ruled_out[reason] = count;
+  return one_line({{"best", std::move(best)},
+                   {"tried", result.tried},
+                   {"fitting", result.fitting},
+                   {"ruled_out", std::move(ruled_out)}});
+}
+
+std::string to_json(const BatchLimits& limits) {
+  Json json = batch_limit_json(limits.asked);
+  for (const BatchLimit& each : limits.rows) json["rows"].push_back(batch_limit_json(each));
+  return one_line(json);
+}
+
+std::string to_json(const ModelLimits& limits) {
+  Json json = model_limit_json(limits.asked);
+  for (const ModelLimit& each : limits.rows) json["rows"].push_back(model_limit_json(each));
+  return one_line(json);
+}
+
+std::string to_json(const MegatronReport& report) {
+  return one_line({{"convention", "megatron"},
+                   {"parameters", whole_json(report.total())},
+                   {"parameters_in_blocks", whole_json(report.in_blocks)},
+                   {"parameters_in_embeddings", whole_json(report.in_embeddings)},
+                   {"parameters_on_most_loaded_rank", whole_json(report.most_loaded_shard)},
+                   {"weight_and_optimizer_bytes", whole_json(report.bytes)},
+                   {"weight_and_optimizer_mib", std::round(report.mib() * 100) / 100}});
+}
+
+std::string to_json(const Score& score) {
+  Json rows = Json::array();
+  for (const ScoredRow& row : score.rows) {
+    rows.push_back({{"row", row.label},
+                    {"measured", row.measured},
+                    {"predicted", row.predicted},
+                    {"error", row.error()}});
+  }
+  return one_line({{"mean_error", score.mean},
+                   {"median_error", score.median},
+                   {"percentile_90_error", score.percentile90},
+                   {"bias", score.bias},
+                   {"rows", std::move(rows)}});
+}
+
+std::string error_json(std::string_view message) {
+  return one_line({{"error", std::string(message)}});
+}
+
+std::string answer_line(const Settings& defaults, const Catalogue& catalogue,
+                        std::string_view line) {
+  try {
+    Settings settings = defaults;
+    read_json(settings, line);
+    return to_json(make_plan(settings.question(catalogue)));
+  } catch (const Error& error) {
+    return error_json(error.what());
+  }
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "tessera/planner/fields.h"
+#include "tessera/planner/limits.h"
+#include "tessera/planner/megatron.h"
+#include "tessera/planner/plan.h"
+#include "tessera/planner/score.h"
+#include "tessera/planner/search.h"
+
+// The planner's questions and answers as JSON, each answer on one line.
+namespace tessera::planner {
+
+// One JSON object whose keys are the fields with underscores: {"model":"gpt2-xl","dp":8}. Throws
+// UsageError; nulls are left out.
+void read_json(Settings& settings, std::string_view object);
+
+std::string to_json(const Plan& plan);
+std::string to_json(const SearchResult& result);
+std::string to_json(const BatchLimits& limits);
+std::string to_json(const ModelLimits& limits);
+std::string to_json(const MegatronReport& report);
+std::string to_json(const Score& score);
+std::string error_json(std::string_view message);
+
+// What a line of --batch is answered with, whatever it holds; `defaults` stands for what it leaves
+// out.
+std::string answer_line(const Settings& defaults, const Catalogue& catalogue,
+                        std::string_view line);
+
+}  // namespace tessera::planner

@@ -1,0 +1,122 @@
+#include "tessera/planner/limits.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/planner/plan.h"
+#include "tessera/planner/rank_load.h"
+#include "tessera/planner/state.h"
+
+namespace tessera::planner {
+namespace {
+
+// The largest n in 0 … most for which `fits`, which holds up to some n and not beyond.
+template <typename Fits>
+std::int64_t largest(std::int64_t most, const Fits& fits) {
+  std::int64_t good = 0, bad = 1;
+  while (bad <= most && fits(bad)) {
+    good = bad;
+    bad *= 2;
+  }
+  bad = std::min(bad, most + 1);
+  while (bad - good > 1) {
+    const std::int64_t middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+Question with(const Question& q, int zero, int dp) {
+  Question other = q;
+  other.zero = zero;
+  if (zero != q.zero) other.grad_reduce.reset();
+  other.dp = dp;
+  other.gpus = other.nodes = 0;
+  other.global_batch = 0;
+  return other;
+}
+
+template <typename Limits, typename Find>
+Limits for_all(const Question& q, const Find& find) {
+  Limits limits;
+  std::vector<int> degrees;
+  for (int dp = 1; dp < q.dp; dp *= 2) degrees.push_back(dp);
+  degrees.push_back(q.dp);
+  for (int zero = 0; zero <= 3; ++zero) {
+    for (const int dp : degrees) limits.rows.push_back(find(with(q, zero, dp)));
+  }
+  limits.asked = limits.rows[degrees.size() * static_cast<std::size_t>(q.zero + 1) - 1];
+  return limits;
+}
+
+BatchLimit largest_batch(Question q) {
+  // What accumulation adds is time, not memory: one micro-batch, or enough to fill the pipeline.
+  q.grad_accum = q.pp > 1 ? std::max<std::int64_t>(q.grad_accum, q.pp) : q.grad_accum;
+  const auto memory = [&](std::int64_t b) {
+    Question other = q;
+    other.micro_batch = b;
+    return memory_of(settle(other)).total();
+  };
+  const std::int64_t most = 1'000'000'000 / (q.dp * q.grad_accum);
+  BatchLimit limit{q.zero, q.dp};
+  limit.micro_batch =
+      largest(most, [&](std::int64_t b) { return memory(b) <= usable_memory(q.hardware); });
+  limit.global_batch = limit.micro_batch * q.dp * q.grad_accum;
+  limit.memory = memory(std::max<std::int64_t>(1, limit.micro_batch));
+  return limit;
+}
+
+// The base with n steps of heads, each as many as tp and groups of kv-heads allow.
+ModelShape grown(const Question& q, std::int64_t n) {
+  const ModelShape& base = q.model;
+  const std::int64_t group = base.heads / base.kv_heads;
+  const std::int64_t step = q.tp * group;
+  ModelShape m = base;
+  m.name.clear();
+  m.heads = n * step;
+  m.kv_heads = m.heads / group;
+  m.hidden = m.heads * base.head_dim();
+  m.ffn = m.hidden * base.ffn / base.hidden;
+  const double layers = real(base.layers) * real(m.hidden) / real(base.hidden);
+  m.layers = std::max<std::int64_t>(std::llround(layers), std::int64_t{q.pp} * q.chunks);
+  return m;
+}
+
+ModelLimit largest_model_for(const Question& q) {
+  ModelLimit limit;
+  limit.zero = q.zero;
+  limit.dp = q.dp;
+  if (q.state_only()) {
+    const double each = state_bytes(q.layout, q.zero, 1, q.dp, q.policy()).total();
+    limit.params = usable_memory(q.hardware) / each * q.tp * q.pp;
+    limit.memory = usable_memory(q.hardware);
+    return limit;
+  }
+  const auto memory = [&](std::int64_t n) {
+    Question other = q;
+    other.model = grown(q, n);
+    return memory_of(settle(other)).total();
+  };
+  // Within what check() lets pass: hidden up to a million, layers up to 1e5.
+  const ModelShape one = grown(q, 1);
+  const std::int64_t most = std::min<std::int64_t>(
+      1'000'000 / one.hidden,
+      static_cast<std::int64_t>(1e5 / (real(q.model.layers) * real(one.hidden)) *
+                                real(q.model.hidden)));
+  const std::int64_t n = largest(std::max<std::int64_t>(most, 1), [&](std::int64_t steps) {
+    return memory(steps) <= usable_memory(q.hardware);
+  });
+  if (n == 0) return limit;
+  limit.model = grown(q, n);
+  limit.params = real(limit.model.params());
+  limit.memory = memory(n);
+  return limit;
+}
+
+}  // namespace
+
+BatchLimits largest_batches(const Question& q) { return for_all<BatchLimits>(q, largest_batch); }
+
+ModelLimits largest_models(const Question& q) { return for_all<ModelLimits>(q, largest_model_for); }
+
+}  // namespace tessera::planner

@@ -1,0 +1,220 @@
+#include "tessera/planner/search.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/schedule/schedule.h"
+
+namespace tessera::planner {
+namespace {
+
+std::vector<std::int64_t> divisors(std::int64_t n) {
+  std::vector<std::int64_t> low, high;
+  for (std::int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    low.push_back(d);
+    if (d != n / d) high.push_back(n / d);
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
+
+struct Mesh {
+  int tp, pp, dp;
+};
+
+// A configuration that fits: what a table of the best needs to be made again.
+struct Found {
+  double tokens_per_s;
+  double memory;
+  Question question;
+};
+
+class Search {
+ public:
+  explicit Search(const SearchQuestion& question) : ask_(question), base_(question.base) {
+    if (base_.state_only()) {
+      throw UsageError("--search: needs a model with sizes; --params gives none");
+    }
+    if (base_.gpus == 0) {
+      const int cut = base_.tp * base_.pp;
+      if (base_.dp > 0) base_.gpus = base_.dp * cut;
+      if (base_.gpus == 0) base_.gpus = base_.nodes * std::max(1, node_size());
+      if (base_.gpus == 0) base_.gpus = std::max(1, node_size());
+    }
+    if (base_.global_batch == 0) base_.global_batch = std::max(512, base_.gpus);
+  }
+
+  std::vector<Mesh> meshes();
+  void try_mesh(const Mesh& mesh);
+  SearchResult finish();
+
+ private:
+  int node_size() const { return base_.per_node > 0 ? base_.per_node : base_.hardware.per_node; }
+  std::vector<std::pair<std::string, int>> schedules(const Mesh& mesh) const;
+  void try_schedule(Question q);
+  void try_memory(Question q);
+  void rule_out(const char* reason) { ++result_.ruled_out[reason]; }
+
+  const SearchQuestion& ask_;
+  Question base_;
+  SearchResult result_;
+  std::vector<Found> found_;
+};
+
+std::vector<Mesh> Search::meshes() {
+  std::vector<Mesh> all;
+  for (const std::int64_t tp : divisors(base_.gpus)) {
+    if (ask_.fixed.tp && tp != base_.tp) continue;
+    const bool kv = base_.model.kv_heads % tp == 0 || tp % base_.model.kv_heads == 0;
+    if (base_.model.heads % tp != 0 || !kv) {
+      rule_out("tp does not divide the heads");
+      continue;
+    }
+    for (const std::int64_t pp : divisors(base_.gpus / tp)) {
+      const std::int64_t dp = base_.gpus / tp / pp;
+      if (ask_.fixed.pp && pp != base_.pp) continue;
+      if (base_.dp > 0 && dp != base_.dp) continue;
+      if (pp > base_.model.layers) {
+        rule_out("fewer layers than pp · chunks");
+      } else if (base_.global_batch % dp != 0) {
+        rule_out("dp does not divide the global batch");
+      } else {
+        all.push_back({static_cast<int>(tp), static_cast<int>(pp), static_cast<int>(dp)});
+      }
+    }
+  }
+  return all;
+}
+
+// Interleaving is tried with as many chunks as divide the layers, and with two.
+std::vector<std::pair<std::string, int>> Search::schedules(const Mesh& mesh) const {
+  if (mesh.pp == 1) return {{"1f1b", 1}};
+  std::vector<std::pair<std::string, int>> all;
+  for (const std::string& name : schedule::names()) {
+    if (ask_.fixed.schedule && name != base_.schedule) continue;
+    if (name != "interleaved") {
+      all.emplace_back(name, name == "zb-v" ? 2 : 1);
+      continue;
+    }
+    const std::int64_t each = std::max<std::int64_t>(2, base_.model.layers / mesh.pp);
+    for (std::int64_t v = 2; v <= each; ++v) {
+      const bool even = base_.model.layers % (v * mesh.pp) == 0;
+      if (even || v == 2 || ask_.fixed.chunks) all.emplace_back(name, static_cast<int>(v));
+    }
+  }
+  if (ask_.fixed.chunks && base_.chunks > 0) {
+    std::erase_if(all, [&](const auto& each) { return each.second != base_.chunks; });
+  }
+  return all;
+}
+
+void Search::try_mesh(const Mesh& mesh) {
+  Question q = base_;
+  q.tp = mesh.tp, q.pp = mesh.pp, q.dp = mesh.dp;
+  q.grad_accum = 0;
+  const std::int64_t each = base_.global_batch / mesh.dp;
+  for (const auto& [name, chunks] : schedules(mesh)) {
+    if (base_.model.layers < std::int64_t{chunks} * mesh.pp) {
+      rule_out("fewer layers than pp · chunks");
+      continue;
+    }
+    q.schedule = name, q.chunks = chunks;
+    for (const std::int64_t micro : divisors(each)) {
+      if (ask_.fixed.micro_batch && micro != base_.micro_batch) continue;
+      if (mesh.pp > 1 && (each / micro > 65'536)) {
+        rule_out("more than 65,536 micro-batches");
+        continue;
+      }
+      if (name == "interleaved" && each / micro < mesh.pp) {
+        rule_out("interleaved with fewer micro-batches than pp");
+        continue;
+      }
+      q.micro_batch = micro;
+      try_schedule(q);
+    }
+  }
+}
+
+void Search::try_schedule(Question q) {
+  const bool scores = q.attention == Attention::unfused;
+  for (const Recompute what : {Recompute::none, Recompute::selective, Recompute::full}) {
+    if (ask_.fixed.recompute ? what != base_.recompute : what == Recompute::selective && !scores) {
+      continue;  // fused attention keeps nothing that selective recomputation would drop
+    }
+    q.recompute = what;
+    for (const bool sequence : {false, true}) {
+      if (ask_.fixed.sequence_parallel ? sequence != base_.sequence_parallel
+                                       : sequence && q.tp == 1) {
+        continue;
+      }
+      q.sequence_parallel = sequence;
+      for (int zero = 0; zero <= 3; ++zero) {
+        if (ask_.fixed.zero ? zero != base_.zero : zero > 0 && q.dp == 1) continue;
+        q.zero = zero;
+        try_memory(q);
+      }
+    }
+  }
+}
+
+void Search::try_memory(Question q) {
+  ++result_.tried;
+  q = settle(std::move(q));
+  const double memory = memory_of(q).total();
+  if (memory > usable_memory(q.hardware)) {
+    rule_out("does not fit");
+    return;
+  }
+  const double step = step_time(q).step();
+  const double tokens = static_cast<double>(q.global_batch) * static_cast<double>(q.seq);
+  found_.push_back({step > 0 ? tokens / step : 0, memory, std::move(q)});
+}
+
+SearchResult Search::finish() {
+  result_.fitting = static_cast<std::int64_t>(found_.size());
+  const std::size_t top = std::min(found_.size(), static_cast<std::size_t>(ask_.top));
+  const auto better = [](const Found& a, const Found& b) {
+    return a.tokens_per_s != b.tokens_per_s ? a.tokens_per_s > b.tokens_per_s : a.memory < b.memory;
+  };
+  std::partial_sort(found_.begin(), found_.begin() + static_cast<std::ptrdiff_t>(top), found_.end(),
+                    better);
+  for (std::size_t i = 0; i < top; ++i) result_.best.push_back(plan_numbers(found_[i].question));
+  return std::move(result_);
+}
+
+}  // namespace
+
+SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue) {
+  SearchQuestion ask;
+  ask.base = settings.question(catalogue);
+  ask.fixed.tp = settings.has("tp");
+  ask.fixed.pp = settings.has("pp");
+  ask.fixed.zero = settings.has("zero");
+  ask.fixed.micro_batch = settings.has("micro-batch");
+  ask.fixed.schedule = settings.has("schedule");
+  ask.fixed.chunks = settings.has("chunks");
+  ask.fixed.recompute = settings.has("checkpoint-activations");
+  ask.fixed.sequence_parallel = settings.has("sequence-parallel");
+  if (settings.has("grad-accum")) {
+    throw UsageError("--grad-accum: --search chooses it; give --global-batch and --micro-batch");
+  }
+  return ask;
+}
+
+SearchResult search(const SearchQuestion& question, const SearchProgress& progress) {
+  check(question.base.model);
+  Search search(question);
+  const std::vector<Mesh> meshes = search.meshes();
+  for (std::size_t i = 0; i < meshes.size(); ++i) {
+    search.try_mesh(meshes[i]);
+    if (progress) {
+      progress(static_cast<std::int64_t>(i) + 1, static_cast<std::int64_t>(meshes.size()));
+    }
+  }
+  return search.finish();
+}
+
+}  // namespace tessera::planner
