@@ -66,10 +66,10 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
   for (std::int64_t layer = part.first_layer; layer < part.last_layer; ++layer) {
     const std::string block = str("blocks.", layer, ".");
     build.norm(block + "norm1");
-    build.rows(block + "qkv", h,
-               {build.cut(h, shape.heads), build.cut(kv, shape.kv_heads),
-                build.cut(kv, shape.kv_heads)},
-               shape.biases);
+    build.rows(
+        block + "qkv", h,
+        {build.cut(h, shape.heads), build.cut(kv, shape.kv_heads), build.cut(kv, shape.kv_heads)},
+        shape.biases);
     build.columns(block + "proj", h);
     build.norm(block + "norm2");
     std::vector<Segment> wide(shape.swiglu ? 2 : 1, build.cut(shape.ffn, shape.ffn));

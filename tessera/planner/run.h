@@ -42,9 +42,9 @@ struct RunQuestion {
 
 // What one rank holds and sends.
 struct RunPlan {
-  std::int64_t params = 0;       // bytes, padding included
-  std::int64_t grads = 0;        // likewise
-  std::int64_t optimizer = 0;    // likewise
+  std::int64_t params = 0;     // bytes, padding included
+  std::int64_t grads = 0;      // likewise
+  std::int64_t optimizer = 0;  // likewise
   // Bytes at the end of a micro-batch's forward; known of the GPT that is not cut by tp or pp.
   std::optional<std::int64_t> activations;
   // Sent per optimizer step, ring-equivalent, by axis; ties between stages count for pp.
