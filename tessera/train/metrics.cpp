@@ -76,8 +76,9 @@ std::string to_json(const Summary& summary) {
   return Json{{"summary", std::move(inner)}}.dump();
 }
 
-LineFile::LineFile(const std::string& path, std::string_view flag) : path_(path) {
-  file_ = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+LineFile::LineFile(const std::string& path, std::string_view flag, bool goes_on) : path_(path) {
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (goes_on ? 0 : O_TRUNC);
+  file_ = Fd(::open(path.c_str(), flags, 0666));
   if (!file_.open()) {
     throw UsageError(str(flag, ": cannot write ", quote(path), ": ", std::strerror(errno),
                          "; wanted a file in a folder that is there"));

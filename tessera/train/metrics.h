@@ -67,7 +67,8 @@ std::string to_json(const Summary& summary);
 // Lines of a file, each written at once, so that a reader never sees half of one.
 class LineFile {
  public:
-  explicit LineFile(const std::string& path, std::string_view flag);  // throws UsageError
+  // `goes_on`: after the lines that are there. Throws UsageError.
+  LineFile(const std::string& path, std::string_view flag, bool goes_on = false);
   void write(const std::string& line);
 
  private:

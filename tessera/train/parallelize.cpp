@@ -10,6 +10,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
 #include "tessera/pipeline/tied.h"
 #include "tessera/planner/parameters.h"
 
@@ -201,6 +202,7 @@ at::Tensor ParallelModel::run_chunk(int chunk, const at::Tensor& x, const at::Te
 }
 
 at::Tensor ParallelModel::forward(int chunk, const at::Tensor& input, int micro) {
+  const memory::CategoryScope category(MemoryCategory::activations);
   const models::Part& part = parts_[static_cast<std::size_t>(chunk)]->part();
   const data::Batch& batch = (*batches_)[static_cast<std::size_t>(micro)];
   return run_chunk(chunk, part.embedding ? batch.ids : input, batch.targets,

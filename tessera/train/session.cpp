@@ -62,7 +62,9 @@ void check_files(const TrainConfig& config, const Resolved& resolved) {
 Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes) {
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
-  if (!config.metrics.empty() && speaks) lines.emplace(config.metrics, "--metrics");
+  if (!config.metrics.empty() && speaks) {
+    lines.emplace(config.metrics, "--metrics", config.resume != "none");
+  }
   Trainer trainer(config, world);
   if (speaks) {
     write_all(2, trainer.describe());

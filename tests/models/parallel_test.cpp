@@ -4,6 +4,7 @@
 #include "tessera/core/text.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
+#include "tessera/nn/deferred.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/tensor_parallel.h"
 #include "tests/tensor_parallel/ranks.h"
@@ -137,6 +138,54 @@ TEST(Parallel, EveryCutIsTheSameModel) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(Parallel, EveryCutIsTheSameModelInBf16) {
+  for (const planner::ModelShape& shape : {gpt(), llama(1)}) {
+    const Batch batch = batch_of(shape);
+    const Ran wanted = alone(shape, batch);
+    for (const bool sequence : {false, true}) {
+      const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
+        const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3,
+                                      at::TensorOptions(torch::kBFloat16));
+        stir(*model);
+        const at::Tensor loss = model->loss(batch.ids, batch.targets);
+        (loss / 7).backward();
+        return Ran{loss.item<double>(), gradients_of(*model), {}};
+      });
+      EXPECT_NEAR(ranks[0].loss / wanted.loss, 1, 2e-2);
+      const Named grads = wholes_of(wanted.specs, {ranks[0].grads, ranks[1].grads});
+      for (const auto& [name, grad] : wanted.grads) {
+        expect_close(grads.at(name), grad, str(shape.name, " bf16 ", sequence, " ", name), 6e-2);
+      }
+    }
+  }
+}
+
+// Weight gradients that a pipeline leaves for later are the same too.
+TEST(Parallel, WeightGradientsCanWait) {
+  for (const planner::ModelShape& shape : {gpt(), llama(4)}) {
+    const Batch batch = batch_of(shape);
+    const Ran wanted = alone(shape, batch);
+    for (const bool sequence : {false, true}) {
+      const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
+        const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3);
+        stir(*model);
+        auto later = c10::make_intrusive<nn::DeferredGradients>();
+        at::Tensor loss;
+        {
+          const nn::DeferredGradients::Scope scope(later);
+          loss = model->loss(batch.ids, batch.targets);
+        }
+        (loss / 7).backward();
+        EXPECT_EQ(later->pushed(), 4 * shape.layers + 1) << shape.name;
+        later->run();
+        return Ran{loss.item<double>(), gradients_of(*model), {}};
+      });
+      expect_same({ranks[0].loss, wholes_of(wanted.specs, {ranks[0].grads, ranks[1].grads}), {}},
+                  wanted, str(shape.name, " deferred ", sequence));
     }
   }
 }
