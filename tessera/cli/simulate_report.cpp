@@ -240,8 +240,19 @@ std::string sweep_text(const Sweep& s) {
     }
     table.row(cells);
   }
-  return str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nCannot be\n" + refused,
-             "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
+  std::string text =
+      str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nCannot be\n" + refused,
+          "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
+  const simulator::SweepRow& last = s.rows.back();
+  if (last.refused.empty() && s.quicker > 1.01 * last.tokens_per_s) {
+    text +=
+        str("The latency of a ring grows with every rank: with trees where they are quicker "
+            "(--collective auto) ",
+            s.range.axis, " ", last.size, " reaches ",
+            share(last.efficiency * s.quicker / last.tokens_per_s), " instead of ",
+            share(last.efficiency), ".\n");
+  }
+  return text;
 }
 
 std::string sweep_json(const Sweep& s) {

@@ -56,6 +56,10 @@ std::string largest_growth(const SweepRow& row, const SweepRow& first) {
   return str(percent(most.seconds / row.step), " of the step is ", most.what);
 }
 
+double exposed_share(const SweepRow& row) {
+  return (row.mean.dp + row.mean.tp + row.mean.pp) / row.step;
+}
+
 std::string against(const SweepRow& row) {
   return str("(", percent(row.efficiency), " against ", percent(row.law), ")");
 }
@@ -128,10 +132,10 @@ std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow
   }
   std::string text = str("The law is ", law, ", which knows neither overlap nor bandwidth.");
   if (better) {
-    const RankTime& mean = better->mean;
     text += str(" From ", range.axis, " ", better->size, " on the simulation does better ",
-                against(*better), ": only ", percent((mean.dp + mean.tp + mean.pp) / better->step),
-                " of the step waits for communication, the rest is hidden.");
+                against(*better), ": communication that nothing hides takes ",
+                percent(exposed_share(*better)), " of the step, and ",
+                percent(exposed_share(*first)), " at ", range.axis, " ", first->size, ".");
   }
   if (worse) {
     text += str(" From ", range.axis, " ", worse->size, " on it does worse ", against(*worse), ": ",
