@@ -199,6 +199,7 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
   options.label = "simulating";
   Progress progress(static_cast<std::int64_t>(sweep.range.sizes.size()), options);
   bool first = true;
+  simulator::SweepCase last;
   sweep.rows = simulator::sweep(sweep.range, a.law_cost, [&](int size) {
     planner::Settings settings = a.settings;
     settings.set(sweep.range.axis, std::to_string(size));
@@ -209,8 +210,13 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
     if (first) sweep.question = settled;
     first = false;
     progress.add();
+    last = one;
     return one;
   });
+  if (a.collective == "ring" && !last.scenario.irregular() && sweep.rows.back().refused.empty()) {
+    last.scenario.fabric.algorithm = simulator::Algorithm::automatic;
+    sweep.quicker = last.tokens / simulate(last.scenario).step;
+  }
   if (!a.svg.empty()) {
     write_file("--svg", a.svg,
                simulator::sweep_svg(sweep.range, sweep.rows, a.law_cost, sweep_title(sweep)));
@@ -237,6 +243,12 @@ int simulate_command(int argc, char** argv) {
   s.scenario = scenario_for(a, s.question);
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
+  s.given_times = a.given_forward;
+  if (a.collective == "ring" && s.scenario.dp > 1 && !s.scenario.irregular()) {
+    simulator::Scenario other = s.scenario;
+    other.fabric.algorithm = simulator::Algorithm::automatic;
+    s.quicker = simulate(other).step;
+  }
   if (!a.given_forward && !s.scenario.irregular()) {
     s.planned = planner::step_time(s.question).step();
   }

@@ -30,10 +30,12 @@ std::string model_of(const Question& q) {
   return q.model.name.empty() ? str(q.model.layers, " layers of ", q.model.hidden) : q.model.name;
 }
 
-std::string heading(const Question& q) {
-  std::string text = str(model_of(q), " on ", whole(q.world()), " × ", q.hardware.name, ": dp ",
-                         q.dp, " · tp ", q.tp, " · pp ", q.pp, ", ZeRO ", q.zero, ", ",
-                         q.grad_accum, " micro-batches of ", q.micro_batch, " × ", q.seq);
+std::string heading(const Question& q, bool given_times) {
+  const std::string what = given_times
+                               ? str("given times on ", whole(q.world()), " ranks")
+                               : str(model_of(q), " on ", whole(q.world()), " × ", q.hardware.name);
+  std::string text = str(what, ": dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp, ", ZeRO ", q.zero,
+                         ", ", q.grad_accum, " micro-batches of ", q.micro_batch, " × ", q.seq);
   if (q.pp > 1) text += str(", schedule ", q.schedule);
   if (q.pp > 1 && q.chunks > 1) text += str(" with ", q.chunks, " chunks");
   return text + "\n";
@@ -144,7 +146,7 @@ double Simulation::tokens_per_s() const {
 
 std::string simulation_text(const Simulation& s) {
   const simulator::Result& r = s.result;
-  std::string text = str(heading(s.question), "\nStep  ", format_time(r.step), ", ",
+  std::string text = str(heading(s.question, s.given_times), "\nStep  ", format_time(r.step), ", ",
                          whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilisation),
                          " of the time, bubble ", share(r.bubble), "\n");
   text += where_it_went(s);
@@ -153,12 +155,16 @@ std::string simulation_text(const Simulation& s) {
         str("  tessera plan, by closed forms: ", format_time(s.planned), ", ",
             share(std::abs(s.planned / r.step - 1)), s.planned < r.step ? " less\n" : " more\n");
   }
+  if (s.quicker > 0 && s.quicker < 0.99 * r.step) {
+    text += str("  with trees where they are quicker than rings (--collective auto): ",
+                format_time(s.quicker), "\n");
+  }
   text += str("\nRanks, in parts of the step\n", ranks_table(s));
-  text += r.replicas == 1 && s.scenario.dp > 1
-              ? str("  one replica stands for all ", s.scenario.dp, ", which do the same\n")
-              : str("  each for itself: ", whole(static_cast<double>(r.ranks.size())), " of ",
-                    whole(s.scenario.world()), " ranks",
-                    s.scenario.tp > 1 ? ", each with its tp neighbours\n" : "\n");
+  if (s.scenario.dp > 1) {
+    text += r.replicas == 1
+                ? str("  one replica stands for all ", s.scenario.dp, ", which do the same\n")
+                : str("  each of the ", s.scenario.dp, " replicas was simulated for itself\n");
+  }
   if (s.reliability) text += failures_text(s);
   return text;
 }
@@ -234,8 +240,19 @@ std::string sweep_text(const Sweep& s) {
     }
     table.row(cells);
   }
-  return str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nCannot be\n" + refused,
-             "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
+  std::string text =
+      str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nCannot be\n" + refused,
+          "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
+  const simulator::SweepRow& last = s.rows.back();
+  if (last.refused.empty() && s.quicker > 1.01 * last.tokens_per_s) {
+    text +=
+        str("The latency of a ring grows with every rank: with trees where they are quicker "
+            "(--collective auto) ",
+            s.range.axis, " ", last.size, " reaches ",
+            share(last.efficiency * s.quicker / last.tokens_per_s), " instead of ",
+            share(last.efficiency), ".\n");
+  }
+  return text;
 }
 
 std::string sweep_json(const Sweep& s) {

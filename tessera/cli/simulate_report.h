@@ -14,7 +14,9 @@ struct Simulation {
   planner::Question question;  // settled
   simulator::Scenario scenario;
   simulator::Result result;
-  double planned = 0;  // seconds of the step by the planner's closed forms; 0: not asked
+  bool given_times = false;  // by the user, not of a model
+  double planned = 0;        // seconds of the step by the planner's closed forms; 0: not asked
+  double quicker = 0;        // with trees where they are quicker than rings; 0: not asked
   std::optional<simulator::Reliability> reliability;
   double tokens_per_s() const;
 };
@@ -26,6 +28,7 @@ struct Sweep {
   simulator::SweepRange range;
   std::vector<simulator::SweepRow> rows;
   double law_cost = 0;
+  double quicker = 0;  // tokens/s of the last row with trees where they are quicker; 0: not asked
   std::optional<simulator::Reliability> reliability;  // devices: as many as each row has
 };
 std::string sweep_title(const Sweep& sweep);

@@ -35,22 +35,33 @@ std::string percent(double part) {
   return text;
 }
 
-// What takes most of the time besides computing, in words.
-std::string largest_loss(const SweepRow& row) {
-  struct Loss {
+// What of the step has grown most since the first size, in words.
+std::string largest_growth(const SweepRow& row, const SweepRow& first) {
+  struct Part {
+    double growth;
     double seconds;
     const char* what;
   };
-  Loss most{0, ""};
-  for (const Loss loss :
-       {Loss{row.mean.dp, "data-parallel communication that nothing hides"},
-        Loss{row.mean.tp, "tensor-parallel communication"},
-        Loss{row.mean.pp, "messages between stages"}, Loss{row.mean.bubble, "the bubble"},
-        Loss{row.mean.optimizer, "the optimizer"}}) {
-    if (loss.seconds > most.seconds) most = loss;
+  const auto part = [&](double RankTime::*member, const char* what) {
+    return Part{row.mean.*member / row.step - first.mean.*member / first.step, row.mean.*member,
+                what};
+  };
+  Part most = part(&RankTime::dp, "data-parallel communication that nothing hides");
+  for (const Part& each :
+       {part(&RankTime::tp, "tensor-parallel communication"),
+        part(&RankTime::pp, "messages between stages"), part(&RankTime::bubble, "bubble"),
+        part(&RankTime::optimizer, "the optimizer")}) {
+    if (each.growth > most.growth) most = each;
   }
-  if (most.seconds <= 0) return "nothing is lost to communication";
   return str(percent(most.seconds / row.step), " of the step is ", most.what);
+}
+
+double exposed_share(const SweepRow& row) {
+  return (row.mean.dp + row.mean.tp + row.mean.pp) / row.step;
+}
+
+std::string against(const SweepRow& row) {
+  return str("(", percent(row.efficiency), " against ", percent(row.law), ")");
 }
 
 }  // namespace
@@ -105,16 +116,32 @@ std::vector<SweepRow> sweep(const SweepRange& range, double law_cost,
 
 std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow>& rows,
                              double law_cost) {
-  const std::string law = str("the law 1/(1 + ", percent(law_cost), " · log2 ", range.axis, ")");
+  const SweepRow* first = nullptr;
+  const SweepRow* better = nullptr;
+  const SweepRow* worse = nullptr;
   for (const SweepRow& row : rows) {
-    if (!row.refused.empty() || std::abs(row.efficiency - row.law) <= kParted) continue;
-    const bool better = row.efficiency > row.law;
-    return str("Simulation and ", law, " part at ", range.axis, " ", row.size, ": ",
-               percent(row.efficiency), " against ", percent(row.law), "; ", largest_loss(row),
-               better ? ", which the law overrates: it knows neither overlap nor bandwidth."
-                      : ", which the law underrates: it knows neither bandwidth nor latency.");
+    if (!row.refused.empty()) continue;
+    if (!first) first = &row;
+    if (!better && row.efficiency > row.law + kParted) better = &row;
+    if (!worse && row.efficiency < row.law - kParted) worse = &row;
   }
-  return str("Simulation and ", law, " stay within ", percent(kParted), " of each other.");
+  const std::string law = str("1/(1 + ", law_cost, " · log2 ", range.axis, ")");
+  if (!better && !worse) {
+    return str("Simulation and the law ", law, " stay within ", percent(kParted),
+               " of each other.");
+  }
+  std::string text = str("The law is ", law, ", which knows neither overlap nor bandwidth.");
+  if (better) {
+    text += str(" From ", range.axis, " ", better->size, " on the simulation does better ",
+                against(*better), ": communication that nothing hides takes ",
+                percent(exposed_share(*better)), " of the step, and ",
+                percent(exposed_share(*first)), " at ", range.axis, " ", first->size, ".");
+  }
+  if (worse) {
+    text += str(" From ", range.axis, " ", worse->size, " on it does worse ", against(*worse), ": ",
+                largest_growth(*worse, *first), ".");
+  }
+  return text;
 }
 
 }  // namespace tessera::simulator

@@ -38,8 +38,8 @@ struct SweepRow {
 std::vector<SweepRow> sweep(const SweepRange& range, double law_cost,
                             const std::function<SweepCase(int size)>& make);
 
-// Where simulation and law part, in words: the first size at which they differ by more than
-// 5 points, and what the time goes to there.
+// Where simulation and law part, in words: the first sizes at which it is better and worse by more
+// than 5 points, and why.
 std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow>& rows,
                              double law_cost);
 
