@@ -67,9 +67,21 @@ RunPlan plan_run(const RunQuestion& q) {
                                            q.sequence_parallel ? q.tp : 1);
     plan.sent_pp += std::llround(pipeline_bytes(schedule, q.pp_rank, boundary));
   }
-  if (q.tp * q.pp == 1 && !q.model.swiglu) {
-    plan.activations =
-        gpt_activation_bytes({q.model, q.micro_batch, q.seq, q.layout.param, q.recompute});
+  if (parts.size() == 1) {
+    GptActivations kept;
+    kept.model = q.model;
+    kept.batch = q.micro_batch;
+    kept.seq = q.seq;
+    kept.element = q.layout.param;
+    kept.recompute = q.recompute;
+    kept.tp = q.tp;
+    kept.sequence_parallel = q.sequence_parallel;
+    kept.layers = parts[0].last_layer - parts[0].first_layer;
+    kept.embedding = parts[0].embedding;
+    kept.head = parts[0].head;
+    const std::int64_t in_flight =
+        q.pp == 1 ? 1 : schedule::validate(schedule).in_flight[static_cast<std::size_t>(q.pp_rank)];
+    plan.activations = in_flight * gpt_activation_bytes(kept);
   }
   const std::int64_t whole = part * q.dp;
   const bool grads_cut = sharded.grads && q.policy == ReducePolicy::each;

@@ -45,7 +45,8 @@ struct RunPlan {
   std::int64_t params = 0;     // bytes, padding included
   std::int64_t grads = 0;      // likewise
   std::int64_t optimizer = 0;  // likewise
-  // Bytes at the end of a micro-batch's forward; known of the GPT that is not cut by tp or pp.
+  // Bytes kept at the end of a forward, the most that a pipeline has in flight; not known of a rank
+  // with several chunks.
   std::optional<std::int64_t> activations;
   // Sent per optimizer step, ring-equivalent, by axis; ties between stages count for pp.
   std::int64_t sent_dp = 0, sent_tp = 0, sent_pp = 0;
