@@ -8,6 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/json.h"
 #include "tessera/planner/runs_file.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
@@ -21,7 +22,7 @@ void must(bool holds, const char* what, std::string_view input) {
 }  // namespace
 
 void fuzz_line(std::string_view input) {
-  const std::string answer = answer_line({}, catalogue(), input);
+  const std::string answer = answer_line({}, built_in(), input);
   must(answer.find('\n') == std::string::npos, "more than one line", input);
   const auto json = nlohmann::json::parse(answer, nullptr, false);
   must(json.is_object(), "no JSON object", input);
@@ -42,7 +43,7 @@ void fuzz_line(std::string_view input) {
 
 void fuzz_runs(std::string_view input) {
   try {
-    for (const ScoredRow& row : parse_runs(input, "runs.csv", {}, catalogue())) {
+    for (const ScoredRow& row : parse_runs(input, "runs.csv", {}, built_in())) {
       must(row.measured > 0 && std::isfinite(row.measured), "measured", input);
       must(row.question.world() >= 1, "world", input);
     }
@@ -51,7 +52,7 @@ void fuzz_runs(std::string_view input) {
 }
 
 void fuzz_hardware(std::string_view input) {
-  Catalogue own = catalogue();
+  Catalogue own = built_in();
   const std::size_t before = own.all().size();
   try {
     own.parse(input, "own.toml");
