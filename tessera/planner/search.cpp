@@ -39,6 +39,7 @@ class Search {
       throw UsageError("--search: needs a model with sizes; --params gives none");
     }
     check(base_.model);
+    if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";
     if (base_.gpus == 0) {
       const int cut = base_.tp * base_.pp;
       if (base_.dp > 0) base_.gpus = base_.dp * cut;
