@@ -1,6 +1,8 @@
 #include "tessera/nn/deferred.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -38,6 +40,8 @@ void DeferredGradients::run() {
     } else {
       grad = std::move(value);
     }
+    const auto& hook = torch::autograd::impl::post_acc_grad_hooks(item.param);
+    if (hook != nullptr) (*hook)(item.param);
     item = {};  // with what it kept from forward
   }
 }

@@ -20,10 +20,11 @@ namespace tessera::nn {
 // [Note: deferral] A linear (linear, linear_gelu and linear_cross_entropy of ops.h, and those of
 // tensor_parallel/) that runs forward
 // inside a Scope remembers its collection. Its backward then puts the product for the weight there
-// instead of computing it, and autograd hears of no gradient for that weight: neither its hooks nor
-// its accumulation run. run() does what is left and adds it to `.grad`, in place where there is
-// one. A checkpointed segment takes the collection along into its recomputation. Weights that are
-// no leaves, biases, and all other layers get their gradients in backward as ever.
+// instead of computing it, and autograd hears of no gradient for that weight. run() does what
+// autograd would have done: it adds the gradient to `.grad`, in place where there is one, and calls
+// the parameter's post-accumulate hook. A checkpointed segment takes the collection along into its
+// recomputation. Weights that are no leaves, biases, and all other layers get their gradients in
+// backward as ever.
 class DeferredGradients : public torch::CustomClassHolder {
  public:
   // param.grad += gradient(), later.

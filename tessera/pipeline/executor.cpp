@@ -92,6 +92,9 @@ Executor::Executor(schedule::Schedule schedule, comm::Group group, std::vector<C
       if (root.requires_grad()) root.backward();
     };
   }
+  if (!options_.backward_weight) {
+    options_.backward_weight = [](const std::function<void()>& add, const Pass&) { add(); };
+  }
   for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_.rank())]) {
     if (!is_backward(action.kind)) continue;
     defers_ = defers_ || action.kind == Kind::backward_weight;
@@ -223,9 +226,9 @@ void Executor::backward(const Action& action) {
 
 void Executor::backward_weight(const Action& action) {
   const auto node = live_.extract({action.micro, action.chunk});
-  node.mapped().deferred->run();
-  deferred_ += node.mapped().deferred->pushed();
-  if (options_.on_weight_gradients) options_.on_weight_gradients(pass(action));
+  nn::DeferredGradients& deferred = *node.mapped().deferred;
+  options_.backward_weight([&] { deferred.run(); }, pass(action));
+  deferred_ += deferred.pushed();
 }
 
 // The last stage knows them; every rank hears of them.

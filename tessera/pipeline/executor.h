@@ -50,8 +50,9 @@ struct Options {
   // factor it gets itself: a factor on the loss has been applied by then. So an engine that scales
   // losses and ends passes works on every stage as it does alone. Default: root.backward().
   std::function<void(const at::Tensor& root, const Pass& pass)> backward;
-  // After the deferred weight gradients of a pass were added to `.grad`; see [Note: deferral].
-  std::function<void(const Pass& pass)> on_weight_gradients;
+  // Runs `add`, which adds the deferred weight gradients of a pass; see [Note: deferral]. For those
+  // who must know before and after. Default: add().
+  std::function<void(const std::function<void()>& add, const Pass& pass)> backward_weight;
   std::function<void(const Span& span)> on_span;
 };
 

@@ -3,6 +3,7 @@
 #include "tessera/nn/deferred.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
 #include "tessera/nn/checkpoint.h"
@@ -82,6 +83,15 @@ TEST_P(Deferred, GradientsAreTheSameLater) {
   }
 }
 
+struct CountHook final : torch::autograd::PostAccumulateGradHook {
+  explicit CountHook(int& count) : calls(count) {}
+  void operator()(const torch::autograd::Variable& param) override {
+    EXPECT_TRUE(param.grad().defined());
+    ++calls;
+  }
+  int& calls;
+};
+
 TEST(DeferredTest, AddsToTheGradientThatIsThere) {
   const at::Tensor w = at::ones({3, 2}).set_requires_grad(true);
   const at::Tensor buffer = at::full({6}, 5.0f);
@@ -92,7 +102,10 @@ TEST(DeferredTest, AddsToTheGradientThatIsThere) {
     linear(at::ones({4, 2}), w, at::Tensor()).sum().backward();
   }
   EXPECT_EQ(buffer.sum().item<float>(), 30);
+  int calls = 0;
+  torch::autograd::impl::set_post_acc_grad_hooks(w, std::make_unique<CountHook>(calls));
   collection->run();
+  EXPECT_EQ(calls, 1);
   EXPECT_EQ(buffer.sum().item<float>(), 30 + 24);
   EXPECT_EQ(w.grad().data_ptr(), buffer.data_ptr());
 }

@@ -51,7 +51,7 @@ std::vector<at::Tensor> train_alone(int dp, int chunks, int steps) {
 class WithEngine : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 INSTANTIATE_TEST_SUITE_P(Stages, WithEngine,
                          ::testing::Combine(::testing::Values("gpipe", "1f1b", "interleaved"),
-                                            ::testing::Values(0, 1, 2)));
+                                            ::testing::Values(0, 1, 2, 3)));
 
 TEST_P(WithEngine, TwoByTwoTrainsAsOne) {
   const auto& [name, zero_stage] = GetParam();

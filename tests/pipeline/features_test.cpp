@@ -172,7 +172,8 @@ TEST(Hooks, SeeEveryPassAndItsEnd) {
         last += pass.last;
         last_of_chunk += pass.last_of_chunk;
       };
-      options.on_weight_gradients = [&](const Pass& pass) {
+      options.backward_weight = [&](const std::function<void()>& add, const Pass& pass) {
+        add();
         EXPECT_TRUE(weights.emplace(pass.micro, pass.chunk).second);
         EXPECT_TRUE(backwards.contains({pass.micro, pass.chunk}));
         EXPECT_EQ(weights_last, 0);
