@@ -173,6 +173,7 @@ void Engine::Impl::release_if_done(int unit) {
 }
 
 void Engine::Impl::on_gradient(int index) {
+  if (!in_backward && deferred > 0) return;  // finish_pass() takes it in
   if (!in_backward) {
     throw UsageError(
         "loss.backward() was called; backward goes through the engine, which scales "

@@ -75,6 +75,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;
   int depth = 0;  // of units entered and not left in forward
   bool in_backward = false;
+  int deferred = 0;     // passes that finish_pass() has not ended yet
   bool failed = false;  // a backward pass has thrown
   int no_sync = 0;
 
