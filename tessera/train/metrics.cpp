@@ -55,6 +55,7 @@ std::string to_json(const StepMetrics& step) {
       {"sent_bytes", step.sent_bytes},
       {"control_bytes", step.control_bytes},
   };
+  if (step.bubble_s > 0) json["bubble_s"] = json_number(step.bubble_s);
   if (step.skipped) json["skipped"] = true;
   return json.dump();
 }
@@ -73,6 +74,14 @@ std::string to_json(const Summary& summary) {
       {"interrupted", summary.interrupted},
       {"run", summary.run},
   };
+  if (summary.bubble) {
+    inner["bubble"] = json_number(*summary.bubble);
+    inner["predicted_bubble"] = json_number(*summary.predicted_bubble);
+  }
+  for (const SlowRank& slow : summary.slow_ranks) {
+    inner["slow_ranks"].push_back(
+        {{"rank", slow.rank}, {"phase", slow.phase}, {"factor", json_number(slow.factor)}});
+  }
   return Json{{"summary", std::move(inner)}}.dump();
 }
 

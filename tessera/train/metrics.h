@@ -25,6 +25,8 @@ struct StepMetrics {
   double comm_s = 0;          // in the loops of collectives, hidden or not
   double comm_exposed_s = 0;  // waiting for communication
   double optimizer_s = 0;
+  double bubble_s = 0;              // of the exposed: waiting for other stages of a pipeline
+  double passes_s = 0;              // from the first forward to the last backward
   std::int64_t mem_bytes = 0;       // at the end of the step
   std::int64_t mem_peak_bytes = 0;  // the most within it
   std::int64_t sent_bytes = 0;
@@ -48,8 +50,20 @@ struct Outcome {
   std::optional<SentBytes> sent;
 };
 
+// A rank that takes longer than others to compute, and where: by this factor of the median.
+struct SlowRank {
+  int rank = 0;
+  std::string phase;
+  double factor = 1;
+};
+inline constexpr double kSlow = 1.25;  // what counts as slow
+
 struct Summary {
   Outcome predicted, measured;
+  // Idle share of the passes of a pipeline, over all ranks: as its schedule has it for equal
+  // stages, and as it came. Nothing without a pipeline.
+  std::optional<double> predicted_bubble, bubble;
+  std::vector<SlowRank> slow_ranks;
   std::string params_hash;
   double tokens_per_s = 0;  // median over steps
   double step_s = 0;        // likewise

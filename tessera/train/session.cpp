@@ -36,6 +36,15 @@ std::string ending(Trainer& trainer, const Summary& summary,
   const MeshSizes mesh{resolved.ranks, static_cast<int>(trainer.config().tp),
                        static_cast<int>(trainer.config().pp)};
   text += traffic_table(summary, mesh) + "\n" + time_table(trainer.history());
+  if (summary.bubble) {
+    text += str("  pipeline bubble ", short_number(100 * *summary.bubble, 1), "% of the passes; ",
+                short_number(100 * *summary.predicted_bubble, 1),
+                "% if all stages took the same time\n");
+  }
+  for (const SlowRank& slow : summary.slow_ranks) {
+    text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
+                short_number(slow.factor, 2), " × the median of the ranks\n");
+  }
   if (!answers.empty()) {
     text += "\n  what it answers\n";
     for (const std::string& line : answers) text += "    " + line + "\n";

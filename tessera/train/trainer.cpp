@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -121,6 +122,7 @@ struct Trainer::Impl {
 
   void on_span(const char* name, Clock::time_point begin, Clock::time_point end);
   void note_state();
+  void compare_ranks(Summary& out) const;
   std::vector<data::Token> answer(const data::Question& question);
   zero::Engine& engine() { return model.engine(); }
 
@@ -164,7 +166,10 @@ void Trainer::Impl::on_span(const char* name, Clock::time_point begin, Clock::ti
   const double took = seconds(begin, end) - (waited_now - std::exchange(waited, waited_now));
   if (what == "forward") now.forward_s += took;
   if (what.starts_with("backward")) now.backward_s += took;
-  if (what.starts_with("receive")) now.comm_exposed_s += took;
+  if (what.starts_with("receive")) {
+    now.comm_exposed_s += took;
+    now.bubble_s += took;
+  }
   if (what == "forward" && device.is_cpu()) {
     std::int64_t& most = measured["activations"];
     most = std::max(most, ledger->counts()[MemoryCategory::activations].now);
@@ -200,7 +205,9 @@ StepMetrics Trainer::step() {
   }
   impl.engine().begin({.micro_batches = static_cast<int>(impl.sampler.micro_batches),
                        .tokens = static_cast<double>(predicted)});
+  const Clock::time_point passes = Clock::now();
   impl.model.run(batches);
+  out.passes_s = seconds(passes, Clock::now());
   impl.note_state();
 
   const double waited = impl.engine().times().exposed;
@@ -295,6 +302,48 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
     lines.push_back(impl_->source->show(question, impl_->answer(question)));
   }
   return lines;
+}
+
+// What the ranks' steps were like, side by side: ranks that are slow, and the bubble of a pipeline.
+void Trainer::Impl::compare_ranks(Summary& out) const {
+  constexpr std::array<std::pair<const char*, double StepMetrics::*>, 5> kPhases = {
+      {{"forward", &StepMetrics::forward_s},
+       {"backward", &StepMetrics::backward_s},
+       {"optimizer", &StepMetrics::optimizer_s},
+       {"bubble", &StepMetrics::bubble_s},
+       {"passes", &StepMetrics::passes_s}}};
+  const at::Tensor mine = at::zeros({kPhases.size()}, at::kDouble);
+  // The first step pays for what is done once.
+  for (std::size_t i = history.size() > 1 ? 1 : 0; i < history.size(); ++i) {
+    for (std::size_t p = 0; p < kPhases.size(); ++p) {
+      mine.data_ptr<double>()[p] += history[i].*kPhases[p].second;
+    }
+  }
+  const at::Tensor all =
+      at::empty({world.size(), static_cast<std::int64_t>(kPhases.size())}, at::kDouble);
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "times of the ranks";
+  world.all_gather(all.view(-1), mine, call).wait();
+  const at::Tensor medians = std::get<0>(all.median(0));
+  for (int r = 0; r < world.size() && config.pp == 1; ++r) {  // stages of a pipeline may differ
+    SlowRank slow{r, "", kSlow};
+    for (std::size_t p = 0; p < 3; ++p) {
+      const auto column = static_cast<std::int64_t>(p);
+      const double median = medians[column].item<double>();
+      const double factor = median > 0 ? all[r][column].item<double>() / median : 0;
+      if (factor > slow.factor) slow = {r, kPhases[p].first, factor};
+    }
+    if (!slow.phase.empty()) out.slow_ranks.push_back(slow);
+  }
+  if (config.pp == 1) return;
+  const double passes = all.select(1, 4).sum().item<double>();
+  out.bubble = passes > 0 ? all.select(1, 3).sum().item<double>() / passes : 0;
+  out.predicted_bubble = schedule::time(schedule::make(config.schedule, static_cast<int>(config.pp),
+                                                       static_cast<int>(resolved.grad_accum),
+                                                       static_cast<int>(config.chunks)),
+                                        {})
+                             .bubble;
 }
 
 Summary Trainer::summary() {
