@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/step_time.h"
 
 namespace tessera::train {
 namespace {
@@ -234,6 +235,34 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   }
   resolve_batch(config, out.dp, out);
   return out;
+}
+
+std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved) {
+  if (config.hardware.empty()) return std::nullopt;
+  planner::Catalogue catalogue;
+  if (!config.hardware_file.empty()) catalogue.read(config.hardware_file);
+  planner::Question question;
+  question.hardware = catalogue.find(config.hardware);
+  question.model = resolved.model;
+  question.seq = resolved.seq;
+  question.dp = resolved.ranks;
+  question.tp = static_cast<int>(config.tp);
+  question.pp = static_cast<int>(config.pp);
+  question.per_node = resolved.ranks * question.tp * question.pp;
+  question.sequence_parallel = config.sequence_parallel;
+  question.zero = static_cast<int>(config.zero);
+  question.layout = resolved.layout;
+  question.grad_reduce = resolved.policy;
+  question.keep_params = config.keep_params;
+  question.overlap_grad_reduce = config.overlap_grad_reduce;
+  question.overlap_param_gather = config.overlap_param_gather;
+  question.bucket_bytes = config.bucket_mb * 1e6;
+  question.micro_batch = config.micro_batch;
+  question.grad_accum = resolved.grad_accum;
+  question.recompute = resolved.recompute;
+  question.schedule = config.schedule;
+  question.chunks = static_cast<int>(config.chunks);
+  return planner::step_time(planner::settle(question)).step();
 }
 
 planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank, int tp_rank,

@@ -72,6 +72,8 @@ struct TrainConfig {
   std::int64_t max_restarts = 0;
   std::string elastic;
 
+  std::string hardware;
+  std::string hardware_file;
   std::string metrics;
   std::string trace;
   std::int64_t samples = 4;
@@ -129,6 +131,8 @@ struct Resolved {
 };
 // Throws UsageError naming the flag, its value and what would work.
 Resolved resolve(const TrainConfig& config, int ranks);
+// Seconds of a step that the planner expects on --hardware; nothing if that is empty.
+std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved);
 // For the rank at this place of the mesh.
 planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank = 0,
                       int tp_rank = 0, int pp_rank = 0);

@@ -148,6 +148,10 @@ std::vector<Field> make_fields() {
       {saving, "elastic", &C::elastic,
        "FEWEST:MOST ranks: a restart goes on with those that are left; empty: as many as before"},
 
+      {output, "hardware", &C::hardware,
+       "entry of the catalogue of tessera plan: predict the time of a step too"},
+      {output, "hardware-file", &C::hardware_file,
+       "entries of your own, such as tessera calibrate writes"},
       {output, "metrics", &C::metrics, "write a JSON line per step to this file"},
       {output, "trace", &C::trace, "write a Chrome trace to this file"},
       {output, "samples", &C::samples, "answers of the trained model to show", 0, 1000},

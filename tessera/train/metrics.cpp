@@ -27,6 +27,7 @@ Json outcome(const Outcome& from) {
   }
   for (const auto& [name, bytes] : from.memory) memory[name] = bytes;
   Json json = {{"memory", std::move(memory)}};
+  if (from.step_s) json["step_s"] = json_number(*from.step_s);
   if (from.sent) {
     json["sent_bytes"] = from.sent->total();
     json["sent"] = {{"dp", from.sent->dp}, {"tp", from.sent->tp}, {"pp", from.sent->pp}};

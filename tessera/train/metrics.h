@@ -47,6 +47,7 @@ struct SentBytes {
 
 struct Outcome {
   MemoryBytes memory;
+  std::optional<double> step_s;
   std::optional<SentBytes> sent;
 };
 

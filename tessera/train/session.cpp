@@ -36,6 +36,12 @@ std::string ending(Trainer& trainer, const Summary& summary,
   const MeshSizes mesh{resolved.ranks, static_cast<int>(trainer.config().tp),
                        static_cast<int>(trainer.config().pp)};
   text += traffic_table(summary, mesh) + "\n" + time_table(trainer.history());
+  if (summary.predicted.step_s) {
+    text += str("  step predicted for ", trainer.config().hardware, ": ",
+                format_time(*summary.predicted.step_s),
+                ", median measured: ", format_time(summary.step_s), " (",
+                short_number(100 * (summary.step_s / *summary.predicted.step_s - 1), 1), "%)\n");
+  }
   if (summary.bubble) {
     text += str("  pipeline bubble ", short_number(100 * *summary.bubble, 1), "% of the passes; ",
                 short_number(100 * *summary.predicted_bubble, 1),

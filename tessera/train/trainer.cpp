@@ -370,6 +370,8 @@ Summary Trainer::summary() {
   }
   out.tokens_per_s = median(std::move(rates));
   out.step_s = median(std::move(times));
+  out.predicted.step_s = predicted_step(impl.config, impl.resolved);
+  out.measured.step_s = out.step_s;
   out.steps = static_cast<std::int64_t>(impl.history.size());
   if (!impl.history.empty()) {
     out.first_loss = impl.history.front().loss;
