@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -11,6 +12,7 @@
 #include "tessera/core/units.h"
 #include "tessera/data/source.h"
 #include "tessera/train/report.h"
+#include "tessera/train/step_watchdog.h"
 #include "tessera/train/trace.h"
 
 namespace tessera::train {
@@ -106,8 +108,31 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       shown.unit = "step";
       bar.emplace(config.steps, shown);
     }
+    const auto say = [&](const std::string& what) {
+      write_all(2, str("tessera train: rank ", world.rank(), ": ", what, "; ",
+                       trainer.whereabouts(), "\n"));
+    };
+    StepWatchdog::Actions actions{say, nullptr};
+    if (config.max_restarts > 0) {
+      // Whoever started the ranks starts them again.
+      actions.give_up = [&](const std::string& what) {
+        say(what + ": given up, to be started again");
+        std::abort();
+      };
+    }
+    StepWatchdog watchdog({}, actions);
     while (trainer.steps_done() < config.steps && !interrupted) {
+      watchdog.begin(trainer.steps_done() + 1);
       const StepMetrics step = trainer.step();
+      watchdog.end();
+      if (step.skipped && config.on_nan == "rollback") {
+        const std::string from = trainer.roll_back();
+        if (speaks) {
+          write_all(2, str("\nstep ", step.step, ": the gradient is not finite; back to ", from,
+                           ", and past the data of this step\n"));
+        }
+        continue;
+      }
       if (lines) lines->write(to_json(step));
       if (bar) bar->update(trainer.steps_done(), status(step));
       const auto wish =

@@ -260,6 +260,19 @@ std::int64_t Trainer::steps_done() const {
   return impl_->steps_before + static_cast<std::int64_t>(impl_->history.size());
 }
 
+std::string Trainer::whereabouts() const {
+  const comm::Mesh& mesh = impl_->model.mesh();
+  std::string text;
+  for (const auto& [axis, group] : {std::pair<const char*, const comm::Group*>{"dp", &mesh.dp()},
+                                    {"tp", &mesh.tp()},
+                                    {"pp", &mesh.pp()},
+                                    {"all", &mesh.world()}}) {
+    const std::string last = group->last_call();
+    if (!last.empty()) text += str(text.empty() ? "" : "; ", axis, ": ", last);
+  }
+  return text.empty() ? "no call was made" : "last calls: " + text;
+}
+
 int Trainer::agree(int wish) const {
   const at::Tensor flag = at::full({1}, wish, at::kInt);
   comm::Call call;
