@@ -110,10 +110,10 @@ std::vector<Field> make_fields() {
       {optimizer,
        "on-nan",
        &C::on_nan,
-       "gradients that are not finite: stop, or skip the step",
+       "gradients that are not finite: stop, skip the step, or go back to the last checkpoint",
        0,
        0,
-       {"stop", "skip"}},
+       {"stop", "skip", "rollback"}},
 
       {run, "device", &C::device, "where to compute", 0, 0, {"cpu", "cuda"}},
       {run,

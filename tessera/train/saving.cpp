@@ -92,10 +92,10 @@ const ParamSpec& Saver::spec(const std::string& name) const {
   throw Error(str("parameter ", quote(name), " has no spec"));
 }
 
-checkpoint::Description Saver::describe(std::int64_t steps) const {
+checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t data_steps) const {
   checkpoint::Description about;
   about.step = steps;
-  about.samples = steps * resolved_.global_batch;
+  about.samples = data_steps * resolved_.global_batch;
   about.seed = static_cast<std::uint64_t>(config_.seed);
   const comm::MeshShape& mesh = model_.mesh().shape();
   about.mesh = {mesh.dp, mesh.tp, mesh.pp};
@@ -126,8 +126,8 @@ std::vector<checkpoint::Piece> Saver::pieces() {
   return pieces;
 }
 
-void Saver::save(std::int64_t steps) {
-  saver_->start(describe(steps), pieces());
+void Saver::save(std::int64_t steps, std::int64_t data_steps) {
+  saver_->start(describe(steps, data_steps), pieces());
   if (!config_.async_save) saver_->wait();
 }
 
@@ -137,7 +137,7 @@ std::optional<std::string> Saver::finish() {
   return saved.folder.empty() ? std::nullopt : std::optional(saved.folder);
 }
 
-void Saver::load(const std::string& folder, std::int64_t& steps) {
+Saver::Resumed Saver::load(const std::string& folder) {
   checkpoint::Checkpoint from(folder);
   const checkpoint::Description& about = from.about();
   const auto extra = [&](const char* key) {
@@ -169,30 +169,33 @@ void Saver::load(const std::string& folder, std::int64_t& steps) {
   from.load(wanted);
   const at::NoGradGuard no_grad;
   for (const Staged& each : staged) each.device.copy_(each.host);
-  steps = about.step;
   zero::Progress progress;
   progress.steps = std::stoll(extra("updates"));
   model_.engine().resume(progress);
+  // With another batch, as many steps of it as make at least these samples.
+  const std::int64_t batch = resolved_.global_batch;
+  return {folder, about.step, (about.samples + batch - 1) / batch};
 }
 
 std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {
   if (config_.resume == "none") return std::nullopt;
-  // Rank 0 looks, so that all take the same one.
-  std::string folder = config_.resume;
-  if (config_.resume == "auto") {
-    nlohmann::json found = {{"folder", ""}, {"skipped", nlohmann::json::array()}};
-    if (group_.rank() == 0) {
-      const checkpoint::Latest latest = checkpoint::find_latest(config_.save, /*whole=*/true);
-      found = {{"folder", latest.folder}, {"skipped", latest.skipped}};
-    }
-    found = nlohmann::json::parse(team_.broadcast(found.dump()));
-    folder = found.at("folder").get<std::string>();
-    notes = found.at("skipped").get<std::vector<std::string>>();
+  if (config_.resume == "auto") return resume_newest(&notes);
+  return load(config_.resume);
+}
+
+// Rank 0 looks, so that all take the same one.
+std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* notes) {
+  nlohmann::json found;
+  if (group_.rank() == 0 && !config_.save.empty()) {
+    const checkpoint::Latest latest = checkpoint::find_latest(config_.save, /*whole=*/true);
+    found = {{"folder", latest.folder}, {"skipped", latest.skipped}};
   }
+  found = nlohmann::json::parse(team_.broadcast(found.dump()));
+  if (!found.is_object()) return std::nullopt;
+  if (notes != nullptr) *notes = found.at("skipped").get<std::vector<std::string>>();
+  const auto folder = found.at("folder").get<std::string>();
   if (folder.empty()) return std::nullopt;
-  Resumed resumed{folder, 0};
-  load(folder, resumed.steps);
-  return resumed;
+  return load(folder);
 }
 
 }  // namespace tessera::train

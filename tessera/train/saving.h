@@ -21,9 +21,10 @@ class Saver {
   Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
         const comm::Group& world);
 
-  // Collective. Between two steps, `steps` of them done. Returns when the state has been copied;
-  // the files follow, unless the configuration says to wait.
-  void save(std::int64_t steps);
+  // Collective. Between two steps, `steps` of them done, and the data of `data_steps` taken.
+  // Returns when the state has been copied; the files follow, unless the configuration says to
+  // wait.
+  void save(std::int64_t steps, std::int64_t data_steps);
   // Collective. Until the last save is published; its folder, or nothing.
   std::optional<std::string> finish();
 
@@ -32,15 +33,17 @@ class Saver {
   struct Resumed {
     std::string folder;
     std::int64_t steps = 0;
+    std::int64_t data_steps = 0;
   };
   std::optional<Resumed> resume(std::vector<std::string>& notes);
+  std::optional<Resumed> resume_newest(std::vector<std::string>* notes = nullptr);
 
   double exposed_seconds() const { return exposed_ + (saver_ ? saver_->exposed_seconds() : 0); }
 
  private:
-  checkpoint::Description describe(std::int64_t steps) const;
+  checkpoint::Description describe(std::int64_t steps, std::int64_t data_steps) const;
   std::vector<checkpoint::Piece> pieces();
-  void load(const std::string& folder, std::int64_t& steps);
+  Resumed load(const std::string& folder);
   const ParamSpec& spec(const std::string& name) const;
 
   const TrainConfig config_;

@@ -26,6 +26,7 @@ namespace tessera::train {
 namespace {
 
 using Clock = Trace::Clock;
+constexpr int kMostRollbacks = 10;
 
 double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -140,6 +141,8 @@ struct Trainer::Impl {
 
   Saver saver;
   std::int64_t steps_before = 0;  // done by the run that was resumed
+  std::int64_t data_shift = 0;    // steps whose data was passed over
+  int rollbacks = 0;
   std::vector<StepMetrics> history;
   StepMetrics now;    // of the step under way
   double waited = 0;  // by the engine in this step, up to the last span
@@ -199,8 +202,8 @@ StepMetrics Trainer::step() {
   std::vector<data::Batch> batches;
   std::int64_t predicted = 0;
   for (std::int64_t k = 0; k < impl.sampler.micro_batches; ++k) {
-    batches.push_back(
-        impl.source->batch(impl.sampler.first(done, impl.replica, k), impl.sampler.micro_batch));
+    batches.push_back(impl.source->batch(
+        impl.sampler.first(done + impl.data_shift, impl.replica, k), impl.sampler.micro_batch));
     predicted += batches.back().predicted;
   }
   impl.engine().begin({.micro_batches = static_cast<int>(impl.sampler.micro_batches),
@@ -287,11 +290,32 @@ int Trainer::agree(int wish) const {
 std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
   const auto resumed = impl_->saver.resume(notes);
   if (!resumed) return std::nullopt;
-  impl_->steps_before = resumed->steps;
+  impl_->steps_before = resumed->steps - static_cast<std::int64_t>(impl_->history.size());
+  impl_->data_shift = resumed->data_steps - resumed->steps;
   return resumed->folder;
 }
 
-void Trainer::save() { impl_->saver.save(steps_done()); }
+std::string Trainer::roll_back() {
+  Impl& impl = *impl_;
+  if (++impl.rollbacks > kMostRollbacks) {
+    throw Error(str("gradients were not finite ", impl.rollbacks,
+                    " times, and going back to the last checkpoint did not help; lower --lr (now ",
+                    impl.config.lr, ") or raise --warmup"));
+  }
+  const std::int64_t after = steps_done() + impl.data_shift;  // the data that comes next
+  impl.saver.finish();
+  const auto resumed = impl.saver.resume_newest();
+  if (!resumed) {
+    throw Error(
+        "--on-nan rollback: there is no checkpoint to go back to yet; save more often "
+        "(--save-every), or stop or skip");
+  }
+  impl.steps_before = resumed->steps - static_cast<std::int64_t>(impl.history.size());
+  impl.data_shift = after - resumed->steps;
+  return resumed->folder;
+}
+
+void Trainer::save() { impl_->saver.save(steps_done(), steps_done() + impl_->data_shift); }
 std::optional<std::string> Trainer::finish_saving() { return impl_->saver.finish(); }
 
 std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
