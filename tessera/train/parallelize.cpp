@@ -154,7 +154,8 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
     engine_->backward(root, {},
                       {.section = pass.chunk, .deferred = deferred, .of_one_forward = true});
   };
-  pipe.on_weight_gradients = [this](const pipeline::Pass& pass) {
+  pipe.backward_weight = [this](const std::function<void()>& add, const pipeline::Pass& pass) {
+    add();
     engine_->finish_pass(pass.chunk);
   };
   pipe.on_span = [this](const pipeline::Span& span) {
