@@ -14,18 +14,19 @@ int levels_of_tree(int n) { return n <= 1 ? 0 : std::bit_width(static_cast<unsig
 CollectiveLoad load_on_levels(const Fabric& fabric, double volume, int m, int nodes) {
   CollectiveLoad load;
   if (nodes == 1 || m > 1) load.bytes[kInside] = volume;
-  if (nodes > 1) load.bytes[kBetween] = volume / std::min(m, fabric.rails);
+  if (nodes > 1) load.bytes[kBetween] = volume / std::max(1.0, m * fabric.rail_share);
   return load;
 }
 
 }  // namespace
 
 Algorithm parse_algorithm(std::string_view text) {
+  if (text == "mixed") return Algorithm::mixed;
   if (text == "ring") return Algorithm::ring;
   if (text == "tree") return Algorithm::tree;
   if (text == "auto") return Algorithm::automatic;
-  throw UsageError(str("got ", quote(text), ", wanted ring, tree or auto",
-                       did_you_mean(text, {"ring", "tree", "auto"})));
+  throw UsageError(str("got ", quote(text), ", wanted mixed, ring, tree or auto",
+                       did_you_mean(text, {"mixed", "ring", "tree", "auto"})));
 }
 
 double CollectiveLoad::seconds(const Fabric& fabric) const {
@@ -47,7 +48,11 @@ CollectiveLoad collective_load(const Fabric& fabric, planner::Collective kind, d
   ring.latency = trips * ((m - 1) * near + (nodes - 1) * far);
   CollectiveLoad tree = load_on_levels(fabric, trips == 2 ? 2 * bytes : volume, m, nodes);
   tree.latency = trips * (levels_of_tree(m) * near + levels_of_tree(nodes) * far);
-  if (fabric.algorithm == Algorithm::ring) return ring;
+  if (fabric.algorithm == Algorithm::mixed) {
+    const int rounds = std::min(nodes - 1, 2 * levels_of_tree(nodes));
+    ring.latency = trips * ((m - 1) * near + rounds * far);
+  }
+  if (fabric.algorithm <= Algorithm::ring) return ring;
   if (fabric.algorithm == Algorithm::tree) return tree;
   return ring.seconds(fabric) <= tree.seconds(fabric) ? ring : tree;
 }

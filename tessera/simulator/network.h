@@ -11,8 +11,9 @@
 
 namespace tessera::simulator {
 
-// How a collective goes over its ranks. `automatic` takes the quicker one.
-enum class Algorithm : std::uint8_t { ring, tree, automatic };
+// How a collective goes over its ranks. `mixed`, which the planner counts with: the bytes of a ring,
+// whose rounds over many nodes are those of a tree. `automatic` takes the quicker of ring and tree.
+enum class Algorithm : std::uint8_t { mixed, ring, tree, automatic };
 Algorithm parse_algorithm(std::string_view text);  // throws UsageError
 
 // Nodes of `per_node` devices. A device has four ports: out and in, to the other devices of its
@@ -21,8 +22,8 @@ struct Fabric {
   planner::Link inside;
   planner::Link between;
   int per_node = 8;
-  Algorithm algorithm = Algorithm::ring;
-  int rails = 1 << 20;  // devices of a node through which one collective can leave it
+  Algorithm algorithm = Algorithm::mixed;
+  double rail_share = 1;  // of a collective's devices in a node, those it leaves through at once
 };
 enum Level : std::uint8_t { kInside, kBetween };
 
@@ -38,7 +39,7 @@ struct CollectiveLoad {
 // n ranks, m of them in each of the nodes. V = 2(n-1)/n · D for an all-reduce, and half of it for
 // reduce-scatter and all-gather:
 // - ring: V through the ports inside, and V/r through those between nodes, where r rings side by
-//   side leave a node through r of its devices (m, but no more than the fabric's rails). A round
+//   side leave a node through r of its devices (m times the fabric's share, at least 1). A round
 //   inside the node and one over the nodes cost latency, twice for an all-reduce.
 // - tree: two binary trees, each rank inside one and a leaf in the other: 2D for an all-reduce;
 //   recursive halving or doubling, V, for the others; log2 levels of latency each way.

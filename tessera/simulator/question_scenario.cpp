@@ -41,7 +41,7 @@ Scenario scenario_of(const planner::Question& q) {
   s.fabric.inside = q.hardware.inside;
   s.fabric.between = q.hardware.between;
   s.fabric.per_node = q.per_node;
-  s.fabric.rails = std::max(1, static_cast<int>(q.hardware.rail_share * q.per_node));
+  s.fabric.rail_share = q.hardware.rail_share;
   // A stage's ranks along tp send a slice each.
   s.hop_bytes = static_cast<double>(q.seq * q.micro_batch * q.model.hidden) *
                 planner::element_bytes(q) / q.tp;

@@ -121,7 +121,7 @@ TEST(Network, RingsThroughSeveralNodes) {
   EXPECT_NEAR(load.bytes[kInside], volume, 1);
   EXPECT_NEAR(load.bytes[kBetween], volume / 8, 1);
   EXPECT_NEAR(load.latency, 2 * (7 * 1e-6 + 1 * 5e-6), 1e-15);
-  fabric.rails = 2;
+  fabric.rail_share = 0.25;
   EXPECT_NEAR(collective_load(fabric, Collective::all_reduce, 8e9, 16, 8).bytes[kBetween],
               volume / 2, 1);
 }

@@ -15,7 +15,7 @@ using Given = std::vector<std::pair<const char*, const char*>>;
 planner::Question ask(const Given& given) {
   planner::Settings settings;
   for (const auto& [key, value] : given) settings.set(key, value);
-  return planner::settle(settings.question(planner::catalogue()));
+  return planner::settle(settings.question(planner::Catalogue()));
 }
 
 const std::vector<Given> kQuestions = {
@@ -67,9 +67,9 @@ TEST(Questions, BytesAreThePlans) {
 // A collective alone takes what the planner says it takes.
 TEST(Questions, CollectivesAreThePlanners) {
   for (const char* name : {"a100-80", "h100"}) {
-    const planner::Hardware& hardware = planner::catalogue().find(name);
-    const Fabric fabric{hardware.inside, hardware.between, hardware.per_node, Algorithm::ring,
-                        hardware.rails};
+    const planner::Hardware hardware = planner::Catalogue().find(name);
+    const Fabric fabric{hardware.inside, hardware.between, hardware.per_node, Algorithm::mixed,
+                        hardware.rail_share};
     for (int ranks = 1; ranks <= 4096; ranks = ranks * 3 / 2 + 1) {
       for (const int per_node : {1, 2, 4, 8}) {
         for (const auto kind :
