@@ -37,7 +37,7 @@ constexpr const char* kExamples =
 
 struct SimulateArguments {
   planner::Settings settings;
-  std::string hardware_file, trace, svg, sweep, collective = "ring";
+  std::string hardware_file, trace, svg, sweep, collective = "mixed";
   std::vector<simulator::Straggler> stragglers;
   double jitter = 0, law_cost = 0.05;
   int seed = 0, traced = 16;
@@ -91,7 +91,7 @@ void add_options(CommandLine& line, SimulateArguments& a) {
          "a rank that computes so many times as long; several with commas")
       ->type_name("RANK:FACTOR");
   line.integer(app, "--seed", a.seed, 0, 1 << 30, "of jitter and failures");
-  line.choice(app, "--collective", a.collective, {"ring", "tree", "auto"},
+  line.choice(app, "--collective", a.collective, {"mixed", "ring", "tree", "auto"},
               "how collectives of the dp axis go");
   app.add_flag("--full", a.full, "simulate every replica, though one would do");
   line.seconds(app, "--mtbf", a.mtbf, "mean time between failures of one device; 0: none");
@@ -213,7 +213,7 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
     last = one;
     return one;
   });
-  if (a.collective == "ring" && !last.scenario.irregular() && sweep.rows.back().refused.empty()) {
+  if (a.collective == "mixed" && !last.scenario.irregular() && sweep.rows.back().refused.empty()) {
     last.scenario.fabric.algorithm = simulator::Algorithm::automatic;
     sweep.quicker = last.tokens / simulate(last.scenario).step;
   }
@@ -244,7 +244,7 @@ int simulate_command(int argc, char** argv) {
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
   s.given_times = a.given_forward;
-  if (a.collective == "ring" && s.scenario.dp > 1 && !s.scenario.irregular()) {
+  if (a.collective == "mixed" && s.scenario.dp > 1 && !s.scenario.irregular()) {
     simulator::Scenario other = s.scenario;
     other.fabric.algorithm = simulator::Algorithm::automatic;
     s.quicker = simulate(other).step;
