@@ -26,12 +26,12 @@ MAY_USE = {
     "pipeline": ["comm", "memory", "nn", "schedule"],
     "data": ["core"],
     "models": ["planner", "tensor_parallel"],
-    "checkpoint": ["comm", "memory"],
+    "checkpoint": ["core"],
     "train": ["simulator", "models", "zero", "pipeline", "data", "checkpoint"],
     "dashboard": ["train"],
     "cli": ["dashboard"],
 }
-TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "kernels"}
+TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "kernels", "checkpoint"}
 # Headers directly under tessera/ that every room may include.
 SHARED_HEADERS = {"tessera/version.h"}
 

@@ -15,11 +15,14 @@ struct ParamSpec {
 
   // How tensor parallelism cuts it. -1: every rank has all of it. Otherwise along this dim, which
   // is made of segments side by side (the q, k and v of one matrix), each cut by itself into equal
-  // parts; rank t of tp has part t · parts / tp of each. Fewer parts than ranks (kv heads): some
-  // ranks have the same one. Empty segments: one, cut into tp parts.
+  // parts (heads); rank t of tp has part t · parts / tp of each. Fewer parts than ranks (kv heads):
+  // some ranks have the same one. More: each rank has parts / tp neighbours. Empty segments: one,
+  // cut into tp parts.
   struct Segment {
     std::int64_t length = 0;  // along tp_dim
-    std::int64_t parts = 0;   // divides length; tp is a multiple of it
+    std::int64_t parts = 0;   // divides length; tp divides it or is a multiple of it. 0: tp
+
+    friend bool operator==(const Segment&, const Segment&) = default;
   };
   int tp_dim = -1;
   std::vector<Segment> segments;

@@ -127,6 +127,7 @@ struct Trainer::Impl {
 
 // The state of the engine is looked at where all of it is there: between backward and update.
 void Trainer::Impl::note_state() {
+  if (!device.is_cpu()) return;  // LibTorch's own allocators of other devices know no categories
   const memory::LedgerCounts counts = ledger->counts();
   for (const MemoryCategory category :
        {MemoryCategory::params, MemoryCategory::grads, MemoryCategory::optimizer}) {
@@ -150,8 +151,10 @@ void Trainer::Impl::micro_step(const data::Batch& batch, StepMetrics& out) {
   }
   const Clock::time_point middle = Clock::now();
   const double waited_forward = engine->times().exposed;
-  std::int64_t& most = measured["activations"];
-  most = std::max(most, ledger->counts()[MemoryCategory::activations].now);
+  if (device.is_cpu()) {
+    std::int64_t& most = measured["activations"];
+    most = std::max(most, ledger->counts()[MemoryCategory::activations].now);
+  }
   engine->backward(loss);
   const Clock::time_point end = Clock::now();
   out.forward_s += seconds(began, middle) - (waited_forward - waited);
@@ -213,6 +216,7 @@ StepMetrics Trainer::step() {
        {std::pair<const char*, std::int64_t>{"buffers", counts[MemoryCategory::buffers].peak},
         {"temporary", counts[MemoryCategory::temporary].peak},
         {"peak", counts.total.peak}}) {
+    if (!impl.device.is_cpu() && std::string_view(name) != "peak") continue;
     impl.measured[name] = std::max(impl.measured[name], bytes);
   }
   out.loss = info.loss;

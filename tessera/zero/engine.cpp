@@ -83,7 +83,8 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
       gatherer(plan, options, group, buffers, options.broadcast_start),
       reducer(plan, options, group, buffers),
       update(make_update(plan, options, group, buffers, gatherer)),
-      passes(plan.units.size()) {
+      passes(plan.units.size()),
+      sections(static_cast<std::size_t>(plan.sections)) {
   for (const Param& param : plan.params) {
     if (param.bucket >= 0) ++passes[static_cast<std::size_t>(param.unit)].trainable;
   }
@@ -130,8 +131,8 @@ void Engine::Impl::enter_forward(int unit, bool differentiable) {
   }
   ++depth;
   UnitPass& pass = passes[static_cast<std::size_t>(unit)];
-  if (at::GradMode::is_enabled()) ++pass.entries;
-  if (differentiable) ++pass.leaves_due;
+  if (at::GradMode::is_enabled()) ++pass.entering;
+  if (differentiable) ++pass.leaving;
   gatherer.enter_forward(unit);
 }
 
@@ -139,7 +140,18 @@ void Engine::Impl::leave_forward(int unit, bool differentiable) {
   if (in_backward) return;
   --depth;
   gatherer.leave_forward(unit, differentiable);
+  if (depth == 0) end_forward(unit == 0);
   if (unit == 0) gatherer.end_forward();
+}
+
+void Engine::Impl::end_forward(bool rooted) {
+  for (UnitPass& pass : passes) {
+    const int entering = std::exchange(pass.entering, 0), leaving = std::exchange(pass.leaving, 0);
+    // A model that runs beside the engine (stage 0) enters its units one by one: they add up.
+    pass.entries = rooted ? std::max(pass.entries, entering) : pass.entries + entering;
+    pass.leaves = rooted ? std::max(pass.leaves, leaving) : pass.leaves + leaving;
+  }
+  beside = !rooted;
 }
 
 void Engine::Impl::enter_backward(int unit) {
@@ -187,132 +199,15 @@ void Engine::Impl::on_gradient(int index) {
 
 void Engine::Impl::begin_step(int count) {
   if (stepping) {
-    throw UsageError(str("begin() in the middle of a step: ", micro_batch, " of ", micro_batches,
-                         " micro-batches are done; call step() first"));
+    throw UsageError(str("begin() in the middle of a step: ", sections.front().passes, " of ",
+                         micro_batches, " micro-batches are done; call step() first"));
   }
   stepping = true;
   micro_batches = count;
-  micro_batch = 0;
-  unreduced = false;
+  for (Section& section : sections) section = {};
   scale = 1.0 / (static_cast<double>(group.size()) * count);
   loss_sum.reset();
   reducer.begin_step();
-}
-
-void Engine::Impl::backward(const at::Tensor& loss) {
-  if (!stepping) begin_step(options.micro_batches);
-  if (loss.numel() != 1 || !at::isFloatingType(loss.scalar_type())) {
-    throw UsageError(tessera::str("backward: got a loss of shape ", loss.sizes(), " and type ",
-                                  c10::toString(loss.scalar_type()),
-                                  ", wanted one floating-point number"));
-  }
-  if (micro_batch >= micro_batches) {
-    throw UsageError(str("backward was called ", micro_batch + 1, " times, but a step has ",
-                         micro_batches, " micro-batches; call step(), or set micro_batches"));
-  }
-  if (!gatherer.shards() && gatherer.on_its_way(0)) {
-    throw UsageError(
-        "the forward of this loss did not run through the engine, which had not gathered the new "
-        "parameters yet: call train(x), or nn::observed(engine.root(), …), instead of the model");
-  }
-  if (failed) {
-    throw UsageError(
-        "the backward pass before this one failed, and some of its gradients may be "
-        "on their way; call discard() on all ranks first");
-  }
-  const bool reduce =
-      no_sync == 0 && (policy == ReducePolicy::each || micro_batch + 1 == micro_batches);
-  for (std::size_t u = 0; u < passes.size(); ++u) passes[u].params_due = passes[u].trainable;
-  reducer.begin_micro_batch(reduce);
-  const at::Tensor scaled = loss * scale;
-  {
-    in_backward = true;
-    struct Ended {
-      bool& flag;
-      ~Ended() { flag = false; }
-    } ended{in_backward};
-    failed = true;
-    if (scaled.requires_grad()) scaled.backward();
-    failed = false;
-  }
-  reducer.end_micro_batch();
-  gatherer.end_backward();
-  for (UnitPass& pass : passes) pass.entries = 0;
-  const at::Tensor value = scaled.detach().to(at::kDouble);
-  loss_sum = loss_sum.defined() ? loss_sum + value : value;
-  unreduced = !reduce;
-  ++micro_batch;
-}
-
-void Engine::Impl::finish_reduction() {
-  if (!stepping) begin_step(options.micro_batches);  // a rank without data has no backward
-  // Ranks that had fewer micro-batches take part in the reductions of the others, with nothing.
-  const int missing = micro_batches - micro_batch;
-  const int passes_due = policy == ReducePolicy::each ? missing : (missing > 0 || unreduced);
-  for (int i = 0; i < std::max(passes_due, unreduced ? 1 : 0); ++i) {
-    reducer.begin_micro_batch(true);
-    reducer.end_micro_batch();
-  }
-  micro_batch = micro_batches;
-  unreduced = false;
-  reducer.finish();
-}
-
-StepInfo Engine::Impl::step(std::optional<double> lr) {
-  if (failed) {
-    throw UsageError("a backward pass of this step failed; call discard() on all ranks first");
-  }
-  finish_reduction();
-  // One exchange tells all ranks the norm, the loss and which parameters anyone has used.
-  constexpr int kBits = 48;  // of a double, exactly
-  const std::size_t words = (plan.params.size() + kBits - 1) / kBits;
-  const at::Tensor mine = at::zeros({static_cast<std::int64_t>(words) + 2}, at::dtype(at::kDouble));
-  auto* values = mine.data_ptr<double>();
-  optimizer_time.time([&] { values[0] = update->sum_of_squares(reducer); });
-  values[1] = loss_sum.defined() ? loss_sum.item<double>() : 0;
-  for (std::size_t i = 0; i < plan.params.size(); ++i) {
-    if (reducer.used()[i]) values[2 + i / kBits] += std::ldexp(1.0, static_cast<int>(i % kBits));
-  }
-  const at::Tensor all = at::empty({mine.numel() * group.size()}, at::dtype(at::kDouble));
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "norm, loss and used parameters";
-  const comm::Work work = group.all_gather(all, mine, call);
-  reducer.exposed().time([&] { work.wait(); });
-  StepInfo info;
-  double squares = 0;
-  std::vector<bool> used(plan.params.size());
-  for (int r = 0; r < group.size(); ++r) {
-    const double* theirs = all.data_ptr<double>() + r * mine.numel();
-    squares += theirs[0];
-    info.loss += theirs[1];
-    for (std::size_t i = 0; i < plan.params.size(); ++i) {
-      const auto bits = static_cast<std::uint64_t>(theirs[2 + i / kBits]);
-      if ((bits >> (i % kBits)) & 1) used[i] = true;
-    }
-  }
-  info.grad_norm = std::sqrt(squares);
-  stepping = false;
-  depth = 0;
-  for (UnitPass& pass : passes) pass.leaves_due = 0;
-  gatherer.begin_update();
-  if (model->is_training() && options.broadcast_buffers) send_buffers();
-  if (!std::isfinite(info.grad_norm) || !std::isfinite(info.loss)) {
-    if (options.on_non_finite == OnNonFinite::stop) {
-      throw Error(str("the gradient or the loss is not finite in step ", update->steps() + 1,
-                      " (norm ", info.grad_norm, ", loss ", info.loss,
-                      "); lower the learning rate, clip, or skip such steps "
-                      "(on_non_finite = skip)"));
-    }
-    info.skipped = true;
-    return info;
-  }
-  double factor = 1;
-  if (options.clip_norm > 0) factor = std::min(1.0, options.clip_norm / (info.grad_norm + 1e-6));
-  optimizer_time.time(
-      [&] { update->apply(reducer, used, lr.value_or(update->default_lr()), factor); });
-  gatherer.publish();
-  return info;
 }
 
 Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options)
@@ -359,15 +254,18 @@ void Engine::begin(const Begin& begin) {
   impl.scale = total > 0 ? 1.0 / total : 0.0;
 }
 
-void Engine::backward(const at::Tensor& loss) { impl_->backward(loss); }
+void Engine::backward(const at::Tensor& loss) { impl_->backward(loss, {}, {}); }
+void Engine::backward(const at::Tensor& output, const at::Tensor& gradient, const Pass& pass) {
+  impl_->backward(output, gradient, pass);
+}
+void Engine::finish_pass(int section) { impl_->finish_pass(section); }
 StepInfo Engine::step(std::optional<double> lr) { return impl_->step(lr); }
 void Engine::finish_reduction() { impl_->finish_reduction(); }
 void Engine::discard() {
   impl_->finish_reduction();  // the other ranks may wait for this one's gradients
   impl_->gatherer.begin_update();
-  impl_->stepping = impl_->failed = false;
-  impl_->depth = 0;
-  for (auto& pass : impl_->passes) pass.leaves_due = pass.entries = 0;
+  impl_->failed = false;
+  impl_->end_step();
 }
 void Engine::synchronize() { impl_->gatherer.wait_all(); }
 const std::shared_ptr<nn::UnitObserver>& Engine::root() const { return impl_->observers.front(); }

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@ namespace tessera::zero {
 // What one step of the optimizer was like. The same on every rank.
 struct StepInfo {
   double loss = 0;  // global mean: over tokens where begin() gave them, else over micro-batches
+                    // (0 where no rank of ModelAxes::group counts one)
   double grad_norm = 0;  // of the global gradient, before clipping
   bool skipped = false;  // not finite, and Options::on_non_finite is skip
 };
@@ -33,8 +35,34 @@ struct BucketInfo {
   std::int64_t bytes = 0;
 };
 
+// [Note: state] A stretch of the training state, as a view of the engine's own memory. `state` is
+// "param" (the fp32 master copy where there is one), what the optimizer calls its own ("moment1",
+// "moment2", "velocity"), or "buffer" of the module.
+struct StatePiece {
+  std::string param;
+  std::string state;
+  std::int64_t begin = 0;  // where it begins in this rank's parameter, in memory order
+  at::Tensor values;       // flat
+};
+enum class Share : std::uint8_t {
+  own,  // each element on exactly one rank of the group: what this rank saves
+  held  // all that this rank keeps: what it wants when it loads
+};
+// How far training has come.
+struct Progress {
+  std::int64_t steps = 0;
+  std::map<std::string, std::int64_t> updates;  // of each parameter
+};
+
+// A backward pass of a part of the model, as a pipeline makes them.
+struct Pass {
+  int section = 0;  // [Note: sections] in options.h
+  // Some gradients of the pass come later, from elsewhere than autograd: finish_pass() ends it.
+  bool deferred = false;
+};
+
 struct Begin {
-  int micro_batches = 0;                        // 0: Options::micro_batches
+  int micro_batches = 0;                        // 0: Options::micro_batches; of each section
   std::optional<double> tokens = std::nullopt;  // of this rank in all its micro-batches; may be 0
 };
 
@@ -65,6 +93,11 @@ class Engine {
   // Backward through the engine. `loss`: a scalar, the mean over this micro-batch, or the sum where
   // begin() gave tokens.
   void backward(const at::Tensor& loss);
+  // Backward from any output, with its gradient; or from the loss where `gradient` is undefined.
+  // Gradients that come from a loss of this engine's global batch are scaled already.
+  void backward(const at::Tensor& output, const at::Tensor& gradient, const Pass& pass);
+  // Takes in what was added to `.grad` of the section since its deferred pass.
+  void finish_pass(int section);
 
   // Within the scope backward() only accumulates; the first backward after it, or step(), reduces.
   class NoSync {
@@ -94,6 +127,12 @@ class Engine {
   std::vector<std::pair<std::string, at::Tensor>> full_parameters();
   // Collective: a hash of the bits of all parameters as the model reads them, equal on all ranks.
   std::uint64_t params_hash();
+
+  // All state between two steps, in declaration order.
+  std::vector<StatePiece> state(Share share);
+  Progress progress() const;
+  // Collective: state(Share::held) has been overwritten, and training goes on from there.
+  void resume(const Progress& progress);
 
   const Options& options() const;
   const comm::Group& group() const;

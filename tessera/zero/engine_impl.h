@@ -27,8 +27,13 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void on_gradient(int param);
 
   void begin_step(int micro_batches);
-  void backward(const at::Tensor& loss);
+  void end_step();
+  void backward(const at::Tensor& output, const at::Tensor& gradient, const Pass& pass);
+  void finish_pass(int section);
+  bool next_pass_reduces(int section);  // throws if the section has had all its passes
   void finish_reduction();
+  void add_tied();
+  void sum_over_model(StepInfo& info, double& squares);
   StepInfo step(std::optional<double> lr);
   void release_if_done(int unit);
   void send_buffers();
@@ -44,15 +49,20 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   Reducer reducer;
   std::unique_ptr<Update> update;
 
-  struct UnitPass {      // a unit in the pass that is under way
-    int entries = 0;     // in forward
-    int leaves_due = 0;  // leave_backward() calls to come
-    int params_due = 0;  // gradients to come
+  // A unit in the passes that are under way. A pipeline runs several forwards before the backward
+  // of the first: what is counted here is the most of any.
+  struct UnitPass {
+    int entering = 0, leaving = 0;  // in the forward under way: entries, leave_backward() to come
+    int entries = 0, leaves = 0;    // in a forward
+    int leaves_due = 0;             // leave_backward() calls to come in the backward under way
+    int params_due = 0;             // gradients to come, likewise
     int trainable = 0;
   };
+  void end_forward(bool rooted);
   std::vector<UnitPass> passes;
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;
-  int depth = 0;  // of units entered and not left in forward
+  int depth = 0;        // of units entered and not left in forward
+  bool beside = false;  // the last forward did not run through root()
   bool in_backward = false;
   bool failed = false;  // a backward pass has thrown
   int no_sync = 0;
@@ -60,9 +70,12 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   // The step under way.
   bool stepping = false;
   int micro_batches = 1;
-  int micro_batch = 0;     // passes that have ended
-  bool unreduced = false;  // some gradient waits for the next reduction
-  double scale = 1;        // of the loss
+  struct Section {
+    int passes = 0;          // that have ended
+    bool unreduced = false;  // some gradient waits for the next reduction
+  };
+  std::vector<Section> sections;
+  double scale = 1;  // of the loss
   at::Tensor loss_sum;
   Stopwatch optimizer_time;
 };

@@ -1,12 +1,17 @@
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/core/errors.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/plan.h"
 
 namespace tessera::zero {
+
+// Said by all ranks if rank `rank` starts with other values than rank 0.
+UsageError other_start(int rank);
 
 // Parameters: where they lie, and that forward and backward find them complete.
 //
@@ -64,16 +69,20 @@ class Gatherer {
     bool on_its_way = false;
     bool there = false;
   };
-  // The order of units in a pass, learnt from the pass before.
+  // The order of units in a pass, learnt from the pass before that began in the same way: a rank
+  // may run several parts of a model in turn, each with its own first unit after the root.
   struct Sequence {
-    std::vector<int> last, now;
+    std::map<int, std::vector<int>> known;  // by the second unit of the pass
+    std::vector<int> now;
+    bool one_way = true;     // all passes begin alike: the root tells what follows
     int follower(int unit);  // of this unit, which is entered now; -1 if unknown
-    void end() { last = std::exchange(now, {}); }
+    void end();
   };
 
   void take_whole(bool broadcast);
   void take_alias(bool broadcast);
   void take_shards(bool broadcast);
+  void compare(const std::vector<at::Tensor>& views) const;
   void fill(const Range& range, const at::Tensor& flat, std::int64_t base);
   void start(int unit, const char* why, comm::Traffic traffic);
   void bring(int unit, const char* why, comm::Traffic traffic = comm::Traffic::model);

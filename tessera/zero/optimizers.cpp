@@ -28,7 +28,6 @@ class Elementwise : public Update {
              double scale) override {
     const at::NoGradGuard no_grad;
     ++steps_;
-    updates_.resize(plan_.params.size());
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
       const auto index = static_cast<int>(i);
@@ -71,8 +70,6 @@ class Elementwise : public Update {
   std::int64_t updates(int param) const { return updates_[static_cast<std::size_t>(param)]; }
 
  private:
-  std::vector<std::int64_t> updates_;
-
   void composite(int index, const at::Tensor& value, const at::Tensor& grad,
                  const at::Tensor& master, double lr, double scale) {
     const Param& p = param(index);
@@ -96,6 +93,9 @@ class AdamWUpdate final : public Elementwise {
   AdamWUpdate(const AdamW& how, const UpdateParts& parts)
       : Elementwise(parts), how_(how), m_(make_state()), v_(make_state()) {
     default_lr_ = how.lr;
+  }
+  std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
+    return {{"moment1", slice(m_, index)}, {"moment2", slice(v_, index)}};
   }
 
  private:
@@ -128,6 +128,10 @@ class SgdUpdate final : public Elementwise {
   SgdUpdate(const SGD& how, const UpdateParts& parts) : Elementwise(parts), how_(how) {
     if (how.momentum != 0) velocity_ = make_state();
     default_lr_ = how.lr;
+  }
+  std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
+    if (velocity_.empty()) return {};
+    return {{"velocity", slice(velocity_, index)}};
   }
 
  private:

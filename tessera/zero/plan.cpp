@@ -130,11 +130,16 @@ void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
       if (params.empty()) return;
       std::reverse(params.begin(), params.end());
       const std::string label = plan.params[static_cast<std::size_t>(params.front())].name;
+      const int section = plan.params[static_cast<std::size_t>(params.front())].section;
       Range range = make_range(plan, static_cast<int>(s), std::exchange(params, {}), label);
-      plan.buckets.push_back({std::move(range), std::exchange(bytes, 0)});
+      plan.buckets.push_back({std::move(range), std::exchange(bytes, 0), section});
     };
     for (auto at = space.params.rbegin(); at != space.params.rend(); ++at) {
       const Param& param = plan.params[static_cast<std::size_t>(*at)];
+      if (!params.empty() &&
+          plan.params[static_cast<std::size_t>(params.back())].section != param.section) {
+        close();
+      }
       params.push_back(*at);
       bytes += param.chunk * plan.ranks * size;
       if (bytes >= bucket_bytes) close();
@@ -196,7 +201,7 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
                        "buffer instead"));
     }
     Param param;
-    param.name = entry.key();
+    param.name = options.axes.name ? options.axes.name(entry.key()) : entry.key();
     param.tensor = tensor;
     param.policy = options.policy(param.name, tensor);
     param.numel = tensor.numel();
@@ -206,6 +211,8 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
                         : at::empty(tensor.sizes(), at::device(at::kMeta)).strides().vec();
     param.chunk = chunk_of(param.numel, ranks);
     param.unit = owners.of(tensor);
+    if (options.axes.section) param.section = options.axes.section(entry.key());
+    plan.sections = std::max(plan.sections, param.section + 1);
     const Space space = space_for(tensor, options.layout, param.policy);
     const auto key = std::make_tuple(space.dtype, space.grad_dtype, space.trainable, space.master,
                                      space.device.str());

@@ -33,6 +33,7 @@ struct Param {
   std::int64_t offset = 0;  // of its first chunk in the space's flat buffer; a shard has it at
                             // offset / N
   int bucket = -1;          // where its gradient travels; -1 if it is frozen
+  int section = 0;          // [Note: sections] in options.h
 };
 
 // Parameters that can travel together: of one type, and with or without a gradient.
@@ -69,6 +70,7 @@ struct UnitPlan {
 struct Bucket {
   Range range;
   std::int64_t bytes = 0;
+  int section = 0;
 };
 
 // Where everything goes: a pure function of the model, the options and the number of ranks, so that
@@ -79,6 +81,7 @@ struct Plan {
   std::vector<Space> spaces;
   std::vector<UnitPlan> units;
   std::vector<Bucket> buckets;
+  int sections = 1;
 
   // With padding.
   std::int64_t param_bytes(bool frozen) const;  // those that never change too?

@@ -61,13 +61,16 @@ void Reducer::begin_step() {
   for (State& state : states_) state.filled = false;
 }
 
-void Reducer::begin_micro_batch(bool reduce) {
+void Reducer::begin_pass(int section, bool reduce) {
   reduce_ = reduce;
+  section_ = section;
   next_ = 0;
-  std::fill(arrived_.begin(), arrived_.end(), false);
   for (std::size_t b = 0; b < states_.size(); ++b) {
+    if (plan_.buckets[b].section != section) continue;
+    const std::vector<int>& params = plan_.buckets[b].range.params;
     states_[b].started = false;
-    states_[b].pending = static_cast<int>(plan_.buckets[b].range.params.size());
+    states_[b].pending = static_cast<int>(params.size());
+    for (const int index : params) arrived_[static_cast<std::size_t>(index)] = false;
   }
 }
 
@@ -79,6 +82,11 @@ void Reducer::on_gradient(int index, bool last) {
     throw UsageError(str("the gradient of ", quote(p.name),
                          " is sparse; the engine reduces dense "
                          "ones. Make its embedding with sparse(false)"));
+  }
+  if (p.section != section_) {
+    throw UsageError(str("backward of section ", section_, " reached ", quote(p.name),
+                         ", a parameter of section ", p.section,
+                         "; wanted sections that share no parameters"));
   }
   State& state = states_[static_cast<std::size_t>(p.bucket)];
   if (state.started) {
@@ -105,12 +113,18 @@ void Reducer::on_gradient(int index, bool last) {
 
 // In order, so that all ranks start them in the same.
 void Reducer::start_ready() {
-  while (next_ < states_.size() && states_[next_].pending == 0) start(static_cast<int>(next_++));
+  for (; next_ < states_.size(); ++next_) {
+    if (plan_.buckets[next_].section != section_) continue;
+    if (states_[next_].pending > 0) return;
+    start(static_cast<int>(next_));
+  }
 }
 
-void Reducer::end_micro_batch() {
+void Reducer::end_pass() {
   if (!reduce_) return;
-  while (next_ < states_.size()) start(static_cast<int>(next_++));
+  for (; next_ < states_.size(); ++next_) {
+    if (plan_.buckets[next_].section == section_) start(static_cast<int>(next_));
+  }
 }
 
 void Reducer::start(int bucket) {

@@ -21,13 +21,13 @@ class Reducer {
  public:
   Reducer(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers);
 
-  // A step: begin_step, then for each micro-batch begin, gradients as they come, and end; then
-  // finish. `reduce`: this micro-batch's (and all waiting) gradients go out now.
+  // A step: begin_step, then for each backward pass of a section begin, gradients as they come, and
+  // end; then finish. `reduce`: this pass's (and all waiting) gradients of the section go out now.
   void begin_step();
-  void begin_micro_batch(bool reduce);
+  void begin_pass(int section, bool reduce);
   // Autograd has left a gradient in param.tensor.grad(). `last`: none will follow in this pass.
   void on_gradient(int param, bool last);
-  void end_micro_batch();
+  void end_pass();
   void finish();
 
   // After finish(): this rank's part of the sum (all of it at stage 0), flat, without padding.
@@ -75,7 +75,8 @@ class Reducer {
   std::size_t next_lane_ = 0;
   std::vector<State> states_;
   std::vector<bool> used_, arrived_;
-  std::size_t next_ = 0;  // bucket to start
+  int section_ = 0;
+  std::size_t next_ = 0;  // bucket to start, if it is of the section
   bool reduce_ = false;
   Stopwatch exposed_;
 };

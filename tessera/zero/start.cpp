@@ -64,10 +64,7 @@ void Engine::Impl::check_start() {
   group.all_gather(all, mine, call).wait();
   for (int r = 0; r < group.size(); ++r) {
     if (all.data_ptr<std::int64_t>()[r] != all.data_ptr<std::int64_t>()[0]) {
-      throw UsageError(str("rank ", r,
-                           " starts with other parameters or buffers than rank 0; load "
-                           "the same checkpoint on all ranks, or let broadcast_start = true give "
-                           "them those of rank 0"));
+      throw other_start(r);
     }
   }
 }

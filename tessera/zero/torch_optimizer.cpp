@@ -79,6 +79,12 @@ class TorchUpdate final : public Update {
     default_lr_ = optimizer_->param_groups().front().options().get_lr();
   }
 
+  std::vector<std::pair<std::string, at::Tensor>> states(int) const override {
+    throw UsageError(
+        "the state of an optimizer of torch::optim cannot be saved, since the engine does not know "
+        "its parts; use zero::AdamW or zero::SGD");
+  }
+
   void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
              double scale) override {
     const memory::OwnerScope owner(buffers_.ledger());

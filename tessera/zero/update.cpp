@@ -1,5 +1,7 @@
 #include "tessera/zero/update.h"
 
+#include <algorithm>
+
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/norm.h"
@@ -15,6 +17,10 @@ Update::Update(Plan& plan, const Options& options, const comm::Group& group, con
       gatherer_(gatherer),
       sharded_(sharding_of_stage(options.stage).optimizer),
       seed_(options.seed) {
+  if (options.axes.counted) {
+    for (const Param& p : plan.params) counted_.push_back(options.axes.counted(p.name));
+  }
+  updates_.resize(plan.params.size());
   master_.resize(plan.spaces.size());
   for (std::size_t s = 0; s < plan.spaces.size(); ++s) {
     const Space& space = plan.spaces[s];
@@ -56,18 +62,35 @@ at::Tensor Update::master_slice(int index) const {
 
 double Update::sum_of_squares(const Reducer& reducer) const {
   double sum = 0;
+  const auto add = [&sum](const at::Tensor& values) {
+    if (values.numel() == 0) return;
+    if (const auto type = kernel_type(values)) {
+      sum += kernels::sum_of_squares(values.const_data_ptr(), *type,
+                                     static_cast<std::size_t>(values.numel()));
+    } else {
+      sum += values.to(at::kDouble).square().sum().item<double>();
+    }
+  };
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {
     if (plan_.params[i].bucket < 0) continue;
     const at::Tensor chunk = reducer.chunk_slice(static_cast<int>(i));
-    if (chunk.numel() == 0) continue;
-    if (const auto type = kernel_type(chunk)) {
-      sum += kernels::sum_of_squares(chunk.const_data_ptr(), *type,
-                                     static_cast<std::size_t>(chunk.numel()));
-    } else {
-      sum += chunk.to(at::kDouble).square().sum().item<double>();
+    if (counted_.empty()) {
+      add(chunk);
+      continue;
+    }
+    const Slice slice = slice_of(plan_.params[i], group_.rank());
+    for (const Run& run : counted_[i]) {
+      const std::int64_t begin = std::max(run.local, slice.begin);
+      const std::int64_t end = std::min(run.local + run.count, slice.begin + slice.size);
+      if (begin < end) add(chunk.narrow(0, begin - slice.begin, end - begin));
     }
   }
   return sum;
+}
+
+void Update::resume(std::int64_t steps, std::vector<std::int64_t> updates) {
+  steps_ = steps;
+  updates_ = std::move(updates);
 }
 
 std::optional<kernels::Type> kernel_type(const at::Tensor& tensor) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/zero/buffers.h"
@@ -18,7 +20,8 @@ class Update {
          const Gatherer& gatherer);
   virtual ~Update() = default;
 
-  // The sum of the squares of the gradient in this rank's chunks, in fp64, in declaration order.
+  // The sum of the squares of the gradient in this rank's chunks, in fp64, in declaration order,
+  // of the elements that this rank counts (ModelAxes::counted).
   double sum_of_squares(const Reducer& reducer) const;
 
   // One step. Gradients are multiplied by `scale`; parameters not in `used` stay as they are.
@@ -27,6 +30,12 @@ class Update {
 
   // The fp32 copy of this rank's part of a parameter, flat; undefined where there is none.
   at::Tensor master_slice(int param) const;
+  // What else there is for each element of this rank's part, by name: moments, velocities. Views,
+  // flat; all of the optimizer's memory is in them.
+  virtual std::vector<std::pair<std::string, at::Tensor>> states(int param) const = 0;
+  // How often each parameter was updated; steps() counts all steps.
+  const std::vector<std::int64_t>& updates() const { return updates_; }
+  void resume(std::int64_t steps, std::vector<std::int64_t> updates);
   std::int64_t steps() const { return steps_; }
   double default_lr() const { return default_lr_; }
 
@@ -47,8 +56,10 @@ class Update {
   const Gatherer& gatherer_;
   const bool sharded_;
   const std::uint64_t seed_;
+  std::vector<std::vector<Run>> counted_;  // per parameter; empty: this rank counts all elements
   std::vector<Buffer> master_;
   std::int64_t steps_ = 0;
+  std::vector<std::int64_t> updates_;
   double default_lr_ = 0;
 };
 

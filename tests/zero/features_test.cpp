@@ -195,13 +195,25 @@ TEST(Features, GradientsThatAreNotFiniteStopOrSkip) {
 }
 
 TEST(Features, StartsThatDifferAreFound) {
-  over(3, [](const comm::Group& group) {
-    auto net = std::make_shared<Mlp>();
-    net->initialise(group.rank() == 2 ? 8 : 7);
-    Options options;
-    options.broadcast_start = false;
-    EXPECT_THROW(Engine(net, group, options), UsageError);
-  });
+  for (const int stage : {0, 1, 3}) {
+    for (const Gather gather : {Gather::automatic, Gather::copy}) {
+      for (const bool differ : {true, false}) {
+        over(3, [&](const comm::Group& group) {
+          auto net = std::make_shared<Mlp>();
+          net->initialise(differ && group.rank() == 2 ? 8 : 7);
+          Options options;
+          options.stage = stage;
+          options.gather = gather;
+          options.broadcast_start = false;
+          if (differ) {
+            EXPECT_THROW(Engine(net, group, options), UsageError);
+          } else {
+            EXPECT_NO_THROW(Engine(net, group, options));
+          }
+        });
+      }
+    }
+  }
 }
 
 TEST(Features, BadOptionsAreRefused) {

@@ -1,6 +1,7 @@
 // What users do that the plain step does not: sharing, failing, forgetting.
 
 #include <gtest/gtest.h>
+#include <torch/version.h>
 
 #include <vector>
 
@@ -37,8 +38,13 @@ TEST(Features, AChildMayStandTwiceInASequential) {
   for (const std::uint64_t hash : hashes) EXPECT_EQ(hash, hashes[0]);
 }
 
+// Reading a parameter that is free is an error only where LibTorch lets us say so: before 2.13 it
+// ends at a null pointer. See [Note: reading a free unit] in zero/gatherer.cpp.
+constexpr bool kFreeUnitsAreMarked = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
+
 TEST(Features, AForwardBesideTheEngineIsRefused) {
   for (const int stage : {1, 2, 3}) {
+    if (stage == 3 && !kFreeUnitsAreMarked) continue;
     over(2, [&](const comm::Group& group) {
       auto net = std::make_shared<Tied>();
       Options options;
@@ -57,7 +63,7 @@ TEST(Features, AForwardBesideTheEngineIsRefused) {
 }
 
 TEST(Features, ParametersOfAFreeUnitCannotBeRead) {
-  if constexpr (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13) {
+  if (!kFreeUnitsAreMarked) {
     GTEST_SKIP() << "LibTorch " << TORCH_VERSION << " cannot unmark a storage; 2.13 can";
   }
   over(2, [](const comm::Group& group) {

@@ -1,0 +1,112 @@
+#include "tessera/checkpoint/async.h"
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace tessera::checkpoint {
+namespace {
+
+// Adds the time it lives.
+class Exposed {
+ public:
+  explicit Exposed(double& total) : total_(total) {}
+  ~Exposed() { total_ += std::chrono::duration<double>(Clock::now() - began_).count(); }
+  Exposed(const Exposed&) = delete;
+  Exposed& operator=(const Exposed&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& total_;
+  Clock::time_point began_ = Clock::now();
+};
+
+constexpr std::int64_t kPieceAlign = 64;
+std::int64_t rounded(std::int64_t bytes) {
+  return (bytes + kPieceAlign - 1) / kPieceAlign * kPieceAlign;
+}
+
+}  // namespace
+
+void Snapshot::take(const std::vector<Piece>& pieces) {
+  std::int64_t total = 0;
+  for (const Piece& piece : pieces) total += rounded(count_of(piece.runs) * size_of(piece.dtype));
+  if (total > capacity_) {
+    release();
+    memory_.reset(new std::byte[static_cast<std::size_t>(total)]);  // not zeroed: it is filled
+    capacity_ = total;
+  }
+  pieces_ = pieces;
+  std::byte* at = memory_.get();
+  for (Piece& piece : pieces_) {
+    const std::int64_t size = size_of(piece.dtype);
+    const std::byte* from = piece.data;
+    piece.data = at;
+    std::int64_t local = 0;
+    for (std::size_t i = 0; i < piece.runs.size();) {
+      // Neighbours in memory are copied as one.
+      const std::int64_t begin = piece.runs[i].local;
+      std::int64_t count = 0;
+      for (; i < piece.runs.size() && piece.runs[i].local == begin + count; ++i) {
+        Run& run = piece.runs[i];
+        count += run.count;
+        run.local = local + count - run.count;
+      }
+      std::memcpy(at + local * size, from + begin * size, static_cast<std::size_t>(count * size));
+      local += count;
+    }
+    at += rounded(local * size);
+  }
+}
+
+void Snapshot::release() {
+  memory_.reset();
+  capacity_ = 0;
+  pieces_.clear();
+}
+
+AsyncSaver::AsyncSaver(std::string dir, Team team, SaveOptions options)
+    : dir_(std::move(dir)), team_(std::move(team)), options_(std::move(options)) {}
+
+AsyncSaver::~AsyncSaver() {
+  join();
+  if (!error_ || !options_.warn) return;
+  try {
+    std::rethrow_exception(error_);
+  } catch (const std::exception& error) {
+    options_.warn(error.what());
+  } catch (...) {
+    options_.warn("the last save failed");
+  }
+}
+
+void AsyncSaver::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void AsyncSaver::start(const Description& about, const std::vector<Piece>& pieces) {
+  const Exposed exposed(exposed_);
+  join();
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  snapshot_.take(pieces);
+  about_ = about;
+  saved_ = {};
+  running_.store(true, std::memory_order_release);
+  thread_ = std::thread([this] {
+    try {
+      saved_ = save(dir_, about_, snapshot_.pieces(), team_, options_);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    running_.store(false, std::memory_order_release);
+  });
+}
+
+Saved AsyncSaver::wait() {
+  const Exposed exposed(exposed_);
+  join();
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  return saved_;
+}
+
+}  // namespace tessera::checkpoint

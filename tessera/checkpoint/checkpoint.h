@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/pieces.h"
+#include "tessera/checkpoint/safetensors.h"
+
+namespace tessera::checkpoint {
+
+// A checkpoint that is open for reading. Used from one thread; ranks open it each for itself.
+class Checkpoint {
+ public:
+  // Reads the manifest and looks at the sizes of the files. Throws DataError.
+  explicit Checkpoint(std::string folder, std::shared_ptr<FileSystem> files = local_files());
+
+  const std::string& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  const Description& about() const { return manifest_.about; }
+  const ParamSpec* find(const std::string& param) const;  // null if there is none
+  // Throws DataError unless it has all these parameters, in these shapes. Others may be there.
+  void expect(const std::vector<ParamSpec>& params) const;
+  // The states of a parameter and their types, by name.
+  std::map<std::string, DType> states(const std::string& param) const;
+  std::int64_t bytes() const;
+
+  // Fills what is wanted, reading only the blocks in which it lies ([Note: blocks]) and verifying
+  // those. Types are converted as `rounding` allows. Throws DataError for what is missing, damaged
+  // or does not fit: the memory wanted then holds nothing of use.
+  void load(const std::vector<Wanted>& wanted, Rounding rounding = Rounding::exact);
+
+  // Reads everything. Returns what is wrong, a line each. `progress` is given bytes done.
+  std::vector<std::string> verify(const std::function<void(std::int64_t)>& progress = {});
+
+ private:
+  struct Place {  // where a stretch of a state lies
+    Run run;      // local: in the tensor
+    int file = 0, tensor = 0;
+  };
+  struct Copy;
+  using Key = std::pair<std::string, std::string>;  // parameter, state
+
+  [[noreturn]] void refuse_param(const std::string& param) const;
+  const std::vector<Place>& places(const Key& key);
+  void plan(const Wanted& wanted, std::vector<Copy>& copies);
+  void run(const std::vector<Copy>& copies, Rounding rounding);
+  // Opens a file and compares its header with the manifest; offsets of its tensors by name.
+  std::unique_ptr<File> open_shard(const StoredFile& file,
+                                   std::map<std::string, std::int64_t>& offsets);
+  void check_blocks(const StoredFile& file, const StoredTensor& tensor, std::int64_t tensor_at,
+                    std::int64_t first_block, const std::byte* data, std::int64_t bytes) const;
+
+  std::string folder_;
+  std::shared_ptr<FileSystem> files_;
+  Manifest manifest_;
+  std::map<std::string, std::size_t> params_;
+  std::map<Key, std::vector<std::pair<int, int>>> stored_;  // file and tensor
+  // Of the state that was asked for last: disjoint, by Run::whole.
+  Key places_of_;
+  std::vector<Place> places_;
+};
+
+// The newest checkpoint under `dir` that can be read. Those that cannot are passed over, and
+// `skipped` says why, a line each. `whole` reads every byte, not only manifests and sizes.
+struct Latest {
+  std::string folder;  // empty: there is none
+  std::vector<std::string> skipped;
+};
+Latest find_latest(const std::string& dir, bool whole = false,
+                   std::shared_ptr<FileSystem> files = local_files());
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,119 @@
+#include "tessera/checkpoint/checksum.h"
+
+#include <array>
+#include <cstring>
+
+#if defined(__aarch64__)
+#include <arm_acle.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace tessera::checkpoint {
+namespace {
+
+using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
+
+// tables[k][b]: what byte b does to the checksum when k more bytes follow.
+constexpr Tables make_tables() {
+  Tables tables{};
+  for (std::uint32_t b = 0; b < 256; ++b) {
+    std::uint32_t crc = b;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1u) != 0 ? 0x82f63b78u : 0u);
+    tables[0][b] = crc;
+  }
+  for (std::size_t k = 1; k < 8; ++k) {
+    for (std::size_t b = 0; b < 256; ++b) {
+      const std::uint32_t before = tables[k - 1][b];
+      tables[k][b] = (before >> 8) ^ tables[0][before & 0xffu];
+    }
+  }
+  return tables;
+}
+constexpr Tables kTables = make_tables();
+
+std::uint32_t by_table(const unsigned char* at, std::size_t bytes, std::uint32_t crc) {
+  for (; bytes >= 8; bytes -= 8, at += 8) {
+    std::uint64_t word = crc;
+    for (std::size_t i = 0; i < 8; ++i) word ^= std::uint64_t{at[i]} << (8 * i);
+    crc = 0;
+    for (std::size_t i = 0; i < 8; ++i) crc ^= kTables[7 - i][(word >> (8 * i)) & 0xffu];
+  }
+  for (; bytes > 0; --bytes, ++at) crc = (crc >> 8) ^ kTables[0][(crc ^ *at) & 0xffu];
+  return crc;
+}
+
+#if defined(__aarch64__)
+#define TESSERA_CRC_TARGET __attribute__((target("+crc")))
+#define TESSERA_CRC_WORD(crc, word) __crc32cd(crc, word)
+#define TESSERA_CRC_BYTE(crc, byte) __crc32cb(crc, byte)
+bool has_instruction() { return (::getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
+#elif defined(__x86_64__)
+#define TESSERA_CRC_TARGET __attribute__((target("sse4.2")))
+#define TESSERA_CRC_WORD(crc, word) static_cast<std::uint32_t>(_mm_crc32_u64(crc, word))
+#define TESSERA_CRC_BYTE(crc, byte) _mm_crc32_u8(crc, byte)
+bool has_instruction() { return __builtin_cpu_supports("sse4.2") != 0; }
+#endif
+
+#if defined(TESSERA_CRC_TARGET)
+TESSERA_CRC_TARGET std::uint32_t by_instruction(const unsigned char* at, std::size_t bytes,
+                                                std::uint32_t crc) {
+  for (; bytes >= 8; bytes -= 8, at += 8) {
+    std::uint64_t word;
+    std::memcpy(&word, at, 8);
+    crc = TESSERA_CRC_WORD(crc, word);
+  }
+  for (; bytes > 0; --bytes, ++at) crc = TESSERA_CRC_BYTE(crc, *at);
+  return crc;
+}
+#else
+bool has_instruction() { return false; }
+std::uint32_t by_instruction(const unsigned char* at, std::size_t bytes, std::uint32_t crc) {
+  return by_table(at, bytes, crc);
+}
+#endif
+
+}  // namespace
+
+std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) {
+  static const bool instruction = has_instruction();
+  if (!instruction) return crc32c_portable(data, bytes, crc);
+  return ~by_instruction(static_cast<const unsigned char*>(data), bytes, ~crc);
+}
+
+std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t crc) {
+  return ~by_table(static_cast<const unsigned char*>(data), bytes, ~crc);
+}
+
+std::string to_hex(const std::vector<std::uint32_t>& checksums) {
+  constexpr char digits[] = "0123456789abcdef";
+  std::string text;
+  text.reserve(8 * checksums.size());
+  for (const std::uint32_t crc : checksums) {
+    for (int shift = 28; shift >= 0; shift -= 4) text += digits[(crc >> shift) & 0xfu];
+  }
+  return text;
+}
+
+bool from_hex(std::string_view text, std::vector<std::uint32_t>& checksums) {
+  checksums.clear();
+  if (text.size() % 8 != 0) return false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    std::uint32_t digit = 0;
+    if (c >= '0' && c <= '9') {
+      digit = static_cast<std::uint32_t>(c - '0');
+    } else if (c >= 'a' && c <= 'f') {
+      digit = static_cast<std::uint32_t>(c - 'a') + 10;
+    } else {
+      return false;
+    }
+    if (i % 8 == 0) checksums.push_back(0);
+    checksums.back() = checksums.back() << 4 | digit;
+  }
+  return true;
+}
+
+}  // namespace tessera::checkpoint

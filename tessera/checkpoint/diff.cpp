@@ -1,0 +1,117 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "tessera/checkpoint/reshard.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr std::int64_t kDiffElements = std::int64_t{1} << 20;
+
+// Compares two states of the same shape, a stretch at a time.
+void compare_values(Checkpoint& a, Checkpoint& b, DType type_a, DType type_b, std::int64_t elements,
+                    StateDifference& out, const std::function<void(std::int64_t)>& done) {
+  std::vector<std::byte> left(static_cast<std::size_t>(kDiffElements * size_of(type_a)));
+  std::vector<std::byte> right(static_cast<std::size_t>(kDiffElements * size_of(type_b)));
+  for (std::int64_t at = 0; at < elements; at += kDiffElements) {
+    const std::int64_t count = std::min(kDiffElements, elements - at);
+    a.load({{out.param, out.state, type_a, {{at, 0, count}}, left.data()}});
+    b.load({{out.param, out.state, type_b, {{at, 0, count}}, right.data()}});
+    done(count * size_of(type_a));
+    const std::int64_t size = size_of(type_a);
+    if (type_a == type_b &&
+        std::memcmp(left.data(), right.data(), static_cast<std::size_t>(count * size)) == 0) {
+      continue;
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double x = value_at(type_a, left.data(), i), y = value_at(type_b, right.data(), i);
+      const bool equal = type_a == type_b
+                             ? std::memcmp(left.data() + i * size, right.data() + i * size,
+                                           static_cast<std::size_t>(size)) == 0
+                             : x == y;
+      if (equal) continue;
+      if (out.first < 0) out.first = at + i;
+      ++out.elements;
+      const double distance = std::fabs(x - y);
+      if (!(distance <= out.largest)) out.largest = distance;  // NaN shows too
+    }
+  }
+}
+
+}  // namespace
+
+Difference diff(Checkpoint& a, Checkpoint& b, const Progress& progress) {
+  Difference out;
+  const auto about = [&](const char* what, const auto& x, const auto& y) {
+    if (x != y) out.about.push_back(str(what, ": ", x, " in A, ", y, " in B"));
+  };
+  const auto mesh = [](const Mesh& m) { return str("dp ", m.dp, " tp ", m.tp, " pp ", m.pp); };
+  about("step", a.about().step, b.about().step);
+  about("samples", a.about().samples, b.about().samples);
+  about("seed", a.about().seed, b.about().seed);
+  about("mesh", mesh(a.about().mesh), mesh(b.about().mesh));
+  about("stage", a.about().stage, b.about().stage);
+  about("layout", a.about().layout, b.about().layout);
+  about("model", a.about().model, b.about().model);
+  std::set<std::string> keys;
+  for (const Checkpoint* c : {&a, &b}) {
+    for (const auto& [key, value] : c->about().extra) keys.insert(key);
+  }
+  for (const std::string& key : keys) {
+    const auto text = [&](const Checkpoint& c) {
+      const auto found = c.about().extra.find(key);
+      return found == c.about().extra.end() ? std::string("nothing") : found->second;
+    };
+    about(key.c_str(), text(a), text(b));
+  }
+
+  std::vector<std::string> names;
+  for (const ParamSpec& spec : a.about().params) names.push_back(spec.name);
+  for (const ParamSpec& spec : b.about().params) {
+    if (a.find(spec.name) == nullptr) names.push_back(spec.name);
+  }
+  std::int64_t total = 0;
+  const auto done = [&](std::int64_t bytes) {
+    total += bytes;
+    if (progress) progress(total);
+  };
+  for (const std::string& param : names) {
+    const ParamSpec *in_a = a.find(param), *in_b = b.find(param);
+    if (in_a == nullptr || in_b == nullptr) {
+      out.states.push_back({param, "", in_a != nullptr ? "only in A" : "only in B"});
+      continue;
+    }
+    if (in_a->shape != in_b->shape) {
+      out.states.push_back({param, "", "of another shape"});
+      continue;
+    }
+    std::map<std::string, DType> states_a = a.states(param), states_b = b.states(param);
+    std::set<std::string> states;
+    for (const auto& [state, dtype] : states_a) states.insert(state);
+    for (const auto& [state, dtype] : states_b) states.insert(state);
+    for (const std::string& state : states) {
+      StateDifference difference{param, state, ""};
+      const bool has_a = states_a.count(state) != 0, has_b = states_b.count(state) != 0;
+      if (!has_a || !has_b) {
+        difference.reason = has_a ? "only in A" : "only in B";
+      } else {
+        const DType type_a = states_a[state], type_b = states_b[state];
+        if (type_a != type_b) {
+          difference.reason = str(name(type_a), " in A, ", name(type_b), " in B");
+        }
+        compare_values(a, b, type_a, type_b, elements_of(in_a->shape), difference, done);
+      }
+      if (difference.reason.empty() && difference.elements == 0) {
+        ++out.equal;
+      } else {
+        out.states.push_back(std::move(difference));
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,202 @@
+#include "tessera/checkpoint/files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/fd.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
+  std::string hint;
+  if (error == ENOSPC || error == EDQUOT) hint = "; free some space, or save elsewhere";
+  if (error == EROFS || error == EACCES || error == EPERM) {
+    hint = "; choose a folder that can be written to, or change its mode";
+  }
+  if (error == EFBIG) hint = "; a file may not grow this large here (ulimit -f)";
+  throw DataError(str("cannot ", what, " ", path, ": ", std::strerror(error), hint));
+}
+
+class LocalFile : public File {
+ public:
+  LocalFile(Fd fd, std::string path, bool writes)
+      : fd_(std::move(fd)), path_(std::move(path)), writes_(writes) {}
+
+  void write(std::int64_t offset, const std::byte* data, std::int64_t bytes) override {
+    const std::int64_t begin = offset;
+    while (bytes > 0) {
+      const ssize_t n = ::pwrite(fd_.get(), data, static_cast<std::size_t>(bytes), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail(str("write at byte ", offset, " of"), path_, errno);
+      data += n;
+      offset += n;
+      bytes -= n;
+    }
+    // Begin the way to the disk now: sync() then waits for little. Only a hint.
+    (void)::sync_file_range(fd_.get(), begin, offset - begin, SYNC_FILE_RANGE_WRITE);
+  }
+
+  void read(std::int64_t offset, std::byte* into, std::int64_t bytes) override {
+    while (bytes > 0) {
+      const ssize_t n = ::pread(fd_.get(), into, static_cast<std::size_t>(bytes), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail(str("read at byte ", offset, " of"), path_, errno);
+      if (n == 0) {
+        throw DataError(str(path_, " ends at byte ", offset, ", wanted ", bytes,
+                            " more: it was cut short; use another copy"));
+      }
+      into += n;
+      offset += n;
+      bytes -= n;
+    }
+  }
+
+  std::int64_t size() override {
+    struct stat info {};
+    if (::fstat(fd_.get(), &info) != 0) fail("look at", path_, errno);
+    return info.st_size;
+  }
+
+  void sync() override {
+    if (writes_ && ::fsync(fd_.get()) != 0) fail("sync", path_, errno);
+  }
+
+ private:
+  Fd fd_;
+  std::string path_;
+  bool writes_;
+};
+
+class LocalFiles : public FileSystem {
+ public:
+  std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) override {
+    Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!fd.open()) fail("create", path, errno);
+    // Not posix_fallocate: where the file system cannot, that writes zeros.
+    if (bytes > 0 && ::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, bytes) != 0 &&
+        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+      const int error = errno;
+      fd.reset();
+      ::unlink(path.c_str());
+      fail(str("set aside ", bytes, " bytes for"), path, error);
+    }
+    return std::make_unique<LocalFile>(std::move(fd), path, true);
+  }
+
+  std::unique_ptr<File> open(const std::string& path) override {
+    Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd.open()) fail("open", path, errno);
+    struct stat info {};
+    if (::fstat(fd.get(), &info) != 0) fail("look at", path, errno);
+    if (!S_ISREG(info.st_mode)) throw DataError(path + " is no plain file");
+    return std::make_unique<LocalFile>(std::move(fd), path, false);
+  }
+
+  void make_folder(const std::string& path) override {
+    for (std::size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+      const std::string part = path.substr(0, end);
+      if (::mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+        const int error = errno;
+        struct stat info {};
+        // A parent that is there may still refuse (a read-only root): only the last one counts.
+        if (::stat(part.c_str(), &info) != 0) fail("make the folder", part, error);
+      }
+      if (end == std::string::npos) break;
+    }
+    if (!is_folder(path)) fail("make the folder", path, ENOTDIR);
+  }
+
+  void sync_folder(const std::string& path) override {
+    const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!fd.open()) fail("open the folder", path, errno);
+    // Some network file systems have no such thing as syncing a folder.
+    if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
+      fail("sync the folder", path, errno);
+    }
+  }
+
+  void rename(const std::string& from, const std::string& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0) fail(str("rename ", from, " to"), to, errno);
+  }
+
+  void exchange(const std::string& a, const std::string& b) override {
+    if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0) {
+      fail(str("put ", a, " in the place of"), b, errno);
+    }
+  }
+
+  void remove(const std::string& path) override {
+    if (::remove(path.c_str()) != 0 && errno != ENOENT) fail("remove", path, errno);
+  }
+
+  std::vector<std::string> list(const std::string& folder) override {
+    DIR* dir = ::opendir(folder.c_str());
+    if (dir == nullptr) fail("list the folder", folder, errno);
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = ::readdir(dir)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+      errno = 0;
+    }
+    const int error = errno;
+    ::closedir(dir);
+    if (error != 0) fail("list the folder", folder, error);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  bool exists(const std::string& path) override {
+    struct stat info {};
+    return ::lstat(path.c_str(), &info) == 0;
+  }
+
+  bool is_folder(const std::string& path) override {
+    struct stat info {};
+    return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<FileSystem> local_files() { return std::make_shared<LocalFiles>(); }
+
+void remove_tree(FileSystem& files, const std::string& path) {
+  // A link is removed, not followed.
+  if (files.is_folder(path)) {
+    for (const std::string& name : files.list(path)) remove_tree(files, path + "/" + name);
+  }
+  files.remove(path);
+}
+
+std::string read_text(FileSystem& files, const std::string& path, std::int64_t most) {
+  const std::unique_ptr<File> file = files.open(path);
+  const std::int64_t size = file->size();
+  if (size > most) {
+    throw DataError(str(path, " has ", size, " bytes, wanted at most ", most,
+                        ": it is not what its name says"));
+  }
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file->read(0, reinterpret_cast<std::byte*>(text.data()), size);
+  return text;
+}
+
+void write_text(FileSystem& files, const std::string& path, const std::string& text) {
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  const std::unique_ptr<File> file = files.create(path, bytes);
+  file->write(0, reinterpret_cast<const std::byte*>(text.data()), bytes);
+  file->sync();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,111 @@
+#include "tessera/checkpoint/folder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr std::string_view kStep = "step-";
+constexpr std::string_view kTemporary = ".tmp-step-";
+constexpr std::string_view kRemoved = ".old-step-";
+
+// The number after `prefix`, if `name` is nothing else and as we write it.
+std::optional<std::int64_t> step_of(std::string_view name, std::string_view prefix) {
+  if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
+  const std::string_view digits = name.substr(prefix.size());
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc{} || end != digits.data() + digits.size() || step < 0) return std::nullopt;
+  if (folder_name(step).substr(kStep.size()) != digits) return std::nullopt;
+  return step;
+}
+
+std::string temporary_path(const std::string& dir, std::int64_t step) {
+  return str(dir, "/.tmp-", folder_name(step));
+}
+
+// First out of sight, so that a half-removed one is never picked up.
+void remove_checkpoint(FileSystem& files, const std::string& dir, std::int64_t step) {
+  const std::string away = str(dir, "/.old-", folder_name(step));
+  files.rename(str(dir, "/", folder_name(step)), away);
+  remove_tree(files, away);
+}
+
+}  // namespace
+
+std::string folder_name(std::int64_t step) {
+  char digits[24];
+  std::snprintf(digits, sizeof(digits), "%08lld", static_cast<long long>(step));
+  return std::string(kStep) + digits;
+}
+
+std::string shard_name(int rank) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "rank-%05d.safetensors", rank);
+  return text;
+}
+
+std::vector<std::int64_t> steps_in(FileSystem& files, const std::string& dir) {
+  std::vector<std::int64_t> steps;
+  if (!files.exists(dir)) return steps;
+  for (const std::string& name : files.list(dir)) {
+    if (const auto step = step_of(name, kStep)) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step) {
+  files.make_folder(dir);
+  for (const std::string& name : files.list(dir)) {
+    if (step_of(name, kTemporary) || step_of(name, kRemoved)) {
+      remove_tree(files, dir + "/" + name);
+    }
+  }
+  const std::string path = temporary_path(dir, step);
+  files.make_folder(path);
+  return path;
+}
+
+std::string publish_folder(FileSystem& files, const std::string& dir, const Manifest& manifest) {
+  const std::string temporary = temporary_path(dir, manifest.about.step);
+  const std::string final_path = str(dir, "/", folder_name(manifest.about.step));
+  check_complete(manifest, final_path);
+  write_text(files, temporary + "/" + kManifestName, to_text(manifest));
+  files.sync_folder(temporary);
+  if (files.exists(final_path)) {
+    // The same step again, after a roll-back: the two change places at once.
+    files.exchange(temporary, final_path);
+    files.sync_folder(dir);
+    remove_tree(files, temporary);
+  } else {
+    files.rename(temporary, final_path);
+    files.sync_folder(dir);
+  }
+  return final_path;
+}
+
+void apply_retention(FileSystem& files, const std::string& dir, std::int64_t step,
+                     const Retention& retention) {
+  if (retention.keep_last < 0 || retention.keep_every < 0) {
+    throw UsageError(str("keep_last is ", retention.keep_last, " and keep_every ",
+                         retention.keep_every, ", wanted 0 or more"));
+  }
+  if (retention.keep_last == 0) return;
+  std::vector<std::int64_t> steps = steps_in(files, dir);
+  // Later ones belong to another time (a run that was rolled back): leave them alone.
+  steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
+  const auto keep = static_cast<std::size_t>(retention.keep_last);
+  for (std::size_t i = 0; i + keep < steps.size(); ++i) {
+    if (retention.keep_every > 0 && steps[i] % retention.keep_every == 0) continue;
+    remove_checkpoint(files, dir, steps[i]);
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/manifest.h"
+
+namespace tessera::checkpoint {
+
+// [Note: publish] A checkpoint is a folder "step-00000120" with the ranks' shards and the manifest.
+// It is written as ".tmp-step-00000120" beside its place: every file is synced, then the manifest,
+// then the folder, and one rename puts it in place; then the parent is synced. Whatever dies when,
+// a folder with the final name is complete. Nobody reads names that begin with a dot, and the next
+// save removes them.
+std::string folder_name(std::int64_t step);
+std::string shard_name(int rank);
+inline constexpr const char* kManifestName = "manifest.json";
+
+// The steps that have a folder in `dir`, ascending. None if there is no such folder.
+std::vector<std::int64_t> steps_in(FileSystem& files, const std::string& dir);
+
+// Makes `dir`, removes what dead runs left in it, and makes the folder to write into: its path.
+std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step);
+// Writes the manifest and publishes. Returns the final path. One of the same step is replaced.
+std::string publish_folder(FileSystem& files, const std::string& dir, const Manifest& manifest);
+
+struct Retention {
+  int keep_last = 0;            // the newest so many, 0: all
+  std::int64_t keep_every = 0;  // besides, those whose step is a multiple; 0: none
+};
+// Removes older checkpoints than `step`, as the policy says; `step` itself counts as the newest.
+void apply_retention(FileSystem& files, const std::string& dir, std::int64_t step,
+                     const Retention& retention);
+
+}  // namespace tessera::checkpoint

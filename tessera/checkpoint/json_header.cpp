@@ -1,0 +1,173 @@
+// The JSON of a safetensors header, read strictly.
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+// Parses, but refuses what a lenient parser lets pass: the same name twice, deep nesting.
+Json strict_parse(std::string_view text, const std::string& where) {
+  std::vector<std::set<std::string>> names;
+  int depth = 0;
+  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
+    switch (event) {
+      case Json::parse_event_t::object_start: names.emplace_back(); [[fallthrough]];
+      case Json::parse_event_t::array_start:
+        if (++depth > 3) throw DataError(where + ": the header is nested too deeply");
+        break;
+      case Json::parse_event_t::key:
+        if (!names.back().insert(value.get_ref<const std::string&>()).second) {
+          throw DataError(str(where, ": the header has ",
+                              quote(value.get_ref<const std::string&>()), " twice"));
+        }
+        break;
+      case Json::parse_event_t::object_end: names.pop_back(); [[fallthrough]];
+      case Json::parse_event_t::array_end: --depth; break;
+      case Json::parse_event_t::value: break;
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text, watch);
+  } catch (const Json::exception& error) {
+    throw DataError(str(where, ": the header is no JSON: ", error.what()));
+  }
+}
+
+std::int64_t size_from(const Json& value, const std::string& what) {
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() &&
+       value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) ||
+      value.get<std::int64_t>() < 0) {
+    throw DataError(str(what, " is ", quote(value.dump(-1, ' ', true)),
+                        ", wanted a whole number from 0 up to 2^63"));
+  }
+  return value.get<std::int64_t>();
+}
+
+TensorEntry entry_from(const std::string& name, const Json& value, const std::string& where) {
+  const std::string what = str(where, ": tensor ", quote(name));
+  if (!value.is_object()) throw DataError(what + " is described by something else than an object");
+  for (const auto& item : value.items()) {
+    if (item.key() != "dtype" && item.key() != "shape" && item.key() != "data_offsets") {
+      throw DataError(str(what, " has ", quote(item.key()), ", which the format does not know"));
+    }
+  }
+  const auto field = [&](const char* key) -> const Json& {
+    const auto found = value.find(key);
+    if (found == value.end()) throw DataError(str(what, " has no ", key));
+    return *found;
+  };
+  TensorEntry entry;
+  entry.name = name;
+  const Json& dtype = field("dtype");
+  // Names of types are written in one way only.
+  const auto known =
+      dtype.is_string() ? find_dtype(dtype.get_ref<const std::string&>()) : std::optional<DType>{};
+  if (!known || checkpoint::name(*known) != dtype.get_ref<const std::string&>()) {
+    throw DataError(str(what, " has the dtype ", quote(dtype.dump(-1, ' ', true)),
+                        ", which is not known here"));
+  }
+  entry.dtype = *known;
+  const Json& shape = field("shape");
+  if (!shape.is_array()) throw DataError(what + " has a shape that is no list");
+  for (const Json& size : shape) entry.shape.push_back(size_from(size, what + ": a size"));
+  const Json& offsets = field("data_offsets");
+  if (!offsets.is_array() || offsets.size() != 2) {
+    throw DataError(what + " has data_offsets that are no list of two numbers");
+  }
+  entry.begin = size_from(offsets[0], what + ": data_offsets[0]");
+  entry.end = size_from(offsets[1], what + ": data_offsets[1]");
+  const std::int64_t elements = elements_of(entry.shape);
+  std::int64_t bytes = 0;
+  if (elements < 0 || __builtin_mul_overflow(elements, size_of(entry.dtype), &bytes)) {
+    throw DataError(what + " has a shape with more bytes than a file can hold");
+  }
+  if (entry.end < entry.begin || entry.bytes() != bytes) {
+    throw DataError(str(what, " lies at bytes ", entry.begin, " to ", entry.end,
+                        " of the data, but ", "its dtype and shape take ", bytes));
+  }
+  return entry;
+}
+
+}  // namespace
+
+Header parse_header(std::string_view json, std::int64_t data_bytes, const std::string& where) {
+  if (json.empty() || json.front() != '{') {
+    throw DataError(where + ": the header does not begin with {: this is no safetensors file");
+  }
+  const Json root = strict_parse(json, where);
+  Header header;
+  for (const auto& item : root.items()) {
+    if (item.key() == "__metadata__") {
+      if (!item.value().is_object()) throw DataError(where + ": __metadata__ is no object");
+      for (const auto& text : item.value().items()) {
+        if (!text.value().is_string()) {
+          throw DataError(
+              str(where, ": __metadata__ has ", quote(text.key()), ", which is no text"));
+        }
+        header.metadata[text.key()] = text.value().get<std::string>();
+      }
+    } else {
+      header.tensors.push_back(entry_from(item.key(), item.value(), where));
+    }
+  }
+  std::sort(header.tensors.begin(), header.tensors.end(),
+            [](const TensorEntry& a, const TensorEntry& b) {
+              return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+            });
+  std::int64_t at = 0;
+  for (const TensorEntry& tensor : header.tensors) {
+    if (tensor.begin != at) {
+      throw DataError(str(where, ": tensor ", quote(tensor.name), " begins at byte ", tensor.begin,
+                          " of the data, but the one before ends at ", at,
+                          tensor.begin < at ? ": they overlap" : ": there is a gap"));
+    }
+    at = tensor.end;
+  }
+  if (at != data_bytes) {
+    throw DataError(str(where, ": the tensors take ", at, " bytes, but the file has ", data_bytes,
+                        " for them"));
+  }
+  return header;
+}
+
+std::string header_bytes(const std::vector<TensorEntry>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  std::string json;
+  try {
+    // Written by hand around the strings, to keep the tensors in the order of the file.
+    json = "{";
+    if (!metadata.empty()) json += "\"__metadata__\":" + Json(metadata).dump();
+    for (const TensorEntry& tensor : tensors) {
+      if (json.size() > 1) json += ",";
+      json += str(Json(tensor.name).dump(), ":{\"dtype\":\"", name(tensor.dtype),
+                  "\",\"shape\":", Json(tensor.shape).dump(), ",\"data_offsets\":[", tensor.begin,
+                  ",", tensor.end, "]}");
+    }
+    json += "}";
+  } catch (const Json::exception& error) {
+    throw UsageError(str("a name cannot be written to a file: ", error.what()));
+  }
+  const auto used = static_cast<std::int64_t>(json.size()) + kLengthBytes;
+  json.append(static_cast<std::size_t>((kDataAlign - used % kDataAlign) % kDataAlign), ' ');
+  if (static_cast<std::int64_t>(json.size()) > kMostHeaderBytes) {
+    throw UsageError(str("a file with ", tensors.size(), " tensors needs a header of ", json.size(),
+                         " bytes, but readers accept ", kMostHeaderBytes,
+                         "; spread them over more files"));
+  }
+  std::string bytes;
+  for (int i = 0; i < kLengthBytes; ++i) {
+    bytes += static_cast<char>((json.size() >> (8 * i)) & 0xffu);
+  }
+  return bytes + json;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/checkpoint/pieces.h"
+#include "tessera/core/param_spec.h"
+
+namespace tessera::checkpoint {
+
+struct Mesh {
+  int dp = 1, tp = 1, pp = 1;
+
+  int ranks() const { return dp * tp * pp; }
+  friend bool operator==(const Mesh&, const Mesh&) = default;
+};
+
+// What a run has to know, besides its tensors, to go on. The same on every rank but for `params`:
+// each rank gives those it knows, and together they are the model.
+struct Description {
+  std::int64_t step = 0;     // optimizer steps done
+  std::int64_t samples = 0;  // samples taken from the data, over all ranks
+  std::uint64_t seed = 0;    // all random numbers follow from it and from where they are used
+  Mesh mesh;                 // that saved; only for people, loading does not depend on it
+  int stage = 0;
+  std::string layout;        // StateLayout::name
+  std::string model = "{}";  // a JSON object: the shape of the model
+  std::map<std::string, std::string> extra;
+  std::vector<ParamSpec> params;
+};
+
+// A tensor of a shard: which elements of which state it has, and its checksums by block.
+struct StoredTensor {
+  std::string name;  // in the file
+  std::string param;
+  std::string state;
+  DType dtype = DType::f32;
+  std::vector<Stripe> stripes;
+  std::vector<std::uint32_t> checksums;
+
+  std::int64_t elements() const;
+};
+struct StoredFile {
+  std::string name;
+  std::int64_t bytes = 0;
+  std::int64_t header_bytes = 0;  // all before the data
+  std::uint32_t header_checksum = 0;
+  std::vector<StoredTensor> tensors;
+};
+struct Manifest {
+  Description about;
+  std::vector<StoredFile> files;
+};
+
+// What one rank sends to rank 0: its file and its parameters.
+struct ShardTable {
+  StoredFile file;
+  std::vector<ParamSpec> params;
+};
+std::string to_text(const ShardTable& table);
+ShardTable parse_table(std::string_view text, const std::string& where);
+
+// [Note: manifest] JSON whose first line holds the checksum of all that follows it. Reading checks
+// it, and then every number: nothing a manifest says is believed that its files could not hold.
+// Throws DataError.
+std::string to_text(const Manifest& manifest);
+Manifest parse_manifest(std::string_view text, const std::string& where);
+
+// Throws DataError unless every parameter has a state, and every state it has is complete.
+void check_complete(const Manifest& manifest, const std::string& where);
+// "elements 10 to 19 and 4 more stretches"
+std::string describe(const std::vector<Run>& runs);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,15 @@
+#pragma once
+
+// The fixed words of a manifest, shared by its writer and its reader.
+
+#include <string_view>
+
+namespace tessera::checkpoint {
+
+inline constexpr std::string_view kFormat = "tessera-checkpoint";
+inline constexpr int kVersion = 1;
+inline constexpr std::string_view kChecksumBefore = "{\"crc32c\": \"";
+inline constexpr std::string_view kChecksumAfter = "\",\n";
+inline constexpr std::size_t kChecksumDigits = 8;
+
+}  // namespace tessera::checkpoint

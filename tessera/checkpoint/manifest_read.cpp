@@ -1,0 +1,258 @@
+// Reading manifests and shard tables: every number is checked before it is used.
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/manifest_json.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using ReadJson = nlohmann::json;
+
+// A value of the manifest, and the way to it for messages.
+class Node {
+ public:
+  Node(const ReadJson& value, std::string path) : value_(value), path_(std::move(path)) {}
+
+  [[noreturn]] void refuse(const std::string& wanted) const {
+    std::string got = value_.dump(-1, ' ', true);
+    if (got.size() > 60) got = got.substr(0, 57) + "…";
+    throw DataError(str(path_, " is ", got, ", wanted ", wanted));
+  }
+  Node at(const std::string& key) const {
+    if (!value_.is_object()) refuse("an object");
+    const auto found = value_.find(key);
+    if (found == value_.end()) throw DataError(str(path_, " has no ", quote(key)));
+    return {*found, path_ + "." + key};
+  }
+  bool has(const std::string& key) const { return value_.is_object() && value_.contains(key); }
+  std::vector<Node> list() const {
+    if (!value_.is_array()) refuse("a list");
+    std::vector<Node> nodes;
+    nodes.reserve(value_.size());
+    for (std::size_t i = 0; i < value_.size(); ++i) {
+      nodes.emplace_back(value_[i], str(path_, "[", i, "]"));
+    }
+    return nodes;
+  }
+  const std::string& text() const {
+    if (!value_.is_string()) refuse("a text");
+    return value_.get_ref<const std::string&>();
+  }
+  std::int64_t number(std::int64_t least, std::int64_t most) const {
+    const bool whole = value_.is_number_integer() &&
+                       !(value_.is_number_unsigned() &&
+                         value_.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX));
+    const std::int64_t got = whole ? value_.get<std::int64_t>() : 0;
+    if (!whole || got < least || got > most) {
+      refuse(str("a whole number from ", least, " to ", most));
+    }
+    return got;
+  }
+  const ReadJson& json() const { return value_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  const ReadJson& value_;
+  std::string path_;
+};
+
+constexpr std::int64_t kMost = INT64_MAX;
+
+ParamSpec read_spec(const Node& node) {
+  ParamSpec spec;
+  spec.name = node.at("name").text();
+  for (const Node& size : node.at("shape").list()) spec.shape.push_back(size.number(0, kMost));
+  if (elements_of(spec.shape) < 0) node.at("shape").refuse("fewer elements than 2^63");
+  if (node.has("tp_dim")) {
+    spec.tp_dim = static_cast<int>(
+        node.at("tp_dim").number(0, static_cast<std::int64_t>(spec.shape.size()) - 1));
+  }
+  if (node.has("segments")) {
+    for (const Node& segment : node.at("segments").list()) {
+      const std::vector<Node> pair = segment.list();
+      if (pair.size() != 2) segment.refuse("[length, parts]");
+      spec.segments.push_back({pair[0].number(0, kMost), pair[1].number(0, kMost)});
+    }
+  }
+  return spec;
+}
+
+std::vector<ParamSpec> read_specs(const Node& node) {
+  std::vector<ParamSpec> specs;
+  std::set<std::string> names;
+  for (const Node& spec : node.list()) {
+    specs.push_back(read_spec(spec));
+    if (!names.insert(specs.back().name).second) spec.refuse("each parameter once");
+  }
+  return specs;
+}
+
+// Where the last element ends, or -1 if that does not fit.
+std::int64_t end_of(const Stripe& stripe) {
+  std::int64_t end = 0;
+  if (__builtin_mul_overflow(stripe.times - 1, stripe.stride, &end) ||
+      __builtin_add_overflow(end, stripe.whole, &end) ||
+      __builtin_add_overflow(end, stripe.count, &end)) {
+    return -1;
+  }
+  return end;
+}
+
+StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int64_t>& elements,
+                         std::int64_t data_bytes) {
+  StoredTensor tensor;
+  tensor.name = node.at("name").text();
+  tensor.param = node.at("param").text();
+  tensor.state = node.at("state").text();
+  const Node dtype = node.at("dtype");
+  const auto found_dtype = find_dtype(dtype.text());
+  if (!found_dtype) dtype.refuse("a dtype that is known here");
+  tensor.dtype = *found_dtype;
+  const auto param = elements.find(tensor.param);
+  if (param == elements.end()) node.at("param").refuse("a parameter of the manifest");
+  const std::int64_t most = data_bytes / size_of(tensor.dtype);
+  std::int64_t total = 0;
+  for (const Node& item : node.at("elements").list()) {
+    const std::vector<Node> numbers = item.list();
+    if (numbers.size() != 2 && numbers.size() != 4) item.refuse("[begin, count(, times, stride)]");
+    Stripe stripe{numbers[0].number(0, kMost), numbers[1].number(1, kMost), 1, 0};
+    if (numbers.size() == 4) {
+      stripe.times = numbers[2].number(1, kMost);
+      stripe.stride = numbers[3].number(stripe.count, kMost);
+    }
+    const std::int64_t end = end_of(stripe);
+    if (end < 0 || end > param->second) {
+      item.refuse(str("elements of a parameter that has ", param->second));
+    }
+    // No overflow: the stretches do not overlap, so there are at most `end` elements in them.
+    if (stripe.count * stripe.times > most - total) {
+      item.refuse(str("at most the ", data_bytes, " bytes that the file has"));
+    }
+    total += stripe.count * stripe.times;
+    tensor.stripes.push_back(stripe);
+  }
+  const Node checksums = node.at("crc32c");
+  if (!from_hex(checksums.text(), tensor.checksums) ||
+      static_cast<std::int64_t>(tensor.checksums.size()) !=
+          block_count(total * size_of(tensor.dtype))) {
+    checksums.refuse("a checksum of eight digits for every block");
+  }
+  return tensor;
+}
+
+StoredFile read_file(const Node& node, const std::map<std::string, std::int64_t>& elements) {
+  StoredFile file;
+  const Node name = node.at("name");
+  file.name = name.text();
+  // It is put behind the folder's name: no way may lead out of there.
+  if (file.name.empty() || file.name[0] == '.' || file.name.find('/') != std::string::npos ||
+      file.name.find('\0') != std::string::npos) {
+    name.refuse("a plain file name");
+  }
+  file.bytes = node.at("bytes").number(kLengthBytes, kMost);
+  file.header_bytes = node.at("header_bytes").number(kLengthBytes, file.bytes);
+  std::vector<std::uint32_t> checksum;
+  if (!from_hex(node.at("header_crc32c").text(), checksum) || checksum.size() != 1) {
+    node.at("header_crc32c").refuse("a checksum of eight digits");
+  }
+  file.header_checksum = checksum[0];
+  std::set<std::string> names;
+  for (const Node& tensor : node.at("tensors").list()) {
+    file.tensors.push_back(read_tensor(tensor, elements, file.bytes - file.header_bytes));
+    if (!names.insert(file.tensors.back().name).second) tensor.refuse("each tensor once");
+  }
+  return file;
+}
+
+std::map<std::string, std::int64_t> count_elements(const std::vector<ParamSpec>& params) {
+  std::map<std::string, std::int64_t> elements;
+  for (const ParamSpec& spec : params) elements[spec.name] = elements_of(spec.shape);
+  return elements;
+}
+
+ReadJson parse_json(std::string_view text, const std::string& where) {
+  // Writing a value out again, in messages, takes stack for every level.
+  const auto watch = [&](int depth, ReadJson::parse_event_t, ReadJson&) {
+    if (depth > 100) throw DataError(where + " is nested too deeply");
+    return true;
+  };
+  try {
+    return ReadJson::parse(text, watch);
+  } catch (const ReadJson::exception& error) {
+    throw DataError(str(where, " is no JSON: ", error.what()));
+  }
+}
+
+}  // namespace
+
+ShardTable parse_table(std::string_view text, const std::string& where) {
+  const ReadJson json = parse_json(text, where);
+  const Node root(json, where);
+  ShardTable table;
+  table.params = read_specs(root.at("params"));
+  table.file = read_file(root.at("file"), count_elements(table.params));
+  return table;
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& where) {
+  const std::size_t begin = kChecksumBefore.size() + kChecksumDigits + kChecksumAfter.size();
+  std::vector<std::uint32_t> checksum;
+  if (text.size() < begin || text.substr(0, kChecksumBefore.size()) != kChecksumBefore ||
+      !from_hex(text.substr(kChecksumBefore.size(), kChecksumDigits), checksum) ||
+      text.substr(begin - kChecksumAfter.size(), kChecksumAfter.size()) != kChecksumAfter) {
+    throw DataError(where + " does not begin with its checksum: it is damaged, or no manifest");
+  }
+  const std::string_view body = text.substr(begin);
+  if (crc32c(body) != checksum[0]) {
+    throw DataError(str(where, " is damaged: its checksum is ", to_hex({crc32c(body)}), ", wanted ",
+                        to_hex(checksum)));
+  }
+  const ReadJson json = parse_json(text, where);
+  const Node root(json, where);
+  if (root.at("format").text() != kFormat) root.at("format").refuse(str("\"", kFormat, "\""));
+  const std::int64_t version = root.at("version").number(1, kMost);
+  if (version != kVersion) {
+    throw DataError(str(where, " has version ", version, " of the format, and this program reads ",
+                        kVersion, "; use a newer Tessera"));
+  }
+  Manifest manifest;
+  Description& about = manifest.about;
+  about.step = root.at("step").number(0, kMost);
+  about.samples = root.at("samples").number(0, kMost);
+  const ReadJson& seed = root.at("seed").json();
+  if (!seed.is_number_unsigned()) root.at("seed").refuse("a whole number from 0 to 2^64");
+  about.seed = seed.get<std::uint64_t>();
+  const auto size = [&](const char* axis) {
+    return static_cast<int>(root.at("mesh").at(axis).number(1, 1 << 24));
+  };
+  about.mesh = {size("dp"), size("tp"), size("pp")};
+  about.stage = static_cast<int>(root.at("stage").number(0, 3));
+  about.layout = root.at("layout").text();
+  if (!root.at("model").json().is_object()) root.at("model").refuse("an object");
+  about.model = root.at("model").json().dump();
+  const Node extra = root.at("extra");
+  if (!extra.json().is_object()) extra.refuse("an object");
+  for (const auto& item : extra.json().items()) {
+    about.extra[item.key()] = extra.at(item.key()).text();
+  }
+  if (root.at("block_bytes").number(1, kMost) != kBlockBytes) {
+    root.at("block_bytes").refuse(str(kBlockBytes));
+  }
+  about.params = read_specs(root.at("params"));
+  const std::map<std::string, std::int64_t> elements = count_elements(about.params);
+  std::set<std::string> names;
+  for (const Node& file : root.at("files").list()) {
+    manifest.files.push_back(read_file(file, elements));
+    if (!names.insert(manifest.files.back().name).second) file.refuse("each file once");
+  }
+  return manifest;
+}
+
+}  // namespace tessera::checkpoint

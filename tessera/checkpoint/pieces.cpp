@@ -1,0 +1,70 @@
+#include "tessera/checkpoint/pieces.h"
+
+#include <algorithm>
+
+namespace tessera::checkpoint {
+
+std::vector<Run> cut(const std::vector<Run>& runs, std::int64_t begin, std::int64_t count) {
+  std::vector<Run> out;
+  for (const Run& run : runs) {
+    const std::int64_t from = std::max(run.local, begin);
+    const std::int64_t to = std::min(run.local + run.count, begin + count);
+    if (from < to) out.push_back({run.whole + from - run.local, from - begin, to - from});
+  }
+  return out;
+}
+
+std::int64_t count_of(const std::vector<Run>& runs) {
+  std::int64_t count = 0;
+  for (const Run& run : runs) count += run.count;
+  return count;
+}
+
+std::vector<Stripe> to_stripes(const std::vector<Run>& runs) {
+  std::vector<Stripe> stripes;
+  for (const Run& run : runs) {
+    if (run.count == 0) continue;
+    if (!stripes.empty()) {
+      Stripe& last = stripes.back();
+      const std::int64_t step = run.whole - (last.whole + (last.times - 1) * last.stride);
+      if (step == last.count && last.times == 1) {
+        last.count += run.count;
+        continue;
+      }
+      if (run.count == last.count && step > last.count &&
+          (last.times == 1 || step == last.stride)) {
+        last.stride = step;
+        ++last.times;
+        continue;
+      }
+    }
+    stripes.push_back({run.whole, run.count, 1, 0});
+  }
+  return stripes;
+}
+
+std::vector<Run> to_runs(const std::vector<Stripe>& stripes) {
+  std::vector<Run> runs;
+  std::int64_t local = 0;
+  for (const Stripe& stripe : stripes) {
+    for (std::int64_t i = 0; i < stripe.times; ++i) {
+      runs.push_back({stripe.whole + i * stripe.stride, local, stripe.count});
+      local += stripe.count;
+    }
+  }
+  return runs;
+}
+
+std::vector<Run> uncovered(std::vector<Run> runs, std::int64_t elements) {
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.whole < b.whole; });
+  std::vector<Run> gaps;
+  std::int64_t at = 0;
+  for (const Run& run : runs) {
+    if (run.whole > at) gaps.push_back({at, 0, run.whole - at});
+    at = std::max(at, run.whole + run.count);
+  }
+  if (at < elements) gaps.push_back({at, 0, elements - at});
+  return gaps;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/save.h"
+
+namespace tessera::checkpoint {
+
+// Told how many bytes are done.
+using Progress = std::function<void(std::int64_t)>;
+
+// Which elements rank `rank` of a mesh keeps of each parameter, by name, as the engine cuts them: a
+// pipeline stage has the next parameters in order, a tensor-parallel rank its part of those (of
+// copies, the first rank has them), a data-parallel rank its chunk of that part. Ranks count along
+// tp first, then dp, then pp.
+struct Share {
+  const ParamSpec* spec = nullptr;
+  std::vector<Run> runs;
+};
+std::vector<Share> shares_of(const std::vector<ParamSpec>& params, const Mesh& mesh, int rank);
+
+// Writes the checkpoint anew for another mesh, as dir/step-…, a few megabytes at a time.
+Saved reshard(Checkpoint& from, const std::string& dir, const Mesh& mesh,
+              const std::shared_ptr<FileSystem>& files = local_files(),
+              const Progress& progress = {});
+
+struct ExportOptions {
+  std::string state;           // empty: "master" where a parameter has it, else "param"
+  std::optional<DType> dtype;  // empty: as stored
+  std::shared_ptr<FileSystem> files = local_files();
+  Progress progress;
+};
+// Writes one safetensors file with all parameters under their names: whole, and rounded to nearest
+// where the type asked for is narrower. Replaces the file at once, when all is written. Returns
+// its bytes.
+std::int64_t export_model(Checkpoint& from, const std::string& path,
+                          const ExportOptions& options = {});
+
+// How two checkpoints differ.
+struct StateDifference {
+  std::string param, state;
+  std::string reason;  // "only in A", "F32 in A, BF16 in B", …; empty: in `elements` values
+  std::int64_t elements = 0;  // how many differ
+  std::int64_t first = -1;    // which is the first
+  double largest = 0;         // of the differences of values
+};
+struct Difference {
+  std::vector<std::string> about;  // a line each: "step: 10 in A, 20 in B"
+  std::vector<StateDifference> states;
+  std::int64_t equal = 0;  // states that have the same bits
+};
+Difference diff(Checkpoint& a, Checkpoint& b, const Progress& progress = {});
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,199 @@
+#include "tessera/checkpoint/save.h"
+
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include "tessera/checkpoint/shard.h"
+#include "tessera/checkpoint/shard_writer.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// A text that travels between ranks: what was done, or why it was not.
+constexpr char kGood = '+', kBad = '-';
+
+// A step that this rank does, and whose outcome the others must hear of.
+struct Outcome {
+  std::string text;          // with the mark in front
+  std::exception_ptr error;  // this rank's own
+};
+template <typename F>
+Outcome attempt(F&& body) {
+  try {
+    return {kGood + body(), nullptr};
+  } catch (const std::exception& error) {
+    return {str(kBad, error.what()), std::current_exception()};
+  }
+}
+
+// Bytes [offset, offset + bytes) of the runs, one after the other.
+Source source_of(const Piece& piece) {
+  const std::int64_t size = size_of(piece.dtype);
+  bool together = true;
+  std::int64_t next = piece.runs[0].local;
+  for (const Run& run : piece.runs) {
+    together = together && run.local == next;
+    next = run.local + run.count;
+  }
+  if (together) {
+    const std::byte* begin = piece.data + piece.runs[0].local * size;
+    return [begin](std::int64_t offset, std::int64_t, std::byte*) { return begin + offset; };
+  }
+  struct Cursor {
+    std::size_t run = 0;
+    std::int64_t done = 0;  // bytes of it
+  };
+  return [&piece, size, cursor = std::make_shared<Cursor>()](
+             std::int64_t, std::int64_t bytes, std::byte* staging) -> const std::byte* {
+    for (std::int64_t filled = 0; filled < bytes;) {
+      const Run& run = piece.runs[cursor->run];
+      const std::int64_t n = std::min(bytes - filled, run.count * size - cursor->done);
+      std::memcpy(staging + filled, piece.data + run.local * size + cursor->done,
+                  static_cast<std::size_t>(n));
+      filled += n;
+      cursor->done += n;
+      if (cursor->done == run.count * size) *cursor = {cursor->run + 1, 0};
+    }
+    return staging;
+  };
+}
+
+void check_piece(const Piece& piece, const std::map<std::string, std::int64_t>& elements) {
+  const std::string what =
+      str("a piece of parameter ", quote(piece.param), ", state ", quote(piece.state));
+  const auto param = elements.find(piece.param);
+  if (param == elements.end()) {
+    throw UsageError(what + ", but the description has no such parameter");
+  }
+  for (const Run& run : piece.runs) {
+    if (run.count < 0 || run.local < 0 || run.whole < 0 || run.whole > param->second - run.count) {
+      throw UsageError(str(what, " has ", run.count, " elements from ", run.whole,
+                           " on, but the parameter has ", param->second));
+    }
+  }
+  if (piece.data == nullptr && count_of(piece.runs) > 0) throw UsageError(what + " has no data");
+}
+
+ShardTable write_pieces(const std::string& folder, int rank, const Description& about,
+                        const std::vector<Piece>& pieces, FileSystem& files) {
+  std::map<std::string, std::int64_t> elements;
+  for (const ParamSpec& spec : about.params) elements[spec.name] = elements_of(spec.shape);
+  std::vector<ShardTensor> tensors;
+  for (const Piece& piece : pieces) {
+    check_piece(piece, elements);
+    std::vector<Stripe> stripes = to_stripes(piece.runs);
+    if (stripes.empty()) continue;
+    tensors.push_back(
+        {piece.param, piece.state, piece.dtype, std::move(stripes), source_of(piece)});
+  }
+  return write_shard(files, folder, rank, about, std::move(tensors));
+}
+
+Manifest assemble(Description about, const std::vector<std::string>& tables) {
+  Manifest manifest;
+  about.params.clear();
+  std::map<std::string, std::size_t> known;
+  for (std::size_t rank = 0; rank < tables.size(); ++rank) {
+    ShardTable table =
+        parse_table(std::string_view(tables[rank]).substr(1), str("the table of rank ", rank));
+    for (ParamSpec& spec : table.params) {
+      const auto [at, fresh] = known.emplace(spec.name, about.params.size());
+      if (fresh) {
+        about.params.push_back(std::move(spec));
+      } else if (about.params[at->second] != spec) {
+        throw UsageError(str("rank ", rank, " describes parameter ", quote(spec.name),
+                             " in another way than the ranks before it"));
+      }
+    }
+    manifest.files.push_back(std::move(table.file));
+  }
+  manifest.about = std::move(about);
+  return manifest;
+}
+
+// What all are told when a rank failed: the mark, its number, and why.
+std::string bad_news(int rank, const std::string& why) {
+  return str(kBad, rank, " rank ", rank, " cannot save: ", why);
+}
+bool is_good(const std::string& text) { return !text.empty() && text[0] == kGood; }
+
+// Throws this rank's own error, or what it was told of another's.
+[[noreturn]] void fail_together(const std::exception_ptr& own, const std::string& news) {
+  if (own) std::rethrow_exception(own);
+  int rank = PeerError::kUnknownRank;
+  const std::size_t space = news.find(' ');
+  if (space == std::string::npos) throw PeerError("another rank cannot save", rank);
+  std::from_chars(news.data() + 1, news.data() + space, rank);
+  throw PeerError(news.substr(space + 1), rank);
+}
+
+}  // namespace
+
+Saved save(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
+           const Team& team, const SaveOptions& options) {
+  const auto began = std::chrono::steady_clock::now();
+  FileSystem& files = *options.files;
+  if (about.step < 0) throw UsageError(str("the step is ", about.step, ", wanted 0 or more"));
+
+  // 1. Rank 0 makes the folder.
+  Outcome begun{std::string(1, kGood), nullptr};
+  if (team.rank == 0) {
+    begun = attempt([&] { return begin_folder(files, dir, about.step); });
+    if (begun.error) begun.text = bad_news(0, begun.text.substr(1));
+  }
+  const std::string folder = team.broadcast(begun.text);
+  if (!is_good(folder)) fail_together(begun.error, folder);
+
+  // 2. All write.
+  ShardTable table;
+  const Outcome wrote = attempt([&] {
+    table = write_pieces(folder.substr(1), team.rank, about, pieces, files);
+    return to_text(table);
+  });
+  const std::vector<std::string> tables = team.gather(wrote.text);
+
+  // 3. Rank 0 publishes, if all could write.
+  Outcome published{std::string(1, kGood), nullptr};
+  if (team.rank == 0) {
+    for (std::size_t rank = 0; rank < tables.size() && is_good(published.text); ++rank) {
+      if (is_good(tables[rank])) continue;
+      published.text = bad_news(static_cast<int>(rank),
+                                tables[rank].empty() ? "it said nothing" : tables[rank].substr(1));
+    }
+    if (is_good(published.text)) {
+      published = attempt([&] { return publish_folder(files, dir, assemble(about, tables)); });
+      if (published.error) published.text = bad_news(0, published.text.substr(1));
+    }
+    if (!is_good(published.text)) {
+      // The space it takes may be what is missing. Whatever stays, the next save removes.
+      attempt([&] {
+        remove_tree(files, folder.substr(1));
+        return std::string();
+      });
+    }
+  }
+  const std::string verdict = team.broadcast(published.text);
+  if (!is_good(verdict)) fail_together(wrote.error ? wrote.error : published.error, verdict);
+  if (team.rank == 0) {
+    const Outcome cleaned = attempt([&] {
+      apply_retention(files, dir, about.step, options.retention);
+      return std::string();
+    });
+    if (cleaned.error && options.warn) {
+      options.warn("saved, but an older checkpoint stays: " + cleaned.text.substr(1));
+    }
+  }
+  Saved saved;
+  saved.folder = verdict.substr(1);
+  saved.bytes = table.file.bytes;
+  saved.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return saved;
+}
+
+}  // namespace tessera::checkpoint

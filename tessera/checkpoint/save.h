@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/pieces.h"
+
+namespace tessera::checkpoint {
+
+// The ranks that save together, without saying how they talk. By default, one rank alone.
+struct Team {
+  int rank = 0, size = 1;
+  // Collective. Rank 0 gets the texts of all, in rank order; what others get is not looked at.
+  std::function<std::vector<std::string>(std::string)> gather = [](std::string text) {
+    return std::vector<std::string>{std::move(text)};
+  };
+  // Collective. All get the text of rank 0.
+  std::function<std::string(std::string)> broadcast = [](std::string text) { return text; };
+};
+
+struct SaveOptions {
+  Retention retention;
+  std::shared_ptr<FileSystem> files = local_files();
+  // Told what went wrong after the checkpoint was published (an old one that cannot be removed).
+  std::function<void(const std::string&)> warn;
+};
+
+struct Saved {
+  std::string folder;
+  std::int64_t bytes = 0;  // that this rank wrote
+  double seconds = 0;
+};
+
+// Collective: saves the pieces of all ranks as dir/step-…, all ranks writing at once; see
+// [Note: publish]. What fails on one rank fails on all: with its own error there, and with a
+// PeerError that names it on the others. Earlier checkpoints are untouched then. Memory: two write
+// buffers, and the manifest on rank 0.
+Saved save(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
+           const Team& team = {}, const SaveOptions& options = {});
+
+}  // namespace tessera::checkpoint

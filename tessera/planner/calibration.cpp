@@ -1,0 +1,109 @@
+#include "tessera/planner/calibration.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/step_time.h"
+
+namespace tessera::planner {
+namespace {
+
+struct Constant {
+  double Hardware::*member;
+  double least, most;
+};
+constexpr Constant kPasses{&Hardware::memory_efficiency, 0.01, 1};
+constexpr Constant kLogits{&Hardware::logit_bytes, 1, 10'000};
+constexpr Constant kConstants[] = {{&Hardware::product_efficiency, 0.01, 1},
+                                   {&Hardware::attention_efficiency, 0.01, 1},
+                                   kPasses,
+                                   kLogits};
+
+// Errors in both directions count alike, and large ones more.
+double distance(const Hardware& hardware, const std::vector<PassSample>& samples) {
+  double sum = 0;
+  for (const PassSample& sample : samples) {
+    Question q = sample.question;
+    q.hardware = hardware;
+    const double error = std::log(pass_seconds(q) / sample.seconds);
+    sum += error * error;
+  }
+  return sum;
+}
+
+}  // namespace
+
+double pass_seconds(const Question& q) {
+  double seconds = 0;
+  for (const auto& rank : chunk_times(q)) {
+    for (const ChunkTime& chunk : rank) {
+      seconds += chunk.forward + chunk.backward_input + chunk.backward_weight;
+    }
+  }
+  return seconds;
+}
+
+// One constant after the other is moved by a factor while that helps, by ever smaller factors. What
+// a logit costs is its bytes over the efficiency of passes, so these two are moved together as
+// well.
+Hardware calibrate(Hardware start, const std::vector<PassSample>& samples) {
+  if (samples.empty()) throw UsageError("calibrate: got no samples, wanted at least one");
+  Hardware best = std::move(start);
+  double least = distance(best, samples);
+  const auto moved = [](Hardware hardware, const Constant& constant, double by) {
+    double& value = hardware.*constant.member;
+    value = std::clamp(value * by, constant.least, constant.most);
+    return hardware;
+  };
+  for (const double factor : {2.0, 1.4, 1.2, 1.1, 1.05, 1.02, 1.01, 1.005, 1.002}) {
+    bool better = true;
+    const auto take = [&](const Hardware& next) {
+      const double now = distance(next, samples);
+      if (now >= least) return;
+      least = now;
+      best = next;
+      better = true;
+    };
+    for (int round = 0; round < 100 && better; ++round) {
+      better = false;
+      for (const double by : {factor, 1 / factor}) {
+        for (const Constant& constant : kConstants) take(moved(best, constant, by));
+        take(moved(moved(best, kPasses, by), kLogits, by));
+      }
+    }
+  }
+  return best;
+}
+
+double calibration_error(const Hardware& hardware, const std::vector<PassSample>& samples) {
+  double sum = 0;
+  for (const PassSample& sample : samples) {
+    Question q = sample.question;
+    q.hardware = hardware;
+    sum += std::abs(pass_seconds(q) / sample.seconds - 1);
+  }
+  return samples.empty() ? 0 : sum / static_cast<double>(samples.size());
+}
+
+std::string hardware_toml(const Hardware& h) {
+  const auto link = [](const Link& l) {
+    return str("{ bandwidth = ", l.bandwidth, ", latency = ", l.latency, " }");
+  };
+  // A float in TOML has a point or an exponent; these fields take whole numbers as well.
+  return str(
+      "[", h.name, "]\nmemory = ", std::llround(h.memory), "\nreserve = ", std::llround(h.reserve),
+      "\nusable = ", h.usable, "\npeak_16bit = ", h.peak_16bit, "\npeak_fp32 = ", h.peak_fp32,
+      "\nmemory_bandwidth = ", h.memory_bandwidth, "\nunits = ", h.units,
+      "\nproduct_efficiency = ", h.product_efficiency,
+      "\nattention_efficiency = ", h.attention_efficiency,
+      "\nmemory_efficiency = ", h.memory_efficiency, "\nlaunch = ", h.launch,
+      "\nkernel_start = ", h.kernel_start, "\nlogit_bytes = ", h.logit_bytes,
+      "\ngradient_passes = ", h.gradient_passes, "\ninside = ", link(h.inside),
+      "\nbetween = ", link(h.between), "\nrail_share = ", h.rail_share, "\nper_node = ", h.per_node,
+      "\nwatts = ", h.watts, "\nprice_per_hour = ", h.price_per_hour, "\n");
+}
+
+}  // namespace tessera::planner
