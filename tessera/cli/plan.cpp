@@ -3,6 +3,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -119,9 +120,11 @@ int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) 
     options.label = "searching";
     options.unit = "mesh";
     if (arguments.json) options.mode = ProgressMode::kSilent;
-    Progress progress(0, options);
-    result =
-        planner::search(question, [&](std::int64_t done, std::int64_t) { progress.update(done); });
+    std::optional<Progress> progress;  // begun when the number of meshes is known
+    result = planner::search(question, [&](std::int64_t done, std::int64_t total) {
+      if (!progress) progress.emplace(total, options);
+      progress->update(done);
+    });
   }
   return print(arguments.json ? planner::to_json(result) + "\n" : report(result));
 }

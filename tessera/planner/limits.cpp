@@ -39,13 +39,17 @@ Question with(const Question& q, int zero, int dp) {
 template <typename Limits, typename Find>
 Limits for_all(const Question& q, const Find& find) {
   Limits limits;
-  std::vector<int> degrees;
-  for (int dp = 1; dp < q.dp; dp *= 2) degrees.push_back(dp);
-  degrees.push_back(q.dp);
-  for (int zero = 0; zero <= 3; ++zero) {
-    for (const int dp : degrees) limits.rows.push_back(find(with(q, zero, dp)));
+  std::vector<int> degrees = {q.dp};
+  for (int dp = 1; dp <= std::max(q.dp, q.per_node); dp *= 2) {
+    if (dp != q.dp) degrees.push_back(dp);
   }
-  limits.asked = limits.rows[degrees.size() * static_cast<std::size_t>(q.zero + 1) - 1];
+  std::sort(degrees.begin(), degrees.end());
+  for (int zero = 0; zero <= 3; ++zero) {
+    for (const int dp : degrees) {
+      limits.rows.push_back(find(with(q, zero, dp)));
+      if (zero == q.zero && dp == q.dp) limits.asked = limits.rows.back();
+    }
+  }
   return limits;
 }
 

@@ -7,7 +7,7 @@
 namespace tessera::planner {
 
 // The largest batch and the largest model that fit, for every ZeRO stage and for dp 1, 2, 4 … up to
-// the one asked for.
+// a node or to the one asked for.
 struct BatchLimit {
   int zero = 0;
   int dp = 1;

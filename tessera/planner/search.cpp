@@ -38,6 +38,8 @@ class Search {
     if (base_.state_only()) {
       throw UsageError("--search: needs a model with sizes; --params gives none");
     }
+    check(base_.model);
+    if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";
     if (base_.gpus == 0) {
       const int cut = base_.tp * base_.pp;
       if (base_.dp > 0) base_.gpus = base_.dp * cut;
@@ -205,7 +207,6 @@ SearchQuestion search_question(const Settings& settings, const Catalogue& catalo
 }
 
 SearchResult search(const SearchQuestion& question, const SearchProgress& progress) {
-  check(question.base.model);
   Search search(question);
   const std::vector<Mesh> meshes = search.meshes();
   for (std::size_t i = 0; i < meshes.size(); ++i) {

@@ -72,10 +72,8 @@ void add_pp(Traffic& traffic, const Question& q, int rank) {
   const int last = q.pp * q.chunks - 1;
   double forward = 0, backward = 0;  // per micro-batch
   const auto here = [&](int stage) {
-    for (int c = 0; c < q.chunks; ++c) {
-      if (stage_of(q, rank, c) == stage) return true;
-    }
-    return false;
+    const bool way_up = q.schedule == "zb-v" && stage >= q.pp;
+    return (way_up ? last - stage : stage % q.pp) == rank;
   };
   for (int c = 0; c < q.chunks; ++c) {
     const int stage = stage_of(q, rank, c);

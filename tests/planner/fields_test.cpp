@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/core/errors.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
@@ -15,7 +16,7 @@ Settings settings(std::initializer_list<std::pair<const char*, const char*>> giv
   return all;
 }
 Question ask(std::initializer_list<std::pair<const char*, const char*>> given) {
-  return settle(settings(given).question(catalogue()));
+  return settle(settings(given).question(built_in()));
 }
 std::string refusal(std::initializer_list<std::pair<const char*, const char*>> given) {
   try {
@@ -131,7 +132,7 @@ TEST(Fields, NoNumberBreaksAnything) {
         all.set(other.name, "64");
         all.set(field.name, number);
         try {
-          const Question q = settle(all.question(catalogue()));
+          const Question q = settle(all.question(built_in()));
           EXPECT_GE(q.world(), 1);
           EXPECT_GE(q.micros(), 1);
           EXPECT_EQ(q.global_batch, q.micro_batch * q.dp * q.micros());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/planner/plan.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
@@ -11,7 +12,7 @@ Question gpt2_xl(int dp, int stage) {
   Question q;
   q.model = find_model_shape("gpt2-xl");
   q.layout = parse_state_layout("bf16-fp32grad");
-  q.hardware = catalogue().find("h100");
+  q.hardware = built_in().find("h100");
   q.dp = dp, q.zero = stage;
   return settle(q);
 }
@@ -27,7 +28,7 @@ TEST(Limits, OneMoreDoesNotFit) {
   for (const char* model : {"gpt2-124m", "gpt2-xl", "llama2-7b", "llama3-70b"}) {
     Question q;
     q.model = find_model_shape(model);
-    q.hardware = catalogue().find("a100-80");
+    q.hardware = built_in().find("a100-80");
     q.dp = 8;
     for (const BatchLimit& limit : largest_batches(settle(q)).rows) {
       const auto fits = [&](std::int64_t batch) {

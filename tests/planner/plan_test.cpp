@@ -8,6 +8,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/planner/json.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
@@ -17,7 +18,7 @@ using Given = std::vector<std::pair<std::string, std::string>>;
 Question ask(const Given& given) {
   Settings all;
   for (const auto& [key, value] : given) all.set(key, value);
-  return all.question(catalogue());
+  return all.question(built_in());
 }
 
 bool advises(const Plan& plan, const std::string& words) {
@@ -34,7 +35,7 @@ std::string all_advice(const Plan& plan) {
 
 TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
   for (const ModelShape& model : model_shapes()) {
-    for (const Hardware& hardware : catalogue().all()) {
+    for (const Hardware& hardware : built_in().all()) {
       Question q;
       q.model = model;
       q.hardware = hardware;

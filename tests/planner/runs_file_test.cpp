@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/core/errors.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
@@ -11,7 +12,7 @@ std::vector<ScoredRow> parse(const std::string& text) {
   Settings defaults;
   defaults.set("vocab", "51200");
   defaults.set("hardware", "a100-80");
-  return parse_runs(text, "runs.csv", defaults, catalogue());
+  return parse_runs(text, "runs.csv", defaults, built_in());
 }
 
 TEST(RunsFile, ColumnsAreFields) {

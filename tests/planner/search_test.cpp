@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/schedule/schedule.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 SearchQuestion ask(std::initializer_list<std::pair<const char*, const char*>> given) {
   Settings all;
   for (const auto& [key, value] : given) all.set(key, value);
-  return search_question(all, catalogue());
+  return search_question(all, built_in());
 }
 
 // Against a slow search: every combination, those that settle() or memory refuses left out.

@@ -1,0 +1,286 @@
+// tessera plan and tessera explain, as a user calls them.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/processes.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Outcome {
+  int status;
+  std::string out, err;
+  nlohmann::json json() const { return nlohmann::json::parse(out); }
+};
+
+Outcome tessera(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), TESSERA_PROGRAM);
+  Capture out, err;
+  const int status = execute(arguments, out, err);
+  return {status, out.text(), err.text()};
+}
+
+Outcome plan(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "plan");
+  return tessera(std::move(arguments));
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A file that lives as long as the test.
+class TextFile {
+ public:
+  explicit TextFile(const std::string& text) {
+    path_ = (std::filesystem::temp_directory_path() / "tessera-plan-XXXXXX").string();
+    const int fd = ::mkstemp(path_.data());
+    EXPECT_GE(fd, 0);
+    ::close(fd);
+    std::ofstream(path_) << text;
+  }
+  ~TextFile() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(PlanProgram, WithoutFlagsItPlansSomething) {
+  const Outcome text = plan({});
+  EXPECT_EQ(text.status, 0) << text.err;
+  for (const char* part : {"Parameters", "Memory of a GPU", "Time of a step", "Bound by"}) {
+    EXPECT_TRUE(contains(text.out, part)) << part;
+  }
+  EXPECT_EQ(plan({"--json"}).json()["parameters"], 1'557'611'200);
+}
+
+TEST(PlanProgram, FlagsAndLinesAgree) {
+  const std::string line =
+      R"({"layers":24,"hidden":1024,"heads":16,"vocab":51200,"seq":1024,"tp":1,"dp":1,"pp":2,)"
+      R"("micro_batch":8,"global_batch":16,"zero":0,"checkpoint_activations":"full",)"
+      R"("attention":"unfused","overlap_grad_reduce":false,"schedule":"1f1b",)"
+      R"("hardware":"a100-80","nodes":1,"gpus_per_node":8})";
+  const Outcome flags = plan({"--layers",
+                              "24",
+                              "--hidden",
+                              "1024",
+                              "--heads",
+                              "16",
+                              "--vocab",
+                              "51200",
+                              "--seq",
+                              "1024",
+                              "--tp",
+                              "1",
+                              "--dp",
+                              "1",
+                              "--pp",
+                              "2",
+                              "--micro-batch",
+                              "8",
+                              "--global-batch",
+                              "16",
+                              "--zero",
+                              "0",
+                              "--checkpoint-activations",
+                              "full",
+                              "--attention",
+                              "unfused",
+                              "--no-overlap-grad-reduce",
+                              "--schedule",
+                              "1f1b",
+                              "--hardware",
+                              "a100-80",
+                              "--nodes",
+                              "1",
+                              "--gpus-per-node",
+                              "8",
+                              "--json"});
+  ASSERT_EQ(flags.status, 0) << flags.err;
+  const TextFile rows(line + "\n{\"dp\":-1}\nnonsense\n\n{\"modle\":\"gpt2-xl\"}\n" + line + "\n");
+  const Outcome lines = plan({"--batch", rows.path()});
+  ASSERT_EQ(lines.status, 0) << lines.err;
+  std::istringstream in(lines.out);
+  std::vector<nlohmann::json> answers;
+  for (std::string each; std::getline(in, each);) answers.push_back(nlohmann::json::parse(each));
+  ASSERT_EQ(answers.size(), 5U);
+  EXPECT_EQ(answers[0], flags.json());
+  EXPECT_EQ(answers[4], flags.json());
+  for (const std::size_t bad : {1U, 2U, 3U}) EXPECT_TRUE(answers[bad].contains("error"));
+  EXPECT_TRUE(contains(answers[3]["error"], "did you mean model?"));
+  // Flags stand in for what a line leaves out; --json changes nothing.
+  const TextFile short_row("{\"dp\":4}\n");
+  const auto answer = plan({"--batch", short_row.path(), "--json", "--model", "gpt2-124m"}).json();
+  EXPECT_EQ(answer["question"]["model"]["name"], "gpt2-124m");
+  EXPECT_EQ(answer["question"]["dp"], 4);
+}
+
+TEST(PlanProgram, Search) {
+  const Outcome text = plan(
+      {"--search", "--model", "gpt3-13b", "--gpus", "16", "--global-batch", "32", "--top", "3"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "Ruled out")) << text.out;
+  const auto json = plan({"--search", "--model", "gpt3-13b", "--gpus", "16", "--global-batch", "32",
+                          "--top", "3", "--json"})
+                        .json();
+  EXPECT_EQ(json["best"].size(), 3U);
+  EXPECT_TRUE(json["ruled_out"].contains("does not fit"));
+}
+
+TEST(PlanProgram, Limits) {
+  const auto json = plan({"--model", "gpt2-xl", "--layout", "bf16-fp32grad", "--hardware", "h100",
+                          "--dp", "8", "--zero", "1", "--max-batch", "--json"})
+                        .json();
+  EXPECT_EQ(json["global_batch"], 168);
+  EXPECT_EQ(json["rows"].size(), 16U);
+  EXPECT_GT(plan({"--max-model", "--json"}).json()["parameters"], 1'000'000'000);
+  EXPECT_TRUE(contains(plan({"--max-model"}).out, "Largest model"));
+}
+
+TEST(PlanProgram, MegatronsAccount) {
+  const Outcome text = plan({"--model", "gpt2-xl", "--convention", "megatron"});
+  for (const char* part : {"1.47", "0.08", "1.5554", "26699.47"}) {
+    EXPECT_TRUE(contains(text.out, part)) << text.out;
+  }
+}
+
+TEST(PlanProgram, Score) {
+  const TextFile runs(
+      "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,step_ms\n"
+      "4,16,4,2048,16,24,1024,1,2,2,400\n16,32,1,2048,16,24,1024,8,2,1,500\n");
+  const Outcome text = plan({"--score", runs.path(), "--hardware", "a100-80", "--vocab", "51200",
+                             "--checkpoint-activations", "full", "--attention", "unfused",
+                             "--no-overlap-grad-reduce"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  for (const char* part : {"mean error", "one node", "several nodes", "line 3"}) {
+    EXPECT_TRUE(contains(text.out, part)) << text.out;
+  }
+  const auto json = plan({"--score", runs.path(), "--hardware", "a100-80", "--json"}).json();
+  EXPECT_EQ(json["rows"].size(), 2U);
+  EXPECT_TRUE(json["mean_error"].is_number());
+}
+
+TEST(PlanProgram, OwnHardware) {
+  const TextFile own("[mine]\nlike = \"h100\"\nmemory = \"24GB\"\n");
+  EXPECT_TRUE(contains(plan({"--hardware-file", own.path(), "--list-hardware"}).out, "mine"));
+  const auto json = plan({"--hardware-file", own.path(), "--hardware", "mine", "--json"}).json();
+  EXPECT_FALSE(json["fits"].get<bool>());
+  EXPECT_TRUE(contains(plan({"--list-models"}).out, "llama3.1-405b"));
+}
+
+TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
+  const TextFile broken("[mine]\nmemory = = 3\n"), no_column("dp\n1\n");
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--modle", "gpt2-xl"}, "did you mean --model?"},
+      {{"--model", "gpt2-x1"}, "did you mean gpt2-xl?"},
+      {{"--hardware", "a100-81"}, "did you mean a100-80?"},
+      {{"--layers", "0"}, "--layers"},
+      {{"--layers", "-4"}, "--layers"},
+      {{"--hidden", "99999999999999999999"}, "--hidden"},
+      {{"--model", "gpt2-xl", "--tp", "2"}, "does not divide 25 heads"},
+      {{"--pp", "96"}, "--layers"},
+      {{"--gpus", "7", "--dp", "2"}, "--gpus"},
+      {{"--zero", "5"}, "--zero"},
+      {{"--schedule", "1f1c"}, "did you mean 1f1b?"},
+      {{"--params", "13B", "--model", "gpt2-xl"}, "--params"},
+      {{"--search", "--max-batch"}, "choose one of them"},
+      {{"--search", "--params", "13B"}, "--search"},
+      {{"--batch", "/no/such/file"}, "cannot read"},
+      {{"--score", "/no/such/file"}, "cannot read"},
+      {{"--score", no_column.path()}, "step_ms"},
+      {{"--hardware-file", "/no/such/file"}, "cannot read"},
+      {{"--hardware-file", broken.path()}, "line 2, column"},
+      {{"stray"}, "unknown"}};
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = plan(arguments);
+    EXPECT_EQ(outcome.status, 2) << expected;
+    EXPECT_EQ(outcome.out, "") << expected;
+    EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
+  }
+}
+
+TEST(PlanProgram, HelpHasEveryFlag) {
+  const Outcome help = plan({"--help"});
+  EXPECT_EQ(help.status, 0);
+  for (const char* flag : {"--model",
+                           "--layers",
+                           "--dp",
+                           "--tp",
+                           "--pp",
+                           "--zero",
+                           "--layout",
+                           "--micro-batch",
+                           "--grad-accum",
+                           "--global-batch",
+                           "--grad-reduce",
+                           "--seq",
+                           "--checkpoint-activations",
+                           "--attention",
+                           "--no-overlap-grad-reduce",
+                           "--schedule",
+                           "--chunks",
+                           "--hardware",
+                           "--nodes",
+                           "--gpus-per-node",
+                           "--pad-vocab",
+                           "--json",
+                           "--search",
+                           "--batch",
+                           "--score",
+                           "Examples"}) {
+    EXPECT_TRUE(contains(help.out, flag)) << flag;
+  }
+}
+
+TEST(ExplainProgram, PutsTheNumbersIn) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"batch", "--micro-batch", "4", "--grad-accum", "32", "--dp", "8", "--seq", "4096"},
+       "4,194,304"},
+      {{"memory", "--params", "70B", "--dp", "8", "--zero", "3", "--layout", "bf16-nomaster"},
+       "105 GB"},
+      {{"memory", "--pp", "4", "--grad-accum", "8"}, "4 in flight"},
+      {{"traffic", "--params", "10B", "--dp", "64"}, "39.4 GB"},
+      {{"traffic", "--params", "10B", "--dp", "64", "--zero", "3"}, "59.1 GB"},
+      {{"ring", "--bytes", "200MB", "--ranks", "16", "--bandwidth", "100GB/s"}, "3.75 ms"},
+      {{"ring", "--bytes", "14GB", "--ranks", "8", "--bandwidth", "600GB/s"}, "40.8 ms"},
+      {{"overlap", "--transfer", "5ms", "--hiding", "3ms"}, "= 2 ms"},
+      {{"bubble", "--pp", "8", "--grad-accum", "32"}, "17.9%"},
+      {{"bubble", "--pp", "8", "--grad-accum", "32"}, "K = 133"},
+      {{"bubble", "--pp", "2", "--grad-accum", "8"}, "3.06 s"},
+      {{"step", "--dp", "8"}, "MFU"}};
+  for (auto [arguments, expected] : cases) {
+    arguments.insert(arguments.begin(), "explain");
+    const Outcome outcome = tessera(arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(contains(outcome.out, expected)) << expected << "\n" << outcome.out;
+  }
+}
+
+TEST(ExplainProgram, Mistakes) {
+  for (const auto& [arguments, expected] :
+       std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"explain"}, "topic"},
+           {{"explain", "memroy"}, "did you mean memory?"},
+           {{"explain", "ring", "--bandwidth", "fast"}, "rate"},
+           {{"explain", "ring", "--bandwidth", "0GB/s"}, "--bandwidth"},
+           {{"explain", "memory", "--model", "gpt9"}, "--model"}}) {
+    const Outcome outcome = tessera(arguments);
+    EXPECT_EQ(outcome.status, 2) << expected;
+    EXPECT_EQ(outcome.out, "") << expected;
+    EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli
