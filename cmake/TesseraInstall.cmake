@@ -24,6 +24,10 @@ install(TARGETS tessera_kernels EXPORT tessera-kernels
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT tessera-kernels NAMESPACE tessera:: FILE tesseraKernelsTargets.cmake
         DESTINATION "${TESSERA_CMAKE_DIR}")
+install(TARGETS tessera_checkpoint EXPORT tessera-checkpoint
+        ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(EXPORT tessera-checkpoint NAMESPACE tessera:: FILE tesseraCheckpointTargets.cmake
+        DESTINATION "${TESSERA_CMAKE_DIR}")
 if(TESSERA_TORCH)
   install(TARGETS tessera EXPORT tessera-torch ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(EXPORT tessera-torch NAMESPACE tessera:: FILE tesseraTorchTargets.cmake

@@ -8,6 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
 torch_version=2.13.0
+safetensors_version=0.8.0
 
 # Package, and a command or header that shows it to be there when it was not installed by dpkg.
 packages=(
@@ -128,12 +129,24 @@ install_torch() {
   echo "$want" >"$stamp"
 }
 
+# Half a megabyte, for tests only: without it they are skipped and say so.
+install_safetensors() {
+  if compgen -G ".venv/lib/python3*/site-packages/safetensors-$safetensors_version.dist-info" \
+    >/dev/null; then return 0; fi
+  .venv/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-compile \
+    "safetensors==$safetensors_version" ||
+    say "pip could not install safetensors $safetensors_version: the tests against it will be skipped"
+}
+
 case "${1:-all}" in
   packages) install_packages ;;
   torch) install_torch ;;
   all)
     install_packages
-    if [ -z "${TORCH_DIR:-}" ]; then install_torch; fi
+    if [ -z "${TORCH_DIR:-}" ]; then
+      install_torch
+      install_safetensors
+    fi
     ;;
   *) fail "setup.sh: got \"$1\", wanted packages, torch or nothing" ;;
 esac

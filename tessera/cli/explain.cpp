@@ -25,6 +25,7 @@ constexpr const char* kExamples =
     "  tessera explain ring --bytes 14GB --ranks 8 --bandwidth 600GB/s\n"
     "  tessera explain bubble --pp 8 --grad-accum 32\n"
     "  tessera explain step --model llama3-8b --dp 8 --global-batch 64\n"
+    "  tessera explain schedule --stages 4 --micro-batches 8 --schedule 1f1b\n"
     "  tessera explain sync --ranks 3\n";
 
 struct Words {
@@ -42,7 +43,9 @@ void add_explain_options(CommandLine& line, Words& words) {
     names.emplace_back(topic.name);
     help += str("\n", topic.name, ": ", topic.summary);
   }
+  names.emplace_back("schedule");
   names.emplace_back("sync");
+  help += "\nschedule: a pipeline's, drawn (tessera explain schedule --help)";
   help +=
       "\nsync: gradients of a small network before and after synchronisation (tessera explain "
       "sync --help)";
@@ -74,12 +77,17 @@ int explain_command(int argc, char** argv) {
     arguments.insert(arguments.end(), argv + 2, argv + argc);
     return execute_torch_program("explain sync", arguments);
   }
+  if (argc > 1 && std::string_view(argv[1]) == "schedule") {
+    return explain_schedule(argc - 1, argv + 1);
+  }
   Words words;
   CommandLine line("explain", "Prints one formula with the numbers put in, step by step.",
                    kExamples);
   add_explain_options(line, words);
   if (!line.parse(argc, argv)) return 0;
-  if (words.topic == "sync") throw UsageError("sync: comes first, as in tessera explain sync");
+  if (words.topic == "sync" || words.topic == "schedule") {
+    throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
+  }
   if (!words.bandwidth.empty()) words.arguments.bandwidth = parse_rate(words.bandwidth);
   if (!(words.arguments.bandwidth > 0)) throw UsageError("--bandwidth: wanted more than 0");
   words.arguments.plan = planner::make_plan(words.settings.question(planner::Catalogue()));

@@ -29,4 +29,7 @@ struct ExplainTopic {
 // In the order of --help.
 const std::vector<ExplainTopic>& explain_topics();
 
+// A topic with options of its own; argv[0] is its name.
+int explain_schedule(int argc, char** argv);
+
 }  // namespace tessera::cli

@@ -311,6 +311,7 @@ bool Launch::finished() const {
 
 LaunchResult Launch::result() {
   LaunchResult result;
+  result.asked = end_signals_ > 0;
   const Rank* rank = first_failed_;
   if (timed_out_) {
     result.status = kTimeoutStatus;

@@ -67,6 +67,13 @@ BlockedSignals::BlockedSignals() {
 }
 
 BlockedSignals::~BlockedSignals() {
+  // A write to somebody who had gone has been seen as such; its signal must not end us now.
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  const timespec at_once{};
+  while (::sigtimedwait(&pipe, nullptr, &at_once) == SIGPIPE) {
+  }
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   ::sigaction(SIGCHLD, &child_action_before_, nullptr);
 }

@@ -33,6 +33,7 @@ struct LaunchResult {
   int status = 0;        // of the rank that failed first (128 + signal), 124 after the timeout
   int failed_rank = -1;  // in the numbering of the whole job
   std::string summary;   // one line, "" after a success; launch() has printed it
+  bool asked = false;    // somebody sent the launcher a signal to end
 };
 
 // The environment of one rank: what it inherits, and the variables that torchrun sets, so that a

@@ -10,6 +10,7 @@
 #include "tessera/cli/store_server.h"
 #include "tessera/cli/topology.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/log.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
@@ -31,10 +32,13 @@ std::vector<std::string> own_command(int argc, char** argv) {
   return words;
 }
 
-int start_ranks(const OwnRanks& own, std::vector<std::string> command) {
+namespace {
+
+LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& command,
+                         const BlockedSignals& signals) {
   const Topology machine = topology();
   LaunchOptions options;
-  options.command = std::move(command);
+  options.command = command;
   options.ranks = own.ranks;
   options.threads =
       own.threads > 0 ? own.threads : threads_per_rank(machine, cpu_quota(), own.ranks);
@@ -45,10 +49,39 @@ int start_ranks(const OwnRanks& own, std::vector<std::string> command) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     options.environment.emplace_back(*entry);
   }
-  const BlockedSignals signals;  // before the store starts its thread
   const StoreServer store(/*only_here=*/true, 0);
   options.master_port = store.port();
-  return launch(options, signals).status;
+  return launch(options, signals);
+}
+
+}  // namespace
+
+int start_ranks(const OwnRanks& own, std::vector<std::string> command) {
+  return start_ranks(own, {}, std::move(command));
+}
+
+int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string> command) {
+  const BlockedSignals signals;  // before the store starts its thread
+  for (int attempt = 0;; ++attempt) {
+    const LaunchResult result = launch_once(own, command, signals);
+    // Not what somebody ended on purpose, nor what would fail in the same way again: status 2 is a
+    // wrong call.
+    if (result.status == 0 || result.status == 2 || result.asked) return result.status;
+    if (attempt == restarts.most) {
+      if (restarts.most > 0) {
+        write_all(2, str("tessera ", own.name, ": gave up after ", restarts.most, " restarts\n"));
+      }
+      return result.status;
+    }
+    if (restarts.fit) own.ranks = restarts.fit(own.ranks - 1);
+    if (own.ranks == 0) return result.status;
+    if (attempt == 0) {
+      command.insert(command.end(), restarts.words.begin(), restarts.words.end());
+    }
+    write_all(2, str("tessera ", own.name, ": restart ", attempt + 1, " of ", restarts.most, " on ",
+                     own.ranks, own.ranks == 1 ? " rank" : " ranks",
+                     restarts.report ? ", " + restarts.report() : std::string(), "\n"));
+  }
 }
 
 int become_mpirun(int ranks, const std::vector<std::string>& command) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,16 @@ struct OwnRanks {
 };
 // Starts them on this machine, divided as `tessera run` does, and returns the job's exit status.
 int start_ranks(const OwnRanks& options, std::vector<std::string> command);
+
+// How often, and as what, a job that failed is started again.
+struct Restarts {
+  int most = 0;
+  std::vector<std::string> words;  // that the command gets then
+  // How many ranks to start when so many are left; 0: not again.
+  std::function<int(int left)> fit;
+  std::function<std::string()> report;  // a line: from where it goes on
+};
+int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);
 
 // Only MPI's own launcher can start ranks that use MPI: becomes it.
 int become_mpirun(int ranks, const std::vector<std::string>& command);

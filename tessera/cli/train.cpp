@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/own_ranks.h"
@@ -28,6 +29,7 @@ constexpr const char* kExamples =
     "  tessera train --layers 6 --hidden 512 --heads 8 --vocab 8192 --seq 256 --micro-batch 4\n"
     "  tessera train --data book.txt --seq 256 --steps 2000 --metrics out.jsonl\n"
     "  tessera train --global-batch 256 --micro-batch 8 --zero 1 --trace trace.json\n"
+    "  tessera train --dp 2 --tp 2 --pp 2 --zero 1 --grad-accum 8 --threads 1\n"
     "  tessera train --zero 2 --print-config > run.toml; tessera train --config run.toml\n"
     "  mpirun -n 4 tessera train --zero 2               (joins the ranks of a launcher)\n"
     "\n"
@@ -83,15 +85,34 @@ void finish_the_step_on(int signal) {
   ::sigaction(signal, &action, nullptr);
 }
 
+// Whether a checkpoint was asked for since the last step.
+std::atomic<int>& save_asked() {
+  static std::atomic<int> asked{0};
+  return asked;
+}
+
+void save_on(int signal) {
+  struct sigaction action {};
+  action.sa_handler = [](int) { save_asked().store(1); };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(signal, &action, nullptr);
+}
+
 int take_part(const train::TrainConfig& config) {
-  stop_signal().store(0);  // before the handler needs it
+  stop_signal().store(0);  // before the handlers need them
+  save_asked().store(0);
   finish_the_step_on(SIGINT);
   finish_the_step_on(SIGTERM);
+  save_on(SIGUSR1);
   comm::InitOptions init;
   init.backend = config.backend;
   const comm::Group world = comm::init(init);
-  const bool ended = train::run_session(config, world, [] { return stop_signal().load() != 0; });
-  if (ended) return 0;
+  const train::Ended ended = train::run_session(config, world, [] {
+    if (stop_signal().load() != 0) return train::Wish::stop;
+    return save_asked().exchange(0) != 0 ? train::Wish::save : train::Wish::none;
+  });
+  // A run that was told to go and has saved its state has done what it should.
+  if (ended != train::Ended::stopped) return 0;
   const int signal = stop_signal().load();  // where another rank alone was asked, as by Ctrl-C
   return 128 + (signal != 0 ? signal : SIGINT);
 }
@@ -106,11 +127,30 @@ void warn_of_crowding(int ranks, int threads) {
                    ": they take turns, and every step waits for the slowest\n"));
 }
 
+// A job that is started again resumes, with the same batch on however many ranks there are.
+Restarts restarts(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
+  Restarts again;
+  again.most = static_cast<int>(config.max_restarts);
+  again.words = {"--resume",       "auto",
+                 "--ranks",        "0",
+                 "--dp",           "0",
+                 "--grad-accum",   "0",
+                 "--global-batch", str(resolved.global_batch)};
+  again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
+  again.report = [folder = config.save] {
+    const checkpoint::Latest latest = checkpoint::find_latest(folder);
+    return latest.folder.empty() ? std::string("from the start: there is no checkpoint yet")
+                                 : "from " + latest.folder;
+  };
+  return again;
+}
+
 }  // namespace
 
 int train_command(int argc, char** argv) {
   Given given;
-  CommandLine line("train", "Trains a GPT with data parallelism and ZeRO.", kExamples);
+  CommandLine line("train", "Trains a GPT with data, tensor and pipeline parallelism and ZeRO.",
+                   kExamples);
   CLI::App& app = line.app();
   app.add_option("--config", given.config, "read settings from a TOML file")->type_name("FILE");
   app.add_flag("--print-config", given.print_config,
@@ -130,13 +170,13 @@ int train_command(int argc, char** argv) {
   const bool joins = launch.launcher != "alone";
   if (joins) {
     const bool asked = std::find(named.begin(), named.end(), "ranks") != named.end();
-    if (asked && config.ranks != launch.size) {
+    if (asked && config.ranks != 0 && config.ranks != launch.size) {
       throw UsageError(str("--ranks: got ", config.ranks, ", but ", launch.launcher, " started ",
                            launch.size, " ranks; leave --ranks out"));
     }
     config.ranks = launch.size;
   }
-  const auto ranks = static_cast<int>(config.ranks);
+  const int ranks = train::ranks_wanted(config);
   // Whatever is wrong is said once, before ranks are started.
   const train::Resolved resolved = train::resolve(config, ranks);
   if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
@@ -149,7 +189,7 @@ int train_command(int argc, char** argv) {
   }
   return start_ranks(
       {.ranks = ranks, .threads = static_cast<int>(config.threads), .name = "train", .grace = 30},
-      own_command(argc, argv));
+      restarts(config, resolved, ranks), own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

@@ -149,6 +149,18 @@ TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier
   return difference;
 }
 
+TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) noexcept {
+  TrafficCounts sum{one.sent_bytes + other.sent_bytes,
+                    one.control_bytes + other.control_bytes,
+                    one.copied_bytes + other.copied_bytes,
+                    one.busy_ns + other.busy_ns,
+                    {}};
+  for (std::size_t op = 0; op < one.calls.size(); ++op) {
+    sum.calls[op] = one.calls[op] + other.calls[op];
+  }
+  return sum;
+}
+
 void TrafficMeter::charge(const Collective& call, int ranks, int rank) noexcept {
   auto& counter = call.traffic == Traffic::model ? sent_ : control_;
   counter.fetch_add(ring_bytes(call, ranks, rank), std::memory_order_relaxed);

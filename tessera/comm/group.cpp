@@ -66,6 +66,11 @@ Group::Group(std::shared_ptr<Backend> backend) : state_(std::make_shared<State>(
   state_->backend = std::move(backend);
 }
 
+std::string Group::last_call() const {
+  const std::lock_guard lock(state_->last_mutex);
+  return state_->calls == 0 ? "" : str("#", state_->calls, " ", describe(state_->last));
+}
+
 Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in) const {
   for (const at::Tensor* tensor : {&out, &in}) {
     if (!tensor->defined()) continue;
@@ -77,6 +82,16 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
   if (out.defined() && in.defined()) {
     require(out.scalar_type() == in.scalar_type() && out.device() == in.device(), what,
             [&] { return str("input and output differ: ", shape(in), " and ", shape(out)); });
+  }
+  if (size() > 1) {
+    const std::lock_guard lock(state_->last_mutex);
+    state_->last.op = what.op;
+    state_->last.dtype = what.dtype;
+    state_->last.reduce = what.reduce;
+    state_->last.count = what.count;
+    state_->last.peer = what.peer;
+    state_->last.label = what.label;
+    ++state_->calls;
   }
   const bool on_host = (in.defined() ? in : out).is_cpu();
   Backend& device = *state_->backend;

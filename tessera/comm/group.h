@@ -57,6 +57,10 @@ class Group {
   std::string backend() const { return state_->backend->kind(); }
   TrafficCounts traffic() const { return state_->backend->traffic(); }
 
+  // The call that this rank made last, in words; "" if there was none. For whoever wonders where a
+  // rank is.
+  std::string last_call() const;
+
   Work all_reduce(const at::Tensor& x, const Call& call = {}) const;
   Work all_reduce(const at::Tensor& out, const at::Tensor& in, const Call& call = {}) const;
   // out: this rank's shard of in. In place: out is that part of in.
@@ -89,6 +93,9 @@ class Group {
     std::shared_ptr<Backend> backend;
     std::mutex mutex;
     std::map<std::string, int> subsets;  // how often each was made, to give each a new name
+    std::mutex last_mutex;
+    Collective last;  // without its buffers
+    std::uint64_t calls = 0;
   };
   Work submit(Collective what, const at::Tensor& out, const at::Tensor& in) const;
   Work submit_parts(const Collective& what, const at::Tensor& out, const at::Tensor& in) const;

@@ -18,6 +18,7 @@ struct TrafficCounts {
   std::array<std::uint64_t, kOpCount> calls{};
 };
 TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
+TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) noexcept;
 
 // The counters themselves; threads of one rank may count at the same time.
 class TrafficMeter {

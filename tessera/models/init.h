@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <string_view>
 
+#include "tessera/core/param_spec.h"
 #include "tessera/planner/model_shape.h"
 
 namespace torch::nn {
@@ -13,14 +13,16 @@ class Module;
 
 namespace tessera::models {
 
-// A parameter of a GPT as GPT-2 starts: biases 0, norms 1, matrices normal with deviation 0.02,
-// those that end a residual branch with that over sqrt(2 · layers). The values depend on the seed,
-// the parameter's name, and nothing else: not on the dtype (they are rounded to it), the device, or
-// what was initialised before. `param` may not be on the meta device.
-void initialise(const at::Tensor& param, std::string_view name, const planner::ModelShape& shape,
-                std::uint64_t seed);
+// A parameter of a language model as GPT-2 starts: biases 0, norms 1, matrices normal with
+// deviation 0.02, those that end a residual branch with that over sqrt(2 · layers). `param` is what
+// tensor-parallel rank t of tp has of it. The values depend on the seed, the parameter's name, and
+// nothing else: not on tp, the dtype (they are rounded to it), the device, or what was initialised
+// before. `param` may not be on the meta device.
+void initialise(const at::Tensor& param, const ParamSpec& spec, const planner::ModelShape& shape,
+                std::uint64_t seed, int t = 0, int tp = 1);
 
-// All parameters of a model, by their names. Does nothing on the meta device.
-void initialise(torch::nn::Module& model, const planner::ModelShape& shape, std::uint64_t seed);
+// All parameters of a model, by their specs. Does nothing on the meta device.
+void initialise(torch::nn::Module& model, const planner::ModelShape& shape, std::uint64_t seed,
+                int t = 0, int tp = 1);
 
 }  // namespace tessera::models

@@ -11,6 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/deferred.h"
 #include "tessera/nn/recorder.h"
 
 namespace tessera::nn {
@@ -57,6 +58,7 @@ struct Segment : torch::CustomClassHolder {
   const void* name = nullptr;
   std::optional<Recorder> recorder;
   std::optional<RandomState> random;
+  c10::intrusive_ptr<DeferredGradients> deferral = DeferredGradients::current();
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
     if (!recorder) return f(std::move(inputs));
@@ -103,6 +105,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     segment->random.reset();
     {
       const at::AutoGradMode with_grad(true);
+      const DeferredGradients::Scope deferring(segment->deferral);
       if (segment->recorder) segment->recorder->replay();
       outputs = segment->run(inputs);
       segment->recorder.reset();

@@ -18,6 +18,13 @@ at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::
 // Does times_transposed do better than at::linear? See [Note: written transposed].
 bool beats_aten(const at::Tensor& tensor);
 
+// The gradients of x · wᵀ, from that of the result [N, out]. Undefined where not wanted.
+struct ProductGradients {
+  at::Tensor dx, dw;
+};
+ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                                   bool want_x, bool want_w);
+
 // out = a · bᵀ for each of a batch of matrices, [G, n, k] and [G, m, k].
 void batch_times_transposed(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 

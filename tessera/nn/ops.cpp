@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tessera/kernels/layers.h"
+#include "tessera/nn/deferred.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops_support.h"
 
@@ -27,11 +28,8 @@ std::vector<std::int64_t> with_last(const at::Tensor& x, std::int64_t last) {
   return sizes;
 }
 
-// The gradients of a product with a weight matrix, from that of its result [N, out]. Undefined
-// where not wanted.
-struct ProductGradients {
-  at::Tensor dx, dw;
-};
+}  // namespace
+
 ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
                                    bool want_x, bool want_w) {
   ProductGradients result;
@@ -46,7 +44,19 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
   return result;
 }
 
-// Only where we beat ATen's product; otherwise at::linear does exactly this.
+ProductGradients product_gradients(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x,
+                                   const at::Tensor& w) {
+  DeferredGradients* later = deferral_of(ctx);
+  if (later == nullptr || !ctx->needs_input_grad(1) || !is_deferrable(w)) {
+    return product_gradients(dy, x, w, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+  }
+  later->push(w, [dy, x = x.detach(), w] { return product_gradients(dy, x, w, false, true).dw; });
+  return product_gradients(dy, x, w, ctx->needs_input_grad(0), false);
+}
+
+namespace {
+
+// Only where we beat ATen's product, or may have to defer; otherwise at::linear does exactly this.
 struct Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b) {
@@ -54,13 +64,13 @@ struct Linear : public torch::autograd::Function<Linear> {
     ctx->save_for_backward({rows, w});
     ctx->saved_data["sizes"] = x.sizes().vec();
     if (b) ctx->saved_data["bias"] = b->scalar_type();
+    remember_deferral(ctx);
     return times_transposed(rows, w, b.value_or(at::Tensor())).view(with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor dy = as_rows(grads[0]);
-    ProductGradients g = product_gradients(dy, saved[0], saved[1], ctx->needs_input_grad(0),
-                                           ctx->needs_input_grad(1));
+    ProductGradients g = product_gradients(ctx, dy, saved[0], saved[1]);
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     at::Tensor db;
     if (const auto bias = ctx->saved_data["bias"]; !bias.isNone() && ctx->needs_input_grad(2)) {
@@ -118,6 +128,7 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
     const at::Tensor h = times_transposed(rows, w);
     ctx->save_for_backward({rows, w, b, h});
     ctx->saved_data["sizes"] = x.sizes().vec();
+    remember_deferral(ctx);
     at::Tensor y = at::empty(with_last(x, w.size(0)), x.options());
     gelu_forward_rows(h, b.to(at::kFloat), as_rows(y));
     return y;
@@ -127,8 +138,7 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
     const at::Tensor &x = saved[0], &w = saved[1], &b = saved[2], &h = saved[3];
     at::Tensor db;
     const at::Tensor dh = gelu_backward_rows(h, b.to(at::kFloat), as_rows(grads[0]), &db);
-    ProductGradients g =
-        product_gradients(dh, x, w, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    ProductGradients g = product_gradients(ctx, dh, x, w);
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     return {g.dx, g.dw, db.to(b.scalar_type())};
   }
@@ -138,7 +148,8 @@ struct LinearGelu : public torch::autograd::Function<LinearGelu> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
   const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
-  if (beats_aten(x) && x.scalar_type() == w.scalar_type() && x.numel() > 0) {
+  const bool ours = beats_aten(x) || DeferredGradients::current();
+  if (ours && x.scalar_type() == w.scalar_type() && x.numel() > 0) {
     return Linear::apply(x, w, bias);
   }
   return at::linear(x, w, bias);

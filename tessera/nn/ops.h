@@ -40,6 +40,19 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
 // of queries at a time. saves: qkv, 3·N·C·e (shared with nothing), and 4·N·heads bytes.
 // In a selective checkpoint the result (N·C·e) and these 4·N·heads bytes are kept.
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads);
+// Grouped-query attention: qkv [B, T, (heads + 2·kv_heads)·d], and heads / kv_heads heads in a row
+// use the same keys and values. saves besides: these repeated, 3·N·C·e (until backward).
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads);
+
+// Rotary positions: the first `heads` heads of width `dim` in each token t of [B, T, ...] are
+// turned, elements i and i + dim / 2 together by the angle t · base^(-2i / dim). saves: nothing.
+at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base = 1e4);
+
+// x / sqrt(mean(x²) + eps) · w over the last dim. saves: x (shared), w (shared), 4·N bytes.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& w, double eps = 1e-5);
+
+// silu(first half of the columns) · second half. saves: x, N·cols·e.
+at::Tensor swiglu(const at::Tensor& x);
 
 // The sum over all rows with target >= 0 of the cross entropy of softmax(hidden · weightᵀ) with
 // that target, as an fp32 scalar. hidden [..., C], weight [V, C], targets [...] int64 (-1:

@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/layers.h"
+#include "tessera/nn/deferred.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
@@ -40,6 +41,14 @@ at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets) 
   return losses.sum(at::kDouble).to(at::kFloat);
 }
 
+// From what is saved, and the factor that comes in, which is applied to the small side of the
+// product.
+at::Tensor logits_weight_gradient(const at::Tensor& dlogits, const at::Tensor& h,
+                                  const at::Tensor& factor) {
+  if (multiplies_in_fp32(h)) return narrowed(at::mm(widened(dlogits).t(), widened(h) * factor));
+  return at::mm(dlogits.t(), h * factor.to(h.scalar_type()));
+}
+
 struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets) {
@@ -52,23 +61,28 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     if (wide) logits = narrowed(logits);
     ctx->save_for_backward({h, weight, logits});
     ctx->saved_data["sizes"] = hidden.sizes().vec();
+    remember_deferral(ctx);
     return loss;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &weight = saved[1], &dlogits = saved[2];
-    // The incoming factor is applied to the small side of each product.
-    const at::Tensor factor = grads[0].to(h.scalar_type());
+    const at::Tensor& factor = grads[0];
+    const bool in_fp32 = multiplies_in_fp32(h);
+    const at::Tensor d = in_fp32 ? widened(dlogits) : dlogits;
     at::Tensor dh, dw;
-    if (multiplies_in_fp32(h)) {
-      const at::Tensor wide = widened(dlogits);
-      if (ctx->needs_input_grad(0)) {
-        dh = narrowed(at::mm(wide, widened(weight)).mul_(grads[0]));
+    if (ctx->needs_input_grad(0)) {
+      dh = in_fp32 ? narrowed(at::mm(d, widened(weight)).mul_(factor))
+                   : at::mm(d, weight).mul_(factor.to(h.scalar_type()));
+    }
+    if (ctx->needs_input_grad(1)) {
+      if (DeferredGradients* later = deferral_of(ctx); later != nullptr && is_deferrable(weight)) {
+        later->push(weight, [dlogits, h = h.detach(), factor] {
+          return logits_weight_gradient(dlogits, h, factor);
+        });
+      } else {
+        dw = logits_weight_gradient(d, h, factor);
       }
-      if (ctx->needs_input_grad(1)) dw = narrowed(at::mm(wide.t(), widened(h) * grads[0]));
-    } else {
-      if (ctx->needs_input_grad(0)) dh = at::mm(dlogits, weight).mul_(factor);
-      if (ctx->needs_input_grad(1)) dw = at::mm(dlogits.t(), h * factor);
     }
     if (dh.defined()) dh = dh.view(ctx->saved_data["sizes"].toIntVector());
     return {dh, dw, at::Tensor()};

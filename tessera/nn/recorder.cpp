@@ -101,6 +101,16 @@ TORCH_LIBRARY_IMPL(_, Fake, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&observe>());
 }
 
+namespace {
+
+// While it lives, this thread is in no selective segment.
+struct Outside {
+  Recorder* const outer = std::exchange(active, nullptr);
+  ~Outside() { active = outer; }
+};
+
+}  // namespace
+
 Recorder* Recorder::current() { return active; }
 
 void Recorder::run(const std::function<void()>& f) {
@@ -140,7 +150,12 @@ void Recorder::watch(const std::vector<at::Tensor>& outputs) {
 
 std::vector<at::Tensor> Recorder::results(const std::function<std::vector<at::Tensor>()>& compute) {
   if (!replaying_) {
-    std::vector<at::Tensor> tensors = compute();
+    std::vector<at::Tensor> tensors;
+    {
+      // Products inside it are steps on the way: only what it returns is kept.
+      const Outside outside;
+      tensors = compute();
+    }
     std::vector<Kept>& list = kept_.emplace_back();
     for (const at::Tensor& tensor : tensors) {
       // An alias that learns of changes in place, but has no place in any graph.

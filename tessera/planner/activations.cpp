@@ -1,5 +1,6 @@
 #include "tessera/planner/activations.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <vector>
@@ -16,22 +17,51 @@ constexpr std::int64_t kRandomState = 5056;  // of the generator, kept by a reco
 // The ledger counts whole lines of 64 bytes.
 constexpr std::int64_t tensor(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Tensors of one rank.
+struct Sizes {
+  explicit Sizes(const GptActivations& q) {
+    const ModelShape& m = q.model;
+    const std::int64_t rows = q.batch * q.seq, kv = std::max<std::int64_t>(1, m.kv_heads / q.tp);
+    const std::int64_t heads = m.heads / q.tp, head = rows * m.head_dim() * q.element;
+    const std::int64_t own = q.sequence_parallel ? rows / q.tp : rows;
+    stream = tensor(own * m.hidden * q.element);
+    entered = tensor(rows * m.hidden * q.element);
+    qkv = tensor((heads + 2 * kv) * head);
+    repeated = tensor(3 * heads * head);
+    attention = tensor(heads * head);
+    up = tensor((m.swiglu ? 2 : 1) * rows * m.ffn / q.tp * q.element);
+    wide = tensor(rows * m.ffn / q.tp * q.element);
+    norm = (m.biases ? 2 : 1) * tensor(4 * own);
+    softmax = tensor(4 * rows * heads);
+    logits = tensor(rows * m.vocab / q.tp * q.element);
+  }
+  std::int64_t stream, entered;           // between the layers; where it enters one
+  std::int64_t qkv, repeated, attention;  // `repeated`: with as many keys and values as queries
+  std::int64_t up, wide;                  // before and after GELU or SwiGLU
+  std::int64_t norm, softmax;             // fp32 numbers of each row
+  std::int64_t logits;
+};
+
 // [Note: what a block keeps] With N = batch · seq rows of C = hidden values:
 //   x → norm → y → qkv → attention → a → out → x + out = s → norm → z → up, GELU → g → down → s + d
-// none: x, y, qkv, a, s, z, the product before GELU, g; two fp32 numbers per row for each norm and
-// one per row and head for the softmax. selective: x, the products (qkv, the attention's result and
-// its fp32 numbers, out, up before GELU, down). full: x.
+// none: x, y, qkv (its keys and values repeated, if queries share them), a, s, z, the product
+// before GELU, g; two fp32 numbers per row for each LayerNorm (one for RMSNorm) and one per row and
+// head for the softmax. selective: x, the products (qkv, the attention's result and its fp32
+// numbers, out, up before GELU, down). full: x. Tensor-parallel ranks have their share of what is
+// between y and out, and between z and down. Sequence-parallel ones have their share of the rest
+// too, but y and z are kept as they enter, whole: selective recomputation also keeps them, rather
+// than gather them again.
 std::int64_t block_bytes(const GptActivations& q) {
-  const std::int64_t rows = q.batch * q.seq;
-  const std::int64_t stream = tensor(rows * q.model.hidden * q.element);
-  const std::int64_t qkv = tensor(3 * rows * q.model.hidden * q.element);
-  const std::int64_t wide = tensor(rows * q.model.ffn * q.element);
-  const std::int64_t norm = 2 * tensor(4 * rows);
-  const std::int64_t softmax = tensor(4 * rows * q.model.heads);
+  const Sizes s(q);
+  const bool gathers = q.sequence_parallel && q.tp > 1;
   switch (q.recompute) {
-    case Recompute::none: return 5 * stream + qkv + 2 * wide + 2 * norm + softmax;
-    case Recompute::selective: return 4 * stream + qkv + wide + softmax + kRandomState;
-    case Recompute::full: return stream + kRandomState;
+    case Recompute::none:
+      return 2 * s.stream + 2 * s.entered + s.repeated + s.attention + s.up + s.wide + 2 * s.norm +
+             s.softmax;
+    case Recompute::selective:
+      return 3 * s.stream + (gathers ? 2 * s.entered : 0) + s.qkv + s.attention + s.up + s.softmax +
+             kRandomState;
+    case Recompute::full: return s.stream + kRandomState;
   }
   return 0;
 }
@@ -50,12 +80,14 @@ Recompute parse_recompute(std::string_view text) {
 std::string_view name(Recompute mode) { return kNames[static_cast<std::size_t>(mode)]; }
 
 std::int64_t gpt_activation_bytes(const GptActivations& q) {
-  const std::int64_t rows = q.batch * q.seq;
-  const std::int64_t stream = tensor(rows * q.model.hidden * q.element);
+  const Sizes s(q);
+  const std::int64_t rows = q.batch * q.seq, layers = q.layers < 0 ? q.model.layers : q.layers;
+  std::int64_t bytes = layers * block_bytes(q);
+  // The rows of the table that a rank looks up, and which of them are another's.
+  if (q.embedding && q.tp > 1) bytes += tensor(8 * rows) + tensor(rows);
   // After the blocks: the last sum, the norm and its result, and the gradient of the logits.
-  const std::int64_t head =
-      2 * stream + 2 * tensor(4 * rows) + tensor(rows * q.model.vocab * q.element) + 64;
-  return q.model.layers * block_bytes(q) + head;
+  if (q.head) bytes += s.stream + s.entered + s.norm + s.logits + 64;
+  return bytes;
 }
 
 }  // namespace tessera::planner

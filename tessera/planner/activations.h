@@ -13,13 +13,20 @@ Recompute parse_recompute(std::string_view text);  // throws UsageError
 std::string_view name(Recompute mode);
 
 struct GptActivations {
-  ModelShape model;
+  ModelShape model;  // a GPT or a Llama
   std::int64_t batch = 1;
   std::int64_t seq = 1;
   int element = 4;  // bytes of a value between the layers
   Recompute recompute = Recompute::none;
+  int tp = 1;
+  bool sequence_parallel = false;
+  // Of the part of the model that a pipeline stage has.
+  std::int64_t layers = -1;  // -1: all
+  bool embedding = true;
+  bool head = true;
 };
-// Bytes that Tessera's GPT keeps from forward for backward, as the ledger counts them.
+// Bytes that Tessera's models keep from one micro-batch's forward for its backward, as the ledger
+// of one rank counts them.
 std::int64_t gpt_activation_bytes(const GptActivations& question);
 
 }  // namespace tessera::planner

@@ -42,6 +42,7 @@ const std::vector<ModelShape>& model_shapes() {
   static const std::vector<ModelShape> all = {
       // 256 tokens: bytes, or the digits of a small task.
       {"gpt-tiny", 4, 128, 4, 4, 512, 256, 256, false, true, true},
+      llama("llama-tiny", 4, 128, 4, 2, 352, 256),
       gpt("gpt2-124m", 12, 768, 12, 1024),
       gpt("gpt2-355m", 24, 1024, 16, 1024),
       gpt("gpt2-774m", 36, 1280, 20, 1024),

@@ -1,53 +1,93 @@
 #include "tessera/planner/run.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
-#include "tessera/core/text.h"
+#include "tessera/planner/parameters.h"
+#include "tessera/planner/pipeline.h"
+#include "tessera/planner/tensor_parallel.h"
+#include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
 
-std::vector<ParameterSize> gpt_parameters(const ModelShape& shape) {
-  const std::int64_t h = shape.hidden;
-  std::vector<ParameterSize> all;
-  const auto add = [&](std::string name, std::int64_t numel) {
-    if (numel > 0) all.push_back({std::move(name), numel});
-  };
-  const auto with_bias = [&](const std::string& name, std::int64_t weight, std::int64_t bias) {
-    add(name + ".weight", weight);
-    if (shape.biases) add(name + ".bias", bias);
-  };
-  add("tok.weight", shape.vocab * h);
-  add("pos.weight", shape.positions * h);
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const std::string block = str("blocks.", layer, ".");
-    const std::int64_t qkv = h + 2 * shape.kv_heads * shape.head_dim();
-    with_bias(block + "norm1", h, h);
-    with_bias(block + "qkv", h * qkv, qkv);
-    with_bias(block + "proj", h * h, h);
-    with_bias(block + "norm2", h, h);
-    const std::int64_t up = (shape.swiglu ? 2 : 1) * shape.ffn;
-    with_bias(block + "fc", h * up, up);
-    with_bias(block + "proj2", shape.ffn * h, h);
-  }
-  with_bias("norm", h, h);
-  add("head.weight", shape.head_params());
-  return all;
+namespace {
+
+std::int64_t numel(const std::vector<std::int64_t>& sizes) {
+  std::int64_t count = 1;
+  for (const std::int64_t size : sizes) count *= size;
+  return count;
 }
+
+// What a ring sends to all-reduce so many elements over two ranks.
+std::int64_t all_reduce_of_two(std::int64_t count) { return 2 * ((count + 1) / 2); }
+
+}  // namespace
 
 RunPlan plan_run(const RunQuestion& q) {
   const Sharding sharded = sharding_of_stage(q.stage);
+  schedule::Schedule schedule;
+  if (q.pp > 1) schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
+  const int stages = q.pp > 1 ? schedule.stage_count() : 1;
+  std::vector<ModelPart> parts;
+  for (int c = 0; c < (q.pp > 1 ? schedule.chunks : 1); ++c) {
+    parts.push_back(part_of_stage(q.model, stages, q.pp > 1 ? schedule.stage(q.pp_rank, c) : 0));
+  }
+
+  RunPlan plan;
   std::int64_t part = 0;  // elements of all chunks of one rank
-  for (const ParameterSize& each : gpt_parameters(q.model)) {
-    part += chunk_elements(each.numel, q.dp);
+  for (const ModelPart& each : parts) {
+    for (const ParamSpec& spec : model_params(q.model, q.tp, each)) {
+      const std::int64_t own = numel(local_shape(spec, q.tp_rank, q.tp));
+      part += chunk_elements(own, q.dp);
+      const bool tied = q.pp > 1 && q.model.tied && spec.name == "tok.weight";
+      if (!tied) continue;
+      // Each replica of the first stage and of the last adds up what it keeps of the gradient.
+      const std::int64_t chunk = chunk_elements(own, q.dp);
+      const std::int64_t begin = std::min(own, chunk * q.dp_rank);
+      const std::int64_t kept = sharded.optimizer ? std::min(chunk, own - begin) : own;
+      plan.sent_pp += all_reduce_of_two(kept) * q.layout.grad;
+    }
+    TensorParallelQuestion tensor;
+    tensor.model = q.model;
+    tensor.tp = q.tp;
+    tensor.sequence_parallel = q.sequence_parallel;
+    tensor.batch = q.micro_batch;
+    tensor.seq = q.seq;
+    tensor.element = q.layout.param;
+    tensor.recompute = q.recompute;
+    tensor.layers = each.last_layer - each.first_layer;
+    tensor.embedding = each.embedding;
+    tensor.head = each.head;
+    plan.sent_tp += tensor_parallel_traffic(tensor).total() * q.accumulation;
+  }
+  if (q.pp > 1) {
+    const double boundary = boundary_bytes(static_cast<double>(q.micro_batch * q.seq),
+                                           static_cast<double>(q.model.hidden), q.layout.param,
+                                           q.sequence_parallel ? q.tp : 1);
+    plan.sent_pp += std::llround(pipeline_bytes(schedule, q.pp_rank, boundary));
+  }
+  if (parts.size() == 1) {
+    GptActivations kept;
+    kept.model = q.model;
+    kept.batch = q.micro_batch;
+    kept.seq = q.seq;
+    kept.element = q.layout.param;
+    kept.recompute = q.recompute;
+    kept.tp = q.tp;
+    kept.sequence_parallel = q.sequence_parallel;
+    kept.layers = parts[0].last_layer - parts[0].first_layer;
+    kept.embedding = parts[0].embedding;
+    kept.head = parts[0].head;
+    const std::int64_t in_flight =
+        q.pp == 1 ? 1 : schedule::validate(schedule).in_flight[static_cast<std::size_t>(q.pp_rank)];
+    plan.activations = in_flight * gpt_activation_bytes(kept);
   }
   const std::int64_t whole = part * q.dp;
   const bool grads_cut = sharded.grads && q.policy == ReducePolicy::each;
-  RunPlan plan;
   plan.params = (sharded.params ? part : whole) * q.layout.param;
   plan.grads = (grads_cut ? part : whole) * q.layout.grad;
   plan.optimizer = (sharded.optimizer ? part : whole) * q.layout.optimizer();
-  plan.activations =
-      gpt_activation_bytes({q.model, q.micro_batch, q.seq, q.layout.param, q.recompute});
 
   TrafficQuestion traffic;
   traffic.stage = q.stage;
@@ -58,7 +98,7 @@ RunPlan plan_run(const RunQuestion& q) {
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.
-  plan.sent_bytes = std::llround(data_parallel_traffic(traffic).total());
+  plan.sent_dp = std::llround(data_parallel_traffic(traffic).total());
   return plan;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
@@ -20,14 +20,7 @@ constexpr std::int64_t chunk_elements(std::int64_t numel, std::int64_t ranks) {
   return (part + kChunkElements - 1) / kChunkElements * kChunkElements;
 }
 
-struct ParameterSize {
-  std::string name;
-  std::int64_t numel = 0;
-};
-// The parameters of Tessera's GPT in the order of declaration.
-std::vector<ParameterSize> gpt_parameters(const ModelShape& shape);
-
-// One data-parallel training run of Tessera's GPT.
+// One training run of Tessera's models, as the rank at one place of the mesh has it.
 struct RunQuestion {
   ModelShape model;
   StateLayout layout;
@@ -39,16 +32,26 @@ struct RunQuestion {
   ReducePolicy policy = ReducePolicy::last;
   bool keep_params = false;
   Recompute recompute = Recompute::none;
+
+  int tp = 1, pp = 1;
+  int dp_rank = 0, tp_rank = 0, pp_rank = 0;
+  bool sequence_parallel = false;
+  std::string schedule = "1f1b";
+  int chunks = 1;
 };
 
 // What one rank holds and sends.
 struct RunPlan {
-  std::int64_t params = 0;       // bytes, padding included
-  std::int64_t grads = 0;        // likewise
-  std::int64_t optimizer = 0;    // likewise
-  std::int64_t activations = 0;  // bytes at the end of a micro-batch's forward
-  std::int64_t sent_bytes = 0;   // per optimizer step, ring-equivalent
+  std::int64_t params = 0;     // bytes, padding included
+  std::int64_t grads = 0;      // likewise
+  std::int64_t optimizer = 0;  // likewise
+  // Bytes kept at the end of a forward, the most that a pipeline has in flight; not known of a rank
+  // with several chunks.
+  std::optional<std::int64_t> activations;
+  // Sent per optimizer step, ring-equivalent, by axis; ties between stages count for pp.
+  std::int64_t sent_dp = 0, sent_tp = 0, sent_pp = 0;
 
+  std::int64_t sent_bytes() const { return sent_dp + sent_tp + sent_pp; }
   std::int64_t state() const { return params + grads + optimizer; }
 };
 RunPlan plan_run(const RunQuestion& question);

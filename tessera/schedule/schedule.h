@@ -85,4 +85,13 @@ struct Timing {
 };
 Timing time(const Schedule& schedule, const Durations& durations);
 
+// When each rank computes what, in that time.
+struct Slot {
+  Action action;
+  double begin = 0;
+  double end = 0;
+};
+std::vector<std::vector<Slot>> timeline(const Schedule& schedule,
+                                        const Durations& durations);  // [rank]
+
 }  // namespace tessera::schedule

@@ -175,6 +175,16 @@ void check_channels(const Schedule& s) {
   }
 }
 
+double duration(Kind kind, const Durations& durations) {
+  switch (kind) {
+    case Kind::forward: return durations.forward;
+    case Kind::backward: return durations.backward_input + durations.backward_weight;
+    case Kind::backward_input: return durations.backward_input;
+    case Kind::backward_weight: return durations.backward_weight;
+    default: return 0.0;
+  }
+}
+
 }  // namespace
 
 Proof validate(const Schedule& schedule) {
@@ -196,21 +206,25 @@ Proof validate(const Schedule& schedule) {
 
 Timing time(const Schedule& schedule, const Durations& durations) {
   double work = 0;
-  const auto cost = [&](Kind kind) {
-    switch (kind) {
-      case Kind::forward: return durations.forward;
-      case Kind::backward: return durations.backward_input + durations.backward_weight;
-      case Kind::backward_input: return durations.backward_input;
-      case Kind::backward_weight: return durations.backward_weight;
-      default: return 0.0;
-    }
-  };
+  const auto cost = [&](Kind kind) { return duration(kind, durations); };
   Player player(schedule, cost);
   player.play([&](int, const Action& action) { work += cost(action.kind); });
   Timing timing;
   timing.step = *std::max_element(player.clocks().begin(), player.clocks().end());
   timing.bubble = 1 - work / (timing.step * schedule.ranks);
   return timing;
+}
+
+std::vector<std::vector<Slot>> timeline(const Schedule& schedule, const Durations& durations) {
+  std::vector<std::vector<Slot>> slots(static_cast<std::size_t>(schedule.ranks));
+  Player player(schedule, [&](Kind kind) { return duration(kind, durations); });
+  player.play([&](int rank, const Action& action) {
+    if (!is_compute(action.kind)) return;
+    const double end = player.clocks()[static_cast<std::size_t>(rank)];
+    slots[static_cast<std::size_t>(rank)].push_back(
+        {action, end - duration(action.kind, durations), end});
+  });
+  return slots;
 }
 
 }  // namespace tessera::schedule

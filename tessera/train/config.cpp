@@ -1,10 +1,13 @@
 #include "tessera/train/config.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/step_time.h"
 
 namespace tessera::train {
 namespace {
@@ -52,16 +55,24 @@ planner::ModelShape resolve_model(const TrainConfig& config) {
   } catch (const UsageError& error) {
     throw UsageError(str("--model: ", error.what(), " (--layers, --hidden, --heads, --vocab)"));
   }
-  if (shape.swiglu || shape.kv_heads != shape.heads || shape.positions == 0) {
-    throw UsageError(str("--model: got ", config.model,
-                         ", which the planner knows but no code trains yet; wanted gpt-tiny, a "
-                         "gpt2 or a gpt3"));
-  }
   if (config.layers + config.hidden + config.heads + config.vocab + config.positions == 0) {
     return shape;
   }
   const auto or_else = [](std::int64_t given, std::int64_t own) { return given > 0 ? given : own; };
   try {
+    if (shape.swiglu) {  // a Llama: its sizes are replaced one by one
+      shape.name.clear();
+      shape.layers = or_else(config.layers, shape.layers);
+      shape.ffn = shape.ffn * or_else(config.hidden, shape.hidden) / shape.hidden;
+      shape.hidden = or_else(config.hidden, shape.hidden);
+      if (config.heads > 0) {
+        shape.kv_heads = std::max<std::int64_t>(1, shape.kv_heads * config.heads / shape.heads);
+        shape.heads = config.heads;
+      }
+      shape.vocab = or_else(config.vocab, shape.vocab);
+      planner::check(shape);
+      return shape;
+    }
     return planner::gpt_shape(
         or_else(config.layers, shape.layers), or_else(config.hidden, shape.hidden),
         or_else(config.heads, shape.heads), or_else(config.vocab, shape.vocab),
@@ -95,7 +106,65 @@ void resolve_batch(const TrainConfig& config, int ranks, Resolved& out) {
   out.global_batch = global;
 }
 
+struct Elastic {
+  int fewest = 1, most = 1;
+};
+// "2:8"
+Elastic parse_elastic(const std::string& text) {
+  Elastic range;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%d:%d%c", &range.fewest, &range.most, &rest) != 2 ||
+      range.fewest < 1 || range.most < range.fewest || range.most > 4096) {
+    throw UsageError(str("--elastic: got ", quote(text),
+                         ", wanted FEWEST:MOST ranks, such as 2:8, at most 4096"));
+  }
+  return range;
+}
+
+// Replicas of the model that the ranks make.
+int resolve_mesh(const TrainConfig& config, int ranks) {
+  const auto parts = static_cast<int>(config.tp * config.pp);
+  if (ranks % parts != 0) {
+    throw UsageError(str("--tp ", config.tp, " × --pp ", config.pp, " = ", parts,
+                         " does not divide the ", ranks, ranks == 1 ? " rank" : " ranks",
+                         "; wanted ranks = dp · tp · pp, such as ", (ranks / parts + 1) * parts));
+  }
+  const int dp = ranks / parts;
+  if (config.dp != 0 && config.dp != dp) {
+    throw UsageError(str("--dp: got ", config.dp, ", but ", ranks, " ranks with --tp ", config.tp,
+                         " --pp ", config.pp, " make ", dp, "; leave --dp or --ranks out"));
+  }
+  if (config.comm == "off" && parts > 1) {
+    throw UsageError(
+        "--comm off: got --tp or --pp, whose ranks cannot compute without each other; "
+        "wanted --tp 1 --pp 1");
+  }
+  return dp;
+}
+
 }  // namespace
+
+int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
+  if (config.elastic.empty()) return ranks;
+  const auto parts = static_cast<int>(config.tp * config.pp);
+  for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
+       count -= parts) {
+    if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
+      return count;
+    }
+  }
+  return 0;
+}
+
+int ranks_wanted(const TrainConfig& config) {
+  if (!config.elastic.empty() && config.ranks == 0 && config.dp == 0) {
+    return parse_elastic(config.elastic).most;
+  }
+  if (config.ranks > 0) return static_cast<int>(config.ranks);
+  const std::int64_t parts = config.tp * config.pp;
+  const std::int64_t dp = config.dp > 0 ? config.dp : (parts == 1 ? 2 : 1);
+  return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
+}
 
 std::string to_toml(const TrainConfig& config) {
   std::string text, group;
@@ -122,7 +191,8 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   out.model = resolve_model(config);
   out.layout = parse_state_layout(config.layout);
   if (config.optimizer == "sgd") out.layout.moments = config.momentum > 0 ? 4 : 0;
-  out.ranks = config.comm == "off" ? 1 : ranks;
+  out.dp = resolve_mesh(config, ranks);
+  out.ranks = config.comm == "off" ? 1 : out.dp;
   const auto stage = static_cast<int>(config.zero);
   out.policy = config.grad_reduce == "auto"   ? default_reduce_policy(stage)
                : config.grad_reduce == "each" ? ReducePolicy::each
@@ -136,8 +206,9 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   } catch (const UsageError& error) {
     throw UsageError(str("--", error.what()));
   }
-  out.seq = config.seq > 0 ? config.seq : std::min(kSeq, out.model.positions);
-  if (out.seq > out.model.positions) {
+  const std::int64_t most = out.model.positions;  // 0: any length
+  out.seq = config.seq > 0 ? config.seq : most > 0 ? std::min(kSeq, most) : kSeq;
+  if (most > 0 && out.seq > most) {
     throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
                          " positions; wanted at most that, or a larger --positions"));
   }
@@ -149,11 +220,54 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   if (config.device == "cpu" && config.backend == "nccl") {
     throw UsageError("--backend: got nccl, which needs --device cuda; wanted auto, shm or mpi");
   }
-  resolve_batch(config, ranks, out);
+  if (!config.elastic.empty()) parse_elastic(config.elastic);
+  for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
+                                    std::pair(config.save_every > 0, "--save-every"),
+                                    std::pair(config.max_restarts > 0, "--max-restarts"),
+                                    std::pair(config.on_nan == "rollback", "--on-nan rollback")}) {
+    if (asked && config.save.empty()) {
+      throw UsageError(str(flag, " needs --save, the folder of the checkpoints"));
+    }
+  }
+  if (config.comm == "off" && !config.save.empty()) {
+    throw UsageError(
+        "--save: got --comm off, whose ranks train models that differ; wanted one of "
+        "them");
+  }
+  resolve_batch(config, out.dp, out);
   return out;
 }
 
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved) {
+std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved) {
+  if (config.hardware.empty()) return std::nullopt;
+  planner::Catalogue catalogue;
+  if (!config.hardware_file.empty()) catalogue.read(config.hardware_file);
+  planner::Question question;
+  question.hardware = catalogue.find(config.hardware);
+  question.model = resolved.model;
+  question.seq = resolved.seq;
+  question.dp = resolved.ranks;
+  question.tp = static_cast<int>(config.tp);
+  question.pp = static_cast<int>(config.pp);
+  question.per_node = resolved.ranks * question.tp * question.pp;
+  question.sequence_parallel = config.sequence_parallel;
+  question.zero = static_cast<int>(config.zero);
+  question.layout = resolved.layout;
+  question.grad_reduce = resolved.policy;
+  question.keep_params = config.keep_params;
+  question.overlap_grad_reduce = config.overlap_grad_reduce;
+  question.overlap_param_gather = config.overlap_param_gather;
+  question.bucket_bytes = config.bucket_mb * 1e6;
+  question.micro_batch = config.micro_batch;
+  question.grad_accum = resolved.grad_accum;
+  question.recompute = resolved.recompute;
+  question.schedule = config.schedule;
+  question.chunks = static_cast<int>(config.chunks);
+  return planner::step_time(planner::settle(question)).step();
+}
+
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank, int tp_rank,
+                      int pp_rank) {
   planner::RunQuestion question;
   question.model = resolved.model;
   question.layout = resolved.layout;
@@ -165,6 +279,14 @@ planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved) {
   question.policy = resolved.policy;
   question.keep_params = config.keep_params;
   question.recompute = resolved.recompute;
+  question.tp = static_cast<int>(config.tp);
+  question.pp = static_cast<int>(config.pp);
+  question.dp_rank = dp_rank;
+  question.tp_rank = tp_rank;
+  question.pp_rank = pp_rank;
+  question.sequence_parallel = config.sequence_parallel;
+  question.schedule = config.schedule;
+  question.chunks = static_cast<int>(config.chunks);
   return planner::plan_run(question);
 }
 

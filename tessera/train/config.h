@@ -30,7 +30,11 @@ struct TrainConfig {
   std::int64_t seq = 0;
   std::string checkpoint_activations = "none";
 
-  std::int64_t ranks = 2;
+  std::int64_t ranks = 0;
+  std::int64_t dp = 0, tp = 1, pp = 1;
+  bool sequence_parallel = false;
+  std::string schedule = "1f1b";
+  std::int64_t chunks = 1;
   std::int64_t zero = 0;
   std::string layout = "fp32";
   std::string grad_reduce = "auto";
@@ -59,6 +63,17 @@ struct TrainConfig {
   std::int64_t threads = 0;
   std::int64_t memory_limit = 0;
 
+  std::string save;
+  std::int64_t save_every = 0;
+  std::string resume = "none";
+  std::int64_t keep_last = 3;
+  std::int64_t keep_every = 0;
+  bool async_save = true;
+  std::int64_t max_restarts = 0;
+  std::string elastic;
+
+  std::string hardware;
+  std::string hardware_file;
   std::string metrics;
   std::string trace;
   std::int64_t samples = 4;
@@ -90,6 +105,15 @@ std::string get(const TrainConfig& config, const Field& field);
 std::string to_toml(const TrainConfig& config);
 void read_config(TrainConfig& config, const std::string& path, std::vector<std::string>* named);
 
+// Ranks to start where nobody has: dp · tp · pp, and 2 if nothing is said of them.
+int ranks_wanted(const TrainConfig& config);
+
+// Ranks to go on with when one of `ranks` has failed and so many are left: as many as before, or,
+// with --elastic, the most that make whole replicas and divide the batch. 0: there is no such
+// number.
+struct Resolved;
+int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left);
+
 // What follows from a configuration once the number of ranks is known.
 struct Resolved {
   planner::ModelShape model;
@@ -97,7 +121,8 @@ struct Resolved {
   ReducePolicy policy = ReducePolicy::last;
   planner::Recompute recompute = planner::Recompute::none;
   LrSchedule schedule;
-  int ranks = 1;  // that take part in the engine: 1 with --comm off
+  int dp = 1;     // replicas of the model
+  int ranks = 1;  // that share an engine: dp, or 1 with --comm off
   std::int64_t seq = 1;
   std::int64_t grad_accum = 1;
   std::int64_t global_batch = 1;  // over all ranks
@@ -106,6 +131,10 @@ struct Resolved {
 };
 // Throws UsageError naming the flag, its value and what would work.
 Resolved resolve(const TrainConfig& config, int ranks);
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved);
+// Seconds of a step that the planner expects on --hardware; nothing if that is empty.
+std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved);
+// For the rank at this place of the mesh.
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank = 0,
+                      int tp_rank = 0, int pp_rank = 0);
 
 }  // namespace tessera::train

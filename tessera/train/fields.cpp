@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/schedule/schedule.h"
 #include "tessera/train/config.h"
 
 namespace tessera::train {
@@ -17,11 +18,12 @@ constexpr double kMany = 1e15;  // exact in a double and beyond any use
 
 std::vector<Field> make_fields() {
   const std::string model = "Model", data = "Data", batch = "Batch", parallel = "Parallelism",
-                    optimizer = "Optimizer", run = "Run", output = "Output";
+                    optimizer = "Optimizer", run = "Run", saving = "Saving", output = "Output";
   std::vector<std::string> layouts;
   for (const StateLayout& layout : state_layouts()) layouts.push_back(layout.name);
   std::vector<Field> all = {
-      {model, "model", &C::model, "gpt-tiny, gpt2-124m, gpt2-355m, gpt2-774m or gpt2-xl"},
+      {model, "model", &C::model,
+       "gpt-tiny, llama-tiny, gpt2-124m … gpt2-xl, or another that tessera plan knows"},
       {model, "layers", &C::layers, "blocks; 0: as the model has", 0, 1e5},
       {model, "hidden", &C::hidden, "width; 0: as the model has", 0, 1e6},
       {model, "heads", &C::heads, "attention heads; 0: as the model has", 0, 1e5},
@@ -46,8 +48,16 @@ std::vector<Field> make_fields() {
        0,
        {"none", "selective", "full"}},
 
-      {parallel, "ranks", &C::ranks, "ranks to start on this machine, unless a launcher did", 1,
+      {parallel, "ranks", &C::ranks,
+       "ranks to start on this machine, unless a launcher did; 0: dp · tp · pp, or 2", 0, 4096},
+      {parallel, "dp", &C::dp, "replicas of the model; 0: what tp and pp leave of the ranks", 0,
        4096},
+      {parallel, "tp", &C::tp, "tensor parallelism: ranks that share every matrix", 1, 4096},
+      {parallel, "sequence-parallel", &C::sequence_parallel,
+       "with --tp: share the sequence between the matrices too"},
+      {parallel, "pp", &C::pp, "pipeline parallelism: ranks that share the layers", 1, 4096},
+      {parallel, "schedule", &C::schedule, "order of a pipeline's passes", 0, 0, schedule::names()},
+      {parallel, "chunks", &C::chunks, "interleaved: stages of each pipeline rank", 1, 1024},
       {parallel, "zero", &C::zero,
        "ZeRO stage: 0 shards nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters",
        0, 3},
@@ -100,10 +110,10 @@ std::vector<Field> make_fields() {
       {optimizer,
        "on-nan",
        &C::on_nan,
-       "gradients that are not finite: stop, or skip the step",
+       "gradients that are not finite: stop, skip the step, or go back to the last checkpoint",
        0,
        0,
-       {"stop", "skip"}},
+       {"stop", "skip", "rollback"}},
 
       {run, "device", &C::device, "where to compute", 0, 0, {"cpu", "cuda"}},
       {run,
@@ -124,6 +134,24 @@ std::vector<Field> make_fields() {
       {run, "memory-limit", &C::memory_limit, "bytes a rank may hold, as 2GiB; 0: no limit", 0,
        kMany},
 
+      {saving, "save", &C::save, "folder for checkpoints"},
+      {saving, "save-every", &C::save_every, "steps between checkpoints; 0: only at the end", 0,
+       kMany},
+      {saving, "resume", &C::resume,
+       "auto: from the newest good checkpoint under --save, if there is one; or a checkpoint"},
+      {saving, "keep-last", &C::keep_last, "newest checkpoints to keep; 0: all", 0, 1e6},
+      {saving, "keep-every", &C::keep_every, "keep those of every so many steps too; 0: none", 0,
+       kMany},
+      {saving, "async-save", &C::async_save, "write checkpoints while training goes on"},
+      {saving, "max-restarts", &C::max_restarts,
+       "start again from the last checkpoint, so many times, when a rank fails", 0, 1e6},
+      {saving, "elastic", &C::elastic,
+       "FEWEST:MOST ranks: a restart goes on with those that are left; empty: as many as before"},
+
+      {output, "hardware", &C::hardware,
+       "entry of the catalogue of tessera plan: predict the time of a step too"},
+      {output, "hardware-file", &C::hardware_file,
+       "entries of your own, such as tessera calibrate writes"},
       {output, "metrics", &C::metrics, "write a JSON line per step to this file"},
       {output, "trace", &C::trace, "write a Chrome trace to this file"},
       {output, "samples", &C::samples, "answers of the trained model to show", 0, 1000},

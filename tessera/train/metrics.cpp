@@ -27,7 +27,11 @@ Json outcome(const Outcome& from) {
   }
   for (const auto& [name, bytes] : from.memory) memory[name] = bytes;
   Json json = {{"memory", std::move(memory)}};
-  if (from.sent_bytes) json["sent_bytes"] = *from.sent_bytes;
+  if (from.step_s) json["step_s"] = json_number(*from.step_s);
+  if (from.sent) {
+    json["sent_bytes"] = from.sent->total();
+    json["sent"] = {{"dp", from.sent->dp}, {"tp", from.sent->tp}, {"pp", from.sent->pp}};
+  }
   return json;
 }
 
@@ -52,6 +56,7 @@ std::string to_json(const StepMetrics& step) {
       {"sent_bytes", step.sent_bytes},
       {"control_bytes", step.control_bytes},
   };
+  if (step.bubble_s > 0) json["bubble_s"] = json_number(step.bubble_s);
   if (step.skipped) json["skipped"] = true;
   return json.dump();
 }
@@ -70,11 +75,20 @@ std::string to_json(const Summary& summary) {
       {"interrupted", summary.interrupted},
       {"run", summary.run},
   };
+  if (summary.bubble) {
+    inner["bubble"] = json_number(*summary.bubble);
+    inner["predicted_bubble"] = json_number(*summary.predicted_bubble);
+  }
+  for (const SlowRank& slow : summary.slow_ranks) {
+    inner["slow_ranks"].push_back(
+        {{"rank", slow.rank}, {"phase", slow.phase}, {"factor", json_number(slow.factor)}});
+  }
   return Json{{"summary", std::move(inner)}}.dump();
 }
 
-LineFile::LineFile(const std::string& path, std::string_view flag) : path_(path) {
-  file_ = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+LineFile::LineFile(const std::string& path, std::string_view flag, bool goes_on) : path_(path) {
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (goes_on ? 0 : O_TRUNC);
+  file_ = Fd(::open(path.c_str(), flags, 0666));
   if (!file_.open()) {
     throw UsageError(str(flag, ": cannot write ", quote(path), ": ", std::strerror(errno),
                          "; wanted a file in a folder that is there"));

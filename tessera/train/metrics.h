@@ -25,6 +25,8 @@ struct StepMetrics {
   double comm_s = 0;          // in the loops of collectives, hidden or not
   double comm_exposed_s = 0;  // waiting for communication
   double optimizer_s = 0;
+  double bubble_s = 0;              // of the exposed: waiting for other stages of a pipeline
+  double passes_s = 0;              // from the first forward to the last backward
   std::int64_t mem_bytes = 0;       // at the end of the step
   std::int64_t mem_peak_bytes = 0;  // the most within it
   std::int64_t sent_bytes = 0;
@@ -37,13 +39,32 @@ struct StepMetrics {
 // Bytes by the name of the category; only those that are known.
 using MemoryBytes = std::map<std::string, std::int64_t>;
 
+// What a rank sends per step, by axis of the mesh.
+struct SentBytes {
+  std::int64_t dp = 0, tp = 0, pp = 0;
+  std::int64_t total() const { return dp + tp + pp; }
+};
+
 struct Outcome {
   MemoryBytes memory;
-  std::optional<std::int64_t> sent_bytes;  // per step
+  std::optional<double> step_s;
+  std::optional<SentBytes> sent;
 };
+
+// A rank that takes longer than others to compute, and where: by this factor of the median.
+struct SlowRank {
+  int rank = 0;
+  std::string phase;
+  double factor = 1;
+};
+inline constexpr double kSlow = 1.25;  // what counts as slow
 
 struct Summary {
   Outcome predicted, measured;
+  // Idle share of the passes of a pipeline, over all ranks: as its schedule has it for equal
+  // stages, and as it came. Nothing without a pipeline.
+  std::optional<double> predicted_bubble, bubble;
+  std::vector<SlowRank> slow_ranks;
   std::string params_hash;
   double tokens_per_s = 0;  // median over steps
   double step_s = 0;        // likewise
@@ -61,7 +82,8 @@ std::string to_json(const Summary& summary);
 // Lines of a file, each written at once, so that a reader never sees half of one.
 class LineFile {
  public:
-  explicit LineFile(const std::string& path, std::string_view flag);  // throws UsageError
+  // `goes_on`: after the lines that are there. Throws UsageError.
+  LineFile(const std::string& path, std::string_view flag, bool goes_on = false);
   void write(const std::string& line);
 
  private:

@@ -70,14 +70,21 @@ std::string memory_table(const Summary& summary) {
   return table(rows);
 }
 
-std::string traffic_table(const Summary& summary, int ranks) {
-  const auto shown = [](const std::optional<std::int64_t>& value) {
-    return value ? bytes(*value) : std::string("–");
+std::string traffic_table(const Summary& summary, const MeshSizes& mesh) {
+  std::vector<std::vector<std::string>> rows = {
+      {"bytes sent per rank and step", "predicted", "counted", ""}};
+  const auto &predicted = summary.predicted.sent, &measured = summary.measured.sent;
+  const auto add = [&](const char* axis, int ranks, std::int64_t SentBytes::*bytes_of) {
+    rows.push_back(
+        {str(axis, " over ", ranks, ranks == 1 ? " rank" : " ranks"),
+         predicted ? bytes((*predicted).*bytes_of) : "–",
+         measured ? bytes((*measured).*bytes_of) : "–",
+         predicted && measured ? difference((*predicted).*bytes_of, (*measured).*bytes_of) : ""});
   };
-  const auto &predicted = summary.predicted.sent_bytes, &measured = summary.measured.sent_bytes;
-  return table({{"bytes sent per rank and step", "predicted", "counted", ""},
-                {str("over ", ranks, ranks == 1 ? " rank" : " ranks"), shown(predicted),
-                 shown(measured), predicted && measured ? difference(*predicted, *measured) : ""}});
+  add("dp", mesh.dp, &SentBytes::dp);
+  if (mesh.tp > 1) add("tp", mesh.tp, &SentBytes::tp);
+  if (mesh.pp > 1) add("pp", mesh.pp, &SentBytes::pp);
+  return table(rows);
 }
 
 std::string time_table(const std::vector<StepMetrics>& steps) {

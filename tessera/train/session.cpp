@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -11,6 +12,7 @@
 #include "tessera/core/units.h"
 #include "tessera/data/source.h"
 #include "tessera/train/report.h"
+#include "tessera/train/step_watchdog.h"
 #include "tessera/train/trace.h"
 
 namespace tessera::train {
@@ -33,7 +35,24 @@ std::string ending(Trainer& trainer, const Summary& summary,
                    const std::vector<std::string>& answers) {
   const Resolved& resolved = trainer.resolved();
   std::string text = "\n" + memory_table(summary) + "\n";
-  text += traffic_table(summary, resolved.ranks) + "\n" + time_table(trainer.history());
+  const MeshSizes mesh{resolved.ranks, static_cast<int>(trainer.config().tp),
+                       static_cast<int>(trainer.config().pp)};
+  text += traffic_table(summary, mesh) + "\n" + time_table(trainer.history());
+  if (summary.predicted.step_s) {
+    text += str("  step predicted for ", trainer.config().hardware, ": ",
+                format_time(*summary.predicted.step_s),
+                ", median measured: ", format_time(summary.step_s), " (",
+                short_number(100 * (summary.step_s / *summary.predicted.step_s - 1), 1), "%)\n");
+  }
+  if (summary.bubble) {
+    text += str("  pipeline bubble ", short_number(100 * *summary.bubble, 1), "% of the passes; ",
+                short_number(100 * *summary.predicted_bubble, 1),
+                "% if all stages took the same time\n");
+  }
+  for (const SlowRank& slow : summary.slow_ranks) {
+    text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
+                short_number(slow.factor, 2), " × the median of the ranks\n");
+  }
   if (!answers.empty()) {
     text += "\n  what it answers\n";
     for (const std::string& line : answers) text += "    " + line + "\n";
@@ -57,10 +76,12 @@ void check_files(const TrainConfig& config, const Resolved& resolved) {
   if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
 }
 
-bool run_session(const TrainConfig& config, const comm::Group& world, const StopAsked& stop) {
+Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes) {
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
-  if (!config.metrics.empty() && speaks) lines.emplace(config.metrics, "--metrics");
+  if (!config.metrics.empty() && speaks) {
+    lines.emplace(config.metrics, "--metrics", config.resume != "none");
+  }
   Trainer trainer(config, world);
   if (speaks) {
     write_all(2, trainer.describe());
@@ -70,6 +91,14 @@ bool run_session(const TrainConfig& config, const comm::Group& world, const Stop
                 "measuring only; the loss is that of rank 0.\n");
     }
   }
+  std::vector<std::string> notes;
+  const auto resumed = trainer.resume(notes);
+  if (speaks) {
+    for (const std::string& note : notes) write_all(2, str("passed over: ", note, "\n"));
+    if (resumed)
+      write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
+  }
+  const bool saves = !config.save.empty();
   bool interrupted = false;
   {
     std::optional<Progress> bar;
@@ -79,14 +108,43 @@ bool run_session(const TrainConfig& config, const comm::Group& world, const Stop
       shown.unit = "step";
       bar.emplace(config.steps, shown);
     }
+    const auto say = [&](const std::string& what) {
+      write_all(2, str("tessera train: rank ", world.rank(), ": ", what, "; ",
+                       trainer.whereabouts(), "\n"));
+    };
+    StepWatchdog::Actions actions{say, nullptr};
+    if (config.max_restarts > 0) {
+      // Whoever started the ranks starts them again.
+      actions.give_up = [&](const std::string& what) {
+        say(what + ": given up, to be started again");
+        std::abort();
+      };
+    }
+    StepWatchdog watchdog({}, actions);
     while (trainer.steps_done() < config.steps && !interrupted) {
+      watchdog.begin(trainer.steps_done() + 1);
       const StepMetrics step = trainer.step();
+      watchdog.end();
+      if (step.skipped && config.on_nan == "rollback") {
+        const std::string from = trainer.roll_back();
+        if (speaks) {
+          write_all(2, str("\nstep ", step.step, ": the gradient is not finite; back to ", from,
+                           ", and past the data of this step\n"));
+        }
+        continue;
+      }
       if (lines) lines->write(to_json(step));
       if (bar) bar->update(trainer.steps_done(), status(step));
-      interrupted = trainer.agree(stop && stop());
+      const auto wish =
+          static_cast<Wish>(trainer.agree(static_cast<int>(wishes ? wishes() : Wish::none)));
+      interrupted = wish == Wish::stop;
+      const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
+      const bool last = trainer.steps_done() == config.steps;
+      if (saves && (due || last || wish != Wish::none)) trainer.save();
     }
     if (bar) bar->finish();
   }
+  const auto saved = trainer.finish_saving();
   Summary summary = trainer.summary();
   summary.interrupted = interrupted;
   const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
@@ -94,10 +152,15 @@ bool run_session(const TrainConfig& config, const comm::Group& world, const Stop
   if (lines) lines->write(to_json(summary));
   if (speaks) {
     write_all(1, ending(trainer, summary, answers));
-    if (interrupted) write_all(2, str("stopped after step ", summary.steps, "\n"));
+    if (saved) write_all(2, str("saved: ", *saved, "\n"));
+    if (interrupted) {
+      write_all(2, str("stopped after step ", trainer.steps_done(),
+                       saves ? "; --resume auto goes on from there\n" : "\n"));
+    }
   }
   world.barrier();  // nobody leaves while another still needs it
-  return !interrupted;
+  if (!interrupted) return Ended::done;
+  return saves ? Ended::saved : Ended::stopped;
 }
 
 }  // namespace tessera::train

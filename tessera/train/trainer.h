@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,24 @@ class Trainer {
   // One optimizer step. Throws Error for gradients that are not finite, unless the configuration
   // says skip.
   StepMetrics step();
-  std::int64_t steps_done() const;
+  std::int64_t steps_done() const;  // those before a resumption too
 
-  // Whether any rank says so.
-  bool agree(bool any) const;
+  // Collective: goes on where --resume says; the folder, or nothing for a fresh start. `notes` gets
+  // what was passed over, and why.
+  std::optional<std::string> resume(std::vector<std::string>& notes);
+  // Collective: back to the newest checkpoint, and on with the data after that of the last step;
+  // the folder. Throws Error if there is none, or if that does not help either.
+  std::string roll_back();
+  // Collective: a checkpoint of what is now, under --save.
+  void save();
+  // Collective: waits for the last one to be published; its folder, if there was one.
+  std::optional<std::string> finish_saving();
+
+  // Where this rank is: the last call along each axis. From any thread.
+  std::string whereabouts() const;
+
+  // Collective: the largest of what the ranks say.
+  int agree(int wish) const;
 
   // Collective: answers of the model to questions of the data, a line each.
   std::vector<std::string> answers(std::int64_t count);

@@ -78,7 +78,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
       group(std::move(g)),
       options(checked(o)),
       policy(options.reduce.value_or(default_reduce_policy(options.stage))),
-      plan(make_plan(*model, options, group.size())),
+      plan(same_on_all_ranks(make_plan(*model, options, group.size()), group, options)),
       buffers(group, options.ledger ? options.ledger : memory::current_ledger()),
       gatherer(plan, options, group, buffers, options.broadcast_start),
       reducer(plan, options, group, buffers),
@@ -131,8 +131,8 @@ void Engine::Impl::enter_forward(int unit, bool differentiable) {
   }
   ++depth;
   UnitPass& pass = passes[static_cast<std::size_t>(unit)];
-  if (at::GradMode::is_enabled()) ++pass.entering;
-  if (differentiable) ++pass.leaving;
+  if (at::GradMode::is_enabled()) ++pass.entries.now;
+  if (differentiable) ++pass.leaves.now;
   gatherer.enter_forward(unit);
 }
 
@@ -140,18 +140,13 @@ void Engine::Impl::leave_forward(int unit, bool differentiable) {
   if (in_backward) return;
   --depth;
   gatherer.leave_forward(unit, differentiable);
-  if (depth == 0) end_forward(unit == 0);
-  if (unit == 0) gatherer.end_forward();
-}
-
-void Engine::Impl::end_forward(bool rooted) {
-  for (UnitPass& pass : passes) {
-    const int entering = std::exchange(pass.entering, 0), leaving = std::exchange(pass.leaving, 0);
-    // A model that runs beside the engine (stage 0) enters its units one by one: they add up.
-    pass.entries = rooted ? std::max(pass.entries, entering) : pass.entries + entering;
-    pass.leaves = rooted ? std::max(pass.leaves, leaving) : pass.leaves + leaving;
+  if (depth == 0) {
+    for (UnitPass& pass : passes) {
+      pass.entries.end();
+      pass.leaves.end();
+    }
   }
-  beside = !rooted;
+  if (unit == 0) gatherer.end_forward();
 }
 
 void Engine::Impl::enter_backward(int unit) {
@@ -178,12 +173,15 @@ void Engine::Impl::release_if_done(int unit) {
 }
 
 void Engine::Impl::on_gradient(int index) {
+  if (!in_backward && deferred > 0) return;  // finish_pass() takes it in
   if (!in_backward) {
     throw UsageError(
         "loss.backward() was called; backward goes through the engine, which scales "
         "the loss and ends the pass: train.backward(loss)");
   }
   const Param& param = plan.params[static_cast<std::size_t>(index)];
+  // Autograd calls also where an operation had no gradient to give: it comes later, or never.
+  if (!param.tensor.grad().defined()) return;
   UnitPass& pass = passes[static_cast<std::size_t>(param.unit)];
   // [Note: last gradient] Outside checkpointed segments autograd adds up all uses of a parameter
   // before it calls. Inside, each segment has a graph of its own: only of a parameter whose unit is
@@ -191,7 +189,7 @@ void Engine::Impl::on_gradient(int index) {
   const UnitPlan& unit = plan.units[static_cast<std::size_t>(param.unit)];
   const bool last =
       nn::recompute_depth() == 0 || (nn::recompute_depth() == 1 && unit.hook != nullptr &&
-                                     nn::recompute_segment() == unit.hook && pass.entries == 1);
+                                     nn::recompute_segment() == unit.hook && pass.uses == 1);
   const bool before = reducer.arrived(index);
   reducer.on_gradient(index, last);
   if (!before && reducer.arrived(index) && --pass.params_due == 0) release_if_done(param.unit);

@@ -59,6 +59,9 @@ struct Pass {
   int section = 0;  // [Note: sections] in options.h
   // Some gradients of the pass come later, from elsewhere than autograd: finish_pass() ends it.
   bool deferred = false;
+  // It is the backward of one forward, though others are under way. Otherwise of all since the
+  // last.
+  bool of_one_forward = false;
 };
 
 struct Begin {

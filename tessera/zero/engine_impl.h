@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/zero/engine.h"
@@ -10,6 +12,9 @@
 #include "tessera/zero/update.h"
 
 namespace tessera::zero {
+
+// The plan, once all ranks have turned out to start alike where they should; throws otherwise.
+Plan same_on_all_ranks(Plan plan, const comm::Group& group, const Options& options);
 
 // The engine's rooms put together. Shared, so that hooks which outlive the engine find it gone.
 struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
@@ -49,21 +54,28 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   Reducer reducer;
   std::unique_ptr<Update> update;
 
-  // A unit in the passes that are under way. A pipeline runs several forwards before the backward
-  // of the first: what is counted here is the most of any.
+  // A unit in the passes that are under way. A backward is that of all forwards since the last one
+  // (Count::sum), or of one of them, as in a pipeline, where it is the most in any (Count::most).
+  struct Count {
+    int now = 0;  // in the forward under way
+    int sum = 0, most = 0;
+    void end() {
+      sum += now;
+      most = std::max(most, std::exchange(now, 0));
+    }
+  };
   struct UnitPass {
-    int entering = 0, leaving = 0;  // in the forward under way: entries, leave_backward() to come
-    int entries = 0, leaves = 0;    // in a forward
-    int leaves_due = 0;             // leave_backward() calls to come in the backward under way
-    int params_due = 0;             // gradients to come, likewise
+    Count entries, leaves;  // leaves: leave_backward() calls to come
+    int uses = 0;           // entries of the forwards whose backward is under way
+    int leaves_due = 0;     // leave_backward() calls to come in it
+    int params_due = 0;     // gradients to come, likewise
     int trainable = 0;
   };
-  void end_forward(bool rooted);
   std::vector<UnitPass> passes;
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;
-  int depth = 0;        // of units entered and not left in forward
-  bool beside = false;  // the last forward did not run through root()
+  int depth = 0;  // of units entered and not left in forward
   bool in_backward = false;
+  int deferred = 0;     // passes that finish_pass() has not ended yet
   bool failed = false;  // a backward pass has thrown
   int no_sync = 0;
 

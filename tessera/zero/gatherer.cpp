@@ -1,8 +1,6 @@
 #include "tessera/zero/gatherer.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -82,7 +80,7 @@ Gatherer::Gatherer(Plan& plan, const Options& options, const comm::Group& group,
       units_(plan.units.size()) {
   forward_.one_way = backward_.one_way = plan.sections == 1;
   if (alias_) {
-    take_alias(broadcast);
+    take_alias();
   } else if (sharded_) {
     take_shards(broadcast);
   } else {
@@ -123,44 +121,18 @@ void Gatherer::take_whole(bool broadcast) {
   }
 }
 
-void Gatherer::take_alias(bool broadcast) {
+void Gatherer::take_alias() {
   for (const Space& space : plan_.spaces) {
     stores_.push_back(buffers_.common(space.size, options_of(space), MemoryCategory::params));
   }
-  // One copy for all ranks, so one rank writes it.
+  // One copy for all ranks, so one rank writes it: the others have the same, or are to get it.
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> views;
-  for (const Param& param : plan_.params) {
-    views.push_back(view_of(param, stores_[static_cast<std::size_t>(param.space)].tensor));
-    if (group_.rank() == 0) views.back().copy_(param.tensor);
+  for (Param& param : plan_.params) {
+    const at::Tensor view = view_of(param, stores_[static_cast<std::size_t>(param.space)].tensor);
+    if (group_.rank() == 0) view.copy_(param.tensor);
+    param.tensor.set_data(view);
   }
   group_.barrier();
-  if (!broadcast) compare(views);
-  for (std::size_t i = 0; i < views.size(); ++i) plan_.params[i].tensor.set_data(views[i]);
-  group_.barrier();
-}
-
-// Does every rank have the values of `views`, which are rank 0's? If not, all are told.
-void Gatherer::compare(const std::vector<at::Tensor>& views) const {
-  bool same = true;
-  for (std::size_t i = 0; i < views.size(); ++i) {
-    same = same && at::equal(views[i], plan_.params[i].tensor.to(views[i].scalar_type()));
-  }
-  const at::Tensor all = at::empty({group_.size()}, at::kInt);
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "comparison of the parameters";
-  group_.all_gather(all, at::full({1}, same ? 1 : 0, at::kInt), call).wait();
-  for (int r = 0; r < group_.size(); ++r) {
-    if (all.data_ptr<int>()[r] == 0) throw other_start(r);
-  }
-}
-
-UsageError other_start(int rank) {
-  return UsageError(str("rank ", rank,
-                        " starts with other parameters or buffers than rank 0; load the same "
-                        "checkpoint on all ranks, or let broadcast_start = true give them those of "
-                        "rank 0"));
 }
 
 void Gatherer::take_shards(bool broadcast) {

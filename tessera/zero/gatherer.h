@@ -4,14 +4,10 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
-#include "tessera/core/errors.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/plan.h"
 
 namespace tessera::zero {
-
-// Said by all ranks if rank `rank` starts with other values than rank 0.
-UsageError other_start(int rank);
 
 // Parameters: where they lie, and that forward and backward find them complete.
 //
@@ -80,9 +76,8 @@ class Gatherer {
   };
 
   void take_whole(bool broadcast);
-  void take_alias(bool broadcast);
+  void take_alias();
   void take_shards(bool broadcast);
-  void compare(const std::vector<at::Tensor>& views) const;
   void fill(const Range& range, const at::Tensor& flat, std::int64_t base);
   void start(int unit, const char* why, comm::Traffic traffic);
   void bring(int unit, const char* why, comm::Traffic traffic = comm::Traffic::model);

@@ -19,8 +19,9 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
     : plan_(plan),
       group_(group),
       sharding_(sharding_of_stage(options.stage)),
-      in_place_(!sharding_.grads && options.reduce.value_or(default_reduce_policy(options.stage)) ==
-                                        ReducePolicy::last),
+      in_place_(options.reduce.value_or(default_reduce_policy(options.stage)) ==
+                ReducePolicy::last),
+      cut_(sharding_.grads && !in_place_),
       overlap_(options.overlap_grad_reduce),
       states_(plan.buckets.size()),
       used_(plan.params.size()),
@@ -30,7 +31,7 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
       kept_.emplace_back();
       continue;
     }
-    const std::int64_t count = sharding_.grads ? space.size / plan.ranks : space.size;
+    const std::int64_t count = cut_ ? space.size / plan.ranks : space.size;
     kept_.push_back(in_place_ ? buffers.exposed(count, grad_options(space), MemoryCategory::grads)
                               : buffers.own(count, grad_options(space), MemoryCategory::grads));
   }
@@ -178,7 +179,7 @@ void Reducer::start_bucket(int bucket) {
     return;
   }
   call.parts = range.parts;
-  if (sharding_.grads && !state.filled) {
+  if (cut_ && !state.filled) {
     lane.then = Lane::done;  // the first sum of a step goes straight to its place
     lane.work = group_.reduce_scatter(kept_range(range), flat, call);
   } else {
@@ -203,8 +204,8 @@ void Reducer::retire(Lane& lane) {
   for (const int index : range.params) {
     const Param& p = param(index);
     const std::int64_t at = p.offset - range.begin;
-    put(sharding_.grads ? kept.narrow(0, at / plan_.ranks, p.chunk)
-                        : kept.narrow(0, at + rank * p.chunk, p.chunk),
+    put(cut_ ? kept.narrow(0, at / plan_.ranks, p.chunk)
+             : kept.narrow(0, at + rank * p.chunk, p.chunk),
         flat.narrow(0, at + rank * p.chunk, p.chunk));
   }
 }
@@ -230,7 +231,7 @@ at::Tensor Reducer::lane_tensor(const Lane& lane, const Range& range) const {
 
 at::Tensor Reducer::kept_range(const Range& range) const {
   const at::Tensor& kept = kept_[static_cast<std::size_t>(range.space)].tensor;
-  const std::int64_t over = sharding_.grads ? plan_.ranks : 1;
+  const std::int64_t over = cut_ ? plan_.ranks : 1;
   return kept.narrow(0, range.begin / over, (range.end - range.begin) / over);
 }
 
@@ -244,8 +245,7 @@ at::Tensor Reducer::chunk_slice(int index) const {
   const Param& p = plan_.params[static_cast<std::size_t>(index)];
   const at::Tensor& kept = kept_[static_cast<std::size_t>(p.space)].tensor;
   const Slice slice = slice_of(p, group_.rank());
-  return kept.narrow(0, sharding_.grads ? p.offset / plan_.ranks : p.offset + slice.begin,
-                     slice.size);
+  return kept.narrow(0, cut_ ? p.offset / plan_.ranks : p.offset + slice.begin, slice.size);
 }
 
 }  // namespace tessera::zero

@@ -11,8 +11,9 @@ namespace tessera::zero {
 
 // Gradients: from where autograd leaves them to where the optimizer reads their sum over all ranks.
 //
-// [Note: two ways] Where the whole gradient is kept and reduced once (in_place), `.grad` is a view
-// of a flat buffer, and the collective works on that buffer. Otherwise autograd's own tensors are
+// [Note: two ways] Where gradients are reduced once a step (ReducePolicy::last), the whole gradient
+// is kept until then, at any stage: `.grad` is a view of a flat buffer, and the collective works on
+// that buffer (in_place). Otherwise autograd's own tensors are
 // copied into one of two buckets when all of a bucket's are there, freed, and the bucket's sum is
 // added to what is kept: the rank's chunks, or everything.
 //
@@ -68,6 +69,7 @@ class Reducer {
   const comm::Group group_;
   const Sharding sharding_;
   const bool in_place_;
+  const bool cut_;  // only this rank's chunks are kept
   const bool overlap_;
   std::vector<Buffer> kept_;       // per space: flat, or this rank's chunks
   std::vector<at::Tensor> views_;  // in_place: what .grad becomes

@@ -35,7 +35,34 @@ std::uint64_t mix(std::uint64_t hash, const at::Tensor& values) {
   return hash;
 }
 
+// All ranks have the same value, or all throw.
+void expect_same(const comm::Group& group, std::uint64_t value) {
+  const at::Tensor mine = at::empty({1}, at::dtype(at::kLong));
+  std::memcpy(mine.data_ptr(), &value, sizeof(value));
+  const at::Tensor all = at::empty({group.size()}, at::dtype(at::kLong));
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "hash of the parameters";
+  group.all_gather(all, mine, call).wait();
+  for (int r = 0; r < group.size(); ++r) {
+    if (all.data_ptr<std::int64_t>()[r] == all.data_ptr<std::int64_t>()[0]) continue;
+    throw UsageError(str("rank ", r,
+                         " starts with other parameters or buffers than rank 0; load the same "
+                         "checkpoint on all ranks, or let broadcast_start = true give them those "
+                         "of rank 0"));
+  }
+}
+
 }  // namespace
+
+// Before the engine takes them over: at stage 3 nobody has all of another's values afterwards.
+Plan same_on_all_ranks(Plan plan, const comm::Group& group, const Options& options) {
+  if (options.broadcast_start || group.backend() == "dry") return plan;
+  std::uint64_t value = 0;
+  for (const Param& param : plan.params) value = mix(value, param.tensor.detach());
+  expect_same(group, value);
+  return plan;
+}
 
 std::uint64_t Engine::Impl::hash() {
   gatherer.gather_all();
@@ -55,18 +82,7 @@ void Engine::Impl::check_start() {
   for (const at::Tensor& buffer : model->buffers()) {
     if (buffer.defined()) value = mix(value, buffer);
   }
-  const at::Tensor mine = at::empty({1}, at::dtype(at::kLong));
-  std::memcpy(mine.data_ptr(), &value, sizeof(value));
-  const at::Tensor all = at::empty({group.size()}, at::dtype(at::kLong));
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "hash of the parameters";
-  group.all_gather(all, mine, call).wait();
-  for (int r = 0; r < group.size(); ++r) {
-    if (all.data_ptr<std::int64_t>()[r] != all.data_ptr<std::int64_t>()[0]) {
-      throw other_start(r);
-    }
-  }
+  expect_same(group, value);
 }
 
 // Buffers travel in one call per type. Rank 0's are everybody's.

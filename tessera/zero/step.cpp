@@ -61,7 +61,8 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
   }
   for (UnitPass& unit : passes) {
     unit.params_due = unit.trainable;
-    unit.leaves_due = unit.leaves;
+    unit.uses = pass.of_one_forward ? unit.entries.most : unit.entries.sum;
+    unit.leaves_due = pass.of_one_forward ? unit.leaves.most : unit.leaves.sum;
   }
   reducer.begin_pass(pass.section, reduce);
   const at::Tensor root = is_loss ? output * scale : output;
@@ -81,16 +82,15 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
     const at::Tensor value = root.detach().to(at::kDouble);
     loss_sum = loss_sum.defined() ? loss_sum + value : value;
   }
-  if (beside) {
-    for (UnitPass& unit : passes) unit.entries = unit.leaves = 0;
-  }
+  for (UnitPass& unit : passes) unit.entries.sum = unit.leaves.sum = 0;
   Section& section = sections[static_cast<std::size_t>(pass.section)];
   section.unreduced = !reduce;
-  if (!pass.deferred) ++section.passes;
+  pass.deferred ? ++deferred : ++section.passes;
 }
 
 void Engine::Impl::finish_pass(int index) {
   const bool reduce = next_pass_reduces(index);
+  deferred = std::max(0, deferred - 1);
   reducer.begin_pass(index, reduce);
   for (std::size_t i = 0; i < plan.params.size(); ++i) {
     const Param& param = plan.params[i];
@@ -155,7 +155,7 @@ void Engine::Impl::sum_over_model(StepInfo& info, double& squares) {
 
 void Engine::Impl::end_step() {
   stepping = false;
-  depth = 0;
+  depth = deferred = 0;
   for (UnitPass& pass : passes) {
     const int trainable = pass.trainable;
     pass = {};

@@ -3,9 +3,16 @@
 #include <gtest/gtest.h>
 
 #include "tessera/core/errors.h"
+#include "tessera/planner/parameters.h"
 
 namespace tessera::planner {
 namespace {
+
+std::int64_t numel(const ParamSpec& spec) {
+  std::int64_t count = 1;
+  for (const std::int64_t size : spec.shape) count *= size;
+  return count;
+}
 
 RunQuestion question(int stage, int dp, const char* layout = "fp32") {
   RunQuestion q;
@@ -32,7 +39,7 @@ TEST(Run, ParametersAddUpToTheShape) {
   for (const char* name : {"gpt-tiny", "gpt2-124m", "gpt2-xl", "gpt3-13b", "llama3-8b"}) {
     const ModelShape shape = find_model_shape(name);
     std::int64_t sum = 0;
-    for (const ParameterSize& each : gpt_parameters(shape)) sum += each.numel;
+    for (const ParamSpec& each : model_params(shape, 1)) sum += numel(each);
     EXPECT_EQ(sum, shape.params()) << name;
   }
 }
@@ -58,15 +65,16 @@ TEST(Run, PaddingIsCounted) {
   RunQuestion q = question(2, 3);
   q.model = gpt_shape(1, 10, 2, 11, 7);
   std::int64_t part = 0;
-  for (const ParameterSize& each : gpt_parameters(q.model)) {
-    const std::int64_t third = (each.numel + 2) / 3;
+  for (const ParamSpec& each : model_params(q.model, 1)) {
+    const std::int64_t third = (numel(each) + 2) / 3;
     part += third % 16 == 0 ? third : third + 16 - third % 16;
   }
   const RunPlan plan = plan_run(q);
   EXPECT_EQ(plan.params, 3 * part * 4);
   EXPECT_EQ(plan.grads, part * 4);
   EXPECT_EQ(plan.optimizer, part * 8);
-  EXPECT_EQ(plan.sent_bytes, 2 * part * 4 + 2 * part * 4);  // reduce-scatter, all-gather: 2/3 each
+  EXPECT_EQ(plan.sent_bytes(),
+            2 * part * 4 + 2 * part * 4);  // reduce-scatter, all-gather: 2/3 each
 }
 
 TEST(Run, TrafficOfEveryStage) {
@@ -77,13 +85,13 @@ TEST(Run, TrafficOfEveryStage) {
       for (const int dp : {1, 2, 4}) {
         RunQuestion q = question(stage, dp);
         q.accumulation = k;
-        EXPECT_EQ(plan_run(q).sent_bytes, want[stage] / dp * (dp - 1)) << stage << " " << dp;
+        EXPECT_EQ(plan_run(q).sent_bytes(), want[stage] / dp * (dp - 1)) << stage << " " << dp;
       }
     }
   }
   RunQuestion keep = question(3, 2);
   keep.keep_params = true;
-  EXPECT_EQ(plan_run(keep).sent_bytes, d);
+  EXPECT_EQ(plan_run(keep).sent_bytes(), d);
 }
 
 TEST(Run, PolicyLastKeepsTheWholeGradient) {

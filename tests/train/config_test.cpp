@@ -193,7 +193,7 @@ TEST(Resolve, CommOffPlansForOneRankAndKeepsTheBatch) {
   const Resolved resolved = resolve(config, 4);
   EXPECT_EQ(resolved.ranks, 1);
   EXPECT_EQ(resolved.global_batch, 64);
-  EXPECT_EQ(plan(config, resolved).sent_bytes, 0);
+  EXPECT_EQ(plan(config, resolved).sent_bytes(), 0);
 }
 
 TEST(Resolve, SgdKeepsFewerMoments) {

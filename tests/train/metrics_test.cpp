@@ -43,8 +43,8 @@ TEST(Metrics, WhatIsNotFiniteIsNull) {
 
 TEST(Metrics, TheSummaryHasBothSides) {
   Summary summary;
-  summary.predicted = {{{"params", 10}, {"grads", 20}}, 30};
-  summary.measured = {{{"params", 11}, {"peak", 99}}, std::nullopt};
+  summary.predicted = {{{"params", 10}, {"grads", 20}}, 0.5, SentBytes{10, 15, 5}};
+  summary.measured = {{{"params", 11}, {"peak", 99}}, std::nullopt, std::nullopt};
   summary.params_hash = "00ff";
   const std::string text = to_json(summary);
   EXPECT_EQ(text.find('\n'), std::string::npos);

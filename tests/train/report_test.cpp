@@ -33,10 +33,12 @@ TEST(Report, MemoryShowsTheDifference) {
 
 TEST(Report, TrafficWithoutAPrediction) {
   Summary summary;
-  summary.measured.sent_bytes = 2'000'000;
-  EXPECT_TRUE(contains(traffic_table(summary, 4), "2 MB"));
-  summary.predicted.sent_bytes = 2'000'000;
-  EXPECT_TRUE(contains(traffic_table(summary, 4), "exact"));
+  summary.measured.sent = SentBytes{2'000'000, 3'000'000, 0};
+  EXPECT_TRUE(contains(traffic_table(summary, {4}), "2 MB"));
+  EXPECT_FALSE(contains(traffic_table(summary, {4}), "3 MB"));
+  EXPECT_TRUE(contains(traffic_table(summary, {4, 2}), "3 MB"));
+  summary.predicted.sent = SentBytes{2'000'000, 0, 0};
+  EXPECT_TRUE(contains(traffic_table(summary, {4}), "exact"));
 }
 
 TEST(Report, TimesAreMeansWithoutTheFirstSteps) {

@@ -95,12 +95,14 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
         continue;
       }
       if (!way.sections) {
-        engine.backward(loss[k]);
+        engine.backward(loss[k], {}, {.of_one_forward = k != '2'});
         continue;
       }
-      engine.backward(loss[k], {}, {.section = 1, .deferred = way.deferred});
+      engine.backward(loss[k], {},
+                      {.section = 1, .deferred = way.deferred, .of_one_forward = true});
       if (way.deferred) engine.finish_pass(1);
-      engine.backward(middle[k], cut[k].grad(), {.section = 0, .deferred = way.deferred});
+      engine.backward(middle[k], cut[k].grad(),
+                      {.section = 0, .deferred = way.deferred, .of_one_forward = true});
       if (way.deferred) engine.finish_pass(0);
     }
     engine.step();

@@ -1,0 +1,302 @@
+// tessera checkpoint: looks at checkpoints, compares them, and writes them anew. No torch: they are
+// files.
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/reshard.h"
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/progress.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using checkpoint::Checkpoint;
+
+constexpr const char* kExamples =
+    "  tessera checkpoint inspect runs/a                      the newest good one in there\n"
+    "  tessera checkpoint inspect runs/a/step-00000120 --params\n"
+    "  tessera checkpoint verify runs/a/step-00000120         reads every byte\n"
+    "  tessera checkpoint diff runs/a/step-00000120 runs/b/step-00000120\n"
+    "  tessera checkpoint reshard runs/a runs/wide --dp 4 --tp 2\n"
+    "  tessera checkpoint export runs/a model.safetensors --dtype bf16";
+
+// A folder of a checkpoint, or of a run: then the newest good one in it.
+Checkpoint open_checkpoint(const std::string& path) {
+  const auto files = checkpoint::local_files();
+  if (files->exists(path + "/" + checkpoint::kManifestName)) return Checkpoint(path);
+  if (!files->exists(path)) throw UsageError(path + ": there is no such folder");
+  const checkpoint::Latest latest = checkpoint::find_latest(path);
+  for (const std::string& line : latest.skipped) write_all(2, line + "\n");
+  if (latest.folder.empty()) {
+    throw DataError(path + " has no checkpoint that can be read: no step-… with a manifest");
+  }
+  return Checkpoint(latest.folder);
+}
+
+std::string mesh_text(const checkpoint::Mesh& mesh) {
+  return str("dp ", mesh.dp, " · tp ", mesh.tp, " · pp ", mesh.pp);
+}
+
+std::string padded(const std::string& text, std::size_t width) {
+  return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
+}
+
+// What is stored of a state, over all parameters and files.
+struct StateTotal {
+  checkpoint::DType dtype = checkpoint::DType::f32;
+  std::int64_t elements = 0;
+  std::int64_t bytes() const { return elements * checkpoint::size_of(dtype); }
+};
+std::map<std::string, StateTotal> totals_of(const Checkpoint& from) {
+  std::map<std::string, StateTotal> totals;
+  for (const checkpoint::StoredFile& file : from.manifest().files) {
+    for (const checkpoint::StoredTensor& tensor : file.tensors) {
+      StateTotal& total = totals[str(tensor.state, " ", name(tensor.dtype))];
+      total.dtype = tensor.dtype;
+      total.elements += tensor.elements();
+    }
+  }
+  return totals;
+}
+
+Json inspect_json(const Checkpoint& from) {
+  const checkpoint::Description& about = from.about();
+  Json out = {{"folder", from.folder()},
+              {"step", about.step},
+              {"samples", about.samples},
+              {"seed", about.seed},
+              {"mesh", {{"dp", about.mesh.dp}, {"tp", about.mesh.tp}, {"pp", about.mesh.pp}}},
+              {"stage", about.stage},
+              {"layout", about.layout},
+              {"model", Json::parse(about.model)},
+              {"extra", about.extra},
+              {"bytes", from.bytes()},
+              {"files", Json::array()},
+              {"params", Json::array()}};
+  for (const checkpoint::StoredFile& file : from.manifest().files) {
+    out["files"].push_back(
+        {{"name", file.name}, {"bytes", file.bytes}, {"tensors", file.tensors.size()}});
+  }
+  for (const ParamSpec& spec : about.params) {
+    Json states = Json::object();
+    for (const auto& [state, dtype] : from.states(spec.name)) states[state] = name(dtype);
+    out["params"].push_back({{"name", spec.name}, {"shape", spec.shape}, {"states", states}});
+  }
+  return out;
+}
+
+int inspect(const std::string& path, bool params, bool json) {
+  const Checkpoint from = open_checkpoint(path);
+  if (json) return write_all(1, inspect_json(from).dump(2) + "\n") ? 0 : 1;
+  const checkpoint::Description& about = from.about();
+  std::int64_t elements = 0;
+  for (const ParamSpec& spec : about.params) elements += checkpoint::elements_of(spec.shape);
+  std::string text =
+      str(from.folder(), "\n", "  step      ", format_grouped(about.step), "\n", "  samples   ",
+          format_grouped(about.samples), "\n", "  seed      ", about.seed, "\n", "  saved by  ",
+          mesh_text(about.mesh), ", stage ", about.stage, ", layout ", about.layout, "\n",
+          "  model     ", about.model, "\n", "  params    ", about.params.size(), " with ",
+          format_count(elements), " elements\n", "  files     ", from.manifest().files.size(),
+          " with ", format_bytes(from.bytes()), "\n");
+  for (const auto& [key, value] : about.extra) {
+    text += str("  ", padded(key, 9), " ", value, "\n");
+  }
+  text += "  states\n";
+  for (const auto& [state, total] : totals_of(from)) {
+    text += str("    ", padded(state, 16), format_bytes(total.bytes()), "\n");
+  }
+  if (params) {
+    for (const ParamSpec& spec : about.params) {
+      std::vector<std::string> sizes, states;
+      for (const std::int64_t size : spec.shape) sizes.push_back(std::to_string(size));
+      for (const auto& [state, dtype] : from.states(spec.name)) {
+        states.push_back(str(state, " ", name(dtype)));
+      }
+      text += str("  ", padded(spec.name, 32), " [", join(sizes, ", "), "]  ", join(states, ", "),
+                  "\n");
+    }
+  }
+  return write_all(1, text) ? 0 : 1;
+}
+
+// A bar in megabytes.
+class Bytes {
+ public:
+  Bytes(const std::string& label, std::int64_t total) {
+    ProgressOptions options;
+    options.label = label;
+    options.unit = "MB";
+    // A file is no reason for a line in a log unless it takes its time.
+    options.plain_least = 5;
+    bar_.emplace(std::max<std::int64_t>(1, total / kMega), options);
+  }
+  checkpoint::Progress function() {
+    return [this](std::int64_t done) { bar_->update(done / kMega); };
+  }
+
+ private:
+  static constexpr std::int64_t kMega = 1'000'000;
+  std::optional<Progress> bar_;
+};
+
+int verify(const std::string& path, bool json) {
+  Checkpoint from = open_checkpoint(path);
+  std::vector<std::string> problems;
+  {
+    Bytes bar("verifying", from.bytes());
+    problems = from.verify(bar.function());
+  }
+  if (json) {
+    const Json out = {{"folder", from.folder()},
+                      {"step", from.about().step},
+                      {"bytes", from.bytes()},
+                      {"good", problems.empty()},
+                      {"problems", problems}};
+    write_all(1, out.dump(2) + "\n");
+  } else if (problems.empty()) {
+    write_all(1, str(from.folder(), ": good, ", from.manifest().files.size(), " files with ",
+                     format_bytes(from.bytes()), "\n"));
+  } else {
+    write_all(1, str(from.folder(), ": BAD\n  ", join(problems, "\n  "), "\n"));
+  }
+  return problems.empty() ? 0 : 1;
+}
+
+int diff(const std::string& left, const std::string& right, bool json) {
+  Checkpoint a = open_checkpoint(left), b = open_checkpoint(right);
+  checkpoint::Difference difference;
+  {
+    Bytes bar("comparing", a.bytes());
+    difference = checkpoint::diff(a, b, bar.function());
+  }
+  const bool same = difference.states.empty();
+  if (json) {
+    Json states = Json::array();
+    for (const checkpoint::StateDifference& d : difference.states) {
+      states.push_back({{"param", d.param},
+                        {"state", d.state},
+                        {"reason", d.reason},
+                        {"elements", d.elements},
+                        {"first", d.first},
+                        {"largest", d.largest}});
+    }
+    const Json out = {{"a", a.folder()},
+                      {"b", b.folder()},
+                      {"same", same},
+                      {"about", difference.about},
+                      {"equal_states", difference.equal},
+                      {"states", states}};
+    write_all(1, out.dump(2) + "\n");
+    return same ? 0 : 1;
+  }
+  std::string text = str("A ", a.folder(), "\nB ", b.folder(), "\n");
+  for (const std::string& line : difference.about) text += "  " + line + "\n";
+  for (const checkpoint::StateDifference& d : difference.states) {
+    text += str("  ", d.param, d.state.empty() ? "" : " ", d.state, ": ", d.reason);
+    if (d.elements > 0) {
+      text += str(d.reason.empty() ? "" : "; ", format_grouped(d.elements),
+                  " elements differ, by at most ", d.largest, ", the first at ", d.first);
+    }
+    text += "\n";
+  }
+  text += str(same ? "Same: " : "", difference.equal, " states have the same bits",
+              same ? "" : str(", ", difference.states.size(), " do not"), "\n");
+  write_all(1, text);
+  return same ? 0 : 1;
+}
+
+int reshard(const std::string& path, const std::string& to, const checkpoint::Mesh& mesh) {
+  Checkpoint from = open_checkpoint(path);
+  checkpoint::Saved saved;
+  {
+    Bytes bar("resharding", from.bytes());
+    saved = checkpoint::reshard(from, to, mesh, checkpoint::local_files(), bar.function());
+  }
+  return write_all(1, str(saved.folder, ": ", mesh.ranks(), " shards (", mesh_text(mesh), "), ",
+                          format_bytes(saved.bytes), "\n"))
+             ? 0
+             : 1;
+}
+
+int export_to(const std::string& path, const std::string& to, const std::string& state,
+              const std::string& dtype) {
+  Checkpoint from = open_checkpoint(path);
+  checkpoint::ExportOptions options;
+  options.state = state;
+  if (!dtype.empty()) options.dtype = checkpoint::parse_dtype(dtype);
+  std::int64_t written = 0;
+  {
+    Bytes bar("exporting", from.bytes());
+    options.progress = bar.function();
+    written = checkpoint::export_model(from, to, options);
+  }
+  return write_all(1, str(to, ": ", from.about().params.size(), " tensors of step ",
+                          from.about().step, ", ", format_bytes(written), "\n"))
+             ? 0
+             : 1;
+}
+
+}  // namespace
+
+int checkpoint_command(int argc, char** argv) {
+  CommandLine line("checkpoint",
+                   "Looks at checkpoints, compares them, and writes them anew. A folder is one "
+                   "checkpoint, or a run's: then its newest good one is taken.",
+                   kExamples);
+  std::string path, other, state, dtype;
+  bool json = false, params = false;
+  checkpoint::Mesh mesh;
+  const auto command = [&](const char* name, const char* help) -> CLI::App& {
+    CLI::App& app = *line.app().add_subcommand(name, help);
+    app.footer(str("Examples:\n", kExamples));
+    app.add_option("checkpoint", path, "folder of a checkpoint or of a run")->required();
+    return app;
+  };
+  const auto takes_json = [&](CLI::App& app) { app.add_flag("--json", json, "print JSON"); };
+
+  CLI::App& inspects = command("inspect", "Shows what a checkpoint holds.");
+  inspects.add_flag("--params", params, "list the parameters too");
+  takes_json(inspects);
+  CLI::App& verifies =
+      command("verify", "Reads every byte; the status is 1 if anything is damaged or missing.");
+  takes_json(verifies);
+  CLI::App& diffs =
+      command("diff", "Compares the tensors bit by bit; the status is 1 if any differs.");
+  diffs.add_option("other", other, "the checkpoint to compare with")->required();
+  takes_json(diffs);
+  CLI::App& reshards =
+      command("reshard",
+              "Writes it anew as another mesh would have saved it. Loading never needs "
+              "this: it takes any mesh's.");
+  reshards.add_option("to", other, "the folder to put step-… into")->required();
+  line.integer(reshards, "--dp", mesh.dp, 1, 1 << 20, "data-parallel ranks");
+  line.integer(reshards, "--tp", mesh.tp, 1, 1 << 20, "tensor-parallel ranks");
+  line.integer(reshards, "--pp", mesh.pp, 1, 1 << 20, "pipeline stages");
+  CLI::App& exports = command("export", "Writes the parameters as one plain safetensors file.");
+  exports.add_option("to", other, "the file to write")->required();
+  exports.add_option("--state", state,
+                     "which state; otherwise master, or param where there is none");
+  exports.add_option("--dtype", dtype, "f32, bf16 or f16, rounded to nearest; otherwise as stored");
+  line.app().require_subcommand(1);
+  if (!line.parse(argc, argv)) return 0;
+
+  if (inspects.parsed()) return inspect(path, params, json);
+  if (verifies.parsed()) return verify(path, json);
+  if (diffs.parsed()) return diff(path, other, json);
+  if (reshards.parsed()) return reshard(path, other, mesh);
+  return export_to(path, other, state, dtype);
+}
+
+}  // namespace tessera::cli

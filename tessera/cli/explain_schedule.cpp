@@ -1,0 +1,90 @@
+// tessera explain schedule: draws a pipeline schedule, and puts a real run beside it.
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/explain_topics.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+#include "tessera/schedule/draw.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kScheduleExamples =
+    "  tessera explain schedule --stages 4 --micro-batches 8 --schedule 1f1b\n"
+    "  tessera explain schedule --schedule zb-h1 --svg zb.svg\n"
+    "  tessera train --pp 2 --grad-accum 8 --metrics run.jsonl\n"
+    "  tessera explain schedule --stages 2 --micro-batches 8 --metrics run.jsonl\n";
+
+struct ScheduleArguments {
+  int stages = 4;
+  int micros = 8;
+  int chunks = 1;
+  int columns = 100;
+  std::string schedule = "1f1b";
+  double forward = 1, backward = 2;
+  std::string svg, metrics;
+};
+
+std::string measured_bubble(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw UsageError(str("--metrics: cannot read ", quote(path)));
+  std::string line, last;
+  while (std::getline(file, line)) {
+    if (!line.empty()) last = line;
+  }
+  const auto json = nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("summary") || !json["summary"].contains("bubble")) {
+    throw UsageError(str("--metrics: ", quote(path),
+                         " does not end with the summary of a run with a pipeline; wanted what "
+                         "tessera train --pp 2 --metrics wrote"));
+  }
+  char text[96];
+  std::snprintf(text, sizeof text, "measured in %s: bubble %.1f%%\n", path.c_str(),
+                100 * json["summary"]["bubble"].get<double>());
+  return text;
+}
+
+}  // namespace
+
+int explain_schedule(int argc, char** argv) {
+  ScheduleArguments a;
+  CommandLine line("explain schedule",
+                   "Draws a pipeline schedule: who does what when, the bubble, and what is held.",
+                   kScheduleExamples);
+  CLI::App& app = line.app();
+  line.integer(app, "--stages,--pp", a.stages, 1, 64, "ranks of the pipeline");
+  line.integer(app, "--micro-batches,--grad-accum", a.micros, 1, 512, "in a step");
+  line.choice(app, "--schedule", a.schedule, schedule::names(), "which");
+  line.integer(app, "--chunks", a.chunks, 1, 16, "interleaved: stages on each rank");
+  app.add_option("--forward", a.forward, "time of a forward pass")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
+  app.add_option("--backward", a.backward, "time of a backward pass")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
+  line.integer(app, "--columns", a.columns, 20, 10000, "width of the drawing");
+  app.add_option("--svg", a.svg, "write it as an image too")->type_name("FILE");
+  app.add_option("--metrics", a.metrics, "metrics of a run: its bubble is shown beside")
+      ->type_name("FILE");
+  if (!line.parse(argc, argv)) return 0;
+  const schedule::Schedule schedule = schedule::make(a.schedule, a.stages, a.micros, a.chunks);
+  schedule::validate(schedule);
+  const double share = 1.0 / schedule.chunks;  // a chunk has this part of a rank's layers
+  const schedule::Durations durations{a.forward * share, a.backward * share / 2,
+                                      a.backward * share / 2};
+  std::string text = schedule::draw_text(schedule, durations, a.columns);
+  if (!a.metrics.empty()) text += measured_bubble(a.metrics);
+  if (!a.svg.empty()) {
+    std::ofstream file(a.svg);
+    file << schedule::draw_svg(schedule, durations);
+    if (!file.flush()) throw UsageError(str("--svg: cannot write ", quote(a.svg)));
+  }
+  return write_all(1, text) ? 0 : 1;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,261 @@
+// tessera simulate: plays a training step event by event.
+
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/plan_flags.h"
+#include "tessera/cli/simulate_report.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/progress.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/simulator/trace.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kExamples =
+    "  tessera simulate --model gpt3-175b --hardware a100-80 --tp 8 --pp 16 --dp 8 \\\n"
+    "                   --global-batch 1536 --trace step.json      (open it in ui.perfetto.dev)\n"
+    "  tessera simulate --model llama2-7b --sweep dp=1..4096 --svg scaling.svg\n"
+    "  tessera simulate --pp 2 --grad-accum 8 --forward 120ms --backward 220ms --hop 5ms\n"
+    "  tessera simulate --model gpt2-xl --dp 64 --jitter 0.05 --straggler 3:1.5\n"
+    "  tessera simulate --model llama3.1-405b --tp 8 --pp 16 --dp 128 --zero 1 \\\n"
+    "                   --mtbf 50000h --checkpoint-cost 60s --restart-cost 10min\n"
+    "\n"
+    "Ranks count tp first, then dp, then pp, so that tp neighbours share a node.\n"
+    "JSON: {step, tokens_per_s, utilisation, bubble, world, time:{compute, comm_exposed, tp, pp,\n"
+    "dp, bubble, optimizer, step}, ranks:[…], failures:{…}}, times in seconds, means over all "
+    "ranks;\n"
+    "with --sweep {sweep:[…], comparison}.";
+
+struct SimulateArguments {
+  planner::Settings settings;
+  std::string hardware_file, trace, svg, sweep, collective = "ring";
+  std::vector<simulator::Straggler> stragglers;
+  double jitter = 0, law_cost = 0.05;
+  int seed = 0, traced = 16;
+  double forward = 0, backward = 0, hop = 0, optimizer = 0;
+  double mtbf = 0, checkpoint_cost = 60, restart_cost = 600;
+  bool full = false, json = false;
+  bool given_forward = false, given_backward = false, given_hop = false, given_optimizer = false;
+};
+
+template <typename Number>
+bool read_number(std::string_view text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size() && !text.empty();
+}
+
+void read_stragglers(const std::string& text, std::vector<simulator::Straggler>& all) {
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view part = std::string_view(text).substr(begin, end - begin);
+    const std::size_t colon = part.find(':');
+    simulator::Straggler one;
+    if (colon == std::string_view::npos || !read_number(part.substr(0, colon), one.rank) ||
+        !read_number(part.substr(colon + 1), one.factor)) {
+      throw UsageError(str("--straggler: got ", quote(part),
+                           ", wanted RANK:FACTOR, such as 3:1.5, or several with commas"));
+    }
+    all.push_back(one);
+    begin = end + 1;
+  }
+}
+
+void add_options(CommandLine& line, SimulateArguments& a) {
+  CLI::App& app = line.app();
+  const auto number = [&](const char* name, double& value, const std::string& help) {
+    app.add_option(name, value, help)->type_name("NUMBER")->capture_default_str();
+  };
+  const auto noted = [](bool& given) { return [&given](const std::string&) { given = true; }; };
+  app.add_flag("--json", a.json, "print JSON");
+  app.add_option("--sweep", a.sweep,
+                 "simulate several sizes of an axis, such as dp=1..4096, each twice the last")
+      ->type_name("AXIS=A..B");
+  app.add_option("--svg", a.svg, "with --sweep: a picture of throughput and efficiency")
+      ->type_name("FILE");
+  number("--law-cost", a.law_cost, "with --sweep: c of the law 1/(1 + c log2 N) beside it");
+  app.add_option("--trace", a.trace, "write what every rank did, for Perfetto")->type_name("FILE");
+  line.integer(app, "--trace-ranks", a.traced, 1, 1 << 20, "ranks in the trace");
+  number("--jitter", a.jitter, "spread of computing times: lognormal, mean kept");
+  app.add_option_function<std::string>(
+         "--straggler", [&](const std::string& text) { read_stragglers(text, a.stragglers); },
+         "a rank that computes so many times as long; several with commas")
+      ->type_name("RANK:FACTOR");
+  line.integer(app, "--seed", a.seed, 0, 1 << 30, "of jitter and failures");
+  line.choice(app, "--collective", a.collective, {"ring", "tree", "auto"},
+              "how collectives of the dp axis go");
+  app.add_flag("--full", a.full, "simulate every replica, though one would do");
+  line.seconds(app, "--mtbf", a.mtbf, "mean time between failures of one device; 0: none");
+  line.seconds(app, "--checkpoint-cost", a.checkpoint_cost, "what saving a checkpoint takes");
+  line.seconds(app, "--restart-cost", a.restart_cost, "from a failure until work goes on");
+  line.seconds(app, "--forward", a.forward,
+               "of a rank for one micro-batch, instead of the model's; --backward too")
+      ->each(noted(a.given_forward));
+  line.seconds(app, "--backward", a.backward, "likewise")->each(noted(a.given_backward));
+  line.seconds(app, "--hop", a.hop, "with --forward: from one stage to the next")
+      ->each(noted(a.given_hop));
+  line.seconds(app, "--optimizer", a.optimizer, "with --forward: at the end of the step")
+      ->each(noted(a.given_optimizer));
+  app.add_option("--hardware-file", a.hardware_file, "a TOML file with your own hardware")
+      ->type_name("FILE");
+  add_plan_flags(app, a.settings);
+}
+
+void check_arguments(const SimulateArguments& a) {
+  if (a.given_forward != a.given_backward) {
+    throw UsageError("--forward and --backward: give both or neither");
+  }
+  if (!a.given_forward && (a.given_hop || a.given_optimizer)) {
+    throw UsageError(str(a.given_hop ? "--hop" : "--optimizer",
+                         ": goes with --forward and --backward; without them the model and the "
+                         "hardware say how long it takes"));
+  }
+  if (!a.svg.empty() && a.sweep.empty()) {
+    throw UsageError("--svg: draws a sweep; add --sweep dp=1..1024, or use --trace");
+  }
+  if (!a.trace.empty() && !a.sweep.empty()) {
+    throw UsageError("--trace and --sweep: choose one of them");
+  }
+  if (!(a.law_cost >= 0 && a.law_cost <= 1)) {
+    throw UsageError(str("--law-cost: got ", a.law_cost, ", wanted 0 to 1"));
+  }
+}
+
+// Times that the user gives stand for the model's: all stages alike, and nothing else takes time.
+void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
+  for (auto& rank : s.chunks) {
+    for (simulator::Chunk& chunk : rank) {
+      chunk.forward = a.forward / s.schedule.chunks;
+      chunk.backward_input = chunk.backward_weight = a.backward / 2 / s.schedule.chunks;
+      chunk.tp_forward = chunk.tp_backward = 0;
+    }
+  }
+  s.hop_bytes = s.tied_bytes = 0;
+  s.hop_latency = a.hop;
+  s.optimizer = a.optimizer;
+}
+
+simulator::Scenario scenario_for(const SimulateArguments& a, const planner::Question& settled) {
+  simulator::Scenario s = simulator::scenario_of(settled);
+  if (a.given_forward) take_given_times(a, s);
+  s.fabric.algorithm = simulator::parse_algorithm(a.collective);
+  s.jitter = a.jitter;
+  s.stragglers = a.stragglers;
+  s.seed = static_cast<std::uint64_t>(a.seed);
+  return s;
+}
+
+std::optional<simulator::Reliability> reliability_for(const SimulateArguments& a, int devices) {
+  if (a.mtbf == 0) return std::nullopt;
+  const simulator::Reliability r{a.mtbf, devices, a.checkpoint_cost, a.restart_cost};
+  check(r);
+  return r;
+}
+
+void write_file(const char* flag, const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text << std::flush;
+  if (!out) {
+    throw UsageError(str(flag, ": cannot write ", quote(path),
+                         "; wanted a file in a folder that "
+                         "is there"));
+  }
+}
+
+int print(const std::string& text) { return write_all(1, text) ? 0 : 1; }
+
+planner::Catalogue catalogue_for(const SimulateArguments& a) {
+  planner::Catalogue catalogue;
+  try {
+    if (!a.hardware_file.empty()) catalogue.read(a.hardware_file);
+  } catch (const Error& error) {
+    throw UsageError(str("--hardware-file: ", error.what()));
+  }
+  return catalogue;
+}
+
+int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
+  Sweep sweep;
+  try {
+    sweep.range = simulator::parse_sweep(a.sweep);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--sweep: ", error.what()));
+  }
+  sweep.law_cost = a.law_cost;
+  sweep.reliability = reliability_for(a, 1);
+  if (a.settings.has(sweep.range.axis)) {
+    throw UsageError(str("--", sweep.range.axis, " and --sweep ", a.sweep, ": choose one of them"));
+  }
+  ProgressOptions options;
+  options.label = "simulating";
+  Progress progress(static_cast<std::int64_t>(sweep.range.sizes.size()), options);
+  bool first = true;
+  simulator::SweepCase last;
+  sweep.rows = simulator::sweep(sweep.range, a.law_cost, [&](int size) {
+    planner::Settings settings = a.settings;
+    settings.set(sweep.range.axis, std::to_string(size));
+    const planner::Question settled = planner::settle(settings.question(catalogue));
+    simulator::SweepCase one;
+    one.scenario = scenario_for(a, settled);
+    one.tokens = static_cast<double>(settled.global_batch * settled.seq);
+    if (first) sweep.question = settled;
+    first = false;
+    progress.add();
+    last = one;
+    return one;
+  });
+  if (a.collective == "ring" && !last.scenario.irregular() && sweep.rows.back().refused.empty()) {
+    last.scenario.fabric.algorithm = simulator::Algorithm::automatic;
+    sweep.quicker = last.tokens / simulate(last.scenario).step;
+  }
+  if (!a.svg.empty()) {
+    write_file("--svg", a.svg,
+               simulator::sweep_svg(sweep.range, sweep.rows, a.law_cost, sweep_title(sweep)));
+  }
+  return print(a.json ? sweep_json(sweep) : sweep_text(sweep));
+}
+
+}  // namespace
+
+int simulate_command(int argc, char** argv) {
+  SimulateArguments a;
+  CommandLine line("simulate",
+                   "Plays a training step event by event: computation, messages, collectives and "
+                   "the links they share.",
+                   kExamples);
+  add_options(line, a);
+  if (!line.parse(argc, argv)) return 0;
+  check_arguments(a);
+  const planner::Catalogue catalogue = catalogue_for(a);
+  if (!a.sweep.empty()) return run_sweep(a, catalogue);
+
+  Simulation s;
+  s.question = planner::settle(a.settings.question(catalogue));
+  s.scenario = scenario_for(a, s.question);
+  s.reliability = reliability_for(a, s.scenario.world());
+  s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
+  s.given_times = a.given_forward;
+  if (a.collective == "ring" && s.scenario.dp > 1 && !s.scenario.irregular()) {
+    simulator::Scenario other = s.scenario;
+    other.fabric.algorithm = simulator::Algorithm::automatic;
+    s.quicker = simulate(other).step;
+  }
+  if (!a.given_forward && !s.scenario.irregular()) {
+    s.planned = planner::step_time(s.question).step();
+  }
+  if (!a.trace.empty()) {
+    write_file("--trace", a.trace, simulator::trace_json(s.scenario, s.result));
+  }
+  return print(a.json ? simulation_json(s) : simulation_text(s));
+}
+
+}  // namespace tessera::cli

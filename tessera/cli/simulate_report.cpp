@@ -1,0 +1,287 @@
+#include "tessera/cli/simulate_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "tessera/cli/table.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using planner::Question;
+using simulator::RankTime;
+using simulator::Reliability;
+
+constexpr int kShownRanks = 16;
+
+std::string share(double part) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f%%", 100 * part);
+  return text;
+}
+std::string whole(double value) { return format_grouped(std::llround(value)); }
+
+std::string model_of(const Question& q) {
+  return q.model.name.empty() ? str(q.model.layers, " layers of ", q.model.hidden) : q.model.name;
+}
+
+std::string heading(const Question& q, bool given_times) {
+  const std::string what = given_times
+                               ? str("given times on ", whole(q.world()), " ranks")
+                               : str(model_of(q), " on ", whole(q.world()), " × ", q.hardware.name);
+  std::string text = str(what, ": dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp, ", ZeRO ", q.zero,
+                         ", ", q.grad_accum, " micro-batches of ", q.micro_batch, " × ", q.seq);
+  if (q.pp > 1) text += str(", schedule ", q.schedule);
+  if (q.pp > 1 && q.chunks > 1) text += str(" with ", q.chunks, " chunks");
+  return text + "\n";
+}
+
+std::string where_it_went(const Simulation& s) {
+  const RankTime& mean = s.result.mean;
+  Table table("lrr");
+  const auto row = [&](const char* what, double seconds) {
+    table.row({what, format_time(seconds), share(seconds / s.result.step)});
+  };
+  row("compute", mean.compute);
+  row("tp, exposed", mean.tp);
+  row("pp, exposed", mean.pp);
+  row("dp, exposed", mean.dp);
+  row("bubble", mean.bubble);
+  row("optimizer", mean.optimizer);
+  return table.text();
+}
+
+// The replicas of a pipeline rank: their mean, and the least and most busy of them.
+std::string ranks_table(const Simulation& s) {
+  const bool many = s.result.replicas > 1;
+  Table table(many ? "rrrrrrrr" : "rrrrrr");
+  std::vector<std::string> names = {"pp rank", "busy", "tp", "pp", "dp", "bubble"};
+  if (many) names.insert(names.begin() + 2, {"least", "most"});
+  table.row(names);
+  const int shown = std::min(s.scenario.pp(), kShownRanks);
+  for (int p = 0; p < shown; ++p) {
+    RankTime mean;
+    double least = s.result.step, most = 0;
+    for (int d = 0; d < s.result.replicas; ++d) {
+      const RankTime& one = s.result.at(p, d);
+      mean.add(one, 1.0 / s.result.replicas);
+      least = std::min(least, one.compute);
+      most = std::max(most, one.compute);
+    }
+    const double step = s.result.step;
+    std::vector<std::string> cells = {std::to_string(p),     share(mean.compute / step),
+                                      share(mean.tp / step), share(mean.pp / step),
+                                      share(mean.dp / step), share(mean.bubble / step)};
+    if (many) cells.insert(cells.begin() + 2, {share(least / step), share(most / step)});
+    table.row(cells);
+  }
+  std::string text = table.text();
+  if (shown < s.scenario.pp()) text += str("  … ", s.scenario.pp() - shown, " more\n");
+  return text;
+}
+
+struct FailurePlan {
+  double interval = 0;  // whole steps
+  double steps = 0;
+  double goodput = 0;
+  simulator::Goodput simulated;
+};
+FailurePlan plan_failures(const Reliability& r, double step, std::uint64_t seed) {
+  FailurePlan plan;
+  plan.steps = std::max(1.0, std::round(simulator::best_interval(r) / step));
+  plan.interval = plan.steps * step;
+  plan.goodput = simulator::expected_goodput(r, plan.interval);
+  plan.simulated = simulator::simulated_goodput(r, plan.interval, seed);
+  return plan;
+}
+
+std::string failures_text(const Simulation& s) {
+  const Reliability& r = *s.reliability;
+  const FailurePlan plan = plan_failures(r, s.result.step, s.scenario.seed);
+  return str("\nFailures  one every ", format_time(r.system_mtbf()), " in ", whole(r.devices),
+             " devices (each: ", format_time(r.mtbf), ")\n", "  best: a checkpoint every ",
+             whole(plan.steps), plan.steps == 1 ? " step, " : " steps, ",
+             format_time(plan.interval), " (Young ", format_time(simulator::young_interval(r)),
+             ", Daly ", format_time(simulator::daly_interval(r)), ")\n", "  goodput ",
+             share(plan.goodput), "; by events ", share(plan.simulated.fraction), " ± ",
+             share(plan.simulated.error), "; ", whole(plan.goodput * s.tokens_per_s()),
+             " tokens/s that last\n");
+}
+
+ordered_json time_json(const RankTime& time, double step) {
+  return {{"compute", time.compute},
+          {"comm_exposed", time.tp + time.pp + time.dp},
+          {"tp", time.tp},
+          {"pp", time.pp},
+          {"dp", time.dp},
+          {"bubble", time.bubble},
+          {"optimizer", time.optimizer},
+          {"step", step}};
+}
+
+ordered_json failures_json(const Reliability& r, double step, double tokens_per_s,
+                           std::uint64_t seed) {
+  const FailurePlan plan = plan_failures(r, step, seed);
+  return {{"system_mtbf", r.system_mtbf()},
+          {"best_interval", simulator::best_interval(r)},
+          {"young_interval", simulator::young_interval(r)},
+          {"daly_interval", simulator::daly_interval(r)},
+          {"checkpoint_every_steps", plan.steps},
+          {"goodput", plan.goodput},
+          {"goodput_simulated", plan.simulated.fraction},
+          {"goodput_error", plan.simulated.error},
+          {"tokens_per_s", plan.goodput * tokens_per_s}};
+}
+
+}  // namespace
+
+double Simulation::tokens_per_s() const {
+  return static_cast<double>(question.global_batch * question.seq) / result.step;
+}
+
+std::string simulation_text(const Simulation& s) {
+  const simulator::Result& r = s.result;
+  std::string text = str(heading(s.question, s.given_times), "\nStep  ", format_time(r.step), ", ",
+                         whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilisation),
+                         " of the time, bubble ", share(r.bubble), "\n");
+  text += where_it_went(s);
+  if (s.planned > 0) {
+    text +=
+        str("  tessera plan, by closed forms: ", format_time(s.planned), ", ",
+            share(std::abs(s.planned / r.step - 1)), s.planned < r.step ? " less\n" : " more\n");
+  }
+  if (s.quicker > 0 && s.quicker < 0.99 * r.step) {
+    text += str("  with trees where they are quicker than rings (--collective auto): ",
+                format_time(s.quicker), "\n");
+  }
+  text += str("\nRanks, in parts of the step\n", ranks_table(s));
+  if (s.scenario.dp > 1) {
+    text += r.replicas == 1
+                ? str("  one replica stands for all ", s.scenario.dp, ", which do the same\n")
+                : str("  each of the ", s.scenario.dp, " replicas was simulated for itself\n");
+  }
+  if (s.reliability) text += failures_text(s);
+  return text;
+}
+
+std::string simulation_json(const Simulation& s) {
+  const simulator::Result& r = s.result;
+  ordered_json json = {{"step", r.step},
+                       {"tokens_per_s", s.tokens_per_s()},
+                       {"utilisation", r.utilisation},
+                       {"bubble", r.bubble},
+                       {"world", s.scenario.world()},
+                       {"time", time_json(r.mean, r.step)},
+                       {"replicas", r.replicas},
+                       {"events", r.events}};
+  if (s.planned > 0) json["planned_step"] = s.planned;
+  ordered_json ranks = ordered_json::array();
+  for (int p = 0; p < s.scenario.pp(); ++p) {
+    for (int d = 0; d < r.replicas; ++d) {
+      const RankTime& one = r.at(p, d);
+      ordered_json row = {{"rank", s.scenario.rank(p, d)}, {"pp", p}, {"dp", d}};
+      row["utilisation"] = r.step > 0 ? one.compute / r.step : 0;
+      row["time"] = time_json(one, r.step);
+      row["sent_dp"] = one.sent_dp;
+      ranks.push_back(std::move(row));
+    }
+  }
+  json["ranks"] = std::move(ranks);
+  if (s.reliability) {
+    json["failures"] = failures_json(*s.reliability, r.step, s.tokens_per_s(), s.scenario.seed);
+  }
+  return json.dump() + "\n";
+}
+
+std::string sweep_title(const Sweep& s) {
+  const Question& q = s.question;
+  std::string text = str(model_of(q), " on ", q.hardware.name);
+  const auto axis = [&](const char* name, int size) {
+    if (s.range.axis != name && size > 1) text += str(", ", name, " ", size);
+  };
+  axis("dp", q.dp);
+  axis("tp", q.tp);
+  axis("pp", q.pp);
+  return text + str(", ZeRO ", q.zero, ", ", s.range.axis, " ", s.range.sizes.front(), " to ",
+                    s.range.sizes.back());
+}
+
+std::string sweep_text(const Sweep& s) {
+  Table table(s.reliability ? "rrrrrrrrrrr" : "rrrrrrrrrr");
+  std::vector<std::string> names = {s.range.axis, "GPUs", "step", "tokens/s", "per GPU",
+                                    "efficiency", "law",  "dp",   "tp + pp",  "bubble"};
+  if (s.reliability) names.emplace_back("goodput");
+  table.row(names);
+  std::string refused;
+  for (const simulator::SweepRow& row : s.rows) {
+    if (!row.refused.empty()) {
+      refused += str("  ", s.range.axis, " ", row.size, ": ", row.refused, "\n");
+      continue;
+    }
+    std::vector<std::string> cells = {std::to_string(row.size),
+                                      whole(row.gpus),
+                                      format_time(row.step),
+                                      whole(row.tokens_per_s),
+                                      whole(row.tokens_per_s / row.gpus),
+                                      share(row.efficiency),
+                                      share(row.law),
+                                      share(row.mean.dp / row.step),
+                                      share((row.mean.tp + row.mean.pp) / row.step),
+                                      share(row.bubble)};
+    if (s.reliability) {
+      Reliability r = *s.reliability;
+      r.devices = row.gpus;
+      cells.push_back(share(plan_failures(r, row.step, 0).goodput));
+    }
+    table.row(cells);
+  }
+  std::string text =
+      str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nCannot be\n" + refused,
+          "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
+  const simulator::SweepRow& last = s.rows.back();
+  if (last.refused.empty() && s.quicker > 1.01 * last.tokens_per_s) {
+    text +=
+        str("The latency of a ring grows with every rank: with trees where they are quicker "
+            "(--collective auto) ",
+            s.range.axis, " ", last.size, " reaches ",
+            share(last.efficiency * s.quicker / last.tokens_per_s), " instead of ",
+            share(last.efficiency), ".\n");
+  }
+  return text;
+}
+
+std::string sweep_json(const Sweep& s) {
+  ordered_json rows = ordered_json::array();
+  for (const simulator::SweepRow& row : s.rows) {
+    ordered_json json = {{s.range.axis, row.size}};
+    if (!row.refused.empty()) {
+      json["error"] = row.refused;
+    } else {
+      json["gpus"] = row.gpus;
+      json["step"] = row.step;
+      json["tokens_per_s"] = row.tokens_per_s;
+      json["tokens_per_s_per_gpu"] = row.tokens_per_s / row.gpus;
+      json["efficiency"] = row.efficiency;
+      json["law"] = row.law;
+      json["bubble"] = row.bubble;
+      json["utilisation"] = row.utilisation;
+      json["time"] = time_json(row.mean, row.step);
+      if (s.reliability) {
+        Reliability r = *s.reliability;
+        r.devices = row.gpus;
+        json["failures"] = failures_json(r, row.step, row.tokens_per_s, 0);
+      }
+    }
+    rows.push_back(std::move(json));
+  }
+  const ordered_json json = {
+      {"sweep", rows}, {"comparison", simulator::compare_with_law(s.range, s.rows, s.law_cost)}};
+  return json.dump() + "\n";
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/core/param_spec.h"
+#include "tessera/nn/unit.h"
+#include "tessera/planner/model_shape.h"
+#include "tessera/tensor_parallel/tensor_parallel.h"
+
+namespace tessera::models {
+
+// What a rank has of a model: a tensor-parallel share of some of its layers. All by default.
+struct Part {
+  comm::Group tp = {};
+  bool sequence_parallel = false;  // [Note: sequence parallelism]
+  std::int64_t first_layer = 0;
+  std::int64_t last_layer = -1;  // one past the last; -1: to the end
+  bool embedding = true;
+  bool head = true;
+
+  tensor_parallel::Axis axis() const { return {tp, sequence_parallel}; }
+};
+// The same with last_layer filled in. Throws UsageError for what cannot be cut so, with what would
+// do.
+Part check_part(const planner::ModelShape& shape, Part part);
+
+// The weight of a norm, and the shift of one that has it: LayerNorm with, RMSNorm without.
+class NormImpl : public torch::nn::Module {
+ public:
+  NormImpl(std::int64_t width, bool shift, const at::TensorOptions& options);
+  void add_to(std::vector<at::Tensor>& parameters) const;
+
+  at::Tensor weight, bias;
+};
+TORCH_MODULE(Norm);
+
+class TableImpl : public torch::nn::Module {
+ public:
+  TableImpl(std::int64_t rows, std::int64_t width, const at::TensorOptions& options);
+  at::Tensor weight;
+};
+TORCH_MODULE(Table);
+
+// x + attention(norm(x)), then x + mlp(norm(x)).
+// Kept from forward to backward by GPT's, on one rank, with no checkpointing, for N tokens, width
+// C, H heads, e bytes an element (see nn/ops.h; x is the output of the block before):
+//   x [N, C], norm1 [N, C], qkv [N, 3C], attention [N, C], x + attention [N, C], norm2 [N, C],
+//   fc without bias [N, 4C], gelu [N, 4C]:   N · C · 16 · e (with ffn = 4C: 8 + 2 ffn / C)
+//   mean and deviation of both norms, log-sum-exp:   N · (16 + 4 H)
+// With selective checkpointing: x [N, C] and the products qkv [N, 3C], attention [N, C], proj [N,
+// C], fc [N, 4C], proj2 [N, C]:   N · C · 11 · e + N · 4 H; with full: x alone, N · C · e.
+class BlockImpl : public torch::nn::Module {
+ public:
+  // `name` is in the labels of its collectives.
+  BlockImpl(const planner::ModelShape& shape, const tensor_parallel::Axis& axis,
+            const std::string& name, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
+
+ private:
+  tensor_parallel::Axis axis_;
+  std::string name_;
+  std::int64_t heads_, kv_heads_, head_dim_;  // those of this rank
+  bool rotary_, swiglu_;
+  Norm norm1_{nullptr}, norm2_{nullptr};
+  tensor_parallel::ColumnParallelLinear qkv_{nullptr}, fc_{nullptr};
+  tensor_parallel::RowParallelLinear proj_{nullptr}, proj2_{nullptr};
+};
+
+// A transformer with the norms first, or a part of one. Parameters have the names and, from the
+// same seed, the values that they have in a single process, whatever the part: tok.weight,
+// pos.weight, blocks.0.norm1.weight, …, norm.weight, head.weight. Where the head is the embedding
+// (tied), a part with the head alone has its own copy of tok.weight; whoever runs the parts sums
+// the gradients of both.
+class LanguageModel : public torch::nn::Module {
+ public:
+  // Through this part's layers: int64 ids [B, T] if it has the embedding, else hidden states, to
+  // hidden states [B, T, C] (sequence-parallel: [B, T / tp, C]) before the final norm.
+  at::Tensor forward_part(const at::Tensor& x);
+
+  // Of a part with the head: the sum of the cross entropies over the targets [B, T] that are not
+  // -1, as an fp32 scalar, from what forward_part takes. The same on all ranks.
+  // Saves besides the blocks: the sum of both embeddings (as the first block's input), the final
+  // norm's output [N, C] and 8·N bytes, the gradient of the logits [N, V].
+  at::Tensor loss(const at::Tensor& x, const at::Tensor& targets);
+
+  at::Tensor forward(const at::Tensor& x);  // likewise, to logits [B, T, V] on every rank
+
+  std::vector<ParamSpec> specs() const { return tensor_parallel::find_specs(*this); }
+  const planner::ModelShape& shape() const { return shape_; }
+  const Part& part() const { return part_; }
+
+ protected:
+  // On the meta device nothing is allocated or initialised.
+  LanguageModel(const planner::ModelShape& shape, std::uint64_t seed,
+                const at::TensorOptions& options, const Part& part);
+
+ private:
+  at::Tensor normed(const at::Tensor& x);
+  const at::Tensor& head_weight() const;
+
+  planner::ModelShape shape_;
+  Part part_;
+  tensor_parallel::VocabParallelEmbedding tok_{nullptr};
+  Table pos_{nullptr};
+  std::vector<nn::Unit<BlockImpl>> blocks_;
+  Norm norm_{nullptr};
+  tensor_parallel::ColumnParallelLinear head_{nullptr};
+};
+
+// A Gpt or a Llama, by the shape. Throws UsageError for a shape that is neither.
+std::shared_ptr<LanguageModel> make_model(const planner::ModelShape& shape, const Part& part = {},
+                                          std::uint64_t seed = 0,
+                                          const at::TensorOptions& options = {});
+
+// Throws UsageError unless ids are int64 [B, T] with T within the positions, if there are any.
+void check_ids(const planner::ModelShape& shape, const at::Tensor& ids);
+
+}  // namespace tessera::models

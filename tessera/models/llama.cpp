@@ -1,0 +1,33 @@
+#include "tessera/models/llama.h"
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::models {
+namespace {
+
+const planner::ModelShape& checked_llama(const planner::ModelShape& shape) {
+  planner::check(shape);
+  if (!is_llama(shape)) {
+    throw UsageError(str("model ", quote(shape.name),
+                         " is not Llama-like; wanted rotary positions (positions 0), SwiGLU and no "
+                         "biases"));
+  }
+  if (shape.head_dim() % 2 != 0) {
+    throw UsageError(str("heads of width ", shape.head_dim(),
+                         " cannot be turned in pairs by rotary positions; wanted an even width"));
+  }
+  return shape;
+}
+
+}  // namespace
+
+bool is_llama(const planner::ModelShape& shape) {
+  return shape.positions == 0 && shape.swiglu && !shape.biases;
+}
+
+LlamaImpl::LlamaImpl(const planner::ModelShape& shape, std::uint64_t seed,
+                     const at::TensorOptions& options, const Part& part)
+    : LanguageModel(checked_llama(shape), seed, options, part) {}
+
+}  // namespace tessera::models

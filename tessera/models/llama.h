@@ -1,0 +1,19 @@
+#pragma once
+
+#include "tessera/models/language_model.h"
+
+namespace tessera::models {
+
+// Llama: rotary positions (base 10000), blocks with RMSNorm first and SwiGLU, no biases, grouped
+// queries if there are fewer kv-heads, a head of its own unless the shape is tied. fc.weight has
+// the rows of the gate, then those of the values.
+class LlamaImpl : public LanguageModel {
+ public:
+  explicit LlamaImpl(const planner::ModelShape& shape, std::uint64_t seed = 0,
+                     const at::TensorOptions& options = {}, const Part& part = {});
+};
+TORCH_MODULE(Llama);
+
+bool is_llama(const planner::ModelShape& shape);
+
+}  // namespace tessera::models

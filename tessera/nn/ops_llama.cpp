@@ -1,0 +1,134 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/ops.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+struct RmsNorm : public torch::autograd::Function<RmsNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
+                            double eps) {
+    const at::Tensor wide = x.to(at::kFloat);
+    const at::Tensor rstd = wide.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();
+    ctx->save_for_backward({x, w, rstd});
+    return (wide * rstd).mul_(w).to(x.scalar_type());
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &rstd = saved[2];
+    const at::Tensor unit = x.to(at::kFloat) * rstd, dy = grads[0].to(at::kFloat);
+    const at::Tensor dunit = dy * w;
+    const at::Tensor along = (dunit * unit).mean(-1, /*keepdim=*/true);
+    at::Tensor dw = (dy * unit).reshape({-1, x.size(-1)}).sum(0).to(w.scalar_type());
+    return {(dunit - unit * along).mul_(rstd).to(x.scalar_type()), dw, at::Tensor()};
+  }
+};
+
+struct SwiGlu : public torch::autograd::Function<SwiGlu> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+    ctx->save_for_backward({x});
+    const auto parts = x.chunk(2, -1);
+    return at::silu(parts[0]).mul_(parts[1]);
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const auto parts = x.chunk(2, -1);
+    const at::Tensor gate = parts[0].to(at::kFloat), dy = grads[0].to(at::kFloat);
+    const at::Tensor s = gate.sigmoid();
+    at::Tensor dx = at::empty(x.sizes(), x.options());
+    const auto out = dx.chunk(2, -1);
+    out[1].copy_(dy * gate * s);
+    // The derivative of g · s is s · (1 + g · (1 - s)).
+    out[0].copy_(dy * parts[1] * s * ((1 - s) * gate + 1));
+    return {dx};
+  }
+};
+
+// Turns the first `heads` heads of each token by its position, or back.
+at::Tensor turned(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base,
+                  bool back) {
+  const std::int64_t half = dim / 2, tokens = qkv.size(1);
+  const auto fp32 = qkv.options().dtype(at::kFloat);
+  const at::Tensor rate =
+      (at::arange(half, fp32) * (-2.0 / static_cast<double>(dim)) * std::log(base)).exp_();
+  const at::Tensor angle = at::arange(tokens, fp32).unsqueeze(1) * rate;  // [T, d / 2]
+  const at::Tensor cos = angle.cos().unsqueeze(1);
+  const at::Tensor sin = (back ? angle.sin().neg_() : angle.sin()).unsqueeze(1);
+  at::Tensor out = qkv.contiguous().clone();
+  const at::Tensor pairs =
+      out.narrow(2, 0, heads * dim).unflatten(2, {heads, 2, half});  // [B, T, heads, 2, d / 2]
+  const at::Tensor a = pairs.select(3, 0), b = pairs.select(3, 1);
+  const at::Tensor first = a * cos - b * sin;
+  b.copy_(b * cos + a * sin);
+  a.copy_(first);
+  return out;
+}
+
+struct Rotary : public torch::autograd::Function<Rotary> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
+                            std::int64_t dim, double base) {
+    ctx->saved_data["heads"] = heads;
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["base"] = base;
+    return turned(qkv, heads, dim, base, false);
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    return {turned(grads[0], ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
+                   ctx->saved_data["base"].toDouble(), true),
+            at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& w, double eps) {
+  return RmsNorm::apply(x, w, eps);
+}
+
+at::Tensor swiglu(const at::Tensor& x) {
+  if (x.dim() < 1 || x.size(-1) % 2 != 0) {
+    throw UsageError(str("swiglu got ", x.dim() < 1 ? 0 : x.size(-1),
+                         " columns; wanted gates and values side by side, as many of each"));
+  }
+  return SwiGlu::apply(x);
+}
+
+at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base) {
+  if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2)) {
+    throw UsageError(str("rotary got a tensor of ", qkv.dim(), " dims, the last of ", qkv.size(-1),
+                         ", for ", heads, " heads of ", dim,
+                         "; wanted [batch, tokens, at least heads · an even width]"));
+  }
+  return Rotary::apply(qkv, heads, dim, base);
+}
+
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  if (heads == kv_heads) return attention(qkv, heads);
+  if (qkv.dim() != 3 || kv_heads < 1 || heads % kv_heads != 0 ||
+      qkv.size(2) % (heads + 2 * kv_heads) != 0) {
+    throw UsageError(str("attention got a tensor of ", qkv.dim(), " dims, the last of ",
+                         qkv.size(-1), ", for ", heads, " heads and ", kv_heads,
+                         " kv-heads; wanted [batch, tokens, (heads + 2 · kv-heads) · width of a "
+                         "head], and heads a multiple of kv-heads"));
+  }
+  const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads), times = heads / kv_heads;
+  const at::Tensor kv = qkv.narrow(2, heads * dim, 2 * kv_heads * dim)
+                            .unflatten(2, {2 * kv_heads, 1, dim})
+                            .expand({-1, -1, -1, times, -1})
+                            .reshape({qkv.size(0), qkv.size(1), 2 * heads * dim});
+  return attention(at::cat({qkv.narrow(2, 0, heads * dim), kv}, 2), heads);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,265 @@
+#include "tessera/pipeline/executor.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/schedule/build.h"
+
+namespace tessera::pipeline {
+
+using schedule::Action;
+using schedule::Kind;
+
+namespace {
+
+// The number from which the backward of a stage starts that has no loss; see [Note: roots]. It
+// keeps the graph of the stage's output, but not the output itself.
+template <typename Gradient>
+struct Root : torch::autograd::Function<Root<Gradient>> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& output,
+                            c10::intrusive_ptr<Gradient> gradient) {
+    context->saved_data["gradient"] = c10::IValue::make_capsule(std::move(gradient));
+    return at::zeros({}, output.options().dtype(at::kFloat));
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    const auto capsule = context->saved_data["gradient"].toCapsule();
+    return {std::exchange(static_cast<Gradient*>(capsule.get())->value, {}), at::Tensor()};
+  }
+};
+
+// The same stages with forwards only, micro-batch by micro-batch.
+schedule::Schedule only_forward(const schedule::Schedule& s) {
+  std::vector<std::vector<Action>> orders;
+  for (int r = 0; r < s.ranks; ++r) {
+    std::vector<int> chunks(static_cast<std::size_t>(s.chunks));
+    std::iota(chunks.begin(), chunks.end(), 0);
+    std::sort(chunks.begin(), chunks.end(),
+              [&](int a, int b) { return s.stage(r, a) < s.stage(r, b); });
+    auto& order = orders.emplace_back();
+    for (int m = 0; m < s.micros; ++m) {
+      for (const int chunk : chunks) order.push_back({Kind::forward, m, chunk});
+    }
+  }
+  return schedule::with_transfers(s.name + ", forward only", s.micros, s.stages, orders);
+}
+
+const schedule::Schedule& checked(const schedule::Schedule& s, const comm::Group& group,
+                                  std::size_t chunks, const Options& options) {
+  if (group.size() != s.ranks) {
+    throw UsageError(str("schedule ", s.name, " is for ", s.ranks, " ranks, but the group ",
+                         group.name(), " has ", group.size(), "; make it for that many"));
+  }
+  if (chunks != static_cast<std::size_t>(s.chunks)) {
+    throw UsageError(str("schedule ", s.name, " has ", s.chunks, " chunks on each rank, but rank ",
+                         group.rank(), " gave ", chunks, "; give one for each stage it holds"));
+  }
+  if (options.ahead < 0) throw UsageError(str("ahead: got ", options.ahead, ", wanted 0 or more"));
+  return s;
+}
+
+bool is_backward(Kind kind) {
+  return kind == Kind::backward || kind == Kind::backward_input || kind == Kind::backward_weight;
+}
+
+}  // namespace
+
+double Losses::sum() const { return std::accumulate(micro.begin(), micro.end(), 0.0); }
+
+Executor::Executor(schedule::Schedule schedule, comm::Group group, std::vector<Chunk> chunks,
+                   Options options)
+    : schedule_(checked(schedule, group, chunks.size(), options)),
+      forward_schedule_(only_forward(schedule_)),
+      group_(std::move(group)),
+      chunks_(std::move(chunks)),
+      options_(std::move(options)),
+      proof_(validate(schedule_)),
+      route_(make_route(schedule_, group_.rank())),
+      forward_route_(make_route(forward_schedule_, group_.rank())),
+      transfers_(group_, schedule_.stage_count() - 1, options_.device, options_.ahead) {
+  if (!options_.backward) {
+    options_.backward = [](const at::Tensor& root, const Pass&) {
+      if (root.requires_grad()) root.backward();
+    };
+  }
+  if (!options_.backward_weight) {
+    options_.backward_weight = [](const std::function<void()>& add, const Pass&) { add(); };
+  }
+  for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_.rank())]) {
+    if (!is_backward(action.kind)) continue;
+    defers_ = defers_ || action.kind == Kind::backward_weight;
+    Ends& ends = action.kind == Kind::backward_weight ? weight_ends_ : backward_ends_;
+    ends.micro.resize(chunks_.size());
+    ends.micro[static_cast<std::size_t>(action.chunk)] = action.micro;
+    ends.last = {action.micro, action.chunk};
+  }
+}
+
+Losses Executor::run() { return run(schedule_, route_, /*training=*/true); }
+
+Losses Executor::run_forward() {
+  const at::NoGradGuard no_grad;
+  return run(forward_schedule_, forward_route_, /*training=*/false);
+}
+
+Losses Executor::run(const schedule::Schedule& schedule, const Route& route, bool training) {
+  if (broken_) {
+    throw UsageError(
+        "the step before this one failed, and what was on its way then may still "
+        "come; make a new executor, over a new group");
+  }
+  broken_ = true;
+  losses_.assign(static_cast<std::size_t>(schedule_.micros), {});
+  if (training) deferred_ = 0;
+  try {
+    transfers_.begin(route);
+    for (const Action& action : schedule.actions[static_cast<std::size_t>(group_.rank())]) {
+      transfers_.look_ahead();
+      Span span{action.kind, action.micro, action.chunk, std::chrono::steady_clock::now(), {}};
+      act(action, training);
+      span.end = std::chrono::steady_clock::now();
+      if (options_.on_span) options_.on_span(span);
+    }
+    transfers_.finish();
+  } catch (...) {
+    live_.clear();
+    throw;
+  }
+  Losses losses = share_losses();
+  broken_ = false;
+  return losses;
+}
+
+// The message that an action moves (`up`: an activation; `in`: over the boundary through which it
+// comes to the stage, rather than the one through which it leaves).
+Message Executor::message(const Action& action, bool up, bool in) const {
+  const int stage = this->stage(action.chunk);
+  return {up, action.micro, up == in ? stage - 1 : stage};
+}
+
+void Executor::act(const Action& action, bool training) {
+  switch (action.kind) {
+    case Kind::forward: return forward(action, training);
+    case Kind::backward:
+    case Kind::backward_input: return backward(action);
+    case Kind::backward_weight: return backward_weight(action);
+    case Kind::send_activation: return transfers_.send(message(action, true, false));
+    case Kind::send_gradient: return transfers_.send(message(action, false, false));
+    case Kind::receive_activation: return transfers_.receive(message(action, true, true));
+    case Kind::receive_gradient: return transfers_.receive(message(action, false, true));
+  }
+}
+
+void Executor::forward(const Action& action, bool training) {
+  const int stage = this->stage(action.chunk);
+  const memory::CategoryScope category(training ? MemoryCategory::activations
+                                                : memory::current_category());
+  Live live;
+  if (stage > 0) live.input = transfers_.take(message(action, true, true));
+  if (training && stage > 0) live.input.requires_grad_(true);
+  if (training && defers_) live.deferred = c10::make_intrusive<nn::DeferredGradients>();
+  at::Tensor output;
+  {
+    const nn::DeferredGradients::Scope deferring(live.deferred);
+    output = chunks_[static_cast<std::size_t>(action.chunk)].forward(live.input, action.micro);
+  }
+  if (!output.defined() || !at::isFloatingType(output.scalar_type()) ||
+      (is_last(stage) && output.numel() != 1)) {
+    throw UsageError(tessera::str(
+        "stage ", stage, " of ", schedule_.stage_count(), " gave ",
+        output.defined() ? tessera::str(output.sizes(), " ", c10::toString(output.scalar_type()))
+                         : "an undefined tensor",
+        ", wanted ",
+        is_last(stage) ? "the loss, one floating-point number"
+                       : "the floating-point tensor that the next stage takes"));
+  }
+  if (is_last(stage)) {
+    const memory::CategoryScope temporary(MemoryCategory::temporary);
+    losses_[static_cast<std::size_t>(action.micro)] = output.detach().to(at::kDouble, false, true);
+    live.root = std::move(output);
+  } else {
+    transfers_.put(message(action, true, false), output.detach().contiguous());
+    if (training) {
+      live.gradient = c10::make_intrusive<Gradient>();
+      live.root = Root<Gradient>::apply(output, live.gradient);
+    }
+  }
+  if (training) live_[{action.micro, action.chunk}] = std::move(live);
+}
+
+Pass Executor::pass(const Action& action) const {
+  const Ends& ends = action.kind == Kind::backward_weight ? weight_ends_ : backward_ends_;
+  return {action.micro, action.chunk,
+          ends.micro[static_cast<std::size_t>(action.chunk)] == action.micro,
+          ends.last == std::pair(action.micro, action.chunk)};
+}
+
+void Executor::backward(const Action& action) {
+  const int stage = this->stage(action.chunk);
+  const auto found = live_.find({action.micro, action.chunk});
+  Live& live = found->second;
+  if (live.gradient) live.gradient->value = transfers_.take(message(action, false, true));
+  options_.backward(std::exchange(live.root, {}), pass(action));
+  if (stage > 0) {
+    // A stage that does not use its input gives no gradient; the one before waits for it.
+    at::Tensor gradient = live.input.grad();
+    if (!gradient.defined()) gradient = at::zeros_like(live.input);
+    transfers_.put(message(action, false, false), gradient.contiguous());
+  }
+  if (action.kind == Kind::backward) {
+    live_.erase(found);
+  } else {
+    live.input.reset();
+    live.gradient.reset();
+  }
+}
+
+void Executor::backward_weight(const Action& action) {
+  const auto node = live_.extract({action.micro, action.chunk});
+  nn::DeferredGradients& deferred = *node.mapped().deferred;
+  options_.backward_weight([&] { deferred.run(); }, pass(action));
+  deferred_ += deferred.pushed();
+}
+
+// The last stage knows them; every rank hears of them.
+Losses Executor::share_losses() const {
+  const int owner = schedule_.home(schedule_.stage_count() - 1).rank;
+  at::Tensor values = at::zeros({schedule_.micros}, at::kDouble);
+  if (group_.rank() == owner) {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& loss : losses_) all.push_back(loss.reshape({}));
+    values = at::stack(all).to(at::kCPU);
+  }
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "losses of the micro-batches";
+  group_.broadcast(values, owner, call).wait();
+  const auto* first = values.const_data_ptr<double>();
+  return {std::vector<double>(first, first + values.numel())};
+}
+
+std::string Executor::describe() const {
+  const int held = proof_.in_flight[static_cast<std::size_t>(group_.rank())];
+  std::string text =
+      str(schedule_.name, ": ", schedule_.stage_count(), " stages on ", schedule_.ranks, " ranks, ",
+          schedule_.micros, " micro-batches; rank ", group_.rank(), " holds ", held, " at most");
+  if (!defers_) return text;
+  text +=
+      "; the weight gradients of nn's linears are deferred, all others (biases, norms, "
+      "embeddings, torch::nn::Linear) are computed with the gradients of the inputs";
+  if (deferred_ == 0) text += "; no layer here deferred any, so the schedule gains nothing";
+  if (deferred_ > 0) text += str("; ", deferred_, " were in the last step");
+  return text;
+}
+
+}  // namespace tessera::pipeline

@@ -1,0 +1,116 @@
+#include "tessera/pipeline/split.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::pipeline {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+void check_stages(int layers, int stages) {
+  if (stages < 1) throw UsageError(str("a pipeline of ", stages, " stages; wanted at least 1"));
+  if (layers < stages) {
+    throw UsageError(str("a model of ", layers, " layers cannot be cut into ", stages,
+                         " stages: each needs a layer. Use fewer stages (--pp) or chunks"));
+  }
+}
+
+// The best way to cut n layers into stages, where `combine(cost of the stages before, cost of this
+// stage)` says what a way is worth; less is better. Returns the bounds.
+template <typename Combine>
+std::vector<int> best(const std::vector<double>& sums, int stages, Combine combine) {
+  const int layers = static_cast<int>(sums.size()) - 1;
+  std::vector<std::vector<double>> worth(at(stages + 1),
+                                         std::vector<double>(at(layers + 1), kNever));
+  std::vector<std::vector<int>> from(at(stages + 1), std::vector<int>(at(layers + 1), 0));
+  worth[0][0] = 0;
+  for (int s = 1; s <= stages; ++s) {
+    for (int end = s; end <= layers - (stages - s); ++end) {
+      for (int begin = s - 1; begin < end; ++begin) {
+        if (worth[at(s - 1)][at(begin)] == kNever) continue;
+        const double w = combine(worth[at(s - 1)][at(begin)], sums[at(end)] - sums[at(begin)]);
+        if (w < worth[at(s)][at(end)]) {
+          worth[at(s)][at(end)] = w;
+          from[at(s)][at(end)] = begin;
+        }
+      }
+    }
+  }
+  std::vector<int> bounds(at(stages + 1), layers);
+  for (int s = stages; s > 0; --s) bounds[at(s - 1)] = from[at(s)][at(bounds[at(s)])];
+  return bounds;
+}
+
+}  // namespace
+
+std::vector<int> split(const std::vector<double>& costs, int stages) {
+  check_stages(static_cast<int>(costs.size()), stages);
+  std::vector<double> sums = {0};
+  for (const double cost : costs) {
+    if (!(cost >= 0) || std::isinf(cost)) {
+      throw UsageError(str("layer ", sums.size() - 1, " costs ", cost,
+                           "; wanted a number that is not negative"));
+    }
+    sums.push_back(sums.back() + cost);
+  }
+  const auto dearest = [](double before, double stage) { return std::max(before, stage); };
+  const std::vector<int> cheap = best(sums, stages, dearest);
+  double most = 0;
+  for (int s = 0; s < stages; ++s) {
+    most = std::max(most, sums[at(cheap[at(s + 1)])] - sums[at(cheap[at(s)])]);
+  }
+  return best(sums, stages, [most](double before, double stage) {
+    return stage > most ? kNever : before + stage * stage;
+  });
+}
+
+std::vector<int> split_by_hand(const std::vector<int>& layers_per_stage, int layers, int stages) {
+  check_stages(layers, stages);
+  std::vector<int> bounds = {0};
+  for (const int count : layers_per_stage) {
+    if (count < 1) throw UsageError(str("a stage of ", count, " layers; wanted at least 1"));
+    bounds.push_back(bounds.back() + count);
+  }
+  if (static_cast<int>(layers_per_stage.size()) != stages || bounds.back() != layers) {
+    throw UsageError(str("got ", layers_per_stage.size(), " stages of ", bounds.back(),
+                         " layers in all, wanted ", stages, " stages of ", layers));
+  }
+  return bounds;
+}
+
+std::vector<double> measure(int layers, const std::function<void(int layer)>& run, int times) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> seconds;
+  for (int layer = 0; layer < layers; ++layer) {
+    run(layer);
+    std::vector<double> all;
+    for (int i = 0; i < std::max(1, times); ++i) {
+      const auto start = Clock::now();
+      run(layer);
+      all.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    std::sort(all.begin(), all.end());
+    seconds.push_back(all[all.size() / 2]);
+  }
+  return seconds;
+}
+
+std::string describe_split(const std::vector<int>& bounds) {
+  std::string text = "layers ";
+  for (std::size_t s = 0; s + 1 < bounds.size(); ++s) {
+    if (s > 0) text += " | ";
+    text += str(bounds[s]);
+    if (bounds[s + 1] - 1 > bounds[s]) text += str("-", bounds[s + 1] - 1);
+  }
+  return text;
+}
+
+}  // namespace tessera::pipeline

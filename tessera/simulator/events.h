@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <queue>
+#include <vector>
+
+namespace tessera::simulator {
+
+// Small, since a large run has tens of thousands of them waiting and millions in all.
+struct Event {
+  enum Type : std::uint32_t {
+    computed,     // a worker has computed a piece
+    transferred,  // the last byte of a message has left the ports
+    arrived,      // a message is there
+    ready,        // all members of a group are ready for its next collective
+    reduced,      // the last byte of a collective has left the ports
+    finished,     // a collective is done
+  };
+  double time = 0;
+  std::uint32_t id = 0;  // worker, flow or group
+  std::uint32_t version : 29 = 0;
+  std::uint32_t kind : 3 = computed;
+
+  Type type() const { return static_cast<Type>(kind); }
+  // Events of the same time have an order too, so that runs repeat.
+  bool later_than(const Event& other) const {
+    if (time != other.time) return time > other.time;
+    if (kind != other.kind) return kind > other.kind;
+    return id != other.id ? id > other.id : version > other.version;
+  }
+};
+static_assert(sizeof(Event) == 16);
+
+class EventQueue {
+ public:
+  void push(double time, Event::Type type, std::uint32_t id, std::uint32_t version = 0) {
+    ++count_;
+    heap_.push({time, id, version & 0x1fffffff, type});
+  }
+  bool empty() const { return heap_.empty(); }
+  Event pop() {
+    const Event event = heap_.top();
+    heap_.pop();
+    return event;
+  }
+  std::uint64_t count() const { return count_; }
+
+ private:
+  struct Later {
+    bool operator()(const Event& a, const Event& b) const { return a.later_than(b); }
+  };
+  std::priority_queue<Event, std::vector<Event>, Later> heap_;
+  std::uint64_t count_ = 0;
+};
+
+}  // namespace tessera::simulator

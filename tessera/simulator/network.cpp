@@ -1,0 +1,205 @@
+#include "tessera/simulator/network.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::simulator {
+namespace {
+
+int levels_of_tree(int n) { return n <= 1 ? 0 : std::bit_width(static_cast<unsigned>(n - 1)); }
+
+CollectiveLoad load_on_levels(const Fabric& fabric, double volume, int m, int nodes) {
+  CollectiveLoad load;
+  if (nodes == 1 || m > 1) load.bytes[kInside] = volume;
+  if (nodes > 1) load.bytes[kBetween] = volume / std::min(m, fabric.rails);
+  return load;
+}
+
+}  // namespace
+
+Algorithm parse_algorithm(std::string_view text) {
+  if (text == "ring") return Algorithm::ring;
+  if (text == "tree") return Algorithm::tree;
+  if (text == "auto") return Algorithm::automatic;
+  throw UsageError(str("got ", quote(text), ", wanted ring, tree or auto",
+                       did_you_mean(text, {"ring", "tree", "auto"})));
+}
+
+double CollectiveLoad::seconds(const Fabric& fabric) const {
+  double transfer = 0;
+  if (bytes[kInside] > 0) transfer = bytes[kInside] / fabric.inside.bandwidth;
+  if (bytes[kBetween] > 0)
+    transfer = std::max(transfer, bytes[kBetween] / fabric.between.bandwidth);
+  return transfer + latency;
+}
+
+CollectiveLoad collective_load(const Fabric& fabric, planner::Collective kind, double bytes,
+                               int ranks, int per_node) {
+  if (ranks <= 1) return {};
+  const int m = std::clamp(per_node, 1, ranks), nodes = (ranks + m - 1) / m;
+  const int trips = kind == planner::Collective::all_reduce ? 2 : 1;
+  const double volume = trips * (ranks - 1.0) / ranks * bytes;
+  const double near = fabric.inside.latency, far = fabric.between.latency;
+  CollectiveLoad ring = load_on_levels(fabric, volume, m, nodes);
+  ring.latency = trips * ((m - 1) * near + (nodes - 1) * far);
+  CollectiveLoad tree = load_on_levels(fabric, trips == 2 ? 2 * bytes : volume, m, nodes);
+  tree.latency = trips * (levels_of_tree(m) * near + levels_of_tree(nodes) * far);
+  if (fabric.algorithm == Algorithm::ring) return ring;
+  if (fabric.algorithm == Algorithm::tree) return tree;
+  return ring.seconds(fabric) <= tree.seconds(fabric) ? ring : tree;
+}
+
+Network::Network(const Fabric& fabric, int groups, int members, EventQueue& queue)
+    : fabric_(fabric),
+      members_(members),
+      queue_(queue),
+      on_port_(static_cast<std::size_t>(groups) * static_cast<std::size_t>(members) * 4),
+      groups_(static_cast<std::size_t>(groups)) {
+  for (Group& group : groups_) {
+    for (auto& ports : group.ports) ports.assign(1, 2 * members);
+  }
+}
+
+std::uint32_t Network::send(double now, int from, int to, Level level, double bytes) {
+  std::uint32_t id = 0;
+  if (free_.empty()) {
+    id = static_cast<std::uint32_t>(flows_.size());
+    flows_.emplace_back();
+  } else {
+    id = free_.back();
+    free_.pop_back();
+  }
+  Flow& flow = flows_[id];
+  flow.left = bytes;
+  flow.rate = 0;
+  flow.since = now;
+  flow.from = from;
+  flow.to = to;
+  flow.level = level;
+  ++flow.version;
+  if (bytes <= 0) {
+    queue_.push(now, Event::transferred, id, flow.version);
+  } else {
+    occupy(now, id, true);
+  }
+  return id;
+}
+
+bool Network::transferred(double now, const Event& event) {
+  Flow& flow = flows_[event.id];
+  if (event.version != flow.version) return false;
+  ++flow.version;
+  if (flow.rate > 0) occupy(now, event.id, false);
+  return true;
+}
+
+void Network::start_collective(double now, int group, const CollectiveLoad& load) {
+  Group& each = groups_[static_cast<std::size_t>(group)];
+  each.active = true;
+  each.load = load;
+  each.collective.left = 1;
+  each.collective.rate = 0;
+  each.collective.since = now;
+  ++each.collective.version;
+  if (load.bytes[kInside] <= 0 && load.bytes[kBetween] <= 0) {
+    queue_.push(now, Event::reduced, static_cast<std::uint32_t>(group), each.collective.version);
+    return;
+  }
+  re_rate_messages(now, group);
+  re_rate_collective(now, group);
+}
+
+bool Network::reduced(double now, const Event& event) {
+  Group& group = groups_[event.id];
+  if (event.version != group.collective.version) return false;
+  ++group.collective.version;
+  group.active = false;
+  re_rate_messages(now, static_cast<int>(event.id));
+  return true;
+}
+
+int Network::crossing(int device, bool out, Level level) const {
+  const Group& group = groups_[static_cast<std::size_t>(group_of(device))];
+  const int messages = static_cast<int>(on_port_[port(device, out, level)].size());
+  return messages + (group.active && group.load.bytes[level] > 0 ? 1 : 0);
+}
+
+void Network::list(Group& group, std::uint32_t id, bool out, bool on) {
+  std::uint32_t& place = flows_[id].place[out ? 1 : 0];
+  auto& messages = group.messages;
+  if (on) {
+    place = static_cast<std::uint32_t>(messages.size());
+    messages.push_back(id * 2 + (out ? 1 : 0));
+    return;
+  }
+  const std::uint32_t last = messages.back();
+  messages[place] = last;
+  flows_[last / 2].place[last % 2] = place;
+  messages.pop_back();
+}
+
+// Puts a message onto its ports, or takes it away, and changes the pace of all it meets there.
+void Network::occupy(double now, std::uint32_t id, bool on) {
+  const Flow flow = flows_[id];
+  for (const bool out : {true, false}) {
+    const int device = out ? flow.from : flow.to;
+    Group& group = groups_[static_cast<std::size_t>(group_of(device))];
+    auto& flows = on_port_[port(device, out, flow.level)];
+    auto& ports = group.ports[flow.level];
+    --ports[flows.size()];
+    if (on) {
+      flows.push_back(id);
+    } else {
+      *std::find(flows.begin(), flows.end(), id) = flows.back();
+      flows.pop_back();
+    }
+    if (ports.size() <= flows.size()) ports.resize(flows.size() + 1, 0);
+    ++ports[flows.size()];
+    list(group, id, out, on);
+    for (const std::uint32_t other : flows) {
+      if (other != id) re_rate(now, other);
+    }
+    if (group.active) re_rate_collective(now, group_of(device));
+  }
+  if (on) re_rate(now, id);
+}
+
+void Network::re_rate(double now, std::uint32_t id) {
+  Flow& flow = flows_[id];
+  const int n =
+      std::max(crossing(flow.from, true, flow.level), crossing(flow.to, false, flow.level));
+  set_rate(now, flow, bandwidth(flow.level) / n, Event::transferred, id);
+}
+
+void Network::re_rate_messages(double now, int group) {
+  for (const std::uint32_t each : groups_[static_cast<std::size_t>(group)].messages) {
+    re_rate(now, each / 2);
+  }
+}
+
+void Network::re_rate_collective(double now, int id) {
+  Group& group = groups_[static_cast<std::size_t>(id)];
+  double seconds = 0;
+  for (const Level level : {kInside, kBetween}) {
+    if (group.load.bytes[level] <= 0) continue;
+    const auto& ports = group.ports[level];
+    std::size_t most = ports.size() - 1;
+    while (most > 0 && ports[most] == 0) --most;
+    seconds = std::max(seconds,
+                       group.load.bytes[level] / bandwidth(level) * static_cast<double>(most + 1));
+  }
+  set_rate(now, group.collective, 1 / seconds, Event::reduced, static_cast<std::uint32_t>(id));
+}
+
+void Network::set_rate(double now, Flow& flow, double rate, Event::Type type, std::uint32_t id) {
+  if (rate == flow.rate) return;
+  flow.left = std::max(0.0, flow.left - flow.rate * (now - flow.since));
+  flow.since = now;
+  flow.rate = rate;
+  queue_.push(now + flow.left / rate, type, id, ++flow.version);
+}
+
+}  // namespace tessera::simulator

@@ -1,0 +1,370 @@
+#include "tessera/simulator/run.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/philox.h"
+#include "tessera/core/text.h"
+
+namespace tessera::simulator {
+
+using schedule::Kind;
+
+Run::Run(const Scenario& scenario, int replicas, int traced)
+    : s_(scenario),
+      replicas_(replicas),
+      traced_(traced),
+      programs_(make_programs(scenario)),
+      network_(scenario.fabric, scenario.pp(), replicas, queue_),
+      workers_(static_cast<std::size_t>(scenario.pp()) * static_cast<std::size_t>(replicas)),
+      groups_(static_cast<std::size_t>(scenario.pp())),
+      waiting_(workers_.size() * static_cast<std::size_t>(scenario.schedule.chunks) * 2, 0) {
+  for (std::size_t w = 0; w < workers_.size(); ++w) {
+    workers_[w].p = static_cast<int>(w) / replicas_;
+  }
+  if (!s_.stragglers.empty()) {
+    slow_.assign(static_cast<std::size_t>(s_.world()), 1.0);
+    for (const Straggler& each : s_.stragglers) {
+      slow_[static_cast<std::size_t>(each.rank)] *= each.factor;
+    }
+  }
+}
+
+Result Run::result() {
+  start();
+  while (!queue_.empty()) handle(queue_.pop());
+  for (const Worker& worker : workers_) {
+    if (worker.state == State::done) continue;
+    throw Error(str("schedule ", s_.schedule.name, ": pipeline rank ", worker.p,
+                    " waits for ever at action ", worker.op));
+  }
+  sum_tied();
+  double end = 0;
+  for (const Worker& worker : workers_) end = std::max(end, worker.since);
+  Result result;
+  result.replicas = replicas_;
+  result.events = queue_.count();
+  result.step = end + s_.optimizer;
+  RankTime& mean = result.mean;
+  for (std::uint32_t w = 0; w < workers_.size(); ++w) {
+    RankTime time = workers_[w].time;
+    time.bubble += end - workers_[w].since;
+    time.optimizer = s_.optimizer;
+    if (s_.optimizer > 0) {
+      record(w, Span::computing, "optimizer", -1, -1, end, result.step);
+    }
+    mean.add(time, 1.0 / static_cast<double>(workers_.size()));
+    result.ranks.push_back(time);
+  }
+  if (result.step > 0) {
+    result.utilisation = mean.compute / result.step;
+    result.bubble = mean.bubble / result.step;
+  }
+  result.spans = std::move(spans_);
+  return result;
+}
+
+// The first and the last pipeline rank add up the gradients of the parameter they both hold. Its
+// transfer is short and at the end: it is not laid over others.
+void Run::sum_tied() {
+  const int last = s_.pp() - 1;
+  if (s_.tied_bytes <= 0 || last == 0) return;
+  for (int d = 0; d < replicas_; ++d) {
+    const auto a = static_cast<std::uint32_t>(d);
+    const auto b = static_cast<std::uint32_t>(last * replicas_ + d);
+    const bool same_node = s_.node(s_.rank(0, d)) == s_.node(s_.rank(last, d));
+    const double begin = std::max(workers_[a].since, workers_[b].since);
+    const double end = begin + collective_load(s_.fabric, planner::Collective::all_reduce,
+                                               s_.tied_bytes, 2, same_node ? 2 : 1)
+                                   .seconds(s_.fabric);
+    for (const std::uint32_t w : {a, b}) {
+      Worker& worker = workers_[w];
+      worker.time.bubble += begin - worker.since;
+      worker.time.pp += end - begin;
+      worker.time.sent_pp += s_.tied_bytes;
+      worker.since = end;
+      record(w, Span::pipeline, "tied gradient", -1, -1, begin, end);
+    }
+  }
+}
+
+void Run::start() {
+  for (std::uint32_t w = 0; w < workers_.size(); ++w) {
+    const Program& mine = program(workers_[w]);
+    ask_gathers(w, mine.gathers_at_start, 0);
+    if (mine.wait_at_start) workers_[w].wait_for = workers_[w].announced;
+  }
+  for (std::uint32_t w = 0; w < workers_.size(); ++w) advance(w, 0);
+}
+
+void Run::handle(const Event& event) {
+  switch (event.type()) {
+    case Event::computed: {
+      Worker& worker = workers_[event.id];
+      const Op& op = program(worker).ops[worker.op];
+      record(event.id, Span::computing, name(op.kind), op.micro, op.chunk,
+             event.time - worker.piece_seconds, event.time);
+      if (++worker.piece == op.pieces) {
+        worker.piece = 0;
+        if (op.blocking) {
+          for (int i = 0; i < op.reduces; ++i) {
+            announce(event.id, event.time, op.reduce_bytes, false, event.time);
+          }
+          worker.wait_for = worker.announced;
+        }
+        ++worker.op;
+      }
+      advance(event.id, event.time);
+      break;
+    }
+    case Event::transferred:
+      if (network_.transferred(event.time, event)) {
+        const double latency = messages_[event.id].latency;
+        if (latency > 0) {
+          queue_.push(event.time + latency, Event::arrived, event.id);
+        } else {
+          arrived(event.id, event.time);
+        }
+      }
+      break;
+    case Event::arrived: arrived(event.id, event.time); break;
+    case Event::ready: begin_collective(static_cast<int>(event.id), event.time); break;
+    case Event::reduced:
+      if (network_.reduced(event.time, event)) {
+        const Group& group = groups_[event.id];
+        const double latency =
+            load_of(group.collectives[static_cast<std::size_t>(group.done)]).latency;
+        if (latency > 0) {
+          queue_.push(event.time + latency, Event::finished, event.id);
+        } else {
+          end_collective(static_cast<int>(event.id), event.time);
+        }
+      }
+      break;
+    case Event::finished: end_collective(static_cast<int>(event.id), event.time); break;
+  }
+}
+
+// Goes on from the present operation until the worker is busy, must wait, or is through.
+void Run::advance(std::uint32_t w, double now) {
+  Worker& worker = workers_[w];
+  const Program& mine = program(worker);
+  worker.state = State::moving;
+  while (worker.op < mine.ops.size()) {
+    const Op& op = mine.ops[worker.op];
+    if (is_compute(op.kind)) {
+      begin_piece(w, op, now);
+      return;
+    }
+    if (op.kind == Kind::send_activation || op.kind == Kind::send_gradient) {
+      send(w, op, now);
+    } else if (!receive(w, op, now)) {
+      return;
+    }
+    ++worker.op;
+  }
+  for (const Program::Reduce& reduce : mine.tail) {
+    for (int i = 0; i < reduce.buckets; ++i) announce(w, now, reduce.bytes, false, now);
+  }
+  worker.since = now;
+  worker.state = State::finishing;
+  if (group(worker).done >= worker.announced) finish(w, now);
+}
+
+bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
+  Worker& worker = workers_[w];
+  Group& mine = group(worker);
+  if (op.gathers) {
+    ask_gathers(w, worker.gathers_used + 1, now);
+    worker.wait_for =
+        std::max(worker.wait_for, mine.gathers[static_cast<std::size_t>(worker.gathers_used)] + 1);
+  }
+  if (mine.done < worker.wait_for) {
+    worker.state = State::gathering;
+    worker.since = now;
+    return false;
+  }
+  if (op.gathers) {
+    ++worker.gathers_used;
+    ask_gathers(w, worker.gathers_used + program(worker).prefetch, now);
+  }
+  if (worker.piece == 0) begin_op(worker, w, op);
+  if (op.reduces > 0 && !op.blocking) announce_reduces(w, op, now);
+  queue_.push(now + worker.piece_seconds, Event::computed, w);
+  return true;
+}
+
+// How long this operation takes on this worker. The tp neighbours wait for their slowest.
+void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
+  double slowest = 1, mean = 1;
+  if (s_.irregular()) {
+    slowest = mean = 0;
+    const int first = s_.rank(worker.p, static_cast<int>(w) % replicas_);
+    for (int rank = first; rank < first + s_.tp; ++rank) {
+      double factor = slow_.empty() ? 1.0 : slow_[static_cast<std::size_t>(rank)];
+      if (s_.jitter > 0) {
+        const Philox random(s_.seed, static_cast<std::uint64_t>(rank));
+        const double normal = random.normal(static_cast<std::uint64_t>(worker.computed));
+        factor *= std::exp(s_.jitter * normal - 0.5 * s_.jitter * s_.jitter);
+      }
+      slowest = std::max(slowest, factor);
+      mean += factor / s_.tp;
+    }
+  }
+  ++worker.computed;
+  const double seconds = op.work * slowest + op.tp;
+  worker.time.compute += op.work * mean;
+  worker.time.tp += seconds - op.work * mean;
+  worker.piece_seconds = seconds / op.pieces;
+}
+
+// Bucket i of n is ready after (i + 1) / n of the operation.
+void Run::announce_reduces(std::uint32_t w, const Op& op, double now) {
+  const Worker& worker = workers_[w];
+  const double piece_seconds = worker.piece_seconds;
+  const int piece = worker.piece;
+  const std::int64_t n = op.reduces;
+  const auto before = [&](int piece_index) { return n * piece_index / op.pieces; };
+  for (std::int64_t i = before(piece); i < before(piece + 1); ++i) {
+    const double share = static_cast<double>(i + 1) * op.pieces / static_cast<double>(n) - piece;
+    announce(w, now + piece_seconds * share, op.reduce_bytes, false, now);
+  }
+}
+
+bool Run::receive(std::uint32_t w, const Op& op, double now) {
+  int& there = waiting_[channel(w, op.chunk, op.kind == Kind::receive_gradient)];
+  if (there > 0) {
+    --there;
+    return true;
+  }
+  workers_[w].state = State::receiving;
+  workers_[w].since = now;
+  return false;
+}
+
+void Run::send(std::uint32_t w, const Op& op, double now) {
+  Worker& worker = workers_[w];
+  const int d = static_cast<int>(w) % replicas_;
+  const int to = op.peer * replicas_ + d;
+  const bool same_node = s_.node(s_.rank(worker.p, d)) == s_.node(s_.rank(op.peer, d));
+  const Level level = same_node ? kInside : kBetween;
+  const std::uint32_t flow = network_.send(now, static_cast<int>(w), to, level, s_.hop_bytes);
+  if (messages_.size() <= flow) messages_.resize(flow + 1);
+  const planner::Link& link = same_node ? s_.fabric.inside : s_.fabric.between;
+  Message& message = messages_[flow];
+  message.to = static_cast<std::uint32_t>(to);
+  message.channel = static_cast<std::uint32_t>(
+      channel(message.to, op.peer_chunk, op.kind == Kind::send_gradient));
+  message.sent = now;
+  message.latency = s_.hop_latency + (s_.hop_bytes > 0 ? link.latency : 0);
+  worker.time.sent_pp += s_.hop_bytes;
+}
+
+void Run::arrived(std::uint32_t flow, double now) {
+  const Message message = messages_[flow];
+  network_.release(flow);
+  ++waiting_[message.channel];
+  const bool gradient = message.channel % 2 == 1;
+  if (s_.hop_bytes > 0 || now > message.sent) {
+    record(message.to, Span::pipeline, gradient ? "gradient" : "activation", -1, -1, message.sent,
+           now);
+  }
+  Worker& worker = workers_[message.to];
+  if (worker.state != State::receiving) return;
+  const Op& op = program(worker).ops[worker.op];
+  if (channel(message.to, op.chunk, op.kind == Kind::receive_gradient) != message.channel) return;
+  // Until it was sent the worker waited for the other stage, and from then on for the network.
+  const double sent = std::max(worker.since, message.sent);
+  worker.time.bubble += sent - worker.since;
+  worker.time.pp += now - sent;
+  advance(message.to, now);
+}
+
+void Run::ask_gathers(std::uint32_t w, int upto, double now) {
+  Worker& worker = workers_[w];
+  const auto& bytes = program(worker).gathers;
+  const int most = std::min(upto, static_cast<int>(bytes.size()));
+  while (worker.gathers_asked < most) {
+    const double size = bytes[static_cast<std::size_t>(worker.gathers_asked++)];
+    announce(w, now, size, true, now);
+  }
+}
+
+void Run::announce(std::uint32_t w, double ready, double bytes, bool gather, double now) {
+  Worker& worker = workers_[w];
+  Group& mine = group(worker);
+  const int number = worker.announced++;
+  if (number == static_cast<int>(mine.collectives.size())) {
+    mine.collectives.push_back({replicas_, 0, bytes, gather});
+    if (gather) mine.gathers.push_back(number);
+  }
+  Collective& collective = mine.collectives[static_cast<std::size_t>(number)];
+  collective.ready = std::max(collective.ready, ready);
+  --collective.missing;
+  const double parts = gather || s_.zero > 0 ? 1 : 2;
+  worker.time.sent_dp += parts * (s_.dp - 1.0) / s_.dp * bytes;
+  if (collective.missing == 0 && number == mine.done && !mine.busy) {
+    plan_collective(worker.p, now);
+  }
+}
+
+void Run::plan_collective(int p, double now) {
+  Group& mine = groups_[static_cast<std::size_t>(p)];
+  mine.busy = true;
+  const double ready = mine.collectives[static_cast<std::size_t>(mine.done)].ready;
+  queue_.push(std::max(now, ready), Event::ready, static_cast<std::uint32_t>(p));
+}
+
+CollectiveLoad Run::load_of(const Collective& collective) const {
+  const auto kind = collective.gather ? planner::Collective::all_gather
+                    : s_.zero > 0     ? planner::Collective::reduce_scatter
+                                      : planner::Collective::all_reduce;
+  return collective_load(s_.fabric, kind, collective.bytes, s_.dp, s_.dp_per_node());
+}
+
+void Run::begin_collective(int p, double now) {
+  Group& mine = groups_[static_cast<std::size_t>(p)];
+  mine.began = now;
+  network_.start_collective(now, p, load_of(mine.collectives[static_cast<std::size_t>(mine.done)]));
+}
+
+void Run::end_collective(int p, double now) {
+  Group& mine = groups_[static_cast<std::size_t>(p)];
+  const Collective done = mine.collectives[static_cast<std::size_t>(mine.done)];
+  ++mine.done;
+  mine.busy = false;
+  const auto next = static_cast<std::size_t>(mine.done);
+  if (next < mine.collectives.size() && mine.collectives[next].missing == 0) {
+    plan_collective(p, now);
+  }
+  const char* what = done.gather   ? "gather parameters"
+                     : s_.zero > 0 ? "reduce-scatter gradients"
+                                   : "all-reduce gradients";
+  for (int d = 0; d < replicas_; ++d) {
+    const auto w = static_cast<std::uint32_t>(p * replicas_ + d);
+    record(w, Span::data_parallel, what, -1, -1, mine.began, now);
+    Worker& worker = workers_[w];
+    if (worker.state == State::gathering && mine.done >= worker.wait_for) {
+      worker.time.dp += now - worker.since;
+      advance(w, now);
+    } else if (worker.state == State::finishing && mine.done >= worker.announced) {
+      worker.time.dp += now - worker.since;
+      finish(w, now);
+    }
+  }
+}
+
+void Run::finish(std::uint32_t w, double now) {
+  Worker& worker = workers_[w];
+  worker.state = State::done;
+  worker.since = now;
+}
+
+Result simulate(const Scenario& scenario, const Options& options) {
+  check(scenario);
+  const bool one = !options.full && scenario.symmetric();
+  return Run(scenario, one ? 1 : scenario.dp, options.traced).result();
+}
+
+}  // namespace tessera::simulator

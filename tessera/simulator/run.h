@@ -1,0 +1,112 @@
+#pragma once
+
+#include <vector>
+
+#include "tessera/simulator/events.h"
+#include "tessera/simulator/network.h"
+#include "tessera/simulator/program.h"
+#include "tessera/simulator/simulate.h"
+
+namespace tessera::simulator {
+
+// [Note: the run]
+// A worker is one replica's pipeline rank; its tp neighbours move in step with it, at the pace of
+// the slowest of them. It takes its operations in order: it computes piece by piece, sends without
+// waiting, and waits where a message or a gather is not there yet. The dp group of a pipeline rank
+// runs its collectives one after another, in the order in which all members ask for them; one
+// begins when the last member is ready. When a piece begins, its end is known, so gradients are
+// announced then with the time at which they will be ready: that saves an event for each.
+class Run {
+ public:
+  Run(const Scenario& scenario, int replicas, int traced);
+  Result result();
+
+ private:
+  enum class State : std::uint8_t { moving, receiving, gathering, finishing, done };
+  struct Worker {
+    int p = 0;
+    std::uint32_t op = 0;
+    int piece = 0;
+    int computed = 0;       // operations, to count the random numbers
+    int announced = 0;      // collectives
+    int gathers_asked = 0;  // of those, gathers
+    int gathers_used = 0;
+    int wait_for = 0;  // collectives that must be done before it may compute
+    double piece_seconds = 0;
+    double since = 0;  // when it began to wait, or was through
+    State state = State::moving;
+    RankTime time;
+  };
+  struct Collective {
+    int missing = 0;   // members that have not asked for it yet
+    double ready = 0;  // when the last of the others is
+    double bytes = 0;
+    bool gather = false;
+  };
+  struct Group {
+    std::vector<Collective> collectives;
+    std::vector<int> gathers;  // which of them are
+    int done = 0;
+    bool busy = false;  // one is under way or about to begin
+    double began = 0;
+  };
+  struct Message {
+    std::uint32_t to = 0;
+    std::uint32_t channel = 0;
+    double sent = 0;
+    double latency = 0;
+  };
+
+  void start();
+  void handle(const Event& event);
+  void advance(std::uint32_t w, double now);
+  // Each returns false if the worker must wait or has become busy.
+  bool begin_piece(std::uint32_t w, const Op& op, double now);
+  bool receive(std::uint32_t w, const Op& op, double now);
+  void send(std::uint32_t w, const Op& op, double now);
+  void begin_op(Worker& worker, std::uint32_t w, const Op& op);
+  void announce_reduces(std::uint32_t w, const Op& op, double now);
+  void finish(std::uint32_t w, double now);
+  void sum_tied();
+
+  void arrived(std::uint32_t flow, double now);
+  void ask_gathers(std::uint32_t w, int upto, double now);
+  void announce(std::uint32_t w, double ready, double bytes, bool gather, double now);
+  void plan_collective(int p, double now);
+  void begin_collective(int p, double now);
+  void end_collective(int p, double now);
+  CollectiveLoad load_of(const Collective& collective) const;
+
+  std::size_t channel(std::uint32_t w, int chunk, bool gradient) const {
+    return (static_cast<std::size_t>(w) * static_cast<std::size_t>(s_.schedule.chunks) +
+            static_cast<std::size_t>(chunk)) *
+               2 +
+           (gradient ? 1 : 0);
+  }
+  const Program& program(const Worker& worker) const {
+    return programs_[static_cast<std::size_t>(worker.p)];
+  }
+  Group& group(const Worker& worker) { return groups_[static_cast<std::size_t>(worker.p)]; }
+  bool traced(std::uint32_t w) const {
+    return static_cast<int>(w) % replicas_ * s_.pp() + static_cast<int>(w) / replicas_ < traced_;
+  }
+  void record(std::uint32_t w, Span::Lane lane, const char* what, int micro, int chunk,
+              double begin, double end) {
+    if (traced(w)) spans_.push_back({static_cast<int>(w), lane, what, micro, chunk, begin, end});
+  }
+
+  const Scenario& s_;
+  int replicas_;
+  int traced_;
+  std::vector<Program> programs_;  // [pipeline rank]
+  EventQueue queue_;
+  Network network_;
+  std::vector<Worker> workers_;    // [p · replicas + d]
+  std::vector<Group> groups_;      // [pipeline rank]
+  std::vector<int> waiting_;       // [channel]: messages that are there and not taken yet
+  std::vector<Message> messages_;  // [flow]
+  std::vector<double> slow_;       // [rank]; empty if all are alike
+  std::vector<Span> spans_;
+};
+
+}  // namespace tessera::simulator

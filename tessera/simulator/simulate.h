@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/simulator/scenario.h"
+
+namespace tessera::simulator {
+
+// Where the seconds of a step went on one rank. They add up to the step.
+struct RankTime {
+  double compute = 0;
+  double tp = 0;      // tensor-parallel communication, and waiting for slower tp neighbours
+  double pp = 0;      // waiting for a message on its way
+  double dp = 0;      // waiting for gathers and reductions
+  double bubble = 0;  // waiting for other stages to compute
+  double optimizer = 0;
+  double sent_dp = 0, sent_pp = 0;  // bytes
+
+  double step() const { return compute + tp + pp + dp + bubble + optimizer; }
+  void add(const RankTime& other, double share) {
+    compute += share * other.compute;
+    tp += share * other.tp;
+    pp += share * other.pp;
+    dp += share * other.dp;
+    bubble += share * other.bubble;
+    optimizer += share * other.optimizer;
+    sent_dp += share * other.sent_dp;
+    sent_pp += share * other.sent_pp;
+  }
+};
+
+// What a rank, or its dp group, or a message did; for traces.
+struct Span {
+  enum Lane : std::uint8_t { computing, data_parallel, pipeline };
+  int worker = 0;
+  Lane lane = computing;
+  const char* what = "";
+  int micro = -1, chunk = -1;
+  double begin = 0, end = 0;
+};
+
+struct Result {
+  double step = 0;
+  int replicas = 1;             // that were simulated: 1 stands for all where they are alike
+  std::vector<RankTime> ranks;  // [p · replicas + d], each for all its tp neighbours
+  RankTime mean;
+  double utilisation = 0;  // computing, of the step and all ranks
+  double bubble = 0;       // idle for other stages, likewise
+  std::uint64_t events = 0;
+  std::vector<Span> spans;
+
+  const RankTime& at(int p, int d = 0) const {
+    return ranks[static_cast<std::size_t>(p) * static_cast<std::size_t>(replicas) +
+                 static_cast<std::size_t>(replicas == 1 ? 0 : d)];
+  }
+};
+
+struct Options {
+  bool full = false;  // simulate every replica, though one would do
+  int traced = 0;     // record spans for so many ranks, replica by replica
+};
+
+// Throws UsageError for a scenario that cannot be.
+Result simulate(const Scenario& scenario, const Options& options = {});
+
+}  // namespace tessera::simulator

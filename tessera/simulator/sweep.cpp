@@ -1,0 +1,147 @@
+#include "tessera/simulator/sweep.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/formulas.h"
+
+namespace tessera::simulator {
+namespace {
+
+constexpr double kParted = 0.05;
+
+[[noreturn]] void bad_sweep(std::string_view text) {
+  throw UsageError(str("got ", quote(text),
+                       ", wanted an axis and its sizes, each twice the one before, such as "
+                       "dp=1..4096, with dp, tp or pp and sizes from 1 to 1,048,576"));
+}
+
+int read_size(std::string_view part, std::string_view whole) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+  if (error != std::errc{} || end != part.data() + part.size() || value < 1 || value > 1 << 20) {
+    bad_sweep(whole);
+  }
+  return value;
+}
+
+std::string percent(double part) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f%%", 100 * part);
+  return text;
+}
+
+// What of the step has grown most since the first size, in words.
+std::string largest_growth(const SweepRow& row, const SweepRow& first) {
+  struct Part {
+    double growth;
+    double seconds;
+    const char* what;
+  };
+  const auto part = [&](double RankTime::*member, const char* what) {
+    return Part{row.mean.*member / row.step - first.mean.*member / first.step, row.mean.*member,
+                what};
+  };
+  Part most = part(&RankTime::dp, "data-parallel communication that nothing hides");
+  for (const Part& each :
+       {part(&RankTime::tp, "tensor-parallel communication"),
+        part(&RankTime::pp, "messages between stages"), part(&RankTime::bubble, "bubble"),
+        part(&RankTime::optimizer, "the optimizer")}) {
+    if (each.growth > most.growth) most = each;
+  }
+  return str(percent(most.seconds / row.step), " of the step is ", most.what);
+}
+
+double exposed_share(const SweepRow& row) {
+  return (row.mean.dp + row.mean.tp + row.mean.pp) / row.step;
+}
+
+std::string against(const SweepRow& row) {
+  return str("(", percent(row.efficiency), " against ", percent(row.law), ")");
+}
+
+}  // namespace
+
+SweepRange parse_sweep(std::string_view text) {
+  SweepRange range;
+  const std::size_t equals = text.find('=');
+  if (equals == std::string_view::npos) bad_sweep(text);
+  range.axis = text.substr(0, equals);
+  if (range.axis != "dp" && range.axis != "tp" && range.axis != "pp") bad_sweep(text);
+  const std::string_view sizes = text.substr(equals + 1);
+  const std::size_t dots = sizes.find("..");
+  const int first = read_size(sizes.substr(0, dots), text);
+  const int last = dots == std::string_view::npos ? first : read_size(sizes.substr(dots + 2), text);
+  if (last < first) bad_sweep(text);
+  for (long long size = first; size <= last; size *= 2) {
+    range.sizes.push_back(static_cast<int>(size));
+  }
+  return range;
+}
+
+std::vector<SweepRow> sweep(const SweepRange& range, double law_cost,
+                            const std::function<SweepCase(int size)>& make) {
+  std::vector<SweepRow> rows;
+  std::optional<SweepRow> first;
+  for (const int size : range.sizes) {
+    SweepRow row;
+    row.size = size;
+    try {
+      const SweepCase one = make(size);
+      const Result result = simulate(one.scenario);
+      row.gpus = one.scenario.world();
+      row.step = result.step;
+      row.tokens_per_s = one.tokens / result.step;
+      row.bubble = result.bubble;
+      row.utilisation = result.utilisation;
+      row.mean = result.mean;
+    } catch (const UsageError& error) {
+      row.refused = error.what();
+      rows.push_back(std::move(row));
+      continue;
+    }
+    if (!first) first = row;
+    row.efficiency = row.tokens_per_s / row.gpus / (first->tokens_per_s / first->gpus);
+    row.law = planner::scaling_efficiency(size, law_cost) /
+              planner::scaling_efficiency(first->size, law_cost);
+    rows.push_back(std::move(row));
+  }
+  if (!first) throw UsageError(rows.front().refused);
+  return rows;
+}
+
+std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow>& rows,
+                             double law_cost) {
+  const SweepRow* first = nullptr;
+  const SweepRow* better = nullptr;
+  const SweepRow* worse = nullptr;
+  for (const SweepRow& row : rows) {
+    if (!row.refused.empty()) continue;
+    if (!first) first = &row;
+    if (!better && row.efficiency > row.law + kParted) better = &row;
+    if (!worse && row.efficiency < row.law - kParted) worse = &row;
+  }
+  const std::string law = str("1/(1 + ", law_cost, " · log2 ", range.axis, ")");
+  if (!better && !worse) {
+    return str("Simulation and the law ", law, " stay within ", percent(kParted),
+               " of each other.");
+  }
+  std::string text = str("The law is ", law, ", which knows neither overlap nor bandwidth.");
+  if (better) {
+    text += str(" From ", range.axis, " ", better->size, " on the simulation does better ",
+                against(*better), ": communication that nothing hides takes ",
+                percent(exposed_share(*better)), " of the step, and ",
+                percent(exposed_share(*first)), " at ", range.axis, " ", first->size, ".");
+  }
+  if (worse) {
+    text += str(" From ", range.axis, " ", worse->size, " on it does worse ", against(*worse), ": ",
+                largest_growth(*worse, *first), ".");
+  }
+  return text;
+}
+
+}  // namespace tessera::simulator

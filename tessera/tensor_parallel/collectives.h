@@ -1,0 +1,74 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+
+namespace tessera::tensor_parallel {
+
+// [Note: tensor parallelism] The ranks of a group share the matrices of a model. Between the layers
+// every rank has the same activations x [B, T, C]; inside a pair of layers each has its own columns
+// of the wide activations:
+//   enter → column-parallel linear → (heads, GELU, …) → row-parallel linear → leave
+// Entering is the identity and sums the gradients of x in backward; leaving sums what the ranks
+// made, and is the identity in backward: one all-reduce of B·T·C elements each.
+//
+// [Note: sequence parallelism] What lies between the layers (norms, sums, dropout) can be cut along
+// the sequence: every rank has [B, T / ranks, C] of it. Then entering gathers the sequence (and
+// reduce-scatters the gradients), leaving reduce-scatters it (and gathers the gradients): the same
+// bytes. Parameters that work on a part of the sequence see a part of their gradient: they go
+// through copy_to, which sums it. Nobody outside needs to know.
+//
+// All are functions with gradients. Tensors are [..., T, C]; labels name the tensor in messages and
+// traces, and are the same on all ranks. With one rank each returns its argument. A selective
+// checkpoint keeps the results of the collectives, so it does not repeat any.
+
+// Forward: x. Backward: the sum of the gradients over the ranks.
+at::Tensor copy_to(const comm::Group& group, const at::Tensor& x, const std::string& label);
+// The same for tensors of one type at once: one all-reduce in backward.
+std::vector<at::Tensor> copy_to(const comm::Group& group, const std::vector<at::Tensor>& tensors,
+                                const std::string& label);
+// Forward: the sum over the ranks. Backward: the gradient.
+at::Tensor reduce_from(const comm::Group& group, const at::Tensor& x, const std::string& label);
+
+// Forward: the parts [..., T / ranks, C] of all ranks as [..., T, C]. Backward: this rank's part of
+// the sum of the gradients.
+at::Tensor gather_sequence(const comm::Group& group, const at::Tensor& x, const std::string& label);
+// Forward: this rank's part of the sum over the ranks. Backward: the parts of all ranks. T must be
+// a multiple of the ranks.
+at::Tensor scatter_sequence(const comm::Group& group, const at::Tensor& x,
+                            const std::string& label);
+// From an x that all ranks have alike. Forward: this rank's part. Backward: the parts of all.
+at::Tensor split_sequence(const comm::Group& group, const at::Tensor& x, const std::string& label);
+
+// Forward: the columns of all ranks, [..., ranks · C]. Backward: this rank's columns.
+at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const std::string& label);
+
+// Forward: x + b on the first rank, x on the others, so that a sum over the ranks has b once.
+// Backward: as if b had been added everywhere. b may be smaller than x (broadcast).
+at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Tensor& b);
+
+// The ranks that share a model's matrices, and whether they also share the sequence between them.
+struct Axis {
+  comm::Group group = {};
+  bool sequence = false;
+
+  int rank() const { return group.rank(); }
+  int size() const { return group.size(); }
+};
+at::Tensor enter(const Axis& axis, const at::Tensor& x, const std::string& label);
+at::Tensor leave(const Axis& axis, const at::Tensor& x, const std::string& label);
+// For parameters that work on a part of the sequence, if it is cut; else they stay as they are.
+std::vector<at::Tensor> between(const Axis& axis, const std::vector<at::Tensor>& parameters,
+                                const std::string& label);
+
+// The collectives themselves, without gradients, on tensors [..., T, C]. sum_in_place changes x,
+// and needs it contiguous.
+at::Tensor sum_in_place(const comm::Group& group, const at::Tensor& x, const std::string& label);
+at::Tensor gathered(const comm::Group& group, const at::Tensor& part, const std::string& label);
+at::Tensor scattered_sum(const comm::Group& group, const at::Tensor& x, const std::string& label);
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,153 @@
+#include "tessera/tensor_parallel/layers.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/ops.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+ParamSpec spec_of(const char* name, std::vector<std::int64_t> shape, int tp_dim = -1,
+                  std::vector<ParamSpec::Segment> segments = {}) {
+  ParamSpec spec;
+  spec.name = name;
+  spec.shape = std::move(shape);
+  spec.tp_dim = tp_dim;
+  spec.segments = std::move(segments);
+  return spec;
+}
+
+void check_divides(const std::string& label, const char* what, std::int64_t count, int tp) {
+  if (count >= tp && count % tp == 0) return;
+  throw UsageError(str(quote(label), " has ", count, " ", what, ", which ", tp,
+                       " tensor-parallel ranks do not divide; choose a tp that divides ", count,
+                       ", or make it ", (count + tp - 1) / tp * tp));
+}
+
+std::vector<ParamSpec::Segment> segments_of(const LinearOptions& options, int tp) {
+  std::vector<ParamSpec::Segment> segments;
+  std::int64_t sum = 0;
+  for (const Outputs& each : options.outputs) {
+    const std::int64_t pieces = each.pieces == 0 ? each.length : each.pieces;
+    if (!(each.shared && pieces < tp)) {
+      check_divides(options.label, each.pieces == 0 ? "outputs" : "heads", pieces, tp);
+    } else if (tp % pieces != 0) {
+      throw UsageError(str(quote(options.label), " has ", pieces, " shared heads for ", tp,
+                           " tensor-parallel ranks; wanted a tp that is a multiple of ", pieces,
+                           " or divides it"));
+    }
+    segments.push_back({each.length, pieces});
+    sum += each.length;
+  }
+  if (segments.empty()) {
+    check_divides(options.label, "outputs", options.out, tp);
+  } else if (sum != options.out) {
+    throw UsageError(str(quote(options.label), " got outputs of ", sum, " in all; wanted ",
+                         options.out, ", which is `out`"));
+  }
+  return segments;
+}
+
+at::Tensor local_zeros(const ParamSpec& spec, const Axis& axis, const at::TensorOptions& options) {
+  return at::zeros(local_shape(spec, axis.rank(), axis.size()), options);
+}
+
+std::vector<ParamSpec> with_bias(const ParamSpec& weight, const ParamSpec& bias, bool has_bias) {
+  return has_bias ? std::vector<ParamSpec>{weight, bias} : std::vector<ParamSpec>{weight};
+}
+
+}  // namespace
+
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOptions& options)
+    : axis_(std::move(axis)), label_(options.label) {
+  const auto segments = segments_of(options, axis_.size());
+  for (const ParamSpec::Segment& segment : segments) {
+    shared_ = shared_ || segment.parts < axis_.size();
+  }
+  weight_spec_ = spec_of("weight", {options.out, options.in}, 0, segments);
+  bias_spec_ = spec_of("bias", {options.out}, 0, segments);
+  weight = register_parameter("weight", local_zeros(weight_spec_, axis_, options.tensors));
+  if (options.bias) {
+    bias = register_parameter("bias", local_zeros(bias_spec_, axis_, options.tensors));
+  }
+}
+
+std::pair<at::Tensor, at::Tensor> ColumnParallelLinearImpl::parameters_in_use() const {
+  if (!shared_) return {weight, bias};
+  std::vector<at::Tensor> params = {weight};
+  if (bias.defined()) params.push_back(bias);
+  const auto summed = sum_shared(axis_.group, params, specs(), label_);
+  return {summed[0], bias.defined() ? summed[1] : at::Tensor()};
+}
+
+at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
+  const auto [w, b] = parameters_in_use();
+  return nn::linear(enter(axis_, x, label_), w, b);
+}
+
+at::Tensor ColumnParallelLinearImpl::forward_gelu(const at::Tensor& x) {
+  const auto [w, b] = parameters_in_use();
+  return nn::linear_gelu(enter(axis_, x, label_), w, b);
+}
+
+std::vector<ParamSpec> ColumnParallelLinearImpl::specs() const {
+  return with_bias(weight_spec_, bias_spec_, bias.defined());
+}
+
+RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& options)
+    : axis_(std::move(axis)), label_(options.label) {
+  if (!options.outputs.empty()) {
+    throw UsageError(str("row-parallel ", quote(label_),
+                         " got parts of its outputs, but it is cut along its inputs"));
+  }
+  check_divides(label_, "inputs", options.in, axis_.size());
+  weight_spec_ = spec_of("weight", {options.out, options.in}, 1);
+  bias_spec_ = spec_of("bias", {options.out});
+  weight = register_parameter("weight", local_zeros(weight_spec_, axis_, options.tensors));
+  if (options.bias) {
+    bias = register_parameter("bias", local_zeros(bias_spec_, axis_, options.tensors));
+  }
+}
+
+at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
+  return row_parallel_linear(axis_, x, weight, bias, label_);
+}
+
+std::vector<ParamSpec> RowParallelLinearImpl::specs() const {
+  return with_bias(weight_spec_, bias_spec_, bias.defined());
+}
+
+VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(Axis axis, const EmbeddingOptions& options)
+    : axis_(std::move(axis)), label_(options.label) {
+  check_divides(label_, "rows", options.rows, axis_.size());
+  spec_ = spec_of("weight", {options.rows, options.width}, 0);
+  weight = register_parameter("weight", local_zeros(spec_, axis_, options.tensors));
+}
+
+at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::Tensor& added) {
+  if (axis_.size() == 1) {
+    const at::Tensor rows = at::embedding(weight, ids);
+    return added.defined() ? rows + added : rows;
+  }
+  // An id of no rank would make zeros without a word.
+  if (ids.is_cpu() && ids.numel() > 0 &&
+      (ids.min().item<std::int64_t>() < 0 || ids.max().item<std::int64_t>() >= spec_.shape[0])) {
+    throw UsageError(str(quote(label_), " got ids from ", ids.min().item<std::int64_t>(), " to ",
+                         ids.max().item<std::int64_t>(), "; wanted 0 to ", spec_.shape[0] - 1));
+  }
+  const std::int64_t own = weight.size(0), first = axis_.rank() * own;
+  const at::Tensor others = (ids < first).logical_or_(ids >= first + own);
+  at::Tensor rows = at::embedding(weight, (ids - first).masked_fill_(others, 0))
+                        .masked_fill(others.unsqueeze(-1), 0);
+  if (added.defined()) rows = add_once(axis_.group, rows, added);
+  return leave(axis_, rows, label_);
+}
+
+std::vector<ParamSpec> VocabParallelEmbeddingImpl::specs() const { return {spec_}; }
+
+}  // namespace tessera::tensor_parallel

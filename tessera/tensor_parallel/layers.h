@@ -1,0 +1,119 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/tensor_parallel/collectives.h"
+#include "tessera/tensor_parallel/sharded.h"
+
+namespace tessera::tensor_parallel {
+
+// The layers of [Note: tensor parallelism]. On one rank each is the ordinary layer. Parameters
+// start as zeros; initialise() gives all ranks their parts of the same numbers.
+
+// Outputs that stand side by side in a column-parallel linear (queries, keys and values; gate and
+// up), each cut by itself.
+struct Outputs {
+  std::int64_t length = 0;
+  std::int64_t pieces = 0;  // that stay whole, such as heads; 0: every output by itself
+  // [Note: shared outputs] There may be fewer pieces than ranks (kv heads): then neighbours have
+  // the same ones, and the gradients of their weights are summed over them, inside autograd.
+  bool shared = false;
+};
+
+struct LinearOptions {
+  std::int64_t in = 0;
+  std::int64_t out = 0;
+  bool bias = true;
+  std::string label = "linear";
+  std::vector<Outputs> outputs;  // column-parallel only: they make `out`. Empty: all alike
+  at::TensorOptions tensors;
+};
+
+// y [..., own outputs] = x · wᵀ + b for the outputs of this rank, from an x that enters.
+class ColumnParallelLinearImpl : public torch::nn::Module, public Sharded {
+ public:
+  ColumnParallelLinearImpl(Axis axis, const LinearOptions& options);  // throws UsageError
+  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward_gelu(const at::Tensor& x);  // gelu(forward(x)), fused
+  std::vector<ParamSpec> specs() const override;
+
+  at::Tensor weight, bias;
+
+ private:
+  std::pair<at::Tensor, at::Tensor> parameters_in_use() const;
+
+  Axis axis_;
+  std::string label_;
+  ParamSpec weight_spec_, bias_spec_;
+  bool shared_ = false;
+};
+TORCH_MODULE(ColumnParallelLinear);
+
+// y [..., out] = x · wᵀ + b from the inputs x [..., own inputs] of this rank, summed on leaving.
+class RowParallelLinearImpl : public torch::nn::Module, public Sharded {
+ public:
+  RowParallelLinearImpl(Axis axis, const LinearOptions& options);  // throws UsageError
+  at::Tensor forward(const at::Tensor& x);
+  std::vector<ParamSpec> specs() const override;
+
+  at::Tensor weight, bias;
+
+ private:
+  Axis axis_;
+  std::string label_;
+  ParamSpec weight_spec_, bias_spec_;
+};
+TORCH_MODULE(RowParallelLinear);
+
+struct EmbeddingOptions {
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  std::string label = "embedding";
+  at::TensorOptions tensors;
+};
+
+// Rows of a table, of which each rank has as many in a row.
+class VocabParallelEmbeddingImpl : public torch::nn::Module, public Sharded {
+ public:
+  VocabParallelEmbeddingImpl(Axis axis, const EmbeddingOptions& options);  // throws UsageError
+  // int64 ids [B, T] to [B, T, width] (or this rank's part of the sequence), plus `added` [T,
+  // width] (positions) if defined.
+  at::Tensor forward(const at::Tensor& ids, const at::Tensor& added = {});
+  std::vector<ParamSpec> specs() const override;
+
+  at::Tensor weight;
+
+ private:
+  Axis axis_;
+  std::string label_;
+  ParamSpec spec_;
+};
+TORCH_MODULE(VocabParallelEmbedding);
+
+// x · wᵀ + b with this rank's columns of x and w, summed over the ranks. One operation, so that the
+// bias costs no pass of its own, a sequence-parallel backward gathers once for all gradients, and a
+// selective checkpoint keeps the sum only. b may be undefined.
+at::Tensor row_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                               const at::Tensor& b, const std::string& label);
+
+// Forward: the parameters. Backward: gradients of what several ranks have are summed over them.
+// The specs say what that is; see [Note: shared outputs]. One all-reduce of the shared segments of
+// the whole parameters.
+std::vector<at::Tensor> sum_shared(const comm::Group& group, const std::vector<at::Tensor>& params,
+                                   const std::vector<ParamSpec>& specs, const std::string& label);
+
+// nn::linear_cross_entropy with the rows of the weight [V, C] shared among the ranks; hidden
+// enters. The logits [N, V / ranks] stay where they are: two all-reduces, of N fp32 numbers (the
+// maximum) and of 2·N (the sum of exponentials, the target's logit), and B·T·C of the gradient in
+// backward. saves: as nn::linear_cross_entropy, N·V/ranks·e.
+at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidden,
+                                        const at::Tensor& weight, const at::Tensor& targets,
+                                        const std::string& label);
+
+}  // namespace tessera::tensor_parallel

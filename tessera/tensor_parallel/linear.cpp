@@ -1,0 +1,150 @@
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/deferred.h"
+#include "tessera/nn/matmul.h"
+#include "tessera/nn/ops.h"
+#include "tessera/tensor_parallel/layers.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+struct Cut : torch::CustomClassHolder {
+  Cut(Axis a, std::string l, std::vector<ParamSpec> s = {})
+      : axis(std::move(a)), label(std::move(l)), specs(std::move(s)) {}
+  Axis axis;
+  std::string label;
+  std::vector<ParamSpec> specs;
+};
+
+const Cut& cut_of(AutogradContext* ctx) {
+  return *static_cast<Cut*>(ctx->saved_data["cut"].toCapsule().get());
+}
+
+at::Tensor matrix(const at::Tensor& x) { return x.contiguous().view({-1, x.size(-1)}); }
+
+struct RowLinear : torch::autograd::Function<RowLinear> {
+  static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut,
+                            const at::Tensor& x, const at::Tensor& w,
+                            const std::optional<at::Tensor>& b) {
+    const Axis& axis = cut->axis;
+    const at::Tensor rows = matrix(x);
+    ctx->save_for_backward({rows, w});
+    ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
+    ctx->saved_data["sizes"] = x.sizes().vec();
+    if (b) ctx->saved_data["bias"] = b->scalar_type();
+    nn::remember_deferral(ctx);
+    std::vector<std::int64_t> sizes = x.sizes().vec();
+    sizes.back() = w.size(0);
+    return nn::keep_in_selective([&]() -> tensor_list {
+      const at::Tensor own = axis.rank() == 0 ? b.value_or(at::Tensor()) : at::Tensor();
+      const at::Tensor product = nn::times_transposed(rows, w, own).view(sizes);
+      if (axis.sequence) return {scattered_sum(axis.group, product, cut->label)};
+      return {sum_in_place(axis.group, product.contiguous(), cut->label)};
+    })[0];
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const Cut& cut = cut_of(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor dy = matrix(
+        cut.axis.sequence ? gathered(cut.axis.group, grads[0], cut.label + " backward") : grads[0]);
+    nn::ProductGradients g = nn::product_gradients(ctx, dy, saved[0], saved[1]);
+    if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
+    at::Tensor db;
+    if (const auto bias = ctx->saved_data["bias"]; !bias.isNone()) {
+      db = dy.sum(0).to(bias.toScalarType());
+    }
+    return {at::Tensor(), g.dx, g.dw, db};
+  }
+};
+
+// Segments of a parameter that has fewer parts of them than there are ranks.
+struct SharedSegment {
+  std::int64_t local = 0, length = 0;  // along dim 0, in this rank's part
+  std::int64_t begin = 0, whole = 0;   // this rank's place in the segment, and its length
+};
+
+std::vector<SharedSegment> shared_segments(const ParamSpec& spec, int t, int tp) {
+  std::vector<SharedSegment> result;
+  std::int64_t local = 0;
+  for (const ParamSpec::Segment& segment : spec.segments) {
+    const std::int64_t cuts = std::min<std::int64_t>(segment.parts, tp);
+    const std::int64_t length = segment.length / cuts;
+    if (cuts < tp) result.push_back({local, length, t * cuts / tp * length, segment.length});
+    local += length;
+  }
+  return result;
+}
+
+struct SumShared : torch::autograd::Function<SumShared> {
+  static tensor_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut,
+                             at::TensorList params) {
+    ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
+    tensor_list same;
+    for (const at::Tensor& param : params) same.push_back(param.detach());
+    return same;
+  }
+  // Each rank puts its part in its place among zeros, and takes the sum from there.
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const Cut& cut = cut_of(ctx);
+    const int t = cut.axis.rank(), tp = cut.axis.size();
+    tensor_list places, flat;
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      for (const SharedSegment& s : shared_segments(cut.specs[i], t, tp)) {
+        std::vector<std::int64_t> sizes = grads[i].sizes().vec();
+        sizes[0] = s.whole;
+        at::Tensor whole = at::zeros(sizes, grads[i].options());
+        whole.narrow(0, s.begin, s.length).copy_(grads[i].narrow(0, s.local, s.length));
+        flat.push_back(whole.view({-1}));
+      }
+    }
+    const at::Tensor all = sum_in_place(cut.axis.group, at::cat(flat), cut.label + " shared");
+    tensor_list result(1);  // for the cut
+    std::int64_t next = 0;
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      at::Tensor grad = grads[i].clone();
+      for (const SharedSegment& s : shared_segments(cut.specs[i], t, tp)) {
+        std::vector<std::int64_t> sizes = grad.sizes().vec();
+        sizes[0] = s.whole;
+        const std::int64_t count = c10::multiply_integers(sizes);
+        grad.narrow(0, s.local, s.length)
+            .copy_(all.narrow(0, next, count).view(sizes).narrow(0, s.begin, s.length));
+        next += count;
+      }
+      result.push_back(std::move(grad));
+    }
+    return result;
+  }
+};
+
+}  // namespace
+
+at::Tensor row_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                               const at::Tensor& b, const std::string& label) {
+  if (axis.size() == 1) return nn::linear(x, w, b);
+  const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
+  return RowLinear::apply(c10::make_intrusive<Cut>(axis, label), x, w, bias);
+}
+
+std::vector<at::Tensor> sum_shared(const comm::Group& group, const std::vector<at::Tensor>& params,
+                                   const std::vector<ParamSpec>& specs, const std::string& label) {
+  bool any = false;
+  for (const ParamSpec& spec : specs) {
+    any = any || !shared_segments(spec, group.rank(), group.size()).empty();
+  }
+  if (!any) return params;
+  return SumShared::apply(c10::make_intrusive<Cut>(Axis{group}, label, specs),
+                          at::TensorList(params));
+}
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,96 @@
+#include <ATen/ops/amax.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/where.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/deferred.h"
+#include "tessera/nn/matmul.h"
+#include "tessera/nn/ops.h"
+#include "tessera/tensor_parallel/layers.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// The sum of the losses of the rows with a target; the fp32 logits [N, V / ranks] of this rank
+// become their gradient.
+at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
+                           const at::Tensor& targets, const std::string& label) {
+  const std::int64_t rows = logits.size(0), own = logits.size(1), first = group.rank() * own;
+  comm::Call most;
+  most.op = comm::ReduceOp::max;
+  most.label = label + " max";
+  const at::Tensor max = logits.amax(1);
+  group.all_reduce(max, most).wait();
+  logits.sub_(max.unsqueeze(1));
+  const at::Tensor is_own = (targets >= first).logical_and_(targets < first + own);
+  const at::Tensor column = (targets - first).masked_fill_(is_own.logical_not(), 0).unsqueeze(1);
+  const at::Tensor both = at::empty({2, rows}, logits.options());
+  both[1].copy_(logits.gather(1, column).squeeze(1) * is_own);
+  logits.exp_();
+  both[0].copy_(logits.sum(1));
+  sum_in_place(group, both, label + " sum");
+  const at::Tensor counts = (targets >= 0).to(at::kFloat);
+  logits.mul_((counts / both[0]).unsqueeze(1));
+  logits.scatter_add_(1, column, is_own.to(at::kFloat).neg_().unsqueeze(1));
+  return ((both[0].log() - both[1]) * counts).sum(at::kDouble).to(at::kFloat);
+}
+
+struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const comm::Group& group,
+                            const std::string& label, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& targets) {
+    const at::Tensor h = hidden.contiguous().view({-1, hidden.size(-1)});
+    const bool wide = nn::multiplies_in_fp32(h);
+    const at::Tensor logits = (wide ? nn::times_transposed(nn::widened(h), nn::widened(weight))
+                                    : nn::times_transposed(h, weight))
+                                  .to(at::kFloat);
+    const at::Tensor loss = losses_in_place(group, logits, targets, label);
+    ctx->save_for_backward({h, weight, logits.to(h.scalar_type())});
+    ctx->saved_data["sizes"] = hidden.sizes().vec();
+    nn::remember_deferral(ctx);
+    return loss;
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    // The incoming factor is applied to the small side of each product.
+    const at::Tensor factor = grads[0].to(saved[0].scalar_type());
+    nn::ProductGradients g = nn::product_gradients(ctx, saved[2], saved[0] * factor, saved[1]);
+    if (g.dx.defined()) g.dx = g.dx.mul_(factor).view(ctx->saved_data["sizes"].toIntVector());
+    return {at::Tensor(), at::Tensor(), g.dx, g.dw, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidden,
+                                        const at::Tensor& weight, const at::Tensor& targets,
+                                        const std::string& label) {
+  if (axis.size() == 1) return nn::linear_cross_entropy(hidden, weight, targets);
+  const at::Tensor h = enter(axis, hidden, label);
+  const at::Tensor flat = targets.reshape({-1}).contiguous();
+  const std::int64_t rows = h.numel() / std::max<std::int64_t>(1, h.size(-1));
+  const std::int64_t classes = weight.size(0) * axis.size();
+  if (flat.scalar_type() != at::kLong || flat.numel() != rows) {
+    throw UsageError(str("the loss got ", flat.numel(), " targets of type ",
+                         c10::toString(flat.scalar_type()), " for ", rows,
+                         " rows; wanted one int64 for each row"));
+  }
+  if (flat.is_cpu() && rows > 0 &&
+      (flat.min().item<std::int64_t>() < -1 || flat.max().item<std::int64_t>() >= classes)) {
+    throw UsageError(str("the loss got targets from ", flat.min().item<std::int64_t>(), " to ",
+                         flat.max().item<std::int64_t>(), "; wanted 0 to ", classes - 1,
+                         ", or -1 for one that does not count"));
+  }
+  return VocabCrossEntropy::apply(axis.group, label, h, weight, flat);
+}
+
+}  // namespace tessera::tensor_parallel

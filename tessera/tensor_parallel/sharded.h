@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/param_spec.h"
+
+namespace tessera::tensor_parallel {
+
+// A module that has parts of parameters says which. See [Note: param specs].
+class Sharded {
+ public:
+  virtual ~Sharded() = default;
+  // Of its own parameters, by their names in this module.
+  virtual std::vector<ParamSpec> specs() const = 0;
+};
+
+// All parameters of a model, in the order of named_parameters(). Those of modules that are not
+// Sharded are whole.
+std::vector<ParamSpec> find_specs(const torch::nn::Module& model, const std::string& prefix = "");
+
+// Random numbers that do not depend on how a parameter is cut: element i of the whole parameter is
+// normal number i of the stream of its name, times the deviation. `part` is what rank t of tp has.
+void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
+                 double deviation);
+
+// The parameters of a model as if one process had made it: those of more than one dim by
+// fill_normal, biases 0, other vectors 1. Does nothing on the meta device.
+void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed,
+                double deviation = 0.02);
+
+}  // namespace tessera::tensor_parallel

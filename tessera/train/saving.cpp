@@ -1,0 +1,201 @@
+#include "tessera/train/saving.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+
+namespace tessera::train {
+namespace {
+
+checkpoint::DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return checkpoint::DType::f32;
+    case at::kBFloat16: return checkpoint::DType::bf16;
+    case at::kHalf: return checkpoint::DType::f16;
+    case at::kDouble: return checkpoint::DType::f64;
+    default:
+      throw UsageError(str("a checkpoint has no type for ", c10::toString(tensor.scalar_type())));
+  }
+}
+
+// The texts of all ranks on every rank: lengths first, then the texts padded to the longest.
+std::vector<std::string> gather_texts(const comm::Group& group, const std::string& mine) {
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "checkpoint";
+  const at::Tensor length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
+  const at::Tensor lengths = at::empty({group.size()}, at::kLong);
+  group.all_gather(lengths, length, call).wait();
+  const std::int64_t most = std::max<std::int64_t>(1, lengths.max().item<std::int64_t>());
+  const at::Tensor text = at::zeros({most}, at::kByte);
+  std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
+  const at::Tensor texts = at::empty({group.size() * most}, at::kByte);
+  group.all_gather(texts, text, call).wait();
+  std::vector<std::string> all;
+  for (int r = 0; r < group.size(); ++r) {
+    const auto* const from = static_cast<const char*>(texts.const_data_ptr()) + r * most;
+    all.emplace_back(from, static_cast<std::size_t>(lengths[r].item<std::int64_t>()));
+  }
+  return all;
+}
+
+checkpoint::Team team_of(const comm::Group& group) {
+  checkpoint::Team team;
+  team.rank = group.rank();
+  team.size = group.size();
+  team.gather = [group](std::string text) { return gather_texts(group, text); };
+  team.broadcast = [group](std::string text) {
+    return gather_texts(group, group.rank() == 0 ? text : std::string()).front();
+  };
+  return team;
+}
+
+std::string shape_json(const planner::ModelShape& shape) {
+  const nlohmann::json json = {{"name", shape.name},         {"layers", shape.layers},
+                               {"hidden", shape.hidden},     {"heads", shape.heads},
+                               {"kv_heads", shape.kv_heads}, {"ffn", shape.ffn},
+                               {"vocab", shape.vocab},       {"positions", shape.positions},
+                               {"swiglu", shape.swiglu},     {"biases", shape.biases},
+                               {"tied", shape.tied}};
+  return json.dump();
+}
+
+}  // namespace
+
+Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
+             const comm::Group& world)
+    : config_(config),
+      resolved_(resolved),
+      model_(model),
+      group_(world.size() == 1 ? comm::Group() : world.split(0, world.rank(), "checkpoint")),
+      team_(team_of(group_)) {
+  if (config.save.empty()) return;
+  checkpoint::SaveOptions options;
+  options.retention = {static_cast<int>(config.keep_last), config.keep_every};
+  options.warn = [](const std::string& text) { Logger().warn(text); };
+  saver_ = std::make_unique<checkpoint::AsyncSaver>(config.save, team_, options);
+}
+
+const ParamSpec& Saver::spec(const std::string& name) const {
+  for (const ParamSpec& each : model_.specs()) {
+    if (each.name == name) return each;
+  }
+  throw Error(str("parameter ", quote(name), " has no spec"));
+}
+
+checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t data_steps) const {
+  checkpoint::Description about;
+  about.step = steps;
+  about.samples = data_steps * resolved_.global_batch;
+  about.seed = static_cast<std::uint64_t>(config_.seed);
+  const comm::MeshShape& mesh = model_.mesh().shape();
+  about.mesh = {mesh.dp, mesh.tp, mesh.pp};
+  about.stage = static_cast<int>(config_.zero);
+  about.layout = config_.layout;
+  about.model = shape_json(resolved_.model);
+  about.extra = {{"updates", str(model_.engine().progress().steps)},
+                 {"optimizer", config_.optimizer},
+                 {"data", config_.data},
+                 {"seq", str(resolved_.seq)}};
+  about.params = model_.specs();
+  return about;
+}
+
+// What this rank saves: of its own stretches, the elements that no rank before it has too.
+std::vector<checkpoint::Piece> Saver::pieces() {
+  std::vector<checkpoint::Piece> pieces;
+  staged_.clear();
+  for (const zero::StatePiece& piece : model_.engine().state(zero::Share::own)) {
+    const std::vector<Run> runs =
+        checkpoint::cut(model_.counted(piece.param), piece.begin, piece.values.numel());
+    if (runs.empty()) continue;
+    at::Tensor host = piece.values;
+    if (!host.is_cpu()) staged_.push_back(host = host.cpu());
+    pieces.push_back({piece.param, piece.state, dtype_of(host), runs,
+                      static_cast<const std::byte*>(host.const_data_ptr())});
+  }
+  return pieces;
+}
+
+void Saver::save(std::int64_t steps, std::int64_t data_steps) {
+  saver_->start(describe(steps, data_steps), pieces());
+  if (!config_.async_save) saver_->wait();
+}
+
+std::optional<std::string> Saver::finish() {
+  if (!saver_) return std::nullopt;
+  const checkpoint::Saved saved = saver_->wait();
+  return saved.folder.empty() ? std::nullopt : std::optional(saved.folder);
+}
+
+Saver::Resumed Saver::load(const std::string& folder) {
+  checkpoint::Checkpoint from(folder);
+  const checkpoint::Description& about = from.about();
+  const auto extra = [&](const char* key) {
+    const auto found = about.extra.find(key);
+    return found == about.extra.end() ? std::string() : found->second;
+  };
+  if (extra("optimizer") != config_.optimizer) {
+    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", extra("optimizer"),
+                         ", and this run has ", config_.optimizer, "; wanted the same"));
+  }
+  from.expect(model_.specs());
+  std::vector<checkpoint::Wanted> wanted;
+  struct Staged {
+    at::Tensor host, device;
+  };
+  std::vector<Staged> staged;
+  const int t = model_.mesh().place().tp, tp = model_.mesh().shape().tp;
+  for (const zero::StatePiece& piece : model_.engine().state(zero::Share::held)) {
+    at::Tensor host = piece.values;
+    if (!host.is_cpu()) {
+      host = at::empty(host.sizes(), host.options().device(at::kCPU));
+      staged.push_back({host, piece.values});
+    }
+    wanted.push_back(
+        {piece.param, piece.state, dtype_of(host),
+         checkpoint::cut(local_runs(spec(piece.param), t, tp), piece.begin, host.numel()),
+         static_cast<std::byte*>(host.mutable_data_ptr())});
+  }
+  from.load(wanted);
+  const at::NoGradGuard no_grad;
+  for (const Staged& each : staged) each.device.copy_(each.host);
+  zero::Progress progress;
+  progress.steps = std::stoll(extra("updates"));
+  model_.engine().resume(progress);
+  // With another batch, as many steps of it as make at least these samples.
+  const std::int64_t batch = resolved_.global_batch;
+  return {folder, about.step, (about.samples + batch - 1) / batch};
+}
+
+std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {
+  if (config_.resume == "none") return std::nullopt;
+  if (config_.resume == "auto") return resume_newest(&notes);
+  return load(config_.resume);
+}
+
+// Rank 0 looks, so that all take the same one.
+std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* notes) {
+  nlohmann::json found;
+  if (group_.rank() == 0 && !config_.save.empty()) {
+    const checkpoint::Latest latest = checkpoint::find_latest(config_.save, /*whole=*/true);
+    found = {{"folder", latest.folder}, {"skipped", latest.skipped}};
+  }
+  found = nlohmann::json::parse(team_.broadcast(found.dump()));
+  if (!found.is_object()) return std::nullopt;
+  if (notes != nullptr) *notes = found.at("skipped").get<std::vector<std::string>>();
+  const auto folder = found.at("folder").get<std::string>();
+  if (folder.empty()) return std::nullopt;
+  return load(folder);
+}
+
+}  // namespace tessera::train

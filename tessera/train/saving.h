@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/async.h"
+#include "tessera/train/config.h"
+#include "tessera/train/parallelize.h"
+
+namespace tessera::train {
+
+// Saves a run and brings it back, on any mesh: what a rank saves are its elements of the whole
+// model, and what it loads are those it needs, whoever saved them.
+class Saver {
+ public:
+  // Collective over `world`: the ranks get a way of their own to talk, which a save in the
+  // background does not share with training.
+  Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
+        const comm::Group& world);
+
+  // Collective. Between two steps, `steps` of them done, and the data of `data_steps` taken.
+  // Returns when the state has been copied; the files follow, unless the configuration says to
+  // wait.
+  void save(std::int64_t steps, std::int64_t data_steps);
+  // Collective. Until the last save is published; its folder, or nothing.
+  std::optional<std::string> finish();
+
+  // Collective. What --resume asks for: the folder that was loaded and the steps that had been
+  // done, or nothing for a fresh start. `notes` gets what was passed over, and why.
+  struct Resumed {
+    std::string folder;
+    std::int64_t steps = 0;
+    std::int64_t data_steps = 0;
+  };
+  std::optional<Resumed> resume(std::vector<std::string>& notes);
+  std::optional<Resumed> resume_newest(std::vector<std::string>* notes = nullptr);
+
+  double exposed_seconds() const { return exposed_ + (saver_ ? saver_->exposed_seconds() : 0); }
+
+ private:
+  checkpoint::Description describe(std::int64_t steps, std::int64_t data_steps) const;
+  std::vector<checkpoint::Piece> pieces();
+  Resumed load(const std::string& folder);
+  const ParamSpec& spec(const std::string& name) const;
+
+  const TrainConfig config_;
+  const Resolved resolved_;
+  ParallelModel& model_;
+  const comm::Group group_;
+  const checkpoint::Team team_;
+  std::vector<at::Tensor> staged_;  // host copies of what lies on a device, while it is saved
+  std::unique_ptr<checkpoint::AsyncSaver> saver_;
+  double exposed_ = 0;
+};
+
+}  // namespace tessera::train

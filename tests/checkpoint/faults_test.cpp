@@ -1,0 +1,345 @@
+// Whatever fails, and whenever the machine dies: the old checkpoint or the new one loads.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "tessera/checkpoint/async.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tests/checkpoint/faults.h"
+#include "tests/checkpoint/ranks.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+Model tiny_model(std::uint64_t seed) {
+  Model model;
+  model.params = {{"a", {40, 2}, 0, {}}, {"b", {5}, -1, {}}};
+  model.states = {{"master", DType::f32}, {"param", DType::bf16}};
+  model.seed = seed;
+  return model;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Names in the folder that no finished save leaves.
+std::vector<std::string> leftovers(const std::string& dir) {
+  std::vector<std::string> found;
+  for (const std::string& name : local_files()->list(dir)) {
+    if (name[0] == '.') found.push_back(name);
+  }
+  return found;
+}
+
+// Saves step `step` of `model` on three ranks that share a faulty file system.
+std::vector<std::string> try_save(const Model& model, const std::string& dir, std::int64_t step,
+                                  const std::shared_ptr<FileSystem>& files,
+                                  const Retention& retention = {}) {
+  const Mesh mesh{3, 1, 1};
+  Ranks ranks(3);
+  return ranks.run([&](const Team& team) {
+    const RankState state = make_rank(model, mesh, team.rank, true, Copies::counted, true);
+    save(dir, describe_model(model, step, mesh, 2), state.pieces, team, {retention, files, {}});
+  });
+}
+
+struct Scenario {
+  const char* name;
+  std::int64_t step;  // that is saved over an existing step 1
+  Retention retention;
+};
+const std::vector<Scenario>& scenarios() {
+  static const std::vector<Scenario> all = {
+      {"a new step", 2, {}}, {"the newest only", 2, {1, 0}}, {"the same step again", 1, {}}};
+  return all;
+}
+
+TEST(Faults, TheMachineDiesAtEveryOperation) {
+  int crashes = 0;
+  for (const Scenario& scenario : scenarios()) {
+    for (const int forgets : {0, 1, 2, 3}) {
+      bool struck = true;
+      for (int at = 1; struck; ++at) {
+        SCOPED_TRACE(str(scenario.name, ", operation ", at, ", forgets ", forgets));
+        const TempFolder dir;
+        save_model(tiny_model(1), dir.path(), 1, {2, 1, 1}, true);
+        const auto files = std::make_shared<FaultyFiles>(
+            Fault{Fault::Kind::crash, at, (forgets & 1) != 0, (forgets & 2) != 0});
+        try_save(tiny_model(2), dir.path(), scenario.step, files, scenario.retention);
+        struck = files->struck();
+        crashes += struck;
+        // A new process looks for the newest.
+        const Latest latest = find_latest(dir.path(), true);
+        ASSERT_NE(latest.folder, "");
+        EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0];
+        Checkpoint checkpoint(latest.folder);
+        const bool is_old = load_and_compare(tiny_model(1), checkpoint, {2, 1, 1}, true).empty();
+        const bool is_new = load_and_compare(tiny_model(2), checkpoint, {2, 1, 1}, true).empty();
+        ASSERT_TRUE(is_old != is_new);
+        EXPECT_TRUE(struck || is_new);
+        EXPECT_EQ(checkpoint.about().step, is_new ? scenario.step : 1);
+        // And the next save works, and clears up.
+        save_model(tiny_model(3), dir.path(), 3, {1, 1, 1}, true);
+        EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+        Checkpoint next(dir / "step-00000003");
+        EXPECT_EQ(load_and_compare(tiny_model(3), next, {1, 1, 1}, true), "");
+      }
+    }
+  }
+  std::cout << crashes << " crashes survived\n";
+  EXPECT_GT(crashes, 200);
+}
+
+TEST(Faults, EveryOperationFails) {
+  for (const Scenario& scenario : scenarios()) {
+    bool struck = true;
+    for (int at = 1; struck; ++at) {
+      SCOPED_TRACE(str(scenario.name, ", operation ", at));
+      const TempFolder dir;
+      save_model(tiny_model(1), dir.path(), 1, {2, 1, 1}, true);
+      const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, at});
+      const auto errors =
+          try_save(tiny_model(2), dir.path(), scenario.step, files, scenario.retention);
+      struck = files->struck();
+      const bool failed = !errors[0].empty();
+      for (const std::string& error : errors) {
+        ASSERT_EQ(!error.empty(), failed) << "all ranks fail, or none";
+        EXPECT_TRUE(!failed || contains(error, "No space left")) << error;
+      }
+      const Latest latest = find_latest(dir.path(), true);
+      ASSERT_NE(latest.folder, "");
+      Checkpoint checkpoint(latest.folder);
+      const bool is_old = load_and_compare(tiny_model(1), checkpoint, {2, 1, 1}, true).empty();
+      const bool is_new = load_and_compare(tiny_model(2), checkpoint, {2, 1, 1}, true).empty();
+      ASSERT_TRUE(is_old != is_new);
+      EXPECT_TRUE(failed || is_new);
+      save_model(tiny_model(3), dir.path(), 3, {1, 1, 1}, true);
+      EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+    }
+  }
+}
+
+TEST(Faults, OneRankCannotWrite) {
+  const TempFolder dir;
+  save_model(tiny_model(1), dir.path(), 1, {3, 1, 1}, true);
+  Ranks ranks(3);
+  const auto errors = ranks.run([&](const Team& team) {
+    const Mesh mesh{3, 1, 1};
+    const RankState state = make_rank(tiny_model(2), mesh, team.rank, true, Copies::counted, true);
+    SaveOptions options;
+    if (team.rank == 1) {
+      options.files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, 2});
+    }
+    save(dir.path(), describe_model(tiny_model(2), 2, mesh, 2), state.pieces, team, options);
+  });
+  EXPECT_TRUE(contains(errors[1], "DataError: cannot write")) << errors[1];
+  for (const int other : {0, 2}) {
+    const std::string& error = errors[static_cast<std::size_t>(other)];
+    EXPECT_TRUE(contains(error, "PeerError 1: rank 1 cannot save: cannot write")) << error;
+  }
+  EXPECT_EQ(steps_in(*local_files(), dir.path()), std::vector<std::int64_t>{1});
+  EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+}
+
+TEST(Faults, OneRankDiesAtEveryOperation) {
+  for (int victim = 0; victim < 3; ++victim) {
+    bool struck = true;
+    for (int at = 1; struck; ++at) {
+      const TempFolder dir;
+      save_model(tiny_model(1), dir.path(), 1, {3, 1, 1}, true);
+      const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::crash, at});
+      Ranks ranks(3);
+      ranks.run([&](const Team& team) {
+        const Mesh mesh{3, 1, 1};
+        const RankState state =
+            make_rank(tiny_model(2), mesh, team.rank, true, Copies::counted, true);
+        SaveOptions options;
+        if (team.rank == victim) options.files = files;
+        save(dir.path(), describe_model(tiny_model(2), 2, mesh, 2), state.pieces, team, options);
+      });
+      struck = files->struck();
+      const Latest latest = find_latest(dir.path(), true);
+      ASSERT_TRUE(latest.skipped.empty());
+      Checkpoint checkpoint(latest.folder);
+      ASSERT_EQ(load_and_compare(tiny_model(static_cast<std::uint64_t>(checkpoint.about().step)),
+                                 checkpoint, {2, 1, 1}, true),
+                "");
+    }
+  }
+}
+
+TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
+  const TempFolder dir;
+  Model large = tiny_model(2);
+  large.params.push_back({"c", {1 << 20}, -1, {}});
+  save_model(tiny_model(1), dir.path(), 1, {1, 1, 1}, true);
+  std::filesystem::create_directory(dir / "closed");
+  std::filesystem::permissions(
+      dir / "closed", std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  // In a process of its own: the limits are the process's.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1 << 20, 1 << 20};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    int status = 0;
+    const RankState state = make_rank(large, {1, 1, 1}, 0, true, Copies::counted, true);
+    const Description about = describe_model(large, 2, {1, 1, 1}, 2);
+    try {
+      save(dir.path(), about, state.pieces);
+      status |= 1;
+    } catch (const DataError& error) {
+      if (!contains(error.what(), "rank-00000.safetensors: File too large")) status |= 2;
+    }
+    if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) status |= 4;
+    try {
+      save(dir / "closed/run", about, state.pieces);
+      status |= 8;
+    } catch (const DataError& error) {
+      if (!contains(error.what(), "Permission denied")) status |= 16;
+    }
+    ::_exit(status);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+  EXPECT_EQ(find_latest(dir.path(), true).folder, dir / "step-00000001");
+  std::filesystem::permissions(dir / "closed", std::filesystem::perms::owner_all);
+}
+
+TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
+  const TempFolder dir;
+  EXPECT_EQ(find_latest(dir / "not-there").folder, "");
+  EXPECT_EQ(find_latest(dir.path()).folder, "");
+  for (const int step : {1, 2, 3, 4, 5}) {
+    save_model(tiny_model(1), dir.path(), step, {2, 1, 1}, true);
+  }
+  std::filesystem::remove(dir / "step-00000005/manifest.json");
+  std::filesystem::remove(dir / "step-00000004/rank-00001.safetensors");
+  std::filesystem::resize_file(dir / "step-00000003/rank-00000.safetensors", 4200);
+  {
+    std::fstream file(dir / "step-00000002/rank-00001.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(4100);
+    file.put('x');
+  }
+  std::filesystem::create_directory(dir / "step-6");  // not how we write it
+  std::filesystem::create_directory(dir / "step-00000x9");
+  const Latest quick = find_latest(dir.path());
+  EXPECT_EQ(quick.folder, dir / "step-00000002");
+  ASSERT_EQ(quick.skipped.size(), 3u);
+  EXPECT_TRUE(contains(quick.skipped[0], "step-00000005 is passed over")) << quick.skipped[0];
+  EXPECT_TRUE(contains(quick.skipped[1], "rank-00001.safetensors: No such file"));
+  EXPECT_TRUE(contains(quick.skipped[2], "has 4200 bytes, wanted"));
+  const Latest whole = find_latest(dir.path(), true);
+  EXPECT_EQ(whole.folder, dir / "step-00000001");
+  ASSERT_EQ(whole.skipped.size(), 4u);
+  EXPECT_TRUE(contains(whole.skipped[3], "rank-00001.safetensors: tensor \"master/"));
+  EXPECT_TRUE(contains(whole.skipped[3], "damaged within bytes 4096 to"));
+}
+
+TEST(Faults, RetentionKeepsWhatItSays) {
+  const TempFolder dir;
+  SaveOptions options;
+  options.retention = {2, 4};
+  for (int step = 1; step <= 10; ++step) {
+    save_model(tiny_model(1), dir.path(), step, {1, 1, 1}, true, Copies::counted, options);
+  }
+  EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{4, 8, 9, 10}));
+  // After a roll-back, later steps do not count, and what was just saved stays.
+  options.retention = {1, 0};
+  save_model(tiny_model(1), dir.path(), 6, {1, 1, 1}, true, Copies::counted, options);
+  EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{6, 8, 9, 10}));
+}
+
+TEST(Faults, WhatIsMissingOrWrongIsNamed) {
+  const TempFolder dir;
+  std::vector<float> values(10);
+  auto* data = reinterpret_cast<std::byte*>(values.data());
+  Description about;
+  about.params = {{"w", {10}, -1, {}}};
+  const auto error_of = [&](const std::vector<Piece>& pieces) -> std::string {
+    try {
+      save(dir.path(), about, pieces);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{0, 0, 4}, {7, 4, 3}}, data}}),
+                       "elements 4 to 6 of the 10 of parameter \"w\", state \"param\""));
+  EXPECT_TRUE(contains(error_of({}), "no rank has anything of parameter \"w\""));
+  EXPECT_TRUE(contains(error_of({{"v", "param", DType::f32, {{0, 0, 4}}, data}}), "no such"));
+  EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{8, 0, 4}}, data}}), "has 10"));
+  EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{0, 0, 4}}, nullptr}}), "no data"));
+  EXPECT_TRUE(contains(error_of({{"w", "p\xff", DType::f32, {{0, 0, 10}}, data}}), "UTF-8"));
+  EXPECT_TRUE(leftovers(dir.path()).empty());
+  EXPECT_TRUE(steps_in(*local_files(), dir.path()).empty());
+
+  EXPECT_EQ(error_of({{"w", "param", DType::f32, {{0, 0, 10}}, data}}), "");
+  Checkpoint checkpoint(dir / "step-00000000");
+  const auto load_error = [&](const Wanted& wanted) -> std::string {
+    try {
+      checkpoint.load({wanted});
+    } catch (const DataError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_TRUE(contains(load_error({"w", "master", DType::f32, {{0, 0, 1}}, data}),
+                       "state \"master\" is not there; it has: param"));
+  EXPECT_TRUE(contains(load_error({"w", "param", DType::f32, {{5, 0, 6}}, data}), "has 10"));
+  EXPECT_TRUE(contains(load_error({"wv", "param", DType::f32, {}, data}), "did you mean w?"));
+  EXPECT_EQ(load_error({"w", "param", DType::f32, {{5, 0, 5}}, data}), "");
+}
+
+TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
+  const TempFolder dir;
+  std::vector<float> values(10, 1.0f);
+  const std::vector<Piece> pieces = {
+      {"w", "param", DType::f32, {{0, 0, 10}}, reinterpret_cast<std::byte*>(values.data())}};
+  Description about;
+  about.params = {{"w", {10}, -1, {}}};
+  const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, 4});
+  std::vector<std::string> warnings;
+  {
+    AsyncSaver saver(dir.path(), {},
+                     {{}, files, [&](const std::string& text) { warnings.push_back(text); }});
+    EXPECT_EQ(saver.wait().folder, "");
+    saver.start(about, pieces);
+    EXPECT_THROW(saver.wait(), DataError);
+    EXPECT_EQ(saver.wait().folder, "");
+    saver.start(about, pieces);
+    values.assign(10, 2.0f);  // the copy is what is saved
+    about.step = 1;
+    saver.start(about, pieces);
+    EXPECT_EQ(saver.wait().folder, dir / "step-00000001");
+    EXPECT_FALSE(saver.busy());
+    EXPECT_GT(saver.exposed_seconds(), 0);
+    about.params.clear();
+    saver.start(about, pieces);
+  }
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_TRUE(contains(warnings[0], "no such parameter"));
+  for (const int step : {0, 1}) {
+    std::vector<float> back(10);
+    Checkpoint(dir / folder_name(step))
+        .load(
+            {{"w", "param", DType::f32, {{0, 0, 10}}, reinterpret_cast<std::byte*>(back.data())}});
+    EXPECT_EQ(back, std::vector<float>(10, step + 1.0f));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

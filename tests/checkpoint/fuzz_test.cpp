@@ -1,0 +1,67 @@
+// Damaged and made-up files: an error or the right data, never a crash, never silence.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "tessera/core/errors.h"
+#include "tests/checkpoint/fuzz.h"
+#include "tests/checkpoint/ranks.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+Model tiny() {
+  Model model;
+  model.params = {{"a", {6, 4}, 0, {{4, 2}, {2, 1}}}, {"b", {3}, -1, {}}};
+  model.states = {{"master", DType::f32}, {"param", DType::bf16}};
+  return model;
+}
+
+TEST(Damage, EveryByteInTurn) {
+  const Model model = tiny();
+  const TempFolder dir;
+  const std::string folder = save_model(model, dir.path(), 1, {2, 1, 1}, true);
+  int flips = 0, refused = 0;
+  for (const std::string& name : local_files()->list(folder)) {
+    const std::string path = folder + "/" + name;
+    const std::string good = slurp(path);
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (std::size_t at = 0; at < good.size(); ++at) {
+      const auto put = [&](char c) {
+        file.seekp(static_cast<std::streamoff>(at));
+        file.put(c);
+        file.flush();
+      };
+      put(static_cast<char>(good[at] ^ (1 << at % 8)));
+      ++flips;
+      try {
+        Checkpoint checkpoint(folder);
+        const bool found = !checkpoint.verify().empty();
+        ASSERT_TRUE(found) << name << " byte " << at << ": verify saw nothing";
+        ASSERT_EQ(load_and_compare(model, checkpoint, {1, 1, 1}, true), "") << name << " " << at;
+      } catch (const DataError& error) {
+        ++refused;
+        ASSERT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+      }
+      put(good[at]);
+    }
+  }
+  std::cout << flips << " bytes flipped, " << refused << " refused by load, all by verify\n";
+  EXPECT_EQ(load_and_compare(model, *std::make_unique<Checkpoint>(folder), {1, 1, 1}, true), "");
+}
+
+TEST(Fuzz, Headers) { fuzz_headers(100'000, 1); }
+TEST(Fuzz, Manifests) { fuzz_manifests(10'000, 2); }
+
+}  // namespace
+}  // namespace tessera::checkpoint

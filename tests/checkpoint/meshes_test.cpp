@@ -1,0 +1,249 @@
+// Whatever mesh saved, any other loads the same bits.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/async.h"
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/reshard.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tests/checkpoint/ranks.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+struct Layout {
+  Mesh mesh;
+  bool sharded = true;
+};
+std::vector<Layout> layouts() {
+  return {{{1, 1, 1}, false}, {{2, 1, 1}, false}, {{2, 1, 1}, true}, {{4, 1, 1}, true},
+          {{3, 1, 1}, true},  {{1, 2, 1}, false}, {{1, 1, 2}, true}, {{2, 2, 1}, true},
+          {{1, 4, 1}, true},  {{1, 4, 3}, false}, {{2, 2, 2}, true}};
+}
+std::string text(const Layout& layout) {
+  return str("dp ", layout.mesh.dp, " tp ", layout.mesh.tp, " pp ", layout.mesh.pp,
+             layout.sharded ? " in chunks" : " whole");
+}
+
+TEST(Meshes, AnyToAny) {
+  const Model model = small_model();
+  for (const Copies copies : {Copies::counted, Copies::all}) {
+    for (const Layout& source : layouts()) {
+      const TempFolder dir;
+      const std::string folder =
+          save_model(model, dir.path(), 12, source.mesh, source.sharded, copies);
+      ASSERT_EQ(folder, dir / "step-00000012");
+      Checkpoint checkpoint(folder);
+      EXPECT_EQ(checkpoint.verify(), std::vector<std::string>{});
+      for (const Layout& target : layouts()) {
+        ASSERT_EQ(load_and_compare(model, checkpoint, target.mesh, target.sharded), "")
+            << text(source) << " to " << text(target);
+      }
+    }
+  }
+}
+
+TEST(Meshes, TheDescriptionComesBack) {
+  const Model model = small_model();
+  const TempFolder dir;
+  const Checkpoint checkpoint(save_model(model, dir.path(), 7, {2, 2, 2}, true));
+  const Description wanted = describe_model(model, 7, {2, 2, 2}, 2);
+  const Description& got = checkpoint.about();
+  EXPECT_EQ(got.step, wanted.step);
+  EXPECT_EQ(got.samples, wanted.samples);
+  EXPECT_EQ(got.seed, wanted.seed);
+  EXPECT_EQ(got.mesh, wanted.mesh);
+  EXPECT_EQ(got.stage, wanted.stage);
+  EXPECT_EQ(got.layout, wanted.layout);
+  EXPECT_EQ(got.model, wanted.model);
+  EXPECT_EQ(got.extra, wanted.extra);
+  EXPECT_EQ(got.params, wanted.params);
+  EXPECT_EQ(checkpoint.states("scale"), model.states);
+  EXPECT_NO_THROW(checkpoint.expect(model.params));
+  EXPECT_THROW(checkpoint.expect({{"embed.weight", {6, 48}, 0, {}}}), DataError);
+  EXPECT_THROW(checkpoint.expect({{"embed.wieght", {48, 6}, 0, {}}}), DataError);
+}
+
+TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
+  const Model model = small_model();
+  const TempFolder dir;
+  const Mesh mesh{1, 1, 3};
+  Ranks ranks(3);
+  const auto errors = ranks.run([&](const Team& team) {
+    const RankState state = make_rank(model, mesh, team.rank, true, Copies::counted, true);
+    Description about = describe_model(model, 3, mesh, 1);
+    about.params.clear();
+    for (std::size_t i = 0; i < model.params.size(); ++i) {
+      if (static_cast<int>(i) % 3 == team.rank) about.params.push_back(model.params[i]);
+    }
+    save(dir.path(), about, state.pieces, team);
+  });
+  for (const std::string& error : errors) ASSERT_EQ(error, "");
+  Checkpoint checkpoint(dir / "step-00000003");
+  EXPECT_EQ(checkpoint.about().params.size(), model.params.size());
+  EXPECT_EQ(load_and_compare(model, checkpoint, {2, 2, 1}, true), "");
+}
+
+// Larger than a block and than a write, so that blocks, buffers and direct reads all take part.
+TEST(Meshes, LargeTensors) {
+  Model model;
+  model.params = {{"rows", {1203, 1000}, 0, {{3, 1}, {1200, 0}}},
+                  {"columns", {700, 1200}, 1, {}},
+                  {"long", {5'300'001}, -1, {}},
+                  {"tiny", {3}, -1, {}}};
+  model.states = {{"param", DType::bf16}, {"master", DType::f32}};
+  const TempFolder dir;
+  for (const Mesh& mesh : {Mesh{1, 1, 1}, Mesh{3, 2, 1}}) {
+    Checkpoint checkpoint(save_model(model, dir.path(), mesh.dp, mesh, true));
+    for (const Mesh& target : {Mesh{1, 1, 1}, Mesh{2, 1, 1}, Mesh{1, 4, 2}}) {
+      ASSERT_EQ(load_and_compare(model, checkpoint, target, true), "");
+    }
+  }
+}
+
+TEST(Meshes, ReshardIsWhatTheOtherMeshWouldHaveSaved) {
+  const Model model = small_model();
+  const TempFolder dir;
+  Checkpoint first(save_model(model, dir / "a", 5, {2, 2, 1}, true));
+  for (const Mesh& mesh : {Mesh{1, 1, 1}, Mesh{4, 1, 2}, Mesh{1, 4, 3}, Mesh{3, 2, 2}}) {
+    const std::string to = dir / str("b", mesh.dp, mesh.tp, mesh.pp);
+    const Saved saved = reshard(first, to, mesh);
+    Checkpoint second(saved.folder);
+    EXPECT_EQ(second.verify(), std::vector<std::string>{});
+    EXPECT_EQ(second.about().mesh, mesh);
+    EXPECT_EQ(static_cast<int>(second.manifest().files.size()), mesh.ranks());
+    EXPECT_EQ(load_and_compare(model, second, {2, 1, 1}, true), "");
+    const Difference difference = diff(first, second);
+    EXPECT_EQ(difference.about.size(), 1u);  // the mesh
+    EXPECT_TRUE(difference.states.empty());
+    EXPECT_EQ(difference.equal, 8 * 3);
+    EXPECT_THROW(reshard(first, to, mesh), UsageError);  // is there already
+  }
+  EXPECT_THROW(reshard(first, dir / "c", {1, 5, 1}), UsageError);
+  EXPECT_FALSE(std::filesystem::exists(dir / "c"));
+}
+
+TEST(Meshes, OnlyTheNeededBytesAreRead) {
+  struct Counting : FileSystem {
+    struct Counted : File {
+      Counted(std::unique_ptr<File> f, std::int64_t& n) : file(std::move(f)), total(n) {}
+      void write(std::int64_t, const std::byte*, std::int64_t) override {}
+      void read(std::int64_t at, std::byte* into, std::int64_t bytes) override {
+        total += bytes;
+        file->read(at, into, bytes);
+      }
+      std::int64_t size() override { return file->size(); }
+      void sync() override {}
+      std::unique_ptr<File> file;
+      std::int64_t& total;
+    };
+    std::unique_ptr<File> create(const std::string&, std::int64_t) override { return nullptr; }
+    std::unique_ptr<File> open(const std::string& path) override {
+      return std::make_unique<Counted>(real->open(path), read);
+    }
+    void make_folder(const std::string&) override {}
+    void sync_folder(const std::string&) override {}
+    void rename(const std::string&, const std::string&) override {}
+    void exchange(const std::string&, const std::string&) override {}
+    void remove(const std::string&) override {}
+    std::vector<std::string> list(const std::string& path) override { return real->list(path); }
+    bool exists(const std::string& path) override { return real->exists(path); }
+    bool is_folder(const std::string& path) override { return real->is_folder(path); }
+    std::shared_ptr<FileSystem> real = local_files();
+    std::int64_t read = 0;
+  };
+  Model model;
+  model.params = {{"w", {8 << 20}, -1, {}}};
+  model.states = {{"master", DType::f32}};
+  const TempFolder dir;
+  const std::string folder = save_model(model, dir.path(), 1, {4, 1, 1}, true);
+  const auto files = std::make_shared<Counting>();
+  Checkpoint checkpoint(folder, files);
+  std::vector<float> some(1000);
+  files->read = 0;
+  checkpoint.load({{"w",
+                    "master",
+                    DType::f32,
+                    {{3'000'000, 0, 1000}},
+                    reinterpret_cast<std::byte*>(some.data())}});
+  EXPECT_LE(files->read, 2 * kBlockBytes + 2 * kDataAlign);
+  EXPECT_GE(files->read, 4000);
+}
+
+TEST(Meshes, ManyPiecesOfOneStateAndScatteredMemory) {
+  // Every third element lies apart in memory, and the state is saved as two pieces.
+  const std::int64_t n = 30000;
+  std::vector<float> memory(3 * n);
+  for (std::int64_t i = 0; i < n; ++i) memory[static_cast<std::size_t>(3 * i)] = float(i);
+  Piece even{"w", "param", DType::f32, {}, reinterpret_cast<const std::byte*>(memory.data())};
+  Piece odd = even;
+  for (std::int64_t i = 0; i < n; ++i) (i % 2 ? odd : even).runs.push_back({i, 3 * i, 1});
+  odd.runs.push_back({0, 0, 0});  // an empty run harms nobody
+  Description about;
+  about.params = {{"w", {n}, -1, {}}};
+  const TempFolder dir;
+  for (const bool async : {false, true}) {
+    about.step = async;
+    if (async) {
+      AsyncSaver saver(dir.path(), {});
+      saver.start(about, {even, odd});
+      EXPECT_EQ(saver.wait().folder, dir / "step-00000001");
+      EXPECT_LT(saver.snapshot_bytes(), 4 * n + 200);
+    } else {
+      save(dir.path(), about, {even, odd});
+    }
+    Checkpoint checkpoint(dir / folder_name(about.step));
+    // Stripes keep the manifest small.
+    EXPECT_LE(checkpoint.manifest().files[0].tensors[0].stripes.size(), 2u);
+    std::vector<float> back(static_cast<std::size_t>(n));
+    checkpoint.load(
+        {{"w", "param", DType::f32, {{0, 0, n}}, reinterpret_cast<std::byte*>(back.data())}});
+    for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(back[static_cast<std::size_t>(i)], float(i));
+  }
+}
+
+TEST(Meshes, TypesAreConvertedWhereThatIsExact) {
+  std::vector<float> exact(100), rough(100);
+  for (int i = 0; i < 100; ++i) {
+    exact[static_cast<std::size_t>(i)] = static_cast<float>(i - 50);
+    rough[static_cast<std::size_t>(i)] = 0.1f * static_cast<float>(i);
+  }
+  std::vector<std::uint16_t> narrow(100);
+  for (int i = 0; i < 100; ++i)
+    narrow[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(i * 650);
+  const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+  Description about;
+  about.params = {{"w", {100}, -1, {}}};
+  const std::vector<tessera::Run> all = {{0, 0, 100}};
+  const TempFolder dir;
+  save(dir.path(), about,
+       {{"w", "exact", DType::f32, all, bytes(exact)},
+        {"w", "rough", DType::f32, all, bytes(rough)},
+        {"w", "narrow", DType::bf16, all, bytes(narrow)}});
+  Checkpoint checkpoint(dir / "step-00000000");
+  std::vector<float> wide(100);
+  std::vector<std::uint16_t> half(100);
+  checkpoint.load({{"w", "narrow", DType::f32, all, bytes(wide)}});
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_EQ(value_at(DType::f32, bytes(wide), i), value_at(DType::bf16, bytes(narrow), i));
+  }
+  checkpoint.load({{"w", "exact", DType::bf16, all, bytes(half)}});
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(value_at(DType::bf16, bytes(half), i), i - 50);
+  try {
+    checkpoint.load({{"w", "rough", DType::bf16, all, bytes(half)}});
+    FAIL() << "0.1 is no bf16";
+  } catch (const DataError& error) {
+    EXPECT_NE(std::string(error.what()).find("value 0.1 at element 1"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_NO_THROW(
+      checkpoint.load({{"w", "rough", DType::bf16, all, bytes(half)}}, Rounding::nearest));
+  EXPECT_THROW(checkpoint.load({{"w", "exact", DType::i32, all, bytes(wide)}}), DataError);
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

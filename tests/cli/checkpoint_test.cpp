@@ -1,0 +1,157 @@
+// `tessera checkpoint` as a user calls it.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/checkpoint/ranks.h"
+#include "tests/cli/processes.h"
+
+namespace tessera::cli {
+namespace {
+
+using checkpoint::Checkpoint;
+using checkpoint::TempFolder;
+using Json = nlohmann::json;
+
+struct Outcome {
+  int status;
+  std::string out, err;
+};
+Outcome command(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {TESSERA_PROGRAM, "checkpoint"});
+  Capture out, err;
+  const int status = execute(arguments, out, err);
+  return {status, out.text(), err.text()};
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class CheckpointCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    model_ = checkpoint::small_model();
+    first_ = checkpoint::save_model(model_, dir_ / "run", 10, {2, 2, 1}, true);
+    second_ = checkpoint::save_model(model_, dir_ / "run", 20, {1, 1, 1}, false);
+  }
+  void damage(const std::string& path, std::int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char before = static_cast<char>(file.get());
+    file.seekp(at);
+    file.put(static_cast<char>(before ^ 1));
+  }
+  TempFolder dir_;
+  checkpoint::Model model_;
+  std::string first_, second_;
+};
+
+TEST_F(CheckpointCommand, Inspect) {
+  const Outcome table = command({"inspect", first_, "--params"});
+  EXPECT_EQ(table.status, 0) << table.err;
+  for (const char* part : {"step      10", "dp 2 · tp 2 · pp 1", "master F32",
+                           "blocks.0.qkv.weight", "[32, 10]", "grüße"}) {
+    EXPECT_TRUE(contains(table.out, part)) << part << "\n" << table.out;
+  }
+  // Of a run, the newest.
+  const Outcome json = command({"inspect", dir_ / "run", "--json"});
+  ASSERT_EQ(json.status, 0) << json.err;
+  const Json value = Json::parse(json.out);
+  EXPECT_EQ(value.at("step"), 20);
+  EXPECT_EQ(value.at("params").size(), model_.params.size());
+  EXPECT_EQ(value.at("model").at("layers"), 2);
+  // And the one before, if that is damaged.
+  std::filesystem::remove(second_ + "/rank-00000.safetensors");
+  const Outcome older = command({"inspect", dir_ / "run", "--json"});
+  EXPECT_EQ(Json::parse(older.out).at("step"), 10);
+  EXPECT_TRUE(contains(older.err, "step-00000020 is passed over")) << older.err;
+}
+
+TEST_F(CheckpointCommand, Verify) {
+  EXPECT_EQ(command({"verify", first_}).status, 0);
+  damage(first_ + "/rank-00001.safetensors", 4096);
+  const Outcome bad = command({"verify", first_});
+  EXPECT_EQ(bad.status, 1);
+  EXPECT_TRUE(contains(bad.out, "rank-00001.safetensors: tensor \"")) << bad.out;
+  const Outcome json = command({"verify", first_, "--json"});
+  EXPECT_EQ(json.status, 1);
+  EXPECT_EQ(Json::parse(json.out).at("good"), false);
+  EXPECT_EQ(Json::parse(json.out).at("problems").size(), 1u);
+}
+
+TEST_F(CheckpointCommand, Diff) {
+  const Outcome same = command({"diff", first_, second_});
+  EXPECT_EQ(same.status, 0) << same.out << same.err;
+  EXPECT_TRUE(contains(same.out, "step: 10 in A, 20 in B"));
+  EXPECT_TRUE(contains(same.out, "24 states have the same bits"));
+  checkpoint::Model other = model_;
+  other.seed = 2;
+  other.states.erase("moment1");
+  const std::string third = checkpoint::save_model(other, dir_ / "other", 10, {1, 1, 1}, true);
+  const Outcome differs = command({"diff", first_, third, "--json"});
+  EXPECT_EQ(differs.status, 1);
+  const Json value = Json::parse(differs.out);
+  EXPECT_EQ(value.at("same"), false);
+  EXPECT_EQ(value.at("states").size(), 24u);
+  EXPECT_TRUE(contains(command({"diff", first_, third}).out, "moment1: only in A"));
+}
+
+TEST_F(CheckpointCommand, ReshardAndExport) {
+  const Outcome reshard = command({"reshard", first_, dir_ / "wide", "--dp", "3", "--pp", "2"});
+  EXPECT_EQ(reshard.status, 0) << reshard.err;
+  EXPECT_EQ(command({"diff", first_, dir_ / "wide"}).status, 0);
+  Checkpoint wide(dir_ / "wide/step-00000010");
+  EXPECT_EQ(checkpoint::load_and_compare(model_, wide, {1, 4, 1}, true), "");
+  const Outcome cannot = command({"reshard", first_, dir_ / "odd", "--tp", "5"});
+  EXPECT_EQ(cannot.status, 2);
+  EXPECT_TRUE(contains(cannot.err, "embed.weight")) << cannot.err;
+
+  for (const std::string dtype : {"", "bf16", "f32"}) {
+    const std::string path = dir_ / ("model" + dtype + ".safetensors");
+    std::vector<std::string> words = {"export", first_, path};
+    if (!dtype.empty()) words.insert(words.end(), {"--dtype", dtype});
+    const Outcome exported = command(words);
+    ASSERT_EQ(exported.status, 0) << exported.err;
+    const auto file = checkpoint::local_files()->open(path);
+    const checkpoint::Header header = checkpoint::read_header(*file, path);
+    EXPECT_EQ(header.tensors.size(), model_.params.size());
+    for (const checkpoint::TensorEntry& tensor : header.tensors) {
+      EXPECT_EQ(name(tensor.dtype), dtype == "bf16" ? "BF16" : "F32");
+    }
+    EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
+  }
+}
+
+TEST_F(CheckpointCommand, MistakesAreExplained) {
+  const std::vector<std::tuple<std::vector<std::string>, int, std::string>> cases = {
+      {{}, 2, "subcommand"},
+      {{"inspct", first_}, 2, "did you mean inspect?"},
+      {{"inspect"}, 2, "checkpoint is required"},
+      {{"inspect", dir_ / "nowhere"}, 2, "no such folder"},
+      {{"inspect", dir_.path()}, 1, "no checkpoint that can be read"},
+      {{"export", first_, dir_ / "m", "--dtype", "bf61"}, 2, "did you mean"},
+      {{"export", first_, dir_ / "m", "--dtype", "i32"}, 2, "cannot be written as I32"},
+      {{"export", first_, dir_ / "m", "--state", "moment7"}, 1, "it has: master, moment1, param"},
+      {{"export", first_, dir_ / "no/m"}, 1, "No such file or directory"},
+      {{"reshard", first_, dir_ / "x", "--dp", "0"}, 2, "wanted 1 to"},
+      {{"reshard", first_, dir_ / "run"}, 2, "is there already"}};
+  for (const auto& [words, status, wanted] : cases) {
+    const Outcome outcome = command(words);
+    EXPECT_EQ(outcome.status, status) << wanted << "\n" << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, wanted)) << wanted << "\n" << outcome.err;
+  }
+  for (const char* name : {"inspect", "verify", "diff", "reshard", "export"}) {
+    const Outcome help = command({name, "--help"});
+    EXPECT_EQ(help.status, 0);
+    EXPECT_TRUE(contains(help.out, "Examples")) << help.out;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,184 @@
+// tessera simulate, as a user calls it.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/processes.h"
+
+namespace tessera::cli {
+namespace {
+
+using nlohmann::json;
+
+struct Answer {
+  int status;
+  std::string out, err;
+};
+
+Answer simulate(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {TESSERA_PROGRAM, "simulate"});
+  Capture out, err;
+  const int status = execute(arguments, out, err);
+  return {status, out.text(), err.text()};
+}
+
+json simulate_json(std::vector<std::string> arguments) {
+  arguments.emplace_back("--json");
+  const Answer answer = simulate(std::move(arguments));
+  EXPECT_EQ(answer.status, 0) << answer.err;
+  return json::parse(answer.out);
+}
+
+// A file that is gone after the test.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() /
+              ("tessera-" + std::to_string(::getpid()) + name)) {}
+  ~TemporaryFile() { std::filesystem::remove(path_); }
+  std::string path() const { return path_; }
+  std::string text() const {
+    std::ifstream in(path_);
+    std::ostringstream out;
+    out << in.rdbuf();
+    return out.str();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(Simulate, TheWorkedExample) {
+  const std::vector<std::string> pipeline = {"--pp",      "2",     "--grad-accum", "8",
+                                             "--forward", "120ms", "--backward",   "220ms"};
+  EXPECT_NEAR(simulate_json(pipeline)["step"], 3.060, 1e-9);
+  auto hops = pipeline;
+  hops.insert(hops.end(), {"--hop", "5ms"});
+  const json answer = simulate_json(hops);
+  EXPECT_NEAR(answer["step"], 3.100, 1e-9);
+  EXPECT_EQ(answer["ranks"].size(), 2U);
+  const json& time = answer["time"];
+  const double sum = time["compute"].get<double>() + time["comm_exposed"].get<double>() +
+                     time["bubble"].get<double>() + time["optimizer"].get<double>();
+  EXPECT_NEAR(sum, time["step"], 1e-9);
+}
+
+TEST(Simulate, SixteenThousandRanks) {
+  const std::vector<std::string> large = {"--model",
+                                          "gpt3-175b",
+                                          "--hardware",
+                                          "a100-80",
+                                          "--tp",
+                                          "8",
+                                          "--pp",
+                                          "16",
+                                          "--dp",
+                                          "128",
+                                          "--zero",
+                                          "1",
+                                          "--micro-batch",
+                                          "1",
+                                          "--grad-accum",
+                                          "64",
+                                          "--checkpoint-activations",
+                                          "full"};
+  const json calm = simulate_json(large);
+  EXPECT_EQ(calm["world"], 16384);
+  EXPECT_EQ(calm["replicas"], 1);
+  auto rough = large;
+  rough.insert(rough.end(), {"--jitter", "0.05", "--straggler", "77:1.3"});
+  const json slow = simulate_json(rough);
+  EXPECT_EQ(slow["replicas"], 128);
+  EXPECT_GT(slow["step"], calm["step"]);
+  EXPECT_EQ(simulate_json(rough), slow);  // the same seed, the same run
+}
+
+TEST(Simulate, SweepWithPicture) {
+  const TemporaryFile picture("-sweep.svg");
+  const json answer = simulate_json({"--model", "gpt2-xl", "--micro-batch", "4", "--sweep",
+                                     "dp=1..4096", "--svg", picture.path()});
+  ASSERT_EQ(answer["sweep"].size(), 13U);
+  EXPECT_EQ(answer["sweep"][0]["efficiency"], 1.0);
+  EXPECT_EQ(answer["sweep"][12]["gpus"], 4096);
+  EXPECT_NEAR(answer["sweep"][3]["law"], 1 / 1.15, 1e-12);
+  EXPECT_FALSE(answer["comparison"].get<std::string>().empty());
+  EXPECT_EQ(picture.text().rfind("<svg", 0), 0U);
+  EXPECT_EQ(picture.text().substr(picture.text().size() - 7), "</svg>\n");
+  // Sizes that cannot be are told, and the others go on: 25 heads do not divide.
+  const json odd = simulate_json({"--model", "gpt2-xl", "--sweep", "tp=1..2"});
+  EXPECT_TRUE(odd["sweep"][1].contains("error"));
+}
+
+TEST(Simulate, TraceIsJson) {
+  const TemporaryFile file("-trace.json");
+  const Answer answer = simulate({"--model", "gpt2-774m", "--pp", "4", "--dp", "2", "--grad-accum",
+                                  "4", "--trace", file.path(), "--trace-ranks", "3"});
+  EXPECT_EQ(answer.status, 0) << answer.err;
+  const json trace = json::parse(file.text());
+  std::size_t spans = 0;
+  for (const json& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ++spans;
+    EXPECT_GE(event["dur"], 0);
+    EXPECT_LT(event["pid"], 6);  // pipeline ranks 0, 1 and 2, of two replicas each
+  }
+  EXPECT_GT(spans, 3U * 8U);
+}
+
+TEST(Simulate, Failures) {
+  const json answer = simulate_json({"--model", "gpt2-xl", "--dp", "1024", "--mtbf", "50000h",
+                                     "--checkpoint-cost", "30s", "--restart-cost", "5min"});
+  const json& failures = answer["failures"];
+  EXPECT_NEAR(failures["system_mtbf"], 50000 * 3600.0 / 1024, 1);
+  EXPECT_NEAR(failures["goodput"], failures["goodput_simulated"],
+              5 * failures["goodput_error"].get<double>());
+}
+
+TEST(Simulate, TextSaysTheSame) {
+  const Answer answer = simulate({"--model", "gpt2-xl", "--dp", "8", "--mtbf", "50000h"});
+  EXPECT_EQ(answer.status, 0);
+  for (const char* word : {"Step", "bubble", "dp, exposed", "goodput", "pp rank"}) {
+    EXPECT_NE(answer.out.find(word), std::string::npos) << word;
+  }
+}
+
+TEST(Simulate, MistakesAreStatus2AndNothingOnStdout) {
+  const std::vector<std::vector<std::string>> cases = {{"--sweep", "dp=4..1"},
+                                                       {"--sweep", "ep=1..4"},
+                                                       {"--sweep", "dp=1..4", "--dp", "2"},
+                                                       {"--sweep", "dp=1..4", "--trace", "x.json"},
+                                                       {"--svg", "x.svg"},
+                                                       {"--straggler", "3"},
+                                                       {"--straggler", "3:0"},
+                                                       {"--straggler", "9:2"},
+                                                       {"--jitter", "-1"},
+                                                       {"--jitter", "much"},
+                                                       {"--forward", "1s"},
+                                                       {"--hop", "1s"},
+                                                       {"--collective", "rings"},
+                                                       {"--mtbf", "never"},
+                                                       {"--modle", "gpt2-xl"},
+                                                       {"--model", "gpt2-lx"},
+                                                       {"--params", "13B"},
+                                                       {"--dp", "0"},
+                                                       {"--trace", "/nowhere/at/all.json"},
+                                                       {"--law-cost", "nan"}};
+  for (const auto& arguments : cases) {
+    const Answer answer = simulate(arguments);
+    EXPECT_EQ(answer.status, 2) << arguments[0] << " " << answer.err;
+    EXPECT_EQ(answer.out, "") << arguments[0];
+    EXPECT_NE(answer.err.find("--"), std::string::npos) << answer.err;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,67 @@
+// What the planner says the models keep, beside the ledger of each rank.
+
+#include "tessera/planner/activations.h"
+#include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/models/language_model.h"
+#include "tests/tensor_parallel/ranks.h"
+
+namespace tessera::models {
+namespace {
+
+using tensor_parallel::test::each_rank;
+
+planner::ModelShape llama(std::int64_t kv_heads) {
+  planner::ModelShape shape;
+  shape.name = str("llama of ", kv_heads, " kv-heads");
+  shape.layers = 2;
+  shape.hidden = 64;
+  shape.heads = 4;
+  shape.kv_heads = kv_heads;
+  shape.ffn = 96;
+  shape.vocab = 80;
+  shape.swiglu = true;
+  shape.biases = false;
+  shape.tied = false;
+  return shape;
+}
+
+TEST(Activations, AreWhatTheLedgersCount) {
+  memory::install();
+  for (const planner::ModelShape& shape :
+       {planner::gpt_shape(2, 64, 4, 100, 64), llama(4), llama(2), llama(1)}) {
+    for (const int tp : {1, 2, 4}) {
+      for (const bool sequence : {false, true}) {
+        for (const auto mode :
+             {planner::Recompute::none, planner::Recompute::selective, planner::Recompute::full}) {
+          for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
+            const planner::GptActivations question{
+                shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence};
+            const auto planned = planner::gpt_activation_bytes(question);
+            const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
+              const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 0,
+                                            at::TensorOptions(type));
+              if (mode != planner::Recompute::none) {
+                nn::set_checkpointing(*model, nn::parse_checkpointing(name(mode)));
+              }
+              const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
+              const auto ledger = std::make_shared<memory::Ledger>();
+              const memory::OwnerScope owner(ledger);
+              const memory::CategoryScope category(MemoryCategory::activations);
+              const at::Tensor loss = model->loss(ids, ids);
+              return ledger->counts()[MemoryCategory::activations].now;
+            });
+            for (const std::int64_t bytes : kept) {
+              EXPECT_NEAR(static_cast<double>(bytes) / static_cast<double>(planned), 1, 0.01)
+                  << shape.name << " tp " << tp << " sequence " << sequence << " " << name(mode)
+                  << " " << type << ": " << bytes << " of " << planned;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::models

@@ -1,0 +1,382 @@
+// Language models cut among ranks and into parts, beside the whole ones in one process.
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/models/gpt.h"
+#include "tessera/models/llama.h"
+#include "tessera/nn/deferred.h"
+#include "tessera/planner/parameters.h"
+#include "tessera/planner/tensor_parallel.h"
+#include "tests/tensor_parallel/ranks.h"
+
+namespace tessera::models {
+namespace {
+
+using tensor_parallel::test::each_rank;
+using tensor_parallel::test::expect_close;
+using tensor_parallel::test::gradients_of;
+using tensor_parallel::test::Named;
+using tensor_parallel::test::parameters_of;
+using tensor_parallel::test::wholes_of;
+
+planner::ModelShape gpt() { return planner::gpt_shape(3, 32, 4, 48, 20); }
+
+planner::ModelShape llama(std::int64_t kv_heads, bool tied = false) {
+  planner::ModelShape shape;
+  shape.name = str("llama of ", kv_heads, " kv-heads");
+  shape.layers = 3;
+  shape.hidden = 32;
+  shape.heads = 4;
+  shape.kv_heads = kv_heads;
+  shape.ffn = 44;
+  shape.vocab = 40;
+  shape.swiglu = true;
+  shape.biases = false;
+  shape.tied = tied;
+  return shape;
+}
+
+struct Batch {
+  at::Tensor ids, targets;
+};
+Batch batch_of(const planner::ModelShape& shape, std::int64_t rows = 2, std::int64_t tokens = 12) {
+  const at::Tensor all = torch::arange(rows * tokens, torch::kLong).view({rows, tokens});
+  Batch batch{(all * 7 + all.div(5, "floor")).remainder(shape.vocab),
+              (all * 11 + 3).remainder(shape.vocab)};
+  batch.targets[0][3] = -1;
+  return batch;
+}
+
+// Values at which every part matters, which the initial ones are not; the same however it is cut.
+void stir(LanguageModel& model) {
+  const at::NoGradGuard no_grad;
+  const auto specs = model.specs();
+  const comm::Group& tp = model.part().tp;
+  std::size_t next = 0;
+  for (auto& item : model.named_parameters()) {
+    const at::Tensor more = torch::empty_like(item.value());
+    tensor_parallel::fill_normal(more, specs[next++], tp.rank(), tp.size(), 99, 0.2);
+    item.value().add_(more);
+  }
+}
+
+struct Ran {
+  double loss = 0;
+  Named grads;
+  std::vector<ParamSpec> specs;
+};
+
+Ran alone(const planner::ModelShape& shape, const Batch& batch) {
+  const auto model = make_model(shape, {}, 3);
+  stir(*model);
+  const at::Tensor loss = model->loss(batch.ids, batch.targets);
+  (loss / 7).backward();
+  return {loss.item<double>(), gradients_of(*model), model->specs()};
+}
+
+void expect_same(const Ran& got, const Ran& wanted, const std::string& what) {
+  EXPECT_NEAR(got.loss / wanted.loss, 1, 1e-5) << what;
+  ASSERT_EQ(got.grads.size(), wanted.grads.size()) << what;
+  for (const auto& [name, grad] : wanted.grads) {
+    ASSERT_TRUE(got.grads.count(name)) << what << name;
+    expect_close(got.grads.at(name), grad, what + " " + name, 5e-5);
+  }
+}
+
+planner::TensorParallelQuestion question_of(const planner::ModelShape& shape, int tp, bool sequence,
+                                            const Batch& batch) {
+  planner::TensorParallelQuestion question;
+  question.model = shape;
+  question.tp = tp;
+  question.sequence_parallel = sequence;
+  question.batch = batch.ids.size(0);
+  question.seq = batch.ids.size(1);
+  return question;
+}
+
+// The loss and all gradients, and the bytes on the way, against one process and the planner.
+void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Checkpointing mode,
+             const Batch& batch, const Ran& wanted) {
+  const std::string what =
+      str(shape.name, " tp ", tp, sequence ? " sequence " : " ", nn::name(mode));
+  auto question = question_of(shape, tp, sequence, batch);
+  question.recompute = planner::parse_recompute(nn::name(mode));
+  const auto planned = planner::tensor_parallel_traffic(question);
+  const auto ranks = each_rank<Ran>(tp, [&](const comm::Group& group) {
+    const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3);
+    stir(*model);
+    if (mode != nn::Checkpointing::none) nn::set_checkpointing(*model, mode);
+    const auto start = group.traffic();
+    const at::Tensor loss = model->loss(batch.ids, batch.targets);
+    const auto middle = group.traffic();
+    (loss / 7).backward();
+    EXPECT_EQ(static_cast<std::int64_t>((middle - start).sent_bytes), planned.forward) << what;
+    EXPECT_EQ(static_cast<std::int64_t>((group.traffic() - middle).sent_bytes),
+              planned.recompute + planned.backward)
+        << what;
+    EXPECT_EQ((group.traffic() - start).control_bytes, 0u) << what;
+    return Ran{loss.item<double>(), gradients_of(*model), model->specs()};
+  });
+  std::vector<Named> grads;
+  for (const Ran& rank : ranks) {
+    EXPECT_EQ(rank.loss, ranks[0].loss) << what;
+    EXPECT_EQ(rank.specs, wanted.specs) << what;
+    grads.push_back(rank.grads);
+  }
+  expect_same({ranks[0].loss, wholes_of(wanted.specs, grads), {}}, wanted, what);
+}
+
+TEST(Parallel, EveryCutIsTheSameModel) {
+  for (const planner::ModelShape& shape : {gpt(), llama(4), llama(2), llama(1, true)}) {
+    for (const Batch& batch : {batch_of(shape), batch_of(shape, 3, 4)}) {
+      const Ran wanted = alone(shape, batch);
+      for (const int tp : {1, 2, 4}) {
+        for (const bool sequence : {false, true}) {
+          for (const auto mode :
+               {nn::Checkpointing::none, nn::Checkpointing::selective, nn::Checkpointing::full}) {
+            compare(shape, tp, sequence, mode, batch, wanted);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Parallel, EveryCutIsTheSameModelInBf16) {
+  for (const planner::ModelShape& shape : {gpt(), llama(1)}) {
+    const Batch batch = batch_of(shape);
+    const Ran wanted = alone(shape, batch);
+    for (const bool sequence : {false, true}) {
+      const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
+        const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3,
+                                      at::TensorOptions(torch::kBFloat16));
+        stir(*model);
+        const at::Tensor loss = model->loss(batch.ids, batch.targets);
+        (loss / 7).backward();
+        return Ran{loss.item<double>(), gradients_of(*model), {}};
+      });
+      EXPECT_NEAR(ranks[0].loss / wanted.loss, 1, 2e-2);
+      const Named grads = wholes_of(wanted.specs, {ranks[0].grads, ranks[1].grads});
+      for (const auto& [name, grad] : wanted.grads) {
+        expect_close(grads.at(name), grad, str(shape.name, " bf16 ", sequence, " ", name), 6e-2);
+      }
+    }
+  }
+}
+
+// Weight gradients that a pipeline leaves for later are the same too.
+TEST(Parallel, WeightGradientsCanWait) {
+  for (const planner::ModelShape& shape : {gpt(), llama(4)}) {
+    const Batch batch = batch_of(shape);
+    const Ran wanted = alone(shape, batch);
+    for (const bool sequence : {false, true}) {
+      const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
+        const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3);
+        stir(*model);
+        auto later = c10::make_intrusive<nn::DeferredGradients>();
+        at::Tensor loss;
+        {
+          const nn::DeferredGradients::Scope scope(later);
+          loss = model->loss(batch.ids, batch.targets);
+        }
+        (loss / 7).backward();
+        EXPECT_EQ(later->pushed(), 4 * shape.layers + 1) << shape.name;
+        later->run();
+        return Ran{loss.item<double>(), gradients_of(*model), {}};
+      });
+      expect_same({ranks[0].loss, wholes_of(wanted.specs, {ranks[0].grads, ranks[1].grads}), {}},
+                  wanted, str(shape.name, " deferred ", sequence));
+    }
+  }
+}
+
+TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
+  for (const planner::ModelShape& shape : {gpt(), llama(2)}) {
+    const auto whole = make_model(shape, {}, 5);
+    const Named wanted = parameters_of(*whole);
+    for (const int tp : {2, 4}) {
+      const auto ranks = each_rank<Named>(tp, [&](const comm::Group& group) {
+        const auto model = make_model(shape, {.tp = group}, 5);
+        return parameters_of(*model);
+      });
+      for (const auto& [name, value] : wholes_of(whole->specs(), ranks)) {
+        EXPECT_TRUE(value.equal(wanted.at(name))) << shape.name << name;
+      }
+    }
+  }
+}
+
+TEST(Parallel, LogitsAreWholeOnEveryRank) {
+  const Batch batch = batch_of(gpt());
+  const auto model = make_model(gpt(), {}, 3);
+  stir(*model);
+  const at::NoGradGuard no_grad;
+  const at::Tensor wanted = model->forward(batch.ids);
+  for (const bool sequence : {false, true}) {
+    const auto ranks = each_rank<at::Tensor>(4, [&](const comm::Group& group) {
+      const at::NoGradGuard also_here;
+      const auto part = make_model(gpt(), {.tp = group, .sequence_parallel = sequence}, 3);
+      stir(*part);
+      return part->forward(batch.ids);
+    });
+    for (const at::Tensor& logits : ranks) expect_close(logits, wanted, "logits");
+  }
+}
+
+// Stages one after another on each tensor-parallel rank, as a pipeline would run them.
+Ran by_parts(const planner::ModelShape& shape, const std::vector<std::int64_t>& ends,
+             const comm::Group& tp, bool sequence, const Batch& batch) {
+  std::vector<std::shared_ptr<LanguageModel>> parts;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    Part part{.tp = tp, .sequence_parallel = sequence, .first_layer = begin, .last_layer = ends[i]};
+    part.embedding = i == 0;
+    part.head = i + 1 == ends.size();
+    parts.push_back(make_model(shape, part, 3));
+    stir(*parts.back());
+    begin = ends[i];
+  }
+  Ran ran;
+  std::vector<at::Tensor> ins = {batch.ids}, outs;
+  for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+    outs.push_back(parts[i]->forward_part(ins[i]));
+    EXPECT_EQ(outs.back().size(1), batch.ids.size(1) / (sequence ? tp.size() : 1));
+    ins.push_back(outs.back().detach().requires_grad_());
+  }
+  const at::Tensor loss = parts.back()->loss(ins.back(), batch.targets);
+  (loss / 7).backward();
+  for (std::size_t i = outs.size(); i > 0; --i) outs[i - 1].backward(ins[i].grad());
+  ran.loss = loss.item<double>();
+  for (const auto& part : parts) {
+    for (const ParamSpec& spec : part->specs()) {
+      const at::Tensor grad = gradients_of(*part).at(spec.name);
+      at::Tensor& sum = ran.grads[spec.name];
+      EXPECT_EQ(sum.defined(), shape.tied && parts.size() > 1 && part == parts.back() &&
+                                   spec.name == "tok.weight");
+      sum = sum.defined() ? sum + grad : grad;
+    }
+  }
+  return ran;
+}
+
+TEST(Parallel, PartsOneAfterAnotherAreTheWhole) {
+  for (const planner::ModelShape& shape : {gpt(), llama(2), llama(4, true)}) {
+    const Batch batch = batch_of(shape);
+    const Ran wanted = alone(shape, batch);
+    for (const std::vector<std::int64_t>& ends :
+         {std::vector<std::int64_t>{3}, {2, 3}, {1, 2, 3}, {0, 3, 3}}) {
+      for (const int tp : {1, 2}) {
+        const bool sequence = tp == 2;
+        const auto ranks = each_rank<Ran>(tp, [&](const comm::Group& group) {
+          return by_parts(shape, ends, group, sequence, batch);
+        });
+        std::vector<Named> grads;
+        for (const Ran& rank : ranks) grads.push_back(rank.grads);
+        expect_same({ranks[0].loss, wholes_of(wanted.specs, grads), {}}, wanted,
+                    str(shape.name, " in ", ends.size(), " parts, tp ", tp));
+      }
+    }
+  }
+}
+
+// What parts send is what the whole sends.
+TEST(Parallel, TrafficOfPartsAddsUp) {
+  for (const planner::ModelShape& shape : {gpt(), llama(2)}) {
+    for (const bool sequence : {false, true}) {
+      const Batch batch = batch_of(shape);
+      const auto whole = question_of(shape, 4, sequence, batch);
+      auto first = whole, last = whole;
+      first.layers = 1;
+      first.head = false;
+      last.layers = 2;
+      last.embedding = false;
+      EXPECT_EQ(tensor_parallel_traffic(first).total() + tensor_parallel_traffic(last).total(),
+                tensor_parallel_traffic(whole).total());
+    }
+  }
+}
+
+TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
+  std::vector<planner::ModelShape> shapes = {gpt(), llama(4), llama(2), llama(1, true)};
+  for (const planner::ModelShape& shape : planner::model_shapes()) {
+    if (shape.params() < 20'000'000'000) shapes.push_back(shape);
+  }
+  for (const planner::ModelShape& shape : shapes) {
+    for (const int tp : {1, 2, 4}) {
+      if (shape.heads % tp != 0 || shape.vocab % tp != 0) continue;
+      each_rank<int>(tp, [&](const comm::Group& group) {
+        const planner::ModelPart cut = planner::part_of_stage(shape, 2, 1);
+        Part part;
+        part.tp = group;
+        for (const bool whole : {true, false}) {
+          if (!whole) {
+            part.first_layer = cut.first_layer;
+            part.embedding = false;
+          }
+          const auto model = make_model(shape, part, 0, at::TensorOptions(at::kMeta));
+          const auto planned =
+              whole ? planner::model_params(shape, tp) : planner::model_params(shape, tp, cut);
+          const auto specs = model->specs();
+          std::size_t next = 0;
+          std::int64_t params = 0;
+          for (const auto& item : model->named_parameters()) {
+            if (next == planned.size()) break;
+            const ParamSpec& spec = planned[next];
+            EXPECT_EQ(item.key(), spec.name);
+            EXPECT_EQ(item.value().sizes().vec(), local_shape(spec, group.rank(), tp)) << spec.name;
+            EXPECT_EQ(specs[next].shape, spec.shape) << spec.name;
+            EXPECT_EQ(local_runs(specs[next], group.rank(), tp), local_runs(spec, group.rank(), tp))
+                << spec.name;
+            params += item.value().numel();
+            ++next;
+          }
+          EXPECT_EQ(next, planned.size());
+          EXPECT_EQ(specs.size(), planned.size());
+          if (whole && tp == 1) EXPECT_EQ(params, shape.params()) << shape.name;
+        }
+        return 0;
+      });
+    }
+  }
+}
+
+TEST(Parallel, RefusesWhatCannotBeCut) {
+  const at::TensorOptions meta(at::kMeta);
+  each_rank<int>(4, [&](const comm::Group& group) {
+    const auto refused = [&](planner::ModelShape shape, Part part, const std::string& why) {
+      part.tp = group;
+      try {
+        make_model(shape, part, 0, meta);
+        ADD_FAILURE() << "accepted: " << why;
+      } catch (const UsageError& error) {
+        EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+      }
+    };
+    refused(planner::gpt_shape(1, 30, 6, 48, 20), {}, "heads is 6");
+    refused(planner::gpt_shape(1, 32, 4, 50, 20), {}, "pad the vocabulary to 52");
+    auto shape = llama(4);
+    shape.ffn = 42;
+    refused(shape, {}, "ffn is 42");
+    shape = llama(4);
+    shape.heads = 12;
+    shape.kv_heads = 3;
+    shape.hidden = 48;
+    refused(shape, {}, "kv-heads is 3");
+    refused(gpt(), {.first_layer = 2, .last_layer = 4}, "layers 2 to 4");
+    refused(gpt(), {.first_layer = 2, .last_layer = 1}, "layers 2 to 1");
+    shape = llama(4);
+    shape.biases = true;
+    refused(shape, {}, "not GPT-2-like");
+    // Sequences are known only later.
+    const auto model = make_model(gpt(), {.tp = group, .sequence_parallel = true});
+    EXPECT_THROW(model->forward_part(torch::zeros({1, 6}, torch::kLong)), UsageError);
+    const auto middle = make_model(gpt(), {.tp = group, .embedding = false, .head = false});
+    EXPECT_THROW(middle->forward_part(torch::zeros({1, 6}, torch::kLong)), UsageError);
+    EXPECT_THROW(middle->loss(torch::zeros({1, 4, 32}), torch::zeros({1, 4}, torch::kLong)),
+                 UsageError);
+    return 0;
+  });
+}
+
+}  // namespace
+}  // namespace tessera::models

@@ -1,0 +1,160 @@
+// One replica stands for all where they are alike; where they are not, what must hold anyway.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tessera/simulator/simulate.h"
+
+namespace tessera::simulator {
+namespace {
+
+Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
+  Scenario s;
+  s.schedule = schedule::make(name, p, k, 2);
+  Chunk chunk;
+  chunk.forward = 1e-3;
+  chunk.backward_input = 1.2e-3;
+  chunk.backward_weight = 0.8e-3;
+  chunk.tp_forward = tp > 1 ? 2e-4 : 0;
+  chunk.tp_backward = tp > 1 ? 3e-4 : 0;
+  chunk.grad_bytes = 1.2e8;
+  chunk.param_bytes = 0.6e8;
+  chunk.units = 3;
+  s.chunks = equal_chunks(s.schedule, chunk);
+  // Uneven stages: the first holds more.
+  for (auto& each : s.chunks[0]) each.forward *= 1.3;
+  s.fabric = {{2e11, 2e-6}, {2.5e10, 6e-6}, 8, Algorithm::ring};
+  s.dp = dp;
+  s.tp = tp;
+  s.hop_bytes = 1.7e7;
+  s.optimizer = 1e-4;
+  return s;
+}
+
+void expect_equal(const RankTime& a, const RankTime& b) {
+  EXPECT_NEAR(a.compute, b.compute, 1e-9);
+  EXPECT_NEAR(a.tp, b.tp, 1e-9);
+  EXPECT_NEAR(a.pp, b.pp, 1e-9);
+  EXPECT_NEAR(a.dp, b.dp, 1e-9);
+  EXPECT_NEAR(a.bubble, b.bubble, 1e-9);
+  EXPECT_NEAR(a.sent_dp, b.sent_dp, 1);
+  EXPECT_NEAR(a.sent_pp, b.sent_pp, 1);
+}
+
+TEST(Symmetry, OneReplicaIsTheFullRun) {
+  int compared = 0;
+  for (const std::string& name : schedule::names()) {
+    for (const int p : {1, 2, 3, 4, 6}) {
+      for (const int dp : {1, 2, 3, 4, 8, 11}) {
+        for (const int tp : {1, 2, 8}) {
+          for (int variant = 0; variant < 16; ++variant) {
+            Scenario s = scenario(name, p, p + 3, dp, tp);
+            s.zero = variant % 4;
+            s.policy = variant % 3 == 0 ? ReducePolicy::each : ReducePolicy::last;
+            s.overlap_grad_reduce = variant < 12;
+            s.overlap_param_gather = variant % 5 != 0;
+            s.bucket_bytes = variant % 2 == 0 ? 25e6 : 1e9;
+            if (!s.symmetric()) continue;
+            const Result one = simulate(s);
+            const Result full = simulate(s, {.full = true});
+            ASSERT_EQ(one.replicas, 1);
+            ASSERT_EQ(full.replicas, dp);
+            ASSERT_NEAR(one.step, full.step, 1e-9) << name << p << " " << dp << " " << variant;
+            for (int r = 0; r < p; ++r) {
+              for (int d = 0; d < dp; ++d) expect_equal(one.at(r), full.at(r, d));
+            }
+            ++compared;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 3000);
+}
+
+// Three replicas of two ranks do not fit nodes of eight: some hops cross, some do not.
+TEST(Symmetry, UnevenPlacesRunInFull) {
+  const Scenario s = scenario("1f1b", 4, 8, 3, 1);
+  EXPECT_FALSE(s.symmetric());
+  EXPECT_EQ(simulate(s).replicas, 3);
+}
+
+TEST(Irregular, TheSameSeedGivesTheSameRun) {
+  Scenario s = scenario("interleaved", 4, 8, 4, 2);
+  s.jitter = 0.1;
+  s.zero = 3;
+  const Result a = simulate(s), b = simulate(s);
+  EXPECT_EQ(a.step, b.step);
+  for (std::size_t i = 0; i < a.ranks.size(); ++i) {
+    EXPECT_EQ(a.ranks[i].compute, b.ranks[i].compute);
+    EXPECT_EQ(a.ranks[i].dp, b.ranks[i].dp);
+    EXPECT_NEAR(a.ranks[i].step(), a.step, 1e-9);
+  }
+  s.seed = 1;
+  EXPECT_NE(simulate(s).step, a.step);
+}
+
+// Jitter keeps the mean of the work, and waiting for the slowest makes steps longer.
+TEST(Irregular, JitterCostsTime) {
+  Scenario s = scenario("1f1b", 4, 16, 8, 1);
+  const double calm = simulate(s).step;
+  s.jitter = 0.1;
+  const Result r = simulate(s);
+  EXPECT_GT(r.step, calm);
+  EXPECT_NEAR(r.mean.compute, simulate(scenario("1f1b", 4, 16, 8, 1)).mean.compute,
+              r.mean.compute * 0.02);
+}
+
+// A rank that is f times slower makes the step longer, and at most f times as long.
+TEST(Irregular, AStragglerCostsAtMostItsFactor) {
+  for (const std::string& name : schedule::names()) {
+    for (const double factor : {1.0, 1.1, 1.5, 3.0}) {
+      for (const int rank : {0, 3, 7}) {
+        Scenario s = scenario(name, 4, 8, 2, 1);
+        const double calm = simulate(s, {.full = true}).step;
+        s.stragglers = {{rank, factor}};
+        const double slow = simulate(s).step;
+        EXPECT_GE(slow, calm * (1 - 1e-9)) << name << factor;
+        EXPECT_LE(slow, calm * factor * (1 + 1e-9)) << name << factor;
+      }
+    }
+  }
+}
+
+// The tp neighbours of a straggler wait for it: its slowness is theirs, as tensor-parallel time.
+TEST(Irregular, TpNeighboursWaitForTheSlowest) {
+  Scenario s = scenario("1f1b", 1, 4, 1, 4);
+  const Result calm = simulate(s);
+  s.stragglers = {{2, 2.0}};
+  const Result slow = simulate(s);
+  const double work = calm.mean.compute;
+  EXPECT_NEAR(slow.step, calm.step + work, 1e-9);
+  EXPECT_NEAR(slow.mean.compute, work * 1.25, 1e-9);
+  EXPECT_NEAR(slow.mean.tp, calm.mean.tp + 0.75 * work, 1e-9);
+}
+
+TEST(Spans, CoverTheComputation) {
+  Scenario s = scenario("1f1b", 2, 4, 3, 1);
+  s.zero = 3;
+  const Result r = simulate(s, {.full = true, .traced = 4});
+  std::vector<double> computed(r.ranks.size(), 0);
+  for (const Span& span : r.spans) {
+    EXPECT_LE(span.begin, span.end);
+    EXPECT_LE(span.end, r.step + 1e-12);
+    if (span.lane == Span::computing) {
+      computed[static_cast<std::size_t>(span.worker)] += span.end - span.begin;
+    }
+  }
+  // Replicas 0 and 1 of both pipeline ranks; not replica 2.
+  for (const int w : {0, 1, 3, 4}) {
+    const RankTime& rank = r.ranks[static_cast<std::size_t>(w)];
+    EXPECT_NEAR(computed[static_cast<std::size_t>(w)], rank.compute + rank.tp + rank.optimizer,
+                1e-9);
+  }
+  EXPECT_EQ(computed[2], 0);
+  EXPECT_EQ(computed[5], 0);
+}
+
+}  // namespace
+}  // namespace tessera::simulator

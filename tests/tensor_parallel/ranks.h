@@ -1,0 +1,108 @@
+#pragma once
+
+// Threads as tensor-parallel ranks, and what they have together.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/comm/threads.h"
+#include "tessera/tensor_parallel/sharded.h"
+
+namespace tessera::tensor_parallel::test {
+
+inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
+  comm::Options options;
+  options.timeout = std::chrono::seconds(60);
+  comm::run_threads(
+      ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
+      options);
+}
+
+// One value per rank.
+template <typename T>
+std::vector<T> each_rank(int ranks, const std::function<T(const comm::Group&)>& body) {
+  std::vector<T> results(static_cast<std::size_t>(ranks));
+  over(ranks, [&](const comm::Group& group) {
+    results[static_cast<std::size_t>(group.rank())] = body(group);
+  });
+  return results;
+}
+
+inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  return torch::randn(sizes, generator);
+}
+
+// The whole parameter (or its gradient) from the parts of all ranks. What several have must be the
+// same, bit by bit.
+inline at::Tensor whole_of(const ParamSpec& spec, const std::vector<at::Tensor>& parts) {
+  const int tp = static_cast<int>(parts.size());
+  at::Tensor whole = torch::full(spec.shape, std::numeric_limits<float>::quiet_NaN());
+  auto* to = whole.mutable_data_ptr<float>();
+  for (int t = 0; t < tp; ++t) {
+    const at::Tensor part = parts[static_cast<std::size_t>(t)].to(torch::kFloat).contiguous();
+    EXPECT_EQ(part.sizes().vec(), local_shape(spec, t, tp)) << spec.name;
+    const auto* from = part.const_data_ptr<float>();
+    for (const Run& run : local_runs(spec, t, tp)) {
+      for (std::int64_t i = 0; i < run.count; ++i) {
+        float& place = to[run.whole + i];
+        const float value = from[run.local + i];
+        if (!std::isnan(place) && place != value) {
+          ADD_FAILURE() << spec.name << " element " << run.whole + i << " differs on rank " << t;
+          return whole;
+        }
+        place = value;
+      }
+    }
+  }
+  EXPECT_FALSE(whole.isnan().any().item<bool>()) << spec.name;
+  return whole;
+}
+
+inline void expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::string& what,
+                         double tolerance = 2e-5) {
+  ASSERT_EQ(got.sizes(), wanted.sizes()) << what;
+  if (wanted.numel() == 0) return;
+  const double scale = wanted.abs().max().item<double>() + 1e-4;
+  const double error = (got - wanted).abs().max().item<double>();
+  EXPECT_LE(error, tolerance * scale) << what;
+}
+
+// Parameters, or their gradients, by name.
+using Named = std::map<std::string, at::Tensor>;
+inline Named parameters_of(const torch::nn::Module& model) {
+  Named all;
+  for (const auto& item : model.named_parameters()) all[item.key()] = item.value().detach();
+  return all;
+}
+inline Named gradients_of(const torch::nn::Module& model) {
+  Named all;
+  for (const auto& item : model.named_parameters()) all[item.key()] = item.value().grad();
+  return all;
+}
+
+// Whole tensors from those of all ranks.
+inline Named wholes_of(const std::vector<ParamSpec>& specs, const std::vector<Named>& ranks) {
+  Named wholes;
+  for (const ParamSpec& spec : specs) {
+    std::vector<at::Tensor> parts;
+    for (const Named& rank : ranks) {
+      const auto found = rank.find(spec.name);
+      if (found == rank.end() || !found->second.defined()) {
+        ADD_FAILURE() << spec.name << " is missing";
+        return wholes;
+      }
+      parts.push_back(found->second);
+    }
+    wholes[spec.name] = whole_of(spec, parts);
+  }
+  return wholes;
+}
+
+}  // namespace tessera::tensor_parallel::test

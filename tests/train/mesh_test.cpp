@@ -1,0 +1,213 @@
+// The oracle of all parallelism together: the same seeded model on any mesh, at any stage, with any
+// schedule, trains as it does in one process.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::int64_t kGlobalBatch = 8;
+constexpr int kSteps = 10;
+
+struct Mesh {
+  int dp = 1, tp = 1, pp = 1;
+};
+
+TrainConfig small(const std::string& model) {
+  TrainConfig config;
+  config.model = model;
+  config.layers = 4;
+  config.hidden = 32;
+  config.heads = 4;
+  config.vocab = 64;
+  config.seq = 16;
+  config.steps = kSteps;
+  config.global_batch = kGlobalBatch;
+  config.micro_batch = kGlobalBatch;
+  config.lr = 1e-2;
+  config.warmup = 0;
+  config.seed = 5;
+  return config;
+}
+
+TrainConfig on_mesh(TrainConfig config, const Mesh& mesh, int accumulation) {
+  config.dp = mesh.dp;
+  config.tp = mesh.tp;
+  config.pp = mesh.pp;
+  config.micro_batch = kGlobalBatch / mesh.dp / accumulation;
+  return config;
+}
+
+std::string describe(const TrainConfig& config) {
+  return str(config.model, ", dp ", config.dp, ", tp ", config.tp, ", pp ", config.pp, ", stage ",
+             config.zero, ", micro-batch ", config.micro_batch, ", ", config.schedule, ", chunks ",
+             config.chunks, ", ", config.checkpoint_activations,
+             config.sequence_parallel ? ", sequence-parallel" : "");
+}
+
+struct Outcomes {
+  std::vector<StepMetrics> steps;  // of rank 0
+  std::vector<Summary> summaries;  // of all ranks
+};
+
+Outcomes run(const TrainConfig& config) {
+  Outcomes out;
+  const int ranks = static_cast<int>(std::max<std::int64_t>(1, config.dp) * config.tp * config.pp);
+  out.summaries.resize(static_cast<std::size_t>(ranks));
+  comm::Options options;
+  options.timeout = std::chrono::seconds(60);
+  comm::run_threads(
+      ranks,
+      [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Group world(std::move(backend));
+        Trainer trainer(config, world);
+        for (int step = 0; step < kSteps; ++step) trainer.step();
+        out.summaries[static_cast<std::size_t>(world.rank())] = trainer.summary();
+        if (world.rank() == 0) out.steps = trainer.history();
+      },
+      options);
+  return out;
+}
+
+const Outcomes& alone(const std::string& model) {
+  static std::map<std::string, Outcomes> known;
+  const auto found = known.find(model);
+  if (found != known.end()) return found->second;
+  TrainConfig config = small(model);
+  config.dp = 1;
+  return known[model] = run(config);
+}
+
+void expect_same(const TrainConfig& config) {
+  const Outcomes& want = alone(config.model);
+  const Outcomes got = run(config);
+  ASSERT_EQ(got.steps.size(), want.steps.size()) << describe(config);
+  for (std::size_t i = 0; i < want.steps.size(); ++i) {
+    ASSERT_NEAR(got.steps[i].loss, want.steps[i].loss, 1e-4 * want.steps[i].loss)
+        << "step " << i << ": " << describe(config);
+    ASSERT_NEAR(got.steps[i].grad_norm, want.steps[i].grad_norm, 1e-3 * want.steps[i].grad_norm)
+        << "step " << i << ": " << describe(config);
+  }
+  for (std::size_t r = 0; r < got.summaries.size(); ++r) {
+    const Outcome &predicted = got.summaries[r].predicted, &measured = got.summaries[r].measured;
+    const std::string who = str("rank ", r, ": ", describe(config));
+    EXPECT_EQ(predicted.sent->dp, measured.sent->dp) << who;
+    EXPECT_EQ(predicted.sent->tp, measured.sent->tp) << who;
+    EXPECT_EQ(predicted.sent->pp, measured.sent->pp) << who;
+    for (const char* category : {"params", "grads", "optimizer"}) {
+      EXPECT_EQ(predicted.memory.at(category), measured.memory.at(category))
+          << category << ", " << who;
+    }
+    EXPECT_EQ(got.summaries[r].params_hash, got.summaries[0].params_hash) << who;
+  }
+}
+
+const std::vector<Mesh> kMeshes = {{1, 2, 1}, {1, 1, 2}, {1, 2, 2},
+                                   {2, 2, 1}, {2, 1, 2}, {2, 2, 2}};
+
+TEST(Mesh, EveryMeshAndStageTrainsAsOneProcess) {
+  int turn = 0;
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const Mesh& mesh : kMeshes) {
+      for (int stage = 0; stage < 4; ++stage) {
+        TrainConfig config = on_mesh(small(model), mesh, ++turn % 2 == 0 && mesh.pp == 1 ? 1 : 4);
+        config.zero = stage;
+        config.sequence_parallel = mesh.tp > 1 && turn % 3 == 0;
+        config.checkpoint_activations = turn % 5 == 0 ? "full" : "none";
+        expect_same(config);
+      }
+    }
+  }
+}
+
+TEST(Mesh, EveryScheduleTrainsAsOneProcess) {
+  for (const Mesh& mesh : {Mesh{1, 1, 2}, Mesh{2, 1, 2}, Mesh{1, 2, 2}}) {
+    for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
+      for (int stage = 0; stage < 4; ++stage) {
+        const std::string name = schedule;
+        if (name.starts_with("zb") && stage == 3) continue;  // refused, below
+        TrainConfig config = on_mesh(small(name == "zb-v" ? "llama-tiny" : "gpt-tiny"), mesh, 4);
+        config.zero = stage;
+        config.schedule = schedule;
+        config.chunks = name == "interleaved" ? 2 : 1;
+        expect_same(config);
+      }
+    }
+  }
+}
+
+TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
+  for (const char* policy : {"each", "last"}) {
+    for (const char* recompute : {"none", "selective", "full"}) {
+      for (int stage = 0; stage < 4; ++stage) {
+        TrainConfig config = on_mesh(small("gpt-tiny"), {2, 1, 2}, 4);
+        config.zero = stage;
+        config.grad_reduce = policy;
+        config.checkpoint_activations = recompute;
+        expect_same(config);
+      }
+    }
+  }
+}
+
+TEST(Mesh, WhatCannotBeIsRefused) {
+  const auto refused = [](const std::function<void(TrainConfig&)>& change, int ranks) {
+    TrainConfig config = on_mesh(small("gpt-tiny"), {}, 4);
+    config.dp = 0;
+    change(config);
+    int count = 0;
+    comm::run_threads(ranks, [&](std::shared_ptr<comm::Backend> backend) {
+      const comm::Group world(std::move(backend));
+      try {
+        const Trainer trainer(config, world);
+      } catch (const UsageError&) {
+        if (world.rank() == 0) ++count;
+      }
+    });
+    return count == 1;
+  };
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.tp = 3; }, 3)) << "heads % tp";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.pp = 8; }, 8)) << "layers < pp";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.tp = 2; }, 3)) << "ranks";
+  EXPECT_TRUE(refused(
+      [](TrainConfig& c) {
+        c.tp = 2;
+        c.dp = 2;
+      },
+      2))
+      << "world != dp · tp · pp";
+  EXPECT_TRUE(refused(
+      [](TrainConfig& c) {
+        c.pp = 2;
+        c.schedule = "interleaved";
+        c.chunks = 2;
+        c.micro_batch = kGlobalBatch;
+      },
+      2))
+      << "fewer micro-batches than stages";
+  EXPECT_TRUE(refused(
+      [](TrainConfig& c) {
+        c.pp = 2;
+        c.schedule = "zb-h1";
+        c.zero = 3;
+      },
+      2));
+  EXPECT_TRUE(refused(
+      [](TrainConfig& c) {
+        c.pp = 2;
+        c.schedule = "zb-v";
+      },
+      2))
+      << "tied, first and last stage on one rank";
+}
+
+}  // namespace
+}  // namespace tessera::train

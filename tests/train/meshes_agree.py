@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Trains the same small model on several meshes, each rank a process, and compares the losses.
+
+    meshes_agree.py build/bin/tessera [--device cuda]
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+MESHES = [
+    "--dp 2 --zero 3",
+    "--tp 2",
+    "--tp 2 --sequence-parallel --zero 1 --dp 2",
+    "--pp 2 --zero 1",
+    "--pp 2 --schedule zb-h1",
+    "--pp 2 --schedule interleaved --chunks 2 --zero 2 --dp 2",
+    "--tp 2 --pp 2 --zero 1 --checkpoint-activations full",
+]
+COMMON = ("--layers 4 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 16 --steps 6 "
+          "--warmup 0 --samples 0 --threads 1").split()
+
+
+def losses(program, flags, folder):
+    metrics = pathlib.Path(folder) / "metrics.jsonl"
+    command = [program, "train", *COMMON, *flags, "--metrics", str(metrics)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\nfailed with status {done.returncode}:\n{done.stderr}")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    summary = lines[-1]["summary"]
+    if summary["predicted"]["sent"] != summary["measured"]["sent"]:
+        sys.exit(f"{' '.join(flags)}: sent {summary['measured']['sent']}, "
+                 f"but {summary['predicted']['sent']} was predicted")
+    return [line["loss"] for line in lines[:-1]]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program")
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args()
+    device = ["--device", given.device]
+    with tempfile.TemporaryDirectory() as folder:
+        want = losses(given.program, ["--dp", "1", "--micro-batch", "16", *device], folder)
+        for mesh in MESHES:
+            flags = [*mesh.split(), "--micro-batch", "2", *device]
+            got = losses(given.program, flags, folder)
+            worst = max(abs(a - b) / a for a, b in zip(want, got))
+            print(f"{given.device}: {mesh:60} losses differ by at most {worst:.1e}", flush=True)
+            if len(got) != len(want) or worst > 1e-4:
+                sys.exit(f"{mesh}: {got}, but one process has {want}")
+
+
+if __name__ == "__main__":
+    main()

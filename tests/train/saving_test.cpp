@@ -1,0 +1,181 @@
+// Checkpoints of real runs: saved on one mesh, loaded on another.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder that goes with the test.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "tessera-saving-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw Error("cannot make a folder for the test");
+    path_ = pattern;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (fs::path(path_) / name).string(); }
+
+ private:
+  std::string path_;
+};
+
+struct Place {
+  std::string name;
+  int dp = 1, tp = 1, pp = 1, stage = 0;
+  int ranks() const { return dp * tp * pp; }
+};
+
+const std::vector<Place> kPlaces = {{"alone"},
+                                    {"dp 2, stage 0", 2, 1, 1, 0},
+                                    {"dp 2, stage 3", 2, 1, 1, 3},
+                                    {"dp 4, stage 2", 4, 1, 1, 2},
+                                    {"tp 2", 1, 2, 1, 0},
+                                    {"pp 2", 1, 1, 2, 1},
+                                    {"dp 2, tp 2", 2, 2, 1, 1}};
+
+TrainConfig config_for(const Place& place, const std::string& model = "gpt-tiny") {
+  TrainConfig config;
+  config.model = model;
+  config.layers = 2;
+  config.hidden = 32;
+  config.heads = 4;
+  config.vocab = 64;
+  config.seq = 16;
+  config.steps = 6;
+  config.global_batch = 8;
+  config.micro_batch = 2;
+  config.warmup = 0;
+  config.dp = place.dp;
+  config.tp = place.tp;
+  config.pp = place.pp;
+  config.zero = place.stage;
+  return config;
+}
+
+// Resumes if the configuration says so, trains up to a step, saves there. The hash of rank 0.
+std::string train_to(const TrainConfig& config, const Place& place, std::int64_t step) {
+  std::string hash;
+  comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
+    const comm::Group world(std::move(backend));
+    Trainer trainer(config, world);
+    std::vector<std::string> notes;
+    trainer.resume(notes);
+    while (trainer.steps_done() < step) trainer.step();
+    if (!config.save.empty()) trainer.save();
+    trainer.finish_saving();
+    const Summary summary = trainer.summary();
+    if (world.rank() == 0) hash = summary.params_hash;
+  });
+  return hash;
+}
+
+// Every element of every state of a checkpoint.
+std::map<std::string, std::vector<float>> contents(const std::string& folder) {
+  checkpoint::Checkpoint from(folder);
+  std::map<std::string, std::vector<float>> all;
+  for (const ParamSpec& spec : from.about().params) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : spec.shape) count *= size;
+    for (const auto& [state, dtype] : from.states(spec.name)) {
+      auto& values = all[spec.name + " " + state];
+      values.resize(static_cast<std::size_t>(count));
+      from.load({{spec.name,
+                  state,
+                  checkpoint::DType::f32,
+                  {{0, 0, count}},
+                  reinterpret_cast<std::byte*>(values.data())}});
+    }
+  }
+  return all;
+}
+
+std::string newest(const std::string& folder) { return checkpoint::find_latest(folder).folder; }
+
+TEST(Saving, EveryMeshLoadsWhatEveryOtherSaved) {
+  for (const Place& from : kPlaces) {
+    const Folder folder;
+    TrainConfig config = config_for(from);
+    config.save = folder / "from";
+    train_to(config, from, 3);
+    const auto saved = contents(newest(config.save));
+    ASSERT_FALSE(saved.empty());
+    for (const Place& to : kPlaces) {
+      TrainConfig next = config_for(to);
+      next.resume = newest(config.save);
+      next.save = folder / to.name;
+      train_to(next, to, 3);
+      EXPECT_EQ(contents(newest(next.save)), saved) << from.name << " → " << to.name;
+    }
+  }
+}
+
+TEST(Saving, AResumedRunHasTheBitsOfOneThatNeverStopped) {
+  for (const Place& place : kPlaces) {
+    for (const char* layout : {"fp32", "bf16", "bf16-nomaster"}) {
+      const Folder folder;
+      TrainConfig config = config_for(place);
+      config.layout = layout;
+      const std::string whole = train_to(config, place, 6);
+      config.save = folder / "run";
+      train_to(config, place, 4);
+      config.resume = "auto";
+      EXPECT_EQ(train_to(config, place, 6), whole) << place.name << ", " << layout;
+    }
+  }
+}
+
+TEST(Saving, LayoutsAreTradedWhereThatIsExact) {
+  const Place place = kPlaces[2];
+  const Folder folder;
+  const auto trade = [&](const std::string& from, const std::string& to) {
+    TrainConfig config = config_for(place);
+    config.layout = from;
+    config.save = folder / (from + "-" + to);
+    train_to(config, place, 2);
+    config.resume = newest(config.save);
+    config.layout = to;
+    config.save.clear();
+    train_to(config, place, 3);
+  };
+  EXPECT_NO_THROW(trade("fp32", "bf16"));
+  EXPECT_NO_THROW(trade("bf16", "bf16-fp32grad"));
+  EXPECT_NO_THROW(trade("bf16", "fp32"));
+  EXPECT_NO_THROW(trade("bf16-nomaster", "fp32"));
+  EXPECT_THROW(trade("fp32", "bf16-nomaster"), Error);
+}
+
+TEST(Saving, WhatDoesNotFitIsRefused) {
+  const Folder folder;
+  const Place place = kPlaces[0];
+  TrainConfig config = config_for(place);
+  config.save = folder / "run";
+  train_to(config, place, 1);
+  TrainConfig other = config_for(place);
+  other.resume = newest(config.save);
+  other.hidden = 64;
+  EXPECT_THROW(train_to(other, place, 2), DataError);
+  other = config_for(place);
+  other.resume = folder / "nothing";
+  EXPECT_THROW(train_to(other, place, 2), Error);
+  other = config_for(place);
+  other.optimizer = "sgd";
+  other.resume = newest(config.save);
+  EXPECT_THROW(train_to(other, place, 2), UsageError);
+  other = config_for(place);
+  other.resume = "auto";
+  EXPECT_THROW(train_to(other, place, 2), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::train
