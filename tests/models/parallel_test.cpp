@@ -66,9 +66,12 @@ struct Ran {
   std::vector<ParamSpec> specs;
 };
 
-Ran alone(const planner::ModelShape& shape, const Batch& batch) {
-  const auto model = make_model(shape, {}, 3);
+// In fp32, from numbers that are first rounded to `type`.
+Ran alone(const planner::ModelShape& shape, const Batch& batch,
+          at::ScalarType type = torch::kFloat) {
+  const auto model = make_model(shape, {}, 3, at::TensorOptions(type));
   stir(*model);
+  model->to(torch::kFloat);
   const at::Tensor loss = model->loss(batch.ids, batch.targets);
   (loss / 7).backward();
   return {loss.item<double>(), gradients_of(*model), model->specs()};
@@ -145,7 +148,7 @@ TEST(Parallel, EveryCutIsTheSameModel) {
 TEST(Parallel, EveryCutIsTheSameModelInBf16) {
   for (const planner::ModelShape& shape : {gpt(), llama(1)}) {
     const Batch batch = batch_of(shape);
-    const Ran wanted = alone(shape, batch);
+    const Ran wanted = alone(shape, batch, torch::kBFloat16);
     for (const bool sequence : {false, true}) {
       const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
         const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3,
@@ -158,7 +161,7 @@ TEST(Parallel, EveryCutIsTheSameModelInBf16) {
       EXPECT_NEAR(ranks[0].loss / wanted.loss, 1, 2e-2);
       const Named grads = wholes_of(wanted.specs, {ranks[0].grads, ranks[1].grads});
       for (const auto& [name, grad] : wanted.grads) {
-        expect_close(grads.at(name), grad, str(shape.name, " bf16 ", sequence, " ", name), 6e-2);
+        expect_close(grads.at(name), grad, str(shape.name, " bf16 ", sequence, " ", name), 8e-2);
       }
     }
   }
