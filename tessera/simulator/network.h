@@ -11,8 +11,9 @@
 
 namespace tessera::simulator {
 
-// How a collective goes over its ranks. `mixed`, which the planner counts with: the bytes of a ring,
-// whose rounds over many nodes are those of a tree. `automatic` takes the quicker of ring and tree.
+// How a collective goes over its ranks. `mixed`, which the planner counts with: the bytes of a
+// ring, whose rounds over many nodes are those of a tree. `automatic` takes the quicker of ring and
+// tree.
 enum class Algorithm : std::uint8_t { mixed, ring, tree, automatic };
 Algorithm parse_algorithm(std::string_view text);  // throws UsageError
 
