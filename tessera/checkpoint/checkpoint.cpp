@@ -38,11 +38,6 @@ Checkpoint::Checkpoint(std::string folder, std::shared_ptr<FileSystem> files)
   }
   for (std::size_t f = 0; f < manifest_.files.size(); ++f) {
     const StoredFile& file = manifest_.files[f];
-    const std::int64_t size = files_->open(folder_ + "/" + file.name)->size();
-    if (size != file.bytes) {
-      throw DataError(str(folder_, "/", file.name, " has ", size, " bytes, wanted ", file.bytes,
-                          ": it was cut short or changed"));
-    }
     for (std::size_t t = 0; t < file.tensors.size(); ++t) {
       const StoredTensor& tensor = file.tensors[t];
       auto& list = stored_[{tensor.param, tensor.state}];
@@ -95,6 +90,16 @@ std::map<std::string, DType> Checkpoint::states(const std::string& param) const 
         manifest_.files[static_cast<std::size_t>(f)].tensors[static_cast<std::size_t>(t)].dtype;
   }
   return states;
+}
+
+void Checkpoint::check_files() const {
+  for (const StoredFile& file : manifest_.files) {
+    const std::int64_t size = files_->open(folder_ + "/" + file.name)->size();
+    if (size != file.bytes) {
+      throw DataError(str(folder_, "/", file.name, " has ", size, " bytes, wanted ", file.bytes,
+                          ": it was cut short or changed"));
+    }
+  }
 }
 
 std::int64_t Checkpoint::bytes() const {
@@ -340,6 +345,7 @@ Latest find_latest(const std::string& dir, bool whole, std::shared_ptr<FileSyste
     const std::string folder = str(dir, "/", folder_name(*step));
     try {
       Checkpoint checkpoint(folder, files);
+      checkpoint.check_files();
       if (checkpoint.about().step != *step) {
         throw DataError(str(folder, " has step ", checkpoint.about().step, " by its manifest"));
       }

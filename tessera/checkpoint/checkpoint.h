@@ -20,7 +20,7 @@ namespace tessera::checkpoint {
 // A checkpoint that is open for reading. Used from one thread; ranks open it each for itself.
 class Checkpoint {
  public:
-  // Reads the manifest and looks at the sizes of the files. Throws DataError.
+  // Reads the manifest. Throws DataError.
   explicit Checkpoint(std::string folder, std::shared_ptr<FileSystem> files = local_files());
 
   const std::string& folder() const { return folder_; }
@@ -32,6 +32,10 @@ class Checkpoint {
   // The states of a parameter and their types, by name.
   std::map<std::string, DType> states(const std::string& param) const;
   std::int64_t bytes() const;
+
+  // Looks at every file: is it there, with its size? Throws DataError. Not for every rank: load()
+  // checks what it touches.
+  void check_files() const;
 
   // Fills what is wanted, reading only the blocks in which it lies ([Note: blocks]) and verifying
   // those. Types are converted as `rounding` allows. Throws DataError for what is missing, damaged

@@ -24,6 +24,7 @@ namespace {
   if (error == EROFS || error == EACCES || error == EPERM) {
     hint = "; choose a folder that can be written to, or change its mode";
   }
+  if (error == EINVAL) hint = "; this file system cannot do that";
   if (error == EFBIG) hint = "; a file may not grow this large here (ulimit -f)";
   throw DataError(str("cannot ", what, " ", path, ": ", std::strerror(error), hint));
 }
@@ -114,7 +115,9 @@ class LocalFiles : public FileSystem {
       }
       if (end == std::string::npos) break;
     }
-    if (!is_folder(path)) fail("make the folder", path, ENOTDIR);
+    struct stat info {};  // a link to a folder will do
+    if (::stat(path.c_str(), &info) != 0) fail("make the folder", path, errno);
+    if (!S_ISDIR(info.st_mode)) fail("make the folder", path, ENOTDIR);
   }
 
   void sync_folder(const std::string& path) override {

@@ -1,7 +1,9 @@
 // The JSON of a safetensors header, read strictly.
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/errors.h"

@@ -2,6 +2,7 @@
 
 // The fixed words of a manifest, shared by its writer and its reader.
 
+#include <cstddef>
 #include <string_view>
 
 namespace tessera::checkpoint {

@@ -1,5 +1,7 @@
 #include "tessera/checkpoint/safetensors.h"
 
+#include <algorithm>
+
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 

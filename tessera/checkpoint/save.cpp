@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/save.h"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstring>

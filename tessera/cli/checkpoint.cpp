@@ -33,9 +33,13 @@ constexpr const char* kExamples =
     "  tessera checkpoint export runs/a model.safetensors --dtype bf16";
 
 // A folder of a checkpoint, or of a run: then the newest good one in it.
-Checkpoint open_checkpoint(const std::string& path) {
+Checkpoint open_checkpoint(const std::string& path, bool with_files = true) {
   const auto files = checkpoint::local_files();
-  if (files->exists(path + "/" + checkpoint::kManifestName)) return Checkpoint(path);
+  if (files->exists(path + "/" + checkpoint::kManifestName)) {
+    Checkpoint from(path);
+    if (with_files) from.check_files();
+    return from;
+  }
   if (!files->exists(path)) throw UsageError(path + ": there is no such folder");
   const checkpoint::Latest latest = checkpoint::find_latest(path);
   for (const std::string& line : latest.skipped) write_all(2, line + "\n");
@@ -152,7 +156,7 @@ class Bytes {
 };
 
 int verify(const std::string& path, bool json) {
-  Checkpoint from = open_checkpoint(path);
+  Checkpoint from = open_checkpoint(path, false);  // what is missing is among the problems
   std::vector<std::string> problems;
   {
     Bytes bar("verifying", from.bytes());

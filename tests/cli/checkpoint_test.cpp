@@ -83,6 +83,12 @@ TEST_F(CheckpointCommand, Verify) {
   EXPECT_EQ(json.status, 1);
   EXPECT_EQ(Json::parse(json.out).at("good"), false);
   EXPECT_EQ(Json::parse(json.out).at("problems").size(), 1u);
+  std::filesystem::remove(first_ + "/rank-00002.safetensors");
+  const Outcome missing = command({"verify", first_});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_TRUE(contains(missing.out, "rank-00002.safetensors: No such file")) << missing.out;
+  EXPECT_TRUE(contains(missing.out, "rank-00001.safetensors: tensor")) << missing.out;
+  EXPECT_EQ(command({"inspect", first_}).status, 1);
 }
 
 TEST_F(CheckpointCommand, Diff) {
