@@ -246,7 +246,7 @@ std::string sweep_text(const Sweep& s) {
   const simulator::SweepRow& last = s.rows.back();
   if (last.refused.empty() && s.quicker > 1.01 * last.tokens_per_s) {
     text +=
-        str("The latency of a ring grows with every rank: with trees where they are quicker "
+        str("The rounds of collectives grow with the nodes: with trees where they are quicker "
             "(--collective auto) ",
             s.range.axis, " ", last.size, " reaches ",
             share(last.efficiency * s.quicker / last.tokens_per_s), " instead of ",
