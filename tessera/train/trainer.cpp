@@ -387,6 +387,7 @@ Summary Trainer::summary() {
   Impl& impl = *impl_;
   impl.engine().synchronize();
   Summary out;
+  impl.compare_ranks(out);
   out.predicted.memory = {
       {"params", impl.plan.params}, {"grads", impl.plan.grads}, {"optimizer", impl.plan.optimizer}};
   if (impl.plan.activations) out.predicted.memory["activations"] = *impl.plan.activations;
