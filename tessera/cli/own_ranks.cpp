@@ -74,7 +74,10 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
       return result.status;
     }
     if (restarts.fit) own.ranks = restarts.fit(own.ranks - 1);
-    if (own.ranks == 0) return result.status;
+    if (own.ranks == 0) {
+      write_all(2, str("tessera ", own.name, ": too few ranks are left to go on\n"));
+      return result.status;
+    }
     if (attempt == 0) {
       command.insert(command.end(), restarts.words.begin(), restarts.words.end());
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,7 +82,9 @@ static_assert(std::atomic<int>::is_always_lock_free);
 void finish_the_step_on(int signal) {
   struct sigaction action {};
   action.sa_handler = [](int number) { stop_signal().store(number); };
-  action.sa_flags = SA_RESTART | SA_RESETHAND;  // a second one ends the program at once
+  // A second Ctrl-C ends the program at once. SIGTERM may come twice without meaning it: from a
+  // service manager and from the launcher.
+  action.sa_flags = SA_RESTART | (signal == SIGINT ? SA_RESETHAND : 0);
   ::sigaction(signal, &action, nullptr);
 }
 
@@ -98,8 +101,21 @@ void save_on(int signal) {
   ::sigaction(signal, &action, nullptr);
 }
 
-int take_part(const train::TrainConfig& config) {
-  stop_signal().store(0);  // before the handlers need them
+// Whether `tessera train` itself started this rank, and will start it again.
+bool restarts_here() {
+  const char* const run = std::getenv("TORCHELASTIC_RUN_ID");
+  return run != nullptr && std::string_view(run).starts_with("tessera-train-");
+}
+
+int take_part(train::TrainConfig config) {
+  if (config.max_restarts > 0 && !restarts_here()) {
+    write_all(2,
+              "tessera train: warning: --max-restarts: nobody here starts ranks again; that is "
+              "done where tessera train itself starts several on this machine\n");
+    config.max_restarts = 0;
+  }
+  ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone does not end the training
+  stop_signal().store(0);      // before the handlers need them
   save_asked().store(0);
   finish_the_step_on(SIGINT);
   finish_the_step_on(SIGTERM);

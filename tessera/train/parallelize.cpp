@@ -1,5 +1,6 @@
 #include "tessera/train/parallelize.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -233,7 +234,11 @@ void ParallelModel::run(const std::vector<data::Batch>& batches) {
 // Stage after stage, each rank telling the others of its pipeline: slow, and simple.
 std::int64_t ParallelModel::next_token(const at::Tensor& ids) {
   const at::NoGradGuard no_gradients;
-  at::Tensor x = ids.to(options_.device);
+  // Ranks that share the sequence need equal parts of it. What stands behind the last token does
+  // not matter to it.
+  const std::int64_t tp = options_.sequence_parallel ? mesh_.shape().tp : 1;
+  const std::int64_t tokens = (ids.size(1) + tp - 1) / tp * tp;
+  at::Tensor x = at::constant_pad_nd(ids, {0, tokens - ids.size(1)}).to(options_.device);
   at::Tensor logits;
   const int stages = options_.pp == 1 ? 1 : schedule_.stage_count();
   for (int stage = 0; stage < stages; ++stage) {
@@ -244,8 +249,7 @@ std::int64_t ParallelModel::next_token(const at::Tensor& ids) {
     at::Tensor out;
     if (mine) out = run_chunk(home.chunk, x, {}, head ? Want::logits : Want::hidden);
     if (options_.pp > 1) {
-      const std::int64_t length =
-          options_.sequence_parallel && !head ? ids.size(1) / mesh_.shape().tp : ids.size(1);
+      const std::int64_t length = head ? tokens : tokens / tp;
       const at::ScalarType type = options_.engine.layout.param == 2 ? at::kBFloat16 : at::kFloat;
       out = mine ? out.contiguous()
                  : at::empty({1, length, head ? shape_.vocab : shape_.hidden},

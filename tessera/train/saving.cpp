@@ -4,7 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -128,6 +128,7 @@ std::vector<checkpoint::Piece> Saver::pieces() {
 
 void Saver::save(std::int64_t steps, std::int64_t data_steps) {
   saver_->start(describe(steps, data_steps), pieces());
+  staged_.clear();  // the saver has its own copy
   if (!config_.async_save) saver_->wait();
 }
 
@@ -137,7 +138,7 @@ std::optional<std::string> Saver::finish() {
   return saved.folder.empty() ? std::nullopt : std::optional(saved.folder);
 }
 
-Saver::Resumed Saver::load(const std::string& folder) {
+Saver::Resumed Saver::read(const std::string& folder) {
   checkpoint::Checkpoint from(folder);
   const checkpoint::Description& about = from.about();
   const auto extra = [&](const char* key) {
@@ -169,33 +170,87 @@ Saver::Resumed Saver::load(const std::string& folder) {
   from.load(wanted);
   const at::NoGradGuard no_grad;
   for (const Staged& each : staged) each.device.copy_(each.host);
-  zero::Progress progress;
-  progress.steps = std::stoll(extra("updates"));
-  model_.engine().resume(progress);
   // With another batch, as many steps of it as make at least these samples.
   const std::int64_t batch = resolved_.global_batch;
-  return {folder, about.step, (about.samples + batch - 1) / batch};
+  return {folder, about.step, (about.samples + batch - 1) / batch, std::stoll(extra("updates"))};
 }
 
 std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {
-  if (config_.resume == "none") return std::nullopt;
   if (config_.resume == "auto") return resume_newest(&notes);
-  return load(config_.resume);
+  std::optional<Resumed> resumed;
+  if (config_.resume != "none") resumed = load(config_.resume);
+  refuse_later(resumed ? resumed->steps : 0);
+  return resumed;
 }
 
-// Rank 0 looks, so that all take the same one.
-std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* notes) {
-  nlohmann::json found;
-  if (group_.rank() == 0 && !config_.save.empty()) {
-    const checkpoint::Latest latest = checkpoint::find_latest(config_.save, /*whole=*/true);
-    found = {{"folder", latest.folder}, {"skipped", latest.skipped}};
+// What goes on from the newest checkpoint of the folder, after a failure, must find its own there.
+void Saver::refuse_later(std::int64_t steps) const {
+  if (config_.save.empty()) return;
+  std::string problem;
+  if (group_.rank() == 0) {
+    const auto known = checkpoint::steps_in(*checkpoint::local_files(), config_.save);
+    if (!known.empty() && known.back() > steps) {
+      problem = str("--save: ", config_.save, " has a checkpoint of step ", known.back(),
+                    ", later than where this run starts (step ", steps,
+                    "), and a restart would take it for its own; choose another folder, go on from "
+                    "it with --resume auto, or remove it");
+    }
   }
-  found = nlohmann::json::parse(team_.broadcast(found.dump()));
-  if (!found.is_object()) return std::nullopt;
-  if (notes != nullptr) *notes = found.at("skipped").get<std::vector<std::string>>();
-  const auto folder = found.at("folder").get<std::string>();
-  if (folder.empty()) return std::nullopt;
-  return load(folder);
+  problem = team_.broadcast(problem);
+  if (!problem.empty()) throw UsageError(problem);
+}
+
+// From the newest to older ones, until all ranks can read what they need of one. Every byte that is
+// read is verified, so nobody has to read all of it first.
+std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* notes) {
+  std::string folders;
+  if (group_.rank() == 0 && !config_.save.empty()) {
+    nlohmann::json list = nlohmann::json::array();
+    for (const std::int64_t step : checkpoint::steps_in(*checkpoint::local_files(), config_.save)) {
+      list.push_back(config_.save + "/" + checkpoint::folder_name(step));
+    }
+    folders = list.dump();
+  }
+  folders = team_.broadcast(folders);
+  if (folders.empty()) return std::nullopt;
+  auto list = nlohmann::json::parse(folders).get<std::vector<std::string>>();
+  bool touched = false;  // by one that turned out to be bad
+  for (; !list.empty(); list.pop_back()) {
+    std::string problem;
+    Resumed resumed;
+    try {
+      resumed = read(list.back());
+    } catch (const DataError& error) {
+      problem = error.what();
+    }
+    const std::vector<std::string> problems = gather_texts(group_, problem);
+    const auto bad = std::find_if(problems.begin(), problems.end(),
+                                  [](const std::string& text) { return !text.empty(); });
+    if (bad == problems.end()) {
+      go_on(resumed);
+      return resumed;
+    }
+    touched = true;
+    if (notes != nullptr) notes->push_back(str(list.back(), ": ", *bad));
+  }
+  if (touched) {
+    throw DataError(str("--resume auto: no checkpoint under ", config_.save, " can be read",
+                        notes != nullptr ? ": " + join(*notes, "; ") : std::string()));
+  }
+  return std::nullopt;
+}
+
+Saver::Resumed Saver::load(const std::string& folder) {
+  const Resumed resumed = read(folder);
+  go_on(resumed);
+  return resumed;
+}
+
+// Collective: with what read() has put into the engine's memory.
+void Saver::go_on(const Resumed& resumed) {
+  zero::Progress progress;
+  progress.steps = resumed.updates;
+  model_.engine().resume(progress);
 }
 
 }  // namespace tessera::train

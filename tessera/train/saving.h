@@ -34,16 +34,18 @@ class Saver {
     std::string folder;
     std::int64_t steps = 0;
     std::int64_t data_steps = 0;
+    std::int64_t updates = 0;  // of the parameters: steps that were not skipped
   };
   std::optional<Resumed> resume(std::vector<std::string>& notes);
   std::optional<Resumed> resume_newest(std::vector<std::string>* notes = nullptr);
-
-  double exposed_seconds() const { return exposed_ + (saver_ ? saver_->exposed_seconds() : 0); }
 
  private:
   checkpoint::Description describe(std::int64_t steps, std::int64_t data_steps) const;
   std::vector<checkpoint::Piece> pieces();
   Resumed load(const std::string& folder);
+  Resumed read(const std::string& folder);  // not collective: into this rank's memory
+  void go_on(const Resumed& resumed);
+  void refuse_later(std::int64_t steps) const;
   const ParamSpec& spec(const std::string& name) const;
 
   const TrainConfig config_;
@@ -53,7 +55,6 @@ class Saver {
   const checkpoint::Team team_;
   std::vector<at::Tensor> staged_;  // host copies of what lies on a device, while it is saved
   std::unique_ptr<checkpoint::AsyncSaver> saver_;
-  double exposed_ = 0;
 };
 
 }  // namespace tessera::train

@@ -129,7 +129,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
         const std::string from = trainer.roll_back();
         if (speaks) {
           write_all(2, str("\nstep ", step.step, ": the gradient is not finite; back to ", from,
-                           ", and past the data of this step\n"));
+                           ", and past the data up to this step\n"));
         }
         continue;
       }

@@ -9,6 +9,23 @@
 #include "tessera/train/metrics.h"
 
 namespace tessera::train {
+namespace {
+
+constexpr std::size_t kRemembered = 100;
+constexpr double kTick = 0.25;  // seconds
+
+}  // namespace
+
+bool StepWatchdog::lasts(std::unique_lock<std::mutex>& lock, std::int64_t step, double limit) {
+  while (watched_ < limit) {
+    const auto before = Clock::now();
+    const auto tick = std::chrono::duration<double>(std::min(kTick, limit - watched_));
+    if (changed_.wait_for(lock, tick, [&] { return over_ || step_ != step; })) return false;
+    const double passed = std::chrono::duration<double>(Clock::now() - before).count();
+    watched_ += std::min(passed, 2 * kTick);
+  }
+  return true;
+}
 
 StepWatchdog::StepWatchdog(Options options, Actions actions)
     : options_(options), actions_(std::move(actions)), thread_([this] { watch(); }) {}
@@ -27,6 +44,7 @@ void StepWatchdog::begin(std::int64_t step) {
     const std::lock_guard lock(mutex_);
     step_ = step;
     began_ = Clock::now();
+    watched_ = 0;
   }
   changed_.notify_all();
 }
@@ -35,6 +53,7 @@ void StepWatchdog::end() {
   {
     const std::lock_guard lock(mutex_);
     seconds_.push_back(std::chrono::duration<double>(Clock::now() - began_).count());
+    if (seconds_.size() > kRemembered) seconds_.pop_front();
     step_ = 0;
   }
   changed_.notify_all();
@@ -48,14 +67,7 @@ void StepWatchdog::watch() {
       continue;
     }
     const std::int64_t step = step_;
-    const double usual = median(seconds_);
-    // Until the step is over, or has taken so many times the median.
-    const auto lasts = [&](double times) {
-      const double limit = std::max(options_.least, times * usual);
-      const auto until = began_ + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(limit));
-      return !changed_.wait_until(lock, until, [&] { return over_ || step_ != step; });
-    };
+    const double usual = median({seconds_.begin(), seconds_.end()});
     const auto tell = [&](const std::function<void(const std::string&)>& action) {
       if (!action) return;
       const double taken = std::chrono::duration<double>(Clock::now() - began_).count();
@@ -66,9 +78,10 @@ void StepWatchdog::watch() {
                  " × the median of ", format_time(usual)));
       lock.lock();
     };
-    if (!lasts(options_.report_after)) continue;
+    if (!lasts(lock, step, std::max(options_.least, options_.report_after * usual))) continue;
     tell(actions_.report);
-    if (!lasts(options_.give_up_after)) continue;
+    const double longest = std::max(options_.least_give_up, options_.give_up_after * usual);
+    if (step_ != step || !lasts(lock, step, longest)) continue;
     tell(actions_.give_up);
     changed_.wait(lock, [&] { return over_ || step_ != step; });
   }

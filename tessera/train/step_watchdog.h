@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -18,8 +19,9 @@ class StepWatchdog {
   struct Options {
     double report_after = 10;  // times the median of the steps so far
     double give_up_after = 40;
-    double least = 2;        // seconds; nothing shorter is a hang
-    std::size_t enough = 5;  // steps before there is a median
+    double least = 2;           // seconds; nothing shorter is worth a report
+    double least_give_up = 60;  // nor this worth giving up
+    std::size_t enough = 5;     // steps before there is a median
   };
   // Both are called from the watching thread, with "step 57 has taken 3.1 s, 11 × the median".
   struct Actions {
@@ -38,13 +40,18 @@ class StepWatchdog {
   using Clock = std::chrono::steady_clock;
   void watch();
 
+  // Waits until the step has been watched for so long, or is over: false then. [Note: watched time]
+  // Only time in which this thread ran counts, so a process that was stopped does not hang.
+  bool lasts(std::unique_lock<std::mutex>& lock, std::int64_t step, double limit);
+
   const Options options_;
   const Actions actions_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<double> seconds_;  // of the steps so far
-  std::int64_t step_ = 0;        // under way; 0: none
+  std::deque<double> seconds_;  // of the last steps
+  std::int64_t step_ = 0;       // under way; 0: none
   Clock::time_point began_;
+  double watched_ = 0;  // seconds of the step under way
   bool over_ = false;
   std::thread thread_;
 };

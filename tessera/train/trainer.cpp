@@ -208,6 +208,7 @@ StepMetrics Trainer::step() {
   }
   impl.engine().begin({.micro_batches = static_cast<int>(impl.sampler.micro_batches),
                        .tokens = static_cast<double>(predicted)});
+  impl.waited = impl.engine().times().exposed;
   const Clock::time_point passes = Clock::now();
   impl.model.run(batches);
   out.passes_s = seconds(passes, Clock::now());

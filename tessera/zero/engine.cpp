@@ -204,6 +204,8 @@ void Engine::Impl::begin_step(int count) {
   micro_batches = count;
   for (Section& section : sections) section = {};
   scale = 1.0 / (static_cast<double>(group.size()) * count);
+  tokens.reset();
+  tied_added = false;
   loss_sum.reset();
   reducer.begin_step();
 }
@@ -238,18 +240,13 @@ void Engine::begin(const Begin& begin) {
   Impl& impl = *impl_;
   impl.begin_step(begin.micro_batches > 0 ? begin.micro_batches : impl.options.micro_batches);
   if (!begin.tokens) return;
-  impl.scale = 0;  // should the exchange fail
-  const at::Tensor tokens = at::full({1}, *begin.tokens, at::dtype(at::kDouble));
+  // Known when the first backward needs it: on the way it may stand behind gathers that the forward
+  // overlaps.
+  impl.tokens = at::full({1}, *begin.tokens, at::dtype(at::kDouble));
   comm::Call call;
   call.traffic = comm::Traffic::control;
   call.label = "tokens";
-  const comm::Work work = impl.group.all_reduce(tokens, call);
-  impl.reducer.exposed().time([&] { work.wait(); });
-  const double total = tokens.item<double>();
-  if (!(total >= 0) || !std::isfinite(total)) {
-    throw UsageError(str("begin: the ranks have ", total, " tokens in all, wanted 0 or more"));
-  }
-  impl.scale = total > 0 ? 1.0 / total : 0.0;
+  impl.tokens_known = impl.group.all_reduce(impl.tokens, call);
 }
 
 void Engine::backward(const at::Tensor& loss) { impl_->backward(loss, {}, {}); }
@@ -260,6 +257,7 @@ void Engine::finish_pass(int section) { impl_->finish_pass(section); }
 StepInfo Engine::step(std::optional<double> lr) { return impl_->step(lr); }
 void Engine::finish_reduction() { impl_->finish_reduction(); }
 void Engine::discard() {
+  impl_->end_failed_pass();
   impl_->finish_reduction();  // the other ranks may wait for this one's gradients
   impl_->gatherer.begin_update();
   impl_->failed = false;

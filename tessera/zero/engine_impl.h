@@ -38,6 +38,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   bool next_pass_reduces(int section);  // throws if the section has had all its passes
   void finish_reduction();
   void add_tied();
+  void end_failed_pass();
   void sum_over_model(StepInfo& info, double& squares);
   StepInfo step(std::optional<double> lr);
   void release_if_done(int unit);
@@ -87,7 +88,13 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
     bool unreduced = false;  // some gradient waits for the next reduction
   };
   std::vector<Section> sections;
-  double scale = 1;  // of the loss
+  double scale = 1;  // of the loss, once the tokens of all ranks are known
+  comm::Work tokens_known;
+  at::Tensor tokens;  // of all ranks; undefined where nobody gave them
+  void settle_scale();
+  bool tied_added = false;
+  Pass pass_under_way;
+  bool pass_reduces = false;
   at::Tensor loss_sum;
   Stopwatch optimizer_time;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -64,6 +65,9 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
     unit.uses = pass.of_one_forward ? unit.entries.most : unit.entries.sum;
     unit.leaves_due = pass.of_one_forward ? unit.leaves.most : unit.leaves.sum;
   }
+  settle_scale();
+  pass_under_way = pass;
+  pass_reduces = reduce;
   reducer.begin_pass(pass.section, reduce);
   const at::Tensor root = is_loss ? output * scale : output;
   {
@@ -86,6 +90,26 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
   Section& section = sections[static_cast<std::size_t>(pass.section)];
   section.unreduced = !reduce;
   pass.deferred ? ++deferred : ++section.passes;
+}
+
+void Engine::Impl::settle_scale() {
+  if (!tokens.defined()) return;
+  scale = 0;  // should the exchange fail
+  reducer.exposed().time([&] { std::exchange(tokens_known, {}).wait(); });
+  const double total = std::exchange(tokens, {}).item<double>();
+  if (!(total >= 0) || !std::isfinite(total)) {
+    throw UsageError(str("begin: the ranks have ", total, " tokens in all, wanted 0 or more"));
+  }
+  scale = total > 0 ? 1.0 / total : 0.0;
+}
+
+// Other ranks, where the pass went well, have sent all its buckets: so does this one.
+void Engine::Impl::end_failed_pass() {
+  if (!failed) return;
+  reducer.end_pass();
+  Section& section = sections[static_cast<std::size_t>(pass_under_way.section)];
+  section.unreduced = !pass_reduces;
+  if (!pass_under_way.deferred) ++section.passes;
 }
 
 void Engine::Impl::finish_pass(int index) {
@@ -124,6 +148,7 @@ void Engine::Impl::finish_reduction() {
 // Copies of one parameter in several parts of the model get the sum of their gradients. Each part
 // has reduced its own by now, so that only what a rank keeps of it travels.
 void Engine::Impl::add_tied() {
+  if (std::exchange(tied_added, true)) return;
   for (const ModelAxes::Tie& tie : options.axes.ties) {
     for (std::size_t i = 0; i < plan.params.size(); ++i) {
       if (plan.params[i].name != tie.param || plan.params[i].bucket < 0) continue;

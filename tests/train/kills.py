@@ -37,6 +37,14 @@ def processes(folder):
     return found
 
 
+def is_rank(pid):
+    """Not the launcher's own helper."""
+    try:
+        return b"\0RANK=" in b"\0" + pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
 def train(program, mesh, folder, kills, rng):
     """One run to its end with so many kills on the way; (hash of the parameters, kills done)."""
     metrics = pathlib.Path(folder) / "metrics.jsonl"
@@ -54,7 +62,8 @@ def train(program, mesh, folder, kills, rng):
             log.seek(0)
             sys.exit(f"{mesh}: not done in time after {done} kills:\n{log.read()[-4000:]}")
         if done < kills and time.monotonic() >= next_kill:
-            ranks = [pid for pid, parent in processes(folder) if parent == run.pid]
+            ranks = [pid for pid, parent in processes(folder)
+                     if parent == run.pid and is_rank(pid)]
             if ranks:
                 try:
                     os.kill(rng.choice(ranks), signal.SIGKILL)

@@ -56,6 +56,7 @@ std::string describe(const TrainConfig& config) {
 struct Outcomes {
   std::vector<StepMetrics> steps;  // of rank 0
   std::vector<Summary> summaries;  // of all ranks
+  std::vector<std::string> answers;
 };
 
 Outcomes run(const TrainConfig& config) {
@@ -71,6 +72,8 @@ Outcomes run(const TrainConfig& config) {
         Trainer trainer(config, world);
         for (int step = 0; step < kSteps; ++step) trainer.step();
         out.summaries[static_cast<std::size_t>(world.rank())] = trainer.summary();
+        const std::vector<std::string> answers = trainer.answers(1);
+        if (world.rank() == 0) out.answers = answers;
         if (world.rank() == 0) out.steps = trainer.history();
       },
       options);
@@ -90,6 +93,7 @@ void expect_same(const TrainConfig& config) {
   const Outcomes& want = alone(config.model);
   const Outcomes got = run(config);
   ASSERT_EQ(got.steps.size(), want.steps.size()) << describe(config);
+  EXPECT_EQ(got.answers, want.answers) << describe(config);
   for (std::size_t i = 0; i < want.steps.size(); ++i) {
     ASSERT_NEAR(got.steps[i].loss, want.steps[i].loss, 1e-4 * want.steps[i].loss)
         << "step " << i << ": " << describe(config);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/threads.h"
@@ -143,16 +144,74 @@ TEST(Saving, LayoutsAreTradedWhereThatIsExact) {
     config.layout = from;
     config.save = folder / (from + "-" + to);
     train_to(config, place, 2);
+    const auto saved = contents(newest(config.save));
     config.resume = newest(config.save);
     config.layout = to;
-    config.save.clear();
-    train_to(config, place, 3);
+    config.save += "-again";
+    train_to(config, place, 2);
+    EXPECT_EQ(contents(newest(config.save)), saved) << from << " → " << to;
   };
   EXPECT_NO_THROW(trade("fp32", "bf16"));
   EXPECT_NO_THROW(trade("bf16", "bf16-fp32grad"));
   EXPECT_NO_THROW(trade("bf16", "fp32"));
   EXPECT_NO_THROW(trade("bf16-nomaster", "fp32"));
   EXPECT_THROW(trade("fp32", "bf16-nomaster"), Error);
+}
+
+TEST(Saving, AFreshRunDoesNotMixWithOlderCheckpoints) {
+  const Folder folder;
+  const Place place = kPlaces[1];
+  TrainConfig config = config_for(place);
+  config.save = folder / "run";
+  train_to(config, place, 2);
+  EXPECT_THROW(train_to(config, place, 1), UsageError);
+  config.resume = "auto";
+  EXPECT_NO_THROW(train_to(config, place, 3));
+}
+
+TEST(Saving, ABadNewestOneIsPassedOver) {
+  const Folder folder;
+  const Place place = kPlaces[1];
+  TrainConfig config = config_for(place);
+  const std::string whole = train_to(config, place, 5);
+  config.save = folder / "run";
+  train_to(config, place, 2);
+  config.resume = "auto";
+  train_to(config, place, 4);
+  const fs::path shard = fs::path(newest(config.save)) / "rank-00001.safetensors";
+  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(fs::file_size(shard)) - 5);
+  file.put('?');
+  file.close();
+  EXPECT_EQ(train_to(config, place, 5), whole);
+}
+
+// A step whose gradients are not finite: back to the checkpoint, and past the data since then.
+TEST(Saving, RollbackPassesOverData) {
+  const Folder folder;
+  const Place place = kPlaces[1];
+  TrainConfig config = config_for(place);
+  config.save = folder / "run";
+  config.on_nan = "rollback";
+  comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
+    const comm::Group world(std::move(backend));
+    Trainer trainer(config, world);
+    trainer.step();
+    trainer.save();
+    trainer.finish_saving();
+    const Summary saved = trainer.summary();
+    trainer.step();
+    trainer.step();
+    trainer.roll_back();
+    EXPECT_EQ(trainer.steps_done(), 1);
+    EXPECT_EQ(trainer.summary().params_hash, saved.params_hash);
+    trainer.step();
+    trainer.save();
+    trainer.finish_saving();
+  });
+  const checkpoint::Checkpoint after(newest(config.save));
+  EXPECT_EQ(after.about().step, 2);
+  EXPECT_EQ(after.about().samples, 4 * config.global_batch);
 }
 
 TEST(Saving, WhatDoesNotFitIsRefused) {

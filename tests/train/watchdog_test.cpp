@@ -20,12 +20,13 @@ TEST(StepWatchdog, TellsOfAStepThatHangsOnceAndThenGivesUp) {
   std::atomic<int> reports{0}, given_up{0};
   std::string text;
   {
-    StepWatchdog dog({.report_after = 3, .give_up_after = 5, .least = 0.02, .enough = 3},
-                     {[&](const std::string& what) {
-                        text = what;
-                        ++reports;
-                      },
-                      [&](const std::string&) { ++given_up; }});
+    StepWatchdog dog(
+        {.report_after = 3, .give_up_after = 5, .least = 0.02, .least_give_up = 0.04, .enough = 3},
+        {[&](const std::string& what) {
+           text = what;
+           ++reports;
+         },
+         [&](const std::string&) { ++given_up; }});
     for (int step = 1; step <= 3; ++step) {
       dog.begin(step);
       dog.end();
@@ -45,8 +46,9 @@ TEST(StepWatchdog, TellsOfAStepThatHangsOnceAndThenGivesUp) {
 TEST(StepWatchdog, SaysNothingBeforeItKnowsWhatIsUsual) {
   std::atomic<int> reports{0};
   {
-    StepWatchdog dog({.report_after = 1, .give_up_after = 2, .least = 0, .enough = 100},
-                     {[&](const std::string&) { ++reports; }, nullptr});
+    StepWatchdog dog(
+        {.report_after = 1, .give_up_after = 2, .least = 0, .least_give_up = 0, .enough = 100},
+        {[&](const std::string&) { ++reports; }, nullptr});
     dog.begin(1);
     std::this_thread::sleep_for(30ms);
     dog.end();
