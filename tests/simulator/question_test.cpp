@@ -48,7 +48,10 @@ TEST(Questions, PlannerAndSimulatorAgree) {
     const planner::Question q = ask(kQuestions[i]);
     const double planned = planner::step_time(q).step();
     const Result result = simulate(scenario_of(q));
-    EXPECT_NEAR(result.step / planned, 1, 0.10) << "question " << i;
+    // The planner charges transfers that overlap with half their time, for slowing down the kernels
+    // beside them; here they are free.
+    EXPECT_LT(result.step / planned, 1.05) << "question " << i;
+    EXPECT_GT(result.step / planned, 0.80) << "question " << i;
     EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step);
   }
 }

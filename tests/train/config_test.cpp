@@ -163,7 +163,11 @@ TEST(Resolve, ModelsByNameAndBySize) {
   config.model = "gpt2-124";
   EXPECT_TRUE(contains(refusal([&] { resolve(config, 1); }), "did you mean gpt2-124m?"));
   config.model = "llama3-8b";
-  EXPECT_TRUE(contains(refusal([&] { resolve(config, 1); }), "--model"));
+  EXPECT_EQ(resolve(config, 1).model.kv_heads, 8);
+  config.hidden = 1024;
+  config.heads = 16;
+  EXPECT_EQ(resolve(config, 1).model.kv_heads, 4);
+  EXPECT_EQ(resolve(config, 1).model.ffn, 3584);
 }
 
 TEST(Resolve, WhatDoesNotFitTogether) {
