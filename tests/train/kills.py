@@ -54,7 +54,7 @@ def train(program, mesh, folder, kills, rng):
     log = open(pathlib.Path(folder) / "log", "w+")
     run = subprocess.Popen(command, stdout=log, stderr=log)
     done = 0
-    deadline = time.monotonic() + 60 + 30 * kills
+    deadline = time.monotonic() + 240 + 60 * kills
     next_kill = time.monotonic() + rng.uniform(0.5, 4)
     while run.poll() is None:
         if time.monotonic() > deadline:
