@@ -137,9 +137,26 @@ void check_complete(const Hardware& h, const toml::table& table, const std::stri
   want(h.between.bandwidth > 0, "between.bandwidth");
 }
 
+// toml++ 3.3 has undefined behaviour for some characters beyond ASCII where a value should stand.
+void refuse_other_than_ascii(std::string_view text, const std::string& where) {
+  toml::source_index line = 1, column = 1;
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) >= 0x80) {
+      throw UsageError(str(where, ", line ", line, ", column ", column,
+                           ": got a character that is not ASCII; wanted plain ASCII"));
+    }
+    ++column;
+    if (c == '\n') {
+      ++line;
+      column = 1;
+    }
+  }
+}
+
 }  // namespace
 
 void Catalogue::parse(std::string_view text, const std::string& where) {
+  refuse_other_than_ascii(text, where);
   toml::table table;
   try {
     table = toml::parse(text, where);
