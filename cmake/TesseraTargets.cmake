@@ -28,6 +28,23 @@ function(tessera_require_sources target)
   endif()
 endfunction()
 
+# tessera_toml_source(<target> <source> <stand-in>): a source that includes toml++, or its stand-in
+# where there is none. Its include folders and macros are for that source alone: for a whole library
+# they would make the precompiled torch header useless.
+function(tessera_toml_source target source stand_in)
+  if(NOT TARGET tomlplusplus::tomlplusplus)
+    target_sources(${target} PRIVATE ${stand_in})
+    return()
+  endif()
+  target_sources(${target} PRIVATE ${source})
+  get_target_property(includes tomlplusplus::tomlplusplus INTERFACE_INCLUDE_DIRECTORIES)
+  list(TRANSFORM includes REPLACE "/$" "")
+  list(REMOVE_ITEM includes ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
+  set_source_files_properties(
+    ${source} TARGET_DIRECTORY ${target}
+    PROPERTIES INCLUDE_DIRECTORIES "${includes}" COMPILE_DEFINITIONS TOML_HEADER_ONLY=1)
+endfunction()
+
 # Does a list of libraries to link reach torch?
 function(tessera_links_torch out)
   set(${out} FALSE PARENT_SCOPE)

@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
@@ -176,13 +177,12 @@ int stage_of(const Question& q, int rank, int chunk) {
 
 std::vector<std::vector<StageShare>> stage_shares(const Question& q) {
   const int stages = q.pp * q.chunks;
-  const std::int64_t each = q.model.layers / stages, more = q.model.layers % stages;
   std::vector<std::vector<StageShare>> shares(static_cast<std::size_t>(q.pp));
   for (int r = 0; r < q.pp; ++r) {
     for (int c = 0; c < q.chunks; ++c) {
-      const int stage = stage_of(q, r, c);
+      const ModelPart part = part_of_stage(q.model, stages, stage_of(q, r, c));
       shares[static_cast<std::size_t>(r)].push_back(
-          {each + (stage < more ? 1 : 0), stage == 0, stage == stages - 1});
+          {part.last_layer - part.first_layer, part.embedding, part.head});
     }
   }
   return shares;

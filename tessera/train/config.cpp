@@ -220,7 +220,15 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   if (config.device == "cpu" && config.backend == "nccl") {
     throw UsageError("--backend: got nccl, which needs --device cuda; wanted auto, shm or mpi");
   }
-  if (!config.elastic.empty()) parse_elastic(config.elastic);
+  if (!config.elastic.empty()) {
+    parse_elastic(config.elastic);
+    if (config.max_restarts == 0) {
+      throw UsageError(
+          str("--elastic: got ", quote(config.elastic),
+              " without --max-restarts, and only a restart can go on with fewer ranks; "
+              "wanted both"));
+    }
+  }
   for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
                                     std::pair(config.save_every > 0, "--save-every"),
                                     std::pair(config.max_restarts > 0, "--max-restarts"),

@@ -149,6 +149,11 @@ Saver::Resumed Saver::read(const std::string& folder) {
     throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", extra("optimizer"),
                          ", and this run has ", config_.optimizer, "; wanted the same"));
   }
+  if (group_.rank() == 0 && (about.seed != static_cast<std::uint64_t>(config_.seed) ||
+                             extra("data") != config_.data || extra("seq") != str(resolved_.seq))) {
+    Logger().warn(str(folder, " was saved with --seed ", about.seed, " --data ", extra("data"),
+                      " --seq ", extra("seq"), "; this run has others, so it sees other samples"));
+  }
   from.expect(model_.specs());
   std::vector<checkpoint::Wanted> wanted;
   struct Staged {

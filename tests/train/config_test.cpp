@@ -178,6 +178,9 @@ TEST(Resolve, WhatDoesNotFitTogether) {
   };
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.seq = 257; }), "--seq: got 257"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.vocab = 11; }), "12 or more"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "1:2"; }), "--max-restarts"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "2:1"; }), "FEWEST:MOST"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.resume = "auto"; }), "--save"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) {
                          c.vocab = 100;
                          c.data = "x.txt";

@@ -44,7 +44,9 @@ constexpr bool kFreeUnitsAreMarked = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MI
 
 TEST(Features, AForwardBesideTheEngineIsRefused) {
   for (const int stage : {1, 2, 3}) {
-    if (stage == 3 && !kFreeUnitsAreMarked) continue;
+    if (stage == 3 && !kFreeUnitsAreMarked) {
+      GTEST_SKIP() << "stage 3: LibTorch " << TORCH_VERSION << " cannot unmark a storage; 2.13 can";
+    }
     over(2, [&](const comm::Group& group) {
       auto net = std::make_shared<Tied>();
       Options options;
