@@ -30,6 +30,33 @@ struct Kept {
   at::Tensor out, in;
 };
 
+// Tells an observer how long somebody waited.
+class Observed final : public WorkState {
+ public:
+  Observed(Work work, std::shared_ptr<Observer> observer, std::shared_ptr<const Collective> call)
+      : work_(std::move(work)), observer_(std::move(observer)), call_(std::move(call)) {}
+  void wait() override {
+    const bool waits = !work_.done();
+    const Observer::Time begin = std::chrono::steady_clock::now();
+    work_.wait();
+    if (waits) observer_->waited(*call_, begin, std::chrono::steady_clock::now());
+  }
+  bool done() const override { return work_.done(); }
+
+ private:
+  const Work work_;
+  const std::shared_ptr<Observer> observer_;
+  const std::shared_ptr<const Collective> call_;
+};
+
+// What messages and observers need of a call: all but its buffers.
+Collective without_buffers(const Collective& what) {
+  Collective copy = what;
+  copy.in = copy.out = nullptr;
+  copy.parts = nullptr;
+  return copy;
+}
+
 }  // namespace
 
 DType to_dtype(at::ScalarType type) {
@@ -71,6 +98,11 @@ std::string Group::last_call() const {
   return state_->calls == 0 ? "" : str("#", state_->calls, " ", describe(state_->last));
 }
 
+void Group::observe(std::shared_ptr<Observer> observer) const {
+  const std::lock_guard lock(state_->last_mutex);
+  state_->observer = std::move(observer);
+}
+
 Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in) const {
   for (const at::Tensor* tensor : {&out, &in}) {
     if (!tensor->defined()) continue;
@@ -83,15 +115,12 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
     require(out.scalar_type() == in.scalar_type() && out.device() == in.device(), what,
             [&] { return str("input and output differ: ", shape(in), " and ", shape(out)); });
   }
+  std::shared_ptr<Observer> observer;
   if (size() > 1) {
     const std::lock_guard lock(state_->last_mutex);
-    state_->last.op = what.op;
-    state_->last.dtype = what.dtype;
-    state_->last.reduce = what.reduce;
-    state_->last.count = what.count;
-    state_->last.peer = what.peer;
-    state_->last.label = what.label;
+    state_->last = without_buffers(what);
     ++state_->calls;
+    observer = state_->observer;
   }
   const bool on_host = (in.defined() ? in : out).is_cpu();
   Backend& device = *state_->backend;
@@ -103,15 +132,28 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
   }
   require(!what.shared || host.takes_parts(), what,
           [&] { return str("the backend ", backend(), " has no memory that ranks share"); });
-  if (!on_host && &host == &device) {
-    if (size() > 1) return submit_staged(host, std::move(what), out, in);
+  const bool staged = !on_host && &host == &device;
+  if (staged && size() == 1) {
     check(what, 1, 0);  // a copy in the current stream is all that one rank needs
     if (what.in != what.out && out.defined()) out.copy_(in.view(out.sizes()), true);
     return Work();
   }
   Attachments attachments;
-  attachments.keep = std::make_shared<Kept>(Kept{out, in});
-  return (on_host ? host : device).submit(std::move(what), std::move(attachments));
+  std::shared_ptr<const Collective> told;
+  if (observer) {
+    told = std::make_shared<const Collective>(without_buffers(what));
+    attachments.ran = [observer, told](Observer::Time begin, Observer::Time end) {
+      observer->ran(*told, begin, end);
+    };
+  }
+  Work work;
+  if (staged) {
+    work = submit_staged(host, std::move(what), out, in, std::move(attachments));
+  } else {
+    attachments.keep = std::make_shared<Kept>(Kept{out, in});
+    work = (on_host ? host : device).submit(std::move(what), std::move(attachments));
+  }
+  return observer ? Work(std::make_shared<Observed>(std::move(work), observer, told)) : work;
 }
 
 namespace {

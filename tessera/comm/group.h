@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/comm/backend.h"
+#include "tessera/comm/observer.h"
 
 namespace tessera::comm {
 
@@ -61,6 +62,10 @@ class Group {
   // rank is.
   std::string last_call() const;
 
+  // From now on this rank's calls are told of, whichever copy of the group makes them. Null: no
+  // more. A group of one rank has nothing to tell.
+  void observe(std::shared_ptr<Observer> observer) const;
+
   Work all_reduce(const at::Tensor& x, const Call& call = {}) const;
   Work all_reduce(const at::Tensor& out, const at::Tensor& in, const Call& call = {}) const;
   // out: this rank's shard of in. In place: out is that part of in.
@@ -95,6 +100,7 @@ class Group {
     std::map<std::string, int> subsets;  // how often each was made, to give each a new name
     std::mutex last_mutex;
     Collective last;  // without its buffers
+    std::shared_ptr<Observer> observer;
     std::uint64_t calls = 0;
   };
   Work submit(Collective what, const at::Tensor& out, const at::Tensor& in) const;

@@ -19,9 +19,17 @@ struct Queue::Item final : WorkState {
   void wait() override;
   bool done() const override;
 
+  void begin() {
+    if (attachments.ran && began == Observer::Time{}) began = std::chrono::steady_clock::now();
+  }
+  void tell() {
+    if (attachments.ran) attachments.ran(began, std::chrono::steady_clock::now());
+  }
+
   const std::shared_ptr<Core> core;
   Collective call;
   Attachments attachments;
+  Observer::Time began{};  // if somebody wants to know
   bool posted = false;
   bool ended = false;
   std::exception_ptr error;
@@ -42,9 +50,11 @@ struct Queue::Core {
   void run(Item& item) {
     try {
       if (item.attachments.before) item.attachments.before();
+      item.begin();
       if (!std::exchange(item.posted, true)) transport->post(item.call);
       transport->finish(item.call, /*may_give_up=*/false);
       if (item.attachments.after) item.attachments.after();
+      item.tell();
     } catch (...) {
       item.error = std::current_exception();
     }
@@ -130,8 +140,10 @@ Work Queue::submit(Collective call, Attachments attachments) {
     bool ended = true;
     try {
       item->posted = true;
+      item->begin();
       core_->transport->post(item->call);
       ended = core_->transport->finish(item->call, /*may_give_up=*/true);
+      if (ended) item->tell();
     } catch (...) {
       item->error = std::current_exception();
     }

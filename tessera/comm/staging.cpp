@@ -25,7 +25,8 @@ struct Staged {
 
 }  // namespace
 
-Work submit_staged(Backend& backend, Collective what, const at::Tensor& out, const at::Tensor& in) {
+Work submit_staged(Backend& backend, Collective what, const at::Tensor& out, const at::Tensor& in,
+                   Attachments attachments) {
   const at::Device device = (in.defined() ? in : out).device();
   const c10::impl::VirtualGuardImpl guard(device.type());
   auto staged = std::make_shared<Staged>();
@@ -48,7 +49,6 @@ Work submit_staged(Backend& backend, Collective what, const at::Tensor& out, con
   staged->copied_in = std::make_unique<c10::Event>(device.type());
   staged->copied_in->record(guard.getStream(device));
 
-  Attachments attachments;
   attachments.keep = staged;
   attachments.before = [staged] { staged->copied_in->synchronize(); };
   if (out.defined()) {

@@ -76,6 +76,7 @@ struct TrainConfig {
   std::string hardware_file;
   std::string metrics;
   std::string trace;
+  std::int64_t trace_steps = 20;
   std::int64_t samples = 4;
 
   friend bool operator==(const TrainConfig&, const TrainConfig&) = default;

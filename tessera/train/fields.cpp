@@ -153,7 +153,8 @@ std::vector<Field> make_fields() {
       {output, "hardware-file", &C::hardware_file,
        "entries of your own, such as tessera calibrate writes"},
       {output, "metrics", &C::metrics, "write a JSON line per step to this file"},
-      {output, "trace", &C::trace, "write a Chrome trace to this file"},
+      {output, "trace", &C::trace, "write spans of the first steps to this file, for Perfetto"},
+      {output, "trace-steps", &C::trace_steps, "how many steps that file has", 1, 1e6},
       {output, "samples", &C::samples, "answers of the trained model to show", 0, 1000},
   };
   for (Field& each : all) each.bytes = each.name == "memory-limit";

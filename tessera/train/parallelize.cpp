@@ -160,7 +160,7 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
     engine_->finish_pass(pass.chunk);
   };
   pipe.on_span = [this](const pipeline::Span& span) {
-    if (on_span_) on_span_(schedule::name(span.kind), span.begin, span.end);
+    if (on_span_) on_span_(span);
   };
   executor_ = std::make_unique<pipeline::Executor>(schedule_, mesh_.pp(), std::move(list), pipe);
 }
@@ -221,13 +221,13 @@ void ParallelModel::run(const std::vector<data::Batch>& batches) {
     executor_->run();
     return;
   }
-  for (std::size_t k = 0; k < here.size(); ++k) {
+  for (int micro = 0; micro < static_cast<int>(here.size()); ++micro) {
     const Clock::time_point began = Clock::now();
-    const at::Tensor loss = forward(0, {}, static_cast<int>(k));
+    const at::Tensor loss = forward(0, {}, micro);
     const Clock::time_point middle = Clock::now();
-    if (on_span_) on_span_("forward", began, middle);
+    if (on_span_) on_span_({schedule::Kind::forward, micro, 0, began, middle});
     engine_->backward(loss);
-    if (on_span_) on_span_("backward", middle, Clock::now());
+    if (on_span_) on_span_({schedule::Kind::backward, micro, 0, middle, Clock::now()});
   }
 }
 
@@ -262,6 +262,12 @@ std::int64_t ParallelModel::next_token(const at::Tensor& ids) {
     (head ? logits : x) = out;
   }
   return logits.select(0, 0).select(0, ids.size(1) - 1).argmax().item<std::int64_t>();
+}
+
+std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
+  // The world first: where it is also an axis, it is better known as that.
+  return {{"all", mesh_.world()}, {"dp", mesh_.dp()}, {"tp", mesh_.tp()},
+          {"pp", mesh_.pp()},     {"model", model_},  {"tied", tied_}};
 }
 
 ParallelModel::Sent ParallelModel::sent() const {

@@ -42,10 +42,9 @@ class ParallelModel {
                 const comm::Group& world);
 
   // One step's forward and backward passes, without the update. Collective over the mesh.
-  using OnSpan = std::function<void(const char* name, std::chrono::steady_clock::time_point begin,
-                                    std::chrono::steady_clock::time_point end)>;
   void run(const std::vector<data::Batch>& batches);
-  // What passes and waits were like, for whoever measures; may be empty.
+  // Told what each pass and each wait for another stage took, for whoever measures; may be empty.
+  using OnSpan = std::function<void(const pipeline::Span& span)>;
   void watch(OnSpan on_span) { on_span_ = std::move(on_span); }
 
   // The most likely next token after ids [1, T]; the same on all ranks of the mesh's replica.
@@ -57,6 +56,8 @@ class ParallelModel {
   zero::Engine& engine() { return *engine_; }
   const zero::Engine& engine() const { return *engine_; }
   const comm::Mesh& mesh() const { return mesh_; }
+  // All groups that training talks over, by what they are for.
+  std::vector<std::pair<const char*, comm::Group>> groups() const;
   const std::vector<ParamSpec>& specs() const { return specs_; }  // of this rank's parameters
   // The elements of one of them that no rank before this one has too, so that each counts once.
   const std::vector<Run>& counted(const std::string& param) const { return counted_.at(param); }

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
@@ -15,7 +17,11 @@
 namespace tessera::train {
 namespace {
 
-double microseconds(Trace::Clock::duration time) {
+std::string json_string(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+double microseconds(Trace::Time::duration time) {
   return std::chrono::duration<double, std::micro>(time).count();
 }
 
@@ -26,25 +32,67 @@ std::string folder_of(const std::string& path) {
 
 }  // namespace
 
-void Trace::span(const char* name, Clock::time_point begin, Clock::time_point end,
-                 std::int64_t step) {
-  if (enabled_) spans_.push_back({name, begin, end, step});
+void Trace::begin_step(std::int64_t step) {
+  const std::lock_guard lock(mutex_);
+  const bool kept = step > 0 && begun_ < steps_;
+  begun_ += kept ? 1 : 0;
+  step_ = kept ? step : 0;
+}
+
+void Trace::keep(const std::string& track, Span span) {
+  const std::lock_guard lock(mutex_);
+  if (step_ == 0) return;
+  span.track = tracks_.try_emplace(track, static_cast<int>(tracks_.size())).first->second;
+  span.step = step_;
+  spans_.push_back(std::move(span));
+}
+
+void Trace::span(const std::string& name, Time begin, Time end, int micro) {
+  keep("compute", {.name = name, .begin = begin, .end = end, .micro = micro});
+}
+
+void Trace::call(const std::string& axis, const comm::Collective& call, Time begin, Time end) {
+  // Calls of one queue run one after the other, and messages between two ranks too; but all of
+  // these side by side.
+  std::string track = axis;
+  if (call.op == comm::Op::send) track += str(" to ", call.peer);
+  if (call.op == comm::Op::recv) track += str(" from ", call.peer);
+  keep(track, {.name = str(comm::name(call.op), " ", call.label),
+               .begin = begin,
+               .end = end,
+               .bytes = static_cast<std::int64_t>(call.bytes())});
 }
 
 std::string Trace::events() const {
-  if (!enabled_) return "";
-  std::string out = str(R"({"name":"process_name","ph":"M","pid":)", rank_,
-                        R"(,"args":{"name":"rank )", rank_, R"("}})");
-  char line[256];
-  for (const Span& each : spans_) {
-    std::snprintf(line, sizeof line,
-                  ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"dur\":%.3f,"
-                  "\"args\":{\"step\":%lld}}",
-                  each.name, rank_, microseconds(each.begin.time_since_epoch()),
-                  microseconds(each.end - each.begin), static_cast<long long>(each.step));
-    out += line;
+  const std::lock_guard lock(mutex_);
+  if (steps_ == 0) return "";
+  std::vector<std::string> lines = {str(R"({"name":"process_name","ph":"M","pid":)", rank_,
+                                        R"(,"args":{"name":"rank )", rank_, R"("}})")};
+  for (const auto& [name, track] : tracks_) {
+    const std::string at = str(R"("ph":"M","pid":)", rank_, R"(,"tid":)", track, R"(,"args":{)");
+    lines.push_back(str(R"({"name":"thread_name",)", at, R"("name":)", json_string(name), "}}"));
+    lines.push_back(str(R"({"name":"thread_sort_index",)", at, R"("sort_index":)", track, "}}"));
   }
-  return out;
+  char times[96];
+  for (const Span& each : spans_) {
+    std::snprintf(times, sizeof times, ",\"ts\":%.3f,\"dur\":%.3f,",
+                  microseconds(each.begin.time_since_epoch()), microseconds(each.end - each.begin));
+    std::string line = str(R"({"name":)", json_string(each.name), R"(,"ph":"X","pid":)", rank_,
+                           R"(,"tid":)", each.track, times, R"("args":{"step":)", each.step);
+    if (each.micro >= 0) line += str(R"(,"micro_batch":)", each.micro);
+    if (each.bytes >= 0) line += str(R"(,"bytes":)", each.bytes);
+    lines.push_back(line + "}}");
+  }
+  return join(lines, ",\n");
+}
+
+void CallListener::ran(const comm::Collective& call, Time begin, Time end) {
+  trace_.call(axis_, call, begin, end);
+}
+
+void CallListener::waited(const comm::Collective& call, Time begin, Time end) {
+  waited_ += std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+  trace_.span(str("wait: ", comm::name(call.op), " ", call.label), begin, end);
 }
 
 void check_writable(const std::string& path, const std::string& flag) {

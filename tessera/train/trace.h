@@ -1,33 +1,72 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/observer.h"
+
 namespace tessera::train {
 
-// Spans of time for chrome://tracing and Perfetto: one process per rank. The clock is the machine's
-// own, so ranks of one host line up.
+// Spans of time for chrome://tracing and Perfetto: one process per rank, with a track for what it
+// computes and one for the calls along each axis of the mesh. The clock is the machine's own, so
+// ranks of one host line up. From any thread.
 class Trace {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Time = std::chrono::steady_clock::time_point;
 
-  Trace(int rank, bool enabled) : rank_(rank), enabled_(enabled) {}
+  // Keeps the first `steps` steps it is told of; 0: nothing.
+  Trace(int rank, std::int64_t steps) : rank_(rank), steps_(steps) {}
 
-  void span(const char* name, Clock::time_point begin, Clock::time_point end, std::int64_t step);
+  // What comes now belongs to this step; 0: to none, and is not kept.
+  void begin_step(std::int64_t step);
+  // Of the track "compute". micro: which micro-batch, -1 if that does not apply.
+  void span(const std::string& name, Time begin, Time end, int micro = -1);
+  // Of the track of an axis; sends and receives have one for each peer.
+  void call(const std::string& axis, const comm::Collective& call, Time begin, Time end);
+
   // The events as JSON objects, one per line with commas between; no brackets.
   std::string events() const;
 
  private:
   struct Span {
-    const char* name;  // of static storage
-    Clock::time_point begin, end;
-    std::int64_t step;
+    std::string name;
+    int track = 0;
+    Time begin, end;
+    std::int64_t step = 0;
+    int micro = -1;
+    std::int64_t bytes = -1;
   };
-  int rank_;
-  bool enabled_;
+  void keep(const std::string& track, Span span);
+
+  const int rank_;
+  const std::int64_t steps_;
+  mutable std::mutex mutex_;
+  std::int64_t begun_ = 0, step_ = 0;
+  std::map<std::string, int> tracks_ = {{"compute", 0}};
   std::vector<Span> spans_;
+};
+
+// Listens to the calls along one axis: they go into the trace, and what they held this rank up adds
+// up for all axes together.
+class CallListener final : public comm::Observer {
+ public:
+  using Waited = std::atomic<std::int64_t>;  // ns
+
+  CallListener(std::string axis, Trace& trace, Waited& waited)
+      : axis_(std::move(axis)), trace_(trace), waited_(waited) {}
+  void ran(const comm::Collective& call, Time begin, Time end) override;
+  void waited(const comm::Collective& call, Time begin, Time end) override;
+
+ private:
+  const std::string axis_;
+  Trace& trace_;
+  Waited& waited_;
 };
 
 // Puts the events of all ranks together. The file appears at once and whole: it is written under

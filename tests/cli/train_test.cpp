@@ -5,11 +5,14 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cli/processes.h"
@@ -181,17 +184,64 @@ TEST_F(Train, TextFilesAreReadByBytes) {
   EXPECT_TRUE(contains(outcome.out, " → ")) << outcome.out;
 }
 
+// How often each name (without its label) is on each track of each rank; spans of a track are
+// nested or apart, as a viewer wants them.
+std::map<std::string, int> spans_of(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  const Json events = Json::parse(in).at("traceEvents");
+  std::map<std::pair<int, int>, std::string> tracks;
+  std::map<std::pair<int, int>, std::vector<std::pair<double, double>>> times;
+  std::map<std::string, int> spans;
+  for (const Json& event : events) {
+    const std::pair<int, int> at{event.at("pid").get<int>(), event.value("tid", -1)};
+    if (event.at("name") == "thread_name") tracks[at] = event.at("args").at("name");
+    if (event.at("ph") != "X") continue;
+    const std::string name = event.at("name");
+    ++spans[std::to_string(at.first) + " " + tracks.at(at) + ": " + name.substr(0, name.find(' '))];
+    const double begin = event.at("ts");
+    times[at].emplace_back(begin, begin + event.at("dur").get<double>());
+  }
+  for (auto& [at, list] : times) {
+    std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first < b.first : a.second > b.second;
+    });
+    std::vector<double> open;
+    for (const auto& [begin, end] : list) {
+      while (!open.empty() && open.back() <= begin + 0.002) open.pop_back();
+      EXPECT_TRUE(open.empty() || end <= open.back() + 0.002) << tracks.at(at) << " at " << begin;
+      open.push_back(end);
+    }
+  }
+  return spans;
+}
+
 TEST_F(Train, ATraceHasTheSpansOfBothRanks) {
   const std::filesystem::path trace = folder / "trace.json";
-  EXPECT_EQ(tessera(small({"--trace", trace.string(), "--grad-accum", "2"})).status, 0);
-  std::ifstream in(trace);
-  const Json events = Json::parse(in).at("traceEvents");
-  int spans[2] = {0, 0};
-  for (const Json& event : events) {
-    if (event.at("ph") == "X") ++spans[event.at("pid").get<int>()];
+  EXPECT_EQ(tessera(small({"--trace", trace.string(), "--grad-accum", "2", "--zero", "3"})).status,
+            0);
+  std::map<std::string, int> spans = spans_of(trace);
+  for (const std::string rank : {"0", "1"}) {
+    EXPECT_EQ(spans[rank + " compute: forward"], 3 * 2);
+    EXPECT_EQ(spans[rank + " compute: backward"], 3 * 2);
+    EXPECT_EQ(spans[rank + " compute: optimizer"], 3);
+    EXPECT_EQ(spans[rank + " compute: step"], 3);
+    EXPECT_GT(spans[rank + " dp: all_gather"], 0);
+    EXPECT_GT(spans[rank + " dp: reduce_scatter"], 0);
   }
-  EXPECT_EQ(spans[0], 3 * (2 * 2 + 2));  // forward, backward twice; optimizer, step
-  EXPECT_EQ(spans[1], spans[0]);
+}
+
+TEST_F(Train, ATraceOfAPipelineShowsBubblesAndMessages) {
+  const std::filesystem::path trace = folder / "trace.json";
+  const Words flags = {"--trace", trace.string(), "--trace-steps", "2", "--grad-accum", "4", "--pp",
+                       "2"};
+  EXPECT_EQ(tessera(small(flags)).status, 0);
+  std::map<std::string, int> spans = spans_of(trace);
+  EXPECT_EQ(spans["0 compute: forward"], 2 * 4);
+  EXPECT_EQ(spans["0 compute: bubble:"], 2 * 4);
+  EXPECT_EQ(spans["0 pp to 1: send"], 1 + 2 * 4);  // the shape, once
+  EXPECT_EQ(spans["1 pp from 0: recv"], 1 + 2 * 4);
+  EXPECT_EQ(spans["0 pp from 1: recv"], 2 * 4);
+  EXPECT_EQ(spans["1 compute: step"], 2);
 }
 
 TEST_F(Train, WithoutCommunicationItSaysSo) {

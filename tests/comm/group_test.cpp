@@ -6,6 +6,8 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <map>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <vector>
@@ -358,6 +360,65 @@ TEST(Mesh, AllShapesOfEightRanks) {
         expect_same(x, at::full({3}, 36, at::kLong));
       }
     }
+  });
+}
+
+// Counts what it hears.
+struct Listener final : Observer {
+  void ran(const Collective& call, Time begin, Time end) override { note(ran_, call, begin, end); }
+  void waited(const Collective& call, Time begin, Time end) override {
+    note(waited_, call, begin, end);
+  }
+  void note(std::map<std::string, int>& where, const Collective& call, Time begin, Time end) {
+    const std::lock_guard lock(mutex);
+    ++where[call.label];
+    EXPECT_LE(begin, end);
+    EXPECT_EQ(call.in, nullptr);
+  }
+  std::mutex mutex;
+  std::map<std::string, int> ran_, waited_;
+};
+
+TEST(Group, AnObserverHearsOfEveryCallOnce) {
+  over(2, [](const Group& group) {
+    const auto listener = std::make_shared<Listener>();
+    const Group copy = group;
+    const auto labelled = [](const char* label) {
+      Call call;
+      call.label = label;
+      return call;
+    };
+    // Nobody listens yet, so this is not heard.
+    copy.all_reduce(at::ones({4}), labelled("before")).wait();
+    group.observe(listener);
+    for (const std::int64_t count : {1, 1000, 3'000'000}) {  // at once, queued, in pieces
+      const at::Tensor x = at::ones({count});
+      copy.all_reduce(x, labelled("reduce")).wait();
+      copy.all_gather(at::empty({2 * count}), x, labelled("gather")).wait();
+      const Work sent = copy.send(x, 1 - copy.rank(), labelled("message"));
+      copy.recv(at::empty({count}), 1 - copy.rank(), labelled("message")).wait();
+      sent.wait();
+      sent.wait();
+    }
+    // Its peer comes late, so this rank has to wait.
+    if (group.rank() == 0) {
+      copy.broadcast(at::ones({1 << 20}), 0, labelled("late")).wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      copy.broadcast(at::ones({1 << 20}), 0, labelled("late")).wait();
+    }
+    group.barrier();
+    group.observe(nullptr);
+    copy.all_reduce(at::ones({4}), labelled("after")).wait();
+    const std::lock_guard lock(listener->mutex);
+    const std::map<std::string, int> all = {
+        {"gather", 3}, {"late", 1}, {"message", 6}, {"reduce", 3}};
+    EXPECT_EQ(listener->ran_, all);
+    if (group.rank() == 0) {
+      EXPECT_EQ(listener->waited_["late"], 1);
+    }
+    for (const auto& [label, times] : listener->waited_) EXPECT_LE(times, all.at(label)) << label;
   });
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
@@ -98,26 +99,69 @@ TEST_F(Folder, LinesReplaceWhatWasThere) {
 
 TEST_F(Folder, ATraceIsJsonOfAllRanks) {
   std::vector<std::string> ranks;
+  const Trace::Time now{std::chrono::seconds(10)};
   for (int r = 0; r < 3; ++r) {
-    Trace trace(r, true);
-    const Trace::Clock::time_point now{std::chrono::seconds(10)};
-    for (int step = 1; step <= 4; ++step) {
-      trace.span("forward", now, now + std::chrono::microseconds(1500), step);
+    Trace trace(r, 4);
+    for (int step = 1; step <= 6; ++step) {  // two more than it keeps
+      trace.begin_step(step);
+      trace.span("forward", now, now + std::chrono::microseconds(1500), 7);
+      trace.begin_step(0);
+      trace.span("between", now, now);
     }
     ranks.push_back(trace.events());
   }
   const std::filesystem::path file = path / "t.json";
   write_trace(file.string(), ranks);
   const Json json = Json::parse(text(file));
-  ASSERT_EQ(json["traceEvents"].size(), 3u * 5);
-  const Json& span = json["traceEvents"][1];
+  const std::size_t each = 3 + 4;  // three names, four steps
+  ASSERT_EQ(json["traceEvents"].size(), 3 * each);
+  EXPECT_EQ(json["traceEvents"][1]["args"]["name"], "compute");
+  const Json& span = json["traceEvents"][3];
   EXPECT_EQ(span["name"], "forward");
   EXPECT_EQ(span["ts"], 1e7);
   EXPECT_EQ(span["dur"], 1500.0);
   EXPECT_EQ(span["args"]["step"], 1);
-  EXPECT_EQ(json["traceEvents"][14]["pid"], 2);
+  EXPECT_EQ(span["args"]["micro_batch"], 7);
+  EXPECT_EQ(json["traceEvents"][3 * each - 1]["pid"], 2);
+  EXPECT_EQ(json["traceEvents"][3 * each - 1]["args"]["step"], 4);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(path), {}), 1) << "no draft left";
-  EXPECT_TRUE(Trace(0, false).events().empty());
+  EXPECT_TRUE(Trace(0, 0).events().empty());
+}
+
+TEST(Trace, CallsAreOnTheTracksOfTheirAxes) {
+  Trace trace(1, 1);
+  CallListener::Waited waited{0};
+  CallListener dp("dp", trace, waited), pp("pp", trace, waited);
+  trace.begin_step(1);
+  const Trace::Time now{std::chrono::seconds(1)};
+  comm::Collective call;
+  call.op = comm::Op::all_reduce;
+  call.dtype = comm::DType::f32;
+  call.count = 10;
+  call.label = "a \"name\" · of\n bytes \xff";
+  dp.ran(call, now, now + std::chrono::milliseconds(2));
+  dp.waited(call, now, now + std::chrono::milliseconds(1));
+  call.op = comm::Op::send;
+  call.peer = 0;
+  call.label = "x";
+  pp.ran(call, now, now + std::chrono::milliseconds(3));
+  pp.waited(call, now, now + std::chrono::milliseconds(4));
+  EXPECT_EQ(waited.load(), 5'000'000);
+
+  std::map<std::string, std::vector<std::string>> spans;
+  std::map<int, std::string> tracks;
+  for (const Json& event : Json::parse("[" + trace.events() + "]")) {
+    const int track = event.value("tid", -1);
+    if (event["name"] == "thread_name") tracks[track] = event["args"]["name"];
+    if (event["ph"] == "X") spans[tracks.at(track)].push_back(event["name"]);
+    if (event["name"] == "send x") {
+      EXPECT_EQ(event["args"]["bytes"], 40);
+    }
+  }
+  EXPECT_EQ(spans["compute"].size(), 2u);
+  EXPECT_EQ(spans["compute"].back(), "wait: send x");
+  EXPECT_EQ(spans["dp"].size(), 1u);
+  EXPECT_EQ(spans["pp to 0"], std::vector<std::string>{"send x"});
 }
 
 TEST_F(Folder, AFolderThatIsNotThereIsFoundBeforeTheRun) {

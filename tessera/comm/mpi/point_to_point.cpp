@@ -30,6 +30,7 @@ struct PointToPoint::Item final : WorkState {
   const std::shared_ptr<Core> core;
   Collective call;
   Attachments attachments;
+  Watch::Clock::time_point began{};  // when it came to the head of its line
   Watch::Clock::time_point since{};  // when it came to the head of its line, or last moved
   std::shared_ptr<std::vector<std::byte>> letter;
   Ticket letter_ticket;
@@ -137,11 +138,14 @@ bool PointToPoint::Core::move(Item& item) {
 
 bool PointToPoint::Core::advance(Item& item) {
   try {
-    if (item.since == Watch::Clock::time_point{}) item.since = Watch::Clock::now();
+    if (item.since == Watch::Clock::time_point{}) item.since = item.began = Watch::Clock::now();
     if (item.attachments.before) std::exchange(item.attachments.before, nullptr)();
     const bool moved = move(item);
     if (moved) item.since = Watch::Clock::now();
     if (item.finished && item.attachments.after) item.attachments.after();
+    if (item.finished && item.attachments.ran) {
+      item.attachments.ran(item.began, Watch::Clock::now());
+    }
     return moved;
   } catch (...) {
     courier.give_up();

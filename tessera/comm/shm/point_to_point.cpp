@@ -30,6 +30,7 @@ struct PointToPoint::Item final : WorkState {
   const std::shared_ptr<Core> core;
   Collective call;
   Attachments attachments;
+  Watch::Clock::time_point began{};  // when it came to the head of its line
   Watch::Clock::time_point since{};  // when it came to the head of its line, or last moved
   bool begun = false;                // its header was sent or seen
   bool direct = false;               // the receiver reads where the sender's buffer lies
@@ -161,10 +162,13 @@ bool PointToPoint::Core::advance_receive(Item& item) {
 
 bool PointToPoint::Core::advance(Item& item) {
   try {
-    if (item.since == Watch::Clock::time_point{}) item.since = Watch::Clock::now();
+    if (item.since == Watch::Clock::time_point{}) item.since = item.began = Watch::Clock::now();
     if (item.attachments.before) std::exchange(item.attachments.before, nullptr)();
     const bool moved = item.call.op == Op::send ? advance_send(item) : advance_receive(item);
     if (item.finished && item.attachments.after) item.attachments.after();
+    if (item.finished && item.attachments.ran) {
+      item.attachments.ran(item.began, Watch::Clock::now());
+    }
     if (!moved) {
       watch->check(
           item.call.peer, item.since, [&] { return describe(item.call); }, [&] { return false; });

@@ -1,0 +1,81 @@
+#include "tessera/train/from_config.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tessera/core/errors.h"
+
+namespace tessera::train {
+namespace {
+
+zero::Options engine_options(const TrainConfig& config, const Resolved& resolved,
+                             std::shared_ptr<memory::Ledger> ledger) {
+  zero::Options options;
+  options.stage = static_cast<int>(config.zero);
+  options.layout = parse_state_layout(config.layout);
+  if (config.optimizer == "sgd") {
+    options.optimizer = zero::SGD{
+        .lr = config.lr, .momentum = config.momentum, .weight_decay = config.weight_decay};
+  } else {
+    options.optimizer = zero::AdamW{.lr = config.lr,
+                                    .beta1 = config.beta1,
+                                    .beta2 = config.beta2,
+                                    .eps = config.eps,
+                                    .weight_decay = config.weight_decay};
+  }
+  options.reduce = resolved.policy;
+  options.clip_norm = config.clip;
+  // The trainer itself stops where it should: it knows the flag that says otherwise.
+  options.on_non_finite = zero::OnNonFinite::skip;
+  options.bucket_bytes = std::max<std::int64_t>(1, std::llround(config.bucket_mb * 1e6));
+  options.overlap_grad_reduce = config.overlap_grad_reduce;
+  options.overlap_param_gather = config.overlap_param_gather;
+  options.prefetch = config.prefetch;
+  options.keep_params = config.keep_params;
+  options.gather = config.gather == "alias"  ? zero::Gather::alias
+                   : config.gather == "copy" ? zero::Gather::copy
+                                             : zero::Gather::automatic;
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.ledger = std::move(ledger);
+  return options;
+}
+
+}  // namespace
+
+std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved) {
+  const auto seed = static_cast<std::uint64_t>(config.seed);
+  if (config.data == "synthetic") return data::sorting(resolved.seq, seed);
+  return data::text_file(config.data, resolved.seq, seed);
+}
+
+ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
+                                 c10::Device device, std::shared_ptr<memory::Ledger> ledger) {
+  if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
+  ParallelOptions options;
+  options.tp = static_cast<int>(config.tp);
+  options.pp = static_cast<int>(config.pp);
+  options.sequence_parallel = config.sequence_parallel;
+  options.schedule = config.schedule;
+  options.chunks = static_cast<int>(config.chunks);
+  options.micro_batches = static_cast<int>(resolved.grad_accum);
+  options.checkpointing = nn::parse_checkpointing(config.checkpoint_activations);
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.device = device;
+  options.engine = engine_options(config, resolved, std::move(ledger));
+  return options;
+}
+
+c10::Device device_of(const TrainConfig& config, const comm::Group& world) {
+  if (config.device == "cpu") return c10::Device(c10::kCPU);
+  if (!at::hasCUDA()) {
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+  }
+  const auto count = static_cast<int>(at::detail::getCUDAHooks().deviceCount());
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(world.rank() % std::max(1, count))};
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/text.h"
+#include "tessera/data/sampler.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/train/from_config.h"
+#include "tessera/train/saving.h"
+#include "tessera/train/trace.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::train {
+
+struct Trainer::Impl {
+  Impl(TrainConfig c, comm::Group w)
+      : config(std::move(c)),
+        world(std::move(w)),
+        resolved(resolve(config, world.size())),
+        ledger(std::make_shared<memory::Ledger>(str("rank ", world.rank()), config.memory_limit)),
+        owner((memory::install(), ledger)),
+        device(device_of(config, world)),
+        source(make_source(config, resolved)),
+        trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),
+        // With --comm off every rank is a replica of its own, on its own data.
+        model(resolved.model, parallel_options(config, resolved, device, ledger),
+              config.comm == "off" ? comm::Group() : world),
+        plan(train::plan(config, resolved, model.mesh().place().dp, model.mesh().place().tp,
+                         model.mesh().place().pp)),
+        sampler{resolved.dp, resolved.grad_accum, config.micro_batch},
+        replica(config.comm == "off" ? world.rank() : model.mesh().place().dp),
+        saver(config, resolved, model, config.comm == "off" ? comm::Group() : world) {
+    model.watch([this](const pipeline::Span& span) { on_span(span); });
+    for (const auto& [axis, group] : model.groups()) {
+      group.observe(std::make_shared<CallListener>(axis, trace, waited));
+    }
+  }
+  // The groups may outlive what listens.
+  ~Impl() {
+    for (const auto& [axis, group] : model.groups()) group.observe(nullptr);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  void on_span(const pipeline::Span& span);
+  void note_state();
+  void compare_ranks(Summary& out) const;
+  std::vector<data::Token> answer(const data::Question& question);
+  double waited_s() const { return static_cast<double>(waited.load()) * 1e-9; }
+  zero::Engine& engine() { return model.engine(); }
+
+  const TrainConfig config;
+  const comm::Group world;
+  const Resolved resolved;
+  const std::shared_ptr<memory::Ledger> ledger;
+  const memory::OwnerScope owner;  // before the first tensor
+  const c10::Device device;
+  const std::unique_ptr<data::Source> source;
+  // Before the model: its calls are told of to the end.
+  Trace trace;
+  CallListener::Waited waited{0};  // for communication, since the run began
+  double counted = 0;              // seconds of it that were taken off a span
+  ParallelModel model;
+  const planner::RunPlan plan;
+  const data::Sampler sampler;
+  const int replica;  // which part of the batch this rank has
+
+  Saver saver;
+  std::int64_t steps_before = 0;  // done by the run that was resumed
+  std::int64_t data_shift = 0;    // steps whose data was passed over
+  int rollbacks = 0;
+  std::vector<StepMetrics> history;
+  StepMetrics now;       // of the step under way
+  MemoryBytes measured;  // the most of each category where it is looked at
+  SentBytes sent;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,116 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/train/trainer_impl.h"
+
+namespace tessera::train {
+
+// What the ranks' steps were like, side by side: ranks that are slow, and the bubble of a pipeline.
+void Trainer::Impl::compare_ranks(Summary& out) const {
+  constexpr std::array<std::pair<const char*, double StepMetrics::*>, 5> kPhases = {
+      {{"forward", &StepMetrics::forward_s},
+       {"backward", &StepMetrics::backward_s},
+       {"optimizer", &StepMetrics::optimizer_s},
+       {"bubble", &StepMetrics::bubble_s},
+       {"passes", &StepMetrics::passes_s}}};
+  const at::Tensor mine = at::zeros({kPhases.size()}, at::kDouble);
+  // The first step pays for what is done once.
+  for (std::size_t i = history.size() > 1 ? 1 : 0; i < history.size(); ++i) {
+    for (std::size_t p = 0; p < kPhases.size(); ++p) {
+      mine.data_ptr<double>()[p] += history[i].*kPhases[p].second;
+    }
+  }
+  const at::Tensor all =
+      at::empty({world.size(), static_cast<std::int64_t>(kPhases.size())}, at::kDouble);
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "times of the ranks";
+  world.all_gather(all.view(-1), mine, call).wait();
+  const at::Tensor medians = std::get<0>(all.median(0));
+  for (int r = 0; r < world.size() && config.pp == 1; ++r) {  // stages of a pipeline may differ
+    SlowRank slow{r, "", kSlow};
+    for (std::size_t p = 0; p < 3; ++p) {
+      const auto column = static_cast<std::int64_t>(p);
+      const double median = medians[column].item<double>();
+      const double factor = median > 0 ? all[r][column].item<double>() / median : 0;
+      if (factor > slow.factor) slow = {r, kPhases[p].first, factor};
+    }
+    if (!slow.phase.empty()) out.slow_ranks.push_back(slow);
+  }
+  if (config.pp == 1) return;
+  const double passes = all.select(1, 4).sum().item<double>();
+  out.bubble = passes > 0 ? all.select(1, 3).sum().item<double>() / passes : 0;
+  out.predicted_bubble = schedule::time(schedule::make(config.schedule, static_cast<int>(config.pp),
+                                                       static_cast<int>(resolved.grad_accum),
+                                                       static_cast<int>(config.chunks)),
+                                        {})
+                             .bubble;
+}
+
+Summary Trainer::summary() {
+  Impl& impl = *impl_;
+  impl.engine().synchronize();
+  Summary out;
+  impl.compare_ranks(out);
+  out.predicted.memory = {
+      {"params", impl.plan.params}, {"grads", impl.plan.grads}, {"optimizer", impl.plan.optimizer}};
+  if (impl.plan.activations) out.predicted.memory["activations"] = *impl.plan.activations;
+  out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
+  out.measured.memory = impl.measured;
+  if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {
+    out.measured.sent = SentBytes{impl.sent.dp / steps, impl.sent.tp / steps, impl.sent.pp / steps};
+  }
+  char hash[32];
+  std::snprintf(hash, sizeof hash, "%016llx",
+                static_cast<unsigned long long>(impl.model.params_hash()));
+  out.params_hash = hash;
+  std::vector<double> rates, times;
+  for (const StepMetrics& step : impl.history) {
+    rates.push_back(step.tokens_per_s());
+    times.push_back(step.step_s);
+    out.skipped += step.skipped ? 1 : 0;
+  }
+  out.tokens_per_s = median(std::move(rates));
+  out.step_s = median(std::move(times));
+  out.predicted.step_s = predicted_step(impl.config, impl.resolved);
+  out.measured.step_s = out.step_s;
+  out.steps = static_cast<std::int64_t>(impl.history.size());
+  if (!impl.history.empty()) {
+    out.first_loss = impl.history.front().loss;
+    out.last_loss = impl.history.back().loss;
+  }
+  out.run = {{"model", impl.resolved.model.name.empty() ? "gpt" : impl.resolved.model.name},
+             {"parameters", str(impl.resolved.model.params())},
+             {"ranks", str(impl.world.size())},
+             {"dp", str(impl.resolved.dp)},
+             {"tp", str(impl.config.tp)},
+             {"pp", str(impl.config.pp)},
+             {"zero", str(impl.config.zero)},
+             {"layout", impl.config.layout},
+             {"comm", impl.config.comm},
+             {"data", impl.config.data}};
+  return out;
+}
+
+std::string Trainer::describe() const {
+  const Impl& impl = *impl_;
+  const planner::ModelShape& shape = impl.resolved.model;
+  return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
+             " parameters (", shape.layers, " layers, width ", shape.hidden, ", ", shape.heads,
+             " heads, vocabulary ", shape.vocab, ")\n", impl.source->name(), ": ",
+             impl.config.steps, " steps of ", impl.resolved.global_batch, " × ", impl.resolved.seq,
+             " tokens = ", impl.resolved.dp, impl.resolved.dp == 1 ? " replica × " : " replicas × ",
+             impl.resolved.grad_accum, " × ", impl.config.micro_batch, " sequences\nZeRO-",
+             impl.config.zero, ", ", impl.config.layout, ", ",
+             impl.world.size() == 1 ? "alone" : impl.world.backend(), ", ", at::get_num_threads(),
+             at::get_num_threads() == 1 ? " thread" : " threads", " per rank; ",
+             impl.model.describe(), "\n");
+}
+
+}  // namespace tessera::train
