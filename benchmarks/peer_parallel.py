@@ -5,6 +5,7 @@
 Rank 0 prints one JSON object: {"tokens_per_s": median over the steps, "loss": of the last step}.
 """
 import argparse
+import contextlib
 import json
 import statistics
 import time
@@ -82,21 +83,27 @@ def clip(model, most, mode):
 
 def tensor_parallel(a, world):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel, loss_parallel,
                                                    parallelize_module)
-    model = nn.Sequential(*layers_of(a, world))
+    model = nn.Sequential(*layers_of(a, world)).to(a.type)
     mesh = init_device_mesh("cpu", (world,))
-    for block in model:
-        if isinstance(block, Block):
-            parallelize_module(block, mesh, {
+    for layer in model:
+        if isinstance(layer, Block):
+            parallelize_module(layer, mesh, {
                 "q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(),
                 "proj": RowwiseParallel(), "fc": ColwiseParallel(), "proj2": RowwiseParallel()})
+        elif isinstance(layer, Embedding) and a.share_vocab:
+            parallelize_module(layer, mesh, {"tok": RowwiseParallel(input_layouts=Replicate())})
+        elif isinstance(layer, Head) and a.share_vocab:
+            parallelize_module(layer, mesh, {"head": ColwiseParallel(use_local_output=False)})
 
     def run(ids, targets):
         total = 0.0
         for x, y in zip(ids.chunk(a.micros), targets.chunk(a.micros)):
-            loss = loss_of(model(x), y) / a.micros
-            loss.backward()
+            with loss_parallel() if a.share_vocab else contextlib.nullcontext():
+                loss = loss_of(model(x), y) / a.micros
+                loss.backward()
             total += loss.item()
         return total
     return model, run
@@ -106,7 +113,7 @@ def pipeline(a, world, rank):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     layers = layers_of(a, 1)
     half = 1 + a.layers // 2
-    model = nn.Sequential(*(layers[:half] if rank == 0 else layers[half:]))
+    model = nn.Sequential(*(layers[:half] if rank == 0 else layers[half:])).to(a.type)
     stage = PipelineStage(model, rank, world, torch.device("cpu"))
     schedule = Schedule1F1B(stage, a.micros, loss_fn=loss_of)
 
@@ -126,7 +133,11 @@ def main():
     for name, value in dict(layers=4, hidden=256, heads=4, vocab=2048, seq=128, batch=8, micros=1,
                             steps=12).items():
         p.add_argument("--" + name, type=int, default=value)
+    p.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    p.add_argument("--share-vocab", action="store_true",
+                   help="tp: cut embedding and head too, with a loss over the shards")
     a = p.parse_args()
+    a.type = torch.bfloat16 if a.dtype == "bf16" else torch.float32
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
