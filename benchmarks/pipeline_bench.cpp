@@ -14,7 +14,7 @@
 #include "tessera/comm/threads.h"
 #include "tessera/nn/ops.h"
 #include "tessera/pipeline/executor.h"
-#include "tessera/pipeline/split.h"
+#include "tessera/schedule/split.h"
 
 namespace {
 
@@ -38,7 +38,7 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 Measured measure(const Setting& s) {
   const schedule::Schedule schedule = schedule::make(s.schedule, s.ranks, s.micros, 2);
-  const std::vector<int> bounds = pipeline::split(
+  const std::vector<int> bounds = schedule::split(
       std::vector<double>(static_cast<std::size_t>(s.layers), 1.0), schedule.stage_count());
   // [step][rank]: from the first begin to the last end, and the work between.
   std::vector<std::vector<pipeline::Span>> spans(static_cast<std::size_t>(s.ranks * s.steps));

@@ -123,6 +123,8 @@ std::vector<Field> make_fields() {
        TESSERA_READ(q.sequence_parallel = truth(text)));
   add("schedule", "NAME", "1f1b", "of the pipeline", TESSERA_READ(q.schedule = std::string(text)),
       schedule::names());
+  add("split", "HOW", "even", "layers of the stages: even, work, or as 3,3,2",
+      TESSERA_READ(q.split = std::string(text)));
   add("chunks", "INT", "1", "of the model on each pipeline rank (interleaved: 2)",
       TESSERA_READ(q.chunks = small_number(text)));
   add("zero", "STAGE", "0", "ZeRO: 0 nothing sharded, 1 optimizer, 2 + gradients, 3 + parameters",

@@ -49,6 +49,7 @@ Json question_json(const Question& q) {
   json["checkpoint_activations"] = name(q.recompute);
   json["attention"] = q.attention == Attention::fused ? "fused" : "unfused";
   json["schedule"] = q.schedule;
+  json["split"] = q.split;
   json["chunks"] = q.chunks;
   json["hardware"] = q.hardware.name;
   json["nodes"] = q.nodes;

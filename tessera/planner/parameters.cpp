@@ -1,9 +1,13 @@
 #include "tessera/planner/parameters.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string>
+#include <system_error>
 
+#include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/schedule/split.h"
 
 namespace tessera::planner {
 namespace {
@@ -83,10 +87,50 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
   return build.all;
 }
 
-ModelPart part_of_stage(const ModelShape& shape, int stages, int stage) {
-  const std::int64_t each = shape.layers / stages, more = shape.layers % stages;
-  const auto begin = [&](std::int64_t s) { return s * each + std::min(s, more); };
-  return {begin(stage), begin(stage + 1), stage == 0, stage == stages - 1};
+std::vector<int> layers_of_stages(const ModelShape& shape, int stages, const std::string& split) {
+  const int layers = static_cast<int>(shape.layers);
+  std::vector<int> counts;
+  if (split == "even") {
+    for (int s = 0; s < stages; ++s) {
+      counts.push_back(layers / stages + (s < layers % stages ? 1 : 0));
+    }
+    return counts;
+  }
+  if (split == "work") {
+    std::vector<double> costs(static_cast<std::size_t>(layers),
+                              static_cast<double>(shape.layer_params()));
+    costs.back() += static_cast<double>(shape.vocab) * static_cast<double>(shape.hidden);
+    const std::vector<int> bounds = schedule::split(costs, stages);
+    for (std::size_t s = 1; s < bounds.size(); ++s) counts.push_back(bounds[s] - bounds[s - 1]);
+    return counts;
+  }
+  std::int64_t sum = 0;
+  bool good = true;
+  for (std::size_t begin = 0; begin <= split.size();) {
+    const std::size_t end = std::min(split.find(',', begin), split.size());
+    int count = 0;
+    const auto [rest, error] = std::from_chars(split.data() + begin, split.data() + end, count);
+    good = good && error == std::errc() && rest == split.data() + end && count > 0;
+    counts.push_back(count);
+    sum += count;
+    begin = end + 1;
+  }
+  if (!good || sum != layers || static_cast<int>(counts.size()) != stages) {
+    throw UsageError(str("--split: got ", quote(split), "; wanted even, work, or the layers of ",
+                         stages, stages == 1 ? " stage" : " stages", ", at least one each and ",
+                         layers, " in all"));
+  }
+  return counts;
+}
+
+ModelPart part_of_stage(const std::vector<int>& layers_of_stages, int stage) {
+  const bool last = stage + 1 == static_cast<int>(layers_of_stages.size());
+  ModelPart part{0, 0, stage == 0, last};
+  for (int s = 0; s <= stage; ++s) {
+    part.first_layer = part.last_layer;
+    part.last_layer += layers_of_stages[static_cast<std::size_t>(s)];
+  }
+  return part;
 }
 
 std::vector<ParamSpec> model_params(const ModelShape& shape, int tp) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "tessera/core/param_spec.h"
@@ -20,8 +21,14 @@ struct ModelPart {
 };
 std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part);
 
-// Stage s of a pipeline: layers that do not divide go to the first stages, the embedding lies on
-// the first one and the head on the last.
-ModelPart part_of_stage(const ModelShape& shape, int stages, int stage);
+// How many layers each stage of a pipeline gets, as --split says: "even" (what does not divide goes
+// to the first stages), "work" (the stage that multiplies most does as little as can be; the head
+// counts), or so many by hand, "3,3,2". Throws UsageError.
+std::vector<int> layers_of_stages(const ModelShape& shape, int stages,
+                                  const std::string& split = "even");
+
+// A stage of a pipeline whose stages have so many layers: the embedding lies on the first one and
+// the head on the last.
+ModelPart part_of_stage(const std::vector<int>& layers_of_stages, int stage);
 
 }  // namespace tessera::planner

@@ -152,6 +152,7 @@ void check_cuts(const Question& q) {
     throw UsageError(str("--layers: got ", q.model.layers, " for pp ", q.pp, " · chunks ", q.chunks,
                          " = ", stages, " stages; each needs a layer: lower --pp or --chunks"));
   }
+  layers_of_stages(q.model, static_cast<int>(stages), q.split);
 }
 
 }  // namespace
@@ -176,11 +177,11 @@ int stage_of(const Question& q, int rank, int chunk) {
 }
 
 std::vector<std::vector<StageShare>> stage_shares(const Question& q) {
-  const int stages = q.pp * q.chunks;
+  const std::vector<int> layers = layers_of_stages(q.model, q.pp * q.chunks, q.split);
   std::vector<std::vector<StageShare>> shares(static_cast<std::size_t>(q.pp));
   for (int r = 0; r < q.pp; ++r) {
     for (int c = 0; c < q.chunks; ++c) {
-      const ModelPart part = part_of_stage(q.model, stages, stage_of(q, r, c));
+      const ModelPart part = part_of_stage(layers, stage_of(q, r, c));
       shares[static_cast<std::size_t>(r)].push_back(
           {part.last_layer - part.first_layer, part.embedding, part.head});
     }

@@ -39,7 +39,8 @@ struct Question {
   Attention attention = Attention::fused;
   std::string schedule = "1f1b";
   int chunks = 0;
-  int vocab_multiple = 0;  // pad the vocabulary to a multiple of this · tp; 0: not
+  std::string split = "even";  // of the layers into stages: see layers_of_stages
+  int vocab_multiple = 0;      // pad the vocabulary to a multiple of this · tp; 0: not
 
   Hardware hardware;
   int nodes = 0;
@@ -59,8 +60,8 @@ struct Question {
 // do. What is odd but possible passes.
 Question settle(Question question);
 
-// The part of a model that lies on one pipeline rank. Layers that do not divide go to the first
-// ranks; embedding and head lie on the first and the last stage.
+// The part of a model that lies on one pipeline rank; embedding and head lie on the first and the
+// last stage.
 struct StageShare {
   std::int64_t layers = 0;
   bool embedding = false;

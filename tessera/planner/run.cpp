@@ -29,9 +29,10 @@ RunPlan plan_run(const RunQuestion& q) {
   schedule::Schedule schedule;
   if (q.pp > 1) schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
   const int stages = q.pp > 1 ? schedule.stage_count() : 1;
+  const std::vector<int> layers = layers_of_stages(q.model, stages, q.pp > 1 ? q.split : "even");
   std::vector<ModelPart> parts;
   for (int c = 0; c < (q.pp > 1 ? schedule.chunks : 1); ++c) {
-    parts.push_back(part_of_stage(q.model, stages, q.pp > 1 ? schedule.stage(q.pp_rank, c) : 0));
+    parts.push_back(part_of_stage(layers, q.pp > 1 ? schedule.stage(q.pp_rank, c) : 0));
   }
 
   RunPlan plan;

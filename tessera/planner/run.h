@@ -38,6 +38,7 @@ struct RunQuestion {
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
   int chunks = 1;
+  std::string split = "even";  // see layers_of_stages
 };
 
 // What one rank holds and sends.

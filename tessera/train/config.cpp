@@ -270,6 +270,7 @@ std::optional<double> predicted_step(const TrainConfig& config, const Resolved& 
   question.grad_accum = resolved.grad_accum;
   question.recompute = resolved.recompute;
   question.schedule = config.schedule;
+  question.split = config.split;
   question.chunks = static_cast<int>(config.chunks);
   return planner::step_time(planner::settle(question)).step();
 }
@@ -294,6 +295,7 @@ planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int d
   question.pp_rank = pp_rank;
   question.sequence_parallel = config.sequence_parallel;
   question.schedule = config.schedule;
+  question.split = config.split;
   question.chunks = static_cast<int>(config.chunks);
   return planner::plan_run(question);
 }

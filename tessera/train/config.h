@@ -34,6 +34,7 @@ struct TrainConfig {
   std::int64_t dp = 0, tp = 1, pp = 1;
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
+  std::string split = "even";
   std::int64_t chunks = 1;
   std::int64_t zero = 0;
   std::string layout = "fp32";

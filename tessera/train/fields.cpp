@@ -57,6 +57,7 @@ std::vector<Field> make_fields() {
        "with --tp: share the sequence between the matrices too"},
       {parallel, "pp", &C::pp, "pipeline parallelism: ranks that share the layers", 1, 4096},
       {parallel, "schedule", &C::schedule, "order of a pipeline's passes", 0, 0, schedule::names()},
+      {parallel, "split", &C::split, "layers of a pipeline's stages: even, work, or as 3,3,2"},
       {parallel, "chunks", &C::chunks, "interleaved: stages of each pipeline rank", 1, 1024},
       {parallel, "zero", &C::zero,
        "ZeRO stage: 0 shards nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters",

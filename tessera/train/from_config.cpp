@@ -61,6 +61,7 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.sequence_parallel = config.sequence_parallel;
   options.schedule = config.schedule;
   options.chunks = static_cast<int>(config.chunks);
+  options.split = config.split;
   options.micro_batches = static_cast<int>(resolved.grad_accum);
   options.checkpointing = nn::parse_checkpointing(config.checkpoint_activations);
   options.seed = static_cast<std::uint64_t>(config.seed);

@@ -87,6 +87,7 @@ void check(const planner::ModelShape& shape, const ParallelOptions& options, int
                " chunks; wanted a layer "
                "for each"));
   }
+  planner::layers_of_stages(shape, schedule.stage_count(), options.split);
   if (options.engine.stage == 3 && splits_backward(schedule)) {
     refuse(str("--schedule ", options.schedule,
                " puts off weight gradients, and --zero 3 frees a block when it has its gradients; "
@@ -116,10 +117,12 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
       schedule_(make_schedule(options)) {
   const int chunks = options.pp == 1 ? 1 : schedule_.chunks;
   const int stages = options.pp == 1 ? 1 : schedule_.stage_count();
+  const std::vector<int> layers_of_stages =
+      planner::layers_of_stages(shape, stages, options.pp == 1 ? "even" : options.split);
   auto holder = std::make_shared<torch::nn::Module>();
   for (int c = 0; c < chunks; ++c) {
     const int stage = options.pp == 1 ? 0 : schedule_.stage(mesh_.place().pp, c);
-    const planner::ModelPart layers = planner::part_of_stage(shape, stages, stage);
+    const planner::ModelPart layers = planner::part_of_stage(layers_of_stages, stage);
     models::Part part;
     part.tp = mesh_.tp();
     part.sequence_parallel = options.sequence_parallel;

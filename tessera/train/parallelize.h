@@ -20,6 +20,7 @@ struct ParallelOptions {
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
   int chunks = 1;
+  std::string split = "even";  // of the layers: see planner::layers_of_stages
   int micro_batches = 1;
   nn::Checkpointing checkpointing = nn::Checkpointing::none;
   std::uint64_t seed = 0;  // of the parameters

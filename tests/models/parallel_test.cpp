@@ -308,7 +308,8 @@ TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
     for (const int tp : {1, 2, 4}) {
       if (shape.heads % tp != 0 || shape.vocab % tp != 0) continue;
       each_rank<int>(tp, [&](const comm::Group& group) {
-        const planner::ModelPart cut = planner::part_of_stage(shape, 2, 1);
+        const planner::ModelPart cut =
+            planner::part_of_stage(planner::layers_of_stages(shape, 2), 1);
         Part part;
         part.tp = group;
         for (const bool whole : {true, false}) {

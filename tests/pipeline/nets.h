@@ -16,7 +16,7 @@
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/ops.h"
 #include "tessera/pipeline/executor.h"
-#include "tessera/pipeline/split.h"
+#include "tessera/schedule/split.h"
 
 namespace tessera::pipeline::test {
 
@@ -156,7 +156,7 @@ inline std::vector<int> bounds_of(const Layers& layers, int stages) {
     for (const at::Tensor& p : layer.params) count += static_cast<double>(p.numel());
     costs.push_back(count);
   }
-  return split(costs, stages);
+  return schedule::split(costs, stages);
 }
 
 inline std::vector<Chunk> chunks_of(const Layers& layers, const schedule::Schedule& schedule,

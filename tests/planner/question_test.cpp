@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "tessera/core/errors.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
@@ -112,6 +115,54 @@ TEST(Settle, RefusesWhatCannotBe) {
 TEST(Settle, LetsTheOddPass) {
   settle(with([](Question& q) { q.pp = 8, q.grad_accum = 2; }));  // K < P
   settle(with([](Question& q) { q.tp = 16; }, "gpt3-1.3b"));      // tp across hosts
+}
+
+// Work counts the head: with it on, no stage has more than any other way to cut would give it.
+TEST(Split, ByWorkTheHeadCounts) {
+  for (const char* name : {"gpt2-124m", "gpt2-xl", "llama3-8b"}) {
+    const ModelShape shape = find_model_shape(name);
+    const double layer = static_cast<double>(shape.layer_params());
+    const double head = static_cast<double>(shape.vocab * shape.hidden);
+    for (int stages = 2; stages <= 6; ++stages) {
+      const std::vector<int> counts = layers_of_stages(shape, stages, "work");
+      const auto most = [&](const std::vector<int>& layers) {
+        double worst = 0;
+        for (std::size_t s = 0; s < layers.size(); ++s) {
+          worst = std::max(worst, layers[s] * layer + (s + 1 == layers.size() ? head : 0));
+        }
+        return worst;
+      };
+      EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0), shape.layers);
+      double best = 1e300;  // the rest is cut evenly, whatever the last stage has
+      for (int last = 1; last <= shape.layers - stages + 1; ++last) {
+        const auto rest = static_cast<int>(shape.layers) - last;
+        std::vector<int> other(static_cast<std::size_t>(stages), rest / (stages - 1));
+        other[0] = (rest + stages - 2) / (stages - 1);
+        other.back() = last;
+        best = std::min(best, most(other));
+      }
+      EXPECT_DOUBLE_EQ(most(counts), best) << name << ", " << stages;
+      EXPECT_LE(best, most(layers_of_stages(shape, stages, "even")));
+    }
+  }
+}
+
+TEST(Split, ByHandEveryLayerOnce) {
+  const ModelShape shape = find_model_shape("gpt2-124m");  // 12 layers
+  EXPECT_EQ(layers_of_stages(shape, 3, "5,4,3"), (std::vector<int>{5, 4, 3}));
+  const ModelPart part = part_of_stage({5, 4, 3}, 1);
+  EXPECT_EQ(part.first_layer, 5);
+  EXPECT_EQ(part.last_layer, 9);
+  EXPECT_FALSE(part.embedding || part.head);
+  for (const char* wrong : {"5,4", "5,4,2", "6,6,0", "13,-1,0", "5,4,3,", ",12", "", "evn",
+                            "5 ,4,3", "99999999999,4,3"}) {
+    try {
+      layers_of_stages(shape, 3, wrong);
+      ADD_FAILURE() << wrong;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("--split"), std::string::npos) << error.what();
+    }
+  }
 }
 
 // Every layer once, embedding first, head last; the same places as the schedule's.

@@ -132,6 +132,17 @@ TEST(Mesh, EveryMeshAndStageTrainsAsOneProcess) {
   }
 }
 
+TEST(Mesh, LayersCanBeCutInAnyWay) {
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const char* split : {"work", "3,1", "1,3"}) {
+      TrainConfig config = on_mesh(small(model), {2, 1, 2}, 4);
+      config.zero = 2;
+      config.split = split;
+      expect_same(config);
+    }
+  }
+}
+
 TEST(Mesh, EveryScheduleTrainsAsOneProcess) {
   for (const Mesh& mesh : {Mesh{1, 1, 2}, Mesh{2, 1, 2}, Mesh{1, 2, 2}}) {
     for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {

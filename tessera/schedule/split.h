@@ -6,7 +6,7 @@
 
 // Cuts a model, given as a list of layers, into stages: each a run of at least one layer. Stage s
 // has the layers bounds[s] to bounds[s + 1] - 1 of the bounds that these functions give.
-namespace tessera::pipeline {
+namespace tessera::schedule {
 
 // By costs, such as parameter counts or measured seconds: the dearest stage is as cheap as can be,
 // and among the ways to do that the costs are as even as can be. Throws UsageError for fewer layers
@@ -22,4 +22,4 @@ std::vector<double> measure(int layers, const std::function<void(int layer)>& ru
 // "layers 0-5 | 6-11"
 std::string describe_split(const std::vector<int>& bounds);
 
-}  // namespace tessera::pipeline
+}  // namespace tessera::schedule

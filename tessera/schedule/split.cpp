@@ -1,4 +1,4 @@
-#include "tessera/pipeline/split.h"
+#include "tessera/schedule/split.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
-namespace tessera::pipeline {
+namespace tessera::schedule {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -113,4 +113,4 @@ std::string describe_split(const std::vector<int>& bounds) {
   return text;
 }
 
-}  // namespace tessera::pipeline
+}  // namespace tessera::schedule

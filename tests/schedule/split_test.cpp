@@ -1,4 +1,4 @@
-#include "tessera/pipeline/split.h"
+#include "tessera/schedule/split.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "tessera/core/errors.h"
 
-namespace tessera::pipeline {
+namespace tessera::schedule {
 namespace {
 
 // {the dearest stage, the sum of squares}
@@ -105,4 +105,4 @@ TEST(Split, MeasuresEveryLayer) {
 }
 
 }  // namespace
-}  // namespace tessera::pipeline
+}  // namespace tessera::schedule
