@@ -98,6 +98,7 @@ BlockImpl::BlockImpl(const planner::ModelShape& shape, const Axis& axis, const s
       kv_heads_(std::max<std::int64_t>(1, shape.kv_heads / axis.size())),
       head_dim_(shape.head_dim()),
       rotary_(shape.positions == 0),
+      rotary_base_(shape.rotary_base),
       swiglu_(shape.swiglu) {
   const std::int64_t width = shape.hidden, ffn = shape.ffn, kv = shape.kv_heads * head_dim_;
   LinearOptions linear;
@@ -133,7 +134,7 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const at::ArrayRef<at::Tensor> all(norms);
   const at::Tensor before = apply_norm(x, all.slice(0, all.size() / 2));
   at::Tensor qkv = qkv_->forward(before);
-  if (rotary_) qkv = nn::rotary(qkv, heads_ + kv_heads_, head_dim_);
+  if (rotary_) qkv = nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rotary_base_);
   const at::Tensor mixed = nn::attention(qkv, heads_, kv_heads_);
   const auto [h, sum] = apply_add_norm(x, proj_->forward(mixed), all.slice(all.size() / 2));
   const at::Tensor wide = swiglu_ ? nn::swiglu(fc_->forward(h)) : fc_->forward_gelu(h);

@@ -67,7 +67,9 @@ class BlockImpl : public torch::nn::Module {
   tensor_parallel::Axis axis_;
   std::string name_;
   std::int64_t heads_, kv_heads_, head_dim_;  // those of this rank
-  bool rotary_, swiglu_;
+  bool rotary_;
+  double rotary_base_;
+  bool swiglu_;
   Norm norm1_{nullptr}, norm2_{nullptr};
   tensor_parallel::ColumnParallelLinear qkv_{nullptr}, fc_{nullptr};
   tensor_parallel::RowParallelLinear proj_{nullptr}, proj2_{nullptr};

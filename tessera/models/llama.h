@@ -4,7 +4,7 @@
 
 namespace tessera::models {
 
-// Llama: rotary positions (base 10000), blocks with RMSNorm first and SwiGLU, no biases, grouped
+// Llama: rotary positions, blocks with RMSNorm first and SwiGLU, no biases, grouped
 // queries if there are fewer kv-heads, a head of its own unless the shape is tied. fc.weight has
 // the rows of the gate, then those of the values.
 class LlamaImpl : public LanguageModel {

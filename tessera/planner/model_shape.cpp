@@ -16,8 +16,10 @@ ModelShape gpt(std::string name, std::int64_t layers, std::int64_t hidden, std::
 }
 
 ModelShape llama(std::string name, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
-                 std::int64_t kv_heads, std::int64_t ffn, std::int64_t vocab) {
-  return {std::move(name), layers, hidden, heads, kv_heads, ffn, vocab, 0, true, false, false};
+                 std::int64_t kv_heads, std::int64_t ffn, std::int64_t vocab,
+                 double rotary_base = 1e4) {
+  return {std::move(name), layers, hidden, heads, kv_heads, ffn,
+          vocab,           0,      true,   false, false,    rotary_base};
 }
 
 }  // namespace
@@ -58,9 +60,9 @@ const std::vector<ModelShape>& model_shapes() {
       llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
       llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
       llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
-      llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
-      llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
-      llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256),
+      llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 5e5),
+      llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 5e5),
+      llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5),
   };
   return all;
 }

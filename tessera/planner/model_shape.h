@@ -20,6 +20,7 @@ struct ModelShape {
   bool swiglu = false;         // three matrices instead of two
   bool biases = true;          // linears have biases, and norms have a shift
   bool tied = true;            // the output head is the embedding
+  double rotary_base = 1e4;    // of rotary positions
 
   std::int64_t head_dim() const { return hidden / heads; }
 
