@@ -1,5 +1,7 @@
 // Does it pay to multiply while a tensor-parallel layer's collectives run? A column- and a
-// row-parallel linear, forward and backward, with and without overlap in turn; ranks as threads.
+// row-parallel linear, forward and backward, with and without overlap in turn.
+//   tessera run -n 2 --threads 4 --no-prefix -- build/bin/overlap_bench --threads 4 --device cuda
+// Started alone, on the CPU only, its ranks are threads:
 //   overlap_bench [--ranks 2] [--threads 1] [--batch 1] [--tokens 1024] [--width 1024] [--ffn 4096]
 //                 [--dtype fp32|bf16] [--device cpu|cuda] [--sequence 0|1] [--steps 20]
 
@@ -13,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/threads.h"
 #include "tessera/tensor_parallel/tensor_parallel.h"
 
@@ -74,27 +77,32 @@ double step(Pair& pair, const at::Tensor& x, const at::Tensor& dy, const comm::G
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-void measure(const Setting& s) {
-  const int ranks = static_cast<int>(s.number("ranks"));
-  const bool sequence = s.number("sequence") != 0;
+struct Measured {
   std::vector<double> plain, overlapped;
-  comm::run_threads(ranks, [&](std::shared_ptr<comm::Backend> backend) {
-    const comm::Group group(std::move(backend));
-    at::set_num_threads(static_cast<int>(s.number("threads")));
-    Pair pairs[2] = {make_pair(s, {group, sequence, false}), make_pair(s, {group, sequence, true})};
-    const std::int64_t tokens = s.number("tokens") / (sequence ? ranks : 1);
-    const at::Tensor x = at::randn({s.number("batch"), tokens, s.number("width")}, s.tensors());
-    const at::Tensor dy = at::randn_like(x);
-    at::Tensor in = x.detach().requires_grad_();
-    for (std::int64_t i = -3; i < s.number("steps"); ++i) {
-      for (const int overlap : {0, 1}) {
-        const double seconds = step(pairs[overlap], in, dy, group);
-        in.mutable_grad() = at::Tensor();
-        if (group.rank() == 0 && i >= 0) (overlap ? overlapped : plain).push_back(seconds);
-      }
+};
+
+Measured measure(const Setting& s, const comm::Group& group) {
+  at::set_num_threads(static_cast<int>(s.number("threads")));
+  const bool sequence = s.number("sequence") != 0;
+  Pair pairs[2] = {make_pair(s, {group, sequence, false}), make_pair(s, {group, sequence, true})};
+  const std::int64_t tokens = s.number("tokens") / (sequence ? group.size() : 1);
+  at::Tensor x = at::randn({s.number("batch"), tokens, s.number("width")}, s.tensors());
+  const at::Tensor dy = at::randn_like(x);
+  x.requires_grad_();
+  Measured all;
+  for (std::int64_t i = -3; i < s.number("steps"); ++i) {
+    for (const int overlap : {0, 1}) {
+      const double seconds = step(pairs[overlap], x, dy, group);
+      x.mutable_grad() = at::Tensor();
+      if (i >= 0) (overlap ? all.overlapped : all.plain).push_back(seconds);
     }
-  });
-  const Times off = times_of(plain), on = times_of(overlapped);
+  }
+  return all;
+}
+
+void report(const Setting& s, const Measured& all, int ranks) {
+  const bool sequence = s.number("sequence") != 0;
+  const Times off = times_of(all.plain), on = times_of(all.overlapped);
   std::printf(
       "%d ranks × %s threads, %s %s, [%s, %s, %s] → %s%s: off %.2f ms (least %.2f), overlapped "
       "%.2f ms (least %.2f): %.3f times as fast (least: %.3f)\n",
@@ -118,6 +126,26 @@ int main(int argc, char** argv) {
     }
     s.given[name.substr(2)] = argv[i + 1];
   }
-  measure(s);
+  const comm::Group world = comm::init();
+  if (world.size() > 1) {
+    const Measured all = measure(s, world);
+    if (world.rank() == 0) report(s, all, world.size());
+    return 0;
+  }
+  if (s.given["device"] != "cpu") {
+    // One thread of autograd serves a device, and would wait for itself.
+    std::fprintf(stderr,
+                 "overlap_bench: ranks on a device are processes; start it with: tessera "
+                 "run -n 2 -- overlap_bench ...\n");
+    return 2;
+  }
+  const int ranks = static_cast<int>(s.number("ranks"));
+  Measured all;
+  comm::run_threads(ranks, [&](std::shared_ptr<comm::Backend> backend) {
+    const comm::Group group(std::move(backend));
+    const Measured mine = measure(s, group);
+    if (group.rank() == 0) all = mine;
+  });
+  report(s, all, ranks);
   return 0;
 }
