@@ -20,12 +20,13 @@ namespace tessera::models {
 struct Part {
   comm::Group tp = {};
   bool sequence_parallel = false;  // [Note: sequence parallelism]
+  bool overlap_tp = false;         // [Note: overlap]
   std::int64_t first_layer = 0;
   std::int64_t last_layer = -1;  // one past the last; -1: to the end
   bool embedding = true;
   bool head = true;
 
-  tensor_parallel::Axis axis() const { return {tp, sequence_parallel}; }
+  tensor_parallel::Axis axis() const { return {tp, sequence_parallel, overlap_tp}; }
 };
 // The same with last_layer filled in. Throws UsageError for what cannot be cut so, with what would
 // do.

@@ -81,4 +81,8 @@ inline DeferredGradients* deferral_of(torch::autograd::AutogradContext* ctx) {
 ProductGradients product_gradients(torch::autograd::AutogradContext* ctx, const at::Tensor& dy,
                                    const at::Tensor& x, const at::Tensor& w);
 
+// That of the weight alone: undefined if it is not wanted, or is left for later.
+at::Tensor weight_gradient(torch::autograd::AutogradContext* ctx, const at::Tensor& dy,
+                           const at::Tensor& x, const at::Tensor& w);
+
 }  // namespace tessera::nn

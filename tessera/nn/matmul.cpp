@@ -89,6 +89,37 @@ bool beats_aten(const at::Tensor& tensor) {
   return multiplies_in_fp32(tensor) || is_written_transposed(tensor);
 }
 
+TransposedProduct::TransposedProduct(std::int64_t rows, const at::Tensor& w, const at::Tensor& bias)
+    : type_(w.scalar_type()), weight_(multiplies_in_fp32(w) ? widened(w) : w) {
+  if (bias.defined()) {
+    bias_ = weight_.scalar_type() == at::kFloat ? widened(bias) : bias.to(type_);
+  }
+  out_ = at::empty({rows, w.size(0)}, weight_.options());
+  swap_ = is_written_transposed(out_);
+}
+
+void TransposedProduct::multiply(std::int64_t begin, const at::Tensor& a) {
+  if (a.size(0) == 0) return;
+  const at::Tensor here = weight_.scalar_type() == type_ ? a : widened(a);
+  const at::Tensor rows = out_.narrow(0, begin, a.size(0));
+  at::Tensor place = swap_ ? rows.t() : rows;
+  const at::Tensor left = swap_ ? weight_ : here, right = (swap_ ? here : weight_).t();
+  if (bias_.defined()) {
+    at::addmm_out(place, swap_ ? bias_.unsqueeze(1) : bias_, left, right);
+  } else {
+    at::mm_out(place, left, right);
+  }
+}
+
+at::Tensor TransposedProduct::rows(std::int64_t begin, std::int64_t count) const {
+  const at::Tensor some = out_.narrow(0, begin, count);
+  return weight_.scalar_type() == type_ ? some : narrowed(some);
+}
+
+at::Tensor TransposedProduct::result() const {
+  return weight_.scalar_type() == type_ ? out_ : narrowed(out_);
+}
+
 // As a whole, and with products into a given place, which a selective checkpoint does not see: it
 // should keep the final result, and only that.
 at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias) {
@@ -96,18 +127,9 @@ at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::
     return bias.defined() ? at::addmm(bias.to(a.scalar_type()), a, w.t()) : at::mm(a, w.t());
   }
   return keep_in_selective([&]() -> std::vector<at::Tensor> {
-    at::Tensor out = at::empty({a.size(0), w.size(0)}, a.options().dtype(at::kFloat));
-    const at::Tensor wide = widened(a), weight = widened(w);
-    const bool swap = is_written_transposed(out);
-    at::Tensor place = swap ? out.t() : out;
-    const at::Tensor left = swap ? weight : wide, right = swap ? wide.t() : weight.t();
-    if (bias.defined()) {
-      const at::Tensor row = widened(bias);
-      at::addmm_out(place, swap ? row.unsqueeze(1) : row, left, right);
-    } else {
-      at::mm_out(place, left, right);
-    }
-    return {a.scalar_type() == at::kFloat ? out : narrowed(out)};
+    TransposedProduct product(a.size(0), w, bias);
+    product.multiply(0, a);
+    return {product.result()};
   })[0];
 }
 

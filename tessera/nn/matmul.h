@@ -18,6 +18,22 @@ at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::
 // Does times_transposed do better than at::linear? See [Note: written transposed].
 bool beats_aten(const at::Tensor& tensor);
 
+// The same by rows, as they arrive: multiply() any rows of `a` into their place, then result().
+// Between the two nothing is known to a selective checkpoint; see keep_in_selective.
+class TransposedProduct {
+ public:
+  TransposedProduct(std::int64_t rows, const at::Tensor& w, const at::Tensor& bias = {});
+  void multiply(std::int64_t begin, const at::Tensor& a);
+  at::Tensor rows(std::int64_t begin, std::int64_t count) const;  // of the type of w
+  at::Tensor result() const;                                      // all of them
+  const at::Tensor& unrounded() const { return out_; }  // as computed, which may be in fp32
+
+ private:
+  at::ScalarType type_;
+  at::Tensor weight_, bias_, out_;
+  bool swap_ = false;
+};
+
 // The gradients of x · wᵀ, from that of the result [N, out]. Undefined where not wanted.
 struct ProductGradients {
   at::Tensor dx, dw;

@@ -44,14 +44,28 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
   return result;
 }
 
+namespace {
+
+// Puts the weight's gradient off where forward asked for it. Did it?
+bool put_off(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w) {
+  DeferredGradients* later = deferral_of(ctx);
+  if (later == nullptr || !ctx->needs_input_grad(1) || !is_deferrable(w)) return false;
+  later->push(w, [dy, x = x.detach(), w] { return product_gradients(dy, x, w, false, true).dw; });
+  return true;
+}
+
+}  // namespace
+
 ProductGradients product_gradients(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x,
                                    const at::Tensor& w) {
-  DeferredGradients* later = deferral_of(ctx);
-  if (later == nullptr || !ctx->needs_input_grad(1) || !is_deferrable(w)) {
-    return product_gradients(dy, x, w, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
-  }
-  later->push(w, [dy, x = x.detach(), w] { return product_gradients(dy, x, w, false, true).dw; });
-  return product_gradients(dy, x, w, ctx->needs_input_grad(0), false);
+  const bool later = put_off(ctx, dy, x, w);
+  return product_gradients(dy, x, w, ctx->needs_input_grad(0), !later && ctx->needs_input_grad(1));
+}
+
+at::Tensor weight_gradient(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x,
+                           const at::Tensor& w) {
+  if (!ctx->needs_input_grad(1) || put_off(ctx, dy, x, w)) return {};
+  return product_gradients(dy, x, w, false, true).dw;
 }
 
 namespace {
@@ -107,44 +121,30 @@ at::Tensor gelu_backward_rows(const at::Tensor& x, const at::Tensor& bias, const
 }
 
 struct Gelu : public torch::autograd::Function<Gelu> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const std::optional<at::Tensor>& b) {
     const at::Tensor rows = as_rows(x);
-    ctx->save_for_backward({rows});
+    ctx->save_for_backward({rows, b.value_or(at::Tensor())});
     at::Tensor y = at::empty(x.sizes(), x.options());
-    gelu_forward_rows(rows, at::Tensor(), as_rows(y));
-    return y;
-  }
-  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
-    const at::Tensor x = ctx->get_saved_variables()[0];
-    const at::Tensor dy = as_rows(grads[0]);
-    return {gelu_backward_rows(x, at::Tensor(), dy, nullptr).view(grads[0].sizes())};
-  }
-};
-
-struct LinearGelu : public torch::autograd::Function<LinearGelu> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
-                            const at::Tensor& b) {
-    const at::Tensor rows = as_rows(x);
-    const at::Tensor h = times_transposed(rows, w);
-    ctx->save_for_backward({rows, w, b, h});
-    ctx->saved_data["sizes"] = x.sizes().vec();
-    remember_deferral(ctx);
-    at::Tensor y = at::empty(with_last(x, w.size(0)), x.options());
-    gelu_forward_rows(h, b.to(at::kFloat), as_rows(y));
+    gelu_forward_rows(rows, b ? b->to(at::kFloat) : at::Tensor(), as_rows(y));
     return y;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &w = saved[1], &b = saved[2], &h = saved[3];
+    const at::Tensor &x = saved[0], &b = saved[1];
+    const at::Tensor dy = as_rows(grads[0]);
+    if (!b.defined()) {
+      return {gelu_backward_rows(x, {}, dy, nullptr).view(grads[0].sizes()), at::Tensor()};
+    }
     at::Tensor db;
-    const at::Tensor dh = gelu_backward_rows(h, b.to(at::kFloat), as_rows(grads[0]), &db);
-    ProductGradients g = product_gradients(ctx, dh, x, w);
-    if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
-    return {g.dx, g.dw, db.to(b.scalar_type())};
+    const at::Tensor dx = gelu_backward_rows(x, b.to(at::kFloat), dy, &db);
+    return {dx.view(grads[0].sizes()), db.to(b.scalar_type())};
   }
 };
 
 }  // namespace
+
+bool gelu_adds_bias(const at::Tensor& x) { return is_ours(x) && x.dim() > 0 && x.numel() > 0; }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
   const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
@@ -155,16 +155,15 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b)
   return at::linear(x, w, bias);
 }
 
-at::Tensor gelu(const at::Tensor& x) {
-  if (is_ours(x) && x.dim() > 0 && x.numel() > 0) return Gelu::apply(x);
-  return at::gelu(x, "tanh");
+at::Tensor gelu(const at::Tensor& x, const at::Tensor& b) {
+  const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
+  if (gelu_adds_bias(x)) return Gelu::apply(x, bias);
+  return at::gelu(bias ? x + b.to(x.scalar_type()) : x, "tanh");
 }
 
 at::Tensor linear_gelu(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
-  if (is_ours(x) && b.defined() && x.scalar_type() == w.scalar_type() && x.numel() > 0) {
-    return LinearGelu::apply(x, w, b);
-  }
-  return at::gelu(linear(x, w, b), "tanh");
+  if (gelu_adds_bias(x) && b.defined()) return nn::gelu(nn::linear(x, w, at::Tensor()), b);
+  return nn::gelu(nn::linear(x, w, b));
 }
 
 }  // namespace tessera::nn

@@ -17,10 +17,12 @@ namespace tessera::nn {
 // x · wᵀ + b. b may be undefined. saves: x (shared), w (shared).
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 
-// The tanh approximation. saves: x, N·cols·e.
-at::Tensor gelu(const at::Tensor& x);
+// The tanh approximation, of x + b if b is defined. saves: x, N·cols·e, and b (shared).
+at::Tensor gelu(const at::Tensor& x, const at::Tensor& b = {});
+// Does adding b inside GELU's own passes cost nothing? Elsewhere a linear adds it better.
+bool gelu_adds_bias(const at::Tensor& x);
 
-// gelu(x · wᵀ + b) with the bias and its gradient inside GELU's own passes.
+// gelu(x · wᵀ + b) with the bias and its gradient inside GELU's own passes, where they can be.
 // saves: x (shared), w, b (shared), and x · wᵀ: N·out·e.
 at::Tensor linear_gelu(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 

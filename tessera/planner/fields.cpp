@@ -121,6 +121,8 @@ std::vector<Field> make_fields() {
   add("pp", "INT", "1", "pipeline ranks", TESSERA_READ(q.pp = small_number(text)));
   flag("sequence-parallel", "false", "cut what tp leaves whole along the sequence",
        TESSERA_READ(q.sequence_parallel = truth(text)));
+  flag("slice-hops", "false", "between stages a rank sends 1/tp, gathered again, as Megatron does",
+       TESSERA_READ(q.slice_hops = truth(text)));
   add("schedule", "NAME", "1f1b", "of the pipeline", TESSERA_READ(q.schedule = std::string(text)),
       schedule::names());
   add("split", "HOW", "even", "layers of the stages: even, work, or as 3,3,2",

@@ -40,6 +40,7 @@ Json question_json(const Question& q) {
   json["tp"] = q.tp;
   json["pp"] = q.pp;
   json["sequence_parallel"] = q.sequence_parallel;
+  json["slice_hops"] = q.slice_hops;
   json["zero"] = q.zero;
   json["layout"] = q.layout.name;
   json["grad_reduce"] = q.policy() == ReducePolicy::each ? "each" : "last";

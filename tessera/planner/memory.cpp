@@ -33,10 +33,7 @@ double buffers_of(const Question& q, const RankParts& rank) {
     const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
     bytes += std::min(units, rank.params) * q.layout.param;
   }
-  if (q.pp > 1) {
-    const double values = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
-    bytes += 2 * values * element_bytes(q) / (q.sequence_parallel ? q.tp : 1);
-  }
+  if (q.pp > 1) bytes += 2 * boundary_on_rank(q);
   return bytes;
 }
 

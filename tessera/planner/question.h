@@ -24,6 +24,9 @@ struct Question {
   int dp = 0, tp = 1, pp = 1;  // dp 0: what gpus or nodes leave, else 1
   int gpus = 0;                // all of them
   bool sequence_parallel = false;
+  // [Note: slices] Ranks along tp have the same result of a stage. Tessera's pass it on each for
+  // itself; Megatron-LM's send a slice each, which those of the next stage gather along tp.
+  bool slice_hops = false;
   int zero = 0;
   StateLayout layout = parse_state_layout("bf16");
   std::optional<ReducePolicy> grad_reduce;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "tessera/planner/pipeline.h"
+#include "tessera/planner/run.h"
+
 namespace tessera::planner {
 namespace {
 
@@ -63,6 +66,20 @@ double params_on_rank(const Question& q, const std::vector<StageShare>& chunks) 
 }
 
 int element_bytes(const Question& q) { return q.layout.param >= 4 ? 4 : 2; }
+
+double boundary_on_rank(const Question& q) {
+  return boundary_bytes(real(q.seq) * real(q.micro_batch), real(q.model.hidden), element_bytes(q),
+                        q.sequence_parallel ? q.tp : 1);
+}
+
+double hop_bytes(const Question& q) {
+  return boundary_on_rank(q) / (q.slice_hops && !q.sequence_parallel ? q.tp : 1);
+}
+
+double tied_bytes(const Question& q) {
+  const auto own = static_cast<std::int64_t>(vocab_params_on_rank(q));
+  return real(tied_elements(own, q.dp, 0, sharding_of_stage(q.zero).optimizer)) * q.layout.grad;
+}
 
 double layer_activations(const Question& q) {
   const double values = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);

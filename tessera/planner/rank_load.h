@@ -23,6 +23,13 @@ double params_on_rank(const Question& settled, const std::vector<StageShare>& ch
 // Bytes of a value between the layers.
 int element_bytes(const Question& settled);
 
+// Bytes of what a rank has at the boundary of two stages, of one micro-batch, and what it sends of
+// that to the other: [Note: slices].
+double boundary_on_rank(const Question& settled);
+double hop_bytes(const Question& settled);
+// Bytes of gradient that the two ranks with a tied embedding add up, once a step.
+double tied_bytes(const Question& settled);
+
 // Bytes that one layer keeps from forward for backward, of one micro-batch: the formulas of
 // Korthikanti et al. (2022), for any width of the MLP and number of kv-heads.
 double layer_activations(const Question& settled);

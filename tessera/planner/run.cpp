@@ -19,10 +19,13 @@ std::int64_t numel(const std::vector<std::int64_t>& sizes) {
   return count;
 }
 
-// What a ring sends to all-reduce so many elements over two ranks.
-std::int64_t all_reduce_of_two(std::int64_t count) { return 2 * ((count + 1) / 2); }
-
 }  // namespace
+
+std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded) {
+  const std::int64_t chunk = chunk_elements(own, dp);
+  const std::int64_t kept = sharded ? std::min(chunk, own - std::min(own, chunk * dp_rank)) : own;
+  return (kept + 1) / 2 * 2;
+}
 
 RunPlan plan_run(const RunQuestion& q) {
   const Sharding sharded = sharding_of_stage(q.stage);
@@ -43,11 +46,7 @@ RunPlan plan_run(const RunQuestion& q) {
       part += chunk_elements(own, q.dp);
       const bool tied = q.pp > 1 && q.model.tied && spec.name == "tok.weight";
       if (!tied) continue;
-      // Each replica of the first stage and of the last adds up what it keeps of the gradient.
-      const std::int64_t chunk = chunk_elements(own, q.dp);
-      const std::int64_t begin = std::min(own, chunk * q.dp_rank);
-      const std::int64_t kept = sharded.optimizer ? std::min(chunk, own - begin) : own;
-      plan.sent_pp += all_reduce_of_two(kept) * q.layout.grad;
+      plan.sent_pp += tied_elements(own, q.dp, q.dp_rank, sharded.optimizer) * q.layout.grad;
     }
     TensorParallelQuestion tensor;
     tensor.model = q.model;
@@ -60,7 +59,7 @@ RunPlan plan_run(const RunQuestion& q) {
     tensor.layers = each.last_layer - each.first_layer;
     tensor.embedding = each.embedding;
     tensor.head = each.head;
-    plan.sent_tp += tensor_parallel_traffic(tensor).total() * q.accumulation;
+    plan.sent_tp += std::llround(tensor_parallel_traffic(tensor).total()) * q.accumulation;
   }
   if (q.pp > 1) {
     const double boundary = boundary_bytes(static_cast<double>(q.micro_batch * q.seq),

@@ -37,11 +37,9 @@ void add(ChunkTime& to, const ChunkTime& part, double times) {
   to.tp_backward += times * part.tp_backward;
 }
 
-// A stage's ranks along tp send a slice each, and gather it inside their node.
 double hop_time(const Question& q) {
-  const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
   const double sent =
-      collective_time(q.hardware, Collective::send, bytes / q.tp, 2, stages_share_node(q) ? 2 : 1);
+      collective_time(q.hardware, Collective::send, hop_bytes(q), 2, stages_share_node(q) ? 2 : 1);
   return 2 * q.hardware.launch + sent;
 }
 
@@ -161,9 +159,8 @@ StepTime step_time(const Question& q) {
   step.pp = pipeline.hops;
   if (q.pp > 1 && q.model.tied && q.schedule != "zb-v") {
     // Embedding and head are one parameter on two ranks.
-    step.pp +=
-        collective_time(q.hardware, Collective::all_reduce, vocab_params_on_rank(q) * q.layout.grad,
-                        2, stages_share_node(q) ? 2 : 1);
+    step.pp += collective_time(q.hardware, Collective::all_reduce, tied_bytes(q), 2,
+                               stages_share_node(q) ? 2 : 1);
   }
   return step;
 }

@@ -1,38 +1,47 @@
 #include "tessera/planner/tensor_parallel.h"
 
+#include <cmath>
+
 namespace tessera::planner {
 
 TensorParallelTraffic tensor_parallel_traffic(const TensorParallelQuestion& q) {
   TensorParallelTraffic sent;
   if (q.tp == 1) return sent;
   // Half an all-reduce, in shards of equal size.
-  const auto half = [&](std::int64_t elements, std::int64_t bytes) {
-    return (q.tp - 1) * ((elements + q.tp - 1) / q.tp) * bytes;
+  const auto half = [&](double elements, double bytes) {
+    return (q.tp - 1) * std::ceil(elements / q.tp) * bytes;
   };
   const ModelShape& m = q.model;
-  const std::int64_t rows = q.batch * q.seq, layers = q.layers < 0 ? m.layers : q.layers;
-  const std::int64_t once = half(rows * m.hidden, q.element);
-  const std::int64_t norm = (m.biases ? 2 : 1) * m.hidden;
+  const auto hidden = static_cast<double>(m.hidden);
+  const double rows = static_cast<double>(q.batch) * static_cast<double>(q.seq);
+  const auto layers = static_cast<double>(q.layers < 0 ? m.layers : q.layers);
+  const double once = half(rows * hidden, q.element);
+  const double norm = (m.biases ? 2 : 1) * hidden;
   const bool cut = q.sequence_parallel;
 
-  const std::int64_t layer_forward = 4 * once;
-  std::int64_t layer_backward = 4 * once;
-  if (cut) layer_backward += 2 * half(2 * norm, q.element);
+  const double layers_forward = layers * 4 * once;
+  sent.recompute = q.recompute == Recompute::full ? layers_forward : 0;
+  sent.layers = 2 * layers_forward + sent.recompute;
+  if (cut) sent.norms = layers * 2 * half(2 * norm, q.element);
   if (m.kv_heads < q.tp) {
-    const std::int64_t kv = 2 * m.kv_heads * m.head_dim();
-    layer_backward += 2 * half(kv * (m.hidden + (m.biases ? 1 : 0)), q.element);
+    const auto kv = static_cast<double>(2 * m.kv_heads * m.head_dim());
+    sent.shared = layers * 2 * half(kv * (hidden + (m.biases ? 1 : 0)), q.element);
   }
-  sent.forward = layers * layer_forward;
-  sent.backward = layers * layer_backward;
-  if (q.recompute == Recompute::full) sent.recompute = layers * layer_forward;
+  sent.forward = layers_forward;
+  sent.backward = layers_forward;
   if (q.embedding) {
+    sent.embedding = 2 * once;
     sent.forward += cut ? once : 2 * once;
     sent.backward += cut ? once : 0;
   }
   if (q.head) {
-    sent.forward += 2 * half(rows, 4) + 2 * half(2 * rows, 4) + (cut ? once : 0);
-    sent.backward += cut ? once + 2 * half(norm, q.element) : 2 * once;
+    sent.head = 2 * once;
+    sent.loss = 2 * half(rows, 4) + 2 * half(2 * rows, 4);
+    sent.forward += sent.loss + (cut ? once : 0);
+    sent.backward += cut ? once : 2 * once;
+    if (cut) sent.norms += 2 * half(norm, q.element);
   }
+  sent.backward += sent.norms + sent.shared;
   return sent;
 }
 

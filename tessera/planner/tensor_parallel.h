@@ -21,13 +21,18 @@ struct TensorParallelQuestion {
   bool head = true;
 };
 
-// Bytes that each rank sends to its tensor-parallel peers, ring-equivalent.
+// Bytes that each rank sends to its tensor-parallel peers, ring-equivalent. Doubles: whole numbers
+// below 2^53, and no overflow for what a planner may be asked.
 struct TensorParallelTraffic {
-  std::int64_t forward = 0;
-  std::int64_t recompute = 0;  // of the forward again, during backward
-  std::int64_t backward = 0;   // without that
+  double forward = 0;
+  double recompute = 0;  // of the forward again, during backward
+  double backward = 0;   // without that
+  double total() const { return forward + recompute + backward; }
 
-  std::int64_t total() const { return forward + recompute + backward; }
+  // The same by what travels.
+  double layers = 0, embedding = 0, head = 0;  // activations and their gradients
+  double loss = 0;                             // three numbers for each token
+  double norms = 0, shared = 0;                // gradients of norms, and of shared kv-heads
 };
 
 // [Note: tensor-parallel traffic] With n = batch · seq · hidden elements, an all-reduce sends

@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "tessera/planner/formulas.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/state.h"
+#include "tessera/planner/tensor_parallel.h"
 
 namespace tessera::planner {
 namespace {
@@ -42,54 +42,84 @@ void add_dp(Traffic& traffic, const Question& q, double params) {
   traffic.dp_last = data_parallel_traffic(data_parallel(q, params, ReducePolicy::last)).total();
 }
 
-// Column-parallel then row-parallel: an all-reduce in forward and one in backward for each of the
-// two pairs of a layer, and the forward ones again where it is recomputed.
-void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& chunks) {
-  if (q.tp == 1) return;
-  double layers = 0;
-  bool embedding = false, head = false;
-  for (const StageShare& chunk : chunks) {
-    layers += real(chunk.layers);
-    embedding = embedding || chunk.embedding;
-    head = head || chunk.head;
+bool is_on(const Question& q, int stage, int rank) {
+  const bool way_up = q.schedule == "zb-v" && stage >= q.pp;
+  return (way_up ? q.pp * q.chunks - 1 - stage : stage % q.pp) == rank;
+}
+
+// What a rank sends to others for each micro-batch.
+struct Hops {
+  double forward = 0, backward = 0;
+};
+Hops hops_of(const Question& q, int rank) {
+  Hops hops;
+  if (q.pp == 1) return hops;
+  for (int c = 0; c < q.chunks; ++c) {
+    const int stage = stage_of(q, rank, c);
+    if (stage < q.pp * q.chunks - 1 && !is_on(q, stage + 1, rank)) ++hops.forward;
+    if (stage > 0 && !is_on(q, stage - 1, rank)) ++hops.backward;
   }
-  const double k = real(q.micros()), tokens = real(q.seq) * real(q.micro_batch);
-  const double pass = ring_all_reduce_bytes(tokens * real(q.model.hidden) * element_bytes(q), q.tp);
+  return hops;
+}
+
+// As the layers of the chunks on this rank send it: [Note: tensor-parallel traffic].
+void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& chunks, int rank) {
+  if (q.tp == 1) return;
+  TensorParallelQuestion ask;
+  ask.model = q.model;
+  ask.tp = q.tp;
+  ask.sequence_parallel = q.sequence_parallel;
+  ask.batch = q.micro_batch;
+  ask.seq = q.seq;
+  ask.element = element_bytes(q);
+  ask.recompute = q.recompute;
+  TensorParallelTraffic sum;
+  double layers = 0, heads = 0;
+  for (const StageShare& chunk : chunks) {
+    ask.layers = chunk.layers;
+    ask.embedding = chunk.embedding;
+    ask.head = chunk.head;
+    const TensorParallelTraffic sent = tensor_parallel_traffic(ask);
+    sum.layers += sent.layers;
+    sum.embedding += sent.embedding;
+    sum.head += sent.head;
+    sum.loss += sent.loss;
+    sum.norms += sent.norms;
+    sum.shared += sent.shared;
+    layers += real(chunk.layers);
+    heads += chunk.head ? 1 : 0;
+  }
+  const double k = real(q.micros());
+  const auto add = [&](std::string what, double calls, double bytes) {
+    add_row(traffic, traffic.tp, "tp", std::move(what), k * calls, k * bytes);
+  };
   const std::string kind = q.sequence_parallel ? "reduce-scatter + all-gather" : "all-reduce";
-  const double per_layer = q.recompute == Recompute::full ? 6 : 4;
-  add_row(traffic, traffic.tp, "tp", kind + " of activations", per_layer * layers * k,
-          per_layer * layers * k * pass);
-  if (embedding) add_row(traffic, traffic.tp, "tp", kind + " of embeddings", k, k * pass);
-  if (head) {
-    add_row(traffic, traffic.tp, "tp", kind + " of the head's input gradient", k, k * pass);
-    add_row(traffic, traffic.tp, "tp", "all-reduce in the loss: maximum, sum, target", 3 * k,
-            3 * k * ring_all_reduce_bytes(4 * tokens, q.tp));
+  add(kind + " of activations", (q.recompute == Recompute::full ? 6 : 4) * layers, sum.layers);
+  add(kind + " of embeddings", 1, sum.embedding);
+  add(kind + " of the head's input gradient", 1, sum.head);
+  add("all-reduce in the loss: maximum, sum, target", 3, sum.loss);
+  add("all-reduce of the gradients of norms", layers + heads, sum.norms);
+  add("all-reduce of the gradients of shared kv-heads", layers, sum.shared);
+  if (q.slice_hops && !q.sequence_parallel) {
+    // Whoever sends to a neighbour also gets something back.
+    const Hops hops = hops_of(q, rank);
+    const double count = hops.forward + hops.backward;
+    add("all-gather of slices between stages", count, count * (q.tp - 1) * hop_bytes(q));
   }
 }
 
 void add_pp(Traffic& traffic, const Question& q, int rank) {
   if (q.pp == 1) return;
-  const int last = q.pp * q.chunks - 1;
-  double forward = 0, backward = 0;  // per micro-batch
-  const auto here = [&](int stage) {
-    const bool way_up = q.schedule == "zb-v" && stage >= q.pp;
-    return (way_up ? last - stage : stage % q.pp) == rank;
-  };
-  for (int c = 0; c < q.chunks; ++c) {
-    const int stage = stage_of(q, rank, c);
-    if (stage < last && !here(stage + 1)) ++forward;
-    if (stage > 0 && !here(stage - 1)) ++backward;
-  }
+  const auto [forward, backward] = hops_of(q, rank);
   const double k = real(q.micros());
-  const double bytes = real(q.seq) * real(q.micro_batch) * real(q.model.hidden) * element_bytes(q) /
-                       (q.sequence_parallel ? q.tp : 1);
+  const double bytes = hop_bytes(q);
   add_row(traffic, traffic.pp, "pp", "send of activations", forward * k, forward * k * bytes);
   add_row(traffic, traffic.pp, "pp", "send of gradients", backward * k, backward * k * bytes);
   // Embedding and head are one parameter on two ranks: their gradients are summed.
-  const bool ends = here(0) != here(last);
+  const bool ends = is_on(q, 0, rank) != is_on(q, q.pp * q.chunks - 1, rank);
   if (q.model.tied && ends) {
     add_row(traffic, traffic.pp, "pp", "all-reduce of the tied embedding's gradient", 1,
-            ring_all_reduce_bytes(vocab_params_on_rank(q) * q.layout.grad, 2));
+            tied_bytes(q));  // over two ranks a ring sends what it reduces
   }
 }
 
@@ -106,7 +136,7 @@ Traffic traffic_of(const Question& q) {
     params = std::max(params, params_on_rank(q, chunks));
     if (q.state_only()) continue;
     Traffic mine;
-    add_tp(mine, q, chunks);
+    add_tp(mine, q, chunks, r);
     if (mine.tp > most.tp) {
       most.tp = mine.tp;
       tp_rows = std::move(mine.rows);

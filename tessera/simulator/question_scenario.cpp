@@ -42,12 +42,10 @@ Scenario scenario_of(const planner::Question& q) {
   s.fabric.between = q.hardware.between;
   s.fabric.per_node = q.per_node;
   s.fabric.rail_share = q.hardware.rail_share;
-  // A stage's ranks along tp send a slice each.
-  s.hop_bytes = static_cast<double>(q.seq * q.micro_batch * q.model.hidden) *
-                planner::element_bytes(q) / q.tp;
+  s.hop_bytes = planner::hop_bytes(q);
   s.hop_latency = 2 * q.hardware.launch;
   if (q.model.tied && q.schedule != "zb-v") {
-    s.tied_bytes = planner::vocab_params_on_rank(q) * q.layout.grad;
+    s.tied_bytes = planner::tied_bytes(q);
   }
   for (const auto& rank : shares) {
     const double params = planner::params_on_rank(q, rank);

@@ -57,6 +57,8 @@ void check_dims(const at::Tensor& x, const std::string& label) {
   }
 }
 
+}  // namespace
+
 std::int64_t own_tokens(const comm::Group& group, const at::Tensor& x, const std::string& label) {
   check_dims(x, label);
   if (x.size(-2) % group.size() != 0) {
@@ -66,6 +68,8 @@ std::int64_t own_tokens(const comm::Group& group, const at::Tensor& x, const std
   }
   return x.size(-2) / group.size();
 }
+
+namespace {
 
 std::vector<std::int64_t> with_tokens(const at::Tensor& x, std::int64_t tokens) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
@@ -204,25 +208,37 @@ struct AddOnce : torch::autograd::Function<AddOnce> {
 
 }  // namespace
 
-at::Tensor sum_in_place(const comm::Group& group, const at::Tensor& x, const std::string& label) {
-  group.all_reduce(x, call(label)).wait();
-  return x;
+Pending start_sum(const comm::Group& group, const at::Tensor& x, const std::string& label,
+                  const at::Tensor& out) {
+  const at::Tensor& sum = out.defined() ? out : x;
+  return {sum, group.all_reduce(sum, x, call(label))};
 }
 
-at::Tensor gathered(const comm::Group& group, const at::Tensor& part, const std::string& label) {
+Pending start_gather(const comm::Group& group, const at::Tensor& part, const std::string& label) {
   check_dims(part, label);
   const at::Tensor in = part.contiguous();
   at::Tensor out = at::empty(with_tokens(in, in.size(-2) * group.size()), in.options());
-  group.all_gather(out, in, sequence_call(out, label)).wait();
-  return out;
+  return {out, group.all_gather(out, in, sequence_call(out, label))};
+}
+
+Pending start_scattered_sum(const comm::Group& group, const at::Tensor& x, const std::string& label,
+                            at::Tensor out) {
+  const std::int64_t tokens = own_tokens(group, x, label);
+  const at::Tensor in = x.contiguous();
+  if (!out.defined()) out = at::empty(with_tokens(in, tokens), in.options());
+  return {out, group.reduce_scatter(out, in, sequence_call(in, label))};
+}
+
+at::Tensor sum_in_place(const comm::Group& group, const at::Tensor& x, const std::string& label) {
+  return start_sum(group, x, label).wait();
+}
+
+at::Tensor gathered(const comm::Group& group, const at::Tensor& part, const std::string& label) {
+  return start_gather(group, part, label).wait();
 }
 
 at::Tensor scattered_sum(const comm::Group& group, const at::Tensor& x, const std::string& label) {
-  const std::int64_t tokens = own_tokens(group, x, label);
-  const at::Tensor in = x.contiguous();
-  at::Tensor out = at::empty(with_tokens(in, tokens), in.options());
-  group.reduce_scatter(out, in, sequence_call(in, label)).wait();
-  return out;
+  return start_scattered_sum(group, x, label).wait();
 }
 
 at::Tensor copy_to(const comm::Group& group, const at::Tensor& x, const std::string& label) {

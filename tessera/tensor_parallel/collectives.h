@@ -51,10 +51,12 @@ at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const s
 // Backward: as if b had been added everywhere. b may be smaller than x (broadcast).
 at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Tensor& b);
 
-// The ranks that share a model's matrices, and whether they also share the sequence between them.
+// The ranks that share a model's matrices, whether they also share the sequence between them, and
+// whether the linears' products run while their collectives do: [Note: overlap].
 struct Axis {
   comm::Group group = {};
   bool sequence = false;
+  bool overlap = false;
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }
@@ -70,5 +72,23 @@ std::vector<at::Tensor> between(const Axis& axis, const std::vector<at::Tensor>&
 at::Tensor sum_in_place(const comm::Group& group, const at::Tensor& x, const std::string& label);
 at::Tensor gathered(const comm::Group& group, const at::Tensor& part, const std::string& label);
 at::Tensor scattered_sum(const comm::Group& group, const at::Tensor& x, const std::string& label);
+
+// The same, begun: the result is there after wait().
+struct Pending {
+  at::Tensor result;
+  comm::Work work;
+
+  at::Tensor wait() const { return work.wait(), result; }
+};
+Pending start_gather(const comm::Group& group, const at::Tensor& part, const std::string& label);
+// `out`: where to put it, or a new tensor.
+Pending start_scattered_sum(const comm::Group& group, const at::Tensor& x, const std::string& label,
+                            at::Tensor out = {});
+// `out`: likewise, or in place of x.
+Pending start_sum(const comm::Group& group, const at::Tensor& x, const std::string& label,
+                  const at::Tensor& out = {});
+
+// T / ranks, of [..., T, C]. Throws UsageError if the ranks do not divide it.
+std::int64_t own_tokens(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
 }  // namespace tessera::tensor_parallel

@@ -87,12 +87,13 @@ std::pair<at::Tensor, at::Tensor> ColumnParallelLinearImpl::parameters_in_use() 
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
   const auto [w, b] = parameters_in_use();
-  return nn::linear(enter(axis_, x, label_), w, b);
+  return column_parallel_linear(axis_, x, w, b, label_);
 }
 
 at::Tensor ColumnParallelLinearImpl::forward_gelu(const at::Tensor& x) {
+  if (!bias.defined() || !nn::gelu_adds_bias(x)) return nn::gelu(forward(x));
   const auto [w, b] = parameters_in_use();
-  return nn::linear_gelu(enter(axis_, x, label_), w, b);
+  return nn::gelu(column_parallel_linear(axis_, x, w, at::Tensor(), label_), b);
 }
 
 std::vector<ParamSpec> ColumnParallelLinearImpl::specs() const {

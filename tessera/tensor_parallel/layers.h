@@ -96,6 +96,10 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module, public Sharded {
 };
 TORCH_MODULE(VocabParallelEmbedding);
 
+// x · wᵀ + b with this rank's rows of w and b, from an x that enters. b may be undefined.
+at::Tensor column_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                                  const at::Tensor& b, const std::string& label);
+
 // x · wᵀ + b with this rank's columns of x and w, summed over the ranks. One operation, so that the
 // bias costs no pass of its own, a sequence-parallel backward gathers once for all gradients, and a
 // selective checkpoint keeps the sum only. b may be undefined.

@@ -12,6 +12,7 @@
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/tensor_parallel/layers.h"
+#include "tessera/tensor_parallel/overlap.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -31,7 +32,40 @@ const Cut& cut_of(AutogradContext* ctx) {
   return *static_cast<Cut*>(ctx->saved_data["cut"].toCapsule().get());
 }
 
-at::Tensor matrix(const at::Tensor& x) { return x.contiguous().view({-1, x.size(-1)}); }
+// x enters, and is multiplied meanwhile: [Note: overlap].
+struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
+  static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut,
+                            const at::Tensor& x, const at::Tensor& w,
+                            const std::optional<at::Tensor>& b) {
+    const Entered entered = enter_times(cut->axis, x, w, b.value_or(at::Tensor()), cut->label);
+    std::vector<std::int64_t> sizes = x.sizes().vec();
+    if (cut->axis.sequence) sizes[sizes.size() - 2] *= cut->axis.size();
+    ctx->save_for_backward({entered.x, w});
+    ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
+    ctx->saved_data["sizes"] = sizes;
+    if (b) ctx->saved_data["bias"] = b->scalar_type();
+    nn::remember_deferral(ctx);
+    sizes.back() = w.size(0);
+    return entered.product.view(sizes);
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const Cut& cut = cut_of(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], dy = matrix(grads[0]);
+    Pending dx;
+    if (ctx->needs_input_grad(0)) {
+      const at::Tensor whole = nn::product_gradients(dy, x, w, true, false).dx;
+      dx = start_backward_of_enter(cut.axis, whole.view(ctx->saved_data["sizes"].toIntVector()),
+                                   cut.label);
+    }
+    const at::Tensor dw = nn::weight_gradient(ctx, dy, x, w);
+    at::Tensor db;
+    if (const auto bias = ctx->saved_data["bias"]; !bias.isNone() && ctx->needs_input_grad(2)) {
+      db = dy.sum(0).to(bias.toScalarType());
+    }
+    return {at::Tensor(), dx.wait(), dw, db};
+  }
+};
 
 struct RowLinear : torch::autograd::Function<RowLinear> {
   static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut,
@@ -48,6 +82,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     sizes.back() = w.size(0);
     return nn::keep_in_selective([&]() -> tensor_list {
       const at::Tensor own = axis.rank() == 0 ? b.value_or(at::Tensor()) : at::Tensor();
+      if (overlaps(axis, x, w)) return {times_leave(axis, x, w, own, cut->label)};
       const at::Tensor product = nn::times_transposed(rows, w, own).view(sizes);
       if (axis.sequence) return {scattered_sum(axis.group, product, cut->label)};
       return {sum_in_place(axis.group, product.contiguous(), cut->label)};
@@ -56,9 +91,19 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const Cut& cut = cut_of(ctx);
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor dy = matrix(
-        cut.axis.sequence ? gathered(cut.axis.group, grads[0], cut.label + " backward") : grads[0]);
-    nn::ProductGradients g = nn::product_gradients(ctx, dy, saved[0], saved[1]);
+    const at::Tensor &x = saved[0], &w = saved[1];
+    at::Tensor dy;
+    nn::ProductGradients g;
+    if (cut.axis.sequence && overlaps(cut.axis, x, w)) {
+      const LeftGradients left =
+          gather_times(cut.axis, grads[0], w, ctx->needs_input_grad(0), cut.label);
+      dy = left.dy;
+      g = {left.dx, nn::weight_gradient(ctx, dy, x, w)};
+    } else {
+      dy = matrix(cut.axis.sequence ? gathered(cut.axis.group, grads[0], cut.label + " backward")
+                                    : grads[0]);
+      g = nn::product_gradients(ctx, dy, x, w);
+    }
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     at::Tensor db;
     if (const auto bias = ctx->saved_data["bias"]; !bias.isNone()) {
@@ -128,6 +173,13 @@ struct SumShared : torch::autograd::Function<SumShared> {
 };
 
 }  // namespace
+
+at::Tensor column_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                                  const at::Tensor& b, const std::string& label) {
+  if (!overlaps(axis, x, w)) return nn::linear(enter(axis, x, label), w, b);
+  const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
+  return ColumnLinear::apply(c10::make_intrusive<Cut>(axis, label), x, w, bias);
+}
 
 at::Tensor row_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
                                const at::Tensor& b, const std::string& label) {

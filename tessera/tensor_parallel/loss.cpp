@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -13,6 +14,7 @@
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/tensor_parallel/layers.h"
+#include "tessera/tensor_parallel/overlap.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -44,28 +46,60 @@ at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
   return ((both[0].log() - both[1]) * counts).sum(at::kDouble).to(at::kFloat);
 }
 
+struct Head : torch::CustomClassHolder {
+  Head(Axis a, std::string l) : axis(std::move(a)), label(std::move(l)) {}
+  Axis axis;
+  std::string label;
+};
+
+// `hidden` has entered already, unless it overlaps.
 struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
-  static at::Tensor forward(AutogradContext* ctx, const comm::Group& group,
-                            const std::string& label, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& targets) {
-    const at::Tensor h = hidden.contiguous().view({-1, hidden.size(-1)});
-    const bool wide = nn::multiplies_in_fp32(h);
-    const at::Tensor logits = (wide ? nn::times_transposed(nn::widened(h), nn::widened(weight))
-                                    : nn::times_transposed(h, weight))
-                                  .to(at::kFloat);
-    const at::Tensor loss = losses_in_place(group, logits, targets, label);
-    ctx->save_for_backward({h, weight, logits.to(h.scalar_type())});
-    ctx->saved_data["sizes"] = hidden.sizes().vec();
+  static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Head>& head,
+                            const at::Tensor& hidden, const at::Tensor& weight,
+                            const at::Tensor& targets) {
+    const Axis& axis = head->axis;
+    const bool overlap = overlaps(axis, hidden, weight);
+    Entered entered;
+    if (overlap) {
+      entered = enter_times(axis, hidden, weight, {}, head->label, /*unrounded=*/true);
+    } else {
+      entered.x = matrix(hidden);
+      const bool wide = nn::multiplies_in_fp32(entered.x);
+      entered.product = wide ? nn::times_transposed(nn::widened(entered.x), nn::widened(weight))
+                             : nn::times_transposed(entered.x, weight);
+    }
+    const at::Tensor logits = entered.product.to(at::kFloat);
+    const at::Tensor loss = losses_in_place(axis.group, logits, targets, head->label);
+    ctx->save_for_backward({entered.x, weight, logits.to(entered.x.scalar_type())});
+    std::vector<std::int64_t> sizes = hidden.sizes().vec();
+    if (overlap && axis.sequence) sizes[sizes.size() - 2] *= axis.size();
+    ctx->saved_data["sizes"] = sizes;
+    ctx->saved_data["head"] = c10::IValue::make_capsule(head);
+    ctx->saved_data["overlap"] = overlap;
     nn::remember_deferral(ctx);
     return loss;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
+    const at::Tensor &h = saved[0], &w = saved[1], &dy = saved[2];
     // The incoming factor is applied to the small side of each product.
-    const at::Tensor factor = grads[0].to(saved[0].scalar_type());
-    nn::ProductGradients g = nn::product_gradients(ctx, saved[2], saved[0] * factor, saved[1]);
-    if (g.dx.defined()) g.dx = g.dx.mul_(factor).view(ctx->saved_data["sizes"].toIntVector());
-    return {at::Tensor(), at::Tensor(), g.dx, g.dw, at::Tensor()};
+    const at::Tensor factor = grads[0].to(h.scalar_type());
+    const auto sizes = ctx->saved_data["sizes"].toIntVector();
+    nn::ProductGradients g;
+    if (ctx->saved_data["overlap"].toBool()) {
+      const auto* head = static_cast<Head*>(ctx->saved_data["head"].toCapsule().get());
+      Pending dx;
+      if (ctx->needs_input_grad(0)) {
+        const at::Tensor whole = nn::product_gradients(dy, h, w, true, false).dx;
+        dx = start_backward_of_enter(head->axis, whole.mul_(factor).view(sizes), head->label);
+      }
+      g.dw = nn::weight_gradient(ctx, dy, h * factor, w);
+      g.dx = dx.wait();
+    } else {
+      g = nn::product_gradients(ctx, dy, h * factor, w);
+      if (g.dx.defined()) g.dx = g.dx.mul_(factor).view(sizes);
+    }
+    return {at::Tensor(), g.dx, g.dw, at::Tensor()};
   }
 };
 
@@ -75,9 +109,11 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
                                         const at::Tensor& weight, const at::Tensor& targets,
                                         const std::string& label) {
   if (axis.size() == 1) return nn::linear_cross_entropy(hidden, weight, targets);
-  const at::Tensor h = enter(axis, hidden, label);
+  const bool overlap = overlaps(axis, hidden, weight);
+  const at::Tensor h = overlap ? hidden : enter(axis, hidden, label);
   const at::Tensor flat = targets.reshape({-1}).contiguous();
-  const std::int64_t rows = h.numel() / std::max<std::int64_t>(1, h.size(-1));
+  const std::int64_t rows = h.numel() / std::max<std::int64_t>(1, h.size(-1)) *
+                            (overlap && axis.sequence ? axis.size() : 1);
   const std::int64_t classes = weight.size(0) * axis.size();
   if (flat.scalar_type() != at::kLong || flat.numel() != rows) {
     throw UsageError(str("the loss got ", flat.numel(), " targets of type ",
@@ -90,7 +126,7 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
                          flat.max().item<std::int64_t>(), "; wanted 0 to ", classes - 1,
                          ", or -1 for one that does not count"));
   }
-  return VocabCrossEntropy::apply(axis.group, label, h, weight, flat);
+  return VocabCrossEntropy::apply(c10::make_intrusive<Head>(axis, label), h, weight, flat);
 }
 
 }  // namespace tessera::tensor_parallel

@@ -33,6 +33,7 @@ struct TrainConfig {
   std::int64_t ranks = 0;
   std::int64_t dp = 0, tp = 1, pp = 1;
   bool sequence_parallel = false;
+  bool overlap_tp = false;
   std::string schedule = "1f1b";
   std::string split = "even";
   std::int64_t chunks = 1;

@@ -55,6 +55,8 @@ std::vector<Field> make_fields() {
       {parallel, "tp", &C::tp, "tensor parallelism: ranks that share every matrix", 1, 4096},
       {parallel, "sequence-parallel", &C::sequence_parallel,
        "with --tp: share the sequence between the matrices too"},
+      {parallel, "overlap-tp", &C::overlap_tp,
+       "with --tp: multiply while what the ranks of that axis exchange is on its way"},
       {parallel, "pp", &C::pp, "pipeline parallelism: ranks that share the layers", 1, 4096},
       {parallel, "schedule", &C::schedule, "order of a pipeline's passes", 0, 0, schedule::names()},
       {parallel, "split", &C::split, "layers of a pipeline's stages: even, work, or as 3,3,2"},

@@ -59,6 +59,7 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.tp = static_cast<int>(config.tp);
   options.pp = static_cast<int>(config.pp);
   options.sequence_parallel = config.sequence_parallel;
+  options.overlap_tp = config.overlap_tp;
   options.schedule = config.schedule;
   options.chunks = static_cast<int>(config.chunks);
   options.split = config.split;

@@ -79,6 +79,9 @@ void check(const planner::ModelShape& shape, const ParallelOptions& options, int
   if (options.sequence_parallel && options.tp == 1) {
     refuse("--sequence-parallel needs --tp 2 or more: the ranks of that axis share the sequence");
   }
+  if (options.overlap_tp && options.tp == 1) {
+    refuse("--overlap-tp needs --tp 2 or more: it hides what the ranks of that axis send");
+  }
   if (options.pp == 1) return;
   const schedule::Schedule schedule = make_schedule(options);
   if (shape.layers < schedule.stage_count()) {
@@ -126,6 +129,7 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
     models::Part part;
     part.tp = mesh_.tp();
     part.sequence_parallel = options.sequence_parallel;
+    part.overlap_tp = options.overlap_tp;
     part.first_layer = layers.first_layer;
     part.last_layer = layers.last_layer;
     part.embedding = layers.embedding;
@@ -303,7 +307,8 @@ std::string ParallelModel::describe() const {
   std::string text = engine_->describe();
   if (shape.tp * shape.pp == 1) return text;
   text = str("dp ", shape.dp, " × tp ", shape.tp, " × pp ", shape.pp,
-             options_.sequence_parallel ? ", sequence-parallel" : "", "; ", text);
+             options_.sequence_parallel ? ", sequence-parallel" : "",
+             options_.overlap_tp ? ", overlapped" : "", "; ", text);
   if (executor_) text += str("; ", executor_->describe());
   return text;
 }

@@ -18,6 +18,7 @@ struct ParallelOptions {
   int tp = 1;
   int pp = 1;
   bool sequence_parallel = false;
+  bool overlap_tp = false;
   std::string schedule = "1f1b";
   int chunks = 1;
   std::string split = "even";  // of the layers: see planner::layers_of_stages

@@ -38,23 +38,27 @@ TEST(Activations, AreWhatTheLedgersCount) {
             const planner::GptActivations question{
                 shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence};
             const auto planned = planner::gpt_activation_bytes(question);
-            const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
-              const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 0,
-                                            at::TensorOptions(type));
-              if (mode != planner::Recompute::none) {
-                nn::set_checkpointing(*model, nn::parse_checkpointing(name(mode)));
+            for (const bool overlap : {false, true}) {
+              if (overlap && tp == 1) continue;
+              const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
+                const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = overlap};
+                const auto model = make_model(shape, part, 0, at::TensorOptions(type));
+                if (mode != planner::Recompute::none) {
+                  nn::set_checkpointing(*model, nn::parse_checkpointing(name(mode)));
+                }
+                const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
+                const auto ledger = std::make_shared<memory::Ledger>();
+                const memory::OwnerScope owner(ledger);
+                const memory::CategoryScope category(MemoryCategory::activations);
+                const at::Tensor loss = model->loss(ids, ids);
+                return ledger->counts()[MemoryCategory::activations].now;
+              });
+              for (const std::int64_t bytes : kept) {
+                EXPECT_NEAR(static_cast<double>(bytes) / static_cast<double>(planned), 1, 0.01)
+                    << shape.name << " tp " << tp << " sequence " << sequence << " " << name(mode)
+                    << " " << type << (overlap ? " overlapped" : "") << ": " << bytes << " of "
+                    << planned;
               }
-              const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
-              const auto ledger = std::make_shared<memory::Ledger>();
-              const memory::OwnerScope owner(ledger);
-              const memory::CategoryScope category(MemoryCategory::activations);
-              const at::Tensor loss = model->loss(ids, ids);
-              return ledger->counts()[MemoryCategory::activations].now;
-            });
-            for (const std::int64_t bytes : kept) {
-              EXPECT_NEAR(static_cast<double>(bytes) / static_cast<double>(planned), 1, 0.01)
-                  << shape.name << " tp " << tp << " sequence " << sequence << " " << name(mode)
-                  << " " << type << ": " << bytes << " of " << planned;
             }
           }
         }

@@ -99,14 +99,15 @@ planner::TensorParallelQuestion question_of(const planner::ModelShape& shape, in
 
 // The loss and all gradients, and the bytes on the way, against one process and the planner.
 void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Checkpointing mode,
-             const Batch& batch, const Ran& wanted) {
-  const std::string what =
-      str(shape.name, " tp ", tp, sequence ? " sequence " : " ", nn::name(mode));
+             const Batch& batch, const Ran& wanted, bool overlap = false) {
+  const std::string what = str(shape.name, " tp ", tp, sequence ? " sequence " : " ",
+                               overlap ? "overlapped " : "", nn::name(mode));
   auto question = question_of(shape, tp, sequence, batch);
   question.recompute = planner::parse_recompute(nn::name(mode));
   const auto planned = planner::tensor_parallel_traffic(question);
   const auto ranks = each_rank<Ran>(tp, [&](const comm::Group& group) {
-    const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3);
+    const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = overlap};
+    const auto model = make_model(shape, part, 3);
     stir(*model);
     if (mode != nn::Checkpointing::none) nn::set_checkpointing(*model, mode);
     const auto start = group.traffic();
@@ -138,6 +139,7 @@ TEST(Parallel, EveryCutIsTheSameModel) {
           for (const auto mode :
                {nn::Checkpointing::none, nn::Checkpointing::selective, nn::Checkpointing::full}) {
             compare(shape, tp, sequence, mode, batch, wanted);
+            if (tp > 1) compare(shape, tp, sequence, mode, batch, wanted, /*overlap=*/true);
           }
         }
       }
@@ -174,7 +176,8 @@ TEST(Parallel, WeightGradientsCanWait) {
     const Ran wanted = alone(shape, batch);
     for (const bool sequence : {false, true}) {
       const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
-        const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3);
+        const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = shape.swiglu};
+        const auto model = make_model(shape, part, 3);
         stir(*model);
         auto later = c10::make_intrusive<nn::DeferredGradients>();
         at::Tensor loss;

@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "tessera/core/text.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/planner/run.h"
 
 namespace tessera::planner {
 namespace {
@@ -51,9 +55,12 @@ TEST(PlanTraffic, TensorParallelCarriesActivations) {
   q.recompute = Recompute::full;
   EXPECT_DOUBLE_EQ(row(traffic_of(settle(q)), "of activations"),
                    1.5 * row(traffic, "of activations"));
+  // The sequence costs nothing but the sums of the gradients of norms.
   q.recompute = Recompute::none;
   q.sequence_parallel = true;
-  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).tp, traffic.tp);
+  const Traffic cut = traffic_of(settle(q));
+  EXPECT_DOUBLE_EQ(row(cut, "norms"), 96.5 * ring_all_reduce_bytes(4 * 8192 * 2, 8));
+  EXPECT_DOUBLE_EQ(cut.tp, traffic.tp + row(cut, "norms"));
 }
 
 TEST(PlanTraffic, PipelineBoundaries) {
@@ -72,6 +79,23 @@ TEST(PlanTraffic, PipelineBoundaries) {
   }
 }
 
+// The last rank sends most along tp, and has one neighbour.
+TEST(PlanTraffic, SlicesGoAlongBothAxes) {
+  Question q;
+  q.model = find_model_shape("llama3-8b");
+  q.tp = 4, q.pp = 4, q.grad_accum = 8;
+  const Traffic whole = traffic_of(settle(q));
+  q.slice_hops = true;
+  const Traffic cut = traffic_of(settle(q));
+  EXPECT_DOUBLE_EQ(cut.pp, whole.pp / 4);
+  EXPECT_DOUBLE_EQ(row(cut, "slices"), whole.pp / 2 * 3 / 4);
+  EXPECT_DOUBLE_EQ(cut.tp, whole.tp + row(cut, "slices"));
+  // A sequence that is cut is in slices already.
+  q.sequence_parallel = true;
+  EXPECT_EQ(row(traffic_of(settle(q)), "slices"), 0);
+  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, cut.pp);
+}
+
 TEST(PlanTraffic, MoreChunksSendMore) {
   Question q;
   q.model = find_model_shape("llama3-8b");
@@ -86,6 +110,79 @@ TEST(PlanTraffic, MoreChunksSendMore) {
   v.model = find_model_shape("llama3-8b");
   v.pp = 4, v.grad_accum = 8, v.schedule = "zb-v";
   EXPECT_DOUBLE_EQ(traffic_of(settle(v)).pp, 2 * plain);
+}
+
+// What `tessera plan` says of a step is what run.h says of the rank that sends most along an axis,
+// and `tessera train` counts on it.
+TEST(PlanTraffic, IsThatOfARun) {
+  struct Cut {
+    int dp, tp, pp;
+    const char* schedule;
+  };
+  std::vector<ModelShape> shapes = {gpt_shape(8, 128, 8, 128, 32)};
+  for (const std::int64_t kv_heads : {1, 2, 4, 8}) {
+    ModelShape llama = find_model_shape("llama-tiny");
+    llama.layers = 9, llama.hidden = 128, llama.heads = 8, llama.kv_heads = kv_heads;
+    llama.ffn = 256, llama.vocab = 128;
+    shapes.push_back(llama);
+  }
+  std::vector<Cut> cuts;
+  for (const int dp : {1, 2, 3}) {
+    for (const int tp : {1, 2, 4}) {
+      for (const int pp : {1, 2, 4}) cuts.push_back({dp, tp, pp, "1f1b"});
+      for (const char* name : {"gpipe", "interleaved", "zb-h1", "zb-v"}) {
+        cuts.push_back({dp, tp, 2, name});
+      }
+    }
+  }
+  for (const ModelShape& shape : shapes) {
+    for (const Cut& cut : cuts) {
+      if (shape.tied && std::string(cut.schedule) == "zb-v") continue;  // refused in training
+      for (int variant = 0; variant < 24; ++variant) {
+        Question q;
+        q.model = shape;
+        q.seq = 16;
+        q.dp = cut.dp, q.tp = cut.tp, q.pp = cut.pp, q.schedule = cut.schedule;
+        q.sequence_parallel = variant % 2 == 1;
+        q.recompute = static_cast<Recompute>(variant / 2 % 3);
+        q.zero = variant / 6;
+        q.layout = parse_state_layout(variant % 5 == 0 ? "fp32" : "bf16-fp32grad");
+        q.micro_batch = 3, q.grad_accum = 4;
+        q = settle(q);
+        RunQuestion run;
+        run.model = q.model;
+        run.layout = q.layout;
+        run.stage = q.zero;
+        run.dp = q.dp, run.tp = q.tp, run.pp = q.pp;
+        run.micro_batch = q.micro_batch, run.seq = q.seq, run.accumulation = 4;
+        run.policy = q.policy();
+        run.recompute = q.recompute;
+        run.sequence_parallel = q.sequence_parallel;
+        run.schedule = q.schedule, run.chunks = q.chunks;
+        int most_loaded = 0;
+        const Memory memory = memory_of(q, &most_loaded);
+        const Traffic planned = traffic_of(q);
+        double dp = 0, tp = 0, pp = 0, state = 0;
+        for (run.pp_rank = 0; run.pp_rank < q.pp; ++run.pp_rank) {
+          const RunPlan plan = plan_run(run);
+          dp = std::max(dp, real(plan.sent_dp));
+          tp = std::max(tp, real(plan.sent_tp));
+          pp = std::max(pp, real(plan.sent_pp));
+          if (run.pp_rank == most_loaded) state = real(plan.state());
+        }
+        const std::string what =
+            str(shape.name, " kv ", shape.kv_heads, " dp ", q.dp, " tp ", q.tp, " pp ", q.pp, " ",
+                q.schedule, " zero ", q.zero, " ", name(q.recompute), q.sequence_parallel);
+        EXPECT_DOUBLE_EQ(planned.tp, tp) << what;
+        EXPECT_DOUBLE_EQ(planned.pp, pp) << what;
+        // Over three ranks every parameter is padded to whole chunks.
+        const double padding = q.dp == 3 ? 0.05 : 1e-12;
+        EXPECT_NEAR(planned.dp, dp, padding * dp) << what;
+        EXPECT_NEAR(memory.params + memory.grads + memory.optimizer, state, padding * state)
+            << what;
+      }
+    }
+  }
 }
 
 TEST(PlanTraffic, RowsAddUpByAxis) {

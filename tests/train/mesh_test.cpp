@@ -50,7 +50,8 @@ std::string describe(const TrainConfig& config) {
   return str(config.model, ", dp ", config.dp, ", tp ", config.tp, ", pp ", config.pp, ", stage ",
              config.zero, ", micro-batch ", config.micro_batch, ", ", config.schedule, ", chunks ",
              config.chunks, ", ", config.checkpoint_activations,
-             config.sequence_parallel ? ", sequence-parallel" : "");
+             config.sequence_parallel ? ", sequence-parallel" : "",
+             config.overlap_tp ? ", overlapped" : "");
 }
 
 struct Outcomes {
@@ -159,6 +160,27 @@ TEST(Mesh, EveryScheduleTrainsAsOneProcess) {
   }
 }
 
+TEST(Mesh, OverlapTrainsAsOneProcess) {
+  int turn = 0;
+  for (const Mesh& mesh : {Mesh{1, 2, 1}, Mesh{2, 2, 2}}) {
+    for (const char* recompute : {"none", "selective", "full"}) {
+      for (const bool sequence : {true, false}) {
+        TrainConfig config = on_mesh(small(++turn % 2 == 0 ? "gpt-tiny" : "llama-tiny"), mesh, 4);
+        config.zero = turn % 4;
+        config.overlap_tp = true;
+        config.sequence_parallel = sequence;
+        config.checkpoint_activations = recompute;
+        expect_same(config);
+      }
+    }
+  }
+  // Weight gradients that wait.
+  TrainConfig config = on_mesh(small("gpt-tiny"), {1, 2, 2}, 4);
+  config.schedule = "zb-h1";
+  config.overlap_tp = config.sequence_parallel = true;
+  expect_same(config);
+}
+
 TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
   for (const char* policy : {"each", "last"}) {
     for (const char* recompute : {"none", "selective", "full"}) {
@@ -190,6 +212,7 @@ TEST(Mesh, WhatCannotBeIsRefused) {
     return count == 1;
   };
   EXPECT_TRUE(refused([](TrainConfig& c) { c.tp = 3; }, 3)) << "heads % tp";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.overlap_tp = true; }, 2)) << "no tp to overlap";
   EXPECT_TRUE(refused([](TrainConfig& c) { c.pp = 8; }, 8)) << "layers < pp";
   EXPECT_TRUE(refused([](TrainConfig& c) { c.tp = 2; }, 3)) << "ranks";
   EXPECT_TRUE(refused(
