@@ -12,6 +12,7 @@
 #include "tessera/core/units.h"
 #include "tessera/data/source.h"
 #include "tessera/train/report.h"
+#include "tessera/train/stack.h"
 #include "tessera/train/step_watchdog.h"
 #include "tessera/train/trace.h"
 
@@ -76,7 +77,8 @@ void check_files(const TrainConfig& config, const Resolved& resolved) {
   if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
 }
 
-Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes) {
+Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
+                  std::int64_t* last_step) {
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
   if (!config.metrics.empty() && speaks) {
@@ -98,6 +100,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
   }
+  const auto note_step = [&] {
+    if (last_step != nullptr) *last_step = trainer.steps_done();
+  };
+  note_step();
   const bool saves = !config.save.empty();
   bool interrupted = false;
   {
@@ -108,9 +114,12 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       shown.unit = "step";
       bar.emplace(config.steps, shown);
     }
+    OwnStack stack;  // before the watchdog, which asks it from a thread of its own
     const auto say = [&](const std::string& what) {
-      write_all(2, str("tessera train: rank ", world.rank(), ": ", what, "; ",
-                       trainer.whereabouts(), "\n"));
+      std::string text =
+          str("tessera train: rank ", world.rank(), ": ", what, "; ", trainer.whereabouts(), "\n");
+      for (const std::string& call : stack.read()) text += "    " + call + "\n";
+      write_all(2, text);
     };
     StepWatchdog::Actions actions{say, nullptr};
     if (config.max_restarts > 0) {
@@ -125,6 +134,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       watchdog.begin(trainer.steps_done() + 1);
       const StepMetrics step = trainer.step();
       watchdog.end();
+      note_step();
       if (step.skipped && config.on_nan == "rollback") {
         const std::string from = trainer.roll_back();
         if (speaks) {
@@ -155,7 +165,8 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     if (saved) write_all(2, str("saved: ", *saved, "\n"));
     if (interrupted) {
       write_all(2, str("stopped after step ", trainer.steps_done(),
-                       saves ? "; --resume auto goes on from there\n" : "\n"));
+                       saves ? "; --resume auto goes on from there\n"
+                             : "; nothing was saved, for want of --save\n"));
     }
   }
   world.barrier();  // nobody leaves while another still needs it

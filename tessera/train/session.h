@@ -23,6 +23,8 @@ enum class Ended : std::uint8_t {
   stopped,  // before the last step, as asked
   saved     // likewise, and a checkpoint says where to go on
 };
-Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes);
+// `last_step`, if not null, has the last step that was done, also after an exception.
+Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
+                  std::int64_t* last_step = nullptr);
 
 }  // namespace tessera::train
