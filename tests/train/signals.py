@@ -194,7 +194,23 @@ def too_few(folder, alone):
     run.expect(*REPORT, r"^tessera train: too few ranks are left to go on")
 
 
-CASES = [terminate, terminate_without_save, save_now, damaged, elastic, too_few]
+def hang(folder, alone):
+    """A rank that stops: the other says in which call it waits, and where, and goes on afterwards."""
+    run = Run(folder, steps=ENDLESS).wait_for_step(20)
+    stopped = run.rank(1)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        said = re.compile(r"^tessera train: rank 0: step \d+ has taken .* × the median of .*; "
+                          r"last calls: .*dp: #\d+ \w+\(.*\)\n(    \S+\+0x[0-9a-f]+.*\n){3,20}",
+                          re.MULTILINE)
+        run.wait_for(lambda: said.search(run.text()), "told of the hang")
+        step = max(run.losses())
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    run.wait_for_step(step + 5).signal(signal.SIGTERM).end(0)
+
+
+CASES = [terminate, terminate_without_save, save_now, damaged, elastic, too_few, hang]
 
 
 def main():
