@@ -204,7 +204,7 @@ int train_command(int argc, char** argv) {
   if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
   if (joins) return take_part(config);
   warn_of_crowding(ranks, static_cast<int>(config.threads));
-  train::check_files(config, resolved);
+  train::check_run(config, resolved, ranks);
   if (ranks == 1 && config.max_restarts == 0) return take_part(config);
   if (config.backend == "mpi" || config.backend == "two-level") {
     return become_mpirun(ranks, own_command(argc, argv));

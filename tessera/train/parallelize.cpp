@@ -79,6 +79,11 @@ void check(const planner::ModelShape& shape, const ParallelOptions& options, int
   if (options.sequence_parallel && options.tp == 1) {
     refuse("--sequence-parallel needs --tp 2 or more: the ranks of that axis share the sequence");
   }
+  try {
+    models::check_tp(shape, options.tp);
+  } catch (const UsageError& error) {
+    refuse(str("--tp ", options.tp, ": ", error.what()));
+  }
   if (options.pp == 1) return;
   const schedule::Schedule schedule = make_schedule(options);
   if (shape.layers < schedule.stage_count()) {

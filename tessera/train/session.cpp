@@ -11,6 +11,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/data/source.h"
+#include "tessera/train/from_config.h"
 #include "tessera/train/report.h"
 #include "tessera/train/stack.h"
 #include "tessera/train/step_watchdog.h"
@@ -54,6 +55,12 @@ std::string ending(Trainer& trainer, const Summary& summary,
     text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
                 short_number(slow.factor, 2), " × the median of the ranks\n");
   }
+  if (summary.saves > 0) {
+    text +=
+        str("  ", summary.saves, summary.saves == 1 ? " save" : " saves", " held training up for ",
+            format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
+            short_number(summary.save_exposed_percent(), 1), "% of a step\n");
+  }
   if (!answers.empty()) {
     text += "\n  what it answers\n";
     for (const std::string& line : answers) text += "    " + line + "\n";
@@ -71,7 +78,8 @@ std::string ending(Trainer& trainer, const Summary& summary,
 
 }  // namespace
 
-void check_files(const TrainConfig& config, const Resolved& resolved) {
+void check_run(const TrainConfig& config, const Resolved& resolved, int ranks) {
+  check(resolved.model, parallel_options(config, resolved, c10::kCPU, nullptr), ranks);
   if (!config.metrics.empty()) check_writable(config.metrics, "--metrics");
   if (!config.trace.empty()) check_writable(config.trace, "--trace");
   if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
@@ -96,7 +104,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   std::vector<std::string> notes;
   const auto resumed = trainer.resume(notes);
   if (speaks) {
-    for (const std::string& note : notes) write_all(2, str("passed over: ", note, "\n"));
+    for (const std::string& note : notes) write_all(2, note + "\n");
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
   }
@@ -143,7 +151,6 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
         }
         continue;
       }
-      if (lines) lines->write(to_json(step));
       if (bar) bar->update(trainer.steps_done(), status(step));
       const auto wish =
           static_cast<Wish>(trainer.agree(static_cast<int>(wishes ? wishes() : Wish::none)));
@@ -151,6 +158,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
       const bool last = trainer.steps_done() == config.steps;
       if (saves && (due || last || wish != Wish::none)) trainer.save();
+      if (lines) lines->write(to_json(trainer.history().back()));
     }
     if (bar) bar->finish();
   }

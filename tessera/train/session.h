@@ -11,9 +11,10 @@ namespace tessera::train {
 enum class Wish : std::uint8_t { none, save, stop };
 using Wishes = std::function<Wish()>;
 
-// Throws UsageError or DataError for files that cannot be read or written. Not collective: whoever
-// starts the ranks asks first, so that one message comes and not one from each rank.
-void check_files(const TrainConfig& config, const Resolved& resolved);
+// Throws UsageError or DataError for what cannot be trained so, and for files that cannot be read
+// or written. Not collective: whoever starts the ranks asks first, so that one message comes and
+// not one from each rank.
+void check_run(const TrainConfig& config, const Resolved& resolved, int ranks);
 
 // Collective: trains from the first step to the last, with what a person sees of it on rank 0: the
 // progress bar on stderr, and at the end three tables and a few answers of the model on stdout.
