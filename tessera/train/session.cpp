@@ -120,6 +120,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       ProgressOptions shown;
       shown.label = "training";
       shown.unit = "step";
+      shown.before = trainer.steps_done();
       bar.emplace(config.steps, shown);
     }
     OwnStack stack;  // before the watchdog, which asks it from a thread of its own

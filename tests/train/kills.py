@@ -118,7 +118,7 @@ class Run:
         return [pid for pid, parent in processes(self.folder)
                 if parent == self.process.pid and is_rank(pid)]
 
-    def until(self, condition):
+    def until(self, condition, pause=0.001):
         """False if the run has ended before."""
         deadline = time.monotonic() + HANG
         while not condition():
@@ -126,7 +126,7 @@ class Run:
                 return False
             if time.monotonic() > deadline:
                 self.fail("hangs")
-            time.sleep(0.001)
+            time.sleep(pause)
         return True
 
     def kill_one(self, aim, start, rng):
@@ -138,7 +138,7 @@ class Run:
             ranks[:] = self.ranks()
             return len(ranks) == 2
 
-        if not self.until(started):
+        if not self.until(started, 0.02):  # all processes are looked at
             return None
         self.seen, self.stale = self.size(), self.drafts()
         at = time.monotonic() + rng.uniform(0, start)
@@ -182,7 +182,7 @@ def left_alone(program, mesh):
     with tempfile.TemporaryDirectory(prefix="tessera-kills-") as folder:
         before = set(os.listdir("/dev/shm"))
         run = Run(program, mesh, folder)
-        run.until(lambda: len(run.ranks()) == 2)
+        run.until(lambda: len(run.ranks()) == 2, 0.02)
         began = time.monotonic()
         run.until(lambda: run.step() > 0)
         start = time.monotonic() - began
