@@ -102,7 +102,7 @@ class Launch {
   double failed_at_ = 0;
 };
 
-void Launch::say(const std::string& text) { err_.push("tessera run: " + text + "\n"); }
+void Launch::say(const std::string& text) { err_.push(options_.name + ": " + text + "\n"); }
 
 std::string Launch::prefix_of(int rank, bool terminal) const {
   const std::string text = str("[", rank, "]");
@@ -369,7 +369,7 @@ LaunchResult Launch::run() {
   // The summary comes after the last output of the ranks.
   for (LineRelay& relay : relays_) relay.finish();
   const LaunchResult answer = failure ? *failure : result();
-  if (!answer.summary.empty()) say(answer.summary);
+  if (options_.report && !answer.summary.empty()) say(answer.summary);
   work();
   return answer;
 }

@@ -15,10 +15,12 @@ struct LaunchOptions {
   std::string master_addr = "127.0.0.1";  // where the store listens
   int master_port = 0;
   std::string run_id = "tessera";
+  std::string name = "tessera run";  // before what the launcher itself says
 
   int threads = 1;                     // OMP_NUM_THREADS of each rank; 0 leaves the variable alone
   std::vector<std::vector<int>> cpus;  // processors of each rank; empty leaves it unbound
 
+  bool report = true;     // print the summary
   bool prefix = true;     // put "[rank] " before each line; false hands our own output to the ranks
   bool color = true;      // colour the prefixes where the output is a terminal
   double grace = 5;       // seconds that the others get to end by themselves after a failure
@@ -32,7 +34,7 @@ struct LaunchOptions {
 struct LaunchResult {
   int status = 0;        // of the rank that failed first (128 + signal), 124 after the timeout
   int failed_rank = -1;  // in the numbering of the whole job
-  std::string summary;   // one line, "" after a success; launch() has printed it
+  std::string summary;   // one line, "" after a success; LaunchOptions::report prints it
   bool asked = false;    // somebody sent the launcher a signal to end
 };
 

@@ -4,8 +4,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <thread>
 
+#include "tessera/cli/failure_notes.h"
 #include "tessera/cli/launcher.h"
 #include "tessera/cli/store_server.h"
 #include "tessera/cli/topology.h"
@@ -35,7 +37,7 @@ std::vector<std::string> own_command(int argc, char** argv) {
 namespace {
 
 LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& command,
-                         const BlockedSignals& signals) {
+                         const FailureNotes& notes, const BlockedSignals& signals) {
   const Topology machine = topology();
   LaunchOptions options;
   options.command = command;
@@ -43,15 +45,31 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
   options.threads =
       own.threads > 0 ? own.threads : threads_per_rank(machine, cpu_quota(), own.ranks);
   options.cpus = divide_cores(machine, own.ranks);
+  options.name = "tessera " + own.name;
+  options.report = false;  // ours says more
   options.prefix = false;
   options.grace = own.grace;
   options.run_id = str("tessera-", own.name, "-", ::getpid());
   for (char** entry = environ; *entry != nullptr; ++entry) {
     options.environment.emplace_back(*entry);
   }
+  options.environment.push_back(notes.environment());
   const StoreServer store(/*only_here=*/true, 0);
   options.master_port = store.port();
   return launch(options, signals);
+}
+
+void report(const OwnRanks& own, const LaunchResult& result, const FailureNotes& notes,
+            const std::optional<std::string>& checkpoint) {
+  if (result.asked) {
+    write_all(2, str("tessera ", own.name, ": ended as asked, with status ", result.status, "\n"));
+    return;
+  }
+  std::string text = str("tessera ", own.name, ": ", result.summary, "\n", notes.report());
+  if (checkpoint) {
+    text += str("  last good checkpoint: ", checkpoint->empty() ? "none" : *checkpoint, "\n");
+  }
+  write_all(2, text);
 }
 
 }  // namespace
@@ -63,10 +81,15 @@ int start_ranks(const OwnRanks& own, std::vector<std::string> command) {
 int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string> command) {
   const BlockedSignals signals;  // before the store starts its thread
   for (int attempt = 0;; ++attempt) {
-    const LaunchResult result = launch_once(own, command, signals);
+    const FailureNotes notes;
+    const LaunchResult result = launch_once(own, command, notes, signals);
+    if (result.status == 0) return 0;
+    std::optional<std::string> checkpoint;
+    if (restarts.checkpoint && !result.asked) checkpoint = restarts.checkpoint();
+    report(own, result, notes, checkpoint);
     // Not what somebody ended on purpose, nor what would fail in the same way again: status 2 is a
     // wrong call.
-    if (result.status == 0 || result.status == 2 || result.asked) return result.status;
+    if (result.status == 2 || result.asked) return result.status;
     if (attempt == restarts.most) {
       if (restarts.most > 0) {
         write_all(2, str("tessera ", own.name, ": gave up after ", restarts.most, " restarts\n"));
@@ -83,7 +106,9 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
     }
     write_all(2, str("tessera ", own.name, ": restart ", attempt + 1, " of ", restarts.most, " on ",
                      own.ranks, own.ranks == 1 ? " rank" : " ranks",
-                     restarts.report ? ", " + restarts.report() : std::string(), "\n"));
+                     checkpoint && !checkpoint->empty() ? ", from " + *checkpoint
+                                                        : std::string(", from the start"),
+                     "\n"));
   }
 }
 

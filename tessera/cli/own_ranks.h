@@ -18,6 +18,7 @@ struct OwnRanks {
   double grace = 5;  // seconds that the others get to end by themselves after a failure
 };
 // Starts them on this machine, divided as `tessera run` does, and returns the job's exit status.
+// After a failure one report says which rank failed and how, and what the others saw of it.
 int start_ranks(const OwnRanks& options, std::vector<std::string> command);
 
 // How often, and as what, a job that failed is started again.
@@ -26,7 +27,7 @@ struct Restarts {
   std::vector<std::string> words;  // that the command gets then
   // How many ranks to start when so many are left; 0: not again.
   std::function<int(int left)> fit;
-  std::function<std::string()> report;  // a line: from where it goes on
+  std::function<std::string()> checkpoint;  // the last good one, "" for none
 };
 int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);
 

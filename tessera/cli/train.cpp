@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/failure_notes.h"
 #include "tessera/cli/own_ranks.h"
 #include "tessera/cli/topology.h"
 #include "tessera/comm/bootstrap.h"
@@ -120,13 +121,20 @@ int take_part(train::TrainConfig config) {
   finish_the_step_on(SIGINT);
   finish_the_step_on(SIGTERM);
   save_on(SIGUSR1);
-  comm::InitOptions init;
-  init.backend = config.backend;
-  const comm::Group world = comm::init(init);
-  const train::Ended ended = train::run_session(config, world, [] {
+  const auto wish = [] {
     if (stop_signal().load() != 0) return train::Wish::stop;
     return save_asked().exchange(0) != 0 ? train::Wish::save : train::Wish::none;
-  });
+  };
+  train::Ended ended = train::Ended::done;
+  std::int64_t last_step = 0;
+  try {
+    comm::InitOptions init;
+    init.backend = config.backend;
+    ended = train::run_session(config, comm::init(init), wish, &last_step);
+  } catch (const std::exception& error) {
+    if (!note_failure(comm::detect_launch().rank, last_step, error.what())) throw;
+    return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
+  }
   // A run that was told to go and has saved its state has done what it should.
   if (ended != train::Ended::stopped) return 0;
   const int signal = stop_signal().load();  // where another rank alone was asked, as by Ctrl-C
@@ -153,10 +161,8 @@ Restarts restarts(const train::TrainConfig& config, const train::Resolved& resol
                  "--grad-accum",   "0",
                  "--global-batch", str(resolved.global_batch)};
   again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
-  again.report = [folder = config.save] {
-    const checkpoint::Latest latest = checkpoint::find_latest(folder);
-    return latest.folder.empty() ? std::string("from the start: there is no checkpoint yet")
-                                 : "from " + latest.folder;
+  again.checkpoint = [folder = config.save] {
+    return folder.empty() ? std::string() : checkpoint::find_latest(folder).folder;
   };
   return again;
 }
@@ -198,8 +204,8 @@ int train_command(int argc, char** argv) {
   if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
   if (joins) return take_part(config);
   warn_of_crowding(ranks, static_cast<int>(config.threads));
-  train::check_files(config, resolved);
-  if (ranks == 1) return take_part(config);
+  train::check_run(config, resolved, ranks);
+  if (ranks == 1 && config.max_restarts == 0) return take_part(config);
   if (config.backend == "mpi" || config.backend == "two-level") {
     return become_mpirun(ranks, own_command(argc, argv));
   }

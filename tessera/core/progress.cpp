@@ -77,6 +77,7 @@ Progress::Progress(std::int64_t total, ProgressOptions options)
     mode_ = ::isatty(options_.fd) == 1 ? ProgressMode::kTerminal : ProgressMode::kPlain;
   }
   start_ = measured_at_ = options_.clock();
+  done_ = measured_done_ = options_.before;
   next_share_ = options_.plain_share;
 }
 
@@ -90,7 +91,7 @@ double Progress::elapsed() const { return options_.clock() - start_; }
 double Progress::rate() const {
   if (recent_rate_ > 0) return recent_rate_;
   const double time = elapsed();
-  return time > 0 ? static_cast<double>(done_) / time : 0;
+  return time > 0 ? static_cast<double>(done_ - options_.before) / time : 0;
 }
 
 void Progress::update(std::int64_t done, std::string_view text) {
@@ -135,7 +136,8 @@ std::string Progress::status(bool last) const {
   if (total_ > 0) result += "/" + format_grouped(total_);
   if (!options_.unit.empty()) result += " " + options_.unit;
   const double time = elapsed();
-  const double speed = last ? (time > 0 ? static_cast<double>(done_) / time : 0) : rate();
+  const double speed =
+      last ? (time > 0 ? static_cast<double>(done_ - options_.before) / time : 0) : rate();
   if (const std::string text = per_second(speed, options_.unit); !text.empty()) {
     result += "  " + text;
   }

@@ -19,6 +19,7 @@ struct ProgressOptions {
   int fd = 2;
   std::string label;              // stands in front: "training"
   std::string unit;               // what is counted: "step" gives "12.5 step/s"
+  std::int64_t before = 0;        // done before this began: counted, but not in the rate
   int columns = 0;                // width of the line; 0 asks the terminal
   double redraw_interval = 0.1;   // seconds between two drawings on a terminal
   double plain_interval = 30;     // a plain line at least this often...

@@ -42,9 +42,7 @@ class BlockListImpl : public torch::nn::Module {};
 
 }  // namespace
 
-Part check_part(const planner::ModelShape& shape, Part part) {
-  planner::check(shape);
-  const int tp = part.tp.size();
+void check_tp(const planner::ModelShape& shape, int tp) {
   const std::string divisor = "choose a tp that divides it";
   check_divides("heads", shape.heads, tp, divisor);
   check_divides("ffn", shape.ffn, tp,
@@ -56,6 +54,11 @@ Part check_part(const planner::ModelShape& shape, Part part) {
     throw UsageError(str("kv-heads is ", shape.kv_heads, " for ", tp,
                          " tensor-parallel ranks; wanted a tp that divides it or is a multiple"));
   }
+}
+
+Part check_part(const planner::ModelShape& shape, Part part) {
+  planner::check(shape);
+  check_tp(shape, part.tp.size());
   if (part.last_layer == -1) part.last_layer = shape.layers;
   if (part.first_layer < 0 || part.last_layer > shape.layers ||
       part.first_layer > part.last_layer) {

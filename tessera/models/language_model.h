@@ -31,6 +31,8 @@ struct Part {
 // The same with last_layer filled in. Throws UsageError for what cannot be cut so, with what would
 // do.
 Part check_part(const planner::ModelShape& shape, Part part);
+// The part of it that needs no ranks yet: whether so many tensor-parallel ones divide the model.
+void check_tp(const planner::ModelShape& shape, int tp);
 
 // The weight of a norm, and the shift of one that has it: LayerNorm with, RMSNorm without.
 class NormImpl : public torch::nn::Module {

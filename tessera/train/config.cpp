@@ -212,6 +212,11 @@ Resolved resolve(const TrainConfig& config, int ranks) {
     throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
                          " positions; wanted at most that, or a larger --positions"));
   }
+  if (config.sequence_parallel && out.seq % config.tp != 0) {
+    throw UsageError(str("--seq: got ", out.seq, ", which the ", config.tp, " ranks of --tp ",
+                         config.tp, " --sequence-parallel do not divide; wanted ",
+                         (out.seq / config.tp + 1) * config.tp));
+  }
   const std::int64_t tokens = config.data == "synthetic" ? 12 : 256;
   if (out.model.vocab < tokens) {
     throw UsageError(str("--vocab: got ", out.model.vocab, ", but --data ", config.data, " has ",

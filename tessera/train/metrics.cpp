@@ -58,6 +58,7 @@ std::string to_json(const StepMetrics& step) {
   };
   if (step.bubble_s > 0) json["bubble_s"] = json_number(step.bubble_s);
   if (step.skipped) json["skipped"] = true;
+  if (step.save_exposed_s) json["save_exposed_s"] = json_number(*step.save_exposed_s);
   return json.dump();
 }
 
@@ -78,6 +79,11 @@ std::string to_json(const Summary& summary) {
   if (summary.bubble) {
     inner["bubble"] = json_number(*summary.bubble);
     inner["predicted_bubble"] = json_number(*summary.predicted_bubble);
+  }
+  if (summary.saves > 0) {
+    inner["saves"] = summary.saves;
+    inner["save_exposed_s"] = json_number(summary.save_exposed_s);
+    inner["save_exposed_percent"] = json_number(summary.save_exposed_percent());
   }
   for (const SlowRank& slow : summary.slow_ranks) {
     inner["slow_ranks"].push_back(

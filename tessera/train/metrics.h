@@ -32,6 +32,7 @@ struct StepMetrics {
   std::int64_t sent_bytes = 0;
   std::int64_t control_bytes = 0;
   bool skipped = false;
+  std::optional<double> save_exposed_s;  // that a save after it held training up
 
   double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }
 };
@@ -71,7 +72,11 @@ struct Summary {
   double first_loss = 0, last_loss = 0;
   std::int64_t steps = 0;    // taken in this run
   std::int64_t skipped = 0;  // of them, for gradients that were not finite
+  std::int64_t saves = 0;
+  double save_exposed_s = 0;  // mean of the saves
   bool interrupted = false;
+
+  double save_exposed_percent() const { return step_s > 0 ? 100 * save_exposed_s / step_s : 0; }
   std::map<std::string, std::string> run;  // model, stage, layout, … for the reader
 };
 

@@ -82,6 +82,11 @@ void check(const planner::ModelShape& shape, const ParallelOptions& options, int
   if (options.overlap_tp && options.tp == 1) {
     refuse("--overlap-tp needs --tp 2 or more: it hides what the ranks of that axis send");
   }
+  try {
+    models::check_tp(shape, options.tp);
+  } catch (const UsageError& error) {
+    refuse(str("--tp ", options.tp, ": ", error.what()));
+  }
   if (options.pp == 1) return;
   const schedule::Schedule schedule = make_schedule(options);
   if (shape.layers < schedule.stage_count()) {

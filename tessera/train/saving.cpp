@@ -59,6 +59,11 @@ checkpoint::Team team_of(const comm::Group& group) {
   return team;
 }
 
+std::string extra(const checkpoint::Description& about, const char* key) {
+  const auto found = about.extra.find(key);
+  return found == about.extra.end() ? std::string() : found->second;
+}
+
 std::string shape_json(const planner::ModelShape& shape) {
   const nlohmann::json json = {{"name", shape.name},         {"layers", shape.layers},
                                {"hidden", shape.hidden},     {"heads", shape.heads},
@@ -92,10 +97,10 @@ const ParamSpec& Saver::spec(const std::string& name) const {
   throw Error(str("parameter ", quote(name), " has no spec"));
 }
 
-checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t data_steps) const {
+checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t samples) const {
   checkpoint::Description about;
   about.step = steps;
-  about.samples = data_steps * resolved_.global_batch;
+  about.samples = samples;
   about.seed = static_cast<std::uint64_t>(config_.seed);
   const comm::MeshShape& mesh = model_.mesh().shape();
   about.mesh = {mesh.dp, mesh.tp, mesh.pp};
@@ -105,7 +110,9 @@ checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t data_st
   about.extra = {{"updates", str(model_.engine().progress().steps)},
                  {"optimizer", config_.optimizer},
                  {"data", config_.data},
-                 {"seq", str(resolved_.seq)}};
+                 {"seq", str(resolved_.seq)},
+                 {"global_batch", str(resolved_.global_batch)},
+                 {"micro_batch", str(config_.micro_batch)}};
   about.params = model_.specs();
   return about;
 }
@@ -126,8 +133,8 @@ std::vector<checkpoint::Piece> Saver::pieces() {
   return pieces;
 }
 
-void Saver::save(std::int64_t steps, std::int64_t data_steps) {
-  saver_->start(describe(steps, data_steps), pieces());
+void Saver::save(std::int64_t steps, std::int64_t samples) {
+  saver_->start(describe(steps, samples), pieces());
   staged_.clear();  // the saver has its own copy
   if (!config_.async_save) saver_->wait();
 }
@@ -138,21 +145,45 @@ std::optional<std::string> Saver::finish() {
   return saved.folder.empty() ? std::nullopt : std::optional(saved.folder);
 }
 
+// What keeps a run that goes on from having the bits of one that never stopped.
+std::vector<std::string> Saver::differences(const std::string& folder,
+                                            const checkpoint::Description& about) const {
+  const auto was = [&](const char* key) { return extra(about, key); };
+  std::vector<std::string> notes;
+  if (about.seed != static_cast<std::uint64_t>(config_.seed) || was("data") != config_.data ||
+      was("seq") != str(resolved_.seq)) {
+    notes.push_back(str("other samples: ", folder, " was saved with --seed ", about.seed,
+                        " --data ", was("data"), " --seq ", was("seq"),
+                        ", and this run has --seed ", config_.seed, " --data ", config_.data,
+                        " --seq ", resolved_.seq));
+  }
+  const std::string batch = str(resolved_.global_batch);
+  if (!was("global_batch").empty() && was("global_batch") != batch) {
+    notes.push_back(str("another batch: ", folder, " was saved with --global-batch ",
+                        was("global_batch"), ", and this run has ", batch,
+                        "; it goes on with the next sample, number ", about.samples,
+                        ", and the learning rate goes on by steps"));
+  }
+  const comm::MeshShape& mesh = model_.mesh().shape();
+  const auto shown = [](int dp, int tp, int pp, const std::string& micro) {
+    return str("--dp ", dp, " --tp ", tp, " --pp ", pp, " --micro-batch ", micro);
+  };
+  const std::string before = shown(about.mesh.dp, about.mesh.tp, about.mesh.pp, was("micro_batch"));
+  const std::string now = shown(mesh.dp, mesh.tp, mesh.pp, str(config_.micro_batch));
+  if (before != now) {
+    notes.push_back(str("another order of adding: ", folder, " was saved with ", before,
+                        ", and this run has ", now,
+                        "; the numbers are the same within rounding, not in every bit"));
+  }
+  return notes;
+}
+
 Saver::Resumed Saver::read(const std::string& folder) {
   checkpoint::Checkpoint from(folder);
   const checkpoint::Description& about = from.about();
-  const auto extra = [&](const char* key) {
-    const auto found = about.extra.find(key);
-    return found == about.extra.end() ? std::string() : found->second;
-  };
-  if (extra("optimizer") != config_.optimizer) {
-    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", extra("optimizer"),
+  if (const std::string optimizer = extra(about, "optimizer"); optimizer != config_.optimizer) {
+    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", optimizer,
                          ", and this run has ", config_.optimizer, "; wanted the same"));
-  }
-  if (group_.rank() == 0 && (about.seed != static_cast<std::uint64_t>(config_.seed) ||
-                             extra("data") != config_.data || extra("seq") != str(resolved_.seq))) {
-    Logger().warn(str(folder, " was saved with --seed ", about.seed, " --data ", extra("data"),
-                      " --seq ", extra("seq"), "; this run has others, so it sees other samples"));
   }
   from.expect(model_.specs());
   std::vector<checkpoint::Wanted> wanted;
@@ -175,16 +206,23 @@ Saver::Resumed Saver::read(const std::string& folder) {
   from.load(wanted);
   const at::NoGradGuard no_grad;
   for (const Staged& each : staged) each.device.copy_(each.host);
-  // With another batch, as many steps of it as make at least these samples.
-  const std::int64_t batch = resolved_.global_batch;
-  return {folder, about.step, (about.samples + batch - 1) / batch, std::stoll(extra("updates"))};
+  const std::string updates = extra(about, "updates");
+  if (updates.empty() || updates.find_first_not_of("0123456789") != std::string::npos) {
+    throw DataError(str(folder, ": got ", quote(updates),
+                        " updates of the parameters, wanted a number, as tessera train saves it"));
+  }
+  return {folder, about.step, about.samples, std::stoll(updates), differences(folder, about)};
 }
 
 std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {
-  if (config_.resume == "auto") return resume_newest(&notes);
   std::optional<Resumed> resumed;
-  if (config_.resume != "none") resumed = load(config_.resume);
-  refuse_later(resumed ? resumed->steps : 0);
+  if (config_.resume == "auto") {
+    resumed = resume_newest(&notes);
+  } else {
+    if (config_.resume != "none") resumed = load(config_.resume);
+    refuse_later(resumed ? resumed->steps : 0);
+  }
+  if (resumed) notes.insert(notes.end(), resumed->notes.begin(), resumed->notes.end());
   return resumed;
 }
 
@@ -236,7 +274,7 @@ std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* not
       return resumed;
     }
     touched = true;
-    if (notes != nullptr) notes->push_back(str(list.back(), ": ", *bad));
+    if (notes != nullptr) notes->push_back(str("passed over: ", list.back(), ": ", *bad));
   }
   if (touched) {
     throw DataError(str("--resume auto: no checkpoint under ", config_.save, " can be read",

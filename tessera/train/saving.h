@@ -21,26 +21,30 @@ class Saver {
   Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
         const comm::Group& world);
 
-  // Collective. Between two steps, `steps` of them done, and the data of `data_steps` taken.
+  // Collective. Between two steps, `steps` of them done, and so many samples taken by all ranks.
   // Returns when the state has been copied; the files follow, unless the configuration says to
   // wait.
-  void save(std::int64_t steps, std::int64_t data_steps);
+  void save(std::int64_t steps, std::int64_t samples);
   // Collective. Until the last save is published; its folder, or nothing.
   std::optional<std::string> finish();
 
   // Collective. What --resume asks for: the folder that was loaded and the steps that had been
-  // done, or nothing for a fresh start. `notes` gets what was passed over, and why.
+  // done, or nothing for a fresh start. `notes` gets lines for people: what was passed over and
+  // why, and what keeps the run from being the one that was saved.
   struct Resumed {
     std::string folder;
     std::int64_t steps = 0;
-    std::int64_t data_steps = 0;
+    std::int64_t samples = 0;  // taken from the data: the next one has this number
     std::int64_t updates = 0;  // of the parameters: steps that were not skipped
+    std::vector<std::string> notes;
   };
   std::optional<Resumed> resume(std::vector<std::string>& notes);
   std::optional<Resumed> resume_newest(std::vector<std::string>* notes = nullptr);
 
  private:
-  checkpoint::Description describe(std::int64_t steps, std::int64_t data_steps) const;
+  checkpoint::Description describe(std::int64_t steps, std::int64_t samples) const;
+  std::vector<std::string> differences(const std::string& folder,
+                                       const checkpoint::Description& about) const;
   std::vector<checkpoint::Piece> pieces();
   Resumed load(const std::string& folder);
   Resumed read(const std::string& folder);  // not collective: into this rank's memory

@@ -11,7 +11,9 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/data/source.h"
+#include "tessera/train/from_config.h"
 #include "tessera/train/report.h"
+#include "tessera/train/stack.h"
 #include "tessera/train/step_watchdog.h"
 #include "tessera/train/trace.h"
 
@@ -53,6 +55,12 @@ std::string ending(Trainer& trainer, const Summary& summary,
     text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
                 short_number(slow.factor, 2), " × the median of the ranks\n");
   }
+  if (summary.saves > 0) {
+    text +=
+        str("  ", summary.saves, summary.saves == 1 ? " save" : " saves", " held training up for ",
+            format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
+            short_number(summary.save_exposed_percent(), 1), "% of a step\n");
+  }
   if (!answers.empty()) {
     text += "\n  what it answers\n";
     for (const std::string& line : answers) text += "    " + line + "\n";
@@ -70,13 +78,15 @@ std::string ending(Trainer& trainer, const Summary& summary,
 
 }  // namespace
 
-void check_files(const TrainConfig& config, const Resolved& resolved) {
+void check_run(const TrainConfig& config, const Resolved& resolved, int ranks) {
+  check(resolved.model, parallel_options(config, resolved, c10::kCPU, nullptr), ranks);
   if (!config.metrics.empty()) check_writable(config.metrics, "--metrics");
   if (!config.trace.empty()) check_writable(config.trace, "--trace");
   if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
 }
 
-Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes) {
+Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
+                  std::int64_t* last_step) {
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
   if (!config.metrics.empty() && speaks) {
@@ -94,10 +104,14 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   std::vector<std::string> notes;
   const auto resumed = trainer.resume(notes);
   if (speaks) {
-    for (const std::string& note : notes) write_all(2, str("passed over: ", note, "\n"));
+    for (const std::string& note : notes) write_all(2, note + "\n");
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
   }
+  const auto note_step = [&] {
+    if (last_step != nullptr) *last_step = trainer.steps_done();
+  };
+  note_step();
   const bool saves = !config.save.empty();
   bool interrupted = false;
   {
@@ -106,11 +120,15 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       ProgressOptions shown;
       shown.label = "training";
       shown.unit = "step";
+      shown.before = trainer.steps_done();
       bar.emplace(config.steps, shown);
     }
+    OwnStack stack;  // before the watchdog, which asks it from a thread of its own
     const auto say = [&](const std::string& what) {
-      write_all(2, str("tessera train: rank ", world.rank(), ": ", what, "; ",
-                       trainer.whereabouts(), "\n"));
+      std::string text =
+          str("tessera train: rank ", world.rank(), ": ", what, "; ", trainer.whereabouts(), "\n");
+      for (const std::string& call : stack.read()) text += "    " + call + "\n";
+      write_all(2, text);
     };
     StepWatchdog::Actions actions{say, nullptr};
     if (config.max_restarts > 0) {
@@ -125,6 +143,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       watchdog.begin(trainer.steps_done() + 1);
       const StepMetrics step = trainer.step();
       watchdog.end();
+      note_step();
       if (step.skipped && config.on_nan == "rollback") {
         const std::string from = trainer.roll_back();
         if (speaks) {
@@ -133,7 +152,6 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
         }
         continue;
       }
-      if (lines) lines->write(to_json(step));
       if (bar) bar->update(trainer.steps_done(), status(step));
       const auto wish =
           static_cast<Wish>(trainer.agree(static_cast<int>(wishes ? wishes() : Wish::none)));
@@ -141,6 +159,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
       const bool last = trainer.steps_done() == config.steps;
       if (saves && (due || last || wish != Wish::none)) trainer.save();
+      if (lines) lines->write(to_json(trainer.history().back()));
     }
     if (bar) bar->finish();
   }
@@ -155,7 +174,8 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     if (saved) write_all(2, str("saved: ", *saved, "\n"));
     if (interrupted) {
       write_all(2, str("stopped after step ", trainer.steps_done(),
-                       saves ? "; --resume auto goes on from there\n" : "\n"));
+                       saves ? "; --resume auto goes on from there\n"
+                             : "; nothing was saved, for want of --save\n"));
     }
   }
   world.barrier();  // nobody leaves while another still needs it

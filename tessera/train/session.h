@@ -11,9 +11,10 @@ namespace tessera::train {
 enum class Wish : std::uint8_t { none, save, stop };
 using Wishes = std::function<Wish()>;
 
-// Throws UsageError or DataError for files that cannot be read or written. Not collective: whoever
-// starts the ranks asks first, so that one message comes and not one from each rank.
-void check_files(const TrainConfig& config, const Resolved& resolved);
+// Throws UsageError or DataError for what cannot be trained so, and for files that cannot be read
+// or written. Not collective: whoever starts the ranks asks first, so that one message comes and
+// not one from each rank.
+void check_run(const TrainConfig& config, const Resolved& resolved, int ranks);
 
 // Collective: trains from the first step to the last, with what a person sees of it on rank 0: the
 // progress bar on stderr, and at the end three tables and a few answers of the model on stdout.
@@ -23,6 +24,8 @@ enum class Ended : std::uint8_t {
   stopped,  // before the last step, as asked
   saved     // likewise, and a checkpoint says where to go on
 };
-Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes);
+// `last_step`, if not null, has the last step that was done, also after an exception.
+Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
+                  std::int64_t* last_step = nullptr);
 
 }  // namespace tessera::train

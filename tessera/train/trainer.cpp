@@ -74,8 +74,9 @@ StepMetrics Trainer::step() {
   std::vector<data::Batch> batches;
   std::int64_t predicted = 0;
   for (std::int64_t k = 0; k < impl.sampler.micro_batches; ++k) {
-    batches.push_back(impl.source->batch(
-        impl.sampler.first(done + impl.data_shift, impl.replica, k), impl.sampler.micro_batch));
+    const std::uint64_t first =
+        impl.sampler.first(done, impl.replica, k) + static_cast<std::uint64_t>(impl.sample_shift);
+    batches.push_back(impl.source->batch(first, impl.sampler.micro_batch));
     predicted += batches.back().predicted;
   }
   impl.engine().begin({.micro_batches = static_cast<int>(impl.sampler.micro_batches),
@@ -161,7 +162,7 @@ std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
   const auto resumed = impl_->saver.resume(notes);
   if (!resumed) return std::nullopt;
   impl_->steps_before = resumed->steps - static_cast<std::int64_t>(impl_->history.size());
-  impl_->data_shift = resumed->data_steps - resumed->steps;
+  impl_->sample_shift += resumed->samples - impl_->samples(resumed->steps);
   return resumed->folder;
 }
 
@@ -172,7 +173,7 @@ std::string Trainer::roll_back() {
                     " times, and going back to the last checkpoint did not help; lower --lr (now ",
                     impl.config.lr, ") or raise --warmup"));
   }
-  const std::int64_t after = steps_done() + impl.data_shift;  // the data that comes next
+  const std::int64_t next = impl.samples(steps_done());
   impl.saver.finish();
   const auto resumed = impl.saver.resume_newest();
   if (!resumed) {
@@ -181,11 +182,17 @@ std::string Trainer::roll_back() {
         "(--save-every), or stop or skip");
   }
   impl.steps_before = resumed->steps - static_cast<std::int64_t>(impl.history.size());
-  impl.data_shift = after - resumed->steps;
+  impl.sample_shift += next - impl.samples(resumed->steps);
   return resumed->folder;
 }
 
-void Trainer::save() { impl_->saver.save(steps_done(), steps_done() + impl_->data_shift); }
+void Trainer::save() {
+  const Clock::time_point began = Clock::now();
+  impl_->saver.save(steps_done(), impl_->samples(steps_done()));
+  if (!impl_->history.empty()) {
+    impl_->history.back().save_exposed_s = seconds(began, Clock::now());
+  }
+}
 std::optional<std::string> Trainer::finish_saving() { return impl_->saver.finish(); }
 
 std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {

@@ -33,7 +33,8 @@ class Trainer {
   // Collective: back to the newest checkpoint, and on with the data after that of the last step;
   // the folder. Throws Error if there is none, or if that does not help either.
   std::string roll_back();
-  // Collective: a checkpoint of what is now, under --save.
+  // Collective: a checkpoint of what is now, under --save. How long that held training up is noted
+  // with the last step.
   void save();
   // Collective: waits for the last one to be published; its folder, if there was one.
   std::optional<std::string> finish_saving();

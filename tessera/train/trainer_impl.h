@@ -48,6 +48,10 @@ struct Trainer::Impl {
   void note_state();
   void compare_ranks(Summary& out) const;
   std::vector<data::Token> answer(const data::Question& question);
+  // Taken from the data so far, over all ranks.
+  std::int64_t samples(std::int64_t steps) const {
+    return steps * sampler.global_batch() + sample_shift;
+  }
   double waited_s() const { return static_cast<double>(waited.load()) * 1e-9; }
   zero::Engine& engine() { return model.engine(); }
 
@@ -69,7 +73,8 @@ struct Trainer::Impl {
 
   Saver saver;
   std::int64_t steps_before = 0;  // done by the run that was resumed
-  std::int64_t data_shift = 0;    // steps whose data was passed over
+  // Of the next sample, against steps · batch: after data was passed over, or with another batch.
+  std::int64_t sample_shift = 0;
   int rollbacks = 0;
   std::vector<StepMetrics> history;
   StepMetrics now;       // of the step under way

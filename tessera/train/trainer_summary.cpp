@@ -75,7 +75,10 @@ Summary Trainer::summary() {
     rates.push_back(step.tokens_per_s());
     times.push_back(step.step_s);
     out.skipped += step.skipped ? 1 : 0;
+    out.saves += step.save_exposed_s ? 1 : 0;
+    out.save_exposed_s += step.save_exposed_s.value_or(0);
   }
+  if (out.saves > 0) out.save_exposed_s /= static_cast<double>(out.saves);
   out.tokens_per_s = median(std::move(rates));
   out.step_s = median(std::move(times));
   out.predicted.step_s = predicted_step(impl.config, impl.resolved);

@@ -307,6 +307,31 @@ TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
   }
 }
 
+// Once, and not by every rank.
+TEST_F(Train, MeshesThatCannotBeAreRefusedBeforeRanksAreStarted) {
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"--sequence-parallel"}, "--sequence-parallel needs --tp 2"},
+      {{"--pp", "4", "--layers", "2"}, "--layers: got 2, fewer than the 4 stages"},
+      {{"--pp", "2", "--zero", "3", "--schedule", "zb-h1"}, "--schedule zb-h1 puts off"},
+      {{"--pp", "2", "--zero", "3", "--keep-params"}, "--keep-params with --pp"},
+      {{"--tp", "3", "--heads", "4"}, "--tp 3: heads is 4"},
+      {{"--tp", "2", "--sequence-parallel", "--seq", "33"}, "--seq: got 33"}};
+  for (const auto& [words, expected] : cases) {
+    Words all = {"--steps", "1", "--samples", "0"};
+    all.insert(all.end(), words.begin(), words.end());
+    const Outcome outcome = tessera(all);
+    EXPECT_EQ(outcome.status, 2) << words[0] << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
+    EXPECT_FALSE(contains(outcome.err, "rank 0")) << outcome.err;
+    std::size_t told = 0;
+    for (std::size_t at = 0; (at = outcome.err.find("tessera train: ", at)) != std::string::npos;
+         ++at) {
+      if (outcome.err.compare(at, 24, "tessera train: warning: ") != 0) ++told;
+    }
+    EXPECT_EQ(told, 1u) << outcome.err;
+  }
+}
+
 TEST_F(Train, MoreRanksThanCoresAreWarnedOf) {
   // The file is looked for after the warning, and before anything is started.
   const Outcome outcome = tessera({"--ranks", "4096", "--data", "/no/such.txt"});

@@ -147,6 +147,20 @@ TEST_F(ProgressTest, PlainLinesOfASlowLoopComeByTime) {
   EXPECT_NE(lines()[0].find("10 s/it"), std::string::npos);
 }
 
+TEST_F(ProgressTest, WhatWasDoneBeforeIsNoneOfTheRate) {
+  ProgressOptions o = options(ProgressMode::kPlain);
+  o.unit = "step";
+  o.before = 600;
+  Progress progress(1000, o);
+  for (int step = 601; step <= 1000; ++step) {
+    now_ += 0.5;
+    progress.update(step);
+    if (step == 700) EXPECT_NE(output().find("2 step/s"), std::string::npos) << output();
+  }
+  progress.finish();
+  EXPECT_NE(lines().back().find("1,000/1,000 step  2 step/s"), std::string::npos) << lines().back();
+}
+
 TEST_F(ProgressTest, UnknownTotalHasNoPercentAndNoEta) {
   Progress progress(0, options(ProgressMode::kPlain));
   now_ += 40;

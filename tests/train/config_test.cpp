@@ -211,5 +211,26 @@ TEST(Resolve, SgdKeepsFewerMoments) {
   EXPECT_EQ(resolve(config, 2).layout.optimizer(), 0);
 }
 
+// With the same batch on fewer ranks: only numbers that make whole replicas and divide it.
+TEST(Config, RanksToGoOnWith) {
+  TrainConfig config;
+  config.micro_batch = 2;
+  config.global_batch = 24;
+  config.save = "runs";
+  config.max_restarts = 1;
+  EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 4);  // not elastic: start it again
+  config.elastic = "2:4";
+  const Resolved resolved = resolve(config, 4);
+  for (const auto& [left, wanted] : {std::pair{3, 3}, {2, 2}, {1, 0}, {0, 0}}) {
+    EXPECT_EQ(ranks_that_fit(config, resolved, 4, left), wanted) << left;
+  }
+  config.global_batch = 16;  // three ranks of two do not divide it
+  EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 2);
+  config.tp = 2;
+  EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 2);
+  config.tp = 4;
+  EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 0);
+}
+
 }  // namespace
 }  // namespace tessera::train

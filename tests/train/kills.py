@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Kills random ranks of a training run that restarts by itself, and compares the end with a run that
-was left alone: the parameters must have the same bits, and nothing may stay behind.
+"""Kills random ranks of training runs that restart by themselves, and compares each end with a run
+that was left alone: the parameters must have the same bits, and nothing may stay behind.
 
     kills.py build/bin/tessera --kills 100 [--seed 1]
 """
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -17,24 +18,33 @@ import time
 
 # A run on each of these meshes in turn.
 MESHES = ["--dp 2 --zero 2", "--dp 2 --zero 3 --layout bf16", "--tp 2", "--pp 2 --zero 1"]
+STEPS = 120
 COMMON = ("--layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 8 --micro-batch 2 "
-          "--samples 0 --threads 1 --steps 120").split()
+          f"--samples 0 --threads 1 --steps {STEPS}").split()
+KILLS = 4  # of one run
+HANG = 60  # seconds without a step
 
 
 def processes(folder):
-    """Ids of all processes that were told of this folder, launchers before ranks."""
+    """Ids and parents of all processes that were told of this folder."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except (OSError, ValueError, IndexError):
+        except OSError:
             continue
         if any(folder in word for word in words):
-            found.append((int(entry.name), parent))
+            found.append((int(entry.name), parent_of(entry.name)))
     return found
+
+
+def parent_of(pid):
+    try:
+        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (OSError, IndexError, ValueError):
+        return -1
 
 
 def is_rank(pid):
@@ -45,44 +55,138 @@ def is_rank(pid):
         return False
 
 
-def train(program, mesh, folder, kills, rng):
-    """One run to its end with so many kills on the way; (hash of the parameters, kills done)."""
-    metrics = pathlib.Path(folder) / "metrics.jsonl"
-    command = [program, "train", *COMMON, *mesh.split(), "--metrics", str(metrics),
-               "--save", str(pathlib.Path(folder) / "save"), "--save-every", "8",
-               "--max-restarts", "1000"]
-    log = open(pathlib.Path(folder) / "log", "w+")
-    run = subprocess.Popen(command, stdout=log, stderr=log)
-    done = 0
-    deadline = time.monotonic() + 240 + 60 * kills
-    next_kill = time.monotonic() + rng.uniform(0.5, 4)
-    while run.poll() is None:
-        if time.monotonic() > deadline:
-            run.kill()
-            log.seek(0)
-            sys.exit(f"{mesh}: not done in time after {done} kills:\n{log.read()[-4000:]}")
-        if done < kills and time.monotonic() >= next_kill:
-            ranks = [pid for pid, parent in processes(folder)
-                     if parent == run.pid and is_rank(pid)]
-            if ranks:
-                try:
-                    os.kill(rng.choice(ranks), signal.SIGKILL)
-                    done += 1
-                except ProcessLookupError:
-                    pass
-            next_kill = time.monotonic() + rng.uniform(0.5, 4)
-        time.sleep(0.005)
-    log.seek(0)
-    text = log.read()
-    if run.returncode != 0:
-        sys.exit(f"{mesh}: status {run.returncode} after {done} kills:\n{text[-4000:]}")
-    time.sleep(0.2)
-    if left := processes(folder):
-        sys.exit(f"{mesh}: processes are left: {left}")
-    if left := [name for name in os.listdir(pathlib.Path(folder) / "save") if name.startswith(".")]:
-        sys.exit(f"{mesh}: files are left: {left}")
-    summary = json.loads(metrics.read_text().splitlines()[-1])["summary"]
-    return summary["params_hash"], done
+def forgotten_memory(before):
+    """Names of shared memory that have come since, and that no process has mapped."""
+    names = set(os.listdir("/dev/shm")) - before
+    for entry in pathlib.Path("/proc").iterdir():
+        if names and entry.name.isdigit():
+            try:
+                maps = (entry / "maps").read_text(errors="replace")
+            except OSError:
+                continue
+            names = {name for name in names if f"/dev/shm/{name}" not in maps}
+    return names
+
+
+class Run:
+    def __init__(self, program, mesh, folder):
+        self.folder, self.mesh = folder, mesh
+        self.metrics = pathlib.Path(folder) / "metrics.jsonl"
+        self.save = pathlib.Path(folder) / "save"
+        command = [program, "train", *COMMON, *mesh.split(), "--metrics", str(self.metrics),
+                   "--save", str(self.save), "--save-every", "8", "--max-restarts", "1000"]
+        self.log = open(pathlib.Path(folder) / "log", "w+")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.seen = 0  # bytes of the metrics before this attempt
+        self.stale = {}  # drafts that were there before it
+
+    def fail(self, problem):
+        self.process.kill()
+        self.log.seek(0)
+        sys.exit(f"{self.mesh}: {problem}:\n{self.log.read()[-4000:]}")
+
+    def size(self):
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+    def step(self):
+        """The last one of this attempt, 0 while it starts."""
+        if self.size() <= self.seen:
+            return 0
+        with open(self.metrics, "rb") as file:
+            file.seek(-min(4096, self.size() - self.seen), os.SEEK_END)
+            line = file.read().splitlines()[-1]
+        return json.loads(line).get("step", STEPS) if line.endswith(b"}") else 0
+
+    def drafts(self):
+        """Checkpoints that are not published, by the number of the folder."""
+        try:
+            return {entry.inode(): entry.name for entry in os.scandir(self.save)
+                    if entry.name.startswith(".")}
+        except FileNotFoundError:
+            return {}
+
+    def saving(self):
+        return self.drafts().keys() - self.stale.keys()
+
+    def phase(self):
+        if self.saving():
+            return "saving"
+        step = self.step()
+        return "start" if step == 0 else "steps" if step < STEPS else "end"
+
+    def ranks(self):
+        return [pid for pid, parent in processes(self.folder)
+                if parent == self.process.pid and is_rank(pid)]
+
+    def until(self, condition, pause=0.001):
+        """False if the run has ended before."""
+        deadline = time.monotonic() + HANG
+        while not condition():
+            if self.process.poll() is not None:
+                return False
+            if time.monotonic() > deadline:
+                self.fail("hangs")
+            time.sleep(pause)
+        return True
+
+    def kill_one(self, aim, start, rng):
+        """Waits for the phase to aim at and kills a rank; the phase that it fell into, or nothing
+        if the run ended before."""
+        ranks = []
+
+        def started():
+            ranks[:] = self.ranks()
+            return len(ranks) == 2
+
+        if not self.until(started, 0.02):  # all processes are looked at
+            return None
+        self.seen, self.stale = self.size(), self.drafts()
+        at = time.monotonic() + rng.uniform(0, start)
+        if aim == "start":
+            ready = self.until(lambda: time.monotonic() >= at)
+        else:
+            first = self.until(lambda: self.step() > 0) and self.step()
+            # Not far, for there are more kills to come.
+            wanted = rng.uniform(first, first + 0.8 * STEPS / KILLS)
+            ready = self.until(lambda: self.step() >= min(wanted, STEPS - 8))
+            if aim == "saving":
+                ready = ready and self.until(self.saving)
+            time.sleep(rng.uniform(0, 0.01))  # anywhere in a step
+        victim = rng.choice(ranks)
+        if not ready or parent_of(victim) != self.process.pid:
+            return None
+        phase = self.phase()
+        os.kill(victim, signal.SIGKILL)
+        self.until(lambda: parent_of(victim) != self.process.pid)
+        return phase
+
+    def end(self, before):
+        try:
+            self.process.wait(10 * HANG)
+        except subprocess.TimeoutExpired:
+            self.fail("does not end")
+        if self.process.returncode != 0:
+            self.fail(f"status {self.process.returncode}")
+        time.sleep(0.2)
+        if left := processes(self.folder):
+            self.fail(f"processes are left: {left}")
+        if left := self.drafts():
+            self.fail(f"files are left: {left}")
+        if left := forgotten_memory(before):
+            self.fail(f"shared memory is left: {left}")
+        return json.loads(self.metrics.read_text().splitlines()[-1])["summary"]["params_hash"]
+
+
+def left_alone(program, mesh):
+    """The hash of the parameters, and the seconds from the ranks' start to the first step."""
+    with tempfile.TemporaryDirectory(prefix="tessera-kills-") as folder:
+        before = set(os.listdir("/dev/shm"))
+        run = Run(program, mesh, folder)
+        run.until(lambda: len(run.ranks()) == 2, 0.02)
+        began = time.monotonic()
+        run.until(lambda: run.step() > 0)
+        start = time.monotonic() - began
+        return run.end(before), start
 
 
 def main():
@@ -92,20 +196,30 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     rng = random.Random(given.seed)
-    alone, total, turn = {}, 0, 0
-    while total < given.kills:
+    alone, turn, phases = {}, 0, collections.Counter()
+    while (total := phases.total()) < given.kills:
         mesh = MESHES[turn % len(MESHES)]
         turn += 1
         if mesh not in alone:
-            with tempfile.TemporaryDirectory(prefix="tessera-kills-") as folder:
-                alone[mesh], _ = train(given.program, mesh, folder, 0, rng)
+            alone[mesh] = left_alone(given.program, mesh)
+        wanted, start = alone[mesh]
         with tempfile.TemporaryDirectory(prefix="tessera-kills-") as folder:
-            wanted = min(4, given.kills - total)
-            result, done = train(given.program, mesh, folder, wanted, rng)
-        total += done
-        if result != alone[mesh]:
-            sys.exit(f"{mesh}: parameters {result} after {done} kills, wanted {alone[mesh]}")
-        print(f"{total} of {given.kills} kills; {mesh}: the same bits after {done}", flush=True)
+            before = set(os.listdir("/dev/shm"))
+            run = Run(given.program, mesh, folder)
+            aims = ["start", "steps", "steps", "saving"]
+            rng.shuffle(aims)
+            mine = collections.Counter()
+            for aim in aims[:given.kills - total]:
+                if phase := run.kill_one(aim, start, rng):
+                    mine[phase] += 1
+            result = run.end(before)
+        if result != wanted:
+            sys.exit(f"{mesh}: parameters {result} after {dict(mine)} kills, wanted {wanted}")
+        phases += mine
+        print(f"{phases.total()} of {given.kills} kills; {mesh}: the same bits after {dict(mine)}",
+              flush=True)
+    print(f"{phases.total()} kills: " + ", ".join(f"{count} in {phase}"
+                                                  for phase, count in sorted(phases.items())))
 
 
 if __name__ == "__main__":

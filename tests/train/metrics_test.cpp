@@ -31,6 +31,21 @@ TEST(Metrics, AStepHasExactlyTheseKeys) {
   EXPECT_EQ(json["tokens_per_s"], 200.0);
 }
 
+TEST(Metrics, SavesAreWhereTheyWere) {
+  StepMetrics step;
+  step.save_exposed_s = 0.25;
+  EXPECT_EQ(Json::parse(to_json(step))["save_exposed_s"], 0.25);
+  Summary summary;
+  summary.step_s = 0.5;
+  EXPECT_FALSE(Json::parse(to_json(summary)).at("summary").contains("saves"));
+  summary.saves = 3;
+  summary.save_exposed_s = 0.1;
+  const Json json = Json::parse(to_json(summary)).at("summary");
+  EXPECT_EQ(json["saves"], 3);
+  EXPECT_EQ(json["save_exposed_s"], 0.1);
+  EXPECT_DOUBLE_EQ(json["save_exposed_percent"], 20);
+}
+
 TEST(Metrics, WhatIsNotFiniteIsNull) {
   StepMetrics step;
   step.loss = std::nan("");

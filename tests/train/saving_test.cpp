@@ -214,6 +214,72 @@ TEST(Saving, RollbackPassesOverData) {
   EXPECT_EQ(after.about().samples, 4 * config.global_batch);
 }
 
+// Goes on up to a step, and saves there if asked to.
+struct Course {
+  std::vector<double> losses;
+  std::vector<std::string> notes;
+  Summary summary;
+};
+Course follow(const TrainConfig& config, const Place& place, std::int64_t step) {
+  Course course;
+  comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
+    const comm::Group world(std::move(backend));
+    Trainer trainer(config, world);
+    std::vector<std::string> notes;
+    trainer.resume(notes);
+    std::vector<double> losses;
+    while (trainer.steps_done() < step) losses.push_back(trainer.step().loss);
+    if (!config.save.empty()) trainer.save();
+    trainer.finish_saving();
+    const Summary summary = trainer.summary();
+    if (world.rank() == 0) course = {losses, notes, summary};
+  });
+  return course;
+}
+
+// With a learning rate of 0 the loss of a step says which samples it had.
+TEST(Saving, AnotherBatchGoesOnWithTheNextSample) {
+  const Folder folder;
+  TrainConfig config = config_for(kPlaces[0]);
+  config.lr = 0;
+  config.steps = 12;
+  config.micro_batch = 2;
+  config.global_batch = 4;
+  const std::vector<double> alone = follow(config, kPlaces[0], 12).losses;
+  config.save = folder / "run";
+  EXPECT_TRUE(follow(config, kPlaces[0], 3).notes.empty());  // 12 samples: not whole batches of 8
+  config.resume = "auto";
+  config.global_batch = 8;
+  const Course wider = follow(config, kPlaces[0], 5);
+  ASSERT_EQ(wider.losses.size(), 2u);
+  EXPECT_NEAR(wider.losses[0], (alone[3] + alone[4]) / 2, 1e-5);
+  EXPECT_NEAR(wider.losses[1], (alone[5] + alone[6]) / 2, 1e-5);
+  ASSERT_EQ(wider.notes.size(), 1u);
+  EXPECT_NE(wider.notes[0].find("--global-batch 4, and this run has 8"), std::string::npos)
+      << wider.notes[0];
+  config.global_batch = 4;
+  config.micro_batch = 1;
+  config.dp = 2;
+  const Course narrower = follow(config, kPlaces[1], 8);
+  ASSERT_EQ(narrower.losses.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(narrower.losses[i], alone[7 + i], 1e-5) << i;
+  ASSERT_EQ(narrower.notes.size(), 2u);
+  EXPECT_NE(narrower.notes[1].find("within rounding"), std::string::npos) << narrower.notes[1];
+}
+
+TEST(Saving, ItsCostIsNotedWithTheStep) {
+  const Folder folder;
+  TrainConfig config = config_for(kPlaces[1]);
+  EXPECT_EQ(follow(config, kPlaces[1], 2).summary.saves, 0);
+  for (const bool async : {true, false}) {
+    config.save = folder / (async ? "async" : "sync");
+    config.async_save = async;
+    const Summary summary = follow(config, kPlaces[1], 2).summary;
+    EXPECT_EQ(summary.saves, 1);
+    EXPECT_GT(summary.save_exposed_s, 0);
+  }
+}
+
 TEST(Saving, WhatDoesNotFitIsRefused) {
   const Folder folder;
   const Place place = kPlaces[0];

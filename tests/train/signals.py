@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Sends signals to training runs and to their ranks, and looks at what comes of it: what is saved,
+how they end, what they say, and that they go on to the numbers of a run that was left alone.
+
+    signals.py build/bin/tessera [names of cases]
+"""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+COMMON = ("--layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 8 --micro-batch 2 "
+          "--samples 0 --threads 1 --zero 2").split()
+STEPS = 100
+ENDLESS = 1000000
+HANG = 120  # seconds; only tells a hang from slowness
+
+
+class Run:
+    """`tessera train`, with its metrics and all that it writes under a folder."""
+
+    def __init__(self, folder, *words, steps=STEPS):
+        self.metrics = pathlib.Path(folder) / "metrics.jsonl"
+        self.save = pathlib.Path(folder) / "save"
+        self.log = open(pathlib.Path(folder) / "log", "w+")
+        command = [PROGRAM, "train", *COMMON, "--steps", str(steps), "--metrics",
+                   str(self.metrics), *words]
+        if "--no-save" in words:
+            command.remove("--no-save")
+        else:
+            command += ["--save", str(self.save)]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read().replace("\r", "\n")
+
+    def fail(self, problem):
+        if self.process.poll() is None:
+            self.process.kill()
+        sys.exit(f"{problem}; it said:\n{self.text()[-6000:]}")
+
+    def expect(self, *patterns):
+        """What it says has these, each to be found after the one before."""
+        text, at = self.text(), 0
+        for pattern in patterns:
+            found = re.search(pattern, text[at:], re.MULTILINE)
+            if not found:
+                self.fail(f"wanted {pattern!r} in the output")
+            at += found.end()
+        return self
+
+    def wait_for(self, condition, what):
+        deadline = time.monotonic() + HANG
+        while not condition():
+            if self.process.poll() is not None:
+                self.fail(f"ended with status {self.process.returncode} before {what}")
+            if time.monotonic() > deadline:
+                self.fail(f"not {what} within {HANG} s")
+            time.sleep(0.005)
+        return self
+
+    def wait_for_step(self, step):
+        return self.wait_for(lambda: max(self.losses(), default=0) >= step, f"at step {step}")
+
+    def end(self, status):
+        try:
+            self.process.wait(HANG)
+        except subprocess.TimeoutExpired:
+            self.fail("hangs")
+        if self.process.returncode != status:
+            self.fail(f"status {self.process.returncode}, wanted {status}")
+        return self
+
+    def signal(self, number):
+        self.process.send_signal(number)
+        return self
+
+    def rank(self, number):
+        """The process id of one of its ranks."""
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if (parent == self.process.pid and
+                        f"RANK={number}".encode() in (entry / "environ").read_bytes().split(b"\0")):
+                    return int(entry.name)
+            except (OSError, ValueError, IndexError):
+                continue
+        return self.fail(f"there is no rank {number}")
+
+    def lines(self):
+        try:
+            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+
+    def losses(self):
+        """By step; where a step was taken again after a failure, the last counts."""
+        return {line["step"]: line["loss"] for line in self.lines() if "step" in line}
+
+    def hash(self):
+        return self.lines()[-1]["summary"]["params_hash"]
+
+    def saved(self):
+        return sorted(int(name.split("-")[1]) for name in os.listdir(self.save)
+                      if name.startswith("step-")) if self.save.exists() else []
+
+
+def same_bits(run, alone):
+    if run.hash() != alone.hash():
+        run.fail(f"parameters {run.hash()}, but {alone.hash()} in a run left alone")
+
+
+def terminate(folder, alone):
+    """SIGTERM saves and ends with 0, and the run goes on from there to the same bits."""
+    run = Run(folder).wait_for_step(10).signal(signal.SIGTERM).end(0)
+    run.expect(r"^saved: .*step-", r"^stopped after step \d+; --resume auto goes on from there")
+    step = max(run.losses())
+    if run.saved() != [step] or not 10 <= step < STEPS:
+        run.fail(f"saved {run.saved()} after step {step}")
+    if not run.lines()[-1]["summary"]["interrupted"]:
+        run.fail("the summary does not say that it was interrupted")
+    again = Run(folder, "--resume", "auto").end(0)
+    again.expect(rf"^goes on after step {step}: ")
+    same_bits(again, alone)
+    if again.losses() != alone.losses():
+        again.fail("the losses differ from those of a run left alone")
+
+
+def terminate_without_save(folder, alone):
+    run = Run(folder, "--no-save", steps=ENDLESS).wait_for_step(5).signal(signal.SIGTERM).end(143)
+    run.expect(r"^  loss .* parameters ", r"^stopped after step \d+; nothing was saved",
+               r"^tessera train: ended as asked, with status 143")
+
+
+def save_now(folder, alone):
+    """SIGUSR1 saves and changes nothing else."""
+    run = Run(folder).wait_for_step(10).signal(signal.SIGUSR1)
+    run.wait_for(lambda: run.saved(), "saved")
+    run.end(0)
+    if len(run.saved()) != 2 or run.saved()[-1] != STEPS:
+        run.fail(f"saved {run.saved()}, wanted one on the way and {STEPS}")
+    same_bits(run, alone)
+
+
+def damaged(folder, alone):
+    """What goes on passes over a newest checkpoint that is damaged, and says so."""
+    run = Run(folder, "--save-every", "10", steps=30).end(0)
+    shard = run.save / "step-00000030" / "rank-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)
+    again = Run(folder, "--resume", "auto", steps=30).end(0)
+    again.expect(r"^passed over: .*step-00000030: .*rank-00001", r"^goes on after step 20: ")
+    if again.hash() != run.hash():
+        again.fail(f"parameters {again.hash()}, but {run.hash()} before the damage")
+
+
+REPORT = [r"^tessera train: rank 1 \(pid \d+\) was ended by SIGKILL after ",
+          r"^  rank 0: rank 1 died .* in #\d+ \w+\(.*\) of group ",
+          r"^  last step: \d+$",
+          r"^  last good checkpoint: .*step-\d+$"]
+
+
+def elastic(folder, alone):
+    """A killed rank: one report, and on with those that are left, on the same samples."""
+    run = Run(folder, "--save-every", "10", "--elastic", "1:2", "--max-restarts", "3")
+    run.wait_for_step(30)
+    run.wait_for(lambda: run.saved(), "saved")
+    os.kill(run.rank(1), signal.SIGKILL)
+    run.end(0)
+    run.expect(*REPORT, r"^tessera train: restart 1 of 3 on 1 rank, from .*step-\d+$",
+               r"^goes on after step \d+: ")
+    told = re.findall(r"rank 0: rank 1 died", run.text())
+    if len(told) != 1:
+        run.fail("the failure is told of more than once")
+    for step, loss in alone.losses().items():
+        if abs(run.losses()[step] - loss) > 1e-4 * abs(loss):
+            run.fail(f"step {step}: loss {run.losses()[step]}, but {loss} on both ranks")
+
+
+def too_few(folder, alone):
+    run = Run(folder, "--save-every", "10", "--elastic", "2:2", "--max-restarts", "3",
+              steps=ENDLESS)
+    run.wait_for_step(20)
+    run.wait_for(lambda: run.saved(), "saved")
+    os.kill(run.rank(1), signal.SIGKILL)
+    run.end(137)
+    run.expect(*REPORT, r"^tessera train: too few ranks are left to go on")
+
+
+def hang(folder, alone):
+    """A rank that stops: the other says in which call it waits, and where, and goes on afterwards."""
+    run = Run(folder, steps=ENDLESS).wait_for_step(20)
+    stopped = run.rank(1)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        said = re.compile(r"^tessera train: rank 0: step \d+ has taken .* × the median of .*; "
+                          r"last calls: .*dp: #\d+ \w+\(.*\)\n(    \S+\+0x[0-9a-f]+.*\n){3,20}",
+                          re.MULTILINE)
+        run.wait_for(lambda: said.search(run.text()), "told of the hang")
+        step = max(run.losses())
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    run.wait_for_step(step + 5).signal(signal.SIGTERM).end(0)
+
+
+CASES = [terminate, terminate_without_save, save_now, damaged, elastic, too_few, hang]
+
+
+def main():
+    cases = [case for case in CASES if case.__name__ in sys.argv[2:] or len(sys.argv) == 2]
+    with tempfile.TemporaryDirectory(prefix="tessera-signals-") as folder:
+        alone = Run(folder, "--no-save").end(0)
+        for case in cases:
+            began = time.monotonic()
+            with tempfile.TemporaryDirectory(prefix="tessera-signals-") as own:
+                case(own, alone)
+            print(f"{case.__name__}: as wanted ({time.monotonic() - began:.1f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv[1]
+    main()
