@@ -68,7 +68,10 @@ bool note_failure(int rank, std::int64_t last_step, const std::string& error) {
   const int file = variable == nullptr ? -1 : std::atoi(variable);
   // Whatever else may have this number: only files in memory have seals.
   if (file <= 2 || ::fcntl(file, F_GET_SEALS) < 0) return false;
-  const Json note = {{"rank", rank}, {"last_step", last_step}, {"error", error}};
+  const std::string own = str("rank ", rank, ": ");  // the report says whose words these are
+  const Json note = {{"rank", rank},
+                     {"last_step", last_step},
+                     {"error", error.starts_with(own) ? error.substr(own.size()) : error}};
   return write_all(file, note.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
