@@ -147,6 +147,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         q.recompute = static_cast<Recompute>(variant / 2 % 3);
         q.zero = variant / 6;
         q.layout = parse_state_layout(variant % 5 == 0 ? "fp32" : "bf16-fp32grad");
+        q.split = variant % 7 == 0 ? "work" : "even";
         q.micro_batch = 3, q.grad_accum = 4;
         q = settle(q);
         RunQuestion run;
@@ -158,7 +159,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         run.policy = q.policy();
         run.recompute = q.recompute;
         run.sequence_parallel = q.sequence_parallel;
-        run.schedule = q.schedule, run.chunks = q.chunks;
+        run.schedule = q.schedule, run.chunks = q.chunks, run.split = q.split;
         int most_loaded = 0;
         const Memory memory = memory_of(q, &most_loaded);
         const Traffic planned = traffic_of(q);
