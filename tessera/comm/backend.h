@@ -24,11 +24,11 @@ struct Options {
 
 // What an operation carries besides its buffers.
 struct Attachments {
-  std::shared_ptr<void> keep;    // kept alive until the operation has ended
-  std::function<void()> before;  // run just before it, on the thread that runs it
-  std::function<void()> after;   // and just after it succeeded
+  std::shared_ptr<void> keep = {};    // kept alive until the operation has ended
+  std::function<void()> before = {};  // run just before it, on the thread that runs it
+  std::function<void()> after = {};   // and just after it succeeded
   // Told when it has succeeded: from when to when it ran. Not by backends that run on a GPU.
-  std::function<void(Observer::Time begin, Observer::Time end)> ran;
+  std::function<void(Observer::Time begin, Observer::Time end)> ran = {};
 };
 
 // Memory that every rank of a group has mapped: N equal parts side by side, part r belonging to

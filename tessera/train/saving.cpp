@@ -65,12 +65,11 @@ std::string extra(const checkpoint::Description& about, const char* key) {
 }
 
 std::string shape_json(const planner::ModelShape& shape) {
-  const nlohmann::json json = {{"name", shape.name},         {"layers", shape.layers},
-                               {"hidden", shape.hidden},     {"heads", shape.heads},
-                               {"kv_heads", shape.kv_heads}, {"ffn", shape.ffn},
-                               {"vocab", shape.vocab},       {"positions", shape.positions},
-                               {"swiglu", shape.swiglu},     {"biases", shape.biases},
-                               {"tied", shape.tied}};
+  const nlohmann::json json = {
+      {"name", shape.name},     {"layers", shape.layers},       {"hidden", shape.hidden},
+      {"heads", shape.heads},   {"kv_heads", shape.kv_heads},   {"ffn", shape.ffn},
+      {"vocab", shape.vocab},   {"positions", shape.positions}, {"swiglu", shape.swiglu},
+      {"biases", shape.biases}, {"tied", shape.tied},           {"rotary_base", shape.rotary_base}};
   return json.dump();
 }
 

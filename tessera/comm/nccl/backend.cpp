@@ -215,7 +215,7 @@ class NcclBackend final : public Backend {
                                    records->size() * sizeof(Record), -1, "agreement over nccl");
     agreements_.charge(gather, size(), rank());
     return [records, &own, number, group = name(),
-            told = host_->submit(std::move(gather), {records, {}, {}})] {
+            told = host_->submit(std::move(gather), {.keep = records})] {
       hear(told, number, own, group);
       const auto record = [&](int r) -> const Record& {
         return (*records)[static_cast<std::size_t>(r)];
@@ -261,7 +261,7 @@ class NcclBackend final : public Backend {
       Collective in =
           bytes_call(Op::recv, nullptr, &letters->got, sizeof(Letter), peer, "letter over nccl");
       agreements_.charge(sending ? out : in, size(), rank());
-      const Attachments with{letters, {}, {}};
+      const Attachments with{.keep = letters};
       const Work sent = (sending ? host_ : answers_)->submit(std::move(out), with);
       const Work got = (sending ? answers_ : host_)->submit(std::move(in), with);
       order.prepare = [=, channel = channel, own = rank(), group = name(), number = order.number] {
