@@ -21,7 +21,8 @@ namespace tessera::checkpoint {
 class Checkpoint {
  public:
   // Reads the manifest. Throws DataError.
-  explicit Checkpoint(std::string folder, std::shared_ptr<FileSystem> files = local_files());
+  explicit Checkpoint(std::string folder, std::shared_ptr<FileSystem> files = local_files(),
+                      Charge charge = {});
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
@@ -56,7 +57,7 @@ class Checkpoint {
   [[noreturn]] void refuse_param(const std::string& param) const;
   const std::vector<Place>& places(const Key& key);
   void plan(const Wanted& wanted, std::vector<Copy>& copies);
-  void run(const std::vector<Copy>& copies, Rounding rounding);
+  void run(std::vector<Copy>& copies, Rounding rounding);
   // Opens a file and compares its header with the manifest; offsets of its tensors by name.
   std::unique_ptr<File> open_shard(const StoredFile& file,
                                    std::map<std::string, std::int64_t>& offsets);
@@ -65,6 +66,7 @@ class Checkpoint {
 
   std::string folder_;
   std::shared_ptr<FileSystem> files_;
+  Charge charge_;
   Manifest manifest_;
   std::map<std::string, std::size_t> params_;
   std::map<Key, std::vector<std::pair<int, int>>> stored_;  // file and tensor
