@@ -100,14 +100,13 @@ std::int64_t Checkpoint::bytes() const {
   return bytes;
 }
 
-std::unique_ptr<File> Checkpoint::open_shard(const StoredFile& file,
-                                             std::map<std::string, std::int64_t>& offsets) {
+Checkpoint::Shard Checkpoint::open_shard(const StoredFile& file) const {
   const std::string path = folder_ + "/" + file.name;
-  std::unique_ptr<File> shard = files_->open(path);
+  Shard shard{files_->open(path), {}};
   std::string raw;
   Header header;
   try {
-    header = read_header(*shard, path, &raw);
+    header = read_header(*shard.file, path, &raw);
   } catch (const DataError& error) {
     throw DataError(str(error.what(), " (in its first ", file.header_bytes, " bytes)"));
   }
@@ -119,7 +118,6 @@ std::unique_ptr<File> Checkpoint::open_shard(const StoredFile& file,
   }
   std::map<std::string, const TensorEntry*> entries;
   for (const TensorEntry& entry : header.tensors) entries[entry.name] = &entry;
-  offsets.clear();
   for (const StoredTensor& tensor : file.tensors) {
     const auto entry = entries.find(tensor.name);
     if (entry == entries.end()) throw DataError(str(path, " has no tensor ", quote(tensor.name)));
@@ -127,18 +125,29 @@ std::unique_ptr<File> Checkpoint::open_shard(const StoredFile& file,
         entry->second->bytes() != tensor.elements() * size_of(tensor.dtype)) {
       throw DataError(str(path, ": tensor ", quote(tensor.name), " is not what the manifest says"));
     }
-    offsets[tensor.name] = header.data_begin + entry->second->begin;
+    shard.offsets.push_back(header.data_begin + entry->second->begin);
   }
   return shard;
+}
+
+Checkpoint::Shard& Checkpoint::shard(int file) {
+  constexpr std::size_t kMostOpen = 64;
+  const auto found = shards_.find(file);
+  if (found != shards_.end()) return found->second;
+  if (shards_.size() == kMostOpen) shards_.clear();
+  return shards_.emplace(file, open_shard(manifest_.files[static_cast<std::size_t>(file)]))
+      .first->second;
 }
 
 void Checkpoint::check_blocks(const StoredFile& file, const StoredTensor& tensor,
                               std::int64_t tensor_at, std::int64_t first_block,
                               const std::byte* data, std::int64_t bytes) const {
+  std::vector<std::uint32_t> checksums;
+  crc32c_blocks(data, bytes, checksums);
   for (std::int64_t at = 0; at < bytes; at += kBlockBytes) {
     const std::int64_t block = first_block + at / kBlockBytes;
     const std::int64_t size = std::min(kBlockBytes, bytes - at);
-    const std::uint32_t got = crc32c(data + at, static_cast<std::size_t>(size));
+    const std::uint32_t got = checksums[static_cast<std::size_t>(at / kBlockBytes)];
     const std::uint32_t wanted = tensor.checksums[static_cast<std::size_t>(block)];
     if (got != wanted) {
       const std::int64_t begin = tensor_at + block * kBlockBytes;
@@ -164,17 +173,16 @@ std::vector<std::string> Checkpoint::verify(const std::function<void(std::int64_
   trying([&] { check_complete(manifest_, folder_); });
   for (const StoredFile& file : manifest_.files) {
     trying([&] {
-      std::map<std::string, std::int64_t> offsets;
-      const std::unique_ptr<File> shard = open_shard(file, offsets);
-      for (const StoredTensor& tensor : file.tensors) {
+      const Shard shard = open_shard(file);
+      for (std::size_t t = 0; t < file.tensors.size(); ++t) {
+        const StoredTensor& tensor = file.tensors[t];
         const std::int64_t bytes = tensor.elements() * size_of(tensor.dtype);
         for (std::int64_t at = 0; at < bytes; at += kReadBytes) {
           const std::int64_t size = std::min(kReadBytes, bytes - at);
           std::byte* const into = buffer.get(size);
-          shard->read(offsets[tensor.name] + at, into, size);
-          trying([&] {
-            check_blocks(file, tensor, offsets[tensor.name], at / kBlockBytes, into, size);
-          });
+          shard.file->read(shard.offsets[t] + at, into, size);
+          trying(
+              [&] { check_blocks(file, tensor, shard.offsets[t], at / kBlockBytes, into, size); });
           done += size;
           if (progress) progress(done);
         }

@@ -58,9 +58,13 @@ class Checkpoint {
   const std::vector<Place>& places(const Key& key);
   void plan(const Wanted& wanted, std::vector<Copy>& copies);
   void run(std::vector<Copy>& copies, Rounding rounding);
-  // Opens a file and compares its header with the manifest; offsets of its tensors by name.
-  std::unique_ptr<File> open_shard(const StoredFile& file,
-                                   std::map<std::string, std::int64_t>& offsets);
+  struct Shard {
+    std::unique_ptr<File> file;
+    std::vector<std::int64_t> offsets;  // of its tensors, in the manifest's order
+  };
+  // Opens a file and compares its header with the manifest.
+  Shard open_shard(const StoredFile& file) const;
+  Shard& shard(int file);  // stays open, unless there are too many
   void check_blocks(const StoredFile& file, const StoredTensor& tensor, std::int64_t tensor_at,
                     std::int64_t first_block, const std::byte* data, std::int64_t bytes) const;
 
@@ -70,6 +74,7 @@ class Checkpoint {
   Manifest manifest_;
   std::map<std::string, std::size_t> params_;
   std::map<Key, std::vector<std::pair<int, int>>> stored_;  // file and tensor
+  std::map<int, Shard> shards_;
   // Of the state that was asked for last: disjoint, by Run::whole.
   Key places_of_;
   std::vector<Place> places_;

@@ -103,8 +103,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
     return std::tie(a.file, a.tensor, a.from) < std::tie(b.file, b.tensor, b.from);
   });
   Buffer read(charge_), converted(charge_);
-  std::unique_ptr<File> shard;
-  std::map<std::string, std::int64_t> offsets;
+  Shard* from_shard = nullptr;
   int open_file = -1, open_tensor = -1;
   std::int64_t buffered = -1;  // which block of the tensor
   std::int64_t tensor_at = 0, size = 1, tensor_bytes = 0;
@@ -112,14 +111,14 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
     const StoredFile& file = manifest_.files[static_cast<std::size_t>(copy.file)];
     const StoredTensor& tensor = file.tensors[static_cast<std::size_t>(copy.tensor)];
     if (copy.file != open_file) {
-      shard = open_shard(file, offsets);
+      from_shard = &shard(copy.file);
       open_file = copy.file;
       open_tensor = -1;
     }
     if (copy.tensor != open_tensor) {
       open_tensor = copy.tensor;
       buffered = -1;
-      tensor_at = offsets[tensor.name];
+      tensor_at = from_shard->offsets[static_cast<std::size_t>(copy.tensor)];
       size = size_of(tensor.dtype);
       tensor_bytes = tensor.elements() * size;
     }
@@ -135,7 +134,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
         std::int64_t until = std::min(end, block_at + kLoadBytes);
         if (until != tensor_bytes) until -= until % kBlockBytes;
         std::byte* const into = to.into + local * to_size;
-        shard->read(tensor_at + at, into, until - at);
+        from_shard->file->read(tensor_at + at, into, until - at);
         check_blocks(file, tensor, tensor_at, block, into, until - at);
         local += (until - at) / size;
         at = until;
@@ -143,7 +142,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
       }
       if (block != buffered) {
         std::byte* const into = read.get(std::min(kBlockBytes, tensor_bytes));
-        shard->read(tensor_at + block_at, into, block_end - block_at);
+        from_shard->file->read(tensor_at + block_at, into, block_end - block_at);
         check_blocks(file, tensor, tensor_at, block, into, block_end - block_at);
         buffered = block;
       }

@@ -92,10 +92,7 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
     for (std::int64_t offset = 0; offset < size; offset += kWriteBytes) {
       const std::int64_t bytes = std::min(kWriteBytes, size - offset);
       const std::byte* data = tensor.source(offset, bytes, staging.get(buffer_bytes));
-      for (std::int64_t block = 0; block < bytes; block += kBlockBytes) {
-        checksums.push_back(
-            crc32c(data + block, static_cast<std::size_t>(std::min(kBlockBytes, bytes - block))));
-      }
+      crc32c_blocks(data, bytes, checksums);
       stream.put(data, bytes);
     }
   }

@@ -77,9 +77,9 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { r
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::int64_t kHidden = 160, kBlocks = 16;
+constexpr std::int64_t kHidden = 160, kBlocks = 10;
 
-// A GPT of 59 MB; a unit of it has 3.7 MB.
+// A GPT of 37 MB; a unit of it has 3.7 MB.
 Model many_units() {
   Model model;
   const std::int64_t h = kHidden;
