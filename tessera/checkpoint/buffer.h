@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "tessera/checkpoint/files.h"
 #include "tessera/checkpoint/pieces.h"
 
 namespace tessera::checkpoint {
@@ -30,7 +31,7 @@ class Buffer {
   }
 
  private:
-  static constexpr std::align_val_t kAlign{4096};
+  static constexpr std::align_val_t kAlign{kPageBytes};
   struct Free {
     void operator()(std::byte* memory) const { ::operator delete[](memory, kAlign); }
   };

@@ -1,7 +1,9 @@
 #include "tessera/checkpoint/shard_writer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <future>
 #include <memory>
 
 #include "tessera/checkpoint/buffer.h"
@@ -12,40 +14,73 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Collects small stretches into large writes; large ones pass through.
+// Two buffers: one is filled while the other is on its way to the file. All writes but the last
+// have the size of a buffer, so that they are whole pages at whole pages of the file.
 class Stream {
  public:
   Stream(File& file, std::int64_t buffer_bytes, const Charge& charge)
-      : file_(file), bytes_(buffer_bytes), buffer_(charge) {}
+      : file_(file), bytes_(buffer_bytes), buffers_{Buffer(charge), Buffer(charge)} {}
+  ~Stream() {
+    if (writing_.valid()) writing_.wait();
+  }
 
-  void put(const std::byte* data, std::int64_t bytes) {
-    if (filled_ == 0 && bytes >= bytes_) {
-      file_.write(at_, data, bytes);
-      at_ += bytes;
-      return;
-    }
-    while (bytes > 0) {
-      const std::int64_t n = std::min(bytes, bytes_ - filled_);
-      std::memcpy(buffer_.get(bytes_) + filled_, data, static_cast<std::size_t>(n));
-      filled_ += n;
-      data += n;
-      bytes -= n;
-      if (filled_ == bytes_) flush();
-    }
+  // Where the next bytes go, and for how many there is room.
+  std::byte* next() { return buffers_[filling_].get(bytes_) + filled_; }
+  std::int64_t room() const { return bytes_ - filled_; }
+  // So many were put there.
+  void advance(std::int64_t bytes) {
+    filled_ += bytes;
+    if (filled_ == bytes_) flush();
   }
   void flush() {
+    finish();
     if (filled_ == 0) return;
-    file_.write(at_, buffer_.get(bytes_), filled_);
+    writing_ =
+        std::async(std::launch::async, [this, from = buffers_[filling_].get(bytes_), at = at_,
+                                        bytes = filled_] { file_.write(at, from, bytes); });
     at_ += filled_;
     filled_ = 0;
+    filling_ = 1 - filling_;
+  }
+  // Until the last write is done; throws what it threw.
+  void finish() {
+    if (writing_.valid()) writing_.get();
   }
 
  private:
   File& file_;
   const std::int64_t bytes_;
-  Buffer buffer_;
+  std::array<Buffer, 2> buffers_;
+  std::size_t filling_ = 0;
   std::int64_t at_ = 0;
   std::int64_t filled_ = 0;
+  std::future<void> writing_;
+};
+
+// The checksums of a tensor's blocks, whatever pieces it comes in.
+class BlockSums {
+ public:
+  explicit BlockSums(std::vector<std::uint32_t>& out) : out_(out) {}
+  void add(const std::byte* data, std::int64_t bytes) {
+    while (bytes > 0) {
+      std::int64_t n = bytes;
+      if (done_ == 0 && bytes >= kBlockBytes) {
+        n -= n % kBlockBytes;
+        crc32c_blocks(data, n, out_);
+      } else {
+        n = std::min(n, kBlockBytes - done_);
+        if (done_ == 0) out_.push_back(0);
+        out_.back() = crc32c(data, static_cast<std::size_t>(n), out_.back());
+        done_ = (done_ + n) % kBlockBytes;
+      }
+      data += n;
+      bytes -= n;
+    }
+  }
+
+ private:
+  std::vector<std::uint32_t>& out_;
+  std::int64_t done_ = 0;  // of the last block, unless it is whole
 };
 
 }  // namespace
@@ -71,6 +106,8 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
     buffer_bytes = std::max(buffer_bytes, std::min(bytes, kWriteBytes));
     entries.push_back(tensor.entry);
   }
+  // Whole pages, so that the buffers end where pages do.
+  buffer_bytes -= buffer_bytes % kPageBytes;
   const std::string header = header_bytes(entries, metadata);
   WrittenFile written;
   written.header_bytes = static_cast<std::int64_t>(header.size());
@@ -79,24 +116,27 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
 
   const std::unique_ptr<File> file = files.create(path, written.bytes);
   Stream stream(*file, buffer_bytes, charge);
-  Buffer staging(charge);
-  const auto* header_data = reinterpret_cast<const std::byte*>(header.data());
-  for (std::int64_t done = 0; done < written.header_bytes; done += kWriteBytes) {
-    stream.put(header_data + done, std::min(kWriteBytes, written.header_bytes - done));
+  for (std::int64_t done = 0; done < written.header_bytes;) {
+    const std::int64_t bytes = std::min(stream.room(), written.header_bytes - done);
+    std::memcpy(stream.next(), header.data() + done, static_cast<std::size_t>(bytes));
+    stream.advance(bytes);
+    done += bytes;
   }
   for (const Outgoing& tensor : tensors) {
+    BlockSums sums(written.checksums.emplace_back());
     const std::int64_t size = tensor.entry.bytes();
-    std::vector<std::uint32_t>& checksums = written.checksums.emplace_back();
-    // Large tensors go to the file from where they lie.
-    if (size >= buffer_bytes) stream.flush();
-    for (std::int64_t offset = 0; offset < size; offset += kWriteBytes) {
-      const std::int64_t bytes = std::min(kWriteBytes, size - offset);
-      const std::byte* data = tensor.source(offset, bytes, staging.get(buffer_bytes));
-      crc32c_blocks(data, bytes, checksums);
-      stream.put(data, bytes);
+    for (std::int64_t offset = 0; offset < size;) {
+      const std::int64_t bytes = std::min(stream.room(), size - offset);
+      std::byte* const into = stream.next();
+      const std::byte* data = tensor.source(offset, bytes, into);
+      if (data != into) std::memcpy(into, data, static_cast<std::size_t>(bytes));
+      sums.add(into, bytes);
+      stream.advance(bytes);
+      offset += bytes;
     }
   }
   stream.flush();
+  stream.finish();
   file->sync();
   return written;
 }

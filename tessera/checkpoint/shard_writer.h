@@ -18,8 +18,8 @@ inline constexpr std::int64_t kWriteBytes = std::int64_t{8} << 20;
 // Small tensors are collected up to the size of the largest, or this; see [Note: memory].
 inline constexpr std::int64_t kLeastBufferBytes = std::int64_t{64} << 10;
 
-// Gives bytes [offset, offset + bytes) of a tensor, at most kWriteBytes of them: either where they
-// lie, or put into `staging`. Asked in order.
+// Gives bytes [offset, offset + bytes) of a tensor, whole elements of it and at most kWriteBytes:
+// either where they lie, or put into `staging`. Asked in order.
 using Source =
     std::function<const std::byte*(std::int64_t offset, std::int64_t bytes, std::byte* staging)>;
 struct Outgoing {
