@@ -45,7 +45,7 @@ format:
 	@scripts/lint.sh --fix
 
 clean:
-	rm -rf build build-debug build-asan build-tsan
+	rm -rf build build-debug build-asan build-tsan build-fuzz
 
 .PHONY: clean-all
 clean-all: clean

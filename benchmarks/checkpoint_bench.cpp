@@ -1,6 +1,8 @@
 // Saving and loading beside plain sequential writing and reading of as many bytes, in turns, with
-// as many threads. Reads come from the disk: pages are dropped first.
-//   checkpoint_bench [--dir .] [--mib 1024] [--ranks 2] [--rounds 3]
+// as many threads into the same folder, all of it synced. Reads come from the disk: pages are
+// dropped first. The state is that of a GPT in fp32 with two moments, cut into one chunk per rank.
+//   checkpoint_bench [--dir .] [--layers 6] [--hidden 1024] [--vocab 8192] [--ranks 2] [--rounds 3]
+//                    [--json]
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -19,8 +21,11 @@
 
 #include "tessera/checkpoint/async.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/reshard.h"
 #include "tessera/checkpoint/save.h"
 #include "tessera/core/fd.h"
+#include "tessera/core/text.h"
 
 namespace {
 
@@ -29,7 +34,8 @@ using namespace tessera::checkpoint;
 
 struct Options {
   std::string dir = ".";
-  std::int64_t mib = 1024, ranks = 2, rounds = 3;
+  std::int64_t layers = 6, hidden = 1024, vocab = 8192, ranks = 2, rounds = 3;
+  bool json = false;
 };
 
 double seconds_of(const std::function<void()>& body) {
@@ -70,27 +76,28 @@ class Threads {
   std::vector<std::string> texts_;
 };
 
-void drop_pages(const std::string& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY));
-  ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
-}
-
-void fail(const char* what) {
-  std::perror(what);
+[[noreturn]] void fail(const std::string& what) {
+  std::perror(("checkpoint_bench: " + what).c_str());
   std::exit(1);
 }
 
 constexpr std::int64_t kChunk = std::int64_t{8} << 20;
 
-void plain_write(const std::string& path, const std::vector<std::byte>& data) {
-  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666));
-  for (std::size_t at = 0; at < data.size();) {
+// As a plain program would (`early` false), and as the fastest can: space set aside, and the way to
+// the disk begun with every write.
+void plain_write(const std::string& path, const std::vector<std::byte>& data, bool early) {
+  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666));
+  if (!fd.open()) fail(path);
+  const auto size = static_cast<std::int64_t>(data.size());
+  if (early) (void)::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size);
+  for (std::int64_t at = 0; at < size;) {
     const ssize_t n =
-        ::write(fd.get(), data.data() + at, std::min<std::size_t>(kChunk, data.size() - at));
-    if (n <= 0) fail("write");
-    at += static_cast<std::size_t>(n);
+        ::write(fd.get(), data.data() + at, static_cast<std::size_t>(std::min(kChunk, size - at)));
+    if (n <= 0) fail("write " + path);
+    if (early) (void)::sync_file_range(fd.get(), at, n, SYNC_FILE_RANGE_WRITE);
+    at += n;
   }
-  if (::fsync(fd.get()) != 0) fail("fsync");
+  if (::fsync(fd.get()) != 0) fail("fsync " + path);
 }
 
 void plain_read(const std::string& path, std::vector<std::byte>& data) {
@@ -98,21 +105,72 @@ void plain_read(const std::string& path, std::vector<std::byte>& data) {
   for (std::size_t at = 0; at < data.size();) {
     const ssize_t n =
         ::read(fd.get(), data.data() + at, std::min<std::size_t>(kChunk, data.size() - at));
-    if (n <= 0) fail("read");
+    if (n <= 0) fail("read " + path);
     at += static_cast<std::size_t>(n);
+  }
+}
+
+void drop_pages(const std::string& folder) {
+  for (const std::string& name : local_files()->list(folder)) {
+    const Fd fd(::open((folder + "/" + name).c_str(), O_RDONLY));
+    ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
   }
 }
 
 Options parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
+  const std::map<std::string, std::int64_t*> numbers = {{"--layers", &options.layers},
+                                                        {"--hidden", &options.hidden},
+                                                        {"--vocab", &options.vocab},
+                                                        {"--ranks", &options.ranks},
+                                                        {"--rounds", &options.rounds}};
+  for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
-    if (flag == "--dir") options.dir = argv[i + 1];
-    if (flag == "--mib") options.mib = std::atoll(argv[i + 1]);
-    if (flag == "--ranks") options.ranks = std::atoll(argv[i + 1]);
-    if (flag == "--rounds") options.rounds = std::atoll(argv[i + 1]);
+    const auto number = numbers.find(flag);
+    if (flag == "--json") {
+      options.json = true;
+    } else if (flag == "--dir" && i + 1 < argc) {
+      options.dir = argv[++i];
+    } else if (number != numbers.end() && i + 1 < argc && std::atoll(argv[i + 1]) > 0) {
+      *number->second = std::atoll(argv[++i]);
+    } else {
+      std::fprintf(stderr,
+                   "checkpoint_bench: got %s, wanted --dir D, --json, or --layers, "
+                   "--hidden, --vocab, --ranks, --rounds with a number\n",
+                   argv[i]);
+      std::exit(2);
+    }
   }
   return options;
+}
+
+// The names and sizes that benchmarks/peer_checkpoint.py has too.
+std::vector<ParamSpec> gpt(const Options& options) {
+  const std::int64_t h = options.hidden;
+  std::vector<ParamSpec> params = {{"embed", {options.vocab, h}, -1, {}},
+                                   {"positions", {h, h}, -1, {}}};
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    const std::string block = str("blocks.", i, ".");
+    const std::vector<std::pair<std::string, std::int64_t>> linears = {
+        {"qkv", 3 * h}, {"out", h}, {"up", 4 * h}, {"down", h}};
+    for (const auto& [name, out] : linears) {
+      params.push_back({block + name + ".weight", {out, name == "down" ? 4 * h : h}, -1, {}});
+      params.push_back({block + name + ".bias", {out}, -1, {}});
+    }
+    for (const char* name : {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}) {
+      params.push_back({block + name, {h}, -1, {}});
+    }
+  }
+  for (const char* name : {"norm.weight", "norm.bias"}) params.push_back({name, {h}, -1, {}});
+  return params;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+double least(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
 }
 
 }  // namespace
@@ -120,106 +178,103 @@ Options parse(int argc, char** argv) {
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const int ranks = static_cast<int>(options.ranks);
-  const std::string dir = options.dir + "/checkpoint-bench";
-  // Parameters of 32 MiB in fp32 with two moments, each cut into one chunk per rank.
-  const std::int64_t elements = std::int64_t{8} << 20, chunk = elements / ranks / 16 * 16;
-  const std::vector<std::string> states = {"master", "moment1", "moment2"};
-  const std::int64_t params = std::max<std::int64_t>(1, (options.mib << 20) / (elements * 12));
+  const std::vector<std::string> states = {"param", "moment1", "moment2"};
   Description about;
-  for (std::int64_t i = 0; i < params; ++i) {
-    about.params.push_back({"p" + std::to_string(i), {elements}, -1, {}});
-  }
+  about.params = gpt(options);
+  about.mesh = {ranks, 1, 1};
+
+  // What each rank has, one state after the other in its memory.
   std::vector<std::vector<std::byte>> memory(static_cast<std::size_t>(ranks));
-  const auto pieces_of = [&](int rank, auto&& add) {
-    const std::int64_t begin = rank * chunk;
-    const std::int64_t count = rank == ranks - 1 ? elements - begin : chunk;
-    std::byte* at = memory[static_cast<std::size_t>(rank)].data();
-    for (const ParamSpec& spec : about.params) {
-      for (const std::string& state : states) {
-        add(spec.name, state, std::vector<Run>{{begin, 0, count}}, at);
-        at += count * 4;
-      }
-    }
-  };
+  std::vector<std::vector<Piece>> pieces(memory.size());
+  std::vector<std::vector<Wanted>> wanted(memory.size());
   std::int64_t total = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    const std::int64_t count = rank == ranks - 1 ? elements - rank * chunk : chunk;
-    const std::int64_t bytes = params * 3 * count * 4;
-    memory[static_cast<std::size_t>(rank)].assign(static_cast<std::size_t>(bytes), std::byte{1});
-    auto& mine = memory[static_cast<std::size_t>(rank)];
-    for (std::size_t i = 0; i < mine.size(); i += 64) mine[i] = static_cast<std::byte>(i * 31 >> 6);
+    const auto r = static_cast<std::size_t>(rank);
+    const std::vector<Share> shares = shares_of(about.params, about.mesh, rank);
+    std::int64_t bytes = 0;
+    for (const Share& share : shares) bytes += 3 * 4 * count_of(share.runs);
+    memory[r].resize(static_cast<std::size_t>(bytes));
+    for (std::size_t i = 0; i < memory[r].size(); ++i) {
+      memory[r][i] = static_cast<std::byte>(i * 31 >> 6 ^ i);
+    }
+    std::byte* at = memory[r].data();
+    for (const Share& share : shares) {
+      for (const std::string& state : states) {
+        pieces[r].push_back({share.spec->name, state, DType::f32, share.runs, at});
+        wanted[r].push_back({share.spec->name, state, DType::f32, share.runs, at});
+        at += 4 * count_of(share.runs);
+      }
+    }
     total += bytes;
   }
-  const std::string plain = dir + "/plain";
-  local_files()->make_folder(dir);
+
   Threads threads(ranks);
-  std::map<std::string, std::vector<double>> rates;
-  const auto note = [&](const char* what, double seconds) {
-    rates[what].push_back(static_cast<double>(total) / seconds / 1e6);
+  std::map<std::string, std::vector<double>> took;
+  const std::string dir = options.dir + "/checkpoint-bench";
+  const std::string plain = dir + "/plain", early = dir + "/early";
+  std::string saved;
+  const auto name = [](const std::string& folder, const Team& team) {
+    return str(folder, "/", team.rank);
   };
   const auto mine = [&](const Team& team) -> std::vector<std::byte>& {
     return memory[static_cast<std::size_t>(team.rank)];
   };
-  for (int round = 0; round < options.rounds; ++round) {
-    note("write", seconds_of([&] {
-           threads.run([&](const Team& team) {
-             plain_write(plain + std::to_string(team.rank), mine(team));
-           });
-         }));
-    about.step = round;
-    std::string folder;
-    note("save", seconds_of([&] {
-           threads.run([&](const Team& team) {
-             std::vector<Piece> pieces;
-             pieces_of(team.rank, [&](auto& param, auto& state, auto runs, std::byte* at) {
-               pieces.push_back({param, state, DType::f32, runs, at});
-             });
-             const Saved saved = save(dir, about, pieces, team, {{1, 0}, local_files(), {}});
-             if (team.rank == 0) folder = saved.folder;
-           });
-         }));
-    note("snapshot", [&] {
-      std::vector<Piece> pieces;
-      for (int rank = 0; rank < ranks; ++rank) {
-        pieces_of(rank, [&](auto& param, auto& state, auto runs, std::byte* at) {
-          pieces.push_back({param, state, DType::f32, runs, at});
-        });
-      }
-      Snapshot snapshot;
-      snapshot.take(pieces);
-      return seconds_of([&] { snapshot.take(pieces); });
-    }());
-    for (int rank = 0; rank < ranks; ++rank) {
-      drop_pages(plain + std::to_string(rank));
-      drop_pages(folder + "/" + shard_name(rank));
+  using Turn = std::pair<const char*, std::function<void(const Team&)>>;
+  const std::vector<Turn> writes = {
+      {"write", [&](const Team& t) { plain_write(name(plain, t), mine(t), false); }},
+      {"early", [&](const Team& t) { plain_write(name(early, t), mine(t), true); }},
+      {"save", [&](const Team& t) {
+         const Saved done = save(dir, about, pieces[static_cast<std::size_t>(t.rank)], t);
+         if (t.rank == 0) saved = done.folder;
+       }}};
+  const std::vector<Turn> reads = {
+      {"read", [&](const Team& t) { plain_read(name(plain, t), mine(t)); }},
+      {"load",
+       [&](const Team& t) { Checkpoint(saved).load(wanted[static_cast<std::size_t>(t.rank)]); }}};
+  const auto turns = [&](const std::vector<Turn>& all, std::int64_t first, const auto& before) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Turn& turn = all[(static_cast<std::size_t>(first) + i) % all.size()];
+      before();
+      took[turn.first].push_back(seconds_of([&] { threads.run(turn.second); }));
     }
-    note("read", seconds_of([&] {
-           threads.run([&](const Team& team) {
-             plain_read(plain + std::to_string(team.rank), mine(team));
-           });
-         }));
-    note("load", seconds_of([&] {
-           threads.run([&](const Team& team) {
-             std::vector<Wanted> wanted;
-             pieces_of(team.rank, [&](auto& param, auto& state, auto runs, std::byte* at) {
-               wanted.push_back({param, state, DType::f32, runs, at});
-             });
-             Checkpoint(folder).load(wanted);
-           });
-         }));
-  }
-  remove_tree(*local_files(), dir);
-  std::printf("%lld MB, %d ranks, median of %lld rounds, MB/s:\n",
-              static_cast<long long>(total / 1'000'000), ranks,
-              static_cast<long long>(options.rounds));
-  const auto median = [&](const char* what) {
-    std::vector<double> values = rates[what];
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
   };
-  std::printf("  write+fsync %7.0f   save %7.0f  (%.0f%%)\n", median("write"), median("save"),
-              100 * median("save") / median("write"));
-  std::printf("  read        %7.0f   load %7.0f  (%.0f%%)\n", median("read"), median("load"),
-              100 * median("load") / median("read"));
-  std::printf("  snapshot    %7.0f\n", median("snapshot"));
+  remove_tree(*local_files(), dir);
+  for (std::int64_t round = 0; round < options.rounds; ++round) {
+    for (const std::string& folder : {plain, early}) local_files()->make_folder(folder);
+    turns(writes, round, [] { ::sync(); });
+    // From here on nothing is dirty, so that what is dropped is gone.
+    ::sync();
+    for (const std::string& folder : {plain, saved}) drop_pages(folder);
+    turns(reads, round, [] {});
+    // Out of the pages of the kernel: how much verifying costs where reading costs least.
+    turns({{"read_cached", reads[0].second}, {"load_cached", reads[1].second}}, round, [] {});
+    std::vector<Snapshot> snapshots(memory.size());
+    const Turn snapshot = {"snapshot", [&](const Team& t) {
+                             const auto r = static_cast<std::size_t>(t.rank);
+                             snapshots[r].take(pieces[r]);
+                           }};
+    threads.run(snapshot.second);  // the memory of the first is new
+    turns({snapshot}, round, [] {});
+    remove_tree(*local_files(), dir);
+  }
+
+  if (options.json) {
+    std::printf("{\"bytes\": %lld, \"ranks\": %d, \"tensors\": %zu", static_cast<long long>(total),
+                ranks, about.params.size() * states.size());
+    for (const auto& [what, seconds] : took) {
+      std::vector<std::string> texts;
+      for (const double value : seconds) texts.push_back(str(value));
+      std::printf(", \"%s\": [%s]", what.c_str(), join(texts, ", ").c_str());
+    }
+    std::printf("}\n");
+    return 0;
+  }
+  const auto rate = [&](double seconds) { return static_cast<double>(total) / seconds / 1e6; };
+  std::printf("%lld MB in %zu tensors, %d ranks, MB/s: median (best) of %lld rounds\n",
+              static_cast<long long>(total / 1'000'000), about.params.size() * states.size(), ranks,
+              static_cast<long long>(options.rounds));
+  for (const auto& [what, seconds] : took) {
+    std::printf("  %-12s %7.0f (%.0f)\n", what.c_str(), rate(median(seconds)),
+                rate(least(seconds)));
+  }
 }

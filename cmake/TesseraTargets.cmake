@@ -121,3 +121,18 @@ function(tessera_test)
                          PROPERTIES ${properties})
   endif()
 endfunction()
+
+# tessera_fuzzer(NAME <kind>_fuzzer TARGET <function of a string_view> HEADER … SOURCES … LINK …)
+# A libFuzzer program in build/tests, with TESSERA_FUZZERS. Its seeds are in tests/data/fuzz/<kind>.
+function(tessera_fuzzer)
+  if(NOT TESSERA_FUZZERS)
+    return()
+  endif()
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TARGET;HEADER" "SOURCES;LINK")
+  tessera_executable(NAME ${arg_NAME} FOLDER tests
+                     SOURCES "${PROJECT_SOURCE_DIR}/tests/fuzz_entry.cpp" ${arg_SOURCES}
+                     LINK ${arg_LINK} -fsanitize=fuzzer)
+  target_compile_definitions(${arg_NAME} PRIVATE TESSERA_FUZZ_TARGET=${arg_TARGET}
+                                                 TESSERA_FUZZ_HEADER="${arg_HEADER}")
+  add_dependencies(fuzzers ${arg_NAME})
+endfunction()

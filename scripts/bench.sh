@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # Builds, installs the peers, and measures Tessera beside them; see docs/benchmarks.md.
-#   scripts/bench.sh [--rounds N] [--quick] [--no-docs]     collectives, then training
+#   scripts/bench.sh [--rounds N] [--quick] [--no-docs]     all of what follows
 #   scripts/bench.sh comm [--time SECONDS] …                only the collectives
 #   scripts/bench.sh train [--stages 0,3] [--dtype fp32] …  only training
+#   scripts/bench.sh checkpoint [--dir D] …                 only saving and loading
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
+parts=(comm train checkpoint)
 what=all
-case "${1:-}" in comm | train) what="$1" && shift ;; esac
+for part in "${parts[@]}"; do
+  if [ "${1:-}" = "$part" ]; then what="$part" && shift && break; fi
+done
 for word in "$@"; do
   case "$word" in
     -h | --help)
-      sed -n '2,5s/^# //p' scripts/bench.sh
+      sed -n '2,6s/^# //p' scripts/bench.sh
       if [ "$what" != all ]; then exec python3 "benchmarks/compare_$what.py" --help; fi
       exit 0
       ;;
@@ -23,12 +27,15 @@ if [ "$what" = all ]; then
   for word in "$@"; do
     case "$previous$word" in
       --rounds | --rounds=* | --quick | --no-docs | "number "*) ;;
-      *) fail "bench.sh: got \"$word\"; wanted --rounds N, --quick or --no-docs, or first \"comm\" or \"train\"" ;;
+      *) fail "bench.sh: got \"$word\"; wanted --rounds N, --quick or --no-docs, or first one of: ${parts[*]}" ;;
     esac
     if [ "$word" = --rounds ]; then previous="number "; else previous=; fi
   done
 fi
 scripts/build.sh release
 scripts/peers.sh
-if [ "$what" != train ]; then python3 benchmarks/compare_comm.py "$@"; fi
-if [ "$what" != comm ]; then python3 benchmarks/compare_train.py "$@"; fi
+for part in "${parts[@]}"; do
+  case "$what" in
+    all | "$part") python3 "benchmarks/compare_$part.py" "$@" ;;
+  esac
+done

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The whole test run: lint, release build and tests, then the torch-free tests under the sanitizers.
 #   scripts/test.sh            all of it, what `make test` and CI run
-#   scripts/test.sh soak       every test of the release build, the long matrices among them
+#   scripts/test.sh soak       every test of the release build, the long matrices among them, and
+#                              libFuzzer
 # Expects scripts/setup.sh to have run.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -64,6 +65,7 @@ case "${1:-all}" in
     if step "build, release" scripts/build.sh release; then
       step "tests, release and soak" tests release build
     fi
+    step "libFuzzer" scripts/fuzz.sh
     ;;
   *) fail "test.sh: got \"$1\", wanted soak or nothing" ;;
 esac

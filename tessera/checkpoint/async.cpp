@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/async.h"
 
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 namespace tessera::checkpoint {
@@ -33,6 +32,7 @@ void Snapshot::take(const std::vector<Piece>& pieces) {
   for (const Piece& piece : pieces) total += rounded(count_of(piece.runs) * size_of(piece.dtype));
   if (total > capacity_) {
     release();
+    if (charge_) charged_ = charge_(total);
     memory_.reset(new std::byte[static_cast<std::size_t>(total)]);  // not zeroed: it is filled
     capacity_ = total;
   }
@@ -40,8 +40,6 @@ void Snapshot::take(const std::vector<Piece>& pieces) {
   std::byte* at = memory_.get();
   for (Piece& piece : pieces_) {
     const std::int64_t size = size_of(piece.dtype);
-    const std::byte* from = piece.data;
-    piece.data = at;
     std::int64_t local = 0;
     for (std::size_t i = 0; i < piece.runs.size();) {
       // Neighbours in memory are copied as one.
@@ -52,21 +50,27 @@ void Snapshot::take(const std::vector<Piece>& pieces) {
         count += run.count;
         run.local = local + count - run.count;
       }
-      std::memcpy(at + local * size, from + begin * size, static_cast<std::size_t>(count * size));
+      piece.copy(begin, count, at + local * size);
       local += count;
     }
+    piece.data = at;
+    piece.fetch = nullptr;
     at += rounded(local * size);
   }
 }
 
 void Snapshot::release() {
   memory_.reset();
+  charged_.reset();
   capacity_ = 0;
   pieces_.clear();
 }
 
 AsyncSaver::AsyncSaver(std::string dir, Team team, SaveOptions options)
-    : dir_(std::move(dir)), team_(std::move(team)), options_(std::move(options)) {}
+    : dir_(std::move(dir)),
+      team_(std::move(team)),
+      options_(std::move(options)),
+      snapshot_(options_.charge) {}
 
 AsyncSaver::~AsyncSaver() {
   join();
@@ -100,6 +104,14 @@ void AsyncSaver::start(const Description& about, const std::vector<Piece>& piece
     }
     running_.store(false, std::memory_order_release);
   });
+}
+
+Saved AsyncSaver::save_now(const Description& about, const std::vector<Piece>& pieces) {
+  const Exposed exposed(exposed_);
+  join();
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  saved_ = {};
+  return saved_ = save(dir_, about, pieces, team_, options_);
 }
 
 Saved AsyncSaver::wait() {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tessera/checkpoint/save.h"
@@ -17,6 +18,7 @@ namespace tessera::checkpoint {
 // has what is saved and nothing else.
 class Snapshot {
  public:
+  explicit Snapshot(Charge charge = {}) : charge_(std::move(charge)) {}
   // Takes the place of what was there; the memory is kept from one to the next.
   void take(const std::vector<Piece>& pieces);
   const std::vector<Piece>& pieces() const { return pieces_; }
@@ -24,6 +26,8 @@ class Snapshot {
   void release();
 
  private:
+  Charge charge_;
+  std::shared_ptr<void> charged_;
   std::unique_ptr<std::byte[]> memory_;
   std::int64_t capacity_ = 0;
   std::vector<Piece> pieces_;
@@ -42,11 +46,13 @@ class AsyncSaver {
   // Throws what the save before failed with, if wait() was not called for it; then nothing is
   // started.
   void start(const Description& about, const std::vector<Piece>& pieces);
+  // The same in the foreground, without a copy.
+  Saved save_now(const Description& about, const std::vector<Piece>& pieces);
   // Until the save is done. Throws what it failed with, once. Empty if none was started.
   Saved wait();
   bool busy() const { return running_.load(std::memory_order_acquire); }
 
-  // How long start() and wait() held the caller up, in all: what saving costs training.
+  // How long these held the caller up, in all: what saving costs training.
   double exposed_seconds() const { return exposed_; }
   std::int64_t snapshot_bytes() const { return snapshot_.bytes(); }
 

@@ -1,9 +1,8 @@
 #include "tessera/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <cstring>
-#include <tuple>
 
+#include "tessera/checkpoint/buffer.h"
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -22,15 +21,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 }  // namespace
 
-struct Checkpoint::Copy {
-  int file = 0, tensor = 0;
-  std::int64_t from = 0, count = 0;  // elements of the tensor
-  DType to = DType::f32;
-  std::byte* into = nullptr;
-};
-
-Checkpoint::Checkpoint(std::string folder, std::shared_ptr<FileSystem> files)
-    : folder_(std::move(folder)), files_(std::move(files)) {
+Checkpoint::Checkpoint(std::string folder, std::shared_ptr<FileSystem> files, Charge charge)
+    : folder_(std::move(folder)), files_(std::move(files)), charge_(std::move(charge)) {
   const std::string path = folder_ + "/" + kManifestName;
   manifest_ = parse_manifest(read_text(*files_, path, kMostManifestBytes), path);
   for (std::size_t i = 0; i < manifest_.about.params.size(); ++i) {
@@ -108,94 +100,13 @@ std::int64_t Checkpoint::bytes() const {
   return bytes;
 }
 
-const std::vector<Checkpoint::Place>& Checkpoint::places(const Key& key) {
-  if (places_of_ == key && !places_.empty()) return places_;
-  std::vector<Place> all;
-  const auto found = stored_.find(key);
-  if (found != stored_.end()) {
-    for (const auto& [f, t] : found->second) {
-      const StoredFile& file = manifest_.files[static_cast<std::size_t>(f)];
-      for (const Run& run : to_runs(file.tensors[static_cast<std::size_t>(t)].stripes)) {
-        all.push_back({run, f, t});
-      }
-    }
-  }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Place& a, const Place& b) { return a.run.whole < b.run.whole; });
-  // Copies of the same elements (kv heads that several ranks have): the first will do.
-  places_.clear();
-  std::int64_t at = 0;
-  for (Place place : all) {
-    const std::int64_t known = std::max<std::int64_t>(0, at - place.run.whole);
-    if (known >= place.run.count) continue;
-    place.run = {place.run.whole + known, place.run.local + known, place.run.count - known};
-    at = place.run.whole + place.run.count;
-    places_.push_back(place);
-  }
-  places_of_ = key;
-  return places_;
-}
-
-void Checkpoint::plan(const Wanted& wanted, std::vector<Copy>& copies) {
-  const ParamSpec* spec = find(wanted.param);
-  if (spec == nullptr) refuse_param(wanted.param);
-  const std::string what =
-      str(folder_, ": parameter ", quote(wanted.param), ", state ", quote(wanted.state));
-  if (wanted.runs.empty()) return;
-  const std::int64_t elements = elements_of(spec->shape);
-  const std::map<std::string, DType> have = states(wanted.param);
-  const auto state = have.find(wanted.state);
-  if (state == have.end()) {
-    std::vector<std::string> names;
-    for (const auto& [name, dtype] : have) names.push_back(name);
-    throw DataError(str(what, " is not there; it has: ", join(names, ", "),
-                        ". It was saved with layout ", quote(manifest_.about.layout)));
-  }
-  if (!convertible(state->second, wanted.dtype)) {
-    throw DataError(str(what, " is ", name(state->second), ", wanted ", name(wanted.dtype),
-                        ": there is no exact way from one to the other"));
-  }
-  const std::vector<Place>& found = places({wanted.param, wanted.state});
-  std::vector<Run> missing;
-  for (const Run& run : wanted.runs) {
-    if (run.count < 0 || run.whole < 0 || run.whole > elements - run.count) {
-      throw DataError(str(what, ": wanted elements ", run.whole, " to ", run.whole + run.count - 1,
-                          ", but the parameter has ", elements,
-                          " there; it was saved by a model of another shape"));
-    }
-    std::int64_t at = run.whole;
-    const std::int64_t end = run.whole + run.count;
-    auto place = std::partition_point(found.begin(), found.end(), [&](const Place& p) {
-      return p.run.whole + p.run.count <= at;
-    });
-    while (at < end) {
-      const std::int64_t begins = place == found.end() ? end : std::min(end, place->run.whole);
-      if (begins > at) {
-        missing.push_back({at, 0, begins - at});
-        at = begins;
-        continue;
-      }
-      const std::int64_t count = std::min(end, place->run.whole + place->run.count) - at;
-      copies.push_back({place->file, place->tensor, place->run.local + at - place->run.whole, count,
-                        wanted.dtype,
-                        wanted.into + (run.local + at - run.whole) * size_of(wanted.dtype)});
-      at += count;
-      ++place;
-    }
-  }
-  if (!missing.empty()) {
-    throw DataError(str(what, ": no file has ", describe(missing), " of its ", elements));
-  }
-}
-
-std::unique_ptr<File> Checkpoint::open_shard(const StoredFile& file,
-                                             std::map<std::string, std::int64_t>& offsets) {
+Checkpoint::Shard Checkpoint::open_shard(const StoredFile& file) const {
   const std::string path = folder_ + "/" + file.name;
-  std::unique_ptr<File> shard = files_->open(path);
+  Shard shard{files_->open(path), {}};
   std::string raw;
   Header header;
   try {
-    header = read_header(*shard, path, &raw);
+    header = read_header(*shard.file, path, &raw);
   } catch (const DataError& error) {
     throw DataError(str(error.what(), " (in its first ", file.header_bytes, " bytes)"));
   }
@@ -207,7 +118,6 @@ std::unique_ptr<File> Checkpoint::open_shard(const StoredFile& file,
   }
   std::map<std::string, const TensorEntry*> entries;
   for (const TensorEntry& entry : header.tensors) entries[entry.name] = &entry;
-  offsets.clear();
   for (const StoredTensor& tensor : file.tensors) {
     const auto entry = entries.find(tensor.name);
     if (entry == entries.end()) throw DataError(str(path, " has no tensor ", quote(tensor.name)));
@@ -215,18 +125,29 @@ std::unique_ptr<File> Checkpoint::open_shard(const StoredFile& file,
         entry->second->bytes() != tensor.elements() * size_of(tensor.dtype)) {
       throw DataError(str(path, ": tensor ", quote(tensor.name), " is not what the manifest says"));
     }
-    offsets[tensor.name] = header.data_begin + entry->second->begin;
+    shard.offsets.push_back(header.data_begin + entry->second->begin);
   }
   return shard;
+}
+
+Checkpoint::Shard& Checkpoint::shard(int file) {
+  constexpr std::size_t kMostOpen = 64;
+  const auto found = shards_.find(file);
+  if (found != shards_.end()) return found->second;
+  if (shards_.size() == kMostOpen) shards_.clear();
+  return shards_.emplace(file, open_shard(manifest_.files[static_cast<std::size_t>(file)]))
+      .first->second;
 }
 
 void Checkpoint::check_blocks(const StoredFile& file, const StoredTensor& tensor,
                               std::int64_t tensor_at, std::int64_t first_block,
                               const std::byte* data, std::int64_t bytes) const {
+  std::vector<std::uint32_t> checksums;
+  crc32c_blocks(data, bytes, checksums);
   for (std::int64_t at = 0; at < bytes; at += kBlockBytes) {
     const std::int64_t block = first_block + at / kBlockBytes;
     const std::int64_t size = std::min(kBlockBytes, bytes - at);
-    const std::uint32_t got = crc32c(data + at, static_cast<std::size_t>(size));
+    const std::uint32_t got = checksums[static_cast<std::size_t>(at / kBlockBytes)];
     const std::uint32_t wanted = tensor.checksums[static_cast<std::size_t>(block)];
     if (got != wanted) {
       const std::int64_t begin = tensor_at + block * kBlockBytes;
@@ -238,76 +159,9 @@ void Checkpoint::check_blocks(const StoredFile& file, const StoredTensor& tensor
   }
 }
 
-void Checkpoint::run(const std::vector<Copy>& copies, Rounding rounding) {
-  std::vector<std::byte> buffer(static_cast<std::size_t>(kBlockBytes));
-  std::unique_ptr<File> shard;
-  std::map<std::string, std::int64_t> offsets;
-  int open_file = -1, open_tensor = -1;
-  std::int64_t buffered = -1;  // which block of the tensor
-  std::int64_t tensor_at = 0, size = 1, tensor_bytes = 0;
-  for (const Copy& copy : copies) {
-    const StoredFile& file = manifest_.files[static_cast<std::size_t>(copy.file)];
-    const StoredTensor& tensor = file.tensors[static_cast<std::size_t>(copy.tensor)];
-    if (copy.file != open_file) {
-      shard = open_shard(file, offsets);
-      open_file = copy.file;
-      open_tensor = -1;
-    }
-    if (copy.tensor != open_tensor) {
-      open_tensor = copy.tensor;
-      buffered = -1;
-      tensor_at = offsets[tensor.name];
-      size = size_of(tensor.dtype);
-      tensor_bytes = tensor.elements() * size;
-    }
-    std::int64_t at = copy.from * size;
-    const std::int64_t end = at + copy.count * size;
-    std::byte* into = copy.into;
-    while (at < end) {
-      const std::int64_t block = at / kBlockBytes, block_at = block * kBlockBytes;
-      const std::int64_t block_end = std::min(block_at + kBlockBytes, tensor_bytes);
-      if (tensor.dtype == copy.to && at == block_at && end >= block_end) {
-        // Whole blocks go to where they are wanted.
-        std::int64_t to = std::min(end, block_at + kReadBytes);
-        if (to != tensor_bytes) to -= to % kBlockBytes;
-        shard->read(tensor_at + at, into, to - at);
-        check_blocks(file, tensor, tensor_at, block, into, to - at);
-        into += to - at;
-        at = to;
-        continue;
-      }
-      if (block != buffered) {
-        shard->read(tensor_at + block_at, buffer.data(), block_end - block_at);
-        check_blocks(file, tensor, tensor_at, block, buffer.data(), block_end - block_at);
-        buffered = block;
-      }
-      const std::int64_t count = (std::min(end, block_end) - at) / size;
-      const std::byte* from = buffer.data() + (at - block_at);
-      const std::int64_t done = convert(tensor.dtype, from, copy.to, into, count, rounding);
-      if (done < count) {
-        throw DataError(str(folder_, "/", file.name, ": tensor ", quote(tensor.name), " has the ",
-                            name(tensor.dtype), " value ", value_at(tensor.dtype, from, done),
-                            " at element ", at / size + done, ", which ", name(copy.to),
-                            " does not have: load it as ", name(tensor.dtype)));
-      }
-      into += count * size_of(copy.to);
-      at += count * size;
-    }
-  }
-}
-
-void Checkpoint::load(const std::vector<Wanted>& wanted, Rounding rounding) {
-  std::vector<Copy> copies;
-  for (const Wanted& want : wanted) plan(want, copies);
-  std::sort(copies.begin(), copies.end(), [](const Copy& a, const Copy& b) {
-    return std::tie(a.file, a.tensor, a.from) < std::tie(b.file, b.tensor, b.from);
-  });
-  run(copies, rounding);
-}
-
 std::vector<std::string> Checkpoint::verify(const std::function<void(std::int64_t)>& progress) {
   std::vector<std::string> problems;
-  std::vector<std::byte> buffer(static_cast<std::size_t>(kReadBytes));
+  Buffer buffer(charge_);
   std::int64_t done = 0;
   const auto trying = [&](const auto& body) {
     try {
@@ -319,16 +173,16 @@ std::vector<std::string> Checkpoint::verify(const std::function<void(std::int64_
   trying([&] { check_complete(manifest_, folder_); });
   for (const StoredFile& file : manifest_.files) {
     trying([&] {
-      std::map<std::string, std::int64_t> offsets;
-      const std::unique_ptr<File> shard = open_shard(file, offsets);
-      for (const StoredTensor& tensor : file.tensors) {
+      const Shard shard = open_shard(file);
+      for (std::size_t t = 0; t < file.tensors.size(); ++t) {
+        const StoredTensor& tensor = file.tensors[t];
         const std::int64_t bytes = tensor.elements() * size_of(tensor.dtype);
         for (std::int64_t at = 0; at < bytes; at += kReadBytes) {
           const std::int64_t size = std::min(kReadBytes, bytes - at);
-          shard->read(offsets[tensor.name] + at, buffer.data(), size);
-          trying([&] {
-            check_blocks(file, tensor, offsets[tensor.name], at / kBlockBytes, buffer.data(), size);
-          });
+          std::byte* const into = buffer.get(size);
+          shard.file->read(shard.offsets[t] + at, into, size);
+          trying(
+              [&] { check_blocks(file, tensor, shard.offsets[t], at / kBlockBytes, into, size); });
           done += size;
           if (progress) progress(done);
         }

@@ -21,7 +21,8 @@ namespace tessera::checkpoint {
 class Checkpoint {
  public:
   // Reads the manifest. Throws DataError.
-  explicit Checkpoint(std::string folder, std::shared_ptr<FileSystem> files = local_files());
+  explicit Checkpoint(std::string folder, std::shared_ptr<FileSystem> files = local_files(),
+                      Charge charge = {});
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
@@ -56,18 +57,24 @@ class Checkpoint {
   [[noreturn]] void refuse_param(const std::string& param) const;
   const std::vector<Place>& places(const Key& key);
   void plan(const Wanted& wanted, std::vector<Copy>& copies);
-  void run(const std::vector<Copy>& copies, Rounding rounding);
-  // Opens a file and compares its header with the manifest; offsets of its tensors by name.
-  std::unique_ptr<File> open_shard(const StoredFile& file,
-                                   std::map<std::string, std::int64_t>& offsets);
+  void run(std::vector<Copy>& copies, Rounding rounding);
+  struct Shard {
+    std::unique_ptr<File> file;
+    std::vector<std::int64_t> offsets;  // of its tensors, in the manifest's order
+  };
+  // Opens a file and compares its header with the manifest.
+  Shard open_shard(const StoredFile& file) const;
+  Shard& shard(int file);  // stays open, unless there are too many
   void check_blocks(const StoredFile& file, const StoredTensor& tensor, std::int64_t tensor_at,
                     std::int64_t first_block, const std::byte* data, std::int64_t bytes) const;
 
   std::string folder_;
   std::shared_ptr<FileSystem> files_;
+  Charge charge_;
   Manifest manifest_;
   std::map<std::string, std::size_t> params_;
   std::map<Key, std::vector<std::pair<int, int>>> stored_;  // file and tensor
+  std::map<int, Shard> shards_;
   // Of the state that was asked for last: disjoint, by Run::whole.
   Key places_of_;
   std::vector<Place> places_;

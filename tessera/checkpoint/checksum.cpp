@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/checksum.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -68,23 +69,54 @@ TESSERA_CRC_TARGET std::uint32_t by_instruction(const unsigned char* at, std::si
   for (; bytes > 0; --bytes, ++at) crc = TESSERA_CRC_BYTE(crc, *at);
   return crc;
 }
+// Four blocks that follow one another.
+TESSERA_CRC_TARGET void four_blocks(const unsigned char* at, std::uint32_t* out) {
+  std::uint32_t a = ~0u, b = ~0u, c = ~0u, d = ~0u;
+  for (std::int64_t i = 0; i < kBlockBytes; i += 8) {
+    std::uint64_t words[4];
+    for (int k = 0; k < 4; ++k) std::memcpy(&words[k], at + k * kBlockBytes + i, 8);
+    a = TESSERA_CRC_WORD(a, words[0]);
+    b = TESSERA_CRC_WORD(b, words[1]);
+    c = TESSERA_CRC_WORD(c, words[2]);
+    d = TESSERA_CRC_WORD(d, words[3]);
+  }
+  out[0] = ~a, out[1] = ~b, out[2] = ~c, out[3] = ~d;
+}
 #else
 bool has_instruction() { return false; }
+void four_blocks(const unsigned char* at, std::uint32_t* out) {
+  for (int k = 0; k < 4; ++k) out[k] = ~by_table(at + k * kBlockBytes, kBlockBytes, ~0u);
+}
 std::uint32_t by_instruction(const unsigned char* at, std::size_t bytes, std::uint32_t crc) {
   return by_table(at, bytes, crc);
 }
 #endif
 
+bool instruction() {
+  static const bool has = has_instruction();
+  return has;
+}
+
 }  // namespace
 
 std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) {
-  static const bool instruction = has_instruction();
-  if (!instruction) return crc32c_portable(data, bytes, crc);
+  if (!instruction()) return crc32c_portable(data, bytes, crc);
   return ~by_instruction(static_cast<const unsigned char*>(data), bytes, ~crc);
 }
 
 std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t crc) {
   return ~by_table(static_cast<const unsigned char*>(data), bytes, ~crc);
+}
+
+void crc32c_blocks(const std::byte* data, std::int64_t bytes, std::vector<std::uint32_t>& out) {
+  std::int64_t at = 0;
+  for (; instruction() && bytes - at >= 4 * kBlockBytes; at += 4 * kBlockBytes) {
+    out.resize(out.size() + 4);
+    four_blocks(reinterpret_cast<const unsigned char*>(data) + at, &out[out.size() - 4]);
+  }
+  for (; at < bytes; at += kBlockBytes) {
+    out.push_back(crc32c(data + at, static_cast<std::size_t>(std::min(kBlockBytes, bytes - at))));
+  }
 }
 
 std::string to_hex(const std::vector<std::uint32_t>& checksums) {

@@ -22,6 +22,10 @@ constexpr std::int64_t block_count(std::int64_t bytes) {
   return (bytes + kBlockBytes - 1) / kBlockBytes;
 }
 
+// The checksums of the blocks of `data`, one after the other: several at a time, because a
+// processor waits for its instruction's result longer than it takes to begin the next.
+void crc32c_blocks(const std::byte* data, std::int64_t bytes, std::vector<std::uint32_t>& out);
+
 // Eight hexadecimal digits a checksum.
 std::string to_hex(const std::vector<std::uint32_t>& checksums);
 // False if `text` is no such text.

@@ -29,12 +29,27 @@ namespace {
   throw DataError(str("cannot ", what, " ", path, ": ", std::strerror(error), hint));
 }
 
+// A smaller file is not worth opening twice.
+constexpr std::int64_t kDirectBytes = std::int64_t{1} << 20;
+
 class LocalFile : public File {
  public:
-  LocalFile(Fd fd, std::string path, bool writes)
-      : fd_(std::move(fd)), path_(std::move(path)), writes_(writes) {}
+  // `direct`: opened with O_DIRECT, or closed.
+  LocalFile(Fd fd, Fd direct, std::string path, bool writes)
+      : fd_(std::move(fd)), direct_(std::move(direct)), path_(std::move(path)), writes_(writes) {}
 
   void write(std::int64_t offset, const std::byte* data, std::int64_t bytes) override {
+    while (direct_.open() && bytes >= kPageBytes && in_pages(offset, data)) {
+      const ssize_t n = ::pwrite(direct_.get(), data,
+                                 static_cast<std::size_t>(bytes - bytes % kPageBytes), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EINVAL) direct_.reset();  // not here after all
+      if (n < 0 && errno != EINVAL) fail(str("write at byte ", offset, " of"), path_, errno);
+      data += std::max<ssize_t>(n, 0);
+      offset += std::max<ssize_t>(n, 0);
+      bytes -= std::max<ssize_t>(n, 0);
+    }
+    if (bytes == 0) return;
     const std::int64_t begin = offset;
     while (bytes > 0) {
       const ssize_t n = ::pwrite(fd_.get(), data, static_cast<std::size_t>(bytes), offset);
@@ -74,7 +89,11 @@ class LocalFile : public File {
   }
 
  private:
-  Fd fd_;
+  static bool in_pages(std::int64_t offset, const std::byte* data) {
+    return offset % kPageBytes == 0 && reinterpret_cast<std::uintptr_t>(data) % kPageBytes == 0;
+  }
+
+  Fd fd_, direct_;
   std::string path_;
   bool writes_;
 };
@@ -92,7 +111,11 @@ class LocalFiles : public FileSystem {
       ::unlink(path.c_str());
       fail(str("set aside ", bytes, " bytes for"), path, error);
     }
-    return std::make_unique<LocalFile>(std::move(fd), path, true);
+    // As long as it will be, so that no write has to move its end.
+    if (::ftruncate(fd.get(), bytes) != 0) fail("create", path, errno);
+    Fd direct;
+    if (bytes >= kDirectBytes) direct = Fd(::open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
+    return std::make_unique<LocalFile>(std::move(fd), std::move(direct), path, true);
   }
 
   std::unique_ptr<File> open(const std::string& path) override {
@@ -101,7 +124,7 @@ class LocalFiles : public FileSystem {
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0) fail("look at", path, errno);
     if (!S_ISREG(info.st_mode)) throw DataError(path + " is no plain file");
-    return std::make_unique<LocalFile>(std::move(fd), path, false);
+    return std::make_unique<LocalFile>(std::move(fd), Fd(), path, false);
   }
 
   void make_folder(const std::string& path) override {

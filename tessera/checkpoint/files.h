@@ -8,10 +8,16 @@
 
 namespace tessera::checkpoint {
 
+// What memory and places in a file are multiples of, so that bytes need not pass the kernel's
+// cache.
+inline constexpr std::int64_t kPageBytes = 4096;
+
 // A file that is open. All operations throw DataError with the path and the system's reason.
 class File {
  public:
   virtual ~File() = default;
+  // Pages that lie at pages (of memory and of the file) go to the disk by themselves, past the
+  // kernel's cache, where the file system can: that is faster, and leaves the cache to others.
   virtual void write(std::int64_t offset, const std::byte* data, std::int64_t bytes) = 0;
   // All of `bytes`, or an error that says where the file ends.
   virtual void read(std::int64_t offset, std::byte* into, std::int64_t bytes) = 0;

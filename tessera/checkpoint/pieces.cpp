@@ -1,8 +1,18 @@
 #include "tessera/checkpoint/pieces.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace tessera::checkpoint {
+
+void Piece::copy(std::int64_t begin, std::int64_t count, std::byte* into) const {
+  if (fetch) {
+    fetch(begin, count, into);
+    return;
+  }
+  const std::int64_t size = size_of(dtype);
+  std::memcpy(into, data + begin * size, static_cast<std::size_t>(count * size));
+}
 
 std::vector<Run> cut(const std::vector<Run>& runs, std::int64_t begin, std::int64_t count) {
   std::vector<Run> out;

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,11 @@ struct Piece {
   DType dtype = DType::f32;
   std::vector<Run> runs;
   const std::byte* data = nullptr;  // in host memory, unchanged until the save is done
+  // Instead of `data`, for what lies elsewhere: copies `count` elements, from Run::local `begin`
+  // on.
+  std::function<void(std::int64_t begin, std::int64_t count, std::byte* into)> fetch = {};
+
+  void copy(std::int64_t begin, std::int64_t count, std::byte* into) const;
 };
 struct Wanted {
   std::string param;
@@ -28,7 +35,13 @@ struct Wanted {
   DType dtype = DType::f32;
   std::vector<Run> runs;
   std::byte* into = nullptr;
+  // Instead of `into`, for what lies elsewhere: takes `count` elements, for Run::local `begin` on.
+  std::function<void(std::int64_t begin, std::int64_t count, const std::byte* from)> store = {};
 };
+
+// Told of memory that saving and loading take for themselves (buffers, the copy of a save in the
+// background); what it returns lives as long as that memory.
+using Charge = std::function<std::shared_ptr<void>(std::int64_t bytes)>;
 
 // Of the elements that `runs` have, those at local [begin, begin + count), counted from begin: a
 // data-parallel rank's chunk of what a tensor-parallel rank has.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <utility>
@@ -42,24 +41,24 @@ Source source_of(const Piece& piece) {
     together = together && run.local == next;
     next = run.local + run.count;
   }
-  if (together) {
+  if (together && !piece.fetch) {
     const std::byte* begin = piece.data + piece.runs[0].local * size;
     return [begin](std::int64_t offset, std::int64_t, std::byte*) { return begin + offset; };
   }
   struct Cursor {
     std::size_t run = 0;
-    std::int64_t done = 0;  // bytes of it
+    std::int64_t done = 0;  // elements of it
   };
   return [&piece, size, cursor = std::make_shared<Cursor>()](
              std::int64_t, std::int64_t bytes, std::byte* staging) -> const std::byte* {
-    for (std::int64_t filled = 0; filled < bytes;) {
+    const std::int64_t wanted = bytes / size;
+    for (std::int64_t filled = 0; filled < wanted;) {
       const Run& run = piece.runs[cursor->run];
-      const std::int64_t n = std::min(bytes - filled, run.count * size - cursor->done);
-      std::memcpy(staging + filled, piece.data + run.local * size + cursor->done,
-                  static_cast<std::size_t>(n));
+      const std::int64_t n = std::min(wanted - filled, run.count - cursor->done);
+      piece.copy(run.local + cursor->done, n, staging + filled * size);
       filled += n;
       cursor->done += n;
-      if (cursor->done == run.count * size) *cursor = {cursor->run + 1, 0};
+      if (cursor->done == run.count) *cursor = {cursor->run + 1, 0};
     }
     return staging;
   };
@@ -78,11 +77,12 @@ void check_piece(const Piece& piece, const std::map<std::string, std::int64_t>& 
                            " on, but the parameter has ", param->second));
     }
   }
-  if (piece.data == nullptr && count_of(piece.runs) > 0) throw UsageError(what + " has no data");
+  if (piece.data == nullptr && !piece.fetch && count_of(piece.runs) > 0)
+    throw UsageError(what + " has no data");
 }
 
 ShardTable write_pieces(const std::string& folder, int rank, const Description& about,
-                        const std::vector<Piece>& pieces, FileSystem& files) {
+                        const std::vector<Piece>& pieces, const SaveOptions& options) {
   std::map<std::string, std::int64_t> elements;
   for (const ParamSpec& spec : about.params) elements[spec.name] = elements_of(spec.shape);
   std::vector<ShardTensor> tensors;
@@ -93,7 +93,7 @@ ShardTable write_pieces(const std::string& folder, int rank, const Description& 
     tensors.push_back(
         {piece.param, piece.state, piece.dtype, std::move(stripes), source_of(piece)});
   }
-  return write_shard(files, folder, rank, about, std::move(tensors));
+  return write_shard(*options.files, folder, rank, about, std::move(tensors), options.charge);
 }
 
 Manifest assemble(Description about, const std::vector<std::string>& tables) {
@@ -154,7 +154,7 @@ Saved save(const std::string& dir, const Description& about, const std::vector<P
   // 2. All write.
   ShardTable table;
   const Outcome wrote = attempt([&] {
-    table = write_pieces(folder.substr(1), team.rank, about, pieces, files);
+    table = write_pieces(folder.substr(1), team.rank, about, pieces, options);
     return to_text(table);
   });
   const std::vector<std::string> tables = team.gather(wrote.text);

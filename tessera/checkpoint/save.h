@@ -29,6 +29,7 @@ struct SaveOptions {
   std::shared_ptr<FileSystem> files = local_files();
   // Told what went wrong after the checkpoint was published (an old one that cannot be removed).
   std::function<void(const std::string&)> warn;
+  Charge charge = {};
 };
 
 struct Saved {
@@ -39,8 +40,8 @@ struct Saved {
 
 // Collective: saves the pieces of all ranks as dir/step-…, all ranks writing at once; see
 // [Note: publish]. What fails on one rank fails on all: with its own error there, and with a
-// PeerError that names it on the others. Earlier checkpoints are untouched then. Memory: two write
-// buffers, and the manifest on rank 0.
+// PeerError that names it on the others. Earlier checkpoints are untouched then. Memory: see
+// [Note: memory], and the manifest on rank 0.
 Saved save(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
            const Team& team = {}, const SaveOptions& options = {});
 

@@ -9,7 +9,8 @@
 namespace tessera::checkpoint {
 
 ShardTable write_shard(FileSystem& files, const std::string& folder, int rank,
-                       const Description& about, std::vector<ShardTensor> tensors) {
+                       const Description& about, std::vector<ShardTensor> tensors,
+                       const Charge& charge) {
   std::map<std::string, const ParamSpec*> specs;
   for (const ParamSpec& spec : about.params) specs[spec.name] = &spec;
   std::map<std::string, StoredTensor> stored;
@@ -39,10 +40,10 @@ ShardTable write_shard(FileSystem& files, const std::string& folder, int rank,
   ShardTable table;
   table.params = about.params;
   table.file.name = shard_name(rank);
-  const WrittenFile written = write_safetensors(files, folder + "/" + table.file.name, outgoing,
-                                                {{"format", "tessera"},
-                                                 {"rank", std::to_string(rank)},
-                                                 {"step", std::to_string(about.step)}});
+  const WrittenFile written = write_safetensors(
+      files, folder + "/" + table.file.name, outgoing,
+      {{"format", "tessera"}, {"rank", std::to_string(rank)}, {"step", std::to_string(about.step)}},
+      charge);
   table.file.bytes = written.bytes;
   table.file.header_bytes = written.header_bytes;
   table.file.header_checksum = written.header_checksum;

@@ -19,6 +19,7 @@ struct ShardTensor {
 
 // Writes a rank's shard into the folder of a checkpoint.
 ShardTable write_shard(FileSystem& files, const std::string& folder, int rank,
-                       const Description& about, std::vector<ShardTensor> tensors);
+                       const Description& about, std::vector<ShardTensor> tensors,
+                       const Charge& charge = {});
 
 }  // namespace tessera::checkpoint

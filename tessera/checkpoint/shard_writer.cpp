@@ -1,10 +1,12 @@
 #include "tessera/checkpoint/shard_writer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <future>
 #include <memory>
-#include <new>
 
+#include "tessera/checkpoint/buffer.h"
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -12,66 +14,86 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Memory that the kernel can take whole pages of; not touched before it is used.
-class Pages {
- public:
-  std::byte* get() {
-    if (memory_ == nullptr) memory_.reset(new (kAlign) std::byte[kWriteBytes]);
-    return memory_.get();
-  }
-
- private:
-  static constexpr std::align_val_t kAlign{4096};
-  struct Free {
-    void operator()(std::byte* memory) const { ::operator delete[](memory, kAlign); }
-  };
-  std::unique_ptr<std::byte[], Free> memory_;
-};
-
-// Collects small stretches into large writes; large ones pass through.
+// Two buffers: one is filled while the other is on its way to the file. All writes but the last
+// have the size of a buffer, so that they are whole pages at whole pages of the file.
 class Stream {
  public:
-  explicit Stream(File& file) : file_(file) {}
+  Stream(File& file, std::int64_t buffer_bytes, const Charge& charge)
+      : file_(file), bytes_(buffer_bytes), buffers_{Buffer(charge), Buffer(charge)} {}
+  ~Stream() {
+    if (writing_.valid()) writing_.wait();
+  }
 
-  void put(const std::byte* data, std::int64_t bytes) {
-    if (filled_ == 0 && bytes == kWriteBytes) {
-      file_.write(at_, data, bytes);
-      at_ += bytes;
-      return;
-    }
-    while (bytes > 0) {
-      const std::int64_t n = std::min(bytes, kWriteBytes - filled_);
-      std::memcpy(buffer_.get() + filled_, data, static_cast<std::size_t>(n));
-      filled_ += n;
-      data += n;
-      bytes -= n;
-      if (filled_ == kWriteBytes) flush();
-    }
+  // Where the next bytes go, and for how many there is room.
+  std::byte* next() { return buffers_[filling_].get(bytes_) + filled_; }
+  std::int64_t room() const { return bytes_ - filled_; }
+  // So many were put there.
+  void advance(std::int64_t bytes) {
+    filled_ += bytes;
+    if (filled_ == bytes_) flush();
   }
   void flush() {
+    finish();
     if (filled_ == 0) return;
-    file_.write(at_, buffer_.get(), filled_);
+    writing_ =
+        std::async(std::launch::async, [this, from = buffers_[filling_].get(bytes_), at = at_,
+                                        bytes = filled_] { file_.write(at, from, bytes); });
     at_ += filled_;
     filled_ = 0;
+    filling_ = 1 - filling_;
+  }
+  // Until the last write is done; throws what it threw.
+  void finish() {
+    if (writing_.valid()) writing_.get();
   }
 
  private:
   File& file_;
-  Pages buffer_;
+  const std::int64_t bytes_;
+  std::array<Buffer, 2> buffers_;
+  std::size_t filling_ = 0;
   std::int64_t at_ = 0;
   std::int64_t filled_ = 0;
+  std::future<void> writing_;
+};
+
+// The checksums of a tensor's blocks, whatever pieces it comes in.
+class BlockSums {
+ public:
+  explicit BlockSums(std::vector<std::uint32_t>& out) : out_(out) {}
+  void add(const std::byte* data, std::int64_t bytes) {
+    while (bytes > 0) {
+      std::int64_t n = bytes;
+      if (done_ == 0 && bytes >= kBlockBytes) {
+        n -= n % kBlockBytes;
+        crc32c_blocks(data, n, out_);
+      } else {
+        n = std::min(n, kBlockBytes - done_);
+        if (done_ == 0) out_.push_back(0);
+        out_.back() = crc32c(data, static_cast<std::size_t>(n), out_.back());
+        done_ = (done_ + n) % kBlockBytes;
+      }
+      data += n;
+      bytes -= n;
+    }
+  }
+
+ private:
+  std::vector<std::uint32_t>& out_;
+  std::int64_t done_ = 0;  // of the last block, unless it is whole
 };
 
 }  // namespace
 
 WrittenFile write_safetensors(FileSystem& files, const std::string& path,
                               std::vector<Outgoing>& tensors,
-                              const std::map<std::string, std::string>& metadata) {
+                              const std::map<std::string, std::string>& metadata,
+                              const Charge& charge) {
   std::stable_sort(tensors.begin(), tensors.end(), [](const Outgoing& a, const Outgoing& b) {
     return size_of(a.entry.dtype) > size_of(b.entry.dtype);
   });
   std::vector<TensorEntry> entries;
-  std::int64_t at = 0;
+  std::int64_t at = 0, buffer_bytes = kLeastBufferBytes;
   for (Outgoing& tensor : tensors) {
     const std::int64_t elements = elements_of(tensor.entry.shape);
     std::int64_t bytes = 0;
@@ -81,8 +103,11 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
       throw UsageError(str("tensor ", quote(tensor.entry.name), " is too large for a file"));
     }
     tensor.entry.end = at;
+    buffer_bytes = std::max(buffer_bytes, std::min(bytes, kWriteBytes));
     entries.push_back(tensor.entry);
   }
+  // Whole pages, so that the buffers end where pages do.
+  buffer_bytes -= buffer_bytes % kPageBytes;
   const std::string header = header_bytes(entries, metadata);
   WrittenFile written;
   written.header_bytes = static_cast<std::int64_t>(header.size());
@@ -90,28 +115,28 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
   written.bytes = written.header_bytes + at;
 
   const std::unique_ptr<File> file = files.create(path, written.bytes);
-  Stream stream(*file);
-  Pages staging;
-  const auto* header_data = reinterpret_cast<const std::byte*>(header.data());
-  for (std::int64_t done = 0; done < written.header_bytes; done += kWriteBytes) {
-    stream.put(header_data + done, std::min(kWriteBytes, written.header_bytes - done));
+  Stream stream(*file, buffer_bytes, charge);
+  for (std::int64_t done = 0; done < written.header_bytes;) {
+    const std::int64_t bytes = std::min(stream.room(), written.header_bytes - done);
+    std::memcpy(stream.next(), header.data() + done, static_cast<std::size_t>(bytes));
+    stream.advance(bytes);
+    done += bytes;
   }
   for (const Outgoing& tensor : tensors) {
+    BlockSums sums(written.checksums.emplace_back());
     const std::int64_t size = tensor.entry.bytes();
-    std::vector<std::uint32_t>& checksums = written.checksums.emplace_back();
-    // Large tensors go to the file from where they lie.
-    if (size >= kWriteBytes) stream.flush();
-    for (std::int64_t offset = 0; offset < size; offset += kWriteBytes) {
-      const std::int64_t bytes = std::min(kWriteBytes, size - offset);
-      const std::byte* data = tensor.source(offset, bytes, staging.get());
-      for (std::int64_t block = 0; block < bytes; block += kBlockBytes) {
-        checksums.push_back(
-            crc32c(data + block, static_cast<std::size_t>(std::min(kBlockBytes, bytes - block))));
-      }
-      stream.put(data, bytes);
+    for (std::int64_t offset = 0; offset < size;) {
+      const std::int64_t bytes = std::min(stream.room(), size - offset);
+      std::byte* const into = stream.next();
+      const std::byte* data = tensor.source(offset, bytes, into);
+      if (data != into) std::memcpy(into, data, static_cast<std::size_t>(bytes));
+      sums.add(into, bytes);
+      stream.advance(bytes);
+      offset += bytes;
     }
   }
   stream.flush();
+  stream.finish();
   file->sync();
   return written;
 }

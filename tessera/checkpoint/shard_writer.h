@@ -8,15 +8,18 @@
 #include <vector>
 
 #include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/pieces.h"
 #include "tessera/checkpoint/safetensors.h"
 
 namespace tessera::checkpoint {
 
-// What one write carries.
+// What one write carries, at most.
 inline constexpr std::int64_t kWriteBytes = std::int64_t{8} << 20;
+// Small tensors are collected up to the size of the largest, or this; see [Note: memory].
+inline constexpr std::int64_t kLeastBufferBytes = std::int64_t{64} << 10;
 
-// Gives bytes [offset, offset + bytes) of a tensor, at most kWriteBytes of them: either where they
-// lie, or put into `staging`. Asked in order.
+// Gives bytes [offset, offset + bytes) of a tensor, whole elements of it and at most kWriteBytes:
+// either where they lie, or put into `staging`. Asked in order.
 using Source =
     std::function<const std::byte*(std::int64_t offset, std::int64_t bytes, std::byte* staging)>;
 struct Outgoing {
@@ -32,9 +35,11 @@ struct WrittenFile {
 };
 
 // Writes a safetensors file from beginning to end, and syncs it. The file has the wider types
-// first, so that each tensor is aligned to its elements. Holds at most two write buffers.
+// first, so that each tensor is aligned to its elements. Holds at most two buffers, of which each
+// is charged.
 WrittenFile write_safetensors(FileSystem& files, const std::string& path,
                               std::vector<Outgoing>& tensors,
-                              const std::map<std::string, std::string>& metadata);
+                              const std::map<std::string, std::string>& metadata,
+                              const Charge& charge = {});
 
 }  // namespace tessera::checkpoint

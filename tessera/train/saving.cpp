@@ -1,6 +1,7 @@
 #include "tessera/train/saving.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -12,6 +13,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
 
 namespace tessera::train {
 namespace {
@@ -64,6 +66,18 @@ std::string extra(const checkpoint::Description& about, const char* key) {
   return found == about.extra.end() ? std::string() : found->second;
 }
 
+// Saving and loading have their own memory, which no tensor shows.
+checkpoint::Charge charge_to(std::shared_ptr<memory::Ledger> ledger) {
+  return [ledger = std::move(ledger)](std::int64_t bytes) -> std::shared_ptr<void> {
+    return std::make_shared<memory::Charge>(ledger, MemoryCategory::temporary, bytes);
+  };
+}
+
+// Host memory as a tensor like `values`, to copy from or to a part of it.
+at::Tensor host_view(const at::Tensor& values, std::int64_t count, const std::byte* memory) {
+  return at::from_blob(const_cast<std::byte*>(memory), {count}, values.options().device(at::kCPU));
+}
+
 std::string shape_json(const planner::ModelShape& shape) {
   const nlohmann::json json = {
       {"name", shape.name},     {"layers", shape.layers},       {"hidden", shape.hidden},
@@ -81,11 +95,13 @@ Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel&
       resolved_(resolved),
       model_(model),
       group_(world.size() == 1 ? comm::Group() : world.split(0, world.rank(), "checkpoint")),
-      team_(team_of(group_)) {
+      team_(team_of(group_)),
+      charge_(charge_to(memory::current_ledger())) {
   if (config.save.empty()) return;
   checkpoint::SaveOptions options;
   options.retention = {static_cast<int>(config.keep_last), config.keep_every};
   options.warn = [](const std::string& text) { Logger().warn(text); };
+  options.charge = charge_;
   saver_ = std::make_unique<checkpoint::AsyncSaver>(config.save, team_, options);
 }
 
@@ -119,23 +135,31 @@ checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t samples
 // What this rank saves: of its own stretches, the elements that no rank before it has too.
 std::vector<checkpoint::Piece> Saver::pieces() {
   std::vector<checkpoint::Piece> pieces;
-  staged_.clear();
   for (const zero::StatePiece& piece : model_.engine().state(zero::Share::own)) {
     const std::vector<Run> runs =
         checkpoint::cut(model_.counted(piece.param), piece.begin, piece.values.numel());
     if (runs.empty()) continue;
-    at::Tensor host = piece.values;
-    if (!host.is_cpu()) staged_.push_back(host = host.cpu());
-    pieces.push_back({piece.param, piece.state, dtype_of(host), runs,
-                      static_cast<const std::byte*>(host.const_data_ptr())});
+    const at::Tensor values = piece.values;
+    checkpoint::Piece& out =
+        pieces.emplace_back(checkpoint::Piece{piece.param, piece.state, dtype_of(values), runs});
+    if (values.is_cpu()) {
+      out.data = static_cast<const std::byte*>(values.const_data_ptr());
+      continue;
+    }
+    out.fetch = [values](std::int64_t begin, std::int64_t count, std::byte* into) {
+      const at::NoGradGuard no_grad;
+      host_view(values, count, into).copy_(values.narrow(0, begin, count));
+    };
   }
   return pieces;
 }
 
 void Saver::save(std::int64_t steps, std::int64_t samples) {
-  saver_->start(describe(steps, samples), pieces());
-  staged_.clear();  // the saver has its own copy
-  if (!config_.async_save) saver_->wait();
+  if (config_.async_save) {
+    saver_->start(describe(steps, samples), pieces());
+  } else {
+    saver_->save_now(describe(steps, samples), pieces());
+  }
 }
 
 std::optional<std::string> Saver::finish() {
@@ -178,7 +202,7 @@ std::vector<std::string> Saver::differences(const std::string& folder,
 }
 
 Saver::Resumed Saver::read(const std::string& folder) {
-  checkpoint::Checkpoint from(folder);
+  checkpoint::Checkpoint from(folder, checkpoint::local_files(), charge_);
   const checkpoint::Description& about = from.about();
   if (const std::string optimizer = extra(about, "optimizer"); optimizer != config_.optimizer) {
     throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", optimizer,
@@ -186,25 +210,22 @@ Saver::Resumed Saver::read(const std::string& folder) {
   }
   from.expect(model_.specs());
   std::vector<checkpoint::Wanted> wanted;
-  struct Staged {
-    at::Tensor host, device;
-  };
-  std::vector<Staged> staged;
   const int t = model_.mesh().place().tp, tp = model_.mesh().shape().tp;
   for (const zero::StatePiece& piece : model_.engine().state(zero::Share::held)) {
-    at::Tensor host = piece.values;
-    if (!host.is_cpu()) {
-      host = at::empty(host.sizes(), host.options().device(at::kCPU));
-      staged.push_back({host, piece.values});
+    const at::Tensor values = piece.values;
+    checkpoint::Wanted& want = wanted.emplace_back(checkpoint::Wanted{
+        piece.param, piece.state, dtype_of(values),
+        checkpoint::cut(local_runs(spec(piece.param), t, tp), piece.begin, values.numel())});
+    if (values.is_cpu()) {
+      want.into = static_cast<std::byte*>(values.mutable_data_ptr());
+      continue;
     }
-    wanted.push_back(
-        {piece.param, piece.state, dtype_of(host),
-         checkpoint::cut(local_runs(spec(piece.param), t, tp), piece.begin, host.numel()),
-         static_cast<std::byte*>(host.mutable_data_ptr())});
+    want.store = [values](std::int64_t begin, std::int64_t count, const std::byte* from) {
+      const at::NoGradGuard no_grad;
+      values.narrow(0, begin, count).copy_(host_view(values, count, from));
+    };
   }
   from.load(wanted);
-  const at::NoGradGuard no_grad;
-  for (const Staged& each : staged) each.device.copy_(each.host);
   const std::string updates = extra(about, "updates");
   if (updates.empty() || updates.find_first_not_of("0123456789") != std::string::npos) {
     throw DataError(str(folder, ": got ", quote(updates),

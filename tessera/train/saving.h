@@ -57,7 +57,7 @@ class Saver {
   ParallelModel& model_;
   const comm::Group group_;
   const checkpoint::Team team_;
-  std::vector<at::Tensor> staged_;  // host copies of what lies on a device, while it is saved
+  const checkpoint::Charge charge_;  // to this rank's ledger
   std::unique_ptr<checkpoint::AsyncSaver> saver_;
 };
 

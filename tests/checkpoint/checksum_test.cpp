@@ -64,6 +64,21 @@ TEST(Checksum, FindsEveryFlippedBitAndPairs) {
   ASSERT_EQ(crc32c(text), right);
 }
 
+TEST(Checksum, BlocksAtOnceAreBlocksOneByOne) {
+  const auto block = static_cast<std::size_t>(kBlockBytes);
+  const std::string text = noise(9 * block + 5, 9);
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, block, 4 * block, 4 * block + 1,
+                                  5 * block - 1, 9 * block + 5}) {
+    std::vector<std::uint32_t> got = {7}, wanted = {7};  // appended to
+    crc32c_blocks(reinterpret_cast<const std::byte*>(text.data()), static_cast<std::int64_t>(bytes),
+                  got);
+    for (std::size_t at = 0; at < bytes; at += block) {
+      wanted.push_back(crc32c_portable(text.data() + at, std::min(block, bytes - at)));
+    }
+    EXPECT_EQ(got, wanted) << bytes;
+  }
+}
+
 TEST(Checksum, Hexadecimal) {
   const std::vector<std::uint32_t> values = {0, 1, 0xffffffffu, 0x12345678u, 0x9abcdef0u};
   std::vector<std::uint32_t> back;

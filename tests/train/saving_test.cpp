@@ -9,6 +9,7 @@
 #include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::train {
@@ -277,6 +278,57 @@ TEST(Saving, ItsCostIsNotedWithTheStep) {
     const Summary summary = follow(config, kPlaces[1], 2).summary;
     EXPECT_EQ(summary.saves, 1);
     EXPECT_GT(summary.save_exposed_s, 0);
+  }
+}
+
+// What saving and loading hold besides the state, by each rank's ledger: at most two units (all
+// that a block has), and the copy of a rank's own state where the save goes on in the background.
+TEST(Saving, TakesLessThanTwoUnits) {
+  constexpr std::int64_t kHidden = 64, kUnit = 12 * kHidden * kHidden * 12;
+  const auto rank_file = [](const std::string& folder, int rank) {
+    return fs::path(newest(folder)) / checkpoint::shard_name(rank);
+  };
+  for (const Place& from : kPlaces) {
+    const Folder folder;
+    TrainConfig config = config_for(from);
+    config.hidden = kHidden;
+    config.layers = 8;
+    for (const bool background : {true, false}) {
+      config.save = folder / (background ? "background" : "waits");
+      config.async_save = background;
+      comm::run_threads(from.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Group world(std::move(backend));
+        Trainer trainer(config, world);
+        trainer.step();
+        memory::Ledger& ledger = *memory::current_ledger();
+        const std::int64_t before = ledger.counts().total.now;
+        ledger.reset_peak();
+        trainer.save();
+        trainer.finish_saving();
+        const std::int64_t took = ledger.counts().total.peak - before;
+        const auto own =
+            static_cast<std::int64_t>(fs::file_size(rank_file(config.save, world.rank())));
+        EXPECT_LE(took, 2 * kUnit + (background ? own : 0)) << from.name;
+        EXPECT_GE(took, background ? own / 2 : 1) << from.name << ": nothing is charged";
+      });
+    }
+    for (const Place& to : kPlaces) {
+      if ((&from - kPlaces.data() + (&to - kPlaces.data())) % 2 == 1) continue;  // half will do
+      TrainConfig next = config_for(to);
+      next.hidden = kHidden;
+      next.layers = 8;
+      next.resume = newest(folder / "waits");
+      comm::run_threads(to.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Group world(std::move(backend));
+        Trainer trainer(next, world);
+        memory::Ledger& ledger = *memory::current_ledger();
+        const std::int64_t before = ledger.counts().total.now;
+        ledger.reset_peak();
+        std::vector<std::string> notes;
+        trainer.resume(notes);
+        EXPECT_LE(ledger.counts().total.peak - before, 2 * kUnit) << from.name << " to " << to.name;
+      });
+    }
   }
 }
 

@@ -1,0 +1,183 @@
+#include <algorithm>
+#include <tuple>
+
+#include "tessera/checkpoint/buffer.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+
+struct Checkpoint::Copy {
+  int file = 0, tensor = 0;
+  std::int64_t from = 0, count = 0;  // elements of the tensor
+  const Wanted* to = nullptr;
+  std::int64_t local = 0;  // where they go, as Run::local
+};
+
+const std::vector<Checkpoint::Place>& Checkpoint::places(const Key& key) {
+  if (places_of_ == key && !places_.empty()) return places_;
+  std::vector<Place> all;
+  const auto found = stored_.find(key);
+  if (found != stored_.end()) {
+    for (const auto& [f, t] : found->second) {
+      const StoredFile& file = manifest_.files[static_cast<std::size_t>(f)];
+      for (const Run& run : to_runs(file.tensors[static_cast<std::size_t>(t)].stripes)) {
+        all.push_back({run, f, t});
+      }
+    }
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Place& a, const Place& b) { return a.run.whole < b.run.whole; });
+  // Copies of the same elements (kv heads that several ranks have): the first will do.
+  places_.clear();
+  std::int64_t at = 0;
+  for (Place place : all) {
+    const std::int64_t known = std::max<std::int64_t>(0, at - place.run.whole);
+    if (known >= place.run.count) continue;
+    place.run = {place.run.whole + known, place.run.local + known, place.run.count - known};
+    at = place.run.whole + place.run.count;
+    places_.push_back(place);
+  }
+  places_of_ = key;
+  return places_;
+}
+
+void Checkpoint::plan(const Wanted& wanted, std::vector<Copy>& copies) {
+  const ParamSpec* spec = find(wanted.param);
+  if (spec == nullptr) refuse_param(wanted.param);
+  const std::string what =
+      str(folder_, ": parameter ", quote(wanted.param), ", state ", quote(wanted.state));
+  if (wanted.runs.empty()) return;
+  const std::int64_t elements = elements_of(spec->shape);
+  const std::map<std::string, DType> have = states(wanted.param);
+  const auto state = have.find(wanted.state);
+  if (state == have.end()) {
+    std::vector<std::string> names;
+    for (const auto& [name, dtype] : have) names.push_back(name);
+    throw DataError(str(what, " is not there; it has: ", join(names, ", "),
+                        ". It was saved with layout ", quote(manifest_.about.layout)));
+  }
+  if (!convertible(state->second, wanted.dtype)) {
+    throw DataError(str(what, " is ", name(state->second), ", wanted ", name(wanted.dtype),
+                        ": there is no exact way from one to the other"));
+  }
+  const std::vector<Place>& found = places({wanted.param, wanted.state});
+  std::vector<Run> missing;
+  for (const Run& run : wanted.runs) {
+    if (run.count < 0 || run.whole < 0 || run.whole > elements - run.count) {
+      throw DataError(str(what, ": wanted elements ", run.whole, " to ", run.whole + run.count - 1,
+                          ", but the parameter has ", elements,
+                          " there; it was saved by a model of another shape"));
+    }
+    std::int64_t at = run.whole;
+    const std::int64_t end = run.whole + run.count;
+    auto place = std::partition_point(found.begin(), found.end(), [&](const Place& p) {
+      return p.run.whole + p.run.count <= at;
+    });
+    while (at < end) {
+      const std::int64_t begins = place == found.end() ? end : std::min(end, place->run.whole);
+      if (begins > at) {
+        missing.push_back({at, 0, begins - at});
+        at = begins;
+        continue;
+      }
+      const std::int64_t count = std::min(end, place->run.whole + place->run.count) - at;
+      copies.push_back({place->file, place->tensor, place->run.local + at - place->run.whole, count,
+                        &wanted, run.local + at - run.whole});
+      at += count;
+      ++place;
+    }
+  }
+  if (!missing.empty()) {
+    throw DataError(str(what, ": no file has ", describe(missing), " of its ", elements));
+  }
+}
+
+// What one read carries, at most.
+constexpr std::int64_t kLoadBytes = std::int64_t{8} << 20;
+
+void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
+  std::sort(copies.begin(), copies.end(), [](const Copy& a, const Copy& b) {
+    return std::tie(a.file, a.tensor, a.from) < std::tie(b.file, b.tensor, b.from);
+  });
+  Buffer read(charge_), converted(charge_);
+  Shard* from_shard = nullptr;
+  int open_file = -1, open_tensor = -1;
+  std::int64_t buffered = -1;  // which block of the tensor
+  std::int64_t tensor_at = 0, size = 1, tensor_bytes = 0;
+  for (const Copy& copy : copies) {
+    const StoredFile& file = manifest_.files[static_cast<std::size_t>(copy.file)];
+    const StoredTensor& tensor = file.tensors[static_cast<std::size_t>(copy.tensor)];
+    if (copy.file != open_file) {
+      from_shard = &shard(copy.file);
+      open_file = copy.file;
+      open_tensor = -1;
+    }
+    if (copy.tensor != open_tensor) {
+      open_tensor = copy.tensor;
+      buffered = -1;
+      tensor_at = from_shard->offsets[static_cast<std::size_t>(copy.tensor)];
+      size = size_of(tensor.dtype);
+      tensor_bytes = tensor.elements() * size;
+    }
+    const Wanted& to = *copy.to;
+    const std::int64_t to_size = size_of(to.dtype);
+    std::int64_t at = copy.from * size, local = copy.local;
+    const std::int64_t end = at + copy.count * size;
+    while (at < end) {
+      const std::int64_t block = at / kBlockBytes, block_at = block * kBlockBytes;
+      const std::int64_t block_end = std::min(block_at + kBlockBytes, tensor_bytes);
+      if (tensor.dtype == to.dtype && !to.store && at == block_at && end >= block_end) {
+        // Whole blocks go to where they are wanted.
+        std::int64_t until = std::min(end, block_at + kLoadBytes);
+        if (until != tensor_bytes) until -= until % kBlockBytes;
+        std::byte* const into = to.into + local * to_size;
+        from_shard->file->read(tensor_at + at, into, until - at);
+        check_blocks(file, tensor, tensor_at, block, into, until - at);
+        local += (until - at) / size;
+        at = until;
+        continue;
+      }
+      if (block != buffered) {
+        std::byte* const into = read.get(std::min(kBlockBytes, tensor_bytes));
+        from_shard->file->read(tensor_at + block_at, into, block_end - block_at);
+        check_blocks(file, tensor, tensor_at, block, into, block_end - block_at);
+        buffered = block;
+      }
+      const std::int64_t count = (std::min(end, block_end) - at) / size;
+      const std::byte* from = read.get(0) + (at - block_at);
+      if (to.store && tensor.dtype == to.dtype) {
+        to.store(local, count, from);
+      } else {
+        std::byte* const into =
+            to.store ? converted.get(count * to_size) : to.into + local * to_size;
+        const std::int64_t done = convert(tensor.dtype, from, to.dtype, into, count, rounding);
+        if (done < count) {
+          throw DataError(str(folder_, "/", file.name, ": tensor ", quote(tensor.name), " has the ",
+                              name(tensor.dtype), " value ", value_at(tensor.dtype, from, done),
+                              " at element ", at / size + done, ", which ", name(to.dtype),
+                              " does not have: load it as ", name(tensor.dtype)));
+        }
+        if (to.store) to.store(local, count, into);
+      }
+      local += count;
+      at += count * size;
+    }
+  }
+  copies.clear();
+}
+
+void Checkpoint::load(const std::vector<Wanted>& wanted, Rounding rounding) {
+  // A matrix that is cut by columns has a copy for each row: not those of the whole model at once.
+  constexpr std::size_t kMostCopies = 16384;
+  std::vector<Copy> copies;
+  for (const Wanted& want : wanted) {
+    plan(want, copies);
+    if (copies.size() >= kMostCopies) run(copies, rounding);
+  }
+  run(copies, rounding);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,77 @@
+#include "tests/checkpoint/fuzz_targets.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/manifest_json.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tests/checkpoint/memory_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+void must(bool holds, const char* what, std::string_view input) {
+  if (holds) return;
+  std::cerr << "fuzz: " << what << " for " << input << std::endl;
+  std::abort();
+}
+
+}  // namespace
+
+void fuzz_header(std::string_view input) {
+  if (input.empty()) return;
+  const auto first = static_cast<unsigned char>(input[0]);
+  std::string file(input.substr(1));
+  if (first < 128) {
+    const std::uint64_t length = file.size();
+    std::string begin(8, '\0');
+    std::memcpy(begin.data(), &length, 8);
+    file = begin + file + std::string(first, 'd');
+  }
+  MemoryFile memory(file);
+  try {
+    const Header header = read_header(memory, "f");
+    std::int64_t at = 0;
+    for (const TensorEntry& tensor : header.tensors) {
+      must(tensor.begin == at && tensor.end >= at, "a gap", input);
+      must(tensor.bytes() == elements_of(tensor.shape) * size_of(tensor.dtype), "a size", input);
+      at = tensor.end;
+    }
+    must(header.data_begin + at == memory.size(), "the end", input);
+    // What is read is what a writer would write, so that it is read again.
+    const std::string again = header_bytes(header.tensors, header.metadata);
+    MemoryFile written(again + std::string(static_cast<std::size_t>(at), 'd'));
+    const Header second = read_header(written, "g");
+    must(second.tensors == header.tensors && second.metadata == header.metadata, "the way back",
+         input);
+  } catch (const DataError&) {
+  }
+}
+
+void fuzz_manifest(std::string_view input) {
+  const std::string text =
+      str(kChecksumBefore, to_hex({crc32c(input)}), kChecksumAfter, std::string(input));
+  try {
+    const Manifest manifest = parse_manifest(text, "m");
+    for (const StoredFile& file : manifest.files) {
+      for (const StoredTensor& tensor : file.tensors) {
+        must(tensor.elements() >= 0 && tensor.elements() * size_of(tensor.dtype) <= file.bytes,
+             "a tensor larger than its file", input);
+        must(block_count(tensor.elements() * size_of(tensor.dtype)) ==
+                 static_cast<std::int64_t>(tensor.checksums.size()),
+             "checksums", input);
+      }
+    }
+    const Manifest again = parse_manifest(to_text(manifest), "m");
+    must(to_text(again) == to_text(manifest), "the way back", input);
+    check_complete(manifest, "m");
+  } catch (const DataError&) {
+  }
+}
+
+}  // namespace tessera::checkpoint
