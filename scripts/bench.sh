@@ -3,12 +3,13 @@
 #   scripts/bench.sh [--rounds N] [--quick] [--no-docs]     all of what follows
 #   scripts/bench.sh comm [--time SECONDS] …                only the collectives
 #   scripts/bench.sh train [--stages 0,3] [--dtype fp32] …  only training
+#   scripts/bench.sh parallel [--widths 256] …              only tensor and pipeline parallelism
 #   scripts/bench.sh checkpoint [--dir D] …                 only saving and loading
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
-parts=(comm train checkpoint)
+parts=(comm train parallel checkpoint)
 what=all
 for part in "${parts[@]}"; do
   if [ "${1:-}" = "$part" ]; then what="$part" && shift && break; fi
@@ -16,7 +17,7 @@ done
 for word in "$@"; do
   case "$word" in
     -h | --help)
-      sed -n '2,6s/^# //p' scripts/bench.sh
+      sed -n '2,7s/^# //p' scripts/bench.sh
       if [ "$what" != all ]; then exec python3 "benchmarks/compare_$what.py" --help; fi
       exit 0
       ;;
