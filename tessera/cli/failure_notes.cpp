@@ -31,18 +31,18 @@ FailureNotes::FailureNotes() : file_(::memfd_create("tessera-failures", 0)) {
 
 std::string FailureNotes::environment() const { return str(kVariable, "=", file_.get()); }
 
-std::string FailureNotes::report() const {
+FailureNotes::Report FailureNotes::read() const {
   std::string text(static_cast<std::size_t>(std::max<off_t>(0, ::lseek(file_.get(), 0, SEEK_END))),
                    '\0');
   const ssize_t count = ::pread(file_.get(), text.data(), text.size(), 0);
   text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
-  std::int64_t last_step = -1;
+  Report report;
   std::map<std::string, std::vector<int>> ranks;  // by what they said
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const Json note = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (note.is_discarded()) continue;  // a rank was killed while it wrote
-    last_step = std::max(last_step, note.at("last_step").get<std::int64_t>());
+    report.last_step = std::max(report.last_step, note.at("last_step").get<std::int64_t>());
     ranks[note.at("error").get<std::string>()].push_back(note.at("rank").get<int>());
   }
   std::vector<std::pair<std::vector<int>, std::string>> said;
@@ -51,16 +51,13 @@ std::string FailureNotes::report() const {
     said.emplace_back(by, error);
   }
   std::sort(said.begin(), said.end());
-  std::string report;
   for (const auto& [by, error] : said) {
     std::vector<std::string> numbers;
     for (const int rank : by) numbers.push_back(str(rank));
-    report +=
+    report.text +=
         str("  ", by.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), ": ", error, "\n");
   }
-  return report + "  last step: " +
-         (last_step < 0 ? std::string("not known, no rank was left to tell") : str(last_step)) +
-         "\n";
+  return report;
 }
 
 bool note_failure(int rank, std::int64_t last_step, const std::string& error) {

@@ -61,13 +61,16 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
 
 void report(const OwnRanks& own, const LaunchResult& result, const FailureNotes& notes,
             const std::optional<std::string>& checkpoint) {
-  if (result.asked) {
+  const FailureNotes::Report said = notes.read();
+  if (result.asked && said.text.empty()) {
     write_all(2, str("tessera ", own.name, ": ended as asked, with status ", result.status, "\n"));
     return;
   }
-  std::string text = str("tessera ", own.name, ": ", result.summary, "\n", notes.report());
+  std::string text = str("tessera ", own.name, ": ", result.summary, "\n", said.text);
   if (checkpoint) {
-    text += str("  last good checkpoint: ", checkpoint->empty() ? "none" : *checkpoint, "\n");
+    text += str("  last step: ",
+                said.last_step < 0 ? "not known, no rank was left to tell" : str(said.last_step),
+                "\n  last good checkpoint: ", checkpoint->empty() ? "none" : *checkpoint, "\n");
   }
   write_all(2, text);
 }
@@ -79,13 +82,14 @@ int start_ranks(const OwnRanks& own, std::vector<std::string> command) {
 }
 
 int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string> command) {
+  const std::vector<std::string> first = command;
   const BlockedSignals signals;  // before the store starts its thread
   for (int attempt = 0;; ++attempt) {
     const FailureNotes notes;
     const LaunchResult result = launch_once(own, command, notes, signals);
     if (result.status == 0) return 0;
     std::optional<std::string> checkpoint;
-    if (restarts.checkpoint && !result.asked) checkpoint = restarts.checkpoint();
+    if (restarts.checkpoint) checkpoint = restarts.checkpoint();
     report(own, result, notes, checkpoint);
     // Not what somebody ended on purpose, nor what would fail in the same way again: status 2 is a
     // wrong call.
@@ -101,14 +105,13 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
       write_all(2, str("tessera ", own.name, ": too few ranks are left to go on\n"));
       return result.status;
     }
-    if (attempt == 0) {
-      command.insert(command.end(), restarts.words.begin(), restarts.words.end());
-    }
+    const bool resumes = checkpoint && !checkpoint->empty();
+    command = first;
+    command.insert(command.end(), restarts.words.begin(), restarts.words.end());
+    if (resumes) command.insert(command.end(), restarts.resume.begin(), restarts.resume.end());
     write_all(2, str("tessera ", own.name, ": restart ", attempt + 1, " of ", restarts.most, " on ",
-                     own.ranks, own.ranks == 1 ? " rank" : " ranks",
-                     checkpoint && !checkpoint->empty() ? ", from " + *checkpoint
-                                                        : std::string(", from the start"),
-                     "\n"));
+                     own.ranks, own.ranks == 1 ? " rank" : " ranks", ", from ",
+                     resumes ? *checkpoint : restarts.otherwise, "\n"));
   }
 }
 

@@ -24,7 +24,9 @@ int start_ranks(const OwnRanks& options, std::vector<std::string> command);
 // How often, and as what, a job that failed is started again.
 struct Restarts {
   int most = 0;
-  std::vector<std::string> words;  // that the command gets then
+  std::vector<std::string> words;       // that the command gets then
+  std::vector<std::string> resume;      // and these, if there is a checkpoint
+  std::string otherwise = "the start";  // where it begins if there is none
   // How many ranks to start when so many are left; 0: not again.
   std::function<int(int left)> fit;
   std::function<std::string()> checkpoint;  // the last good one, "" for none

@@ -126,11 +126,14 @@ int take_part(train::TrainConfig config) {
     return save_asked().exchange(0) != 0 ? train::Wish::save : train::Wish::none;
   };
   train::Ended ended = train::Ended::done;
-  std::int64_t last_step = 0;
+  std::atomic<std::int64_t> last_step{-1};
   try {
     comm::InitOptions init;
     init.backend = config.backend;
-    ended = train::run_session(config, comm::init(init), wish, &last_step);
+    const auto giving_up = [&](const std::string& why) {
+      note_failure(comm::detect_launch().rank, last_step, why);
+    };
+    ended = train::run_session(config, comm::init(init), wish, {&last_step, giving_up});
   } catch (const std::exception& error) {
     if (!note_failure(comm::detect_launch().rank, last_step, error.what())) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
@@ -155,11 +158,10 @@ void warn_of_crowding(int ranks, int threads) {
 Restarts restarts(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
   Restarts again;
   again.most = static_cast<int>(config.max_restarts);
-  again.words = {"--resume",       "auto",
-                 "--ranks",        "0",
-                 "--dp",           "0",
-                 "--grad-accum",   "0",
-                 "--global-batch", str(resolved.global_batch)};
+  again.words = {"--ranks",      "0", "--dp",           "0",
+                 "--grad-accum", "0", "--global-batch", str(resolved.global_batch)};
+  again.resume = {"--resume", "auto"};
+  if (config.resume != "none" && config.resume != "auto") again.otherwise = config.resume;
   again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
   again.checkpoint = [folder = config.save] {
     return folder.empty() ? std::string() : checkpoint::find_latest(folder).folder;

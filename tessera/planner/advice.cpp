@@ -197,7 +197,8 @@ void about_cuts(const Plan& plan, Lines& out) {
       out.push_back(str(numbers, "; ", 19 * (q.pp - 1) / q.chunks,
                         " would bring it to 5%, or more --chunks with interleaved"));
     }
-    if (!q.state_only() && q.model.layers % (std::int64_t{q.pp} * q.chunks) != 0) {
+    const bool even = q.model.layers % (std::int64_t{q.pp} * q.chunks) == 0;
+    if (!q.state_only() && q.split == "even" && !even) {
       out.push_back(str(q.model.layers, " layers do not divide over ", q.pp * q.chunks,
                         " stages: the first ones have one more, and the rest wait for them"));
     }

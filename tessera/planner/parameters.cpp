@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <string>
 #include <system_error>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/schedule/split.h"
 
 namespace tessera::planner {
 namespace {
@@ -90,18 +90,26 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
 std::vector<int> layers_of_stages(const ModelShape& shape, int stages, const std::string& split) {
   const int layers = static_cast<int>(shape.layers);
   std::vector<int> counts;
-  if (split == "even") {
-    for (int s = 0; s < stages; ++s) {
-      counts.push_back(layers / stages + (s < layers % stages ? 1 : 0));
-    }
+  const auto evenly = [&](int count, int among) {
+    for (int s = 0; s < among; ++s) counts.push_back(count / among + (s < count % among ? 1 : 0));
+  };
+  if (split == "even" || layers < stages || (split == "work" && stages == 1)) {
+    evenly(layers, stages);
     return counts;
   }
   if (split == "work") {
-    std::vector<double> costs(static_cast<std::size_t>(layers),
-                              static_cast<double>(shape.layer_params()));
-    costs.back() += static_cast<double>(shape.vocab) * static_cast<double>(shape.hidden);
-    const std::vector<int> bounds = schedule::split(costs, stages);
-    for (std::size_t s = 1; s < bounds.size(); ++s) counts.push_back(bounds[s] - bounds[s - 1]);
+    // Layers cost the same, so what the last stage has says all.
+    const auto layer = static_cast<double>(shape.layer_params());
+    const double head = static_cast<double>(shape.vocab) * static_cast<double>(shape.hidden);
+    int best = 1;
+    double least = std::numeric_limits<double>::infinity();
+    for (int last = 1; last <= layers - stages + 1; ++last) {
+      const int most = (layers - last + stages - 2) / (stages - 1);  // of the other stages
+      const double worst = std::max(most * layer, last * layer + head);
+      if (worst <= least) least = worst, best = last;
+    }
+    evenly(layers - best, stages - 1);
+    counts.push_back(best);
     return counts;
   }
   std::int64_t sum = 0;

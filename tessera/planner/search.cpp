@@ -164,6 +164,11 @@ void Search::try_schedule(Question q) {
 
 void Search::try_memory(Question q) {
   ++result_.tried;
+  const bool by_hand = q.split != "even" && q.split != "work";
+  if (by_hand && std::count(q.split.begin(), q.split.end(), ',') + 1 != q.pp * q.chunks) {
+    rule_out("--split is for another number of stages");
+    return;
+  }
   q = settle(std::move(q));
   const double memory = memory_of(q).total();
   if (memory > usable_memory(q.hardware)) {

@@ -31,8 +31,8 @@ struct LinearOptions {
   std::int64_t out = 0;
   bool bias = true;
   std::string label = "linear";
-  std::vector<Outputs> outputs;  // column-parallel only: they make `out`. Empty: all alike
-  at::TensorOptions tensors;
+  std::vector<Outputs> outputs = {};  // column-parallel only: they make `out`. Empty: all alike
+  at::TensorOptions tensors = {};
 };
 
 // y [..., own outputs] = x · wᵀ + b for the outputs of this rank, from an x that enters.
@@ -75,7 +75,7 @@ struct EmbeddingOptions {
   std::int64_t rows = 0;
   std::int64_t width = 0;
   std::string label = "embedding";
-  at::TensorOptions tensors;
+  at::TensorOptions tensors = {};
 };
 
 // Rows of a table, of which each rank has as many in a row.

@@ -8,6 +8,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/step_time.h"
+#include "tessera/schedule/schedule.h"
 
 namespace tessera::train {
 namespace {
@@ -276,7 +277,13 @@ std::optional<double> predicted_step(const TrainConfig& config, const Resolved& 
   question.recompute = resolved.recompute;
   question.schedule = config.schedule;
   question.split = config.split;
-  question.chunks = static_cast<int>(config.chunks);
+  question.chunks = 1;
+  if (config.pp > 1) {
+    question.chunks =
+        schedule::make(config.schedule, question.pp, static_cast<int>(resolved.grad_accum),
+                       static_cast<int>(config.chunks))
+            .chunks;
+  }
   return planner::step_time(planner::settle(question)).step();
 }
 

@@ -87,7 +87,10 @@ void check(const planner::ModelShape& shape, const ParallelOptions& options, int
   } catch (const UsageError& error) {
     refuse(str("--tp ", options.tp, ": ", error.what()));
   }
-  if (options.pp == 1) return;
+  if (options.pp == 1) {
+    planner::layers_of_stages(shape, 1, options.split);
+    return;
+  }
   const schedule::Schedule schedule = make_schedule(options);
   if (shape.layers < schedule.stage_count()) {
     refuse(str("--layers: got ", shape.layers, ", fewer than the ", schedule.stage_count(),

@@ -87,6 +87,20 @@ std::string shape_json(const planner::ModelShape& shape) {
   return json.dump();
 }
 
+// What of a saved model's shape is not that of this one, in words; "" if all of it is.
+std::string other_model(const std::string& saved, const planner::ModelShape& shape) {
+  nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
+  if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
+  if (!was.contains("rotary_base")) was["rotary_base"] = 1e4;  // before it could be another
+  const nlohmann::json own = nlohmann::json::parse(shape_json(shape));
+  std::vector<std::string> differences;
+  for (const auto& [key, value] : own.items()) {
+    if (key == "name" || !was.contains(key) || was[key] == value) continue;
+    differences.push_back(str(key, " was ", was[key].dump(), " and is ", value.dump()));
+  }
+  return join(differences, ", ");
+}
+
 }  // namespace
 
 Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
@@ -127,7 +141,8 @@ checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t samples
                  {"data", config_.data},
                  {"seq", str(resolved_.seq)},
                  {"global_batch", str(resolved_.global_batch)},
-                 {"micro_batch", str(config_.micro_batch)}};
+                 {"micro_batch", str(config_.micro_batch)},
+                 {"overlap_tp", config_.overlap_tp ? "yes" : "no"}};
   about.params = model_.specs();
   return about;
 }
@@ -188,11 +203,14 @@ std::vector<std::string> Saver::differences(const std::string& folder,
                         ", and the learning rate goes on by steps"));
   }
   const comm::MeshShape& mesh = model_.mesh().shape();
-  const auto shown = [](int dp, int tp, int pp, const std::string& micro) {
-    return str("--dp ", dp, " --tp ", tp, " --pp ", pp, " --micro-batch ", micro);
+  const auto shown = [](int dp, int tp, int pp, const std::string& micro, bool overlap) {
+    return str("--dp ", dp, " --tp ", tp, " --pp ", pp, " --micro-batch ", micro,
+               overlap ? " --overlap-tp" : "");
   };
-  const std::string before = shown(about.mesh.dp, about.mesh.tp, about.mesh.pp, was("micro_batch"));
-  const std::string now = shown(mesh.dp, mesh.tp, mesh.pp, str(config_.micro_batch));
+  const std::string before = shown(about.mesh.dp, about.mesh.tp, about.mesh.pp, was("micro_batch"),
+                                   was("overlap_tp") == "yes");
+  const std::string now =
+      shown(mesh.dp, mesh.tp, mesh.pp, str(config_.micro_batch), config_.overlap_tp);
   if (before != now) {
     notes.push_back(str("another order of adding: ", folder, " was saved with ", before,
                         ", and this run has ", now,
@@ -207,6 +225,9 @@ Saver::Resumed Saver::read(const std::string& folder) {
   if (const std::string optimizer = extra(about, "optimizer"); optimizer != config_.optimizer) {
     throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", optimizer,
                          ", and this run has ", config_.optimizer, "; wanted the same"));
+  }
+  if (const std::string other = other_model(about.model, resolved_.model); !other.empty()) {
+    throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
   }
   from.expect(model_.specs());
   std::vector<checkpoint::Wanted> wanted;

@@ -83,10 +83,11 @@ void check_run(const TrainConfig& config, const Resolved& resolved, int ranks) {
   if (!config.metrics.empty()) check_writable(config.metrics, "--metrics");
   if (!config.trace.empty()) check_writable(config.trace, "--trace");
   if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
+  predicted_step(config, resolved);
 }
 
 Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
-                  std::int64_t* last_step) {
+                  const SessionNotes& told) {
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
   if (!config.metrics.empty() && speaks) {
@@ -109,7 +110,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
   }
   const auto note_step = [&] {
-    if (last_step != nullptr) *last_step = trainer.steps_done();
+    if (told.last_step != nullptr) *told.last_step = trainer.steps_done();
   };
   note_step();
   const bool saves = !config.save.empty();
@@ -135,6 +136,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       // Whoever started the ranks starts them again.
       actions.give_up = [&](const std::string& what) {
         say(what + ": given up, to be started again");
+        if (told.giving_up) told.giving_up(str(what, "; ", trainer.whereabouts()));
         std::abort();
       };
     }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "tessera/train/trainer.h"
 
@@ -24,8 +26,13 @@ enum class Ended : std::uint8_t {
   stopped,  // before the last step, as asked
   saved     // likewise, and a checkpoint says where to go on
 };
-// `last_step`, if not null, has the last step that was done, also after an exception.
+// For whoever has to tell of a failure; all may be null.
+struct SessionNotes {
+  std::atomic<std::int64_t>* last_step = nullptr;  // that was done; there after an exception too
+  // Called before the process ends itself, because a step hangs and it will be started again.
+  std::function<void(const std::string& why)> giving_up;
+};
 Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
-                  std::int64_t* last_step = nullptr);
+                  const SessionNotes& notes = {});
 
 }  // namespace tessera::train

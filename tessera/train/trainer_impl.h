@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,7 @@ struct Trainer::Impl {
   const TrainConfig config;
   const comm::Group world;
   const Resolved resolved;
+  const std::optional<double> predicted_s = predicted_step(config, resolved);  // of a step
   const std::shared_ptr<memory::Ledger> ledger;
   const memory::OwnerScope owner;  // before the first tensor
   const c10::Device device;

@@ -81,7 +81,7 @@ Summary Trainer::summary() {
   if (out.saves > 0) out.save_exposed_s /= static_cast<double>(out.saves);
   out.tokens_per_s = median(std::move(rates));
   out.step_s = median(std::move(times));
-  out.predicted.step_s = predicted_step(impl.config, impl.resolved);
+  out.predicted.step_s = impl.predicted_s;
   out.measured.step_s = out.step_s;
   out.steps = static_cast<std::int64_t>(impl.history.size());
   if (!impl.history.empty()) {

@@ -32,7 +32,7 @@ struct Case {
 
 struct Ran {
   std::vector<at::Tensor> values;  // y, dx and the gradients of the parameters
-  std::uint64_t sent = 0, control = 0;
+  std::uint64_t sent = 0, control = 0, calls = 0;
 };
 
 // A column- and a row-parallel linear on one rank.
@@ -76,6 +76,7 @@ Ran run(const Case& c, const comm::Group& group, bool overlap) {
   for (const auto& parameter : down->parameters()) ran.values.push_back(parameter.grad());
   ran.sent = (group.traffic() - before).sent_bytes;
   ran.control = (group.traffic() - before).control_bytes;
+  for (const std::uint64_t calls : (group.traffic() - before).calls) ran.calls += calls;
   return ran;
 }
 
@@ -92,6 +93,20 @@ void compare(const Case& c) {
                    str(c.name(), ", value ", i), c.type == at::kFloat ? 1e-6 : 1e-2);
     }
   });
+}
+
+// Whatever the results: what leaves really goes in four pieces, and small ones in one.
+TEST(Overlap, ThereAreSeveralCallsWhereOneWas) {
+  for (const bool sequence : {false, true}) {
+    for (const auto& [tokens, pieces] : {std::pair<std::int64_t, std::uint64_t>{520, 4}, {8, 1}}) {
+      test::over(2, [&, t = tokens, p = pieces](const comm::Group& group) {
+        const Case c{.tokens = t, .sequence = sequence};
+        const std::uint64_t others = sequence ? 3 : 1;  // forward and backward, besides that one
+        EXPECT_EQ(run(c, group, false).calls, others + 1) << c.name();
+        EXPECT_EQ(run(c, group, true).calls, others + p) << c.name();
+      });
+    }
+  }
 }
 
 TEST(Overlap, IsTheSameAsOneAfterTheOther) {

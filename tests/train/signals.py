@@ -16,7 +16,7 @@ import time
 
 COMMON = ("--layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 8 --micro-batch 2 "
           "--samples 0 --threads 1 --zero 2").split()
-STEPS = 100
+STEPS = 300
 ENDLESS = 1000000
 HANG = 120  # seconds; only tells a hang from slowness
 
@@ -66,7 +66,15 @@ class Run:
         return self
 
     def wait_for_step(self, step):
-        return self.wait_for(lambda: max(self.losses(), default=0) >= step, f"at step {step}")
+        return self.wait_for(lambda: self.last_step() >= step, f"at step {step}")
+
+    def last_step(self):
+        """That of the last whole line of the metrics."""
+        try:
+            lines = self.metrics.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return 0
+        return json.loads(lines[-1]).get("step", ENDLESS) if lines else 0
 
     def end(self, status):
         try:
@@ -95,7 +103,8 @@ class Run:
 
     def lines(self):
         try:
-            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+            whole = self.metrics.read_text().split("\n")[:-1]  # the last may be half written
+            return [json.loads(line) for line in whole]
         except FileNotFoundError:
             return []
 
