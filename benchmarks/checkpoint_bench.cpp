@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -81,27 +82,49 @@ class Threads {
   std::exit(1);
 }
 
-constexpr std::int64_t kChunk = std::int64_t{8} << 20;
+constexpr std::int64_t kChunk = std::int64_t{8} << 20, kAlign = 4096;
 
-// As a plain program would (`early` false), and as the fastest can: space set aside, and the way to
-// the disk begun with every write.
-void plain_write(const std::string& path, const std::vector<std::byte>& data, bool early) {
-  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666));
+// Whole pages, so that it can be read and written directly.
+template <typename T>
+struct Pages {
+  using value_type = T;
+  T* allocate(std::size_t n) {
+    return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{kAlign}));
+  }
+  void deallocate(T* memory, std::size_t) { ::operator delete (memory, std::align_val_t{kAlign}); }
+  friend bool operator==(const Pages&, const Pages&) { return true; }
+};
+using Memory = std::vector<std::byte, Pages<std::byte>>;
+
+// As most programs do; with the way to the disk begun at every write; past the kernel's cache.
+enum class Way { buffered, early, direct };
+
+// Buffered where the file system can do nothing else.
+Fd open_for(const std::string& path, int flags, Way way) {
+  Fd fd;
+  if (way == Way::direct) fd = Fd(::open(path.c_str(), flags | O_DIRECT, 0666));
+  if (!fd.open()) fd = Fd(::open(path.c_str(), flags, 0666));
   if (!fd.open()) fail(path);
+  return fd;
+}
+
+void plain_write(const std::string& path, const Memory& data, Way way) {
+  const bool early = way != Way::buffered;
+  const Fd fd = open_for(path, O_WRONLY | O_CREAT, way);
   const auto size = static_cast<std::int64_t>(data.size());
-  if (early) (void)::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size);
+  if (early) (void)::fallocate(fd.get(), 0, 0, size);
   for (std::int64_t at = 0; at < size;) {
     const ssize_t n =
         ::write(fd.get(), data.data() + at, static_cast<std::size_t>(std::min(kChunk, size - at)));
     if (n <= 0) fail("write " + path);
-    if (early) (void)::sync_file_range(fd.get(), at, n, SYNC_FILE_RANGE_WRITE);
+    if (way == Way::early) (void)::sync_file_range(fd.get(), at, n, SYNC_FILE_RANGE_WRITE);
     at += n;
   }
   if (::fsync(fd.get()) != 0) fail("fsync " + path);
 }
 
-void plain_read(const std::string& path, std::vector<std::byte>& data) {
-  const Fd fd(::open(path.c_str(), O_RDONLY));
+void plain_read(const std::string& path, Memory& data, Way way) {
+  const Fd fd = open_for(path, O_RDONLY, way);
   for (std::size_t at = 0; at < data.size();) {
     const ssize_t n =
         ::read(fd.get(), data.data() + at, std::min<std::size_t>(kChunk, data.size() - at));
@@ -184,7 +207,7 @@ int main(int argc, char** argv) {
   about.mesh = {ranks, 1, 1};
 
   // What each rank has, one state after the other in its memory.
-  std::vector<std::vector<std::byte>> memory(static_cast<std::size_t>(ranks));
+  std::vector<Memory> memory(static_cast<std::size_t>(ranks));
   std::vector<std::vector<Piece>> pieces(memory.size());
   std::vector<std::vector<Wanted>> wanted(memory.size());
   std::int64_t total = 0;
@@ -193,7 +216,7 @@ int main(int argc, char** argv) {
     const std::vector<Share> shares = shares_of(about.params, about.mesh, rank);
     std::int64_t bytes = 0;
     for (const Share& share : shares) bytes += 3 * 4 * count_of(share.runs);
-    memory[r].resize(static_cast<std::size_t>(bytes));
+    memory[r].resize(static_cast<std::size_t>((bytes + kAlign - 1) / kAlign * kAlign));
     for (std::size_t i = 0; i < memory[r].size(); ++i) {
       memory[r][i] = static_cast<std::byte>(i * 31 >> 6 ^ i);
     }
@@ -211,24 +234,26 @@ int main(int argc, char** argv) {
   Threads threads(ranks);
   std::map<std::string, std::vector<double>> took;
   const std::string dir = options.dir + "/checkpoint-bench";
-  const std::string plain = dir + "/plain", early = dir + "/early";
+  const std::string plain = dir + "/plain", early = dir + "/early", direct = dir + "/direct";
   std::string saved;
   const auto name = [](const std::string& folder, const Team& team) {
     return str(folder, "/", team.rank);
   };
-  const auto mine = [&](const Team& team) -> std::vector<std::byte>& {
+  const auto mine = [&](const Team& team) -> Memory& {
     return memory[static_cast<std::size_t>(team.rank)];
   };
   using Turn = std::pair<const char*, std::function<void(const Team&)>>;
   const std::vector<Turn> writes = {
-      {"write", [&](const Team& t) { plain_write(name(plain, t), mine(t), false); }},
-      {"early", [&](const Team& t) { plain_write(name(early, t), mine(t), true); }},
+      {"write", [&](const Team& t) { plain_write(name(plain, t), mine(t), Way::buffered); }},
+      {"early", [&](const Team& t) { plain_write(name(early, t), mine(t), Way::early); }},
+      {"write_direct", [&](const Team& t) { plain_write(name(direct, t), mine(t), Way::direct); }},
       {"save", [&](const Team& t) {
          const Saved done = save(dir, about, pieces[static_cast<std::size_t>(t.rank)], t);
          if (t.rank == 0) saved = done.folder;
        }}};
   const std::vector<Turn> reads = {
-      {"read", [&](const Team& t) { plain_read(name(plain, t), mine(t)); }},
+      {"read", [&](const Team& t) { plain_read(name(plain, t), mine(t), Way::buffered); }},
+      {"read_direct", [&](const Team& t) { plain_read(name(direct, t), mine(t), Way::direct); }},
       {"load",
        [&](const Team& t) { Checkpoint(saved).load(wanted[static_cast<std::size_t>(t.rank)]); }}};
   const auto turns = [&](const std::vector<Turn>& all, std::int64_t first, const auto& before) {
@@ -240,14 +265,14 @@ int main(int argc, char** argv) {
   };
   remove_tree(*local_files(), dir);
   for (std::int64_t round = 0; round < options.rounds; ++round) {
-    for (const std::string& folder : {plain, early}) local_files()->make_folder(folder);
+    for (const std::string& folder : {plain, early, direct}) local_files()->make_folder(folder);
     turns(writes, round, [] { ::sync(); });
     // From here on nothing is dirty, so that what is dropped is gone.
     ::sync();
-    for (const std::string& folder : {plain, saved}) drop_pages(folder);
+    for (const std::string& folder : {plain, direct, saved}) drop_pages(folder);
     turns(reads, round, [] {});
     // Out of the pages of the kernel: how much verifying costs where reading costs least.
-    turns({{"read_cached", reads[0].second}, {"load_cached", reads[1].second}}, round, [] {});
+    turns({{"read_cached", reads[0].second}, {"load_cached", reads[2].second}}, round, [] {});
     std::vector<Snapshot> snapshots(memory.size());
     const Turn snapshot = {"snapshot", [&](const Team& t) {
                              const auto r = static_cast<std::size_t>(t.rank);
