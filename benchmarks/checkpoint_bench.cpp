@@ -2,7 +2,8 @@
 // as many threads into the same folder, all of it synced. Reads come from the disk: pages are
 // dropped first. The state is that of a GPT in fp32 with two moments, cut into one chunk per rank.
 //   checkpoint_bench [--dir .] [--layers 6] [--hidden 1024] [--vocab 8192] [--ranks 2] [--rounds 3]
-//                    [--json]
+//                    [--first 0] [--only plain|checkpoint] [--json]
+// --first says whose turn it is first in the first round; --only leaves the others out.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -34,8 +35,8 @@ using namespace tessera;
 using namespace tessera::checkpoint;
 
 struct Options {
-  std::string dir = ".";
-  std::int64_t layers = 6, hidden = 1024, vocab = 8192, ranks = 2, rounds = 3;
+  std::string dir = ".", only;
+  std::int64_t layers = 6, hidden = 1024, vocab = 8192, ranks = 2, rounds = 3, first = 0;
   bool json = false;
 };
 
@@ -142,11 +143,9 @@ void drop_pages(const std::string& folder) {
 
 Options parse(int argc, char** argv) {
   Options options;
-  const std::map<std::string, std::int64_t*> numbers = {{"--layers", &options.layers},
-                                                        {"--hidden", &options.hidden},
-                                                        {"--vocab", &options.vocab},
-                                                        {"--ranks", &options.ranks},
-                                                        {"--rounds", &options.rounds}};
+  const std::map<std::string, std::int64_t*> numbers = {
+      {"--layers", &options.layers}, {"--hidden", &options.hidden}, {"--vocab", &options.vocab},
+      {"--ranks", &options.ranks},   {"--rounds", &options.rounds}, {"--first", &options.first}};
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const auto number = numbers.find(flag);
@@ -154,7 +153,10 @@ Options parse(int argc, char** argv) {
       options.json = true;
     } else if (flag == "--dir" && i + 1 < argc) {
       options.dir = argv[++i];
-    } else if (number != numbers.end() && i + 1 < argc && std::atoll(argv[i + 1]) > 0) {
+    } else if (flag == "--only" && i + 1 < argc) {
+      options.only = argv[++i];
+    } else if (number != numbers.end() && i + 1 < argc &&
+               (std::atoll(argv[i + 1]) > 0 || flag == "--first")) {
       *number->second = std::atoll(argv[++i]);
     } else {
       std::fprintf(stderr,
@@ -242,6 +244,7 @@ int main(int argc, char** argv) {
   const auto mine = [&](const Team& team) -> Memory& {
     return memory[static_cast<std::size_t>(team.rank)];
   };
+<<<<<<< HEAD
   using Turn = std::pair<const char*, std::function<void(const Team&)>>;
   const std::vector<Turn> writes = {
       {"write", [&](const Team& t) { plain_write(name(plain, t), mine(t), Way::buffered); }},
@@ -257,14 +260,54 @@ int main(int argc, char** argv) {
       {"load",
        [&](const Team& t) { Checkpoint(saved).load(wanted[static_cast<std::size_t>(t.rank)]); }}};
   const auto turns = [&](const std::vector<Turn>& all, std::int64_t first, const auto& before) {
+=======
+  struct Turn {
+    const char* name;
+    std::function<void(const Team&)> body;
+  };
+  const auto of = [&](std::vector<Turn> plain_turns, std::vector<Turn> own) {
+    if (options.only == "plain") return plain_turns;
+    if (options.only != "checkpoint") own.insert(own.end(), plain_turns.begin(), plain_turns.end());
+    return own;
+  };
+  const auto read_plain = [&](const Team& t) {
+    plain_read(name(plain, t), mine(t), Way::buffered);
+  };
+  const auto load = [&](const Team& t) {
+    Checkpoint(saved).load(wanted[static_cast<std::size_t>(t.rank)]);
+  };
+  std::vector<Snapshot> snapshots(memory.size());
+  const auto snapshot = [&](const Team& t) {
+    const auto r = static_cast<std::size_t>(t.rank);
+    snapshots[r].take(pieces[r]);
+  };
+  const std::vector<Turn> writes =
+      of({{"write", [&](const Team& t) { plain_write(name(plain, t), mine(t), Way::buffered); }},
+          {"early", [&](const Team& t) { plain_write(name(early, t), mine(t), Way::early); }},
+          {"write_direct",
+           [&](const Team& t) { plain_write(name(direct, t), mine(t), Way::direct); }}},
+         {{"save", [&](const Team& t) {
+             const Saved done = save(dir, about, pieces[static_cast<std::size_t>(t.rank)], t);
+             if (t.rank == 0) saved = done.folder;
+           }}});
+  const std::vector<Turn> reads = of({{"read", read_plain}}, {{"load", load}});
+  // A reader past the cache slows down those after it, so it is the last.
+  const std::vector<Turn> direct_reads = of(
+      {{"read_direct", [&](const Team& t) { plain_read(name(direct, t), mine(t), Way::direct); }}},
+      {});
+  // Out of the pages of the kernel: how much verifying costs where reading costs least.
+  const std::vector<Turn> cached = of({{"read_cached", read_plain}}, {{"load_cached", load}});
+  const auto turns = [&](const std::vector<Turn>& all, std::int64_t first) {
+>>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Turn& turn = all[(static_cast<std::size_t>(first) + i) % all.size()];
-      before();
-      took[turn.first].push_back(seconds_of([&] { threads.run(turn.second); }));
+      ::sync();
+      took[turn.name].push_back(seconds_of([&] { threads.run(turn.body); }));
     }
   };
   remove_tree(*local_files(), dir);
   for (std::int64_t round = 0; round < options.rounds; ++round) {
+<<<<<<< HEAD
     for (const std::string& folder : {plain, early, direct}) local_files()->make_folder(folder);
     turns(writes, round, [] { ::sync(); });
     // From here on nothing is dirty, so that what is dropped is gone.
@@ -280,6 +323,22 @@ int main(int argc, char** argv) {
                            }};
     threads.run(snapshot.second);  // the memory of the first is new
     turns({snapshot}, round, [] {});
+=======
+    const std::int64_t first = options.first + round;
+    for (const std::string& folder : {plain, early, direct}) local_files()->make_folder(folder);
+    turns(writes, first);
+    ::sync();  // what is dirty is not dropped
+    for (const std::string& folder : {plain, direct, saved}) {
+      if (!folder.empty()) drop_pages(folder);
+    }
+    turns(reads, first);
+    turns(direct_reads, first);
+    threads.run(reads[0].body);  // now it is cached, whichever was the last
+    threads.run(reads.back().body);
+    turns(cached, first);
+    threads.run(snapshot);  // its memory is new
+    if (options.only != "plain") turns({{"snapshot", snapshot}}, first);
+>>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
     remove_tree(*local_files(), dir);
   }
 

@@ -66,12 +66,20 @@ def flags(values):
     return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
-def ours(options, folder):
+def bench(options, folder, number, only):
     return json.loads(call([options.build / "bin/checkpoint_bench", "--dir", folder, "--rounds", 1,
-                            "--json", *flags(options.state)]))
+                            "--first", number, "--only", only, "--json", *flags(options.state)]))
 
 
-def torch(options, folder):
+def plain_files(options, folder, number):
+    return bench(options, folder, number, "plain")
+
+
+def ours(options, folder, number):
+    return bench(options, folder, number, "checkpoint")
+
+
+def torch(options, folder, _):
     words = [options.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
              ROOT / "benchmarks/peer_checkpoint.py", "--dir", folder, "--rounds", 1,
              *flags(options.state)]
@@ -81,7 +89,7 @@ def torch(options, folder):
 
 def all_rounds(options, folder):
     """Seconds by (who, what)."""
-    turns = {"tessera": ours}
+    turns = {"plain": plain_files, "tessera": ours}
     if options.python.exists():
         turns["torch"] = torch
     else:
@@ -89,8 +97,9 @@ def all_rounds(options, folder):
               file=sys.stderr)
     seconds, sizes = {}, {}
     for number in range(options.rounds):
-        for who in list(turns) if number % 2 == 0 else reversed(turns):
-            answer = turns[who](options, folder)
+        first = number % len(turns)  # everybody goes first at times
+        for who in (list(turns) * 2)[first:first + len(turns)]:
+            answer = turns[who](options, folder, number)
             sizes[who] = {key: answer.pop(key) for key in ("bytes", "ranks", "tensors")}
             answer.pop("torch", None)
             for what, values in answer.items():
@@ -140,7 +149,11 @@ def table(seconds, size, train):
     # Against the fastest way of plain writing; and reading through the kernel's cache, as load does:
     # ranks that want the same bytes share them there.
     def fastest(*ways):
+<<<<<<< HEAD
         return max((rate("tessera", way) for way in ways), key=lambda r: r["median"])
+=======
+        return max((rate("plain", way) for way in ways), key=lambda r: r["median"])
+>>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
 
     for what, plain in (("save", fastest("write", "early", "write_direct")),
                         ("load", fastest("read"))):
@@ -151,11 +164,15 @@ def table(seconds, size, train):
                       (theirs is None or row["of_torch"]["median"] >= WANT_TORCH))
         rows.append(row)
     rows.append({"what": "read past the cache", "tessera": None,
+<<<<<<< HEAD
                  "plain": rate("tessera", "read_direct"), "torch": None, "of_plain": None,
+=======
+                 "plain": rate("plain", "read_direct"), "torch": None, "of_plain": None,
+>>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
                  "of_torch": None, "met": None})
     rows.append({"what": "load, from memory", "tessera": rate("tessera", "load_cached"),
-                 "plain": rate("tessera", "read_cached"), "torch": None,
-                 "of_plain": over(rate("tessera", "load_cached"), rate("tessera", "read_cached")),
+                 "plain": rate("plain", "read_cached"), "torch": None,
+                 "of_plain": over(rate("tessera", "load_cached"), rate("plain", "read_cached")),
                  "of_torch": None, "met": None})
     rows.append({"what": "copy for a save in the background",
                  "tessera": rate("tessera", "snapshot"), "plain": None,

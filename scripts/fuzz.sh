@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # A million inputs for each parser with libFuzzer, under AddressSanitizer and UBSan; needs clang.
-#   scripts/fuzz.sh [--runs N] [--seconds N] [fuzzer…]     defaults: 1000000, 300, all
+#   scripts/fuzz.sh [--runs N] [--seconds N] [fuzzer…]     defaults: 1000000, 600, all
 # Inputs that it learns stay in build-fuzz/corpus; one that fails, in build-fuzz/found.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
 runs=1000000
-seconds=300
+seconds=600
 only=()
 while [ "$#" -gt 0 ]; do
   case "$1" in

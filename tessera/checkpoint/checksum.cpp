@@ -47,9 +47,15 @@ std::uint32_t by_table(const unsigned char* at, std::size_t bytes, std::uint32_t
 }
 
 #if defined(__aarch64__)
+#if defined(__clang__)  // its header has them only where every processor is meant to
+#define TESSERA_CRC_TARGET __attribute__((target("crc")))
+#define TESSERA_CRC_WORD(crc, word) __builtin_arm_crc32cd(crc, word)
+#define TESSERA_CRC_BYTE(crc, byte) __builtin_arm_crc32cb(crc, byte)
+#else
 #define TESSERA_CRC_TARGET __attribute__((target("+crc")))
 #define TESSERA_CRC_WORD(crc, word) __crc32cd(crc, word)
 #define TESSERA_CRC_BYTE(crc, byte) __crc32cb(crc, byte)
+#endif
 bool has_instruction() { return (::getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 #elif defined(__x86_64__)
 #define TESSERA_CRC_TARGET __attribute__((target("sse4.2")))
