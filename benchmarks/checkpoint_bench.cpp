@@ -244,23 +244,6 @@ int main(int argc, char** argv) {
   const auto mine = [&](const Team& team) -> Memory& {
     return memory[static_cast<std::size_t>(team.rank)];
   };
-<<<<<<< HEAD
-  using Turn = std::pair<const char*, std::function<void(const Team&)>>;
-  const std::vector<Turn> writes = {
-      {"write", [&](const Team& t) { plain_write(name(plain, t), mine(t), Way::buffered); }},
-      {"early", [&](const Team& t) { plain_write(name(early, t), mine(t), Way::early); }},
-      {"write_direct", [&](const Team& t) { plain_write(name(direct, t), mine(t), Way::direct); }},
-      {"save", [&](const Team& t) {
-         const Saved done = save(dir, about, pieces[static_cast<std::size_t>(t.rank)], t);
-         if (t.rank == 0) saved = done.folder;
-       }}};
-  const std::vector<Turn> reads = {
-      {"read", [&](const Team& t) { plain_read(name(plain, t), mine(t), Way::buffered); }},
-      {"read_direct", [&](const Team& t) { plain_read(name(direct, t), mine(t), Way::direct); }},
-      {"load",
-       [&](const Team& t) { Checkpoint(saved).load(wanted[static_cast<std::size_t>(t.rank)]); }}};
-  const auto turns = [&](const std::vector<Turn>& all, std::int64_t first, const auto& before) {
-=======
   struct Turn {
     const char* name;
     std::function<void(const Team&)> body;
@@ -298,7 +281,6 @@ int main(int argc, char** argv) {
   // Out of the pages of the kernel: how much verifying costs where reading costs least.
   const std::vector<Turn> cached = of({{"read_cached", read_plain}}, {{"load_cached", load}});
   const auto turns = [&](const std::vector<Turn>& all, std::int64_t first) {
->>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Turn& turn = all[(static_cast<std::size_t>(first) + i) % all.size()];
       ::sync();
@@ -307,23 +289,6 @@ int main(int argc, char** argv) {
   };
   remove_tree(*local_files(), dir);
   for (std::int64_t round = 0; round < options.rounds; ++round) {
-<<<<<<< HEAD
-    for (const std::string& folder : {plain, early, direct}) local_files()->make_folder(folder);
-    turns(writes, round, [] { ::sync(); });
-    // From here on nothing is dirty, so that what is dropped is gone.
-    ::sync();
-    for (const std::string& folder : {plain, direct, saved}) drop_pages(folder);
-    turns(reads, round, [] {});
-    // Out of the pages of the kernel: how much verifying costs where reading costs least.
-    turns({{"read_cached", reads[0].second}, {"load_cached", reads[2].second}}, round, [] {});
-    std::vector<Snapshot> snapshots(memory.size());
-    const Turn snapshot = {"snapshot", [&](const Team& t) {
-                             const auto r = static_cast<std::size_t>(t.rank);
-                             snapshots[r].take(pieces[r]);
-                           }};
-    threads.run(snapshot.second);  // the memory of the first is new
-    turns({snapshot}, round, [] {});
-=======
     const std::int64_t first = options.first + round;
     for (const std::string& folder : {plain, early, direct}) local_files()->make_folder(folder);
     turns(writes, first);
@@ -338,7 +303,6 @@ int main(int argc, char** argv) {
     turns(cached, first);
     threads.run(snapshot);  // its memory is new
     if (options.only != "plain") turns({{"snapshot", snapshot}}, first);
->>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
     remove_tree(*local_files(), dir);
   }
 

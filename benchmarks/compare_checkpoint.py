@@ -149,11 +149,7 @@ def table(seconds, size, train):
     # Against the fastest way of plain writing; and reading through the kernel's cache, as load does:
     # ranks that want the same bytes share them there.
     def fastest(*ways):
-<<<<<<< HEAD
-        return max((rate("tessera", way) for way in ways), key=lambda r: r["median"])
-=======
         return max((rate("plain", way) for way in ways), key=lambda r: r["median"])
->>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
 
     for what, plain in (("save", fastest("write", "early", "write_direct")),
                         ("load", fastest("read"))):
@@ -164,11 +160,7 @@ def table(seconds, size, train):
                       (theirs is None or row["of_torch"]["median"] >= WANT_TORCH))
         rows.append(row)
     rows.append({"what": "read past the cache", "tessera": None,
-<<<<<<< HEAD
-                 "plain": rate("tessera", "read_direct"), "torch": None, "of_plain": None,
-=======
                  "plain": rate("plain", "read_direct"), "torch": None, "of_plain": None,
->>>>>>> 960503d0fbacf0676428fe6bc75143150c74c071
                  "of_torch": None, "met": None})
     rows.append({"what": "load, from memory", "tessera": rate("tessera", "load_cached"),
                  "plain": rate("plain", "read_cached"), "torch": None,
