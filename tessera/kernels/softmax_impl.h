@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/simd.h"
@@ -130,8 +131,11 @@ template <class T>
 float cross_entropy_row(T* row, std::size_t n, std::size_t target) {
   const float logit = load(row + target, Some{1})[0];
   const float whole = softmax_row(row, n, 1.0f);
-  const float probability = load(row + target, Some{1})[0];
-  store(row + target, splat(probability - 1.0f), Some{1});
+  // Where p was rounded to bf16 when it was stored, little of p - 1 is left if p is close to 1; in
+  // fp32 it is better than what the logits' own rounding leaves.
+  const float gradient =
+      std::is_same_v<T, float> ? load(row + target, Some{1})[0] - 1.0f : std::expm1(logit - whole);
+  store(row + target, splat(gradient), Some{1});
   return whole - logit;
 }
 

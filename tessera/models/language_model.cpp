@@ -209,14 +209,15 @@ const at::Tensor& LanguageModel::head_weight() const {
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& x, const at::Tensor& targets) {
+  const at::Tensor weight = head_weight();  // first: it refuses a part without a head
   return tensor_parallel::vocab_parallel_cross_entropy(part_.axis(), normed(forward_part(x)),
-                                                       head_weight(), targets, "head");
+                                                       weight, targets, "head");
 }
 
 at::Tensor LanguageModel::forward(const at::Tensor& x) {
+  const at::Tensor weight = head_weight();
   const at::Tensor h = tensor_parallel::enter(part_.axis(), normed(forward_part(x)), "head");
-  return tensor_parallel::gather_columns(part_.tp, nn::linear(h, head_weight(), at::Tensor()),
-                                         "logits");
+  return tensor_parallel::gather_columns(part_.tp, nn::linear(h, weight, at::Tensor()), "logits");
 }
 
 std::shared_ptr<LanguageModel> make_model(const planner::ModelShape& shape, const Part& part,

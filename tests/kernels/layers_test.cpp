@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "tests/kernels/arrays.h"
@@ -167,6 +169,26 @@ TEST(CrossEntropy, LossAndGradient) {
     expect_close(losses, wanted_losses, 2e-6, 4, "loss");
     expect_close(logits, wanted, 4e-6, 0.1, "gradient");
   });
+}
+
+// Of a token that is all but certain, in bf16: p itself would round to 1.
+TEST(CrossEntropy, TheGradientOfACertainTokenIsNotRoundedAway) {
+  for (const KernelSet* set : usable_sets()) {
+    Array logits(Type::bf16, 2);
+    const std::uint16_t eight = 0x4100, zero = 0;  // as bf16
+    std::memcpy(logits.data(), &eight, 2);
+    std::memcpy(static_cast<std::byte*>(logits.data()) + 2, &zero, 2);
+    const std::int64_t target = 0;
+    float loss = 0;
+    set->cross_entropy_rows(logits.data(), Type::bf16, 1, 2, &target, &loss);
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, logits.data(), 2);
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float gradient = 0;
+    std::memcpy(&gradient, &wide, 4);
+    const double wanted = -1 / (1 + std::exp(8.0));
+    EXPECT_NEAR(gradient, wanted, -wanted / 200) << set->name;
+  }
 }
 
 TEST(CrossEntropy, NanAndInfinityAreNotHidden) {

@@ -93,9 +93,9 @@ class Run:
         if self.size() <= self.seen:
             return 0
         with open(self.metrics, "rb") as file:
-            file.seek(-min(4096, self.size() - self.seen), os.SEEK_END)
-            line = file.read().splitlines()[-1]
-        return json.loads(line).get("step", STEPS) if line.endswith(b"}") else 0
+            file.seek(self.seen)
+            whole = file.read().split(b"\n")[:-1]  # the last line may be half written
+        return json.loads(whole[-1]).get("step", STEPS) if whole else 0
 
     def drafts(self):
         """Checkpoints that are not published, by the number of the folder."""

@@ -341,7 +341,21 @@ TEST(Saving, WhatDoesNotFitIsRefused) {
   TrainConfig other = config_for(place);
   other.resume = newest(config.save);
   other.hidden = 64;
-  EXPECT_THROW(train_to(other, place, 2), DataError);
+  EXPECT_THROW(train_to(other, place, 2), UsageError);
+  for (const bool heads : {true, false}) {  // parameters that would fit, of another model
+    other = config_for(place);
+    other.resume = newest(config.save);
+    if (heads) other.heads /= 2;
+    if (!heads) other.layers -= 1;
+    try {
+      train_to(other, place, 2);
+      ADD_FAILURE() << "was accepted";
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(heads ? "heads was 4 and is 2" : "layers was "),
+                std::string::npos)
+          << error.what();
+    }
+  }
   other = config_for(place);
   other.resume = folder / "nothing";
   EXPECT_THROW(train_to(other, place, 2), Error);
