@@ -194,17 +194,17 @@ at::Tensor LanguageModel::forward_part(const at::Tensor& in) {
 }
 
 at::Tensor LanguageModel::normed(const at::Tensor& x) {
-  if (!part_.head) {
-    throw UsageError(str("layers ", part_.first_layer, " to ", part_.last_layer,
-                         " of the model are without its head; call forward_part, and pass the "
-                         "result on"));
-  }
   std::vector<at::Tensor> norm;
   norm_->add_to(norm);
   return apply_norm(x, tensor_parallel::between(part_.axis(), norm, "norm"));
 }
 
 const at::Tensor& LanguageModel::head_weight() const {
+  if (!part_.head) {
+    throw UsageError(str("layers ", part_.first_layer, " to ", part_.last_layer,
+                         " of the model are without its head; call forward_part, and pass the "
+                         "result on"));
+  }
   return shape_.tied ? tok_->weight : head_->weight;
 }
 
