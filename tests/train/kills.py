@@ -95,7 +95,9 @@ class Run:
         with open(self.metrics, "rb") as file:
             file.seek(self.seen)
             whole = file.read().split(b"\n")[:-1]  # the last line may be half written
-        return json.loads(whole[-1]).get("step", STEPS) if whole else 0
+        if not whole or not whole[-1].startswith(b"{"):  # a rest of what was there before
+            return 0
+        return json.loads(whole[-1]).get("step", STEPS)
 
     def drafts(self):
         """Checkpoints that are not published, by the number of the folder."""
