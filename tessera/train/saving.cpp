@@ -14,6 +14,7 @@
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
+#include "tessera/train/gather_texts.h"
 
 namespace tessera::train {
 namespace {
@@ -29,34 +30,13 @@ checkpoint::DType dtype_of(const at::Tensor& tensor) {
   }
 }
 
-// The texts of all ranks on every rank: lengths first, then the texts padded to the longest.
-std::vector<std::string> gather_texts(const comm::Group& group, const std::string& mine) {
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "checkpoint";
-  const at::Tensor length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
-  const at::Tensor lengths = at::empty({group.size()}, at::kLong);
-  group.all_gather(lengths, length, call).wait();
-  const std::int64_t most = std::max<std::int64_t>(1, lengths.max().item<std::int64_t>());
-  const at::Tensor text = at::zeros({most}, at::kByte);
-  std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-  const at::Tensor texts = at::empty({group.size() * most}, at::kByte);
-  group.all_gather(texts, text, call).wait();
-  std::vector<std::string> all;
-  for (int r = 0; r < group.size(); ++r) {
-    const auto* const from = static_cast<const char*>(texts.const_data_ptr()) + r * most;
-    all.emplace_back(from, static_cast<std::size_t>(lengths[r].item<std::int64_t>()));
-  }
-  return all;
-}
-
 checkpoint::Team team_of(const comm::Group& group) {
   checkpoint::Team team;
   team.rank = group.rank();
   team.size = group.size();
-  team.gather = [group](std::string text) { return gather_texts(group, text); };
+  team.gather = [group](std::string text) { return gather_texts(group, text, "checkpoint"); };
   team.broadcast = [group](std::string text) {
-    return gather_texts(group, group.rank() == 0 ? text : std::string()).front();
+    return gather_texts(group, group.rank() == 0 ? text : std::string(), "checkpoint").front();
   };
   return team;
 }
@@ -307,7 +287,7 @@ std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* not
     } catch (const DataError& error) {
       problem = error.what();
     }
-    const std::vector<std::string> problems = gather_texts(group_, problem);
+    const std::vector<std::string> problems = gather_texts(group_, problem, "checkpoint");
     const auto bad = std::find_if(problems.begin(), problems.end(),
                                   [](const std::string& text) { return !text.empty(); });
     if (bad == problems.end()) {

@@ -10,6 +10,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/device_usage.h"
+#include "tessera/train/gather_texts.h"
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
@@ -220,26 +221,8 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
 
 void Trainer::write_trace() const {
   if (impl_->config.trace.empty()) return;
-  // Every rank learns all lengths, then all texts, padded to the longest.
-  const std::string mine = impl_->trace.events();
-  const comm::Group& world = impl_->world;
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "trace";
-  const at::Tensor length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
-  const at::Tensor lengths = at::empty({world.size()}, at::kLong);
-  world.all_gather(lengths, length, call).wait();
-  const std::int64_t most = lengths.max().item<std::int64_t>();
-  const at::Tensor text = at::zeros({most}, at::kByte);
-  std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-  const at::Tensor texts = at::empty({world.size() * most}, at::kByte);
-  world.all_gather(texts, text, call).wait();
-  if (world.rank() != 0) return;
-  std::vector<std::string> events;
-  for (int r = 0; r < world.size(); ++r) {
-    const auto* const from = static_cast<const char*>(texts.const_data_ptr()) + r * most;
-    events.emplace_back(from, static_cast<std::size_t>(lengths[r].item<std::int64_t>()));
-  }
+  const auto events = gather_texts(impl_->world, impl_->trace.events(), "trace");
+  if (impl_->world.rank() != 0) return;
   train::write_trace(impl_->config.trace, events);
 }
 

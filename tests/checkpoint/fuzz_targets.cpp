@@ -1,8 +1,6 @@
 #include "tests/checkpoint/fuzz_targets.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
 
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/checkpoint/manifest.h"
@@ -11,17 +9,9 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tests/checkpoint/memory_file.h"
+#include "tests/fuzz.h"
 
 namespace tessera::checkpoint {
-namespace {
-
-void must(bool holds, const char* what, std::string_view input) {
-  if (holds) return;
-  std::cerr << "fuzz: " << what << " for " << input << std::endl;
-  std::abort();
-}
-
-}  // namespace
 
 void fuzz_header(std::string_view input) {
   if (input.empty()) return;

@@ -1,25 +1,15 @@
 #include "tests/planner/fuzz_targets.h"
 
 #include <cmath>
-#include <cstdlib>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
 #include "tessera/planner/json.h"
 #include "tessera/planner/runs_file.h"
+#include "tests/fuzz.h"
 #include "tests/planner/built_in.h"
 
 namespace tessera::planner {
-namespace {
-
-void must(bool holds, const char* what, std::string_view input) {
-  if (holds) return;
-  std::cerr << "fuzz: " << what << " for " << input << std::endl;
-  std::abort();
-}
-
-}  // namespace
 
 void fuzz_line(std::string_view input) {
   const std::string answer = answer_line({}, built_in(), input);

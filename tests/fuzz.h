@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdlib>
+#include <iostream>
+#include <string_view>
+
+namespace tessera {
+
+// For fuzz targets: ends the program, as every fuzzer notices, with the input that was wrong.
+inline void must(bool holds, const char* what, std::string_view input) {
+  if (holds) return;
+  std::cerr << "fuzz: " << what << " for " << input << std::endl;
+  std::abort();
+}
+
+}  // namespace tessera
