@@ -6,7 +6,8 @@
 //                 [--dtype fp32|bf16] [--device cpu|cuda] [--sequence 0|1] [--steps 20]
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>

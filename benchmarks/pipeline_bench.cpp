@@ -2,7 +2,7 @@
 // one thread of computation each.
 //   pipeline_bench [schedule] [ranks] [micro-batches] [layers] [width] [tokens] [steps]
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>

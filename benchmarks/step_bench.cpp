@@ -3,7 +3,8 @@
 //   step_bench [--dtype fp32|bf16] [--layers 6] [--hidden 512] [--heads 8] [--vocab 8192]
 //              [--seq 256] [--batch 4] [--rounds 7] [--only own|plain]
 #include <ATen/Parallel.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cstdio>

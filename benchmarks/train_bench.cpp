@@ -3,7 +3,9 @@
 //   tessera run -n 2 --threads 1 --no-prefix -- build/bin/train_bench --stage 2 <<<$'go 5\nquit'
 
 #include <ATen/record_function.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>

@@ -2,7 +2,7 @@
 // a GPU.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "tessera/comm/nccl/ordered.h"
 #include "tessera/comm/threads.h"

@@ -3,7 +3,7 @@
 #include "tessera/comm/group.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <map>

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/dry/backend.h"

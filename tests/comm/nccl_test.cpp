@@ -1,7 +1,7 @@
 // What of the nccl backend works without a GPU: its own sums, and its refusal.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <limits>
 

@@ -1,7 +1,7 @@
 // Collectives of several buffers in a row: as one collective per buffer, but in one call.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/group.h"

@@ -1,7 +1,9 @@
 #include "tessera/models/nets.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include "tessera/core/errors.h"
 

@@ -3,8 +3,10 @@
 #include "tessera/nn/deferred.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/ops.h"

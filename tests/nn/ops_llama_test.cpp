@@ -1,7 +1,7 @@
 // Llama's operations beside slow ones of ATen's, with autograd's gradients.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 

@@ -3,7 +3,7 @@
 // Small networks as lists of layers, data for them, and the slow way to run them: one process, one
 // micro-batch after the other.
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <cmath>

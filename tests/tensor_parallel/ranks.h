@@ -3,7 +3,8 @@
 // Threads as tensor-parallel ranks, and what they have together.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <map>
