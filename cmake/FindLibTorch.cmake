@@ -125,7 +125,23 @@ if(_libtorch_problem STREQUAL "")
   endif()
 endif()
 
-# 4. CUDA kernels register themselves when libtorch_cuda.so is loaded; our code never names them.
+# 4. The torch libraries bring libstdc++.so with them. A program with a second, static copy beside it
+#    has two of everything that must be one (locales, exceptions, once-flags) and dies in odd places.
+if(_libtorch_problem STREQUAL "" AND CMAKE_CXX_COMPILER_LOADED)
+  set(_libtorch_probe "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/libtorch-probe")
+  file(WRITE "${_libtorch_probe}.cpp" "#include <iostream>\nint main() { std::cout << 1; }\n")
+  try_compile(_libtorch_links "${_libtorch_probe}" "${_libtorch_probe}.cpp"
+              LINK_LIBRARIES ${CMAKE_EXE_LINKER_FLAGS} COPY_FILE "${_libtorch_probe}.out")
+  if(_libtorch_links)
+    file(STRINGS "${_libtorch_probe}.out" _libtorch_shared REGEX "libstdc\\+\\+\\.so" LIMIT_COUNT 1)
+    if(NOT _libtorch_shared)
+      set(_libtorch_problem
+          "${CMAKE_CXX_COMPILER} links programs without the shared libstdc++.so.6, which LibTorch uses (a compiler or flags with -static-libstdc++, or another standard library). Two C++ runtimes in one program crash it. Wanted: g++ or clang++ with the shared libstdc++, and no -static or -static-libstdc++ in CMAKE_CXX_FLAGS or CMAKE_EXE_LINKER_FLAGS.")
+    endif()
+  endif()
+endif()
+
+# 5. CUDA kernels register themselves when libtorch_cuda.so is loaded; our code never names them.
 #    A CUDA build whose CUDA libraries are absent serves as a CPU build.
 set(LibTorch_CUDA FALSE)
 if(_libtorch_problem STREQUAL "")

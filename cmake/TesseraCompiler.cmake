@@ -10,7 +10,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 # -g1: line numbers in backtraces at little cost in build time.
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
-set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g")  # the sanitizers' build, with assertions
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")  # the sanitizers' build, with assertions
 
 # One position-independent mode for libraries and programs, so that they can share a
 # precompiled header (GCC refuses one that was built with another mode).
@@ -21,9 +21,9 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
 
-# Binaries run from the build folder and, installed, still find the same LibTorch.
+# Installed programs find libraries beside them, wherever the prefix is moved to. Those that link
+# torch get its folder too: see tessera_executable.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
-set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 
 if(TESSERA_FUZZERS)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")

@@ -11,6 +11,7 @@ function(tessera_library target name)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE ${TESSERA_WARNINGS})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE 10)
   target_include_directories(${target} PUBLIC
     "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
     "$<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>"
@@ -68,12 +69,15 @@ function(tessera_executable)
     return()
   endif()
   add_executable(${arg_NAME} ${arg_SOURCES})
+  set_target_properties(${arg_NAME} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE 6)
   target_compile_options(${arg_NAME} PRIVATE ${TESSERA_WARNINGS})
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK})
   target_include_directories(${arg_NAME} PRIVATE
     "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
   if(torch)
     target_precompile_headers(${arg_NAME} REUSE_FROM tessera)
+    # Said by name: INSTALL_RPATH_USE_LINK_PATH leaves out what lies in the source tree, as .venv does.
+    set_property(TARGET ${arg_NAME} APPEND PROPERTY INSTALL_RPATH "${LibTorch_LIBRARY_DIR}")
   endif()
   if(arg_OUTPUT)
     set_target_properties(${arg_NAME} PROPERTIES OUTPUT_NAME ${arg_OUTPUT})
@@ -84,17 +88,23 @@ function(tessera_executable)
   endif()
 endfunction()
 
-# tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [LABELS …] [WHOLE])
+# tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [LABELS …] [WHOLE]
+#              [THREADS])
 # A GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
-# (for programs whose start is dear, and for those that spawn processes of their own).
+# (for programs whose start is dear, and for those that spawn processes of their own). THREADS: its
+# threads share memory, so that ThreadSanitizer can find something in it; it gets no others.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: does not know ${arg_UNPARSED_ARGUMENTS}")
   endif()
   tessera_executable(NAME ${arg_NAME} FOLDER tests SOURCES ${arg_SOURCES}
                      LINK ${arg_LINK} ${TESSERA_TEST_MAIN} GTest::gtest)
   if(NOT TARGET ${arg_NAME})
+    return()
+  endif()
+  if(TESSERA_SANITIZE MATCHES "thread" AND NOT arg_THREADS)
+    set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
   # A third less to compile; the library that is tested keeps its own flags. (Not -O0, which would

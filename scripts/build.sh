@@ -50,4 +50,5 @@ fi
 
 targets=()
 if [ "$#" -gt 0 ]; then targets=(--target "$@"); fi
-cmake --build "$dir" -j "$jobs" "${targets[@]}"
+python3 scripts/progress.py "building $preset" "$dir/build.log" \
+  cmake --build "$dir" -j "$jobs" "${targets[@]}"

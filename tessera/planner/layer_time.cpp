@@ -41,9 +41,9 @@ constexpr double kCopies = 8, kBackwardCopies = 10;
 // numbers of heads go through separate kernels for each of its steps.
 constexpr double kSoftmaxGroup = 4, kSeparateLaunches = 13;
 
-class Builder {
+class LayerBuilder {
  public:
-  explicit Builder(const Question& q) : q_(q), s(q) {}
+  explicit LayerBuilder(const Question& q) : q_(q), s(q) {}
 
   Work product(double m, double n, double k, double batch = 1) const {
     return {product_time(q_.hardware, s.element, m, n, k, batch), 1};
@@ -94,7 +94,7 @@ class Builder {
 }  // namespace
 
 PartWork layer_work(const Question& q) {
-  const Builder b(q);
+  const LayerBuilder b(q);
   const Sizes& s = b.s;
   const double t = s.tokens, h = s.hidden, context = s.heads * s.head;
   PartWork work;
@@ -128,7 +128,7 @@ PartWork layer_work(const Question& q) {
 }
 
 PartWork embedding_work(const Question& q) {
-  const Builder b(q);
+  const LayerBuilder b(q);
   PartWork work;
   work.forward = b.pass(5 * b.s.tokens * b.s.hidden, 12);
   work.backward_weight = b.pass(4 * b.s.tokens * b.s.hidden, 12);
@@ -138,7 +138,7 @@ PartWork embedding_work(const Question& q) {
 }
 
 PartWork head_work(const Question& q) {
-  const Builder b(q);
+  const LayerBuilder b(q);
   const Sizes& s = b.s;
   PartWork work;
   const double loss = s.tokens * s.vocab * q.hardware.logit_bytes / 2;

@@ -14,9 +14,9 @@ namespace {
 
 using Segment = ParamSpec::Segment;
 
-class Builder {
+class ParamBuilder {
  public:
-  Builder(const ModelShape& shape, int tp) : shape_(shape), tp_(tp) {}
+  ParamBuilder(const ModelShape& shape, int tp) : shape_(shape), tp_(tp) {}
 
   void whole(const std::string& name, std::int64_t length) { add(name, {length}, -1, {}); }
   void norm(const std::string& name) {
@@ -59,7 +59,7 @@ class Builder {
 
 std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part) {
   const std::int64_t h = shape.hidden, kv = shape.kv_heads * shape.head_dim();
-  Builder build(shape, tp);
+  ParamBuilder build(shape, tp);
   const bool copy = part.head && shape.tied && !part.embedding;
   if (part.embedding || copy) build.rows("tok", h, {{shape.vocab, tp}}, false);
   if (part.embedding && shape.positions > 0) {

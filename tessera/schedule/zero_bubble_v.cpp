@@ -8,7 +8,7 @@
 namespace tessera::schedule {
 namespace {
 
-constexpr int kNotYet = std::numeric_limits<int>::max();
+constexpr int kUnknownSlot = std::numeric_limits<int>::max();
 
 // One rank while the schedule is being laid out, in slots of one action each.
 struct Rank {
@@ -37,8 +37,8 @@ Schedule zero_bubble_v(int ranks, int micros) {
   std::vector<std::vector<int>> stages;
   for (int r = 0; r < ranks; ++r) stages.push_back({r, 2 * ranks - 1 - r});
   // The slot after which a result may be used; forwards and input gradients, per stage.
-  std::vector<std::vector<int>> forward(stage_count, std::vector<int>(k, kNotYet));
-  std::vector<std::vector<int>> input(stage_count, std::vector<int>(k, kNotYet));
+  std::vector<std::vector<int>> forward(stage_count, std::vector<int>(k, kUnknownSlot));
+  std::vector<std::vector<int>> input(stage_count, std::vector<int>(k, kUnknownSlot));
   std::vector<Rank> all(n);
   const int limit = 2 * ranks;
 

@@ -74,7 +74,16 @@ if(NOT torch_dir)
   return()
 endif()
 
-# 2. With torch.
+# 2. The installed programs, from where they were moved to, with nothing but their own paths.
+foreach(arguments "--version" "doctor" "explain sync --ranks 2 --width 8 --layers 1 --rounds 1"
+                  "run -n 2 -- true" "train --ranks 2 --steps 1 --model gpt-tiny --batch 1")
+  separate_arguments(arguments UNIX_COMMAND "${arguments}")
+  run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH "${work}/moved/bin/tessera" ${arguments})
+endforeach()
+
+# 3. With torch.
+must_refuse(static "without the shared libstdc" -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}"
+            "-DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++")
 must_refuse(lost "no LibTorch found.*Set TORCH_DIR" -DCOMPONENT=tessera)
 must_refuse(elsewhere "TORCH_DIR is \"/nowhere\"" -DCOMPONENT=tessera -DTORCH_DIR=/nowhere)
 must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}")

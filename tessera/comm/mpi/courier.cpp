@@ -11,8 +11,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSlice = 50ms;                 // how often a sleeper looks at its peers
-constexpr std::size_t kPieceBytes = 4 << 20;  // of a stream
+constexpr auto kLookAtPeers = 50ms;                 // how often a sleeper looks at its peers
+constexpr std::size_t kStreamPieceBytes = 4 << 20;  // of a stream
 constexpr std::size_t kPiecesInFlight = 4;
 
 }  // namespace
@@ -69,12 +69,12 @@ void Courier::await(const Ticket& transfer, int rank, const Doing& doing) {
     const std::uint64_t seen = bell_->count();
     if (transfer->done()) return verify(*transfer, rank, doing);
     const auto now = Watch::Clock::now();
-    if (now - looked >= kSlice) {
+    if (now - looked >= kLookAtPeers) {
       looked = now;
       check(transfer, rank, since, doing);
       continue;
     }
-    bell_->wait(seen, kSlice);
+    bell_->wait(seen, kLookAtPeers);
   }
 }
 
@@ -86,7 +86,7 @@ bool Stream::advance(Courier& courier) {
     moved = true;
   }
   while (begun_ < bytes_ && open_.size() < kPiecesInFlight) {
-    const std::size_t piece = std::min(kPieceBytes, bytes_ - begun_);
+    const std::size_t piece = std::min(kStreamPieceBytes, bytes_ - begun_);
     open_.push_back(kind_ == Transfer::Kind::send
                         ? courier.send(data_ + begun_, piece, rank_, channel_)
                         : courier.receive(data_ + begun_, piece, rank_, channel_));
@@ -112,7 +112,7 @@ void run(std::span<Stream> streams, Courier& courier, const Courier::Doing& doin
       since = looked = now;
       continue;
     }
-    if (now - looked >= kSlice) {
+    if (now - looked >= kLookAtPeers) {
       looked = now;
       // A failed message never finishes, so it is looked at here at the latest.
       for (const Stream& stream : streams) {
@@ -120,7 +120,7 @@ void run(std::span<Stream> streams, Courier& courier, const Courier::Doing& doin
       }
       continue;
     }
-    courier.bell().wait(seen, kSlice);
+    courier.bell().wait(seen, kLookAtPeers);
   }
 }
 
