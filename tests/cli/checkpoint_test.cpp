@@ -29,10 +29,6 @@ Outcome command(std::vector<std::string> arguments) {
   const int status = execute(arguments, out, err);
   return {status, out.text(), err.text()};
 }
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 class CheckpointCommand : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -7,13 +7,10 @@
 #include "tessera/cli/backends.h"
 #include "tessera/cli/doctor_report.h"
 #include "tessera/cli/machine.h"
+#include "tests/cli/processes.h"
 
 namespace tessera::cli {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Machine, ReadsAnIntelCpu) {
   const CpuInfo cpu = cpu_info(

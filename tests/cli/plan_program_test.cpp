@@ -35,10 +35,6 @@ Outcome plan(std::vector<std::string> arguments) {
   return tessera(std::move(arguments));
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // A file that lives as long as the test.
 class TextFile {
  public:

@@ -27,10 +27,6 @@ Outcome tessera(std::vector<std::string> arguments) {
   return {status, out.text(), err.text()};
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(Program, HelpListsEveryCommand) {
   const Outcome help = tessera({"--help"});
   EXPECT_EQ(help.status, 0);

@@ -23,10 +23,6 @@ namespace {
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 struct Outcome {
   int status = -1;
   std::string out, err;

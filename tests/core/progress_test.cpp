@@ -155,7 +155,9 @@ TEST_F(ProgressTest, WhatWasDoneBeforeIsNoneOfTheRate) {
   for (int step = 601; step <= 1000; ++step) {
     now_ += 0.5;
     progress.update(step);
-    if (step == 700) EXPECT_NE(output().find("2 step/s"), std::string::npos) << output();
+    if (step == 700) {
+      EXPECT_NE(output().find("2 step/s"), std::string::npos) << output();
+    }
   }
   progress.finish();
   EXPECT_NE(lines().back().find("1,000/1,000 step  2 step/s"), std::string::npos) << lines().back();

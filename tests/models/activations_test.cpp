@@ -11,7 +11,7 @@ namespace {
 
 using tensor_parallel::test::each_rank;
 
-planner::ModelShape llama(std::int64_t kv_heads) {
+planner::ModelShape wide_llama(std::int64_t kv_heads) {
   planner::ModelShape shape;
   shape.name = str("llama of ", kv_heads, " kv-heads");
   shape.layers = 2;
@@ -29,7 +29,7 @@ planner::ModelShape llama(std::int64_t kv_heads) {
 TEST(Activations, AreWhatTheLedgersCount) {
   memory::install();
   for (const planner::ModelShape& shape :
-       {planner::gpt_shape(2, 64, 4, 100, 64), llama(4), llama(2), llama(1)}) {
+       {planner::gpt_shape(2, 64, 4, 100, 64), wide_llama(4), wide_llama(2), wide_llama(1)}) {
     for (const int tp : {1, 2, 4}) {
       for (const bool sequence : {false, true}) {
         for (const auto mode :

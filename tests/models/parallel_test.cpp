@@ -339,7 +339,9 @@ TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
           }
           EXPECT_EQ(next, planned.size());
           EXPECT_EQ(specs.size(), planned.size());
-          if (whole && tp == 1) EXPECT_EQ(params, shape.params()) << shape.name;
+          if (whole && tp == 1) {
+            EXPECT_EQ(params, shape.params()) << shape.name;
+          }
         }
         return 0;
       });

@@ -3,11 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "tessera/planner/formulas.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
-
-constexpr double kMB = 1e6, kGB = 1e9, kMs = 1e-3;
 
 TEST(Batch, ThreeLevers) {
   EXPECT_EQ((Batch{4, 32, 8, 4096}).tokens(), 4'194'304);

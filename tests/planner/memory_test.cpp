@@ -8,11 +8,10 @@
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/state.h"
 #include "tessera/schedule/schedule.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
-
-constexpr double kGB = 1e9, kMiB = 1 << 20;
 
 Question gpt(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t seq) {
   Question q;

@@ -15,7 +15,7 @@ namespace {
 
 using Given = std::vector<std::pair<std::string, std::string>>;
 
-Question ask(const Given& given) {
+Question question_of(const Given& given) {
   Settings all;
   for (const auto& [key, value] : given) all.set(key, value);
   return all.question(built_in());
@@ -70,14 +70,15 @@ TEST(Plan, FlopsAreThoseOfTheMegatronPaper) {
 }
 
 TEST(Plan, PriceAndEnergy) {
-  Question q = ask({{"dp", "4"}, {"price-per-hour", "2"}, {"watts", "700"}});
+  Question q = question_of({{"dp", "4"}, {"price-per-hour", "2"}, {"watts", "700"}});
   const Plan plan = make_plan(q);
   EXPECT_DOUBLE_EQ(plan.price, 4 * 2 * plan.time.step() / 3600);
   EXPECT_DOUBLE_EQ(plan.joules, 4 * 700 * plan.time.step());
 }
 
 TEST(Plan, JsonHasTheKeys) {
-  const auto json = nlohmann::json::parse(to_json(make_plan(ask({{"dp", "8"}, {"zero", "2"}}))));
+  const auto json =
+      nlohmann::json::parse(to_json(make_plan(question_of({{"dp", "8"}, {"zero", "2"}}))));
   EXPECT_EQ(json["parameters"], 1'557'611'200);
   double total = 0;
   for (const char* key : {"params", "grads", "optimizer", "activations", "buffers", "temporary"}) {
@@ -97,7 +98,7 @@ TEST(Plan, JsonHasTheKeys) {
 
 TEST(Plan, OfASizeAloneHasNoTime) {
   const auto json = nlohmann::json::parse(
-      to_json(make_plan(ask({{"params", "13B"}, {"layout", "bf16-nomaster"}}))));
+      to_json(make_plan(question_of({{"params", "13B"}, {"layout", "bf16-nomaster"}}))));
   EXPECT_EQ(json["memory"]["total"], 156'000'000'000);
   EXPECT_TRUE(json["time"].is_null());
   EXPECT_FALSE(json["fits"].get<bool>());
@@ -108,23 +109,23 @@ TEST(Advice, SaysWhatWouldFit) {
   const std::vector<std::pair<const char*, const char*>> sizes = {
       {"7B", "--zero 1 fits"}, {"20B", "--zero 2 fits"}, {"38B", "--zero 3 fits"}};
   for (const auto& [params, expected] : sizes) {
-    const Plan plan = make_plan(ask({{"params", params}, {"dp", "64"}}));
+    const Plan plan = make_plan(question_of({{"params", params}, {"dp", "64"}}));
     EXPECT_FALSE(plan.fits);
     EXPECT_EQ(plan.bound, Bound::memory);
     EXPECT_TRUE(advises(plan, expected)) << all_advice(plan);
     EXPECT_NE(plan.remedy.find(expected), std::string::npos) << plan.remedy;
   }
-  const Plan batch = make_plan(ask({{"model", "gpt2-xl"}, {"micro-batch", "32"}}));
+  const Plan batch = make_plan(question_of({{"model", "gpt2-xl"}, {"micro-batch", "32"}}));
   EXPECT_TRUE(advises(batch, "--checkpoint-activations full fits")) << all_advice(batch);
 }
 
 // What the advice proposes does fit when it is done.
 TEST(Advice, ItsNumbersHold) {
-  Question q = ask({{"model", "gpt3-6.7b"}, {"dp", "8"}});
+  Question q = question_of({{"model", "gpt3-6.7b"}, {"dp", "8"}});
   EXPECT_FALSE(make_plan(q).fits);
   for (int stage = 1; stage <= 3; ++stage) {
     q.zero = stage;
-    const bool proposed = make_plan(ask({{"model", "gpt3-6.7b"}, {"dp", "8"}}))
+    const bool proposed = make_plan(question_of({{"model", "gpt3-6.7b"}, {"dp", "8"}}))
                               .remedy.find("--zero " + std::to_string(stage)) == 0;
     if (proposed) {
       EXPECT_TRUE(make_plan(q).fits);
@@ -156,18 +157,18 @@ TEST(Advice, OfTheOddButPossible) {
       {{{"nodes", "4"}, {"dp", "20"}}, "12 of 32 GPUs"},
   };
   for (const auto& [given, expected] : cases) {
-    const Plan plan = make_plan(ask(given));
+    const Plan plan = make_plan(question_of(given));
     EXPECT_TRUE(advises(plan, expected)) << expected << "\n" << all_advice(plan);
   }
 }
 
 TEST(Advice, IsSilentWhereNothingIsOdd) {
-  const Plan plan = make_plan(ask({{"model", "gpt2-xl"}, {"dp", "8"}, {"zero", "1"}}));
+  const Plan plan = make_plan(question_of({{"model", "gpt2-xl"}, {"dp", "8"}, {"zero", "1"}}));
   EXPECT_TRUE(plan.advice.empty()) << all_advice(plan);
 }
 
 TEST(Megatron, ReportToTheDigit) {
-  const MegatronReport report = megatron_report(settle(ask({{"model", "gpt2-xl"}})));
+  const MegatronReport report = megatron_report(settle(question_of({{"model", "gpt2-xl"}})));
   char text[80];
   std::snprintf(text, sizeof(text), "%.2f %.2f %.4f %.2f", report.in_blocks / 1e9,
                 report.in_embeddings / 1e9, report.most_loaded_shard / 1e9, report.mib());
@@ -175,9 +176,9 @@ TEST(Megatron, ReportToTheDigit) {
   EXPECT_EQ(report.total(), 1'555'356'800);
   EXPECT_EQ(report.total(), static_cast<double>(megatron_params(find_model_shape("gpt2-xl"), 1)));
   const MegatronReport sharded =
-      megatron_report(settle(ask({{"model", "gpt2-xl"}, {"dp", "4"}, {"zero", "1"}})));
+      megatron_report(settle(question_of({{"model", "gpt2-xl"}, {"dp", "4"}, {"zero", "1"}})));
   EXPECT_DOUBLE_EQ(report.bytes - sharded.bytes, 9 * report.total());
-  EXPECT_THROW(megatron_report(settle(ask({{"params", "1B"}}))), UsageError);
+  EXPECT_THROW(megatron_report(settle(question_of({{"params", "1B"}}))), UsageError);
 }
 
 }  // namespace

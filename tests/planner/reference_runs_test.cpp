@@ -3,11 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "tessera/planner/plan.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
-
-constexpr double kMiB = 1 << 20;
 
 Question run(int dp, std::int64_t batch_each, int stage) {
   Question q;

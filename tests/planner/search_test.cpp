@@ -9,7 +9,7 @@
 namespace tessera::planner {
 namespace {
 
-SearchQuestion ask(std::initializer_list<std::pair<const char*, const char*>> given) {
+SearchQuestion search_for(std::initializer_list<std::pair<const char*, const char*>> given) {
   Settings all;
   for (const auto& [key, value] : given) all.set(key, value);
   return search_question(all, built_in());
@@ -17,7 +17,7 @@ SearchQuestion ask(std::initializer_list<std::pair<const char*, const char*>> gi
 
 // Against a slow search: every combination, those that settle() or memory refuses left out.
 TEST(Search, FindsWhatASlowSearchFinds) {
-  const SearchQuestion question = ask(
+  const SearchQuestion question = search_for(
       {{"model", "gpt3-2.7b"}, {"gpus", "16"}, {"global-batch", "32"}, {"hardware", "a100-40"}});
   double best = 0;
   for (int tp = 1; tp <= 16; ++tp) {
@@ -53,10 +53,10 @@ TEST(Search, FindsWhatASlowSearchFinds) {
 
 TEST(Search, RanksAndCounts) {
   std::int64_t done = 0, total = 0;
-  const SearchResult result = search(ask({{"model", "gpt3-175b"},
-                                          {"gpus", "256"},
-                                          {"hardware", "a100-80"},
-                                          {"global-batch", "1536"}}),
+  const SearchResult result = search(search_for({{"model", "gpt3-175b"},
+                                                 {"gpus", "256"},
+                                                 {"hardware", "a100-80"},
+                                                 {"global-batch", "1536"}}),
                                      [&](std::int64_t now, std::int64_t all) {
                                        EXPECT_EQ(now, ++done);
                                        total = all;
@@ -78,15 +78,15 @@ TEST(Search, RanksAndCounts) {
 }
 
 TEST(Search, WhatIsGivenStays) {
-  const SearchResult result = search(ask({{"model", "gpt2-xl"},
-                                          {"gpus", "32"},
-                                          {"global-batch", "64"},
-                                          {"pp", "4"},
-                                          {"zero", "1"},
-                                          {"schedule", "interleaved"},
-                                          {"chunks", "3"},
-                                          {"micro-batch", "1"},
-                                          {"checkpoint-activations", "selective"}}));
+  const SearchResult result = search(search_for({{"model", "gpt2-xl"},
+                                                 {"gpus", "32"},
+                                                 {"global-batch", "64"},
+                                                 {"pp", "4"},
+                                                 {"zero", "1"},
+                                                 {"schedule", "interleaved"},
+                                                 {"chunks", "3"},
+                                                 {"micro-batch", "1"},
+                                                 {"checkpoint-activations", "selective"}}));
   ASSERT_FALSE(result.best.empty());
   for (const Plan& plan : result.best) {
     const Question& q = plan.question;
@@ -99,14 +99,14 @@ TEST(Search, WhatIsGivenStays) {
 }
 
 TEST(Search, NothingFits) {
-  const SearchResult result = search(ask({{"model", "llama3.1-405b"}, {"gpus", "2"}}));
+  const SearchResult result = search(search_for({{"model", "llama3.1-405b"}, {"gpus", "2"}}));
   EXPECT_TRUE(result.best.empty());
   EXPECT_EQ(result.fitting, 0);
 }
 
 TEST(Search, RefusesWhatNoConfigurationMeets) {
-  EXPECT_THROW(search(ask({{"params", "13B"}})), UsageError);
-  EXPECT_THROW(ask({{"grad-accum", "4"}}), UsageError);
+  EXPECT_THROW(search(search_for({{"params", "13B"}})), UsageError);
+  EXPECT_THROW(search_for({{"grad-accum", "4"}}), UsageError);
 }
 
 }  // namespace

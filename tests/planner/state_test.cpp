@@ -3,11 +3,10 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/model_shape.h"
 #include "tessera/planner/state.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
-
-constexpr double kGB = 1e9;
 
 double gb(const char* layout, int stage, double params, int dp) {
   return state_bytes(parse_state_layout(layout), stage, params, dp).total() / kGB;

@@ -7,11 +7,10 @@
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
+#include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
-
-constexpr double kGB = 1e9;
 
 double row(const Traffic& traffic, const std::string& what) {
   for (const TrafficRow& each : traffic.rows) {

@@ -68,7 +68,9 @@ Ran run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool cut_i
     grads.push_back(ran.grads);
     if (!sequence || ran.y.dim() == 0) {
       EXPECT_TRUE(ran.y.equal(whole.y));
-      if (ran.dx.defined() && !sequence) EXPECT_TRUE(ran.dx.equal(whole.dx));
+      if (ran.dx.defined() && !sequence) {
+        EXPECT_TRUE(ran.dx.equal(whole.dx));
+      }
     }
   }
   if (sequence && whole.y.dim() > 0) whole.y = at::cat(ys, 1);

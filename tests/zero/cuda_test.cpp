@@ -38,7 +38,9 @@ void compare_stages(const comm::Group& group, bool ordered) {
         if (!ordered) continue;
         EXPECT_EQ(stages[0].hash, stages[1].hash) << run.describe();
         EXPECT_EQ(stages[2].hash, stages[3].hash) << run.describe();
-        if (micro_batches == 1) EXPECT_EQ(stages[0].hash, stages[2].hash) << run.describe();
+        if (micro_batches == 1) {
+          EXPECT_EQ(stages[0].hash, stages[2].hash) << run.describe();
+        }
         if (layout.name != "fp32" || net == std::string("odd")) continue;
         const Result alone = train_alone(run);
         for (std::size_t step = 0; step < alone.losses.size(); ++step) {
