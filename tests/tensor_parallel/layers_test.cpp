@@ -18,7 +18,7 @@ struct Net : torch::nn::Module {
 };
 using Make = std::function<std::shared_ptr<Net>(const Axis&)>;
 
-struct Ran {
+struct LayerRun {
   at::Tensor y, dx;
   test::Named grads;
   std::vector<ParamSpec> specs;
@@ -27,8 +27,8 @@ struct Ran {
 
 // y and all gradients of a net on these ranks, put together. x is a sequence [B, T, C]; a
 // sequence-parallel net gets and returns parts of it.
-Ran run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool cut_input = true) {
-  std::vector<Ran> ranks = test::each_rank<Ran>(tp, [&](const comm::Group& group) {
+LayerRun run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool cut_input = true) {
+  std::vector<LayerRun> ranks = test::each_rank<LayerRun>(tp, [&](const comm::Group& group) {
     const auto net = make(Axis{group, sequence});
     initialise(*net, group.rank(), tp, 5, 0.3);
     {
@@ -53,13 +53,13 @@ Ran run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool cut_i
       if (sequence) sizes[1] *= tp;
       y.backward(part(random(sizes, 9)));
     }
-    return Ran{y.detach(),       in.grad(),      test::gradients_of(*net),
-               find_specs(*net), middle - start, group.traffic() - middle};
+    return LayerRun{y.detach(),       in.grad(),      test::gradients_of(*net),
+                    find_specs(*net), middle - start, group.traffic() - middle};
   });
-  Ran whole = ranks[0];
+  LayerRun whole = ranks[0];
   std::vector<at::Tensor> ys, dxs;
   std::vector<test::Named> grads;
-  for (const Ran& ran : ranks) {
+  for (const LayerRun& ran : ranks) {
     EXPECT_EQ(ran.specs, whole.specs);
     EXPECT_EQ(ran.forward.sent_bytes, whole.forward.sent_bytes);
     EXPECT_EQ(ran.backward.sent_bytes, whole.backward.sent_bytes);
@@ -81,11 +81,11 @@ Ran run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool cut_i
 
 void compare(const Make& make, const at::Tensor& x, const std::string& what,
              bool cut_input = true) {
-  const Ran alone = run(1, false, make, x, cut_input);
+  const LayerRun alone = run(1, false, make, x, cut_input);
   EXPECT_EQ(alone.forward.sent_bytes + alone.backward.sent_bytes, 0u);
   for (const int tp : {1, 2, 4}) {
     for (const bool sequence : {false, true}) {
-      const Ran ran = run(tp, sequence, make, x, cut_input);
+      const LayerRun ran = run(tp, sequence, make, x, cut_input);
       const std::string name = str(what, " tp ", tp, sequence ? " sequence" : "");
       ASSERT_EQ(ran.specs, alone.specs) << name;
       expect_close(ran.y, alone.y, name);
@@ -121,7 +121,7 @@ TEST(Layers, ColumnThenRowIsThePairOfLinears) {
       for (const int tp : {2, 4}) {
         const std::int64_t n = s.batch * s.tokens * s.in;
         for (const bool sequence : {false, true}) {
-          const Ran ran = run(tp, sequence, make, random({s.batch, s.tokens, s.in}, 3));
+          const LayerRun ran = run(tp, sequence, make, random({s.batch, s.tokens, s.in}, 3));
           const auto all_reduce =
               static_cast<std::uint64_t>(2 * (tp - 1) * ((n + tp - 1) / tp) * 4);
           EXPECT_EQ(ran.forward.sent_bytes, all_reduce);
@@ -173,7 +173,7 @@ TEST(Layers, GroupedQueriesShareTheirKeysExactly) {
       compare(make, x, str("heads ", kv_heads));
       // What is shared costs one all-reduce of the keys' and values' weights.
       const std::int64_t n = 2 * 12 * 48, kv = 2 * kv_heads * dim * (48 + (bias ? 1 : 0));
-      const Ran ran = run(4, false, make, x);
+      const LayerRun ran = run(4, false, make, x);
       const auto all_reduce = [](std::int64_t m) {
         return static_cast<std::uint64_t>(2 * 3 * ((m + 3) / 4) * 4);
       };
@@ -217,7 +217,7 @@ TEST(Layers, EmbeddingAndLossNeverGatherTheVocabulary) {
     compare(make, ids, str("tied ", s.rows), /*cut_input=*/false);
     for (const int tp : {2, 4}) {
       for (const bool sequence : {false, true}) {
-        const Ran ran = run(tp, sequence, make, ids, false);
+        const LayerRun ran = run(tp, sequence, make, ids, false);
         const std::int64_t n = s.batch * s.tokens, wide = n * s.width;
         const auto ring = [&](std::int64_t m) {
           return static_cast<std::uint64_t>((tp - 1) * ((m + tp - 1) / tp) * 4);
