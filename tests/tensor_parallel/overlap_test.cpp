@@ -30,13 +30,13 @@ struct Case {
   }
 };
 
-struct Ran {
+struct OverlapRun {
   std::vector<at::Tensor> values;  // y, dx and the gradients of the parameters
   std::uint64_t sent = 0, control = 0, calls = 0;
 };
 
 // A column- and a row-parallel linear on one rank.
-Ran run(const Case& c, const comm::Group& group, bool overlap) {
+OverlapRun run(const Case& c, const comm::Group& group, bool overlap) {
   const Axis axis{group, c.sequence, overlap};
   LinearOptions options;
   options.in = c.in;
@@ -71,7 +71,7 @@ Ran run(const Case& c, const comm::Group& group, bool overlap) {
     EXPECT_EQ(later->pushed(), 2);
     later->run();
   }
-  Ran ran{{y.detach(), x.grad()}};
+  OverlapRun ran{{y.detach(), x.grad()}};
   for (const auto& parameter : up->parameters()) ran.values.push_back(parameter.grad());
   for (const auto& parameter : down->parameters()) ran.values.push_back(parameter.grad());
   ran.sent = (group.traffic() - before).sent_bytes;
@@ -82,7 +82,7 @@ Ran run(const Case& c, const comm::Group& group, bool overlap) {
 
 void compare(const Case& c) {
   test::over(c.tp, [&](const comm::Group& group) {
-    const Ran plain = run(c, group, false), overlapped = run(c, group, true);
+    const OverlapRun plain = run(c, group, false), overlapped = run(c, group, true);
     EXPECT_EQ(overlapped.sent, plain.sent) << c.name();
     EXPECT_EQ(overlapped.control, 0u) << c.name();
     ASSERT_EQ(overlapped.values.size(), plain.values.size()) << c.name();
@@ -160,7 +160,7 @@ TEST(Overlap, OfTheHead) {
     for (const bool sequence : {false, true}) {
       for (const auto type : {at::kFloat, at::kBFloat16}) {
         test::over(tp, [&](const comm::Group& group) {
-          std::vector<Ran> runs;
+          std::vector<OverlapRun> runs;
           for (const bool overlap : {false, true}) {
             const Axis axis{group, sequence, overlap};
             const std::int64_t tokens = 12 / (sequence ? tp : 1);
