@@ -84,7 +84,7 @@ class SocketPeers final : public Peers {
   ~SocketPeers() override {
     for (int r = 0; r < size_; ++r) tell(r, Message::goodbye, "");
     const std::uint64_t one = 1;
-    if (write(stop_.get(), &one, sizeof(one)) < 0) std::terminate();
+    if (::write(stop_.get(), &one, sizeof(one)) < 0) std::terminate();
     watcher_.join();
   }
 

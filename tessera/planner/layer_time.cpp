@@ -9,8 +9,8 @@ namespace tessera::planner {
 namespace {
 
 // The sizes that kernels see on one rank.
-struct Sizes {
-  explicit Sizes(const Question& q)
+struct LayerSizes {
+  explicit LayerSizes(const Question& q)
       : element(element_bytes(q)),
         tokens(real(q.micro_batch) * real(q.seq)),
         hidden(real(q.model.hidden)),
@@ -88,14 +88,14 @@ class LayerBuilder {
   const Question& q_;
 
  public:
-  const Sizes s;
+  const LayerSizes s;
 };
 
 }  // namespace
 
 PartWork layer_work(const Question& q) {
   const LayerBuilder b(q);
-  const Sizes& s = b.s;
+  const LayerSizes& s = b.s;
   const double t = s.tokens, h = s.hidden, context = s.heads * s.head;
   PartWork work;
   work.forward = b.norms_and_activation() + b.attention();
@@ -139,7 +139,7 @@ PartWork embedding_work(const Question& q) {
 
 PartWork head_work(const Question& q) {
   const LayerBuilder b(q);
-  const Sizes& s = b.s;
+  const LayerSizes& s = b.s;
   PartWork work;
   const double loss = s.tokens * s.vocab * q.hardware.logit_bytes / 2;
   work.forward = b.product(s.tokens, s.vocab, s.hidden) + b.pass(4 * s.whole, 1);

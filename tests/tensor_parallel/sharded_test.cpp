@@ -11,8 +11,8 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-struct Net : torch::nn::Module {
-  explicit Net(const Axis& axis) {
+struct ShardedNet : torch::nn::Module {
+  explicit ShardedNet(const Axis& axis) {
     scale = register_parameter("scale", torch::zeros({3}));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
     qkv = register_module(
@@ -32,7 +32,7 @@ struct Net : torch::nn::Module {
 };
 
 TEST(Sharded, SpecsAreOfAllParametersInTheirOrder) {
-  Net net(Axis{});
+  ShardedNet net(Axis{});
   const auto specs = find_specs(net, "model");
   std::size_t next = 0;
   for (const auto& item : net.named_parameters()) {
@@ -49,14 +49,14 @@ TEST(Sharded, SpecsAreOfAllParametersInTheirOrder) {
 }
 
 TEST(Sharded, EveryRankStartsWithItsPartOfTheSameNumbers) {
-  Net alone{Axis{}};
+  ShardedNet alone{Axis{}};
   initialise(alone, 0, 1, 11);
   const test::Named wanted = test::parameters_of(alone);
   const Philox random(11, stream_of("qkv.weight"));
   EXPECT_EQ(wanted.at("qkv.weight")[4][2].item<float>(), 0.02f * random.normal(14));
   for (const int tp : {2, 4}) {
     const auto ranks = test::each_rank<test::Named>(tp, [&](const comm::Group& group) {
-      Net net(Axis{group});
+      ShardedNet net(Axis{group});
       EXPECT_EQ(find_specs(net), find_specs(alone));
       initialise(net, group.rank(), tp, 11);
       return test::parameters_of(net);

@@ -3,6 +3,11 @@
 // Runs a small network with the engine on some ranks, and without it in one process.
 
 #include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <map>
 #include <mutex>

@@ -12,7 +12,8 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);  // how often a sleeper looks at its peers
+constexpr auto kLookAtPeers =
+    std::chrono::milliseconds(50);  // how often a sleeper looks at its peers
 
 // Bytes a rank puts beside its header when the call is small; every rank computes the same.
 std::size_t payload_bytes(Op op, DType dtype, std::size_t count, int ranks) {
@@ -142,7 +143,7 @@ void ShmTransport::await(Signal& signal, std::uint32_t goal, int rank, const Col
     if (reached(seen, goal)) return;
     watch_->check(
         rank, since, [&] { return doing(call); }, [&] { return signal.at(goal); });
-    signal.sleep(seen, kSlice);
+    signal.sleep(seen, kLookAtPeers);
   }
 }
 
