@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export JOBS TORCH_DIR
 
 help:
-	@echo 'make train    set up, build, and train a small GPT on 2 ranks with ZeRO-2 (a minute or two)'
+	@echo 'make train    set up, build what it needs, and train a small GPT on 2 ranks with ZeRO-2'
 	@echo 'make test     set up, lint, build, run all tests, then the sanitizers'
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
 	@echo 'make bench    set up, build, and measure against the peers'
@@ -16,7 +16,7 @@ help:
 	@echo 'make format   clang-format every first-party source'
 	@echo 'make clean    remove the build folders (clean-all: .venv too)'
 	@echo
-	@echo 'JOBS=n limits the compilers; TORCH_DIR=dir uses a LibTorch that is already there.'
+	@echo 'README.md says how long each takes. JOBS=n limits the compilers; TORCH_DIR=dir uses a LibTorch that is already there.'
 
 setup:
 	@scripts/setup.sh
