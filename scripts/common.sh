@@ -7,6 +7,17 @@ fail() {
   exit 1
 }
 
+# quietly <log> <command…>: what it prints goes to the log; the end of it is shown if it fails.
+quietly() {
+  local log="$1"
+  shift
+  mkdir -p "$(dirname "$log")"
+  if "$@" >>"$log" 2>&1; then return 0; fi
+  tail -n 20 "$log" >&2
+  printf 'tessera: the whole log is in %s\n' "$log" >&2
+  return 1
+}
+
 # How many compilers to run at once: JOBS if given, else the cores, but at most one per 2 GiB of
 # memory, which is what a source that includes torch can take.
 jobs_count() {

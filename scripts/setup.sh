@@ -7,6 +7,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
+log=build/setup.log
 torch_version=2.13.0
 safetensors_version=0.8.0
 
@@ -76,7 +77,7 @@ install_packages() {
     fi
   fi
   say "installing ${missing[*]}"
-  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+  local apt=(quietly "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
   "${apt[@]}" update || say "apt-get update failed; trying with the lists that are here"
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" ||
     fail "could not install packages. Try it by hand: $line"
@@ -91,7 +92,7 @@ cuda_requirements() {
 }
 
 install_torch() {
-  local stamp=.venv/.tessera-torch want packages_dir cpu cuda toolkit
+  local stamp=.venv/.tessera-torch want packages_dir cpu cuda toolkit cuda_packages
   want="$torch_version $(declare -f cuda_requirements install_torch | cksum)"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && [ -x .venv/bin/python ]; then return 0; fi
 
@@ -101,7 +102,7 @@ install_torch() {
   fi
   rm -f "$stamp"
   # Without its Python dependencies: nothing here runs Python code of torch.
-  local pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-compile
+  local pip=(quietly "$log" .venv/bin/python -m pip --disable-pip-version-check install --no-compile
     --no-warn-conflicts)
   local reinstall=()
   if [ -d "$(echo .venv/lib/python3*/site-packages/torch)" ]; then reinstall=(--force-reinstall); fi
@@ -115,7 +116,8 @@ install_torch() {
   cuda="$packages_dir/torch/lib/libtorch_cuda.so"
   if [ -e "$cuda" ] && compgen -G '/dev/nvidia[0-9]*' >/dev/null && [ -n "$(not_found "$cuda")" ]; then
     say "this torch is a CUDA build and there is a GPU: installing its CUDA libraries"
-    cuda_requirements "$packages_dir" | xargs -d '\n' "${pip[@]}"
+    mapfile -t cuda_packages < <(cuda_requirements "$packages_dir")
+    "${pip[@]}" "${cuda_packages[@]}"
   elif [ -e "$cuda" ] && [ -n "$(not_found "$cpu")" ]; then
     say "this torch is a CUDA build and there is no GPU: installing only what loading it takes"
     toolkit="$(cuda_requirements "$packages_dir" | sed -n 's/^cuda-toolkit\[[^]]*\]/cuda-toolkit[cudart,cupti]/p')"
@@ -133,7 +135,7 @@ install_torch() {
 install_safetensors() {
   if compgen -G ".venv/lib/python3*/site-packages/safetensors-$safetensors_version.dist-info" \
     >/dev/null; then return 0; fi
-  .venv/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-compile \
+  quietly "$log" .venv/bin/python -m pip --disable-pip-version-check install --no-deps --no-compile \
     "safetensors==$safetensors_version" ||
     say "pip could not install safetensors $safetensors_version: the tests against it will be skipped"
 }
