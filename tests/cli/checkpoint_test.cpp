@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/lock.h"
 #include "tests/checkpoint/ranks.h"
 #include "tests/cli/processes.h"
 
@@ -89,6 +91,42 @@ TEST_F(CheckpointCommand, Verify) {
   EXPECT_TRUE(contains(missing.out, "rank-00002.safetensors: No such file")) << missing.out;
   EXPECT_TRUE(contains(missing.out, "rank-00001.safetensors: tensor")) << missing.out;
   EXPECT_EQ(command({"inspect", first_}).status, 1);
+}
+
+TEST_F(CheckpointCommand, HashesKeptElsewhereFindForgery) {
+  const std::string list = dir_ / "kept.sha256";
+  const Outcome printed = command({"verify", first_, "--sha256"});
+  ASSERT_EQ(printed.status, 0) << printed.err;
+  EXPECT_TRUE(contains(printed.err, ": good")) << printed.err;
+  const Outcome written = command({"verify", first_, "--sha256", "--out", list});
+  ASSERT_EQ(written.status, 0) << written.err;
+  EXPECT_TRUE(contains(written.out, list)) << written.out;
+  std::ifstream in(list);
+  const std::string kept{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_EQ(kept, printed.out);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 5);  // four ranks and the manifest
+  EXPECT_EQ(command({"verify", first_, "--against", list}).status, 0);
+  const Outcome json = command({"verify", first_, "--against", list, "--json"});
+  EXPECT_EQ(Json::parse(json.out).at("sha256").size(), 5u);
+  // Of another checkpoint, every file differs, though nothing in it is damaged.
+  EXPECT_EQ(command({"verify", second_}).status, 0);
+  const Outcome other = command({"verify", second_, "--against", list});
+  EXPECT_EQ(other.status, 1);
+  EXPECT_TRUE(contains(other.out, "manifest.json was changed")) << other.out;
+  EXPECT_TRUE(contains(other.out, "rank-00003.safetensors is in " + list)) << other.out;
+  // A bad one gets no list, and the old list stays.
+  damage(first_ + "/rank-00001.safetensors", 4096);
+  EXPECT_EQ(command({"verify", first_, "--sha256", "--out", list}).status, 1);
+  EXPECT_EQ(command({"verify", first_, "--sha256"}).out.find("  manifest.json"), std::string::npos);
+  std::ifstream again(list);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(again), {}), kept);
+}
+
+TEST_F(CheckpointCommand, ReshardKeepsOutOfAFolderThatARunWritesTo) {
+  const checkpoint::FolderLock lock(dir_ / "wide", "a run");
+  const Outcome kept_out = command({"reshard", first_, dir_ / "wide"});
+  EXPECT_EQ(kept_out.status, 2);
+  EXPECT_TRUE(contains(kept_out.err, "is being written to by a run (pid ")) << kept_out.err;
 }
 
 TEST_F(CheckpointCommand, Diff) {
