@@ -206,7 +206,11 @@ int export_to(const std::string& path, const std::string& to, const std::string&
   Checkpoint from = open_checkpoint(path);
   checkpoint::ExportOptions options;
   options.state = state;
-  if (!dtype.empty()) options.dtype = checkpoint::parse_dtype(dtype);
+  try {
+    if (!dtype.empty()) options.dtype = checkpoint::parse_dtype(dtype);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--dtype: ", error.what()));
+  }
   std::int64_t written = 0;
   {
     MegabyteBar bar("exporting", from.bytes());
@@ -233,7 +237,7 @@ int checkpoint_command(int argc, char** argv) {
   const auto command = [&](const char* name, const char* help, const char* examples) -> CLI::App& {
     CLI::App& app = *line.app().add_subcommand(name, help);
     app.footer(str("Examples:\n", examples));
-    app.add_option("checkpoint", path, "folder of a checkpoint or of a run")->required();
+    app.add_option("DIR", path, "folder of a checkpoint or of a run")->required()->type_name("");
     return app;
   };
   const auto takes_json = [&](CLI::App& app) { app.add_flag("--json", json, "print JSON"); };
@@ -256,20 +260,22 @@ int checkpoint_command(int argc, char** argv) {
   takes_json(verifies);
   CLI::App& diffs = command(
       "diff", "Compares the tensors bit by bit; the status is 1 if any differs.", kDiffExamples);
-  diffs.add_option("other", other, "the checkpoint to compare with")->required();
+  diffs.add_option("OTHER", other, "folder of the checkpoint to compare with")
+      ->required()
+      ->type_name("");
   takes_json(diffs);
   CLI::App& reshards =
       command("reshard",
               "Writes it anew as another mesh would have saved it. Loading never needs "
               "this: it takes any mesh's.",
               kReshardExamples);
-  reshards.add_option("to", other, "the folder to put step-… into")->required();
+  reshards.add_option("TO", other, "the folder to put step-… into")->required()->type_name("");
   line.integer(reshards, "--dp", mesh.dp, 1, 1 << 20, "data-parallel ranks");
   line.integer(reshards, "--tp", mesh.tp, 1, 1 << 20, "tensor-parallel ranks");
   line.integer(reshards, "--pp", mesh.pp, 1, 1 << 20, "pipeline stages");
   CLI::App& exports =
       command("export", "Writes the parameters as one plain safetensors file.", kExportExamples);
-  exports.add_option("to", other, "the file to write")->required();
+  exports.add_option("FILE", other, "the file to write")->required()->type_name("");
   exports.add_option("--state", state,
                      "which state; otherwise master, or param where there is none");
   exports.add_option("--dtype", dtype, "f32, bf16 or f16, rounded to nearest; otherwise as stored");

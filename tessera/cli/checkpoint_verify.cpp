@@ -42,8 +42,12 @@ std::vector<std::string> runs_in(const std::string& path) {
   if (!fs::exists(here, ignored)) {
     std::vector<std::string> names;
     if (fs::is_directory(parent, ignored)) names = checkpoint::local_files()->list(parent.string());
-    throw UsageError(
-        str(path, ": there is no such folder", did_you_mean(here.filename().string(), names)));
+    std::string meant = did_you_mean(here.filename().string(), names);
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with("step-"); });
+    if (meant.empty() && !names.empty() && here.filename().string().starts_with("step")) {
+      meant = str("; there are ", names.size(), ", from ", names.front(), " to ", names.back());
+    }
+    throw UsageError(str(path, ": there is no such folder", meant));
   }
   const bool of_checkpoint = fs::exists(parent / checkpoint::kManifestName, ignored);
   throw UsageError(str(path, " is ", kind_of_file(path),
