@@ -202,13 +202,15 @@ Saved save(const std::string& dir, const Description& about, const std::vector<P
   const auto warn = [&](const std::string& text) {
     if (team.rank == 0 && options.warn) options.warn(text);
   };
+  constexpr double kLongestPause = 60;
   double pause = options.retry_seconds;
   Try tried = save_once(dir, about, pieces, team, options);
-  for (int retry = 1; retry <= options.retries && tried.verdict[0] == kBad; ++retry, pause *= 2) {
+  for (int retry = 1; retry <= options.retries && tried.verdict[0] == kBad; ++retry) {
     warn(str("step ", about.step, " is not saved yet: ", reason_in(tried.verdict),
              "; trying again in ", format_time(pause), " (", retry, " of ", options.retries, ")"));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
     tried = save_once(dir, about, pieces, team, options);
+    pause = std::min(2 * pause, kLongestPause);
   }
   Saved saved;
   if (is_good(tried.verdict)) {

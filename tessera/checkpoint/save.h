@@ -31,7 +31,7 @@ struct SaveOptions {
   std::function<void(const std::string&)> warn;
   Charge charge = {};
   // What the file system could not do (a full disk, say) is tried again so often, all ranks
-  // together, after pauses of retry_seconds, twice that, four times that …; warn is told.
+  // together, after pauses of retry_seconds, twice that … up to a minute; warn is told.
   int retries = 0;
   double retry_seconds = 1;
   // Then what still fails so is returned as Saved::failure on all ranks, and warn is told, so that
