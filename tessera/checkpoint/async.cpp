@@ -76,11 +76,14 @@ AsyncSaver::~AsyncSaver() {
   join();
   if (!error_ || !options_.warn) return;
   try {
-    std::rethrow_exception(error_);
-  } catch (const std::exception& error) {
-    options_.warn(error.what());
-  } catch (...) {
-    options_.warn("the last save failed");
+    try {
+      std::rethrow_exception(error_);
+    } catch (const std::exception& error) {
+      options_.warn(error.what());
+    } catch (...) {
+      options_.warn("the last save failed");
+    }
+  } catch (...) {  // of warn: a destructor must not throw
   }
 }
 
@@ -88,10 +91,14 @@ void AsyncSaver::join() {
   if (thread_.joinable()) thread_.join();
 }
 
-void AsyncSaver::start(const Description& about, const std::vector<Piece>& pieces) {
-  const Exposed exposed(exposed_);
+void AsyncSaver::settle() {
   join();
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void AsyncSaver::start(const Description& about, const std::vector<Piece>& pieces) {
+  const Exposed exposed(exposed_);
+  settle();
   snapshot_.take(pieces);
   about_ = about;
   saved_ = {};
@@ -108,16 +115,14 @@ void AsyncSaver::start(const Description& about, const std::vector<Piece>& piece
 
 Saved AsyncSaver::save_now(const Description& about, const std::vector<Piece>& pieces) {
   const Exposed exposed(exposed_);
-  join();
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  settle();
   saved_ = {};
   return saved_ = save(dir_, about, pieces, team_, options_);
 }
 
 Saved AsyncSaver::wait() {
   const Exposed exposed(exposed_);
-  join();
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  settle();
   return saved_;
 }
 

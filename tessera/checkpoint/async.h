@@ -39,7 +39,9 @@ class Snapshot {
 class AsyncSaver {
  public:
   AsyncSaver(std::string dir, Team team, SaveOptions options = {});
-  ~AsyncSaver();  // waits; an error that nobody asked for goes to SaveOptions::warn
+  // Waits. An error that nobody asked for goes to SaveOptions::warn; what that throws is dropped,
+  // since nobody is left to catch it.
+  ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
@@ -58,6 +60,7 @@ class AsyncSaver {
 
  private:
   void join();
+  void settle();  // and throws what the save failed with
 
   std::string dir_;
   Team team_;

@@ -1,9 +1,11 @@
 #include "tessera/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <new>
 
 #include "tessera/checkpoint/buffer.h"
 #include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/manifest_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -19,12 +21,31 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return "[" + join(sizes, ", ") + "]";
 }
 
+// All of a manifest; of something else only the beginning, however large it is.
+std::string read_manifest(FileSystem& files, const std::string& path) {
+  const std::unique_ptr<File> file = files.open(path);
+  std::string begin(kChecksumBefore.size(), '\0');
+  if (file->size() >= static_cast<std::int64_t>(begin.size())) {
+    file->read(0, reinterpret_cast<std::byte*>(begin.data()),
+               static_cast<std::int64_t>(begin.size()));
+  }
+  if (begin != kChecksumBefore) parse_manifest(begin, path);  // throws
+  return read_text(files, path, kMostManifestBytes);
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(std::string folder, std::shared_ptr<FileSystem> files, Charge charge)
     : folder_(std::move(folder)), files_(std::move(files)), charge_(std::move(charge)) {
   const std::string path = folder_ + "/" + kManifestName;
-  manifest_ = parse_manifest(read_text(*files_, path, kMostManifestBytes), path);
+  try {
+    manifest_ = parse_manifest(read_manifest(*files_, path), path);
+  } catch (const std::bad_alloc&) {
+    throw DataError(path +
+                    " takes more memory than this process may have; it is damaged or made "
+                    "up, or needs a larger machine");
+  }
+  sized_.resize(manifest_.files.size(), false);
   for (std::size_t i = 0; i < manifest_.about.params.size(); ++i) {
     params_[manifest_.about.params[i].name] = i;
   }
@@ -84,14 +105,23 @@ std::map<std::string, DType> Checkpoint::states(const std::string& param) const 
   return states;
 }
 
-void Checkpoint::check_files() const {
-  for (const StoredFile& file : manifest_.files) {
-    const std::int64_t size = files_->open(folder_ + "/" + file.name)->size();
-    if (size != file.bytes) {
-      throw DataError(str(folder_, "/", file.name, " has ", size, " bytes, wanted ", file.bytes,
-                          ": it was cut short or changed"));
-    }
+void Checkpoint::check_size(const StoredFile& file, File& open) const {
+  const std::int64_t size = open.size();
+  if (size != file.bytes) {
+    throw DataError(str(folder_, "/", file.name, " has ", size, " bytes, wanted ", file.bytes,
+                        ": it was cut short or changed; use another copy"));
   }
+}
+
+void Checkpoint::check_size(int file) {
+  if (sized_[static_cast<std::size_t>(file)]) return;
+  const StoredFile& stored = manifest_.files[static_cast<std::size_t>(file)];
+  check_size(stored, *files_->open(folder_ + "/" + stored.name));
+  sized_[static_cast<std::size_t>(file)] = true;
+}
+
+void Checkpoint::check_files() {
+  for (int file = 0; file < static_cast<int>(manifest_.files.size()); ++file) check_size(file);
 }
 
 std::int64_t Checkpoint::bytes() const {
@@ -103,12 +133,15 @@ std::int64_t Checkpoint::bytes() const {
 Checkpoint::Shard Checkpoint::open_shard(const StoredFile& file) const {
   const std::string path = folder_ + "/" + file.name;
   Shard shard{files_->open(path), {}};
+  check_size(file, *shard.file);
   std::string raw;
   Header header;
   try {
     header = read_header(*shard.file, path, &raw);
   } catch (const DataError& error) {
     throw DataError(str(error.what(), " (in its first ", file.header_bytes, " bytes)"));
+  } catch (const std::bad_alloc&) {
+    throw DataError(path + ": its header takes more memory than this process may have");
   }
   const std::uint32_t checksum = crc32c(raw);
   if (header.data_begin != file.header_bytes || checksum != file.header_checksum) {
@@ -170,8 +203,14 @@ std::vector<std::string> Checkpoint::verify(const std::function<void(std::int64_
       problems.emplace_back(error.what());
     }
   };
-  trying([&] { check_complete(manifest_, folder_); });
-  for (const StoredFile& file : manifest_.files) {
+  for (int file = 0; file < static_cast<int>(manifest_.files.size()); ++file) {
+    trying([&] { check_size(file); });
+  }
+  // Memory for what the manifest says is taken only if the files could hold it.
+  if (problems.empty()) trying([&] { check_complete(manifest_, folder_); });
+  for (std::size_t f = 0; f < manifest_.files.size(); ++f) {
+    if (!sized_[f]) continue;  // said above
+    const StoredFile& file = manifest_.files[f];
     trying([&] {
       const Shard shard = open_shard(file);
       for (std::size_t t = 0; t < file.tensors.size(); ++t) {

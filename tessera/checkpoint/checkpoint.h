@@ -36,7 +36,7 @@ class Checkpoint {
 
   // Looks at every file: is it there, with its size? Throws DataError. Not for every rank: load()
   // checks what it touches.
-  void check_files() const;
+  void check_files();
 
   // Fills what is wanted, reading only the blocks in which it lies ([Note: blocks]) and verifying
   // those. Types are converted as `rounding` allows. Throws DataError for what is missing, damaged
@@ -62,7 +62,9 @@ class Checkpoint {
     std::unique_ptr<File> file;
     std::vector<std::int64_t> offsets;  // of its tensors, in the manifest's order
   };
-  // Opens a file and compares its header with the manifest.
+  void check_size(const StoredFile& file, File& open) const;
+  void check_size(int file);  // once
+  // Opens a file and compares its size and header with the manifest.
   Shard open_shard(const StoredFile& file) const;
   Shard& shard(int file);  // stays open, unless there are too many
   void check_blocks(const StoredFile& file, const StoredTensor& tensor, std::int64_t tensor_at,
@@ -75,6 +77,7 @@ class Checkpoint {
   std::map<std::string, std::size_t> params_;
   std::map<Key, std::vector<std::pair<int, int>>> stored_;  // file and tensor
   std::map<int, Shard> shards_;
+  std::vector<bool> sized_;  // files that were seen to have the size that the manifest says
   // Of the state that was asked for last: disjoint, by Run::whole.
   Key places_of_;
   std::vector<Place> places_;

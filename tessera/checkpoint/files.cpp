@@ -13,20 +13,22 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
+#include "tessera/core/files.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 [[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
-  std::string hint;
-  if (error == ENOSPC || error == EDQUOT) hint = "; free some space, or save elsewhere";
-  if (error == EROFS || error == EACCES || error == EPERM) {
-    hint = "; choose a folder that can be written to, or change its mode";
-  }
-  if (error == EINVAL) hint = "; this file system cannot do that";
-  if (error == EFBIG) hint = "; a file may not grow this large here (ulimit -f)";
-  throw DataError(str("cannot ", what, " ", path, ": ", std::strerror(error), hint));
+  throw DataError(str("cannot ", what, " ", path, ": ", std::strerror(error), advice_on(error)));
+}
+
+[[noreturn]] void fail_to_read(const std::string& what, const std::string& path, int error) {
+  std::string advice;
+  if (error == EACCES || error == EPERM) advice = "; its mode or its owner forbids that";
+  if (error == EIO) advice = "; the disk or the network behind it failed: use another copy";
+  throw DataError(str("cannot ", what, " ", path, ": ", std::strerror(error), advice));
 }
 
 // A smaller file is not worth opening twice.
@@ -44,7 +46,7 @@ class LocalFile : public File {
                                  static_cast<std::size_t>(bytes - bytes % kPageBytes), offset);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EINVAL) direct_.reset();  // not here after all
-      if (n < 0 && errno != EINVAL) fail(str("write at byte ", offset, " of"), path_, errno);
+      if (n < 0 && errno != EINVAL) fail_to_write(offset, bytes);
       data += std::max<ssize_t>(n, 0);
       offset += std::max<ssize_t>(n, 0);
       bytes -= std::max<ssize_t>(n, 0);
@@ -54,7 +56,7 @@ class LocalFile : public File {
     while (bytes > 0) {
       const ssize_t n = ::pwrite(fd_.get(), data, static_cast<std::size_t>(bytes), offset);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail(str("write at byte ", offset, " of"), path_, errno);
+      if (n < 0) fail_to_write(offset, bytes);
       data += n;
       offset += n;
       bytes -= n;
@@ -67,7 +69,7 @@ class LocalFile : public File {
     while (bytes > 0) {
       const ssize_t n = ::pread(fd_.get(), into, static_cast<std::size_t>(bytes), offset);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail(str("read at byte ", offset, " of"), path_, errno);
+      if (n < 0) fail_to_read(str("read ", bytes, " bytes at byte ", offset, " of"), path_, errno);
       if (n == 0) {
         throw DataError(str(path_, " ends at byte ", offset, ", wanted ", bytes,
                             " more: it was cut short; use another copy"));
@@ -80,7 +82,7 @@ class LocalFile : public File {
 
   std::int64_t size() override {
     struct stat info {};
-    if (::fstat(fd_.get(), &info) != 0) fail("look at", path_, errno);
+    if (::fstat(fd_.get(), &info) != 0) fail_to_read("look at", path_, errno);
     return info.st_size;
   }
 
@@ -89,6 +91,9 @@ class LocalFile : public File {
   }
 
  private:
+  [[noreturn]] void fail_to_write(std::int64_t offset, std::int64_t bytes) const {
+    fail(str("write ", bytes, " bytes at byte ", offset, " of"), path_, errno);
+  }
   static bool in_pages(std::int64_t offset, const std::byte* data) {
     return offset % kPageBytes == 0 && reinterpret_cast<std::uintptr_t>(data) % kPageBytes == 0;
   }
@@ -112,18 +117,35 @@ class LocalFiles : public FileSystem {
       fail(str("set aside ", bytes, " bytes for"), path, error);
     }
     // As long as it will be, so that no write has to move its end.
-    if (::ftruncate(fd.get(), bytes) != 0) fail("create", path, errno);
+    if (::ftruncate(fd.get(), bytes) != 0) {
+      const int error = errno;
+      fd.reset();
+      ::unlink(path.c_str());
+      fail(str("make room for ", bytes, " bytes in"), path, error);
+    }
     Fd direct;
     if (bytes >= kDirectBytes) direct = Fd(::open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
     return std::make_unique<LocalFile>(std::move(fd), std::move(direct), path, true);
   }
 
   std::unique_ptr<File> open(const std::string& path) override {
-    Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd.open()) fail("open", path, errno);
+    // Not waiting for the other end of a pipe, and not through a link: see [Note: no links].
+    Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (!fd.open() && errno == ELOOP) {
+      throw DataError(str(path,
+                          " is a symbolic link; a checkpoint's files are regular files in its "
+                          "folder: put the file itself there"));
+    }
     struct stat info {};
-    if (::fstat(fd.get(), &info) != 0) fail("look at", path, errno);
-    if (!S_ISREG(info.st_mode)) throw DataError(path + " is no plain file");
+    if (!fd.open()) {
+      const int error = errno;
+      if (error != ENXIO || ::lstat(path.c_str(), &info) != 0) fail_to_read("open", path, error);
+    } else if (::fstat(fd.get(), &info) != 0) {
+      fail_to_read("look at", path, errno);
+    }
+    if (!S_ISREG(info.st_mode)) {
+      throw DataError(str(path, " is ", kind_of_file(info.st_mode), ", wanted a regular file"));
+    }
     return std::make_unique<LocalFile>(std::move(fd), Fd(), path, false);
   }
 
@@ -168,7 +190,7 @@ class LocalFiles : public FileSystem {
 
   std::vector<std::string> list(const std::string& folder) override {
     DIR* dir = ::opendir(folder.c_str());
-    if (dir == nullptr) fail("list the folder", folder, errno);
+    if (dir == nullptr) fail_to_read("list the folder", folder, errno);
     std::vector<std::string> names;
     errno = 0;
     while (const dirent* entry = ::readdir(dir)) {
@@ -178,7 +200,7 @@ class LocalFiles : public FileSystem {
     }
     const int error = errno;
     ::closedir(dir);
-    if (error != 0) fail("list the folder", folder, error);
+    if (error != 0) fail_to_read("list the folder", folder, error);
     std::sort(names.begin(), names.end());
     return names;
   }

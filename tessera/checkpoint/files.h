@@ -32,6 +32,8 @@ class FileSystem {
   virtual ~FileSystem() = default;
   // A new file that will have `bytes`, which are set aside where the file system can.
   virtual std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) = 0;
+  // [Note: no links] A regular file, and no symbolic link: whoever hands on a checkpoint could make
+  // one lead to any file of its reader. (The folder itself may be reached through links.)
   virtual std::unique_ptr<File> open(const std::string& path) = 0;
   virtual void make_folder(const std::string& path) = 0;  // its parents too; may be there already
   virtual void sync_folder(const std::string& path) = 0;  // makes its entries durable

@@ -1,5 +1,7 @@
 #include "tessera/checkpoint/folder.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -14,6 +16,7 @@ namespace {
 constexpr std::string_view kStep = "step-";
 constexpr std::string_view kTemporary = ".tmp-step-";
 constexpr std::string_view kRemoved = ".old-step-";
+constexpr std::string_view kProbe = ".try-";
 
 // The number after `prefix`, if `name` is nothing else and as we write it.
 std::optional<std::int64_t> step_of(std::string_view name, std::string_view prefix) {
@@ -61,10 +64,29 @@ std::vector<std::int64_t> steps_in(FileSystem& files, const std::string& dir) {
   return steps;
 }
 
+void try_folder(FileSystem& files, const std::string& dir) {
+  files.make_folder(dir);
+  const std::string draft = str(dir, "/", kProbe, ::getpid()), done = draft + "-done";
+  try {
+    files.remove(draft);  // of a dead process with our number
+    write_text(files, draft, std::string(kPageBytes, 'x'));
+    files.rename(draft, done);
+    files.sync_folder(dir);
+  } catch (const DataError&) {
+    try {
+      files.remove(draft);
+      files.remove(done);
+    } catch (const DataError&) {  // the first error is the one to tell
+    }
+    throw;
+  }
+  files.remove(done);
+}
+
 std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step) {
   files.make_folder(dir);
   for (const std::string& name : files.list(dir)) {
-    if (step_of(name, kTemporary) || step_of(name, kRemoved)) {
+    if (step_of(name, kTemporary) || step_of(name, kRemoved) || name.starts_with(kProbe)) {
       remove_tree(files, dir + "/" + name);
     }
   }
@@ -76,7 +98,11 @@ std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t
 std::string publish_folder(FileSystem& files, const std::string& dir, const Manifest& manifest) {
   const std::string temporary = temporary_path(dir, manifest.about.step);
   const std::string final_path = str(dir, "/", folder_name(manifest.about.step));
-  check_complete(manifest, final_path);
+  try {
+    check_complete(manifest, final_path);
+  } catch (const DataError& error) {
+    throw UsageError(error.what());  // whoever saves has left something out: no disk is to blame
+  }
   write_text(files, temporary + "/" + kManifestName, to_text(manifest));
   files.sync_folder(temporary);
   if (files.exists(final_path)) {

@@ -22,6 +22,10 @@ inline constexpr const char* kManifestName = "manifest.json";
 // The steps that have a folder in `dir`, ascending. None if there is no such folder.
 std::vector<std::int64_t> steps_in(FileSystem& files, const std::string& dir);
 
+// Does in `dir` what a save will do (makes it, writes a small file, syncs, renames, removes), so
+// that what cannot work is known before hours of training. Throws DataError.
+void try_folder(FileSystem& files, const std::string& dir);
+
 // Makes `dir`, removes what dead runs left in it, and makes the folder to write into: its path.
 std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step);
 // Writes the manifest and publishes. Returns the final path. One of the same step is replaced.

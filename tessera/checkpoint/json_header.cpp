@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -13,35 +13,6 @@ namespace tessera::checkpoint {
 namespace {
 
 using Json = nlohmann::json;
-
-// Parses, but refuses what a lenient parser lets pass: the same name twice, deep nesting.
-Json strict_parse(std::string_view text, const std::string& where) {
-  std::vector<std::set<std::string>> names;
-  int depth = 0;
-  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
-    switch (event) {
-      case Json::parse_event_t::object_start: names.emplace_back(); [[fallthrough]];
-      case Json::parse_event_t::array_start:
-        if (++depth > 3) throw DataError(where + ": the header is nested too deeply");
-        break;
-      case Json::parse_event_t::key:
-        if (!names.back().insert(value.get_ref<const std::string&>()).second) {
-          throw DataError(str(where, ": the header has ",
-                              quote(value.get_ref<const std::string&>()), " twice"));
-        }
-        break;
-      case Json::parse_event_t::object_end: names.pop_back(); [[fallthrough]];
-      case Json::parse_event_t::array_end: --depth; break;
-      case Json::parse_event_t::value: break;
-    }
-    return true;
-  };
-  try {
-    return Json::parse(text, watch);
-  } catch (const Json::exception& error) {
-    throw DataError(str(where, ": the header is no JSON: ", error.what()));
-  }
-}
 
 std::int64_t size_from(const Json& value, const std::string& what) {
   if (!value.is_number_integer() ||
@@ -105,7 +76,7 @@ Header parse_header(std::string_view json, std::int64_t data_bytes, const std::s
   if (json.empty() || json.front() != '{') {
     throw DataError(where + ": the header does not begin with {: this is no safetensors file");
   }
-  const Json root = strict_parse(json, where);
+  const Json root = parse_strictly(json, 3, where + ": the header");
   Header header;
   for (const auto& item : root.items()) {
     if (item.key() == "__metadata__") {

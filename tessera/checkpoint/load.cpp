@@ -21,8 +21,16 @@ const std::vector<Checkpoint::Place>& Checkpoint::places(const Key& key) {
   std::vector<Place> all;
   const auto found = stored_.find(key);
   if (found != stored_.end()) {
+    std::int64_t stretches = 0;
     for (const auto& [f, t] : found->second) {
       const StoredFile& file = manifest_.files[static_cast<std::size_t>(f)];
+      check_size(f);  // before memory is taken for what it says
+      stretches += stretches_of(file.tensors[static_cast<std::size_t>(t)]);
+      if (stretches > kMostRuns) {
+        throw DataError(str(folder_, ": parameter ", quote(key.first), ", state ",
+                            quote(key.second), " is cut into ", stretches,
+                            " stretches or more, wanted at most ", kMostRuns));
+      }
       for (const Run& run : to_runs(file.tensors[static_cast<std::size_t>(t)].stripes)) {
         all.push_back({run, f, t});
       }

@@ -69,13 +69,30 @@ std::int64_t StoredTensor::elements() const {
   return count;
 }
 
+std::int64_t stretches_of(const StoredTensor& tensor) {
+  std::int64_t count = 0;
+  for (const Stripe& stripe : tensor.stripes) count += stripe.times;
+  return count;
+}
+
 std::string to_text(const ShardTable& table) {
   return written([&] {
     return Json{{"params", json_of(table.params)}, {"file", json_of(table.file)}}.dump();
   });
 }
 
+void check_counts(const Description& about) {
+  for (const auto& [name, count] :
+       {std::pair{"step", about.step}, std::pair{"samples", about.samples}}) {
+    if (count < 0 || count > kMostCount) {
+      throw UsageError(
+          str(name, ": got ", count, ", wanted 0 to ", kMostCount, ", as checkpoints can hold it"));
+    }
+  }
+}
+
 std::string to_text(const Manifest& manifest) {
+  check_counts(manifest.about);
   const std::string body = written([&] {
     const Description& about = manifest.about;
     const Json model = Json::parse(about.model);
@@ -135,6 +152,12 @@ void check_complete(const Manifest& manifest, const std::string& where) {
       throw DataError(str(where, ": no rank has anything of parameter ", quote(spec.name)));
     }
     for (const auto& [state, tensors] : found->second) {
+      std::int64_t stretches = 0;
+      for (const StoredTensor* tensor : tensors) stretches += stretches_of(*tensor);
+      if (stretches > kMostRuns) {
+        throw DataError(str(where, ": parameter ", quote(spec.name), ", state ", quote(state),
+                            " is cut into ", stretches, " stretches, wanted at most ", kMostRuns));
+      }
       std::vector<Run> runs;
       for (const StoredTensor* tensor : tensors) {
         const std::vector<Run> more = to_runs(tensor->stripes);

@@ -11,6 +11,14 @@
 
 namespace tessera::checkpoint {
 
+// Steps, samples, elements and bytes are at most this, here and in files: sums and small multiples
+// of them do not overflow, and every JSON reader has such numbers exactly.
+inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
+inline constexpr std::int64_t kMostRanks = 1 << 24;
+// Stretches of elements of one state over all files: so much memory it takes to find one's way in
+// them.
+inline constexpr std::int64_t kMostRuns = 1 << 24;
+
 struct Mesh {
   int dp = 1, tp = 1, pp = 1;
 
@@ -32,6 +40,9 @@ struct Description {
   std::vector<ParamSpec> params;
 };
 
+// Throws UsageError for a step or samples that no checkpoint can hold.
+void check_counts(const Description& about);
+
 // A tensor of a shard: which elements of which state it has, and its checksums by block.
 struct StoredTensor {
   std::string name;  // in the file
@@ -43,6 +54,7 @@ struct StoredTensor {
 
   std::int64_t elements() const;
 };
+std::int64_t stretches_of(const StoredTensor& tensor);  // Stripes taken apart
 struct StoredFile {
   std::string name;
   std::int64_t bytes = 0;
@@ -66,10 +78,12 @@ ShardTable parse_table(std::string_view text, const std::string& where);
 // [Note: manifest] JSON whose first line holds the checksum of all that follows it. Reading checks
 // it, and then every number: nothing a manifest says is believed that its files could not hold.
 // Throws DataError.
+// Writing throws UsageError for what reading would refuse of the counts.
 std::string to_text(const Manifest& manifest);
 Manifest parse_manifest(std::string_view text, const std::string& where);
 
-// Throws DataError unless every parameter has a state, and every state it has is complete.
+// Throws DataError unless every parameter has a state, and every state it has is complete. Not
+// before the files' sizes are known to be true: it takes memory for every stretch.
 void check_complete(const Manifest& manifest, const std::string& where);
 // "elements 10 to 19 and 4 more stretches"
 std::string describe(const std::vector<Run>& runs);

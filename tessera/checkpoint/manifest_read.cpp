@@ -1,12 +1,15 @@
 // Reading manifests and shard tables: every number is checked before it is used.
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/manifest_json.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -63,13 +66,18 @@ class Node {
   std::string path_;
 };
 
-constexpr std::int64_t kMost = INT64_MAX;
+constexpr std::int64_t kMost = kMostCount;
+// Writing a value out again, in messages, takes stack for every level.
+constexpr int kMostDepth = 100;
 
 ParamSpec read_spec(const Node& node) {
   ParamSpec spec;
   spec.name = node.at("name").text();
   for (const Node& size : node.at("shape").list()) spec.shape.push_back(size.number(0, kMost));
-  if (elements_of(spec.shape) < 0) node.at("shape").refuse("fewer elements than 2^63");
+  const std::int64_t elements = elements_of(spec.shape);
+  if (elements < 0 || elements > kMost) {
+    node.at("shape").refuse(str("at most ", kMost, " elements"));
+  }
   if (node.has("tp_dim")) {
     spec.tp_dim = static_cast<int>(
         node.at("tp_dim").number(0, static_cast<std::int64_t>(spec.shape.size()) - 1));
@@ -87,9 +95,12 @@ ParamSpec read_spec(const Node& node) {
 std::vector<ParamSpec> read_specs(const Node& node) {
   std::vector<ParamSpec> specs;
   std::set<std::string> names;
+  std::int64_t elements = 0;
   for (const Node& spec : node.list()) {
     specs.push_back(read_spec(spec));
     if (!names.insert(specs.back().name).second) spec.refuse("each parameter once");
+    elements += elements_of(specs.back().shape);
+    if (elements > kMost) spec.refuse(str("at most ", kMost, " elements of all parameters"));
   }
   return specs;
 }
@@ -118,7 +129,7 @@ StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int6
   const auto param = elements.find(tensor.param);
   if (param == elements.end()) node.at("param").refuse("a parameter of the manifest");
   const std::int64_t most = data_bytes / size_of(tensor.dtype);
-  std::int64_t total = 0;
+  std::int64_t total = 0, runs = 0;
   for (const Node& item : node.at("elements").list()) {
     const std::vector<Node> numbers = item.list();
     if (numbers.size() != 2 && numbers.size() != 4) item.refuse("[begin, count(, times, stride)]");
@@ -131,6 +142,8 @@ StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int6
     if (end < 0 || end > param->second) {
       item.refuse(str("elements of a parameter that has ", param->second));
     }
+    runs += stripe.times;  // no overflow: `runs` and `times` are at most 2^53
+    if (runs > kMostRuns) item.refuse(str("at most ", kMostRuns, " stretches of a tensor"));
     // No overflow: the stretches do not overlap, so there are at most `end` elements in them.
     if (stripe.count * stripe.times > most - total) {
       item.refuse(str("at most the ", data_bytes, " bytes that the file has"));
@@ -151,9 +164,10 @@ StoredFile read_file(const Node& node, const std::map<std::string, std::int64_t>
   StoredFile file;
   const Node name = node.at("name");
   file.name = name.text();
-  // It is put behind the folder's name: no way may lead out of there.
-  if (file.name.empty() || file.name[0] == '.' || file.name.find('/') != std::string::npos ||
-      file.name.find('\0') != std::string::npos) {
+  // It is put behind the folder's name: no way may lead out of there. And into lists, a line each.
+  const auto odd = [](unsigned char c) { return c == '/' || c == '\\' || c < ' ' || c == 127; };
+  if (file.name.empty() || file.name[0] == '.' || file.name == kManifestName ||
+      std::any_of(file.name.begin(), file.name.end(), odd)) {
     name.refuse("a plain file name");
   }
   file.bytes = node.at("bytes").number(kLengthBytes, kMost);
@@ -177,23 +191,10 @@ std::map<std::string, std::int64_t> count_elements(const std::vector<ParamSpec>&
   return elements;
 }
 
-ReadJson parse_json(std::string_view text, const std::string& where) {
-  // Writing a value out again, in messages, takes stack for every level.
-  const auto watch = [&](int depth, ReadJson::parse_event_t, ReadJson&) {
-    if (depth > 100) throw DataError(where + " is nested too deeply");
-    return true;
-  };
-  try {
-    return ReadJson::parse(text, watch);
-  } catch (const ReadJson::exception& error) {
-    throw DataError(str(where, " is no JSON: ", error.what()));
-  }
-}
-
 }  // namespace
 
 ShardTable parse_table(std::string_view text, const std::string& where) {
-  const ReadJson json = parse_json(text, where);
+  const ReadJson json = parse_strictly(text, kMostDepth, where);
   const Node root(json, where);
   ShardTable table;
   table.params = read_specs(root.at("params"));
@@ -214,7 +215,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
     throw DataError(str(where, " is damaged: its checksum is ", to_hex({crc32c(body)}), ", wanted ",
                         to_hex(checksum)));
   }
-  const ReadJson json = parse_json(text, where);
+  const ReadJson json = parse_strictly(text, kMostDepth, where);
   const Node root(json, where);
   if (root.at("format").text() != kFormat) root.at("format").refuse(str("\"", kFormat, "\""));
   const std::int64_t version = root.at("version").number(1, kMost);
@@ -230,9 +231,13 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   if (!seed.is_number_unsigned()) root.at("seed").refuse("a whole number from 0 to 2^64");
   about.seed = seed.get<std::uint64_t>();
   const auto size = [&](const char* axis) {
-    return static_cast<int>(root.at("mesh").at(axis).number(1, 1 << 24));
+    return static_cast<int>(root.at("mesh").at(axis).number(1, kMostRanks));
   };
   about.mesh = {size("dp"), size("tp"), size("pp")};
+  if (std::int64_t{about.mesh.dp} * about.mesh.tp > kMostRanks ||
+      std::int64_t{about.mesh.dp} * about.mesh.tp * about.mesh.pp > kMostRanks) {
+    root.at("mesh").refuse(str("at most ", kMostRanks, " ranks"));
+  }
   about.stage = static_cast<int>(root.at("stage").number(0, 3));
   about.layout = root.at("layout").text();
   if (!root.at("model").json().is_object()) root.at("model").refuse("an object");
@@ -248,8 +253,11 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   about.params = read_specs(root.at("params"));
   const std::map<std::string, std::int64_t> elements = count_elements(about.params);
   std::set<std::string> names;
+  std::int64_t bytes = 0;
   for (const Node& file : root.at("files").list()) {
     manifest.files.push_back(read_file(file, elements));
+    bytes += manifest.files.back().bytes;
+    if (bytes > kMost) file.at("bytes").refuse(str("at most ", kMost, " bytes in all files"));
     if (!names.insert(manifest.files.back().name).second) file.refuse("each file once");
   }
   return manifest;

@@ -1,10 +1,13 @@
 #include "tessera/checkpoint/reshard.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 
 #include "tessera/checkpoint/shard.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
@@ -61,22 +64,31 @@ std::vector<Share> shares_of(const std::vector<ParamSpec>& params, const Mesh& m
   return shares;
 }
 
+void check_reshard(const Checkpoint& from, const std::string& dir, const Mesh& mesh,
+                   FileSystem& files) {
+  const std::string asked = str("got a mesh of dp ", mesh.dp, ", tp ", mesh.tp, ", pp ", mesh.pp);
+  if (mesh.dp < 1 || mesh.tp < 1 || mesh.pp < 1) {
+    throw UsageError(asked + ", wanted at least 1 of each");
+  }
+  constexpr std::int64_t kMostFiles = 1 << 20;
+  const std::int64_t planes = std::int64_t{mesh.dp} * mesh.tp;
+  if (planes > kMostFiles || planes * mesh.pp > kMostFiles) {
+    throw UsageError(str(asked, ", wanted at most ", kMostFiles, " ranks, which have a file each"));
+  }
+  const std::string final_path = str(dir, "/", folder_name(from.about().step));
+  if (files.exists(final_path)) {
+    throw UsageError(final_path + " is there already; choose another folder");
+  }
+  for (const ParamSpec& spec : from.about().params) local_shape(spec, 0, mesh.tp);
+}
+
 Saved reshard(Checkpoint& from, const std::string& dir, const Mesh& mesh,
               const std::shared_ptr<FileSystem>& files, const Progress& progress) {
-  if (mesh.dp < 1 || mesh.tp < 1 || mesh.pp < 1) {
-    throw UsageError(str("got a mesh of dp ", mesh.dp, ", tp ", mesh.tp, ", pp ", mesh.pp,
-                         ", wanted at least 1 of each"));
-  }
+  check_reshard(from, dir, mesh, *files);
   const auto began = std::chrono::steady_clock::now();
   Manifest manifest;
   manifest.about = from.about();
   manifest.about.mesh = mesh;
-  const std::string final_path = str(dir, "/", folder_name(manifest.about.step));
-  if (files->exists(final_path)) {
-    throw UsageError(final_path + " is there already; choose another folder");
-  }
-  // What the mesh cannot cut is said before anything is written.
-  for (const ParamSpec& spec : manifest.about.params) local_shape(spec, 0, mesh.tp);
   const std::string folder = begin_folder(*files, dir, manifest.about.step);
   Saved saved;
   const auto done = counter(progress);
@@ -136,15 +148,21 @@ std::int64_t export_model(Checkpoint& from, const std::string& path, const Expor
     out.entry.shape = spec.shape;
     out.source = copied(from, spec.name, state, dtype, {{0, 0, elements}}, Rounding::nearest, done);
   }
-  const std::string temporary = path + ".tmp";
+  const PublishTarget target = publish_target(path);
+  if (target.direct) {
+    throw UsageError(path +
+                     " is no regular file, and a model is written as one; give the name of "
+                     "a file");
+  }
+  const std::string temporary = str(target.path, ".", ::getpid(), ".part");
   options.files->remove(temporary);
   try {
     const WrittenFile written =
         write_safetensors(*options.files, temporary, tensors,
                           {{"format", "pt"}, {"tessera_step", std::to_string(from.about().step)}});
-    options.files->rename(temporary, path);
-    const std::size_t slash = path.rfind('/');
-    options.files->sync_folder(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+    options.files->rename(temporary, target.path);
+    const std::size_t slash = target.path.rfind('/');
+    options.files->sync_folder(slash == std::string::npos ? "." : target.path.substr(0, slash + 1));
     return written.bytes;
   } catch (const std::exception&) {
     try {

@@ -25,6 +25,11 @@ struct Share {
 };
 std::vector<Share> shares_of(const std::vector<ParamSpec>& params, const Mesh& mesh, int rank);
 
+// Throws UsageError for what reshard() would refuse before it writes: a mesh that cannot cut the
+// parameters, a folder that has this step.
+void check_reshard(const Checkpoint& from, const std::string& dir, const Mesh& mesh,
+                   FileSystem& files);
+
 // Writes the checkpoint anew for another mesh, as dir/step-…, a few megabytes at a time.
 Saved reshard(Checkpoint& from, const std::string& dir, const Mesh& mesh,
               const std::shared_ptr<FileSystem>& files = local_files(),

@@ -5,18 +5,21 @@
 #include <chrono>
 #include <exception>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "tessera/checkpoint/shard.h"
 #include "tessera/checkpoint/shard_writer.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/core/units.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-// A text that travels between ranks: what was done, or why it was not.
-constexpr char kGood = '+', kBad = '-';
+// A text that travels between ranks: what was done, or why it was not: because the file system
+// could not, which another time it may, or for a reason that stays.
+constexpr char kGood = '+', kBad = '-', kWrong = '!';
 
 // A step that this rank does, and whose outcome the others must hear of.
 struct Outcome {
@@ -27,8 +30,10 @@ template <typename F>
 Outcome attempt(F&& body) {
   try {
     return {kGood + body(), nullptr};
-  } catch (const std::exception& error) {
+  } catch (const DataError& error) {
     return {str(kBad, error.what()), std::current_exception()};
+  } catch (const std::exception& error) {
+    return {str(kWrong, error.what()), std::current_exception()};
   }
 }
 
@@ -119,37 +124,44 @@ Manifest assemble(Description about, const std::vector<std::string>& tables) {
 }
 
 // What all are told when a rank failed: the mark, its number, and why.
-std::string bad_news(int rank, const std::string& why) {
-  return str(kBad, rank, " rank ", rank, " cannot save: ", why);
+std::string bad_news(int rank, const std::string& said) {
+  const std::string why = said.empty() ? str(kWrong, "it said nothing") : said;
+  return str(why[0], rank, " rank ", rank, " cannot save: ", why.substr(1));
 }
 bool is_good(const std::string& text) { return !text.empty() && text[0] == kGood; }
+
+std::string reason_in(const std::string& news) {
+  const std::size_t space = news.find(' ');
+  return space == std::string::npos ? "another rank cannot save" : news.substr(space + 1);
+}
 
 // Throws this rank's own error, or what it was told of another's.
 [[noreturn]] void fail_together(const std::exception_ptr& own, const std::string& news) {
   if (own) std::rethrow_exception(own);
   int rank = PeerError::kUnknownRank;
   const std::size_t space = news.find(' ');
-  if (space == std::string::npos) throw PeerError("another rank cannot save", rank);
-  std::from_chars(news.data() + 1, news.data() + space, rank);
-  throw PeerError(news.substr(space + 1), rank);
+  if (space != std::string::npos) std::from_chars(news.data() + 1, news.data() + space, rank);
+  throw PeerError(reason_in(news), rank);
 }
 
-}  // namespace
+// One try of all ranks: the same verdict on each, and its own error where it had one.
+struct Try {
+  std::string verdict;  // the folder that was published, or bad news
+  std::exception_ptr error;
+  std::int64_t bytes = 0;
+};
 
-Saved save(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
-           const Team& team, const SaveOptions& options) {
-  const auto began = std::chrono::steady_clock::now();
+Try save_once(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
+              const Team& team, const SaveOptions& options) {
   FileSystem& files = *options.files;
-  if (about.step < 0) throw UsageError(str("the step is ", about.step, ", wanted 0 or more"));
-
   // 1. Rank 0 makes the folder.
   Outcome begun{std::string(1, kGood), nullptr};
   if (team.rank == 0) {
     begun = attempt([&] { return begin_folder(files, dir, about.step); });
-    if (begun.error) begun.text = bad_news(0, begun.text.substr(1));
+    if (begun.error) begun.text = bad_news(0, begun.text);
   }
   const std::string folder = team.broadcast(begun.text);
-  if (!is_good(folder)) fail_together(begun.error, folder);
+  if (!is_good(folder)) return {folder, begun.error};
 
   // 2. All write.
   ShardTable table;
@@ -163,13 +175,11 @@ Saved save(const std::string& dir, const Description& about, const std::vector<P
   Outcome published{std::string(1, kGood), nullptr};
   if (team.rank == 0) {
     for (std::size_t rank = 0; rank < tables.size() && is_good(published.text); ++rank) {
-      if (is_good(tables[rank])) continue;
-      published.text = bad_news(static_cast<int>(rank),
-                                tables[rank].empty() ? "it said nothing" : tables[rank].substr(1));
+      if (!is_good(tables[rank])) published.text = bad_news(static_cast<int>(rank), tables[rank]);
     }
     if (is_good(published.text)) {
       published = attempt([&] { return publish_folder(files, dir, assemble(about, tables)); });
-      if (published.error) published.text = bad_news(0, published.text.substr(1));
+      if (published.error) published.text = bad_news(0, published.text);
     }
     if (!is_good(published.text)) {
       // The space it takes may be what is missing. Whatever stays, the next save removes.
@@ -180,19 +190,48 @@ Saved save(const std::string& dir, const Description& about, const std::vector<P
     }
   }
   const std::string verdict = team.broadcast(published.text);
-  if (!is_good(verdict)) fail_together(wrote.error ? wrote.error : published.error, verdict);
-  if (team.rank == 0) {
-    const Outcome cleaned = attempt([&] {
-      apply_retention(files, dir, about.step, options.retention);
-      return std::string();
-    });
-    if (cleaned.error && options.warn) {
-      options.warn("saved, but an older checkpoint stays: " + cleaned.text.substr(1));
-    }
+  return {verdict, wrote.error ? wrote.error : published.error, table.file.bytes};
+}
+
+}  // namespace
+
+Saved save(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
+           const Team& team, const SaveOptions& options) {
+  const auto began = std::chrono::steady_clock::now();
+  check_counts(about);
+  const auto warn = [&](const std::string& text) {
+    if (team.rank == 0 && options.warn) options.warn(text);
+  };
+  constexpr double kLongestPause = 60;
+  double pause = options.retry_seconds;
+  Try tried = save_once(dir, about, pieces, team, options);
+  for (int retry = 1; retry <= options.retries && tried.verdict[0] == kBad; ++retry) {
+    warn(str("step ", about.step, " is not saved yet: ", reason_in(tried.verdict),
+             "; trying again in ", format_time(pause), " (", retry, " of ", options.retries, ")"));
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    tried = save_once(dir, about, pieces, team, options);
+    pause = std::min(2 * pause, kLongestPause);
   }
   Saved saved;
-  saved.folder = verdict.substr(1);
-  saved.bytes = table.file.bytes;
+  if (is_good(tried.verdict)) {
+    if (team.rank == 0) {
+      const Outcome cleaned = attempt([&] {
+        apply_retention(*options.files, dir, about.step, options.retention);
+        return std::string();
+      });
+      if (cleaned.error) {
+        warn("saved, but an older checkpoint stays: " + cleaned.text.substr(1));
+      }
+    }
+    saved.folder = tried.verdict.substr(1);
+    saved.bytes = tried.bytes;
+  } else {
+    if (!options.return_failures || tried.verdict[0] != kBad) {
+      fail_together(tried.error, tried.verdict);
+    }
+    saved.failure = reason_in(tried.verdict);
+    warn(str("step ", about.step, " is NOT SAVED: ", saved.failure));
+  }
   saved.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   return saved;
 }

@@ -30,12 +30,20 @@ struct SaveOptions {
   // Told what went wrong after the checkpoint was published (an old one that cannot be removed).
   std::function<void(const std::string&)> warn;
   Charge charge = {};
+  // What the file system could not do (a full disk, say) is tried again so often, all ranks
+  // together, after pauses of retry_seconds, twice that … up to a minute; warn is told.
+  int retries = 0;
+  double retry_seconds = 1;
+  // Then what still fails so is returned as Saved::failure on all ranks, and warn is told, so that
+  // whatever they do can go on. A wrong call and a rank that is gone are thrown all the same.
+  bool return_failures = false;
 };
 
 struct Saved {
   std::string folder;
   std::int64_t bytes = 0;  // that this rank wrote
   double seconds = 0;
+  std::string failure;  // why nothing was published; see SaveOptions::return_failures
 };
 
 // Collective: saves the pieces of all ranks as dir/step-…, all ranks writing at once; see

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/models/gpt.h"
 #include "tessera/nn/matmul.h"
@@ -124,12 +124,6 @@ planner::Link measure_link(const comm::Group& world, double budget) {
   return link;
 }
 
-std::ofstream open_file(const std::string& path, std::ios::openmode mode) {
-  std::ofstream file(path, std::ios::binary | mode);
-  if (!file) throw UsageError(str("--out: cannot write ", quote(path)));
-  return file;
-}
-
 int measure(const CalibrateArguments& arguments) {
   comm::Group world = comm::init({});
   const int threads = at::get_num_threads();
@@ -156,10 +150,7 @@ int measure(const CalibrateArguments& arguments) {
     write_all(1, text);
     return 0;
   }
-  std::ofstream file = open_file(arguments.out, std::ios::trunc);
-  if (!(file << text) || !file.flush()) {
-    throw UsageError(str("--out: cannot write ", quote(arguments.out)));
-  }
+  publish(arguments.out, text);
   return 0;
 }
 
@@ -180,7 +171,7 @@ int calibrate_command(int argc, char** argv) {
   line.seconds(app, "--time", arguments.seconds, "time of each measurement");
   if (!line.parse(argc, argv)) return 0;
   // Better known before half a minute of measurements than after it.
-  if (!arguments.out.empty()) open_file(arguments.out, std::ios::app);
+  if (!arguments.out.empty()) check_publishable(arguments.out, "--out");
   const comm::Launch launch = comm::detect_launch();
   if (launch.launcher != "alone") {
     if (arguments.threads > 0) at::set_num_threads(arguments.threads);

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/lock.h"
 #include "tessera/checkpoint/reshard.h"
+#include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
@@ -26,28 +27,33 @@ using checkpoint::Checkpoint;
 
 constexpr const char* kExamples =
     "  tessera checkpoint inspect runs/a                      the newest good one in there\n"
-    "  tessera checkpoint inspect runs/a/step-00000120 --params\n"
     "  tessera checkpoint verify runs/a/step-00000120         reads every byte\n"
     "  tessera checkpoint diff runs/a/step-00000120 runs/b/step-00000120\n"
     "  tessera checkpoint reshard runs/a runs/wide --dp 4 --tp 2\n"
-    "  tessera checkpoint export runs/a model.safetensors --dtype bf16";
-
-// A folder of a checkpoint, or of a run: then the newest good one in it.
-Checkpoint open_checkpoint(const std::string& path, bool with_files = true) {
-  const auto files = checkpoint::local_files();
-  if (files->exists(path + "/" + checkpoint::kManifestName)) {
-    Checkpoint from(path);
-    if (with_files) from.check_files();
-    return from;
-  }
-  if (!files->exists(path)) throw UsageError(path + ": there is no such folder");
-  const checkpoint::Latest latest = checkpoint::find_latest(path);
-  for (const std::string& line : latest.skipped) write_all(2, line + "\n");
-  if (latest.folder.empty()) {
-    throw DataError(path + " has no checkpoint that can be read: no step-… with a manifest");
-  }
-  return Checkpoint(latest.folder);
-}
+    "  tessera checkpoint export runs/a model.safetensors --dtype bf16\n"
+    "\n"
+    "`tessera checkpoint COMMAND --help` describes a command.";
+constexpr const char* kInspectExamples =
+    "  tessera checkpoint inspect runs/a                      the newest good one in there\n"
+    "  tessera checkpoint inspect runs/a/step-00000120 --params\n"
+    "  tessera checkpoint inspect runs/a --json | jq .step";
+constexpr const char* kVerifyExamples =
+    "  tessera checkpoint verify runs/a/step-00000120         finds accidents: bits that flipped\n"
+    "  tessera checkpoint verify runs/a --sha256 --out safe/a.sha256\n"
+    "  tessera checkpoint verify runs/a --against safe/a.sha256    finds forgery too\n"
+    "  cd runs/a/step-00000120 && sha256sum -c safe/a.sha256  the same without Tessera\n"
+    "\n"
+    "Checksums lie in the checkpoint, so whoever changes it on purpose can change them too.\n"
+    "A list of hashes that you keep elsewhere, where only you can write, finds that.";
+constexpr const char* kDiffExamples =
+    "  tessera checkpoint diff runs/a/step-00000120 runs/b/step-00000120\n"
+    "  tessera checkpoint diff runs/a runs/a/step-00000100 --json";
+constexpr const char* kReshardExamples =
+    "  tessera checkpoint reshard runs/a runs/wide --dp 4 --tp 2     8 files in runs/wide/step-…\n"
+    "  tessera checkpoint reshard runs/a runs/one                    a single file";
+constexpr const char* kExportExamples =
+    "  tessera checkpoint export runs/a model.safetensors --dtype bf16\n"
+    "  tessera checkpoint export runs/a/step-00000120 moments.safetensors --state moment1";
 
 std::string mesh_text(const checkpoint::Mesh& mesh) {
   return str("dp ", mesh.dp, " · tp ", mesh.tp, " · pp ", mesh.pp);
@@ -102,7 +108,7 @@ Json inspect_json(const Checkpoint& from) {
 }
 
 int inspect(const std::string& path, bool params, bool json) {
-  const Checkpoint from = open_checkpoint(path);
+  Checkpoint from = open_checkpoint(path);
   if (json) return write_all(1, inspect_json(from).dump(2) + "\n") ? 0 : 1;
   const checkpoint::Description& about = from.about();
   std::int64_t elements = 0;
@@ -135,54 +141,11 @@ int inspect(const std::string& path, bool params, bool json) {
   return write_all(1, text) ? 0 : 1;
 }
 
-// A bar in megabytes.
-class Bytes {
- public:
-  Bytes(const std::string& label, std::int64_t total) {
-    ProgressOptions options;
-    options.label = label;
-    options.unit = "MB";
-    // A file is no reason for a line in a log unless it takes its time.
-    options.plain_least = 5;
-    bar_.emplace(std::max<std::int64_t>(1, total / kMega), options);
-  }
-  checkpoint::Progress function() {
-    return [this](std::int64_t done) { bar_->update(done / kMega); };
-  }
-
- private:
-  static constexpr std::int64_t kMega = 1'000'000;
-  std::optional<Progress> bar_;
-};
-
-int verify(const std::string& path, bool json) {
-  Checkpoint from = open_checkpoint(path, false);  // what is missing is among the problems
-  std::vector<std::string> problems;
-  {
-    Bytes bar("verifying", from.bytes());
-    problems = from.verify(bar.function());
-  }
-  if (json) {
-    const Json out = {{"folder", from.folder()},
-                      {"step", from.about().step},
-                      {"bytes", from.bytes()},
-                      {"good", problems.empty()},
-                      {"problems", problems}};
-    write_all(1, out.dump(2) + "\n");
-  } else if (problems.empty()) {
-    write_all(1, str(from.folder(), ": good, ", from.manifest().files.size(), " files with ",
-                     format_bytes(from.bytes()), "\n"));
-  } else {
-    write_all(1, str(from.folder(), ": BAD\n  ", join(problems, "\n  "), "\n"));
-  }
-  return problems.empty() ? 0 : 1;
-}
-
 int diff(const std::string& left, const std::string& right, bool json) {
   Checkpoint a = open_checkpoint(left), b = open_checkpoint(right);
   checkpoint::Difference difference;
   {
-    Bytes bar("comparing", a.bytes());
+    MegabyteBar bar("comparing", a.bytes());
     difference = checkpoint::diff(a, b, bar.function());
   }
   const bool same = difference.states.empty();
@@ -223,9 +186,13 @@ int diff(const std::string& left, const std::string& right, bool json) {
 
 int reshard(const std::string& path, const std::string& to, const checkpoint::Mesh& mesh) {
   Checkpoint from = open_checkpoint(path);
+  checkpoint::check_reshard(from, to, mesh, *checkpoint::local_files());
+  // A run that saves there would have its drafts removed.
+  const checkpoint::FolderLock lock(to, "tessera checkpoint reshard");
+  if (!lock.missing().empty()) write_all(2, "warning: " + lock.missing() + "\n");
   checkpoint::Saved saved;
   {
-    Bytes bar("resharding", from.bytes());
+    MegabyteBar bar("resharding", from.bytes());
     saved = checkpoint::reshard(from, to, mesh, checkpoint::local_files(), bar.function());
   }
   return write_all(1, str(saved.folder, ": ", mesh.ranks(), " shards (", mesh_text(mesh), "), ",
@@ -239,10 +206,14 @@ int export_to(const std::string& path, const std::string& to, const std::string&
   Checkpoint from = open_checkpoint(path);
   checkpoint::ExportOptions options;
   options.state = state;
-  if (!dtype.empty()) options.dtype = checkpoint::parse_dtype(dtype);
+  try {
+    if (!dtype.empty()) options.dtype = checkpoint::parse_dtype(dtype);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--dtype: ", error.what()));
+  }
   std::int64_t written = 0;
   {
-    Bytes bar("exporting", from.bytes());
+    MegabyteBar bar("exporting", from.bytes());
     options.progress = bar.function();
     written = checkpoint::export_model(from, to, options);
   }
@@ -260,36 +231,51 @@ int checkpoint_command(int argc, char** argv) {
                    "checkpoint, or a run's: then its newest good one is taken.",
                    kExamples);
   std::string path, other, state, dtype;
+  VerifyOptions checks;
   bool json = false, params = false;
   checkpoint::Mesh mesh;
-  const auto command = [&](const char* name, const char* help) -> CLI::App& {
+  const auto command = [&](const char* name, const char* help, const char* examples) -> CLI::App& {
     CLI::App& app = *line.app().add_subcommand(name, help);
-    app.footer(str("Examples:\n", kExamples));
-    app.add_option("checkpoint", path, "folder of a checkpoint or of a run")->required();
+    app.footer(str("Examples:\n", examples));
+    app.add_option("DIR", path, "folder of a checkpoint or of a run")->required()->type_name("");
     return app;
   };
   const auto takes_json = [&](CLI::App& app) { app.add_flag("--json", json, "print JSON"); };
 
-  CLI::App& inspects = command("inspect", "Shows what a checkpoint holds.");
+  CLI::App& inspects = command("inspect", "Shows what a checkpoint holds.", kInspectExamples);
   inspects.add_flag("--params", params, "list the parameters too");
   takes_json(inspects);
   CLI::App& verifies =
-      command("verify", "Reads every byte; the status is 1 if anything is damaged or missing.");
+      command("verify", "Reads every byte; the status is 1 if anything is damaged or missing.",
+              kVerifyExamples);
+  verifies.add_flag("--sha256", checks.sha256,
+                    "print the SHA-256 hash of every file, as sha256sum does, if all is good");
+  verifies
+      .add_option("--out", checks.out, "write these hashes to a file instead; keep it elsewhere")
+      ->type_name("FILE");
+  verifies
+      .add_option("--against", checks.against,
+                  "compare with such a list: the status is 1 if a file was changed")
+      ->type_name("FILE");
   takes_json(verifies);
-  CLI::App& diffs =
-      command("diff", "Compares the tensors bit by bit; the status is 1 if any differs.");
-  diffs.add_option("other", other, "the checkpoint to compare with")->required();
+  CLI::App& diffs = command(
+      "diff", "Compares the tensors bit by bit; the status is 1 if any differs.", kDiffExamples);
+  diffs.add_option("OTHER", other, "folder of the checkpoint to compare with")
+      ->required()
+      ->type_name("");
   takes_json(diffs);
   CLI::App& reshards =
       command("reshard",
               "Writes it anew as another mesh would have saved it. Loading never needs "
-              "this: it takes any mesh's.");
-  reshards.add_option("to", other, "the folder to put step-… into")->required();
+              "this: it takes any mesh's.",
+              kReshardExamples);
+  reshards.add_option("TO", other, "the folder to put step-… into")->required()->type_name("");
   line.integer(reshards, "--dp", mesh.dp, 1, 1 << 20, "data-parallel ranks");
   line.integer(reshards, "--tp", mesh.tp, 1, 1 << 20, "tensor-parallel ranks");
   line.integer(reshards, "--pp", mesh.pp, 1, 1 << 20, "pipeline stages");
-  CLI::App& exports = command("export", "Writes the parameters as one plain safetensors file.");
-  exports.add_option("to", other, "the file to write")->required();
+  CLI::App& exports =
+      command("export", "Writes the parameters as one plain safetensors file.", kExportExamples);
+  exports.add_option("FILE", other, "the file to write")->required()->type_name("");
   exports.add_option("--state", state,
                      "which state; otherwise master, or param where there is none");
   exports.add_option("--dtype", dtype, "f32, bf16 or f16, rounded to nearest; otherwise as stored");
@@ -297,7 +283,7 @@ int checkpoint_command(int argc, char** argv) {
   if (!line.parse(argc, argv)) return 0;
 
   if (inspects.parsed()) return inspect(path, params, json);
-  if (verifies.parsed()) return verify(path, json);
+  if (verifies.parsed()) return verify_checkpoint(path, json, checks);
   if (diffs.parsed()) return diff(path, other, json);
   if (reshards.parsed()) return reshard(path, other, mesh);
   return export_to(path, other, state, dtype);

@@ -29,6 +29,28 @@ void collect_names(const CLI::App& app, bool options, std::vector<std::string>& 
   for (const CLI::App* sub : app.get_subcommands()) collect_names(*sub, options, names);
 }
 
+std::vector<std::string> subcommands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(sub->get_name());
+  }
+  return names;
+}
+
+// What is missing, with what it is: "DIR is required" says little.
+std::string describe_missing(const CLI::App& app, const std::string& message) {
+  const CLI::App* inner = &app;
+  while (!inner->get_subcommands().empty()) inner = inner->get_subcommands().front();
+  const std::vector<std::string> commands = subcommands_of(*inner);
+  if (!commands.empty() && message.find("ubcommand") != std::string::npos)
+    return "a command is missing; wanted one of " + join(commands, ", ");
+  for (const CLI::Option* option : inner->get_options()) {
+    const std::string name = option->get_name();
+    if (message.starts_with(name + " ")) return message + ": " + option->get_description();
+  }
+  return message;
+}
+
 // An option whose text goes through `read`, with the option's name in front of its errors.
 CLI::Option* converted(CLI::App& app, const std::string& names, const std::string& help,
                        const std::string& type, const std::string& shown,
@@ -111,7 +133,13 @@ void CommandLine::refuse_unknown(const std::vector<std::string>& unknown) const 
   word = word.substr(0, word.find('='));
   std::vector<std::string> names;
   collect_names(app_, is_option(word), names);
-  throw UsageError(word + ": unknown" + did_you_mean(word, names));
+  const std::string meant = did_you_mean(word, names);
+  if (is_option(word) || !meant.empty()) throw UsageError(word + ": unknown" + meant);
+  const bool chosen = !app_.get_subcommands().empty();
+  const std::vector<std::string> commands = subcommands_of(app_);
+  throw UsageError(chosen || commands.empty()
+                       ? word + ": unknown, one word too many"
+                       : word + ": unknown; wanted one of " + join(commands, ", "));
 }
 
 bool CommandLine::parse(int argc, char** argv) {
@@ -141,7 +169,8 @@ bool CommandLine::parse(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     // A mistyped option often makes a required one seem missing: report the cause.
     refuse_unknown(left_over());
-    throw UsageError(error.what());
+    const bool missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+    throw UsageError(missing ? describe_missing(app_, error.what()) : error.what());
   }
   refuse_unknown(left_over());
   return true;

@@ -8,6 +8,7 @@
 #include "tessera/cli/explain_topics.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/schedule/draw.h"
 
@@ -80,9 +81,11 @@ int explain_schedule(int argc, char** argv) {
   std::string text = schedule::draw_text(schedule, durations, a.columns);
   if (!a.metrics.empty()) text += measured_bubble(a.metrics);
   if (!a.svg.empty()) {
-    std::ofstream file(a.svg);
-    file << schedule::draw_svg(schedule, durations);
-    if (!file.flush()) throw UsageError(str("--svg: cannot write ", quote(a.svg)));
+    try {
+      publish(a.svg, schedule::draw_svg(schedule, durations));
+    } catch (const Error& error) {
+      throw UsageError(str("--svg: ", error.what()));
+    }
   }
   return write_all(1, text) ? 0 : 1;
 }

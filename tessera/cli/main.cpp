@@ -1,6 +1,8 @@
 // The front program. It starts in milliseconds: what needs torch is in its sibling tessera-torch,
 // which takes this process over.
 
+#include <signal.h>
+
 #include <string>
 #include <vector>
 
@@ -66,6 +68,7 @@ int front(std::vector<char*> words) {
   for (const CommandInfo& command : commands()) {
     if (command.name != first) continue;
     if (command.torch) return execute_torch_program(first, words);
+    ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is told of as an error of its write
     return guarded("tessera " + first, [&] {
       return front_command(first)(static_cast<int>(words.size()), words.data());
     });

@@ -93,7 +93,9 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
     report(own, result, notes, checkpoint);
     // Not what somebody ended on purpose, nor what would fail in the same way again: status 2 is a
     // wrong call.
-    if (result.status == 2 || result.asked) return result.status;
+    if (result.status == 2 || result.status == restarts.final_status || result.asked) {
+      return result.status;
+    }
     if (attempt == restarts.most) {
       if (restarts.most > 0) {
         write_all(2, str("tessera ", own.name, ": gave up after ", restarts.most, " restarts\n"));

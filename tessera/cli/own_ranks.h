@@ -30,6 +30,7 @@ struct Restarts {
   // How many ranks to start when so many are left; 0: not again.
   std::function<int(int left)> fit;
   std::function<std::string()> checkpoint;  // the last good one, "" for none
+  int final_status = 2;  // besides 2, a wrong call: what a new start would not mend
 };
 int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);
 

@@ -1,7 +1,6 @@
 // tessera simulate: plays a training step event by event.
 
 #include <charconv>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/simulator/trace.h"
@@ -162,12 +162,10 @@ std::optional<simulator::Reliability> reliability_for(const SimulateArguments& a
 }
 
 void write_file(const char* flag, const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text << std::flush;
-  if (!out) {
-    throw UsageError(str(flag, ": cannot write ", quote(path),
-                         "; wanted a file in a folder that "
-                         "is there"));
+  try {
+    publish(path, text);
+  } catch (const Error& error) {
+    throw UsageError(str(flag, ": ", error.what()));
   }
 }
 

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/lock.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/failure_notes.h"
@@ -71,6 +73,25 @@ void add_field(CLI::App& app, const train::Field& field, Given& given) {
       ->take_last()  // so that a script can add to another's flags
       ->type_name(type)
       ->default_str(train::get({}, field));
+}
+
+// The exit status of a run whose last save failed, and that was told to go on nevertheless.
+constexpr int kNotSaved = 3;
+
+// What --save needs, tried before anything is trained: that one can write there, and that nobody
+// else does, as long as the result lives ([Note: one writer]).
+std::optional<checkpoint::FolderLock> claim_folder(const train::TrainConfig& config) {
+  if (config.save.empty()) return std::nullopt;
+  try {
+    std::optional<checkpoint::FolderLock> lock(std::in_place, config.save, "tessera train");
+    if (!lock->missing().empty()) {
+      write_all(2, str("tessera train: warning: --save: ", lock->missing(), "\n"));
+    }
+    checkpoint::try_folder(*checkpoint::local_files(), config.save);
+    return lock;
+  } catch (const Error& error) {
+    throw UsageError(str("--save: ", error.what()));
+  }
 }
 
 // The signal that asked this rank to stop, or 0. Set by the handler, read between steps.
@@ -138,6 +159,7 @@ int take_part(train::TrainConfig config) {
     if (!note_failure(comm::detect_launch().rank, last_step, error.what())) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
+  if (ended == train::Ended::unsaved) return kNotSaved;
   // A run that was told to go and has saved its state has done what it should.
   if (ended != train::Ended::stopped) return 0;
   const int signal = stop_signal().load();  // where another rank alone was asked, as by Ctrl-C
@@ -163,6 +185,7 @@ Restarts restarts(const train::TrainConfig& config, const train::Resolved& resol
   again.resume = {"--resume", "auto"};
   if (config.resume != "none" && config.resume != "auto") again.otherwise = config.resume;
   again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
+  again.final_status = kNotSaved;
   again.checkpoint = [folder = config.save] {
     return folder.empty() ? std::string() : checkpoint::find_latest(folder).folder;
   };
@@ -172,6 +195,7 @@ Restarts restarts(const train::TrainConfig& config, const train::Resolved& resol
 }  // namespace
 
 int train_command(int argc, char** argv) {
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is told of as an error of its write
   Given given;
   CommandLine line("train", "Trains a GPT with data, tensor and pipeline parallelism and ZeRO.",
                    kExamples);
@@ -204,9 +228,15 @@ int train_command(int argc, char** argv) {
   // Whatever is wrong is said once, before ranks are started.
   const train::Resolved resolved = train::resolve(config, ranks);
   if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
-  if (joins) return take_part(config);
+  if (joins) {
+    // Where tessera train started the ranks, it holds the folder itself, over all restarts.
+    std::optional<checkpoint::FolderLock> folder;
+    if (launch.rank == 0 && !restarts_here()) folder = claim_folder(config);
+    return take_part(config);
+  }
   warn_of_crowding(ranks, static_cast<int>(config.threads));
   train::check_run(config, resolved, ranks);
+  const std::optional<checkpoint::FolderLock> folder = claim_folder(config);
   if (ranks == 1 && config.max_restarts == 0) return take_part(config);
   if (config.backend == "mpi" || config.backend == "two-level") {
     return become_mpirun(ranks, own_command(argc, argv));

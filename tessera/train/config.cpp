@@ -238,6 +238,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
                                     std::pair(config.save_every > 0, "--save-every"),
                                     std::pair(config.max_restarts > 0, "--max-restarts"),
+                                    std::pair(config.on_save_error != "stop", "--on-save-error"),
                                     std::pair(config.on_nan == "rollback", "--on-nan rollback")}) {
     if (asked && config.save.empty()) {
       throw UsageError(str(flag, " needs --save, the folder of the checkpoints"));

@@ -71,6 +71,8 @@ struct TrainConfig {
   std::int64_t keep_last = 3;
   std::int64_t keep_every = 0;
   bool async_save = true;
+  std::int64_t save_retries = 3;
+  std::string on_save_error = "stop";
   std::int64_t max_restarts = 0;
   std::string elastic;
 

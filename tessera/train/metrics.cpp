@@ -1,6 +1,7 @@
 #include "tessera/train/metrics.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 
 namespace tessera::train {
@@ -102,9 +104,13 @@ LineFile::LineFile(const std::string& path, std::string_view flag, bool goes_on)
 }
 
 void LineFile::write(const std::string& line) {
-  if (!write_all(file_.get(), line + "\n")) {
-    throw Error(str("cannot write to ", quote(path_), ": ", std::strerror(errno)));
-  }
+  const off_t before = ::lseek(file_.get(), 0, SEEK_END);  // -1 for a pipe
+  if (write_all(file_.get(), line + "\n")) return;
+  const int error = errno;
+  // What fitted of it would be read as a damaged line. A device has nothing to mend.
+  if (before >= 0) (void)!::ftruncate(file_.get(), before);
+  throw DataError(str("cannot write ", line.size() + 1, " bytes to ", quote(path_), ": ",
+                      std::strerror(error), advice_on(error)));
 }
 
 double median(std::vector<double> values) {

@@ -80,6 +80,13 @@ struct Summary {
   std::map<std::string, std::string> run;  // model, stage, layout, … for the reader
 };
 
+// How the last save of a run went.
+struct LastSave {
+  std::string folder;     // that was published; "" if none was
+  std::string failure;    // why not, with --on-save-error warn
+  std::string last_good;  // then, on rank 0: the newest good checkpoint, "" for none
+};
+
 // One JSON text each, without a newline. What is not finite is null.
 std::string to_json(const StepMetrics& step);
 std::string to_json(const Summary& summary);
@@ -89,6 +96,7 @@ class LineFile {
  public:
   // `goes_on`: after the lines that are there. Throws UsageError.
   LineFile(const std::string& path, std::string_view flag, bool goes_on = false);
+  // Throws DataError; of a line that did not fit, nothing stays.
   void write(const std::string& line);
 
  private:

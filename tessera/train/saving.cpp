@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -96,6 +97,8 @@ Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel&
   options.retention = {static_cast<int>(config.keep_last), config.keep_every};
   options.warn = [](const std::string& text) { Logger().warn(text); };
   options.charge = charge_;
+  options.retries = static_cast<int>(config.save_retries);
+  options.return_failures = config.on_save_error == "warn";
   saver_ = std::make_unique<checkpoint::AsyncSaver>(config.save, team_, options);
 }
 
@@ -157,10 +160,16 @@ void Saver::save(std::int64_t steps, std::int64_t samples) {
   }
 }
 
-std::optional<std::string> Saver::finish() {
-  if (!saver_) return std::nullopt;
+LastSave Saver::finish() {
+  LastSave last;
+  if (!saver_) return last;
   const checkpoint::Saved saved = saver_->wait();
-  return saved.folder.empty() ? std::nullopt : std::optional(saved.folder);
+  last.folder = saved.folder;
+  last.failure = saved.failure;
+  if (!last.failure.empty() && group_.rank() == 0) {
+    last.last_good = checkpoint::find_latest(config_.save).folder;
+  }
+  return last;
 }
 
 // What keeps a run that goes on from having the bits of one that never stopped.
@@ -227,12 +236,20 @@ Saver::Resumed Saver::read(const std::string& folder) {
     };
   }
   from.load(wanted);
-  const std::string updates = extra(about, "updates");
-  if (updates.empty() || updates.find_first_not_of("0123456789") != std::string::npos) {
-    throw DataError(str(folder, ": got ", quote(updates),
-                        " updates of the parameters, wanted a number, as tessera train saves it"));
+  const std::string text = extra(about, "updates");
+  std::int64_t updates = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), updates);
+  if (error != std::errc{} || end != text.data() + text.size() || updates < 0 ||
+      updates > checkpoint::kMostCount) {
+    throw DataError(str(folder, ": got ", quote(text), " updates of the parameters, wanted 0 to ",
+                        checkpoint::kMostCount, ", as tessera train saves it"));
   }
-  return {folder, about.step, about.samples, std::stoll(updates), differences(folder, about)};
+  if (about.step > checkpoint::kMostCount / resolved_.global_batch) {
+    throw DataError(str(folder, ": ", about.step, " steps of --global-batch ",
+                        resolved_.global_batch, " take more samples than can be counted (",
+                        checkpoint::kMostCount, ")"));
+  }
+  return {folder, about.step, about.samples, updates, differences(folder, about)};
 }
 
 std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {

@@ -8,6 +8,7 @@
 
 #include "tessera/checkpoint/async.h"
 #include "tessera/train/config.h"
+#include "tessera/train/metrics.h"
 #include "tessera/train/parallelize.h"
 
 namespace tessera::train {
@@ -25,8 +26,8 @@ class Saver {
   // Returns when the state has been copied; the files follow, unless the configuration says to
   // wait.
   void save(std::int64_t steps, std::int64_t samples);
-  // Collective. Until the last save is published; its folder, or nothing.
-  std::optional<std::string> finish();
+  // Collective. Until the last save is published, or has failed for good.
+  LastSave finish();
 
   // Collective. What --resume asks for: the folder that was loaded and the steps that had been
   // done, or nothing for a fresh start. `notes` gets lines for people: what was passed over and

@@ -165,7 +165,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     }
     if (bar) bar->finish();
   }
-  const auto saved = trainer.finish_saving();
+  const LastSave saved = trainer.finish_saving();
   Summary summary = trainer.summary();
   summary.interrupted = interrupted;
   const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
@@ -173,14 +173,23 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   if (lines) lines->write(to_json(summary));
   if (speaks) {
     write_all(1, ending(trainer, summary, answers));
-    if (saved) write_all(2, str("saved: ", *saved, "\n"));
+    if (!saved.folder.empty()) write_all(2, str("saved: ", saved.folder, "\n"));
+    if (!saved.failure.empty()) {
+      write_all(
+          2, str("NOT SAVED: the state after step ", trainer.steps_done(),
+                 " is lost, since its save failed: ", saved.failure, "\n  last good checkpoint: ",
+                 saved.last_good.empty() ? "none" : saved.last_good, "\n"));
+    }
     if (interrupted) {
       write_all(2, str("stopped after step ", trainer.steps_done(),
-                       saves ? "; --resume auto goes on from there\n"
-                             : "; nothing was saved, for want of --save\n"));
+                       !saves ? "; nothing was saved, for want of --save\n"
+                       : saved.failure.empty()
+                           ? "; --resume auto goes on from there\n"
+                           : "; --resume auto goes on from the last good checkpoint\n"));
     }
   }
   world.barrier();  // nobody leaves while another still needs it
+  if (!saved.failure.empty()) return Ended::unsaved;
   if (!interrupted) return Ended::done;
   return saves ? Ended::saved : Ended::stopped;
 }

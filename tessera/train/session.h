@@ -24,7 +24,8 @@ void check_run(const TrainConfig& config, const Resolved& resolved, int ranks);
 enum class Ended : std::uint8_t {
   done,
   stopped,  // before the last step, as asked
-  saved     // likewise, and a checkpoint says where to go on
+  saved,    // likewise, and a checkpoint says where to go on
+  unsaved   // done or stopped, but the last save failed (--on-save-error warn)
 };
 // For whoever has to tell of a failure; all may be null.
 struct SessionNotes {

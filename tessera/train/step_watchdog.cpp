@@ -74,8 +74,11 @@ void StepWatchdog::watch() {
       char factor[32];
       std::snprintf(factor, sizeof factor, "%.0f", taken / usual);
       lock.unlock();
-      action(str("step ", step, " has taken ", format_time(taken), ", ", factor,
-                 " × the median of ", format_time(usual)));
+      try {
+        action(str("step ", step, " has taken ", format_time(taken), ", ", factor,
+                   " × the median of ", format_time(usual)));
+      } catch (...) {  // what cannot be told does not end the training: nobody here could catch it
+      }
       lock.lock();
     };
     if (!lasts(lock, step, std::max(options_.least, options_.report_after * usual))) continue;

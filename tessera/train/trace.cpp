@@ -1,17 +1,11 @@
 #include "tessera/train/trace.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/fd.h"
-#include "tessera/core/log.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 
 namespace tessera::train {
@@ -23,11 +17,6 @@ std::string json_string(const std::string& text) {
 
 double microseconds(Trace::Time::duration time) {
   return std::chrono::duration<double, std::micro>(time).count();
-}
-
-std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
 }
 
 }  // namespace
@@ -96,28 +85,16 @@ void CallListener::waited(const comm::Collective& call, Time begin, Time end) {
 }
 
 void check_writable(const std::string& path, const std::string& flag) {
-  const std::string folder = folder_of(path);
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw UsageError(str(flag, ": cannot write ", quote(path), ": ", std::strerror(errno),
-                         "; wanted a file in a folder that is there"));
-  }
+  check_publishable(path, flag);
 }
 
 void write_trace(const std::string& path, const std::vector<std::string>& events_of_ranks) {
-  const std::string draft = str(path, ".", ::getpid(), ".part");
-  const auto fail = [&](const char* what) {
-    const int reason = errno;
-    ::unlink(draft.c_str());
-    throw Error(str("--trace: cannot ", what, " ", quote(path), ": ", std::strerror(reason)));
-  };
-  {
-    const Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!file.open()) fail("write");
-    const std::string text = str("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n",
-                                 join(events_of_ranks, ",\n"), "\n]}\n");
-    if (!write_all(file.get(), text)) fail("write");
+  try {
+    publish(path, str("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n",
+                      join(events_of_ranks, ",\n"), "\n]}\n"));
+  } catch (const Error& error) {
+    throw DataError(str("--trace: ", error.what()));
   }
-  if (std::rename(draft.c_str(), path.c_str()) != 0) fail("rename to");
 }
 
 }  // namespace tessera::train

@@ -69,8 +69,7 @@ class CallListener final : public comm::Observer {
   Waited& waited_;
 };
 
-// Puts the events of all ranks together. The file appears at once and whole: it is written under
-// another name and renamed.
+// Puts the events of all ranks together, and publishes them: see [Note: publishing].
 void write_trace(const std::string& path, const std::vector<std::string>& events_of_ranks);
 
 // Throws UsageError if the file could not be written at the end of the run.

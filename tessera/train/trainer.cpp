@@ -194,7 +194,7 @@ void Trainer::save() {
     impl_->history.back().save_exposed_s = seconds(began, Clock::now());
   }
 }
-std::optional<std::string> Trainer::finish_saving() { return impl_->saver.finish(); }
+LastSave Trainer::finish_saving() { return impl_->saver.finish(); }
 
 std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
   const at::NoGradGuard no_gradients;

@@ -36,8 +36,8 @@ class Trainer {
   // Collective: a checkpoint of what is now, under --save. How long that held training up is noted
   // with the last step.
   void save();
-  // Collective: waits for the last one to be published; its folder, if there was one.
-  std::optional<std::string> finish_saving();
+  // Collective: waits for the last one to be published, or to have failed for good.
+  LastSave finish_saving();
 
   // Where this rank is: the last call along each axis. From any thread.
   std::string whereabouts() const;

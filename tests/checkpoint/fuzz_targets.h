@@ -11,5 +11,7 @@ namespace tessera::checkpoint {
 void fuzz_header(std::string_view input);
 // A manifest without its first line, which has the checksum.
 void fuzz_manifest(std::string_view input);
+// A list of hashes, as of sha256sum.
+void fuzz_hashes(std::string_view input);
 
 }  // namespace tessera::checkpoint

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/lock.h"
 #include "tests/checkpoint/ranks.h"
 #include "tests/cli/processes.h"
 
@@ -87,6 +89,42 @@ TEST_F(CheckpointCommand, Verify) {
   EXPECT_EQ(command({"inspect", first_}).status, 1);
 }
 
+TEST_F(CheckpointCommand, HashesKeptElsewhereFindForgery) {
+  const std::string list = dir_ / "kept.sha256";
+  const Outcome printed = command({"verify", first_, "--sha256"});
+  ASSERT_EQ(printed.status, 0) << printed.err;
+  EXPECT_TRUE(contains(printed.err, ": good")) << printed.err;
+  const Outcome written = command({"verify", first_, "--sha256", "--out", list});
+  ASSERT_EQ(written.status, 0) << written.err;
+  EXPECT_TRUE(contains(written.out, list)) << written.out;
+  std::ifstream in(list);
+  const std::string kept{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_EQ(kept, printed.out);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 5);  // four ranks and the manifest
+  EXPECT_EQ(command({"verify", first_, "--against", list}).status, 0);
+  const Outcome json = command({"verify", first_, "--against", list, "--json"});
+  EXPECT_EQ(Json::parse(json.out).at("sha256").size(), 5u);
+  // Of another checkpoint, every file differs, though nothing in it is damaged.
+  EXPECT_EQ(command({"verify", second_}).status, 0);
+  const Outcome other = command({"verify", second_, "--against", list});
+  EXPECT_EQ(other.status, 1);
+  EXPECT_TRUE(contains(other.out, "manifest.json was changed")) << other.out;
+  EXPECT_TRUE(contains(other.out, "rank-00003.safetensors is in " + list)) << other.out;
+  // A bad one gets no list, and the old list stays.
+  damage(first_ + "/rank-00001.safetensors", 4096);
+  EXPECT_EQ(command({"verify", first_, "--sha256", "--out", list}).status, 1);
+  EXPECT_EQ(command({"verify", first_, "--sha256"}).out.find("  manifest.json"), std::string::npos);
+  std::ifstream again(list);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(again), {}), kept);
+}
+
+TEST_F(CheckpointCommand, ReshardKeepsOutOfAFolderThatARunWritesTo) {
+  const checkpoint::FolderLock lock(dir_ / "wide", "a run");
+  const Outcome kept_out = command({"reshard", first_, dir_ / "wide"});
+  EXPECT_EQ(kept_out.status, 2);
+  EXPECT_TRUE(contains(kept_out.err, "is being written to by a run (pid ")) << kept_out.err;
+}
+
 TEST_F(CheckpointCommand, Diff) {
   const Outcome same = command({"diff", first_, second_});
   EXPECT_EQ(same.status, 0) << same.out << same.err;
@@ -132,9 +170,34 @@ TEST_F(CheckpointCommand, ReshardAndExport) {
 
 TEST_F(CheckpointCommand, MistakesAreExplained) {
   const std::vector<std::tuple<std::vector<std::string>, int, std::string>> cases = {
-      {{}, 2, "subcommand"},
+      {{}, 2, "wanted one of inspect, verify, diff, reshard, export"},
+      {{"list", first_}, 2, "list: unknown; wanted one of inspect"},
+      {{first_}, 2, "wanted one of inspect"},
+      {{"inspect", first_, second_}, 2, "one word too many"},
+      {{"inspect", first_, "--param"}, 2, "did you mean --params?"},
+      {{"inspect", ""}, 2, "wanted the folder of a checkpoint"},
+      {{"inspect", first_ + "/manifest.json"}, 2, "did you mean " + first_ + "?"},
+      {{"inspect", dir_ / "run/step-10"}, 2, "from step-00000010 to step-00000020"},
+      {{"inspect", dir_ / "rnu"}, 2, "did you mean run?"},
+      {{"inspect", dir_.path()}, 1, "did you mean " + (dir_ / "run")},
+      {{"verify", first_, "--out", dir_ / "x"}, 2, "add --sha256"},
+      {{"verify", first_, "--sha256", dir_ / "x"}, 2, "one word too many"},
+      {{"verify", first_, "--sha256", "--out", dir_.path()}, 2, "is a folder"},
+      {{"verify", first_, "--sha256", "--out", dir_ / "no/x"}, 2, "in a folder that is there"},
+      {{"verify", first_, "--against", dir_ / "nothing"}, 2, "--against: cannot read"},
+      {{"verify", first_, "--against", dir_.path()}, 2, "is a folder; wanted a list"},
+      {{"verify", first_, "--against", first_ + "/manifest.json"}, 1, "line 1: got"},
+      {{"diff", first_}, 2, "OTHER is required: folder of the checkpoint to compare"},
+      {{"diff", first_, dir_ / "nowhere"}, 2, "no such folder"},
+      {{"reshard", first_}, 2, "TO is required: the folder to put"},
+      {{"reshard", first_, dir_ / "x", "--dp", "1000000", "--tp", "100"}, 2, "1048576 ranks"},
+      {{"reshard", first_, dir_ / "x", "--dp", "two"}, 2, "wanted a whole number"},
+      {{"reshard", first_, first_ + "/manifest.json"}, 1, "Not a directory"},
+      {{"export", first_}, 2, "FILE is required: the file to write"},
+      {{"export", first_, dir_.path()}, 2, "it is a folder"},
+      {{"export", first_, dir_ / "m", "--dtype", "float32"}, 2, "--dtype: got the type"},
       {{"inspct", first_}, 2, "did you mean inspect?"},
-      {{"inspect"}, 2, "checkpoint is required"},
+      {{"inspect"}, 2, "DIR is required: folder of a checkpoint or of a run"},
       {{"inspect", dir_ / "nowhere"}, 2, "no such folder"},
       {{"inspect", dir_.path()}, 1, "no checkpoint that can be read"},
       {{"export", first_, dir_ / "m", "--dtype", "bf61"}, 2, "did you mean"},

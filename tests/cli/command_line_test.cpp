@@ -60,7 +60,7 @@ TEST(CommandLine, SuggestsTheNearOption) {
   EXPECT_EQ(Example().error({"--rank=4"}), "--rank: unknown; did you mean --ranks?");
   EXPECT_EQ(Example().error({"--josn"}), "--josn: unknown; did you mean --json?");
   EXPECT_EQ(Example().error({"--elephant"}), "--elephant: unknown");
-  EXPECT_EQ(Example().error({"stray"}), "stray: unknown");
+  EXPECT_EQ(Example().error({"stray"}), "stray: unknown, one word too many");
 }
 
 TEST(CommandLine, AMistypedOptionIsReportedBeforeWhatItMakesMissing) {
@@ -117,7 +117,7 @@ TEST(CommandLine, TheProgramComesLast) {
             "--rnaks: unknown; did you mean --ranks?");
   EXPECT_EQ(Runner().error({"--rnaks", "2", "./program"}),
             "--rnaks: unknown; did you mean --ranks?");
-  EXPECT_EQ(Runner().error({"stray", "--", "./program"}), "stray: unknown");
+  EXPECT_EQ(Runner().error({"stray", "--", "./program"}), "stray: unknown, one word too many");
 }
 
 TEST(CommandLine, HelpShowsExamplesAndDefaults) {

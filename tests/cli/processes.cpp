@@ -104,13 +104,15 @@ LaunchOptions script(int ranks, const std::string& text) {
   return options;
 }
 
-int execute(const std::vector<std::string>& command, Capture& out, Capture& err) {
+int execute(const std::vector<std::string>& command, Capture& out, Capture& err,
+            const std::function<void()>& prepare) {
   Child child([&] {
     std::vector<char*> arguments;
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     ::dup2(out.fd(), 1);
     ::dup2(err.fd(), 2);
+    if (prepare) prepare();
     ::execv(arguments[0], arguments.data());
     return 127;
   });

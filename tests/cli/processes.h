@@ -72,6 +72,8 @@ class LauncherProcess {
 LaunchOptions script(int ranks, const std::string& text);
 
 // Runs a program with our environment, and returns its status; output goes to the captures.
-int execute(const std::vector<std::string>& command, Capture& out, Capture& err);
+// `prepare` runs in its process before it: for limits and such.
+int execute(const std::vector<std::string>& command, Capture& out, Capture& err,
+            const std::function<void()>& prepare = {});
 
 }  // namespace tessera::cli

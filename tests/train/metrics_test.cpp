@@ -1,7 +1,11 @@
 #include "tessera/train/metrics.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -177,6 +181,28 @@ TEST(Trace, CallsAreOnTheTracksOfTheirAxes) {
   EXPECT_EQ(spans["compute"].back(), "wait: send x");
   EXPECT_EQ(spans["dp"].size(), 1u);
   EXPECT_EQ(spans["pp to 0"], std::vector<std::string>{"send x"});
+}
+
+TEST_F(Folder, OfALineThatDidNotFitNothingStays) {
+  const std::filesystem::path file = path / "m.jsonl";
+  const pid_t child = ::fork();
+  if (child == 0) {  // the limit is the process's
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{20, 20};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    LineFile lines(file.string(), "--metrics");
+    lines.write("0123456789");
+    try {
+      lines.write("this one is too long for the limit");
+    } catch (const DataError& error) {
+      ::_exit(std::string(error.what()).find("ulimit -f") != std::string::npos ? 0 : 2);
+    }
+    ::_exit(1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(text(file), "0123456789\n");
 }
 
 TEST_F(Folder, AFolderThatIsNotThereIsFoundBeforeTheRun) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <stdexcept>
 #include <thread>
 
 namespace tessera::train {
@@ -41,6 +42,25 @@ TEST(StepWatchdog, TellsOfAStepThatHangsOnceAndThenGivesUp) {
   }
   EXPECT_EQ(reports, 2);
   EXPECT_NE(text.find("step 5 has taken"), std::string::npos) << text;
+}
+
+TEST(StepWatchdog, AReportThatThrowsEndsNothing) {
+  std::atomic<int> reports{0}, given_up{0};
+  StepWatchdog dog(
+      {.report_after = 3, .give_up_after = 5, .least = 0.02, .least_give_up = 0.04, .enough = 3},
+      {[&](const std::string&) {
+         ++reports;
+         throw std::runtime_error("nobody listens");
+       },
+       [&](const std::string&) { ++given_up; }});
+  for (int step = 1; step <= 3; ++step) {
+    dog.begin(step);
+    dog.end();
+  }
+  dog.begin(4);
+  EXPECT_TRUE(reaches(given_up, 1));  // the watchdog still watches
+  dog.end();
+  EXPECT_EQ(reports, 1);
 }
 
 TEST(StepWatchdog, SaysNothingBeforeItKnowsWhatIsUsual) {

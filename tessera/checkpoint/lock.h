@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/core/fd.h"
+
+namespace tessera::checkpoint {
+
+// [Note: one writer] Two runs that save into one folder would remove each other's drafts and take
+// each other's checkpoints for their own. Whoever writes there holds a lock of the kernel on the
+// file .lock in it, for as long as it may write. The kernel releases it when the process ends, in
+// whatever way; the file stays, and means nothing by itself. Readers need no lock.
+class FolderLock {
+ public:
+  // Makes the folder if need be. `who` tells others who we are, such as "tessera train". Throws
+  // UsageError that names whoever holds it, and still does after a second.
+  FolderLock(const std::string& dir, const std::string& who);
+
+  // Why there is no lock, where the file system has none: nobody is kept out then. Empty if there
+  // is one.
+  const std::string& missing() const { return missing_; }
+
+ private:
+  Fd file_;
+  std::string missing_;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,146 @@
+#include "tessera/cli/checkpoint_verify.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tessera/checkpoint/hashes.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/log.h"
+#include "tessera/core/publish.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using checkpoint::Checkpoint;
+
+// The folders in `path` that have checkpoints, for somebody who is one folder too high.
+std::vector<std::string> runs_in(const std::string& path) {
+  const auto files = checkpoint::local_files();
+  std::vector<std::string> runs;
+  std::error_code ignored;
+  for (const std::string& name : files->list(path)) {
+    const std::string inner = (fs::path(path) / name).string();
+    if (fs::is_directory(inner, ignored) && !checkpoint::steps_in(*files, inner).empty()) {
+      runs.push_back(inner);
+    }
+  }
+  return runs;
+}
+
+// Neither a checkpoint nor the folder of a run: what it is, and what to give instead.
+[[noreturn]] void refuse_path(const std::string& path) {
+  std::error_code ignored;
+  if (path.empty()) throw UsageError("got \"\", wanted the folder of a checkpoint or of a run");
+  const fs::path here(path);
+  const fs::path parent = here.has_parent_path() ? here.parent_path() : fs::path(".");
+  if (!fs::exists(here, ignored)) {
+    std::vector<std::string> names;
+    if (fs::is_directory(parent, ignored)) names = checkpoint::local_files()->list(parent.string());
+    std::string meant = did_you_mean(here.filename().string(), names);
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with("step-"); });
+    if (meant.empty() && !names.empty() && here.filename().string().starts_with("step")) {
+      meant = str("; there are ", names.size(), ", from ", names.front(), " to ", names.back());
+    }
+    throw UsageError(str(path, ": there is no such folder", meant));
+  }
+  const bool of_checkpoint = fs::exists(parent / checkpoint::kManifestName, ignored);
+  throw UsageError(str(path, " is ", kind_of_file(path),
+                       ", wanted the folder of a checkpoint or of a run",
+                       of_checkpoint ? str("; did you mean ", parent.string(), "?") : ""));
+}
+
+std::vector<checkpoint::ListedHash> read_list(const std::string& path) {
+  constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+  try {
+    return checkpoint::parse_hashes(read_small_file(path, kMostBytes, "a list of SHA-256 hashes"),
+                                    path);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--against: ", error.what()));
+  }
+}
+
+}  // namespace
+
+Checkpoint open_checkpoint(const std::string& path, bool with_files) {
+  const auto files = checkpoint::local_files();
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) refuse_path(path);
+  if (files->exists(path + "/" + checkpoint::kManifestName)) {
+    Checkpoint from(path);
+    if (with_files) from.check_files();
+    return from;
+  }
+  const checkpoint::Latest latest = checkpoint::find_latest(path);
+  for (const std::string& line : latest.skipped) write_all(2, line + "\n");
+  if (!latest.folder.empty()) return Checkpoint(latest.folder);
+  const std::vector<std::string> runs =
+      latest.skipped.empty() ? runs_in(path) : std::vector<std::string>{};
+  throw DataError(str(path, " has no checkpoint that can be read: no ", checkpoint::kManifestName,
+                      ", and no step-… with one",
+                      runs.empty() ? "" : str("; did you mean ", join(runs, " or "), "?")));
+}
+
+MegabyteBar::MegabyteBar(const std::string& label, std::int64_t total) {
+  ProgressOptions options;
+  options.label = label;
+  options.unit = "MB";
+  // A file is no reason for a line in a log unless it takes its time.
+  options.plain_least = 5;
+  bar_.emplace(std::max<std::int64_t>(1, total / kMega), options);
+}
+
+int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& options) {
+  if (!options.out.empty() && !options.sha256) {
+    throw UsageError("--out: writes the hashes of --sha256, which is not given; add --sha256");
+  }
+  std::vector<checkpoint::ListedHash> listed;
+  if (!options.against.empty()) listed = read_list(options.against);
+  if (!options.out.empty()) check_publishable(options.out, "--out");
+  Checkpoint from = open_checkpoint(path, false);  // what is missing is among the problems
+  std::vector<std::string> problems;
+  {
+    MegabyteBar bar("verifying", from.bytes());
+    problems = from.verify(bar.function());
+  }
+  std::vector<checkpoint::FileHash> hashes;
+  if (problems.empty() && (options.sha256 || !options.against.empty())) {
+    MegabyteBar bar("hashing", from.bytes());
+    hashes = checkpoint::hash_files(from, *checkpoint::local_files(), bar.function());
+    if (!options.against.empty()) {
+      problems = checkpoint::compare_hashes(hashes, listed, from.folder(), options.against);
+    }
+  }
+  const bool good = problems.empty();
+  const std::string list = options.sha256 && good ? checkpoint::to_text(hashes) : "";
+  if (!options.out.empty() && good) publish(options.out, list);
+  if (json) {
+    Json out = {{"folder", from.folder()},
+                {"step", from.about().step},
+                {"bytes", from.bytes()},
+                {"good", good},
+                {"problems", problems}};
+    for (const checkpoint::FileHash& each : hashes) out["sha256"][each.name] = to_hex(each.hash);
+    return write_all(1, out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n") && good ? 0
+                                                                                                : 1;
+  }
+  if (!good) {
+    write_all(1, str(from.folder(), ": BAD\n  ", join(problems, "\n  "), "\n"));
+    return 1;
+  }
+  std::string report = str(from.folder(), ": good, ", from.manifest().files.size(), " files with ",
+                           format_bytes(from.bytes()),
+                           options.against.empty() ? "" : str(", as listed in ", options.against));
+  if (!options.out.empty()) report += str("; hashes: ", options.out);
+  const bool prints_list = options.sha256 && options.out.empty();
+  // The list alone, for a file or a pipe.
+  if (prints_list && !write_all(1, list)) return 1;
+  return write_all(prints_list ? 2 : 1, report + "\n") ? 0 : 1;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,149 @@
+#include "tessera/core/publish.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/fd.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+
+namespace tessera {
+namespace {
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
+
+std::string real_path(const std::string& path) {
+  const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
+  return real ? real.get() : "";
+}
+
+std::string advice(int error) {
+  return error == ENOENT ? "; wanted a file in a folder that is there" : advice_on(error);
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw UsageError(str("cannot write ", quote(path), ": ", why));
+}
+
+[[noreturn]] void fail(const std::string& path, std::string_view text, int error) {
+  throw DataError(str("cannot write ", text.size(), " bytes to ", quote(path), ": ",
+                      std::strerror(error), advice(error)));
+}
+
+// A descriptor of this very process (/dev/stdout) is used as it is: opened anew, a file would be
+// written over from its beginning.
+Fd open_direct(const std::string& path) {
+  const std::string folder = real_path(folder_of(path));
+  if (folder == str("/proc/", ::getpid(), "/fd")) {
+    return Fd(::fcntl(std::atoi(path.substr(path.rfind('/') + 1).c_str()), F_DUPFD_CLOEXEC, 3));
+  }
+  Fd file(::open(path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (file.open()) ::fcntl(file.get(), F_SETFL, O_APPEND);  // only the opening must not wait
+  return file;
+}
+
+void publish_directly(const std::string& path, std::string_view text) {
+  const Fd file = open_direct(path);
+  if (!file.open() && errno == ENXIO) {
+    throw DataError(str("cannot write ", text.size(), " bytes to ", quote(path),
+                        ": nobody reads this pipe; start its reader first"));
+  }
+  if (!file.open() || !write_all(file.get(), text)) fail(path, text, errno);
+}
+
+}  // namespace
+
+std::string advice_on(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT: return "; free some space there, or write elsewhere";
+    case EROFS:
+    case EACCES:
+    case EPERM: return "; choose a folder that can be written to, or change its mode";
+    case EINVAL: return "; this file system cannot do that";
+    case EFBIG: return "; a file may not grow this large here: raise the limit (ulimit -f)";
+    case EIO: return "; the disk or the network behind it failed: write elsewhere, and check it";
+    case EMFILE:
+    case ENFILE: return "; too many files are open: raise the limit (ulimit -n)";
+    default: return "";
+  }
+}
+
+PublishTarget publish_target(const std::string& path) {
+  if (path.empty()) throw UsageError("got \"\" as the file to write, wanted a path");
+  constexpr int kMostLinks = 40;  // as the kernel
+  PublishTarget target{path, false};
+  for (int links = 0;; ++links) {
+    struct stat info {};
+    if (::lstat(target.path.c_str(), &info) != 0) {
+      if (errno == ENOENT && target.path.back() != '/') return target;  // to be made
+      refuse(path, std::strerror(errno) + advice(errno));
+    }
+    if (S_ISDIR(info.st_mode)) refuse(path, "it is a folder; wanted a file");
+    if (S_ISSOCK(info.st_mode)) refuse(path, "it is a socket; wanted a file");
+    if (S_ISREG(info.st_mode)) return target;
+    // Links of /proc are descriptors that are open, and may lead to no path at all.
+    target.direct =
+        !S_ISLNK(info.st_mode) || real_path(folder_of(target.path)).starts_with("/proc/");
+    if (target.direct) return target;
+    if (links == kMostLinks) refuse(path, "it is a link that leads through too many others");
+    char to[4096];
+    const ssize_t length = ::readlink(target.path.c_str(), to, sizeof to);
+    if (length <= 0 || length == static_cast<ssize_t>(sizeof to))
+      refuse(path, "it is a link that cannot be read");
+    const std::string next(to, static_cast<std::size_t>(length));
+    target.path = next[0] == '/' ? next : folder_of(target.path) + "/" + next;
+  }
+}
+
+void publish(const std::string& path, std::string_view text) {
+  const PublishTarget target = publish_target(path);
+  if (target.direct) return publish_directly(target.path, text);
+  const std::string draft = str(target.path, ".", ::getpid(), ".part");
+  const auto give_up = [&] {
+    const int error = errno;
+    ::unlink(draft.c_str());
+    fail(path, text, error);
+  };
+  ::unlink(draft.c_str());  // of a dead process with our number
+  Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (!file.open()) fail(path, text, errno);
+  struct stat before {};
+  if (::stat(target.path.c_str(), &before) == 0) {
+    ::fchmod(file.get(), before.st_mode & 07777);  // whoever could read the old one, can
+  }
+  if (!write_all(file.get(), text) || ::fsync(file.get()) != 0) give_up();
+  // Some file systems tell of a full disk only here.
+  if (::close(file.release()) != 0) give_up();
+  if (std::rename(draft.c_str(), target.path.c_str()) != 0) give_up();
+  // So that the name survives a crash of the machine, where the file system can do that.
+  const Fd folder(::open(folder_of(target.path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.open()) ::fsync(folder.get());
+}
+
+void check_publishable(const std::string& path, std::string_view flag) {
+  try {
+    const PublishTarget target = publish_target(path);
+    // Of a pipe, whoever reads it may come later.
+    const std::string must = target.direct ? target.path : folder_of(target.path);
+    if (::access(must.c_str(), target.direct ? W_OK : W_OK | X_OK) != 0) {
+      refuse(path, std::strerror(errno) + advice(errno));
+    }
+  } catch (const UsageError& error) {
+    throw UsageError(str(flag, ": ", error.what()));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,289 @@
+#include "tests/checkpoint/hostile.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/manifest_json.h"
+#include "tessera/core/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Pointer = Json::json_pointer;
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void spit(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  if (!out.flush()) throw std::runtime_error("cannot write " + path);
+}
+
+Json read_json(const std::string& folder) { return Json::parse("{" + manifest_body(folder)); }
+
+void write_json(const std::string& folder, const Json& json) {
+  write_manifest(folder, sealed(json.dump().substr(1) + "\n"));
+}
+
+// Changes the manifest's JSON.
+Hostile edited(const std::string& name, bool refused, std::function<void(Json&)> change) {
+  return {name, refused, [change = std::move(change)](const std::string& folder) {
+            Json json = read_json(folder);
+            change(json);
+            write_json(folder, json);
+          }};
+}
+
+std::string first_shard(const std::string& folder) {
+  return folder + "/" + read_json(folder).at("files").at(0).at("name").get<std::string>();
+}
+
+// Changes the header of the first shard, padded to its old length, and the checksum of it.
+Hostile other_header(const std::string& name, std::function<std::string(std::string)> change) {
+  return {name, true, [change = std::move(change)](const std::string& folder) {
+            const std::string path = first_shard(folder);
+            std::string bytes = slurp(path);
+            std::uint64_t length = 0;
+            std::memcpy(&length, bytes.data(), 8);
+            std::string header = bytes.substr(8, length);
+            header.resize(header.find_last_not_of(' ') + 1);
+            header = change(header);
+            header.resize(std::max<std::size_t>(header.size(), length), ' ');
+            length = header.size();
+            std::string begin(8, '\0');
+            std::memcpy(begin.data(), &length, 8);
+            Json json = read_json(folder);
+            Json& file = json["files"][0];
+            bytes = begin + header + bytes.substr(file["header_bytes"].get<std::size_t>());
+            spit(path, bytes);
+            file["bytes"] = bytes.size();
+            file["header_bytes"] = 8 + header.size();
+            file["header_crc32c"] = to_hex({crc32c(begin + header)});
+            write_json(folder, json);
+          }};
+}
+
+void add_numbers(std::vector<Hostile>& all) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 53;
+  const std::vector<Json> values = {-1,  kLarge + 1, kLarge << 9, INT64_MAX,     UINT64_MAX,
+                                    1.5, 1e300,      "7",         Json(nullptr), Json::array()};
+  for (const char* const place :
+       {"/version", "/step", "/samples", "/mesh/dp", "/mesh/tp", "/stage", "/block_bytes",
+        "/params/0/shape/0", "/files/0/bytes", "/files/0/header_bytes",
+        "/files/0/tensors/0/elements/0/0", "/files/0/tensors/0/elements/0/1"}) {
+    for (const Json& value : values) {
+      all.push_back(edited(str(place, " = ", value.dump()), true,
+                           [=](Json& json) { json[Pointer(place)] = value; }));
+    }
+  }
+}
+
+void add_kinds(std::vector<Hostile>& all) {
+  const std::vector<Json> values = {nullptr, Json::array(), Json::object(), "x", true};
+  for (const char* const place : {"/format",
+                                  "/seed",
+                                  "/layout",
+                                  "/mesh",
+                                  "/model",
+                                  "/extra",
+                                  "/params",
+                                  "/params/0",
+                                  "/params/0/name",
+                                  "/params/0/shape",
+                                  "/files",
+                                  "/files/0",
+                                  "/files/0/name",
+                                  "/files/0/header_crc32c",
+                                  "/files/0/tensors",
+                                  "/files/0/tensors/0",
+                                  "/files/0/tensors/0/name",
+                                  "/files/0/tensors/0/param",
+                                  "/files/0/tensors/0/state",
+                                  "/files/0/tensors/0/dtype",
+                                  "/files/0/tensors/0/elements",
+                                  "/files/0/tensors/0/crc32c"}) {
+    for (const Json& value : values) {
+      all.push_back(edited(str(place, " = ", value.dump()), false,
+                           [=](Json& json) { json[Pointer(place)] = value; }));
+    }
+    const Pointer pointer(place);
+    all.push_back(edited(str("without ", place), false, [pointer](Json& json) {
+      Json& parent = json[pointer.parent_pointer()];
+      if (parent.is_array()) {
+        parent.erase(std::stoul(pointer.back()));
+      } else {
+        parent.erase(pointer.back());
+      }
+    }));
+  }
+}
+
+void add_manifests(std::vector<Hostile>& all) {
+  const auto text = [&](const std::string& name, std::function<std::string(std::string)> change) {
+    all.push_back({name, true, [change = std::move(change)](const std::string& folder) {
+                     write_manifest(folder, sealed(change(manifest_body(folder))));
+                   }});
+  };
+  text("the step twice", [](std::string body) { return "\"step\": 7,\n" + body; });
+  text("the checksum twice", [](std::string body) { return "\"crc32c\": \"\",\n" + body; });
+  text("a parameter's name twice", [](std::string body) {
+    const std::size_t at = body.find("{\"name\":");
+    return body.insert(at + 1, "\"name\":\"x\",");
+  });
+  text("nested deeply", [](std::string) {
+    return "\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}";
+  });
+  text("a hundred thousand empty objects", [](std::string) {
+    std::string list = "{}";
+    for (int i = 0; i < 100000; ++i) list += ",{}";
+    return "\"params\": [" + list + "]}";
+  });
+  text("nothing but spaces", [](std::string) { return std::string(1 << 20, ' '); });
+  text("cut in the middle", [](std::string body) { return body.substr(0, body.size() / 2); });
+  for (const auto& [name, content] : {std::pair<const char*, std::string>{"empty", ""},
+                                      {"a line", "{\"crc32c\": \"00000000\",\n"},
+                                      {"zeros", std::string(1000, '\0')}}) {
+    all.push_back({str("a manifest of ", name), true,
+                   [content = content](const std::string& f) { write_manifest(f, content); }});
+  }
+  all.push_back(
+      {"a manifest with four gigabytes of nothing", true,
+       [](const std::string& folder) { fs::resize_file(folder + "/manifest.json", 4'000'000'000); },
+       true});
+  const auto field = [&](const std::string& name, const char* place, const Json& value) {
+    all.push_back(edited(name, true, [=](Json& json) { json[Pointer(place)] = value; }));
+  };
+  for (const std::string name :
+       {"../x", "/etc/passwd", ".hidden", "manifest.json", "a\nb", "a\\b"}) {
+    field(str("a file called ", Json(name).dump()), "/files/0/name", name);
+  }
+  field("more elements than fit", "/params/0/shape", Json::array({1 << 30, 1 << 30, 1 << 30}));
+  field("a mesh of more ranks than fit", "/mesh", {{"dp", 1 << 20}, {"tp", 1 << 20}, {"pp", 2}});
+  all.push_back(edited("the same file twice", true,
+                       [](Json& json) { json["files"].push_back(json["files"][0]); }));
+  all.push_back(edited("the same parameter twice", true,
+                       [](Json& json) { json["params"].push_back(json["params"][0]); }));
+  all.push_back(edited("the same tensor twice", true, [](Json& json) {
+    Json& tensors = json["files"][0]["tensors"];
+    tensors.push_back(tensors[0]);
+  }));
+  // What memory would be taken for each stretch of.
+  all.push_back(edited("2^40 stretches of a file that is not so long", true, [](Json& json) {
+    json["params"][0]["shape"] = Json::array({std::int64_t{1} << 41});
+    Json& file = json["files"][0];
+    file["bytes"] = std::int64_t{1} << 46;
+    Json& tensor = file["tensors"][0];
+    tensor["param"] = json["params"][0]["name"];
+    tensor["elements"] = Json::array({Json::array({0, 1, std::int64_t{1} << 40, 2})});
+  }));
+  all.push_back(edited("another key", false, [](Json& json) { json["more"] = {1, 2, 3}; }));
+}
+
+void add_files(std::vector<Hostile>& all) {
+  const auto add = [&](const std::string& name, std::function<void(const std::string&)> spoil) {
+    all.push_back({name, true, std::move(spoil)});
+  };
+  add("a shard by a link that leaves the folder", [](const std::string& folder) {
+    const std::string path = first_shard(folder);
+    fs::rename(path, folder + "-elsewhere");
+    fs::create_symlink(folder + "-elsewhere", path);
+  });
+  add("a shard by a link inside the folder", [](const std::string& folder) {
+    const std::string path = first_shard(folder);
+    fs::rename(path, folder + "/other");
+    fs::create_symlink("other", path);
+  });
+  add("a manifest by a link", [](const std::string& folder) {
+    fs::rename(folder + "/manifest.json", folder + "-manifest");
+    fs::create_symlink(folder + "-manifest", folder + "/manifest.json");
+  });
+  add("a link to a terminal", [](const std::string& folder) {
+    fs::remove(first_shard(folder));
+    fs::create_symlink("/dev/tty", first_shard(folder));
+  });
+  for (const bool manifest : {true, false}) {
+    const auto path = [manifest](const std::string& folder) {
+      return manifest ? folder + "/manifest.json" : first_shard(folder);
+    };
+    const std::string which = manifest ? "the manifest" : "a shard";
+    add(which + " is a pipe", [path](const std::string& folder) {
+      const std::string at = path(folder);
+      fs::remove(at);
+      if (::mkfifo(at.c_str(), 0600) != 0) throw std::runtime_error("no pipe");
+    });
+    add(which + " is a folder", [path](const std::string& folder) {
+      const std::string at = path(folder);
+      fs::remove(at);
+      fs::create_directory(at);
+    });
+    add(which + " is missing", [path](const std::string& folder) { fs::remove(path(folder)); });
+  }
+  add("a shard cut short", [](const std::string& folder) {
+    const std::string path = first_shard(folder);
+    fs::resize_file(path, fs::file_size(path) - 1);
+  });
+  add("a shard with more at its end", [](const std::string& folder) {
+    const std::string path = first_shard(folder);
+    fs::resize_file(path, fs::file_size(path) + 1);
+  });
+  add("a shard of nothing", [](const std::string& f) { fs::resize_file(first_shard(f), 0); });
+  for (const std::uint64_t length :
+       {std::uint64_t{0}, std::uint64_t{1} << 40, UINT64_MAX, UINT64_MAX - 8}) {
+    add(str("a header of ", length, " bytes"), [length](const std::string& folder) {
+      std::string bytes = slurp(first_shard(folder));
+      std::memcpy(bytes.data(), &length, 8);
+      spit(first_shard(folder), bytes);
+    });
+  }
+  all.push_back(other_header("a header that is no JSON", [](std::string) { return "{\"a\""; }));
+  all.push_back(other_header("a header with a key twice", [](std::string header) {
+    return "{\"__metadata__\":{}," + header.substr(1);
+  }));
+  all.push_back(other_header("a header with offsets outside", [](std::string header) {
+    const std::string before = "\"data_offsets\":[";
+    return header.replace(header.find(before), before.size(), before + "9");
+  }));
+  all.push_back(other_header("a header without its tensors", [](std::string) { return "{}"; }));
+  all.push_back(other_header("a header nested deeply", [](std::string) {
+    return "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
+  }));
+}
+
+}  // namespace
+
+std::string sealed(const std::string& body) {
+  return str(kChecksumBefore, to_hex({crc32c(body)}), kChecksumAfter, body);
+}
+
+std::string manifest_body(const std::string& folder) {
+  return slurp(folder + "/manifest.json")
+      .substr(kChecksumBefore.size() + kChecksumDigits + kChecksumAfter.size());
+}
+
+void write_manifest(const std::string& folder, const std::string& text) {
+  spit(folder + "/manifest.json", text);
+}
+
+std::vector<Hostile> hostile_checkpoints() {
+  std::vector<Hostile> all;
+  add_numbers(all);
+  add_kinds(all);
+  add_manifests(all);
+  add_files(all);
+  return all;
+}
+
+}  // namespace tessera::checkpoint

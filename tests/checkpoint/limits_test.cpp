@@ -1,0 +1,157 @@
+// What a manifest says is believed only as far as its files bear it out.
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <functional>
+#include <iostream>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/errors.h"
+#include "tests/checkpoint/hostile.h"
+#include "tests/checkpoint/ranks.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class Limits : public ::testing::Test {
+ protected:
+  void SetUp() override { folder_ = save_model(model_, dir_.path(), 1, {2, 1, 1}, true); }
+  // Another text in the manifest, with the right checksum.
+  void change(const std::string& from, const std::string& to) const {
+    std::string body = manifest_body(folder_);
+    const std::size_t at = body.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    write_manifest(folder_, sealed(body.replace(at, from.size(), to)));
+  }
+  std::string shard() const { return folder_ + "/" + shard_name(0); }
+  // All ways to read it, in one text: what they threw and what verify found.
+  std::string problems() const {
+    std::string all;
+    all += error_of([&] {
+      Checkpoint checkpoint(folder_);
+      for (const std::string& problem : checkpoint.verify()) all += problem + "\n";
+    });
+    all += "\n" + error_of([&] { Checkpoint(folder_).check_files(); });
+    all += "\n" + error_of([&] {
+             Checkpoint checkpoint(folder_);
+             load_and_compare(model_, checkpoint, {1, 1, 1}, true);
+           });
+    return all;
+  }
+  void expect_refused_everywhere(const std::string& why) const {
+    std::string text = problems();
+    int found = 0;
+    for (std::size_t at = text.find(why); at != std::string::npos; at = text.find(why, at + 1)) {
+      ++found;
+    }
+    EXPECT_GE(found, 3) << why << " in\n" << text;
+    EXPECT_EQ(find_latest(dir_.path()).folder, "");
+  }
+
+  const TempFolder dir_;
+  const Model model_ = small_model();
+  std::string folder_;
+};
+
+TEST_F(Limits, AGoodOneHasNoProblems) { EXPECT_EQ(problems(), "\n\n"); }
+
+TEST_F(Limits, ASizeThatTheFileDoesNotHave) {
+  const std::string bytes = "\"bytes\":" + std::to_string(fs::file_size(shard()));
+  change(bytes, "\"bytes\":4503599627370496");  // 2^52
+  expect_refused_everywhere("wanted 4503599627370496");
+}
+
+TEST_F(Limits, CountsThatWouldOverflow) {
+  for (const char* const count : {"\"step\": ", "\"samples\": "}) {
+    const std::string good = manifest_body(folder_);
+    const std::size_t at = good.find(count) + std::string(count).size();
+    for (const char* const value : {"9007199254740993", "9223372036854775807"}) {
+      std::string body = good;
+      body.replace(at, good.find(',', at) - at, value);
+      write_manifest(folder_, sealed(body));
+      EXPECT_TRUE(contains(problems(), "to 9007199254740992")) << problems();
+    }
+    write_manifest(folder_, sealed(good));
+  }
+  // The largest that is read is written too, and the next is not.
+  Manifest manifest = Checkpoint(folder_).manifest();
+  manifest.about.step = manifest.about.samples = kMostCount;
+  EXPECT_EQ(parse_manifest(to_text(manifest), "m").about.step, kMostCount);
+  manifest.about.samples = kMostCount + 1;
+  EXPECT_TRUE(contains(error_of([&] { to_text(manifest); }), "samples: got 9007199254740993"));
+  EXPECT_TRUE(contains(
+      error_of([&] {
+        const RankState state = make_rank(model_, {1, 1, 1}, 0, true, Copies::counted, true);
+        save(dir_ / "next", describe_model(model_, kMostCount + 1, {1, 1, 1}, 2), state.pieces);
+      }),
+      "step: got 9007199254740993"));
+  EXPECT_FALSE(fs::exists(dir_ / "next"));
+}
+
+TEST_F(Limits, TheSameKeyTwice) {
+  change("\"step\":", "\"step\": 5,\n\"step\":");
+  EXPECT_TRUE(contains(problems(), "has \"step\" twice")) << problems();
+}
+
+TEST_F(Limits, LinksPipesAndFolders) {
+  const std::string away = dir_ / "away";
+  fs::rename(shard(), away);
+  fs::create_symlink(away, shard());
+  expect_refused_everywhere("is a symbolic link");
+  fs::remove(shard());
+  fs::create_symlink(shard_name(1), shard());  // inside the folder it is refused as well
+  expect_refused_everywhere("is a symbolic link");
+  fs::remove(shard());
+  ASSERT_EQ(::mkfifo(shard().c_str(), 0600), 0);
+  expect_refused_everywhere("is a pipe, wanted a regular file");
+  fs::remove(shard());
+  fs::create_directory(shard());
+  expect_refused_everywhere("is a folder, wanted a regular file");
+  fs::remove(shard());
+  fs::rename(away, shard());
+  EXPECT_EQ(problems(), "\n\n");
+  // The folder itself may be reached through one.
+  fs::create_symlink(folder_, dir_ / "link");
+  Checkpoint checkpoint(dir_ / "link");
+  EXPECT_EQ(load_and_compare(model_, checkpoint, {1, 1, 1}, true), "");
+  const std::string manifest = folder_ + "/manifest.json";
+  fs::remove(manifest);
+  ASSERT_EQ(::mkfifo(manifest.c_str(), 0600), 0);
+  expect_refused_everywhere("is a pipe, wanted a regular file");
+}
+
+// The whole table, by the library. The commands have it in tests/cli, a resumption in tests/train.
+TEST_F(Limits, NothingHostileIsFoundGood) {
+  int count = 0;
+  for (const Hostile& hostile : hostile_checkpoints()) {
+    if (hostile.large) continue;
+    const std::string folder = dir_ / "hostile";
+    fs::remove_all(folder);
+    fs::copy(folder_, folder);
+    hostile.spoil(folder);
+    bool good = false;
+    const std::string error = error_of([&] { good = Checkpoint(folder).verify().empty(); });
+    EXPECT_FALSE(hostile.refused && good) << hostile.name;
+    ++count;
+  }
+  std::cout << count << " hostile checkpoints\n";
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

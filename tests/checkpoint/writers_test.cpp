@@ -1,0 +1,210 @@
+// Who writes to a folder: one at a time, after having tried it, and again after a failure.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <stdexcept>
+
+#include "tessera/checkpoint/async.h"
+#include "tessera/checkpoint/lock.h"
+#include "tessera/checkpoint/reshard.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tests/checkpoint/faults.h"
+#include "tests/checkpoint/ranks.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Model one_tensor() {
+  Model model;
+  model.params = {{"w", {30}, -1, {}}};
+  model.states = {{"param", DType::f32}};
+  return model;
+}
+
+TEST(FolderLock, OneWriterAtATimeAndTheOtherIsTold) {
+  const TempFolder dir;
+  int started[2];
+  ASSERT_EQ(::pipe(started), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const FolderLock lock(dir / "run", "the first");
+    (void)!::write(started[1], "x", 1);
+    ::pause();
+    ::_exit(0);
+  }
+  char got = 0;
+  ASSERT_EQ(::read(started[0], &got, 1), 1);
+  const std::string error = error_of([&] { FolderLock(dir / "run", "the second"); });
+  EXPECT_TRUE(contains(error, str("the first (pid ", child, " on "))) << error;
+  EXPECT_NO_THROW(FolderLock(dir / "another", "the second"));
+  // The kernel releases it, however it ended, and nothing is in the way.
+  ::kill(child, SIGKILL);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  {
+    const FolderLock lock(dir / "run", "the second");
+    EXPECT_EQ(lock.missing(), "");
+    EXPECT_TRUE(contains(error_of([&] { FolderLock(dir / "run", "the third"); }), "the second"));
+  }
+  EXPECT_NO_THROW(FolderLock(dir / "run", "the third"));
+  ::close(started[0]);
+  ::close(started[1]);
+}
+
+TEST(FolderLock, AnythingElseOfThatNameIsRefused) {
+  const TempFolder dir;
+  ASSERT_EQ(::mkfifo((dir / ".lock").c_str(), 0600), 0);
+  EXPECT_TRUE(contains(error_of([&] { FolderLock(dir.path(), "x"); }), "no regular file"));
+  fs::remove(dir / ".lock");
+  fs::create_symlink("/dev/null", dir / ".lock");
+  EXPECT_NE(error_of([&] { FolderLock(dir.path(), "x"); }), "");
+}
+
+TEST(TryFolder, FailsAtWhateverASaveWouldAndLeavesNothing) {
+  bool struck = true;
+  int failures = 0;
+  for (int at = 1; struck; ++at) {
+    const TempFolder dir;
+    const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, at});
+    const std::string error = error_of([&] { try_folder(*files, dir.path()); });
+    struck = files->struck();
+    EXPECT_EQ(error.empty(), !struck) << at;
+    failures += struck ? 1 : 0;
+    if (at < 8) {
+      EXPECT_TRUE(fs::is_empty(dir.path())) << at << ": " << error;
+    }
+  }
+  EXPECT_EQ(failures, 8);  // make, remove, create, write, sync, rename, sync, remove
+  EXPECT_NE(error_of([] { try_folder(*local_files(), "/proc/nothing/here"); }), "");
+  const TempFolder dir;
+  EXPECT_NO_THROW(try_folder(*local_files(), dir / "new/folder"));
+  EXPECT_TRUE(fs::is_empty(dir / "new/folder"));
+}
+
+// Three ranks save, and the second one fails the first so many times.
+struct Attempts {
+  std::vector<std::string> errors, warnings;
+  std::vector<Saved> saved;
+};
+Attempts save_on_three(const TempFolder& dir, int failing, SaveOptions options) {
+  Attempts out;
+  out.saved.resize(3);
+  Ranks ranks(3);
+  class Failing : public FaultyFiles {
+   public:
+    explicit Failing(int left) : FaultyFiles(Fault{}), left_(left) {}
+    std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) override {
+      if (left_-- > 0) throw DataError("cannot create it: No space left on device");
+      return FaultyFiles::create(path, bytes);
+    }
+
+   private:
+    int left_;
+  };
+  out.errors = ranks.run([&](const Team& team) {
+    const Mesh mesh{3, 1, 1};
+    const RankState state = make_rank(one_tensor(), mesh, team.rank, true, Copies::counted, true);
+    SaveOptions own = options;
+    own.warn = [&](const std::string& text) { out.warnings.push_back(text); };
+    if (team.rank == 1) own.files = std::make_shared<Failing>(failing);
+    out.saved[static_cast<std::size_t>(team.rank)] =
+        save(dir.path(), describe_model(one_tensor(), 5, mesh, 2), state.pieces, team, own);
+  });
+  return out;
+}
+
+TEST(Retries, ADiskThatWasFullForAMoment) {
+  const TempFolder dir;
+  SaveOptions options;
+  options.retries = 2;
+  options.retry_seconds = 0.001;
+  const Attempts twice = save_on_three(dir, 2, options);
+  for (const std::string& error : twice.errors) EXPECT_EQ(error, "");
+  ASSERT_EQ(twice.warnings.size(), 2u);  // of rank 0 alone
+  EXPECT_TRUE(contains(twice.warnings[0], "step 5 is not saved yet: rank 1 cannot save"))
+      << twice.warnings[0];
+  EXPECT_TRUE(contains(twice.warnings[1], "(2 of 2)")) << twice.warnings[1];
+  Checkpoint checkpoint(dir / "step-00000005");
+  EXPECT_EQ(load_and_compare(one_tensor(), checkpoint, {1, 1, 1}, true), "");
+  const Attempts thrice = save_on_three(dir, 3, options);
+  for (const std::string& error : thrice.errors) EXPECT_TRUE(contains(error, "No space")) << error;
+  EXPECT_TRUE(contains(thrice.errors[1], "DataError")) << thrice.errors[1];
+  EXPECT_TRUE(contains(thrice.errors[2], "PeerError 1")) << thrice.errors[2];
+}
+
+TEST(Retries, AFailureThatIsReturnedIsTheSameOnAllRanks) {
+  const TempFolder dir;
+  SaveOptions options;
+  options.return_failures = true;
+  const Attempts once = save_on_three(dir, 1, options);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(once.errors[static_cast<std::size_t>(rank)], "");
+    EXPECT_EQ(once.saved[static_cast<std::size_t>(rank)].folder, "");
+    EXPECT_TRUE(contains(once.saved[static_cast<std::size_t>(rank)].failure, "No space left"));
+  }
+  ASSERT_EQ(once.warnings.size(), 1u);
+  EXPECT_TRUE(contains(once.warnings[0], "step 5 is NOT SAVED")) << once.warnings[0];
+  // What is wrong with the call is no matter of the disk.
+  std::vector<float> values(30);
+  Description about;
+  about.params = {{"v", {30}, -1, {}}};
+  const std::vector<Piece> pieces = {
+      {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
+  options.retries = 3;
+  options.retry_seconds = 1000;  // would be noticed
+  EXPECT_THROW(save(dir.path(), about, pieces, {}, options), UsageError);
+}
+
+TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
+  const TempFolder dir;
+  std::vector<float> values(30);
+  const std::vector<Piece> pieces = {
+      {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
+  int told = 0;
+  {
+    SaveOptions options;
+    options.warn = [&](const std::string&) {
+      ++told;
+      throw std::runtime_error("nobody listens");
+    };
+    AsyncSaver saver(dir.path(), {}, options);
+    saver.start({}, pieces);  // a description without the parameter: it fails
+  }
+  EXPECT_EQ(told, 1);  // and the program goes on
+}
+
+TEST(Export, PipesAreRefusedAndLinksStay) {
+  const TempFolder dir;
+  Checkpoint from(save_model(one_tensor(), dir / "run", 1, {1, 1, 1}, true));
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  EXPECT_THROW(export_model(from, dir / "pipe"), UsageError);
+  EXPECT_TRUE(fs::is_fifo(dir / "pipe")) << "a file has taken its place";
+  fs::create_symlink("real", dir / "link");
+  export_model(from, dir / "link");
+  EXPECT_TRUE(fs::is_symlink(dir / "link"));
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(dir / "real")));
+  Mesh mesh{1 << 20, 1 << 20, 1};
+  EXPECT_THROW(reshard(from, dir / "wide", mesh), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
