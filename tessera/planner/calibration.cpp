@@ -103,7 +103,7 @@ std::string hardware_toml(const Hardware& h) {
       "\nkernel_start = ", h.kernel_start, "\nlogit_bytes = ", h.logit_bytes,
       "\ngradient_passes = ", h.gradient_passes, "\ninside = ", link(h.inside),
       "\nbetween = ", link(h.between), "\nrail_share = ", h.rail_share, "\nper_node = ", h.per_node,
-      "\nwatts = ", h.watts, "\nprice_per_hour = ", h.price_per_hour, "\n");
+      "\ncpu = ", h.cpu ? "true" : "false", "\nwatts = ", h.watts, "\nprice_per_hour = ", h.price_per_hour, "\n");
 }
 
 }  // namespace tessera::planner
