@@ -1,6 +1,7 @@
 // tessera explain: one formula with the numbers put in. `explain sync` runs the engine on a small
 // network and is part of the torch program.
 
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,6 +90,9 @@ int explain_command(int argc, char** argv) {
     throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
   }
   if (!words.bandwidth.empty()) words.arguments.bandwidth = parse_rate(words.bandwidth);
+  if (!std::isfinite(words.arguments.overhead)) {
+    throw UsageError(str("--overhead: got ", words.arguments.overhead, ", wanted 0 to 10"));
+  }
   if (!(words.arguments.bandwidth > 0)) throw UsageError("--bandwidth: wanted more than 0");
   // A pipeline's formulas need no model: one that has too few layers must not stand in their way.
   const bool modelled = words.settings.has("model") || words.settings.has("layers") ||

@@ -62,7 +62,8 @@ std::string state_steps(const Question& q, double psi) {
 // What --params leaves open.
 std::string assumed_text(const planner::Plan& plan) {
   if (!plan.assumed) {
-    return "\nActivations, buffers and temporaries are not known without the model's sizes, and not "
+    return "\nActivations, buffers and temporaries are not known without the model's sizes, and "
+           "not "
            "counted.\n";
   }
   const planner::Memory& m = plan.assumed->memory;
@@ -84,12 +85,13 @@ std::string explain_memory(const ExplainArguments& a) {
           "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp,
           " · pp ", q.pp, " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
   if (q.software == planner::Software::tessera && !q.state_only()) {
-    text += str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
-                name(q.recompute), "): ", bytes_text(m.activations), " for ",
-                in_flight(q, a.plan.rank), " in flight\nBuffers (gathered units, buckets, "
-                "pipeline)  ",
-                bytes_text(m.buffers), "\nTemporary (gradients of the loss or of a layer)  ",
-                bytes_text(m.temporary), "\n");
+    text +=
+        str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
+            name(q.recompute), "): ", bytes_text(m.activations), " for ", in_flight(q, a.plan.rank),
+            " in flight\nBuffers (gathered units, buckets, "
+            "pipeline)  ",
+            bytes_text(m.buffers), "\nTemporary (gradients of the loss or of a layer)  ",
+            bytes_text(m.temporary), "\n");
   } else if (!q.state_only()) {
     const double sbh = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
     const double layer = layer_activations(q);
@@ -127,8 +129,8 @@ std::string explain_traffic(const ExplainArguments& a) {
   const bool each = q.policy() == ReducePolicy::each;
   const std::string times = each ? str(q.grad_accum, "·") : "";
   const double reductions = each ? k : 1, gathers = q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2);
-  const double passed = q.zero == 0 ? 2 * reductions * dg_bytes
-                                    : reductions * dg_bytes + gathers * dp_bytes;
+  const double passed =
+      q.zero == 0 ? 2 * reductions * dg_bytes : reductions * dg_bytes + gathers * dp_bytes;
   std::string formula;
   if (q.zero == 0) formula = str("2·", times, "D_g");
   if (q.zero == 1 || q.zero == 2) formula = str(times, "D_g + D_p");

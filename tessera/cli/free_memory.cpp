@@ -77,8 +77,7 @@ std::optional<FreeMemory> free_host_memory(const ReadFile& read) {
   const auto available = number_after(meminfo, "MemAvailable:");
   if (!available) return std::nullopt;
   const std::int64_t swap = number_after(meminfo, "SwapFree:").value_or(0);
-  FreeMemory free{(*available + swap) * 1024,
-                  swap > 0 ? "MemAvailable and swap" : "MemAvailable"};
+  FreeMemory free{(*available + swap) * 1024, swap > 0 ? "MemAvailable and swap" : "MemAvailable"};
   const auto bound = [&](std::optional<std::int64_t> left) {
     if (left && *left < free.bytes) free = {*left, "the limit of the control group"};
   };

@@ -211,9 +211,9 @@ std::string report(const planner::ModelLimits& limits, const Question& q) {
   }
   return str(q.state_only() ? "Largest model by its state alone: activations are not counted"
                             : "Largest model grown from " + model_words(q),
-             "\non ", q.hardware.name, ", ",
-             size(usable_memory(q.hardware)), " to fill, layout ", q.layout.name,
-             q.state_only() ? "" : str(", micro-batch ", q.micro_batch), "\n\n", table.text());
+             "\non ", q.hardware.name, ", ", size(usable_memory(q.hardware)), " to fill, layout ",
+             q.layout.name, q.state_only() ? "" : str(", micro-batch ", q.micro_batch), "\n\n",
+             table.text());
 }
 
 std::string report(const planner::MegatronReport& r) {

@@ -27,7 +27,8 @@ constexpr const char* kExamples =
     "  tessera simulate --model llama2-7b --hardware h200 --sweep dp=1..4096 --svg scaling.svg\n"
     "  tessera simulate --pp 2 --grad-accum 8 --forward 120ms --backward 220ms --hop 5ms\n"
     "  tessera simulate --model gpt2-xl --dp 64 --jitter 0.05 --straggler 3:1.5\n"
-    "  tessera simulate --model llama3.1-405b --tp 8 --pp 16 --dp 32 --zero 1 --sequence-parallel \\\n"
+    "  tessera simulate --model llama3.1-405b --tp 8 --pp 16 --dp 32 --zero 1 --sequence-parallel "
+    "\\\n"
     "                   --global-batch 2048 --mtbf 50000h --checkpoint-cost 60s "
     "--restart-cost 10min\n"
     "\n"
@@ -115,6 +116,18 @@ void add_options(CommandLine& line, SimulateArguments& a) {
 void check_arguments(const SimulateArguments& a) {
   if (a.given_forward != a.given_backward) {
     throw UsageError("--forward and --backward: give both or neither");
+  }
+  if (a.given_forward && !(a.forward + a.backward > 0)) {
+    throw UsageError("--forward and --backward: got 0 for both, and a step takes some time");
+  }
+  if (!(a.jitter >= 0 && a.jitter <= 2)) {
+    throw UsageError(str("--jitter: got ", a.jitter, ", wanted 0 to 2"));
+  }
+  for (const simulator::Straggler& each : a.stragglers) {
+    if (!(each.rank >= 0 && each.factor > 0 && each.factor <= 1e6)) {
+      throw UsageError(str("--straggler: got ", each.rank, ":", each.factor,
+                           ", wanted a rank from 0 and a factor above 0, at most 1e6"));
+    }
   }
   if (!a.given_forward && (a.given_hop || a.given_optimizer)) {
     throw UsageError(str(a.given_hop ? "--hop" : "--optimizer",
@@ -248,6 +261,11 @@ int simulate_command(int argc, char** argv) {
   Simulation s;
   s.question = planner::settle(a.settings.question(catalogue));
   s.scenario = scenario_for(a, s.question);
+  for (const simulator::Straggler& each : a.stragglers) {
+    if (each.rank < s.scenario.world()) continue;
+    throw UsageError(str("--straggler: got rank ", each.rank,
+                         ", wanted one below dp · tp · pp = ", s.scenario.world()));
+  }
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
   s.given_times = a.given_forward;

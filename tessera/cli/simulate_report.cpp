@@ -116,8 +116,8 @@ std::string failures_text(const Simulation& s) {
 std::string bytes(double value) { return format_bytes(std::llround(value)); }
 
 std::string fit_text(const Fit& fit, const Question& q) {
-  const std::string numbers = str(bytes(fit.needed), " of the ", bytes(fit.usable), " that ",
-                                  q.hardware.name, " can fill");
+  const std::string numbers =
+      str(bytes(fit.needed), " of the ", bytes(fit.usable), " that ", q.hardware.name, " can fill");
   if (fit.fits()) return str("Memory  ", numbers, ": fits\n");
   return str("Memory  ", numbers, ": DOES NOT FIT, so no step like this can run; ", fit.remedy,
              "\n");
@@ -133,9 +133,10 @@ std::string misfits_text(const Sweep& s) {
     if (first == nullptr) first = &s.fits[i];
   }
   if (first == nullptr) return "";
-  return str("\nDOES NOT FIT at ", s.range.axis, " ", sizes, " (marked !), where no such step can run: ",
-             bytes(first->needed), " of the ", bytes(first->usable), " that ",
-             s.question.hardware.name, " can fill; ", first->remedy, "\n");
+  return str("\nDOES NOT FIT at ", s.range.axis, " ", sizes,
+             " (marked !), where no such step can run: ", bytes(first->needed), " of the ",
+             bytes(first->usable), " that ", s.question.hardware.name, " can fill; ", first->remedy,
+             "\n");
 }
 
 ordered_json time_json(const RankTime& time, double step) {

@@ -117,7 +117,7 @@ void about_cuts(const Plan& plan, Lines& out) {
   if (q.pp > 1) {
     const bool closed = q.schedule != "zb-h1" && q.schedule != "zb-v";
     const double step = plan.time.step();
-    const double bubble = closed ? bubble_fraction(q.pp, static_cast<int>(q.micros()), q.chunks)
+    const double bubble = closed     ? bubble_fraction(q.pp, static_cast<int>(q.micros()), q.chunks)
                           : step > 0 ? plan.time.bubble / step
                                      : 0;
     const std::string numbers = str(q.micros(), " micro-batches for ", q.pp, " stages idle ",

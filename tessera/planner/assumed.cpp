@@ -12,8 +12,8 @@ constexpr std::int64_t kSeq = 2048;
 // How far the parameters of the assumed model may be from those asked for.
 constexpr double kNear = 0.1;
 
-// A GPT as they are usually cut: a vocabulary of 50257, heads of 64 or 128, an MLP of four times the
-// width, and a width of about 64 times the layers, from 5B parameters on 128 times. Heads are a
+// A GPT as they are usually cut: a vocabulary of 50257, heads of 64 or 128, an MLP of four times
+// the width, and a width of about 64 times the layers, from 5B parameters on 128 times. Heads are a
 // multiple of tp, and there is a layer for each stage.
 std::optional<ModelShape> usual_gpt(double params, int tp, std::int64_t stages) {
   const double ratio = params < 5e9 ? 64 : 128;
@@ -21,12 +21,11 @@ std::optional<ModelShape> usual_gpt(double params, int tp, std::int64_t stages) 
   if (!(width >= 64 && width < 9e5)) return std::nullopt;
   const std::int64_t head = width < 2048 ? 64 : 128;
   const std::int64_t step = head * tp;
-  const std::int64_t hidden =
-      std::max<std::int64_t>(1, std::llround(width / real(step))) * step;
+  const std::int64_t hidden = std::max<std::int64_t>(1, std::llround(width / real(step))) * step;
   if (hidden > 1'000'000) return std::nullopt;
   ModelShape shape = gpt_shape(1, hidden, hidden / head, 50257, 0);
-  const double layers = (params - real(shape.params() - shape.layer_params())) /
-                        real(shape.layer_params());
+  const double layers =
+      (params - real(shape.params() - shape.layer_params())) / real(shape.layer_params());
   const auto rounded = static_cast<std::int64_t>(std::llround(std::clamp(layers, 1.0, 1e5)));
   shape.layers = std::max(stages, rounded);
   if (std::abs(real(shape.params()) - params) > kNear * params) return std::nullopt;

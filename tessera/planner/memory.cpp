@@ -98,8 +98,9 @@ std::vector<Memory> memory_by_rank(const Question& q) {
 
 Memory memory_of(const Question& q, int* most_loaded) {
   const std::vector<Memory> all = memory_by_rank(q);
-  const auto most = std::max_element(
-      all.begin(), all.end(), [](const Memory& a, const Memory& b) { return a.total() < b.total(); });
+  const auto most = std::max_element(all.begin(), all.end(), [](const Memory& a, const Memory& b) {
+    return a.total() < b.total();
+  });
   if (most_loaded != nullptr) *most_loaded = static_cast<int>(most - all.begin());
   return *most;
 }

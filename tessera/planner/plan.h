@@ -49,9 +49,9 @@ struct Plan {
   Question question;  // settled
   // Parameters: of the model; in its blocks and embeddings; on the most loaded rank, before ZeRO.
   double parameters = 0, in_blocks = 0, in_embeddings = 0, on_a_rank = 0;
-  Memory memory;  // of a model known by its size alone: its state, and nothing else
-  int rank = 0;   // the pipeline rank that needs most memory
-  std::vector<Memory> by_rank;     // of all pipeline ranks
+  Memory memory;                // of a model known by its size alone: its state, and nothing else
+  int rank = 0;                 // the pipeline rank that needs most memory
+  std::vector<Memory> by_rank;  // of all pipeline ranks
   std::optional<Assumed> assumed;  // of a model known by its size alone
   Traffic traffic;
   StepTime time;
@@ -59,7 +59,7 @@ struct Plan {
   double model_flops = 0;   // per step, without recomputation
   double mfu = 0;
   double price = 0, joules = 0;  // per step, where hardware says; else 0
-  bool fits = false;  // where nothing is known but the state: that alone does
+  bool fits = false;             // where nothing is known but the state: that alone does
   bool fit_known = true;
   double margin = 0;  // bytes left, negative if it does not fit
   double needed() const { return assumed ? assumed->memory.total() : memory.total(); }

@@ -120,36 +120,46 @@ std::int64_t activation_bytes(const RunQuestion& q) {
   return most;
 }
 
-// [Note: a run's temporary] The larger of two moments of backward, beside what forward has kept.
-// - The loss: the gradient of the head's input and of its weight.
-// - A block: gradients of its widest products, of one weight, and what it recomputes.
-// Gradients of weights wait for their bucket where they are reduced each micro-batch.
+// What a block has again while backward recomputes it.
+std::int64_t recomputed_bytes(const RunQuestion& q) {
+  if (q.recompute == Recompute::none) return 0;
+  GptActivations block;
+  block.model = q.model;
+  block.batch = q.micro_batch;
+  block.seq = q.seq;
+  block.element = q.layout.param;
+  block.tp = q.tp;
+  block.sequence_parallel = q.sequence_parallel;
+  block.layers = 1;
+  block.embedding = block.head = false;
+  return gpt_activation_bytes(block);
+}
+
+// [Note: a run's temporary] The widest of three moments of backward, beside what forward kept.
+// - The loss: gradients of the head's input, its scaled input, and the gradient of its weight.
+// - A block: gradients before and after the function of its MLP and of what enters it, one of its
+//   weights', and what it recomputes.
+// - The end: the gradient of the embedding. A tied one meets that of the head, which has waited.
+// Where gradients are reduced each micro-batch, those of a bucket wait until it is full.
 std::int64_t temporary_bytes(const RunQuestion& q, const std::vector<Placed>& params) {
-  const std::int64_t e = q.layout.param, rows = q.micro_batch * q.seq, h = q.model.hidden;
-  std::int64_t weight = 0, all = 0;
-  for (const Placed& param : params) {
-    weight = std::max(weight, param.padded);
-    all += param.padded;
+  const std::int64_t e = q.layout.param, h = q.model.hidden;
+  const std::int64_t stream = q.micro_batch * q.seq * h * e;
+  const std::int64_t wide = q.micro_batch * q.seq * (q.model.ffn / q.tp) * e;
+  const std::int64_t table = (q.model.vocab + q.tp - 1) / q.tp * h * e;
+  bool embedding = false, head = false;
+  for (const ModelPart& part : parts_on_rank(q)) {
+    embedding = embedding || part.embedding;
+    head = head || part.head;
   }
-  std::int64_t waiting = weight * e;
-  if (q.policy == ReducePolicy::each) {
-    waiting = std::min(all * e, largest_bucket(q, params) / q.layout.grad * e + weight * e);
-  }
-  const std::int64_t wide = (q.model.swiglu ? 2 : 1) * q.model.ffn / q.tp;
-  std::int64_t block = e * rows * (3 * h + 2 * wide);
-  if (q.recompute != Recompute::none) {
-    GptActivations whole;
-    whole.model = q.model;
-    whole.batch = q.micro_batch;
-    whole.seq = q.seq;
-    whole.element = q.layout.param;
-    whole.tp = q.tp;
-    whole.sequence_parallel = q.sequence_parallel;
-    whole.layers = 1;
-    whole.embedding = whole.head = false;
-    block += gpt_activation_bytes(whole);
-  }
-  return block + waiting;
+  std::int64_t waiting = 0;
+  if (q.policy == ReducePolicy::each) waiting = largest_bucket(q, params) / q.layout.grad * e;
+  const std::int64_t weight = waiting > 0 ? 0 : h * (q.model.ffn / q.tp) * e;
+  const std::int64_t of_head = head && q.model.tied && waiting == 0 ? table : 0;
+  const std::int64_t loss = head ? 2 * stream + table : 0;
+  const std::int64_t block = 2 * stream + (q.model.swiglu ? 3 : 2) * wide + weight +
+                             recomputed_bytes(q) + of_head + waiting;
+  const std::int64_t end = (embedding ? stream + table : 0) + of_head + waiting;
+  return std::max({loss, block, end});
 }
 
 }  // namespace

@@ -256,8 +256,8 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
                            std::optional<bool> shares) {
   planner::Question question;
   question.hardware.name = config.device;
-  question.hardware.cpu =
-      config.device == "cpu" && shares.value_or(config.backend == "auto" || config.backend == "shm");
+  question.hardware.cpu = config.device == "cpu" &&
+                          shares.value_or(config.backend == "auto" || config.backend == "shm");
   question.software = planner::Software::tessera;
   question.model = resolved.model;
   question.seq = resolved.seq;

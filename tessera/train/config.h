@@ -144,7 +144,6 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
 std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved);
 // For the rank at this place of the mesh.
 planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank = 0,
-                      int tp_rank = 0, int pp_rank = 0,
-                      std::optional<bool> shares = std::nullopt);
+                      int tp_rank = 0, int pp_rank = 0, std::optional<bool> shares = std::nullopt);
 
 }  // namespace tessera::train

@@ -36,15 +36,15 @@ std::string ways_out(const TrainConfig& config, const Resolved& resolved, std::i
 
 [[noreturn]] void refuse(const LeastNeed& need, std::int64_t free, const std::string& where,
                          const std::string& whose, const std::string& ways) {
-  throw UsageError(str(
-      "memory: ", whose, " at least ", format_bytes(need.most()), ", and ", format_bytes(free),
-      " of ", where, " are free: ", format_bytes(need.building),
-      " while the model is built in fp32, before it is sharded, and ", format_bytes(need.training),
-      " of state and activations in training; ",
-      ways.empty() ? "no flag changes that enough: wanted a smaller --model, or more machines "
-                     "with --tp and --pp"
-                   : ways,
-      "; --force starts it all the same"));
+  throw UsageError(
+      str("memory: ", whose, " at least ", format_bytes(need.most()), ", and ", format_bytes(free),
+          " of ", where, " are free: ", format_bytes(need.building),
+          " while the model is built in fp32, before it is sharded, and ",
+          format_bytes(need.training), " of state and activations in training; ",
+          ways.empty() ? "no flag changes that enough: wanted a smaller --model, or more machines "
+                         "with --tp and --pp"
+                       : ways,
+          "; --force starts it all the same"));
 }
 
 }  // namespace

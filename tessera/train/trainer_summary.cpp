@@ -59,12 +59,9 @@ Summary Trainer::summary() {
   Summary out;
   impl.compare_ranks(out);
   const planner::RunMemory& planned = impl.plan;
-  out.predicted.memory = {{"params", planned.params},
-                          {"grads", planned.grads},
-                          {"optimizer", planned.optimizer},
-                          {"activations", planned.activations},
-                          {"buffers", planned.buffers},
-                          {"temporary", planned.temporary},
+  out.predicted.memory = {{"params", planned.params},       {"grads", planned.grads},
+                          {"optimizer", planned.optimizer}, {"activations", planned.activations},
+                          {"buffers", planned.buffers},     {"temporary", planned.temporary},
                           {"peak", planned.total()}};
   out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
   out.measured.memory = impl.measured;

@@ -151,10 +151,11 @@ TEST_F(Examples, OfExplain) {
 TEST_F(Examples, OfTrain) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
   for (const std::string& example : of("train")) {
-    const std::string once = std::regex_replace(example, std::regex("tessera train"),
-                                                "tessera train --samples 0");
+    const std::string once =
+        std::regex_replace(example, std::regex("tessera train"), "tessera train --samples 0");
     // The last of a repeated flag counts; a file that is printed has it too.
-    const std::string short_run = std::regex_replace(once, std::regex("( > |; |$)"), " --steps 1$1");
+    const std::string short_run =
+        std::regex_replace(once, std::regex("( > |; |$)"), " --steps 1$1");
     const Outcome text = shell(short_run);
     EXPECT_EQ(text.status, 0) << short_run << "\n" << text.err;
     EXPECT_TRUE(contains(text.out, "loss")) << short_run << "\n" << text.out;

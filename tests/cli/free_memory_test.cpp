@@ -18,7 +18,8 @@ std::optional<FreeMemory> free_of(const Files& files) {
   });
 }
 
-const std::string kMeminfo = "MemTotal:       16000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n";
+const std::string kMeminfo =
+    "MemTotal:       16000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n";
 
 TEST(FreeMemory, IsWhatTheKernelCallsAvailable) {
   const auto free = free_of({{"/proc/meminfo", kMeminfo}});

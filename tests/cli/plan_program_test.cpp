@@ -297,7 +297,8 @@ TEST(ExplainProgram, EdgesOfEveryTopic) {
       {{"bubble", "--pp", "1", "--grad-accum", "8"}, "never waits", "5%"},
       {{"bubble", "--pp", "8"}, "5% at K = 133, less from K = 134", "nan"},
       {{"bubble", "--pp", "512", "--grad-accum", "1024"}, "512", "layers"},
-      {{"bubble", "--pp", "4", "--grad-accum", "8", "--chunks", "2"}, "less than 5% from K = 29",
+      {{"bubble", "--pp", "4", "--grad-accum", "8", "--chunks", "2"},
+       "less than 5% from K = 29",
        "K = 28,"},
       {{"bubble", "--pp", "4", "--grad-accum", "8", "--schedule", "zb-h1"}, "played", "v·K"},
       {{"traffic", "--params", "10B"}, "0.0000 · 40 GB = 0 B", "0.0000 · 0 B"},
@@ -327,6 +328,13 @@ TEST(ExplainProgram, Mistakes) {
            {{"explain"}, "topic"},
            {{"explain", "memroy"}, "did you mean memory?"},
            {{"explain", "ring", "--bandwidth", "fast"}, "rate"},
+           {{"explain", "ring", "--ranks", "0"}, "--ranks"},
+           {{"explain", "overlap", "--overhead", "nan"}, "--overhead"},
+           {{"explain", "overlap", "--overhead", "-1"}, "--overhead"},
+           {{"explain", "bubble", "--pp", "0"}, "--pp"},
+           {{"explain", "bubble", "--forward", "-1s"}, "--forward"},
+           {{"explain", "schedule", "--forward", "nan"}, "--forward"},
+           {{"explain", "memory", "--tp", "3"}, "25 heads of --model gpt2-xl"},
            {{"explain", "ring", "--bandwidth", "0GB/s"}, "--bandwidth"},
            {{"explain", "memory", "--model", "gpt9"}, "--model"}}) {
     const Outcome outcome = tessera(arguments);

@@ -85,12 +85,12 @@ TEST(Simulate, SaysWhatDoesNotFit) {
   EXPECT_TRUE(small["fits"].get<bool>());
   EXPECT_FALSE(small.contains("remedy"));
   // Times that were given are of no model.
-  const std::vector<std::string> given = {"--forward", "1ms", "--backward", "2ms", "--model",
-                                          "llama2-7b"};
+  const std::vector<std::string> given = {"--forward", "1ms",     "--backward",
+                                          "2ms",       "--model", "llama2-7b"};
   EXPECT_FALSE(simulate_json(given).contains("fits"));
   // In a sweep, size by size: sharded state fits from some size on.
-  const std::vector<std::string> sweep = {"--model", "llama2-7b", "--zero", "1", "--sweep",
-                                          "dp=1..8"};
+  const std::vector<std::string> sweep = {"--model", "llama2-7b", "--zero",
+                                          "1",       "--sweep",   "dp=1..8"};
   const json rows = simulate_json(sweep)["sweep"];
   EXPECT_FALSE(rows[0]["fits"].get<bool>());
   EXPECT_TRUE(rows[3]["fits"].get<bool>());
@@ -185,7 +185,11 @@ TEST(Simulate, MistakesAreStatus2AndNothingOnStdout) {
                                                        {"--straggler", "3"},
                                                        {"--straggler", "3:0"},
                                                        {"--straggler", "9:2"},
+                                                       {"--straggler", "0:nan"},
+                                                       {"--straggler", "-1:2"},
                                                        {"--jitter", "-1"},
+                                                       {"--jitter", "nan"},
+                                                       {"--forward", "0", "--backward", "0"},
                                                        {"--jitter", "much"},
                                                        {"--forward", "1s"},
                                                        {"--hop", "1s"},

@@ -116,17 +116,40 @@ TEST_F(Train, PlanAndTrainPredictTheSame) {
       {{"--zero", "2", "--grad-accum", "2", "--ranks", "3"}, {"--dp", "3"}, 3},
       {{"--zero", "3", "--checkpoint-activations", "full"}, {}, 2},
       {{"--zero", "3", "--gather", "copy", "--bucket-mb", "0.01", "--no-prefetch"},
-       {"--bucket-size", "10000B"}, 2},
+       {"--bucket-size", "10000B"},
+       2},
       {{"--checkpoint-activations", "selective", "--layout", "bf16-fp32grad"}, {}, 2},
       {{"--pp", "2", "--grad-accum", "4", "--dp", "1"}, {}, 2},
       {{"--tp", "3", "--dp", "1"}, {}, 3}};
   for (const Pair& pair : pairs) {
     const Json run = summary(small(pair.train));
-    Words words = {TESSERA_PROGRAM, "plan",   "--json",   "--hardware", "cpu",   "--model",
-                   "gpt-tiny",      "--dp",   "2",        "--layout",   "fp32",  "--layers",
-                   "2",             "--hidden", "36",     "--heads",    "3",     "--vocab",
-                   "17",            "--seq",  "20",       "--micro-batch", "3",  "--bucket-size",
-                   "16MB",          "--gpus-per-node", std::to_string(pair.ranks)};
+    Words words = {TESSERA_PROGRAM,
+                   "plan",
+                   "--json",
+                   "--hardware",
+                   "cpu",
+                   "--model",
+                   "gpt-tiny",
+                   "--dp",
+                   "2",
+                   "--layout",
+                   "fp32",
+                   "--layers",
+                   "2",
+                   "--hidden",
+                   "36",
+                   "--heads",
+                   "3",
+                   "--vocab",
+                   "17",
+                   "--seq",
+                   "20",
+                   "--micro-batch",
+                   "3",
+                   "--bucket-size",
+                   "16MB",
+                   "--gpus-per-node",
+                   std::to_string(pair.ranks)};
     // The flags that both have, by the same names.
     for (std::size_t i = 0; i < pair.train.size(); ++i) {
       if (pair.train[i] == "--ranks" || pair.train[i] == "--bucket-mb") {

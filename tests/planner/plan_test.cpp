@@ -116,9 +116,9 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   ASSERT_TRUE(plan.assumed);
   EXPECT_NEAR(static_cast<double>(plan.assumed->model.params()) / 13e9, 1, 0.1);
   EXPECT_DOUBLE_EQ(plan.margin, usable_memory(plan.question.hardware) - plan.needed());
-  EXPECT_DOUBLE_EQ(plan.needed() - plan.memory.total(),
-                   plan.assumed->memory.activations + plan.assumed->memory.buffers +
-                       plan.assumed->memory.temporary);
+  EXPECT_DOUBLE_EQ(plan.needed() - plan.memory.total(), plan.assumed->memory.activations +
+                                                            plan.assumed->memory.buffers +
+                                                            plan.assumed->memory.temporary);
   // The estimate is that of the model it names.
   Question same = plan.question;
   same.params = 0;
@@ -257,16 +257,16 @@ TEST(Advice, OfWhatIsNotSoAlready) {
   EXPECT_TRUE(says(idle, "more micro-batches"));
   EXPECT_FALSE(says(idle, "more GPUs"));
   // Groups of 3 do not lie inside hosts of 8.
-  const Given straddles = {{"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"tp", "3"},
-                           {"dp", "8"}};
+  const Given straddles = {
+      {"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"tp", "3"}, {"dp", "8"}};
   EXPECT_TRUE(says(straddles, "lie across hosts"));
   EXPECT_FALSE(says({{"model", "gpt2-124m"}, {"tp", "4"}, {"dp", "8"}}, "across hosts"));
 }
 
 // Doing what the remedy says for a mesh bound by tp makes it fit and wait less.
 TEST(Advice, LessTensorParallelism) {
-  const Given given = {{"model", "gpt3-1.3b"}, {"tp", "8"}, {"grad-accum", "8"},
-                       {"hardware", "a100-80"}};
+  const Given given = {
+      {"model", "gpt3-1.3b"}, {"tp", "8"}, {"grad-accum", "8"}, {"hardware", "a100-80"}};
   const Plan plan = make_plan(ask(given));
   ASSERT_EQ(plan.bound, Bound::network) << plan.time.tp / plan.time.step();
   ASSERT_NE(plan.remedy.find("--tp 4 with --dp 2 fits"), std::string::npos) << plan.remedy;
