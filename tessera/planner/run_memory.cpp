@@ -41,6 +41,9 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
   return all;
 }
 
+// How large a bucket has to be to be closed.
+double bucket_limit(const RunQuestion& q) { return q.bucket_bytes; }
+
 // Gradients come in the reverse order; a bucket is closed once it is large enough.
 std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& params) {
   std::int64_t largest = 0, bytes = 0;
@@ -49,7 +52,7 @@ std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& par
     if (other) bytes = 0;
     bytes += params[i].padded * q.layout.grad;
     largest = std::max(largest, bytes);
-    if (static_cast<double>(bytes) >= q.bucket_bytes) bytes = 0;
+    if (static_cast<double>(bytes) >= bucket_limit(q)) bytes = 0;
   }
   return largest;
 }
