@@ -1,6 +1,7 @@
 // tessera explain: one formula with the numbers put in. `explain sync` runs the engine on a small
 // network and is part of the torch program.
 
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,11 +21,11 @@ namespace {
 constexpr const char* kExamples =
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"
     "  tessera explain memory --model gpt2-xl --dp 8 --zero 1\n"
-    "  tessera explain memory --params 70B --dp 8 --zero 3 --layout bf16-nomaster\n"
+    "  tessera explain memory --params 70B --dp 64 --zero 3 --layout bf16-nomaster\n"
     "  tessera explain traffic --params 10B --dp 64 --zero 3\n"
     "  tessera explain ring --bytes 14GB --ranks 8 --bandwidth 600GB/s\n"
     "  tessera explain bubble --pp 8 --grad-accum 32\n"
-    "  tessera explain step --model llama3-8b --dp 8 --global-batch 64\n"
+    "  tessera explain step --model llama3-8b --dp 8 --zero 1 --global-batch 64\n"
     "  tessera explain schedule --stages 4 --micro-batches 8 --schedule 1f1b\n"
     "  tessera explain sync --ranks 3\n";
 
@@ -89,7 +90,14 @@ int explain_command(int argc, char** argv) {
     throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
   }
   if (!words.bandwidth.empty()) words.arguments.bandwidth = parse_rate(words.bandwidth);
+  if (!std::isfinite(words.arguments.overhead)) {
+    throw UsageError(str("--overhead: got ", words.arguments.overhead, ", wanted 0 to 10"));
+  }
   if (!(words.arguments.bandwidth > 0)) throw UsageError("--bandwidth: wanted more than 0");
+  // A pipeline's formulas need no model: one that has too few layers must not stand in their way.
+  const bool modelled = words.settings.has("model") || words.settings.has("layers") ||
+                        words.settings.has("hidden") || words.settings.has("heads");
+  if (words.topic == "bubble" && !modelled) words.settings.set("params", "1B");
   words.arguments.plan = planner::make_plan(words.settings.question(planner::Catalogue()));
   for (const ExplainTopic& topic : explain_topics()) {
     if (topic.name == words.topic) return write_all(1, topic.text(words.arguments)) ? 0 : 1;

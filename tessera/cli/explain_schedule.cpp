@@ -1,8 +1,10 @@
 // tessera explain schedule: draws a pipeline schedule, and puts a real run beside it.
 
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/explain_topics.h"
@@ -73,6 +75,10 @@ int explain_schedule(int argc, char** argv) {
   app.add_option("--metrics", a.metrics, "metrics of a run: its bubble is shown beside")
       ->type_name("FILE");
   if (!line.parse(argc, argv)) return 0;
+  for (const auto& [flag, value] :
+       {std::pair("--forward", a.forward), {"--backward", a.backward}}) {
+    if (!std::isfinite(value)) throw UsageError(str(flag, ": got ", value, ", wanted 1e-6 to 1e6"));
+  }
   const schedule::Schedule schedule = schedule::make(a.schedule, a.stages, a.micros, a.chunks);
   schedule::validate(schedule);
   const double share = 1.0 / schedule.chunks;  // a chunk has this part of a rank's layers

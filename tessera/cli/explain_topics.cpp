@@ -5,10 +5,12 @@
 #include <cstdio>
 
 #include "tessera/cli/table.h"
+#include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/schedule/schedule.h"
 
 namespace tessera::cli {
 namespace {
@@ -29,9 +31,12 @@ std::string explain_batch(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   return str("global batch = micro-batch · accumulation · dp\n             = ", q.micro_batch,
              " · ", q.grad_accum, " · ", q.dp, " = ", format_grouped(q.global_batch),
-             " sequences\ntokens       = global batch · sequence length\n             = ",
-             format_grouped(q.global_batch), " · ", q.seq, " = ",
-             format_grouped(q.global_batch * q.seq),
+             " sequences\n",
+             q.seq == 0 ? "tokens       = global batch · sequence length, which --params does not "
+                          "say: give --seq"
+                        : str("tokens       = global batch · sequence length\n             = ",
+                              format_grouped(q.global_batch), " · ", q.seq, " = ",
+                              format_grouped(q.global_batch * q.seq)),
              "\n\nThree levers: the micro-batch is bounded by memory, dp by the GPUs there are, "
              "accumulation\nonly by time, since its micro-batches run one after another. Take as "
              "much dp as there is,\nand fill the rest with accumulation.\n"
@@ -54,6 +59,21 @@ std::string state_steps(const Question& q, double psi) {
   return table.text();
 }
 
+// What --params leaves open.
+std::string assumed_text(const planner::Plan& plan) {
+  if (!plan.assumed) {
+    return "\nActivations, buffers and temporaries are not known without the model's sizes, and "
+           "not "
+           "counted.\n";
+  }
+  const planner::Memory& m = plan.assumed->memory;
+  const planner::ModelShape& shape = plan.assumed->model;
+  return str("\nNot known of a size alone, and estimated for a GPT of ", shape.layers,
+             " layers, hidden ", shape.hidden, ", ", shape.heads, " heads, seq ", plan.assumed->seq,
+             ":\n  activations ~ ", bytes_text(m.activations), ", buffers ~ ",
+             bytes_text(m.buffers), ", temporary ~ ", bytes_text(m.temporary), "\n");
+}
+
 std::string explain_memory(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   const planner::Memory& m = a.plan.memory;
@@ -64,7 +84,15 @@ std::string explain_memory(const ExplainArguments& a) {
       str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp,
           "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp,
           " · pp ", q.pp, " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
-  if (!q.state_only()) {
+  if (q.software == planner::Software::tessera && !q.state_only()) {
+    text +=
+        str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
+            name(q.recompute), "): ", bytes_text(m.activations), " for ", in_flight(q, a.plan.rank),
+            " in flight\nBuffers (gathered units, buckets, "
+            "pipeline)  ",
+            bytes_text(m.buffers), "\nTemporary (gradients of the loss or of a layer)  ",
+            bytes_text(m.temporary), "\n");
+  } else if (!q.state_only()) {
     const double sbh = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
     const double layer = layer_activations(q);
     const std::int64_t held = in_flight(q, a.plan.rank);
@@ -80,9 +108,13 @@ std::string explain_memory(const ExplainArguments& a) {
                 "and the runtime)  ",
                 bytes_text(m.temporary), "\n");
   }
-  return text + str("\nTotal  ", bytes_text(m.total()), "; ", q.hardware.name, " can fill ",
-                    bytes_text(usable_memory(q.hardware)), ": ",
-                    a.plan.fits ? "fits\n" : "does not fit\n",
+  if (q.state_only()) text += assumed_text(a.plan);
+  const char* verdict = !a.plan.fits        ? "does not fit\n"
+                        : !a.plan.fit_known ? "the state alone fits\n"
+                        : q.state_only()    ? "fits, by this estimate\n"
+                                            : "fits\n";
+  return text + str("\nTotal  ", bytes_text(a.plan.needed()), "; ", q.hardware.name, " can fill ",
+                    bytes_text(usable_memory(q.hardware)), ": ", verdict,
                     "\nOften told wrong: stage 1 is p + g + o/N and stage 2 is p + (g + o)/N bytes "
                     "a parameter,\nnot 8 + 4/N and 4 + 8/N. Every rank has its share: 70B at stage "
                     "3 over 8 is 105 GB each\n(12 B a parameter), not 105 GB in all.\n");
@@ -96,17 +128,19 @@ std::string explain_traffic(const ExplainArguments& a) {
   const double dg_bytes = a.plan.on_a_rank * q.layout.grad;
   const bool each = q.policy() == ReducePolicy::each;
   const std::string times = each ? str(q.grad_accum, "·") : "";
+  const double reductions = each ? k : 1, gathers = q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2);
+  const double passed =
+      q.zero == 0 ? 2 * reductions * dg_bytes : reductions * dg_bytes + gathers * dp_bytes;
   std::string formula;
   if (q.zero == 0) formula = str("2·", times, "D_g");
   if (q.zero == 1 || q.zero == 2) formula = str(times, "D_g + D_p");
-  if (q.zero == 3) formula = str(times, "D_g + ", k * (q.keep_params ? 1 : 2), "·D_p");
+  if (q.zero == 3) formula = str(times, "D_g + ", gathers, "·D_p");
   std::string text = str(
       "A ring sends (N-1)/N of a buffer in a reduce-scatter and in an all-gather; an all-reduce is "
       "one\nof each, which is where its 2 comes from.\n\ndp: N = ",
       q.dp, ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
       " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", digits((n - 1) / n, 4),
-      " · ", bytes_text(n > 1 ? t.dp * n / (n - 1) : 0), " = ", bytes_text(t.dp),
-      " sent per rank and step\n");
+      " · ", bytes_text(passed), " = ", bytes_text(t.dp), " sent per rank and step\n");
   if (t.dp_each != t.dp_last) {
     text += str("  reduced each micro-batch ", bytes_text(t.dp_each), ", once ",
                 bytes_text(t.dp_last), "\n");
@@ -156,31 +190,63 @@ std::string explain_overlap(const ExplainArguments& a) {
       " times one GPU\nIt knows neither overlap nor links: `tessera simulate` does.\n");
 }
 
-std::string explain_bubble(const ExplainArguments& a) {
+// Where the bubble is a twentieth of the step, and from where on it is less.
+std::string five_percent(int p, int v) {
+  const std::int64_t slots = 19LL * (p - 1);  // (P-1) / (v·K + P-1) = 1/20
+  const std::int64_t below = slots / v + 1;
+  return slots % v == 0 ? str("5% at K = ", slots / v, ", less from K = ", below, " on")
+                        : str("less than 5% from K = ", below, " on");
+}
+
+std::string bubble_text(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   const int p = q.pp, k = static_cast<int>(q.grad_accum), v = q.chunks;
-  const double bubble = planner::bubble_fraction(p, k, v);
-  const std::int64_t five = (19LL * (p - 1) + v - 1) / v;
+  if (p == 1) {
+    return "A pipeline of one stage (--pp 1) never waits for another: bubble = 0 for every K.\n"
+           "Give --pp 2 or more.\n";
+  }
+  if (q.schedule == "zb-h1" || q.schedule == "zb-v") {
+    if (!(a.forward + a.backward > 0)) {
+      throw UsageError("--forward, --backward: got 0 for both, wanted more");
+    }
+    const double share_of_rank = 1.0 / v;
+    const auto timing = schedule::time(schedule::make(q.schedule, p, k, v),
+                                       {a.forward * share_of_rank, a.backward / 2 * share_of_rank,
+                                        a.backward / 2 * share_of_rank});
+    return str("bubble of ", q.schedule, " with P = ", p, " stages and K = ", k,
+               " micro-batches, played action by action: ", share(timing.bubble), "\n",
+               "(1f1b: (P-1) / (K + P-1) = ", share(planner::bubble_fraction(p, k)),
+               ")\n\nstep = ", format_time(timing.step), " for T_f ", format_time(a.forward),
+               " and T_b ", format_time(a.backward), " of a rank, half of it for the weights");
+  }
   return str(
       "bubble = (P-1) / (v·K + P-1), with P stages, K micro-batches, v chunks on a rank\n"
       "       = ",
-      p - 1, " / (", v, "·", k, " + ", p - 1, ") = ", share(bubble), "\n5% at K = ", five,
-      "\n\nstep = (K + P-1) · (T_f + T_b)", v > 1 ? " for v = 1" : "", "\n     = ", k + p - 1,
-      " · (", format_time(a.forward), " + ", format_time(a.backward),
+      p - 1, " / (", v, "·", k, " + ", p - 1, ") = ", share(planner::bubble_fraction(p, k, v)),
+      "\n", five_percent(p, v), "\n\nstep = (K + P-1) · (T_f + T_b)", v > 1 ? " for v = 1" : "",
+      "\n     = ", k + p - 1, " · (", format_time(a.forward), " + ", format_time(a.backward),
       ") = ", format_time(planner::pipeline_time(p, k, a.forward, a.backward)), ", and hops of ",
       format_time(a.hop),
       " where nothing hides them\nspeed-up over one "
       "stage = P·K / (K + P-1) = ",
-      digits(planner::pipeline_speedup(p, k), 2), " of ", p,
-      "\n\nHeld on the first rank: ", in_flight(q, 0), " activations with ", q.schedule,
-      "; gpipe would hold ", k,
-      "\n\nOften told wrong: each slot costs T_f + T_b, not the larger of the two.\n");
+      digits(planner::pipeline_speedup(p, k), 2), " of ", p);
+}
+
+std::string explain_bubble(const ExplainArguments& a) {
+  const Question& q = a.plan.question;
+  if (q.pp == 1) return bubble_text(a);
+  return str(bubble_text(a), "\n\nHeld on the first rank: ", in_flight(q, 0), " activations with ",
+             q.schedule, "; gpipe would hold ", q.grad_accum,
+             "\n\nOften told wrong: each slot costs T_f + T_b, not the larger of the two.\n");
 }
 
 std::string explain_step(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   const planner::StepTime& t = a.plan.time;
-  if (q.state_only()) return "A model known by its size alone has no time.\n";
+  if (q.state_only()) {
+    return "Nothing is known of the time of a model that is known by its size alone; give --model, "
+           "or --layers --hidden --heads.\n";
+  }
   const double peak = q.layout.param >= 4 ? q.hardware.peak_fp32 : q.hardware.peak_16bit;
   const double ideal = a.plan.model_flops / (q.world() * peak);
   Table table("lrl");

@@ -26,7 +26,7 @@ constexpr const char* kExamples =
     "  tessera plan --model gpt2-xl --dp 8 --zero 1 --micro-batch 8\n"
     "  tessera plan --model llama3-70b --gpus 128 --tp 8 --pp 4 --global-batch 512 --zero 1\n"
     "  tessera plan --layers 24 --hidden 2048 --heads 16 --seq 1024 --hardware a100-80 --json\n"
-    "  tessera plan --params 13B --dp 8 --zero 2 --layout bf16-nomaster     state alone\n"
+    "  tessera plan --params 13B --dp 8 --zero 2 --layout bf16-nomaster    known by its size\n"
     "  tessera plan --search --model gpt3-175b --gpus 256 --hardware a100-80 --global-batch 1536\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-batch                     largest batch\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-model                     largest model\n"

@@ -56,7 +56,8 @@ std::string heading(const Plan& plan) {
     text +=
         str("global batch ", q.global_batch, " = micro-batch ", q.micro_batch, " × accumulation ",
             q.grad_accum, " × dp ", q.dp, "; recomputed: ", name(q.recompute), "; attention ",
-            q.attention == planner::Attention::fused ? "fused" : "unfused");
+            q.attention == planner::Attention::fused ? "fused" : "unfused", "; as ",
+            q.software == planner::Software::tessera ? "Tessera" : "Megatron-LM", " keeps it");
     if (q.pp > 1) text += str("; schedule ", schedule_words(q));
     text += "\n";
   }
@@ -68,21 +69,46 @@ std::string heading(const Plan& plan) {
   return text + str("; ", grouped(plan.on_a_rank), " on the most loaded rank\n");
 }
 
-std::string memory_table(const Plan& plan) {
-  const planner::Memory& m = plan.memory;
-  Table table("lr");
-  for (const auto& [name, bytes] : {std::pair{"params", m.params},
-                                    {"grads", m.grads},
-                                    {"optimizer", m.optimizer},
-                                    {"activations", m.activations},
-                                    {"buffers", m.buffers},
-                                    {"temporary", m.temporary},
-                                    {"total", m.total()}}) {
-    table.row({name, size(bytes)});
-  }
+std::string shape_words(const planner::ModelShape& m) {
+  return str(m.layers, " layers, hidden ", m.hidden, ", ", m.heads, " heads (",
+             format_count(m.params()), " parameters)");
+}
+
+// What of the table was counted, and what not, for a model known by its size alone.
+std::string assumed_words(const Plan& plan) {
   const Question& q = plan.question;
+  if (!plan.assumed) {
+    return "  counted: the state. Activations, buffers and temporaries are not known without the "
+           "model's sizes\n  (--model, or --layers --hidden --heads)\n";
+  }
+  return str("  --params says nothing of the last three rows: they are estimated (~) for a GPT of ",
+             shape_words(plan.assumed->model), ",\n  seq ", plan.assumed->seq, ", micro-batch ",
+             q.micro_batch, "; --model, or --layers --hidden --heads, gives those of your own\n");
+}
+
+std::string memory_table(const Plan& plan) {
+  const Question& q = plan.question;
+  const bool sized = q.state_only();
+  const planner::Memory& m = plan.assumed ? plan.assumed->memory : plan.memory;
+  const auto rest = [&](double bytes) {
+    if (!sized) return size(bytes);
+    return plan.assumed ? "~ " + size(bytes) : std::string("unknown");
+  };
+  Table table("lr");
+  table.row({"params", size(m.params)});
+  table.row({"grads", size(m.grads)});
+  table.row({"optimizer", size(m.optimizer)});
+  if (sized) table.row({"state", size(plan.memory.total())});
+  table.row({"activations", rest(m.activations)});
+  table.row({"buffers", rest(m.buffers)});
+  table.row({"temporary", rest(m.temporary)});
+  if (!sized || plan.assumed) table.row({"total", rest(m.total())});
+  const char* verdict = !plan.fits        ? "  DOES NOT FIT"
+                        : !plan.fit_known ? "  the state alone fits"
+                        : sized           ? "  fits, by this estimate,"
+                                          : "  fits";
   return str("\nMemory of a GPU", q.pp > 1 ? str(" (pipeline rank ", plan.rank, ")") : "", "\n",
-             table.text(), plan.fits ? "  fits" : "  DOES NOT FIT", " in the ",
+             table.text(), sized ? assumed_words(plan) : "", verdict, " in the ",
              size(usable_memory(q.hardware)), " that ", q.hardware.name,
              " can fill: ", size(std::abs(plan.margin)), plan.fits ? " left\n" : " too much\n");
 }
@@ -153,7 +179,8 @@ std::string report(const planner::SearchResult& result) {
                q.global_batch, "\n\n", table.text(), "  (tp with s: sequence parallel)\n\n");
   }
   text += str(format_grouped(result.tried), " configurations tried, ",
-              format_grouped(result.fitting), " fit\nRuled out\n");
+              result.fitting == 0 ? "none" : format_grouped(result.fitting), " fit\n",
+              result.ruled_out.empty() ? "" : "Ruled out\n");
   Table reasons("rl");
   for (const auto& [reason, number] : result.ruled_out) {
     reasons.row({format_grouped(number), reason});
@@ -182,9 +209,11 @@ std::string report(const planner::ModelLimits& limits, const Question& q) {
                shaped ? str(each.model.layers) : "-", shaped ? str(each.model.hidden) : "-",
                shaped ? str(each.model.heads) : "-", size(each.memory)});
   }
-  return str("Largest model grown from ", model_words(q), "\non ", q.hardware.name, ", ",
-             size(usable_memory(q.hardware)), " to fill, layout ", q.layout.name, ", micro-batch ",
-             q.micro_batch, "\n\n", table.text());
+  return str(q.state_only() ? "Largest model by its state alone: activations are not counted"
+                            : "Largest model grown from " + model_words(q),
+             "\non ", q.hardware.name, ", ", size(usable_memory(q.hardware)), " to fill, layout ",
+             q.layout.name, q.state_only() ? "" : str(", micro-batch ", q.micro_batch), "\n\n",
+             table.text());
 }
 
 std::string report(const planner::MegatronReport& r) {

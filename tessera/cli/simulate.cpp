@@ -1,6 +1,7 @@
 // tessera simulate: plays a training step event by event.
 
 #include <charconv>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,16 +24,18 @@ namespace {
 constexpr const char* kExamples =
     "  tessera simulate --model gpt3-175b --hardware a100-80 --tp 8 --pp 16 --dp 8 \\\n"
     "                   --global-batch 1536 --trace step.json      (open it in ui.perfetto.dev)\n"
-    "  tessera simulate --model llama2-7b --sweep dp=1..4096 --svg scaling.svg\n"
+    "  tessera simulate --model llama2-7b --hardware h200 --sweep dp=1..4096 --svg scaling.svg\n"
     "  tessera simulate --pp 2 --grad-accum 8 --forward 120ms --backward 220ms --hop 5ms\n"
     "  tessera simulate --model gpt2-xl --dp 64 --jitter 0.05 --straggler 3:1.5\n"
-    "  tessera simulate --model llama3.1-405b --tp 8 --pp 16 --dp 128 --zero 1 \\\n"
-    "                   --mtbf 50000h --checkpoint-cost 60s --restart-cost 10min\n"
+    "  tessera simulate --model llama3.1-405b --tp 8 --pp 16 --dp 32 --zero 1 --sequence-parallel "
+    "\\\n"
+    "                   --global-batch 2048 --mtbf 50000h --checkpoint-cost 60s "
+    "--restart-cost 10min\n"
     "\n"
     "Ranks count tp first, then dp, then pp, so that tp neighbours share a node.\n"
-    "JSON: {step, tokens_per_s, utilisation, bubble, world, time:{compute, comm_exposed, tp, pp,\n"
-    "dp, bubble, optimizer, step}, ranks:[…], failures:{…}}, times in seconds, means over all "
-    "ranks;\n"
+    "JSON: {step, tokens_per_s, utilisation, bubble, world, memory, fits, remedy,\n"
+    "time:{compute, comm_exposed, tp, pp, dp, bubble, optimizer, step}, ranks:[…], failures:{…}},\n"
+    "times in seconds, means over all ranks, memory in bytes of the most loaded device;\n"
     "with --sweep {sweep:[…], comparison}.";
 
 struct SimulateArguments {
@@ -113,6 +116,18 @@ void add_options(CommandLine& line, SimulateArguments& a) {
 void check_arguments(const SimulateArguments& a) {
   if (a.given_forward != a.given_backward) {
     throw UsageError("--forward and --backward: give both or neither");
+  }
+  if (a.given_forward && !(a.forward + a.backward > 0)) {
+    throw UsageError("--forward and --backward: got 0 for both, and a step takes some time");
+  }
+  if (!(a.jitter >= 0 && a.jitter <= 2)) {
+    throw UsageError(str("--jitter: got ", a.jitter, ", wanted 0 to 2"));
+  }
+  for (const simulator::Straggler& each : a.stragglers) {
+    if (!(each.rank >= 0 && each.factor > 0 && each.factor <= 1e6)) {
+      throw UsageError(str("--straggler: got ", each.rank, ":", each.factor,
+                           ", wanted a rank from 0 and a factor above 0, at most 1e6"));
+    }
   }
   if (!a.given_forward && (a.given_hop || a.given_optimizer)) {
     throw UsageError(str(a.given_hop ? "--hop" : "--optimizer",
@@ -198,6 +213,7 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
   Progress progress(static_cast<std::int64_t>(sweep.range.sizes.size()), options);
   bool first = true;
   simulator::SweepCase last;
+  std::map<int, Fit> fits;
   sweep.rows = simulator::sweep(sweep.range, a.law_cost, [&](int size) {
     planner::Settings settings = a.settings;
     settings.set(sweep.range.axis, std::to_string(size));
@@ -206,11 +222,15 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
     one.scenario = scenario_for(a, settled);
     one.tokens = static_cast<double>(settled.global_batch * settled.seq);
     if (first) sweep.question = settled;
+    if (!a.given_forward) fits[size] = fit_of(settled);
     first = false;
     progress.add();
     last = one;
     return one;
   });
+  for (const simulator::SweepRow& row : sweep.rows) {
+    if (!a.given_forward) sweep.fits.push_back(fits[row.size]);
+  }
   if (a.collective == "mixed" && !last.scenario.irregular() && sweep.rows.back().refused.empty()) {
     last.scenario.fabric.algorithm = simulator::Algorithm::automatic;
     sweep.quicker = last.tokens / simulate(last.scenario).step;
@@ -239,9 +259,15 @@ int simulate_command(int argc, char** argv) {
   Simulation s;
   s.question = planner::settle(a.settings.question(catalogue));
   s.scenario = scenario_for(a, s.question);
+  for (const simulator::Straggler& each : a.stragglers) {
+    if (each.rank < s.scenario.world()) continue;
+    throw UsageError(str("--straggler: got rank ", each.rank,
+                         ", wanted one below dp · tp · pp = ", s.scenario.world()));
+  }
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
   s.given_times = a.given_forward;
+  if (!a.given_forward) s.fit = fit_of(s.question);
   if (a.collective == "mixed" && s.scenario.dp > 1 && !s.scenario.irregular()) {
     simulator::Scenario other = s.scenario;
     other.fabric.algorithm = simulator::Algorithm::automatic;

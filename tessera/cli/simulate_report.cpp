@@ -113,6 +113,32 @@ std::string failures_text(const Simulation& s) {
              " tokens/s that last\n");
 }
 
+std::string bytes(double value) { return format_bytes(std::llround(value)); }
+
+std::string fit_text(const Fit& fit, const Question& q) {
+  const std::string numbers =
+      str(bytes(fit.needed), " of the ", bytes(fit.usable), " that ", q.hardware.name, " can fill");
+  if (fit.fits()) return str("Memory  ", numbers, ": fits\n");
+  return str("Memory  ", numbers, ": DOES NOT FIT, so no step like this can run; ", fit.remedy,
+             "\n");
+}
+
+// What the sizes that do not fit have in common; "" if all do.
+std::string misfits_text(const Sweep& s) {
+  std::string sizes;
+  const Fit* first = nullptr;
+  for (std::size_t i = 0; i < s.fits.size(); ++i) {
+    if (!s.rows[i].refused.empty() || s.fits[i].fits()) continue;
+    sizes += str(sizes.empty() ? "" : ", ", s.rows[i].size);
+    if (first == nullptr) first = &s.fits[i];
+  }
+  if (first == nullptr) return "";
+  return str("\nDOES NOT FIT at ", s.range.axis, " ", sizes,
+             " (marked !), where no such step can run: ", bytes(first->needed), " of the ",
+             bytes(first->usable), " that ", s.question.hardware.name, " can fill; ", first->remedy,
+             "\n");
+}
+
 ordered_json time_json(const RankTime& time, double step) {
   return {{"compute", time.compute},
           {"comm_exposed", time.tp + time.pp + time.dp},
@@ -140,6 +166,13 @@ ordered_json failures_json(const Reliability& r, double step, double tokens_per_
 
 }  // namespace
 
+Fit fit_of(const planner::Question& q) {
+  const planner::Plan plan = planner::plan_numbers(q);
+  Fit fit{plan.needed(), planner::usable_memory(q.hardware), ""};
+  if (!plan.fits) fit.remedy = planner::remedy_for(plan);
+  return fit;
+}
+
 double Simulation::tokens_per_s() const {
   return static_cast<double>(question.global_batch * question.seq) / result.step;
 }
@@ -149,6 +182,7 @@ std::string simulation_text(const Simulation& s) {
   std::string text = str(heading(s.question, s.given_times), "\nStep  ", format_time(r.step), ", ",
                          whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilisation),
                          " of the time, bubble ", share(r.bubble), "\n");
+  if (s.fit) text.insert(text.find('\n') + 1, fit_text(*s.fit, s.question));
   text += where_it_went(s);
   if (s.planned > 0) {
     text +=
@@ -179,6 +213,12 @@ std::string simulation_json(const Simulation& s) {
                        {"time", time_json(r.mean, r.step)},
                        {"replicas", r.replicas},
                        {"events", r.events}};
+  if (s.fit) {
+    json["memory"] = std::llround(s.fit->needed);
+    json["memory_usable"] = std::llround(s.fit->usable);
+    json["fits"] = s.fit->fits();
+    if (!s.fit->fits()) json["remedy"] = s.fit->remedy;
+  }
   if (s.planned > 0) json["planned_step"] = s.planned;
   ordered_json ranks = ordered_json::array();
   for (int p = 0; p < s.scenario.pp(); ++p) {
@@ -212,13 +252,15 @@ std::string sweep_title(const Sweep& s) {
 }
 
 std::string sweep_text(const Sweep& s) {
-  Table table(s.reliability ? "rrrrrrrrrrr" : "rrrrrrrrrr");
   std::vector<std::string> names = {s.range.axis, "GPUs", "step", "tokens/s", "per GPU",
                                     "efficiency", "law",  "dp",   "tp + pp",  "bubble"};
   if (s.reliability) names.emplace_back("goodput");
+  if (!s.fits.empty()) names.emplace_back("memory");
+  Table table(std::string(names.size(), 'r'));
   table.row(names);
   std::string refused;
-  for (const simulator::SweepRow& row : s.rows) {
+  for (std::size_t i = 0; i < s.rows.size(); ++i) {
+    const simulator::SweepRow& row = s.rows[i];
     if (!row.refused.empty()) {
       refused += str("  ", s.range.axis, " ", row.size, ": ", row.refused, "\n");
       continue;
@@ -238,11 +280,14 @@ std::string sweep_text(const Sweep& s) {
       r.devices = row.gpus;
       cells.push_back(share(plan_failures(r, row.step, 0).goodput));
     }
+    if (!s.fits.empty()) {
+      cells.push_back(str(bytes(s.fits[i].needed), s.fits[i].fits() ? "" : " !"));
+    }
     table.row(cells);
   }
   std::string text =
       str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nCannot be\n" + refused,
-          "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
+          misfits_text(s), "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
   const simulator::SweepRow& last = s.rows.back();
   if (last.refused.empty() && s.quicker > 1.01 * last.tokens_per_s) {
     text +=
@@ -257,7 +302,8 @@ std::string sweep_text(const Sweep& s) {
 
 std::string sweep_json(const Sweep& s) {
   ordered_json rows = ordered_json::array();
-  for (const simulator::SweepRow& row : s.rows) {
+  for (std::size_t i = 0; i < s.rows.size(); ++i) {
+    const simulator::SweepRow& row = s.rows[i];
     ordered_json json = {{s.range.axis, row.size}};
     if (!row.refused.empty()) {
       json["error"] = row.refused;
@@ -271,6 +317,11 @@ std::string sweep_json(const Sweep& s) {
       json["bubble"] = row.bubble;
       json["utilisation"] = row.utilisation;
       json["time"] = time_json(row.mean, row.step);
+      if (!s.fits.empty()) {
+        json["memory"] = std::llround(s.fits[i].needed);
+        json["fits"] = s.fits[i].fits();
+        if (!s.fits[i].fits()) json["remedy"] = s.fits[i].remedy;
+      }
       if (s.reliability) {
         Reliability r = *s.reliability;
         r.devices = row.gpus;

@@ -15,6 +15,7 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/failure_notes.h"
+#include "tessera/cli/free_memory.h"
 #include "tessera/cli/own_ranks.h"
 #include "tessera/cli/topology.h"
 #include "tessera/comm/bootstrap.h"
@@ -22,6 +23,7 @@
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/train/config.h"
+#include "tessera/train/memory_check.h"
 #include "tessera/train/session.h"
 
 namespace tessera::cli {
@@ -123,14 +125,14 @@ void save_on(int signal) {
   ::sigaction(signal, &action, nullptr);
 }
 
-// Whether `tessera train` itself started this rank, and will start it again.
-bool restarts_here() {
+// Whether `tessera train` itself started this rank, and can start it again.
+bool started_here() {
   const char* const run = std::getenv("TORCHELASTIC_RUN_ID");
   return run != nullptr && std::string_view(run).starts_with("tessera-train-");
 }
 
 int take_part(train::TrainConfig config) {
-  if (config.max_restarts > 0 && !restarts_here()) {
+  if (config.max_restarts > 0 && !started_here()) {
     write_all(2,
               "tessera train: warning: --max-restarts: nobody here starts ranks again; that is "
               "done where tessera train itself starts several on this machine\n");
@@ -174,6 +176,14 @@ void warn_of_crowding(int ranks, int threads) {
                    threads > 1 ? str(" of ", threads, " threads") : std::string(), " on ", cores,
                    cores == 1 ? " core" : " cores",
                    ": they take turns, and every step waits for the slowest\n"));
+}
+
+// Ranks that would fill this host until the kernel ends one of them are not started.
+void check_memory(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
+  if (const auto free = free_host_memory()) {
+    train::check_host_memory(config, resolved, ranks, free->bytes,
+                             str("this host (", free->bound, ")"));
+  }
 }
 
 // A job that is started again resumes, with the same batch on however many ranks there are.
@@ -229,13 +239,16 @@ int train_command(int argc, char** argv) {
   const train::Resolved resolved = train::resolve(config, ranks);
   if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
   if (joins) {
-    // Where tessera train started the ranks, it holds the folder itself, over all restarts.
+    // Where tessera train started the ranks, it has checked the memory, and it holds the folder
+    // itself, over all restarts.
+    if (!started_here()) check_memory(config, resolved, launch.local_size);
     std::optional<checkpoint::FolderLock> folder;
-    if (launch.rank == 0 && !restarts_here()) folder = claim_folder(config);
+    if (launch.rank == 0 && !started_here()) folder = claim_folder(config);
     return take_part(config);
   }
   warn_of_crowding(ranks, static_cast<int>(config.threads));
   train::check_run(config, resolved, ranks);
+  check_memory(config, resolved, ranks);
   const std::optional<checkpoint::FolderLock> folder = claim_folder(config);
   if (ranks == 1 && config.max_restarts == 0) return take_part(config);
   if (config.backend == "mpi" || config.backend == "two-level") {

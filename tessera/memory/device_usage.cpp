@@ -32,6 +32,27 @@ std::optional<Usage> device_usage(c10::Device device) {
   return Usage{bytes.current, bytes.peak};
 }
 
+namespace {
+
+// LibTorch before it had this question answers nothing.
+template <class Allocator>
+std::optional<std::int64_t> free_bytes(Allocator& allocator, c10::DeviceIndex index) {
+  if constexpr (requires { allocator.getMemoryInfo(index); }) {
+    try {
+      return static_cast<std::int64_t>(allocator.getMemoryInfo(index).first);
+    } catch (const c10::Error&) {  // an allocator that cannot say
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> device_free(c10::Device device) {
+  c10::DeviceAllocator* const allocator = allocator_of(device);
+  return allocator == nullptr ? std::nullopt : free_bytes(*allocator, index_of(device));
+}
+
 void reset_device_peak(c10::Device device) {
   if (c10::DeviceAllocator* const allocator = allocator_of(device)) {
     allocator->resetPeakStats(index_of(device));

@@ -1,102 +1,23 @@
-#include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/planner/remedy.h"
 
 namespace tessera::planner {
 namespace {
 
 using Lines = std::vector<std::string>;
 
-std::string size(double bytes) { return format_bytes(std::llround(bytes)); }
-std::string percent(double share) { return str(std::round(1000 * share) / 10, "%"); }
-
-// The question with a change, and what it would need.
-struct Instead {
-  Question question;
-  double total;
-  bool fits;
-};
-Instead instead(const Question& q, const std::function<void(Question&)>& change) {
-  Question other = q;
-  change(other);
-  const double total = memory_of(other).total();
-  return {other, total, total <= usable_memory(q.hardware)};
-}
-Instead at_stage(const Question& q, int stage) {
-  return instead(q, [&](Question& other) {
-    other.zero = stage;
-    other.grad_reduce.reset();
-  });
-}
-Instead recomputing(const Question& q, Recompute what) {
-  return instead(q, [&](Question& other) { other.recompute = what; });
-}
-
-std::string of_usable(double total, const Question& q) {
-  return str(size(total), " of ", size(usable_memory(q.hardware)));
-}
-
-// The least change that makes it fit, in the order of what it costs.
-std::string what_would_fit(const Question& q) {
-  if (q.dp > 1) {
-    for (int stage = q.zero + 1; stage <= 3; ++stage) {
-      const Instead other = at_stage(q, stage);
-      if (other.fits) return str("--zero ", stage, " fits: ", of_usable(other.total, q));
-    }
-  }
-  if (q.state_only()) {
-    const double least = memory_of(q).total() / usable_memory(q.hardware);
-    return str("cut the model over at least ", std::ceil(least * q.tp * q.pp),
-               " GPUs with --tp and --pp",
-               q.zero < 3 ? ", or shard it with --zero 3 and more --dp" : ", or raise --dp");
-  }
-  if (q.attention == Attention::unfused) {
-    const Instead other = instead(q, [](Question& o) { o.attention = Attention::fused; });
-    if (other.fits) return str("--attention fused fits: ", of_usable(other.total, q));
-  }
-  for (const Recompute what : {Recompute::selective, Recompute::full}) {
-    if (q.recompute >= what) continue;
-    const Instead other = recomputing(q, what);
-    if (other.fits) {
-      return str("--checkpoint-activations ", name(what), " fits: ", of_usable(other.total, q));
-    }
-  }
-  for (std::int64_t b = q.micro_batch / 2; b >= 1; b /= 2) {
-    if (q.micro_batch % b != 0) continue;
-    const Instead other = instead(q, [&](Question& o) {
-      o.grad_accum = q.grad_accum * (q.micro_batch / b);
-      o.micro_batch = b;
-    });
-    if (other.fits) {
-      return str("--micro-batch ", b, " with --grad-accum ", other.question.grad_accum,
-                 " fits and keeps the global batch: ", of_usable(other.total, q));
-    }
-  }
-  const Instead all = instead(q, [](Question& o) {
-    if (o.dp > 1) o.zero = 3, o.grad_reduce.reset();
-    o.recompute = Recompute::full;
-    o.attention = Attention::fused;
-  });
-  if (all.fits) {
-    return str(q.dp > 1 && q.zero < 3 ? "--zero 3 with " : "",
-               "--checkpoint-activations full fits: ", of_usable(all.total, q));
-  }
-  return str("cut the model over more GPUs: --tp up to ", q.per_node,
-             " inside a host, then --pp across hosts",
-             q.dp == 1 ? ", or shard it with --zero 3 and --dp" : "");
-}
-
 void about_memory(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
   if (!plan.fits) {
-    out.push_back(str("does not fit: ", of_usable(plan.memory.total(), q), " on pipeline rank ",
-                      plan.rank, ", ", size(-plan.margin), " too much; ", what_would_fit(q)));
+    out.push_back(str("does not fit: ", of_usable(plan.needed(), q),
+                      q.pp > 1 ? str(" on pipeline rank ", plan.rank) : "", ", ",
+                      size(-plan.margin), " too much; ", what_would_fit(q)));
   }
   if (q.recompute == Recompute::full && plan.fits) {
     const Instead none = recomputing(q, Recompute::none);
@@ -107,14 +28,15 @@ void about_memory(const Plan& plan, Lines& out) {
                         "arithmetic less)"));
     }
   }
-  if (q.recompute == Recompute::selective && q.attention == Attention::fused) {
+  if (q.recompute == Recompute::selective && q.attention == Attention::fused &&
+      q.software == Software::megatron) {
     out.push_back(
         "selective recomputation saves nothing here: fused attention already keeps no scores");
   }
   if (q.tp > 1 && !q.sequence_parallel && !q.state_only()) {
     const Instead cut = instead(q, [](Question& o) { o.sequence_parallel = true; });
-    const double saved = plan.memory.total() - cut.total;
-    if (saved > 0.05 * plan.memory.total()) {
+    const double saved = plan.needed() - cut.total;
+    if (saved > 0.05 * plan.needed()) {
       out.push_back(
           str("--sequence-parallel would free ", size(saved), " and send the same bytes"));
     }
@@ -150,7 +72,7 @@ void about_stage(const Plan& plan, Lines& out) {
                         size(boundary), " of activations"));
     }
   } else if (q.zero == 0) {
-    const double freed = plan.memory.total() - at_stage(q, 1).total;
+    const double freed = plan.needed() - at_stage(q, 1).total;
     out.push_back(str("stage 1 would free ", size(freed), " and send ", size(sends(1)),
                       " instead of ", size(sent)));
   }
@@ -166,7 +88,7 @@ void about_stage(const Plan& plan, Lines& out) {
     out.push_back(str("--grad-reduce last keeps whole gradients at stage ", q.zero, ": ",
                       size(plan.memory.grads), " and ", size(plan.traffic.dp_last),
                       " sent; --grad-reduce each needs ",
-                      size(each.total - plan.memory.total() + plan.memory.grads), " and sends ",
+                      size(each.total - plan.needed() + plan.memory.grads), " and sends ",
                       size(plan.traffic.dp_each)));
   }
   if (!q.overlap_grad_reduce && plan.time.dp > 0) {
@@ -186,16 +108,28 @@ void about_cuts(const Plan& plan, Lines& out) {
                       "; keep tp inside a host and put pp "
                       "or dp across"));
   }
+  if (q.tp <= q.per_node && q.nodes > 1 && q.per_node % q.tp != 0) {
+    out.push_back(str("tp ", q.tp, " does not divide the ", q.per_node,
+                      " GPUs of a host: some of its groups lie across hosts, over links of ",
+                      format_rate(q.hardware.between.bandwidth), " instead of ",
+                      format_rate(q.hardware.inside.bandwidth)));
+  }
   if (q.pp > 1) {
-    const double bubble = bubble_fraction(q.pp, static_cast<int>(q.micros()), q.chunks);
+    const bool closed = q.schedule != "zb-h1" && q.schedule != "zb-v";
+    const double step = plan.time.step();
+    const double bubble = closed     ? bubble_fraction(q.pp, static_cast<int>(q.micros()), q.chunks)
+                          : step > 0 ? plan.time.bubble / step
+                                     : 0;
     const std::string numbers = str(q.micros(), " micro-batches for ", q.pp, " stages idle ",
                                     percent(bubble), " of the time");
+    const std::int64_t five = (19LL * (q.pp - 1) + q.chunks - 1) / q.chunks;
     if (q.micros() < q.pp) {
       out.push_back(str(numbers, ": fewer than stages, so some are always empty; at least ", q.pp,
-                        " keep all busy, ", 19 * (q.pp - 1), " bring it to 5%"));
-    } else if (bubble > 0.1 && q.schedule != "zb-h1" && q.schedule != "zb-v") {
-      out.push_back(str(numbers, "; ", 19 * (q.pp - 1) / q.chunks,
-                        " would bring it to 5%, or more --chunks with interleaved"));
+                        " keep all busy", closed ? str(", ", five, " bring it to 5%") : ""));
+    } else if (bubble > 0.1 && closed) {
+      const bool more = q.state_only() || q.model.layers >= std::int64_t{q.pp} * (q.chunks + 1);
+      out.push_back(str(numbers, "; ", five, " would bring it to 5%",
+                        more ? ", or more --chunks with interleaved" : ""));
     }
     const bool even = q.model.layers % (std::int64_t{q.pp} * q.chunks) == 0;
     if (!q.state_only() && q.split == "even" && !even) {
@@ -233,28 +167,6 @@ std::vector<std::string> advice_for(const Plan& plan) {
   about_stage(plan, out);
   about_cuts(plan, out);
   return out;
-}
-
-std::string remedy_for(const Plan& plan) {
-  const Question& q = plan.question;
-  switch (plan.bound) {
-    case Bound::memory: return what_would_fit(q);
-    case Bound::network: {
-      const StepTime& t = plan.time;
-      const std::string share = str(percent(t.exposed() / t.step()), " of the step waits for it: ");
-      if (t.tp >= std::max(t.dp, t.pp)) {
-        return str(share, "less --tp, or tp inside a host");
-      }
-      if (t.pp >= t.dp) return str(share, "fewer --chunks, a larger --micro-batch or less --pp");
-      return str(share, q.zero == 3 ? "a lower --zero, " : "",
-                 q.overlap_grad_reduce ? "" : "--overlap-grad-reduce, ",
-                 "more accumulation between reductions, or faster links");
-    }
-    case Bound::compute:
-      return q.recompute == Recompute::full ? "less recomputation, then more GPUs with --dp"
-                                            : "more GPUs with --dp";
-  }
-  return "";
 }
 
 }  // namespace tessera::planner

@@ -164,6 +164,15 @@ std::vector<Field> make_fields() {
       TESSERA_READ(q.layout = parse_state_layout(text)));
   add("checkpoint-activations", "WHAT", "none", "what backward recomputes",
       TESSERA_READ(q.recompute = parse_recompute(text)), {"none", "selective", "full"});
+  add("software", "WHOSE", "cpu: tessera, else megatron",
+      "whose layers they are: what Tessera's keep for backward, or Megatron-LM's",
+      TESSERA_READ(q.software = text == "tessera" ? Software::tessera : Software::megatron),
+      {"megatron", "tessera"});
+  add("gather", "HOW", "cpu: alias, else copy",
+      "stage 3 of tessera: parameters shared by the ranks of a host, or copied",
+      TESSERA_READ(q.gather = text == "alias" ? Gather::alias : Gather::copy), {"alias", "copy"});
+  flag("prefetch", "true", "stage 3 of tessera: gather one unit ahead",
+       TESSERA_READ(q.prefetch = truth(text)));
   add("attention", "KIND", "fused", "unfused keeps the matrix of scores",
       TESSERA_READ(q.attention = text == "fused" ? Attention::fused : Attention::unfused),
       {"fused", "unfused"});

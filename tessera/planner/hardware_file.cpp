@@ -92,7 +92,13 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
     *known.at(entry) = value;
     return;
   }
-  std::vector<std::string> names = {"like"};
+  if (key == "cpu") {
+    const auto* value = node.as_boolean();
+    if (value == nullptr) throw UsageError("wanted true or false");
+    entry.cpu = value->get();
+    return;
+  }
+  std::vector<std::string> names = {"like", "cpu"};
   for (const Key& known : keys()) names.emplace_back(known.name);
   for (const CountKey& known : kCounts) {
     names.emplace_back(known.name);

@@ -49,6 +49,7 @@ Json question_json(const Question& q) {
   json["global_batch"] = q.global_batch;
   json["checkpoint_activations"] = name(q.recompute);
   json["attention"] = q.attention == Attention::fused ? "fused" : "unfused";
+  if (q.software) json["software"] = name(*q.software);
   json["schedule"] = q.schedule;
   json["split"] = q.split;
   json["chunks"] = q.chunks;
@@ -58,11 +59,30 @@ Json question_json(const Question& q) {
   return json;
 }
 
+// Of a size alone nothing is known but the state, which is then the total.
+Json state_json(const Memory& m) {
+  return {{"params", whole_json(m.params)},
+          {"grads", whole_json(m.grads)},
+          {"optimizer", whole_json(m.optimizer)},
+          {"activations", nullptr},
+          {"buffers", nullptr},
+          {"temporary", nullptr},
+          {"total", whole_json(m.total())}};
+}
+
 Json memory_json(const Memory& m) {
   return {{"params", whole_json(m.params)},       {"grads", whole_json(m.grads)},
           {"optimizer", whole_json(m.optimizer)}, {"activations", whole_json(m.activations)},
           {"buffers", whole_json(m.buffers)},     {"temporary", whole_json(m.temporary)},
           {"total", whole_json(m.total())}};
+}
+
+Json assumed_json(const std::optional<Assumed>& assumed) {
+  if (!assumed) return nullptr;
+  return {{"model", shape_json(assumed->model)},
+          {"parameters", assumed->model.params()},
+          {"seq", assumed->seq},
+          {"memory", memory_json(assumed->memory)}};
 }
 
 Json traffic_json(const Traffic& t) {
@@ -97,8 +117,13 @@ Json plan_json(const Plan& plan) {
   json["parameters_in_blocks"] = q.state_only() ? Json() : whole_json(plan.in_blocks);
   json["parameters_in_embeddings"] = q.state_only() ? Json() : whole_json(plan.in_embeddings);
   json["parameters_on_most_loaded_rank"] = whole_json(plan.on_a_rank);
-  json["memory"] = memory_json(plan.memory);
+  json["memory"] = q.state_only() ? state_json(plan.memory) : memory_json(plan.memory);
+  if (q.state_only()) json["assumed"] = assumed_json(plan.assumed);
   json["pipeline_rank"] = plan.rank;
+  if (q.pp > 1 && !q.state_only()) {
+    Json& ranks = json["memory_by_pipeline_rank"] = Json::array();
+    for (const Memory& memory : plan.by_rank) ranks.push_back(memory_json(memory));
+  }
   json["traffic"] = traffic_json(plan.traffic);
   if (q.state_only()) {  // nothing is known of time
     for (const char* key : {"time", "tokens_per_s", "model_flops", "mfu"}) json[key] = nullptr;
@@ -111,7 +136,7 @@ Json plan_json(const Plan& plan) {
     if (plan.price > 0) json["price_per_step"] = plan.price;
     if (plan.joules > 0) json["joules_per_step"] = plan.joules;
   }
-  json["fits"] = plan.fits;
+  json["fits"] = plan.fit_known ? Json(plan.fits) : Json();
   json["margin"] = whole_json(plan.margin);
   json["bound"] = name(plan.bound);
   json["remedy"] = plan.remedy;

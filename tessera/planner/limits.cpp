@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/core/errors.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/state.h"
@@ -119,7 +120,14 @@ ModelLimit largest_model_for(const Question& q) {
 
 }  // namespace
 
-BatchLimits largest_batches(const Question& q) { return for_all<BatchLimits>(q, largest_batch); }
+BatchLimits largest_batches(const Question& q) {
+  if (q.state_only()) {
+    throw UsageError(
+        "--max-batch: needs a model with sizes (--model, or --layers --hidden --heads); --params "
+        "gives none");
+  }
+  return for_all<BatchLimits>(q, largest_batch);
+}
 
 ModelLimits largest_models(const Question& q) { return for_all<ModelLimits>(q, largest_model_for); }
 

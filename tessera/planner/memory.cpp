@@ -2,6 +2,7 @@
 
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/planner/run.h"
 #include "tessera/planner/state.h"
 
 namespace tessera::planner {
@@ -62,9 +63,17 @@ double temporary_of(const Question& q, const RankParts& rank) {
 
 double usable_memory(const Hardware& hardware) { return hardware.memory * hardware.usable; }
 
-Memory memory_of(const Question& q, int* most_loaded) {
+std::vector<Memory> memory_by_rank(const Question& q) {
+  std::vector<Memory> all;
+  if (q.software == Software::tessera && !q.state_only()) {
+    for (int r = 0; r < q.pp; ++r) {
+      const RunMemory run = run_memory(run_question(q, 0, 0, r));
+      all.push_back({real(run.params), real(run.grads), real(run.optimizer), real(run.activations),
+                     real(run.buffers), real(run.temporary) + q.hardware.reserve});
+    }
+    return all;
+  }
   const auto shares = stage_shares(q);
-  Memory most;
   for (int r = 0; r < q.pp; ++r) {
     const std::vector<StageShare>& chunks = shares[static_cast<std::size_t>(r)];
     RankParts rank;
@@ -82,12 +91,18 @@ Memory memory_of(const Question& q, int* most_loaded) {
       memory.buffers = buffers_of(q, rank);
       memory.temporary = temporary_of(q, rank);
     }
-    if (r == 0 || memory.total() > most.total()) {
-      most = memory;
-      if (most_loaded != nullptr) *most_loaded = r;
-    }
+    all.push_back(memory);
   }
-  return most;
+  return all;
+}
+
+Memory memory_of(const Question& q, int* most_loaded) {
+  const std::vector<Memory> all = memory_by_rank(q);
+  const auto most = std::max_element(all.begin(), all.end(), [](const Memory& a, const Memory& b) {
+    return a.total() < b.total();
+  });
+  if (most_loaded != nullptr) *most_loaded = static_cast<int>(most - all.begin());
+  return *most;
 }
 
 }  // namespace tessera::planner

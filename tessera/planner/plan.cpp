@@ -40,6 +40,7 @@ double model_flops(const Question& q) {
 Plan plan_numbers(const Question& q) {
   Plan plan;
   plan.question = q;
+  plan.by_rank = memory_by_rank(q);
   plan.memory = memory_of(q, &plan.rank);
   plan.traffic = traffic_of(q);
   const auto shares = stage_shares(q);
@@ -63,8 +64,10 @@ Plan plan_numbers(const Question& q) {
     plan.price = q.hardware.price_per_hour / 3600 * step * world;
     plan.joules = q.hardware.watts * step * world;
   }
-  plan.margin = usable_memory(q.hardware) - plan.memory.total();
+  plan.assumed = assumed_for(q);
+  plan.margin = usable_memory(q.hardware) - plan.needed();
   plan.fits = plan.margin >= 0;
+  plan.fit_known = !plan.fits || !q.state_only() || plan.assumed.has_value();
   plan.bound = binding(plan);
   return plan;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,14 @@ struct Memory {
   double buffers = 0;      // gathered units and buckets on their way
   double temporary = 0;    // logits and their gradient, workspace
   double total() const { return params + grads + optimizer + activations + buffers + temporary; }
+};
+
+// What a model known by its size alone needs besides its state, estimated for a GPT of about that
+// size.
+struct Assumed {
+  ModelShape model;
+  std::int64_t seq = 0;
+  Memory memory;  // the state of the size that was asked for, and the rest of the assumed model
 };
 
 // One kind of collective on one axis, on the rank that sends most along that axis.
@@ -40,16 +49,20 @@ struct Plan {
   Question question;  // settled
   // Parameters: of the model; in its blocks and embeddings; on the most loaded rank, before ZeRO.
   double parameters = 0, in_blocks = 0, in_embeddings = 0, on_a_rank = 0;
-  Memory memory;
-  int rank = 0;  // the pipeline rank that needs most memory
+  Memory memory;                // of a model known by its size alone: its state, and nothing else
+  int rank = 0;                 // the pipeline rank that needs most memory
+  std::vector<Memory> by_rank;  // of all pipeline ranks
+  std::optional<Assumed> assumed;  // of a model known by its size alone
   Traffic traffic;
   StepTime time;
   double tokens_per_s = 0;  // of all devices together
   double model_flops = 0;   // per step, without recomputation
   double mfu = 0;
   double price = 0, joules = 0;  // per step, where hardware says; else 0
-  bool fits = false;
+  bool fits = false;             // where nothing is known but the state: that alone does
+  bool fit_known = true;
   double margin = 0;  // bytes left, negative if it does not fit
+  double needed() const { return assumed ? assumed->memory.total() : memory.total(); }
   Bound bound = Bound::compute;
   std::string remedy;
   std::vector<std::string> advice;
@@ -58,6 +71,11 @@ struct Plan {
 // Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
 double usable_memory(const Hardware& hardware);
 Memory memory_of(const Question& settled, int* most_loaded = nullptr);
+std::vector<Memory> memory_by_rank(const Question& settled);  // of the pipeline
+// Nothing for a model with sizes, and for a size that no GPT of ours has on such a mesh.
+std::optional<Assumed> assumed_for(const Question& settled);
+// What has to fit: all of a model with sizes; state and what assumed_for() adds; or state.
+double needed_memory(const Question& settled);
 Traffic traffic_of(const Question& settled);
 // Floating-point operations of a step: three times those of the forward pass, whatever is
 // recomputed, with the whole square of attention.
@@ -71,5 +89,8 @@ Plan make_plan(const Question& question);
 // What a plan should be told: each entry has the numbers that led to it.
 std::vector<std::string> advice_for(const Plan& plan);
 std::string remedy_for(const Plan& plan);
+// The least change of flags that makes it fit, in the order of what it costs, with the numbers; ""
+// if none does on this mesh.
+std::string least_change_that_fits(const Question& settled);
 
 }  // namespace tessera::planner

@@ -20,6 +20,15 @@ void in_range(const char* flag, std::int64_t value, std::int64_t least, std::int
   }
 }
 
+// Sizes as flags name them.
+void check_sizes(const ModelShape& model) {
+  try {
+    check(model);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--", error.what()));
+  }
+}
+
 void settle_model(Question& q) {
   if (q.state_only()) {
     if (!(q.params >= 1 && q.params <= 1e18)) {
@@ -28,10 +37,10 @@ void settle_model(Question& q) {
     if (q.model.layers != 0) {
       throw UsageError("--params: a model known by its size alone has no --model and no sizes");
     }
-    q.seq = 0;
+    in_range("seq", q.seq, 0, kMostSeq);  // 0: not known either
     return;
   }
-  check(q.model);
+  check_sizes(q.model);
   if (q.seq == 0) q.seq = q.model.positions > 0 ? q.model.positions : 4096;
   in_range("seq", q.seq, 1, kMostSeq);
   in_range("positions", q.model.positions, 0, kMostSeq);
@@ -139,26 +148,46 @@ void settle_schedule(Question& q) {
 
 void check_cuts(const Question& q) {
   if (q.state_only()) return;
+  // Whose sizes they are: the model may be one that nobody asked for.
+  const std::string whose = q.model.name.empty() ? "" : str(" of --model ", q.model.name);
   if (q.model.heads % q.tp != 0) {
-    throw UsageError(str("--tp: got ", q.tp, ", which does not divide ", q.model.heads,
-                         " heads; wanted a divisor of them"));
+    throw UsageError(str("--tp: got ", q.tp, ", which does not divide ", q.model.heads, " heads",
+                         whose, "; wanted a divisor of them"));
   }
   if (q.model.kv_heads % q.tp != 0 && q.tp % q.model.kv_heads != 0) {
-    throw UsageError(str("--tp: got ", q.tp, ", which ", q.model.kv_heads,
-                         " kv-heads neither divide nor are divided by"));
+    throw UsageError(str("--tp: got ", q.tp, ", which ", q.model.kv_heads, " kv-heads", whose,
+                         " neither divide nor are divided by"));
   }
   const std::int64_t stages = std::int64_t{q.pp} * q.chunks;
   if (q.model.layers < stages) {
     throw UsageError(str("--layers: got ", q.model.layers, " for pp ", q.pp, " · chunks ", q.chunks,
-                         " = ", stages, " stages; each needs a layer: lower --pp or --chunks"));
+                         " = ", stages, " stages", whose,
+                         "; each needs a layer: lower --pp or --chunks"));
   }
   layers_of_stages(q.model, static_cast<int>(stages), q.split);
 }
 
+void settle_software(Question& q) {
+  const bool cpu = q.hardware.cpu;
+  if (!q.software) q.software = cpu ? Software::tessera : Software::megatron;
+  const bool shares = cpu && q.nodes == 1 && q.dp > 1;
+  if (q.gather == Gather::alias && !shares && q.dp > 1 && q.zero == 3) {
+    throw UsageError(str("--gather: got alias, which needs ranks of one host that share memory; ",
+                         q.hardware.name, " on ", q.nodes, q.nodes == 1 ? " node" : " nodes",
+                         " has none: wanted copy"));
+  }
+  if (!q.gather || !shares) q.gather = shares ? Gather::alias : Gather::copy;
+}
+
 }  // namespace
+
+std::string_view name(Software software) {
+  return software == Software::tessera ? "tessera" : "megatron";
+}
 
 Question settle(Question q) {
   settle_mesh(q);
+  settle_software(q);
   settle_model(q);
   sharding_of_stage(q.zero);
   if (!(q.bucket_bytes > 0 && q.bucket_bytes < 1e15)) {

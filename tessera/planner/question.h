@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/core/state_layout.h"
@@ -13,6 +14,15 @@
 namespace tessera::planner {
 
 enum class Attention : std::uint8_t { fused, unfused };  // unfused keeps the matrix of scores
+
+// [Note: software] Whose run it is: programs keep different things for backward. Megatron-LM's
+// layers keep what Korthikanti et al. (2022) count, dropout's masks among them; Tessera's keep what
+// planner/activations.h counts, and its state is padded: [Note: padding].
+enum class Software : std::uint8_t { megatron, tessera };
+std::string_view name(Software software);
+
+// How stage 3 of Tessera brings parameters together: `alias` where ranks share memory.
+enum class Gather : std::uint8_t { alias, copy };
 
 // One training configuration: what the flags of `tessera plan`, a line of --batch and a row of
 // --score say. 0 and nullopt stand for "choose".
@@ -40,6 +50,9 @@ struct Question {
   std::int64_t global_batch = 0;
   Recompute recompute = Recompute::none;
   Attention attention = Attention::fused;
+  std::optional<Software> software;  // settled: of Tessera on a CPU, else Megatron-LM's
+  std::optional<Gather> gather;      // settled: alias on a CPU's ranks of one host, else copy
+  bool prefetch = true;              // stage 3: the next unit is gathered while one is in use
   std::string schedule = "1f1b";
   int chunks = 0;
   std::string split = "even";  // of the layers into stages: see layers_of_stages

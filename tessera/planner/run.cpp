@@ -4,22 +4,13 @@
 #include <cmath>
 #include <vector>
 
-#include "tessera/planner/parameters.h"
 #include "tessera/planner/pipeline.h"
+#include "tessera/planner/rank_load.h"
+#include "tessera/planner/run_parts.h"
 #include "tessera/planner/tensor_parallel.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
-
-namespace {
-
-std::int64_t numel(const std::vector<std::int64_t>& sizes) {
-  std::int64_t count = 1;
-  for (const std::int64_t size : sizes) count *= size;
-  return count;
-}
-
-}  // namespace
 
 std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded) {
   const std::int64_t chunk = chunk_elements(own, dp);
@@ -27,22 +18,66 @@ std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded) 
   return (kept + 1) / 2 * 2;
 }
 
-RunPlan plan_run(const RunQuestion& q) {
-  const Sharding sharded = sharding_of_stage(q.stage);
-  schedule::Schedule schedule;
-  if (q.pp > 1) schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
-  const int stages = q.pp > 1 ? schedule.stage_count() : 1;
-  const std::vector<int> layers = layers_of_stages(q.model, stages, q.pp > 1 ? q.split : "even");
-  std::vector<ModelPart> parts;
-  for (int c = 0; c < (q.pp > 1 ? schedule.chunks : 1); ++c) {
-    parts.push_back(part_of_stage(layers, q.pp > 1 ? schedule.stage(q.pp_rank, c) : 0));
-  }
+Question pipeline_question(const RunQuestion& q) {
+  Question pipeline;
+  pipeline.pp = q.pp;
+  pipeline.grad_accum = q.accumulation;
+  pipeline.schedule = q.schedule;
+  pipeline.chunks = q.schedule == "zb-v" ? 2 : q.schedule == "interleaved" ? q.chunks : 1;
+  return pipeline;
+}
 
-  RunPlan plan;
+std::vector<ModelPart> parts_on_rank(const RunQuestion& q) {
+  if (q.pp == 1) return {{0, q.model.layers, true, true}};
+  const Question pipeline = pipeline_question(q);
+  const std::vector<int> layers = layers_of_stages(q.model, q.pp * pipeline.chunks, q.split);
+  std::vector<ModelPart> parts;
+  for (int c = 0; c < pipeline.chunks; ++c) {
+    parts.push_back(part_of_stage(layers, stage_of(pipeline, q.pp_rank, c)));
+  }
+  return parts;
+}
+
+std::int64_t elements_on_rank(const RunQuestion& q, const ParamSpec& spec) {
+  std::int64_t count = 1;
+  for (const std::int64_t size : local_shape(spec, q.tp_rank, q.tp)) count *= size;
+  return count;
+}
+
+RunQuestion run_question(const Question& q, int dp_rank, int tp_rank, int pp_rank) {
+  RunQuestion run;
+  run.model = q.model;
+  run.layout = q.layout;
+  run.stage = q.zero;
+  run.dp = q.dp;
+  run.micro_batch = q.micro_batch;
+  run.seq = q.seq;
+  run.accumulation = static_cast<int>(q.micros());
+  run.policy = q.policy();
+  run.keep_params = q.keep_params;
+  run.recompute = q.recompute;
+  run.tp = q.tp;
+  run.pp = q.pp;
+  run.dp_rank = dp_rank;
+  run.tp_rank = tp_rank;
+  run.pp_rank = pp_rank;
+  run.sequence_parallel = q.sequence_parallel;
+  run.schedule = q.schedule;
+  run.chunks = q.chunks;
+  run.split = q.split;
+  run.bucket_bytes = q.bucket_bytes;
+  run.gather = q.gather.value_or(Gather::copy);
+  run.prefetch = q.prefetch;
+  return run;
+}
+
+RunPlan plan_run(const RunQuestion& q) {
+  RunPlan plan{run_memory(q)};
+  const Sharding sharded = sharding_of_stage(q.stage);
   std::int64_t part = 0;  // elements of all chunks of one rank
-  for (const ModelPart& each : parts) {
+  for (const ModelPart& each : parts_on_rank(q)) {
     for (const ParamSpec& spec : model_params(q.model, q.tp, each)) {
-      const std::int64_t own = numel(local_shape(spec, q.tp_rank, q.tp));
+      const std::int64_t own = elements_on_rank(q, spec);
       part += chunk_elements(own, q.dp);
       const bool tied = q.pp > 1 && q.model.tied && spec.name == "tok.weight";
       if (!tied) continue;
@@ -65,36 +100,16 @@ RunPlan plan_run(const RunQuestion& q) {
     const double boundary = boundary_bytes(static_cast<double>(q.micro_batch * q.seq),
                                            static_cast<double>(q.model.hidden), q.layout.param,
                                            q.sequence_parallel ? q.tp : 1);
+    const auto schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
     plan.sent_pp += std::llround(pipeline_bytes(schedule, q.pp_rank, boundary));
   }
-  if (parts.size() == 1) {
-    GptActivations kept;
-    kept.model = q.model;
-    kept.batch = q.micro_batch;
-    kept.seq = q.seq;
-    kept.element = q.layout.param;
-    kept.recompute = q.recompute;
-    kept.tp = q.tp;
-    kept.sequence_parallel = q.sequence_parallel;
-    kept.layers = parts[0].last_layer - parts[0].first_layer;
-    kept.embedding = parts[0].embedding;
-    kept.head = parts[0].head;
-    const std::int64_t in_flight =
-        q.pp == 1 ? 1 : schedule::validate(schedule).in_flight[static_cast<std::size_t>(q.pp_rank)];
-    plan.activations = in_flight * gpt_activation_bytes(kept);
-  }
-  const std::int64_t whole = part * q.dp;
-  const bool grads_cut = sharded.grads && q.policy == ReducePolicy::each;
-  plan.params = (sharded.params ? part : whole) * q.layout.param;
-  plan.grads = (grads_cut ? part : whole) * q.layout.grad;
-  plan.optimizer = (sharded.optimizer ? part : whole) * q.layout.optimizer();
 
   TrafficQuestion traffic;
   traffic.stage = q.stage;
   traffic.dp = q.dp;
   traffic.micro_batches = q.accumulation;
-  traffic.param_bytes = static_cast<double>(whole * q.layout.param);
-  traffic.grad_bytes = static_cast<double>(whole * q.layout.grad);
+  traffic.param_bytes = static_cast<double>(part * q.dp * q.layout.param);
+  traffic.grad_bytes = static_cast<double>(part * q.dp * q.layout.grad);
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.

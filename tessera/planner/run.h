@@ -1,12 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
 #include "tessera/planner/model_shape.h"
+#include "tessera/planner/question.h"
 #include "tessera/planner/state.h"
 
 namespace tessera::planner {
@@ -44,21 +44,38 @@ struct RunQuestion {
   std::string schedule = "1f1b";
   int chunks = 1;
   std::string split = "even";  // see layers_of_stages
-};
 
-// What one rank holds and sends.
-struct RunPlan {
-  std::int64_t params = 0;     // bytes, padding included
+  double bucket_bytes = 25e6;
+  Gather gather = Gather::copy;
+  bool prefetch = true;
+};
+// The run that a settled question describes.
+RunQuestion run_question(const Question& settled, int dp_rank = 0, int tp_rank = 0,
+                         int pp_rank = 0);
+
+// Bytes that one rank holds.
+struct RunMemory {
+  std::int64_t params = 0;     // padding included
   std::int64_t grads = 0;      // likewise
   std::int64_t optimizer = 0;  // likewise
-  // Bytes kept at the end of a forward, the most that a pipeline has in flight; not known of a rank
-  // with several chunks.
-  std::optional<std::int64_t> activations;
+  // Kept at the end of a forward, the most that a pipeline has in flight.
+  std::int64_t activations = 0;
+  std::int64_t buffers = 0;    // buckets, gathered units, received gradients
+  std::int64_t temporary = 0;  // the most beside them: of the loss, or of a layer's backward
+
+  std::int64_t state() const { return params + grads + optimizer; }
+  std::int64_t total() const { return state() + activations + buffers + temporary; }
+};
+RunMemory run_memory(const RunQuestion& question);
+// Bytes of the rank's part of the model in fp32, as it is built before it is sharded.
+std::int64_t built_bytes(const RunQuestion& question);
+
+// What one rank holds and sends.
+struct RunPlan : RunMemory {
   // Sent per optimizer step, ring-equivalent, by axis; ties between stages count for pp.
   std::int64_t sent_dp = 0, sent_tp = 0, sent_pp = 0;
 
   std::int64_t sent_bytes() const { return sent_dp + sent_tp + sent_pp; }
-  std::int64_t state() const { return params + grads + optimizer; }
 };
 RunPlan plan_run(const RunQuestion& question);
 

@@ -253,12 +253,13 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   return out;
 }
 
-std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved) {
-  if (config.hardware.empty()) return std::nullopt;
-  planner::Catalogue catalogue;
-  if (!config.hardware_file.empty()) catalogue.read(config.hardware_file);
+planner::Question question(const TrainConfig& config, const Resolved& resolved,
+                           std::optional<bool> shares) {
   planner::Question question;
-  question.hardware = catalogue.find(config.hardware);
+  question.hardware.name = config.device;
+  question.hardware.cpu = config.device == "cpu" &&
+                          shares.value_or(config.backend == "auto" || config.backend == "shm");
+  question.software = planner::Software::tessera;
   question.model = resolved.model;
   question.seq = resolved.seq;
   question.dp = resolved.ranks;
@@ -273,44 +274,38 @@ std::optional<double> predicted_step(const TrainConfig& config, const Resolved& 
   question.overlap_grad_reduce = config.overlap_grad_reduce;
   question.overlap_param_gather = config.overlap_param_gather;
   question.bucket_bytes = config.bucket_mb * 1e6;
+  question.prefetch = config.prefetch;
+  if (config.gather == "copy") question.gather = planner::Gather::copy;
   question.micro_batch = config.micro_batch;
   question.grad_accum = resolved.grad_accum;
   question.recompute = resolved.recompute;
   question.schedule = config.schedule;
-  question.split = config.split;
+  question.split = config.pp > 1 ? config.split : "even";
   question.chunks = 1;
   if (config.pp > 1) {
     question.chunks =
         schedule::make(config.schedule, question.pp, static_cast<int>(resolved.grad_accum),
                        static_cast<int>(config.chunks))
             .chunks;
+  } else {
+    question.schedule = "1f1b";
   }
-  return planner::step_time(planner::settle(question)).step();
+  return planner::settle(question);
+}
+
+std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved) {
+  if (config.hardware.empty()) return std::nullopt;
+  planner::Catalogue catalogue;
+  if (!config.hardware_file.empty()) catalogue.read(config.hardware_file);
+  planner::Question asked = question(config, resolved);
+  asked.hardware = catalogue.find(config.hardware);
+  return planner::step_time(asked).step();
 }
 
 planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank, int tp_rank,
-                      int pp_rank) {
-  planner::RunQuestion question;
-  question.model = resolved.model;
-  question.layout = resolved.layout;
-  question.stage = static_cast<int>(config.zero);
-  question.dp = resolved.ranks;
-  question.micro_batch = config.micro_batch;
-  question.seq = resolved.seq;
-  question.accumulation = static_cast<int>(resolved.grad_accum);
-  question.policy = resolved.policy;
-  question.keep_params = config.keep_params;
-  question.recompute = resolved.recompute;
-  question.tp = static_cast<int>(config.tp);
-  question.pp = static_cast<int>(config.pp);
-  question.dp_rank = dp_rank;
-  question.tp_rank = tp_rank;
-  question.pp_rank = pp_rank;
-  question.sequence_parallel = config.sequence_parallel;
-  question.schedule = config.schedule;
-  question.split = config.split;
-  question.chunks = static_cast<int>(config.chunks);
-  return planner::plan_run(question);
+                      int pp_rank, std::optional<bool> shares) {
+  return planner::plan_run(
+      planner::run_question(question(config, resolved, shares), dp_rank, tp_rank, pp_rank));
 }
 
 }  // namespace tessera::train

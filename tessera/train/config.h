@@ -64,6 +64,7 @@ struct TrainConfig {
   std::string comm = "on";
   std::int64_t threads = 0;
   std::int64_t memory_limit = 0;
+  bool force = false;
 
   std::string save;
   std::int64_t save_every = 0;
@@ -136,10 +137,15 @@ struct Resolved {
 };
 // Throws UsageError naming the flag, its value and what would work.
 Resolved resolve(const TrainConfig& config, int ranks);
+// The run as the planner asks about it, settled: the one question behind everything that is
+// predicted. What it says of the device is where it computes, and nothing of its speed and size.
+// `shares`: the ranks of a dp group share memory; not said: as --backend has it.
+planner::Question question(const TrainConfig& config, const Resolved& resolved,
+                           std::optional<bool> shares = std::nullopt);
 // Seconds of a step that the planner expects on --hardware; nothing if that is empty.
 std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved);
 // For the rank at this place of the mesh.
 planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank = 0,
-                      int tp_rank = 0, int pp_rank = 0);
+                      int tp_rank = 0, int pp_rank = 0, std::optional<bool> shares = std::nullopt);
 
 }  // namespace tessera::train

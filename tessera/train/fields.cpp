@@ -136,6 +136,8 @@ std::vector<Field> make_fields() {
       {run, "threads", &C::threads, "of each rank; 0: its share of the cores", 0, 4096},
       {run, "memory-limit", &C::memory_limit, "bytes a rank may hold, as 2GiB; 0: no limit", 0,
        kMany},
+      {run, "force", &C::force,
+       "start even where the plan says that there is not enough memory for the run"},
 
       {saving, "save", &C::save, "folder for checkpoints"},
       {saving, "save-every", &C::save_every, "steps between checkpoints; 0: only at the end", 0,

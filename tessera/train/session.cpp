@@ -1,5 +1,7 @@
 #include "tessera/train/session.h"
 
+#include <ATen/ops/empty.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +13,9 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/data/source.h"
+#include "tessera/memory/device_usage.h"
 #include "tessera/train/from_config.h"
+#include "tessera/train/memory_check.h"
 #include "tessera/train/report.h"
 #include "tessera/train/stack.h"
 #include "tessera/train/step_watchdog.h"
@@ -76,6 +80,16 @@ std::string ending(Trainer& trainer, const Summary& summary,
   return text;
 }
 
+// Before the model is built: an error with numbers, rather than one from the allocator.
+void check_device(const TrainConfig& config, const comm::Group& world) {
+  const c10::Device device = device_of(config, world);
+  if (device.is_cpu()) return;
+  at::empty({1}, at::device(device));  // wakes the device: before, nothing is known of it
+  if (const auto free = memory::device_free(device)) {
+    check_device_memory(config, resolve(config, world.size()), *free, device.str());
+  }
+}
+
 }  // namespace
 
 void check_run(const TrainConfig& config, const Resolved& resolved, int ranks) {
@@ -93,6 +107,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   if (!config.metrics.empty() && speaks) {
     lines.emplace(config.metrics, "--metrics", config.resume != "none");
   }
+  check_device(config, world);
   Trainer trainer(config, world);
   if (speaks) {
     write_all(2, trainer.describe());

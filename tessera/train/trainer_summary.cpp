@@ -58,9 +58,11 @@ Summary Trainer::summary() {
   impl.engine().synchronize();
   Summary out;
   impl.compare_ranks(out);
-  out.predicted.memory = {
-      {"params", impl.plan.params}, {"grads", impl.plan.grads}, {"optimizer", impl.plan.optimizer}};
-  if (impl.plan.activations) out.predicted.memory["activations"] = *impl.plan.activations;
+  const planner::RunMemory& planned = impl.plan;
+  out.predicted.memory = {{"params", planned.params},       {"grads", planned.grads},
+                          {"optimizer", planned.optimizer}, {"activations", planned.activations},
+                          {"buffers", planned.buffers},     {"temporary", planned.temporary},
+                          {"peak", planned.total()}};
   out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
   out.measured.memory = impl.measured;
   if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {

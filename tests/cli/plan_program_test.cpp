@@ -175,6 +175,17 @@ TEST(PlanProgram, OwnHardware) {
   EXPECT_TRUE(contains(plan({"--list-models"}).out, "llama3.1-405b"));
 }
 
+TEST(PlanProgram, ASizeAloneIsNotSaidToFit) {
+  const Outcome text = plan({"--params", "13B", "--dp", "8", "--zero", "2"});
+  EXPECT_TRUE(contains(text.out, "estimated (~) for a GPT of")) << text.out;
+  EXPECT_TRUE(contains(text.out, "fits, by this estimate")) << text.out;
+  EXPECT_FALSE(contains(text.out, "0 B")) << text.out;
+  const Outcome tiny = plan({"--params", "1M"});
+  EXPECT_TRUE(contains(tiny.out, "the state alone fits")) << tiny.out;
+  EXPECT_TRUE(contains(tiny.out, "unknown")) << tiny.out;
+  EXPECT_TRUE(contains(plan({"--params", "13B", "--max-model"}).out, "by its state alone"));
+}
+
 TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
   const TextFile broken("[mine]\nmemory = = 3\n"), no_column("dp\n1\n");
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
@@ -192,6 +203,14 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
       {{"--params", "13B", "--model", "gpt2-xl"}, "--params"},
       {{"--search", "--max-batch"}, "choose one of them"},
       {{"--search", "--params", "13B"}, "--search"},
+      {{"--params", "13B", "--max-batch"}, "--max-batch: needs a model with sizes"},
+      {{"--params", "nan"}, "--params"},
+      {{"--params", "0"}, "--params"},
+      {{"--tp", "8"}, "25 heads of --model gpt2-xl"},
+      {{"--pp", "64"}, "64 stages of --model gpt2-xl"},
+      {{"--layers", "12", "--hidden", "100", "--heads", "7"}, "--hidden is 100"},
+      {{"--hardware", "cpu", "--nodes", "2", "--dp", "4", "--zero", "3", "--gather", "alias"},
+       "--gather"},
       {{"--batch", "/no/such/file"}, "cannot read"},
       {{"--score", "/no/such/file"}, "cannot read"},
       {{"--score", no_column.path()}, "step_ms"},
@@ -263,12 +282,55 @@ TEST(ExplainProgram, PutsTheNumbersIn) {
   }
 }
 
+// Where a formula has nothing to divide by, or nothing to say.
+TEST(ExplainProgram, EdgesOfEveryTopic) {
+  struct Edge {
+    std::vector<std::string> arguments;
+    std::string said, unsaid;
+  };
+  const std::vector<Edge> edges = {
+      {{"bubble"}, "bubble = 0 for every K", "K = 0"},
+      {{"bubble", "--pp", "1", "--grad-accum", "8"}, "never waits", "5%"},
+      {{"bubble", "--pp", "8"}, "5% at K = 133, less from K = 134", "nan"},
+      {{"bubble", "--pp", "512", "--grad-accum", "1024"}, "512", "layers"},
+      {{"bubble", "--pp", "4", "--grad-accum", "8", "--chunks", "2"},
+       "less than 5% from K = 29",
+       "K = 28,"},
+      {{"bubble", "--pp", "4", "--grad-accum", "8", "--schedule", "zb-h1"}, "played", "v·K"},
+      {{"traffic", "--params", "10B"}, "0.0000 · 40 GB = 0 B", "0.0000 · 0 B"},
+      {{"traffic", "--params", "10B", "--zero", "3", "--grad-accum", "4"}, "4·D_g + 8·D_p", "nan"},
+      {{"ring", "--ranks", "1"}, "= 0", "nan"},
+      {{"ring", "--bytes", "0"}, "0 B", "nan"},
+      {{"overlap", "--ranks", "1"}, "100.0%", "nan"},
+      {{"overlap", "--transfer", "0", "--hiding", "0"}, "= 0", "nan"},
+      {{"batch", "--params", "10B"}, "give --seq", " = 0\n"},
+      {{"batch", "--params", "10B", "--seq", "100"}, "1 · 100 = 100", "give --seq"},
+      {{"memory", "--params", "13B", "--zero", "3", "--dp", "64"}, "estimated for a GPT of", "nan"},
+      {{"memory", "--params", "1M"}, "the state alone fits", "can fill 82.6 GB: fits"},
+      {{"step", "--params", "13B"}, "give --model", "nan"},
+      {{"memory", "--hardware", "cpu", "--model", "gpt-tiny"}, "Tessera's layers", "s·b·h"}};
+  for (Edge edge : edges) {
+    edge.arguments.insert(edge.arguments.begin(), "explain");
+    const Outcome outcome = tessera(edge.arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(contains(outcome.out, edge.said)) << edge.said << "\n" << outcome.out;
+    EXPECT_FALSE(contains(outcome.out, edge.unsaid)) << edge.unsaid << "\n" << outcome.out;
+  }
+}
+
 TEST(ExplainProgram, Mistakes) {
   for (const auto& [arguments, expected] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"explain"}, "topic"},
            {{"explain", "memroy"}, "did you mean memory?"},
            {{"explain", "ring", "--bandwidth", "fast"}, "rate"},
+           {{"explain", "ring", "--ranks", "0"}, "--ranks"},
+           {{"explain", "overlap", "--overhead", "nan"}, "--overhead"},
+           {{"explain", "overlap", "--overhead", "-1"}, "--overhead"},
+           {{"explain", "bubble", "--pp", "0"}, "--pp"},
+           {{"explain", "bubble", "--forward", "-1s"}, "--forward"},
+           {{"explain", "schedule", "--forward", "nan"}, "--forward"},
+           {{"explain", "memory", "--tp", "3"}, "25 heads of --model gpt2-xl"},
            {{"explain", "ring", "--bandwidth", "0GB/s"}, "--bandwidth"},
            {{"explain", "memory", "--model", "gpt9"}, "--model"}}) {
     const Outcome outcome = tessera(arguments);

@@ -72,6 +72,31 @@ TEST(Simulate, TheWorkedExample) {
   EXPECT_NEAR(sum, time["step"], 1e-9);
 }
 
+// A step that no device has the memory for is not shown as if it could be taken.
+TEST(Simulate, SaysWhatDoesNotFit) {
+  const json large = simulate_json({"--model", "llama2-7b", "--dp", "8"});
+  EXPECT_FALSE(large["fits"].get<bool>());
+  EXPECT_GT(large["memory"].get<double>(), large["memory_usable"].get<double>());
+  EXPECT_NE(large["remedy"].get<std::string>().find("--zero 1 fits"), std::string::npos);
+  const Answer text = simulate({"--model", "llama2-7b", "--dp", "8"});
+  EXPECT_NE(text.out.find("DOES NOT FIT"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("--zero 1 fits"), std::string::npos) << text.out;
+  const json small = simulate_json({"--model", "llama2-7b", "--dp", "8", "--zero", "1"});
+  EXPECT_TRUE(small["fits"].get<bool>());
+  EXPECT_FALSE(small.contains("remedy"));
+  // Times that were given are of no model.
+  const std::vector<std::string> given = {"--forward", "1ms",     "--backward",
+                                          "2ms",       "--model", "llama2-7b"};
+  EXPECT_FALSE(simulate_json(given).contains("fits"));
+  // In a sweep, size by size: sharded state fits from some size on.
+  const std::vector<std::string> sweep = {"--model", "llama2-7b", "--zero",
+                                          "1",       "--sweep",   "dp=1..8"};
+  const json rows = simulate_json(sweep)["sweep"];
+  EXPECT_FALSE(rows[0]["fits"].get<bool>());
+  EXPECT_TRUE(rows[3]["fits"].get<bool>());
+  EXPECT_NE(simulate(sweep).out.find("DOES NOT FIT at dp 1"), std::string::npos);
+}
+
 TEST(Simulate, SixteenThousandRanks) {
   const std::vector<std::string> large = {"--model",
                                           "gpt3-175b",
@@ -160,7 +185,11 @@ TEST(Simulate, MistakesAreStatus2AndNothingOnStdout) {
                                                        {"--straggler", "3"},
                                                        {"--straggler", "3:0"},
                                                        {"--straggler", "9:2"},
+                                                       {"--straggler", "0:nan"},
+                                                       {"--straggler", "-1:2"},
                                                        {"--jitter", "-1"},
+                                                       {"--jitter", "nan"},
+                                                       {"--forward", "0", "--backward", "0"},
                                                        {"--jitter", "much"},
                                                        {"--forward", "1s"},
                                                        {"--hop", "1s"},

@@ -100,6 +100,91 @@ TEST_F(Train, EveryStageGivesTheSameParametersAndIsAsPlanned) {
   }
 }
 
+// `tessera plan`, asked about the same run, says what the table of the run says.
+TEST_F(Train, PlanAndTrainPredictTheSame) {
+  struct Pair {
+    Words train, plan;
+    int ranks;
+  };
+  const std::vector<Pair> pairs = {
+      {{}, {}, 2},
+      {{"--zero", "1", "--layout", "bf16"}, {}, 2},
+      {{"--zero", "2", "--grad-accum", "2", "--ranks", "3"}, {"--dp", "3"}, 3},
+      {{"--zero", "3", "--checkpoint-activations", "full"}, {}, 2},
+      {{"--zero", "3", "--gather", "copy", "--bucket-mb", "0.01", "--no-prefetch"},
+       {"--bucket-size", "10000B"},
+       2},
+      {{"--checkpoint-activations", "selective", "--layout", "bf16-fp32grad"}, {}, 2},
+      {{"--pp", "2", "--grad-accum", "4", "--dp", "1"}, {}, 2},
+      {{"--tp", "3", "--dp", "1"}, {}, 3}};
+  for (const Pair& pair : pairs) {
+    const Json run = summary(small(pair.train));
+    Words words = {TESSERA_PROGRAM,
+                   "plan",
+                   "--json",
+                   "--hardware",
+                   "cpu",
+                   "--model",
+                   "gpt-tiny",
+                   "--dp",
+                   "2",
+                   "--layout",
+                   "fp32",
+                   "--layers",
+                   "2",
+                   "--hidden",
+                   "36",
+                   "--heads",
+                   "3",
+                   "--vocab",
+                   "17",
+                   "--seq",
+                   "20",
+                   "--micro-batch",
+                   "3",
+                   "--bucket-size",
+                   "16MB",
+                   "--gpus-per-node",
+                   std::to_string(pair.ranks)};
+    // The flags that both have, by the same names.
+    for (std::size_t i = 0; i < pair.train.size(); ++i) {
+      if (pair.train[i] == "--ranks" || pair.train[i] == "--bucket-mb") {
+        ++i;
+      } else {
+        words.push_back(pair.train[i]);
+      }
+    }
+    words.insert(words.end(), pair.plan.begin(), pair.plan.end());
+    Capture out, err;
+    ASSERT_EQ(execute(words, out, err), 0) << err.text();
+    const Json plan = Json::parse(out.text());
+    const Json& rank = plan.contains("memory_by_pipeline_rank") ? plan["memory_by_pipeline_rank"][0]
+                                                                : plan["memory"];
+    const std::string what = pair.train.empty() ? "default" : pair.train[0] + pair.train[1];
+    const Json& predicted = run.at("predicted").at("memory");
+    for (const char* key :
+         {"params", "grads", "optimizer", "activations", "buffers", "temporary"}) {
+      EXPECT_EQ(predicted.at(key), rank.at(key)) << what << ": " << key;
+    }
+    EXPECT_EQ(predicted.at("peak"), rank.at("total")) << what;
+    EXPECT_EQ(run.at("predicted").at("sent_bytes").get<double>() > 0, true) << what;
+    // Every row has both columns.
+    for (const auto& [key, value] : run.at("measured").at("memory").items()) {
+      EXPECT_TRUE(predicted.contains(key)) << what << ": " << key;
+    }
+  }
+}
+
+// Told before the machine is full, with the numbers, and only where it would be.
+TEST_F(Train, ModelsThatDoNotFitAreRefusedBeforeRanksAreStarted) {
+  const Outcome outcome = tessera({"--model", "llama3.1-405b", "--steps", "1"});
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "memory: 2 ranks need at least")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "are free")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "--force")) << outcome.err;
+  EXPECT_FALSE(contains(outcome.err, "rank 0")) << outcome.err;
+}
+
 TEST_F(Train, AccumulationAndThreeRanksAreAsPlanned) {
   std::string
       hash[2];  // with accumulation stages that reduce once, and those that reduce each time

@@ -104,6 +104,73 @@ TEST(Plan, OfASizeAloneHasNoTime) {
   EXPECT_FALSE(json["fits"].get<bool>());
 }
 
+// What is not known of a size alone is not 0, and "fits" says for which model that is estimated.
+TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
+  const Given given = {{"params", "13B"}, {"dp", "8"}, {"zero", "2"}, {"layout", "bf16-nomaster"}};
+  const Plan plan = make_plan(ask(given));
+  const auto json = nlohmann::json::parse(to_json(plan));
+  for (const char* key : {"activations", "buffers", "temporary"}) {
+    EXPECT_TRUE(json["memory"][key].is_null()) << key;
+    EXPECT_GT(json["assumed"]["memory"][key].get<double>(), 0) << key;
+  }
+  EXPECT_EQ(json["memory"]["total"], 42'250'000'000);
+  ASSERT_TRUE(plan.assumed);
+  EXPECT_NEAR(static_cast<double>(plan.assumed->model.params()) / 13e9, 1, 0.1);
+  EXPECT_DOUBLE_EQ(plan.margin, usable_memory(plan.question.hardware) - plan.needed());
+  EXPECT_DOUBLE_EQ(plan.needed() - plan.memory.total(), plan.assumed->memory.activations +
+                                                            plan.assumed->memory.buffers +
+                                                            plan.assumed->memory.temporary);
+  // The estimate is that of the model it names.
+  Question same = plan.question;
+  same.params = 0;
+  same.model = plan.assumed->model;
+  same.seq = plan.assumed->seq;
+  EXPECT_DOUBLE_EQ(memory_of(settle(same)).activations, plan.assumed->memory.activations);
+  // A state that fits beside activations that do not.
+  const Plan close = make_plan(ask({{"params", "4.9B"}}));
+  EXPECT_LT(close.memory.total(), usable_memory(close.question.hardware));
+  EXPECT_FALSE(close.fits);
+  EXPECT_NE(close.remedy.find("--checkpoint-activations full fits"), std::string::npos)
+      << close.remedy;
+}
+
+TEST(Plan, SizesWithoutAUsualModelAreNotSaidToFit) {
+  const Plan plan = make_plan(ask({{"params", "1M"}}));
+  EXPECT_FALSE(plan.assumed);
+  EXPECT_FALSE(plan.fit_known);
+  EXPECT_TRUE(nlohmann::json::parse(to_json(plan))["fits"].is_null());
+  // What the state alone is too much for does not fit, whatever the rest is.
+  const Plan huge = make_plan(ask({{"params", "900000000000000000"}}));
+  EXPECT_TRUE(huge.fit_known);
+  EXPECT_FALSE(huge.fits);
+}
+
+TEST(Plan, EverySizeHasAModelNearIt) {
+  for (double size = 1e8; size < 2e12; size *= 1.17) {
+    for (const int tp : {1, 2, 8}) {
+      Question q;
+      q.params = size;
+      q.tp = tp;
+      const auto assumed = assumed_for(settle(q));
+      ASSERT_TRUE(assumed) << size << " tp " << tp;
+      EXPECT_NEAR(static_cast<double>(assumed->model.params()) / size, 1, 0.1);
+      EXPECT_EQ(assumed->model.heads % tp, 0);
+    }
+  }
+  // Near the models that have names.
+  for (const char* name : {"gpt3-1.3b", "gpt3-6.7b", "gpt3-13b", "gpt3-175b"}) {
+    const ModelShape known = find_model_shape(name);
+    Question q;
+    q.params = static_cast<double>(known.params());
+    const auto assumed = assumed_for(settle(q));
+    ASSERT_TRUE(assumed);
+    q = {};
+    q.model = known;
+    const double want = memory_of(settle(q)).activations;
+    EXPECT_NEAR(assumed->memory.activations / want, 1, 0.35) << name;
+  }
+}
+
 TEST(Advice, SaysWhatWouldFit) {
   // Only the optimizer is too much; gradients too; parameters too.
   const std::vector<std::pair<const char*, const char*>> sizes = {
@@ -165,6 +232,52 @@ TEST(Advice, OfTheOddButPossible) {
 TEST(Advice, IsSilentWhereNothingIsOdd) {
   const Plan plan = make_plan(question_of({{"model", "gpt2-xl"}, {"dp", "8"}, {"zero", "1"}}));
   EXPECT_TRUE(plan.advice.empty()) << all_advice(plan);
+}
+
+// What is already so is not advised.
+TEST(Advice, OfWhatIsNotSoAlready) {
+  const auto says = [](const Given& given, const std::string& words) {
+    const Plan plan = make_plan(ask(given));
+    return (all_advice(plan) + plan.remedy).find(words) != std::string::npos;
+  };
+  const Given tp = {{"model", "gpt3-6.7b"}, {"tp", "8"}, {"hardware", "a100-80"}};
+  ASSERT_EQ(make_plan(ask(tp)).bound, Bound::network);
+  EXPECT_FALSE(says(tp, "inside a host")) << make_plan(ask(tp)).remedy;
+  const Given across = {{"model", "gpt3-6.7b"}, {"tp", "16"}, {"hardware", "a100-80"}};
+  EXPECT_TRUE(says(across, "inside a host"));
+  // tp fills the host already: only pp is left, and what is sharded can be over more replicas.
+  const Given full = {{"model", "gpt3-175b"}, {"tp", "8"}, {"dp", "2"}, {"zero", "3"}};
+  ASSERT_FALSE(make_plan(ask(full)).fits);
+  EXPECT_FALSE(says(full, "--tp up to"));
+  EXPECT_TRUE(says(full, "--pp across hosts, or raise --dp"));
+  // One layer a stage: no more chunks.
+  EXPECT_FALSE(says({{"pp", "48"}, {"grad-accum", "64"}}, "--chunks"));
+  EXPECT_TRUE(says({{"pp", "24"}, {"grad-accum", "64"}}, "--chunks"));
+  // A pipeline that idles is not helped by more GPUs.
+  const Given idle = {{"pp", "8"}, {"grad-accum", "2"}};
+  EXPECT_TRUE(says(idle, "more micro-batches"));
+  EXPECT_FALSE(says(idle, "more GPUs"));
+  // Groups of 3 do not lie inside hosts of 8.
+  const Given straddles = {
+      {"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"tp", "3"}, {"dp", "8"}};
+  EXPECT_TRUE(says(straddles, "lie across hosts"));
+  EXPECT_FALSE(says({{"model", "gpt2-124m"}, {"tp", "4"}, {"dp", "8"}}, "across hosts"));
+}
+
+// Doing what the remedy says for a mesh bound by tp makes it fit and wait less.
+TEST(Advice, LessTensorParallelism) {
+  const Given given = {
+      {"model", "gpt3-1.3b"}, {"tp", "8"}, {"grad-accum", "8"}, {"hardware", "a100-80"}};
+  const Plan plan = make_plan(ask(given));
+  ASSERT_EQ(plan.bound, Bound::network) << plan.time.tp / plan.time.step();
+  ASSERT_NE(plan.remedy.find("--tp 4 with --dp 2 fits"), std::string::npos) << plan.remedy;
+  const Plan half = make_plan(ask({{"model", "gpt3-1.3b"},
+                                   {"tp", "4"},
+                                   {"dp", "2"},
+                                   {"grad-accum", "4"},
+                                   {"hardware", "a100-80"}}));
+  EXPECT_TRUE(half.fits);
+  EXPECT_LT(half.time.tp / half.time.step(), plan.time.tp / plan.time.step());
 }
 
 TEST(Megatron, ReportToTheDigit) {

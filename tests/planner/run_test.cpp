@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/planner/parameters.h"
+#include "tessera/planner/plan.h"
 
 namespace tessera::planner {
 namespace {
@@ -117,6 +118,87 @@ TEST(Activations, Names) {
     EXPECT_EQ(parse_recompute(name(mode)), mode);
   }
   EXPECT_THROW(parse_recompute("some"), UsageError);
+}
+
+// `tessera plan` of a run of Tessera and the table of `tessera train` are one prediction.
+TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const int pp : {1, 2}) {
+        Question q;
+        q.model = find_model_shape(model);
+        q.software = Software::tessera;
+        q.layout = parse_state_layout("fp32");
+        q.seq = 64, q.micro_batch = 4, q.grad_accum = 4;
+        q.zero = stage, q.dp = 3, q.pp = pp;
+        q = settle(q);
+        const std::vector<Memory> ranks = memory_by_rank(q);
+        ASSERT_EQ(ranks.size(), static_cast<std::size_t>(pp));
+        for (int r = 0; r < pp; ++r) {
+          const RunPlan run = plan_run(run_question(q, 0, 0, r));
+          const Memory& plan = ranks[static_cast<std::size_t>(r)];
+          EXPECT_EQ(plan.params, static_cast<double>(run.params));
+          EXPECT_EQ(plan.activations, static_cast<double>(run.activations));
+          EXPECT_EQ(plan.buffers, static_cast<double>(run.buffers));
+          EXPECT_EQ(plan.temporary, static_cast<double>(run.temporary));
+          EXPECT_EQ(plan.total(), static_cast<double>(run.total()));
+        }
+      }
+    }
+  }
+}
+
+TEST(Run, BuffersAreLanesAndGatheredUnits) {
+  RunQuestion q = question(1, 2);
+  EXPECT_EQ(run_memory(q).buffers, 0);  // gradients are reduced where they lie
+  q = question(2, 2);
+  q.bucket_bytes = 1e12;  // all of them in one
+  EXPECT_EQ(run_memory(q).buffers, 2 * 4 * q.model.params());
+  q.bucket_bytes = 1;  // one parameter each, the largest of them a matrix of the MLP
+  EXPECT_EQ(run_memory(q).buffers, 2 * 4 * 512 * 128);
+  q = question(3, 2);
+  q.bucket_bytes = 1;
+  const std::int64_t lanes = 2 * 4 * 512 * 128, block = q.model.layer_params();
+  const std::int64_t outside = q.model.params() - q.model.block_params();
+  EXPECT_EQ(run_memory(q).buffers, lanes + 4 * (outside + 2 * block));
+  q.prefetch = false;
+  EXPECT_EQ(run_memory(q).buffers, lanes + 4 * (outside + block));
+  q.keep_params = true;
+  EXPECT_EQ(run_memory(q).buffers, lanes + 4 * q.model.params());
+  q.gather = Gather::alias;
+  EXPECT_EQ(run_memory(q).buffers, lanes);
+}
+
+// Chunk by chunk, as the schedule holds them; never more than the closed form of equal chunks.
+TEST(Run, ActivationsOfSeveralChunks) {
+  RunQuestion q = question(0, 1);
+  q.model = find_model_shape("llama-tiny");  // a head of its own
+  q.pp = 2, q.accumulation = 6, q.micro_batch = 2, q.seq = 64;
+  q.schedule = "interleaved", q.chunks = 2;
+  for (const int rank : {0, 1}) {
+    q.pp_rank = rank;
+    const std::int64_t several = run_memory(q).activations;
+    RunQuestion one = q;
+    one.schedule = "1f1b", one.chunks = 1;
+    EXPECT_GE(several, run_memory(one).activations / 2);
+    one.schedule = "gpipe";
+    EXPECT_LE(several, run_memory(one).activations);
+  }
+}
+
+TEST(Run, SoftwareAndGatherFollowTheHardware) {
+  Question q;
+  q.model = find_model_shape("gpt-tiny");
+  q.dp = 2;
+  EXPECT_EQ(settle(q).software, Software::megatron);
+  EXPECT_EQ(settle(q).gather, Gather::copy);
+  q.hardware.cpu = true;
+  EXPECT_EQ(settle(q).software, Software::tessera);
+  EXPECT_EQ(settle(q).gather, Gather::alias);
+  q.per_node = 1;  // two hosts
+  EXPECT_EQ(settle(q).gather, Gather::copy);
+  q.gather = Gather::alias, q.zero = 3;
+  EXPECT_THROW(settle(q), UsageError);
 }
 
 }  // namespace

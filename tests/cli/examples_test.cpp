@@ -1,0 +1,166 @@
+// The examples of --help, as somebody would copy them: each runs, fits, and makes sense.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/processes.h"
+
+namespace tessera::cli {
+namespace {
+
+using nlohmann::json;
+
+// More than this of a step in a pipeline's bubble is no example to follow.
+constexpr double kMostBubble = 0.3;
+
+struct Outcome {
+  int status;
+  std::string out, err;
+};
+
+class Examples : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-help-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder = name;
+    // What the examples read.
+    std::ofstream(folder / "runs.csv")
+        << "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,step_ms\n"
+           "4,16,4,2048,16,24,1024,1,2,2,400\n";
+    std::ofstream(folder / "rows.jsonl") << "{\"dp\":8}\n{\"model\":\"gpt2-124m\"}\n";
+    std::ofstream(folder / "book.txt") << std::string(2000, 'a') << "hello\n";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+
+  // In a folder of its own, with `tessera` on the path.
+  Outcome shell(const std::string& command) const {
+    const std::string bin = std::filesystem::path(TESSERA_PROGRAM).parent_path();
+    Capture out, err;
+    const int status = execute({"/bin/sh", "-c",
+                                "cd '" + folder.string() + "' && PATH='" + bin +
+                                    "':\"$PATH\" && export PATH && " + command},
+                               out, err);
+    return {status, out.text(), err.text()};
+  }
+
+  // The lines of the help that begin a command, joined where they go on, without their remarks:
+  // these stand behind two spaces or more.
+  std::vector<std::string> of(const std::string& command) const {
+    const Outcome help = shell("tessera " + command + " --help");
+    EXPECT_EQ(help.status, 0);
+    std::string text = help.out.substr(std::min(help.out.size(), help.out.find("Examples:\n")));
+    text = std::regex_replace(text, std::regex("\\\\\n +"), "");
+    std::vector<std::string> all;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.rfind("  tessera ", 0) != 0) continue;
+      const std::string words = line.substr(2);
+      all.push_back(words.substr(0, words.find("  ")));
+    }
+    EXPECT_GT(all.size(), 3U) << command << "\n" << help.out;
+    return all;
+  }
+
+  // Its answer in JSON.
+  json answer(const std::string& example) const {
+    const Outcome got = shell(example + " --json");
+    EXPECT_EQ(got.status, 0) << example << "\n" << got.err;
+    return json::parse(got.out, nullptr, /*allow_exceptions=*/false);
+  }
+
+  std::filesystem::path folder;
+};
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_F(Examples, OfPlan) {
+  for (const std::string& example : of("plan")) {
+    const Outcome text = shell(example);
+    EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
+    EXPECT_FALSE(contains(text.out, "DOES NOT FIT")) << example << "\n" << text.out;
+    if (contains(example, "--batch ")) {
+      std::ifstream plans(folder / "plans.jsonl");
+      int count = 0;
+      for (std::string line; std::getline(plans, line); ++count) {
+        EXPECT_TRUE(json::parse(line)["fits"].get<bool>());
+      }
+      EXPECT_EQ(count, 2);
+      continue;
+    }
+    const json got = answer(example);
+    if (contains(example, "--search")) {
+      ASSERT_FALSE(got["best"].empty()) << example;
+    } else if (contains(example, "--max-") || contains(example, "--score") ||
+               contains(example, "--convention")) {
+      EXPECT_TRUE(got.is_object()) << example;
+    } else {
+      EXPECT_EQ(got["fits"], true) << example << "\n" << got["remedy"];
+      if (!got["time"].is_null()) {
+        EXPECT_LT(got["time"]["bubble"].get<double>(),
+                  kMostBubble * got["time"]["step"].get<double>())
+            << example;
+      }
+    }
+  }
+}
+
+TEST_F(Examples, OfSimulate) {
+  for (const std::string& example : of("simulate")) {
+    const Outcome text = shell(example);
+    EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
+    EXPECT_FALSE(contains(text.out, "DOES NOT FIT")) << example << "\n" << text.out;
+    const json got = answer(example);
+    if (got.contains("sweep")) {
+      for (const json& row : got["sweep"]) {
+        EXPECT_EQ(row["fits"], true) << example << "\n" << row;
+        EXPECT_LT(row["bubble"].get<double>(), kMostBubble) << example;
+      }
+      continue;
+    }
+    EXPECT_LT(got["bubble"].get<double>(), kMostBubble) << example;
+    if (!contains(example, "--forward")) {
+      EXPECT_EQ(got["fits"], true) << example;
+    }
+  }
+}
+
+TEST_F(Examples, OfExplain) {
+  for (const std::string& example : of("explain")) {
+    if (contains(example, "explain sync") && !TESSERA_WITH_TORCH) continue;
+    const Outcome text = shell(example);
+    EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
+    EXPECT_FALSE(contains(text.out, "does not fit")) << example << "\n" << text.out;
+    EXPECT_FALSE(contains(text.out, "Bound by memory")) << example << "\n" << text.out;
+    EXPECT_FALSE(contains(text.out, "nan")) << example << "\n" << text.out;
+  }
+}
+
+// Each with one step, which shows all but the learning.
+TEST_F(Examples, OfTrain) {
+  if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
+  for (const std::string& example : of("train")) {
+    const std::string once =
+        std::regex_replace(example, std::regex("tessera train"), "tessera train --samples 0");
+    // The last of a repeated flag counts; a file that is printed has it too.
+    const std::string short_run =
+        std::regex_replace(once, std::regex("( > |; |$)"), " --steps 1$1");
+    const Outcome text = shell(short_run);
+    EXPECT_EQ(text.status, 0) << short_run << "\n" << text.err;
+    EXPECT_TRUE(contains(text.out, "loss")) << short_run << "\n" << text.out;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,105 @@
+#include "tessera/train/memory_check.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::train {
+namespace {
+
+struct Case {
+  TrainConfig config;
+  int ranks;
+};
+Case on(int ranks, const std::vector<std::pair<std::string, std::string>>& given) {
+  Case out{{}, ranks};
+  for (const auto& [name, text] : given) set(out.config, field(name), text);
+  return out;
+}
+LeastNeed need(const Case& c) {
+  return need_on_host(c.config, resolve(c.config, c.ranks), c.ranks);
+}
+std::string refusal(const Case& c, std::int64_t free) {
+  try {
+    check_host_memory(c.config, resolve(c.config, c.ranks), c.ranks, free, "a host");
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(MemoryCheck, BuildingIsTheWholePartOfEveryRankInFp32) {
+  const std::int64_t params = planner::find_model_shape("gpt-tiny").params();
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    EXPECT_EQ(need(on(2, {{"zero", stage}, {"layout", "bf16"}})).building, 2 * 4 * params);
+  }
+  // A pipeline cuts it; the tied table is on two ranks.
+  const std::int64_t table = 256 * 128;
+  EXPECT_EQ(need(on(2, {{"pp", "2"}})).building, 4 * (params + table));
+}
+
+TEST(MemoryCheck, TrainingIsStateAndActivationsOfAllRanks) {
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    const Case c = on(2, {{"zero", stage}});
+    const planner::RunPlan one = plan(c.config, resolve(c.config, 2));
+    EXPECT_EQ(need(c).training, 2 * (one.state() + one.activations)) << stage;
+  }
+  // Shards that ranks share are counted once: the parameters of all are one model (nothing is
+  // padded here).
+  const Case sharded = on(2, {{"zero", "3"}});
+  const planner::RunPlan one = plan(sharded.config, resolve(sharded.config, 2));
+  EXPECT_EQ(2 * one.params, 4 * planner::find_model_shape("gpt-tiny").params());
+  // Ranks with GPUs train there, and build here.
+  EXPECT_EQ(need(on(2, {{"device", "cuda"}})).training, 0);
+}
+
+TEST(MemoryCheck, RefusesWhatCannotBeAndNothingElse) {
+  const Case c = on(2, {});
+  const std::int64_t least = need(c).most();
+  EXPECT_EQ(refusal(c, least), "");
+  const std::string said = refusal(c, least - 1);
+  EXPECT_TRUE(contains(said, "2 ranks need at least")) << said;
+  EXPECT_TRUE(contains(said, "of a host are free")) << said;
+  EXPECT_TRUE(contains(said, "--force")) << said;
+  EXPECT_EQ(refusal(on(2, {{"force", "true"}}), 0), "");
+}
+
+TEST(MemoryCheck, LargeModelsOnASmallHost) {
+  const std::string said = refusal(on(2, {{"model", "llama3-70b"}}), 20'000'000'000);
+  EXPECT_TRUE(contains(said, "20 GB of a host are free")) << said;
+  EXPECT_TRUE(contains(said, "a smaller --model")) << said;
+  // 70.6e9 parameters of 4 bytes, on two ranks.
+  EXPECT_TRUE(contains(said, "564 GB while the model is built")) << said;
+}
+
+// What it says would fit is not refused.
+TEST(MemoryCheck, WhatWouldFitIsTakenFromThePlan) {
+  const std::vector<std::pair<std::string, std::string>> large = {{"micro-batch", "256"}};
+  Case c = on(2, large);
+  const LeastNeed most = need(c);
+  const std::int64_t free = most.training / 2;
+  const std::string said = refusal(c, free);
+  ASSERT_TRUE(contains(said, "--micro-batch ")) << said;
+  const std::int64_t batch = std::stoll(said.substr(said.find("--micro-batch ") + 14));
+  EXPECT_GT(batch, 0);
+  EXPECT_LT(batch, 256);
+  c.config.micro_batch = batch;
+  EXPECT_EQ(refusal(c, free), "");
+  EXPECT_TRUE(contains(said, "--checkpoint-activations")) << said;
+}
+
+TEST(MemoryCheck, DevicesHaveTheirOwn) {
+  const Case c = on(2, {{"device", "cuda"}, {"pp", "2"}});
+  const Resolved resolved = resolve(c.config, 2);
+  const std::int64_t least = need_on_device(c.config, resolved).most();
+  EXPECT_LT(least, need(on(2, {{"pp", "2"}})).most());
+  EXPECT_NO_THROW(check_device_memory(c.config, resolved, least, "cuda:0"));
+  EXPECT_THROW(check_device_memory(c.config, resolved, least - 1, "cuda:0"), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::train
