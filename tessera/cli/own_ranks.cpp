@@ -54,6 +54,7 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
     options.environment.emplace_back(*entry);
   }
   options.environment.push_back(notes.environment());
+  check_open_files(options);
   const StoreServer store(/*only_here=*/true, 0);
   options.master_port = store.port();
   return launch(options, signals);

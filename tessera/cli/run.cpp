@@ -110,6 +110,7 @@ int run_command(int argc, char** argv) {
     launch_options.environment.emplace_back(*entry);
   }
 
+  check_open_files(launch_options);
   const BlockedSignals signals;  // before the store starts its thread
   std::optional<StoreServer> store;
   if (launch_options.node_rank == 0) {
