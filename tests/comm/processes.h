@@ -18,9 +18,10 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/secret.h"
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/socket_peers.h"
-#include "tessera/comm/store.h"
+#include "tests/comm/file_store.h"
 
 namespace tessera::comm::testing {
 
@@ -98,7 +99,7 @@ class Processes {
   int run(int rank, int ranks, const Body& body, Options options) const {
     try {
       auto store = make_file_store(folder_);
-      auto peers = connect_peers(*store, rank, ranks, {std::chrono::seconds(60)});
+      auto peers = connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_});
       std::vector<int> members;
       for (int r = 0; r < ranks; ++r) members.push_back(r);
       body(shm::make_backend(std::move(peers), members, "world", options));
@@ -110,6 +111,7 @@ class Processes {
   }
 
   std::string folder_;
+  const std::string secret_ = random_secret();
   std::vector<pid_t> pids_;
 };
 
