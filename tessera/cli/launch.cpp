@@ -123,6 +123,7 @@ std::optional<LaunchResult> Launch::start_all(const std::string& path) {
     spec.arguments = options_.command;
     spec.environment = rank_environment(options_, local);
     spec.signal_mask = signals_.before();
+    spec.inherited = options_.secret_fd;
     if (!options_.cpus.empty()) spec.cpus = options_.cpus[static_cast<std::size_t>(local)];
     Fd rank_in, rank_out, rank_err;
     if (rank.number == 0) rank_in = stdin_pump_.attach(options_.in);

@@ -27,11 +27,14 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, int loca
       {"ROLE_NAME", "default"},
       {"MASTER_ADDR", options.master_addr},
       {"MASTER_PORT", str(options.master_port)},
-      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},  // [Note: two stores]
       {"TORCHELASTIC_RUN_ID", options.run_id},
       {"TORCHELASTIC_RESTART_COUNT", "0"},
       {"TORCHELASTIC_MAX_RESTARTS", "0"},
   };
+  if (!options.store.empty()) ours.emplace_back("TESSERA_STORE", options.store);
+  if (!options.interface.empty()) ours.emplace_back("TESSERA_INTERFACE", options.interface);
+  if (options.secret_fd >= 0) ours.emplace_back("TESSERA_SECRET_FD", str(options.secret_fd));
   if (options.threads > 0) ours.emplace_back("OMP_NUM_THREADS", str(options.threads));
 
   std::vector<std::string> result;

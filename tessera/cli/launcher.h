@@ -12,10 +12,14 @@ struct LaunchOptions {
   int ranks = 1;                     // on this node
   int nodes = 1;
   int node_rank = 0;
-  std::string master_addr = "127.0.0.1";  // where the store listens
-  int master_port = 0;
-  std::string run_id = "tessera";
-  std::string name = "tessera run";  // before what the launcher itself says
+  std::string master_addr = "127.0.0.1";  // of node 0
+  int master_port = 0;                    // there, for torch.distributed
+  std::string run_id = "tessera";         // the same on every node
+  std::string store;                      // address:port of the job's store, "" without one
+  int secret_fd = -1;                     // holds the job's secret, for the ranks to inherit
+  std::string interface;                  // at which ranks listen for other nodes; "" leaves it
+  std::string run() const { return run_id + "/0"; }  // as the ranks call it: nothing restarts here
+  std::string name = "tessera run";                  // before what the launcher itself says
 
   int threads = 1;                     // OMP_NUM_THREADS of each rank; 0 leaves the variable alone
   std::vector<std::vector<int>> cpus;  // processors of each rank; empty leaves it unbound

@@ -9,7 +9,7 @@
 
 #include "tessera/cli/failure_notes.h"
 #include "tessera/cli/launcher.h"
-#include "tessera/cli/store_server.h"
+#include "tessera/cli/rendezvous.h"
 #include "tessera/cli/topology.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
@@ -55,8 +55,7 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
   }
   options.environment.push_back(notes.environment());
   check_open_files(options);
-  const StoreServer store(/*only_here=*/true, 0);
-  options.master_port = store.port();
+  const Rendezvous rendezvous(options, {});
   return launch(options, signals);
 }
 

@@ -66,6 +66,7 @@ void make_pipe(Fd& read_end, Fd& write_end) {
   ::dup2(spec.in >= 0 ? spec.in : null_fd, 0);
   if (spec.out >= 0) ::dup2(spec.out, 1);
   if (spec.err >= 0) ::dup2(spec.err, 2);
+  if (spec.inherited >= 0) ::fcntl(spec.inherited, F_SETFD, 0);
   ::sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr);
   ::execve(spec.path.c_str(), arguments, environment);
   const int error = errno;

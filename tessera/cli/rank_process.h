@@ -20,6 +20,7 @@ struct ProcessSpec {
   int in = -1;
   int out = -1;
   int err = -1;
+  int inherited = -1;      // kept open under its number, which is above 2
   sigset_t signal_mask{};  // blocked signals at its start
 };
 

@@ -12,8 +12,9 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/launcher.h"
-#include "tessera/cli/store_server.h"
+#include "tessera/cli/rendezvous.h"
 #include "tessera/cli/topology.h"
+#include "tessera/comm/secret.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -25,9 +26,10 @@ constexpr int kTorchrunPort = 29500;
 constexpr const char* kExamples =
     "  tessera run -n 4 -- ./program --its-own-options\n"
     "  tessera run -n 2 --threads 1 --bind none -- python3 train.py\n"
-    "  tessera run -n 8 --nodes 2 --node-rank 0 --master-addr host0 -- ./program   (on host0)\n"
-    "  tessera run -n 8 --nodes 2 --node-rank 1 --master-addr host0 -- ./program   (on host1)\n"
+    "  tessera run -n 8 --nodes 2 --node-rank 0 --master-addr host0 --secret-file F -- ./program\n"
+    "  tessera run -n 8 --nodes 2 --node-rank 1 --master-addr host0 --secret-file F -- ./program\n"
     "\n"
+    "The last two are for host0 and host1; F holds the same 32 random bytes on both.\n"
     "Each rank finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other\n"
     "variables of torchrun in its environment. The status is that of the rank that failed\n"
     "first: 128 + n after signal n, 124 after --timeout, 127 for a program that is not there.";
@@ -39,6 +41,7 @@ struct RunArguments {
   bool no_prefix = false;
   std::string master_addr;
   int master_port = 0;
+  RendezvousOptions rendezvous;
 };
 
 void add_options(CommandLine& line, RunArguments& arguments) {
@@ -59,7 +62,14 @@ void add_options(CommandLine& line, RunArguments& arguments) {
   line.integer(app, "--node-rank", launch.node_rank, 0, 1 << 20, "which of them this is");
   app.add_option("--master-addr", arguments.master_addr, "address of node 0, where the ranks meet");
   line.integer(app, "--master-port", arguments.master_port, 0, 65535,
-               "port there; 0 is a free one, or 29500 with several nodes");
+               "port there for torch.distributed; 0 is a free one, or 29500 with several nodes, "
+               "where the ranks of Tessera meet at the next one");
+  app.add_option("--secret-file", arguments.rendezvous.secret_file,
+                 "file of mode 0600, the same on every node, with which ranks prove that they "
+                 "belong to the job; needed with several nodes, otherwise a secret is made");
+  app.add_option("--interface", arguments.rendezvous.interface,
+                 "name or address of the network interface at which to listen for other nodes; "
+                 "otherwise the one that leads to --master-addr");
   line.takes_program();
 }
 
@@ -71,6 +81,15 @@ void check_nodes(RunArguments& arguments) {
   }
   if (launch.nodes > 1 && arguments.master_addr.empty()) {
     throw UsageError("--nodes needs --master-addr, the address of node 0, the same on every node");
+  }
+  if (launch.nodes > 1 && arguments.rendezvous.secret_file.empty()) {
+    throw UsageError(
+        str("--nodes needs --secret-file, or whoever reaches the ranks over the "
+            "network could join them; make one, and copy it to every node: ",
+            comm::how_to_make_secret_file("F")));
+  }
+  if (launch.nodes > 1 && arguments.master_port == 65535) {
+    throw UsageError("--master-port: got 65535, but with several nodes the next port is used too");
   }
   if (launch.nodes > INT_MAX / launch.ranks) throw UsageError("too many ranks in all");
   if (!arguments.master_addr.empty()) launch.master_addr = arguments.master_addr;
@@ -112,15 +131,11 @@ int run_command(int argc, char** argv) {
 
   check_open_files(launch_options);
   const BlockedSignals signals;  // before the store starts its thread
-  std::optional<StoreServer> store;
-  if (launch_options.node_rank == 0) {
-    store.emplace(launch_options.nodes == 1 && arguments.master_addr.empty(),
-                  launch_options.master_port);
-    launch_options.master_port = store->port();
-  }
-  // The same on every node: the address of the store is what they agree on.
-  launch_options.run_id =
-      str("tessera-", launch_options.master_addr, "-", launch_options.master_port);
+  // Where there are several nodes they agree on the address of the first.
+  launch_options.run_id = launch_options.nodes == 1 ? str("tessera-run-", ::getpid())
+                                                    : str("tessera-", launch_options.master_addr,
+                                                          "-", launch_options.master_port);
+  const Rendezvous rendezvous(launch_options, arguments.rendezvous);
   return launch(launch_options, signals).status;
 }
 

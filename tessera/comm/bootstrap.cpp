@@ -1,51 +1,148 @@
 #include "tessera/comm/bootstrap.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 #include <sstream>
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/address.h"
+#include "tessera/comm/c10d_store.h"
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/mpi/backend.h"
 #include "tessera/comm/mpi/runtime.h"
 #include "tessera/comm/nccl/backend.h"
+#include "tessera/comm/secret.h"
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/socket.h"
 #include "tessera/comm/socket_peers.h"
+#include "tessera/comm/store_client.h"
+#include "tessera/comm/store_server.h"
 #include "tessera/comm/two_level/backend.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm {
 namespace {
 
+constexpr std::int64_t kMostInits = 1'000'000'000;
 const std::vector<std::string> kBackends = {"auto", "shm", "mpi", "two-level", "nccl"};
 
 // Everything a world needs besides its backend; gone only after it.
 struct Foundations {
   std::shared_ptr<mpi::Runtime> mpi;
-  TcpStore tcp;
   std::shared_ptr<Backend> backend;
 };
 
-// Under plain mpirun nobody has agreed on an address yet: rank 0 opens a store, MPI spreads where.
-TcpStore store_through_mpi(mpi::Runtime& runtime, const Launch& launch,
-                           std::chrono::milliseconds timeout) {
-  TcpStore hosted;
+// How the ranks find each other. Not needed any more when they have.
+struct Rendezvous {
+  std::unique_ptr<StoreServer> server;  // where this rank hosts it
+  std::shared_ptr<Store> store;
+  std::string secret;
+  std::string address;  // where this rank listens for others
+};
+
+// [Note: sources of the secret] A descriptor that the launcher left us, else a file that the user
+// named, else MPI brings one, else, on one host, processes of the same user agree on one. Ranks on
+// several hosts that were given none have none: they say so and go on, as torchrun's own users do.
+std::string find_secret(const Launch& launch, std::chrono::milliseconds timeout) {
+  if (launch.secret_fd >= 0) return read_secret_descriptor(launch.secret_fd);
+  if (!launch.secret_file.empty()) return read_secret_file(launch.secret_file);
+  if (launch.launcher == "mpirun") return "";
+  if (launch.one_host) {
+    const std::string which = str(launch.run, "/", launch.master_address, "/", launch.master_port);
+    return agree_on_secret(str("tessera-", geteuid(), "-", to_hex(sha256(which)).substr(0, 32)),
+                           launch.rank, launch.size, timeout);
+  }
+  if (launch.rank == 0) {
+    write_all(2, str("tessera: warning: the ranks are on several hosts and have no secret, so "
+                     "whoever reaches them over the network can join or end this job. Make a "
+                     "secret, copy it to every host and name it there: ",
+                     how_to_make_secret_file("F"), "; export TESSERA_SECRET_FILE=F\n"));
+  }
+  return "";
+}
+
+std::shared_ptr<Store> join_store(const Launch& launch, const Rendezvous& meeting,
+                                  std::vector<std::string> addresses, int port,
+                                  std::chrono::milliseconds timeout) {
+  return connect_store(
+      {std::move(addresses), port, meeting.secret, launch.run, launch.rank, launch.size, timeout});
+}
+
+// Under plain mpirun nobody has agreed on an address yet: rank 0 opens a store, MPI spreads where,
+// and a secret for those who have none.
+Rendezvous meet_through_mpi(mpi::Runtime& runtime, const Launch& launch,
+                            const std::string& interface, std::chrono::milliseconds timeout) {
+  Rendezvous meeting;
+  meeting.secret = find_secret(launch, timeout);
   std::string note;
   if (launch.rank == 0) {
+    const bool given = !meeting.secret.empty();
+    if (!given) meeting.secret = random_secret();
     const std::vector<std::string> addresses = own_addresses();
-    const bool one_host = launch.local_size == launch.size || addresses.empty();
-    const std::string address = one_host ? "127.0.0.1" : addresses.front();
-    hosted = open_tcp_store(address, 0, /*host=*/true, timeout, "");
-    note = str(address, " ", hosted.port);
+    std::string address = "127.0.0.1";
+    if (!interface.empty()) {
+      address = interface_address(interface);
+    } else if (!launch.one_host && !addresses.empty()) {
+      address = addresses.front();
+    }
+    meeting.server = std::make_unique<StoreServer>(
+        StoreServerOptions{address, 0, meeting.secret, launch.run, launch.size});
+    note = str(address, " ", meeting.server->port(), "\n", given ? "" : meeting.secret);
   }
-  std::istringstream in(runtime.broadcast_string(note, 0));
+  note = runtime.broadcast_string(note, 0);
+  const std::size_t end = note.find('\n');
+  std::istringstream in(note.substr(0, end));
   std::string address;
   int port = 0;
   in >> address >> port;
-  return launch.rank == 0 ? hosted : open_tcp_store(address, port, false, timeout, "");
+  const std::string brought = note.substr(std::min(note.size(), end + 1));
+  if (!brought.empty()) meeting.secret = brought;
+  meeting.address = interface.empty() ? address_towards(address) : interface_address(interface);
+  meeting.store = join_store(launch, meeting, {address}, port, timeout);
+  return meeting;
+}
+
+// Where this rank listens for those of other hosts: where the store's host is reached from.
+std::string peer_address(const Launch& launch, const std::string& interface) {
+  if (!interface.empty()) return interface_address(interface);
+  if (launch.one_host) return "127.0.0.1";
+  for (const std::string& address : resolve(launch.master_address)) {
+    if (!is_loopback(address)) return address_towards(address);
+  }
+  // A host whose own name means its loopback: it is that of the store.
+  const std::vector<std::string> own = own_addresses();
+  return own.empty() ? "127.0.0.1" : own.front();
+}
+
+Rendezvous meet_at_store(const Launch& launch, const std::string& interface,
+                         std::chrono::milliseconds timeout) {
+  Rendezvous meeting;
+  meeting.secret = find_secret(launch, timeout);
+  meeting.address = peer_address(launch, interface);
+  if (launch.c10d_store) {
+    meeting.store = connect_c10d_store(launch.master_address, launch.master_port, timeout);
+    if (!meeting.secret.empty()) {
+      meeting.store = make_sealed_store(meeting.store, meeting.secret);
+    }
+    return meeting;
+  }
+  std::vector<std::string> addresses;
+  if (launch.launcher_hosts_store || launch.rank != 0) {
+    addresses = resolve(launch.master_address);
+    if (!interface.empty()) addresses.push_back(interface_address(interface));
+  } else {
+    addresses = {store_address(launch.master_address, interface, !launch.one_host)};
+    meeting.server = std::make_unique<StoreServer>(StoreServerOptions{
+        addresses.front(), launch.master_port, meeting.secret, launch.run, launch.size});
+  }
+  meeting.store = join_store(launch, meeting, std::move(addresses), launch.master_port, timeout);
+  return meeting;
 }
 
 // The same store under another prefix: every init() of a job gets a page of its own.
@@ -94,17 +191,23 @@ Group init(const InitOptions& options) {
     return Group(base->backend);
   }
 
-  if (launch.launcher == "mpirun") {
-    base->mpi = mpi::Runtime::start();
-    base->tcp = store_through_mpi(*base->mpi, launch, timeout);
-  } else {
-    const bool host = launch.rank == 0 && !launch.launcher_hosts_store;
-    base->tcp = open_tcp_store(launch.master_address, launch.master_port, host, timeout, "");
-  }
+  const std::string& interface = options.interface.empty() ? launch.interface : options.interface;
+  if (launch.launcher == "mpirun") base->mpi = mpi::Runtime::start();
+  const Rendezvous meeting = base->mpi ? meet_through_mpi(*base->mpi, launch, interface, timeout)
+                                       : meet_at_store(launch, interface, timeout);
   const std::string own = str("tessera/", launch.run, "/");
-  const auto times = base->tcp.store->count(str(own, "init/", launch.rank));
-  Page page(base->tcp.store, str(own, times, "/"));
-  auto peers = connect_peers(page, launch.rank, launch.size, {timeout});
+  const std::string counter = str(own, "init/", launch.rank);
+  const std::int64_t times = meeting.store->count(counter);
+  if (times < 1 || times > kMostInits) {
+    throw DataError(str("the store has counted ", quote(counter), " to ", times, ", but rank ",
+                        launch.rank, " alone does; who else can write to it?"));
+  }
+  const std::string prefix = str(own, times, "/");
+  Page page(meeting.store, prefix);
+  auto peers = connect_peers(page, launch.rank, launch.size,
+                             {timeout, meeting.secret, prefix, meeting.address});
+  // All are in. Whoever comes from now on comes for the next init().
+  if (meeting.server) meeting.server->stop_listening();
   if (base->mpi) base->mpi->attend(peers);  // so that MPI's end does not wait for a dead rank
 
   std::vector<int> everybody(static_cast<std::size_t>(launch.size));

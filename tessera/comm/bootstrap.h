@@ -3,7 +3,6 @@
 #include <string>
 
 #include "tessera/comm/group.h"
-#include "tessera/comm/store.h"
 
 namespace tessera::comm {
 
@@ -14,14 +13,21 @@ struct Launch {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  std::string master_address;  // empty under plain mpirun: MPI itself passes it round
+  bool one_host = false;       // all ranks are surely on one
+  std::string master_address;  // of the store; empty under plain mpirun: MPI passes it round
   int master_port = 0;
   bool launcher_hosts_store = false;  // otherwise rank 0 does
-  std::string run;                    // tells one run from another in the same store
+  bool c10d_store = false;            // the agent of a torchrun hosts one of c10d's, not ours
+  std::string run;                    // tells one run from another with the same store or secret
+  int secret_fd = -1;                 // inherited descriptor that holds the job's secret
+  std::string secret_file;            // or the file that does
+  std::string interface;              // "" is the one that leads to the store
 };
 
 // Reads the variables of tessera run and torchrun (RANK, WORLD_SIZE, …), of Open MPI's mpirun and
-// of Slurm's srun, in this order. Throws UsageError when they make no sense.
+// of Slurm's srun, in this order, and TESSERA_STORE (address:port, by tessera run),
+// TESSERA_SECRET_FD, TESSERA_SECRET_FILE and TESSERA_INTERFACE. Throws UsageError when they make no
+// sense.
 Launch detect_launch();
 
 struct InitOptions {
@@ -29,20 +35,14 @@ struct InitOptions {
   std::string backend = "auto";
   Options comm;
   bool deterministic = false;  // nccl: sums in rank order, as everywhere else
+  // Name or address of the network interface at which to listen for other hosts. "" is that of
+  // TESSERA_INTERFACE, else the one that leads to the store.
+  std::string interface;
 };
 
 // Joins the job that this process was started in and returns the group of all its ranks; started
 // alone it is a group of one. Collective over the job. When the last handle of the group goes, this
 // rank says goodbye.
 Group init(const InitOptions& options = {});
-
-// Rendezvous over c10d's TCPStore. `host` starts the server in this process; with port 0 it takes a
-// free one.
-struct TcpStore {
-  std::shared_ptr<Store> store;
-  int port = 0;
-};
-TcpStore open_tcp_store(const std::string& address, int port, bool host,
-                        std::chrono::milliseconds timeout, const std::string& prefix);
 
 }  // namespace tessera::comm

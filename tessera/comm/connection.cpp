@@ -84,10 +84,12 @@ Connection::End Connection::receive(const Hear& hear) {
     // Later descriptors would come with the wrong messages.
     if ((message.msg_flags & MSG_CTRUNC) != 0) return End::descriptor_lost;
     unread_.append(buffer, static_cast<std::size_t>(got));
+    if (unread_.size() > 2 * kLongestText) break;  // the rest when these are read
   }
   Frame frame{};
   while (unread_.size() >= sizeof(frame)) {
     std::memcpy(&frame, unread_.data(), sizeof(frame));
+    if (frame.bytes > kLongestText) return End::closed;
     if (unread_.size() < sizeof(frame) + frame.bytes) break;
     Fd descriptor;
     if (frame.type == Message::segment && !descriptors_.empty()) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -12,6 +13,7 @@
 namespace tessera::comm {
 
 enum class Message : std::uint32_t { segment = 1, failure = 2, goodbye = 3 };
+inline constexpr std::size_t kLongestText = 64 * 1024;  // of a message; a longer one is no peer's
 
 // The control connection to one peer, once it stands: messages of a type and a text, one of them
 // with a descriptor.

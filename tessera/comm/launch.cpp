@@ -1,9 +1,11 @@
 // Which launcher started this process, and which rank it is. The only place in comm/ that reads
 // the environment.
 
+#include <charconv>
 #include <cstdlib>
 #include <optional>
 
+#include "tessera/comm/address.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -47,6 +49,21 @@ std::string first_host(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
+// "address:port", as tessera run tells it.
+void read_store(const std::string& text, Launch& launch) {
+  const auto colon = text.rfind(':');
+  int port = 0;
+  const char* const end = text.data() + text.size();
+  const char* const begin = colon == std::string::npos ? end : text.data() + colon + 1;
+  const auto [rest, error] = std::from_chars(begin, end, port);
+  if (colon == 0 || error != std::errc() || rest != end || port < 1 || port > 65535) {
+    throw UsageError(str("the variable TESSERA_STORE is ", quote(text),
+                         "; wanted address:port, as tessera run sets it"));
+  }
+  launch.master_address = text.substr(0, colon);
+  launch.master_port = port;
+}
+
 void check(const Launch& launch) {
   if (launch.size < 1 || launch.rank >= launch.size) {
     throw UsageError(str("this process is told to be rank ", launch.rank, " of ", launch.size,
@@ -64,12 +81,17 @@ Launch detect_launch() {
     launch.size = need("WORLD_SIZE", "RANK");
     launch.local_rank = number("LOCAL_RANK").value_or(launch.rank);
     launch.local_size = number("LOCAL_WORLD_SIZE").value_or(launch.size);
-    if (launch.size > 1) {
+    launch.c10d_store = variable("TORCHELASTIC_USE_AGENT_STORE").value_or("False") == "True";
+    const auto store = variable("TESSERA_STORE");
+    launch.launcher_hosts_store = launch.c10d_store || store;
+    if (store && !launch.c10d_store) {
+      read_store(*store, launch);
+    } else if (launch.size > 1) {
       launch.master_address = variable("MASTER_ADDR").value_or("127.0.0.1");
       launch.master_port = need("MASTER_PORT", "WORLD_SIZE");
     }
-    launch.launcher_hosts_store =
-        variable("TORCHELASTIC_USE_AGENT_STORE").value_or("False") == "True";
+    launch.one_host = number("LOCAL_WORLD_SIZE") == launch.size ||
+                      is_loopback(launch.master_address) || launch.master_address == "localhost";
     launch.run = str(variable("TORCHELASTIC_RUN_ID").value_or("run"), "/",
                      variable("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   } else if (variable("OMPI_COMM_WORLD_SIZE")) {
@@ -78,6 +100,7 @@ Launch detect_launch() {
     launch.size = *number("OMPI_COMM_WORLD_SIZE");
     launch.local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK").value_or(0);
     launch.local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(1);
+    launch.one_host = launch.local_size == launch.size;
     launch.run = "mpirun";
   } else if (variable("SLURM_PROCID") && variable("SLURM_NTASKS") && variable("SLURM_STEP_ID")) {
     launch.launcher = "srun";
@@ -85,6 +108,8 @@ Launch detect_launch() {
     launch.size = *number("SLURM_NTASKS");
     launch.local_rank = number("SLURM_LOCALID").value_or(0);
     launch.local_size = number("SLURM_NTASKS_PER_NODE").value_or(1);
+    const auto hosts = number("SLURM_STEP_NUM_NODES");
+    launch.one_host = (hosts ? hosts : number("SLURM_NNODES")) == 1;
     const auto nodes = variable("SLURM_STEP_NODELIST");
     launch.master_address =
         variable("MASTER_ADDR").value_or(nodes ? first_host(*nodes) : "127.0.0.1");
@@ -94,6 +119,13 @@ Launch detect_launch() {
     launch.master_port =
         number("MASTER_PORT").value_or(static_cast<int>(20000 + (job * 31 + step) % 20000));
     launch.run = str("slurm/", job, ".", step);
+  }
+  launch.secret_fd = number("TESSERA_SECRET_FD").value_or(-1);
+  launch.secret_file = variable("TESSERA_SECRET_FILE").value_or("");
+  launch.interface = variable("TESSERA_INTERFACE").value_or("");
+  // Under Slurm and by hand rank 0 hosts the store; if all are here, where only they can reach it.
+  if (launch.one_host && !launch.launcher_hosts_store && !launch.master_address.empty()) {
+    launch.master_address = "127.0.0.1";
   }
   check(launch);
   return launch;

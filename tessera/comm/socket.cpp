@@ -61,37 +61,41 @@ Fd listen_unix(const std::string& name, int backlog) {
   return fd;
 }
 
-Fd connect_unix(const std::string& name) {
-  Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Fd try_connect_unix(const std::string& name, bool* nobody) {
+  Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, length);
-  if (!fd.open() || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+  if (!fd.open()) throw_errno("cannot make a Unix socket");
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    if (nobody != nullptr) *nobody = errno == ECONNREFUSED;
+    if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return Fd();
     throw_errno("cannot reach a rank of this host through its Unix socket");
   }
+  fcntl(fd.get(), F_SETFL, fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
   return fd;
 }
 
-Fd listen_tcp(int backlog, std::uint16_t& port) {
-  Fd fd(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_storage address{};
-  socklen_t length = 0;
-  if (fd.open()) {  // IPv6 sockets take IPv4 connections too
-    const int both = 0;
-    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both));
-    reinterpret_cast<sockaddr_in6&>(address).sin6_family = AF_INET6;
-    length = sizeof(sockaddr_in6);
-  } else {
-    fd = Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    reinterpret_cast<sockaddr_in&>(address).sin_family = AF_INET;
-    length = sizeof(sockaddr_in);
+Fd listen_tcp(const std::string& address, std::uint16_t& port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    throw UsageError(str("cannot listen on ", quote(address), ": it is not an address"));
   }
-  if (!fd.open() || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      listen(fd.get(), backlog) != 0 ||
-      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    throw_errno("cannot listen on a TCP socket");
+  Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  const bool bound = fd.open() && bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0;
+  freeaddrinfo(found);
+  sockaddr_storage own{};
+  socklen_t length = sizeof(own);
+  if (!bound || listen(fd.get(), SOMAXCONN) != 0 ||
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0) {
+    throw_errno(str("cannot listen on ", address, " port ", port));
   }
-  port = ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+  port = ntohs(own.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(own).sin6_port
+                                         : reinterpret_cast<sockaddr_in&>(own).sin_port);
   return fd;
 }
 
@@ -132,11 +136,6 @@ Fd connect_tcp(const std::vector<std::string>& addresses, std::uint16_t port,
   }
   throw Error(str("no connection to port ", port, " at any of: ", join(addresses, ", "),
                   "; do firewalls let the ranks reach each other?"));
-}
-
-Fd accept_before(const Fd& listener, Clock::time_point end) {
-  if (!wait_for(listener.get(), POLLIN, end)) return Fd();
-  return Fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
 }
 
 std::vector<std::string> own_addresses() {

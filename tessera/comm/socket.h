@@ -15,17 +15,15 @@ namespace tessera::comm {
 
 // Sockets of the abstract Unix name space: no file, gone with the process.
 Fd listen_unix(const std::string& name, int backlog);
-Fd connect_unix(const std::string& name);
+// Empty when nobody listens there (`nobody` says so), or too many wait to be let in.
+Fd try_connect_unix(const std::string& name, bool* nobody = nullptr);
 
-// A TCP socket on every interface, at a free port that is written to `port`.
-Fd listen_tcp(int backlog, std::uint16_t& port);
+// A TCP socket at one numeric address only; with port 0 at a free one, which is written back.
+Fd listen_tcp(const std::string& address, std::uint16_t& port);
 // Tries the addresses in turn. Detects a host that vanished by keep-alives.
 Fd connect_tcp(const std::vector<std::string>& addresses, std::uint16_t port,
                std::chrono::milliseconds timeout);
 void keep_alive(const Fd& socket);
-
-// Accepts one connection before `end`; empty when the time is over.
-Fd accept_before(const Fd& listener, std::chrono::steady_clock::time_point end);
 
 // This host's addresses except the loopback's.
 std::vector<std::string> own_addresses();
@@ -46,7 +44,8 @@ bool receive_all(const Fd& socket, void* data, std::size_t bytes,
 // same network and host name.
 std::string host_key();
 
-// 32 hexadecimal digits that nobody can guess.
+// 32 hexadecimal digits that nobody has chosen before. Names, not secrets: /proc/net/unix shows
+// them.
 std::string random_token();
 
 }  // namespace tessera::comm

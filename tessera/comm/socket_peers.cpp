@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "tessera/comm/connection.h"
+#include "tessera/comm/peers_meeting.h"
 #include "tessera/comm/shared_memory.h"
 #include "tessera/comm/socket.h"
 #include "tessera/core/errors.h"
@@ -32,11 +33,6 @@ namespace tessera::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-struct Hello {
-  char token[32];
-  std::int32_t rank;
-};
 
 rlim_t open_files_limit() {
   rlimit limit{};
@@ -60,7 +56,7 @@ void require_open_files(int rank, int size) {
 
 class SocketPeers final : public Peers {
  public:
-  SocketPeers(Store& store, int rank, int size, PeersOptions options)
+  SocketPeers(Store& store, int rank, int size, const PeersOptions& options)
       : rank_(rank),
         size_(size),
         states_(static_cast<std::size_t>(size)),
@@ -69,7 +65,12 @@ class SocketPeers final : public Peers {
     if (!wake_.open()) throw_errno("cannot make an event descriptor");
     for (auto& state : states_) state.store(PeerState::alive);
     for (int r = 0; r < size; ++r) connections_.push_back(std::make_unique<Connection>());
-    meet(store, Clock::now() + options.timeout);
+    Meeting met = meet_peers(store, rank, size, options);
+    same_host_ = std::move(met.same_host);
+    for (int r = 0; r < size; ++r) {
+      connection(r).socket = std::move(met.sockets[static_cast<std::size_t>(r)]);
+      if (r != rank) admit(r);
+    }
     watcher_ = std::thread([this] { keep_watch(); });
   }
 
@@ -107,7 +108,7 @@ class SocketPeers final : public Peers {
       changed_.notify_all();
     }
     const std::string text = str(static_cast<int>(failure.kind), " ", failure.rank, " ",
-                                 failure.reporter, " ", failure.text);
+                                 failure.reporter, " ", failure.text.substr(0, kLongestText / 2));
     for (int r = 0; r < size_; ++r) tell(r, Message::failure, text);
   }
   std::optional<Failure> failure() const override {
@@ -166,89 +167,8 @@ class SocketPeers final : public Peers {
  private:
   Connection& connection(int rank) { return *connections_[static_cast<std::size_t>(rank)]; }
 
-  // Every rank connects to those before it and accepts those after it. A connection is complete
-  // before it is accepted, so no order of arrival can block.
-  void meet(Store& store, Clock::time_point end) {
-    const auto left = [&] {
-      return std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
-    };
-    const std::string token = random_token();
-    const std::string here = host_key();
-    const Fd local = listen_unix("tessera-" + token, size_);
-    store.set(str("peers/", rank_), token + " " + here);
-    std::vector<std::string> tokens;
-    bool alone = true;
-    for (int r = 0; r < size_; ++r) {
-      const std::string note = store.get(str("peers/", r), left());
-      tokens.push_back(note.substr(0, 32));
-      same_host_.push_back(note.substr(33) == here);
-      alone = alone && same_host_.back();
-    }
-    Fd remote;
-    if (!alone) {
-      std::uint16_t port = 0;
-      remote = listen_tcp(size_, port);
-      store.set(str("peers/tcp/", rank_), str(port, " ", join(own_addresses(), " ")));
-    }
-    for (int r = 0; r < rank_; ++r) {
-      Connection& c = connection(r);
-      c.socket = same_host(r) ? connect_unix("tessera-" + tokens[static_cast<std::size_t>(r)])
-                              : connect_far(store.get(str("peers/tcp/", r), left()), left());
-      Hello hello{};
-      tokens[static_cast<std::size_t>(r)].copy(hello.token, sizeof(hello.token));
-      hello.rank = rank_;
-      send_all(c.socket, &hello, sizeof(hello));
-      char answer = 0;
-      if (!receive_all(c.socket, &answer, 1, end)) {
-        throw PeerError(str("rank ", r, " did not answer rank ", rank_, " in time"), r);
-      }
-      admit(r);
-    }
-    for (int missing = size_ - 1 - rank_; missing > 0;)
-      missing -= accept_one(local, remote, token, end);
-  }
-
-  static Fd connect_far(const std::string& note, std::chrono::milliseconds timeout) {
-    std::istringstream in(note);
-    std::uint16_t port = 0;
-    in >> port;
-    std::vector<std::string> addresses;
-    for (std::string address; in >> address;) addresses.push_back(address);
-    return connect_tcp(addresses, port, timeout);
-  }
-
-  // 1 if a rank of this job came in; strangers are turned away.
-  int accept_one(const Fd& local, const Fd& remote, const std::string& token,
-                 Clock::time_point end) {
-    pollfd listeners[2] = {{local.get(), POLLIN, 0}, {remote.get(), POLLIN, 0}};
-    const int ready = poll(listeners, remote.open() ? 2 : 1, 1000);
-    if (Clock::now() > end) {
-      std::string absent;
-      for (int r = rank_ + 1; r < size_; ++r) {
-        if (!connection(r).socket.open()) absent += str(absent.empty() ? "" : ", ", r);
-      }
-      throw PeerError(str("rank ", rank_, " waited in vain for rank ", absent, " to connect"));
-    }
-    if (ready <= 0) return 0;
-    const bool far = !(listeners[0].revents & POLLIN);
-    Fd socket = accept_before(far ? remote : local, end);
-    Hello hello{};
-    const auto patience = std::min(end, Clock::now() + std::chrono::seconds(5));
-    if (!socket.open() || !receive_all(socket, &hello, sizeof(hello), patience)) return 0;
-    if (token.compare(0, 32, hello.token, sizeof(hello.token)) != 0) return 0;
-    if (hello.rank <= rank_ || hello.rank >= size_ || connection(hello.rank).socket.open())
-      return 0;
-    if (far) keep_alive(socket);
-    connection(hello.rank).socket = std::move(socket);
-    const char welcome = 1;
-    send_all(connection(hello.rank).socket, &welcome, 1);
-    admit(hello.rank);
-    return 1;
-  }
-
   void admit(int rank) {
     Connection& c = connection(rank);
-    fcntl(c.socket.get(), F_SETFL, fcntl(c.socket.get(), F_GETFL) | O_NONBLOCK);
     ucred other{};
     socklen_t length = sizeof(other);
     if (same_host(rank) &&
@@ -375,7 +295,8 @@ class SocketPeers final : public Peers {
 
 }  // namespace
 
-std::shared_ptr<Peers> connect_peers(Store& store, int rank, int size, PeersOptions options) {
+std::shared_ptr<Peers> connect_peers(Store& store, int rank, int size,
+                                     const PeersOptions& options) {
   return std::make_shared<SocketPeers>(store, rank, size, options);
 }
 

@@ -18,7 +18,12 @@ class Store {
   virtual std::int64_t count(const std::string& key) = 0;
 };
 
-// One that lives in a folder which all ranks see. For tests and for programs that bring no other.
-std::shared_ptr<Store> make_file_store(const std::string& folder);
+// More than any rank writes. Whoever asks for more is refused before memory is taken.
+inline constexpr std::size_t kLongestKey = 1024;
+inline constexpr std::size_t kLongestValue = 64 * 1024;
+
+// The same store, with every value sealed by the secret: one that somebody else wrote, or moved
+// from another key, is a DataError instead of a value. For stores that let anybody write.
+std::shared_ptr<Store> make_sealed_store(std::shared_ptr<Store> store, const std::string& secret);
 
 }  // namespace tessera::comm

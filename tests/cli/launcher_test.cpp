@@ -89,7 +89,7 @@ TEST(Launcher, SetsWhatTorchrunSets) {
        {"[2] RANK=2", "[3] RANK=3", "[2] LOCAL_RANK=0", "[3] LOCAL_RANK=1", "[2] WORLD_SIZE=6",
         "[2] LOCAL_WORLD_SIZE=2", "[2] NODE_RANK=1", "[2] GROUP_RANK=1", "[2] GROUP_WORLD_SIZE=3",
         "[2] MASTER_ADDR=10.0.0.1", "[2] MASTER_PORT=1234", "[2] OMP_NUM_THREADS=5",
-        "[2] TORCHELASTIC_USE_AGENT_STORE=True", "[2] TORCHELASTIC_RUN_ID=run-7",
+        "[2] TORCHELASTIC_USE_AGENT_STORE=False", "[2] TORCHELASTIC_RUN_ID=run-7",
         "[2] TORCHELASTIC_RESTART_COUNT=0", "[2] TORCHELASTIC_MAX_RESTARTS=0", "[2] KEPT=yes"}) {
     EXPECT_TRUE(all.count(line)) << line;
   }

@@ -1,14 +1,20 @@
 // The programs themselves, as a user calls them.
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tessera/cli/commands.h"
+#include "tessera/core/fd.h"
 #include "tessera/version.h"
 #include "tests/cli/processes.h"
 
@@ -74,6 +80,24 @@ TEST(Program, WithoutTheTorchProgramItSaysSo) {
   std::filesystem::remove_all(folder);
 }
 
+// A file with a job's secret, as the message says to make one.
+class SecretFile {
+ public:
+  SecretFile() {
+    path_ = (std::filesystem::temp_directory_path() / "tessera-secret-XXXXXX").string();
+    const Fd fd(::mkstemp(path_.data()));
+    const std::string bytes = path_ + path_;  // of its own, and long enough
+    EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  }
+  ~SecretFile() { std::filesystem::remove(path_); }
+  SecretFile(const SecretFile&) = delete;
+  SecretFile& operator=(const SecretFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
 class TorchProgram : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -91,9 +115,9 @@ TEST_F(TorchProgram, HelpOfEveryCommandHasExamples) {
 }
 
 TEST_F(TorchProgram, RunStartsRanksThatReachTheStore) {
-  const Outcome run = tessera(
-      {"run", "-n", "3", "--", "bash", "-c",
-       "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT && echo rank $RANK of $WORLD_SIZE connects"});
+  const Outcome run = tessera({"run", "-n", "3", "--", "bash", "-c",
+                               "exec 3<>/dev/tcp/${TESSERA_STORE%:*}/${TESSERA_STORE##*:} && "
+                               "echo rank $RANK of $WORLD_SIZE connects"});
   EXPECT_EQ(run.status, 0) << run.err;
   for (const char* line :
        {"[0] rank 0 of 3 connects\n", "[1] rank 1 of 3 connects\n", "[2] rank 2 of 3 connects\n"}) {
@@ -101,7 +125,46 @@ TEST_F(TorchProgram, RunStartsRanksThatReachTheStore) {
   }
 }
 
+// Programs that join through torch.distributed's env:// need a port that rank 0 can listen on.
+TEST_F(TorchProgram, RunLeavesTheMastersPortToRankZero) {
+  const Outcome run =
+      tessera({"run", "-n", "1", "--", "python3", "-c",
+               "import os, socket; s = socket.socket(); "
+               "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "
+               "s.bind((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))); s.listen(); "
+               "print('agent:', os.environ['TORCHELASTIC_USE_AGENT_STORE'], 'listens')"});
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "agent: False listens")) << run.out;
+}
+
+TEST_F(TorchProgram, TheSecretIsInADescriptorAndNowhereElse) {
+  const Outcome run = tessera(
+      {"run", "-n", "2", "--", "bash", "-c",
+       "hex() { od -An -v -tx1 | tr -d ' \\n'; };"
+       "echo secret $(hex < /proc/self/fd/$TESSERA_SECRET_FD);"
+       "echo seen $(cat /proc/$$/environ /proc/$$/cmdline /proc/$PPID/environ /proc/$PPID/cmdline"
+       " | hex)"});
+  EXPECT_EQ(run.status, 0) << run.err;
+  std::istringstream lines(run.out);
+  std::string secret;
+  std::vector<std::string> seen;
+  for (std::string rank, what, hex; lines >> rank >> what >> hex;) {
+    if (what == "seen") seen.push_back(hex);
+    if (what != "secret") continue;
+    EXPECT_TRUE(secret.empty() || secret == hex) << "the ranks share one";
+    secret = hex;
+  }
+  EXPECT_EQ(secret.size(), 64u) << run.out;
+  ASSERT_EQ(seen.size(), 2u);
+  for (const std::string& text : seen) {
+    EXPECT_GT(text.size(), 100u);
+    EXPECT_FALSE(contains(text, secret));
+  }
+}
+
 TEST_F(TorchProgram, RunReturnsTheStatusAndRefusesMistakes) {
+  const SecretFile secret, open_to_all;
+  ASSERT_EQ(::chmod(open_to_all.path().c_str(), 0644), 0);
   EXPECT_EQ(tessera({"run", "-n", "2", "--", "sh", "-c", "exit 9"}).status, 9);
   EXPECT_EQ(tessera({"run", "-n", "2", "--", "./no-such-program"}).status, 127);
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
@@ -112,6 +175,12 @@ TEST_F(TorchProgram, RunReturnsTheStatusAndRefusesMistakes) {
       {{"calibrate", "--ranks", "0"}, "got 0, wanted 1 to"},
       {{"run", "--", "true"}, "--ranks is required"},
       {{"run", "-n", "2", "--nodes", "2", "--", "true"}, "--master-addr"},
+      {{"run", "-n", "2", "--nodes", "2", "--master-addr", "127.0.0.1", "--", "true"},
+       "head -c 32 /dev/urandom > F && chmod 600 F"},
+      {{"run", "-n", "2", "--secret-file", open_to_all.path(), "--", "true"}, "has mode 0644"},
+      {{"run", "-n", "1", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1",
+        "--interface", "no-such", "--secret-file", secret.path(), "--", "true"},
+       "there is no network interface"},
       {{"run", "-n", "2", "--node-rank", "1", "--", "true"}, "--node-rank is 1"}};
   for (const auto& [arguments, expected] : cases) {
     const Outcome outcome = tessera(arguments);
@@ -119,6 +188,77 @@ TEST_F(TorchProgram, RunReturnsTheStatusAndRefusesMistakes) {
     EXPECT_EQ(outcome.out, "");
     EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
   }
+}
+
+// What a rank of any of these jobs does: meet the others and add.
+const std::vector<std::string> kBench = {
+    TESSERA_PROGRAM, "bench", "comm", "--ops", "all_reduce", "--sizes", "1KiB", "--repeat", "2"};
+
+std::string in_shell(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += "'" + word + "' ";
+  return text;
+}
+
+int free_port() {
+  const Fd fd(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof address;
+  EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return ntohs(address.sin_port);
+}
+
+Outcome shell(const std::string& script) {
+  Capture out, err;
+  const int status = execute({"/bin/sh", "-c", script}, out, err);
+  return {status, out.text(), err.text()};
+}
+
+TEST_F(TorchProgram, RanksOfTwoNodesMeetIfTheyHaveTheSameSecret) {
+  const SecretFile secret, other;
+  const auto node = [&](int rank, int port, const SecretFile& file) {
+    return in_shell({TESSERA_PROGRAM, "run", "-n", "1", "--nodes", "2", "--node-rank",
+                     std::to_string(rank), "--master-addr", "127.0.0.1", "--master-port",
+                     std::to_string(port), "--secret-file", file.path(), "--"}) +
+           in_shell(kBench);
+  };
+  int port = free_port();
+  const Outcome good = shell(node(1, port, secret) + "& " + node(0, port, secret) + "&& wait $!");
+  EXPECT_EQ(good.status, 0) << good.err;
+  EXPECT_TRUE(contains(good.out, "all_reduce")) << good.out;
+  port = free_port();
+  const Outcome bad =
+      shell(node(0, port, secret) + "& " + node(1, port, other) + "; kill $!; wait");
+  EXPECT_TRUE(contains(bad.err, "refuses rank 1")) << bad.err;
+}
+
+TEST_F(TorchProgram, RanksStartedByHandMeetAndUseAFileIfTheyAreTold) {
+  const SecretFile secret;
+  for (const std::string& more : {std::string(), "TESSERA_SECRET_FILE=" + secret.path() + " "}) {
+    const std::string common =
+        more + "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port()) +
+        " ";
+    const Outcome run = shell("RANK=1 " + common + in_shell(kBench) + "& RANK=0 " + common +
+                              in_shell(kBench) + "&& wait $!");
+    EXPECT_EQ(run.status, 0) << run.err;
+    EXPECT_TRUE(contains(run.out, "all_reduce")) << run.out;
+    EXPECT_FALSE(contains(run.err, "warning")) << run.err;
+  }
+  // Where nobody says that all are on this host, the lack of a secret is told, once.
+  const std::string common =
+      "WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 MASTER_ADDR=$(hostname) MASTER_PORT=" +
+      std::to_string(free_port()) + " TESSERA_INTERFACE=lo ";
+  if (shell("getent hosts $(hostname)").status != 0) {
+    GTEST_SKIP() << "the name of this machine means nothing here";
+  }
+  const Outcome open = shell("RANK=1 " + common + in_shell(kBench) + "& RANK=0 " + common +
+                             in_shell(kBench) + "&& wait $!");
+  EXPECT_EQ(open.status, 0) << open.err;
+  const std::string warning = "warning: the ranks are on several hosts and have no secret";
+  EXPECT_TRUE(contains(open.err, warning)) << open.err;
+  EXPECT_EQ(open.err.find(warning), open.err.rfind(warning));
 }
 
 TEST_F(TorchProgram, DoctorReportsInBothForms) {

@@ -18,9 +18,10 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/secret.h"
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/socket_peers.h"
-#include "tessera/comm/store.h"
+#include "tests/comm/file_store.h"
 
 namespace tessera::comm::testing {
 
@@ -74,7 +75,7 @@ class GpuRanks {
     int status = 0;
     try {
       auto store = make_file_store(folder_);
-      auto peers = connect_peers(*store, rank, ranks, {std::chrono::seconds(60)});
+      auto peers = connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_});
       std::vector<int> members;
       for (int r = 0; r < ranks; ++r) members.push_back(r);
       auto host = shm::make_backend(peers, members, "world", options);
@@ -89,6 +90,7 @@ class GpuRanks {
   }
 
   std::string folder_;
+  const std::string secret_ = random_secret();
   std::vector<pid_t> pids_;
 };
 

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <torch/types.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cstdlib>
 
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/c10d_store.h"
 #include "tessera/core/errors.h"
 
 namespace tessera::comm {
@@ -45,7 +47,13 @@ class Environment {
                                          "SLURM_NTASKS_PER_NODE",
                                          "SLURM_STEP_ID",
                                          "SLURM_STEP_NODELIST",
-                                         "SLURM_JOB_ID"};
+                                         "SLURM_JOB_ID",
+                                         "SLURM_NNODES",
+                                         "SLURM_STEP_NUM_NODES",
+                                         "TESSERA_STORE",
+                                         "TESSERA_SECRET_FD",
+                                         "TESSERA_SECRET_FILE",
+                                         "TESSERA_INTERFACE"};
 };
 
 std::string refusal() {
@@ -86,7 +94,60 @@ TEST(Launch, Torchrun) {
   EXPECT_EQ(launch.master_address, "head");
   EXPECT_EQ(launch.master_port, 29500);
   EXPECT_TRUE(launch.launcher_hosts_store);
+  EXPECT_TRUE(launch.c10d_store);
+  EXPECT_FALSE(launch.one_host);
   EXPECT_EQ(launch.run, "job/2");  // a restarted job does not read the notes of the one before
+}
+
+TEST(Launch, TesseraRunNamesItsOwnStore) {
+  const Variables base = {{"RANK", "1"},
+                          {"WORLD_SIZE", "4"},
+                          {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "head"},
+                          {"MASTER_PORT", "29500"},
+                          {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                          {"TESSERA_STORE", "192.0.2.1:29501"},
+                          {"TESSERA_SECRET_FD", "5"},
+                          {"TESSERA_INTERFACE", "eth1"}};
+  {
+    Environment ours(base);
+    const Launch launch = detect_launch();
+    EXPECT_TRUE(launch.launcher_hosts_store);
+    EXPECT_FALSE(launch.c10d_store);
+    EXPECT_EQ(launch.master_address, "192.0.2.1");
+    EXPECT_EQ(launch.master_port, 29501);
+    EXPECT_EQ(launch.secret_fd, 5);
+    EXPECT_EQ(launch.interface, "eth1");
+    EXPECT_FALSE(launch.one_host);
+  }
+  for (const char* text : {"host", ":80", "host:", "host:0", "host:65536", "host:8x", "host:-1"}) {
+    auto variables = base;
+    variables.emplace_back("TESSERA_STORE", text);
+    Environment wrong(variables);
+    EXPECT_NE(refusal().find("TESSERA_STORE"), std::string::npos) << text;
+  }
+  auto variables = base;
+  variables.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
+  Environment torchrun_below(variables);  // started by a rank of ours: its agent's store counts
+  EXPECT_EQ(detect_launch().master_address, "head");
+}
+
+TEST(Launch, RanksThatAreSurelyOnOneHostMeetAtItsLoopback) {
+  const Variables base = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}};
+  const std::vector<std::pair<Variables, bool>> cases = {
+      {{}, true},
+      {{{"MASTER_ADDR", "localhost"}}, true},
+      {{{"MASTER_ADDR", "head"}}, false},  // nobody said that the other is here
+      {{{"MASTER_ADDR", "head"}, {"LOCAL_WORLD_SIZE", "2"}}, true},
+      {{{"MASTER_ADDR", "head"}, {"LOCAL_WORLD_SIZE", "1"}}, false}};
+  for (const auto& [more, one_host] : cases) {
+    auto variables = base;
+    variables.insert(variables.end(), more.begin(), more.end());
+    Environment by_hand(variables);
+    const Launch launch = detect_launch();
+    EXPECT_EQ(launch.one_host, one_host);
+    EXPECT_EQ(launch.master_address, one_host ? "127.0.0.1" : "head");
+  }
 }
 
 TEST(Launch, Mpirun) {
@@ -99,6 +160,7 @@ TEST(Launch, Mpirun) {
   EXPECT_EQ(launch.rank, 2);
   EXPECT_EQ(launch.local_size, 2);
   EXPECT_EQ(launch.master_address, "");
+  EXPECT_FALSE(launch.one_host);
 }
 
 TEST(Launch, Srun) {
@@ -123,6 +185,27 @@ TEST(Launch, Srun) {
     EXPECT_GE(launch.master_port, 20000);
     EXPECT_LT(launch.master_port, 40000);
   }
+}
+
+// torchrun's agent hosts a store that anybody can write to.
+TEST(Launch, ValuesInAStoreOfC10dAreSealed) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  const auto open = connect_c10d_store("127.0.0.1", agent->getPort(), std::chrono::minutes(1));
+  const auto store = make_sealed_store(open, "a secret of the ranks");
+  store->set("peers/0", "true");
+  EXPECT_EQ(store->get("peers/0", std::chrono::minutes(1)), "true");
+  EXPECT_EQ(store->count("n"), 1);
+  agent->set("peers/1", std::vector<std::uint8_t>{'f', 'a', 'l', 's', 'e'});
+  EXPECT_THROW(store->get("peers/1", std::chrono::minutes(1)), DataError);
+  agent->set("large", std::vector<std::uint8_t>(kLongestValue + 1));
+  EXPECT_THROW(open->get("large", std::chrono::minutes(1)), DataError);
+  agent->set("counter", std::vector<std::uint8_t>{'x'});
+  EXPECT_THROW(store->count("counter"), Error);
+  EXPECT_THROW(store->get("absent", std::chrono::milliseconds(10)), Error);
 }
 
 TEST(Launch, NonsenseIsRefusedByName) {

@@ -15,8 +15,10 @@
 
 #include "tessera/comm/mpi/backend.h"
 #include "tessera/comm/mpi/runtime.h"
+#include "tessera/comm/secret.h"
+#include "tessera/comm/socket.h"
 #include "tessera/comm/socket_peers.h"
-#include "tessera/comm/store.h"
+#include "tests/comm/file_store.h"
 
 namespace tessera::comm::testing {
 
@@ -47,7 +49,12 @@ inline World join_world() {
   }
   folder = world.runtime->broadcast_string(folder, 0);
   const auto store = make_file_store(folder);
-  world.peers = connect_peers(*store, world.rank(), world.size());
+  PeersOptions options;
+  options.secret = world.runtime->broadcast_string(random_secret(), 0);
+  options.run = folder;
+  const std::vector<std::string> addresses = own_addresses();
+  if (!addresses.empty()) options.address = addresses.front();
+  world.peers = connect_peers(*store, world.rank(), world.size(), options);
   world.runtime->all_gather_strings("");  // all have read what they need
   if (world.rank() == 0) std::filesystem::remove_all(folder);
   world.options.timeout = std::chrono::seconds(30);

@@ -19,9 +19,10 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/secret.h"
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/socket_peers.h"
-#include "tessera/comm/store.h"
+#include "tests/comm/file_store.h"
 
 namespace tessera::comm::testing {
 
@@ -123,7 +124,7 @@ class Processes {
       prctl(PR_SET_PDEATHSIG, SIGKILL);        // not to outlive a test that was broken off
       std::filesystem::current_path(folder_);  // where its notes go
       auto store = make_file_store(folder_);
-      body(connect_peers(*store, rank, ranks, {std::chrono::seconds(60)}));
+      body(connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_}));
       return 0;
     } catch (const std::exception& error) {
       std::ofstream(file(rank, "error")) << error.what();
@@ -132,6 +133,7 @@ class Processes {
   }
 
   std::string folder_;
+  const std::string secret_ = random_secret();
   std::vector<pid_t> pids_;
   pid_t group_ = 0;
 };

@@ -1,0 +1,208 @@
+#include "tessera/comm/secret.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/socket.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The whole of a small file, whatever its offset is.
+std::string read_all(int fd, std::size_t bytes) {
+  std::string text(bytes, '\0');
+  std::size_t have = 0;
+  while (have < bytes) {
+    const ssize_t got = pread(fd, text.data() + have, bytes - have, static_cast<off_t>(have));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    have += static_cast<std::size_t>(got);
+  }
+  text.resize(have);
+  return text;
+}
+
+bool right_size(const struct stat& info) {
+  return S_ISREG(info.st_mode) && info.st_size >= static_cast<off_t>(kShortestSecret) &&
+         info.st_size <= static_cast<off_t>(kLongestSecret);
+}
+
+constexpr const char* kOtherWay =
+    "; or name a secret that all ranks can read: TESSERA_SECRET_FILE=path";
+
+}  // namespace
+
+std::string random_bytes(std::size_t bytes) {
+  std::string result(bytes, '\0');
+  std::size_t have = 0;
+  while (have < bytes) {
+    const ssize_t got = getrandom(result.data() + have, bytes - have, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) throw_errno("getrandom");
+    have += static_cast<std::size_t>(got);
+  }
+  return result;
+}
+
+std::string random_secret() { return random_bytes(kSecretBytes); }
+
+Fd secret_descriptor(const std::string& secret) {
+  const Fd made(memfd_create("tessera-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  // Above the standard ones, over which a child's are laid.
+  Fd fd(made.open() ? fcntl(made.get(), F_DUPFD_CLOEXEC, 3) : -1);
+  if (!fd.open() ||
+      pwrite(fd.get(), secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    throw_errno("cannot keep the job's secret in memory");
+  }
+  fchmod(fd.get(), 0400);
+  fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
+  return fd;
+}
+
+std::string read_secret_descriptor(int fd) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !right_size(info)) {
+    throw UsageError(str("TESSERA_SECRET_FD is ", fd,
+                         ", but no secret can be read from that descriptor; was it closed by a "
+                         "program between the launcher and this one? Let it pass descriptors on "
+                         "(Python: close_fds=False), or start with tessera run --secret-file F",
+                         kOtherWay));
+  }
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return read_all(fd, static_cast<std::size_t>(info.st_size));
+}
+
+std::string how_to_make_secret_file(const std::string& path) {
+  return str("head -c 32 /dev/urandom > ", path, " && chmod 600 ", path);
+}
+
+std::string read_secret_file(const std::string& path) {
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const auto refuse = [&](const std::string& why) -> std::string {
+    throw UsageError(str("the secret file ", quote(path), " ", why,
+                         "; make one with: ", how_to_make_secret_file(path)));
+  };
+  struct stat info {};
+  if (!fd.open() || fstat(fd.get(), &info) != 0) {
+    return refuse(str("cannot be read: ", std::strerror(errno)));
+  }
+  if (!S_ISREG(info.st_mode)) return refuse("is not a regular file");
+  if (info.st_uid != geteuid()) {
+    return refuse(str("belongs to user ", info.st_uid, ", wanted ", geteuid()));
+  }
+  if ((info.st_mode & 0177) != 0) {
+    char mode[8];
+    std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
+    return refuse(str("has mode ", mode, ", wanted 0600 or stricter"));
+  }
+  if (!right_size(info)) {
+    return refuse(
+        str("has ", info.st_size, " bytes, wanted ", kShortestSecret, " to ", kLongestSecret));
+  }
+  const std::string secret = read_all(fd.get(), static_cast<std::size_t>(info.st_size));
+  if (secret.size() < kShortestSecret) return refuse("became shorter while it was read");
+  return secret;
+}
+
+bool same_user(const Fd& socket) {
+  ucred other{};
+  socklen_t length = sizeof(other);
+  return getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 &&
+         other.uid == geteuid();
+}
+
+namespace {
+
+// Rank 0: hands the secret to every other rank once, side by side.
+std::string hand_out(const std::string& name, int size, Clock::time_point end) {
+  const std::string secret = random_secret();
+  const Fd listener = listen_unix(name, SOMAXCONN);
+  fcntl(listener.get(), F_SETFL, O_NONBLOCK);
+  std::map<int, Fd> served;  // by rank
+  std::vector<Fd> callers;   // whose rank is not known yet
+  while (static_cast<int>(served.size()) < size - 1) {
+    if (Clock::now() > end) {
+      std::vector<std::string> absent;
+      for (int r = 1; r < size; ++r) {
+        if (!served.contains(r)) absent.push_back(str(r));
+      }
+      throw PeerError(str("rank 0 waited in vain for rank ", join(absent, ", "),
+                          " to fetch the job's secret; did all ranks start, on this host and as "
+                          "this user? Otherwise name one: TESSERA_SECRET_FILE=path"));
+    }
+    std::vector<pollfd> polls{{listener.get(), POLLIN, 0}};
+    for (const Fd& caller : callers) polls.push_back({caller.get(), POLLIN, 0});
+    if (poll(polls.data(), polls.size(), 100) <= 0) continue;
+    std::vector<Fd> undecided;
+    for (std::size_t i = 0; i < callers.size(); ++i) {
+      if (polls[i + 1].revents == 0) {
+        undecided.push_back(std::move(callers[i]));
+        continue;
+      }
+      std::int32_t rank = -1;
+      const bool whole = recv(callers[i].get(), &rank, sizeof(rank), MSG_DONTWAIT) == sizeof(rank);
+      if (!whole || rank < 1 || rank >= size || served.contains(rank)) continue;
+      if (send_all(callers[i], secret.data(), secret.size())) {
+        served.emplace(rank, std::move(callers[i]));
+      }
+    }
+    callers = std::move(undecided);
+    Fd caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (caller.open() && same_user(caller)) callers.push_back(std::move(caller));
+  }
+  return secret;
+}
+
+std::string fetch(const std::string& name, int rank, Clock::time_point end) {
+  for (;;) {
+    const Fd socket = try_connect_unix(name);
+    if (socket.open()) {
+      if (!same_user(socket)) {
+        throw Error(
+            str("a process of another user listens where rank 0 of this job should; choose "
+                "another MASTER_PORT",
+                kOtherWay));
+      }
+      const std::int32_t own = rank;
+      std::string secret(kSecretBytes, '\0');
+      if (send_all(socket, &own, sizeof(own)) &&
+          receive_all(socket, secret.data(), secret.size(), end)) {
+        return secret;
+      }
+    }
+    if (Clock::now() > end) {
+      throw PeerError(
+          str("rank ", rank, " got no secret from rank 0 in time; did rank 0 start, on ",
+              "this host and as this user?", kOtherWay),
+          0);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // rank 0 has not come so far
+  }
+}
+
+}  // namespace
+
+std::string agree_on_secret(const std::string& name, int rank, int size,
+                            std::chrono::milliseconds timeout) {
+  const auto end = Clock::now() + timeout;
+  return rank == 0 ? hand_out(name, size, end) : fetch(name, rank, end);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,128 @@
+#include "tessera/comm/store_client.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "tessera/comm/handshake.h"
+#include "tessera/comm/socket.h"
+#include "tessera/comm/store_wire.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class StoreClient final : public Store {
+ public:
+  explicit StoreClient(const StoreClientOptions& options) : options_(options) { connect(); }
+
+  void set(const std::string& key, const std::string& value) override {
+    ask(StoreOp::set, key, value, options_.timeout);
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return ask(StoreOp::get, key, "", timeout);
+  }
+
+  std::int64_t count(const std::string& key) override {
+    const std::string text = ask(StoreOp::count, key, "", options_.timeout);
+    std::int64_t times = 0;
+    if (text.size() != sizeof(times)) {
+      throw DataError(str("the store at ", place(), " counts ", quote(key), " in ", text.size(),
+                          " bytes, wanted ", sizeof(times)));
+    }
+    std::memcpy(&times, text.data(), sizeof(times));
+    return times;
+  }
+
+ private:
+  std::string place() const {
+    return str(join(options_.addresses, " or "), " port ", options_.port);
+  }
+
+  // The server may not have started yet, and one that is flooded may drop us: so, again.
+  void connect() {
+    const Invitation invitation{Invitation::Purpose::store, options_.secret, options_.run,
+                                options_.size, -1};
+    const auto end = Clock::now() + options_.timeout;
+    std::string why;
+    for (;;) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+      try {
+        socket_ = connect_tcp(options_.addresses, static_cast<std::uint16_t>(options_.port),
+                              std::max(left, std::chrono::milliseconds(1)));
+        switch (greet(socket_, invitation, options_.rank, end)) {
+          case Greeted::yes: return;
+          case Greeted::closed: why = "it says nothing, or ends the connection"; break;
+          case Greeted::refused:
+            throw UsageError(str("the store at ", place(), " refuses rank ", options_.rank, " of ",
+                                 options_.size, ": it has another secret, or is that of another ",
+                                 "run; give all ranks the same secret"));
+          case Greeted::stranger:
+            throw UsageError(str("who answers at ", place(), " does not know the secret of this ",
+                                 "job; is the address of the store right?"));
+        }
+      } catch (const UsageError&) {
+        throw;
+      } catch (const Error& error) {
+        why = error.what();
+      }
+      socket_.reset();
+      if (Clock::now() > end) {
+        throw Error(str("rank ", options_.rank, " cannot reach the rendezvous store at ", place(),
+                        " within ", static_cast<double>(options_.timeout.count()) / 1000.0,
+                        " s; is rank 0, or the launcher, running? (", why, ")"));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+
+  std::string ask(StoreOp op, const std::string& key, const std::string& value,
+                  std::chrono::milliseconds timeout) {
+    if (key.empty() || key.size() > kLongestKey || value.size() > kLongestValue) {
+      throw UsageError(str("a key of ", key.size(), " bytes and a value of ", value.size(),
+                           " for the store; the longest are ", kLongestKey, " and ",
+                           kLongestValue));
+    }
+    if (!socket_.open()) connect();
+    const StoreRequest request{op, static_cast<std::uint32_t>(key.size()),
+                               static_cast<std::uint32_t>(value.size())};
+    std::string text(reinterpret_cast<const char*>(&request), sizeof(request));
+    text += key;
+    text += value;
+    const auto end = Clock::now() + timeout;
+    StoreAnswer header{};
+    std::string answer;
+    bool whole = send_all(socket_, text.data(), text.size()) &&
+                 receive_all(socket_, &header, sizeof(header), end) &&
+                 header.bytes <= kLongestValue;
+    if (whole) {
+      answer.resize(header.bytes);
+      whole = receive_all(socket_, answer.data(), answer.size(), end);
+    }
+    if (whole && header.good == 1) return answer;
+    socket_.reset();  // a late answer would be taken for that of the next question
+    if (whole) throw Error(str("the store at ", place(), " refuses ", quote(key), ": ", answer));
+    if (op == StoreOp::get && Clock::now() > end) {
+      throw Error(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
+                      static_cast<double>(timeout.count()) / 1000.0, " s; did all ranks start?"));
+    }
+    throw Error(str("the store at ", place(), " ended the connection while rank ", options_.rank,
+                    " asked for ", quote(key), "; did rank 0, or the launcher, end?"));
+  }
+
+  const StoreClientOptions options_;
+  Fd socket_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> connect_store(const StoreClientOptions& options) {
+  return std::make_shared<StoreClient>(options);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,243 @@
+// The store that a launcher hosts, and who gets something from it.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "tessera/comm/handshake.h"
+#include "tessera/comm/store_client.h"
+#include "tessera/comm/store_server.h"
+#include "tessera/comm/store_wire.h"
+#include "tests/comm/strangers.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace testing;
+
+struct Job {
+  explicit Job(int ranks, std::size_t most_bytes = 1 << 20)
+      : size(ranks), server({"127.0.0.1", 0, secret, "run", ranks, most_bytes}) {}
+
+  StoreClientOptions client(int rank) const {
+    return {{"127.0.0.1"}, server.port(), secret, "run", rank, size, kHang};
+  }
+  Fd call() const {
+    return connect_tcp({"127.0.0.1"}, static_cast<std::uint16_t>(server.port()), kHang);
+  }
+  // A connection that has proved itself, over which the test can say what it wants.
+  Fd member() const {
+    Fd socket = call();
+    EXPECT_EQ(greet(socket, {Invitation::Purpose::store, secret, "run", size, -1}, 0, hang()),
+              Greeted::yes);
+    return socket;
+  }
+
+  const int size;
+  const std::string secret = random_secret();
+  StoreServer server;
+};
+
+std::string request(StoreOp op, std::uint32_t key_bytes, std::uint32_t value_bytes,
+                    const std::string& text) {
+  const StoreRequest header{op, key_bytes, value_bytes};
+  return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + text;
+}
+
+TEST(Store, KeepsCountsAndWaits) {
+  const Job job(2);
+  const auto a = connect_store(job.client(0));
+  const auto b = connect_store(job.client(1));
+  auto waiting = std::async(std::launch::async, [&] { return b->get("later", kHang); });
+  const std::string bytes("\0\n\xff value", 9);
+  a->set("key", bytes);
+  EXPECT_EQ(a->get("key", kHang), bytes);
+  EXPECT_EQ(a->count("n"), 1);
+  EXPECT_EQ(a->count("n"), 2);
+  EXPECT_EQ(a->count("m"), 1);
+  a->set("empty", "");
+  EXPECT_EQ(a->get("empty", kHang), "");
+  const std::string large(kLongestValue, 'x');
+  a->set("later", large);
+  EXPECT_EQ(waiting.get(), large);
+  EXPECT_EQ(b->count("n"), 3);
+}
+
+TEST(Store, AKeyThatDoesNotComeIsNamedAndTheStoreStaysUsable) {
+  const Job job(1);
+  const auto store = connect_store(job.client(0));
+  const std::string text = message_of<Error>([&] { store->get("peers/7", 20ms); });
+  EXPECT_TRUE(contains(text, "\"peers/7\"")) << text;
+  store->set("peers/7", "x");
+  EXPECT_EQ(store->get("peers/7", kHang), "x");
+}
+
+TEST(Store, WhoHasAnotherSecretRunOrSizeIsRefused) {
+  const Job job(2);
+  std::vector<StoreClientOptions> others(3, job.client(1));
+  others[0].secret = random_secret();
+  others[1].run = "another run";
+  others[2].size = 3;
+  for (const auto& options : others) {
+    const std::string text = message_of<UsageError>([&] { connect_store(options); });
+    EXPECT_TRUE(contains(text, "refuses rank 1")) << text;
+  }
+  EXPECT_EQ(connect_store(job.client(1))->count("n"), 1);
+}
+
+TEST(Store, TheClientKnowsAFalseServer) {
+  const Job job(2);
+  std::uint16_t port = 0;
+  const Fd listener = listen_tcp("127.0.0.1", port);
+  StoreClientOptions options = job.client(1);
+  options.port = port;
+  auto client = std::async(std::launch::async, [&] { return connect_store(options); });
+  const Fd socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const Challenge challenge = make_challenge();
+  send_all(socket, &challenge, sizeof(challenge));
+  Reply reply{};
+  EXPECT_TRUE(receive_all(socket, &reply, sizeof(reply), hang()));
+  const Verdict welcome{1, reply.proof};
+  send_all(socket, &welcome, sizeof(welcome));
+  const std::string text = message_of<UsageError>([&] { client.get(); });
+  EXPECT_TRUE(contains(text, "does not know the secret")) << text;
+}
+
+TEST(Store, NothingIsReadOrWrittenWithoutAProof) {
+  const Job job(1);
+  const auto store = connect_store(job.client(0));
+  store->set("known", "value");
+  for (const std::string& text :
+       {request(StoreOp::set, 3, 5, "keyvalue"), request(StoreOp::get, 5, 0, "known"),
+        std::string(100'000, '\1'), std::string(1, '\0')}) {
+    const Fd stranger = job.call();
+    send_all(stranger, text.data(), text.size());
+    shutdown(stranger.get(), SHUT_WR);
+    std::string heard;
+    char buffer[4096];
+    for (ssize_t got = 0; (got = recv(stranger.get(), buffer, sizeof(buffer), 0)) > 0;) {
+      heard.append(buffer, static_cast<std::size_t>(got));
+    }
+    EXPECT_LE(heard.size(), sizeof(Challenge) + sizeof(Verdict));
+    EXPECT_FALSE(contains(heard, "value"));
+  }
+  message_of<Error>([&] { store->get("key", 1ms); });
+  EXPECT_EQ(store->get("known", kHang), "value");
+}
+
+TEST(Store, WhatIsTooLongIsRefusedBeforeItIsTaken) {
+  const Job job(1);
+  const std::vector<std::string> requests = {request(StoreOp::set, 1, 0xffffffffu, ""),
+                                             request(StoreOp::set, kLongestKey + 1, 1, ""),
+                                             request(StoreOp::set, 1, kLongestValue + 1, ""),
+                                             request(StoreOp::get, 1, 1, ""),
+                                             request(StoreOp::get, 0, 0, ""),
+                                             request(static_cast<StoreOp>(9), 1, 0, "")};
+  for (const std::string& text : requests) {
+    const Fd socket = job.member();
+    EXPECT_TRUE(send_all(socket, text.data(), text.size()));
+    StoreAnswer answer{1, 0};
+    EXPECT_TRUE(receive_all(socket, &answer, sizeof(answer), hang()));
+    EXPECT_EQ(answer.good, 0u);
+    EXPECT_TRUE(wait_until([&] { return is_closed(socket); }));
+  }
+  const auto store = connect_store(job.client(0));
+  message_of<UsageError>([&] { store->set("k", std::string(kLongestValue + 1, 'x')); });
+  message_of<UsageError>([&] { store->set(std::string(kLongestKey + 1, 'k'), "x"); });
+  store->set(std::string(kLongestKey, 'k'), std::string(kLongestValue, 'x'));
+  EXPECT_EQ(store->get(std::string(kLongestKey, 'k'), kHang).size(), kLongestValue);
+}
+
+TEST(Store, HoldsNoMoreThanItsLimit) {
+  const Job job(1, 300'000);
+  const auto store = connect_store(job.client(0));
+  const std::string value(60'000, 'x');
+  int kept = 0;
+  const std::string text = message_of<Error>([&] {
+    for (; kept < 100; ++kept) store->set("key " + std::to_string(kept), value);
+  });
+  EXPECT_TRUE(contains(text, "full")) << text;
+  EXPECT_EQ(kept, 4);
+  for (int i = 0; i < 100; ++i) store->set("key 0", value);  // in place of the old one
+  message_of<Error>([&] {
+    for (int i = 0; i < 10'000; ++i) store->count("count " + std::to_string(i));
+  });
+  EXPECT_EQ(store->get("key 3", kHang), value);
+}
+
+TEST(Store, ListensAtItsAddressOnlyAndLetsGoOfThePort) {
+  Job job(2);
+  const auto a = connect_store(job.client(0));
+  EXPECT_TRUE(contains(message_of<Error>([&] {
+                         connect_tcp({"127.0.0.2"}, static_cast<std::uint16_t>(job.server.port()),
+                                     1s);
+                       }),
+                       "no connection"));
+  job.server.stop_listening();
+  a->set("still", "served");
+  EXPECT_EQ(a->get("still", kHang), "served");
+  const StoreServer next({"127.0.0.1", job.server.port(), job.secret, "run", 2});
+  EXPECT_EQ(connect_store(job.client(1))->count("fresh"), 1);
+}
+
+// Ranks that write and read in turn, while strangers call ten thousand times and talk nonsense.
+TEST(Store, TenThousandStrangersChangeNothing) {
+  constexpr int kRanks = 3, kStrangers = 10'000, kOpen = 200;
+  const Job job(kRanks);
+  std::atomic<bool> over{false};
+  std::vector<std::future<std::int64_t>> ranks;
+  for (int r = 0; r < kRanks; ++r) {
+    ranks.push_back(std::async(std::launch::async, [&, r] {
+      const auto store = connect_store(job.client(r));
+      std::int64_t sum = 0;
+      for (int step = 0; step < 50 || !over.load(); ++step) {
+        const std::string key = std::to_string(step % 50) + "/";
+        store->set(key + std::to_string(r), std::to_string(step % 50 * 10 + r));
+        std::int64_t all = 0;
+        for (int o = 0; o < kRanks; ++o) {
+          all += std::stoll(store->get(key + std::to_string(o), kHang));
+        }
+        if (step < 50) sum += all;
+        if (all != step % 50 * 10 * kRanks + 3) throw Error("another sum");
+      }
+      return sum;
+    }));
+  }
+  std::vector<Fd> open(kOpen);
+  for (int i = 0; i < kStrangers; ++i) {
+    Fd stranger = job.call();
+    if (i % 2 == 0) {
+      const std::string garbage(static_cast<std::size_t>(1 + i % 300), static_cast<char>(i));
+      send(stranger.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    const linger reset{1, 0};  // leaves no port behind that waits
+    setsockopt(stranger.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    open[static_cast<std::size_t>(i % kOpen)] = std::move(stranger);
+  }
+  over.store(true);
+  for (auto& rank : ranks) EXPECT_EQ(rank.get(), 50 * 49 / 2 * 10 * kRanks + 3 * 50);
+}
+
+TEST(SealedStore, ValuesOfOthersAreNotBelieved) {
+  auto open = std::make_shared<MemoryStore>();
+  const std::string secret = random_secret();
+  const auto store = make_sealed_store(open, secret);
+  store->set("key", "value");
+  EXPECT_EQ(store->get("key", kHang), "value");
+  store->set("empty", "");
+  EXPECT_EQ(store->get("empty", kHang), "");
+  open->set("moved", open->get("key", kHang));
+  open->set("short", "x");
+  open->set("none", "");
+  std::string changed = open->get("key", kHang);
+  changed.back() ^= 1;
+  open->set("changed", changed);
+  make_sealed_store(open, random_secret())->set("forged", "value");
+  for (const char* key : {"moved", "short", "none", "changed", "forged"}) {
+    const std::string text = message_of<DataError>([&] { store->get(key, kHang); });
+    EXPECT_TRUE(contains(text, key)) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm

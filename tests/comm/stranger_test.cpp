@@ -1,0 +1,255 @@
+// Who does not belong to a job does not come in, and does not keep it from starting.
+
+#include <gtest/gtest.h>
+
+#include "tessera/comm/handshake.h"
+#include "tests/comm/strangers.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace testing;
+
+PeersOptions options_with(const std::string& secret) {
+  PeersOptions options;
+  options.timeout = kHang;
+  options.secret = secret;
+  options.run = "run";
+  return options;
+}
+
+// The ranks of a whole job have met; they share memory, which only they see.
+void expect_complete(std::vector<std::future<std::shared_ptr<Peers>>> ranks) {
+  std::vector<std::shared_ptr<Peers>> peers;
+  for (auto& rank : ranks) peers.push_back(rank.get());
+  std::vector<int> members;
+  for (std::size_t r = 0; r < peers.size(); ++r) members.push_back(static_cast<int>(r));
+  const auto segment = peers[0]->share("world", members, 4096, kHang);
+  segment->data()[7] = std::byte{42};
+  for (std::size_t r = 1; r < peers.size(); ++r) {
+    EXPECT_EQ(peers[r]->share("world", members, 4096, kHang)->data()[7], std::byte{42});
+    EXPECT_EQ(peers[0]->state(static_cast<int>(r)), PeerState::alive);
+  }
+}
+
+// Takes whatever comes until the end; true if a descriptor was among it.
+bool was_given_memory(const Fd& socket) {
+  for (;;) {
+    char buffer[256];
+    iovec part{buffer, sizeof(buffer)};
+    alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t got = recvmsg(socket.get(), &message, 0);
+    if (got > 0 && CMSG_FIRSTHDR(&message) != nullptr) return true;
+    if (got <= 0) return false;
+  }
+}
+
+TEST(Stranger, WhoKnowsEveryNameGetsNeitherASeatNorMemory) {
+  const PeersOptions options = options_with(random_secret());
+  MemoryStore store;  // which the stranger can read as well
+  std::vector<std::future<std::shared_ptr<Peers>>> ranks;
+  ranks.push_back(start_rank(store, 0, 2, options));
+  const std::string name = socket_name(store, 0);
+  std::vector<Fd> strangers;
+  // The name as the proof, and rank 1 as the seat.
+  strangers.push_back(call_unix(name));
+  const std::string token = name.substr(8) + std::string("\1\0\0\0", 4);
+  EXPECT_TRUE(send_all(strangers.back(), token.data(), token.size()));
+  // Garbage, as long as an answer to the challenge, and longer.
+  for (const std::size_t bytes : {sizeof(Reply), std::size_t{5000}}) {
+    strangers.push_back(call_unix(name));
+    const std::string garbage(bytes, '\1');
+    EXPECT_TRUE(send_all(strangers.back(), garbage.data(), garbage.size()));
+  }
+  // The right words with a guessed secret.
+  const Invitation guess{Invitation::Purpose::peer, name, "run", 2, 0};
+  const Fd guesser = call_unix(name);
+  EXPECT_EQ(greet(guesser, guess, 1, hang()), Greeted::refused);
+  ranks.push_back(start_rank(store, 1, 2, options));
+  expect_complete(std::move(ranks));
+  for (const Fd& stranger : strangers) EXPECT_FALSE(was_given_memory(stranger));
+}
+
+TEST(Stranger, ARankWithAnotherSecretIsToldAndTheOthersGoOn) {
+  const PeersOptions options = options_with(random_secret());
+  MemoryStore store;
+  std::vector<std::future<std::shared_ptr<Peers>>> ranks;
+  ranks.push_back(start_rank(store, 0, 2, options));
+  auto wrong = start_rank(store, 1, 2, options_with(random_secret()));
+  const std::string text = message_of<PeerError>([&] { wrong.get(); });
+  EXPECT_TRUE(contains(text, "rank 0 and rank 1 do not have the same secret")) << text;
+  ranks.push_back(start_rank(store, 1, 2, options));
+  expect_complete(std::move(ranks));
+}
+
+// Somebody listened in rank 0's place, noted what rank 1 said, and says it to the true rank 0.
+TEST(Stranger, AReplayedHandshakeIsRefused) {
+  const PeersOptions options = options_with(random_secret());
+  Reply overheard{};
+  {
+    MemoryStore store;
+    const std::string token = random_token();
+    const Fd false_rank = listen_unix("tessera-" + token, 4);
+    store.set("peers/0", token + " " + host_key());
+    auto rank = start_rank(store, 1, 2, options);
+    const Fd socket(accept4(false_rank.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const Challenge challenge = make_challenge();
+    EXPECT_TRUE(send_all(socket, &challenge, sizeof(challenge)));
+    EXPECT_TRUE(receive_all(socket, &overheard, sizeof(overheard), hang()));
+    Verdict verdict{1, overheard.proof};
+    EXPECT_TRUE(send_all(socket, &verdict, sizeof(verdict)));
+    message_of<PeerError>([&] { rank.get(); });  // it notices that this is not rank 0
+  }
+  MemoryStore store;
+  std::vector<std::future<std::shared_ptr<Peers>>> ranks;
+  ranks.push_back(start_rank(store, 0, 2, options));
+  const Fd socket = call_unix(socket_name(store, 0));
+  Challenge challenge{};
+  EXPECT_TRUE(receive_all(socket, &challenge, sizeof(challenge), hang()));
+  EXPECT_TRUE(send_all(socket, &overheard, sizeof(overheard)));
+  Verdict verdict{1, {}};
+  EXPECT_TRUE(receive_all(socket, &verdict, sizeof(verdict), hang()));
+  EXPECT_EQ(verdict.welcome, 0u);
+  ranks.push_back(start_rank(store, 1, 2, options));
+  expect_complete(std::move(ranks));
+}
+
+// Even with the right secret: memory is for processes of one user.
+TEST(Stranger, AnotherUserIsTurnedAwayAtOnce) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  const PeersOptions options = options_with(random_secret());
+  MemoryStore store;
+  std::vector<std::future<std::shared_ptr<Peers>>> ranks;
+  ranks.push_back(start_rank(store, 0, 2, options));
+  const std::string name = socket_name(store, 0);
+  const Invitation ours{Invitation::Purpose::peer, options.secret, "run", 2, 0};
+  const int greeted = as_nobody([&] {
+    const Fd socket = call_unix(name);
+    return static_cast<int>(greet(socket, ours, 1, hang()));
+  });
+  EXPECT_EQ(greeted, static_cast<int>(Greeted::closed));
+  ranks.push_back(start_rank(store, 1, 2, options));
+  expect_complete(std::move(ranks));
+}
+
+TEST(Stranger, TwentySilentConnectionsDoNotKeepTheJobFromStarting) {
+  const PeersOptions options = options_with(random_secret());
+  MemoryStore store;
+  std::vector<std::future<std::shared_ptr<Peers>>> ranks;
+  std::vector<Fd> silent;  // all of them open until the job has started
+  for (int r = 0; r < 2; ++r) {
+    ranks.push_back(start_rank(store, r, 3, options));
+    for (int i = 0; i < 20; ++i) silent.push_back(call_unix(socket_name(store, r)));
+  }
+  ranks.push_back(start_rank(store, 2, 3, options));
+  expect_complete(std::move(ranks));
+}
+
+// An authentic connection of rank 1 to rank 0, over which the test can say what it wants.
+struct RawRank {
+  explicit RawRank(const PeersOptions& options) {
+    store.set("peers/1", std::string(32, '0') + " " + host_key());
+    auto rank = start_rank(store, 0, 2, options);
+    socket = call_unix(socket_name(store, 0));
+    const Invitation ours{Invitation::Purpose::peer, options.secret, options.run, 2, 0};
+    EXPECT_EQ(greet(socket, ours, 1, hang()), Greeted::yes);
+    peers = rank.get();
+  }
+  MemoryStore store;
+  Fd socket;
+  std::shared_ptr<Peers> peers;
+};
+
+TEST(Frames, OneThatIsTooLongEndsTheConnection) {
+  RawRank raw(options_with(random_secret()));
+  const std::uint32_t frame[2] = {2, 0xffffffffu};
+  EXPECT_TRUE(send_all(raw.socket, frame, sizeof(frame)));
+  EXPECT_TRUE(wait_until([&] { return raw.peers->state(1) == PeerState::dead; }));
+}
+
+TEST(Frames, AFailureThatTellsMuchStillArrives) {
+  const PeersOptions options = options_with(random_secret());
+  MemoryStore store;
+  auto first = start_rank(store, 0, 2, options);
+  auto second = start_rank(store, 1, 2, options);
+  const auto teller = first.get();
+  const auto hearer = second.get();
+  teller->report({Failure::Kind::peer, 0, 0, std::string(1'000'000, 'x')});
+  EXPECT_TRUE(wait_until([&] { return hearer->failure().has_value(); }));
+  EXPECT_TRUE(contains(hearer->failure()->text, "xxx"));
+}
+
+TEST(Notes, OfARankAreBelievedOnlyInTheirForm) {
+  const std::vector<std::string> bad = {"",
+                                        "short",
+                                        std::string(32, 'a'),
+                                        std::string(32, 'a') + " ",
+                                        std::string(32, 'A') + " host",
+                                        std::string(33, 'a') + " host",
+                                        std::string("\0\xff", 2) + std::string(100, '\n'),
+                                        std::string(32, 'a') + " " + std::string(1 << 20, 'h')};
+  for (const std::string& text : bad) {
+    MemoryStore store;
+    store.set("peers/1", text);
+    const std::string said =
+        message_of<DataError>([&] { connect_peers(store, 0, 2, options_with("s")); });
+    EXPECT_TRUE(contains(said, "rank 1 left")) << said;
+    EXPECT_TRUE(contains(said, "\"peers/1\"")) << said;
+    EXPECT_LT(said.size(), 1000u);
+  }
+}
+
+TEST(Notes, OfWhereARankListensAreBelievedOnlyInTheirForm) {
+  for (const char* text :
+       {"", "80", "80 ", "0 127.0.0.1", "65536 127.0.0.1", "-1 127.0.0.1", "80 nonsense",
+        " 80 127.0.0.1", "80 127.0.0.1 x", "80x 127.0.0.1", "99999999999999999999 ::1"}) {
+    MemoryStore store;
+    store.set("peers/0", std::string(32, 'a') + " another host");
+    store.set("peers/tcp/0", text);
+    PeersOptions options = options_with("s");
+    options.address = "127.0.0.1";
+    const std::string said = message_of<DataError>([&] { connect_peers(store, 1, 2, options); });
+    EXPECT_TRUE(contains(said, "rank 0 left")) << said;
+    EXPECT_TRUE(contains(said, "\"peers/tcp/0\"")) << said;
+  }
+}
+
+// Ranks that believe to be on two hosts meet over TCP, and only at the address they were given.
+TEST(Notes, RanksOfOtherHostsMeetOverTcpAtTheGivenAddressOnly) {
+  class TwoHosts final : public Store {  // every rank tells the truth about itself alone
+   public:
+    TwoHosts(Store& store, int rank) : store_(store), rank_(rank) {}
+    void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+    std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+      const std::string value = store_.get(key, timeout);
+      const bool own = key == "peers/" + std::to_string(rank_);
+      return key.starts_with("peers/tcp/") || own ? value : value + "-elsewhere";
+    }
+    std::int64_t count(const std::string& key) override { return store_.count(key); }
+
+   private:
+    Store& store_;
+    const int rank_;
+  };
+  MemoryStore store;
+  TwoHosts left(store, 0), right(store, 1);
+  PeersOptions options = options_with(random_secret());
+  options.address = "127.0.0.1";
+  auto first = start_rank(left, 0, 2, options);
+  auto second = start_rank(right, 1, 2, options);
+  const auto a = first.get();
+  const auto b = second.get();
+  EXPECT_FALSE(a->same_host(1));
+  EXPECT_TRUE(store.get("peers/tcp/0", kHang).ends_with(" 127.0.0.1"));
+  b->report({Failure::Kind::peer, 1, 1, "over TCP"});
+  EXPECT_TRUE(wait_until([&] { return a->failure().has_value(); }));
+  EXPECT_EQ(a->failure()->text, "over TCP");
+}
+
+}  // namespace
+}  // namespace tessera::comm
