@@ -187,7 +187,7 @@ class SocketPeers final : public Peers {
 
   void wake() noexcept {
     const std::uint64_t one = 1;
-    while (write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) continue;
+    while (::write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) continue;
   }
 
   void set_state(int rank, PeerState state) {
@@ -233,7 +233,7 @@ class SocketPeers final : public Peers {
       }
       if (items[0].revents != 0) {
         std::uint64_t count = 0;
-        while (read(wake_.get(), &count, sizeof(count)) < 0 && errno == EINTR) continue;
+        while (::read(wake_.get(), &count, sizeof(count)) < 0 && errno == EINTR) continue;
         if (stopping_.load()) return;
       }
       bool refused = false;  // perhaps for want of something else than room: not again at once

@@ -84,13 +84,13 @@ class StoreServer::Service {
     std::lock_guard lock(mutex_);
     wish_ = wish;
     const std::uint64_t ring = 1;
-    if (write(wake_.get(), &ring, sizeof(ring)) < 0) std::terminate();
+    if (::write(wake_.get(), &ring, sizeof(ring)) < 0) std::terminate();
   }
 
   // False when the service has to end.
   bool fulfil_wish() {
     std::uint64_t rings = 0;
-    if (read(wake_.get(), &rings, sizeof(rings)) < 0) return true;
+    if (::read(wake_.get(), &rings, sizeof(rings)) < 0) return true;
     std::lock_guard lock(mutex_);
     if (wish_ == Wish::end) return false;
     if (wish_ == Wish::close && !closed_) {
