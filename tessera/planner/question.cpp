@@ -161,8 +161,9 @@ Question settle(Question q) {
   settle_mesh(q);
   settle_model(q);
   sharding_of_stage(q.zero);
-  if (!(q.bucket_bytes > 0 && q.bucket_bytes < 1e15)) {
-    throw UsageError(str("--bucket-size: got ", q.bucket_bytes, " bytes, wanted more than 0"));
+  if (!(q.bucket_bytes >= 0 && q.bucket_bytes < 1e15)) {
+    throw UsageError(str("--bucket-size: got ", q.bucket_bytes,
+                         " bytes, wanted some, or 0 for what suits the model"));
   }
   settle_batch(q);
   settle_schedule(q);
