@@ -2,7 +2,7 @@
 // it.
 //   build/bin/tensor_parallel_block
 //   build/bin/tessera run -n 4 -- build/bin/tensor_parallel_block
-// Prints the same losses on any number of ranks that divides the heads.
+// Prints the same losses, within rounding, on any number of ranks that divides the heads.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -50,6 +50,6 @@ int main() {
     const at::Tensor loss = torch::mse_loss(block(x), x.flip(2));
     loss.backward();
     optimizer.step();
-    if (world.rank() == 0) std::printf("step %d  loss %.4f\n", step, loss.item<float>());
+    if (world.rank() == 0) std::printf("step %d  loss %.6f\n", step, loss.item<float>());
   }
 }

@@ -111,6 +111,5 @@ CategoryScope::~CategoryScope() { thread_state().category = previous_; }
 MemoryCategory current_category() { return thread_state().category; }
 
 CacheCounts cache_counts() { return cache().counts(); }
-void release_cached() { cache().release_cached(); }
 
 }  // namespace tessera::memory

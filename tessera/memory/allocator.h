@@ -47,7 +47,5 @@ constexpr std::int64_t charged_bytes(std::int64_t bytes) { return (bytes + 63) /
 
 // The cache below the allocator, see [Note: block cache].
 CacheCounts cache_counts();
-inline std::int64_t cached_bytes() { return cache_counts().cached; }
-void release_cached();
 
 }  // namespace tessera::memory

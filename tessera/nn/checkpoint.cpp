@@ -159,6 +159,10 @@ std::string_view name(Checkpointing mode) {
 std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
                                            std::vector<at::Tensor> inputs, const void* segment) {
   if (mode == Checkpointing::none || !at::GradMode::is_enabled()) return f(std::move(inputs));
+  // A selective segment around this one keeps these products already, and awaits them again.
+  if (mode == Checkpointing::selective && Recorder::current() != nullptr) {
+    return f(std::move(inputs));
+  }
   auto state = c10::make_intrusive<Segment>();
   state->f = std::move(f);
   state->name = segment;
@@ -172,9 +176,13 @@ std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
 int recompute_depth() { return where.depth; }
 const void* recompute_segment() { return where.segment; }
 
-std::vector<at::Tensor> keep_in_selective(const std::function<std::vector<at::Tensor>()>& compute) {
+std::vector<at::Tensor> keep_in_selective(const char* name, at::TensorList operands,
+                                          const std::function<std::vector<at::Tensor>()>& compute) {
   Recorder* recorder = Recorder::current();
-  return recorder == nullptr ? compute() : recorder->results(compute);
+  if (recorder == nullptr) return compute();
+  Recorder::Call call{name, {}};
+  for (const at::Tensor& operand : operands) call.add(operand);
+  return recorder->results(std::move(call), compute);
 }
 
 }  // namespace tessera::nn

@@ -75,7 +75,9 @@ int recompute_depth();
 const void* recompute_segment();
 
 // For kernels that are matrix products but not of ATen, inside a selective segment: the first time
-// `compute` runs and its results are kept, in the recomputation they come back.
-std::vector<at::Tensor> keep_in_selective(const std::function<std::vector<at::Tensor>()>& compute);
+// `compute` runs and its results are kept, in the recomputation they come back. `name` (a literal)
+// and `operands` are what the recomputation is checked by.
+std::vector<at::Tensor> keep_in_selective(const char* name, at::TensorList operands,
+                                          const std::function<std::vector<at::Tensor>()>& compute);
 
 }  // namespace tessera::nn

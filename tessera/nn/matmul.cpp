@@ -126,7 +126,7 @@ at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::
   if (!beats_aten(a)) {
     return bias.defined() ? at::addmm(bias.to(a.scalar_type()), a, w.t()) : at::mm(a, w.t());
   }
-  return keep_in_selective([&]() -> std::vector<at::Tensor> {
+  return keep_in_selective("a · wᵀ", {a, w, bias}, [&]() -> std::vector<at::Tensor> {
     TransposedProduct product(a.size(0), w, bias);
     product.multiply(0, a);
     return {product.result()};

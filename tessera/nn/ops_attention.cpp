@@ -258,8 +258,8 @@ namespace {
 struct Attention : public torch::autograd::Function<Attention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads) {
     const at::Tensor x = qkv.contiguous();
-    const auto results =
-        keep_in_selective([&] { return attention_forward(x, heads, gathers_heads(x)); });
+    const auto results = keep_in_selective(
+        "attention", {x}, [&] { return attention_forward(x, heads, gathers_heads(x)); });
     ctx->save_for_backward({x, results[1]});
     ctx->saved_data["heads"] = heads;
     return results[0];

@@ -1,13 +1,13 @@
 #include "tessera/nn/recorder.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/alias.h>
+#include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
-#include <string_view>
+#include <optional>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -16,30 +16,42 @@
 namespace tessera::nn {
 namespace {
 
-// Reserved by torch, unused by it in C++ programs, and directly below autograd.
-constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
+// [Note: dispatch keys] Torch 2.11 to 2.13 give the observing key no kernel and no fallback; only a
+// test program of torch's own does. A process has one fallback for each key, so if another library
+// has taken it before us, selective segments are refused, and nothing else is.
+constexpr c10::DispatchKey kObserving = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// For kernels from outside torch, below autograd and above the devices. Torch has none there, and
+// others have them for random numbers only. Never on by itself: see answer().
+constexpr c10::DispatchKey kAnswering = c10::DispatchKey::CustomRNGKeyId;
+
+constexpr std::array<const char*, 10> kProducts = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::convolution",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_addmm_activation"};
 
 thread_local Recorder* active = nullptr;
+// What the answering kernel returns to this thread.
+thread_local std::optional<std::vector<c10::IValue>> to_answer;
 
-bool is_product(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 10> kProducts = {
-      "aten::mm",
-      "aten::addmm",
-      "aten::bmm",
-      "aten::baddbmm",
-      "aten::convolution",
-      "aten::_scaled_dot_product_flash_attention_for_cpu",
-      "aten::_scaled_dot_product_flash_attention",
-      "aten::_scaled_dot_product_efficient_attention",
-      "aten::_scaled_dot_product_cudnn_attention",
-      "aten::_addmm_activation"};
+// While it lives, this thread is in no selective segment.
+struct Outside {
+  Recorder* const outer = std::exchange(active, nullptr);
+  ~Outside() { active = outer; }
+};
+
+// The name of a product, from the list above; null for any other operator.
+const char* product_name(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
-  return name.overload_name.empty() &&
-         std::find(kProducts.begin(), kProducts.end(), name.name) != kProducts.end();
-}
-
-void pass_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  if (!name.overload_name.empty()) return nullptr;
+  const auto found = std::find(kProducts.begin(), kProducts.end(), std::string_view(name.name));
+  return found == kProducts.end() ? nullptr : *found;
 }
 
 void protect_arguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
@@ -55,66 +67,130 @@ void protect_arguments(const c10::FunctionSchema& schema, const torch::jit::Stac
   }
 }
 
-// What the fallback does to every operator that a selective segment calls.
-void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  if (active == nullptr) return pass_on(op, keys, stack);
-  const std::size_t arguments = op.schema().arguments().size();
-  if (!is_product(op)) {
-    if (op.schema().is_mutable()) protect_arguments(op.schema(), *stack);
-    return pass_on(op, keys, stack);
+// Does this call come back to the dispatcher as other calls, above autograd? An operator that is
+// made of others does, and so does one that a mode above autograd (autocast) takes first.
+bool is_taken_apart(const c10::OperatorHandle& op, c10::DispatchKeySet below) {
+  return below.highestFunctionalityKey() > c10::DispatchKey::AutogradNestedTensor ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+Recorder::Call call_of(const char* name, at::ArrayRef<c10::IValue> arguments) {
+  Recorder::Call call{name, {}};
+  for (const c10::IValue& value : arguments) {
+    if (value.isTensor()) call.add(value.toTensor());
   }
-  bool computed = false;
-  const auto compute = [&] {
-    pass_on(op, keys, stack);
-    computed = true;
-    std::vector<at::Tensor> tensors;
-    for (const c10::IValue& value : *stack) {
-      if (value.isTensor()) tensors.push_back(value.toTensor());
+  return call;
+}
+
+// Attention leaves out what only backward reads where no gradients are recorded, as in the first
+// run of a segment. Its backward will read it all the same.
+void ask_for_backward(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
+  if (const auto index = schema.argumentIndexWithName("compute_log_sumexp")) {
+    stack[stack.size() - schema.arguments().size() + static_cast<std::size_t>(*index)] = true;
+  }
+}
+
+// What the observing key does to every operator that a selective segment calls.
+void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kObserving);
+  const bool in_parts = active != nullptr && is_taken_apart(op, below);
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> as_a_whole;
+  if (!in_parts) as_a_whole.emplace(kObserving);
+  const char* product = active == nullptr || in_parts ? nullptr : product_name(op);
+  const c10::FunctionSchema& schema = op.schema();
+  if (product == nullptr) {
+    if (active != nullptr && schema.is_mutable()) {
+      const c10::impl::ExcludeDispatchKeyGuard unseen(kObserving);
+      protect_arguments(schema, *stack);
     }
-    return tensors;
-  };
-  // Only the operator's own values are on the stack of its call.
-  torch::jit::Stack own(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
-  stack->erase(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
-  std::swap(own, *stack);
-  const std::vector<at::Tensor> tensors = active->results(compute);
-  std::swap(own, *stack);
-  if (computed) {
-    stack->insert(stack->end(), own.begin(), own.end());
+    op.redispatchBoxed(below, stack);
     return;
   }
-  std::size_t next = 0;
-  for (const c10::Argument& result : op.schema().returns()) {
-    const bool tensor = result.type()->isSubtypeOf(*c10::TensorType::get());
-    if (tensor) {
-      stack->emplace_back(tensors.at(next++));
-    } else {
-      stack->emplace_back(c10::SymInt(0));  // lengths that only nested tensors use
-    }
+  Recorder::Call call = call_of(product, torch::jit::last(*stack, schema.arguments().size()));
+  if (active->replaying()) {
+    to_answer = active->kept(call);
+    op.redispatchBoxed(below.add(kAnswering), stack);
+    return;
+  }
+  ask_for_backward(schema, *stack);
+  {
+    const Outside outside;
+    op.redispatchBoxed(below, stack);
+  }
+  active->keep(std::move(call), torch::jit::last(*stack, schema.returns().size()).vec());
+}
+
+// What a product does in the recomputation, below autograd.
+void answer(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (!to_answer) {
+    throw UsageError(str(op.operator_name().name, " was called with a custom random generator; ",
+                         "it takes none"));
+  }
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  for (c10::IValue& value : *to_answer) stack->push_back(std::move(value));
+  to_answer.reset();
+}
+
+// Null if the observing key belongs to somebody else.
+std::optional<torch::Library> take_observing_key() {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kObserving)) return {};
+  torch::Library library(torch::Library::IMPL, "_", kObserving, __FILE__, __LINE__);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&observe>());
+  return library;
+}
+const std::optional<torch::Library> observing = take_observing_key();
+
+TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m) {
+  for (const char* name : kProducts) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&answer>());
   }
 }
 
-}  // namespace
+constexpr const char* kMustRepeat =
+    "A checkpointed segment must compute the same twice. What may differ: code that asks whether "
+    "gradients are recorded (at::GradMode, requires_grad(); attention may choose its kernel so), "
+    "random numbers that are not torch's, state that the first run changed. Make the segment "
+    "repeat itself, or leave it out of checkpointing";
 
-TORCH_LIBRARY_IMPL(_, Fake, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&observe>());
+std::string text_of(const Recorder::Call& call) {
+  std::string text = str(call.name, "(");
+  for (const Recorder::Operand& operand : call.operands) {
+    if (text.back() != '(') text += ", ";
+    if (operand.type == at::ScalarType::Undefined) {
+      text += "nothing";
+    } else {
+      text += tessera::str(c10::toString(operand.type), " ", at::IntArrayRef(operand.sizes));
+    }
+  }
+  return text + ")";
 }
 
-namespace {
+std::uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
 
-// While it lives, this thread is in no selective segment.
-struct Outside {
-  Recorder* const outer = std::exchange(active, nullptr);
-  ~Outside() { active = outer; }
-};
+bool shares_memory(const c10::IValue& value, const at::Tensor& tensor) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().is_alias_of(tensor);
+}
 
 }  // namespace
+
+void Recorder::Call::add(const at::Tensor& tensor) {
+  operands.push_back(tensor.defined() ? Operand{tensor.scalar_type(), tensor.sizes().vec()}
+                                      : Operand{});
+}
 
 Recorder* Recorder::current() { return active; }
 
 void Recorder::run(const std::function<void()>& f) {
-  const c10::impl::IncludeDispatchKeyGuard on(kKey);
+  if (!observing) {
+    throw UsageError(
+        "selective checkpointing: another library in this process has taken the dispatch key "
+        "TESTING_ONLY_GenericMode, with which Tessera finds matrix products; use full "
+        "checkpointing, or do without that library");
+  }
+  const c10::impl::IncludeDispatchKeyGuard on(kObserving);
   Recorder* const outer = std::exchange(active, this);
   struct Restore {
     Recorder* outer;
@@ -122,72 +198,96 @@ void Recorder::run(const std::function<void()>& f) {
   } restore{outer};
   next_ = 0;
   f();
+  if (replaying_ && next_ < products_.size()) {
+    throw UsageError(str("selective checkpointing: the recomputation of a segment ended after ",
+                         next_, " of ", products_.size(),
+                         " matrix products, before what was in its first run ",
+                         text_of(products_[next_].call), ". ", kMustRepeat));
+  }
 }
 
 void Recorder::protect(const at::Tensor& tensor) {
   if (replaying_ || !tensor.defined() || !tensor.has_storage()) return;
-  for (std::vector<Kept>& list : kept_) {
-    for (Kept& kept : list) {
-      if (!kept.value.defined() || !kept.value.is_alias_of(tensor)) continue;
-      kept.value = kept.value.clone();
-      kept.version = kept.value.unsafeGetTensorImpl()->version_counter().current_version();
+  for (Product& product : products_) {
+    for (Result& result : product.results) {
+      if (!shares_memory(result.value, tensor)) continue;
+      const at::Tensor copy = result.value.toTensor().clone();
+      result = {copy, version_of(copy)};
     }
   }
 }
 
 void Recorder::watch(const std::vector<at::Tensor>& outputs) {
-  for (std::vector<Kept>& list : kept_) {
-    for (Kept& kept : list) {
+  for (Product& product : products_) {
+    for (Result& result : product.results) {
       for (const at::Tensor& output : outputs) {
-        if (!kept.value.defined() || !output.defined() || !kept.value.is_alias_of(output)) continue;
+        if (!output.defined() || !shares_memory(result.value, output)) continue;
         const auto& counter = output.unsafeGetTensorImpl()->version_counter();
-        kept.value.unsafeGetTensorImpl()->set_version_counter(counter);
-        kept.version = counter.current_version();
+        result.value.toTensor().unsafeGetTensorImpl()->set_version_counter(counter);
+        result.version = counter.current_version();
       }
     }
   }
 }
 
-std::vector<at::Tensor> Recorder::results(const std::function<std::vector<at::Tensor>()>& compute) {
-  if (!replaying_) {
-    std::vector<at::Tensor> tensors;
-    {
-      // Products inside it are steps on the way: only what it returns is kept.
-      const Outside outside;
-      tensors = compute();
+void Recorder::keep(Call call, std::vector<c10::IValue> results) {
+  Product& product = products_.emplace_back();
+  product.call = std::move(call);
+  for (c10::IValue& value : results) {
+    if (!value.isTensor() || !value.toTensor().defined()) {
+      product.results.push_back({std::move(value)});
+      continue;
     }
-    std::vector<Kept>& list = kept_.emplace_back();
-    for (const at::Tensor& tensor : tensors) {
-      // An alias that learns of changes in place, but has no place in any graph.
-      at::Tensor alias = tensor.defined() ? at::alias(tensor) : tensor;
-      if (!tensor.defined()) {
-        list.push_back({});
-        continue;
-      }
-      alias.unsafeGetTensorImpl()->set_version_counter(
-          tensor.unsafeGetTensorImpl()->version_counter());
-      list.push_back({alias, tensor.unsafeGetTensorImpl()->version_counter().current_version()});
-    }
-    return tensors;
+    // An alias that learns of changes in place, but has no place in any graph.
+    const at::Tensor tensor = value.toTensor();
+    const at::Tensor alias = tensor.variable_data();
+    alias.unsafeGetTensorImpl()->set_version_counter(
+        tensor.unsafeGetTensorImpl()->version_counter());
+    product.results.push_back({alias, version_of(tensor)});
   }
-  if (next_ >= kept_.size()) {
-    throw UsageError(
-        str("selective checkpointing: the recomputation makes more matrix products "
-            "than the first run (",
-            kept_.size(), "); a checkpointed function must compute the same twice"));
+}
+
+std::vector<c10::IValue> Recorder::kept(const Call& call) {
+  if (next_ >= products_.size()) {
+    throw UsageError(str("selective checkpointing: the recomputation of a segment calls ",
+                         text_of(call), ", but its first run made only ", products_.size(),
+                         " matrix products. ", kMustRepeat));
   }
-  std::vector<at::Tensor> tensors;
-  for (Kept& kept : kept_[next_]) {
-    if (kept.value.defined() &&
-        kept.value.unsafeGetTensorImpl()->version_counter().current_version() != kept.version) {
+  Product& product = products_[next_];
+  if (product.call != call) {
+    throw UsageError(str("selective checkpointing: the recomputation of a segment calls ",
+                         text_of(call), " as matrix product ", next_ + 1, " of ", products_.size(),
+                         ", where its first run called ", text_of(product.call), ". ",
+                         kMustRepeat));
+  }
+  std::vector<c10::IValue> values;
+  for (Result& result : product.results) {
+    if (result.value.isTensor() && result.value.toTensor().defined() &&
+        version_of(result.value.toTensor()) != result.version) {
       throw UsageError(
-          "selective checkpointing: the result of a matrix product was changed in place, so it "
-          "cannot be used a second time. Use an operation that is not in place, or full "
-          "checkpointing");
+          str("selective checkpointing: the result of ", text_of(call),
+              " was changed in place, so it cannot be used a second time. Use an operation that "
+              "is not in place, or full checkpointing"));
     }
-    tensors.push_back(std::move(kept.value));
+    values.push_back(std::move(result.value));
   }
   ++next_;
+  return values;
+}
+
+std::vector<at::Tensor> Recorder::results(Call call,
+                                          const std::function<std::vector<at::Tensor>()>& compute) {
+  std::vector<at::Tensor> tensors;
+  if (replaying_) {
+    for (c10::IValue& value : kept(call)) tensors.push_back(std::move(value).toTensor());
+    return tensors;
+  }
+  {
+    // Products inside it are steps on the way: only what it returns is kept.
+    const Outside outside;
+    tensors = compute();
+  }
+  keep(std::move(call), std::vector<c10::IValue>(tensors.begin(), tensors.end()));
   return tensors;
 }
 

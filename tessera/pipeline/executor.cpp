@@ -1,19 +1,16 @@
 #include "tessera/pipeline/executor.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <numeric>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
-#include "tessera/schedule/build.h"
 
 namespace tessera::pipeline {
 
@@ -37,22 +34,6 @@ struct Root : torch::autograd::Function<Root<Gradient>> {
     return {std::exchange(static_cast<Gradient*>(capsule.get())->value, {}), at::Tensor()};
   }
 };
-
-// The same stages with forwards only, micro-batch by micro-batch.
-schedule::Schedule only_forward(const schedule::Schedule& s) {
-  std::vector<std::vector<Action>> orders;
-  for (int r = 0; r < s.ranks; ++r) {
-    std::vector<int> chunks(static_cast<std::size_t>(s.chunks));
-    std::iota(chunks.begin(), chunks.end(), 0);
-    std::sort(chunks.begin(), chunks.end(),
-              [&](int a, int b) { return s.stage(r, a) < s.stage(r, b); });
-    auto& order = orders.emplace_back();
-    for (int m = 0; m < s.micros; ++m) {
-      for (const int chunk : chunks) order.push_back({Kind::forward, m, chunk});
-    }
-  }
-  return schedule::with_transfers(s.name + ", forward only", s.micros, s.stages, orders);
-}
 
 const schedule::Schedule& checked(const schedule::Schedule& s, const comm::Group& group,
                                   std::size_t chunks, const Options& options) {
@@ -79,13 +60,11 @@ double Losses::sum() const { return std::accumulate(micro.begin(), micro.end(), 
 Executor::Executor(schedule::Schedule schedule, comm::Group group, std::vector<Chunk> chunks,
                    Options options)
     : schedule_(checked(schedule, group, chunks.size(), options)),
-      forward_schedule_(only_forward(schedule_)),
       group_(std::move(group)),
       chunks_(std::move(chunks)),
       options_(std::move(options)),
       proof_(validate(schedule_)),
       route_(make_route(schedule_, group_.rank())),
-      forward_route_(make_route(forward_schedule_, group_.rank())),
       transfers_(group_, schedule_.stage_count() - 1, options_.device, options_.ahead) {
   if (!options_.backward) {
     options_.backward = [](const at::Tensor& root, const Pass&) {
@@ -105,14 +84,7 @@ Executor::Executor(schedule::Schedule schedule, comm::Group group, std::vector<C
   }
 }
 
-Losses Executor::run() { return run(schedule_, route_, /*training=*/true); }
-
-Losses Executor::run_forward() {
-  const at::NoGradGuard no_grad;
-  return run(forward_schedule_, forward_route_, /*training=*/false);
-}
-
-Losses Executor::run(const schedule::Schedule& schedule, const Route& route, bool training) {
+void Executor::run() {
   if (broken_) {
     throw UsageError(
         "the step before this one failed, and what was on its way then may still "
@@ -120,13 +92,13 @@ Losses Executor::run(const schedule::Schedule& schedule, const Route& route, boo
   }
   broken_ = true;
   losses_.assign(static_cast<std::size_t>(schedule_.micros), {});
-  if (training) deferred_ = 0;
+  deferred_ = 0;
   try {
-    transfers_.begin(route);
-    for (const Action& action : schedule.actions[static_cast<std::size_t>(group_.rank())]) {
+    transfers_.begin(route_);
+    for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_.rank())]) {
       transfers_.look_ahead();
       Span span{action.kind, action.micro, action.chunk, std::chrono::steady_clock::now(), {}};
-      act(action, training);
+      act(action);
       span.end = std::chrono::steady_clock::now();
       if (options_.on_span) options_.on_span(span);
     }
@@ -135,9 +107,7 @@ Losses Executor::run(const schedule::Schedule& schedule, const Route& route, boo
     live_.clear();
     throw;
   }
-  Losses losses = share_losses();
   broken_ = false;
-  return losses;
 }
 
 // The message that an action moves (`up`: an activation; `in`: over the boundary through which it
@@ -147,9 +117,9 @@ Message Executor::message(const Action& action, bool up, bool in) const {
   return {up, action.micro, up == in ? stage - 1 : stage};
 }
 
-void Executor::act(const Action& action, bool training) {
+void Executor::act(const Action& action) {
   switch (action.kind) {
-    case Kind::forward: return forward(action, training);
+    case Kind::forward: return forward(action);
     case Kind::backward:
     case Kind::backward_input: return backward(action);
     case Kind::backward_weight: return backward_weight(action);
@@ -160,14 +130,13 @@ void Executor::act(const Action& action, bool training) {
   }
 }
 
-void Executor::forward(const Action& action, bool training) {
+void Executor::forward(const Action& action) {
   const int stage = this->stage(action.chunk);
-  const memory::CategoryScope category(training ? MemoryCategory::activations
-                                                : memory::current_category());
+  const memory::CategoryScope category(MemoryCategory::activations);
   Live live;
   if (stage > 0) live.input = transfers_.take(message(action, true, true));
-  if (training && stage > 0) live.input.requires_grad_(true);
-  if (training && defers_) live.deferred = c10::make_intrusive<nn::DeferredGradients>();
+  if (stage > 0) live.input.requires_grad_(true);
+  if (defers_) live.deferred = c10::make_intrusive<nn::DeferredGradients>();
   at::Tensor output;
   {
     const nn::DeferredGradients::Scope deferring(live.deferred);
@@ -189,12 +158,10 @@ void Executor::forward(const Action& action, bool training) {
     live.root = std::move(output);
   } else {
     transfers_.put(message(action, true, false), output.detach().contiguous());
-    if (training) {
-      live.gradient = c10::make_intrusive<Gradient>();
-      live.root = Root<Gradient>::apply(output, live.gradient);
-    }
+    live.gradient = c10::make_intrusive<Gradient>();
+    live.root = Root<Gradient>::apply(output, live.gradient);
   }
-  if (training) live_[{action.micro, action.chunk}] = std::move(live);
+  live_[{action.micro, action.chunk}] = std::move(live);
 }
 
 Pass Executor::pass(const Action& action) const {
@@ -232,7 +199,11 @@ void Executor::backward_weight(const Action& action) {
 }
 
 // The last stage knows them; every rank hears of them.
-Losses Executor::share_losses() const {
+Losses Executor::losses() const {
+  if (losses_.empty() || broken_) {
+    throw UsageError(
+        "losses() is of the last step, and there is none that ended well; run() first");
+  }
   const int owner = schedule_.home(schedule_.stage_count() - 1).rank;
   at::Tensor values = at::zeros({schedule_.micros}, at::kDouble);
   if (group_.rank() == owner) {

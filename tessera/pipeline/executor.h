@@ -75,9 +75,10 @@ class Executor {
 
   // One step: all micro-batches forward and backward; gradients add up in `.grad`. All ranks of the
   // group call it. If it throws, the executor is of no more use.
-  Losses run();
-  // The same without backward, and without keeping anything.
-  Losses run_forward();
+  void run();
+  // Those of the last step. All ranks of the group call it; it waits for the device and for the
+  // last stage, so a step does not do it by itself.
+  Losses losses() const;
 
   const schedule::Schedule& schedule() const { return schedule_; }
   const schedule::Proof& proof() const { return proof_; }
@@ -94,22 +95,20 @@ class Executor {
     c10::intrusive_ptr<Gradient> gradient;
     c10::intrusive_ptr<nn::DeferredGradients> deferred;
   };
-  Losses run(const schedule::Schedule& schedule, const Route& route, bool training);
-  void act(const schedule::Action& action, bool training);
-  void forward(const schedule::Action& action, bool training);
+  void act(const schedule::Action& action);
+  void forward(const schedule::Action& action);
   void backward(const schedule::Action& action);
   void backward_weight(const schedule::Action& action);
   Pass pass(const schedule::Action& action) const;
   Message message(const schedule::Action& action, bool up, bool in) const;
-  Losses share_losses() const;
   bool is_last(int stage) const { return stage + 1 == schedule_.stage_count(); }
 
-  schedule::Schedule schedule_, forward_schedule_;
+  schedule::Schedule schedule_;
   comm::Group group_;
   std::vector<Chunk> chunks_;
   Options options_;
   schedule::Proof proof_;
-  Route route_, forward_route_;
+  Route route_;
   Transfers transfers_;
   bool defers_ = false;  // the schedule takes backward apart
   // Where the passes of a step end: those that start from roots, and those of deferred weights.

@@ -147,7 +147,7 @@ std::vector<Field> make_fields() {
        TESSERA_READ(q.overlap_grad_reduce = truth(text)));
   flag("overlap-param-gather", "true", "gather parameters while forward goes on",
        TESSERA_READ(q.overlap_param_gather = truth(text)));
-  add("bucket-size", "SIZE", "25MB", "bytes of gradient that travel together",
+  add("bucket-size", "SIZE", "by the model", "bytes of gradient that travel together",
       TESSERA_READ(q.bucket_bytes = static_cast<double>(parse_bytes(text))));
 
   group = "Batch";

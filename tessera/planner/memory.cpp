@@ -27,7 +27,7 @@ double buffers_of(const Question& q, const RankParts& rank) {
   if (q.dp > 1 && sharded.grads && q.policy() == ReducePolicy::each) {
     const double matrix = real(q.model.hidden * q.model.ffn) / q.tp;
     const double largest = std::max(matrix, table ? vocab : 0) * q.layout.grad;
-    const double bucket = std::max(q.bucket_bytes, largest);
+    const double bucket = std::max(bucket_bytes(q, rank.params), largest);
     bytes += std::min(2 * bucket, rank.params * q.layout.grad);
   }
   if (q.dp > 1 && sharded.params) {

@@ -190,8 +190,9 @@ Question settle(Question q) {
   settle_software(q);
   settle_model(q);
   sharding_of_stage(q.zero);
-  if (!(q.bucket_bytes > 0 && q.bucket_bytes < 1e15)) {
-    throw UsageError(str("--bucket-size: got ", q.bucket_bytes, " bytes, wanted more than 0"));
+  if (!(q.bucket_bytes >= 0 && q.bucket_bytes < 1e15)) {
+    throw UsageError(str("--bucket-size: got ", q.bucket_bytes,
+                         " bytes, wanted some, or 0 for what suits the model"));
   }
   settle_batch(q);
   settle_schedule(q);

@@ -43,7 +43,7 @@ struct Question {
   bool keep_params = false;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = true;
-  double bucket_bytes = 25e6;
+  double bucket_bytes = 0;  // 0: by the model, [Note: bucket size]
 
   std::int64_t micro_batch = 0;
   std::int64_t grad_accum = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/core/bucket_size.h"
 #include "tessera/planner/pipeline.h"
 #include "tessera/planner/run.h"
 
@@ -50,6 +51,12 @@ double embedding_params_on_rank(const Question& q) {
 double head_params_on_rank(const Question& q, bool beside_embedding) {
   const bool shared = q.model.tied && beside_embedding;
   return real(q.model.final_norm_params()) + (shared ? 0 : vocab_params_on_rank(q));
+}
+
+double bucket_bytes(const Question& q, double params) {
+  if (q.bucket_bytes > 0) return q.bucket_bytes;
+  return real(
+      default_bucket_bytes(static_cast<std::int64_t>(std::min(params, 1e15) * q.layout.grad)));
 }
 
 double params_on_rank(const Question& q, const std::vector<StageShare>& chunks) {

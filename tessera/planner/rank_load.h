@@ -20,6 +20,9 @@ double embedding_params_on_rank(const Question& settled);  // tokens and positio
 double head_params_on_rank(const Question& settled, bool beside_embedding);
 double params_on_rank(const Question& settled, const std::vector<StageShare>& chunks);
 
+// Bytes of a bucket of gradients on a rank with so many parameters.
+double bucket_bytes(const Question& settled, double params);
+
 // Bytes of a value between the layers.
 int element_bytes(const Question& settled);
 

@@ -82,7 +82,7 @@ double data_parallel_time(const Question& q, double params, double forward, doub
   const Sharding sharded = sharding_of_stage(q.zero);
   const int per_node = dp_per_node(q);
   const double grads = params * q.layout.grad, weights = params * q.layout.param;
-  const double buckets = std::max(1.0, std::ceil(grads / q.bucket_bytes));
+  const double buckets = std::max(1.0, std::ceil(grads / bucket_bytes(q, params)));
   const auto in_buckets = [&](Collective kind, double bytes, bool overlap) {
     const double parts = overlap ? buckets : 1;
     return parts * collective_time(q.hardware, kind, bytes / parts, q.dp, per_node);

@@ -47,8 +47,10 @@ Scenario scenario_of(const planner::Question& q) {
   if (q.model.tied && q.schedule != "zb-v") {
     s.tied_bytes = planner::tied_bytes(q);
   }
+  s.bucket_bytes = 0;
   for (const auto& rank : shares) {
     const double params = planner::params_on_rank(q, rank);
+    s.bucket_bytes = std::max(s.bucket_bytes, planner::bucket_bytes(q, params));
     s.optimizer = std::max(s.optimizer, planner::optimizer_time(q, params));
   }
   s.zero = q.zero;
@@ -56,7 +58,6 @@ Scenario scenario_of(const planner::Question& q) {
   s.keep_params = q.keep_params;
   s.overlap_grad_reduce = q.overlap_grad_reduce;
   s.overlap_param_gather = q.overlap_param_gather;
-  s.bucket_bytes = q.bucket_bytes;
   return s;
 }
 

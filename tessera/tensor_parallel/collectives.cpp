@@ -77,11 +77,6 @@ std::vector<std::int64_t> with_tokens(const at::Tensor& x, std::int64_t tokens) 
   return sizes;
 }
 
-at::Tensor own_part(const comm::Group& group, const at::Tensor& x, const std::string& label) {
-  const std::int64_t tokens = own_tokens(group, x, label);
-  return x.narrow(-2, group.rank() * tokens, tokens).contiguous();
-}
-
 at::Tensor summed(const comm::Group& group, const at::Tensor& x, const std::string& label) {
   const at::Tensor in = x.contiguous();
   at::Tensor out = at::empty(in.sizes(), in.options());
@@ -129,7 +124,8 @@ struct CopyTo : torch::autograd::Function<CopyTo> {
 struct ReduceFrom : torch::autograd::Function<ReduceFrom> {
   static at::Tensor forward(AutogradContext*, const comm::Group& group, const std::string& label,
                             const at::Tensor& x) {
-    return nn::keep_in_selective([&] { return tensor_list{summed(group, x, label)}; })[0];
+    return nn::keep_in_selective("sum over tp", {x},
+                                 [&] { return tensor_list{summed(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext*, tensor_list grads) {
     return {at::Tensor(), at::Tensor(), grads[0]};
@@ -140,7 +136,8 @@ struct GatherSequence : torch::autograd::Function<GatherSequence> {
   static at::Tensor forward(AutogradContext* ctx, const comm::Group& group,
                             const std::string& label, const at::Tensor& x) {
     remember(ctx, group, label);
-    return nn::keep_in_selective([&] { return tensor_list{gathered(group, x, label)}; })[0];
+    return nn::keep_in_selective("gather over tp", {x},
+                                 [&] { return tensor_list{gathered(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const Where& w = where(ctx);
@@ -152,19 +149,8 @@ struct ScatterSequence : torch::autograd::Function<ScatterSequence> {
   static at::Tensor forward(AutogradContext* ctx, const comm::Group& group,
                             const std::string& label, const at::Tensor& x) {
     remember(ctx, group, label);
-    return nn::keep_in_selective([&] { return tensor_list{scattered_sum(group, x, label)}; })[0];
-  }
-  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
-    const Where& w = where(ctx);
-    return {at::Tensor(), at::Tensor(), gathered(w.group, grads[0], w.backward())};
-  }
-};
-
-struct SplitSequence : torch::autograd::Function<SplitSequence> {
-  static at::Tensor forward(AutogradContext* ctx, const comm::Group& group,
-                            const std::string& label, const at::Tensor& x) {
-    remember(ctx, group, label);
-    return own_part(group, x, label);
+    return nn::keep_in_selective("scattered sum over tp", {x},
+                                 [&] { return tensor_list{scattered_sum(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const Where& w = where(ctx);
@@ -269,10 +255,6 @@ at::Tensor gather_sequence(const comm::Group& group, const at::Tensor& x,
 at::Tensor scatter_sequence(const comm::Group& group, const at::Tensor& x,
                             const std::string& label) {
   return group.size() == 1 ? x : ScatterSequence::apply(group, label, x);
-}
-
-at::Tensor split_sequence(const comm::Group& group, const at::Tensor& x, const std::string& label) {
-  return group.size() == 1 ? x : SplitSequence::apply(group, label, x);
 }
 
 at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const std::string& label) {

@@ -41,8 +41,6 @@ at::Tensor gather_sequence(const comm::Group& group, const at::Tensor& x, const 
 // a multiple of the ranks.
 at::Tensor scatter_sequence(const comm::Group& group, const at::Tensor& x,
                             const std::string& label);
-// From an x that all ranks have alike. Forward: this rank's part. Backward: the parts of all.
-at::Tensor split_sequence(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
 // Forward: the columns of all ranks, [..., ranks · C]. Backward: this rank's columns.
 at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const std::string& label);

@@ -1,5 +1,6 @@
 #include "tessera/tensor_parallel/layers.h"
 
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>
 
@@ -135,7 +136,12 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::
     const at::Tensor rows = at::embedding(weight, ids);
     return added.defined() ? rows + added : rows;
   }
-  // An id of no rank would make zeros without a word.
+  // An id of no rank would make zeros without a word. On a device the host does not wait to hear of
+  // it: the check runs there and fails the stream, as torch's own embedding does.
+  if (!ids.is_cpu() && !ids.is_meta()) {
+    at::_assert_async(ids.ge(0).logical_and_(ids.lt(spec_.shape[0])).all(),
+                      str(quote(label_), " got an id that is not in 0 to ", spec_.shape[0] - 1));
+  }
   if (ids.is_cpu() && ids.numel() > 0 &&
       (ids.min().item<std::int64_t>() < 0 || ids.max().item<std::int64_t>() >= spec_.shape[0])) {
     throw UsageError(str(quote(label_), " got ids from ", ids.min().item<std::int64_t>(), " to ",

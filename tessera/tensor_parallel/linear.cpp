@@ -80,7 +80,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     nn::remember_deferral(ctx);
     std::vector<std::int64_t> sizes = x.sizes().vec();
     sizes.back() = w.size(0);
-    return nn::keep_in_selective([&]() -> tensor_list {
+    return nn::keep_in_selective("row-parallel linear", {x, w}, [&]() -> tensor_list {
       const at::Tensor own = axis.rank() == 0 ? b.value_or(at::Tensor()) : at::Tensor();
       if (overlaps(axis, x, w)) return {times_leave(axis, x, w, own, cut->label)};
       const at::Tensor product = nn::times_transposed(rows, w, own).view(sizes);

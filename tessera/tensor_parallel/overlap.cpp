@@ -110,7 +110,7 @@ bool overlaps(const Axis& axis, const at::Tensor& x, const at::Tensor& w) {
 
 Entered enter_times(const Axis& axis, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                     const std::string& label, bool unrounded) {
-  auto made = nn::keep_in_selective([&]() -> std::vector<at::Tensor> {
+  auto made = nn::keep_in_selective("enter · wᵀ", {x, w, b}, [&]() -> std::vector<at::Tensor> {
     const std::int64_t rows = x.numel() / x.size(-1) * (axis.sequence ? axis.size() : 1);
     // The collective first: the weight may have to be converted.
     const Pending whole = axis.sequence ? start_gather(axis.group, x, label) : Pending();

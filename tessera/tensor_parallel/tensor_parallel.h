@@ -2,6 +2,5 @@
 
 // Tensor and sequence parallelism for any LibTorch model: see [Note: tensor parallelism].
 #include "tessera/tensor_parallel/collectives.h"
-#include "tessera/tensor_parallel/dropout.h"
 #include "tessera/tensor_parallel/layers.h"
 #include "tessera/tensor_parallel/sharded.h"

@@ -40,7 +40,7 @@ struct TrainConfig {
   std::int64_t zero = 0;
   std::string layout = "fp32";
   std::string grad_reduce = "auto";
-  double bucket_mb = 16;
+  double bucket_mb = 0;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = true;
   bool prefetch = true;

@@ -31,7 +31,9 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
   options.clip_norm = config.clip;
   // The trainer itself stops where it should: it knows the flag that says otherwise.
   options.on_non_finite = zero::OnNonFinite::skip;
-  options.bucket_bytes = std::max<std::int64_t>(1, std::llround(config.bucket_mb * 1e6));
+  if (config.bucket_mb > 0) {
+    options.bucket_bytes = std::max<std::int64_t>(1, std::llround(config.bucket_mb * 1e6));
+  }
   options.overlap_grad_reduce = config.overlap_grad_reduce;
   options.overlap_param_gather = config.overlap_param_gather;
   options.prefetch = config.prefetch;

@@ -221,22 +221,25 @@ at::Tensor ParallelModel::run_chunk(int chunk, const at::Tensor& x, const at::Te
 at::Tensor ParallelModel::forward(int chunk, const at::Tensor& input, int micro) {
   const memory::CategoryScope category(MemoryCategory::activations);
   const models::Part& part = parts_[static_cast<std::size_t>(chunk)]->part();
-  const data::Batch& batch = (*batches_)[static_cast<std::size_t>(micro)];
+  const data::Batch& batch = batches_[static_cast<std::size_t>(micro)];
   return run_chunk(chunk, part.embedding ? batch.ids : input, batch.targets,
                    part.head ? Want::loss : Want::hidden);
 }
 
 void ParallelModel::run(const std::vector<data::Batch>& batches) {
-  std::vector<data::Batch> here;
+  batches_.clear();
   for (const data::Batch& batch : batches) {
-    here.push_back({batch.ids.to(options_.device), batch.targets.to(options_.device)});
+    batches_.push_back({batch.ids.to(options_.device), batch.targets.to(options_.device)});
   }
-  batches_ = &here;
+  struct Forget {
+    std::vector<data::Batch>& list;
+    ~Forget() { list.clear(); }
+  } forget{batches_};
   if (executor_) {
     executor_->run();
     return;
   }
-  for (int micro = 0; micro < static_cast<int>(here.size()); ++micro) {
+  for (int micro = 0; micro < static_cast<int>(batches_.size()); ++micro) {
     const Clock::time_point began = Clock::now();
     const at::Tensor loss = forward(0, {}, micro);
     const Clock::time_point middle = Clock::now();

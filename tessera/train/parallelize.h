@@ -86,7 +86,7 @@ class ParallelModel {
   comm::Group model_, tied_;
   std::unique_ptr<zero::Engine> engine_;
   std::unique_ptr<pipeline::Executor> executor_;
-  const std::vector<data::Batch>* batches_ = nullptr;  // of the step under way, on the device
+  std::vector<data::Batch> batches_;  // of the step under way, on the device
   OnSpan on_span_;
 };
 

@@ -58,8 +58,9 @@ const Options& checked(const Options& options) {
           " is for planning only; the engine runs bf16, bf16-fp32grad, bf16-nomaster and fp32"));
   require(options.micro_batches >= 1,
           str("micro_batches: got ", options.micro_batches, ", wanted at least 1"));
-  require(options.bucket_bytes >= 1,
-          str("bucket_bytes: got ", options.bucket_bytes, ", wanted at least 1"));
+  require(options.bucket_bytes >= 0, str("bucket_bytes: got ", options.bucket_bytes,
+                                         ", wanted bytes, or 0 for what suits the "
+                                         "model"));
   require(options.clip_norm >= 0 && std::isfinite(options.clip_norm),
           str("clip_norm: got ", options.clip_norm, ", wanted a positive norm, or 0 for none"));
   return options;
@@ -78,7 +79,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
       group(std::move(g)),
       options(checked(o)),
       policy(options.reduce.value_or(default_reduce_policy(options.stage))),
-      plan(same_on_all_ranks(make_plan(*model, options, group.size()), group, options)),
+      plan(same_on_all_ranks(make_plan(*model, options, group.size()), *model, group, options)),
       buffers(group, options.ledger ? options.ledger : memory::current_ledger()),
       gatherer(plan, options, group, buffers, options.broadcast_start),
       reducer(plan, options, group, buffers),
@@ -230,10 +231,14 @@ Engine::~Engine() {
   if (std::uncaught_exceptions() == 0) {
     try {
       impl_->gatherer.wait_all();
-    } catch (const std::exception&) {
+    } catch (...) {
     }
   }
-  impl_->detach();
+  // Hooks find the engine gone all the same: they hold it weakly.
+  try {
+    impl_->detach();
+  } catch (...) {
+  }
 }
 
 void Engine::begin(const Begin& begin) {

@@ -14,7 +14,11 @@
 namespace tessera::zero {
 
 // The plan, once all ranks have turned out to start alike where they should; throws otherwise.
-Plan same_on_all_ranks(Plan plan, const comm::Group& group, const Options& options);
+Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
+                       const Options& options);
+// Their names, shapes and types alone, before anything is sent that depends on them.
+void check_same_model(const torch::nn::Module& model, const Plan& plan, const comm::Group& group,
+                      const Options& options);
 
 // The engine's rooms put together. Shared, so that hooks which outlive the engine find it gone.
 struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {

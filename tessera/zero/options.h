@@ -90,7 +90,7 @@ struct Options {
   double clip_norm = 0;  // largest global norm of the gradient; 0 does not clip
   OnNonFinite on_non_finite = OnNonFinite::stop;
 
-  std::int64_t bucket_bytes = 16 << 20;
+  std::int64_t bucket_bytes = 0;     // 0: by the model, [Note: bucket size]
   bool overlap_grad_reduce = true;   // reduce while backward goes on
   bool overlap_param_gather = true;  // stages 1, 2: gather while the next forward goes on
   bool prefetch = true;              // stage 3: gather one unit ahead

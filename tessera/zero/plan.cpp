@@ -5,6 +5,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "tessera/core/bucket_size.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -200,6 +201,13 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
                        "; the engine trains dense floating-point parameters. Register it as a "
                        "buffer instead"));
     }
+    // Gradients come on one thread for each device, and their buckets know of one.
+    if (!plan.params.empty() && tensor.device() != plan.params.front().tensor.device()) {
+      throw UsageError(str("parameter ", quote(entry.key()), " is on ", tensor.device().str(),
+                           ", but ", quote(plan.params.front().name), " is on ",
+                           plan.params.front().tensor.device().str(),
+                           "; wanted a model on one device: model->to(device)"));
+    }
     Param param;
     param.name = options.axes.name ? options.axes.name(entry.key()) : entry.key();
     param.tensor = tensor;
@@ -226,7 +234,8 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
   }
   add_units(plan, found);
   place(plan);
-  fill_buckets(plan, options.bucket_bytes);
+  fill_buckets(plan, options.bucket_bytes > 0 ? options.bucket_bytes
+                                              : default_bucket_bytes(plan.grad_bytes()));
   return plan;
 }
 

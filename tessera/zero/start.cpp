@@ -56,7 +56,9 @@ void expect_same(const comm::Group& group, std::uint64_t value) {
 }  // namespace
 
 // Before the engine takes them over: at stage 3 nobody has all of another's values afterwards.
-Plan same_on_all_ranks(Plan plan, const comm::Group& group, const Options& options) {
+Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
+                       const Options& options) {
+  check_same_model(model, plan, group, options);
   if (options.broadcast_start || group.backend() == "dry") return plan;
   std::uint64_t value = 0;
   for (const Param& param : plan.params) value = mix(value, param.tensor.detach());
@@ -158,14 +160,13 @@ std::string Engine::describe() const {
   const Plan& plan = impl_->plan;
   std::int64_t elements = 0;
   for (const Param& param : plan.params) elements += param.numel;
-  const auto counted = [](std::size_t count, const char* what) {
-    return str(count, " ", what, count == 1 ? "" : "s");
-  };
+  std::int64_t largest = 0;
+  for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
   std::string text =
       str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name, ": ",
-          counted(plan.params.size(), "parameter"), " (", format_count(elements), " elements) in ",
-          counted(plan.units.size() - 1, "unit"), " and ", counted(plan.buckets.size(), "bucket"),
-          " over ", counted(static_cast<std::size_t>(plan.ranks), "rank"));
+          plan.params.size(), " parameters (", format_count(elements), " elements) in ",
+          plan.units.size() - 1, " units and ", plan.buckets.size(), " buckets of ",
+          format_bytes(largest), " at most over ", plan.ranks, " ranks");
   if (plan.units.size() > 1) return text;
   if (impl_->options.stage == 3) {
     text +=

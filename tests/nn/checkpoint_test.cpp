@@ -96,7 +96,7 @@ TEST(Checkpoint, SelectiveRunsProductsOnce) {
       Checkpointing::selective,
       [&](at::Tensor in) {
         ++runs;
-        const at::Tensor product = keep_in_selective([&] {
+        const at::Tensor product = keep_in_selective("twice", {in}, [&] {
           ++products;
           return std::vector<at::Tensor>{in.detach() * 2};
         })[0];

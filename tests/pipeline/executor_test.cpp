@@ -41,9 +41,8 @@ Result run_pipeline(const Case& run) {
     const Layers layers = test::make_net(run.net);
     Executor executor(schedule, group, test::chunks_of(layers, schedule, group.rank()),
                       run.options);
-    Losses got;
-    for (int step = 0; step < run.steps; ++step) got = executor.run();
-    EXPECT_EQ(got.micro, executor.run_forward().micro) << run.describe();
+    for (int step = 0; step < run.steps; ++step) executor.run();
+    const Losses got = executor.losses();
     const std::lock_guard lock(mutex);
     losses[static_cast<std::size_t>(group.rank())] = got.micro;
     std::size_t i = 0;

@@ -98,7 +98,7 @@ TEST(Settle, RefusesWhatCannotBe) {
       {"--seq", [](Question& q) { q.seq = -5; }},
       {"layers is 0", [](Question& q) { q.model.layers = 0; }},
       {"stage", [](Question& q) { q.zero = 4; }},
-      {"--bucket-size", [](Question& q) { q.bucket_bytes = 0; }},
+      {"--bucket-size", [](Question& q) { q.bucket_bytes = -1; }},
       {"--params", [](Question& q) { q.params = -3; }},
       {"--params", [](Question& q) { q.params = 1e9; }},
   };

@@ -81,7 +81,6 @@ TEST(Functions, DoWhatTheySayAndSendWhatTheySay) {
       const auto reduced = run(tp, reduce_from, sizes, sizes);
       const auto gathered = run(tp, gather_sequence, part, sizes);
       const auto scattered = run(tp, scatter_sequence, sizes, part);
-      const auto split = run(tp, split_sequence, sizes, part);
       const auto columns = run(tp, gather_columns, sizes, wide);
       for (int r = 0; r < tp; ++r) {
         const auto i = static_cast<std::size_t>(r);
@@ -93,8 +92,6 @@ TEST(Functions, DoWhatTheySayAndSendWhatTheySay) {
         expect_close(gathered[i].dx, mine(total(tp, sizes, 100), r), "gather dx");
         expect_close(scattered[i].y, mine(total(tp, sizes, 1), r), "scatter");
         expect_close(scattered[i].dx, all_of(tp, part, 100, -2), "scatter dx");
-        expect_close(split[i].y, mine(random(sizes, at_rank(1, r)), r), "split");
-        expect_close(split[i].dx, all_of(tp, part, 100, -2), "split dx");
         expect_close(columns[i].y, all_of(tp, sizes, 1, -1), "columns");
         expect_close(columns[i].dx,
                      random(wide, at_rank(100, r)).narrow(-1, r * sizes.back(), sizes.back()),
@@ -108,8 +105,6 @@ TEST(Functions, DoWhatTheySayAndSendWhatTheySay) {
         EXPECT_EQ(gathered[i].backward, once);
         EXPECT_EQ(scattered[i].forward, once);
         EXPECT_EQ(scattered[i].backward, once);
-        EXPECT_EQ(split[i].forward, 0u);
-        EXPECT_EQ(split[i].backward, once);
         EXPECT_EQ(columns[i].forward, whole);
         EXPECT_EQ(columns[i].backward, 0u);
         for (const auto* ran : {&copied[i], &reduced[i], &gathered[i], &scattered[i]}) {
@@ -154,7 +149,6 @@ TEST(Functions, AddOnceIsInTheSumOnce) {
 TEST(Functions, RefuseSequencesThatDoNotDivide) {
   test::over(2, [](const comm::Group& group) {
     EXPECT_THROW(scatter_sequence(group, torch::zeros({1, 3, 2}), "x"), UsageError);
-    EXPECT_THROW(split_sequence(group, torch::zeros({5, 2}), "x"), UsageError);
     EXPECT_THROW(gather_sequence(group, torch::zeros({5}), "x"), UsageError);
   });
 }

@@ -4,7 +4,6 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
-#include "tessera/tensor_parallel/dropout.h"
 #include "tessera/tensor_parallel/layers.h"
 #include "tests/tensor_parallel/ranks.h"
 
@@ -65,35 +64,6 @@ TEST(Sharded, EveryRankStartsWithItsPartOfTheSameNumbers) {
       EXPECT_TRUE(whole.equal(wanted.at(name))) << name;
     }
   }
-}
-
-TEST(Dropout, DependsOnTheKeyAndTheElementAlone) {
-  const at::Tensor x = torch::ones({3, 8, 10});
-  const RandomKey key{.seed = 1, .operation = "blocks.0.dropout", .step = 2, .micro_batch = 3};
-  const at::Tensor whole = dropout(x, 0.3, key);
-  for (std::int64_t part = 0; part < 4; ++part) {  // along the sequence, and along the columns
-    EXPECT_TRUE(dropout(x.narrow(1, 2 * part, 2), 0.3, key, {{3, 8, 10}, {0, 2 * part, 0}})
-                    .equal(whole.narrow(1, 2 * part, 2)));
-  }
-  EXPECT_TRUE(dropout(x.narrow(2, 5, 5).narrow(0, 1, 2), 0.3, key, {{3, 8, 10}, {1, 0, 5}})
-                  .equal(whole.narrow(2, 5, 5).narrow(0, 1, 2)));
-  for (const RandomKey& other :
-       {RandomKey{2, key.operation, 2, 3}, RandomKey{1, "blocks.1.dropout", 2, 3},
-        RandomKey{1, key.operation, 3, 3}, RandomKey{1, key.operation, 2, 4}}) {
-    EXPECT_FALSE(dropout(x, 0.3, other).equal(whole));
-  }
-  EXPECT_TRUE(dropout(x, 0, key).equal(x));
-  EXPECT_THROW(dropout(x, 1, key), UsageError);
-  EXPECT_THROW(dropout(x, 0.3, key, {{3, 8, 10}, {0, 1, 0}}), UsageError);
-}
-
-TEST(Dropout, DropsAsManyAsItSaysAndKeepsTheMean) {
-  const at::Tensor x = torch::ones({200, 500}).requires_grad_();
-  const at::Tensor y = dropout(x, 0.2, {.seed = 5, .operation = "op"});
-  y.sum().backward();
-  EXPECT_TRUE(x.grad().equal(y.detach()));
-  EXPECT_NEAR((y == 0).to(torch::kFloat).mean().item<double>(), 0.2, 0.005);
-  EXPECT_NEAR(y.mean().item<double>(), 1.0, 0.01);
 }
 
 }  // namespace

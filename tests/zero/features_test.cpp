@@ -225,7 +225,7 @@ TEST(Features, BadOptionsAreRefused) {
   };
   refuse([](Options& o) { o.stage = 4; });
   refuse([](Options& o) { o.micro_batches = 0; });
-  refuse([](Options& o) { o.bucket_bytes = 0; });
+  refuse([](Options& o) { o.bucket_bytes = -1; });
   refuse([](Options& o) { o.clip_norm = -1; });
   refuse([](Options& o) { o.layout = parse_state_layout("2,6,12"); });
   refuse([](Options& o) {

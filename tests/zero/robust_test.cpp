@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/version.h>
 
+#include <functional>
+#include <string>
 #include <vector>
 
+#include "tessera/core/bucket_size.h"
 #include "tessera/core/errors.h"
 #include "tests/zero/oracle.h"
 
@@ -81,6 +84,110 @@ TEST(Features, ParametersOfAFreeUnitCannotBeRead) {
     }
     EXPECT_THROW(weight.sum(), c10::Error);
   });
+}
+
+// What the ranks are told when rank 1 has another model than rank 0.
+std::vector<std::string> told_of_other_model(
+    const std::function<void(torch::nn::Sequential)>& fill,
+    const std::function<void(torch::nn::Sequential)>& other, int stage) {
+  std::vector<std::string> told(3);
+  over(3, [&](const comm::Group& group) {
+    torch::nn::Sequential net;
+    (group.rank() == 1 ? other : fill)(net);
+    Options options;
+    options.stage = stage;
+    try {
+      Engine(net.ptr(), group, options);
+    } catch (const UsageError& error) {
+      told[static_cast<std::size_t>(group.rank())] = error.what();
+    }
+  });
+  return told;
+}
+
+TEST(Features, OtherModelsOnOtherRanksAreNamed) {
+  using torch::nn::Linear;
+  const auto plain = [](torch::nn::Sequential net) {
+    net->push_back("a", Linear(2, 3));
+    net->push_back("b", Linear(3, 4));
+  };
+  struct Variant {
+    std::string there, here;
+    std::function<void(torch::nn::Sequential)> fill;
+  };
+  const std::vector<Variant> variants = {
+      {"parameter \"b.weight\" [5, 3] Float", "parameter \"b.weight\" [4, 3] Float",
+       [](torch::nn::Sequential net) {
+         net->push_back("a", Linear(2, 3));
+         net->push_back("b", Linear(3, 5));
+       }},
+      {"parameter \"c.weight\" [4, 3] Float", "parameter \"b.weight\" [4, 3] Float",
+       [](torch::nn::Sequential net) {
+         net->push_back("a", Linear(2, 3));
+         net->push_back("c", Linear(3, 4));
+       }},
+      {"parameter \"a.weight\" [3, 2] Double", "parameter \"a.weight\" [3, 2] Float",
+       [&](torch::nn::Sequential net) {
+         plain(net);
+         net->to(at::kDouble);
+       }},
+      {"frozen parameter \"a.bias\" [3] Float", "parameter \"a.bias\" [3] Float",
+       [&](torch::nn::Sequential net) {
+         plain(net);
+         net->parameters()[1].set_requires_grad(false);
+       }},
+      {"parameter \"c.weight\" [1, 4] Float", "no more",
+       [&](torch::nn::Sequential net) {
+         plain(net);
+         net->push_back("c", Linear(4, 1));
+       }},
+  };
+  for (const int stage : {0, 3}) {
+    for (const Variant& variant : variants) {
+      for (const std::string& told : told_of_other_model(plain, variant.fill, stage)) {
+        EXPECT_NE(told.find("different models"), std::string::npos) << told;
+        EXPECT_NE(told.find("rank 1 "), std::string::npos) << told;
+        EXPECT_NE(told.find(" has " + variant.there + " where"), std::string::npos) << told;
+        EXPECT_NE(told.find(" rank 0 has " + variant.here), std::string::npos) << told;
+      }
+    }
+    for (const std::string& told : told_of_other_model(plain, plain, stage)) EXPECT_EQ(told, "");
+  }
+}
+
+TEST(Features, AParameterOnAnotherDeviceIsRefusedByName) {
+  struct Split : torch::nn::Module {
+    Split() {
+      register_parameter("here", torch::zeros({3}));
+      register_parameter("there", torch::empty({4}, at::device(at::kMeta)));
+    }
+  };
+  try {
+    Engine(std::make_shared<Split>(), comm::Group());
+    ADD_FAILURE() << "was accepted";
+  } catch (const UsageError& error) {
+    const std::string told = error.what();
+    EXPECT_NE(told.find("\"there\" is on meta"), std::string::npos) << told;
+    EXPECT_NE(told.find("\"here\" is on cpu"), std::string::npos) << told;
+  }
+}
+
+// Small models have many buckets too, and large ones none above 25 MB.
+TEST(Features, BucketsFollowTheModel) {
+  EXPECT_EQ(default_bucket_bytes(0), 256 << 10);
+  EXPECT_EQ(default_bucket_bytes(16 << 20), 1 << 20);
+  EXPECT_EQ(default_bucket_bytes(std::int64_t{1} << 40), 25'000'000);
+  torch::nn::Sequential net;
+  for (int i = 0; i < 32; ++i) net->push_back(torch::nn::Linear(256, 256));  // of 257 KiB
+  const Engine engine(net.ptr(), comm::Group());
+  const std::int64_t all = 32 * 257 * 256 * 4;
+  std::int64_t sum = 0;
+  for (const BucketInfo& bucket : engine.buckets()) {
+    EXPECT_LE(bucket.bytes, all / 16 + 257 * 256 * 4);
+    sum += bucket.bytes;
+  }
+  EXPECT_EQ(sum, all);
+  EXPECT_NE(engine.describe().find("buckets of"), std::string::npos) << engine.describe();
 }
 
 TEST(Features, AModelHasOneEngineAtATime) {

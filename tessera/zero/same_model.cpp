@@ -1,0 +1,116 @@
+// Before the first collective on parameters: do all ranks have the same model?
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/zero/engine_impl.h"
+
+namespace tessera::zero {
+namespace {
+
+// One line for each thing in which ranks must not differ.
+std::string model_text(const torch::nn::Module& model, const Plan& plan, const Options& options) {
+  std::string text;
+  const auto line = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+    text += tessera::str(kind, " ", quote(name), " ", tensor.sizes(), " ",
+                         c10::toString(tensor.scalar_type()), "\n");
+  };
+  for (const Param& param : plan.params) {
+    line(param.tensor.requires_grad() ? "parameter" : "frozen parameter", param.name, param.tensor);
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    if (buffer.value().defined()) line("buffer", buffer.key(), buffer.value());
+  }
+  return text + str("stage ", options.stage, ", layout ", options.layout.name, ", buckets of ",
+                    options.bucket_bytes, " bytes\n");
+}
+
+// FNV-1a: the same on every kind of machine.
+std::int64_t hash_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return static_cast<std::int64_t>(hash);
+}
+
+comm::Call model_call() {
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "shape of the model";
+  return call;
+}
+
+std::vector<std::int64_t> gather_numbers(const comm::Group& group, std::int64_t mine) {
+  const at::Tensor own = at::empty({1}, at::kLong), all = at::empty({group.size()}, at::kLong);
+  own.mutable_data_ptr<std::int64_t>()[0] = mine;
+  group.all_gather(all, own, model_call()).wait();
+  const auto* first = all.const_data_ptr<std::int64_t>();
+  return {first, first + group.size()};
+}
+
+std::vector<std::string> gather_lines(const comm::Group& group, const std::string& mine) {
+  const std::vector<std::int64_t> sizes =
+      gather_numbers(group, static_cast<std::int64_t>(mine.size()));
+  const std::int64_t most = *std::max_element(sizes.begin(), sizes.end());
+  const at::Tensor own = at::zeros({most}, at::kByte);
+  const at::Tensor all = at::empty({most * group.size()}, at::kByte);
+  std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
+  group.all_gather(all, own, model_call()).wait();
+  const auto* bytes = static_cast<const char*>(all.const_data_ptr());
+  std::vector<std::string> texts;
+  for (std::size_t r = 0; r < sizes.size(); ++r) {
+    texts.emplace_back(bytes + static_cast<std::int64_t>(r) * most,
+                       static_cast<std::size_t>(sizes[r]));
+  }
+  return texts;
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::size_t begin = 0;
+  for (std::size_t end = text.find('\n'); end != std::string::npos;
+       begin = end + 1, end = text.find('\n', begin)) {
+    lines.push_back(text.substr(begin, end - begin));
+  }
+  return lines;
+}
+
+// The first line in which they differ, of each. The last line of both is that of the options.
+std::pair<std::string, std::string> first_difference(const std::vector<std::string>& a,
+                                                     const std::vector<std::string>& b) {
+  for (std::size_t i = 0; i + 1 < std::max(a.size(), b.size()); ++i) {
+    const std::string of_a = i + 1 < a.size() ? a[i] : "no more";
+    const std::string of_b = i + 1 < b.size() ? b[i] : "no more";
+    if (of_a != of_b) return {of_a, of_b};
+  }
+  return {a.back(), b.back()};
+}
+
+}  // namespace
+
+void check_same_model(const torch::nn::Module& model, const Plan& plan, const comm::Group& group,
+                      const Options& options) {
+  if (group.size() == 1 || group.backend() == "dry") return;
+  const std::string mine = model_text(model, plan, options);
+  const std::vector<std::int64_t> hashes = gather_numbers(group, hash_of(mine));
+  if (std::count(hashes.begin(), hashes.end(), hashes.front()) == group.size()) return;
+  const std::vector<std::string> texts = gather_lines(group, mine);
+  const std::vector<std::string> first = split_lines(texts.front());
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    const std::vector<std::string> other = split_lines(texts[r]);
+    const auto [here, there] = first_difference(first, other);
+    if (here == there) continue;
+    throw UsageError(str("the ranks were given different models: rank ", r, " of group ",
+                         group.name(), " has ", there, " where rank 0 has ", here,
+                         "; build the same model, with the same options, on every rank"));
+  }
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Runs the examples as a user does, and compares the numbers they print.
+
+  examples_test.py first_step TESSERA PROGRAM
+  examples_test.py tensor_parallel_block TESSERA PROGRAM
+  examples_test.py explain_sync TESSERA
+"""
+
+import re
+import subprocess
+import sys
+
+LOSS = re.compile(r"^step (\d+)  loss (\S+)$")
+
+
+def output(*command):
+    """What a command prints; an exit status that is not 0 fails the test."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=100)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def check(good, problem):
+    if not good:
+        sys.exit(problem)
+
+
+def losses(text, count):
+    """{step: the loss as it is printed}"""
+    found = dict(match.groups() for match in map(LOSS.match, text.splitlines()) if match)
+    check(len(found) == count, f"wanted {count} losses, got:\n{text}")
+    return found
+
+
+def first_step(tessera, program):
+    runs = {stage: losses(output(tessera, "run", "-n", "2", "--no-prefix", "--", program, stage), 4)
+            for stage in "0123"}
+    for stage, run in runs.items():
+        check(run == runs["0"], f"stage {stage} prints {run}, stage 0 {runs['0']}")
+    values = [float(loss) for loss in runs["0"].values()]
+    check(values[-1] < 0.1 and values[-1] < values[0], f"does not learn: {values}")
+    check(len(runs["0"]["400"]) >= 12, f"too few digits to compare: {runs['0']}")
+    # Two ranks see twice the data of one: another run, not the same one on two.
+    check(losses(output(program), 4) != runs["0"], "one rank and two print the same losses")
+
+
+def tensor_parallel_block(tessera, program):
+    alone = losses(output(program), 5)
+    values = [float(loss) for loss in alone.values()]
+    check(all(b < 0.999 * a for a, b in zip(values, values[1:])), f"does not learn: {values}")
+    for ranks in "24":
+        run = losses(output(tessera, "run", "-n", ranks, "--no-prefix", "--", program), 5)
+        for step, loss in run.items():
+            check(abs(float(loss) - float(alone[step])) <= 1e-5 * float(alone[step]),
+                  f"{ranks} ranks, step {step}: {loss}, one: {alone[step]}")
+
+
+def explain_sync(tessera):
+    ranks = 3
+    text = output(tessera, "explain", "sync", "--ranks", str(ranks), "--width", "64", "--layers",
+                  "2", "--rounds", "2")
+    told, buckets = {}, []  # {parameter: {"before" | "after": [numbers of each rank]}}
+    name = None
+    for line in text.splitlines():
+        if bucket := re.match(r"bucket (\d+), (\d+) B, leaves (first|next|last)$", line):
+            buckets.append((int(bucket[2]), bucket[3], []))
+        elif parameter := re.match(r"  (\d+\.(?:weight|bias))$", line):
+            name = parameter[1]
+            buckets[-1][2].append(name)
+            told[name] = {"before": [], "after": []}
+        elif row := re.match(r"    rank (\d+)  (before|after)   ?([-+. \d]+)", line):
+            rows = told[name][row[2]]
+            check(int(row[1]) == len(rows), f"ranks out of order: {line}")
+            rows.append([float(number) for number in row[3].split()])
+    layers = [4, 6, 5, 2]
+    sizes = {}
+    for i, (inputs, outputs) in enumerate(zip(layers, layers[1:])):
+        sizes[f"{2 * i}.weight"], sizes[f"{2 * i}.bias"] = inputs * outputs, outputs
+    check(set(told) == set(sizes), f"parameters {sorted(told)}, wanted {sorted(sizes)}")
+    for name, rows in told.items():
+        wanted = min(3, sizes[name])
+        for kind in ("before", "after"):
+            check(len(rows[kind]) == ranks and all(len(row) == wanted for row in rows[kind]),
+                  f"{name} {kind}: {rows[kind]}")
+        check(all(row == rows["after"][0] for row in rows["after"]), f"{name}: ranks differ {rows}")
+        for i, after in enumerate(rows["after"][0]):
+            mean = sum(row[i] for row in rows["before"]) / ranks
+            check(abs(after - mean) < 1.01e-4, f"{name}: {after} is not the mean of {rows}")
+        check(any(row != rows["before"][0] for row in rows["before"]), f"{name}: one batch for all")
+    order = [name for _, _, names in buckets for name in names]
+    check(order[0].startswith("4.") and order[-1].startswith("0."), f"not last layer first: {order}")
+    check(len(buckets) > 1 and buckets[0][1] == "first" and buckets[-1][1] == "last", f"{buckets}")
+    for size, _, names in buckets:  # with what is padded
+        check(size >= 4 * sum(sizes[each] for each in names), f"{names} do not fit into {size} B")
+    times = re.findall(r"^  (.{42}) +([\d.]+) ms +([\d.]+) ms$", text, re.MULTILINE)
+    check(len(times) == 3, f"wanted three ways, got {times}\n{text}")
+    check(all(0 < float(best) <= float(median) for _, median, best in times), f"{times}")
+
+
+if __name__ == "__main__":
+    {"first_step": first_step, "tensor_parallel_block": tensor_parallel_block,
+     "explain_sync": explain_sync}[sys.argv[1]](*sys.argv[2:])
