@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
+#include <iterator>
 #include <map>
 
 #include "tessera/core/errors.h"
@@ -158,10 +159,11 @@ std::string Engine::describe() const {
   const Plan& plan = impl_->plan;
   std::int64_t elements = 0;
   for (const Param& param : plan.params) elements += param.numel;
-  std::string text = str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name,
-                         ": ", plan.params.size(), " parameters (", format_count(elements),
-                         " elements) in ", plan.units.size() - 1, " units and ",
-                         plan.buckets.size(), " buckets over ", plan.ranks, " ranks");
+  std::string text =
+      str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name, ": ",
+          plural(std::ssize(plan.params), "parameter"), " (", format_count(elements),
+          " elements) in ", plural(std::ssize(plan.units) - 1, "unit"), " and ",
+          plural(std::ssize(plan.buckets), "bucket"), " over ", plural(plan.ranks, "rank"));
   if (plan.units.size() > 1) return text;
   if (impl_->options.stage == 3) {
     text +=
