@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <memory>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -51,6 +52,28 @@ std::string describe_missing(const CLI::App& app, const std::string& message) {
   return message;
 }
 
+// Shows the default of a pair --x, --no-x as that of any other option. CLI11 shows what the
+// negation stands for instead, --no-x{false}, which reads like one.
+class Formatter final : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    std::string name = CLI::Formatter::make_option_name(option, positional);
+    for (const std::string_view mark : {"{false}", "{true}"}) {
+      if (const std::size_t at = name.find(mark); at != std::string::npos) {
+        name.erase(at, mark.size());
+      }
+    }
+    return name;
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string text = CLI::Formatter::make_option_opts(option);
+    const bool flag = option->get_type_size() == 0;
+    return flag && !option->get_default_str().empty()
+               ? str(" [", option->get_default_str(), "]", text)
+               : text;
+  }
+};
+
 // An option whose text goes through `read`, with the option's name in front of its errors.
 CLI::Option* converted(CLI::App& app, const std::string& names, const std::string& help,
                        const std::string& type, const std::string& shown,
@@ -75,6 +98,7 @@ CommandLine::CommandLine(const std::string& name, const std::string& summary,
                          const std::string& examples)
     : app_(summary, "tessera " + name) {
   app_.footer("Examples:\n" + examples);
+  app_.formatter(std::make_shared<Formatter>());
   // Extras are allowed here and refused in parse(), which knows how to suggest.
   app_.allow_extras();
   app_.fallthrough();  // an option of the command may also stand after its subcommand

@@ -3,12 +3,14 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <utility>
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/explain_topics.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
@@ -23,6 +25,8 @@ constexpr const char* kScheduleExamples =
     "  tessera train --pp 2 --grad-accum 8 --metrics run.jsonl\n"
     "  tessera explain schedule --stages 2 --micro-batches 8 --metrics run.jsonl\n";
 
+constexpr std::int64_t kMostMetrics = std::int64_t{1} << 30;
+
 struct ScheduleArguments {
   int stages = 4;
   int micros = 8;
@@ -34,10 +38,10 @@ struct ScheduleArguments {
 };
 
 std::string measured_bubble(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw UsageError(str("--metrics: cannot read ", quote(path)));
+  std::istringstream lines(
+      read_small_file(path, kMostMetrics, "the metrics of a run", "--metrics"));
   std::string line, last;
-  while (std::getline(file, line)) {
+  while (std::getline(lines, line)) {
     if (!line.empty()) last = line;
   }
   const auto json = nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);

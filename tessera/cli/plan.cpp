@@ -12,6 +12,7 @@
 #include "tessera/cli/plan_flags.h"
 #include "tessera/cli/plan_report.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
@@ -94,6 +95,12 @@ int print(const std::string& text) { return write_all(1, text) ? 0 : 1; }
 int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
   std::ifstream file;
   if (arguments.batch != "-") {
+    // Lines of a pipe are answered as they come; a folder would read as an empty file.
+    const std::string kind = kind_of_file(arguments.batch);
+    if (kind == "a folder") {
+      throw UsageError(str("--batch: ", quote(arguments.batch), " is ", kind,
+                           "; wanted a file with a JSON object in each line"));
+    }
     file.open(arguments.batch);
     if (!file) throw UsageError(str("--batch: cannot read ", quote(arguments.batch)));
   }

@@ -15,9 +15,10 @@ void add_plan_flag(CLI::App& app, const planner::Field& field, planner::Settings
            [&settings, name = field.name](std::int64_t count) {
              settings.set(name, count > 0 ? "true" : "false");
            },
-           str(field.help, " [", field.shown_default, "]"))
+           field.help)
         ->group(field.group)
-        ->take_last();
+        ->take_last()
+        ->default_str(field.shown_default);
     return;
   }
   const std::string type =

@@ -107,10 +107,11 @@ std::string memory_table(const Plan& plan) {
                         : !plan.fit_known ? "  the state alone fits"
                         : sized           ? "  fits, by this estimate,"
                                           : "  fits";
-  return str("\nMemory of a GPU", q.pp > 1 ? str(" (pipeline rank ", plan.rank, ")") : "", "\n",
-             table.text(), sized ? assumed_words(plan) : "", verdict, " in the ",
-             size(usable_memory(q.hardware)), " that ", q.hardware.name,
-             " can fill: ", size(std::abs(plan.margin)), plan.fits ? " left\n" : " too much\n");
+  return str("\nMemory of a rank (", q.hardware.name,
+             q.pp > 1 ? str(", pipeline rank ", plan.rank) : "", ")\n", table.text(),
+             sized ? assumed_words(plan) : "", verdict, " in the ", size(usable_memory(q.hardware)),
+             " that ", q.hardware.name, " can fill: ", size(std::abs(plan.margin)),
+             plan.fits ? " left\n" : " too much\n");
 }
 
 std::string traffic_table(const Plan& plan) {
@@ -121,7 +122,7 @@ std::string traffic_table(const Plan& plan) {
     table.row({row.axis, row.what, grouped(row.calls) + " ×", size(row.bytes)});
   }
   table.row({"", "total", "", size(t.total())});
-  std::string text = "\nBytes a GPU sends per step (ring)\n" + table.text();
+  std::string text = "\nBytes a rank sends per step (ring)\n" + table.text();
   if (t.dp_each != t.dp_last) {
     text += str("  gradients reduced each micro-batch: dp ", size(t.dp_each),
                 "; once, keeping them whole: ", size(t.dp_last), "\n");
@@ -142,10 +143,10 @@ std::string time_table(const Plan& plan) {
                                       {"step", t.step()}}) {
     if (seconds > 0) table.row({name, format_time(seconds), percent(seconds / t.step())});
   }
-  const double per_gpu = plan.model_flops / (t.step() * plan.question.world());
+  const double per_rank = plan.model_flops / (t.step() * plan.question.world());
   std::string text =
       str("\nTime of a step\n", table.text(), "  ", grouped(plan.tokens_per_s), " tokens/s; ",
-          fixed(per_gpu / 1e12, 1), " TFLOP/s a GPU, MFU ", percent(plan.mfu), "\n");
+          fixed(per_rank / 1e12, 1), " TFLOP/s a rank, MFU ", percent(plan.mfu), "\n");
   if (plan.price > 0) text += str("  costs ", fixed(plan.price, 4), " a step\n");
   if (plan.joules > 0) text += str("  takes ", fixed(plan.joules / 1e3, 2), " kJ a step\n");
   return text;

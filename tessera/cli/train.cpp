@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +22,7 @@
 #include "tessera/cli/topology.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/fd.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/train/config.h"
@@ -57,7 +60,8 @@ void add_field(CLI::App& app, const train::Field& field, Given& given) {
            },
            field.help)
         ->group(field.group)
-        ->take_last();
+        ->take_last()
+        ->default_str(train::get({}, field));
     return;
   }
   std::string type = "TEXT";
@@ -133,13 +137,14 @@ bool started_here() {
 
 int take_part(train::TrainConfig config) {
   if (config.max_restarts > 0 && !started_here()) {
-    write_all(2,
-              "tessera train: warning: --max-restarts: nobody here starts ranks again; that is "
-              "done where tessera train itself starts several on this machine\n");
+    if (comm::detect_launch().rank == 0) {
+      write_all(2,
+                "tessera train: warning: --max-restarts: nobody here starts ranks again; that is "
+                "done where tessera train itself starts several on this machine\n");
+    }
     config.max_restarts = 0;
   }
   ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone does not end the training
-  ::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no more (ulimit -f) is an error with words
   stop_signal().store(0);      // before the handlers need them
   save_asked().store(0);
   finish_the_step_on(SIGINT);
@@ -173,10 +178,10 @@ void warn_of_crowding(int ranks, int threads) {
   const auto cores = static_cast<int>(topology().cores.size());
   const int wanted = ranks * std::max(1, threads);
   if (wanted <= cores) return;
-  write_all(2, str("tessera train: warning: ", ranks, " ranks",
-                   threads > 1 ? str(" of ", threads, " threads") : std::string(), " on ", cores,
-                   cores == 1 ? " core" : " cores",
-                   ": they take turns, and every step waits for the slowest\n"));
+  write_all(
+      2, str("tessera train: warning: ", plural(ranks, "rank"),
+             threads > 1 ? str(" of ", threads, " threads") : std::string(), " on ",
+             plural(cores, "core"), ": they take turns, and every step waits for the slowest\n"));
 }
 
 // Ranks that would fill this host until the kernel ends one of them are not started.
@@ -203,31 +208,35 @@ Restarts restarts(const train::TrainConfig& config, const train::Resolved& resol
   return again;
 }
 
-}  // namespace
-
-int train_command(int argc, char** argv) {
-  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is told of as an error of its write
+// A run that may begin, or nothing where --help or --print-config was all.
+struct Ready {
+  train::TrainConfig config;
+  train::Resolved resolved;
+  int ranks = 1;
+  Fd held;                                       // see check_run
+  std::optional<checkpoint::FolderLock> folder;  // where checkpoints go
+};
+std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) {
   Given given;
   CommandLine line("train", "Trains a GPT with data, tensor and pipeline parallelism and ZeRO.",
                    kExamples);
   CLI::App& app = line.app();
-  app.add_option("--config", given.config, "read settings from a TOML file")->type_name("FILE");
+  const CLI::Option* const file =
+      app.add_option("--config", given.config, "read settings from a TOML file")->type_name("FILE");
   app.add_flag("--print-config", given.print_config,
                "print the settings as such a file, and do nothing else");
   for (const train::Field& field : train::fields()) add_field(app, field, given);
-  if (!line.parse(argc, argv)) return 0;
+  if (!line.parse(argc, argv)) return std::nullopt;
 
-  train::TrainConfig config;
+  Ready ready;
+  train::TrainConfig& config = ready.config;
   std::vector<std::string> named;  // by flags: what a file says of ranks yields to a launcher
-  if (!given.config.empty()) train::read_config(config, given.config, nullptr);
+  if (file->count() > 0) train::read_config(config, given.config, nullptr);
   for (const auto& [name, text] : given.flags) {
     train::set(config, train::field(name), text);
     named.push_back(name);
   }
-
-  const comm::Launch launch = comm::detect_launch();
-  const bool joins = launch.launcher != "alone";
-  if (joins) {
+  if (launch.launcher != "alone") {
     const bool asked = std::find(named.begin(), named.end(), "ranks") != named.end();
     if (asked && config.ranks != 0 && config.ranks != launch.size) {
       throw UsageError(str("--ranks: got ", config.ranks, ", but ", launch.launcher, " started ",
@@ -238,29 +247,52 @@ int train_command(int argc, char** argv) {
     throw UsageError(
         "--ranks: got 0, wanted at least 1; leave it out for dp · tp · pp ranks, or 2");
   }
-  const int ranks = train::ranks_wanted(config);
+  ready.ranks = train::ranks_wanted(config);
   // Whatever is wrong is said once, before ranks are started.
-  const train::Resolved resolved = train::resolve(config, ranks);
-  if (given.print_config) return write_all(1, train::to_toml(config)) ? 0 : 1;
-  if (joins) {
-    // Where tessera train started the ranks, it has checked the memory, and it holds the folder
-    // itself, over all restarts.
-    if (!started_here()) check_memory(config, resolved, launch.local_size);
-    std::optional<checkpoint::FolderLock> folder;
-    if (launch.rank == 0 && !started_here()) folder = claim_folder(config);
+  ready.resolved = train::resolve(config, ready.ranks);
+  if (given.print_config) {
+    if (launch.rank == 0 && !write_all(1, train::to_toml(config))) {
+      throw Error(str("cannot write to stdout: ", std::strerror(errno)));
+    }
+    return std::nullopt;
+  }
+  if (started_here()) return ready;  // whoever started this rank has checked the rest
+  if (launch.launcher == "alone") {
+    warn_of_crowding(ready.ranks, static_cast<int>(config.threads));
+  }
+  ready.held = train::check_run(config, ready.resolved, ready.ranks, launch.rank);
+  check_memory(config, ready.resolved,
+               launch.launcher == "alone" ? ready.ranks : launch.local_size);
+  // Where tessera train starts the ranks, it holds the folder itself, over all restarts.
+  if (launch.rank == 0) ready.folder = claim_folder(config);
+  return ready;
+}
+
+}  // namespace
+
+int train_command(int argc, char** argv) {
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is told of as an error of its write
+  const comm::Launch launch = comm::detect_launch();
+  std::optional<Ready> ready;
+  try {
+    ready = prepare(argc, argv, launch);
+  } catch (const Error& error) {
+    // The ranks of a launcher all find the same wrong: one on each host tells.
+    if (launch.local_rank == 0) throw;
+    return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
+  }
+  if (!ready) return 0;
+  const train::TrainConfig& config = ready->config;
+  const int ranks = ready->ranks;
+  if (launch.launcher != "alone" || (ranks == 1 && config.max_restarts == 0)) {
     return take_part(config);
   }
-  warn_of_crowding(ranks, static_cast<int>(config.threads));
-  train::check_run(config, resolved, ranks);
-  check_memory(config, resolved, ranks);
-  const std::optional<checkpoint::FolderLock> folder = claim_folder(config);
-  if (ranks == 1 && config.max_restarts == 0) return take_part(config);
   if (config.backend == "mpi" || config.backend == "two-level") {
     return become_mpirun(ranks, own_command(argc, argv));
   }
   return start_ranks(
       {.ranks = ranks, .threads = static_cast<int>(config.threads), .name = "train", .grace = 30},
-      restarts(config, resolved, ranks), own_command(argc, argv));
+      restarts(config, ready->resolved, ranks), own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

@@ -12,6 +12,11 @@
 #include "tessera/core/units.h"
 
 namespace tessera {
+namespace {
+
+std::string named(const std::string& flag) { return flag.empty() ? flag : flag + ": "; }
+
+}  // namespace
 
 std::string kind_of_file(mode_t mode) {
   if (S_ISREG(mode)) return "a regular file";
@@ -28,7 +33,7 @@ std::string kind_of_file(const std::string& path) {
   return ::stat(path.c_str(), &about) == 0 ? kind_of_file(about.st_mode) : "nothing";
 }
 
-Fd open_regular(const std::string& path, const std::string& wanted) {
+Fd open_regular(const std::string& path, const std::string& wanted, const std::string& flag) {
   // Of a regular file O_NONBLOCK changes nothing; a pipe it opens without a writer.
   Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   const int problem = errno;
@@ -36,21 +41,22 @@ Fd open_regular(const std::string& path, const std::string& wanted) {
   // What cannot be opened may still be told: a socket, or somebody else's pipe.
   const bool seen = (file.open() ? ::fstat(file.get(), &about) : ::stat(path.c_str(), &about)) == 0;
   if (seen && !S_ISREG(about.st_mode)) {
-    throw UsageError(str(quote(path), " is ", kind_of_file(about.st_mode), "; wanted ", wanted));
+    throw UsageError(
+        str(named(flag), quote(path), " is ", kind_of_file(about.st_mode), "; wanted ", wanted));
   }
   if (!file.open() || !seen) {
-    throw UsageError(str("cannot read ", quote(path), ": ",
+    throw UsageError(str(named(flag), "cannot read ", quote(path), ": ",
                          std::strerror(file.open() ? errno : problem), "; wanted ", wanted));
   }
   return file;
 }
 
-std::string read_small_file(const std::string& path, std::int64_t limit,
-                            const std::string& wanted) {
-  const Fd file = open_regular(path, wanted);
+std::string read_small_file(const std::string& path, std::int64_t limit, const std::string& wanted,
+                            const std::string& flag) {
+  const Fd file = open_regular(path, wanted, flag);
   const auto too_long = [&](const std::string& size) {
-    return DataError(str(quote(path), " has ", size, " bytes; wanted ", wanted, " of at most ",
-                         format_bytes(limit, ByteUnits::kBinary)));
+    return DataError(str(named(flag), quote(path), " has ", size, " bytes; wanted ", wanted,
+                         " of at most ", format_bytes(limit, ByteUnits::kBinary)));
   };
   struct stat about {};
   if (::fstat(file.get(), &about) == 0 && about.st_size > limit) {
@@ -63,7 +69,9 @@ std::string read_small_file(const std::string& path, std::int64_t limit,
     const ssize_t got = ::read(file.get(), part, sizeof part);
     if (got == 0) return text;
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw DataError(str("cannot read ", quote(path), ": ", std::strerror(errno)));
+    if (got < 0) {
+      throw DataError(str(named(flag), "cannot read ", quote(path), ": ", std::strerror(errno)));
+    }
     text.append(part, static_cast<std::size_t>(got));
     if (static_cast<std::int64_t>(text.size()) > limit) throw too_long(str("more than ", limit));
   }

@@ -44,6 +44,10 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
   return result;
 }
 
+std::string plural(std::int64_t count, std::string_view noun) {
+  return str(count, " ", noun, count == 1 ? "" : "s");
+}
+
 std::string quote(std::string_view text) {
   constexpr std::size_t kLongest = 60;
   std::string result = "\"";

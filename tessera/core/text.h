@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <locale>
 #include <sstream>
 #include <string>
@@ -21,6 +22,9 @@ std::string str(const Args&... args) {
 
 // Puts `separator` between the parts: join({"a", "b"}, ", ") is "a, b".
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
+
+// A count with its noun: "1 bucket", "2 buckets".
+std::string plural(std::int64_t count, std::string_view noun);
 
 // The text in double quotes, with control characters, quotes and non-ASCII bytes escaped and a long
 // text cut in the middle: safe to print in an error message whatever the user typed.

@@ -1,7 +1,5 @@
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +8,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
+#include "tessera/core/files.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -20,20 +19,52 @@ namespace {
 
 constexpr std::int64_t kPrompt = 32, kAnswer = 96;
 
+constexpr std::size_t kLookedAt = 16 << 20;  // bytes: enough to tell a text from something else
+
+// Bytes of the character of UTF-8 that the text begins with; 0 if there is none. A character that
+// the end cuts off counts as the rest of the text.
+std::size_t utf8_length(std::span<const unsigned char> text) {
+  const unsigned char first = text[0];
+  if (first < 0x80) return 1;
+  const std::size_t length = first < 0xc2   ? 0
+                             : first < 0xe0 ? 2
+                             : first < 0xf0 ? 3
+                             : first < 0xf5 ? 4
+                                            : 0;
+  const std::size_t there = std::min(length, text.size());
+  for (std::size_t i = 1; i < there; ++i) {
+    // Of the second byte less may be used: no long forms, no surrogates, nothing over U+10FFFF.
+    const unsigned char least = i > 1 ? 0x80 : first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+    const unsigned char most = i > 1 ? 0xbf : first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+    if (text[i] < least || text[i] > most) return 0;
+  }
+  return there;
+}
+
+// Images, archives and the like train as well as texts do, to no use.
+void refuse_binary(std::span<const unsigned char> bytes, const std::string& path) {
+  bytes = bytes.first(std::min(bytes.size(), kLookedAt));
+  for (std::size_t at = 0; at < bytes.size();) {
+    const std::size_t length = bytes[at] == 0 ? 0 : utf8_length(bytes.subspan(at));
+    if (length == 0) {
+      constexpr const char* kHex = "0123456789abcdef";
+      throw DataError(str("--data: ", quote(path), " is no text: the byte at offset ", at, " is 0x",
+                          kHex[bytes[at] >> 4], kHex[bytes[at] & 15],
+                          bytes[at] == 0 ? "" : ", which is not UTF-8 there",
+                          "; wanted a text in UTF-8 (iconv converts other encodings)"));
+    }
+    at += length;
+  }
+}
+
 // A file's bytes, mapped: ranks on one machine share them.
 class Mapping {
  public:
   explicit Mapping(const std::string& path) {
-    const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const Fd file = open_regular(path, "synthetic or the name of a text file", "--data");
     struct stat about {};
-    if (file.get() < 0 || ::fstat(file.get(), &about) != 0) {
-      throw UsageError(str("--data: cannot read ", quote(path), ": ", std::strerror(errno),
-                           "; wanted synthetic or the name of a text file"));
-    }
-    if (!S_ISREG(about.st_mode)) {
-      throw DataError(str("--data: ", quote(path),
-                          " is not a file; wanted synthetic or the name "
-                          "of a text file"));
+    if (::fstat(file.get(), &about) != 0) {
+      throw DataError(str("--data: cannot read ", quote(path), ": ", std::strerror(errno)));
     }
     size_ = static_cast<std::size_t>(about.st_size);
     if (size_ == 0) return;
@@ -67,6 +98,7 @@ class TextFile final : public Source {
                           " or more: take a longer file",
                           size > 2 ? str(", or --seq ", size - 1, " or less") : std::string()));
     }
+    refuse_binary(file_.bytes(), path_);
   }
 
   std::string name() const override { return path_; }

@@ -4,17 +4,15 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <functional>
-#include <sstream>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/hardware.h"
+#include "tessera/planner/toml_text.h"
 
 namespace tessera::planner {
 namespace {
@@ -146,26 +144,10 @@ void check_complete(const Hardware& h, const toml::table& table, const std::stri
   want(h.between.bandwidth > 0, "between.bandwidth");
 }
 
-// toml++ 3.3 has undefined behaviour for some characters beyond ASCII where a value should stand.
-void refuse_other_than_ascii(std::string_view text, const std::string& where) {
-  toml::source_index line = 1, column = 1;
-  for (const char c : text) {
-    if (static_cast<unsigned char>(c) >= 0x80) {
-      throw UsageError(str(where, ", line ", line, ", column ", column,
-                           ": got a character that is not ASCII; wanted plain ASCII"));
-    }
-    ++column;
-    if (c == '\n') {
-      ++line;
-      column = 1;
-    }
-  }
-}
-
 }  // namespace
 
 void Catalogue::parse(std::string_view text, const std::string& where) {
-  refuse_other_than_ascii(text, where);
+  check_toml_text(text, where);
   toml::table table;
   try {
     table = toml::parse(text, where);
@@ -211,13 +193,7 @@ void Catalogue::parse(std::string_view text, const std::string& where) {
 }
 
 void Catalogue::read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    throw UsageError(str("--hardware-file: cannot read ", quote(path), ": ",
-                         errno != 0 ? std::strerror(errno) : "it is empty"));
-  }
-  parse(text.str(), path);
+  parse(read_small_file(path, kMostToml, "a TOML file", "--hardware-file"), path);
 }
 
 }  // namespace tessera::planner

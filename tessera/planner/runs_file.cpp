@@ -1,16 +1,16 @@
 #include "tessera/planner/runs_file.h"
 
 #include <charconv>
-#include <fstream>
-#include <sstream>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/text.h"
 
 namespace tessera::planner {
 namespace {
 
 constexpr std::string_view kMeasured = "step_ms";
+constexpr std::int64_t kMostBytes = 64 << 20;  // some hundred thousand runs
 
 std::string_view trimmed(std::string_view text) {
   const std::size_t from = text.find_first_not_of(" \t\r");
@@ -101,12 +101,9 @@ std::vector<ScoredRow> parse_runs(std::string_view text, const std::string& wher
 
 std::vector<ScoredRow> read_runs(const std::string& path, const Settings& defaults,
                                  const Catalogue& catalogue) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    throw UsageError(str("--score: cannot read ", quote(path), ", or it is empty"));
-  }
-  return parse_runs(text.str(), path, defaults, catalogue);
+  const std::string text = read_small_file(path, kMostBytes, "a CSV file", "--score");
+  if (text.empty()) throw UsageError(str("--score: ", quote(path), " is empty; wanted a CSV file"));
+  return parse_runs(text, path, defaults, catalogue);
 }
 
 }  // namespace tessera::planner

@@ -249,7 +249,16 @@ Resolved resolve(const TrainConfig& config, int ranks) {
         "--save: got --comm off, whose ranks train models that differ; wanted one of "
         "them");
   }
+  if (!config.hardware_file.empty() && config.hardware.empty()) {
+    throw UsageError(str("--hardware-file: got ", quote(config.hardware_file),
+                         " without --hardware, the name of an entry; wanted both"));
+  }
   resolve_batch(config, out.dp, out);
+  constexpr std::int64_t kMostTokens = 1'000'000'000'000'000;
+  if (out.global_batch > kMostTokens / out.seq) {
+    throw UsageError(str("--micro-batch ", config.micro_batch, ": a step has ", out.global_batch,
+                         " sequences of ", out.seq, " tokens; wanted at most 10^15 tokens"));
+  }
   return out;
 }
 

@@ -109,7 +109,10 @@ std::string get(const TrainConfig& config, const Field& field);
 
 // TOML, a table for each group. read_config changes only what the file names.
 std::string to_toml(const TrainConfig& config);
+// Throws UsageError, or DataError for a file that is too long, and then changes nothing.
 void read_config(TrainConfig& config, const std::string& path, std::vector<std::string>* named);
+void parse_config(TrainConfig& config, std::string_view text, const std::string& where,
+                  std::vector<std::string>* named = nullptr);
 
 // Ranks to start where nobody has: dp · tp · pp, and 2 if nothing is said of them.
 int ranks_wanted(const TrainConfig& config);

@@ -12,4 +12,9 @@ void read_config(TrainConfig&, const std::string& path, std::vector<std::string>
                        "libtomlplusplus-dev). Give the settings as flags"));
 }
 
+void parse_config(TrainConfig& config, std::string_view, const std::string& where,
+                  std::vector<std::string>* named) {
+  read_config(config, where, named);
+}
+
 }  // namespace tessera::train

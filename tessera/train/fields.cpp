@@ -15,6 +15,8 @@ namespace {
 
 using C = TrainConfig;
 constexpr double kMany = 1e15;  // exact in a double and beyond any use
+// As fp32 sees them: of 1 an average never forgets, and by 0 a step would be divided.
+constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
 
 std::vector<Field> make_fields() {
   const std::string model = "Model", data = "Data", batch = "Batch", parallel = "Parallelism",
@@ -30,7 +32,7 @@ std::vector<Field> make_fields() {
       {model, "vocab", &C::vocab, "tokens of the vocabulary; 0: as the model has", 0, 1e8},
       {model, "positions", &C::positions, "longest sequence; 0: as the model has", 0, 1e7},
 
-      {data, "data", &C::data, "synthetic (sorting digits) or a text file, read by bytes"},
+      {data, "data", &C::data, "synthetic (sorting digits) or a text file (UTF-8), read by bytes"},
       {data, "seed", &C::seed, "of parameters and data", 0, kMany},
 
       {batch, "steps", &C::steps, "optimizer steps", 1, kMany},
@@ -106,10 +108,10 @@ std::vector<Field> make_fields() {
       {optimizer, "decay-share", &C::decay_share, "wsd: share of the steps that decay", 0, 1},
       {optimizer, "weight-decay", &C::weight_decay, "of matrices; norms and biases have none", 0,
        1e3},
-      {optimizer, "beta1", &C::beta1, "AdamW", 0, 1},
-      {optimizer, "beta2", &C::beta2, "AdamW", 0, 1},
-      {optimizer, "eps", &C::eps, "AdamW", 0, 1},
-      {optimizer, "momentum", &C::momentum, "SGD", 0, 1},
+      {optimizer, "beta1", &C::beta1, "AdamW", 0, kBelowOne},
+      {optimizer, "beta2", &C::beta2, "AdamW", 0, kBelowOne},
+      {optimizer, "eps", &C::eps, "AdamW", kAboveZero, 1},
+      {optimizer, "momentum", &C::momentum, "SGD", 0, kBelowOne},
       {optimizer, "clip", &C::clip, "largest norm of the whole gradient; 0 does not clip", 0, 1e9},
       {optimizer,
        "on-nan",
@@ -144,7 +146,9 @@ std::vector<Field> make_fields() {
       {saving, "save-every", &C::save_every, "steps between checkpoints; 0: only at the end", 0,
        kMany},
       {saving, "resume", &C::resume,
-       "auto: from the newest good checkpoint under --save, if there is one; or a checkpoint"},
+       "auto: from the newest good checkpoint under --save, if there is one; or a checkpoint, or "
+       "the "
+       "folder of a run: the newest in it"},
       {saving, "keep-last", &C::keep_last, "newest checkpoints to keep; 0: all", 0, 1e6},
       {saving, "keep-every", &C::keep_every, "keep those of every so many steps too; 0: none", 0,
        kMany},

@@ -56,7 +56,6 @@ std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resol
 
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger) {
-  if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   ParallelOptions options;
   options.tp = static_cast<int>(config.tp);
   options.pp = static_cast<int>(config.pp);
@@ -73,13 +72,17 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   return options;
 }
 
-c10::Device device_of(const TrainConfig& config, const comm::Group& world) {
+c10::Device device_of(const TrainConfig& config, int rank) {
   if (config.device == "cpu") return c10::Device(c10::kCPU);
-  if (!at::hasCUDA()) {
+  const int count = at::hasCUDA() ? static_cast<int>(at::detail::getCUDAHooks().deviceCount()) : 0;
+  if (count == 0) {
     throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
   }
-  const auto count = static_cast<int>(at::detail::getCUDAHooks().deviceCount());
-  return {c10::kCUDA, static_cast<c10::DeviceIndex>(world.rank() % std::max(1, count))};
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(rank % count)};
+}
+
+void apply_threads(const TrainConfig& config) {
+  if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
 }
 
 }  // namespace tessera::train

@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "tessera/comm/group.h"
 #include "tessera/data/source.h"
 #include "tessera/train/config.h"
 #include "tessera/train/parallelize.h"
@@ -11,8 +10,11 @@ namespace tessera::train {
 
 // From what the user says to what the parts of a run want to know.
 std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved);
-c10::Device device_of(const TrainConfig& config, const comm::Group& world);
+// Throws UsageError where there is no such device.
+c10::Device device_of(const TrainConfig& config, int rank);
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger);
+// For the whole process, unlike the others, which change nothing.
+void apply_threads(const TrainConfig& config);
 
 }  // namespace tessera::train

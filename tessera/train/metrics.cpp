@@ -10,9 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
+#include "tessera/train/trace.h"
 
 namespace tessera::train {
 namespace {
@@ -94,14 +96,46 @@ std::string to_json(const Summary& summary) {
   return Json{{"summary", std::move(inner)}}.dump();
 }
 
-LineFile::LineFile(const std::string& path, std::string_view flag, bool goes_on) : path_(path) {
-  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (goes_on ? 0 : O_TRUNC);
-  file_ = Fd(::open(path.c_str(), flags, 0666));
-  if (!file_.open()) {
-    throw UsageError(str(flag, ": cannot write ", quote(path), ": ", std::strerror(errno),
-                         "; wanted a file in a folder that is there"));
+namespace {
+
+// Opens for writing, without waiting for the reader of a pipe.
+Fd open_lines(const std::string& path, std::string_view flag, int flags) {
+  // Its own streams are taken as they are: opened anew, a file behind them would be written from
+  // its beginning, and a socket could not be opened at all.
+  if (path == "/dev/stdout" || path == "/dev/stderr") {
+    return Fd(::fcntl(path == "/dev/stdout" ? 1 : 2, F_DUPFD_CLOEXEC, 3));
   }
+  Fd file(
+      ::open(path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | flags, 0666));
+  const int problem = errno;
+  const std::string kind = kind_of_file(path);
+  if (kind == "a folder" || kind == "a block device" || kind == "a socket") {
+    throw UsageError(str(flag, ": ", quote(path), " is ", kind, "; wanted a file or a pipe"));
+  }
+  if (!file.open()) {
+    throw UsageError(
+        problem == ENXIO && kind == "a pipe"
+            ? str(flag, ": ", quote(path), " is a pipe that nobody reads; start its reader first")
+            : str(flag, ": cannot write ", quote(path), ": ", std::strerror(problem),
+                  "; wanted a file in a folder that is there"));
+  }
+  ::fcntl(file.get(), F_SETFL, O_APPEND);  // a slow reader is waited for
+  if (::write(file.get(), "", 0) != 0) {   // some devices take nothing at all: /dev/full
+    throw UsageError(str(flag, ": cannot write ", quote(path), ": ", std::strerror(errno)));
+  }
+  return file;
 }
+
+}  // namespace
+
+Fd check_lines(const std::string& path, std::string_view flag) {
+  if (kind_of_file(path) != "nothing") return open_lines(path, flag, 0);
+  check_writable(path, std::string(flag));
+  return Fd();
+}
+
+LineFile::LineFile(const std::string& path, std::string_view flag, bool goes_on)
+    : file_(open_lines(path, flag, O_CREAT | (goes_on ? 0 : O_TRUNC))), path_(path) {}
 
 void LineFile::write(const std::string& line) {
   const off_t before = ::lseek(file_.get(), 0, SEEK_END);  // -1 for a pipe

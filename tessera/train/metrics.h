@@ -91,7 +91,12 @@ struct LastSave {
 std::string to_json(const StepMetrics& step);
 std::string to_json(const Summary& summary);
 
-// Lines of a file, each written at once, so that a reader never sees half of one.
+// Throws UsageError for what LineFile could not write to, and changes nothing. What it returns is
+// to be held until the run is over: the reader of a pipe takes it for ended otherwise.
+[[nodiscard]] Fd check_lines(const std::string& path, std::string_view flag);
+
+// Lines of a file, each written at once, so that a reader never sees half of one. It may be a
+// device, or a pipe that somebody reads.
 class LineFile {
  public:
   // `goes_on`: after the lines that are there. Throws UsageError.

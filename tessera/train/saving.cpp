@@ -16,6 +16,7 @@
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/train/gather_texts.h"
+#include "tessera/train/resuming.h"
 
 namespace tessera::train {
 namespace {
@@ -57,29 +58,6 @@ checkpoint::Charge charge_to(std::shared_ptr<memory::Ledger> ledger) {
 // Host memory as a tensor like `values`, to copy from or to a part of it.
 at::Tensor host_view(const at::Tensor& values, std::int64_t count, const std::byte* memory) {
   return at::from_blob(const_cast<std::byte*>(memory), {count}, values.options().device(at::kCPU));
-}
-
-std::string shape_json(const planner::ModelShape& shape) {
-  const nlohmann::json json = {
-      {"name", shape.name},     {"layers", shape.layers},       {"hidden", shape.hidden},
-      {"heads", shape.heads},   {"kv_heads", shape.kv_heads},   {"ffn", shape.ffn},
-      {"vocab", shape.vocab},   {"positions", shape.positions}, {"swiglu", shape.swiglu},
-      {"biases", shape.biases}, {"tied", shape.tied},           {"rotary_base", shape.rotary_base}};
-  return json.dump();
-}
-
-// What of a saved model's shape is not that of this one, in words; "" if all of it is.
-std::string other_model(const std::string& saved, const planner::ModelShape& shape) {
-  nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
-  if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
-  if (!was.contains("rotary_base")) was["rotary_base"] = 1e4;  // before it could be another
-  const nlohmann::json own = nlohmann::json::parse(shape_json(shape));
-  std::vector<std::string> differences;
-  for (const auto& [key, value] : own.items()) {
-    if (key == "name" || !was.contains(key) || was[key] == value) continue;
-    differences.push_back(str(key, " was ", was[key].dump(), " and is ", value.dump()));
-  }
-  return join(differences, ", ");
 }
 
 }  // namespace
@@ -211,13 +189,7 @@ std::vector<std::string> Saver::differences(const std::string& folder,
 Saver::Resumed Saver::read(const std::string& folder) {
   checkpoint::Checkpoint from(folder, checkpoint::local_files(), charge_);
   const checkpoint::Description& about = from.about();
-  if (const std::string optimizer = extra(about, "optimizer"); optimizer != config_.optimizer) {
-    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", optimizer,
-                         ", and this run has ", config_.optimizer, "; wanted the same"));
-  }
-  if (const std::string other = other_model(about.model, resolved_.model); !other.empty()) {
-    throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
-  }
+  check_fits(folder, about, config_, resolved_);
   from.expect(model_.specs());
   std::vector<checkpoint::Wanted> wanted;
   const int t = model_.mesh().place().tp, tp = model_.mesh().shape().tp;
@@ -257,27 +229,35 @@ std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {
   if (config_.resume == "auto") {
     resumed = resume_newest(&notes);
   } else {
-    if (config_.resume != "none") resumed = load(config_.resume);
+    if (config_.resume != "none") resumed = load(chosen());
     refuse_later(resumed ? resumed->steps : 0);
   }
   if (resumed) notes.insert(notes.end(), resumed->notes.begin(), resumed->notes.end());
   return resumed;
 }
 
-// What goes on from the newest checkpoint of the folder, after a failure, must find its own there.
-void Saver::refuse_later(std::int64_t steps) const {
-  if (config_.save.empty()) return;
-  std::string problem;
+// Collective: what rank 0 says, which may throw. All take the same, whatever appears meanwhile.
+std::string Saver::as_rank_0(const std::function<std::string()>& say) const {
+  std::string said, problem;
   if (group_.rank() == 0) {
-    const auto known = checkpoint::steps_in(*checkpoint::local_files(), config_.save);
-    if (!known.empty() && known.back() > steps) {
-      problem = str("--save: ", config_.save, " has a checkpoint of step ", known.back(),
-                    ", later than where this run starts (step ", steps,
-                    "), and a restart would take it for its own; choose another folder, go on from "
-                    "it with --resume auto, or remove it");
+    try {
+      said = say();
+    } catch (const UsageError& error) {
+      problem = error.what();
     }
   }
   problem = team_.broadcast(problem);
+  if (!problem.empty()) throw UsageError(problem);
+  return team_.broadcast(said);
+}
+
+std::string Saver::chosen() const {
+  return as_rank_0([this] { return checkpoint_to_resume(config_); });
+}
+
+void Saver::refuse_later(std::int64_t steps) const {
+  if (config_.save.empty()) return;
+  const std::string problem = as_rank_0([&] { return later_checkpoint(config_, steps); });
   if (!problem.empty()) throw UsageError(problem);
 }
 

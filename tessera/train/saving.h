@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,8 @@ class Saver {
   Resumed load(const std::string& folder);
   Resumed read(const std::string& folder);  // not collective: into this rank's memory
   void go_on(const Resumed& resumed);
+  std::string as_rank_0(const std::function<std::string()>& say) const;
+  std::string chosen() const;  // collective: the folder that --resume names
   void refuse_later(std::int64_t steps) const;
   const ParamSpec& spec(const std::string& name) const;
 

@@ -2,9 +2,11 @@
 
 #include <ATen/ops/empty.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -12,11 +14,11 @@
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/data/source.h"
 #include "tessera/memory/device_usage.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/memory_check.h"
 #include "tessera/train/report.h"
+#include "tessera/train/resuming.h"
 #include "tessera/train/stack.h"
 #include "tessera/train/step_watchdog.h"
 #include "tessera/train/trace.h"
@@ -60,22 +62,20 @@ std::string ending(Trainer& trainer, const Summary& summary,
                 short_number(slow.factor, 2), " × the median of the ranks\n");
   }
   if (summary.saves > 0) {
-    text +=
-        str("  ", summary.saves, summary.saves == 1 ? " save" : " saves", " held training up for ",
-            format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
-            short_number(summary.save_exposed_percent(), 1), "% of a step\n");
+    text += str("  ", plural(summary.saves, "save"), " held training up for ",
+                format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
+                short_number(summary.save_exposed_percent(), 1), "% of a step\n");
   }
   if (!answers.empty()) {
     text += "\n  what it answers\n";
     for (const std::string& line : answers) text += "    " + line + "\n";
   }
   text += str("\n  loss ", short_number(summary.first_loss, 4), " → ",
-              short_number(summary.last_loss, 4), " in ", summary.steps,
-              summary.steps == 1 ? " step" : " steps", ", ",
+              short_number(summary.last_loss, 4), " in ", plural(summary.steps, "step"), ", ",
               format_count(std::llround(summary.tokens_per_s)), " tokens/s; parameters ",
               summary.params_hash, "\n");
   if (summary.skipped > 0) {
-    text += str("  ", summary.skipped, " steps skipped: their gradients were not finite\n");
+    text += str("  ", plural(summary.skipped, "step"), " skipped: gradients were not finite\n");
   }
   return text;
 }
@@ -92,12 +92,17 @@ void check_device(const TrainConfig& config, const comm::Group& world) {
 
 }  // namespace
 
-void check_run(const TrainConfig& config, const Resolved& resolved, int ranks) {
+Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int rank) {
   check(resolved.model, parallel_options(config, resolved, c10::kCPU, nullptr), ranks);
-  if (!config.metrics.empty()) check_writable(config.metrics, "--metrics");
-  if (!config.trace.empty()) check_writable(config.trace, "--trace");
-  if (config.data != "synthetic") data::text_file(config.data, resolved.seq, 0);
+  device_of(config, rank);
+  Fd held;
+  const bool writes = rank == 0;
+  if (writes && !config.metrics.empty()) held = check_lines(config.metrics, "--metrics");
+  if (writes && !config.trace.empty()) check_writable(config.trace, "--trace");
+  make_source(config, resolved);
   predicted_step(config, resolved);
+  check_resume(config, resolved);
+  return held;
 }
 
 Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
@@ -123,6 +128,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     for (const std::string& note : notes) write_all(2, note + "\n");
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
+    if (trainer.steps_done() >= config.steps) {
+      write_all(2, str("nothing is left to train: all ", plural(config.steps, "step"),
+                       " are done; a larger --steps goes on\n"));
+    }
   }
   const auto note_step = [&] {
     if (told.last_step != nullptr) *told.last_step = trainer.steps_done();
@@ -187,7 +196,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   trainer.write_trace();
   if (lines) lines->write(to_json(summary));
   if (speaks) {
-    write_all(1, ending(trainer, summary, answers));
+    // A reader that has gone wants no more; anything else is worth a word.
+    if (!write_all(1, ending(trainer, summary, answers)) && errno != EPIPE) {
+      write_all(2, str("cannot write the tables to stdout: ", std::strerror(errno), "\n"));
+    }
     if (!saved.folder.empty()) write_all(2, str("saved: ", saved.folder, "\n"));
     if (!saved.failure.empty()) {
       write_all(

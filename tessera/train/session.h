@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "tessera/core/fd.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::train {
@@ -13,10 +14,12 @@ namespace tessera::train {
 enum class Wish : std::uint8_t { none, save, stop };
 using Wishes = std::function<Wish()>;
 
-// Throws UsageError or DataError for what cannot be trained so, and for files that cannot be read
-// or written. Not collective: whoever starts the ranks asks first, so that one message comes and
-// not one from each rank.
-void check_run(const TrainConfig& config, const Resolved& resolved, int ranks);
+// Throws UsageError or DataError for what cannot be trained so, for devices that are not there, and
+// for files that this rank cannot read or write. Changes nothing. Not collective: whoever starts
+// the ranks asks first, so that one message comes and not one from each rank. What it returns is
+// held until the run is over, as check_lines() has it.
+[[nodiscard]] Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks,
+                           int rank = 0);
 
 // Collective: trains from the first step to the last, with what a person sees of it on rank 0: the
 // progress bar on stderr, and at the end three tables and a few answers of the model on stdout.

@@ -53,12 +53,20 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
   trace.span(bubble ? "bubble: " + name : name, span.begin, span.end, span.micro);
 }
 
-Trainer::Trainer(TrainConfig config, comm::Group world)
-    : impl_(std::make_unique<Impl>(std::move(config), std::move(world))) {}
+// [Note: owner] What the calling thread allocates is charged to the trainer for the time of a call,
+// and not for its life: it may be made, used and destroyed by different threads.
+Trainer::Trainer(TrainConfig config, comm::Group world) {
+  memory::install();
+  apply_threads(config);
+  auto ledger = std::make_shared<memory::Ledger>(str("rank ", world.rank()), config.memory_limit);
+  const memory::OwnerScope owner(ledger);
+  impl_ = std::make_unique<Impl>(std::move(config), std::move(world), ledger);
+}
 Trainer::~Trainer() = default;
 
 StepMetrics Trainer::step() {
   Impl& impl = *impl_;
+  const memory::OwnerScope owner(impl.ledger);
   const std::int64_t done = steps_done();
   StepMetrics& out = impl.now;
   out = {};
@@ -149,6 +157,7 @@ std::string Trainer::whereabouts() const {
 }
 
 int Trainer::agree(int wish) const {
+  const memory::OwnerScope owner(impl_->ledger);
   const at::Tensor flag = at::full({1}, wish, at::kInt);
   comm::Call call;
   call.op = comm::ReduceOp::max;
@@ -160,6 +169,7 @@ int Trainer::agree(int wish) const {
 }
 
 std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
+  const memory::OwnerScope owner(impl_->ledger);
   const auto resumed = impl_->saver.resume(notes);
   if (!resumed) return std::nullopt;
   impl_->steps_before = resumed->steps - static_cast<std::int64_t>(impl_->history.size());
@@ -169,6 +179,7 @@ std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
 
 std::string Trainer::roll_back() {
   Impl& impl = *impl_;
+  const memory::OwnerScope owner(impl.ledger);
   if (++impl.rollbacks > kMostRollbacks) {
     throw Error(str("gradients were not finite ", impl.rollbacks,
                     " times, and going back to the last checkpoint did not help; lower --lr (now ",
@@ -188,13 +199,17 @@ std::string Trainer::roll_back() {
 }
 
 void Trainer::save() {
+  const memory::OwnerScope owner(impl_->ledger);
   const Clock::time_point began = Clock::now();
   impl_->saver.save(steps_done(), impl_->samples(steps_done()));
   if (!impl_->history.empty()) {
     impl_->history.back().save_exposed_s = seconds(began, Clock::now());
   }
 }
-LastSave Trainer::finish_saving() { return impl_->saver.finish(); }
+LastSave Trainer::finish_saving() {
+  const memory::OwnerScope owner(impl_->ledger);
+  return impl_->saver.finish();
+}
 
 std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
   const at::NoGradGuard no_gradients;
@@ -211,6 +226,7 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
 }
 
 std::vector<std::string> Trainer::answers(std::int64_t count) {
+  const memory::OwnerScope owner(impl_->ledger);
   std::vector<std::string> lines;
   for (std::int64_t i = 0; i < count; ++i) {
     const data::Question question = impl_->source->question(static_cast<std::uint64_t>(i));
@@ -221,6 +237,7 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
 
 void Trainer::write_trace() const {
   if (impl_->config.trace.empty()) return;
+  const memory::OwnerScope owner(impl_->ledger);
   const auto events = gather_texts(impl_->world, impl_->trace.events(), "trace");
   if (impl_->world.rank() != 0) return;
   train::write_trace(impl_->config.trace, events);

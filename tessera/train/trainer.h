@@ -15,8 +15,8 @@ namespace tessera::train {
 // the world make the same calls.
 class Trainer {
  public:
-  // Collective. Installs the counting allocator; memory of this thread is charged to the trainer's
-  // ledger as long as it lives.
+  // Collective. Installs the counting allocator; what the calling thread allocates is charged to
+  // the trainer's ledger while a call runs.
   Trainer(TrainConfig config, comm::Group world);
   ~Trainer();
   Trainer(const Trainer&) = delete;

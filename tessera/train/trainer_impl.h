@@ -16,13 +16,13 @@
 namespace tessera::train {
 
 struct Trainer::Impl {
-  Impl(TrainConfig c, comm::Group w)
+  // Everything is made, and every call runs, in a scope that charges `l` ([Note: owner]).
+  Impl(TrainConfig c, comm::Group w, std::shared_ptr<memory::Ledger> l)
       : config(std::move(c)),
         world(std::move(w)),
         resolved(resolve(config, world.size())),
-        ledger(std::make_shared<memory::Ledger>(str("rank ", world.rank()), config.memory_limit)),
-        owner((memory::install(), ledger)),
-        device(device_of(config, world)),
+        ledger(std::move(l)),
+        device(device_of(config, world.rank())),
         source(make_source(config, resolved)),
         trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),
         // With --comm off every rank is a replica of its own, on its own data.
@@ -64,7 +64,6 @@ struct Trainer::Impl {
   const Resolved resolved;
   const std::optional<double> predicted_s = predicted_step(config, resolved);  // of a step
   const std::shared_ptr<memory::Ledger> ledger;
-  const memory::OwnerScope owner;  // before the first tensor
   const c10::Device device;
   const std::unique_ptr<data::Source> source;
   // Before the model: its calls are told of to the end.

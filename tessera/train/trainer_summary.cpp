@@ -55,6 +55,7 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
 
 Summary Trainer::summary() {
   Impl& impl = *impl_;
+  const memory::OwnerScope owner(impl.ledger);
   impl.engine().synchronize();
   Summary out;
   impl.compare_ranks(out);
@@ -107,15 +108,15 @@ std::string Trainer::describe() const {
   const Impl& impl = *impl_;
   const planner::ModelShape& shape = impl.resolved.model;
   return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
-             " parameters (", shape.layers, " layers, width ", shape.hidden, ", ", shape.heads,
-             " heads, vocabulary ", shape.vocab, ")\n", impl.source->name(), ": ",
-             impl.config.steps, " steps of ", impl.resolved.global_batch, " × ", impl.resolved.seq,
-             " tokens = ", impl.resolved.dp, impl.resolved.dp == 1 ? " replica × " : " replicas × ",
-             impl.resolved.grad_accum, " × ", impl.config.micro_batch, " sequences\nZeRO-",
-             impl.config.zero, ", ", impl.config.layout, ", ",
-             impl.world.size() == 1 ? "alone" : impl.world.backend(), ", ", at::get_num_threads(),
-             at::get_num_threads() == 1 ? " thread" : " threads", " per rank; ",
-             impl.model.describe(), "\n");
+             " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
+             plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),
+             ": ", plural(impl.config.steps, "step"), " of ", impl.resolved.global_batch, " × ",
+             plural(impl.resolved.seq, "token"), " = ", plural(impl.resolved.dp, "replica"), " × ",
+             impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"),
+             "\nZeRO-", impl.config.zero, ", ", impl.config.layout, ", ",
+             impl.world.size() == 1 ? "alone" : impl.world.backend(), ", ",
+             plural(at::get_num_threads(), "thread"), " per rank on ",
+             impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n");
 }
 
 }  // namespace tessera::train

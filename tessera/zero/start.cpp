@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
+#include <iterator>
 #include <map>
 
 #include "tessera/core/errors.h"
@@ -164,9 +165,10 @@ std::string Engine::describe() const {
   for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
   std::string text =
       str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name, ": ",
-          plan.params.size(), " parameters (", format_count(elements), " elements) in ",
-          plan.units.size() - 1, " units and ", plan.buckets.size(), " buckets of ",
-          format_bytes(largest), " at most over ", plan.ranks, " ranks");
+          plural(std::ssize(plan.params), "parameter"), " (", format_count(elements),
+          " elements) in ", plural(std::ssize(plan.units) - 1, "unit"), " and ",
+          plural(std::ssize(plan.buckets), "bucket"), " of ", format_bytes(largest),
+          " at most over ", plural(plan.ranks, "rank"));
   if (plan.units.size() > 1) return text;
   if (impl_->options.stage == 3) {
     text +=

@@ -55,7 +55,7 @@ class TextFile {
 TEST(PlanProgram, WithoutFlagsItPlansSomething) {
   const Outcome text = plan({});
   EXPECT_EQ(text.status, 0) << text.err;
-  for (const char* part : {"Parameters", "Memory of a GPU", "Time of a step", "Bound by"}) {
+  for (const char* part : {"Parameters", "Memory of a rank (h100)", "Time of a step", "Bound by"}) {
     EXPECT_TRUE(contains(text.out, part)) << part;
   }
   EXPECT_EQ(plan({"--json"}).json()["parameters"], 1'557'611'200);

@@ -52,5 +52,11 @@ TEST(Text, DidYouMean) {
   EXPECT_EQ(did_you_mean("elephant", {"run", "bench"}), "");
 }
 
+TEST(Text, OneIsSingular) {
+  EXPECT_EQ(plural(0, "bucket"), "0 buckets");
+  EXPECT_EQ(plural(1, "bucket"), "1 bucket");
+  EXPECT_EQ(plural(2, "bucket"), "2 buckets");
+}
+
 }  // namespace
 }  // namespace tessera

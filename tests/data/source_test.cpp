@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -110,7 +111,7 @@ TEST(Sorting, TooShortIsAnError) { EXPECT_THROW(sorting(1, 0), UsageError); }
 TEST(TextFile, WindowsOfTheFile) {
   const Folder folder;
   std::string text;
-  for (int i = 0; i < 1000; ++i) text += static_cast<char>(i % 251);
+  for (int i = 0; i < 1000; ++i) text += static_cast<char>(1 + i % 101);
   const std::unique_ptr<Source> source = text_file(folder.file("a", text), 20, 1);
   EXPECT_EQ(source->vocab(), 256);
   const Batch batch = source->batch(0, 50);
@@ -121,8 +122,8 @@ TEST(TextFile, WindowsOfTheFile) {
     const std::vector<Token> targets = values(batch.targets[b].contiguous());
     starts.insert(ids[0]);
     for (int t = 0; t < 20; ++t) {
-      EXPECT_EQ(ids[t], (ids[0] + t) % 251);
-      EXPECT_EQ(targets[t], (ids[t] + 1) % 251);
+      EXPECT_EQ(ids[t], 1 + (ids[0] - 1 + t) % 101);
+      EXPECT_EQ(targets[t], 1 + ids[t] % 101);
     }
   }
   EXPECT_GT(starts.size(), 30u);
@@ -138,7 +139,8 @@ TEST(TextFile, TheShortestFileIsOneWindow) {
 
 TEST(TextFile, ShowsOnlyWhatIsSafeToPrint) {
   const Folder folder;
-  const std::unique_ptr<Source> source = text_file(folder.file("a", "ab\033[31m\n\xff cd"), 4, 0);
+  const std::unique_ptr<Source> source =
+      text_file(folder.file("a", "ab\033[31m\n\xc3\xa9 cd"), 4, 0);
   const std::vector<Token> said = {'x', 27, '\n', 300};
   const std::string line = source->show({{'a', 0xff}, 4, {}}, said);
   EXPECT_EQ(line, "a. → x.⏎?");
@@ -157,10 +159,48 @@ TEST(TextFile, BadFilesAreNamed) {
   EXPECT_THROW(text_file(folder.path() + "/absent", 10, 0), UsageError);
   EXPECT_THROW(text_file(folder.file("empty", ""), 10, 0), DataError);
   EXPECT_NE(message(folder.path() + "/absent").find("No such file"), std::string::npos);
-  EXPECT_NE(message(folder.path()).find("is not a file"), std::string::npos);
+  EXPECT_NE(message(folder.path()).find("is a folder"), std::string::npos);
+  ASSERT_EQ(::mkfifo((folder.path() + "/pipe").c_str(), 0600), 0);
+  EXPECT_NE(message(folder.path() + "/pipe").find("is a pipe"), std::string::npos);
+  EXPECT_NE(message("/dev/null").find("is a character device"), std::string::npos);
   EXPECT_NE(message(folder.file("empty", "")).find("0 bytes"), std::string::npos);
   const std::string text = message(folder.file("short", "0123456789"));
   EXPECT_NE(text.find("--seq 9 or less"), std::string::npos) << text;
+}
+
+// What there is beside texts is told with the place of its first byte that no text has.
+TEST(TextFile, WhatIsNoTextIsToldWithThePlace) {
+  const Folder folder;
+  const auto problem = [&](const std::string& bytes) -> std::string {
+    try {
+      text_file(folder.file("a", bytes), 2, 0);
+    } catch (const DataError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto at = [&](const std::string& bytes) {
+    const std::string text = problem(bytes);
+    const std::size_t found = text.find("offset ");
+    return found == std::string::npos ? -1 : std::stoi(text.substr(found + 7));
+  };
+  using namespace std::string_literals;
+  EXPECT_EQ(at("plain text\n\t\r\x1b[0m"), -1);
+  EXPECT_EQ(
+      at("h\xc3\xa9llo \xe2\x82\xac \xf0\x9f\x99\x82 \xef\xbb\xbf \xed\x9f\xbf \xf4\x8f\xbf\xbf"),
+      -1);
+  EXPECT_EQ(at("cut at the end \xe2\x82"), -1);
+  EXPECT_EQ(at("abc\0def"s), 3);
+  EXPECT_EQ(at("abcd\xff and more"), 4);
+  EXPECT_EQ(at("caf\xe9 in Latin-1"), 3);
+  EXPECT_EQ(at("long form \xc0\xaf"), 10);
+  EXPECT_EQ(at("long form \xe0\x80\xaf"), 10);
+  EXPECT_EQ(at("surrogate \xed\xa0\x80"), 10);
+  EXPECT_EQ(at("too large \xf4\x90\x80\x80"), 10);
+  EXPECT_EQ(at("continued \x80"), 10);
+  for (const char* part : {"--data", "/a\"", "offset 4", "0xff", "UTF-8"}) {
+    EXPECT_NE(problem("abcd\xff and more").find(part), std::string::npos) << part;
+  }
 }
 
 }  // namespace

@@ -54,6 +54,8 @@ const std::vector<std::string>& words() {
                                                "=",
                                                "'",
                                                "\"\"\"",
+                                               "'''",
+                                               ".a.a.a",
                                                "\"dp\":",
                                                "\"pp\":",
                                                "\"tp\":",

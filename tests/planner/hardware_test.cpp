@@ -87,11 +87,33 @@ TEST(Hardware, BadFilesAreRefusedWithTheirPlace) {
   EXPECT_EQ(complaint(""), "");
 }
 
+TEST(Hardware, FilesThatAreTooMuchAreRefused) {
+  std::string text = "[h100]\nlaunch = \"20us\"\n";
+  text.resize(1 << 20, '\n');
+  EXPECT_EQ(complaint(text), "");
+  expect_words(complaint(text + "\n"), {"my.toml", "1048577", "1 MiB"});
+  std::string deep = "a";  // each part a table in a table, which are freed by recursion
+  for (int i = 0; i < 100'000; ++i) deep += ".a";
+  expect_words(complaint("\n" + deep + " = 1\n"), {"line 2", "parts"});
+  expect_words(complaint("[" + deep + "]\n"), {"line 1", "parts"});
+}
+
+TEST(Hardware, CharactersBeyondAsciiStandInTextsAndCommentsOnly) {
+  const std::string good = "# für µs\n[h100] # é\n";
+  EXPECT_EQ(complaint(good + "launch = \"20us\"\n"), "");
+  expect_words(complaint(good + "launch = \"20µs\"\n"), {"line 3", "launch"});
+  expect_words(complaint(good + "launch = é\n"), {"line 3, column 10", "ASCII"});
+  expect_words(complaint("[h100]\nx = \"a\\\"é\" é\n"), {"line 2, column 12", "ASCII"});
+  expect_words(complaint("[h100]\nx = \"\"\"é\n\"\"\"\"\" é\n"), {"line 3, column 7", "ASCII"});
+  expect_words(complaint("[h100]\nx = 'é\\' é\n"), {"line 2, column 10", "ASCII"});
+}
+
 TEST(Hardware, AFileThatFailsChangesNothing) {
   Catalogue catalogue;
   EXPECT_THROW(catalogue.parse("[h100]\nlaunch = 0.5\n[mine]\nx = 1\n", "my.toml"), UsageError);
   EXPECT_EQ(catalogue.find("h100").launch, Catalogue().find("h100").launch);
   EXPECT_THROW(catalogue.read("/no/such/file.toml"), UsageError);
+  EXPECT_THROW(catalogue.read("/dev/zero"), UsageError);
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 
 #include "tessera/core/errors.h"
@@ -105,6 +107,116 @@ TEST(Config, BadFilesAreNamedWithTheLine) {
       contains(refusal([&] { read_config(config, "/nowhere.toml", nullptr); }), "--config"));
 }
 
+TEST(Config, WhatIsNoRegularFileIsToldAndNotWaitedFor) {
+  std::string folder = (std::filesystem::temp_directory_path() / "tessera-config-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string pipe = folder + "/pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  TrainConfig config;
+  const auto reading = [&](const std::string& path) {
+    return refusal([&] { read_config(config, path, nullptr); });
+  };
+  for (const auto& [path, kind] : {std::pair<std::string, std::string>{folder, "a folder"},
+                                   {pipe, "a pipe"},
+                                   {"/dev/zero", "a character device"}}) {
+    EXPECT_TRUE(contains(reading(path), "--config: ") && contains(reading(path), "is " + kind) &&
+                contains(reading(path), "wanted a TOML file"))
+        << reading(path);
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Config, AFileThatIsTooLongIsNotParsed) {
+  const std::string line = "# a comment that means nothing at all\n";
+  std::string text = "steps = 7\n";
+  while (text.size() + line.size() <= 1 << 20) text += line;
+  TrainConfig config;
+  read_config(config, ConfigFile(text).path(), nullptr);
+  EXPECT_EQ(config.steps, 7);
+  text += line;
+  config = {};
+  try {
+    read_config(config, ConfigFile(text).path(), nullptr);
+    FAIL() << text.size() << " bytes were read";
+  } catch (const DataError& error) {
+    EXPECT_TRUE(contains(error.what(), "--config: ") && contains(error.what(), "1 MiB"))
+        << error.what();
+  }
+  EXPECT_TRUE(contains(refusal([&] { parse_config(config, text, "f"); }), "1 MiB"));
+  EXPECT_EQ(config, TrainConfig{});
+}
+
+TEST(Config, AFileThatFailsChangesNothingAndSaysAKeyOnce) {
+  TrainConfig config;
+  EXPECT_NE(refusal([&] { parse_config(config, "steps = 7\nzero = 9\n", "f"); }), "");
+  EXPECT_EQ(config, TrainConfig{});
+  const std::string twice =
+      refusal([&] { parse_config(config, "[batch]\nsteps = 7\n[run]\nsteps = 8\n", "f"); });
+  EXPECT_TRUE(contains(twice, "line 2") && contains(twice, "line 4")) << twice;
+}
+
+TEST(Config, TextsAndCommentsMayHoldAnyCharacter) {
+  TrainConfig config;
+  parse_config(config, "# für\n[data]\ndata = \"b\u00fccher \\\" é.txt\" # ü\nsave = 'ö'\n", "f");
+  EXPECT_EQ(config.data, "b\u00fccher \" é.txt");
+  EXPECT_EQ(config.save, "ö");
+  config = {};
+  config.data = "bücher/\"Ω\".txt";
+  TrainConfig read;
+  parse_config(read, to_toml(config), "f");
+  EXPECT_EQ(read, config);
+  EXPECT_TRUE(contains(refusal([&] { parse_config(read, "\nsteps = é\n", "f"); }), "line 2"));
+}
+
+// A hundred thousand tables, one in the other, would end the program when they are freed.
+TEST(Config, KeysOfManyPartsAreRefused) {
+  std::string key = "a";
+  for (int i = 0; i < 100'000; ++i) key += ".a";
+  TrainConfig config;
+  for (const std::string& text : {key + " = 1\n", "[" + key + "]\n", "x = { " + key + " = 1 }\n",
+                                  std::string(100'000, '[') + "\n"}) {
+    EXPECT_NE(refusal([&] { parse_config(config, text, "f"); }), "") << text.substr(0, 10);
+  }
+}
+
+// Whatever is done to a good file: it is read or refused, and what is read is within its bounds.
+TEST(Config, MutatedFilesAreReadOrRefused) {
+  const std::string seed = to_toml({});
+  const std::vector<std::string> words = {
+      "0", "-1", "1e999", "nan",  "inf", "true", "\"",   "'",          "\"\"\"", "'''", "[",
+      "]", "[[", "{",     "}",    "=",   ".",    "#",    "\n",         ",",      "\\",  "\xff",
+      "é", "\t", "eps",   "zero", "0x1", "1_0",  "07:3", "1979-05-27", "\r",     "\0x"};
+  std::mt19937_64 random(20240607);
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+  int good = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string text = seed;
+    for (std::size_t left = 1 + below(3); left > 0; --left) {
+      const std::size_t at = below(text.size());
+      switch (below(4)) {
+        case 0: text.erase(at, 1 + below(12)); break;
+        case 1: text.insert(at, words[below(words.size())]); break;
+        case 2: text.replace(at, below(8), words[below(words.size())]); break;
+        default: text[at] = static_cast<char>(below(256));
+      }
+    }
+    TrainConfig config;
+    try {
+      parse_config(config, text, "f");
+    } catch (const UsageError& error) {
+      EXPECT_TRUE(contains(error.what(), "--config: f")) << error.what();
+      EXPECT_EQ(config, TrainConfig{});
+      continue;
+    }
+    ++good;
+    for (const Field& each : fields()) {
+      TrainConfig copy;
+      EXPECT_NO_THROW(set(copy, each, get(config, each))) << each.name << " in\n" << text;
+    }
+  }
+  EXPECT_GT(good, 100);
+}
+
 TEST(Config, ValuesOutOfBoundsAreRefusedByName) {
   TrainConfig config;
   const auto setting = [&](const char* name, const char* text) {
@@ -115,6 +227,18 @@ TEST(Config, ValuesOutOfBoundsAreRefusedByName) {
   EXPECT_TRUE(contains(setting("micro-batch", "3x"), "whole number"));
   EXPECT_TRUE(contains(setting("lr", "nan"), "--lr"));
   EXPECT_TRUE(contains(setting("lr", "fast"), "--lr"));
+  EXPECT_TRUE(contains(setting("lr", "-1e-3"), "--lr: got \"-1e-3\", wanted 0 to 1000"));
+  EXPECT_TRUE(contains(setting("eps", "0"), "--eps: got \"0\", wanted 1e-30 to 1"));
+  EXPECT_TRUE(contains(setting("eps", "1e-40"), "--eps"));
+  for (const char* name : {"beta1", "beta2", "momentum"}) {
+    EXPECT_TRUE(contains(setting(name, "1"), "wanted 0 to 0.9999999")) << name;
+    EXPECT_TRUE(contains(setting(name, "1.5"), name)) << name;
+    EXPECT_TRUE(contains(setting(name, "-0.1"), name)) << name;
+  }
+  EXPECT_TRUE(contains(setting("weight-decay", "-1"), "--weight-decay"));
+  EXPECT_TRUE(contains(setting("clip", "inf"), "--clip"));
+  EXPECT_TRUE(contains(setting("steps", "0"), "--steps"));
+  EXPECT_TRUE(contains(setting("steps", "9223372036854775808"), "--steps"));
   EXPECT_TRUE(contains(setting("layout", "bf17"), "did you mean bf16?"));
   EXPECT_TRUE(contains(setting("checkpoint-activations", "al"), "none, selective, full"));
   EXPECT_TRUE(contains(setting("memory-limit", "2G"), "--memory-limit"));
@@ -178,6 +302,12 @@ TEST(Resolve, WhatDoesNotFitTogether) {
   };
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.seq = 257; }), "--seq: got 257"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.vocab = 11; }), "12 or more"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.hardware_file = "f"; }), "--hardware"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) {
+                         c.micro_batch = 1'000'000'000;
+                         c.grad_accum = 1'000'000;
+                       }),
+                       "10^15 tokens"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "1:2"; }), "--max-restarts"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "2:1"; }), "FEWEST:MOST"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.resume = "auto"; }), "--save"));

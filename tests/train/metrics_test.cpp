@@ -1,12 +1,15 @@
 #include "tessera/train/metrics.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -113,6 +116,64 @@ TEST_F(Folder, LinesReplaceWhatWasThere) {
     FAIL();
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("--metrics"), std::string::npos);
+  }
+}
+
+TEST_F(Folder, LinesGoToAPipeThatSomebodyReads) {
+  const std::string pipe = (path / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto refused = [](auto&& open) -> std::string {
+    try {
+      open();
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  // An ordinary open() would wait here for ever.
+  for (const std::string& what : {refused([&] { LineFile lines(pipe, "--metrics"); }), refused([&] {
+                                    const Fd held = check_lines(pipe, "--metrics");
+                                  })}) {
+    EXPECT_NE(what.find("--metrics: "), std::string::npos);
+    EXPECT_NE(what.find("is a pipe that nobody reads"), std::string::npos) << what;
+  }
+  const Fd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK));
+  ASSERT_TRUE(reader.open());
+  const Fd held = check_lines(pipe, "--metrics");
+  {
+    LineFile lines(pipe, "--metrics");
+    lines.write("a");
+  }
+  char got[8] = {};
+  EXPECT_EQ(::read(reader.get(), got, sizeof got), 2);
+  EXPECT_STREQ(got, "a\n");
+  // It has not ended for the reader as long as it is held.
+  EXPECT_EQ(::read(reader.get(), got, sizeof got), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+}
+
+TEST_F(Folder, LinesGoToDevicesAndOwnStreams) {
+  LineFile("/dev/null", "--metrics").write("a");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  testing::internal::CaptureStdout();
+  LineFile("/dev/stdout", "--metrics").write("line");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "line\n");
+  if (std::filesystem::exists("/dev/full")) {
+    EXPECT_THROW((void)check_lines("/dev/full", "--metrics"), UsageError);
+  }
+}
+
+TEST_F(Folder, WhereLinesCannotGoIsFoundWithoutAChange) {
+  const std::string file = (path / "m.jsonl").string();
+  EXPECT_FALSE(check_lines(file, "--metrics").open());
+  EXPECT_FALSE(std::filesystem::exists(file));
+  std::ofstream(file) << "old\n";
+  EXPECT_TRUE(check_lines(file, "--metrics").open());
+  EXPECT_EQ(text(file), "old\n");
+  for (const std::string& bad : {path.string(), (path / "no" / "m").string(), file + "/m"}) {
+    EXPECT_THROW((void)check_lines(bad, "--metrics"), UsageError) << bad;
+    EXPECT_THROW(LineFile(bad, "--metrics"), UsageError) << bad;
   }
 }
 

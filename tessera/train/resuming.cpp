@@ -1,0 +1,106 @@
+#include "tessera/train/resuming.h"
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/text.h"
+
+namespace tessera::train {
+namespace {
+
+// What of a saved model's shape is not that of this one, in words; "" if all of it is.
+std::string other_model(const std::string& saved, const planner::ModelShape& shape) {
+  nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
+  if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
+  if (!was.contains("rotary_base")) was["rotary_base"] = 1e4;  // before it could be another
+  const nlohmann::json own = nlohmann::json::parse(shape_json(shape));
+  std::vector<std::string> differences;
+  for (const auto& [key, value] : own.items()) {
+    if (key == "name" || !was.contains(key) || was[key] == value) continue;
+    differences.push_back(str(key, " was ", was[key].dump(), " and is ", value.dump()));
+  }
+  return join(differences, ", ");
+}
+
+}  // namespace
+
+std::string shape_json(const planner::ModelShape& shape) {
+  const nlohmann::json json = {
+      {"name", shape.name},     {"layers", shape.layers},       {"hidden", shape.hidden},
+      {"heads", shape.heads},   {"kv_heads", shape.kv_heads},   {"ffn", shape.ffn},
+      {"vocab", shape.vocab},   {"positions", shape.positions}, {"swiglu", shape.swiglu},
+      {"biases", shape.biases}, {"tied", shape.tied},           {"rotary_base", shape.rotary_base}};
+  return json.dump();
+}
+
+std::string checkpoint_to_resume(const TrainConfig& config) {
+  const std::string& path = config.resume;
+  const auto refuse = [&](const std::string& is) {
+    throw UsageError(str("--resume: ", quote(path), " is ", is,
+                         "; wanted the folder of a checkpoint (step-… with a ",
+                         checkpoint::kManifestName, "), the folder of a run, auto or none"));
+  };
+  const std::string kind = kind_of_file(path);
+  if (kind != "a folder") refuse(kind == "nothing" ? "not there" : kind);
+  if (checkpoint::local_files()->exists(path + "/" + checkpoint::kManifestName)) return path;
+  const checkpoint::Latest latest = checkpoint::find_latest(path);
+  if (!latest.folder.empty()) return latest.folder;
+  refuse(latest.skipped.empty()
+             ? "a folder without a checkpoint"
+             : str("a folder without a checkpoint that can be read: ", join(latest.skipped, "; ")));
+  return "";
+}
+
+void check_fits(const std::string& folder, const checkpoint::Description& about,
+                const TrainConfig& config, const Resolved& resolved) {
+  const auto found = about.extra.find("optimizer");
+  const std::string optimizer = found == about.extra.end() ? std::string() : found->second;
+  if (optimizer != config.optimizer) {
+    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", optimizer,
+                         ", and this run has ", config.optimizer, "; wanted the same"));
+  }
+  if (const std::string other = other_model(about.model, resolved.model); !other.empty()) {
+    throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
+  }
+  if (about.step > config.steps) {
+    throw UsageError(str("--steps: got ", config.steps, ", but ", folder, " was saved after step ",
+                         about.step, ", so that there is nothing to train; wanted more than ",
+                         about.step, ", or an earlier checkpoint"));
+  }
+}
+
+std::string later_checkpoint(const TrainConfig& config, std::int64_t steps) {
+  if (config.save.empty()) return "";
+  const auto known = checkpoint::steps_in(*checkpoint::local_files(), config.save);
+  if (known.empty() || known.back() <= steps) return "";
+  return str("--save: ", config.save, " has a checkpoint of step ", known.back(),
+             ", later than where this run starts (step ", steps,
+             "), and a restart would take it for its own; choose another folder, go on from it "
+             "with --resume auto, or remove it");
+}
+
+void check_resume(const TrainConfig& config, const Resolved& resolved) {
+  const bool newest = config.resume == "auto";
+  std::string folder;
+  if (newest) {
+    folder = checkpoint::find_latest(config.save).folder;
+  } else if (config.resume != "none") {
+    folder = checkpoint_to_resume(config);
+  }
+  std::int64_t steps = 0;
+  if (!folder.empty()) {
+    const checkpoint::Checkpoint from(folder);
+    if (!newest) from.check_files();
+    check_fits(folder, from.about(), config, resolved);
+    steps = from.about().step;
+  }
+  if (newest) return;
+  if (const std::string problem = later_checkpoint(config, steps); !problem.empty()) {
+    throw UsageError(problem);
+  }
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/train/config.h"
+
+namespace tessera::train {
+
+// What --resume means, as far as files and settings tell without a model: asked before ranks are
+// started, and again by them. Nothing here is collective.
+
+// The checkpoint that --resume names: itself, or the newest good one of the run whose folder it is.
+// Throws UsageError that says what is there instead. Not for none and auto.
+std::string checkpoint_to_resume(const TrainConfig& config);
+
+// Throws UsageError unless a run with these settings can go on from it.
+void check_fits(const std::string& folder, const checkpoint::Description& about,
+                const TrainConfig& config, const Resolved& resolved);
+
+// Why a run that starts after so many steps must not save into --save; "" if it may. What goes on
+// from the newest checkpoint of that folder, after a failure, must find its own there.
+std::string later_checkpoint(const TrainConfig& config, std::int64_t steps);
+
+// All of these for what --resume says.
+void check_resume(const TrainConfig& config, const Resolved& resolved);
+
+// The shape of a model, as a checkpoint has it.
+std::string shape_json(const planner::ModelShape& shape);
+
+}  // namespace tessera::train

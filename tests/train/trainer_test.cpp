@@ -1,0 +1,66 @@
+#include "tessera/train/trainer.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <thread>
+
+#include "tessera/core/errors.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/train/session.h"
+
+namespace tessera::train {
+namespace {
+
+TrainConfig small() {
+  TrainConfig config;
+  config.layers = 1;
+  config.hidden = 16;
+  config.heads = 2;
+  config.vocab = 12;
+  config.seq = 16;
+  config.micro_batch = 1;
+  config.steps = 2;
+  return config;
+}
+
+// Trainers come and go on other threads than those that use them, and nobody's memory is charged to
+// somebody else by that.
+TEST(Trainer, LeavesThreadsAsItFoundThem) {
+  const auto own = std::make_shared<memory::Ledger>("own");
+  const memory::OwnerScope scope(own);
+  auto first = std::make_unique<Trainer>(small(), comm::Group());
+  auto second = std::make_unique<Trainer>(small(), comm::Group());
+  EXPECT_EQ(memory::current_ledger(), own);
+  std::thread([&] {
+    const auto theirs = std::make_shared<memory::Ledger>("theirs");
+    const memory::OwnerScope other(theirs);
+    EXPECT_GT(first->step().mem_bytes, 0);
+    first.reset();
+    EXPECT_EQ(memory::current_ledger(), theirs);
+    EXPECT_EQ(theirs->counts().total.now, 0);
+  }).join();
+  EXPECT_EQ(memory::current_ledger(), own);
+  // In another order than a stack of scopes has.
+  auto third = std::make_unique<Trainer>(small(), comm::Group());
+  second.reset();
+  third->step();
+  third.reset();
+  EXPECT_EQ(memory::current_ledger(), own);
+  EXPECT_EQ(own->counts().total.now, 0);
+}
+
+TEST(Trainer, CheckingARunChangesNoThreads) {
+  const int before = at::get_num_threads();
+  TrainConfig config = small();
+  config.threads = before + 1;
+  (void)check_run(config, resolve(config, 2), 2);
+  EXPECT_EQ(at::get_num_threads(), before);
+  const Trainer trainer(config, comm::Group());
+  EXPECT_EQ(at::get_num_threads(), before + 1);
+  at::set_num_threads(before);
+}
+
+}  // namespace
+}  // namespace tessera::train
