@@ -11,31 +11,31 @@
 namespace tessera::checkpoint {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json json_of(const ParamSpec& spec) {
-  Json out = {{"name", spec.name}, {"shape", spec.shape}};
+OrderedJson json_of(const ParamSpec& spec) {
+  OrderedJson out = {{"name", spec.name}, {"shape", spec.shape}};
   if (spec.tp_dim != -1) out["tp_dim"] = spec.tp_dim;
   if (!spec.segments.empty()) {
-    Json& segments = out["segments"] = Json::array();
+    OrderedJson& segments = out["segments"] = OrderedJson::array();
     for (const ParamSpec::Segment& s : spec.segments) segments.push_back({s.length, s.parts});
   }
   return out;
 }
 
-Json json_of(const std::vector<ParamSpec>& params) {
-  Json out = Json::array();
+OrderedJson json_of(const std::vector<ParamSpec>& params) {
+  OrderedJson out = OrderedJson::array();
   for (const ParamSpec& spec : params) out.push_back(json_of(spec));
   return out;
 }
 
-Json json_of(const StoredFile& file) {
-  Json tensors = Json::array();
+OrderedJson json_of(const StoredFile& file) {
+  OrderedJson tensors = OrderedJson::array();
   for (const StoredTensor& tensor : file.tensors) {
-    Json stripes = Json::array();
+    OrderedJson stripes = OrderedJson::array();
     for (const Stripe& s : tensor.stripes) {
-      stripes.push_back(s.times == 1 ? Json{s.whole, s.count}
-                                     : Json{s.whole, s.count, s.times, s.stride});
+      stripes.push_back(s.times == 1 ? OrderedJson{s.whole, s.count}
+                                     : OrderedJson{s.whole, s.count, s.times, s.stride});
     }
     tensors.push_back({{"name", tensor.name},
                        {"param", tensor.param},
@@ -55,7 +55,7 @@ template <typename F>
 std::string written(F&& f) {
   try {
     return f();
-  } catch (const Json::exception& error) {
+  } catch (const OrderedJson::exception& error) {
     throw UsageError(str("the checkpoint cannot be described in JSON: ", error.what(),
                          "; names must be UTF-8, and the model a JSON object"));
   }
@@ -77,7 +77,7 @@ std::int64_t stretches_of(const StoredTensor& tensor) {
 
 std::string to_text(const ShardTable& table) {
   return written([&] {
-    return Json{{"params", json_of(table.params)}, {"file", json_of(table.file)}}.dump();
+    return OrderedJson{{"params", json_of(table.params)}, {"file", json_of(table.file)}}.dump();
   });
 }
 
@@ -95,26 +95,27 @@ std::string to_text(const Manifest& manifest) {
   check_counts(manifest.about);
   const std::string body = written([&] {
     const Description& about = manifest.about;
-    const Json model = Json::parse(about.model);
+    const OrderedJson model = OrderedJson::parse(about.model);
     if (!model.is_object()) throw UsageError("the model's description is no JSON object");
-    Json root = {{"format", kFormat},
-                 {"version", kVersion},
-                 {"step", about.step},
-                 {"samples", about.samples},
-                 {"seed", about.seed},
-                 {"mesh", {{"dp", about.mesh.dp}, {"tp", about.mesh.tp}, {"pp", about.mesh.pp}}},
-                 {"stage", about.stage},
-                 {"layout", about.layout},
-                 {"model", model},
-                 {"extra", about.extra},
-                 {"block_bytes", kBlockBytes},
-                 {"params", json_of(about.params)}};
-    Json& files = root["files"] = Json::array();
+    OrderedJson root = {
+        {"format", kFormat},
+        {"version", kVersion},
+        {"step", about.step},
+        {"samples", about.samples},
+        {"seed", about.seed},
+        {"mesh", {{"dp", about.mesh.dp}, {"tp", about.mesh.tp}, {"pp", about.mesh.pp}}},
+        {"stage", about.stage},
+        {"layout", about.layout},
+        {"model", model},
+        {"extra", about.extra},
+        {"block_bytes", kBlockBytes},
+        {"params", json_of(about.params)}};
+    OrderedJson& files = root["files"] = OrderedJson::array();
     for (const StoredFile& file : manifest.files) files.push_back(json_of(file));
     // A line each for what people look for, and for each parameter, file and tensor.
     std::string text;
     for (auto item = root.begin(); item != root.end(); ++item) {
-      text += (text.empty() ? "" : ",\n") + Json(item.key()).dump() + ": ";
+      text += (text.empty() ? "" : ",\n") + OrderedJson(item.key()).dump() + ": ";
       if (!item.value().is_array()) {
         text += item.value().dump();
         continue;

@@ -20,7 +20,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kBenchExamples =
     "  tessera bench comm --ranks 2\n"
     "  tessera bench comm --ranks 4 --sizes 25MiB --ops all_reduce --memory symmetric\n"
     "  tessera bench comm --ranks 2 --ops all --sizes 4KiB,1MiB --dtype bf16 --json\n"
@@ -152,7 +152,7 @@ int measure(BenchArguments& arguments) {
 
 int bench_command(int argc, char** argv) {
   BenchArguments arguments;
-  CommandLine line("bench", "Measures this machine.", kExamples);
+  CommandLine line("bench", "Measures this machine.", kBenchExamples);
   CLI::App& comm = *line.app().add_subcommand(
       "comm", "Measures collectives, on ranks that it starts or on those of a launcher.");
   add_options(line, comm, arguments);

@@ -28,7 +28,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kCalibrateExamples =
     "  tessera calibrate --ranks 2 --out mine.toml\n"
     "  tessera plan --hardware-file mine.toml --hardware this-machine --model gpt2-124m --dp 2\n"
     "\n"
@@ -158,7 +158,7 @@ int measure(const CalibrateArguments& arguments) {
 
 int calibrate_command(int argc, char** argv) {
   CalibrateArguments arguments;
-  CommandLine line("calibrate", "Measures this machine for the planner.", kExamples);
+  CommandLine line("calibrate", "Measures this machine for the planner.", kCalibrateExamples);
   CLI::App& app = line.app();
   line.integer(app, "-n,--ranks", arguments.ranks, 1, 4096,
                "ranks to start on this machine; under a launcher those that are there");

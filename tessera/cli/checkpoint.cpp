@@ -25,7 +25,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using checkpoint::Checkpoint;
 
-constexpr const char* kExamples =
+constexpr const char* kCheckpointExamples =
     "  tessera checkpoint inspect runs/a                      the newest good one in there\n"
     "  tessera checkpoint verify runs/a/step-00000120         reads every byte\n"
     "  tessera checkpoint diff runs/a/step-00000120 runs/b/step-00000120\n"
@@ -229,7 +229,7 @@ int checkpoint_command(int argc, char** argv) {
   CommandLine line("checkpoint",
                    "Looks at checkpoints, compares them, and writes them anew. A folder is one "
                    "checkpoint, or a run's: then its newest good one is taken.",
-                   kExamples);
+                   kCheckpointExamples);
   std::string path, other, state, dtype;
   VerifyOptions checks;
   bool json = false, params = false;

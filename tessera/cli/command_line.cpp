@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -93,6 +94,8 @@ CLI::Option* converted(CLI::App& app, const std::string& names, const std::strin
 }
 
 }  // namespace
+
+int print_out(const std::string& text) { return write_all(1, text) ? 0 : 1; }
 
 CommandLine::CommandLine(const std::string& name, const std::string& summary,
                          const std::string& examples)

@@ -8,6 +8,9 @@
 
 namespace tessera::cli {
 
+// A command's answer to stdout; its exit status.
+int print_out(const std::string& text);
+
 // A command's options, read by CLI11 under our conventions: --help ends with examples, values are
 // written as core/units.h reads them, and whatever is wrong becomes a UsageError that names the
 // option, shows the value and suggests the near name.

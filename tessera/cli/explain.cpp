@@ -18,7 +18,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kExplainExamples =
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"
     "  tessera explain memory --model gpt2-xl --dp 8 --zero 1\n"
     "  tessera explain memory --params 70B --dp 64 --zero 3 --layout bf16-nomaster\n"
@@ -83,7 +83,7 @@ int explain_command(int argc, char** argv) {
   }
   Words words;
   CommandLine line("explain", "Prints one formula with the numbers put in, step by step.",
-                   kExamples);
+                   kExplainExamples);
   add_explain_options(line, words);
   if (!line.parse(argc, argv)) return 0;
   if (words.topic == "sync" || words.topic == "schedule") {

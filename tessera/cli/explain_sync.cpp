@@ -24,7 +24,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kExplainSyncExamples =
     "  tessera explain sync\n"
     "  tessera explain sync --ranks 3 --width 1024 --layers 8\n"
     "\n"
@@ -205,7 +205,7 @@ int explain_sync_command(int argc, char** argv) {
   CommandLine line("explain sync",
                    "Each parameter's gradient on every rank before and after synchronisation, its "
                    "bucket, and what buckets and overlap save.",
-                   kExamples);
+                   kExplainSyncExamples);
   CLI::App& app = line.app();
   line.integer(app, "-n,--ranks", arguments.ranks, 1, 64, "ranks");
   line.integer(app, "--width", arguments.width, 1, 8192, "width of the layers that are timed");

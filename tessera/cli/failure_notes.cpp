@@ -20,7 +20,7 @@
 namespace tessera::cli {
 namespace {
 
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 constexpr const char* kVariable = "TESSERA_FAILURE_NOTES";
 
 }  // namespace
@@ -40,7 +40,7 @@ FailureNotes::Report FailureNotes::read() const {
   std::map<std::string, std::vector<int>> ranks;  // by what they said
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    const Json note = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const PlainJson note = PlainJson::parse(line, nullptr, /*allow_exceptions=*/false);
     if (note.is_discarded()) continue;  // a rank was killed while it wrote
     report.last_step = std::max(report.last_step, note.at("last_step").get<std::int64_t>());
     ranks[note.at("error").get<std::string>()].push_back(note.at("rank").get<int>());
@@ -66,10 +66,10 @@ bool note_failure(int rank, std::int64_t last_step, const std::string& error) {
   // Whatever else may have this number: only files in memory have seals.
   if (file <= 2 || ::fcntl(file, F_GET_SEALS) < 0) return false;
   const std::string own = str("rank ", rank, ": ");  // the report says whose words these are
-  const Json note = {{"rank", rank},
-                     {"last_step", last_step},
-                     {"error", error.starts_with(own) ? error.substr(own.size()) : error}};
-  return write_all(file, note.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  const PlainJson note = {{"rank", rank},
+                          {"last_step", last_step},
+                          {"error", error.starts_with(own) ? error.substr(own.size()) : error}};
+  return write_all(file, note.dump(-1, ' ', false, PlainJson::error_handler_t::replace) + "\n");
 }
 
 }  // namespace tessera::cli

@@ -23,7 +23,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kPlanExamples =
     "  tessera plan --model gpt2-xl --dp 8 --zero 1 --micro-batch 8\n"
     "  tessera plan --model llama3-70b --gpus 128 --tp 8 --pp 4 --global-batch 512 --zero 1\n"
     "  tessera plan --layers 24 --hidden 2048 --heads 16 --seq 1024 --hardware a100-80 --json\n"
@@ -90,8 +90,6 @@ planner::Catalogue catalogue_of(const PlanArguments& arguments) {
   return catalogue;
 }
 
-int print(const std::string& text) { return write_all(1, text) ? 0 : 1; }
-
 int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
   std::ifstream file;
   if (arguments.batch != "-") {
@@ -110,12 +108,12 @@ int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalog
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     out += planner::answer_line(arguments.settings, catalogue, line) + "\n";
     if (out.size() > 1U << 16U) {
-      if (print(out) != 0) return 1;
+      if (print_out(out) != 0) return 1;
       out.clear();
     }
   }
   if (in.bad()) throw DataError(str("--batch: reading ", quote(arguments.batch), " failed"));
-  return print(out);
+  return print_out(out);
 }
 
 int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
@@ -133,40 +131,40 @@ int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) 
       progress->update(done);
     });
   }
-  return print(arguments.json ? planner::to_json(result) + "\n" : report(result));
+  return print_out(arguments.json ? planner::to_json(result) + "\n" : report(result));
 }
 
 int score(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
   const planner::Score answer =
       planner::score(planner::read_runs(arguments.score, arguments.settings, catalogue));
-  return print(arguments.json ? planner::to_json(answer) + "\n"
-                              : report(answer, static_cast<std::size_t>(arguments.top)));
+  return print_out(arguments.json ? planner::to_json(answer) + "\n"
+                                  : report(answer, static_cast<std::size_t>(arguments.top)));
 }
 
 template <typename Answer>
 int limits(const PlanArguments& arguments, const planner::Question& question,
            const Answer& answer) {
-  return print(arguments.json ? planner::to_json(answer) + "\n" : report(answer, question));
+  return print_out(arguments.json ? planner::to_json(answer) + "\n" : report(answer, question));
 }
 
 }  // namespace
 
 int plan_command(int argc, char** argv) {
   PlanArguments arguments;
-  CommandLine line("plan", "Predicts memory, traffic and time of a training run.", kExamples);
+  CommandLine line("plan", "Predicts memory, traffic and time of a training run.", kPlanExamples);
   add_options(line, arguments);
   if (!line.parse(argc, argv)) return 0;
   check_modes(arguments);
-  if (arguments.list_models) return print(list_models());
+  if (arguments.list_models) return print_out(list_models());
   const planner::Catalogue catalogue = catalogue_of(arguments);
-  if (arguments.list_hardware) return print(list_hardware(catalogue));
+  if (arguments.list_hardware) return print_out(list_hardware(catalogue));
   if (!arguments.batch.empty()) return plan_lines(arguments, catalogue);
   if (!arguments.score.empty()) return score(arguments, catalogue);
   if (arguments.search) return search(arguments, catalogue);
   const planner::Question question = arguments.settings.question(catalogue);
   if (arguments.convention == "megatron") {
     const planner::MegatronReport answer = planner::megatron_report(planner::settle(question));
-    return print(arguments.json ? planner::to_json(answer) + "\n" : report(answer));
+    return print_out(arguments.json ? planner::to_json(answer) + "\n" : report(answer));
   }
   if (arguments.max_batch || arguments.max_model) {
     const planner::Question settled = planner::settle(question);
@@ -174,7 +172,7 @@ int plan_command(int argc, char** argv) {
                                : limits(arguments, settled, planner::largest_models(settled));
   }
   const planner::Plan plan = planner::make_plan(question);
-  return print(arguments.json ? planner::to_json(plan) + "\n" : report(plan));
+  return print_out(arguments.json ? planner::to_json(plan) + "\n" : report(plan));
 }
 
 }  // namespace tessera::cli

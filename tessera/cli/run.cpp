@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kTorchrunPort = 29500;
 
-constexpr const char* kExamples =
+constexpr const char* kRunExamples =
     "  tessera run -n 4 -- ./program --its-own-options\n"
     "  tessera run -n 2 --threads 1 --bind none -- python3 train.py\n"
     "  tessera run -n 8 --nodes 2 --node-rank 0 --master-addr host0 --secret-file F -- ./program\n"
@@ -113,7 +113,7 @@ void divide_machine(RunArguments& arguments) {
 
 int run_command(int argc, char** argv) {
   RunArguments arguments;
-  CommandLine line("run", "Starts a program as several ranks and looks after them.", kExamples);
+  CommandLine line("run", "Starts a program as several ranks and looks after them.", kRunExamples);
   add_options(line, arguments);
   if (!line.parse(argc, argv)) return 0;
   LaunchOptions& launch_options = arguments.launch;

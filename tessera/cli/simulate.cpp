@@ -21,7 +21,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kSimulateExamples =
     "  tessera simulate --model gpt3-175b --hardware a100-80 --tp 8 --pp 16 --dp 8 \\\n"
     "                   --global-batch 1536 --trace step.json      (open it in ui.perfetto.dev)\n"
     "  tessera simulate --model llama2-7b --hardware h200 --sweep dp=1..4096 --svg scaling.svg\n"
@@ -184,8 +184,6 @@ void write_file(const char* flag, const std::string& path, const std::string& te
   }
 }
 
-int print(const std::string& text) { return write_all(1, text) ? 0 : 1; }
-
 planner::Catalogue catalogue_for(const SimulateArguments& a) {
   planner::Catalogue catalogue;
   try {
@@ -239,7 +237,7 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
     write_file("--svg", a.svg,
                simulator::sweep_svg(sweep.range, sweep.rows, a.law_cost, sweep_title(sweep)));
   }
-  return print(a.json ? sweep_json(sweep) : sweep_text(sweep));
+  return print_out(a.json ? sweep_json(sweep) : sweep_text(sweep));
 }
 
 }  // namespace
@@ -249,7 +247,7 @@ int simulate_command(int argc, char** argv) {
   CommandLine line("simulate",
                    "Plays a training step event by event: computation, messages, collectives and "
                    "the links they share.",
-                   kExamples);
+                   kSimulateExamples);
   add_options(line, a);
   if (!line.parse(argc, argv)) return 0;
   check_arguments(a);
@@ -279,7 +277,7 @@ int simulate_command(int argc, char** argv) {
   if (!a.trace.empty()) {
     write_file("--trace", a.trace, simulator::trace_json(s.scenario, s.result));
   }
-  return print(a.json ? simulation_json(s) : simulation_text(s));
+  return print_out(a.json ? simulation_json(s) : simulation_text(s));
 }
 
 }  // namespace tessera::cli

@@ -32,7 +32,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kTrainExamples =
     "  tessera train                                    learns to sort digits, on 2 ranks\n"
     "  tessera train --zero 3 --ranks 4 --layout bf16\n"
     "  tessera train --layers 6 --hidden 512 --heads 8 --vocab 8192 --seq 256 --micro-batch 4\n"
@@ -219,7 +219,7 @@ struct Ready {
 std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) {
   Given given;
   CommandLine line("train", "Trains a GPT with data, tensor and pipeline parallelism and ZeRO.",
-                   kExamples);
+                   kTrainExamples);
   CLI::App& app = line.app();
   const CLI::Option* const file =
       app.add_option("--config", given.config, "read settings from a TOML file")->type_name("FILE");

@@ -15,6 +15,7 @@
 #include "tessera/core/text.h"
 #include "tests/checkpoint/faults.h"
 #include "tests/checkpoint/ranks.h"
+#include "tests/text.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -25,10 +26,6 @@ Model tiny_model(std::uint64_t seed) {
   model.states = {{"master", DType::f32}, {"param", DType::bf16}};
   model.seed = seed;
   return model;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Names in the folder that no finished save leaves.

@@ -114,13 +114,6 @@ void expect_sound(const Header& header, std::int64_t data_bytes) {
   ASSERT_EQ(at, data_bytes);
 }
 
-Model tiny() {
-  Model model;
-  model.params = {{"a", {6, 4}, 0, {{4, 2}, {2, 1}}}, {"b", {3}, -1, {}}};
-  model.states = {{"master", DType::f32}, {"param", DType::bf16}};
-  return model;
-}
-
 }  // namespace
 
 void fuzz_headers(int count, std::uint64_t seed) {
@@ -159,7 +152,7 @@ void fuzz_headers(int count, std::uint64_t seed) {
 
 // Manifests with a right checksum, so that what follows it is reached.
 void fuzz_manifests(int count, std::uint64_t seed) {
-  const Model model = tiny();
+  const Model model = tiny_model();
   const TempFolder dir;
   const std::string folder = save_model(model, dir.path(), 1, {2, 1, 1}, true);
   const std::string path = folder + "/manifest.json";

@@ -9,32 +9,19 @@
 #include "tessera/core/errors.h"
 #include "tests/checkpoint/fuzz.h"
 #include "tests/checkpoint/ranks.h"
+#include "tests/text.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-Model tiny() {
-  Model model;
-  model.params = {{"a", {6, 4}, 0, {{4, 2}, {2, 1}}}, {"b", {3}, -1, {}}};
-  model.states = {{"master", DType::f32}, {"param", DType::bf16}};
-  return model;
-}
-
 TEST(Damage, EveryByteInTurn) {
-  const Model model = tiny();
+  const Model model = tiny_model();
   const TempFolder dir;
   const std::string folder = save_model(model, dir.path(), 1, {2, 1, 1}, true);
   int flips = 0, refused = 0;
   for (const std::string& name : local_files()->list(folder)) {
     const std::string path = folder + "/" + name;
-    const std::string good = slurp(path);
+    const std::string good = read_all(path);
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     for (std::size_t at = 0; at < good.size(); ++at) {
       const auto put = [&](char c) {

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/checkpoint/manifest_json.h"
 #include "tessera/core/text.h"
+#include "tests/text.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -20,11 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Pointer = Json::json_pointer;
-
-std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 void spit(const std::string& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
@@ -55,7 +51,7 @@ std::string first_shard(const std::string& folder) {
 Hostile other_header(const std::string& name, std::function<std::string(std::string)> change) {
   return {name, true, [change = std::move(change)](const std::string& folder) {
             const std::string path = first_shard(folder);
-            std::string bytes = slurp(path);
+            std::string bytes = read_all(path);
             std::uint64_t length = 0;
             std::memcpy(&length, bytes.data(), 8);
             std::string header = bytes.substr(8, length);
@@ -243,7 +239,7 @@ void add_files(std::vector<Hostile>& all) {
   for (const std::uint64_t length :
        {std::uint64_t{0}, std::uint64_t{1} << 40, UINT64_MAX, UINT64_MAX - 8}) {
     add(str("a header of ", length, " bytes"), [length](const std::string& folder) {
-      std::string bytes = slurp(first_shard(folder));
+      std::string bytes = read_all(first_shard(folder));
       std::memcpy(bytes.data(), &length, 8);
       spit(first_shard(folder), bytes);
     });
@@ -269,7 +265,7 @@ std::string sealed(const std::string& body) {
 }
 
 std::string manifest_body(const std::string& folder) {
-  return slurp(folder + "/manifest.json")
+  return read_all(folder + "/manifest.json")
       .substr(kChecksumBefore.size() + kChecksumDigits + kChecksumAfter.size());
 }
 

@@ -11,23 +11,12 @@
 #include "tessera/core/errors.h"
 #include "tests/checkpoint/hostile.h"
 #include "tests/checkpoint/ranks.h"
+#include "tests/text.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 class Limits : public ::testing::Test {
  protected:

@@ -183,4 +183,11 @@ std::string load_and_compare(const Model& model, Checkpoint& from, const Mesh& m
   return "";
 }
 
+Model tiny_model() {
+  Model model;
+  model.params = {{"a", {6, 4}, 0, {{4, 2}, {2, 1}}}, {"b", {3}, -1, {}}};
+  model.states = {{"master", DType::f32}, {"param", DType::bf16}};
+  return model;
+}
+
 }  // namespace tessera::checkpoint

@@ -82,4 +82,7 @@ std::string save_model(const Model& model, const std::string& dir, std::int64_t 
 // Loads as a mesh would, rank by rank; returns the first difference from the model, or "".
 std::string load_and_compare(const Model& model, Checkpoint& from, const Mesh& mesh, bool sharded);
 
+// Two parameters, one of them cut by tp, with two states.
+Model tiny_model();
+
 }  // namespace tessera::checkpoint

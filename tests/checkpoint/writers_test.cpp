@@ -16,23 +16,12 @@
 #include "tessera/core/text.h"
 #include "tests/checkpoint/faults.h"
 #include "tests/checkpoint/ranks.h"
+#include "tests/text.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 Model one_tensor() {
   Model model;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/cli/processes.h"
+#include "tests/text.h"
 
 namespace tessera::cli {
 namespace {
@@ -80,10 +81,6 @@ class Examples : public ::testing::Test {
 
   std::filesystem::path folder;
 };
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_F(Examples, OfPlan) {
   for (const std::string& example : of("plan")) {

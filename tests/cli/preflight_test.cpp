@@ -11,16 +11,13 @@
 #include <vector>
 
 #include "tests/cli/processes.h"
+#include "tests/text.h"
 
 namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;

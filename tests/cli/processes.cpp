@@ -32,10 +32,6 @@ bool wait_until(const std::function<bool()>& condition, double seconds) {
   return true;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 bool is_gone(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;

@@ -8,6 +8,7 @@
 
 #include "tessera/cli/launcher.h"
 #include "tessera/core/fd.h"
+#include "tests/text.h"
 
 namespace tessera::cli {
 
@@ -18,8 +19,6 @@ bool wait_until(const std::function<bool()>& condition, double seconds = kHang);
 
 // Runs no more: gone, or a zombie that its parent has yet to collect.
 bool is_gone(pid_t pid);
-
-bool contains(const std::string& text, const std::string& part);
 
 // A file in memory that collects output.
 class Capture {

@@ -12,16 +12,13 @@
 #include <vector>
 
 #include "tests/cli/processes.h"
+#include "tests/text.h"
 
 namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 struct Outcome {
   int status = -1;

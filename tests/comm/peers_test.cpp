@@ -18,20 +18,14 @@
 #include "tessera/comm/shared_memory.h"
 #include "tessera/core/errors.h"
 #include "tests/comm/processes.h"
+#include "tests/text.h"
 
 namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
 using testing::Processes;
-
-void require(bool good, const std::string& what) {
-  if (!good) throw std::runtime_error(what);
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using testing::require;
 
 bool is_stopped(pid_t pid) {
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");

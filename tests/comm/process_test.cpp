@@ -11,13 +11,10 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::Processes;
+using testing::require;
 
 Collective all_reduce(float* x, std::size_t count, std::string label = "") {
   return {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x, x, count, -1, label};
-}
-
-void require(bool good, const std::string& what) {
-  if (!good) throw std::runtime_error(what);
 }
 
 // Sums again and again until something happens to a peer.

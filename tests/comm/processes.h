@@ -15,6 +15,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,6 +26,10 @@
 #include "tests/comm/file_store.h"
 
 namespace tessera::comm::testing {
+
+inline void require(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error(what);
+}
 
 class Processes {
  public:

@@ -27,6 +27,7 @@
 #include "tessera/comm/socket_peers.h"
 #include "tessera/comm/store.h"
 #include "tessera/core/errors.h"
+#include "tests/text.h"
 
 namespace tessera::comm::testing {
 
@@ -133,8 +134,5 @@ std::string message_of(const Action& action) {
   return "";
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
+inline
 }  // namespace tessera::comm::testing

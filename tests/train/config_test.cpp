@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tessera/core/errors.h"
+#include "tests/text.h"
 
 namespace tessera::train {
 namespace {
@@ -40,10 +41,6 @@ std::string refusal(F&& f) {
     return error.what();
   }
   return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST(Config, WhatIsPrintedReadsBackTheSame) {

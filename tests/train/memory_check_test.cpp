@@ -4,23 +4,24 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tests/text.h"
 
 namespace tessera::train {
 namespace {
 
-struct Case {
+struct MemoryCase {
   TrainConfig config;
   int ranks;
 };
-Case on(int ranks, const std::vector<std::pair<std::string, std::string>>& given) {
-  Case out{{}, ranks};
+MemoryCase on(int ranks, const std::vector<std::pair<std::string, std::string>>& given) {
+  MemoryCase out{{}, ranks};
   for (const auto& [name, text] : given) set(out.config, field(name), text);
   return out;
 }
-LeastNeed need(const Case& c) {
+LeastNeed need(const MemoryCase& c) {
   return need_on_host(c.config, resolve(c.config, c.ranks), c.ranks);
 }
-std::string refusal(const Case& c, std::int64_t free) {
+std::string refusal(const MemoryCase& c, std::int64_t free) {
   try {
     check_host_memory(c.config, resolve(c.config, c.ranks), c.ranks, free, "a host");
   } catch (const UsageError& error) {
@@ -28,10 +29,6 @@ std::string refusal(const Case& c, std::int64_t free) {
   }
   return "";
 }
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(MemoryCheck, BuildingIsTheWholePartOfEveryRankInFp32) {
   const std::int64_t params = planner::find_model_shape("gpt-tiny").params();
   for (const char* stage : {"0", "1", "2", "3"}) {
@@ -44,13 +41,13 @@ TEST(MemoryCheck, BuildingIsTheWholePartOfEveryRankInFp32) {
 
 TEST(MemoryCheck, TrainingIsStateAndActivationsOfAllRanks) {
   for (const char* stage : {"0", "1", "2", "3"}) {
-    const Case c = on(2, {{"zero", stage}});
+    const MemoryCase c = on(2, {{"zero", stage}});
     const planner::RunPlan one = plan(c.config, resolve(c.config, 2));
     EXPECT_EQ(need(c).training, 2 * (one.state() + one.activations)) << stage;
   }
   // Shards that ranks share are counted once: the parameters of all are one model (nothing is
   // padded here).
-  const Case sharded = on(2, {{"zero", "3"}});
+  const MemoryCase sharded = on(2, {{"zero", "3"}});
   const planner::RunPlan one = plan(sharded.config, resolve(sharded.config, 2));
   EXPECT_EQ(2 * one.params, 4 * planner::find_model_shape("gpt-tiny").params());
   // Ranks with GPUs train there, and build here.
@@ -58,7 +55,7 @@ TEST(MemoryCheck, TrainingIsStateAndActivationsOfAllRanks) {
 }
 
 TEST(MemoryCheck, RefusesWhatCannotBeAndNothingElse) {
-  const Case c = on(2, {});
+  const MemoryCase c = on(2, {});
   const std::int64_t least = need(c).most();
   EXPECT_EQ(refusal(c, least), "");
   const std::string said = refusal(c, least - 1);
@@ -79,7 +76,7 @@ TEST(MemoryCheck, LargeModelsOnASmallHost) {
 // What it says would fit is not refused.
 TEST(MemoryCheck, WhatWouldFitIsTakenFromThePlan) {
   const std::vector<std::pair<std::string, std::string>> large = {{"micro-batch", "256"}};
-  Case c = on(2, large);
+  MemoryCase c = on(2, large);
   const LeastNeed most = need(c);
   const std::int64_t free = most.training / 2;
   const std::string said = refusal(c, free);
@@ -93,7 +90,7 @@ TEST(MemoryCheck, WhatWouldFitIsTakenFromThePlan) {
 }
 
 TEST(MemoryCheck, DevicesHaveTheirOwn) {
-  const Case c = on(2, {{"device", "cuda"}, {"pp", "2"}});
+  const MemoryCase c = on(2, {{"device", "cuda"}, {"pp", "2"}});
   const Resolved resolved = resolve(c.config, 2);
   const std::int64_t least = need_on_device(c.config, resolved).most();
   EXPECT_LT(least, need(on(2, {{"pp", "2"}})).most());

@@ -1,4 +1,5 @@
 #include "tessera/train/report.h"
+#include "tests/text.h"
 
 #include <gtest/gtest.h>
 
@@ -6,10 +7,6 @@
 
 namespace tessera::train {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Report, ColumnsLineUp) {
   EXPECT_EQ(table({{"a", "b"}, {"long–é", "12"}, {"x", "3"}}),
