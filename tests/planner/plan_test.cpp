@@ -126,7 +126,7 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   same.seq = plan.assumed->seq;
   EXPECT_DOUBLE_EQ(memory_of(settle(same)).activations, plan.assumed->memory.activations);
   // A state that fits beside activations that do not.
-  const Plan close = make_plan(ask({{"params", "4.9B"}}));
+  const Plan close = make_plan(ask({{"params", "4.7B"}}));
   EXPECT_LT(close.memory.total(), usable_memory(close.question.hardware));
   EXPECT_FALSE(close.fits);
   EXPECT_NE(close.remedy.find("--checkpoint-activations full fits"), std::string::npos)
