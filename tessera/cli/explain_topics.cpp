@@ -18,7 +18,7 @@ namespace {
 using planner::Question;
 using planner::real;
 
-std::string bytes_text(double bytes) { return format_bytes(std::llround(bytes)); }
+std::string bytes_text(double bytes) { return format_bytes(std::llround(std::min(bytes, 9e18))); }
 std::string whole_text(double value) { return format_grouped(std::llround(value)); }
 std::string digits(double value, int after) {
   char text[64];

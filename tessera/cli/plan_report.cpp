@@ -16,7 +16,8 @@ using planner::Plan;
 using planner::Question;
 
 std::string size(double bytes) {
-  return bytes < 0 ? "-" + format_bytes(std::llround(-bytes)) : format_bytes(std::llround(bytes));
+  const auto whole = std::llround(std::min(std::abs(bytes), 9e18));  // what 64 bits hold
+  return (bytes < 0 ? "-" : "") + format_bytes(whole);
 }
 std::string count(double value) { return format_count(std::llround(value)); }
 std::string grouped(double value) { return format_grouped(std::llround(value)); }

@@ -113,7 +113,7 @@ std::string failures_text(const Simulation& s) {
              " tokens/s that last\n");
 }
 
-std::string bytes(double value) { return format_bytes(std::llround(value)); }
+std::string bytes(double value) { return format_bytes(std::llround(std::min(value, 9e18))); }
 
 std::string fit_text(const Fit& fit, const Question& q) {
   const std::string numbers =

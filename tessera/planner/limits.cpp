@@ -33,6 +33,7 @@ Question with(const Question& q, int zero, int dp) {
   if (zero != q.zero) other.grad_reduce.reset();
   other.dp = dp;
   other.gpus = other.nodes = 0;
+  if (other.gather == Gather::alias) other.gather.reset();  // more replicas may be on more hosts
   other.global_batch = 0;
   return other;
 }

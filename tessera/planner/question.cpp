@@ -179,6 +179,24 @@ void settle_software(Question& q) {
   if (!q.gather || !shares) q.gather = shares ? Gather::alias : Gather::copy;
 }
 
+// Tessera's own runs are counted to the byte, in 64 bits; none comes near.
+void check_countable(const Question& q) {
+  if (q.software != Software::tessera || q.state_only()) return;
+  in_range("pp", q.pp, 1, 4096);
+  const auto real = [](std::int64_t value) { return static_cast<double>(value); };
+  const ModelShape& m = q.model;
+  const double widest = 16 * real(m.hidden) + 4 * real(m.ffn) + real(m.vocab);
+  const double activations = real(q.micro_batch) * real(q.seq) * widest * real(m.layers + 2) *
+                             real(q.micros()) * q.chunks * 8;
+  const double padding = 16.0 * q.dp * 16 * real(m.layers + 2);
+  const double state = (real(m.params()) + padding) * (q.layout.total() + 8) * 4;
+  if (activations > 4e18 || state > 4e18) {
+    throw UsageError(str("--software: got tessera for ",
+                         activations > 4e18 ? "activations" : "a model",
+                         " beyond what it counts (4e18 bytes); wanted a smaller one, or megatron"));
+  }
+}
+
 }  // namespace
 
 std::string_view name(Software software) {
@@ -197,6 +215,7 @@ Question settle(Question q) {
   settle_batch(q);
   settle_schedule(q);
   check_cuts(q);
+  check_countable(q);
   return q;
 }
 

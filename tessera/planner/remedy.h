@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <string>
@@ -11,7 +12,8 @@
 // What advice and remedies are made of.
 namespace tessera::planner {
 
-inline std::string size(double bytes) { return format_bytes(std::llround(bytes)); }
+// Beyond 64 bits there is nothing to tell apart.
+inline std::string size(double bytes) { return format_bytes(std::llround(std::min(bytes, 9e18))); }
 inline std::string percent(double share) { return str(std::round(1000 * share) / 10, "%"); }
 
 // The question with a change, and what it would need.

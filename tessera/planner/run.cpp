@@ -39,9 +39,20 @@ std::vector<ModelPart> parts_on_rank(const RunQuestion& q) {
 }
 
 std::int64_t elements_on_rank(const RunQuestion& q, const ParamSpec& spec) {
-  std::int64_t count = 1;
-  for (const std::int64_t size : local_shape(spec, q.tp_rank, q.tp)) count *= size;
-  return count;
+  std::int64_t across = 1, along = 1;
+  for (std::size_t i = 0; i < spec.shape.size(); ++i) {
+    (static_cast<int>(i) == spec.tp_dim ? along : across) *= spec.shape[i];
+  }
+  if (spec.tp_dim == -1) return across;
+  std::vector<ParamSpec::Segment> segments = spec.segments;
+  if (segments.empty()) segments.push_back({along, 0});
+  std::int64_t own = 0;
+  for (const ParamSpec::Segment& segment : segments) {
+    const std::int64_t parts = segment.parts == 0 ? q.tp : segment.parts;
+    const std::int64_t cuts = std::min<std::int64_t>(parts, q.tp);
+    own += (segment.length + cuts - 1) / cuts;
+  }
+  return across * own;
 }
 
 RunQuestion run_question(const Question& q, int dp_rank, int tp_rank, int pp_rank) {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "tessera/planner/parameters.h"
-#include "tessera/planner/pipeline.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/run_parts.h"
@@ -23,20 +22,39 @@ struct Placed {
   bool block = false;
 };
 
+// What a part of the model has in no block, and in each of its blocks, which are alike: elements of
+// each parameter on this rank.
+struct PartParams {
+  std::vector<std::int64_t> outside, block;
+  std::int64_t layers = 0;
+};
+PartParams params_of(const RunQuestion& q, const ModelPart& part) {
+  PartParams params;
+  params.layers = part.last_layer - part.first_layer;
+  ModelPart first = part;
+  first.last_layer = part.first_layer + std::min<std::int64_t>(1, params.layers);
+  for (const ParamSpec& spec : model_params(q.model, q.tp, first)) {
+    const bool block = spec.name.starts_with("blocks.");
+    (block ? params.block : params.outside).push_back(elements_on_rank(q, spec));
+  }
+  return params;
+}
+
 // [Note: placement] In the order of the engine: of each chunk first what is in no block, then block
 // after block.
 std::vector<Placed> placed_params(const RunQuestion& q) {
   std::vector<Placed> all;
-  const std::vector<ModelPart> parts = parts_on_rank(q);
-  for (std::size_t c = 0; c < parts.size(); ++c) {
-    const std::vector<ParamSpec> specs = model_params(q.model, q.tp, parts[c]);
-    for (const bool block : {false, true}) {
-      for (const ParamSpec& spec : specs) {
-        if (spec.name.starts_with("blocks.") != block) continue;
-        const std::int64_t chunk = chunk_elements(elements_on_rank(q, spec), q.dp);
-        all.push_back({chunk * q.dp, static_cast<int>(c), block});
-      }
+  int section = 0;
+  for (const ModelPart& part : parts_on_rank(q)) {
+    const PartParams params = params_of(q, part);
+    const auto place = [&](std::int64_t elements, bool block) {
+      all.push_back({chunk_elements(elements, q.dp) * q.dp, section, block});
+    };
+    for (const std::int64_t elements : params.outside) place(elements, false);
+    for (std::int64_t layer = 0; layer < params.layers; ++layer) {
+      for (const std::int64_t elements : params.block) place(elements, true);
     }
+    ++section;
   }
   return all;
 }
@@ -44,15 +62,16 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
 // How large a bucket has to be to be closed.
 double bucket_limit(const RunQuestion& q) { return q.bucket_bytes; }
 
-// Gradients come in the reverse order; a bucket is closed once it is large enough.
+// Elements of the largest. Gradients come in the reverse order; a bucket is closed once it is large
+// enough.
 std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& params) {
-  std::int64_t largest = 0, bytes = 0;
+  std::int64_t largest = 0, elements = 0;
   for (std::size_t i = params.size(); i-- > 0;) {
     const bool other = i + 1 < params.size() && params[i + 1].section != params[i].section;
-    if (other) bytes = 0;
-    bytes += params[i].padded * q.layout.grad;
-    largest = std::max(largest, bytes);
-    if (static_cast<double>(bytes) >= bucket_limit(q)) bytes = 0;
+    if (other) elements = 0;
+    elements += params[i].padded;
+    largest = std::max(largest, elements);
+    if (static_cast<double>(elements * q.layout.grad) >= bucket_limit(q)) elements = 0;
   }
   return largest;
 }
@@ -84,7 +103,7 @@ std::int64_t boundary(const RunQuestion& q) {
 // micro-batch, the units that stage 3 has gathered, and the gradients that a pipeline receives.
 std::int64_t buffer_bytes(const RunQuestion& q, const std::vector<Placed>& params) {
   std::int64_t bytes = 0;
-  if (q.policy == ReducePolicy::each) bytes += 2 * largest_bucket(q, params);
+  if (q.policy == ReducePolicy::each) bytes += 2 * largest_bucket(q, params) * q.layout.grad;
   if (sharding_of_stage(q.stage).params && q.gather == Gather::copy) bytes += gathered(q, params);
   if (q.pp > 1 && q.pp_rank + 1 < q.pp) bytes += boundary(q);
   return bytes;
@@ -155,7 +174,7 @@ std::int64_t temporary_bytes(const RunQuestion& q, const std::vector<Placed>& pa
     head = head || part.head;
   }
   std::int64_t waiting = 0;
-  if (q.policy == ReducePolicy::each) waiting = largest_bucket(q, params) / q.layout.grad * e;
+  if (q.policy == ReducePolicy::each) waiting = largest_bucket(q, params) * e;
   const std::int64_t weight = waiting > 0 ? 0 : h * (q.model.ffn / q.tp) * e;
   const std::int64_t of_head = head && q.model.tied && waiting == 0 ? table : 0;
   const std::int64_t loss = head ? 2 * stream + table : 0;
@@ -187,9 +206,9 @@ RunMemory run_memory(const RunQuestion& q) {
 std::int64_t built_bytes(const RunQuestion& q) {
   std::int64_t elements = 0;
   for (const ModelPart& part : parts_on_rank(q)) {
-    for (const ParamSpec& spec : model_params(q.model, q.tp, part)) {
-      elements += elements_on_rank(q, spec);
-    }
+    const PartParams params = params_of(q, part);
+    for (const std::int64_t each : params.outside) elements += each;
+    for (const std::int64_t each : params.block) elements += each * params.layers;
   }
   return 4 * elements;
 }

@@ -12,7 +12,7 @@ namespace tessera::planner {
 Question pipeline_question(const RunQuestion& question);
 // Chunk by chunk; one without a pipeline.
 std::vector<ModelPart> parts_on_rank(const RunQuestion& question);
-// Of a parameter, after tp has cut it.
+// Of a parameter, after tp has cut it; what does not divide is counted as padded until it does.
 std::int64_t elements_on_rank(const RunQuestion& question, const ParamSpec& spec);
 
 }  // namespace tessera::planner

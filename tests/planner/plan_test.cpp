@@ -104,6 +104,25 @@ TEST(Plan, OfASizeAloneHasNoTime) {
   EXPECT_FALSE(json["fits"].get<bool>());
 }
 
+// Numbers that no machine has are refused or answered, and never wrap around.
+TEST(Plan, OfHugeRunsOfTessera) {
+  for (const char* line :
+       {R"({"software":"tessera","micro_batch":1000000000,"seq":100000000})",
+        R"({"software":"tessera","layers":100000,"hidden":1000000,"heads":1000})",
+        R"({"software":"tessera","pp":48,"grad_accum":65536,"schedule":"gpipe","seq":10000000})",
+        R"({"software":"tessera","dp":10000000})", R"({"software":"tessera","layout":"2,0,12"})",
+        R"({"hardware":"cpu","model":"gpt2-124m","tp":4,"dp":2,"zero":3})"}) {
+    const auto json = nlohmann::json::parse(answer_line({}, built_in(), line));
+    if (json.contains("error")) {
+      EXPECT_NE(json["error"].get<std::string>().find("--"), std::string::npos) << json["error"];
+      continue;
+    }
+    for (const auto& [key, value] : json["memory"].items()) {
+      EXPECT_GE(value.get<double>(), 0) << line << key;
+    }
+  }
+}
+
 // What is not known of a size alone is not 0, and "fits" says for which model that is estimated.
 TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   const Given given = {{"params", "13B"}, {"dp", "8"}, {"zero", "2"}, {"layout", "bf16-nomaster"}};
@@ -127,7 +146,7 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   same.seq = plan.assumed->seq;
   EXPECT_DOUBLE_EQ(memory_of(settle(same)).activations, plan.assumed->memory.activations);
   // A state that fits beside activations that do not.
-  const Plan close = make_plan(ask({{"params", "4.9B"}}));
+  const Plan close = make_plan(ask({{"params", "4.7B"}}));
   EXPECT_LT(close.memory.total(), usable_memory(close.question.hardware));
   EXPECT_FALSE(close.fits);
   EXPECT_NE(close.remedy.find("--checkpoint-activations full fits"), std::string::npos)

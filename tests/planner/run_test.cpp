@@ -5,6 +5,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/run_parts.h"
 
 namespace tessera::planner {
 namespace {
@@ -144,6 +145,27 @@ TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
           EXPECT_EQ(plan.total(), static_cast<double>(run.total()));
         }
       }
+    }
+  }
+}
+
+// What a rank has of a parameter is what its specification cuts, wherever tp divides it.
+TEST(Run, PartsAreThoseOfTheSpecifications) {
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const int tp : {1, 2, 4}) {
+      RunQuestion q = question(0, 1);
+      q.model = find_model_shape(model);
+      q.tp = tp;
+      std::int64_t all = 0;
+      for (const ParamSpec& spec : model_params(q.model, tp)) {
+        for (q.tp_rank = 0; q.tp_rank < tp; ++q.tp_rank) {
+          std::int64_t want = 1;
+          for (const std::int64_t size : local_shape(spec, q.tp_rank, tp)) want *= size;
+          EXPECT_EQ(elements_on_rank(q, spec), want) << spec.name << " tp " << tp;
+        }
+        all += elements_on_rank(q, spec);
+      }
+      EXPECT_EQ(built_bytes(q), 4 * all);
     }
   }
 }
