@@ -16,6 +16,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/cli/out_of_memory.h"
 #include "tessera/cli/rank_process.h"
 #include "tessera/cli/relay.h"
 #include "tessera/cli/stdin_pump.h"
@@ -98,7 +99,9 @@ class Launch {
   int had_to_end_ = 0;        // ranks that were still running when we sent SIGTERM
   bool abandoned_ = false;
   bool timed_out_ = false;
+  OutOfMemoryKills out_of_memory_;
   const Rank* first_failed_ = nullptr;
+  bool killed_by_others_ = false;  // the first that failed, by a SIGKILL that is not ours
   double failed_at_ = 0;
 };
 
@@ -233,7 +236,11 @@ void Launch::react(const std::vector<Rank*>& ended) {
         first_failed_ = rank;
       }
     }
-    if (first_failed_ != nullptr) failed_at_ = now();
+    if (first_failed_ != nullptr) {
+      failed_at_ = now();
+      killed_by_others_ = first_failed_->exited_by_signal && first_failed_->code == SIGKILL &&
+                          phase_ == Phase::kRunning && end_signals_ < 2;
+    }
     if (first_failed_ != nullptr && phase_ == Phase::kRunning) {
       phase_ = Phase::kGrace;
       deadline_ = failed_at_ + options_.grace;
@@ -330,6 +337,7 @@ LaunchResult Launch::result() {
                        rank->exited_by_signal ? "was ended by " + signal_name(rank->code)
                                               : str("exited with status ", rank->code),
                        " after ", format_time(failed_at_ - started_));
+  if (killed_by_others_) result.summary += ", " + out_of_memory_.verdict();
   if (had_to_end_ > 0) {
     result.summary +=
         str("; ", had_to_end_, had_to_end_ == 1 ? " other" : " others", " did not end within ",
@@ -370,6 +378,10 @@ LaunchResult Launch::run() {
   // The summary comes after the last output of the ranks.
   for (LineRelay& relay : relays_) relay.finish();
   const LaunchResult answer = failure ? *failure : result();
+  if (out_.broken() && out_.error() != EPIPE) {
+    say(str("cannot write the output: ", std::strerror(out_.error()),
+            out_.error() == EFBIG ? " (see ulimit -f)" : ""));
+  }
   if (options_.report && !answer.summary.empty()) say(answer.summary);
   work();
   return answer;

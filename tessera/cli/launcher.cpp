@@ -1,9 +1,12 @@
 #include "tessera/cli/launcher.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
@@ -45,6 +48,20 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, int loca
   return result;
 }
 
+void check_open_files(const LaunchOptions& options) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  // Of the launcher: the store, signals, the guard and what a start takes, and for every rank its
+  // connection to the store and two pipes. Of a rank: torch, the store, files, and for every other
+  // rank a connection and a handle of the process.
+  constexpr rlim_t kBase = 24, kEach = 3;
+  const rlim_t needed = kBase + kEach * static_cast<rlim_t>(options.ranks);
+  if (limit.rlim_cur >= needed) return;
+  throw Error(str(options.ranks, options.ranks == 1 ? " rank needs" : " ranks need", " about ",
+                  needed, " open files in a process, but the limit is ", limit.rlim_cur,
+                  "; raise it (ulimit -n ", needed, ") or start fewer ranks"));
+}
+
 std::string signal_name(int signal) {
   const char* name = ::sigabbrev_np(signal);
   return name != nullptr ? str("SIG", name) : str("signal ", signal);
@@ -63,19 +80,21 @@ BlockedSignals::BlockedSignals() {
   struct sigaction plain {};
   plain.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &plain, &child_action_before_);
-  // A closed output is seen as a failed write, not as a signal.
+  // A closed output, or a file that may grow no more, is seen as a failed write, not as a signal.
   sigset_t blocked = handled_;
   sigaddset(&blocked, SIGPIPE);
+  sigaddset(&blocked, SIGXFSZ);
   ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
 }
 
 BlockedSignals::~BlockedSignals() {
-  // A write to somebody who had gone has been seen as such; its signal must not end us now.
-  sigset_t pipe;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
+  // A write that failed has been seen as such; its signal must not end us now.
+  sigset_t writes;
+  sigemptyset(&writes);
+  sigaddset(&writes, SIGPIPE);
+  sigaddset(&writes, SIGXFSZ);
   const timespec at_once{};
-  while (::sigtimedwait(&pipe, nullptr, &at_once) == SIGPIPE) {
+  while (::sigtimedwait(&writes, nullptr, &at_once) > 0) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   ::sigaction(SIGCHLD, &child_action_before_, nullptr);

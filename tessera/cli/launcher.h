@@ -68,6 +68,10 @@ class BlockedSignals {
   struct sigaction child_action_before_ {};
 };
 
+// Throws an Error unless so many ranks can be started with the open files that this process may
+// have. Made before anything else of the job: what lacks a descriptor later may end without a word.
+void check_open_files(const LaunchOptions& options);
+
 // Starts the ranks, relays their output, forwards signals, and returns when all have ended:
 // - SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks' process groups (a second one kills),
 //   SIGUSR1 and SIGUSR2 to the ranks themselves; Ctrl-Z stops and continues all.

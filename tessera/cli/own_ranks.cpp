@@ -54,6 +54,7 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
     options.environment.emplace_back(*entry);
   }
   options.environment.push_back(notes.environment());
+  check_open_files(options);
   const Rendezvous rendezvous(options, {});
   return launch(options, signals);
 }

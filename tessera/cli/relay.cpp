@@ -23,7 +23,7 @@ OutputQueue::OutputQueue(int fd) : fd_(fd), terminal_(::isatty(fd) == 1) {}
 bool OutputQueue::full() const { return pending_.size() - written_ >= kFullQueue; }
 
 void OutputQueue::push(const std::string& text) {
-  if (!broken_) pending_ += text;
+  if (!broken()) pending_ += text;
 }
 
 void OutputQueue::write_some() {
@@ -34,9 +34,9 @@ void OutputQueue::write_some() {
   if (count >= 0) {
     written_ += static_cast<std::size_t>(count);
   } else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
-    broken_ = true;
+    error_ = errno;
   }
-  if (broken_ || empty()) {
+  if (broken() || empty()) {
     pending_.clear();
     written_ = 0;
   } else if (written_ >= kFullQueue) {

@@ -22,8 +22,9 @@ class OutputQueue {
   bool terminal() const { return terminal_; }
   bool empty() const { return pending_.size() == written_; }
   bool full() const;
-  // Nobody reads the other end any more. Everything pushed is dropped.
-  bool broken() const { return broken_; }
+  // It takes nothing any more (EPIPE: nobody reads it), and everything pushed is dropped.
+  bool broken() const { return error_ != 0; }
+  int error() const { return error_; }
 
   void push(const std::string& text);
   // Writes one piece, after poll(2) said that there is room.
@@ -32,7 +33,7 @@ class OutputQueue {
  private:
   int fd_;
   bool terminal_;
-  bool broken_ = false;
+  int error_ = 0;
   std::string pending_;
   std::size_t written_ = 0;
 };

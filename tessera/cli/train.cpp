@@ -116,6 +116,7 @@ int take_part(train::TrainConfig config) {
     config.max_restarts = 0;
   }
   ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone does not end the training
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no more (ulimit -f) is an error with words
   stop_signal().store(0);      // before the handlers need them
   save_asked().store(0);
   finish_the_step_on(SIGINT);
@@ -199,6 +200,9 @@ int train_command(int argc, char** argv) {
                            launch.size, " ranks; leave --ranks out"));
     }
     config.ranks = launch.size;
+  } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {
+    throw UsageError(
+        "--ranks: got 0, wanted at least 1; leave it out for dp · tp · pp ranks, or 2");
   }
   const int ranks = train::ranks_wanted(config);
   // Whatever is wrong is said once, before ranks are started.

@@ -78,7 +78,8 @@ class LocalPeers final : public Peers {
   }
 
   std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
-                                 std::size_t bytes, std::chrono::milliseconds timeout) override {
+                                 std::size_t bytes, Pages,
+                                 std::chrono::milliseconds timeout) override {
     const int leader = members.front();
     if (rank_ == leader) {
       auto segment = std::make_shared<LocalSegment>(bytes);

@@ -22,6 +22,10 @@ class Segment {
   std::size_t size_ = 0;
 };
 
+// Whether memory has all its pages from the start ([Note: reserved pages] in shared_memory.h), or
+// each when it is first touched: for memory of which most is never used.
+enum class Pages : std::uint8_t { reserved, when_touched };
+
 enum class PeerState : std::uint8_t { alive, left, dead };
 
 // Why the job is over, as the rank that noticed it told everybody.
@@ -56,9 +60,11 @@ class Peers {
   virtual std::optional<Failure> failure() const = 0;
 
   // Collective over `members`, which are on one host: zeroed memory that all of them have mapped.
-  // The name must be new. Throws PeerError if one dies or does not come in time.
+  // The name must be new. Throws PeerError if one dies or does not come in time, and
+  // OutOfMemoryError if there is not so much.
   virtual std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
-                                         std::size_t bytes, std::chrono::milliseconds timeout) = 0;
+                                         std::size_t bytes, Pages pages,
+                                         std::chrono::milliseconds timeout) = 0;
 };
 
 }  // namespace tessera::comm

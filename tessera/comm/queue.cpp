@@ -35,6 +35,10 @@ struct Queue::Item final : WorkState {
   std::exception_ptr error;
 };
 
+// [Note: own thread] What an item keeps alive may hold the last handle of the group, so that the
+// queue is destroyed by the very thread that has just run the item, inside run(). That thread
+// cannot wait for itself: it leaves the queue to its Core, which the progress thread and every Work
+// hold, and the progress thread runs what is left and ends.
 struct Queue::Core {
   std::shared_ptr<Transport> transport;
   std::string name;
@@ -44,6 +48,7 @@ struct Queue::Core {
   std::condition_variable advanced;   // and those who wait for a Work here
   std::deque<std::shared_ptr<Item>> items;
   bool busy = false;
+  std::thread::id runner;  // who made it so
   bool stopping = false;
   std::thread progress;  // started by the first collective that needs it
 
@@ -64,6 +69,7 @@ struct Queue::Core {
   // Takes the transport and runs the first item. Called with the lock held, not busy, not empty.
   void run_front(std::unique_lock<std::mutex>& lock) {
     busy = true;
+    runner = std::this_thread::get_id();
     const std::shared_ptr<Item> item = items.front();
     lock.unlock();
     run(*item);
@@ -72,21 +78,24 @@ struct Queue::Core {
     item->ended = true;
     busy = false;
     advanced.notify_all();
-    if (!items.empty()) submitted.notify_one();
+    if (stopping || !items.empty()) submitted.notify_one();
   }
 
   void progress_loop() {
     std::unique_lock lock(mutex);
     for (;;) {
-      submitted.wait(lock, [this] { return stopping || (!busy && !items.empty()); });
-      if (stopping) return;
+      submitted.wait(lock, [this] { return !busy && (stopping || !items.empty()); });
+      if (items.empty()) return;
       run_front(lock);
     }
   }
 
-  void wake_progress() {
-    if (!progress.joinable()) progress = std::thread([this] { progress_loop(); });
-    submitted.notify_one();
+  static void wake_progress(const std::shared_ptr<Core>& core) {
+    if (!core->progress.joinable()) {
+      core->progress = std::thread([core] { core->progress_loop(); });
+      if (core->stopping) core->progress.detach();
+    }
+    core->submitted.notify_one();
   }
 };
 
@@ -117,6 +126,11 @@ Queue::~Queue() {
   const bool failing = std::uncaught_exceptions() > 0;
   if (failing) core_->transport->abandon();
   std::unique_lock lock(core_->mutex);
+  if (core_->busy && core_->runner == std::this_thread::get_id()) {  // [Note: own thread]
+    core_->stopping = true;
+    if (core_->progress.joinable()) core_->progress.detach();
+    return;
+  }
   while (core_->busy || !core_->items.empty()) {
     if (core_->busy) {
       core_->advanced.wait(lock);
@@ -131,33 +145,35 @@ Queue::~Queue() {
 }
 
 Work Queue::submit(Collective call, Attachments attachments) {
-  auto item = std::make_shared<Item>(core_, std::move(call), std::move(attachments));
-  std::unique_lock lock(core_->mutex);
+  const std::shared_ptr<Core> core = core_;  // [Note: own thread]: *this may go meanwhile
+  auto item = std::make_shared<Item>(core, std::move(call), std::move(attachments));
+  std::unique_lock lock(core->mutex);
   const bool plain = !item->attachments.before && !item->attachments.after;
-  if (plain && !core_->busy && core_->items.empty() && core_->transport->quick(item->call)) {
-    core_->busy = true;
+  if (plain && !core->busy && core->items.empty() && core->transport->quick(item->call)) {
+    core->busy = true;
+    core->runner = std::this_thread::get_id();
     lock.unlock();
     bool ended = true;
     try {
       item->posted = true;
       item->begin();
-      core_->transport->post(item->call);
-      ended = core_->transport->finish(item->call, /*may_give_up=*/true);
+      core->transport->post(item->call);
+      ended = core->transport->finish(item->call, /*may_give_up=*/true);
       if (ended) item->tell();
     } catch (...) {
       item->error = std::current_exception();
     }
     if (ended) item->attachments = {};
     lock.lock();
-    core_->busy = false;
+    core->busy = false;
     item->ended = ended;
     // Others may have queued behind us meanwhile; ours still comes first.
-    if (!ended) core_->items.push_front(item);
-    if (!core_->items.empty()) core_->wake_progress();
-    core_->advanced.notify_all();
+    if (!ended) core->items.push_front(item);
+    if (!core->items.empty()) Core::wake_progress(core);
+    core->advanced.notify_all();
   } else {
-    core_->items.push_back(item);
-    core_->wake_progress();
+    Core::wake_progress(core);  // first: if there can be no thread, nothing was submitted
+    core->items.push_back(item);
   }
   return Work(std::move(item));
 }

@@ -16,12 +16,12 @@ bool same_buffer(const Record& a, const Record& b) {
   return a.dtype == b.dtype && a.count == b.count && a.label_hash == b.label_hash;
 }
 
+}  // namespace
+
 bool same_call(const Record& a, const Record& b) {
   return a.op == b.op && a.peer == b.peer && a.form == b.form && same_buffer(a, b) &&
          (!is_reduction(a.op) || a.reduce == b.reduce);
 }
-
-}  // namespace
 
 Record make_record(const Collective& call) {
   const auto form =
@@ -40,6 +40,8 @@ std::string describe(const Record& record) {
   call.peer = record.peer;
   call.count = record.count;
   call.label = record.label;
+  // What did not fit may be all that differs: then the number shows that it does.
+  if (hash(call.label) != record.label_hash) call.label += str("… #", record.label_hash % 10'000);
   return describe(call);
 }
 

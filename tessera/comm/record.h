@@ -24,6 +24,7 @@ static_assert(sizeof(Record) == 80, "no padding: records travel between processe
 
 Record make_record(const Collective& call);
 std::string describe(const Record& record);
+bool same_call(const Record& a, const Record& b);
 
 // Throws a UsageError that prints what every rank called, unless all called the same.
 void compare_calls(int ranks, const std::function<const Record&(int rank)>& record,

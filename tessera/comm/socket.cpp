@@ -162,33 +162,45 @@ std::vector<std::string> own_addresses() {
   return all;
 }
 
-bool send_all(const Fd& socket, const void* data, std::size_t bytes, int fd) {
+std::optional<std::size_t> send_some(const Fd& socket, const void* data, std::size_t bytes,
+                                     int fd) {
+  iovec part{const_cast<void*>(data), bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+  }
+  ssize_t sent = -1;
+  do {
+    sent = sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  if (sent >= 0) return static_cast<std::size_t>(sent);
+  // Also what passes when others have read: too many descriptors on their way, no buffers.
+  const bool later = errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS ||
+                     errno == ENOBUFS || errno == ENOMEM;
+  return later ? std::optional<std::size_t>(0) : std::nullopt;
+}
+
+bool wait_writable(const Fd& socket, Clock::time_point end) {
+  return wait_for(socket.get(), POLLOUT, end);
+}
+
+bool send_all(const Fd& socket, const void* data, std::size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
-    iovec part{const_cast<char*>(at), bytes};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    if (fd >= 0) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof(control);
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
-    }
-    const ssize_t sent = sendmsg(socket.get(), &message, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      if (!wait_for(socket.get(), POLLOUT, Clock::now() + std::chrono::seconds(5))) return false;
-      continue;
-    }
-    if (sent <= 0) return false;
-    fd = -1;
-    at += sent;
-    bytes -= static_cast<std::size_t>(sent);
+    const auto sent = send_some(socket, at, bytes);
+    if (!sent) return false;
+    if (*sent == 0 && !wait_writable(socket, Clock::now() + std::chrono::seconds(5))) return false;
+    at += *sent;
+    bytes -= *sent;
   }
   return true;
 }

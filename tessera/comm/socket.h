@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,11 +28,15 @@ void keep_alive(const Fd& socket);
 // This host's addresses except the loopback's.
 std::vector<std::string> own_addresses();
 
-// Sends all of it, with a descriptor attached to the first byte if `fd` is one. False if the other
-// side is gone.
-bool send_all(const Fd& socket, const void* data, std::size_t bytes, int fd = -1);
+// Sends what the socket takes now, with a descriptor attached to the first byte if `fd` is one.
+// Returns how much that was, 0 for try again later; nothing if the connection is broken.
+std::optional<std::size_t> send_some(const Fd& socket, const void* data, std::size_t bytes,
+                                     int fd = -1);
+bool wait_writable(const Fd& socket, std::chrono::steady_clock::time_point end);
 
-// Receives exactly `bytes` before `end`; false otherwise. For handshakes.
+// Send or receive exactly `bytes`, `send_all` as long as the other side takes some within 5 s;
+// false otherwise. For handshakes: after a failure the connection is of no use.
+bool send_all(const Fd& socket, const void* data, std::size_t bytes);
 bool receive_all(const Fd& socket, void* data, std::size_t bytes,
                  std::chrono::steady_clock::time_point end);
 

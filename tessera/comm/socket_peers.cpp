@@ -3,15 +3,18 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -19,7 +22,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/connection.h"
 #include "tessera/comm/peers_meeting.h"
+#include "tessera/comm/shared_memory.h"
 #include "tessera/comm/socket.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -29,42 +34,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-class FdSegment final : public Segment {
- public:
-  FdSegment(const Fd& fd, std::size_t bytes) {
-    void* at =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-    if (at == MAP_FAILED) throw_errno(str("cannot map ", bytes, " bytes of shared memory"));
-    data_ = static_cast<std::byte*>(at);
-    size_ = bytes;
-  }
-  ~FdSegment() override { munmap(data_, size_); }
-};
-
-// A file that has no name, so nothing can stay behind, and cannot shrink under a reader.
-Fd make_memory(std::size_t bytes) {
-  Fd fd(memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.open() || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    throw_errno(str("cannot make ", bytes, " bytes of shared memory"));
-  }
-  fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-  return fd;
+rlim_t open_files_limit() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
 }
 
-enum class Message : std::uint32_t { segment = 1, failure = 2, goodbye = 3 };
-struct Frame {
-  Message type;
-  std::uint32_t bytes;
-};
-constexpr std::size_t kLongestText = 64 * 1024;  // of a frame; a longer one is no peer's
+std::string open_files_advice() {
+  return str("this process may have ", open_files_limit(), " open files; raise that (ulimit -n)");
+}
 
-struct Connection {
-  Fd socket;
-  Fd process;  // readable when the process is gone, even if a child of its holds the socket open
-  std::mutex sending;
-  std::string unread;
-  std::deque<Fd> descriptors;
-};
+// Before anything is opened: two files for every other rank, and some for what passes.
+void require_open_files(int rank, int size) {
+  constexpr rlim_t kPassing = 8;
+  const rlim_t others = 2 * static_cast<rlim_t>(size - 1);
+  const std::filesystem::directory_iterator own("/proc/self/fd");
+  const auto open = static_cast<rlim_t>(std::distance(begin(own), end(own)));
+  if (open + others + kPassing <= open_files_limit()) return;
+  throw Error(str("rank ", rank, " of ", size, " needs ", others + kPassing, " files besides the ",
+                  open, " that it has open; ", open_files_advice()));
+}
 
 class SocketPeers final : public Peers {
  public:
@@ -72,7 +60,9 @@ class SocketPeers final : public Peers {
       : rank_(rank),
         size_(size),
         states_(static_cast<std::size_t>(size)),
-        stop_(eventfd(0, EFD_CLOEXEC)) {
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    require_open_files(rank, size);
+    if (!wake_.open()) throw_errno("cannot make an event descriptor");
     for (auto& state : states_) state.store(PeerState::alive);
     for (int r = 0; r < size; ++r) connections_.push_back(std::make_unique<Connection>());
     Meeting met = meet_peers(store, rank, size, options);
@@ -81,14 +71,25 @@ class SocketPeers final : public Peers {
       connection(r).socket = std::move(met.sockets[static_cast<std::size_t>(r)]);
       if (r != rank) admit(r);
     }
-    watcher_ = std::thread([this] { watch(); });
+    watcher_ = std::thread([this] { keep_watch(); });
   }
 
   ~SocketPeers() override {
-    for (int r = 0; r < size_; ++r) tell(r, Message::goodbye, "");
-    const std::uint64_t one = 1;
-    if (write(stop_.get(), &one, sizeof(one)) < 0) std::terminate();
+    try {
+      for (int r = 0; r < size_; ++r) tell(r, Message::goodbye, "");
+    } catch (...) {  // no memory: to the others this rank has died, which is near the truth
+    }
+    stopping_.store(true);
+    wake();
     watcher_.join();
+    // What peers have yet to take, goodbyes above all. One that stays stopped is not waited for.
+    const auto end = Clock::now() + std::chrono::seconds(5);
+    for (int r = 0; r < size_; ++r) {
+      Connection& c = connection(r);
+      while (state(r) == PeerState::alive && !c.flush() && Clock::now() < end) {
+        wait_writable(c.socket, end);
+      }
+    }
   }
 
   int rank() const override { return rank_; }
@@ -117,12 +118,35 @@ class SocketPeers final : public Peers {
   }
 
   std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
-                                 std::size_t bytes, std::chrono::milliseconds timeout) override {
+                                 std::size_t bytes, Pages pages,
+                                 std::chrono::milliseconds timeout) override {
     const int leader = members.front();
+    // What this rank cannot do is told to all: they would wait for it, or use what is not there.
+    const auto or_report = [&](const auto& make) {
+      try {
+        return make();
+      } catch (const Error& error) {
+        const std::string text = str("rank ", rank_, ", for ", quote(name), ": ", error.what());
+        report({Failure::Kind::peer, rank_, rank_, text});
+        if (dynamic_cast<const OutOfMemoryError*>(&error) != nullptr) throw OutOfMemoryError(text);
+        throw Error(text);
+      }
+    };
+    const auto take = [&](const Fd& fd) {
+      if (pages == Pages::reserved) {
+        const auto own = static_cast<std::size_t>(std::find(members.begin(), members.end(), rank_) -
+                                                  members.begin());
+        const std::size_t part = bytes / members.size(), begin = own * part;
+        reserve(fd, begin, own + 1 == members.size() ? bytes - begin : part);
+      }
+      return map_shared_memory(fd, bytes);
+    };
     if (leader == rank_) {
-      const Fd fd = make_memory(bytes);
-      for (const int member : members) tell(member, Message::segment, name, fd.get());
-      return std::make_shared<FdSegment>(fd, bytes);
+      return or_report([&] {
+        const auto fd = std::make_shared<const Fd>(make_shared_memory(bytes, pages));
+        for (const int member : members) tell(member, Message::segment, name, fd);
+        return take(*fd);
+      });
     }
     std::unique_lock lock(mutex_);
     const auto arrived = [&] { return offers_.count(name) > 0; };
@@ -131,7 +155,8 @@ class SocketPeers final : public Peers {
     });
     if (arrived()) {
       const auto offer = offers_.extract(name);
-      return std::make_shared<FdSegment>(offer.mapped(), bytes);
+      lock.unlock();
+      return or_report([&] { return take(offer.mapped()); });
     }
     if (failed_.load()) raise(failure_);
     throw PeerError(str("rank ", leader, woken ? " is gone" : " did not come in time",
@@ -153,14 +178,16 @@ class SocketPeers final : public Peers {
     }
   }
 
-  void tell(int rank, Message type, const std::string& text, int fd = -1) {
+  // Returns at once: [Note: unsent] in connection.h.
+  void tell(int rank, Message type, const std::string& text,
+            std::shared_ptr<const Fd> descriptor = nullptr) {
     if (rank == rank_ || state(rank) != PeerState::alive) return;
-    Connection& c = connection(rank);
-    const Frame frame{type, static_cast<std::uint32_t>(text.size())};
-    std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
-    bytes += text;
-    std::lock_guard lock(c.sending);
-    send_all(c.socket, bytes.data(), bytes.size(), fd);
+    if (!connection(rank).send(type, text, std::move(descriptor))) wake();
+  }
+
+  void wake() noexcept {
+    const std::uint64_t one = 1;
+    while (write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) continue;
   }
 
   void set_state(int rank, PeerState state) {
@@ -170,78 +197,75 @@ class SocketPeers final : public Peers {
     changed_.notify_all();
   }
 
+  // Without a watcher no death would be seen: what ends it ends the job.
+  void keep_watch() noexcept {
+    try {
+      try {
+        watch();
+      } catch (const std::exception& error) {
+        report({Failure::Kind::peer, rank_, rank_,
+                str("rank ", rank_, " cannot watch its peers any more: ", error.what())});
+      }
+    } catch (...) {  // no memory even for that; our end tells the others
+    }
+  }
+
   void watch() {
     for (;;) {
-      std::vector<pollfd> items{{stop_.get(), POLLIN, 0}};
+      std::vector<pollfd> items{{wake_.get(), POLLIN, 0}};
       std::vector<int> ranks{-1};
       for (int r = 0; r < size_; ++r) {
         if (r == rank_ || state(r) != PeerState::alive) continue;
-        items.push_back({connection(r).socket.get(), POLLIN, 0});
+        const bool more = connection(r).has_unsent();
+        items.push_back(
+            {connection(r).socket.get(), static_cast<short>(more ? POLLIN | POLLOUT : POLLIN), 0});
         ranks.push_back(r);
         if (connection(r).process.open()) {
           items.push_back({connection(r).process.get(), POLLIN, 0});
           ranks.push_back(r);
         }
       }
-      if (poll(items.data(), items.size(), -1) < 0) continue;
-      if (items[0].revents != 0) return;
+      if (poll(items.data(), items.size(), -1) < 0) {
+        if (errno == EINTR || errno == EAGAIN) continue;
+        const std::string reason = std::strerror(errno);
+        throw Error(
+            str("poll of ", items.size(), " descriptors: ", reason, "; ", open_files_advice()));
+      }
+      if (items[0].revents != 0) {
+        std::uint64_t count = 0;
+        while (read(wake_.get(), &count, sizeof(count)) < 0 && errno == EINTR) continue;
+        if (stopping_.load()) return;
+      }
+      bool refused = false;  // perhaps for want of something else than room: not again at once
       for (std::size_t i = 1; i < items.size(); ++i) {
-        if (items[i].revents == 0) continue;
+        if ((items[i].revents & POLLOUT) != 0 && !connection(ranks[i]).flush()) refused = true;
+        if ((items[i].revents & ~POLLOUT) == 0) continue;
         const bool closed = !drain(ranks[i]);
         const bool gone = items[i].fd == connection(ranks[i]).process.get();
         if (closed || gone) set_state(ranks[i], PeerState::dead);
       }
+      if (refused) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
 
   // Takes in what the rank has sent. False if it has closed the connection.
   bool drain(int rank) {
-    Connection& c = connection(rank);
-    bool open = true;
-    for (;;) {
-      char buffer[4096];
-      iovec part{buffer, sizeof(buffer)};
-      alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))];
-      msghdr message{};
-      message.msg_iov = &part;
-      message.msg_iovlen = 1;
-      message.msg_control = control;
-      message.msg_controllen = sizeof(control);
-      const ssize_t got = recvmsg(c.socket.get(), &message, MSG_CMSG_CLOEXEC);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) {
-        open = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-        break;
-      }
-      for (cmsghdr* h = CMSG_FIRSTHDR(&message); h != nullptr; h = CMSG_NXTHDR(&message, h)) {
-        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) continue;
-        const std::size_t count = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (std::size_t i = 0; i < count; ++i) {
-          int fd = -1;
-          std::memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(int));
-          c.descriptors.emplace_back(fd);
-        }
-      }
-      c.unread.append(buffer, static_cast<std::size_t>(got));
-      if (c.unread.size() > 2 * kLongestText) break;  // the rest when these are read
+    const auto end =
+        connection(rank).receive([&](Message type, const std::string& text, Fd descriptor) {
+          hear(rank, type, text, std::move(descriptor));
+        });
+    if (end == Connection::End::descriptor_lost) {
+      throw Error(str("the shared memory that rank ", rank, " passes does not arrive; ",
+                      open_files_advice()));
     }
-    Frame frame{};
-    while (c.unread.size() >= sizeof(frame)) {
-      std::memcpy(&frame, c.unread.data(), sizeof(frame));
-      if (frame.bytes > kLongestText) return false;
-      if (c.unread.size() < sizeof(frame) + frame.bytes) break;
-      hear(rank, c, frame.type, c.unread.substr(sizeof(frame), frame.bytes));
-      c.unread.erase(0, sizeof(frame) + frame.bytes);
-    }
-    return open;
+    return end != Connection::End::closed;
   }
 
-  void hear(int rank, Connection& c, Message type, const std::string& text) {
+  void hear(int rank, Message type, const std::string& text, Fd descriptor) {
     if (type == Message::goodbye) return set_state(rank, PeerState::left);
     std::lock_guard lock(mutex_);
-    if (type == Message::segment && !c.descriptors.empty()) {
-      offers_.emplace(text, std::move(c.descriptors.front()));
-      c.descriptors.pop_front();
+    if (type == Message::segment && descriptor.open()) {
+      offers_.emplace(text, std::move(descriptor));
     } else if (type == Message::failure && !failed_.load()) {
       std::istringstream in(text);
       int kind = 0;
@@ -264,7 +288,8 @@ class SocketPeers final : public Peers {
   std::atomic<bool> failed_{false};
   Failure failure_;
   std::map<std::string, Fd> offers_;
-  Fd stop_;
+  Fd wake_;  // readable when the watcher has to look around
+  std::atomic<bool> stopping_{false};
   std::thread watcher_;
 };
 

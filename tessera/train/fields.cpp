@@ -49,7 +49,8 @@ std::vector<Field> make_fields() {
        {"none", "selective", "full"}},
 
       {parallel, "ranks", &C::ranks,
-       "ranks to start on this machine, unless a launcher did; 0: dp · tp · pp, or 2", 0, 4096},
+       "ranks to start on this machine, unless a launcher did; left out: dp · tp · pp, or 2", 0,
+       4096},
       {parallel, "dp", &C::dp, "replicas of the model; 0: what tp and pp leave of the ranks", 0,
        4096},
       {parallel, "tp", &C::tp, "tensor parallelism: ranks that share every matrix", 1, 4096},

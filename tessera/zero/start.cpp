@@ -158,10 +158,14 @@ std::string Engine::describe() const {
   const Plan& plan = impl_->plan;
   std::int64_t elements = 0;
   for (const Param& param : plan.params) elements += param.numel;
-  std::string text = str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name,
-                         ": ", plan.params.size(), " parameters (", format_count(elements),
-                         " elements) in ", plan.units.size() - 1, " units and ",
-                         plan.buckets.size(), " buckets over ", plan.ranks, " ranks");
+  const auto counted = [](std::size_t count, const char* what) {
+    return str(count, " ", what, count == 1 ? "" : "s");
+  };
+  std::string text =
+      str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name, ": ",
+          counted(plan.params.size(), "parameter"), " (", format_count(elements), " elements) in ",
+          counted(plan.units.size() - 1, "unit"), " and ", counted(plan.buckets.size(), "bucket"),
+          " over ", counted(static_cast<std::size_t>(plan.ranks), "rank"));
   if (plan.units.size() > 1) return text;
   if (impl_->options.stage == 3) {
     text +=

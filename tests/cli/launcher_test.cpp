@@ -5,16 +5,21 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "tessera/cli/out_of_memory.h"
 #include "tessera/cli/topology.h"
+#include "tessera/core/errors.h"
 #include "tests/cli/processes.h"
 
 namespace tessera::cli {
@@ -141,11 +146,74 @@ TEST(Launcher, ReturnsTheSignalOfTheRankThatWasKilled) {
   LauncherProcess launcher(options);
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
   EXPECT_TRUE(contains(launcher.err(), "was ended by SIGKILL")) << launcher.err();
+  EXPECT_TRUE(contains(launcher.err(), "by somebody else") ||
+              contains(launcher.err(), "by the kernel, out of memory"))
+      << launcher.err();
+}
+
+TEST(Launcher, KillsForWantOfMemoryAreCounted) {
+  const std::string path = ::testing::TempDir() + "memory.events." + std::to_string(getpid());
+  const auto write = [&](int kills) {
+    std::ofstream(path) << "low 0\nhigh 7\nmax 12\noom 3\noom_kill " << kills << "\n";
+  };
+  write(4);
+  const OutOfMemoryKills kills({"/no/such/file", path});
+  EXPECT_TRUE(contains(kills.verdict(), "by somebody else")) << kills.verdict();
+  write(5);
+  EXPECT_TRUE(contains(kills.verdict(), "out of memory: oom_kill in " + path + " went from 4 to 5"))
+      << kills.verdict();
+  std::remove(path.c_str());
+  EXPECT_TRUE(contains(kills.verdict(), "perhaps by the kernel")) << kills.verdict();
+  EXPECT_TRUE(contains(kills.verdict(), "are available now")) << kills.verdict();
+}
+
+TEST(Launcher, TooFewOpenFilesAreAnErrorBeforeTheStart) {
+  Child child([] {
+    rlimit limit{8, 1024};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    try {
+      check_open_files(script(4, ""));
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      return contains(text, "4 ranks need about 36 open files") && contains(text, "limit is 8") &&
+                     contains(text, "ulimit -n 36")
+                 ? 0
+                 : 1;
+    }
+    return 2;
+  });
+  EXPECT_EQ(child.wait(), 0);
+}
+
+// Its output is a file that may grow no more: the run ends with a status, not by a signal.
+TEST(Launcher, AFullOutputFileDoesNotKillIt) {
+  const std::string path = ::testing::TempDir() + "full." + std::to_string(getpid());
+  Capture err;
+  LaunchOptions options = script(1, "yes 0123456789 | head -n 10000; exit 3");
+  Child launcher([&] {
+    const rlimit limit{4096, RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    options.out = open(path.c_str(), O_CREAT | O_WRONLY, 0600);
+    options.err = err.fd();
+    const BlockedSignals signals;
+    return launch(options, signals).status;
+  });
+  const int status = launcher.wait();
+  EXPECT_NE(status, 0);
+  EXPECT_NE(status, 128 + SIGXFSZ);
+  EXPECT_TRUE(contains(err.text(), "cannot write the output: File too large")) << err.text();
+  std::remove(path.c_str());
 }
 
 TEST(Launcher, TheOthersMayReportTheFailureThemselves) {
+  // Rank 0 waits until the launcher has collected rank 1.
+  const std::string note = ::testing::TempDir() + "pid." + std::to_string(getpid());
   LaunchOptions options =
-      script(2, "[ $RANK = 1 ] && exit 3; sleep 0.3; echo rank 1 is gone; exit 4");
+      script(2, "note=" + note +
+                    "; if [ $RANK = 1 ]; then echo $$ > $note.new; mv $note.new $note; exit 3; fi;"
+                    "until [ -e $note ]; do sleep 0.02; done;"
+                    "while kill -0 $(cat $note) 2>/dev/null; do sleep 0.02; done;"
+                    "rm $note; echo rank 1 is gone; exit 4");
   options.grace = kHang;
   LauncherProcess launcher(options);
   EXPECT_EQ(launcher.wait(), 3) << "the first failure counts, not the last";

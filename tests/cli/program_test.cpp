@@ -174,6 +174,9 @@ TEST_F(TorchProgram, RunReturnsTheStatusAndRefusesMistakes) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"run", "--rnaks", "2", "--", "true"}, "--rnaks: unknown; did you mean --ranks?"},
       {{"run", "-n", "2"}, "no program to run"},
+      {{"run", "-n", "0", "--", "true"}, "got 0, wanted 1 to"},
+      {{"bench", "comm", "--ranks", "0"}, "got 0, wanted 2 to"},
+      {{"calibrate", "--ranks", "0"}, "got 0, wanted 1 to"},
       {{"run", "--", "true"}, "--ranks is required"},
       {{"run", "-n", "2", "--nodes", "2", "--", "true"}, "--master-addr"},
       {{"run", "-n", "2", "--nodes", "2", "--master-addr", "127.0.0.1", "--", "true"},

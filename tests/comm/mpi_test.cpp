@@ -216,6 +216,12 @@ TEST(Mpi, DisagreementIsAnErrorOnEveryRankAndTheGroupGoesOn) {
   says(complaint([](Collective& c) { c.dtype = DType::i32; }), {"f32", "i32"});
   says(complaint([](Collective& c) { c.reduce = ReduceOp::max; }), {"sum", "max"});
   says(complaint([](Collective& c) { c.label = "other"; }), {"\"other\""});
+  // Labels that begin alike, for longer than what a record shows of them.
+  std::vector<float> x(50'000, 1.0f);
+  const std::string begin(100, 'w');
+  EXPECT_THROW(group->submit(all_reduce(x, begin + (rank == 1 ? ".weight" : ".bias"))).wait(),
+               UsageError);
+  group->submit(all_reduce(x, begin + ".weight")).wait();
 }
 
 TEST(Mpi, TrafficIsTheRingFormula) {

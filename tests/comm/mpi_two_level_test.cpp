@@ -193,7 +193,13 @@ TEST(TwoLevel, TheLinkCarriesOnlyShards) {
   const auto crossed = [&](Backend& backend, Op op) {
     const auto settle = [&] {
       group->submit({}).wait();
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // acknowledgements
+      // Acknowledgements may still be under way: until the link is quiet.
+      for (double last = -1, seen = link_bytes(job->link); seen != last;) {
+        last = seen;
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        seen = link_bytes(job->link);
+      }
+      group->submit({}).wait();
     };
     settle();
     const double before = link_bytes(job->link);

@@ -75,8 +75,9 @@ class PretendedHosts final : public Peers {
   void report(const Failure& failure) override { peers_->report(failure); }
   std::optional<Failure> failure() const override { return peers_->failure(); }
   std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
-                                 std::size_t bytes, std::chrono::milliseconds timeout) override {
-    return peers_->share(name, members, bytes, timeout);
+                                 std::size_t bytes, Pages pages,
+                                 std::chrono::milliseconds timeout) override {
+    return peers_->share(name, members, bytes, pages, timeout);
   }
 
  private:

@@ -4,6 +4,7 @@
 // passed from one process to another.
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,14 +30,24 @@ class Processes {
  public:
   using Body = std::function<void(std::shared_ptr<Backend>)>;
 
+  using PeersBody = std::function<void(std::shared_ptr<Peers>)>;
+
   // Forks the ranks. Each runs `body` and exits 0, or writes the text of its exception and exits 1.
-  Processes(int ranks, const Body& body, Options options = {}) : folder_(make_folder()) {
+  Processes(int ranks, const PeersBody& body) : folder_(make_folder()) {
     for (int r = 0; r < ranks; ++r) {
       const pid_t pid = fork();
-      if (pid == 0) _exit(run(r, ranks, body, options));
+      if (pid == 0) _exit(run(r, ranks, body));
+      setpgid(pid, group_ == 0 ? pid : group_);  // also here: whoever comes first
+      if (group_ == 0) group_ = pid;
       pids_.push_back(pid);
     }
   }
+  Processes(int ranks, const Body& body, Options options = {})
+      : Processes(ranks, PeersBody([=](std::shared_ptr<Peers> peers) {
+                    std::vector<int> members;
+                    for (int r = 0; r < ranks; ++r) members.push_back(r);
+                    body(shm::make_backend(std::move(peers), members, "world", options));
+                  })) {}
 
   ~Processes() {
     for (const pid_t pid : pids_) {
@@ -44,13 +55,15 @@ class Processes {
       kill(pid, SIGKILL);
       waitpid(pid, nullptr, 0);
     }
+    kill(-group_, SIGKILL);  // what the ranks have started
     std::filesystem::remove_all(folder_);
   }
 
   void signal(int rank, int number) { kill(pids_[index(rank)], number); }
 
-  // Waits until every rank has come to `note("ready", …)`.
-  bool await_note(int rank, const std::string& name, std::chrono::seconds limit) const {
+  // Waits until the rank has come to its note(rank, name).
+  bool await_note(int rank, const std::string& name,
+                  std::chrono::seconds limit = std::chrono::seconds(100)) const {
     const auto end = std::chrono::steady_clock::now() + limit;
     while (!std::filesystem::exists(file(rank, name))) {
       if (std::chrono::steady_clock::now() > end) return false;
@@ -72,13 +85,19 @@ class Processes {
     return status;
   }
 
-  std::string error(int rank) const { return read(file(rank, "error")); }
-  std::string folder() const { return folder_; }
-  pid_t pid(int rank) const { return pids_[index(rank)]; }
+  // A note in the rank's name, for ranks that wait for it.
+  void leave_note(int rank, const std::string& name) const { std::ofstream(file(rank, name)); }
 
-  // Called by a rank.
-  static void note(const std::string& folder, int rank, const std::string& name) {
-    std::ofstream(folder + "/note." + name + "." + std::to_string(rank)) << name;
+  std::string error(int rank) const { return read(file(rank, "error")); }
+  pid_t pid(int rank) const { return pids_[index(rank)]; }
+  pid_t group() const { return group_; }  // the process group of the ranks and what they start
+
+  // Called by a rank: that it has come so far. And the same seen by another rank.
+  static void note(int rank, const std::string& name) { std::ofstream(note_file(rank, name)); }
+  static void await_note_of(int rank, const std::string& name) {
+    while (!std::filesystem::exists(note_file(rank, name))) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
   }
 
  private:
@@ -88,21 +107,24 @@ class Processes {
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
     return name;
   }
+  static std::string note_file(int rank, const std::string& name) {
+    return "note." + name + "." + std::to_string(rank);
+  }
   std::string file(int rank, const std::string& name) const {
-    return folder_ + "/note." + name + "." + std::to_string(rank);
+    return folder_ + "/" + note_file(rank, name);
   }
   static std::string read(const std::string& path) {
     std::ifstream in(path);
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  int run(int rank, int ranks, const Body& body, Options options) const {
+  int run(int rank, int ranks, const PeersBody& body) const {
     try {
+      setpgid(0, group_);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);        // not to outlive a test that was broken off
+      std::filesystem::current_path(folder_);  // where its notes go
       auto store = make_file_store(folder_);
-      auto peers = connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_});
-      std::vector<int> members;
-      for (int r = 0; r < ranks; ++r) members.push_back(r);
-      body(shm::make_backend(std::move(peers), members, "world", options));
+      body(connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_}));
       return 0;
     } catch (const std::exception& error) {
       std::ofstream(file(rank, "error")) << error.what();
@@ -113,6 +135,7 @@ class Processes {
   std::string folder_;
   const std::string secret_ = random_secret();
   std::vector<pid_t> pids_;
+  pid_t group_ = 0;
 };
 
 }  // namespace tessera::comm::testing

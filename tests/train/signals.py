@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Sends signals to training runs and to their ranks, and looks at what comes of it: what is saved,
-how they end, what they say, and that they go on to the numbers of a run that was left alone.
+"""Sends signals to training runs and to their ranks, and sets limits to them, and looks at what
+comes of it: what is saved, how they end, what they say, and that they go on to the numbers of a run
+that was left alone.
 
     signals.py build/bin/tessera [names of cases]
 """
@@ -8,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +26,7 @@ HANG = 120  # seconds; only tells a hang from slowness
 class Run:
     """`tessera train`, with its metrics and all that it writes under a folder."""
 
-    def __init__(self, folder, *words, steps=STEPS):
+    def __init__(self, folder, *words, steps=STEPS, limits=()):
         self.metrics = pathlib.Path(folder) / "metrics.jsonl"
         self.save = pathlib.Path(folder) / "save"
         self.log = open(pathlib.Path(folder) / "log", "w+")
@@ -34,7 +36,9 @@ class Run:
             command.remove("--no-save")
         else:
             command += ["--save", str(self.save)]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log,
+                                        preexec_fn=lambda: [resource.setrlimit(*limit)
+                                                            for limit in limits])
 
     def text(self):
         self.log.seek(0)
@@ -219,7 +223,72 @@ def hang(folder, alone):
     run.wait_for_step(step + 5).signal(signal.SIGTERM).end(0)
 
 
-CASES = [terminate, terminate_without_save, save_now, damaged, elastic, too_few, hang]
+def pause(folder, alone):
+    """A rank that is stopped for some seconds and goes on changes nothing."""
+    run = Run(folder, "--no-save").wait_for_step(30)
+    stopped = run.rank(1)
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(3)  # the pause itself
+    before = run.last_step()
+    os.kill(stopped, signal.SIGCONT)
+    run.end(0)
+    if before >= STEPS:
+        run.fail("the run was over before the pause")
+    same_bits(run, alone)
+    if run.losses() != alone.losses():
+        run.fail("the losses differ from those of a run left alone")
+
+
+def is_gone(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"  # to be collected by whoever inherited it
+
+
+def launcher_killed(folder, alone):
+    """Nothing of the job outlives its launcher."""
+    run = Run(folder, "--no-save", steps=ENDLESS).wait_for_step(5)
+    ranks = [run.rank(0), run.rank(1)]
+    if any(is_gone(rank) for rank in ranks):
+        run.fail("the ranks are not there")
+    run.signal(signal.SIGKILL).end(-signal.SIGKILL)
+    deadline = time.monotonic() + HANG
+    while not all(is_gone(rank) for rank in ranks):
+        if time.monotonic() > deadline:
+            run.fail("a rank is still there")
+        time.sleep(0.01)
+
+
+def few_files(folder, alone):
+    """64 open files are enough for a small run, and too few are told of before the start."""
+    run = Run(folder, "--no-save", limits=[(resource.RLIMIT_NOFILE, (64, 64))]).end(0)
+    same_bits(run, alone)
+    for ranks, files in (2, 8), (64, 64):
+        run = Run(folder, "--no-save", "--ranks", str(ranks), "--global-batch", "128",
+                  steps=2, limits=[(resource.RLIMIT_NOFILE, (files, files))]).end(1)
+        run.expect(rf"{ranks} ranks need about \d+ open files .* the limit is {files}; .*ulimit -n")
+
+
+def small_files(folder, alone):
+    """A limit of file sizes is an error with words, not a signal."""
+    run = Run(folder, "--no-save", limits=[(resource.RLIMIT_FSIZE, (20_000, 20_000))]).end(1)
+    run.expect(r"ulimit -f")
+
+
+def crowd(folder, alone):
+    """16 ranks, however few the cores are."""
+    words = "--no-save", "--global-batch", "16", "--micro-batch", "1"
+    many = Run(folder, "--ranks", "16", *words, steps=5).end(0).losses()
+    few = Run(folder, "--ranks", "2", *words, steps=5).end(0)
+    for step, loss in few.losses().items():
+        if abs(many[step] - loss) > 1e-4 * abs(loss):
+            few.fail(f"step {step}: loss {loss}, but {many[step]} on 16 ranks")
+
+
+CASES = [terminate, terminate_without_save, save_now, damaged, elastic, too_few, hang, pause,
+         launcher_killed, few_files, small_files, crowd]
 
 
 def main():

@@ -12,7 +12,10 @@ using namespace std::chrono_literals;
 
 // Waits for a number to be reached, as long as a stuck test may.
 bool reaches(const std::atomic<int>& value, int wanted) {
-  for (int i = 0; i < 20'000 && value < wanted; ++i) std::this_thread::sleep_for(1ms);
+  const auto end = std::chrono::steady_clock::now() + 100s;
+  while (value < wanted && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(1ms);
+  }
   return value >= wanted;
 }
 

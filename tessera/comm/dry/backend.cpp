@@ -72,8 +72,9 @@ class DryBackend final : public Backend {
   std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) override {
     const std::size_t stride = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
     const int self[] = {0};
-    auto segment = make_local_peers(1)[0]->share(
-        name_, self, stride * static_cast<std::size_t>(ranks_), std::chrono::seconds(1));
+    auto segment =
+        make_local_peers(1)[0]->share(name_, self, stride * static_cast<std::size_t>(ranks_),
+                                      Pages::when_touched, std::chrono::seconds(1));
     return std::make_shared<DryMemory>(std::move(segment), stride);
   }
 

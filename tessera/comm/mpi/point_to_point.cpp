@@ -12,6 +12,7 @@
 
 #include "tessera/comm/copy.h"
 #include "tessera/comm/mpi/courier.h"
+#include "tessera/comm/record.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -80,15 +81,15 @@ void PointToPoint::Core::begin(Item& item) {
   const std::size_t payload = call.bytes() <= kSmallBytes ? call.bytes() : 0;
   if (call.op == Op::recv) {
     // As much as any letter holds: what comes may not be what this call expects.
-    item.letter = std::make_shared<std::vector<std::byte>>(sizeof(Header) + kSmallBytes);
+    item.letter = std::make_shared<std::vector<std::byte>>(sizeof(Record) + kSmallBytes);
     item.letter_ticket = courier.receive(item.letter->data(), item.letter->size(), call.peer,
                                          Channel::message_header, item.letter);
     return;
   }
-  const Header header = make_header(call);
-  item.letter = std::make_shared<std::vector<std::byte>>(sizeof(header) + payload);
-  std::memcpy(item.letter->data(), &header, sizeof(header));
-  if (payload > 0) std::memcpy(item.letter->data() + sizeof(header), call.in, payload);
+  const Record record = make_record(call);
+  item.letter = std::make_shared<std::vector<std::byte>>(sizeof(record) + payload);
+  std::memcpy(item.letter->data(), &record, sizeof(record));
+  if (payload > 0) std::memcpy(item.letter->data() + sizeof(record), call.in, payload);
   item.letter_ticket = courier.send(item.letter->data(), item.letter->size(), call.peer,
                                     Channel::message_header, item.letter);
 }
@@ -99,16 +100,12 @@ void PointToPoint::Core::read_letter(Item& item) {
   item.read = true;
   const bool fits = call.bytes() <= kSmallBytes;
   if (call.op == Op::recv) {
-    Collective sent = to_collective(*reinterpret_cast<const Header*>(item.letter->data()));
-    if (sent.count != call.count || sent.dtype != call.dtype ||
-        std::strcmp(sent.label.c_str(), make_header(call).label) != 0) {
-      watch->fail(Failure::Kind::usage, -1,
-                  str("two ranks of group ", watch->group(), " disagree: rank ", call.peer,
-                      " called ", describe(sent), "; rank ", rank, " called ", describe(call),
-                      ". Both must name the same count, type and label, in the same order"));
-    }
+    const auto& sent = *reinterpret_cast<const Record*>(item.letter->data());
+    const std::string problem =
+        compare_message(sent, call.peer, make_record(call), rank, watch->group());
+    if (!problem.empty()) watch->fail(Failure::Kind::usage, -1, problem);
     if (fits && call.bytes() > 0) {
-      copy_bytes(call.out, item.letter->data() + sizeof(Header), call.bytes());
+      copy_bytes(call.out, item.letter->data() + sizeof(Record), call.bytes());
       meter->copied(call.bytes());
     }
   }
@@ -214,7 +211,11 @@ PointToPoint::~PointToPoint() {
     core_->stopping = true;
   }
   core_->submitted.notify_all();
-  if (core_->thread.joinable()) core_->thread.join();
+  if (core_->thread.get_id() == std::this_thread::get_id()) {
+    core_->thread.detach();  // [Note: own thread] in queue.cpp
+  } else if (core_->thread.joinable()) {
+    core_->thread.join();
+  }
 }
 
 Work PointToPoint::submit(Collective call, Attachments attachments) {
@@ -224,7 +225,7 @@ Work PointToPoint::submit(Collective call, Attachments attachments) {
     core_->line(item->call).push_back(item);
     ++core_->waiting;
     if (!core_->thread.joinable()) {
-      core_->thread = std::thread([core = core_.get()] { core->thread_loop(); });
+      core_->thread = std::thread([core = core_] { core->thread_loop(); });
     }
   }
   core_->submitted.notify_one();

@@ -34,7 +34,7 @@ MpiTransport::MpiTransport(std::shared_ptr<Runtime> runtime, std::shared_ptr<Wat
       letters_in_(static_cast<std::size_t>(ranks)) {
   mail_->out.resize(static_cast<std::size_t>(ranks));
   mail_->in.assign(static_cast<std::size_t>(ranks),
-                   std::vector<std::byte>(sizeof(Header) + kSmallBytes));
+                   std::vector<std::byte>(sizeof(Record) + kSmallBytes));
 }
 
 bool MpiTransport::quick(const Collective& call) const {
@@ -64,14 +64,14 @@ void MpiTransport::post(const Collective& call) {
     throw;
   }
   ++sequence_;
-  const Header header = make_header(call);
+  const Record record = make_record(call);
   for (int r = 0; r < ranks_; ++r) {
     const auto i = static_cast<std::size_t>(r);
     const Part part = quick(call) ? payload(call, r) : Part{};
     std::vector<std::byte>& out = mail_->out[i];
-    out.resize(sizeof(header) + part.bytes);
-    std::memcpy(out.data(), &header, sizeof(header));
-    if (part.bytes > 0) std::memcpy(out.data() + sizeof(header), part.data, part.bytes);
+    out.resize(sizeof(record) + part.bytes);
+    std::memcpy(out.data(), &record, sizeof(record));
+    if (part.bytes > 0) std::memcpy(out.data() + sizeof(record), part.data, part.bytes);
     if (r == rank_) continue;
     std::vector<std::byte>& in = mail_->in[i];
     letters_in_[i] = courier_.receive(in.data(), in.size(), r, Channel::header, mail_);
@@ -95,7 +95,9 @@ bool MpiTransport::finish(const Collective& call, bool may_give_up) {
     courier_.give_up();
     throw;
   }
-  compare_headers();  // all ranks find the same, so the group stays in step whatever it is
+  // All ranks find the same, so the group stays in step whatever it is.
+  compare_calls(
+      ranks_, [this](int r) -> const Record& { return record(r); }, sequence_, watch_->group());
   if (quick(call)) {
     small(call);
     return true;
@@ -109,26 +111,14 @@ bool MpiTransport::finish(const Collective& call, bool may_give_up) {
   return true;
 }
 
-const Header& MpiTransport::header(int rank) const {
+const Record& MpiTransport::record(int rank) const {
   const auto& from = rank == rank_ ? mail_->out : mail_->in;
-  return *reinterpret_cast<const Header*>(from[static_cast<std::size_t>(rank)].data());
+  return *reinterpret_cast<const Record*>(from[static_cast<std::size_t>(rank)].data());
 }
 
 const std::byte* MpiTransport::letter(int rank) const {
   const auto& from = rank == rank_ ? mail_->out : mail_->in;
-  return from[static_cast<std::size_t>(rank)].data() + sizeof(Header);
-}
-
-void MpiTransport::compare_headers() const {
-  bool same = true;
-  for (int r = 1; r < ranks_; ++r) same = same && same_call(header(0), header(r));
-  if (same) return;
-  std::string text =
-      str("the ranks disagree in call #", sequence_, " of group ", watch_->group(), ":");
-  for (int r = 0; r < ranks_; ++r) {
-    text += str(r == 0 ? " " : "; ", "rank ", r, " called ", describe(to_collective(header(r))));
-  }
-  throw UsageError(text + ". All ranks must make the same calls in the same order");
+  return from[static_cast<std::size_t>(rank)].data() + sizeof(Record);
 }
 
 // The letters brought each rank what it needs of the others.

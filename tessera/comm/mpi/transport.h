@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/comm/mpi/courier.h"
+#include "tessera/comm/record.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/comm/transport.h"
 #include "tessera/comm/watch.h"
@@ -44,9 +45,8 @@ class MpiTransport final : public Transport {
   };
 
   Part payload(const Collective& call, int to) const;
-  const Header& header(int rank) const;
+  const Record& record(int rank) const;
   const std::byte* letter(int rank) const;  // what came behind the header
-  void compare_headers() const;
 
   void small(const Collective& call);
   void large(const Collective& call);

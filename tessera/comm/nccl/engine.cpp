@@ -168,9 +168,13 @@ Engine::~Engine() {
   state.watching.notify_all();
   for (Lane& lane : state.lanes) lane.submitted.notify_all();
   const auto farewell = failing ? std::chrono::milliseconds(500) : 10s;
+  // One that destroys us itself, for what an operation kept alive, is not waited for.
+  const auto awaited = [self = std::this_thread::get_id()](const std::thread& thread, bool ended) {
+    return !ended && thread.joinable() && thread.get_id() != self;
+  };
   state.changed.wait_for(lock, farewell, [&] {
-    bool all = state.watch_ended || !state.watch.joinable();
-    for (const Lane& lane : state.lanes) all = all && (lane.ended || !lane.thread.joinable());
+    bool all = !awaited(state.watch, state.watch_ended);
+    for (const Lane& lane : state.lanes) all = all && !awaited(lane.thread, lane.ended);
     return all;
   });
   const auto release = [&](std::thread& thread, bool ended) {

@@ -34,7 +34,8 @@ class ShmBackend final : public Backend {
         meter_(std::make_shared<TrafficMeter>()),
         watch_(std::make_shared<Watch>(peers_, members_, name_, options.timeout)),
         memories_(std::make_shared<MemoryTable>(rank_)),
-        control_(peers_->share(name_, members_, Control::bytes(size()), options.timeout)),
+        control_(peers_->share(name_, members_, Control::bytes(size()), Pages::when_touched,
+                               options.timeout)),
         queue_(std::make_shared<ShmTransport>(control_, memories_, watch_, meter_, rank_, size(),
                                               spin_budget(options, size())),
                name_),
@@ -67,8 +68,9 @@ class ShmBackend final : public Backend {
     queue_.submit(std::move(agree), {}).wait();
     const std::uint32_t number = memories_->next_number();
     const std::size_t stride = MemoryTable::stride(std::max<std::size_t>(bytes, 1));
-    auto segment = peers_->share(str(name_, ":memory", number), members_,
-                                 stride * static_cast<std::size_t>(size()), options_.timeout);
+    auto segment =
+        peers_->share(str(name_, ":memory", number), members_,
+                      stride * static_cast<std::size_t>(size()), Pages::reserved, options_.timeout);
     return memories_->add(number, std::move(segment), stride);
   }
 

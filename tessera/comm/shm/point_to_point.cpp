@@ -57,6 +57,7 @@ struct PointToPoint::Core {
   std::vector<Line> lines;  // to and from every rank; only the first of a line moves
   std::size_t waiting = 0;  // items in all lines
   bool driving = false;     // the right to move items: exactly one thread has it
+  std::thread::id driver;   // that one; see [Note: own thread] in queue.cpp
   bool stopping = false;
   std::thread thread;
 
@@ -210,6 +211,7 @@ bool PointToPoint::Core::round(std::unique_lock<std::mutex>& lock) {
 // entry and on return; nobody else drives.
 void PointToPoint::Core::drive(std::unique_lock<std::mutex>& lock, const Item* until) {
   driving = true;
+  driver = std::this_thread::get_id();
   while (until != nullptr ? !until->ended : waiting > 0) {
     const std::uint32_t seen = bell().value.load(std::memory_order_acquire);
     if (round(lock)) continue;
@@ -218,15 +220,15 @@ void PointToPoint::Core::drive(std::unique_lock<std::mutex>& lock, const Item* u
     lock.lock();
   }
   driving = false;
-  if (waiting > 0) submitted.notify_one();
+  if (stopping || waiting > 0) submitted.notify_one();
   advanced.notify_all();
 }
 
 void PointToPoint::Core::thread_loop() {
   std::unique_lock lock(mutex);
   for (;;) {
-    submitted.wait(lock, [this] { return stopping || (!driving && waiting > 0); });
-    if (stopping) return;
+    submitted.wait(lock, [this] { return !driving && (stopping || waiting > 0); });
+    if (waiting == 0) return;
     drive(lock, nullptr);
   }
 }
@@ -261,6 +263,11 @@ PointToPoint::PointToPoint(std::shared_ptr<Segment> segment, std::shared_ptr<Mem
 PointToPoint::~PointToPoint() {
   if (std::uncaught_exceptions() > 0) core_->watch->abandon();
   std::unique_lock lock(core_->mutex);
+  if (core_->driving && core_->driver == std::this_thread::get_id()) {
+    core_->stopping = true;
+    if (core_->thread.joinable()) core_->thread.detach();
+    return;
+  }
   while (core_->driving || core_->waiting > 0) {
     if (core_->driving) {
       core_->advanced.wait(lock);
@@ -275,23 +282,25 @@ PointToPoint::~PointToPoint() {
 }
 
 Work PointToPoint::submit(Collective call, Attachments attachments) {
-  auto item = std::make_shared<Item>(core_, std::move(call), std::move(attachments));
-  std::unique_lock lock(core_->mutex);
-  core_->line(item->call).push_back(item);
-  ++core_->waiting;
-  if (core_->driving) {
-    core_->bell().ring();  // whoever drives may be asleep
+  const std::shared_ptr<Core> core = core_;  // *this may go in round()
+  auto item = std::make_shared<Item>(core, std::move(call), std::move(attachments));
+  std::unique_lock lock(core->mutex);
+  core->line(item->call).push_back(item);
+  ++core->waiting;
+  if (core->driving) {
+    core->bell().ring();  // whoever drives may be asleep
     return Work(std::move(item));
   }
-  core_->driving = true;
-  core_->round(lock);
-  core_->driving = false;
-  core_->advanced.notify_all();
-  if (core_->waiting > 0) {
-    if (!core_->thread.joinable())
-      core_->thread = std::thread([c = core_.get()] { c->thread_loop(); });
-    core_->submitted.notify_one();
+  core->driving = true;
+  core->driver = std::this_thread::get_id();
+  core->round(lock);
+  core->driving = false;
+  core->advanced.notify_all();
+  if (core->waiting > 0 && !core->thread.joinable()) {
+    core->thread = std::thread([core] { core->thread_loop(); });
+    if (core->stopping) core->thread.detach();
   }
+  if (core->stopping || core->waiting > 0) core->submitted.notify_one();
   return Work(std::move(item));
 }
 

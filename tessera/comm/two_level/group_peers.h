@@ -33,8 +33,9 @@ class GroupPeers final : public Peers {
     return peers_->failure();
   }
   std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
-                                 std::size_t bytes, std::chrono::milliseconds timeout) override {
-    return peers_->share(name, members, bytes, timeout);
+                                 std::size_t bytes, Pages pages,
+                                 std::chrono::milliseconds timeout) override {
+    return peers_->share(name, members, bytes, pages, timeout);
   }
 
   void give_up() noexcept { given_up_.store(true); }

@@ -10,20 +10,20 @@
 namespace tessera::comm::two_level {
 namespace {
 constexpr std::size_t kSmallBytes = 4
-                                    << 10;  // of a host's share of a call that travels with headers
+                                    << 10;  // of a host's share of a call that travels with records
 }
 
 // What a rank tells the others of its host; its data comes behind it.
-struct TwoLevelTransport::Record {
-  mpi::Header header;
+struct TwoLevelTransport::Notice {
+  Record record;
   Address in;
 };
 
 TwoLevelTransport::TwoLevelTransport(Parts parts) : parts_(std::move(parts)) {
   const auto hosts = static_cast<std::size_t>(parts_.layout.hosts);
   const auto locals = static_cast<std::size_t>(parts_.layout.per_host);
-  records_.resize(locals * (sizeof(Record) + kSmallBytes));
-  host_records_.resize(hosts * (locals * sizeof(mpi::Header) + kSmallBytes));
+  notices_.resize(locals * (sizeof(Notice) + kSmallBytes));
+  host_records_.resize(hosts * (locals * sizeof(Record) + kSmallBytes));
 }
 
 void TwoLevelTransport::post(const Collective& call) {
@@ -46,8 +46,10 @@ bool TwoLevelTransport::finish(const Collective& call, bool) {
 }
 
 void TwoLevelTransport::carry_out(const Collective& call) {
-  exchange_headers(call);
-  compare_headers();  // all ranks find the same, so the group stays in step whatever it is
+  exchange_records(call);
+  // All ranks find the same, so the group stays in step whatever it is.
+  compare_calls(
+      ranks(), [this](int r) -> const Record& { return record(r); }, sequence_, parts_.name);
   if (is_small(call)) {
     small(call);
   } else {
@@ -55,31 +57,31 @@ void TwoLevelTransport::carry_out(const Collective& call) {
   }
 }
 
-const TwoLevelTransport::Record& TwoLevelTransport::record(int local) const {
-  const std::size_t at = static_cast<std::size_t>(local) * (sizeof(Record) + kSmallBytes);
-  return *reinterpret_cast<const Record*>(records_.data() + at);
+const TwoLevelTransport::Notice& TwoLevelTransport::notice(int local) const {
+  const std::size_t at = static_cast<std::size_t>(local) * (sizeof(Notice) + kSmallBytes);
+  return *reinterpret_cast<const Notice*>(notices_.data() + at);
 }
 
 const std::byte* TwoLevelTransport::payload(int local) const {
-  return reinterpret_cast<const std::byte*>(&record(local)) + sizeof(Record);
+  return reinterpret_cast<const std::byte*>(&notice(local)) + sizeof(Notice);
 }
 
 std::byte* TwoLevelTransport::host_record(int host) const {
   const std::size_t bytes =
-      static_cast<std::size_t>(parts_.layout.per_host) * sizeof(mpi::Header) + kSmallBytes;
+      static_cast<std::size_t>(parts_.layout.per_host) * sizeof(Record) + kSmallBytes;
   return const_cast<std::byte*>(host_records_.data()) + static_cast<std::size_t>(host) * bytes;
 }
 
 std::byte* TwoLevelTransport::host_payload(int host) const {
-  return host_record(host) + static_cast<std::size_t>(parts_.layout.per_host) * sizeof(mpi::Header);
+  return host_record(host) + static_cast<std::size_t>(parts_.layout.per_host) * sizeof(Record);
 }
 
-const mpi::Header& TwoLevelTransport::header(int rank) const {
-  return reinterpret_cast<const mpi::Header*>(
+const Record& TwoLevelTransport::record(int rank) const {
+  return reinterpret_cast<const Record*>(
       host_record(parts_.layout.host(rank)))[parts_.layout.local(rank)];
 }
 
-// Whether a host's share of the data fits behind its headers: partials, the buffer, or all that its
+// Whether a host's share of the data fits behind its records: partials, the buffer, or all that its
 // ranks give.
 bool TwoLevelTransport::is_small(const Collective& call) const {
   const auto locals = static_cast<std::size_t>(parts_.layout.per_host);
@@ -93,14 +95,14 @@ bool TwoLevelTransport::is_small(const Collective& call) const {
 
 bool TwoLevelTransport::host_agrees() const {
   for (int l = 1; l < parts_.layout.per_host; ++l) {
-    if (!mpi::same_call(record(0).header, record(l).header)) return false;
+    if (!same_call(notice(0).record, notice(l).record)) return false;
   }
   return true;
 }
 
-void TwoLevelTransport::exchange_headers(const Collective& call) {
-  auto& mine = const_cast<Record&>(record(local()));
-  mine = Record{mpi::make_header(call), {}};
+void TwoLevelTransport::exchange_records(const Collective& call) {
+  auto& mine = const_cast<Notice&>(notice(local()));
+  mine = Notice{make_record(call), {}};
   const std::size_t own =
       call.op == Op::all_gather ? shard_of(call.count, ranks(), parts_.rank).size : call.count;
   const bool gives =
@@ -113,13 +115,13 @@ void TwoLevelTransport::exchange_headers(const Collective& call) {
     mine.in = parts_.memories->address(call.in, call.bytes());
   }
   parts_.local
-      ->submit({Op::all_gather, DType::u8, ReduceOp::sum, Traffic::control, &mine, records_.data(),
-                records_.size(), -1, ""})
+      ->submit({Op::all_gather, DType::u8, ReduceOp::sum, Traffic::control, &mine, notices_.data(),
+                notices_.size(), -1, ""})
       .wait();
-  auto* headers = reinterpret_cast<mpi::Header*>(host_record(host()));
-  for (int l = 0; l < parts_.layout.per_host; ++l) headers[l] = record(l).header;
+  auto* records = reinterpret_cast<Record*>(host_record(host()));
+  for (int l = 0; l < parts_.layout.per_host; ++l) records[l] = notice(l).record;
   if (is_small(call) && host_agrees()) fill_host_payload(call);
-  on_lane(Op::all_gather, DType::u8, ReduceOp::sum, headers, host_records_.data(),
+  on_lane(Op::all_gather, DType::u8, ReduceOp::sum, records, host_records_.data(),
           host_records_.size())
       .wait();
 }
@@ -143,19 +145,7 @@ void TwoLevelTransport::fill_host_payload(const Collective& call) {
   }
 }
 
-void TwoLevelTransport::compare_headers() const {
-  bool same = true;
-  for (int r = 1; r < ranks(); ++r) same = same && mpi::same_call(header(0), header(r));
-  if (same) return;
-  std::string text = str("the ranks disagree in call #", sequence_, " of group ", parts_.name, ":");
-  for (int r = 0; r < ranks(); ++r) {
-    text +=
-        str(r == 0 ? " " : "; ", "rank ", r, " called ", describe(mpi::to_collective(header(r))));
-  }
-  throw UsageError(text + ". All ranks must make the same calls in the same order");
-}
-
-// The headers brought every host's share: each rank takes what it needs.
+// The records brought every host's share: each rank takes what it needs.
 void TwoLevelTransport::small(const Collective& call) {
   const Layout& layout = parts_.layout;
   const std::size_t size = size_of(call.dtype);
@@ -209,7 +199,7 @@ void TwoLevelTransport::copy(void* to, const void* from, std::size_t bytes) cons
 bool TwoLevelTransport::direct_sources(const Collective& call,
                                        std::vector<const std::byte*>& bases) const {
   for (int l = 0; l < parts_.layout.per_host; ++l) {
-    const Address in = record(l).in;
+    const Address in = notice(l).in;
     if (in.memory == 0) return false;
     bases.push_back(parts_.memories->resolve(in, l));
     if (bases.back() != nullptr) continue;

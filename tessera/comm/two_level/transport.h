@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/comm/backend.h"
-#include "tessera/comm/mpi/wire.h"
+#include "tessera/comm/record.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/comm/transport.h"
 #include "tessera/comm/two_level/group_peers.h"
@@ -31,7 +31,7 @@ struct Parts {
 // Collectives among equal numbers of ranks on several hosts, such that between hosts only shards
 // travel, each once, and each on the lane of the rank that it belongs to.
 //
-// A call is announced inside the host, then along the lanes, so that every rank has the headers of
+// A call is announced inside the host, then along the lanes, so that every rank has the records of
 // all before anything else happens. The data of a small call travels with them. Larger buffers go
 // through memory that the ranks of a host share, in pieces: see [Note: ticks] in collectives.cpp.
 class TwoLevelTransport final : public Transport {
@@ -44,7 +44,7 @@ class TwoLevelTransport final : public Transport {
   void abandon() override { parts_.peers->give_up(); }
 
  private:
-  struct Record;
+  struct Notice;
   struct Cut {
     std::size_t stride;   // elements from shard to shard
     std::size_t quantum;  // elements of one shard in one piece
@@ -52,15 +52,14 @@ class TwoLevelTransport final : public Transport {
   };
 
   void carry_out(const Collective& call);
-  void exchange_headers(const Collective& call);
-  void compare_headers() const;
+  void exchange_records(const Collective& call);
   bool is_small(const Collective& call) const;
   bool host_agrees() const;
   void fill_host_payload(const Collective& call);
   void small(const Collective& call);
-  const Record& record(int local) const;
+  const Notice& notice(int local) const;
   const std::byte* payload(int local) const;
-  const mpi::Header& header(int rank) const;
+  const Record& record(int rank) const;
   std::byte* host_record(int host) const;
   std::byte* host_payload(int host) const;
 
@@ -89,7 +88,7 @@ class TwoLevelTransport final : public Transport {
   int local() const { return parts_.layout.local(parts_.rank); }
 
   // Buffers first: the backends in parts_, which may still be at work on them, are destroyed first.
-  std::vector<std::byte> records_;       // of the ranks of this host
+  std::vector<std::byte> notices_;       // of the ranks of this host
   std::vector<std::byte> host_records_;  // of all hosts
   std::vector<std::byte> partials_[2], combined_[2];
   std::shared_ptr<SymmetricMemory> shared_;

@@ -1,0 +1,105 @@
+#include "tessera/comm/connection.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "tessera/comm/socket.h"
+
+namespace tessera::comm {
+namespace {
+
+struct Frame {
+  Message type;
+  std::uint32_t bytes;
+};
+
+}  // namespace
+
+bool Connection::send(Message type, const std::string& text, std::shared_ptr<const Fd> descriptor) {
+  const Frame frame{type, static_cast<std::uint32_t>(text.size())};
+  std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
+  bytes += text;
+  {
+    std::lock_guard lock(sending_);
+    unsent_.push_back({std::move(bytes), std::move(descriptor)});
+  }
+  return flush();
+}
+
+bool Connection::flush() {
+  std::lock_guard lock(sending_);
+  while (!unsent_.empty()) {
+    Outgoing& next = unsent_.front();
+    const auto sent = send_some(socket, next.bytes.data(), next.bytes.size(),
+                                next.descriptor ? next.descriptor->get() : -1);
+    if (!sent) {
+      // Nothing may follow a message that was broken off. Both sides see the end by this.
+      shutdown(socket.get(), SHUT_RDWR);
+      unsent_.clear();
+      break;
+    }
+    if (*sent == 0) return false;
+    next.bytes.erase(0, *sent);
+    next.descriptor.reset();
+    if (next.bytes.empty()) unsent_.pop_front();
+  }
+  return true;
+}
+
+bool Connection::has_unsent() const {
+  std::lock_guard lock(sending_);
+  return !unsent_.empty();
+}
+
+Connection::End Connection::receive(const Hear& hear) {
+  End end = End::none;
+  for (;;) {
+    char buffer[4096];
+    iovec part{buffer, sizeof(buffer)};
+    alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t got = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      const bool open = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+      if (!open) end = End::closed;
+      break;
+    }
+    for (cmsghdr* h = CMSG_FIRSTHDR(&message); h != nullptr; h = CMSG_NXTHDR(&message, h)) {
+      if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) continue;
+      const std::size_t count = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (std::size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(int));
+        descriptors_.emplace_back(fd);
+      }
+    }
+    // Later descriptors would come with the wrong messages.
+    if ((message.msg_flags & MSG_CTRUNC) != 0) return End::descriptor_lost;
+    unread_.append(buffer, static_cast<std::size_t>(got));
+    if (unread_.size() > 2 * kLongestText) break;  // the rest when these are read
+  }
+  Frame frame{};
+  while (unread_.size() >= sizeof(frame)) {
+    std::memcpy(&frame, unread_.data(), sizeof(frame));
+    if (frame.bytes > kLongestText) return End::closed;  // not what a peer sends
+    if (unread_.size() < sizeof(frame) + frame.bytes) break;
+    Fd descriptor;
+    if (frame.type == Message::segment && !descriptors_.empty()) {
+      descriptor = std::move(descriptors_.front());
+      descriptors_.pop_front();
+    }
+    hear(frame.type, unread_.substr(sizeof(frame), frame.bytes), std::move(descriptor));
+    unread_.erase(0, sizeof(frame) + frame.bytes);
+  }
+  return end;
+}
+
+}  // namespace tessera::comm
