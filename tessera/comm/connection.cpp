@@ -89,7 +89,7 @@ Connection::End Connection::receive(const Hear& hear) {
   Frame frame{};
   while (unread_.size() >= sizeof(frame)) {
     std::memcpy(&frame, unread_.data(), sizeof(frame));
-    if (frame.bytes > kLongestText) return End::closed;
+    if (frame.bytes > kLongestText) return End::closed;  // not what a peer sends
     if (unread_.size() < sizeof(frame) + frame.bytes) break;
     Fd descriptor;
     if (frame.type == Message::segment && !descriptors_.empty()) {

@@ -45,7 +45,7 @@ struct RunQuestion {
   int chunks = 1;
   std::string split = "even";  // see layers_of_stages
 
-  double bucket_bytes = 25e6;
+  double bucket_bytes = 0;  // 0: by the model, [Note: bucket size]
   Gather gather = Gather::copy;
   bool prefetch = true;
 };

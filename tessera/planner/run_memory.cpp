@@ -59,19 +59,25 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
   return all;
 }
 
-// How large a bucket has to be to be closed.
-double bucket_limit(const RunQuestion& q) { return q.bucket_bytes; }
+// How large a bucket has to be to be closed, [Note: bucket size].
+double bucket_limit(const RunQuestion& q, const std::vector<Placed>& params) {
+  if (q.bucket_bytes > 0) return q.bucket_bytes;
+  std::int64_t elements = 0;
+  for (const Placed& param : params) elements += param.padded;
+  return static_cast<double>(default_bucket_bytes(elements * q.layout.grad));
+}
 
 // Elements of the largest. Gradients come in the reverse order; a bucket is closed once it is large
 // enough.
 std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& params) {
+  const double limit = bucket_limit(q, params);
   std::int64_t largest = 0, elements = 0;
   for (std::size_t i = params.size(); i-- > 0;) {
     const bool other = i + 1 < params.size() && params[i + 1].section != params[i].section;
     if (other) elements = 0;
     elements += params[i].padded;
     largest = std::max(largest, elements);
-    if (static_cast<double>(elements * q.layout.grad) >= bucket_limit(q)) elements = 0;
+    if (static_cast<double>(elements * q.layout.grad) >= limit) elements = 0;
   }
   return largest;
 }

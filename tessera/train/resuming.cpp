@@ -92,7 +92,7 @@ void check_resume(const TrainConfig& config, const Resolved& resolved) {
   }
   std::int64_t steps = 0;
   if (!folder.empty()) {
-    const checkpoint::Checkpoint from(folder);
+    checkpoint::Checkpoint from(folder);
     if (!newest) from.check_files();
     check_fits(folder, from.about(), config, resolved);
     steps = from.about().step;

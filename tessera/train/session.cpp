@@ -82,7 +82,7 @@ std::string ending(Trainer& trainer, const Summary& summary,
 
 // Before the model is built: an error with numbers, rather than one from the allocator.
 void check_device(const TrainConfig& config, const comm::Group& world) {
-  const c10::Device device = device_of(config, world);
+  const c10::Device device = device_of(config, world.rank());
   if (device.is_cpu()) return;
   at::empty({1}, at::device(device));  // wakes the device: before, nothing is known of it
   if (const auto free = memory::device_free(device)) {

@@ -142,8 +142,6 @@ TEST_F(Train, PlanAndTrainPredictTheSame) {
                    "20",
                    "--micro-batch",
                    "3",
-                   "--bucket-size",
-                   "16MB",
                    "--gpus-per-node",
                    std::to_string(pair.ranks)};
     // The flags that both have, by the same names.

@@ -24,10 +24,11 @@ void expect_complete(std::vector<std::future<std::shared_ptr<Peers>>> ranks) {
   for (auto& rank : ranks) peers.push_back(rank.get());
   std::vector<int> members;
   for (std::size_t r = 0; r < peers.size(); ++r) members.push_back(static_cast<int>(r));
-  const auto segment = peers[0]->share("world", members, 4096, kHang);
+  const auto segment = peers[0]->share("world", members, 4096, Pages::reserved, kHang);
   segment->data()[7] = std::byte{42};
   for (std::size_t r = 1; r < peers.size(); ++r) {
-    EXPECT_EQ(peers[r]->share("world", members, 4096, kHang)->data()[7], std::byte{42});
+    EXPECT_EQ(peers[r]->share("world", members, 4096, Pages::reserved, kHang)->data()[7],
+              std::byte{42});
     EXPECT_EQ(peers[0]->state(static_cast<int>(r)), PeerState::alive);
   }
 }
