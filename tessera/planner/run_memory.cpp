@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "tessera/core/bucket_size.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
