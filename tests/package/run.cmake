@@ -76,7 +76,7 @@ endif()
 
 # 2. The installed programs, from where they were moved to, with nothing but their own paths.
 foreach(arguments "--version" "doctor" "explain sync --ranks 2 --width 8 --layers 1 --rounds 1"
-                  "run -n 2 -- true" "train --ranks 2 --steps 1 --model gpt-tiny --batch 1")
+                  "run -n 2 -- true" "train --ranks 2 --steps 1 --micro-batch 1")
   separate_arguments(arguments UNIX_COMMAND "${arguments}")
   run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH "${work}/moved/bin/tessera" ${arguments})
 endforeach()
