@@ -119,7 +119,8 @@ std::string store_address(const std::string& master, const std::string& interfac
   if (several_hosts && !is_numeric(master) && master != "localhost") {
     throw UsageError(str("the host ", quote(master), " is ", all.front(),
                          " here, which no other host can reach; give its address in the network "
-                         "of the job, or name the interface"));
+                         "of the job, or name the interface (TESSERA_INTERFACE, or tessera run "
+                         "--interface); if all ranks are on this host, say 127.0.0.1"));
   }
   return all.front();
 }

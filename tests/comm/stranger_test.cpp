@@ -18,6 +18,12 @@ PeersOptions options_with(const std::string& secret) {
   return options;
 }
 
+// Rank 0, which has read the card of rank 1 and accepts, although rank 1 is still to come.
+std::future<std::shared_ptr<Peers>> start_rank_zero(Store& store, const PeersOptions& options) {
+  store.set("peers/1", std::string(32, '0') + " " + host_key());
+  return start_rank(store, 0, 2, options);
+}
+
 // The ranks of a whole job have met; they share memory, which only they see.
 void expect_complete(std::vector<std::future<std::shared_ptr<Peers>>> ranks) {
   std::vector<std::shared_ptr<Peers>> peers;
@@ -54,7 +60,7 @@ TEST(Stranger, WhoKnowsEveryNameGetsNeitherASeatNorMemory) {
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;  // which the stranger can read as well
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
-  ranks.push_back(start_rank(store, 0, 2, options));
+  ranks.push_back(start_rank_zero(store, options));
   const std::string name = socket_name(store, 0);
   std::vector<Fd> strangers;
   // The name as the proof, and rank 1 as the seat.
@@ -80,7 +86,7 @@ TEST(Stranger, ARankWithAnotherSecretIsToldAndTheOthersGoOn) {
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
-  ranks.push_back(start_rank(store, 0, 2, options));
+  ranks.push_back(start_rank_zero(store, options));
   auto wrong = start_rank(store, 1, 2, options_with(random_secret()));
   const std::string text = message_of<PeerError>([&] { wrong.get(); });
   EXPECT_TRUE(contains(text, "rank 0 and rank 1 do not have the same secret")) << text;
@@ -108,7 +114,7 @@ TEST(Stranger, AReplayedHandshakeIsRefused) {
   }
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
-  ranks.push_back(start_rank(store, 0, 2, options));
+  ranks.push_back(start_rank_zero(store, options));
   const Fd socket = call_unix(socket_name(store, 0));
   Challenge challenge{};
   EXPECT_TRUE(receive_all(socket, &challenge, sizeof(challenge), hang()));
@@ -126,7 +132,7 @@ TEST(Stranger, AnotherUserIsTurnedAwayAtOnce) {
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
-  ranks.push_back(start_rank(store, 0, 2, options));
+  ranks.push_back(start_rank_zero(store, options));
   const std::string name = socket_name(store, 0);
   const Invitation ours{Invitation::Purpose::peer, options.secret, "run", 2, 0};
   const int greeted = as_nobody([&] {
@@ -154,8 +160,7 @@ TEST(Stranger, TwentySilentConnectionsDoNotKeepTheJobFromStarting) {
 // An authentic connection of rank 1 to rank 0, over which the test can say what it wants.
 struct RawRank {
   explicit RawRank(const PeersOptions& options) {
-    store.set("peers/1", std::string(32, '0') + " " + host_key());
-    auto rank = start_rank(store, 0, 2, options);
+    auto rank = start_rank_zero(store, options);
     socket = call_unix(socket_name(store, 0));
     const Invitation ours{Invitation::Purpose::peer, options.secret, options.run, 2, 0};
     EXPECT_EQ(greet(socket, ours, 1, hang()), Greeted::yes);

@@ -134,5 +134,4 @@ std::string message_of(const Action& action) {
   return "";
 }
 
-inline
 }  // namespace tessera::comm::testing
