@@ -28,10 +28,6 @@ constexpr rlim_t kMemory = rlim_t{2} << 30;
 constexpr std::size_t kEvery = 1;
 #endif
 
-struct Outcome {
-  int status;
-  std::string out, err;
-};
 Outcome bounded(Words words) {
   words.insert(words.begin(), {TESSERA_PROGRAM, "checkpoint"});
   Capture out, err;

@@ -21,10 +21,6 @@ using checkpoint::Checkpoint;
 using checkpoint::TempFolder;
 using Json = nlohmann::json;
 
-struct Outcome {
-  int status;
-  std::string out, err;
-};
 Outcome command(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {TESSERA_PROGRAM, "checkpoint"});
   Capture out, err;

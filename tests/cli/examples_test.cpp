@@ -24,11 +24,6 @@ using nlohmann::json;
 // More than this of a step in a pipeline's bubble is no example to follow.
 constexpr double kMostBubble = 0.3;
 
-struct Outcome {
-  int status;
-  std::string out, err;
-};
-
 class Examples : public ::testing::Test {
  protected:
   void SetUp() override {

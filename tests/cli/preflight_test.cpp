@@ -25,11 +25,6 @@ std::size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
-
 class Preflight : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -20,6 +20,12 @@ bool wait_until(const std::function<bool()>& condition, double seconds = kHang);
 // Runs no more: gone, or a zombie that its parent has yet to collect.
 bool is_gone(pid_t pid);
 
+// How a command ended.
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
 // A file in memory that collects output.
 class Capture {
  public:

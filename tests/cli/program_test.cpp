@@ -21,11 +21,6 @@
 namespace tessera::cli {
 namespace {
 
-struct Outcome {
-  int status;
-  std::string out, err;
-};
-
 Outcome tessera(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), TESSERA_PROGRAM);
   Capture out, err;

@@ -20,11 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
-
 class TrainSaving : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -23,11 +23,6 @@ namespace {
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
-
 class Train : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -15,7 +15,7 @@ namespace tessera::train {
 namespace {
 
 constexpr std::int64_t kGlobalBatch = 8;
-constexpr int kSteps = 10;
+constexpr int kSteps = 4;  // the optimizer's state and its bias correction count from the second on
 
 struct Mesh {
   int dp = 1, tp = 1, pp = 1;
