@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-struct Outcome {
+struct SavingOutcome {
   int status = -1;
   std::string out, err;
 };
@@ -43,7 +43,7 @@ class TrainSaving : public ::testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  static Outcome train(const Words& more, const std::function<void()>& prepare = {}) {
+  static SavingOutcome train(const Words& more, const std::function<void()>& prepare = {}) {
     Capture out, err;
     const int status = execute(command(more), out, err, prepare);
     return {status, out.text(), err.text()};
@@ -60,7 +60,7 @@ class TrainSaving : public ::testing::Test {
 TEST_F(TrainSaving, AFolderThatCannotBeWrittenIsToldBeforeTraining) {
   std::ofstream(at("file")) << "x";
   for (const std::string& save : {at("file"), at("file/below"), std::string("/proc/nothing")}) {
-    const Outcome outcome = train({"--save", save, "--metrics", at("metrics")});
+    const SavingOutcome outcome = train({"--save", save, "--metrics", at("metrics")});
     EXPECT_EQ(outcome.status, 2) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, "--save: cannot make the folder")) << outcome.err;
     EXPECT_FALSE(fs::exists(at("metrics"))) << "it has begun to train";
@@ -76,7 +76,7 @@ TEST_F(TrainSaving, AnotherRunInTheFolderIsToldAndNothingIsLeftAfterKillNine) {
     return execute(first, out, err);
   });
   ASSERT_TRUE(wait_until([&] { return lines_of("metrics") > 0; })) << err.text();
-  const Outcome second = train({"--save", at("run")});
+  const SavingOutcome second = train({"--save", at("run")});
   EXPECT_EQ(second.status, 2) << second.err;
   EXPECT_TRUE(contains(second.err, "is being written to by tessera train (pid ")) << second.err;
   // The number is that of a process that is there.
@@ -87,7 +87,7 @@ TEST_F(TrainSaving, AnotherRunInTheFolderIsToldAndNothingIsLeftAfterKillNine) {
   EXPECT_TRUE(wait_until([&] { return lines_of("metrics") > before; })) << "it was disturbed";
   ::kill(pid, SIGKILL);
   ASSERT_TRUE(wait_until([&] { return is_gone(pid); }));
-  const Outcome third = train({"--save", at("run")});
+  const SavingOutcome third = train({"--save", at("run")});
   EXPECT_EQ(third.status, 0) << third.err;
   EXPECT_TRUE(contains(third.err, "saved: ")) << third.err;
 }
@@ -113,7 +113,7 @@ TEST_F(TrainSaving, AFullDiskStopsTheRunAndKeepsWhatWasThere) {
   ASSERT_EQ(train(words).status, 0);
   Words again = words;
   again.insert(again.end(), {"--resume", "auto", "--steps", "6", "--save-retries", "0"});
-  const Outcome stopped = train(again, limit_files);
+  const SavingOutcome stopped = train(again, limit_files);
   EXPECT_EQ(stopped.status, 1) << stopped.err;
   EXPECT_TRUE(contains(stopped.err, ".tmp-step-00000006/rank-00000.safetensors")) << stopped.err;
   EXPECT_TRUE(contains(stopped.err, "File too large")) << stopped.err;
@@ -132,7 +132,7 @@ TEST_F(TrainSaving, WithWarnItTrainsOnAndSaysLoudlyWhatIsLost) {
                  {"--resume", "auto", "--steps", "6", "--save-every", "2", "--save-retries", "1",
                   "--on-save-error", "warn", "--metrics", at("metrics"), async});
     fs::remove(at("metrics"));
-    const Outcome warned = train(again, limit_files);
+    const SavingOutcome warned = train(again, limit_files);
     EXPECT_EQ(warned.status, 3) << warned.err;
     EXPECT_EQ(lines_of("metrics"), 4u) << "three steps and the summary";
     for (const char* part :
