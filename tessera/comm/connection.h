@@ -15,6 +15,7 @@ namespace tessera::comm {
 enum class Message : std::uint32_t { segment = 1, failure = 2, goodbye = 3 };
 inline constexpr std::size_t kLongestText = 64 * 1024;  // of a message; a longer one is no peer's
 
+
 // The control connection to one peer, once it stands: messages of a type and a text, one of them
 // with a descriptor.
 //

@@ -219,6 +219,9 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
 TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
   const TempFolder dir;
   EXPECT_EQ(find_latest(dir / "not-there").folder, "");
+  std::ofstream(dir / "file") << "x";
+  EXPECT_EQ(find_latest(dir / "file").folder, "");
+  std::filesystem::remove(dir / "file");
   EXPECT_EQ(find_latest(dir.path()).folder, "");
   for (const int step : {1, 2, 3, 4, 5}) {
     save_model(model_of_seed(1), dir.path(), step, {2, 1, 1}, true);
