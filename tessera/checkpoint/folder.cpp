@@ -56,7 +56,7 @@ std::string shard_name(int rank) {
 
 std::vector<std::int64_t> steps_in(FileSystem& files, const std::string& dir) {
   std::vector<std::int64_t> steps;
-  if (!files.exists(dir)) return steps;
+  if (!files.exists(dir + "/.")) return steps;  // nothing, or no folder
   for (const std::string& name : files.list(dir)) {
     if (const auto step = step_of(name, kStep)) steps.push_back(*step);
   }

@@ -39,9 +39,9 @@ constexpr const char* kInspectExamples =
     "  tessera checkpoint inspect runs/a --json | jq .step";
 constexpr const char* kVerifyExamples =
     "  tessera checkpoint verify runs/a/step-00000120         finds accidents: bits that flipped\n"
-    "  tessera checkpoint verify runs/a --sha256 --out safe/a.sha256\n"
-    "  tessera checkpoint verify runs/a --against safe/a.sha256    finds forgery too\n"
-    "  cd runs/a/step-00000120 && sha256sum -c safe/a.sha256  the same without Tessera\n"
+    "  tessera checkpoint verify runs/a --sha256 --out ~/safe/a.sha256\n"
+    "  tessera checkpoint verify runs/a --against ~/safe/a.sha256  finds forgery too\n"
+    "  cd runs/a/step-00000120 && sha256sum -c ~/safe/a.sha256   the same without Tessera\n"
     "\n"
     "Checksums lie in the checkpoint, so whoever changes it on purpose can change them too.\n"
     "A list of hashes that you keep elsewhere, where only you can write, finds that.";

@@ -133,8 +133,9 @@ int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& o
     write_all(1, str(from.folder(), ": BAD\n  ", join(problems, "\n  "), "\n"));
     return 1;
   }
-  std::string report = str(from.folder(), ": good, ", from.manifest().files.size(), " files with ",
-                           format_bytes(from.bytes()),
+  std::string report = str(from.folder(), ": good, ",
+                           plural(static_cast<std::int64_t>(from.manifest().files.size()), "file"),
+                           " with ", format_bytes(from.bytes()),
                            options.against.empty() ? "" : str(", as listed in ", options.against));
   if (!options.out.empty()) report += str("; hashes: ", options.out);
   const bool prints_list = options.sha256 && options.out.empty();

@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-Model tiny_model(std::uint64_t seed) {
+Model model_of_seed(std::uint64_t seed) {
   Model model;
   model.params = {{"a", {40, 2}, 0, {}}, {"b", {5}, -1, {}}};
   model.states = {{"master", DType::f32}, {"param", DType::bf16}};
@@ -68,10 +68,10 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
       for (int at = 1; struck; ++at) {
         SCOPED_TRACE(str(scenario.name, ", operation ", at, ", forgets ", forgets));
         const TempFolder dir;
-        save_model(tiny_model(1), dir.path(), 1, {2, 1, 1}, true);
+        save_model(model_of_seed(1), dir.path(), 1, {2, 1, 1}, true);
         const auto files = std::make_shared<FaultyFiles>(
             Fault{Fault::Kind::crash, at, (forgets & 1) != 0, (forgets & 2) != 0});
-        try_save(tiny_model(2), dir.path(), scenario.step, files, scenario.retention);
+        try_save(model_of_seed(2), dir.path(), scenario.step, files, scenario.retention);
         struck = files->struck();
         crashes += struck;
         // A new process looks for the newest.
@@ -79,16 +79,16 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
         ASSERT_NE(latest.folder, "");
         EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0];
         Checkpoint checkpoint(latest.folder);
-        const bool is_old = load_and_compare(tiny_model(1), checkpoint, {2, 1, 1}, true).empty();
-        const bool is_new = load_and_compare(tiny_model(2), checkpoint, {2, 1, 1}, true).empty();
+        const bool is_old = load_and_compare(model_of_seed(1), checkpoint, {2, 1, 1}, true).empty();
+        const bool is_new = load_and_compare(model_of_seed(2), checkpoint, {2, 1, 1}, true).empty();
         ASSERT_TRUE(is_old != is_new);
         EXPECT_TRUE(struck || is_new);
         EXPECT_EQ(checkpoint.about().step, is_new ? scenario.step : 1);
         // And the next save works, and clears up.
-        save_model(tiny_model(3), dir.path(), 3, {1, 1, 1}, true);
+        save_model(model_of_seed(3), dir.path(), 3, {1, 1, 1}, true);
         EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
         Checkpoint next(dir / "step-00000003");
-        EXPECT_EQ(load_and_compare(tiny_model(3), next, {1, 1, 1}, true), "");
+        EXPECT_EQ(load_and_compare(model_of_seed(3), next, {1, 1, 1}, true), "");
       }
     }
   }
@@ -102,10 +102,10 @@ TEST(Faults, EveryOperationFails) {
     for (int at = 1; struck; ++at) {
       SCOPED_TRACE(str(scenario.name, ", operation ", at));
       const TempFolder dir;
-      save_model(tiny_model(1), dir.path(), 1, {2, 1, 1}, true);
+      save_model(model_of_seed(1), dir.path(), 1, {2, 1, 1}, true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, at});
       const auto errors =
-          try_save(tiny_model(2), dir.path(), scenario.step, files, scenario.retention);
+          try_save(model_of_seed(2), dir.path(), scenario.step, files, scenario.retention);
       struck = files->struck();
       const bool failed = !errors[0].empty();
       for (const std::string& error : errors) {
@@ -115,11 +115,11 @@ TEST(Faults, EveryOperationFails) {
       const Latest latest = find_latest(dir.path(), true);
       ASSERT_NE(latest.folder, "");
       Checkpoint checkpoint(latest.folder);
-      const bool is_old = load_and_compare(tiny_model(1), checkpoint, {2, 1, 1}, true).empty();
-      const bool is_new = load_and_compare(tiny_model(2), checkpoint, {2, 1, 1}, true).empty();
+      const bool is_old = load_and_compare(model_of_seed(1), checkpoint, {2, 1, 1}, true).empty();
+      const bool is_new = load_and_compare(model_of_seed(2), checkpoint, {2, 1, 1}, true).empty();
       ASSERT_TRUE(is_old != is_new);
       EXPECT_TRUE(failed || is_new);
-      save_model(tiny_model(3), dir.path(), 3, {1, 1, 1}, true);
+      save_model(model_of_seed(3), dir.path(), 3, {1, 1, 1}, true);
       EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
     }
   }
@@ -127,16 +127,17 @@ TEST(Faults, EveryOperationFails) {
 
 TEST(Faults, OneRankCannotWrite) {
   const TempFolder dir;
-  save_model(tiny_model(1), dir.path(), 1, {3, 1, 1}, true);
+  save_model(model_of_seed(1), dir.path(), 1, {3, 1, 1}, true);
   Ranks ranks(3);
   const auto errors = ranks.run([&](const Team& team) {
     const Mesh mesh{3, 1, 1};
-    const RankState state = make_rank(tiny_model(2), mesh, team.rank, true, Copies::counted, true);
+    const RankState state =
+        make_rank(model_of_seed(2), mesh, team.rank, true, Copies::counted, true);
     SaveOptions options;
     if (team.rank == 1) {
       options.files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, 2});
     }
-    save(dir.path(), describe_model(tiny_model(2), 2, mesh, 2), state.pieces, team, options);
+    save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.pieces, team, options);
   });
   EXPECT_TRUE(contains(errors[1], "DataError: cannot write")) << errors[1];
   for (const int other : {0, 2}) {
@@ -152,22 +153,22 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
       const TempFolder dir;
-      save_model(tiny_model(1), dir.path(), 1, {3, 1, 1}, true);
+      save_model(model_of_seed(1), dir.path(), 1, {3, 1, 1}, true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::crash, at});
       Ranks ranks(3);
       ranks.run([&](const Team& team) {
         const Mesh mesh{3, 1, 1};
         const RankState state =
-            make_rank(tiny_model(2), mesh, team.rank, true, Copies::counted, true);
+            make_rank(model_of_seed(2), mesh, team.rank, true, Copies::counted, true);
         SaveOptions options;
         if (team.rank == victim) options.files = files;
-        save(dir.path(), describe_model(tiny_model(2), 2, mesh, 2), state.pieces, team, options);
+        save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.pieces, team, options);
       });
       struck = files->struck();
       const Latest latest = find_latest(dir.path(), true);
       ASSERT_TRUE(latest.skipped.empty());
       Checkpoint checkpoint(latest.folder);
-      ASSERT_EQ(load_and_compare(tiny_model(static_cast<std::uint64_t>(checkpoint.about().step)),
+      ASSERT_EQ(load_and_compare(model_of_seed(static_cast<std::uint64_t>(checkpoint.about().step)),
                                  checkpoint, {2, 1, 1}, true),
                 "");
     }
@@ -176,9 +177,9 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
 
 TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
   const TempFolder dir;
-  Model large = tiny_model(2);
+  Model large = model_of_seed(2);
   large.params.push_back({"c", {1 << 20}, -1, {}});
-  save_model(tiny_model(1), dir.path(), 1, {1, 1, 1}, true);
+  save_model(model_of_seed(1), dir.path(), 1, {1, 1, 1}, true);
   std::filesystem::create_directory(dir / "closed");
   std::filesystem::permissions(
       dir / "closed", std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
@@ -218,9 +219,12 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
 TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
   const TempFolder dir;
   EXPECT_EQ(find_latest(dir / "not-there").folder, "");
+  std::ofstream(dir / "file") << "x";
+  EXPECT_EQ(find_latest(dir / "file").folder, "");
+  std::filesystem::remove(dir / "file");
   EXPECT_EQ(find_latest(dir.path()).folder, "");
   for (const int step : {1, 2, 3, 4, 5}) {
-    save_model(tiny_model(1), dir.path(), step, {2, 1, 1}, true);
+    save_model(model_of_seed(1), dir.path(), step, {2, 1, 1}, true);
   }
   std::filesystem::remove(dir / "step-00000005/manifest.json");
   std::filesystem::remove(dir / "step-00000004/rank-00001.safetensors");
@@ -251,12 +255,12 @@ TEST(Faults, RetentionKeepsWhatItSays) {
   SaveOptions options;
   options.retention = {2, 4};
   for (int step = 1; step <= 10; ++step) {
-    save_model(tiny_model(1), dir.path(), step, {1, 1, 1}, true, Copies::counted, options);
+    save_model(model_of_seed(1), dir.path(), step, {1, 1, 1}, true, Copies::counted, options);
   }
   EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{4, 8, 9, 10}));
   // After a roll-back, later steps do not count, and what was just saved stays.
   options.retention = {1, 0};
-  save_model(tiny_model(1), dir.path(), 6, {1, 1, 1}, true, Copies::counted, options);
+  save_model(model_of_seed(1), dir.path(), 6, {1, 1, 1}, true, Copies::counted, options);
   EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{6, 8, 9, 10}));
 }
 

@@ -103,7 +103,7 @@ class Run:
         """Checkpoints that are not published, by the number of the folder."""
         try:
             return {entry.inode(): entry.name for entry in os.scandir(self.save)
-                    if entry.name.startswith(".")}
+                    if entry.name.startswith(".") and entry.name != ".lock"}
         except FileNotFoundError:
             return {}
 
