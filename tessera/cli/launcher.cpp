@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -48,17 +51,22 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, int loca
   return result;
 }
 
-void check_open_files(const LaunchOptions& options) {
+void check_open_files(int ranks) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  // Of the launcher: the store, signals, the guard and what a start takes, and for every rank its
-  // connection to the store and two pipes. Of a rank: torch, the store, files, and for every other
-  // rank a connection and a handle of the process.
-  constexpr rlim_t kBase = 24, kEach = 3;
-  const rlim_t needed = kBase + kEach * static_cast<rlim_t>(options.ranks);
+  // What is open now, the ranks inherit (some builds of torch leave files open that they read at
+  // their start). Then, of the launcher: the store, signals, the guard and what a start takes, and
+  // for every rank its connection to the store and two pipes. Of a rank: the store, files, and for
+  // every other rank a connection and a handle of the process.
+  constexpr rlim_t kBase = 16, kEach = 3;
+  std::error_code full;  // not even this can be opened
+  const std::filesystem::directory_iterator own("/proc/self/fd", full);
+  const auto open =
+      full ? limit.rlim_cur : static_cast<rlim_t>(std::distance(begin(own), end(own)));
+  const rlim_t needed = open + kBase + kEach * static_cast<rlim_t>(ranks);
   if (limit.rlim_cur >= needed) return;
-  throw Error(str(options.ranks, options.ranks == 1 ? " rank needs" : " ranks need", " about ",
-                  needed, " open files in a process, but the limit is ", limit.rlim_cur,
+  throw Error(str(ranks, ranks == 1 ? " rank needs" : " ranks need", " about ", needed,
+                  " open files in a process, but the limit is ", limit.rlim_cur,
                   "; raise it (ulimit -n ", needed, ") or start fewer ranks"));
 }
 

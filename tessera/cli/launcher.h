@@ -70,7 +70,7 @@ class BlockedSignals {
 
 // Throws an Error unless so many ranks can be started with the open files that this process may
 // have. Made before anything else of the job: what lacks a descriptor later may end without a word.
-void check_open_files(const LaunchOptions& options);
+void check_open_files(int ranks);
 
 // Starts the ranks, relays their output, forwards signals, and returns when all have ended:
 // - SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks' process groups (a second one kills),

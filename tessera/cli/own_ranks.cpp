@@ -54,7 +54,6 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
     options.environment.emplace_back(*entry);
   }
   options.environment.push_back(notes.environment());
-  check_open_files(options);
   const Rendezvous rendezvous(options, {});
   return launch(options, signals);
 }
@@ -83,6 +82,7 @@ int start_ranks(const OwnRanks& own, std::vector<std::string> command) {
 
 int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string> command) {
   const std::vector<std::string> first = command;
+  check_open_files(own.ranks);
   const BlockedSignals signals;  // before the store starts its thread
   for (int attempt = 0;; ++attempt) {
     const FailureNotes notes;

@@ -129,7 +129,7 @@ int run_command(int argc, char** argv) {
     launch_options.environment.emplace_back(*entry);
   }
 
-  check_open_files(launch_options);
+  check_open_files(launch_options.ranks);
   const BlockedSignals signals;  // before the store starts its thread
   // Where there are several nodes they agree on the address of the first.
   launch_options.run_id = launch_options.nodes == 1 ? str("tessera-run-", ::getpid())

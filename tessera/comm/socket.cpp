@@ -121,6 +121,11 @@ Fd connect_tcp(const std::vector<std::string>& addresses, std::uint16_t port,
     addrinfo* found = nullptr;
     if (getaddrinfo(text.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) continue;
     Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.open() && (errno == EMFILE || errno == ENFILE)) {  // trying again would not help
+      const std::string reason = std::strerror(errno);
+      freeaddrinfo(found);
+      throw UsageError(str("cannot make a socket: ", reason, "; raise that limit (ulimit -n)"));
+    }
     const int begun = fd.open() ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
     freeaddrinfo(found);
     if (begun != 0 && errno != EINPROGRESS) continue;

@@ -47,8 +47,10 @@ std::string open_files_advice() {
 void require_open_files(int rank, int size) {
   constexpr rlim_t kPassing = 8;
   const rlim_t others = 2 * static_cast<rlim_t>(size - 1);
-  const std::filesystem::directory_iterator own("/proc/self/fd");
-  const auto open = static_cast<rlim_t>(std::distance(begin(own), end(own)));
+  std::error_code full;  // not even this can be opened
+  const std::filesystem::directory_iterator own("/proc/self/fd", full);
+  const auto open =
+      full ? open_files_limit() : static_cast<rlim_t>(std::distance(begin(own), end(own)));
   if (open + others + kPassing <= open_files_limit()) return;
   throw Error(str("rank ", rank, " of ", size, " needs ", others + kPassing, " files besides the ",
                   open, " that it has open; ", open_files_advice()));

@@ -135,8 +135,12 @@ struct Left {
 Left left_of(pid_t group) {
   Left left;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (entry.path().filename().string().find_first_not_of("0123456789") != std::string::npos) {
+      continue;
+    }
     std::ifstream stat(entry.path() / "stat");
-    const std::string text{std::istreambuf_iterator<char>(stat), {}};
+    std::string text;
+    std::getline(stat, text);
     const std::size_t name_end = text.rfind(')');
     if (name_end == std::string::npos) continue;
     std::istringstream rest(text.substr(name_end + 1));
