@@ -203,8 +203,6 @@ TEST(Launch, ValuesInAStoreOfC10dAreSealed) {
   EXPECT_THROW(store->get("peers/1", std::chrono::minutes(1)), DataError);
   agent->set("large", std::vector<std::uint8_t>(kLongestValue + 1));
   EXPECT_THROW(open->get("large", std::chrono::minutes(1)), DataError);
-  agent->set("counter", std::vector<std::uint8_t>{'x'});
-  EXPECT_THROW(store->count("counter"), Error);
   EXPECT_THROW(store->get("absent", std::chrono::milliseconds(10)), Error);
 }
 
