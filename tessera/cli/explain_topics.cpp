@@ -85,13 +85,14 @@ std::string explain_memory(const ExplainArguments& a) {
           "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp,
           " · pp ", q.pp, " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
   if (q.software == planner::Software::tessera && !q.state_only()) {
-    text +=
-        str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
-            name(q.recompute), "): ", bytes_text(m.activations), " for ", in_flight(q, a.plan.rank),
-            " in flight\nBuffers (gathered units, buckets, "
-            "pipeline)  ",
-            bytes_text(m.buffers), "\nTemporary (gradients of the loss or of a layer)  ",
-            bytes_text(m.temporary), "\n");
+    text += str(
+        "\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
+        name(q.recompute), "): ", bytes_text(m.activations), " for ", in_flight(q, a.plan.rank),
+        " in flight\nBuffers (gathered units, buckets, "
+        "pipeline)  ",
+        bytes_text(m.buffers), "\nTemporary (gradients of the loss or of a layer)  ",
+        bytes_text(m.temporary), "\nOf these not at once (activations go as backward goes on)  -",
+        bytes_text(m.not_at_once), "\n");
   } else if (!q.state_only()) {
     const double sbh = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
     const double layer = layer_activations(q);
@@ -258,13 +259,16 @@ std::string explain_step(const ExplainArguments& a) {
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
   table.row({"optimizer", format_time(t.optimizer), ""});
   table.row({"step", format_time(t.step()), "their sum"});
-  return str("Arithmetic of a step: 3 · forward = ", digits(a.plan.model_flops / 1e12, 1),
-             " TFLOP\n  forward per token = 2 · (matrices + head) + 4·s·h for each layer's "
+  const auto flops = [](double value) {
+    return value < 1e12 ? digits(value / 1e9, 1) + " GFLOP" : digits(value / 1e12, 1) + " TFLOP";
+  };
+  return str("Arithmetic of a step: 3 · forward = ", flops(a.plan.model_flops),
+             "\n  forward per token = 2 · (matrices + head) + 4·s·h for each layer's "
              "attention\nAt the peak of ",
-             q.world(), " × ", digits(peak / 1e12, 0), " TFLOP/s: ", format_time(ideal), "\n\n",
-             table.text(), "\nMFU = ", format_time(ideal), " / ", format_time(t.step()), " = ",
-             share(a.plan.mfu), "; ", whole_text(a.plan.tokens_per_s), " tokens/s\nBound by ",
-             name(a.plan.bound), "; remedy: ", a.plan.remedy, "\n");
+             q.world(), " × ", flops(peak), "/s: ", format_time(ideal), "\n\n", table.text(),
+             "\nMFU = ", format_time(ideal), " / ", format_time(t.step()), " = ", share(a.plan.mfu),
+             "; ", whole_text(a.plan.tokens_per_s), " tokens/s\nBound by ", name(a.plan.bound),
+             "; remedy: ", a.plan.remedy, "\n");
 }
 
 }  // namespace

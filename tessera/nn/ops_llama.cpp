@@ -49,9 +49,11 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
     const at::Tensor s = gate.sigmoid();
     at::Tensor dx = at::empty(x.sizes(), x.options());
     const auto out = dx.chunk(2, -1);
-    out[1].copy_(dy * gate * s);
+    // In place: each of these is as wide as the layer is, and this is where backward needs most.
+    out[1].copy_((dy * gate).mul_(s));
     // The derivative of g · s is s · (1 + g · (1 - s)).
-    out[0].copy_(dy * parts[1] * s * ((1 - s) * gate + 1));
+    const at::Tensor slope = (1 - s).mul_(gate).add_(1);
+    out[0].copy_((dy * parts[1]).mul_(s).mul_(slope));
     return {dx};
   }
 };

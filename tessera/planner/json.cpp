@@ -71,10 +71,10 @@ Json state_json(const Memory& m) {
 }
 
 Json memory_json(const Memory& m) {
-  return {{"params", whole_json(m.params)},       {"grads", whole_json(m.grads)},
-          {"optimizer", whole_json(m.optimizer)}, {"activations", whole_json(m.activations)},
-          {"buffers", whole_json(m.buffers)},     {"temporary", whole_json(m.temporary)},
-          {"total", whole_json(m.total())}};
+  return {{"params", whole_json(m.params)},           {"grads", whole_json(m.grads)},
+          {"optimizer", whole_json(m.optimizer)},     {"activations", whole_json(m.activations)},
+          {"buffers", whole_json(m.buffers)},         {"temporary", whole_json(m.temporary)},
+          {"not_at_once", whole_json(m.not_at_once)}, {"total", whole_json(m.total())}};
 }
 
 Json assumed_json(const std::optional<Assumed>& assumed) {
@@ -138,7 +138,8 @@ Json plan_json(const Plan& plan) {
   }
   json["fits"] = plan.fit_known ? Json(plan.fits) : Json();
   json["margin"] = whole_json(plan.margin);
-  json["bound"] = name(plan.bound);
+  // What binds a step is not known without its time, unless it does not fit.
+  json["bound"] = q.state_only() && plan.fits ? Json() : Json(name(plan.bound));
   json["remedy"] = plan.remedy;
   json["advice"] = plan.advice;
   json["question"] = question_json(q);

@@ -16,7 +16,10 @@ struct Memory {
   double activations = 0;  // of all micro-batches in flight
   double buffers = 0;      // gathered units and buckets on their way
   double temporary = 0;    // logits and their gradient, workspace
-  double total() const { return params + grads + optimizer + activations + buffers + temporary; }
+  double not_at_once = 0;  // of these, what is not there at the peak, where that is known
+  double total() const {
+    return params + grads + optimizer + activations + buffers + temporary - not_at_once;
+  }
 };
 
 // What a model known by its size alone needs besides its state, estimated for a GPT of about that

@@ -58,13 +58,15 @@ struct RunMemory {
   std::int64_t params = 0;     // padding included
   std::int64_t grads = 0;      // likewise
   std::int64_t optimizer = 0;  // likewise
-  // Kept at the end of a forward, the most that a pipeline has in flight.
+  // Kept at the end of a forward, the most that a pipeline has in flight, and what it sends on.
   std::int64_t activations = 0;
   std::int64_t buffers = 0;    // buckets, gathered units, received gradients
   std::int64_t temporary = 0;  // the most beside them: of the loss, or of a layer's backward
+  // Of these rows, what is not there at the peak: activations go while backward goes on.
+  std::int64_t not_at_once = 0;
 
   std::int64_t state() const { return params + grads + optimizer; }
-  std::int64_t total() const { return state() + activations + buffers + temporary; }
+  std::int64_t total() const { return state() + activations + buffers + temporary - not_at_once; }
 };
 RunMemory run_memory(const RunQuestion& question);
 // Bytes of the rank's part of the model in fp32, as it is built before it is sharded.

@@ -21,12 +21,17 @@ struct Placed {
   std::int64_t padded = 0;  // over all ranks
   int section = 0;          // which chunk of the model it is in
   bool block = false;
+  bool down = false;  // the second matrix of an MLP, whose gradient is the first of its block
 };
 
 // What a part of the model has in no block, and in each of its blocks, which are alike: elements of
 // each parameter on this rank.
 struct PartParams {
-  std::vector<std::int64_t> outside, block;
+  struct Param {
+    std::int64_t elements = 0;
+    bool down = false;
+  };
+  std::vector<Param> outside, block;
   std::int64_t layers = 0;
 };
 PartParams params_of(const RunQuestion& q, const ModelPart& part) {
@@ -36,7 +41,8 @@ PartParams params_of(const RunQuestion& q, const ModelPart& part) {
   first.last_layer = part.first_layer + std::min<std::int64_t>(1, params.layers);
   for (const ParamSpec& spec : model_params(q.model, q.tp, first)) {
     const bool block = spec.name.starts_with("blocks.");
-    (block ? params.block : params.outside).push_back(elements_on_rank(q, spec));
+    const bool down = spec.name.ends_with(".proj2.weight");
+    (block ? params.block : params.outside).push_back({elements_on_rank(q, spec), down});
   }
   return params;
 }
@@ -48,12 +54,12 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
   int section = 0;
   for (const ModelPart& part : parts_on_rank(q)) {
     const PartParams params = params_of(q, part);
-    const auto place = [&](std::int64_t elements, bool block) {
-      all.push_back({chunk_elements(elements, q.dp) * q.dp, section, block});
+    const auto place = [&](const PartParams::Param& param, bool block) {
+      all.push_back({chunk_elements(param.elements, q.dp) * q.dp, section, block, param.down});
     };
-    for (const std::int64_t elements : params.outside) place(elements, false);
+    for (const PartParams::Param& param : params.outside) place(param, false);
     for (std::int64_t layer = 0; layer < params.layers; ++layer) {
-      for (const std::int64_t elements : params.block) place(elements, true);
+      for (const PartParams::Param& param : params.block) place(param, true);
     }
     ++section;
   }
@@ -101,36 +107,52 @@ std::int64_t gathered(const RunQuestion& q, const std::vector<Placed>& params) {
   return (q.keep_params ? all : most) * q.layout.param;
 }
 
+bool sends_on(const ModelPart& part) { return !part.head; }
+bool sends_on(const RunQuestion& q) {
+  const std::vector<ModelPart> parts = parts_on_rank(q);
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const ModelPart& part) { return sends_on(part); });
+}
+
 std::int64_t boundary(const RunQuestion& q) {
   const std::int64_t rows = q.micro_batch * q.seq / (q.sequence_parallel ? q.tp : 1);
   return rows * q.model.hidden * q.layout.param;
 }
 
 // [Note: engine buffers] Two lanes of the largest bucket where gradients are reduced each
-// micro-batch, the units that stage 3 has gathered, and the gradients that a pipeline receives.
+// micro-batch, the units that stage 3 has gathered, and the gradients that a pipeline receives: one
+// in use, one on its way.
 std::int64_t buffer_bytes(const RunQuestion& q, const std::vector<Placed>& params) {
   std::int64_t bytes = 0;
   if (q.policy == ReducePolicy::each) bytes += 2 * largest_bucket(q, params) * q.layout.grad;
   if (sharding_of_stage(q.stage).params && q.gather == Gather::copy) bytes += gathered(q, params);
-  if (q.pp > 1 && q.pp_rank + 1 < q.pp) bytes += boundary(q);
+  if (sends_on(q)) bytes += 2 * boundary(q);
   return bytes;
 }
 
-std::int64_t activation_bytes(const RunQuestion& q) {
+// Of one micro-batch.
+GptActivations activations_of(const RunQuestion& q, const ModelPart& part, Recompute recompute) {
+  GptActivations kept;
+  kept.model = q.model;
+  kept.batch = q.micro_batch;
+  kept.seq = q.seq;
+  kept.element = q.layout.param;
+  kept.recompute = recompute;
+  kept.tp = q.tp;
+  kept.sequence_parallel = q.sequence_parallel;
+  kept.layers = part.last_layer - part.first_layer;
+  kept.embedding = part.embedding;
+  kept.head = part.head;
+  return kept;
+}
+std::int64_t block_bytes(const RunQuestion& q, Recompute recompute) {
+  return gpt_activation_bytes(activations_of(q, {0, 1, false, false}, recompute));
+}
+
+std::int64_t kept_in_flight(const RunQuestion& q) {
   std::vector<std::int64_t> each;  // of a micro-batch, by chunk
   for (const ModelPart& part : parts_on_rank(q)) {
-    GptActivations kept;
-    kept.model = q.model;
-    kept.batch = q.micro_batch;
-    kept.seq = q.seq;
-    kept.element = q.layout.param;
-    kept.recompute = q.recompute;
-    kept.tp = q.tp;
-    kept.sequence_parallel = q.sequence_parallel;
-    kept.layers = part.last_layer - part.first_layer;
-    kept.embedding = part.embedding;
-    kept.head = part.head;
-    each.push_back(gpt_activation_bytes(kept));
+    each.push_back(gpt_activation_bytes(activations_of(q, part, q.recompute)));
   }
   if (q.pp == 1) return each.front();
   const Question pipeline = pipeline_question(q);
@@ -149,46 +171,102 @@ std::int64_t activation_bytes(const RunQuestion& q) {
   return most;
 }
 
-// What a block has again while backward recomputes it.
-std::int64_t recomputed_bytes(const RunQuestion& q) {
-  if (q.recompute == Recompute::none) return 0;
-  GptActivations block;
-  block.model = q.model;
-  block.batch = q.micro_batch;
-  block.seq = q.seq;
-  block.element = q.layout.param;
-  block.tp = q.tp;
-  block.sequence_parallel = q.sequence_parallel;
-  block.layers = 1;
-  block.embedding = block.head = false;
-  return gpt_activation_bytes(block);
+// What a forward ends with: what is kept, and the output that is sent on.
+std::int64_t activation_bytes(const RunQuestion& q) {
+  return kept_in_flight(q) + (sends_on(q) ? boundary(q) : 0);
 }
 
-// [Note: a run's temporary] The widest of three moments of backward, beside what forward kept.
-// - The loss: gradients of the head's input, its scaled input, and the gradient of its weight.
-// - A block: gradients before and after the function of its MLP and of what enters it, one of its
-//   weights', and what it recomputes.
-// - The end: the gradient of the embedding. A tied one meets that of the head, which has waited.
-// Where gradients are reduced each micro-batch, those of a bucket wait until it is full.
-std::int64_t temporary_bytes(const RunQuestion& q, const std::vector<Placed>& params) {
-  const std::int64_t e = q.layout.param, h = q.model.hidden;
-  const std::int64_t stream = q.micro_batch * q.seq * h * e;
-  const std::int64_t wide = q.micro_batch * q.seq * (q.model.ffn / q.tp) * e;
-  const std::int64_t table = (q.model.vocab + q.tp - 1) / q.tp * h * e;
-  bool embedding = false, head = false;
-  for (const ModelPart& part : parts_on_rank(q)) {
-    embedding = embedding || part.embedding;
-    head = head || part.head;
+// A moment of a step: what there is beside state, activations and buffers, and what of the
+// activations has gone by then.
+struct Moment {
+  std::int64_t temporary = 0, gone = 0;
+};
+
+// Values of the tensors that backward makes on one rank.
+struct Widths {
+  explicit Widths(const RunQuestion& q) : e(q.layout.param) {
+    const std::int64_t rows = q.micro_batch * q.seq, h = q.model.hidden;
+    stream = rows / (q.sequence_parallel ? q.tp : 1) * h;
+    entered = rows * h;
+    wide = rows * (q.model.ffn / q.tp);
+    up = (q.model.swiglu ? 2 : 1) * wide;
+    const std::int64_t heads =
+        q.model.heads / q.tp + 2 * std::max<std::int64_t>(1, q.model.kv_heads / q.tp);
+    qkv = rows * heads * q.model.head_dim();
+    logits = rows * ((q.model.vocab + q.tp - 1) / q.tp);
+    table = (q.model.vocab + q.tp - 1) / q.tp * h;
+    down_weight = h * (q.model.ffn / q.tp);
+    up_weight = (q.model.swiglu ? 2 : 1) * down_weight;
+    batch = 16 * rows * q.accumulation;
   }
-  std::int64_t waiting = 0;
-  if (q.policy == ReducePolicy::each) waiting = largest_bucket(q, params) * e;
-  const std::int64_t weight = waiting > 0 ? 0 : h * (q.model.ffn / q.tp) * e;
-  const std::int64_t of_head = head && q.model.tied && waiting == 0 ? table : 0;
-  const std::int64_t loss = head ? 2 * stream + table : 0;
-  const std::int64_t block = 2 * stream + (q.model.swiglu ? 3 : 2) * wide + weight +
-                             recomputed_bytes(q) + of_head + waiting;
-  const std::int64_t end = (embedding ? stream + table : 0) + of_head + waiting;
-  return std::max({loss, block, end});
+  // Bytes of the gradients that a product of x with a weight makes from dy; where values have 16
+  // bits, with the fp32 copies of a processor that multiplies no others.
+  std::int64_t product(std::int64_t x, std::int64_t dy, std::int64_t weight) const {
+    return e * (x + weight) + (e < 4 ? 4 * (dy + x + weight) : 0);
+  }
+  std::int64_t loss() const {
+    return e < 4 ? e * (entered + table) + 4 * (logits + 2 * entered + table)
+                 : e * (2 * entered + table);
+  }
+  // Of GELU, or of SwiGLU, which computes in fp32.
+  std::int64_t function(bool swiglu) const {
+    if (!swiglu) return e * 2 * wide;
+    return e * 3 * wide + 4 * (e < 4 ? 6 : 3) * wide;
+  }
+  std::int64_t e;
+  std::int64_t stream, entered, wide, up, qkv, logits, table, down_weight, up_weight;
+  std::int64_t batch;  // bytes of ids and targets
+};
+
+// [Note: a run's temporary] Backward of a part: of the loss; of each block, from the last, the
+// second product of its MLP, the function, the first product; of the embedding. Each beside the
+// gradient that came in, what the block recomputes, the gradient of a table that waits (a tied one
+// for its other half; where gradients are reduced each micro-batch, one of the head for its bucket,
+// which is the last), and gradients that wait until their bucket is full. A selective checkpoint
+// lets two products go that no backward reads, and a third where attention reads what is turned.
+std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Placed>& params,
+                                    int section, const ModelPart& part) {
+  const Widths w(q);
+  const std::int64_t e = w.e, sent = sends_on(part) ? boundary(q) : 0;
+  const std::int64_t head =
+      part.head ? gpt_activation_bytes(activations_of(q, {0, 0, false, true}, q.recompute)) : 0;
+  const std::int64_t block = block_bytes(q, q.recompute);
+  const bool each = q.policy == ReducePolicy::each, again = q.recompute != Recompute::none;
+  const bool selective = q.recompute == Recompute::selective;
+  const bool table_waits = part.head && (each || (q.model.tied && part.embedding));
+  const std::int64_t always = w.batch + (table_waits ? e * w.table : 0);
+  const std::int64_t turned = selective && q.model.positions == 0 ? e * w.qkv : 0;
+  const std::int64_t recomputed =
+      again ? block_bytes(q, Recompute::none) - block + e * w.stream * (selective ? 3 : 1) + turned
+            : 0;
+  const std::int64_t dropped = selective ? 2 * e * w.stream + turned : 0;
+  std::vector<Moment> all = {{w.batch, 0}};
+  if (part.head) all.push_back({w.batch + w.loss(), 0});
+  const double limit = bucket_limit(q, params);
+  std::int64_t open = 0, gone = head + sent;  // elements that wait
+  for (std::size_t i = params.size(); i-- > 0;) {
+    if (params[i].section != section) continue;
+    const std::int64_t came = gone == sent ? 0 : e * w.stream;  // the first is a buffer's
+    const std::int64_t beside = always + recomputed + came;
+    if (params[i].down) {
+      all.push_back(
+          {beside + e * open + w.product(w.wide, w.stream, w.down_weight), gone + dropped});
+    }
+    open += each ? params[i].padded : 0;
+    if (static_cast<double>(open * q.layout.grad) >= limit) open = 0;
+    if (!params[i].down) continue;
+    // What the products have read goes: of what is recomputed, or of what was kept.
+    const std::int64_t read = e * w.wide, before = e * w.up;
+    all.push_back({beside + e * open + w.function(q.model.swiglu) - (again ? read : 0),
+                   gone + dropped + (again ? 0 : read)});
+    const bool full = q.recompute == Recompute::full;
+    all.push_back({beside + e * (open + w.up) + w.product(w.entered, w.up, w.up_weight) -
+                       (again ? read : 0) - (full ? before : 0),
+                   gone + dropped + (again ? 0 : read) + (full ? 0 : before)});
+    gone += block;
+  }
+  if (part.embedding) all.push_back({always + e * (open + w.stream + w.table), gone});
+  return all;
 }
 
 }  // namespace
@@ -206,7 +284,16 @@ RunMemory run_memory(const RunQuestion& q) {
   memory.optimizer = (sharded.optimizer ? part : whole) * q.layout.optimizer();
   memory.activations = activation_bytes(q);
   memory.buffers = buffer_bytes(q, params);
-  memory.temporary = temporary_bytes(q, params);
+  std::int64_t most = 0;  // beside all activations
+  int section = 0;
+  for (const ModelPart& each : parts_on_rank(q)) {
+    for (const Moment& moment : moments_of_part(q, params, section, each)) {
+      memory.temporary = std::max(memory.temporary, moment.temporary);
+      most = std::max(most, moment.temporary - moment.gone);
+    }
+    ++section;
+  }
+  memory.not_at_once = memory.temporary - most;
   return memory;
 }
 
@@ -214,8 +301,8 @@ std::int64_t built_bytes(const RunQuestion& q) {
   std::int64_t elements = 0;
   for (const ModelPart& part : parts_on_rank(q)) {
     const PartParams params = params_of(q, part);
-    for (const std::int64_t each : params.outside) elements += each;
-    for (const std::int64_t each : params.block) elements += each * params.layers;
+    for (const PartParams::Param& each : params.outside) elements += each.elements;
+    for (const PartParams::Param& each : params.block) elements += each.elements * params.layers;
   }
   return 4 * elements;
 }

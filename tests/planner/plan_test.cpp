@@ -44,8 +44,11 @@ TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
       EXPECT_EQ(plan.parameters, static_cast<double>(model.params()));
       EXPECT_DOUBLE_EQ(plan.in_blocks + plan.in_embeddings, plan.parameters);
       const Memory& m = plan.memory;
-      EXPECT_DOUBLE_EQ(m.total(),
-                       m.params + m.grads + m.optimizer + m.activations + m.buffers + m.temporary);
+      const double rows =
+          m.params + m.grads + m.optimizer + m.activations + m.buffers + m.temporary;
+      EXPECT_DOUBLE_EQ(m.total(), rows - m.not_at_once);
+      EXPECT_GE(m.not_at_once, 0);
+      EXPECT_LE(m.not_at_once, m.temporary);
       EXPECT_EQ(plan.fits, m.total() <= usable_memory(hardware));
       EXPECT_GT(plan.time.step(), 0);
       EXPECT_DOUBLE_EQ(plan.tokens_per_s * plan.time.step(),
@@ -126,7 +129,7 @@ TEST(Plan, OfHugeRunsOfTessera) {
 // What is not known of a size alone is not 0, and "fits" says for which model that is estimated.
 TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   const Given given = {{"params", "13B"}, {"dp", "8"}, {"zero", "2"}, {"layout", "bf16-nomaster"}};
-  const Plan plan = make_plan(ask(given));
+  const Plan plan = make_plan(question_of(given));
   const auto json = nlohmann::json::parse(to_json(plan));
   for (const char* key : {"activations", "buffers", "temporary"}) {
     EXPECT_TRUE(json["memory"][key].is_null()) << key;
@@ -146,7 +149,7 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   same.seq = plan.assumed->seq;
   EXPECT_DOUBLE_EQ(memory_of(settle(same)).activations, plan.assumed->memory.activations);
   // A state that fits beside activations that do not.
-  const Plan close = make_plan(ask({{"params", "4.7B"}}));
+  const Plan close = make_plan(question_of({{"params", "4.7B"}}));
   EXPECT_LT(close.memory.total(), usable_memory(close.question.hardware));
   EXPECT_FALSE(close.fits);
   EXPECT_NE(close.remedy.find("--checkpoint-activations full fits"), std::string::npos)
@@ -154,12 +157,12 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
 }
 
 TEST(Plan, SizesWithoutAUsualModelAreNotSaidToFit) {
-  const Plan plan = make_plan(ask({{"params", "1M"}}));
+  const Plan plan = make_plan(question_of({{"params", "1M"}}));
   EXPECT_FALSE(plan.assumed);
   EXPECT_FALSE(plan.fit_known);
   EXPECT_TRUE(nlohmann::json::parse(to_json(plan))["fits"].is_null());
   // What the state alone is too much for does not fit, whatever the rest is.
-  const Plan huge = make_plan(ask({{"params", "900000000000000000"}}));
+  const Plan huge = make_plan(question_of({{"params", "900000000000000000"}}));
   EXPECT_TRUE(huge.fit_known);
   EXPECT_FALSE(huge.fits);
 }
@@ -256,17 +259,17 @@ TEST(Advice, IsSilentWhereNothingIsOdd) {
 // What is already so is not advised.
 TEST(Advice, OfWhatIsNotSoAlready) {
   const auto says = [](const Given& given, const std::string& words) {
-    const Plan plan = make_plan(ask(given));
+    const Plan plan = make_plan(question_of(given));
     return (all_advice(plan) + plan.remedy).find(words) != std::string::npos;
   };
   const Given tp = {{"model", "gpt3-6.7b"}, {"tp", "8"}, {"hardware", "a100-80"}};
-  ASSERT_EQ(make_plan(ask(tp)).bound, Bound::network);
-  EXPECT_FALSE(says(tp, "inside a host")) << make_plan(ask(tp)).remedy;
+  ASSERT_EQ(make_plan(question_of(tp)).bound, Bound::network);
+  EXPECT_FALSE(says(tp, "inside a host")) << make_plan(question_of(tp)).remedy;
   const Given across = {{"model", "gpt3-6.7b"}, {"tp", "16"}, {"hardware", "a100-80"}};
   EXPECT_TRUE(says(across, "inside a host"));
   // tp fills the host already: only pp is left, and what is sharded can be over more replicas.
   const Given full = {{"model", "gpt3-175b"}, {"tp", "8"}, {"dp", "2"}, {"zero", "3"}};
-  ASSERT_FALSE(make_plan(ask(full)).fits);
+  ASSERT_FALSE(make_plan(question_of(full)).fits);
   EXPECT_FALSE(says(full, "--tp up to"));
   EXPECT_TRUE(says(full, "--pp across hosts, or raise --dp"));
   // One layer a stage: no more chunks.
@@ -283,18 +286,36 @@ TEST(Advice, OfWhatIsNotSoAlready) {
   EXPECT_FALSE(says({{"model", "gpt2-124m"}, {"tp", "4"}, {"dp", "8"}}, "across hosts"));
 }
 
+// Sharding of state is no help where the rest is too much already.
+TEST(Advice, WhatIsNotStateIsNotSharded) {
+  const Plan plan = make_plan(question_of({{"model", "gpt2-xl"}, {"seq", "100000"}}));
+  const Memory& m = plan.memory;
+  ASSERT_GT(m.total() - m.params - m.grads - m.optimizer, usable_memory(plan.question.hardware));
+  EXPECT_NE(plan.remedy.find("a shorter --seq"), std::string::npos) << plan.remedy;
+  EXPECT_EQ(plan.remedy.find("--micro-batch"), std::string::npos) << plan.remedy;
+}
+
+// Of a size alone the time is not known, and so not what binds it.
+TEST(Advice, OfASizeAloneNothingBinds) {
+  const Plan plan = make_plan(question_of({{"params", "1B"}}));
+  EXPECT_TRUE(nlohmann::json::parse(to_json(plan))["bound"].is_null());
+  EXPECT_NE(plan.remedy.find("--model"), std::string::npos) << plan.remedy;
+  const Plan large = make_plan(question_of({{"params", "100B"}}));
+  EXPECT_EQ(nlohmann::json::parse(to_json(large))["bound"], "memory");
+}
+
 // Doing what the remedy says for a mesh bound by tp makes it fit and wait less.
 TEST(Advice, LessTensorParallelism) {
   const Given given = {
       {"model", "gpt3-1.3b"}, {"tp", "8"}, {"grad-accum", "8"}, {"hardware", "a100-80"}};
-  const Plan plan = make_plan(ask(given));
+  const Plan plan = make_plan(question_of(given));
   ASSERT_EQ(plan.bound, Bound::network) << plan.time.tp / plan.time.step();
   ASSERT_NE(plan.remedy.find("--tp 4 with --dp 2 fits"), std::string::npos) << plan.remedy;
-  const Plan half = make_plan(ask({{"model", "gpt3-1.3b"},
-                                   {"tp", "4"},
-                                   {"dp", "2"},
-                                   {"grad-accum", "4"},
-                                   {"hardware", "a100-80"}}));
+  const Plan half = make_plan(question_of({{"model", "gpt3-1.3b"},
+                                           {"tp", "4"},
+                                           {"dp", "2"},
+                                           {"grad-accum", "4"},
+                                           {"hardware", "a100-80"}}));
   EXPECT_TRUE(half.fits);
   EXPECT_LT(half.time.tp / half.time.step(), plan.time.tp / plan.time.step());
 }
