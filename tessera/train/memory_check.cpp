@@ -1,6 +1,7 @@
 #include "tessera/train/memory_check.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -11,11 +12,60 @@
 namespace tessera::train {
 namespace {
 
-// By pipeline rank.
-LeastNeed need_of(const planner::Question& question, int pp_rank) {
+// By pipeline rank. `whole`: with buffers and temporaries, for what is said to fit.
+LeastNeed need_of(const planner::Question& question, int pp_rank, bool whole = false) {
   const planner::RunQuestion run = planner::run_question(question, 0, 0, pp_rank);
   const planner::RunMemory memory = planner::run_memory(run);
-  return {planner::built_bytes(run), memory.state() + memory.activations};
+  return {planner::built_bytes(run), whole ? memory.total() : memory.state() + memory.activations};
+}
+
+LeastNeed of_host(const TrainConfig& config, const Resolved& resolved, int ranks, bool whole) {
+  const planner::Question q = question(config, resolved);
+  LeastNeed all;
+  for (int r = 0; r < q.pp; ++r) {
+    const LeastNeed one = need_of(q, r, whole);
+    all.building += one.building;
+    if (config.device == "cpu") all.training += one.training;
+  }
+  // Every stage has as many ranks; a host that has some of them has about its share.
+  const double share = static_cast<double>(ranks) / q.pp;
+  const auto part = [&](std::int64_t bytes) {
+    return static_cast<std::int64_t>(static_cast<double>(bytes) * share);
+  };
+  return {part(all.building), part(all.training)};
+}
+
+LeastNeed of_device(const TrainConfig& config, const Resolved& resolved, bool whole) {
+  const planner::Question q = question(config, resolved);
+  LeastNeed most;
+  for (int r = 0; r < q.pp; ++r) {
+    const LeastNeed one = need_of(q, r, whole);
+    if (one.most() > most.most()) most = one;
+  }
+  return most;
+}
+
+// The largest known model that needs no more than is free in a run that is otherwise the same;
+// "" if there is none, or if the model's sizes were given one by one.
+using NeedOfRun = std::function<LeastNeed(const TrainConfig&, const Resolved&)>;
+std::string smaller_model(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
+                          const NeedOfRun& need) {
+  if (config.layers > 0 || config.hidden > 0 || config.heads > 0) return "";
+  const int world = resolved.dp * static_cast<int>(config.tp * config.pp);
+  std::int64_t most = 0;
+  TrainConfig other = config, best;
+  for (const planner::ModelShape& shape : planner::model_shapes()) {
+    if (shape.params() >= resolved.model.params() || shape.params() <= most) continue;
+    other.model = shape.name;
+    try {
+      if (need(other, resolve(other, world)).most() > free) continue;
+    } catch (const UsageError&) {  // the other flags are not for this one
+      continue;
+    }
+    most = shape.params();
+    best = other;
+  }
+  return most > 0 ? str(" such as ", best.model, ", which fits") : "";
 }
 
 // Flags that would do where a rank has so many bytes; "" if none.
@@ -35,44 +85,27 @@ std::string ways_out(const TrainConfig& config, const Resolved& resolved, std::i
 }
 
 [[noreturn]] void refuse(const LeastNeed& need, std::int64_t free, const std::string& where,
-                         const std::string& whose, const std::string& ways) {
-  throw UsageError(
-      str("memory: ", whose, " at least ", format_bytes(need.most()), ", and ", format_bytes(free),
-          " of ", where, " are free: ", format_bytes(need.building),
-          " while the model is built in fp32, before it is sharded, and ",
-          format_bytes(need.training), " of state and activations in training; ",
-          ways.empty() ? "no flag changes that enough: wanted a smaller --model, or more machines "
-                         "with --tp and --pp"
-                       : ways,
-          "; --force starts it all the same"));
+                         const std::string& whose, const std::string& ways,
+                         const std::string& model) {
+  throw UsageError(str("memory: ", whose, " at least ", format_bytes(need.most()), ", and ",
+                       format_bytes(free), " of ", where,
+                       " are free: ", format_bytes(need.building),
+                       " while the model is built in fp32, before it is sharded, and ",
+                       format_bytes(need.training), " of state and activations in training; ",
+                       ways.empty() ? str("no flag changes that enough: wanted a smaller --model",
+                                          model, ", or more machines with --tp and --pp")
+                                    : ways,
+                       "; --force starts it all the same"));
 }
 
 }  // namespace
 
 LeastNeed need_on_host(const TrainConfig& config, const Resolved& resolved, int ranks) {
-  const planner::Question q = question(config, resolved);
-  LeastNeed all;
-  for (int r = 0; r < q.pp; ++r) {
-    const LeastNeed one = need_of(q, r);
-    all.building += one.building;
-    if (config.device == "cpu") all.training += one.training;
-  }
-  // Every stage has as many ranks; a host that has some of them has about its share.
-  const double share = static_cast<double>(ranks) / q.pp;
-  const auto part = [&](std::int64_t bytes) {
-    return static_cast<std::int64_t>(static_cast<double>(bytes) * share);
-  };
-  return {part(all.building), part(all.training)};
+  return of_host(config, resolved, ranks, false);
 }
 
 LeastNeed need_on_device(const TrainConfig& config, const Resolved& resolved) {
-  const planner::Question q = question(config, resolved);
-  LeastNeed most;
-  for (int r = 0; r < q.pp; ++r) {
-    const LeastNeed one = need_of(q, r);
-    if (one.most() > most.most()) most = one;
-  }
-  return most;
+  return of_device(config, resolved, false);
 }
 
 void check_host_memory(const TrainConfig& config, const Resolved& resolved, int ranks,
@@ -81,7 +114,10 @@ void check_host_memory(const TrainConfig& config, const Resolved& resolved, int 
   if (config.force || need.most() <= free) return;
   const std::int64_t each = free / std::max(1, ranks);
   refuse(need, free, where, str(ranks, ranks == 1 ? " rank needs" : " ranks need"),
-         need.building > free ? "" : ways_out(config, resolved, each, static_cast<double>(each)));
+         need.building > free ? "" : ways_out(config, resolved, each, static_cast<double>(each)),
+         smaller_model(config, resolved, free, [&](const TrainConfig& c, const Resolved& r) {
+           return of_host(c, r, ranks, true);
+         }));
 }
 
 void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
@@ -89,7 +125,10 @@ void check_device_memory(const TrainConfig& config, const Resolved& resolved, st
   const LeastNeed need = need_on_device(config, resolved);
   if (config.force || need.most() <= free) return;
   refuse(need, free, where, "a rank needs",
-         ways_out(config, resolved, free, static_cast<double>(free)));
+         ways_out(config, resolved, free, static_cast<double>(free)),
+         smaller_model(config, resolved, free, [](const TrainConfig& c, const Resolved& r) {
+           return of_device(c, r, true);
+         }));
 }
 
 }  // namespace tessera::train

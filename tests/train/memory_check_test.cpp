@@ -69,6 +69,9 @@ TEST(MemoryCheck, LargeModelsOnASmallHost) {
   const std::string said = refusal(on(2, {{"model", "llama3-70b"}}), 20'000'000'000);
   EXPECT_TRUE(contains(said, "20 GB of a host are free")) << said;
   EXPECT_TRUE(contains(said, "a smaller --model")) << said;
+  // The model that it names is not refused, and the next larger one is.
+  ASSERT_TRUE(contains(said, "such as gpt3-350m, which fits")) << said;
+  EXPECT_EQ(refusal(on(2, {{"model", "gpt3-350m"}}), 20'000'000'000), "");
   // 70.6e9 parameters of 4 bytes, on two ranks.
   EXPECT_TRUE(contains(said, "564 GB while the model is built")) << said;
 }
