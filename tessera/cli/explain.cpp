@@ -53,7 +53,7 @@ void add_explain_options(CommandLine& line, Words& words) {
   ExplainArguments& a = words.arguments;
   line.choice(app, "topic", words.topic, names, help)->required();
   line.bytes(app, "--bytes", a.bytes, "ring: of the buffer");
-  line.integer(app, "--ranks", a.ranks, 1, 1'000'000, "ring, overlap: how many");
+  line.integer(app, "--ranks", a.ranks, 1, 1'000'000, "ring, overlap: how many; left out: --dp");
   app.add_option("--bandwidth", words.bandwidth, "ring: of a link, in one direction")
       ->type_name("RATE")
       ->default_str(format_rate(a.bandwidth));
@@ -88,6 +88,9 @@ int explain_command(int argc, char** argv) {
   if (!line.parse(argc, argv)) return 0;
   if (words.topic == "sync" || words.topic == "schedule") {
     throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
+  }
+  if (words.settings.has("dp") && line.app().count("--ranks") == 0) {
+    words.arguments.ranks = words.settings.question(planner::Catalogue()).dp;
   }
   if (!words.bandwidth.empty()) words.arguments.bandwidth = parse_rate(words.bandwidth);
   if (!std::isfinite(words.arguments.overhead)) {

@@ -87,6 +87,10 @@ std::string assumed_words(const Plan& plan) {
              q.micro_batch, "; --model, or --layers --hidden --heads, gives those of your own\n");
 }
 
+std::string flops(double value) {
+  return value < 1e12 ? fixed(value / 1e9, 1) + " GFLOP" : fixed(value / 1e12, 1) + " TFLOP";
+}
+
 std::string memory_table(const Plan& plan) {
   const Question& q = plan.question;
   const bool sized = q.state_only();
@@ -103,6 +107,7 @@ std::string memory_table(const Plan& plan) {
   table.row({"activations", rest(m.activations)});
   table.row({"buffers", rest(m.buffers)});
   table.row({"temporary", rest(m.temporary)});
+  if (m.not_at_once > 0) table.row({"not at once", "-" + size(m.not_at_once)});
   if (!sized || plan.assumed) table.row({"total", rest(m.total())});
   const char* verdict = !plan.fits        ? "  DOES NOT FIT"
                         : !plan.fit_known ? "  the state alone fits"
@@ -147,9 +152,13 @@ std::string time_table(const Plan& plan) {
   const double per_rank = plan.model_flops / (t.step() * plan.question.world());
   std::string text =
       str("\nTime of a step\n", table.text(), "  ", grouped(plan.tokens_per_s), " tokens/s; ",
-          fixed(per_rank / 1e12, 1), " TFLOP/s a rank, MFU ", percent(plan.mfu), "\n");
+          flops(per_rank), "/s a rank, MFU ", percent(plan.mfu), "\n");
   if (plan.price > 0) text += str("  costs ", fixed(plan.price, 4), " a step\n");
-  if (plan.joules > 0) text += str("  takes ", fixed(plan.joules / 1e3, 2), " kJ a step\n");
+  if (plan.joules > 0) {
+    const bool large = plan.joules >= 1e3;
+    text += str("  takes ", large ? fixed(plan.joules / 1e3, 2) : fixed(plan.joules, 1),
+                large ? " kJ a step\n" : " J a step\n");
+  }
   return text;
 }
 
@@ -157,7 +166,11 @@ std::string time_table(const Plan& plan) {
 
 std::string report(const Plan& plan) {
   std::string text = heading(plan) + memory_table(plan) + traffic_table(plan) + time_table(plan);
-  text += str("\nBound by ", name(plan.bound), "; remedy: ", plan.remedy, "\n");
+  if (plan.question.state_only() && plan.fits) {
+    text += str("\nTime, and what binds it, is not known of a size alone: ", plan.remedy, "\n");
+  } else {
+    text += str("\nBound by ", name(plan.bound), "; remedy: ", plan.remedy, "\n");
+  }
   if (!plan.advice.empty()) text += "\nAdvice\n";
   for (const std::string& line : plan.advice) text += "  - " + line + "\n";
   return text;
@@ -180,9 +193,13 @@ std::string report(const planner::SearchResult& result) {
     text = str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
                q.global_batch, "\n\n", table.text(), "  (tp with s: sequence parallel)\n\n");
   }
-  text += str(format_grouped(result.tried), " configurations tried, ",
-              result.fitting == 0 ? "none" : format_grouped(result.fitting), " fit\n",
-              result.ruled_out.empty() ? "" : "Ruled out\n");
+  text +=
+      str(format_grouped(result.tried), " configurations tried, ",
+          result.fitting == 0 ? "none" : format_grouped(result.fitting), " fit\n",
+          result.fitting == 0 ? "wanted more --gpus, --hardware with more memory, or fewer flags "
+                                "that stay as given\n"
+                              : "",
+          result.ruled_out.empty() ? "" : "Ruled out\n");
   Table reasons("rl");
   for (const auto& [reason, number] : result.ruled_out) {
     reasons.row({format_grouped(number), reason});

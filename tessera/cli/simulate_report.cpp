@@ -34,8 +34,9 @@ std::string heading(const Question& q, bool given_times) {
   const std::string what = given_times
                                ? str("given times on ", whole(q.world()), " ranks")
                                : str(model_of(q), " on ", whole(q.world()), " × ", q.hardware.name);
-  std::string text = str(what, ": dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp, ", ZeRO ", q.zero,
-                         ", ", q.grad_accum, " micro-batches of ", q.micro_batch, " × ", q.seq);
+  std::string text = str(
+      what, ": dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp, ", ZeRO ", q.zero, ", ", q.grad_accum,
+      q.grad_accum == 1 ? " micro-batch of " : " micro-batches of ", q.micro_batch, " × ", q.seq);
   if (q.pp > 1) text += str(", schedule ", q.schedule);
   if (q.pp > 1 && q.chunks > 1) text += str(" with ", q.chunks, " chunks");
   return text + "\n";

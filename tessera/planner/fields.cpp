@@ -21,7 +21,10 @@ std::int64_t whole_number(std::string_view text) {
   try {
     value = parse_count(text);
   } catch (const UsageError&) {
-    throw UsageError(str("got ", quote(text), ", wanted a whole number"));
+    const bool below = text.size() > 1 && text.front() == '-' &&
+                       text.find_first_not_of("0123456789", 1) == std::string_view::npos;
+    throw UsageError(
+        str("got ", quote(text), below ? ", wanted at least 1" : ", wanted a whole number"));
   }
   if (value < 1) throw UsageError(str("got ", quote(text), ", wanted at least 1"));
   return value;

@@ -40,6 +40,14 @@ void settle_model(Question& q) {
     in_range("seq", q.seq, 0, kMostSeq);  // 0: not known either
     return;
   }
+  if (q.model.layers == 0 || q.model.hidden == 0 || q.model.heads == 0) {
+    throw UsageError(str("--",
+                         q.model.layers == 0   ? "layers"
+                         : q.model.hidden == 0 ? "hidden"
+                                               : "heads",
+                         " is not given; wanted --layers, --hidden and --heads together, or a "
+                         "--model that has what is left out"));
+  }
   check_sizes(q.model);
   if (q.seq == 0) q.seq = q.model.positions > 0 ? q.model.positions : 4096;
   in_range("seq", q.seq, 1, kMostSeq);

@@ -12,8 +12,24 @@ namespace {
 // A pipeline that idles more than this is told so, rather than to take more GPUs.
 constexpr double kMuchBubble = 0.3;
 
+// Where what is no state is too much already, which no sharding of state helps.
+std::string less_in_flight(const Question& q, double rest) {
+  std::string text = str("activations and temporaries alone are ", of_usable(rest, q), ": ");
+  if (q.recompute != Recompute::full) text += "--checkpoint-activations full, ";
+  if (q.micro_batch > 1) text += "--micro-batch 1, ";
+  if (q.tp < q.per_node) {
+    text += str("--tp up to ", q.per_node, " with --sequence-parallel, ");
+  } else if (q.tp > 1 && !q.sequence_parallel) {
+    text += "--sequence-parallel, ";
+  }
+  return text + "a shorter --seq, and then what cuts the state: --pp, or --zero 3 over more --dp";
+}
+
 // Of the model, if nothing is known of activations or if they are not what is too much.
 std::string over_more_gpus(const Question& q) {
+  const Memory memory = memory_of(q);
+  const double rest = needed_memory(q) - memory.params - memory.grads - memory.optimizer;
+  if (rest > usable_memory(q.hardware)) return less_in_flight(q, rest);
   const bool more_tp = q.tp < q.per_node;
   std::string text = "cut the model over more GPUs: ";
   if (more_tp) text += str("--tp up to ", q.per_node, " inside a host, then ");
@@ -165,8 +181,10 @@ std::string remedy_for(const Plan& plan) {
                q.micros(), " for ", q.pp, " stages) with a larger --global-batch",
                q.micro_batch > 1 ? " or a smaller --micro-batch" : "", ", or less --pp");
   }
+  if (q.state_only()) return "give --model, or --layers --hidden --heads";
   const bool spare = q.recompute == Recompute::full && recomputing(q, Recompute::none).fits;
-  return spare ? "less recomputation, then more GPUs with --dp" : "more GPUs with --dp";
+  return str(spare ? "less recomputation, then " : "", "more ",
+             q.software == Software::tessera ? "ranks" : "GPUs", " with --dp");
 }
 
 }  // namespace tessera::planner

@@ -17,20 +17,20 @@
 namespace tessera::cli {
 namespace {
 
-struct Outcome {
+struct Answer {
   int status;
   std::string out, err;
   nlohmann::json json() const { return nlohmann::json::parse(out); }
 };
 
-Outcome tessera(std::vector<std::string> arguments) {
+Answer tessera(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), TESSERA_PROGRAM);
   Capture out, err;
   const int status = execute(arguments, out, err);
   return {status, out.text(), err.text()};
 }
 
-Outcome plan(std::vector<std::string> arguments) {
+Answer plan(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "plan");
   return tessera(std::move(arguments));
 }
@@ -53,7 +53,7 @@ class TextFile {
 };
 
 TEST(PlanProgram, WithoutFlagsItPlansSomething) {
-  const Outcome text = plan({});
+  const Answer text = plan({});
   EXPECT_EQ(text.status, 0) << text.err;
   for (const char* part : {"Parameters", "Memory of a rank (h100)", "Time of a step", "Bound by"}) {
     EXPECT_TRUE(contains(text.out, part)) << part;
@@ -67,45 +67,45 @@ TEST(PlanProgram, FlagsAndLinesAgree) {
       R"("micro_batch":8,"global_batch":16,"zero":0,"checkpoint_activations":"full",)"
       R"("attention":"unfused","overlap_grad_reduce":false,"schedule":"1f1b",)"
       R"("hardware":"a100-80","nodes":1,"gpus_per_node":8})";
-  const Outcome flags = plan({"--layers",
-                              "24",
-                              "--hidden",
-                              "1024",
-                              "--heads",
-                              "16",
-                              "--vocab",
-                              "51200",
-                              "--seq",
-                              "1024",
-                              "--tp",
-                              "1",
-                              "--dp",
-                              "1",
-                              "--pp",
-                              "2",
-                              "--micro-batch",
-                              "8",
-                              "--global-batch",
-                              "16",
-                              "--zero",
-                              "0",
-                              "--checkpoint-activations",
-                              "full",
-                              "--attention",
-                              "unfused",
-                              "--no-overlap-grad-reduce",
-                              "--schedule",
-                              "1f1b",
-                              "--hardware",
-                              "a100-80",
-                              "--nodes",
-                              "1",
-                              "--gpus-per-node",
-                              "8",
-                              "--json"});
+  const Answer flags = plan({"--layers",
+                             "24",
+                             "--hidden",
+                             "1024",
+                             "--heads",
+                             "16",
+                             "--vocab",
+                             "51200",
+                             "--seq",
+                             "1024",
+                             "--tp",
+                             "1",
+                             "--dp",
+                             "1",
+                             "--pp",
+                             "2",
+                             "--micro-batch",
+                             "8",
+                             "--global-batch",
+                             "16",
+                             "--zero",
+                             "0",
+                             "--checkpoint-activations",
+                             "full",
+                             "--attention",
+                             "unfused",
+                             "--no-overlap-grad-reduce",
+                             "--schedule",
+                             "1f1b",
+                             "--hardware",
+                             "a100-80",
+                             "--nodes",
+                             "1",
+                             "--gpus-per-node",
+                             "8",
+                             "--json"});
   ASSERT_EQ(flags.status, 0) << flags.err;
   const TextFile rows(line + "\n{\"dp\":-1}\nnonsense\n\n{\"modle\":\"gpt2-xl\"}\n" + line + "\n");
-  const Outcome lines = plan({"--batch", rows.path()});
+  const Answer lines = plan({"--batch", rows.path()});
   ASSERT_EQ(lines.status, 0) << lines.err;
   std::istringstream in(lines.out);
   std::vector<nlohmann::json> answers;
@@ -114,7 +114,7 @@ TEST(PlanProgram, FlagsAndLinesAgree) {
   EXPECT_EQ(answers[0], flags.json());
   EXPECT_EQ(answers[4], flags.json());
   for (const std::size_t bad : {1U, 2U, 3U}) EXPECT_TRUE(answers[bad].contains("error"));
-  EXPECT_TRUE(contains(answers[3]["error"], "did you mean model?"));
+  EXPECT_TRUE(contains(answers[3]["error"].get<std::string>(), "did you mean model?"));
   // Flags stand in for what a line leaves out; --json changes nothing.
   const TextFile short_row("{\"dp\":4}\n");
   const auto answer = plan({"--batch", short_row.path(), "--json", "--model", "gpt2-124m"}).json();
@@ -123,7 +123,7 @@ TEST(PlanProgram, FlagsAndLinesAgree) {
 }
 
 TEST(PlanProgram, Search) {
-  const Outcome text = plan(
+  const Answer text = plan(
       {"--search", "--model", "gpt3-13b", "--gpus", "16", "--global-batch", "32", "--top", "3"});
   EXPECT_EQ(text.status, 0) << text.err;
   EXPECT_TRUE(contains(text.out, "Ruled out")) << text.out;
@@ -145,7 +145,7 @@ TEST(PlanProgram, Limits) {
 }
 
 TEST(PlanProgram, MegatronsAccount) {
-  const Outcome text = plan({"--model", "gpt2-xl", "--convention", "megatron"});
+  const Answer text = plan({"--model", "gpt2-xl", "--convention", "megatron"});
   for (const char* part : {"1.47", "0.08", "1.5554", "26699.47"}) {
     EXPECT_TRUE(contains(text.out, part)) << text.out;
   }
@@ -155,9 +155,9 @@ TEST(PlanProgram, Score) {
   const TextFile runs(
       "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,step_ms\n"
       "4,16,4,2048,16,24,1024,1,2,2,400\n16,32,1,2048,16,24,1024,8,2,1,500\n");
-  const Outcome text = plan({"--score", runs.path(), "--hardware", "a100-80", "--vocab", "51200",
-                             "--checkpoint-activations", "full", "--attention", "unfused",
-                             "--no-overlap-grad-reduce"});
+  const Answer text = plan({"--score", runs.path(), "--hardware", "a100-80", "--vocab", "51200",
+                            "--checkpoint-activations", "full", "--attention", "unfused",
+                            "--no-overlap-grad-reduce"});
   EXPECT_EQ(text.status, 0) << text.err;
   for (const char* part : {"mean error", "one node", "several nodes", "line 3"}) {
     EXPECT_TRUE(contains(text.out, part)) << text.out;
@@ -176,11 +176,11 @@ TEST(PlanProgram, OwnHardware) {
 }
 
 TEST(PlanProgram, ASizeAloneIsNotSaidToFit) {
-  const Outcome text = plan({"--params", "13B", "--dp", "8", "--zero", "2"});
+  const Answer text = plan({"--params", "13B", "--dp", "8", "--zero", "2"});
   EXPECT_TRUE(contains(text.out, "estimated (~) for a GPT of")) << text.out;
   EXPECT_TRUE(contains(text.out, "fits, by this estimate")) << text.out;
   EXPECT_FALSE(contains(text.out, "0 B")) << text.out;
-  const Outcome tiny = plan({"--params", "1M"});
+  const Answer tiny = plan({"--params", "1M"});
   EXPECT_TRUE(contains(tiny.out, "the state alone fits")) << tiny.out;
   EXPECT_TRUE(contains(tiny.out, "unknown")) << tiny.out;
   EXPECT_TRUE(contains(plan({"--params", "13B", "--max-model"}).out, "by its state alone"));
@@ -218,7 +218,7 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
       {{"--hardware-file", broken.path()}, "line 2, column"},
       {{"stray"}, "unknown"}};
   for (const auto& [arguments, expected] : cases) {
-    const Outcome outcome = plan(arguments);
+    const Answer outcome = plan(arguments);
     EXPECT_EQ(outcome.status, 2) << expected;
     EXPECT_EQ(outcome.out, "") << expected;
     EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
@@ -226,7 +226,7 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
 }
 
 TEST(PlanProgram, HelpHasEveryFlag) {
-  const Outcome help = plan({"--help"});
+  const Answer help = plan({"--help"});
   EXPECT_EQ(help.status, 0);
   for (const char* flag : {"--model",
                            "--layers",
@@ -276,7 +276,7 @@ TEST(ExplainProgram, PutsTheNumbersIn) {
       {{"step", "--dp", "8"}, "MFU"}};
   for (auto [arguments, expected] : cases) {
     arguments.insert(arguments.begin(), "explain");
-    const Outcome outcome = tessera(arguments);
+    const Answer outcome = tessera(arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_TRUE(contains(outcome.out, expected)) << expected << "\n" << outcome.out;
   }
@@ -311,7 +311,7 @@ TEST(ExplainProgram, EdgesOfEveryTopic) {
       {{"memory", "--hardware", "cpu", "--model", "gpt-tiny"}, "Tessera's layers", "s·b·h"}};
   for (Edge edge : edges) {
     edge.arguments.insert(edge.arguments.begin(), "explain");
-    const Outcome outcome = tessera(edge.arguments);
+    const Answer outcome = tessera(edge.arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_TRUE(contains(outcome.out, edge.said)) << edge.said << "\n" << outcome.out;
     EXPECT_FALSE(contains(outcome.out, edge.unsaid)) << edge.unsaid << "\n" << outcome.out;
@@ -333,11 +333,31 @@ TEST(ExplainProgram, Mistakes) {
            {{"explain", "memory", "--tp", "3"}, "25 heads of --model gpt2-xl"},
            {{"explain", "ring", "--bandwidth", "0GB/s"}, "--bandwidth"},
            {{"explain", "memory", "--model", "gpt9"}, "--model"}}) {
-    const Outcome outcome = tessera(arguments);
+    const Answer outcome = tessera(arguments);
     EXPECT_EQ(outcome.status, 2) << expected;
     EXPECT_EQ(outcome.out, "") << expected;
     EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
   }
+}
+
+TEST(PlanProgram, SizesThatAreLeftOutAreNamed) {
+  const auto said = plan({"--layers", "10"});
+  EXPECT_EQ(said.status, 2);
+  EXPECT_TRUE(contains(said.err, "--hidden is not given")) << said.err;
+}
+
+TEST(PlanProgram, SmallRatesHaveTheirUnits) {
+  const auto said = plan({"--hardware", "cpu", "--model", "gpt-tiny"});
+  EXPECT_TRUE(contains(said.out, " GFLOP/s a rank")) << said.out;
+  EXPECT_TRUE(contains(said.out, "more ranks with --dp")) << said.out;
+  EXPECT_TRUE(contains(said.out, "not at once")) << said.out;
+}
+
+TEST(PlanProgram, ARingIsOverTheReplicasThatAreGiven) {
+  const auto eight = tessera({"explain", "ring", "--dp", "8"});
+  EXPECT_TRUE(contains(eight.out, "2·7/8")) << eight.out;
+  const auto four = tessera({"explain", "ring", "--dp", "8", "--ranks", "4"});
+  EXPECT_TRUE(contains(four.out, "2·3/4")) << four.out;
 }
 
 }  // namespace

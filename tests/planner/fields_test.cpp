@@ -143,5 +143,12 @@ TEST(Fields, NoNumberBreaksAnything) {
   }
 }
 
+TEST(Fields, WhatIsLeftOutOrBelowOneIsNamed) {
+  const std::string below = refusal({{"dp", "-3"}});
+  EXPECT_NE(below.find("wanted at least 1"), std::string::npos) << below;
+  const std::string none = refusal({{"dp", "x"}});
+  EXPECT_NE(none.find("wanted a whole number"), std::string::npos) << none;
+}
+
 }  // namespace
 }  // namespace tessera::planner

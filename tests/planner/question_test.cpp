@@ -96,7 +96,7 @@ TEST(Settle, RefusesWhatCannotBe) {
       {"--global-batch",
        [](Question& q) { q.micro_batch = 1'000'000'000, q.grad_accum = 1'000'000'000; }},
       {"--seq", [](Question& q) { q.seq = -5; }},
-      {"layers is 0", [](Question& q) { q.model.layers = 0; }},
+      {"--layers is not given", [](Question& q) { q.model.layers = 0; }},
       {"stage", [](Question& q) { q.zero = 4; }},
       {"--bucket-size", [](Question& q) { q.bucket_bytes = -1; }},
       {"--params", [](Question& q) { q.params = -3; }},
