@@ -19,19 +19,19 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-std::size_t count(const std::string& text, const std::string& part) {
+std::size_t times_in(const std::string& text, const std::string& part) {
   std::size_t found = 0;
   for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++found;
   return found;
 }
 
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
-
 class Preflight : public ::testing::Test {
  protected:
+  struct Outcome {
+    int status = -1;
+    std::string out, err;
+  };
+
   void SetUp() override {
     std::string name = (fs::temp_directory_path() / "tessera-preflight-XXXXXX").string();
     ASSERT_NE(::mkdtemp(name.data()), nullptr);
@@ -71,7 +71,8 @@ class Preflight : public ::testing::Test {
     EXPECT_EQ(outcome.status, status) << words[0] << " " << outcome.err;
     EXPECT_EQ(outcome.out, "") << words[0];
     for (const std::string& part : parts) EXPECT_TRUE(contains(outcome.err, part)) << outcome.err;
-    EXPECT_EQ(count(outcome.err, "tessera train: ") - count(outcome.err, "train: warning: "), 1u)
+    EXPECT_EQ(times_in(outcome.err, "tessera train: ") - times_in(outcome.err, "train: warning: "),
+              1u)
         << outcome.err;
     EXPECT_FALSE(contains(outcome.err, "rank 0")) << outcome.err;
   }
@@ -165,12 +166,12 @@ TEST_F(Preflight, RanksOfALauncherTellOnce) {
     words.insert(words.end(), wrong.begin(), wrong.end());
     const Outcome outcome = run(words);
     EXPECT_EQ(outcome.status, 2) << outcome.err;
-    EXPECT_EQ(count(outcome.err, "tessera train: "), 1u) << outcome.err;
+    EXPECT_EQ(times_in(outcome.err, "tessera train: "), 1u) << outcome.err;
   }
   const Outcome outcome =
       run({"run", "--ranks", "3", "--", TESSERA_PROGRAM, "train", "--print-config"});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_EQ(count(outcome.out, "micro-batch = "), 1u) << outcome.out;
+  EXPECT_EQ(times_in(outcome.out, "micro-batch = "), 1u) << outcome.out;
 }
 
 TEST_F(Preflight, TablesOfALaunchersRanksComeOnce) {
@@ -178,8 +179,8 @@ TEST_F(Preflight, TablesOfALaunchersRanksComeOnce) {
   words.insert(words.begin(), {"run", "--ranks", "2", "--", TESSERA_PROGRAM});
   const Outcome outcome = run(words);
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_EQ(count(outcome.out, "time per step"), 1u) << outcome.out;
-  EXPECT_EQ(count(outcome.out, "bytes sent per rank and step"), 1u) << outcome.out;
+  EXPECT_EQ(times_in(outcome.out, "time per step"), 1u) << outcome.out;
+  EXPECT_EQ(times_in(outcome.out, "bytes sent per rank and step"), 1u) << outcome.out;
 }
 
 TEST_F(Preflight, MetricsGoToAPipeAndToStdout) {
@@ -197,8 +198,8 @@ TEST_F(Preflight, MetricsGoToAPipeAndToStdout) {
   EXPECT_EQ(status, 0) << err.text();
   std::ifstream in(path("got"));
   const std::string got{std::istreambuf_iterator<char>(in), {}};
-  EXPECT_EQ(count(got, "\n"), 3u) << got;
-  EXPECT_EQ(count(got, "\"summary\""), 1u) << got;
+  EXPECT_EQ(times_in(got, "\n"), 3u) << got;
+  EXPECT_EQ(times_in(got, "\"summary\""), 1u) << got;
 
   const Outcome shown = run(small({"--steps", "2", "--ranks", "1", "--metrics", "/dev/stdout"}));
   EXPECT_EQ(shown.status, 0) << shown.err;
