@@ -53,8 +53,8 @@ std::string describe_missing(const CLI::App& app, const std::string& message) {
   return message;
 }
 
-// Shows the default of a pair --x, --no-x as that of any other option. CLI11 shows what the
-// negation stands for instead, --no-x{false}, which reads like one.
+// Of a pair --x, --no-x CLI11 also shows what the negation stands for, --no-x{false}, which reads
+// like its default.
 class Formatter final : public CLI::Formatter {
  public:
   std::string make_option_name(const CLI::Option* option, bool positional) const override {
@@ -65,13 +65,6 @@ class Formatter final : public CLI::Formatter {
       }
     }
     return name;
-  }
-  std::string make_option_opts(const CLI::Option* option) const override {
-    const std::string text = CLI::Formatter::make_option_opts(option);
-    const bool flag = option->get_type_size() == 0;
-    return flag && !option->get_default_str().empty()
-               ? str(" [", option->get_default_str(), "]", text)
-               : text;
   }
 };
 

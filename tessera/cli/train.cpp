@@ -222,7 +222,9 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
                    kTrainExamples);
   CLI::App& app = line.app();
   const CLI::Option* const file =
-      app.add_option("--config", given.config, "read settings from a TOML file")->type_name("FILE");
+      app.add_option("--config", given.config, "read settings from a TOML file")
+          ->type_name("FILE")
+          ->take_last();
   app.add_flag("--print-config", given.print_config,
                "print the settings as such a file, and do nothing else");
   for (const train::Field& field : train::fields()) add_field(app, field, given);
