@@ -27,11 +27,6 @@ std::size_t times_in(const std::string& text, const std::string& part) {
 
 class Preflight : public ::testing::Test {
  protected:
-  struct Outcome {
-    int status = -1;
-    std::string out, err;
-  };
-
   void SetUp() override {
     std::string name = (fs::temp_directory_path() / "tessera-preflight-XXXXXX").string();
     ASSERT_NE(::mkdtemp(name.data()), nullptr);

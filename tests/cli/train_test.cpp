@@ -25,11 +25,6 @@ using Words = std::vector<std::string>;
 
 class Train : public ::testing::Test {
  protected:
-  struct Outcome {
-    int status = -1;
-    std::string out, err;
-  };
-
   void SetUp() override {
     std::string name = (std::filesystem::temp_directory_path() / "tessera-train-XXXXXX").string();
     ASSERT_NE(::mkdtemp(name.data()), nullptr);
