@@ -122,7 +122,12 @@ std::string memory_table(const Plan& plan) {
 
 std::string traffic_table(const Plan& plan) {
   const planner::Traffic& t = plan.traffic;
-  if (t.rows.empty()) return "";
+  const Question& q = plan.question;
+  const std::string unknown =
+      q.state_only() && (q.tp > 1 || q.pp > 1)
+          ? "  what tp and pp send are activations, not known of a size alone and not counted\n"
+          : "";
+  if (t.rows.empty()) return unknown.empty() ? "" : "\nBytes a rank sends per step\n" + unknown;
   Table table("llrr");
   for (const planner::TrafficRow& row : t.rows) {
     table.row({row.axis, row.what, grouped(row.calls) + " ×", size(row.bytes)});
@@ -133,7 +138,7 @@ std::string traffic_table(const Plan& plan) {
     text += str("  gradients reduced each micro-batch: dp ", size(t.dp_each),
                 "; once, keeping them whole: ", size(t.dp_last), "\n");
   }
-  return text;
+  return text + unknown;
 }
 
 std::string time_table(const Plan& plan) {

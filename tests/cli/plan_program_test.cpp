@@ -346,6 +346,13 @@ TEST(PlanProgram, SizesThatAreLeftOutAreNamed) {
   EXPECT_TRUE(contains(said.err, "--hidden is not given")) << said.err;
 }
 
+TEST(PlanProgram, OfASizeAloneSaysWhatIsSentBesides) {
+  const char* words = "what tp and pp send are activations, not known";
+  EXPECT_TRUE(contains(plan({"--params", "7B", "--tp", "8", "--dp", "2"}).out, words));
+  EXPECT_TRUE(contains(plan({"--params", "7B", "--pp", "4"}).out, words));
+  EXPECT_FALSE(contains(plan({"--params", "7B", "--dp", "2"}).out, words));
+}
+
 TEST(PlanProgram, SmallRatesHaveTheirUnits) {
   const auto said = plan({"--hardware", "cpu", "--model", "gpt-tiny"});
   EXPECT_TRUE(contains(said.out, " GFLOP/s a rank")) << said.out;
