@@ -18,6 +18,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/failure_notes.h"
 #include "tessera/cli/free_memory.h"
+#include "tessera/cli/launcher.h"
 #include "tessera/cli/own_ranks.h"
 #include "tessera/cli/topology.h"
 #include "tessera/comm/bootstrap.h"
@@ -260,6 +261,7 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   }
   if (started_here()) return ready;  // whoever started this rank has checked the rest
   if (launch.launcher == "alone") {
+    if (ready.ranks > 1) check_open_files(ready.ranks);  // first: the rest opens files
     warn_of_crowding(ready.ranks, static_cast<int>(config.threads));
   }
   ready.held = train::check_run(config, ready.resolved, ready.ranks, launch.rank);
