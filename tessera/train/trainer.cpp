@@ -206,6 +206,8 @@ void Trainer::save() {
     impl_->history.back().save_exposed_s = seconds(began, Clock::now());
   }
 }
+memory::Ledger& Trainer::ledger() const { return *impl_->ledger; }
+
 LastSave Trainer::finish_saving() {
   const memory::OwnerScope owner(impl_->ledger);
   return impl_->saver.finish();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/memory/ledger.h"
 #include "tessera/train/config.h"
 #include "tessera/train/metrics.h"
 
@@ -53,6 +54,7 @@ class Trainer {
   void write_trace() const;
 
   const TrainConfig& config() const;
+  memory::Ledger& ledger() const;  // what this rank holds
   const Resolved& resolved() const;
   std::string describe() const;  // a few lines: what is going to be trained, and how
   const std::vector<StepMetrics>& history() const;

@@ -300,7 +300,7 @@ TEST(Saving, TakesLessThanTwoUnits) {
         const comm::Group world(std::move(backend));
         Trainer trainer(config, world);
         trainer.step();
-        memory::Ledger& ledger = *memory::current_ledger();
+        memory::Ledger& ledger = trainer.ledger();
         const std::int64_t before = ledger.counts().total.now;
         ledger.reset_peak();
         trainer.save();
@@ -321,7 +321,7 @@ TEST(Saving, TakesLessThanTwoUnits) {
       comm::run_threads(to.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
         const comm::Group world(std::move(backend));
         Trainer trainer(next, world);
-        memory::Ledger& ledger = *memory::current_ledger();
+        memory::Ledger& ledger = trainer.ledger();
         const std::int64_t before = ledger.counts().total.now;
         ledger.reset_peak();
         std::vector<std::string> notes;
