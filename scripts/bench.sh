@@ -40,3 +40,4 @@ for part in "${parts[@]}"; do
     all | "$part") python3 "benchmarks/compare_$part.py" "$@" ;;
   esac
 done
+if [ "$what" = all ]; then python3 benchmarks/notice_death.py; fi
