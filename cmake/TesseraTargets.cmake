@@ -89,12 +89,13 @@ function(tessera_executable)
 endfunction()
 
 # tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [LABELS …] [WHOLE]
-#              [THREADS])
+#              [THREADS | UNSANITIZED])
 # A GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
 # (for programs whose start is dear, and for those that spawn processes of their own). THREADS: its
 # threads share memory, so that ThreadSanitizer can find something in it; it gets no others.
+# UNSANITIZED: it starts a program all of whose code other tests run under AddressSanitizer.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: does not know ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -103,11 +104,15 @@ function(tessera_test)
   if(NOT TARGET ${arg_NAME})
     return()
   endif()
-  if(TESSERA_SANITIZE MATCHES "thread" AND NOT arg_THREADS)
+  if(TESSERA_SANITIZE AND (arg_UNSANITIZED OR "soak" IN_LIST arg_LABELS OR
+                           (TESSERA_SANITIZE MATCHES "thread" AND NOT arg_THREADS)))
     set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
   target_compile_options(${arg_NAME} PRIVATE $<$<CONFIG:Release>:${TESSERA_TEST_OPTIMISATION}>)
+  if(TESSERA_SANITIZE MATCHES "address")  # it is the library that is looked at
+    target_compile_options(${arg_NAME} PRIVATE -O0 -fno-sanitize=undefined)
+  endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
