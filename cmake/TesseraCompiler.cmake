@@ -69,6 +69,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # And GCC 13 inside std::copy of torch's sizes.
   list(APPEND TESSERA_WARNINGS -Wno-array-bounds -Wno-stringop-overflow)
 endif()
+if(TESSERA_SANITIZE)
+  list(APPEND TESSERA_WARNINGS -Wno-maybe-uninitialized)  # GCC 12 inside std::regex
+endif()
 if(TESSERA_UNITY)
   list(APPEND TESSERA_WARNINGS -Wno-subobject-linkage)  # meant for headers; here sources are included
 endif()
