@@ -73,7 +73,7 @@ class Case {
  public:
   Case(const comm::Group& group, std::string op, std::string memory, std::int64_t count,
        at::ScalarType dtype)
-      : group_(group), op_(std::move(op)), count_(count), on_device_(group.backend() == "nccl") {
+      : group_(group), op_(std::move(op)), count_(count), on_device_(group.on_device()) {
     const std::int64_t shard = own().second;
     const auto make = [&](std::int64_t size) {
       if (memory == "symmetric") return group_.symmetric({size}, dtype).local();

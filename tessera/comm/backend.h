@@ -62,7 +62,15 @@ class Backend {
 
   virtual TrafficCounts traffic() const = 0;
 
-  // Whether submit() takes calls with parts, and shared ones; elsewhere Group splits them up.
+  // What it can; callers ask for this and never compare kind().
+  //
+  // Every rank has mapped the symmetric memory of all others, so calls may be `shared`.
+  virtual bool shares_memory() const { return false; }
+  // The other ranks are not there: sizes and traffic are real, values that they would send are not.
+  virtual bool simulated() const { return false; }
+  // Its buffers are on a GPU; host() moves what is not.
+  virtual bool on_device() const { return false; }
+  // submit() takes calls with parts; elsewhere Group splits them up.
   virtual bool takes_parts() const { return false; }
 
   // A backend over the same ranks that moves host memory: itself, unless it lives on devices.

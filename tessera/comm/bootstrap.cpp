@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/comm/address.h"
+#include "tessera/comm/backend_kind.h"
 #include "tessera/comm/c10d_store.h"
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/mpi/backend.h"
@@ -30,7 +31,6 @@ namespace tessera::comm {
 namespace {
 
 constexpr std::int64_t kMostInits = 1'000'000'000;
-const std::vector<std::string> kBackends = {"auto", "shm", "mpi", "two-level", "nccl"};
 
 // Everything a world needs besides its backend; gone only after it.
 struct Foundations {
@@ -174,10 +174,10 @@ std::string choose(const std::string& asked, const Peers& peers) {
 }  // namespace
 
 Group init(const InitOptions& options) {
-  if (std::find(kBackends.begin(), kBackends.end(), options.backend) == kBackends.end()) {
+  const std::vector<std::string> known = backend_names();
+  if (std::find(known.begin(), known.end(), options.backend) == known.end()) {
     throw UsageError(str("backend ", quote(options.backend), " does not exist",
-                         did_you_mean(options.backend, kBackends),
-                         "; there are: ", join(kBackends, ", ")));
+                         did_you_mean(options.backend, known), "; there are: ", join(known, ", ")));
   }
   const Launch launch = detect_launch();
   const auto timeout = options.comm.timeout;

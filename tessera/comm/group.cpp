@@ -130,7 +130,7 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
   if (what.parts && !((on_host ? host : device).takes_parts() && on_host)) {
     return submit_parts(what, out, in);
   }
-  require(!what.shared || host.takes_parts(), what,
+  require(!what.shared || host.shares_memory(), what,
           [&] { return str("the backend ", backend(), " has no memory that ranks share"); });
   const bool staged = !on_host && &host == &device;
   if (staged && size() == 1) {
@@ -296,7 +296,7 @@ Group Group::subset(const std::vector<int>& ranks, const std::string& label) con
 }
 
 Group Group::split(int color, int key, const std::string& label) const {
-  if (backend() == "dry" && size() > 1) {
+  if (simulated() && size() > 1) {
     throw UsageError(
         "a dry group cannot split: the colours of the other ranks are unknown. Name "
         "the members with subset()");

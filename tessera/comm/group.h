@@ -55,7 +55,11 @@ class Group {
   int rank() const { return state_->backend->rank(); }
   int size() const { return state_->backend->size(); }
   std::string name() const { return state_->backend->name(); }
-  std::string backend() const { return state_->backend->kind(); }
+  std::string backend() const { return state_->backend->kind(); }  // for messages
+  // What the backend can; see Backend.
+  bool shares_memory() const { return state_->backend->shares_memory(); }
+  bool simulated() const { return state_->backend->simulated(); }
+  bool on_device() const { return state_->backend->on_device(); }
   TrafficCounts traffic() const { return state_->backend->traffic(); }
 
   // The call that this rank made last, in words; "" if there was none. For whoever wonders where a

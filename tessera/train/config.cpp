@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "tessera/comm/backend_kind.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -223,8 +224,9 @@ Resolved resolve(const TrainConfig& config, int ranks) {
     throw UsageError(str("--vocab: got ", out.model.vocab, ", but --data ", config.data, " has ",
                          tokens, " different tokens; wanted ", tokens, " or more"));
   }
-  if (config.device == "cpu" && config.backend == "nccl") {
-    throw UsageError("--backend: got nccl, which needs --device cuda; wanted auto, shm or mpi");
+  if (config.device == "cpu" && comm::backend_kind(config.backend).needs_gpu) {
+    throw UsageError(str("--backend: got ", config.backend,
+                         ", which needs --device cuda; wanted auto, shm or mpi"));
   }
   if (!config.elastic.empty()) {
     parse_elastic(config.elastic);
@@ -266,8 +268,8 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
                            std::optional<bool> shares) {
   planner::Question question;
   question.hardware.name = config.device;
-  question.hardware.cpu = config.device == "cpu" &&
-                          shares.value_or(config.backend == "auto" || config.backend == "shm");
+  question.hardware.cpu =
+      config.device == "cpu" && shares.value_or(comm::backend_kind(config.backend).shares_memory);
   question.software = planner::Software::tessera;
   question.model = resolved.model;
   question.seq = resolved.seq;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "tessera/comm/backend_kind.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -128,7 +129,7 @@ std::vector<Field> make_fields() {
        "of the collectives",
        0,
        0,
-       {"auto", "shm", "mpi", "two-level", "nccl"}},
+       comm::backend_names()},
       {run,
        "comm",
        &C::comm,

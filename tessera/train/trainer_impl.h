@@ -29,7 +29,7 @@ struct Trainer::Impl {
         model(resolved.model, parallel_options(config, resolved, device, ledger),
               config.comm == "off" ? comm::Group() : world),
         plan(train::plan(config, resolved, model.mesh().place().dp, model.mesh().place().tp,
-                         model.mesh().place().pp, shares_memory(model.mesh().dp()))),
+                         model.mesh().place().pp, model.mesh().dp().shares_memory())),
         sampler{resolved.dp, resolved.grad_accum, config.micro_batch},
         replica(config.comm == "off" ? world.rank() : model.mesh().place().dp),
         saver(config, resolved, model, config.comm == "off" ? comm::Group() : world) {
@@ -45,9 +45,6 @@ struct Trainer::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  static bool shares_memory(const comm::Group& group) {
-    return group.backend() == "shm" || group.backend() == "dry";
-  }
   void on_span(const pipeline::Span& span);
   void note_state();
   void compare_ranks(Summary& out) const;

@@ -52,6 +52,8 @@ class DryBackend final : public Backend {
   std::string kind() const override { return "dry"; }
   std::string name() const override { return name_; }
   TrafficCounts traffic() const override { return meter_.counts(); }
+  bool shares_memory() const override { return true; }
+  bool simulated() const override { return true; }
   bool takes_parts() const override { return true; }
 
   Work submit(Collective call, Attachments attachments) override {

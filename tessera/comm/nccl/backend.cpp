@@ -98,6 +98,7 @@ class NcclBackend final : public Backend {
   int size() const override { return host_->size(); }
   std::string kind() const override { return "nccl"; }
   std::string name() const override { return host_->name(); }
+  bool on_device() const override { return true; }
   Backend& host() override { return *host_; }
 
   // What went through host memory counts too, except our own agreements.

@@ -47,6 +47,7 @@ class ShmBackend final : public Backend {
   std::string kind() const override { return "shm"; }
   std::string name() const override { return name_; }
   TrafficCounts traffic() const override { return meter_->counts(); }
+  bool shares_memory() const override { return true; }
   bool takes_parts() const override { return true; }
 
   Work submit(Collective call, Attachments attachments) override {
