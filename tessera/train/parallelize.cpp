@@ -118,13 +118,13 @@ void check(const planner::ModelShape& shape, const ParallelOptions& options, int
   }
 }
 
-// [Note: order of composition] Tensor parallelism shapes the layers, checkpointing wraps the
+// [Note: order of composition] Tensor parallelism shapes the layers, recomputation wraps the
 // blocks, the pipeline cuts the list of blocks, and ZeRO takes whatever parameters a rank then has.
 ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOptions& options,
                              const comm::Group& world)
     : shape_(shape),
       options_((check(shape, options, world.size()), options)),
-      mesh_(world, {world.size() / (options.tp * options.pp), options.tp, options.pp}),
+      mesh_(world, Axes::of(world.size() / (options.tp * options.pp), options.tp, options.pp)),
       schedule_(make_schedule(options)) {
   const int chunks = options.pp == 1 ? 1 : schedule_.chunks;
   const int stages = options.pp == 1 ? 1 : schedule_.stage_count();
@@ -132,7 +132,7 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
       planner::layers_of_stages(shape, stages, options.pp == 1 ? "even" : options.split);
   auto holder = std::make_shared<torch::nn::Module>();
   for (int c = 0; c < chunks; ++c) {
-    const int stage = options.pp == 1 ? 0 : schedule_.stage(mesh_.place().pp, c);
+    const int stage = options.pp == 1 ? 0 : schedule_.stage(mesh_.place().pp(), c);
     const planner::ModelPart layers = planner::part_of_stage(layers_of_stages, stage);
     models::Part part;
     part.tp = mesh_.tp();
@@ -144,8 +144,8 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
     part.head = layers.head;
     parts_.push_back(models::make_model(shape, part, options.seed));
     if (!options.device.is_cpu()) parts_.back()->to(options.device);
-    if (options.checkpointing != nn::Checkpointing::none) {
-      nn::set_checkpointing(*parts_.back(), options.checkpointing);
+    if (options.recompute != nn::Recompute::none) {
+      nn::set_recompute(*parts_.back(), options.recompute);
     }
     const std::vector<ParamSpec> specs = parts_.back()->specs();
     specs_.insert(specs_.end(), specs.begin(), specs.end());
@@ -168,7 +168,7 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
   const bool deferred = splits_backward(schedule_);
   pipe.backward = [this, deferred](const at::Tensor& root, const pipeline::Pass& pass) {
     engine_->backward(root, {},
-                      {.section = pass.chunk, .deferred = deferred, .of_one_forward = true});
+                      {.model_chunk = pass.chunk, .deferred = deferred, .of_one_forward = true});
   };
   pipe.backward_weight = [this](const std::function<void()>& add, const pipeline::Pass& pass) {
     add();
@@ -182,21 +182,21 @@ ParallelModel::ParallelModel(const planner::ModelShape& shape, const ParallelOpt
 
 zero::ModelAxes ParallelModel::axes() {
   zero::ModelAxes axes;
-  const comm::MeshPlace& at = mesh_.place();
+  const Place& at = mesh_.place();
   // The head's copy of a tied embedding is counted where the embedding is.
   const bool copy = options_.pp > 1 && shape_.tied && !parts_.front()->part().embedding;
   for (const ParamSpec& spec : specs_) {
     counted_[spec.name] = copy && spec.name == "tok.weight"
                               ? std::vector<Run>()
-                              : counted_runs(spec, at.tp, mesh_.shape().tp);
+                              : counted_runs(spec, at.tp(), mesh_.axes().tp());
   }
-  if (mesh_.shape().tp * mesh_.shape().pp == 1) return axes;
-  model_ = mesh_.world().split(at.dp, at.pp * mesh_.shape().tp + at.tp, "model");
+  if (mesh_.axes().with("dp", 1).world() == 1) return axes;
+  model_ = mesh_.world().split(at.dp(), at.pp() * mesh_.axes().tp() + at.tp(), "model");
   axes.group = model_;
-  axes.counts_loss = at.tp == 0;
+  axes.counts_loss = at.tp() == 0;
   axes.counted = [this](const std::string& name) { return counted_.at(name); };
   if (options_.pp == 1) return axes;
-  axes.section = [](const std::string& raw) { return parse_chunk_name(raw).chunk; };
+  axes.model_chunk = [](const std::string& raw) { return parse_chunk_name(raw).chunk; };
   axes.name = [](const std::string& raw) { return parse_chunk_name(raw).name; };
   if (shape_.tied) {
     tied_ = pipeline::tied_group(mesh_.pp(), schedule_);
@@ -254,7 +254,7 @@ std::int64_t ParallelModel::next_token(const at::Tensor& ids) {
   const at::NoGradGuard no_gradients;
   // Ranks that share the sequence need equal parts of it. What stands behind the last token does
   // not matter to it.
-  const std::int64_t tp = options_.sequence_parallel ? mesh_.shape().tp : 1;
+  const std::int64_t tp = options_.sequence_parallel ? mesh_.axes().tp() : 1;
   const std::int64_t tokens = (ids.size(1) + tp - 1) / tp * tp;
   at::Tensor x = at::constant_pad_nd(ids, {0, tokens - ids.size(1)}).to(options_.device);
   at::Tensor logits;
@@ -262,7 +262,7 @@ std::int64_t ParallelModel::next_token(const at::Tensor& ids) {
   for (int stage = 0; stage < stages; ++stage) {
     const schedule::Schedule::Home home =
         options_.pp == 1 ? schedule::Schedule::Home{} : schedule_.home(stage);
-    const bool mine = home.rank == mesh_.place().pp;
+    const bool mine = home.rank == mesh_.place().pp();
     const bool head = stage + 1 == stages;
     at::Tensor out;
     if (mine) out = run_chunk(home.chunk, x, {}, head ? Want::logits : Want::hidden);
@@ -314,11 +314,9 @@ std::uint64_t ParallelModel::params_hash() {
 }
 
 std::string ParallelModel::describe() const {
-  const comm::MeshShape& shape = mesh_.shape();
   std::string text = engine_->describe();
-  if (shape.tp * shape.pp == 1) return text;
-  text = str("dp ", shape.dp, " × tp ", shape.tp, " × pp ", shape.pp,
-             options_.sequence_parallel ? ", sequence-parallel" : "",
+  if (mesh_.axes().with("dp", 1).world() == 1) return text;
+  text = str(mesh_.axes().words(" × "), options_.sequence_parallel ? ", sequence-parallel" : "",
              options_.overlap_tp ? ", overlapped" : "", "; ", text);
   if (executor_) text += str("; ", executor_->describe());
   return text;

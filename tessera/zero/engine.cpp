@@ -85,7 +85,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
       reducer(plan, options, group, buffers),
       update(make_update(plan, options, group, buffers, gatherer)),
       passes(plan.units.size()),
-      sections(static_cast<std::size_t>(plan.sections)) {
+      model_chunks(static_cast<std::size_t>(plan.model_chunks)) {
   for (const Param& param : plan.params) {
     if (param.bucket >= 0) ++passes[static_cast<std::size_t>(param.unit)].trainable;
   }
@@ -119,11 +119,11 @@ void Engine::Impl::detach() {
       param.tensor.mutable_grad().reset();
     }
   }
-  gatherer.abandon();
+  gatherer.detach();
 }
 
 void Engine::Impl::enter_forward(int unit, bool differentiable) {
-  // A unit inside a checkpointed segment is entered again while that is recomputed.
+  // A unit inside a recomputed segment is entered again while that is recomputed.
   if (in_backward) return gatherer.enter_recompute(unit);
   if (unit != 0 && depth == 0 && gatherer.shards()) {
     throw UsageError(str("unit ", quote(plan.units[static_cast<std::size_t>(unit)].name),
@@ -162,15 +162,15 @@ void Engine::Impl::enter_backward(int unit) {
 void Engine::Impl::leave_backward(int unit) {
   UnitPass& pass = passes[static_cast<std::size_t>(unit)];
   if (pass.leaves_due > 0) --pass.leaves_due;
-  release_if_done(unit);
+  reshard_if_done(unit);
 }
 
 // A unit's parameters are needed until its inputs have their gradients and it has its own: what
 // else there may be of it in the graph then does not read them.
-void Engine::Impl::release_if_done(int unit) {
+void Engine::Impl::reshard_if_done(int unit) {
   if (unit == 0) return;  // lives to the end of the pass
   const UnitPass& pass = passes[static_cast<std::size_t>(unit)];
-  if (pass.leaves_due == 0 && pass.params_due == 0) gatherer.release(unit);
+  if (pass.leaves_due == 0 && pass.params_due == 0) gatherer.reshard(unit);
 }
 
 void Engine::Impl::on_gradient(int index) {
@@ -184,26 +184,26 @@ void Engine::Impl::on_gradient(int index) {
   // Autograd calls also where an operation had no gradient to give: it comes later, or never.
   if (!param.tensor.grad().defined()) return;
   UnitPass& pass = passes[static_cast<std::size_t>(param.unit)];
-  // [Note: last gradient] Outside checkpointed segments autograd adds up all uses of a parameter
+  // [Note: last gradient] Outside recomputed segments autograd adds up all uses of a parameter
   // before it calls. Inside, each segment has a graph of its own: only of a parameter whose unit is
   // that segment, and was used once, is this known to be all. Others wait for the end of the pass.
   const UnitPlan& unit = plan.units[static_cast<std::size_t>(param.unit)];
   const bool last =
-      nn::recompute_depth() == 0 || (nn::recompute_depth() == 1 && unit.hook != nullptr &&
-                                     nn::recompute_segment() == unit.hook && pass.uses == 1);
+      nn::recomputing_depth() == 0 || (nn::recomputing_depth() == 1 && unit.hook != nullptr &&
+                                     nn::recomputing_segment() == unit.hook && pass.uses == 1);
   const bool before = reducer.arrived(index);
   reducer.on_gradient(index, last);
-  if (!before && reducer.arrived(index) && --pass.params_due == 0) release_if_done(param.unit);
+  if (!before && reducer.arrived(index) && --pass.params_due == 0) reshard_if_done(param.unit);
 }
 
 void Engine::Impl::begin_step(int count) {
   if (stepping) {
-    throw UsageError(str("begin() in the middle of a step: ", sections.front().passes, " of ",
+    throw UsageError(str("begin() in the middle of a step: ", model_chunks.front().passes, " of ",
                          micro_batches, " micro-batches are done; call step() first"));
   }
   stepping = true;
   micro_batches = count;
-  for (Section& section : sections) section = {};
+  for (ModelChunk& chunk : model_chunks) chunk = {};
   scale = 1.0 / (static_cast<double>(group.size()) * count);
   tokens.reset();
   tied_added = false;
@@ -255,10 +255,11 @@ void Engine::begin(const Begin& begin) {
 }
 
 void Engine::backward(const at::Tensor& loss) { impl_->backward(loss, {}, {}); }
-void Engine::backward(const at::Tensor& output, const at::Tensor& gradient, const Pass& pass) {
+void Engine::backward(const at::Tensor& output, const at::Tensor& gradient,
+                      const BackwardPass& pass) {
   impl_->backward(output, gradient, pass);
 }
-void Engine::finish_pass(int section) { impl_->finish_pass(section); }
+void Engine::finish_pass(int model_chunk) { impl_->finish_pass(model_chunk); }
 StepInfo Engine::step(std::optional<double> lr) { return impl_->step(lr); }
 void Engine::finish_reduction() { impl_->finish_reduction(); }
 void Engine::discard() {

@@ -35,37 +35,37 @@ struct BucketInfo {
   std::int64_t bytes = 0;
 };
 
-// [Note: state] A stretch of the training state, as a view of the engine's own memory. `state` is
-// "param" (the fp32 master copy where there is one), what the optimizer calls its own ("moment1",
-// "moment2", "velocity"), or "buffer" of the module.
-struct StatePiece {
+// [Note: state] A rank's shard of one tensor of the training state, as a view of the engine's own
+// memory. `state` is "param" (the fp32 master copy where there is one), what the optimizer calls
+// its own ("moment1", "moment2", "velocity"), or "buffer" of the module.
+struct StateShard {
   std::string param;
   std::string state;
   std::int64_t begin = 0;  // where it begins in this rank's parameter, in memory order
   at::Tensor values;       // flat
 };
-enum class Share : std::uint8_t {
-  own,  // each element on exactly one rank of the group: what this rank saves
-  held  // all that this rank keeps: what it wants when it loads
+enum class StateScope : std::uint8_t {
+  owned,  // each element on exactly one rank of the group: what this rank saves
+  held    // all that this rank keeps: what it wants when it loads
 };
 // How far training has come.
-struct Progress {
+struct StepCounts {
   std::int64_t steps = 0;
   std::map<std::string, std::int64_t> updates;  // of each parameter
 };
 
 // A backward pass of a part of the model, as a pipeline makes them.
-struct Pass {
-  int section = 0;  // [Note: sections] in options.h
+struct BackwardPass {
+  int model_chunk = 0;  // [Note: model chunks] in options.h
   // Some gradients of the pass come later, from elsewhere than autograd: finish_pass() ends it.
   bool deferred = false;
-  // It is the backward of one forward, though others are under way. Otherwise of all since the
-  // last.
+  // The backward of one forward while others wait for theirs, as in 1F1B. False: of all forwards
+  // since the last backward.
   bool of_one_forward = false;
 };
 
 struct Begin {
-  int micro_batches = 0;                        // 0: Options::micro_batches; of each section
+  int micro_batches = 0;                        // 0: Options::micro_batches; of each model chunk
   std::optional<double> tokens = std::nullopt;  // of this rank in all its micro-batches; may be 0
 };
 
@@ -98,9 +98,9 @@ class Engine {
   void backward(const at::Tensor& loss);
   // Backward from any output, with its gradient; or from the loss where `gradient` is undefined.
   // Gradients that come from a loss of this engine's global batch are scaled already.
-  void backward(const at::Tensor& output, const at::Tensor& gradient, const Pass& pass);
-  // Takes in what was added to `.grad` of the section since its deferred pass.
-  void finish_pass(int section);
+  void backward(const at::Tensor& output, const at::Tensor& gradient, const BackwardPass& pass);
+  // Takes in what was added to `.grad` of the model chunk since its deferred pass.
+  void finish_pass(int model_chunk);
 
   // Within the scope backward() only accumulates; the first backward after it, or step(), reduces.
   class NoSync {
@@ -132,10 +132,10 @@ class Engine {
   std::uint64_t params_hash();
 
   // All state between two steps, in declaration order.
-  std::vector<StatePiece> state(Share share);
-  Progress progress() const;
-  // Collective: state(Share::held) has been overwritten, and training goes on from there.
-  void resume(const Progress& progress);
+  std::vector<StateShard> state(StateScope scope);
+  StepCounts progress() const;
+  // Collective: state(StateScope::held) has been overwritten, and training goes on from there.
+  void resume(const StepCounts& progress);
 
   const Options& options() const;
   const comm::Group& group() const;

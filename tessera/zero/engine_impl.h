@@ -37,15 +37,15 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
 
   void begin_step(int micro_batches);
   void end_step();
-  void backward(const at::Tensor& output, const at::Tensor& gradient, const Pass& pass);
-  void finish_pass(int section);
-  bool next_pass_reduces(int section);  // throws if the section has had all its passes
+  void backward(const at::Tensor& output, const at::Tensor& gradient, const BackwardPass& pass);
+  void finish_pass(int model_chunk);
+  bool next_pass_reduces(int model_chunk);  // throws if the model chunk has had all its passes
   void finish_reduction();
   void add_tied();
   void end_failed_pass();
   void sum_over_model(StepInfo& info, double& squares);
   StepInfo step(std::optional<double> lr);
-  void release_if_done(int unit);
+  void reshard_if_done(int unit);
   void send_buffers();
   std::uint64_t hash();
 
@@ -87,17 +87,17 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   // The step under way.
   bool stepping = false;
   int micro_batches = 1;
-  struct Section {
+  struct ModelChunk {
     int passes = 0;          // that have ended
     bool unreduced = false;  // some gradient waits for the next reduction
   };
-  std::vector<Section> sections;
+  std::vector<ModelChunk> model_chunks;
   double scale = 1;  // of the loss, once the tokens of all ranks are known
   comm::Work tokens_known;
   at::Tensor tokens;  // of all ranks; undefined where nobody gave them
   void settle_scale();
   bool tied_added = false;
-  Pass pass_under_way;
+  BackwardPass pass_under_way;
   bool pass_reduces = false;
   at::Tensor loss_sum;
   Stopwatch optimizer_time;

@@ -12,7 +12,7 @@ at::TensorOptions options_of(const Space& space) {
   return at::device(space.device).dtype(space.dtype);
 }
 
-c10::DataPtr take_memory(const at::Tensor& tensor) {
+c10::DataPtr take_storage_memory(const at::Tensor& tensor) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
 }
@@ -26,25 +26,25 @@ constexpr bool kMarkCanBeTakenBack = requires(Storage& storage) {
 };
 
 template <class Storage>
-void put_in_storage(Storage& storage, c10::DataPtr memory) {
+void set_memory_of(Storage& storage, c10::DataPtr memory) {
   storage.set_data_ptr_noswap(std::move(memory));
   if constexpr (kMarkCanBeTakenBack<Storage>) storage.clear_data_ptr_access_error_msg_();
 }
-void put_memory(const at::Tensor& tensor, c10::DataPtr memory) {
-  put_in_storage(*tensor.storage().unsafeGetStorageImpl(), std::move(memory));
+void set_storage_memory(const at::Tensor& tensor, c10::DataPtr memory) {
+  set_memory_of(*tensor.storage().unsafeGetStorageImpl(), std::move(memory));
 }
 
 template <class Storage>
-void clear_storage(Storage& storage, at::Device device, const char* why) {
+void clear_memory_of(Storage& storage, at::Device device, const char* why) {
   storage.set_data_ptr_noswap(c10::DataPtr(nullptr, device));
   if constexpr (kMarkCanBeTakenBack<Storage>) {
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
   }
 }
-void take_away(const at::Tensor& tensor, const char* why) {
-  clear_storage(*tensor.storage().unsafeGetStorageImpl(), tensor.device(), why);
+void free_storage(const at::Tensor& tensor, const char* why) {
+  clear_memory_of(*tensor.storage().unsafeGetStorageImpl(), tensor.device(), why);
 }
-constexpr const char* kFree =
+constexpr const char* kResharded =
     "this parameter is sharded, and its unit is not gathered: at stage 3 parameters are read "
     "inside "
     "the forward of their unit only. Take full_parameters() to read them elsewhere";
@@ -78,13 +78,13 @@ Gatherer::Gatherer(Plan& plan, const Options& options, const comm::Group& group,
       overlap_(options.overlap_param_gather),
       alias_(choose_alias(options, buffers, plan)),
       units_(plan.units.size()) {
-  forward_.one_way = backward_.one_way = plan.sections == 1;
+  forward_.one_way = backward_.one_way = plan.model_chunks == 1;
   if (alias_) {
-    take_alias();
+    fill_common();
   } else if (sharded_) {
-    take_shards(broadcast);
+    fill_shards(broadcast);
   } else {
-    take_whole(broadcast);
+    fill_whole(broadcast);
   }
 }
 
@@ -100,7 +100,7 @@ void Gatherer::fill(const Range& range, const at::Tensor& flat, std::int64_t bas
   }
 }
 
-void Gatherer::take_whole(bool broadcast) {
+void Gatherer::fill_whole(bool broadcast) {
   for (const Space& space : plan_.spaces) {
     const bool travels = sharding_.optimizer && space.trainable;
     stores_.push_back(travels
@@ -121,7 +121,7 @@ void Gatherer::take_whole(bool broadcast) {
   }
 }
 
-void Gatherer::take_alias() {
+void Gatherer::fill_common() {
   for (const Space& space : plan_.spaces) {
     stores_.push_back(buffers_.common(space.size, options_of(space), MemoryCategory::params));
   }
@@ -135,7 +135,7 @@ void Gatherer::take_alias() {
   group_.barrier();
 }
 
-void Gatherer::take_shards(bool broadcast) {
+void Gatherer::fill_shards(bool broadcast) {
   for (const Space& space : plan_.spaces) {
     stores_.push_back(
         buffers_.exposed(space.size / plan_.ranks, options_of(space), MemoryCategory::params));
@@ -150,32 +150,31 @@ void Gatherer::take_shards(bool broadcast) {
       call.traffic = comm::Traffic::control;
       call.label = "start " + range.label;
       if (broadcast) group_.broadcast(full.tensor, 0, call).wait();
-      const at::Tensor own = own_chunks(range);
+      const at::Tensor own = own_shards(range);
       for (const int index : range.params) {
         const Param& param = plan_.params[static_cast<std::size_t>(index)];
         const std::int64_t at = param.offset - range.begin;
-        own.narrow(0, at / plan_.ranks, param.chunk)
-            .copy_(full.tensor.narrow(0, at + group_.rank() * param.chunk, param.chunk));
+        own.narrow(0, at / plan_.ranks, param.shard)
+            .copy_(full.tensor.narrow(0, at + group_.rank() * param.shard, param.shard));
       }
-      take_away(full.tensor, kFree);
+      free_storage(full.tensor, kResharded);
       units_[u].full.push_back(full.tensor);
     }
   }
 }
 
-at::Tensor Gatherer::own_chunks(const Range& range) const {
+at::Tensor Gatherer::own_shards(const Range& range) const {
   return stores_[static_cast<std::size_t>(range.space)].tensor.narrow(
       0, range.begin / plan_.ranks, (range.end - range.begin) / plan_.ranks);
 }
 
-at::Tensor Gatherer::param_slice(int index) const {
+at::Tensor Gatherer::param_shard(int index) const {
   const Param& param = plan_.params[static_cast<std::size_t>(index)];
   const at::Tensor& store = stores_[static_cast<std::size_t>(param.space)].tensor;
   if (!sharding_.optimizer) return store.narrow(0, param.offset, param.numel);
-  const Slice slice = slice_of(param, group_.rank());
-  const bool shard = sharded_ && !alias_;
-  return store.narrow(0, shard ? param.offset / plan_.ranks : param.offset + slice.begin,
-                      slice.size);
+  const ShardRange own = shard_of(param, group_.rank());
+  const bool alone = sharded_ && !alias_;
+  return store.narrow(0, alone ? param.offset / plan_.ranks : param.offset + own.begin, own.size);
 }
 
 at::Tensor Gatherer::elements(int index) const {
@@ -194,7 +193,7 @@ at::Tensor Gatherer::elements(int index) const {
   throw Error(str("parameter ", quote(param.name), " is in no range of its unit"));
 }
 
-int Gatherer::Sequence::follower(int unit) {
+int Gatherer::Sequence::next_after(int unit) {
   const std::size_t at = now.size();
   now.push_back(unit);
   auto guess = known.end();
@@ -213,11 +212,11 @@ void Gatherer::Sequence::end() {
   now.clear();
 }
 
-// Starts bringing a unit in, unless it is there or on its way.
-void Gatherer::start(int unit, const char* why, comm::Traffic traffic) {
+// Starts the all-gather of a unit, unless it is unsharded or in flight.
+void Gatherer::start_unshard(int unit, const char* why, comm::Traffic traffic) {
   UnitState& state = units_[static_cast<std::size_t>(unit)];
-  if (state.there || state.on_its_way) return;
-  state.on_its_way = true;
+  if (state.unsharded || state.in_flight) return;
+  state.in_flight = true;
   const UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
   for (const Range& range : plan.ranges) {
     comm::Call call;
@@ -234,58 +233,58 @@ void Gatherer::start(int unit, const char* why, comm::Traffic traffic) {
       const memory::CategoryScope scope(MemoryCategory::buffers);
       to = at::empty({range.end - range.begin},
                      options_of(plan_.spaces[static_cast<std::size_t>(range.space)]));
-      state.ahead.push_back(to);
+      state.prefetched.push_back(to);
     }
-    state.works.push_back(group_.all_gather(to, alias_ ? to : own_chunks(range), call));
+    state.works.push_back(group_.all_gather(to, alias_ ? to : own_shards(range), call));
   }
 }
 
 void Gatherer::wait(UnitState& state) {
-  if (!state.on_its_way) return;
+  if (!state.in_flight) return;
   exposed_.time([&] {
     for (const comm::Work& work : state.works) work.wait();
   });
   state.works.clear();
-  state.on_its_way = false;
-  for (std::size_t i = 0; i < state.ahead.size(); ++i) {
-    put_memory(state.full[i], take_memory(state.ahead[i]));
+  state.in_flight = false;
+  for (std::size_t i = 0; i < state.prefetched.size(); ++i) {
+    set_storage_memory(state.full[i], take_storage_memory(state.prefetched[i]));
   }
-  state.ahead.clear();
-  state.there = true;
+  state.prefetched.clear();
+  state.unsharded = true;
 }
 
-void Gatherer::bring(int unit, const char* why, comm::Traffic traffic) {
-  start(unit, why, traffic);
+void Gatherer::unshard(int unit, const char* why, comm::Traffic traffic) {
+  start_unshard(unit, why, traffic);
   wait(units_[static_cast<std::size_t>(unit)]);
 }
 
-void Gatherer::release(int unit) {
+void Gatherer::reshard(int unit) {
   if (!sharded_) return;
   UnitState& state = units_[static_cast<std::size_t>(unit)];
   wait(state);
-  if (!state.there) return;
-  state.there = false;
-  for (const at::Tensor& full : state.full) take_away(full, kFree);
+  if (!state.unsharded) return;
+  state.unsharded = false;
+  for (const at::Tensor& full : state.full) free_storage(full, kResharded);
 }
 
-void Gatherer::follow(Sequence& sequence, int unit, const char* why) {
-  const int next = sequence.follower(unit);
-  if (prefetch_ && next >= 0) start(next, why, comm::Traffic::model);
+void Gatherer::prefetch_after(Sequence& sequence, int unit, const char* why) {
+  const int next = sequence.next_after(unit);
+  if (prefetch_ && next >= 0) start_unshard(next, why, comm::Traffic::model);
 }
 
 void Gatherer::enter_forward(int unit) {
-  if (!sharded_) return wait(units_[static_cast<std::size_t>(unit)]);  // for publish()
-  start(unit, "forward", comm::Traffic::model);
-  follow(forward_, unit, "forward");
+  if (!sharded_) return wait(units_[static_cast<std::size_t>(unit)]);  // for all_gather_updated()
+  start_unshard(unit, "forward", comm::Traffic::model);
+  prefetch_after(forward_, unit, "forward");
   wait(units_[static_cast<std::size_t>(unit)]);
 }
 
 void Gatherer::enter_recompute(int unit) {
-  if (sharded_) bring(unit, "recomputation");
+  if (sharded_) unshard(unit, "recomputation");
 }
 
 void Gatherer::leave_forward(int unit, bool differentiable) {
-  if (sharded_ && !(keep_ && differentiable)) release(unit);
+  if (sharded_ && !(keep_ && differentiable)) reshard(unit);
 }
 
 // Ends a forward pass: what was fetched for it in vain goes.
@@ -293,38 +292,38 @@ void Gatherer::end_forward() {
   if (!sharded_) return;
   forward_.end();
   for (std::size_t u = 0; u < units_.size(); ++u) {
-    if (units_[u].on_its_way) release(static_cast<int>(u));
+    if (units_[u].in_flight) reshard(static_cast<int>(u));
   }
 }
 
 void Gatherer::enter_backward(int unit) {
   if (!sharded_) return;
-  start(unit, "backward", comm::Traffic::model);
-  follow(backward_, unit, "backward");
+  start_unshard(unit, "backward", comm::Traffic::model);
+  prefetch_after(backward_, unit, "backward");
   wait(units_[static_cast<std::size_t>(unit)]);
 }
 
 void Gatherer::end_backward() {
   if (!sharded_) return;
   backward_.end();
-  release_all();
+  reshard_all();
 }
 
 void Gatherer::begin_update() {
   if (!sharded_) return wait_all();
-  release_all();
+  reshard_all();
   // A pass that an exception ended is no guide to the next.
   forward_.now.clear();
   backward_.now.clear();
 }
 
-void Gatherer::abandon() {
+void Gatherer::detach() {
   for (UnitState& state : units_) {
-    for (const at::Tensor& full : state.full) take_away(full, kGone);
+    for (const at::Tensor& full : state.full) free_storage(full, kGone);
   }
 }
 
-void Gatherer::publish() {
+void Gatherer::all_gather_updated() {
   if (sharded_ || !sharding_.optimizer) return;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     UnitState& state = units_[u];
@@ -336,7 +335,7 @@ void Gatherer::publish() {
       call.label = range.label + " (updated)";
       call.parts = range.parts;
       state.works.push_back(group_.all_gather(flat, flat, call));
-      state.on_its_way = true;
+      state.in_flight = true;
     }
     if (!overlap_) wait(state);
   }
@@ -346,14 +345,14 @@ void Gatherer::wait_all() {
   for (UnitState& state : units_) wait(state);
 }
 
-void Gatherer::gather_all() {
+void Gatherer::unshard_all() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
-    sharded_ ? bring(static_cast<int>(u), "read", comm::Traffic::control) : wait(units_[u]);
+    sharded_ ? unshard(static_cast<int>(u), "read", comm::Traffic::control) : wait(units_[u]);
   }
 }
 
-void Gatherer::release_all() {
-  for (std::size_t u = 0; u < units_.size(); ++u) release(static_cast<int>(u));
+void Gatherer::reshard_all() {
+  for (std::size_t u = 0; u < units_.size(); ++u) reshard(static_cast<int>(u));
 }
 
 }  // namespace tessera::zero

@@ -34,9 +34,9 @@ class Elementwise : public Update {
       if (p.bucket < 0 || !used[i]) continue;
       ++updates_[i];
       if (part(p).size == 0) continue;
-      const at::Tensor value = gatherer_.param_slice(index);
-      const at::Tensor grad = reducer.grad_slice(index);
-      const at::Tensor master = master_slice(index);
+      const at::Tensor value = gatherer_.param_shard(index);
+      const at::Tensor grad = reducer.grad_shard(index);
+      const at::Tensor master = master_shard(index);
       const auto param_type = kernel_type(value);
       const auto grad_type = kernel_type(grad);
       if (param_type && grad_type) {

@@ -33,7 +33,7 @@ struct SGD {
   bool nesterov = false;
 };
 
-// Any optimizer of torch::optim that treats every element alone: it is given flat pieces of the
+// Any optimizer of torch::optim that treats every element alone: it is given flat shards of the
 // parameters, as many groups as the policies below make. The function is called once.
 using TorchOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
@@ -72,9 +72,10 @@ struct ModelAxes {
     comm::Group group;
   };
   std::vector<Tie> ties = {};
-  // [Note: sections] The pieces of this rank's part that run backward by themselves (chunks of a
-  // pipeline), by the name of a parameter, from 0. Buckets do not cross them. Null: one.
-  std::function<int(const std::string&)> section = nullptr;
+  // [Note: model chunks] The chunks of this rank's part that run backward by themselves (virtual
+  // stages of a pipeline), by the name of a parameter, from 0. Buckets do not cross them. Null:
+  // one.
+  std::function<int(const std::string&)> model_chunk = nullptr;
   // What a parameter of the rank's module is called in the whole model. Null: the same.
   std::function<std::string(const std::string&)> name = nullptr;
 };

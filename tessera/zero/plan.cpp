@@ -12,9 +12,9 @@
 namespace tessera::zero {
 namespace {
 
-std::int64_t chunk_of(std::int64_t numel, int ranks) {
-  const std::int64_t chunk = (numel + ranks - 1) / ranks;
-  return (chunk + kChunkAlign - 1) / kChunkAlign * kChunkAlign;
+std::int64_t shard_size(std::int64_t numel, int ranks) {
+  const std::int64_t even = (numel + ranks - 1) / ranks;
+  return (even + kShardAlign - 1) / kShardAlign * kShardAlign;
 }
 
 // Which unit a parameter belongs to: the innermost that holds all its uses. Units are found outside
@@ -78,12 +78,12 @@ Range make_range(const Plan& plan, int space, std::vector<int> params, std::stri
   auto parts = std::make_shared<std::vector<std::size_t>>();
   for (const int index : range.params) {
     const Param& param = plan.params[static_cast<std::size_t>(index)];
-    parts->push_back(static_cast<std::size_t>(param.chunk * plan.ranks));
+    parts->push_back(static_cast<std::size_t>(param.shard * plan.ranks));
   }
   const Param& first = plan.params[static_cast<std::size_t>(range.params.front())];
   const Param& last = plan.params[static_cast<std::size_t>(range.params.back())];
   range.begin = first.offset;
-  range.end = last.offset + last.chunk * plan.ranks;
+  range.end = last.offset + last.shard * plan.ranks;
   range.parts = std::move(parts);
   return range;
 }
@@ -108,7 +108,7 @@ void place(Plan& plan) {
       Param& param = plan.params[static_cast<std::size_t>(index)];
       Space& space = plan.spaces[static_cast<std::size_t>(param.space)];
       param.offset = space.size;
-      space.size += param.chunk * plan.ranks;
+      space.size += param.shard * plan.ranks;
       space.params.push_back(index);
       by_space[param.space].push_back(index);
     }
@@ -131,18 +131,18 @@ void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
       if (params.empty()) return;
       std::reverse(params.begin(), params.end());
       const std::string label = plan.params[static_cast<std::size_t>(params.front())].name;
-      const int section = plan.params[static_cast<std::size_t>(params.front())].section;
+      const int model_chunk = plan.params[static_cast<std::size_t>(params.front())].model_chunk;
       Range range = make_range(plan, static_cast<int>(s), std::exchange(params, {}), label);
-      plan.buckets.push_back({std::move(range), std::exchange(bytes, 0), section});
+      plan.buckets.push_back({std::move(range), std::exchange(bytes, 0), model_chunk});
     };
     for (auto at = space.params.rbegin(); at != space.params.rend(); ++at) {
       const Param& param = plan.params[static_cast<std::size_t>(*at)];
       if (!params.empty() &&
-          plan.params[static_cast<std::size_t>(params.back())].section != param.section) {
+          plan.params[static_cast<std::size_t>(params.back())].model_chunk != param.model_chunk) {
         close();
       }
       params.push_back(*at);
-      bytes += param.chunk * plan.ranks * size;
+      bytes += param.shard * plan.ranks * size;
       if (bytes >= bucket_bytes) close();
     }
     close();
@@ -217,10 +217,10 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
     param.strides = tensor.is_non_overlapping_and_dense()
                         ? tensor.strides().vec()
                         : at::empty(tensor.sizes(), at::device(at::kMeta)).strides().vec();
-    param.chunk = chunk_of(param.numel, ranks);
+    param.shard = shard_size(param.numel, ranks);
     param.unit = owners.of(tensor);
-    if (options.axes.section) param.section = options.axes.section(entry.key());
-    plan.sections = std::max(plan.sections, param.section + 1);
+    if (options.axes.model_chunk) param.model_chunk = options.axes.model_chunk(entry.key());
+    plan.model_chunks = std::max(plan.model_chunks, param.model_chunk + 1);
     const Space space = space_for(tensor, options.layout, param.policy);
     const auto key = std::make_tuple(space.dtype, space.grad_dtype, space.trainable, space.master,
                                      space.device.str());
@@ -243,9 +243,9 @@ at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base
   return flat.as_strided(param.sizes, param.strides, flat.storage_offset() + param.offset - base);
 }
 
-Slice slice_of(const Param& param, int rank) {
-  const std::int64_t begin = std::min(param.numel, param.chunk * rank);
-  return {begin, std::min(param.chunk, param.numel - begin)};
+ShardRange shard_of(const Param& param, int rank) {
+  const std::int64_t begin = std::min(param.numel, param.shard * rank);
+  return {begin, std::min(param.shard, param.numel - begin)};
 }
 
 }  // namespace tessera::zero

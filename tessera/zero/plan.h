@@ -14,11 +14,12 @@ namespace tessera::zero {
 
 using Parts = std::shared_ptr<const std::vector<std::size_t>>;
 
-// [Note: chunks] Each parameter alone is cut into N chunks of equal length, rounded up to
-// kChunkAlign elements; rank r owns chunk r. So what a rank owns depends on neither stage nor
-// buckets nor units, and sums over chunks (the norm) come out the same for all of them. In a flat
-// buffer a parameter takes N chunks, of which its elements are the first ones; in a shard, one.
-inline constexpr std::int64_t kChunkAlign = 16;
+// [Note: shards] Each parameter alone is cut into N shards of equal length, rounded up to
+// kShardAlign elements; rank r owns shard r. So what a rank owns depends on neither stage nor
+// buckets nor units, and sums over shards (the norm) come out the same for all of them. In a flat
+// buffer a parameter takes N shards, of which its elements are the first ones; where a rank keeps
+// only its own, one.
+inline constexpr std::int64_t kShardAlign = 16;
 
 // A parameter, once, however many names it has.
 struct Param {
@@ -27,13 +28,13 @@ struct Param {
   ParamPolicy policy;
   std::int64_t numel = 0;
   std::vector<std::int64_t> sizes, strides;  // as the model sees it; dense
-  std::int64_t chunk = 0;                    // elements that each rank owns
+  std::int64_t shard = 0;                    // elements that each rank owns
   int space = 0;
   int unit = 0;
-  std::int64_t offset = 0;  // of its first chunk in the space's flat buffer; a shard has it at
-                            // offset / N
-  int bucket = -1;          // where its gradient travels; -1 if it is frozen
-  int section = 0;          // [Note: sections] in options.h
+  std::int64_t offset = 0;  // of its first shard in the space's flat buffer; where a rank keeps
+                            // only its own shards: at offset / N
+  int bucket = -1;      // where its gradient travels; -1 if it is frozen
+  int model_chunk = 0;  // [Note: model chunks] in options.h
 };
 
 // Parameters that can travel together: of one type, and with or without a gradient.
@@ -70,7 +71,7 @@ struct UnitPlan {
 struct Bucket {
   Range range;
   std::int64_t bytes = 0;
-  int section = 0;
+  int model_chunk = 0;
 };
 
 // Where everything goes: a pure function of the model, the options and the number of ranks, so that
@@ -81,7 +82,7 @@ struct Plan {
   std::vector<Space> spaces;
   std::vector<UnitPlan> units;
   std::vector<Bucket> buckets;
-  int sections = 1;
+  int model_chunks = 1;
 
   // With padding.
   std::int64_t param_bytes(bool frozen) const;  // those that never change too?
@@ -93,10 +94,10 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks);
 // A parameter's own shape over a flat buffer of its space (or of a range that begins at `base`).
 at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base = 0);
 
-// The elements of `param` that are in chunk `rank`: how many, and where in the parameter.
-struct Slice {
+// The elements of `param` that are in shard `rank`: how many, and where in the parameter.
+struct ShardRange {
   std::int64_t begin = 0, size = 0;
 };
-Slice slice_of(const Param& param, int rank);
+ShardRange shard_of(const Param& param, int rank);
 
 }  // namespace tessera::zero

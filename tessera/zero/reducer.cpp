@@ -21,33 +21,33 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
       sharding_(sharding_of_stage(options.stage)),
       in_place_(options.reduce.value_or(default_reduce_policy(options.stage)) ==
                 ReducePolicy::last),
-      cut_(sharding_.grads && !in_place_),
+      sharded_(sharding_.grads && !in_place_),
       overlap_(options.overlap_grad_reduce),
       states_(plan.buckets.size()),
       used_(plan.params.size()),
       arrived_(plan.params.size()) {
   for (const Space& space : plan.spaces) {
     if (!space.trainable) {
-      kept_.emplace_back();
+      grads_.emplace_back();
       continue;
     }
-    const std::int64_t count = cut_ ? space.size / plan.ranks : space.size;
-    kept_.push_back(in_place_ ? buffers.exposed(count, grad_options(space), MemoryCategory::grads)
-                              : buffers.own(count, grad_options(space), MemoryCategory::grads));
+    const std::int64_t count = sharded_ ? space.size / plan.ranks : space.size;
+    grads_.push_back(in_place_ ? buffers.exposed(count, grad_options(space), MemoryCategory::grads)
+                               : buffers.own(count, grad_options(space), MemoryCategory::grads));
   }
   views_.resize(plan.params.size());
   if (in_place_) {
     for (std::size_t i = 0; i < plan.params.size(); ++i) {
       const Param& p = plan.params[i];
-      if (p.bucket >= 0) views_[i] = view_of(p, kept_[static_cast<std::size_t>(p.space)].tensor);
+      if (p.bucket >= 0) views_[i] = view_of(p, grads_[static_cast<std::size_t>(p.space)].tensor);
     }
     return;
   }
   std::int64_t largest = 0;
   for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
   const c10::Device device = plan.params.front().tensor.device();
-  for (Lane& lane : lanes_) {
-    lane.bytes =
+  for (BucketSlot& slot : slots_) {
+    slot.bytes =
         buffers.exposed(largest, at::device(device).dtype(at::kByte), MemoryCategory::buffers);
   }
 }
@@ -59,15 +59,15 @@ void Reducer::wait(const comm::Work& work) {
 void Reducer::begin_step() {
   std::fill(used_.begin(), used_.end(), false);
   for (Param& p : plan_.params) p.tensor.mutable_grad().reset();
-  for (State& state : states_) state.filled = false;
+  for (State& state : states_) state.accumulated = false;
 }
 
-void Reducer::begin_pass(int section, bool reduce) {
+void Reducer::begin_pass(int model_chunk, bool reduce) {
   reduce_ = reduce;
-  section_ = section;
+  model_chunk_ = model_chunk;
   next_ = 0;
   for (std::size_t b = 0; b < states_.size(); ++b) {
-    if (plan_.buckets[b].section != section) continue;
+    if (plan_.buckets[b].model_chunk != model_chunk) continue;
     const std::vector<int>& params = plan_.buckets[b].range.params;
     states_[b].started = false;
     states_[b].pending = static_cast<int>(params.size());
@@ -84,17 +84,17 @@ void Reducer::on_gradient(int index, bool last) {
                          " is sparse; the engine reduces dense "
                          "ones. Make its embedding with sparse(false)"));
   }
-  if (p.section != section_) {
-    throw UsageError(str("backward of section ", section_, " reached ", quote(p.name),
-                         ", a parameter of section ", p.section,
-                         "; wanted sections that share no parameters"));
+  if (p.model_chunk != model_chunk_) {
+    throw UsageError(str("backward of model chunk ", model_chunk_, " reached ", quote(p.name),
+                         ", a parameter of model chunk ", p.model_chunk,
+                         "; wanted model chunks that share no parameters"));
   }
   State& state = states_[static_cast<std::size_t>(p.bucket)];
   if (state.started) {
     throw UsageError(
         str("the gradient of ", quote(p.name),
             " came twice in one backward pass, the second time after it had been "
-            "sent: it is used in several checkpointed segments, or inside and outside of one. "
+            "sent: it is used in several recomputed segments, or inside and outside of one. "
             "Switch overlap_grad_reduce off"));
   }
   used_[i] = true;
@@ -115,7 +115,7 @@ void Reducer::on_gradient(int index, bool last) {
 // In order, so that all ranks start them in the same.
 void Reducer::start_ready() {
   for (; next_ < states_.size(); ++next_) {
-    if (plan_.buckets[next_].section != section_) continue;
+    if (plan_.buckets[next_].model_chunk != model_chunk_) continue;
     if (states_[next_].pending > 0) return;
     start(static_cast<int>(next_));
   }
@@ -124,7 +124,7 @@ void Reducer::start_ready() {
 void Reducer::end_pass() {
   if (!reduce_) return;
   for (; next_ < states_.size(); ++next_) {
-    if (plan_.buckets[next_].section == section_) start(static_cast<int>(next_));
+    if (plan_.buckets[next_].model_chunk == model_chunk_) start(static_cast<int>(next_));
   }
 }
 
@@ -132,7 +132,7 @@ void Reducer::start(int bucket) {
   State& state = states_[static_cast<std::size_t>(bucket)];
   state.started = true;
   in_place_ ? start_in_place(bucket) : start_bucket(bucket);
-  state.filled = true;
+  state.accumulated = true;
 }
 
 void Reducer::start_in_place(int bucket) {
@@ -141,7 +141,7 @@ void Reducer::start_in_place(int bucket) {
     const auto i = static_cast<std::size_t>(index);
     if (!used_[i]) views_[i].zero_();
   }
-  const at::Tensor flat = kept_range(range);
+  const at::Tensor flat = grad_range(range);
   comm::Call call;
   call.label = range.label;
   State& state = states_[static_cast<std::size_t>(bucket)];
@@ -156,9 +156,9 @@ void Reducer::start_in_place(int bucket) {
 void Reducer::start_bucket(int bucket) {
   const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
   State& state = states_[static_cast<std::size_t>(bucket)];
-  Lane& lane = lanes_[std::exchange(next_lane_, 1 - next_lane_)];
-  retire(lane);
-  const at::Tensor flat = lane_tensor(lane, range);
+  BucketSlot& slot = slots_[std::exchange(next_slot_, 1 - next_slot_)];
+  retire(slot);
+  const at::Tensor flat = slot_tensor(slot, range);
   for (const int index : range.params) {
     Param& p = param(index);
     const at::Tensor to = view_of(p, flat, range.begin);
@@ -172,41 +172,41 @@ void Reducer::start_bucket(int bucket) {
   }
   comm::Call call;
   call.label = range.label;
-  lane.bucket = bucket;
-  lane.then = state.filled ? Lane::add : Lane::copy;
+  slot.bucket = bucket;
+  slot.then = state.accumulated ? BucketSlot::add : BucketSlot::copy;
   if (!sharding_.optimizer) {
-    lane.work = group_.all_reduce(flat, call);
+    slot.work = group_.all_reduce(flat, call);
     return;
   }
   call.parts = range.parts;
-  if (cut_ && !state.filled) {
-    lane.then = Lane::done;  // the first sum of a step goes straight to its place
-    lane.work = group_.reduce_scatter(kept_range(range), flat, call);
+  if (sharded_ && !state.accumulated) {
+    slot.then = BucketSlot::done;  // the first sum of a step goes straight to its place
+    slot.work = group_.reduce_scatter(grad_range(range), flat, call);
   } else {
-    lane.work = group_.reduce_scatter(flat, flat, call);
+    slot.work = group_.reduce_scatter(flat, flat, call);
   }
 }
 
-// Waits for the bucket in a lane and adds its sum to what is kept.
-void Reducer::retire(Lane& lane) {
-  if (lane.bucket < 0) return;
-  const auto b = static_cast<std::size_t>(std::exchange(lane.bucket, -1));
-  wait(std::exchange(lane.work, {}));
-  if (lane.then == Lane::done) return;
+// Waits for the bucket in a slot and adds its sum to what is kept.
+void Reducer::retire(BucketSlot& slot) {
+  if (slot.bucket < 0) return;
+  const auto b = static_cast<std::size_t>(std::exchange(slot.bucket, -1));
+  wait(std::exchange(slot.work, {}));
+  if (slot.then == BucketSlot::done) return;
   const Range& range = plan_.buckets[b].range;
-  const at::Tensor flat = lane_tensor(lane, range);
-  const at::Tensor kept = kept_range(range);
+  const at::Tensor flat = slot_tensor(slot, range);
+  const at::Tensor grads = grad_range(range);
   const int rank = group_.rank();
   const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
-    lane.then == Lane::add ? to.add_(from) : to.copy_(from);
+    slot.then == BucketSlot::add ? to.add_(from) : to.copy_(from);
   };
-  if (!sharding_.optimizer) return put(kept, flat);
+  if (!sharding_.optimizer) return put(grads, flat);
   for (const int index : range.params) {
     const Param& p = param(index);
     const std::int64_t at = p.offset - range.begin;
-    put(cut_ ? kept.narrow(0, at / plan_.ranks, p.chunk)
-             : kept.narrow(0, at + rank * p.chunk, p.chunk),
-        flat.narrow(0, at + rank * p.chunk, p.chunk));
+    put(sharded_ ? grads.narrow(0, at / plan_.ranks, p.shard)
+                 : grads.narrow(0, at + rank * p.shard, p.shard),
+        flat.narrow(0, at + rank * p.shard, p.shard));
   }
 }
 
@@ -217,35 +217,35 @@ void Reducer::finish() {
   }
   if (!in_place_) {
     // The older first: both may hold the same bucket, of two micro-batches.
-    retire(lanes_[next_lane_]);
-    retire(lanes_[1 - next_lane_]);
+    retire(slots_[next_slot_]);
+    retire(slots_[1 - next_slot_]);
   }
 }
 
-at::Tensor Reducer::lane_tensor(const Lane& lane, const Range& range) const {
+at::Tensor Reducer::slot_tensor(const BucketSlot& slot, const Range& range) const {
   const Space& space = plan_.spaces[static_cast<std::size_t>(range.space)];
   const std::int64_t count = range.end - range.begin;
   const auto size = static_cast<std::int64_t>(c10::elementSize(space.grad_dtype));
-  return lane.bytes.tensor.narrow(0, 0, count * size).view(space.grad_dtype);
+  return slot.bytes.tensor.narrow(0, 0, count * size).view(space.grad_dtype);
 }
 
-at::Tensor Reducer::kept_range(const Range& range) const {
-  const at::Tensor& kept = kept_[static_cast<std::size_t>(range.space)].tensor;
-  const std::int64_t over = cut_ ? plan_.ranks : 1;
-  return kept.narrow(0, range.begin / over, (range.end - range.begin) / over);
+at::Tensor Reducer::grad_range(const Range& range) const {
+  const at::Tensor& grads = grads_[static_cast<std::size_t>(range.space)].tensor;
+  const std::int64_t over = sharded_ ? plan_.ranks : 1;
+  return grads.narrow(0, range.begin / over, (range.end - range.begin) / over);
 }
 
-at::Tensor Reducer::grad_slice(int index) const {
+at::Tensor Reducer::grad_shard(int index) const {
   const Param& p = plan_.params[static_cast<std::size_t>(index)];
-  if (sharding_.optimizer) return chunk_slice(index);
-  return kept_[static_cast<std::size_t>(p.space)].tensor.narrow(0, p.offset, p.numel);
+  if (sharding_.optimizer) return owned_grad(index);
+  return grads_[static_cast<std::size_t>(p.space)].tensor.narrow(0, p.offset, p.numel);
 }
 
-at::Tensor Reducer::chunk_slice(int index) const {
+at::Tensor Reducer::owned_grad(int index) const {
   const Param& p = plan_.params[static_cast<std::size_t>(index)];
-  const at::Tensor& kept = kept_[static_cast<std::size_t>(p.space)].tensor;
-  const Slice slice = slice_of(p, group_.rank());
-  return kept.narrow(0, cut_ ? p.offset / plan_.ranks : p.offset + slice.begin, slice.size);
+  const at::Tensor& grads = grads_[static_cast<std::size_t>(p.space)].tensor;
+  const ShardRange own = shard_of(p, group_.rank());
+  return grads.narrow(0, sharded_ ? p.offset / plan_.ranks : p.offset + own.begin, own.size);
 }
 
 }  // namespace tessera::zero

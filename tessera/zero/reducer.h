@@ -15,26 +15,27 @@ namespace tessera::zero {
 // is kept until then, at any stage: `.grad` is a view of a flat buffer, and the collective works on
 // that buffer (in_place). Otherwise autograd's own tensors are
 // copied into one of two buckets when all of a bucket's are there, freed, and the bucket's sum is
-// added to what is kept: the rank's chunks, or everything.
+// added to what is kept: the rank's shards, or everything.
 //
 // Buckets are started in one order on all ranks. What a rank did not compute counts as zero.
 class Reducer {
  public:
   Reducer(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers);
 
-  // A step: begin_step, then for each backward pass of a section begin, gradients as they come, and
-  // end; then finish. `reduce`: this pass's (and all waiting) gradients of the section go out now.
+  // A step: begin_step, then for each backward pass of a model chunk begin, gradients as they come,
+  // and end; then finish. `reduce`: this pass's (and all waiting) gradients of the model chunk go
+  // out now.
   void begin_step();
-  void begin_pass(int section, bool reduce);
+  void begin_pass(int model_chunk, bool reduce);
   // Autograd has left a gradient in param.tensor.grad(). `last`: none will follow in this pass.
   void on_gradient(int param, bool last);
   void end_pass();
   void finish();
 
-  // After finish(): this rank's part of the sum (all of it at stage 0), flat, without padding.
-  at::Tensor grad_slice(int param) const;
-  // The part of the sum in this rank's chunk, at any stage.
-  at::Tensor chunk_slice(int param) const;
+  // After finish(): what this rank updates with (all of it at stage 0), flat, without padding.
+  at::Tensor grad_shard(int param) const;
+  // This rank's own shard of the sum, at any stage.
+  at::Tensor owned_grad(int param) const;
   // Which parameters got a gradient on this rank in this step.
   const std::vector<bool>& used() const { return used_; }
   // How many of a unit's parameters still wait for theirs in this pass.
@@ -46,10 +47,10 @@ class Reducer {
   struct State {      // of a bucket, in this pass
     int pending = 0;  // parameters whose gradient has not come
     bool started = false;
-    bool filled = false;  // what is kept has a sum of this step already
-    comm::Work work;      // in_place
+    bool accumulated = false;  // what is kept has a sum of this step already
+    comm::Work work;           // in_place
   };
-  struct Lane {  // one of the two buckets in flight
+  struct BucketSlot {  // one of the two buckets in flight
     Buffer bytes;
     int bucket = -1;
     comm::Work work;
@@ -59,26 +60,26 @@ class Reducer {
   void start(int bucket);
   void start_in_place(int bucket);
   void start_bucket(int bucket);
-  void retire(Lane& lane);
+  void retire(BucketSlot& slot);
   void wait(const comm::Work& work);
   Param& param(int index) { return plan_.params[static_cast<std::size_t>(index)]; }
-  at::Tensor lane_tensor(const Lane& lane, const Range& range) const;
-  at::Tensor kept_range(const Range& range) const;
+  at::Tensor slot_tensor(const BucketSlot& slot, const Range& range) const;
+  at::Tensor grad_range(const Range& range) const;
 
   Plan& plan_;
   const comm::Group group_;
   const Sharding sharding_;
   const bool in_place_;
-  const bool cut_;  // only this rank's chunks are kept
+  const bool sharded_;  // only this rank's shards are kept
   const bool overlap_;
-  std::vector<Buffer> kept_;       // per space: flat, or this rank's chunks
+  std::vector<Buffer> grads_;      // per space: flat, or this rank's shards
   std::vector<at::Tensor> views_;  // in_place: what .grad becomes
-  std::array<Lane, 2> lanes_;
-  std::size_t next_lane_ = 0;
+  std::array<BucketSlot, 2> slots_;
+  std::size_t next_slot_ = 0;
   std::vector<State> states_;
   std::vector<bool> used_, arrived_;
-  int section_ = 0;
-  std::size_t next_ = 0;  // bucket to start, if it is of the section
+  int model_chunk_ = 0;
+  std::size_t next_ = 0;  // bucket to start, if it is of the model chunk
   bool reduce_ = false;
   Stopwatch exposed_;
 };

@@ -60,7 +60,7 @@ void expect_same(const comm::Group& group, std::uint64_t value) {
 Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
                        const Options& options) {
   check_same_model(model, plan, group, options);
-  if (options.broadcast_start || group.backend() == "dry") return plan;
+  if (options.broadcast_start || group.simulated()) return plan;
   std::uint64_t value = 0;
   for (const Param& param : plan.params) value = mix(value, param.tensor.detach());
   expect_same(group, value);
@@ -68,18 +68,18 @@ Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Gr
 }
 
 std::uint64_t Engine::Impl::hash() {
-  gatherer.gather_all();
+  gatherer.unshard_all();
   std::uint64_t value = 0;
   for (std::size_t i = 0; i < plan.params.size(); ++i) {
     value = mix(value, gatherer.elements(static_cast<int>(i)));
   }
-  gatherer.release_all();
+  gatherer.reshard_all();
   return value;
 }
 
 // All ranks have the same parameters and buffers, or all are told that they have not.
 void Engine::Impl::check_start() {
-  if (group.backend() == "dry") return;  // the others' values are not there
+  if (group.simulated()) return;  // the others' values are not there
   if (options.broadcast_start) send_buffers();
   std::uint64_t value = hash();
   for (const at::Tensor& buffer : model->buffers()) {
@@ -120,15 +120,15 @@ void Engine::Impl::send_buffers() {
 std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
   Impl& impl = *impl_;
   const at::NoGradGuard no_grad;
-  impl.gatherer.gather_all();
+  impl.gatherer.unshard_all();
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
     const Param& param = impl.plan.params[i];
-    const at::Tensor master = impl.update->master_slice(static_cast<int>(i));
+    const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
     at::Tensor flat;
     if (master.defined() && sharding_of_stage(impl.options.stage).optimizer) {
-      flat = at::zeros({param.chunk * impl.plan.ranks}, master.options());
-      const at::Tensor own = at::zeros({param.chunk}, master.options());
+      flat = at::zeros({param.shard * impl.plan.ranks}, master.options());
+      const at::Tensor own = at::zeros({param.shard}, master.options());
       own.narrow(0, 0, master.numel()).copy_(master);
       comm::Call call;
       call.traffic = comm::Traffic::control;
@@ -140,7 +140,7 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
     const at::Tensor elements = flat.narrow(0, 0, param.numel).to(at::kFloat, false, true);
     result.emplace_back(param.name, elements.as_strided(param.sizes, param.strides));
   }
-  impl.gatherer.release_all();
+  impl.gatherer.reshard_all();
   return result;
 }
 

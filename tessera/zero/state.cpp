@@ -6,39 +6,39 @@
 
 namespace tessera::zero {
 
-std::vector<StatePiece> Engine::state(Share share) {
+std::vector<StateShard> Engine::state(StateScope scope) {
   Impl& impl = *impl_;
   impl.gatherer.wait_all();
   const Sharding sharded = sharding_of_stage(impl.options.stage);
-  std::vector<StatePiece> pieces;
+  std::vector<StateShard> shards;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
     const auto index = static_cast<int>(i);
     const Param& param = impl.plan.params[i];
-    const Slice mine = slice_of(param, impl.group.rank());
+    const ShardRange mine = shard_of(param, impl.group.rank());
     // `whole`: the rank has all elements of it, and others have them too.
     const auto add = [&](const std::string& state, const at::Tensor& values, bool whole) {
       if (!whole) {
-        if (mine.size > 0) pieces.push_back({param.name, state, mine.begin, values});
-      } else if (share == Share::held) {
-        pieces.push_back({param.name, state, 0, values});
+        if (mine.size > 0) shards.push_back({param.name, state, mine.begin, values});
+      } else if (scope == StateScope::held) {
+        shards.push_back({param.name, state, 0, values});
       } else if (mine.size > 0) {
         const at::Tensor own = values.narrow(0, mine.begin, mine.size);
-        pieces.push_back({param.name, state, mine.begin, own});
+        shards.push_back({param.name, state, mine.begin, own});
       }
     };
     if (param.bucket < 0) {  // frozen: never cut below stage 3
       add("param",
-          sharded.params ? impl.gatherer.param_slice(index) : impl.gatherer.elements(index),
+          sharded.params ? impl.gatherer.param_shard(index) : impl.gatherer.elements(index),
           !sharded.params);
       continue;
     }
-    const at::Tensor master = impl.update->master_slice(index);
-    add("param", master.defined() ? master : impl.gatherer.param_slice(index), !sharded.optimizer);
+    const at::Tensor master = impl.update->master_shard(index);
+    add("param", master.defined() ? master : impl.gatherer.param_shard(index), !sharded.optimizer);
     for (const auto& [name, values] : impl.update->states(index)) {
       add(name, values, !sharded.optimizer);
     }
   }
-  if (share == Share::held || impl.group.rank() == 0) {
+  if (scope == StateScope::held || impl.group.rank() == 0) {
     for (const auto& buffer : impl.model->named_buffers()) {
       const at::Tensor& values = buffer.value();
       if (!values.defined() || values.numel() == 0) continue;
@@ -46,14 +46,14 @@ std::vector<StatePiece> Engine::state(Share share) {
         throw UsageError(str("buffer ", quote(buffer.key()),
                              " is not contiguous, and cannot be saved; make it so"));
       }
-      pieces.push_back({buffer.key(), "buffer", 0, values.variable_data().view(-1)});
+      shards.push_back({buffer.key(), "buffer", 0, values.variable_data().view(-1)});
     }
   }
-  return pieces;
+  return shards;
 }
 
-Progress Engine::progress() const {
-  Progress progress;
+StepCounts Engine::progress() const {
+  StepCounts progress;
   progress.steps = impl_->update->steps();
   for (std::size_t i = 0; i < impl_->plan.params.size(); ++i) {
     progress.updates[impl_->plan.params[i].name] = impl_->update->updates()[i];
@@ -61,7 +61,7 @@ Progress Engine::progress() const {
   return progress;
 }
 
-void Engine::resume(const Progress& progress) {
+void Engine::resume(const StepCounts& progress) {
   Impl& impl = *impl_;
   if (impl.stepping) throw UsageError("resume() in the middle of a step; call step() first");
   const at::NoGradGuard no_grad;
@@ -70,11 +70,11 @@ void Engine::resume(const Progress& progress) {
     const Param& param = impl.plan.params[i];
     const auto known = progress.updates.find(param.name);
     updates.push_back(known == progress.updates.end() ? progress.steps : known->second);
-    const at::Tensor master = impl.update->master_slice(static_cast<int>(i));
-    if (master.defined()) impl.gatherer.param_slice(static_cast<int>(i)).copy_(master);
+    const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
+    if (master.defined()) impl.gatherer.param_shard(static_cast<int>(i)).copy_(master);
   }
   impl.update->resume(progress.steps, std::move(updates));
-  impl.gatherer.publish();
+  impl.gatherer.all_gather_updated();
   impl.gatherer.wait_all();
   // With one copy for all ranks, nobody reads before everybody has written.
   impl.group.barrier();

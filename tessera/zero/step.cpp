@@ -30,12 +30,13 @@ at::Tensor gathered(const comm::Group& group, const at::Tensor& mine, const char
 
 bool Engine::Impl::next_pass_reduces(int index) {
   if (!stepping) begin_step(options.micro_batches);
-  if (index < 0 || index >= plan.sections) {
-    throw UsageError(str("backward: got section ", index, ", wanted 0 to ", plan.sections - 1));
+  if (index < 0 || index >= plan.model_chunks) {
+    throw UsageError(
+        str("backward: got model chunk ", index, ", wanted 0 to ", plan.model_chunks - 1));
   }
-  const Section& section = sections[static_cast<std::size_t>(index)];
-  if (section.passes >= micro_batches) {
-    throw UsageError(str("backward was called ", section.passes + 1, " times, but a step has ",
+  const ModelChunk& chunk = model_chunks[static_cast<std::size_t>(index)];
+  if (chunk.passes >= micro_batches) {
+    throw UsageError(str("backward was called ", chunk.passes + 1, " times, but a step has ",
                          micro_batches, " micro-batches; call step(), or set micro_batches"));
   }
   if (failed) {
@@ -43,19 +44,19 @@ bool Engine::Impl::next_pass_reduces(int index) {
         "the backward pass before this one failed, and some of its gradients may be "
         "on their way; call discard() on all ranks first");
   }
-  return no_sync == 0 && (policy == ReducePolicy::each || section.passes + 1 == micro_batches);
+  return no_sync == 0 && (policy == ReducePolicy::each || chunk.passes + 1 == micro_batches);
 }
 
 void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient,
-                            const Pass& pass) {
+                            const BackwardPass& pass) {
   const bool is_loss = !gradient.defined();
   if (is_loss && (output.numel() != 1 || !at::isFloatingType(output.scalar_type()))) {
     throw UsageError(tessera::str("backward: got a loss of shape ", output.sizes(), " and type ",
                                   c10::toString(output.scalar_type()),
                                   ", wanted one floating-point number"));
   }
-  const bool reduce = next_pass_reduces(pass.section) && !pass.deferred;
-  if (!gatherer.shards() && gatherer.on_its_way(0)) {
+  const bool reduce = next_pass_reduces(pass.model_chunk) && !pass.deferred;
+  if (!gatherer.shards() && gatherer.in_flight(0)) {
     throw UsageError(
         "the forward of this loss did not run through the engine, which had not gathered the new "
         "parameters yet: call train(x), or nn::observed(engine.root(), …), instead of the model");
@@ -68,7 +69,7 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
   settle_scale();
   pass_under_way = pass;
   pass_reduces = reduce;
-  reducer.begin_pass(pass.section, reduce);
+  reducer.begin_pass(pass.model_chunk, reduce);
   const at::Tensor root = is_loss ? output * scale : output;
   {
     in_backward = true;
@@ -87,9 +88,9 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
     loss_sum = loss_sum.defined() ? loss_sum + value : value;
   }
   for (UnitPass& unit : passes) unit.entries.sum = unit.leaves.sum = 0;
-  Section& section = sections[static_cast<std::size_t>(pass.section)];
-  section.unreduced = !reduce;
-  pass.deferred ? ++deferred : ++section.passes;
+  ModelChunk& chunk = model_chunks[static_cast<std::size_t>(pass.model_chunk)];
+  chunk.unreduced = !reduce;
+  pass.deferred ? ++deferred : ++chunk.passes;
 }
 
 void Engine::Impl::settle_scale() {
@@ -107,9 +108,9 @@ void Engine::Impl::settle_scale() {
 void Engine::Impl::end_failed_pass() {
   if (!failed) return;
   reducer.end_pass();
-  Section& section = sections[static_cast<std::size_t>(pass_under_way.section)];
-  section.unreduced = !pass_reduces;
-  if (!pass_under_way.deferred) ++section.passes;
+  ModelChunk& chunk = model_chunks[static_cast<std::size_t>(pass_under_way.model_chunk)];
+  chunk.unreduced = !pass_reduces;
+  if (!pass_under_way.deferred) ++chunk.passes;
 }
 
 void Engine::Impl::finish_pass(int index) {
@@ -118,28 +119,28 @@ void Engine::Impl::finish_pass(int index) {
   reducer.begin_pass(index, reduce);
   for (std::size_t i = 0; i < plan.params.size(); ++i) {
     const Param& param = plan.params[i];
-    if (param.bucket >= 0 && param.section == index && param.tensor.grad().defined()) {
+    if (param.bucket >= 0 && param.model_chunk == index && param.tensor.grad().defined()) {
       reducer.on_gradient(static_cast<int>(i), true);
     }
   }
   reducer.end_pass();
-  Section& section = sections[static_cast<std::size_t>(index)];
-  section.unreduced = !reduce;
-  ++section.passes;
+  ModelChunk& chunk = model_chunks[static_cast<std::size_t>(index)];
+  chunk.unreduced = !reduce;
+  ++chunk.passes;
 }
 
 void Engine::Impl::finish_reduction() {
   if (!stepping) begin_step(options.micro_batches);  // a rank without data has no backward
   // Ranks that had fewer micro-batches take part in the reductions of the others, with nothing.
-  for (std::size_t s = 0; s < sections.size(); ++s) {
-    Section& section = sections[s];
-    const int missing = micro_batches - section.passes;
-    const int due = policy == ReducePolicy::each ? missing : (missing > 0 || section.unreduced);
-    for (int i = 0; i < std::max(due, section.unreduced ? 1 : 0); ++i) {
+  for (std::size_t s = 0; s < model_chunks.size(); ++s) {
+    ModelChunk& chunk = model_chunks[s];
+    const int missing = micro_batches - chunk.passes;
+    const int due = policy == ReducePolicy::each ? missing : (missing > 0 || chunk.unreduced);
+    for (int i = 0; i < std::max(due, chunk.unreduced ? 1 : 0); ++i) {
       reducer.begin_pass(static_cast<int>(s), true);
       reducer.end_pass();
     }
-    section = {micro_batches, false};
+    chunk = {micro_batches, false};
   }
   reducer.finish();
   add_tied();
@@ -152,7 +153,7 @@ void Engine::Impl::add_tied() {
   for (const ModelAxes::Tie& tie : options.axes.ties) {
     for (std::size_t i = 0; i < plan.params.size(); ++i) {
       if (plan.params[i].name != tie.param || plan.params[i].bucket < 0) continue;
-      const at::Tensor grad = reducer.grad_slice(static_cast<int>(i));
+      const at::Tensor grad = reducer.grad_shard(static_cast<int>(i));
       if (grad.numel() == 0) continue;
       comm::Call call;
       call.label = tie.param + " (tied)";
@@ -235,7 +236,7 @@ StepInfo Engine::Impl::step(std::optional<double> lr) {
   if (options.clip_norm > 0) factor = std::min(1.0, options.clip_norm / (info.grad_norm + 1e-6));
   optimizer_time.time(
       [&] { update->apply(reducer, used, lr.value_or(update->default_lr()), factor); });
-  gatherer.publish();
+  gatherer.all_gather_updated();
   return info;
 }
 

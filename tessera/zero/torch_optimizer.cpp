@@ -55,9 +55,9 @@ class TorchUpdate final : public Update {
       // Groups are the same on all ranks, also where this one owns nothing of them.
       auto& tensors = groups[{p.policy.decay, p.policy.lr_scale}];
       if (part(p).size == 0) continue;
-      const at::Tensor master = master_slice(static_cast<int>(i));
+      const at::Tensor master = master_shard(static_cast<int>(i));
       const at::Tensor flat =
-          master.defined() ? master : gatherer_.param_slice(static_cast<int>(i));
+          master.defined() ? master : gatherer_.param_shard(static_cast<int>(i));
       values_[i] = flat.detach().requires_grad_(true);
       tensors.push_back(values_[i]);
     }
@@ -94,7 +94,7 @@ class TorchUpdate final : public Update {
       at::Tensor& grad = values_[i].mutable_grad();
       grad.reset();
       if (used[i]) {
-        grad = reducer.grad_slice(static_cast<int>(i)).to(values_[i].scalar_type()) * scale;
+        grad = reducer.grad_shard(static_cast<int>(i)).to(values_[i].scalar_type()) * scale;
       }
     }
     for (std::size_t g = 0; g < lr_scales_.size(); ++g) {
@@ -109,8 +109,8 @@ class TorchUpdate final : public Update {
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (!values_[i].defined()) continue;
       values_[i].mutable_grad().reset();
-      if (used[i] && master_slice(static_cast<int>(i)).defined()) {
-        gatherer_.param_slice(static_cast<int>(i)).copy_(values_[i]);
+      if (used[i] && master_shard(static_cast<int>(i)).defined()) {
+        gatherer_.param_shard(static_cast<int>(i)).copy_(values_[i]);
       }
     }
   }

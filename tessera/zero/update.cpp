@@ -28,7 +28,7 @@ Update::Update(Plan& plan, const Options& options, const comm::Group& group, con
     master_[s] = buffers.own(sharded_ ? space.size / plan.ranks : space.size,
                              at::device(space.device).dtype(at::kFloat), MemoryCategory::optimizer);
     for (const int index : space.params) {
-      slice(master_, index).copy_(gatherer.param_slice(index));
+      slice(master_, index).copy_(gatherer.param_shard(index));
     }
   }
 }
@@ -45,8 +45,8 @@ std::vector<Buffer> Update::make_state() const {
   return state;
 }
 
-Slice Update::part(const Param& p) const {
-  return sharded_ ? slice_of(p, group_.rank()) : Slice{0, p.numel};
+ShardRange Update::part(const Param& p) const {
+  return sharded_ ? shard_of(p, group_.rank()) : ShardRange{0, p.numel};
 }
 
 at::Tensor Update::slice(const std::vector<Buffer>& state, int index) const {
@@ -55,7 +55,7 @@ at::Tensor Update::slice(const std::vector<Buffer>& state, int index) const {
   return flat.narrow(0, sharded_ ? p.offset / plan_.ranks : p.offset, part(p).size);
 }
 
-at::Tensor Update::master_slice(int index) const {
+at::Tensor Update::master_shard(int index) const {
   const Param& p = param(index);
   return space_of(p).trainable && space_of(p).master ? slice(master_, index) : at::Tensor();
 }
@@ -73,12 +73,12 @@ double Update::sum_of_squares(const Reducer& reducer) const {
   };
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {
     if (plan_.params[i].bucket < 0) continue;
-    const at::Tensor chunk = reducer.chunk_slice(static_cast<int>(i));
+    const at::Tensor chunk = reducer.owned_grad(static_cast<int>(i));
     if (counted_.empty()) {
       add(chunk);
       continue;
     }
-    const Slice slice = slice_of(plan_.params[i], group_.rank());
+    const ShardRange slice = shard_of(plan_.params[i], group_.rank());
     for (const Run& run : counted_[i]) {
       const std::int64_t begin = std::max(run.local, slice.begin);
       const std::int64_t end = std::min(run.local + run.count, slice.begin + slice.size);

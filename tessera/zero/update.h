@@ -29,7 +29,7 @@ class Update {
                      double scale) = 0;
 
   // The fp32 copy of this rank's part of a parameter, flat; undefined where there is none.
-  at::Tensor master_slice(int param) const;
+  at::Tensor master_shard(int param) const;
   // What else there is for each element of this rank's part, by name: moments, velocities. Views,
   // flat; all of the optimizer's memory is in them.
   virtual std::vector<std::pair<std::string, at::Tensor>> states(int param) const = 0;
@@ -48,7 +48,7 @@ class Update {
     return plan_.spaces[static_cast<std::size_t>(p.space)];
   }
   // Position of this rank's part inside the parameter.
-  Slice part(const Param& p) const;
+  ShardRange part(const Param& p) const;
 
   Plan& plan_;
   const comm::Group group_;

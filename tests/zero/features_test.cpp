@@ -299,7 +299,7 @@ struct Nested : torch::nn::Module {
 TEST(Features, UnitsMayBeNestedAndUsedTwice) {
   std::vector<std::uint64_t> hashes;
   for (int stage = 0; stage < 4; ++stage) {
-    for (const auto mode : {nn::Checkpointing::none, nn::Checkpointing::full}) {
+    for (const auto mode : {nn::Recompute::none, nn::Recompute::full}) {
       for (const Gather gather : {Gather::automatic, Gather::copy}) {
         over(2, [&](const comm::Group& group) {
           auto net = std::make_shared<Nested>();
@@ -308,7 +308,7 @@ TEST(Features, UnitsMayBeNestedAndUsedTwice) {
           options.gather = gather;
           options.bucket_bytes = 1;
           Engine engine(net, group, options);
-          nn::set_checkpointing(*net, mode);
+          nn::set_recompute(*net, mode);
           for (int step = 0; step < 3; ++step) {
             const at::Tensor x = numbers({2, 4}, batch_seed(step, group.rank(), 0));
             engine.backward(nn::observed(
@@ -348,7 +348,7 @@ void check_state_memory(const comm::Group& group, const StateLayout& layout, int
   // Padding is at most a chunk's alignment on every rank for each parameter.
   double elements = 0;
   for (const at::Tensor& p : net->parameters()) elements += static_cast<double>(p.numel());
-  EXPECT_LE(padded - elements, 8.0 * group.size() * (kChunkAlign + 1)) << text;
+  EXPECT_LE(padded - elements, 8.0 * group.size() * (kShardAlign + 1)) << text;
 }
 
 TEST(Memory, OfStateIsTheFormula) {

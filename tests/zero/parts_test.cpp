@@ -1,4 +1,4 @@
-// The engine of a part of a model: several passes under way, sections, axes, ties.
+// The engine of a part of a model: several passes under way, model chunks, axes, ties.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ struct LayerImpl : torch::nn::Module {
   at::Tensor weight, bias;
 };
 
-// Four layers, the first two in section 0, the others in section 1.
+// Four layers, the first two in model chunk 0, the others in model chunk 1.
 struct StackImpl : torch::nn::Module {
   StackImpl() {
     const std::int64_t widths[] = {3, 20, 33, 17, 2};
@@ -44,8 +44,8 @@ struct StackImpl : torch::nn::Module {
       register_module(str("layer", i), layers.back().ptr());
     }
   }
-  at::Tensor half(int section, at::Tensor x) {
-    for (int i = 2 * section; i < 2 * section + 2; ++i) {
+  at::Tensor half(int chunk, at::Tensor x) {
+    for (int i = 2 * chunk; i < 2 * chunk + 2; ++i) {
       x = layers[static_cast<std::size_t>(i)](x);
     }
     return x;
@@ -60,7 +60,7 @@ at::Tensor input_of(int step, int rank, int micro) {
 struct Way {
   std::string name;
   std::vector<std::string> order;  // "f0" forward of micro-batch 0, "b0" its backward
-  bool sections = false;
+  bool model_chunks = false;
   bool deferred = false;
 };
 
@@ -71,8 +71,8 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
   options.bucket_bytes = 700;
   options.optimizer = AdamW{.lr = 0.05};
   options.clip_norm = 0.3;
-  if (way.sections) {
-    options.axes.section = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
+  if (way.model_chunks) {
+    options.axes.model_chunk = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
   }
   Engine engine(net, group, options);
   const comm::TrafficCounts before = group.traffic();
@@ -83,7 +83,7 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
       const auto loss_of = [&](const at::Tensor& x) { return net->half(1, x).square().mean(); };
       if (action[0] == 'f') {
         const at::Tensor x = input_of(step, group.rank(), k - '0');
-        if (!way.sections) {
+        if (!way.model_chunks) {
           loss[k] = nn::observed(
               engine.root(), [&](const at::Tensor& in) { return loss_of(net->half(0, in)); }, x);
         } else {
@@ -94,15 +94,15 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
         }
         continue;
       }
-      if (!way.sections) {
+      if (!way.model_chunks) {
         engine.backward(loss[k], {}, {.of_one_forward = k != '2'});
         continue;
       }
       engine.backward(loss[k], {},
-                      {.section = 1, .deferred = way.deferred, .of_one_forward = true});
+                      {.model_chunk = 1, .deferred = way.deferred, .of_one_forward = true});
       if (way.deferred) engine.finish_pass(1);
       engine.backward(middle[k], cut[k].grad(),
-                      {.section = 0, .deferred = way.deferred, .of_one_forward = true});
+                      {.model_chunk = 0, .deferred = way.deferred, .of_one_forward = true});
       if (way.deferred) engine.finish_pass(0);
     }
     engine.step();
@@ -120,16 +120,16 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
   return engine.params_hash();
 }
 
-TEST(Parts, PassesUnderWayAndSectionsChangeNoBit) {
+TEST(Parts, PassesUnderWayAndModelChunksChangeNoBit) {
   const std::vector<std::string> in_turn = {"f0", "b0", "f1", "b1", "f2", "b2"};
   const std::vector<std::string> all_first = {"f0", "f1", "f2", "b0", "b1", "b2"};
   const std::vector<std::string> mixed = {"f0", "f1", "b0", "f2", "b1", "b2"};
   const std::vector<Way> ways = {{"in turn", in_turn},
                                  {"all forwards first", all_first},
                                  {"1F1B", mixed},
-                                 {"two sections", in_turn, true},
-                                 {"two sections, 1F1B", mixed, true},
-                                 {"two sections, deferred", mixed, true, true}};
+                                 {"two model chunks", in_turn, true},
+                                 {"two model chunks, 1F1B", mixed, true},
+                                 {"two model chunks, deferred", mixed, true, true}};
   for (const ReducePolicy policy : {ReducePolicy::last, ReducePolicy::each}) {
     std::optional<std::uint64_t> wanted;
     for (int stage = 0; stage < 4; ++stage) {
@@ -156,15 +156,15 @@ TEST(Parts, PassesUnderWayAndSectionsChangeNoBit) {
   }
 }
 
-TEST(Parts, ASectionMustNotReachIntoAnother) {
+TEST(Parts, AModelChunkMustNotReachIntoAnother) {
   auto net = std::make_shared<StackImpl>();
   Options options;
-  options.axes.section = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
+  options.axes.model_chunk = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
   Engine engine(net, comm::Group(), options);
   const at::Tensor loss = net->half(1, net->half(0, input_of(0, 0, 0))).sum();
-  EXPECT_THROW(engine.backward(loss, {}, {.section = 1}), UsageError);
+  EXPECT_THROW(engine.backward(loss, {}, {.model_chunk = 1}), UsageError);
   engine.discard();
-  EXPECT_THROW(engine.backward(loss, {}, {.section = 2}), UsageError);
+  EXPECT_THROW(engine.backward(loss, {}, {.model_chunk = 2}), UsageError);
 }
 
 // y = W tanh(A x), and the same W once more with B: two parts of one model that share a tied W.

@@ -43,7 +43,7 @@ TEST(State, AFreshEngineGoesOnWithTheSameBits) {
           Engine copy(other, group, run.options);
           {
             const at::NoGradGuard no_grad;
-            const auto from = engine.state(Share::held), to = copy.state(Share::held);
+            const auto from = engine.state(StateScope::held), to = copy.state(StateScope::held);
             ASSERT_EQ(from.size(), to.size());
             for (std::size_t i = 0; i < from.size(); ++i) {
               ASSERT_EQ(from[i].param + from[i].state, to[i].param + to[i].state);
@@ -78,7 +78,7 @@ TEST(State, EveryElementHasOneOwner) {
         std::map<std::string, std::int64_t> sizes;
         for (auto& [name, value] : engine.full_parameters()) sizes[name] = value.numel();
         const std::lock_guard lock(guard);
-        for (const StatePiece& piece : engine.state(Share::own)) {
+        for (const StateShard& piece : engine.state(StateScope::owned)) {
           if (piece.state == "buffer") continue;
           auto& count = owners[piece.param + " " + piece.state];
           count.resize(static_cast<std::size_t>(sizes.at(piece.param)));
