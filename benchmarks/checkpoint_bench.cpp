@@ -210,24 +210,24 @@ int main(int argc, char** argv) {
 
   // What each rank has, one state after the other in its memory.
   std::vector<Memory> memory(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<Piece>> pieces(memory.size());
-  std::vector<std::vector<Wanted>> wanted(memory.size());
+  std::vector<std::vector<Shard>> shards(memory.size());
+  std::vector<std::vector<WantedShard>> wanted(memory.size());
   std::int64_t total = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    const std::vector<Share> shares = shares_of(about.params, about.mesh, rank);
+    const std::vector<ParamShard> shards = shards_of(about.params, about.mesh, rank);
     std::int64_t bytes = 0;
-    for (const Share& share : shares) bytes += 3 * 4 * count_of(share.runs);
+    for (const ParamShard& shard : shards) bytes += 3 * 4 * count_of(shard.runs);
     memory[r].resize(static_cast<std::size_t>((bytes + kAlign - 1) / kAlign * kAlign));
     for (std::size_t i = 0; i < memory[r].size(); ++i) {
       memory[r][i] = static_cast<std::byte>(i * 31 >> 6 ^ i);
     }
     std::byte* at = memory[r].data();
-    for (const Share& share : shares) {
+    for (const ParamShard& shard : shards) {
       for (const std::string& state : states) {
-        pieces[r].push_back({share.spec->name, state, DType::f32, share.runs, at});
-        wanted[r].push_back({share.spec->name, state, DType::f32, share.runs, at});
-        at += 4 * count_of(share.runs);
+        shards[r].push_back({shard.spec->name, state, DType::f32, shard.runs, at});
+        wanted[r].push_back({shard.spec->name, state, DType::f32, shard.runs, at});
+        at += 4 * count_of(shard.runs);
       }
     }
     total += bytes;
@@ -262,7 +262,7 @@ int main(int argc, char** argv) {
   std::vector<Snapshot> snapshots(memory.size());
   const auto snapshot = [&](const Team& t) {
     const auto r = static_cast<std::size_t>(t.rank);
-    snapshots[r].take(pieces[r]);
+    snapshots[r].take(shards[r]);
   };
   const std::vector<Turn> writes =
       of({{"write", [&](const Team& t) { plain_write(name(plain, t), mine(t), Way::buffered); }},
@@ -270,7 +270,7 @@ int main(int argc, char** argv) {
           {"write_direct",
            [&](const Team& t) { plain_write(name(direct, t), mine(t), Way::direct); }}},
          {{"save", [&](const Team& t) {
-             const Saved done = save(dir, about, pieces[static_cast<std::size_t>(t.rank)], t);
+             const Saved done = save(dir, about, shards[static_cast<std::size_t>(t.rank)], t);
              if (t.rank == 0) saved = done.folder;
            }}});
   const std::vector<Turn> reads = of({{"read", read_plain}}, {{"load", load}});

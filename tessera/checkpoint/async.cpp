@@ -20,41 +20,41 @@ class Exposed {
   Clock::time_point began_ = Clock::now();
 };
 
-constexpr std::int64_t kPieceAlign = 64;
+constexpr std::int64_t kShardAlign = 64;
 std::int64_t rounded(std::int64_t bytes) {
-  return (bytes + kPieceAlign - 1) / kPieceAlign * kPieceAlign;
+  return (bytes + kShardAlign - 1) / kShardAlign * kShardAlign;
 }
 
 }  // namespace
 
-void Snapshot::take(const std::vector<Piece>& pieces) {
+void Snapshot::take(const std::vector<Shard>& shards) {
   std::int64_t total = 0;
-  for (const Piece& piece : pieces) total += rounded(count_of(piece.runs) * size_of(piece.dtype));
+  for (const Shard& shard : shards) total += rounded(count_of(shard.runs) * size_of(shard.dtype));
   if (total > capacity_) {
     release();
     if (charge_) charged_ = charge_(total);
     memory_.reset(new std::byte[static_cast<std::size_t>(total)]);  // not zeroed: it is filled
     capacity_ = total;
   }
-  pieces_ = pieces;
+  shards_ = shards;
   std::byte* at = memory_.get();
-  for (Piece& piece : pieces_) {
-    const std::int64_t size = size_of(piece.dtype);
+  for (Shard& shard : shards_) {
+    const std::int64_t size = size_of(shard.dtype);
     std::int64_t local = 0;
-    for (std::size_t i = 0; i < piece.runs.size();) {
+    for (std::size_t i = 0; i < shard.runs.size();) {
       // Neighbours in memory are copied as one.
-      const std::int64_t begin = piece.runs[i].local;
+      const std::int64_t begin = shard.runs[i].local;
       std::int64_t count = 0;
-      for (; i < piece.runs.size() && piece.runs[i].local == begin + count; ++i) {
-        Run& run = piece.runs[i];
+      for (; i < shard.runs.size() && shard.runs[i].local == begin + count; ++i) {
+        Run& run = shard.runs[i];
         count += run.count;
         run.local = local + count - run.count;
       }
-      piece.copy(begin, count, at + local * size);
+      shard.copy(begin, count, at + local * size);
       local += count;
     }
-    piece.data = at;
-    piece.fetch = nullptr;
+    shard.data = at;
+    shard.fetch = nullptr;
     at += rounded(local * size);
   }
 }
@@ -63,7 +63,7 @@ void Snapshot::release() {
   memory_.reset();
   charged_.reset();
   capacity_ = 0;
-  pieces_.clear();
+  shards_.clear();
 }
 
 AsyncSaver::AsyncSaver(std::string dir, Team team, SaveOptions options)
@@ -96,16 +96,16 @@ void AsyncSaver::settle() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void AsyncSaver::start(const Description& about, const std::vector<Piece>& pieces) {
+void AsyncSaver::start(const Description& about, const std::vector<Shard>& shards) {
   const Exposed exposed(exposed_);
   settle();
-  snapshot_.take(pieces);
+  snapshot_.take(shards);
   about_ = about;
   saved_ = {};
   running_.store(true, std::memory_order_release);
   thread_ = std::thread([this] {
     try {
-      saved_ = save(dir_, about_, snapshot_.pieces(), team_, options_);
+      saved_ = save(dir_, about_, snapshot_.shards(), team_, options_);
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -113,11 +113,11 @@ void AsyncSaver::start(const Description& about, const std::vector<Piece>& piece
   });
 }
 
-Saved AsyncSaver::save_now(const Description& about, const std::vector<Piece>& pieces) {
+Saved AsyncSaver::save_now(const Description& about, const std::vector<Shard>& shards) {
   const Exposed exposed(exposed_);
   settle();
   saved_ = {};
-  return saved_ = save(dir_, about, pieces, team_, options_);
+  return saved_ = save(dir_, about, shards, team_, options_);
 }
 
 Saved AsyncSaver::wait() {

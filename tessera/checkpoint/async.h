@@ -14,14 +14,14 @@
 
 namespace tessera::checkpoint {
 
-// Pieces copied aside, so that training may go on and change them. Runs are put together: the copy
+// Shards copied aside, so that training may go on and change them. Runs are put together: the copy
 // has what is saved and nothing else.
 class Snapshot {
  public:
   explicit Snapshot(Charge charge = {}) : charge_(std::move(charge)) {}
   // Takes the place of what was there; the memory is kept from one to the next.
-  void take(const std::vector<Piece>& pieces);
-  const std::vector<Piece>& pieces() const { return pieces_; }
+  void take(const std::vector<Shard>& shards);
+  const std::vector<Shard>& shards() const { return shards_; }
   std::int64_t bytes() const { return capacity_; }  // of memory that it holds
   void release();
 
@@ -30,7 +30,7 @@ class Snapshot {
   std::shared_ptr<void> charged_;
   std::unique_ptr<std::byte[]> memory_;
   std::int64_t capacity_ = 0;
-  std::vector<Piece> pieces_;
+  std::vector<Shard> shards_;
 };
 
 // Saves in the background: start() copies, and a thread writes and publishes. One save at a time: a
@@ -47,9 +47,9 @@ class AsyncSaver {
 
   // Throws what the save before failed with, if wait() was not called for it; then nothing is
   // started.
-  void start(const Description& about, const std::vector<Piece>& pieces);
+  void start(const Description& about, const std::vector<Shard>& shards);
   // The same in the foreground, without a copy.
-  Saved save_now(const Description& about, const std::vector<Piece>& pieces);
+  Saved save_now(const Description& about, const std::vector<Shard>& shards);
   // Until the save is done. Throws what it failed with, once. Empty if none was started.
   Saved wait();
   bool busy() const { return running_.load(std::memory_order_acquire); }

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "tessera/checkpoint/files.h"
-#include "tessera/checkpoint/pieces.h"
+#include "tessera/checkpoint/shard.h"
 
 namespace tessera::checkpoint {
 

@@ -130,14 +130,14 @@ std::int64_t Checkpoint::bytes() const {
   return bytes;
 }
 
-Checkpoint::Shard Checkpoint::open_shard(const StoredFile& file) const {
+Checkpoint::OpenFile Checkpoint::open_file(const StoredFile& file) const {
   const std::string path = folder_ + "/" + file.name;
-  Shard shard{files_->open(path), {}};
-  check_size(file, *shard.file);
+  OpenFile open{files_->open(path), {}};
+  check_size(file, *open.file);
   std::string raw;
   Header header;
   try {
-    header = read_header(*shard.file, path, &raw);
+    header = read_header(*open.file, path, &raw);
   } catch (const DataError& error) {
     throw DataError(str(error.what(), " (in its first ", file.header_bytes, " bytes)"));
   } catch (const std::bad_alloc&) {
@@ -158,17 +158,17 @@ Checkpoint::Shard Checkpoint::open_shard(const StoredFile& file) const {
         entry->second->bytes() != tensor.elements() * size_of(tensor.dtype)) {
       throw DataError(str(path, ": tensor ", quote(tensor.name), " is not what the manifest says"));
     }
-    shard.offsets.push_back(header.data_begin + entry->second->begin);
+    open.offsets.push_back(header.data_begin + entry->second->begin);
   }
-  return shard;
+  return open;
 }
 
-Checkpoint::Shard& Checkpoint::shard(int file) {
+Checkpoint::OpenFile& Checkpoint::opened(int file) {
   constexpr std::size_t kMostOpen = 64;
-  const auto found = shards_.find(file);
-  if (found != shards_.end()) return found->second;
-  if (shards_.size() == kMostOpen) shards_.clear();
-  return shards_.emplace(file, open_shard(manifest_.files[static_cast<std::size_t>(file)]))
+  const auto found = open_files_.find(file);
+  if (found != open_files_.end()) return found->second;
+  if (open_files_.size() == kMostOpen) open_files_.clear();
+  return open_files_.emplace(file, open_file(manifest_.files[static_cast<std::size_t>(file)]))
       .first->second;
 }
 
@@ -192,7 +192,7 @@ void Checkpoint::check_blocks(const StoredFile& file, const StoredTensor& tensor
   }
 }
 
-std::vector<std::string> Checkpoint::verify(const std::function<void(std::int64_t)>& progress) {
+std::vector<std::string> Checkpoint::verify(const BytesDone& told) {
   std::vector<std::string> problems;
   Buffer buffer(charge_);
   std::int64_t done = 0;
@@ -212,18 +212,18 @@ std::vector<std::string> Checkpoint::verify(const std::function<void(std::int64_
     if (!sized_[f]) continue;  // said above
     const StoredFile& file = manifest_.files[f];
     trying([&] {
-      const Shard shard = open_shard(file);
+      const OpenFile open = open_file(file);
       for (std::size_t t = 0; t < file.tensors.size(); ++t) {
         const StoredTensor& tensor = file.tensors[t];
         const std::int64_t bytes = tensor.elements() * size_of(tensor.dtype);
         for (std::int64_t at = 0; at < bytes; at += kReadBytes) {
           const std::int64_t size = std::min(kReadBytes, bytes - at);
           std::byte* const into = buffer.get(size);
-          shard.file->read(shard.offsets[t] + at, into, size);
+          open.file->read(open.offsets[t] + at, into, size);
           trying(
-              [&] { check_blocks(file, tensor, shard.offsets[t], at / kBlockBytes, into, size); });
+              [&] { check_blocks(file, tensor, open.offsets[t], at / kBlockBytes, into, size); });
           done += size;
-          if (progress) progress(done);
+          if (told) told(done);
         }
       }
     });

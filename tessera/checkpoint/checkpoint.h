@@ -12,8 +12,8 @@
 #include "tessera/checkpoint/files.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/checkpoint/pieces.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/shard.h"
 
 namespace tessera::checkpoint {
 
@@ -41,10 +41,10 @@ class Checkpoint {
   // Fills what is wanted, reading only the blocks in which it lies ([Note: blocks]) and verifying
   // those. Types are converted as `rounding` allows. Throws DataError for what is missing, damaged
   // or does not fit: the memory wanted then holds nothing of use.
-  void load(const std::vector<Wanted>& wanted, Rounding rounding = Rounding::exact);
+  void load(const std::vector<WantedShard>& wanted, Rounding rounding = Rounding::exact);
 
-  // Reads everything. Returns what is wrong, a line each. `progress` is given bytes done.
-  std::vector<std::string> verify(const std::function<void(std::int64_t)>& progress = {});
+  // Reads everything. Returns what is wrong, a line each.
+  std::vector<std::string> verify(const BytesDone& told = {});
 
  private:
   struct Place {  // where a stretch of a state lies
@@ -56,17 +56,17 @@ class Checkpoint {
 
   [[noreturn]] void refuse_param(const std::string& param) const;
   const std::vector<Place>& places(const Key& key);
-  void plan(const Wanted& wanted, std::vector<Copy>& copies);
+  void plan(const WantedShard& wanted, std::vector<Copy>& copies);
   void run(std::vector<Copy>& copies, Rounding rounding);
-  struct Shard {
+  struct OpenFile {
     std::unique_ptr<File> file;
     std::vector<std::int64_t> offsets;  // of its tensors, in the manifest's order
   };
   void check_size(const StoredFile& file, File& open) const;
   void check_size(int file);  // once
   // Opens a file and compares its size and header with the manifest.
-  Shard open_shard(const StoredFile& file) const;
-  Shard& shard(int file);  // stays open, unless there are too many
+  OpenFile open_file(const StoredFile& file) const;
+  OpenFile& opened(int file);  // stays open, unless there are too many
   void check_blocks(const StoredFile& file, const StoredTensor& tensor, std::int64_t tensor_at,
                     std::int64_t first_block, const std::byte* data, std::int64_t bytes) const;
 
@@ -76,7 +76,7 @@ class Checkpoint {
   Manifest manifest_;
   std::map<std::string, std::size_t> params_;
   std::map<Key, std::vector<std::pair<int, int>>> stored_;  // file and tensor
-  std::map<int, Shard> shards_;
+  std::map<int, OpenFile> open_files_;
   std::vector<bool> sized_;  // files that were seen to have the size that the manifest says
   // Of the state that was asked for last: disjoint, by Run::whole.
   Key places_of_;

@@ -43,16 +43,15 @@ void compare_values(Checkpoint& a, Checkpoint& b, DType type_a, DType type_b, st
 
 }  // namespace
 
-Difference diff(Checkpoint& a, Checkpoint& b, const Progress& progress) {
+Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
   Difference out;
   const auto about = [&](const char* what, const auto& x, const auto& y) {
     if (x != y) out.about.push_back(str(what, ": ", x, " in A, ", y, " in B"));
   };
-  const auto mesh = [](const Mesh& m) { return str("dp ", m.dp, " tp ", m.tp, " pp ", m.pp); };
   about("step", a.about().step, b.about().step);
   about("samples", a.about().samples, b.about().samples);
   about("seed", a.about().seed, b.about().seed);
-  about("mesh", mesh(a.about().mesh), mesh(b.about().mesh));
+  about("mesh", a.about().mesh.words(" "), b.about().mesh.words(" "));
   about("stage", a.about().stage, b.about().stage);
   about("layout", a.about().layout, b.about().layout);
   about("model", a.about().model, b.about().model);
@@ -76,7 +75,7 @@ Difference diff(Checkpoint& a, Checkpoint& b, const Progress& progress) {
   std::int64_t total = 0;
   const auto done = [&](std::int64_t bytes) {
     total += bytes;
-    if (progress) progress(total);
+    if (told) told(total);
   };
   for (const std::string& param : names) {
     const ParamSpec *in_a = a.find(param), *in_b = b.find(param);

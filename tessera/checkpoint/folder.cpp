@@ -48,7 +48,7 @@ std::string folder_name(std::int64_t step) {
   return std::string(kStep) + digits;
 }
 
-std::string shard_name(int rank) {
+std::string shard_file_name(int rank) {
   char text[40];
   std::snprintf(text, sizeof(text), "rank-%05d.safetensors", rank);
   return text;

@@ -10,13 +10,13 @@
 
 namespace tessera::checkpoint {
 
-// [Note: publish] A checkpoint is a folder "step-00000120" with the ranks' shards and the manifest.
-// It is written as ".tmp-step-00000120" beside its place: every file is synced, then the manifest,
-// then the folder, and one rename puts it in place; then the parent is synced. Whatever dies when,
-// a folder with the final name is complete. Nobody reads names that begin with a dot, and the next
-// save removes them.
+// [Note: publish] A checkpoint is a folder "step-00000120" with the ranks' shard files and the
+// manifest. It is written as ".tmp-step-00000120" beside its place: every file is synced, then the
+// manifest, then the folder, and one rename puts it in place; then the parent is synced. Whatever
+// dies when, a folder with the final name is complete. Nobody reads names that begin with a dot,
+// and the next save removes them.
 std::string folder_name(std::int64_t step);
-std::string shard_name(int rank);
+std::string shard_file_name(int rank);
 inline constexpr const char* kManifestName = "manifest.json";
 
 // The steps that have a folder in `dir`, ascending. None if there is no such folder.

@@ -25,8 +25,7 @@ bool is_hash(std::string_view text) {
 
 }  // namespace
 
-std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files,
-                                 const std::function<void(std::int64_t)>& progress) {
+std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files, const BytesDone& told) {
   std::vector<std::string> names = {kManifestName};
   for (const StoredFile& file : from.manifest().files) names.push_back(file.name);
   std::vector<FileHash> hashes;
@@ -43,7 +42,7 @@ std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files,
       file->read(at, into, bytes);
       hash.add(into, static_cast<std::size_t>(bytes));
       done += bytes;
-      if (progress) progress(done);
+      if (told) told(done);
     }
     hashes.push_back({name, hash.finish()});
   }

@@ -16,9 +16,9 @@ struct FileHash {
   std::string name;  // in the checkpoint's folder
   Digest hash{};
 };
-// Of the manifest and of every file that it names. `progress` is given bytes done.
+// Of the manifest and of every file that it names.
 std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files,
-                                 const std::function<void(std::int64_t)>& progress = {});
+                                 const BytesDone& told = {});
 
 // As sha256sum writes it, so that `sha256sum -c` in the checkpoint's folder checks it.
 std::string to_text(const std::vector<FileHash>& hashes);

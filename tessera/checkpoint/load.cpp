@@ -12,7 +12,7 @@ namespace tessera::checkpoint {
 struct Checkpoint::Copy {
   int file = 0, tensor = 0;
   std::int64_t from = 0, count = 0;  // elements of the tensor
-  const Wanted* to = nullptr;
+  const WantedShard* to = nullptr;
   std::int64_t local = 0;  // where they go, as Run::local
 };
 
@@ -52,7 +52,7 @@ const std::vector<Checkpoint::Place>& Checkpoint::places(const Key& key) {
   return places_;
 }
 
-void Checkpoint::plan(const Wanted& wanted, std::vector<Copy>& copies) {
+void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
   const ParamSpec* spec = find(wanted.param);
   if (spec == nullptr) refuse_param(wanted.param);
   const std::string what =
@@ -111,7 +111,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
     return std::tie(a.file, a.tensor, a.from) < std::tie(b.file, b.tensor, b.from);
   });
   Buffer read(charge_), converted(charge_);
-  Shard* from_shard = nullptr;
+  OpenFile* from_file = nullptr;
   int open_file = -1, open_tensor = -1;
   std::int64_t buffered = -1;  // which block of the tensor
   std::int64_t tensor_at = 0, size = 1, tensor_bytes = 0;
@@ -119,18 +119,18 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
     const StoredFile& file = manifest_.files[static_cast<std::size_t>(copy.file)];
     const StoredTensor& tensor = file.tensors[static_cast<std::size_t>(copy.tensor)];
     if (copy.file != open_file) {
-      from_shard = &shard(copy.file);
+      from_file = &opened(copy.file);
       open_file = copy.file;
       open_tensor = -1;
     }
     if (copy.tensor != open_tensor) {
       open_tensor = copy.tensor;
       buffered = -1;
-      tensor_at = from_shard->offsets[static_cast<std::size_t>(copy.tensor)];
+      tensor_at = from_file->offsets[static_cast<std::size_t>(copy.tensor)];
       size = size_of(tensor.dtype);
       tensor_bytes = tensor.elements() * size;
     }
-    const Wanted& to = *copy.to;
+    const WantedShard& to = *copy.to;
     const std::int64_t to_size = size_of(to.dtype);
     std::int64_t at = copy.from * size, local = copy.local;
     const std::int64_t end = at + copy.count * size;
@@ -142,7 +142,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
         std::int64_t until = std::min(end, block_at + kLoadBytes);
         if (until != tensor_bytes) until -= until % kBlockBytes;
         std::byte* const into = to.into + local * to_size;
-        from_shard->file->read(tensor_at + at, into, until - at);
+        from_file->file->read(tensor_at + at, into, until - at);
         check_blocks(file, tensor, tensor_at, block, into, until - at);
         local += (until - at) / size;
         at = until;
@@ -150,7 +150,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
       }
       if (block != buffered) {
         std::byte* const into = read.get(std::min(kBlockBytes, tensor_bytes));
-        from_shard->file->read(tensor_at + block_at, into, block_end - block_at);
+        from_file->file->read(tensor_at + block_at, into, block_end - block_at);
         check_blocks(file, tensor, tensor_at, block, into, block_end - block_at);
         buffered = block;
       }
@@ -177,11 +177,11 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
   copies.clear();
 }
 
-void Checkpoint::load(const std::vector<Wanted>& wanted, Rounding rounding) {
+void Checkpoint::load(const std::vector<WantedShard>& wanted, Rounding rounding) {
   // A matrix that is cut by columns has a copy for each row: not those of the whole model at once.
   constexpr std::size_t kMostCopies = 16384;
   std::vector<Copy> copies;
-  for (const Wanted& want : wanted) {
+  for (const WantedShard& want : wanted) {
     plan(want, copies);
     if (copies.size() >= kMostCopies) run(copies, rounding);
   }

@@ -75,7 +75,7 @@ std::int64_t stretches_of(const StoredTensor& tensor) {
   return count;
 }
 
-std::string to_text(const ShardTable& table) {
+std::string to_text(const ShardFileTable& table) {
   return written([&] {
     return OrderedJson{{"params", json_of(table.params)}, {"file", json_of(table.file)}}.dump();
   });
@@ -97,19 +97,18 @@ std::string to_text(const Manifest& manifest) {
     const Description& about = manifest.about;
     const OrderedJson model = OrderedJson::parse(about.model);
     if (!model.is_object()) throw UsageError("the model's description is no JSON object");
-    OrderedJson root = {
-        {"format", kFormat},
-        {"version", kVersion},
-        {"step", about.step},
-        {"samples", about.samples},
-        {"seed", about.seed},
-        {"mesh", {{"dp", about.mesh.dp}, {"tp", about.mesh.tp}, {"pp", about.mesh.pp}}},
-        {"stage", about.stage},
-        {"layout", about.layout},
-        {"model", model},
-        {"extra", about.extra},
-        {"block_bytes", kBlockBytes},
-        {"params", json_of(about.params)}};
+    OrderedJson root = {{"format", kFormat},
+                        {"version", kVersion},
+                        {"step", about.step},
+                        {"samples", about.samples},
+                        {"seed", about.seed},
+                        {"mesh", axes_json<OrderedJson>(about.mesh)},
+                        {"stage", about.stage},
+                        {"layout", about.layout},
+                        {"model", model},
+                        {"extra", about.extra},
+                        {"block_bytes", kBlockBytes},
+                        {"params", json_of(about.params)}};
     OrderedJson& files = root["files"] = OrderedJson::array();
     for (const StoredFile& file : manifest.files) files.push_back(json_of(file));
     // A line each for what people look for, and for each parameter, file and tensor.

@@ -6,7 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/checkpoint/pieces.h"
+#include "tessera/checkpoint/shard.h"
+#include "tessera/core/axes.h"
 #include "tessera/core/param_spec.h"
 
 namespace tessera::checkpoint {
@@ -19,20 +20,13 @@ inline constexpr std::int64_t kMostRanks = 1 << 24;
 // them.
 inline constexpr std::int64_t kMostRuns = 1 << 24;
 
-struct Mesh {
-  int dp = 1, tp = 1, pp = 1;
-
-  int ranks() const { return dp * tp * pp; }
-  friend bool operator==(const Mesh&, const Mesh&) = default;
-};
-
 // What a run has to know, besides its tensors, to go on. The same on every rank but for `params`:
 // each rank gives those it knows, and together they are the model.
 struct Description {
   std::int64_t step = 0;     // optimizer steps done
   std::int64_t samples = 0;  // samples taken from the data, over all ranks
   std::uint64_t seed = 0;    // all random numbers follow from it and from where they are used
-  Mesh mesh;                 // that saved; only for people, loading does not depend on it
+  Axes mesh;                 // that saved; only for people, loading does not depend on it
   int stage = 0;
   std::string layout;        // StateLayout::name
   std::string model = "{}";  // a JSON object: the shape of the model
@@ -43,7 +37,7 @@ struct Description {
 // Throws UsageError for a step or samples that no checkpoint can hold.
 void check_counts(const Description& about);
 
-// A tensor of a shard: which elements of which state it has, and its checksums by block.
+// A tensor of a shard file: which elements of which state it has, and its checksums by block.
 struct StoredTensor {
   std::string name;  // in the file
   std::string param;
@@ -67,13 +61,13 @@ struct Manifest {
   std::vector<StoredFile> files;
 };
 
-// What one rank sends to rank 0: its file and its parameters.
-struct ShardTable {
+// What one rank sends to rank 0: its shard file and its parameters.
+struct ShardFileTable {
   StoredFile file;
   std::vector<ParamSpec> params;
 };
-std::string to_text(const ShardTable& table);
-ShardTable parse_table(std::string_view text, const std::string& where);
+std::string to_text(const ShardFileTable& table);
+ShardFileTable parse_table(std::string_view text, const std::string& where);
 
 // [Note: manifest] JSON whose first line holds the checksum of all that follows it. Reading checks
 // it, and then every number: nothing a manifest says is believed that its files could not hold.

@@ -1,4 +1,4 @@
-// Reading manifests and shard tables: every number is checked before it is used.
+// Reading manifests and the tables of shard files: every number is checked before it is used.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -193,10 +193,10 @@ std::map<std::string, std::int64_t> count_elements(const std::vector<ParamSpec>&
 
 }  // namespace
 
-ShardTable parse_table(std::string_view text, const std::string& where) {
+ShardFileTable parse_table(std::string_view text, const std::string& where) {
   const ReadJson json = parse_strictly(text, kMostDepth, where);
   const Node root(json, where);
-  ShardTable table;
+  ShardFileTable table;
   table.params = read_specs(root.at("params"));
   table.file = read_file(root.at("file"), count_elements(table.params));
   return table;
@@ -230,14 +230,16 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const ReadJson& seed = root.at("seed").json();
   if (!seed.is_number_unsigned()) root.at("seed").refuse("a whole number from 0 to 2^64");
   about.seed = seed.get<std::uint64_t>();
-  const auto size = [&](const char* axis) {
-    return static_cast<int>(root.at("mesh").at(axis).number(1, kMostRanks));
-  };
-  about.mesh = {size("dp"), size("tp"), size("pp")};
-  if (std::int64_t{about.mesh.dp} * about.mesh.tp > kMostRanks ||
-      std::int64_t{about.mesh.dp} * about.mesh.tp * about.mesh.pp > kMostRanks) {
-    root.at("mesh").refuse(str("at most ", kMostRanks, " ranks"));
+  const Node mesh = root.at("mesh");
+  bool named = false;  // an axis that is not there has one rank
+  for (const std::string_view axis : kAxisNames) {
+    const std::string name(axis);
+    if (!mesh.has(name)) continue;
+    about.mesh.set(axis, static_cast<int>(mesh.at(name).number(1, kMostRanks)));
+    named = true;
   }
+  if (!named) mesh.refuse("the sizes of axes, such as {\"dp\": 2, \"tp\": 1, \"pp\": 1}");
+  if (about.mesh.world() > kMostRanks) mesh.refuse(str("at most ", kMostRanks, " ranks"));
   about.stage = static_cast<int>(root.at("stage").number(0, 3));
   about.layout = root.at("layout").text();
   if (!root.at("model").json().is_object()) root.at("model").refuse("an object");

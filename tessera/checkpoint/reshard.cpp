@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tessera/checkpoint/shard.h"
+#include "tessera/checkpoint/shard_file.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
@@ -13,17 +13,17 @@
 namespace tessera::checkpoint {
 namespace {
 
-// As [Note: chunks] of the engine: equal, and a multiple of 16 elements.
-std::int64_t chunk_of(std::int64_t elements, int ranks) {
+// As the engine cuts: equal, and a multiple of 16 elements.
+std::int64_t shard_size(std::int64_t elements, int ranks) {
   const std::int64_t part = (elements + ranks - 1) / ranks;
   return (part + 15) / 16 * 16;
 }
 
 // Reads a stretch of a state through the checkpoint that is being copied.
 Source copied(Checkpoint& from, std::string param, std::string state, DType dtype,
-              std::vector<Run> runs, Rounding rounding, std::function<void(std::int64_t)> done) {
+              std::vector<Run> runs, Rounding rounding, BytesDone done) {
   return [&from, rounding, done = std::move(done),
-          want = Wanted{std::move(param), std::move(state), dtype, {}, nullptr},
+          want = WantedShard{std::move(param), std::move(state), dtype, {}, nullptr},
           runs = std::move(runs)](std::int64_t offset, std::int64_t bytes,
                                   std::byte* staging) mutable -> const std::byte* {
     const std::int64_t size = size_of(want.dtype);
@@ -35,55 +35,55 @@ Source copied(Checkpoint& from, std::string param, std::string state, DType dtyp
   };
 }
 
-// Counts what several sources have done.
-std::function<void(std::int64_t)> counter(const Progress& progress) {
-  return [progress, total = std::make_shared<std::int64_t>(0)](std::int64_t bytes) {
+// Adds up what several sources have done.
+BytesDone counter(const BytesDone& told) {
+  return [told, total = std::make_shared<std::int64_t>(0)](std::int64_t bytes) {
     *total += bytes;
-    if (progress) progress(*total);
+    if (told) told(*total);
   };
 }
 
 }  // namespace
 
-std::vector<Share> shares_of(const std::vector<ParamSpec>& params, const Mesh& mesh, int rank) {
-  const int t = rank % mesh.tp, d = rank / mesh.tp % mesh.dp, p = rank / (mesh.tp * mesh.dp);
+std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Axes& mesh,
+                                  int rank) {
+  const Place at = mesh.place_of(rank);
   double all = 0, before = 0;
   for (const ParamSpec& spec : params) all += static_cast<double>(elements_of(spec.shape));
-  std::vector<Share> shares;
+  std::vector<ParamShard> shards;
   for (const ParamSpec& spec : params) {
     // The stage in whose part of all elements this one has its middle.
     const auto elements = static_cast<double>(elements_of(spec.shape));
     const double middle = all > 0 ? (before + elements / 2) / all : 0;
     before += elements;
-    if (std::min(mesh.pp - 1, static_cast<int>(middle * mesh.pp)) != p) continue;
-    const std::int64_t local = elements_of(local_shape(spec, t, mesh.tp));
-    const std::int64_t chunk = chunk_of(local, mesh.dp);
-    std::vector<Run> runs = cut(counted_runs(spec, t, mesh.tp), d * chunk, chunk);
-    if (!runs.empty()) shares.push_back({&spec, std::move(runs)});
+    if (std::min(mesh.pp() - 1, static_cast<int>(middle * mesh.pp())) != at.pp()) continue;
+    const std::int64_t local = elements_of(local_shape(spec, at.tp(), mesh.tp()));
+    const std::int64_t size = shard_size(local, mesh.dp());
+    std::vector<Run> runs = cut(counted_runs(spec, at.tp(), mesh.tp()), at.dp() * size, size);
+    if (!runs.empty()) shards.push_back({&spec, std::move(runs)});
   }
-  return shares;
+  return shards;
 }
 
-void check_reshard(const Checkpoint& from, const std::string& dir, const Mesh& mesh,
+void check_reshard(const Checkpoint& from, const std::string& dir, const Axes& mesh,
                    FileSystem& files) {
-  const std::string asked = str("got a mesh of dp ", mesh.dp, ", tp ", mesh.tp, ", pp ", mesh.pp);
-  if (mesh.dp < 1 || mesh.tp < 1 || mesh.pp < 1) {
+  const std::string asked = str("got a mesh of ", mesh.words(", "));
+  if (mesh.world() < 1) {
     throw UsageError(asked + ", wanted at least 1 of each");
   }
   constexpr std::int64_t kMostFiles = 1 << 20;
-  const std::int64_t planes = std::int64_t{mesh.dp} * mesh.tp;
-  if (planes > kMostFiles || planes * mesh.pp > kMostFiles) {
+  if (mesh.world() > kMostFiles) {
     throw UsageError(str(asked, ", wanted at most ", kMostFiles, " ranks, which have a file each"));
   }
   const std::string final_path = str(dir, "/", folder_name(from.about().step));
   if (files.exists(final_path)) {
     throw UsageError(final_path + " is there already; choose another folder");
   }
-  for (const ParamSpec& spec : from.about().params) local_shape(spec, 0, mesh.tp);
+  for (const ParamSpec& spec : from.about().params) local_shape(spec, 0, mesh.tp());
 }
 
-Saved reshard(Checkpoint& from, const std::string& dir, const Mesh& mesh,
-              const std::shared_ptr<FileSystem>& files, const Progress& progress) {
+Saved reshard(Checkpoint& from, const std::string& dir, const Axes& mesh,
+              const std::shared_ptr<FileSystem>& files, const BytesDone& told) {
   check_reshard(from, dir, mesh, *files);
   const auto began = std::chrono::steady_clock::now();
   Manifest manifest;
@@ -91,22 +91,22 @@ Saved reshard(Checkpoint& from, const std::string& dir, const Mesh& mesh,
   manifest.about.mesh = mesh;
   const std::string folder = begin_folder(*files, dir, manifest.about.step);
   Saved saved;
-  const auto done = counter(progress);
+  const auto done = counter(told);
   try {
-    for (int rank = 0; rank < mesh.ranks(); ++rank) {
-      std::vector<ShardTensor> tensors;
-      for (const Share& share : shares_of(manifest.about.params, mesh, rank)) {
-        std::vector<Stripe> stripes = to_stripes(share.runs);
-        // In the file the runs follow one another, whatever lay between them in the part.
+    for (int rank = 0; rank < mesh.world(); ++rank) {
+      std::vector<ShardFileTensor> tensors;
+      for (const ParamShard& shard : shards_of(manifest.about.params, mesh, rank)) {
+        std::vector<Stripe> stripes = to_stripes(shard.runs);
+        // In the file the runs follow one another, whatever lay between them in memory.
         const std::vector<Run> packed = to_runs(stripes);
-        for (const auto& [state, dtype] : from.states(share.spec->name)) {
+        for (const auto& [state, dtype] : from.states(shard.spec->name)) {
           tensors.push_back(
-              {share.spec->name, state, dtype, stripes,
-               copied(from, share.spec->name, state, dtype, packed, Rounding::exact, done)});
+              {shard.spec->name, state, dtype, stripes,
+               copied(from, shard.spec->name, state, dtype, packed, Rounding::exact, done)});
         }
       }
       manifest.files.push_back(
-          write_shard(*files, folder, rank, manifest.about, std::move(tensors)).file);
+          write_shard_file(*files, folder, rank, manifest.about, std::move(tensors)).file);
       saved.bytes += manifest.files.back().bytes;
     }
     saved.folder = publish_folder(*files, dir, manifest);
@@ -123,11 +123,12 @@ Saved reshard(Checkpoint& from, const std::string& dir, const Mesh& mesh,
 
 std::int64_t export_model(Checkpoint& from, const std::string& path, const ExportOptions& options) {
   std::vector<Outgoing> tensors;
-  const auto done = counter(options.progress);
+  const auto done = counter(options.told);
   for (const ParamSpec& spec : from.about().params) {
     const std::map<std::string, DType> states = from.states(spec.name);
-    const std::string state =
-        !options.state.empty() ? options.state : (states.count("master") != 0 ? "master" : "param");
+    const bool buffer = states.count("buffer") != 0;
+    if (buffer && !options.state.empty()) continue;
+    const std::string state = buffer ? "buffer" : options.state.empty() ? "param" : options.state;
     const auto found = states.find(state);
     const std::int64_t elements = elements_of(spec.shape);
     if (found == states.end() && elements > 0) {

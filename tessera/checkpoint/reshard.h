@@ -12,34 +12,30 @@
 
 namespace tessera::checkpoint {
 
-// Told how many bytes are done.
-using Progress = std::function<void(std::int64_t)>;
-
 // Which elements rank `rank` of a mesh keeps of each parameter, by name, as the engine cuts them: a
-// pipeline stage has the next parameters in order, a tensor-parallel rank its part of those (of
-// copies, the first rank has them), a data-parallel rank its chunk of that part. Ranks count along
+// pipeline stage has the next parameters in order, a tensor-parallel rank its shard of those (of
+// copies, the first rank has them), a data-parallel rank its shard of that one. Ranks count along
 // tp first, then dp, then pp.
-struct Share {
+struct ParamShard {
   const ParamSpec* spec = nullptr;
   std::vector<Run> runs;
 };
-std::vector<Share> shares_of(const std::vector<ParamSpec>& params, const Mesh& mesh, int rank);
+std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Axes& mesh, int rank);
 
 // Throws UsageError for what reshard() would refuse before it writes: a mesh that cannot cut the
 // parameters, a folder that has this step.
-void check_reshard(const Checkpoint& from, const std::string& dir, const Mesh& mesh,
+void check_reshard(const Checkpoint& from, const std::string& dir, const Axes& mesh,
                    FileSystem& files);
 
 // Writes the checkpoint anew for another mesh, as dir/step-…, a few megabytes at a time.
-Saved reshard(Checkpoint& from, const std::string& dir, const Mesh& mesh,
-              const std::shared_ptr<FileSystem>& files = local_files(),
-              const Progress& progress = {});
+Saved reshard(Checkpoint& from, const std::string& dir, const Axes& mesh,
+              const std::shared_ptr<FileSystem>& files = local_files(), const BytesDone& told = {});
 
 struct ExportOptions {
-  std::string state;           // empty: "master" where a parameter has it, else "param"
+  std::string state;           // empty: "param", and buffers too
   std::optional<DType> dtype;  // empty: as stored
   std::shared_ptr<FileSystem> files = local_files();
-  Progress progress;
+  BytesDone told;
 };
 // Writes one safetensors file with all parameters under their names: whole, and rounded to nearest
 // where the type asked for is narrower. Replaces the file at once, when all is written. Returns
@@ -60,6 +56,6 @@ struct Difference {
   std::vector<StateDifference> states;
   std::int64_t equal = 0;  // states that have the same bits
 };
-Difference diff(Checkpoint& a, Checkpoint& b, const Progress& progress = {});
+Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told = {});
 
 }  // namespace tessera::checkpoint

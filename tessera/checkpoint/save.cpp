@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "tessera/checkpoint/shard.h"
-#include "tessera/checkpoint/shard_writer.h"
+#include "tessera/checkpoint/safetensors_writer.h"
+#include "tessera/checkpoint/shard_file.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -38,29 +38,29 @@ Outcome attempt(F&& body) {
 }
 
 // Bytes [offset, offset + bytes) of the runs, one after the other.
-Source source_of(const Piece& piece) {
-  const std::int64_t size = size_of(piece.dtype);
+Source source_of(const Shard& shard) {
+  const std::int64_t size = size_of(shard.dtype);
   bool together = true;
-  std::int64_t next = piece.runs[0].local;
-  for (const Run& run : piece.runs) {
+  std::int64_t next = shard.runs[0].local;
+  for (const Run& run : shard.runs) {
     together = together && run.local == next;
     next = run.local + run.count;
   }
-  if (together && !piece.fetch) {
-    const std::byte* begin = piece.data + piece.runs[0].local * size;
+  if (together && !shard.fetch) {
+    const std::byte* begin = shard.data + shard.runs[0].local * size;
     return [begin](std::int64_t offset, std::int64_t, std::byte*) { return begin + offset; };
   }
   struct Cursor {
     std::size_t run = 0;
     std::int64_t done = 0;  // elements of it
   };
-  return [&piece, size, cursor = std::make_shared<Cursor>()](
+  return [&shard, size, cursor = std::make_shared<Cursor>()](
              std::int64_t, std::int64_t bytes, std::byte* staging) -> const std::byte* {
     const std::int64_t wanted = bytes / size;
     for (std::int64_t filled = 0; filled < wanted;) {
-      const Run& run = piece.runs[cursor->run];
+      const Run& run = shard.runs[cursor->run];
       const std::int64_t n = std::min(wanted - filled, run.count - cursor->done);
-      piece.copy(run.local + cursor->done, n, staging + filled * size);
+      shard.copy(run.local + cursor->done, n, staging + filled * size);
       filled += n;
       cursor->done += n;
       if (cursor->done == run.count) *cursor = {cursor->run + 1, 0};
@@ -69,36 +69,36 @@ Source source_of(const Piece& piece) {
   };
 }
 
-void check_piece(const Piece& piece, const std::map<std::string, std::int64_t>& elements) {
+void check_shard(const Shard& shard, const std::map<std::string, std::int64_t>& elements) {
   const std::string what =
-      str("a piece of parameter ", quote(piece.param), ", state ", quote(piece.state));
-  const auto param = elements.find(piece.param);
+      str("a shard of parameter ", quote(shard.param), ", state ", quote(shard.state));
+  const auto param = elements.find(shard.param);
   if (param == elements.end()) {
     throw UsageError(what + ", but the description has no such parameter");
   }
-  for (const Run& run : piece.runs) {
+  for (const Run& run : shard.runs) {
     if (run.count < 0 || run.local < 0 || run.whole < 0 || run.whole > param->second - run.count) {
       throw UsageError(str(what, " has ", run.count, " elements from ", run.whole,
                            " on, but the parameter has ", param->second));
     }
   }
-  if (piece.data == nullptr && !piece.fetch && count_of(piece.runs) > 0)
+  if (shard.data == nullptr && !shard.fetch && count_of(shard.runs) > 0)
     throw UsageError(what + " has no data");
 }
 
-ShardTable write_pieces(const std::string& folder, int rank, const Description& about,
-                        const std::vector<Piece>& pieces, const SaveOptions& options) {
+ShardFileTable write_shards(const std::string& folder, int rank, const Description& about,
+                            const std::vector<Shard>& shards, const SaveOptions& options) {
   std::map<std::string, std::int64_t> elements;
   for (const ParamSpec& spec : about.params) elements[spec.name] = elements_of(spec.shape);
-  std::vector<ShardTensor> tensors;
-  for (const Piece& piece : pieces) {
-    check_piece(piece, elements);
-    std::vector<Stripe> stripes = to_stripes(piece.runs);
+  std::vector<ShardFileTensor> tensors;
+  for (const Shard& shard : shards) {
+    check_shard(shard, elements);
+    std::vector<Stripe> stripes = to_stripes(shard.runs);
     if (stripes.empty()) continue;
     tensors.push_back(
-        {piece.param, piece.state, piece.dtype, std::move(stripes), source_of(piece)});
+        {shard.param, shard.state, shard.dtype, std::move(stripes), source_of(shard)});
   }
-  return write_shard(*options.files, folder, rank, about, std::move(tensors), options.charge);
+  return write_shard_file(*options.files, folder, rank, about, std::move(tensors), options.charge);
 }
 
 Manifest assemble(Description about, const std::vector<std::string>& tables) {
@@ -106,7 +106,7 @@ Manifest assemble(Description about, const std::vector<std::string>& tables) {
   about.params.clear();
   std::map<std::string, std::size_t> known;
   for (std::size_t rank = 0; rank < tables.size(); ++rank) {
-    ShardTable table =
+    ShardFileTable table =
         parse_table(std::string_view(tables[rank]).substr(1), str("the table of rank ", rank));
     for (ParamSpec& spec : table.params) {
       const auto [at, fresh] = known.emplace(spec.name, about.params.size());
@@ -151,7 +151,7 @@ struct Try {
   std::int64_t bytes = 0;
 };
 
-Try save_once(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
+Try save_once(const std::string& dir, const Description& about, const std::vector<Shard>& shards,
               const Team& team, const SaveOptions& options) {
   FileSystem& files = *options.files;
   // 1. Rank 0 makes the folder.
@@ -164,9 +164,9 @@ Try save_once(const std::string& dir, const Description& about, const std::vecto
   if (!is_good(folder)) return {folder, begun.error};
 
   // 2. All write.
-  ShardTable table;
+  ShardFileTable table;
   const Outcome wrote = attempt([&] {
-    table = write_pieces(folder.substr(1), team.rank, about, pieces, options);
+    table = write_shards(folder.substr(1), team.rank, about, shards, options);
     return to_text(table);
   });
   const std::vector<std::string> tables = team.gather(wrote.text);
@@ -195,7 +195,7 @@ Try save_once(const std::string& dir, const Description& about, const std::vecto
 
 }  // namespace
 
-Saved save(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
+Saved save(const std::string& dir, const Description& about, const std::vector<Shard>& shards,
            const Team& team, const SaveOptions& options) {
   const auto began = std::chrono::steady_clock::now();
   check_counts(about);
@@ -204,12 +204,12 @@ Saved save(const std::string& dir, const Description& about, const std::vector<P
   };
   constexpr double kLongestPause = 60;
   double pause = options.retry_seconds;
-  Try tried = save_once(dir, about, pieces, team, options);
+  Try tried = save_once(dir, about, shards, team, options);
   for (int retry = 1; retry <= options.retries && tried.verdict[0] == kBad; ++retry) {
     warn(str("step ", about.step, " is not saved yet: ", reason_in(tried.verdict),
              "; trying again in ", format_time(pause), " (", retry, " of ", options.retries, ")"));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-    tried = save_once(dir, about, pieces, team, options);
+    tried = save_once(dir, about, shards, team, options);
     pause = std::min(2 * pause, kLongestPause);
   }
   Saved saved;

@@ -9,7 +9,7 @@
 #include "tessera/checkpoint/files.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/checkpoint/pieces.h"
+#include "tessera/checkpoint/shard.h"
 
 namespace tessera::checkpoint {
 
@@ -46,11 +46,11 @@ struct Saved {
   std::string failure;  // why nothing was published; see SaveOptions::return_failures
 };
 
-// Collective: saves the pieces of all ranks as dir/step-…, all ranks writing at once; see
+// Collective: saves the shards of all ranks as dir/step-…, all ranks writing at once; see
 // [Note: publish]. What fails on one rank fails on all: with its own error there, and with a
 // PeerError that names it on the others. Earlier checkpoints are untouched then. Memory: see
 // [Note: memory], and the manifest on rank 0.
-Saved save(const std::string& dir, const Description& about, const std::vector<Piece>& pieces,
+Saved save(const std::string& dir, const Description& about, const std::vector<Shard>& shards,
            const Team& team = {}, const SaveOptions& options = {});
 
 }  // namespace tessera::checkpoint

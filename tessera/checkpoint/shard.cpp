@@ -1,59 +1,80 @@
 #include "tessera/checkpoint/shard.h"
 
-#include <map>
-#include <utility>
-
-#include "tessera/checkpoint/folder.h"
-#include "tessera/core/text.h"
+#include <algorithm>
+#include <cstring>
 
 namespace tessera::checkpoint {
 
-ShardTable write_shard(FileSystem& files, const std::string& folder, int rank,
-                       const Description& about, std::vector<ShardTensor> tensors,
-                       const Charge& charge) {
-  std::map<std::string, const ParamSpec*> specs;
-  for (const ParamSpec& spec : about.params) specs[spec.name] = &spec;
-  std::map<std::string, StoredTensor> stored;
-  std::map<std::string, int> used;
-  std::vector<Outgoing> outgoing;
-  for (ShardTensor& tensor : tensors) {
-    StoredTensor entry;
-    entry.name = tensor.state + "/" + tensor.param;
-    // Several pieces of one state are several tensors.
-    const int times = used[entry.name]++;
-    if (times > 0) entry.name += str("#", times);
-    entry.param = tensor.param;
-    entry.state = tensor.state;
-    entry.dtype = tensor.dtype;
-    entry.stripes = std::move(tensor.stripes);
-    Outgoing& out = outgoing.emplace_back();
-    out.entry.name = entry.name;
-    out.entry.dtype = entry.dtype;
-    // What is whole has its shape, so that any reader of safetensors can use it.
-    const ParamSpec& spec = *specs.at(entry.param);
-    const std::int64_t elements = entry.elements();
-    const bool whole = entry.stripes.size() == 1 && elements == elements_of(spec.shape);
-    out.entry.shape = whole ? spec.shape : std::vector<std::int64_t>{elements};
-    out.source = std::move(tensor.source);
-    stored[entry.name] = std::move(entry);
+void Shard::copy(std::int64_t begin, std::int64_t count, std::byte* into) const {
+  if (fetch) {
+    fetch(begin, count, into);
+    return;
   }
-  ShardTable table;
-  table.params = about.params;
-  table.file.name = shard_name(rank);
-  const WrittenFile written = write_safetensors(
-      files, folder + "/" + table.file.name, outgoing,
-      {{"format", "tessera"}, {"rank", std::to_string(rank)}, {"step", std::to_string(about.step)}},
-      charge);
-  table.file.bytes = written.bytes;
-  table.file.header_bytes = written.header_bytes;
-  table.file.header_checksum = written.header_checksum;
-  // The writer chose the order.
-  for (std::size_t i = 0; i < outgoing.size(); ++i) {
-    StoredTensor& tensor = stored[outgoing[i].entry.name];
-    tensor.checksums = written.checksums[i];
-    table.file.tensors.push_back(std::move(tensor));
+  const std::int64_t size = size_of(dtype);
+  std::memcpy(into, data + begin * size, static_cast<std::size_t>(count * size));
+}
+
+std::vector<Run> cut(const std::vector<Run>& runs, std::int64_t begin, std::int64_t count) {
+  std::vector<Run> out;
+  for (const Run& run : runs) {
+    const std::int64_t from = std::max(run.local, begin);
+    const std::int64_t to = std::min(run.local + run.count, begin + count);
+    if (from < to) out.push_back({run.whole + from - run.local, from - begin, to - from});
   }
-  return table;
+  return out;
+}
+
+std::int64_t count_of(const std::vector<Run>& runs) {
+  std::int64_t count = 0;
+  for (const Run& run : runs) count += run.count;
+  return count;
+}
+
+std::vector<Stripe> to_stripes(const std::vector<Run>& runs) {
+  std::vector<Stripe> stripes;
+  for (const Run& run : runs) {
+    if (run.count == 0) continue;
+    if (!stripes.empty()) {
+      Stripe& last = stripes.back();
+      const std::int64_t step = run.whole - (last.whole + (last.times - 1) * last.stride);
+      if (step == last.count && last.times == 1) {
+        last.count += run.count;
+        continue;
+      }
+      if (run.count == last.count && step > last.count &&
+          (last.times == 1 || step == last.stride)) {
+        last.stride = step;
+        ++last.times;
+        continue;
+      }
+    }
+    stripes.push_back({run.whole, run.count, 1, 0});
+  }
+  return stripes;
+}
+
+std::vector<Run> to_runs(const std::vector<Stripe>& stripes) {
+  std::vector<Run> runs;
+  std::int64_t local = 0;
+  for (const Stripe& stripe : stripes) {
+    for (std::int64_t i = 0; i < stripe.times; ++i) {
+      runs.push_back({stripe.whole + i * stripe.stride, local, stripe.count});
+      local += stripe.count;
+    }
+  }
+  return runs;
+}
+
+std::vector<Run> uncovered(std::vector<Run> runs, std::int64_t elements) {
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.whole < b.whole; });
+  std::vector<Run> gaps;
+  std::int64_t at = 0;
+  for (const Run& run : runs) {
+    if (run.whole > at) gaps.push_back({at, 0, run.whole - at});
+    at = std::max(at, run.whole + run.count);
+  }
+  if (at < elements) gaps.push_back({at, 0, elements - at});
+  return gaps;
 }
 
 }  // namespace tessera::checkpoint

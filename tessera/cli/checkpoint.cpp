@@ -55,10 +55,6 @@ constexpr const char* kExportExamples =
     "  tessera checkpoint export runs/a model.safetensors --dtype bf16\n"
     "  tessera checkpoint export runs/a/step-00000120 moments.safetensors --state moment1";
 
-std::string mesh_text(const checkpoint::Mesh& mesh) {
-  return str("dp ", mesh.dp, " · tp ", mesh.tp, " · pp ", mesh.pp);
-}
-
 std::string padded(const std::string& text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
 }
@@ -87,7 +83,7 @@ Json inspect_json(const Checkpoint& from) {
               {"step", about.step},
               {"samples", about.samples},
               {"seed", about.seed},
-              {"mesh", {{"dp", about.mesh.dp}, {"tp", about.mesh.tp}, {"pp", about.mesh.pp}}},
+              {"mesh", axes_json<Json>(about.mesh)},
               {"stage", about.stage},
               {"layout", about.layout},
               {"model", Json::parse(about.model)},
@@ -116,7 +112,7 @@ int inspect(const std::string& path, bool params, bool json) {
   std::string text =
       str(from.folder(), "\n", "  step      ", format_grouped(about.step), "\n", "  samples   ",
           format_grouped(about.samples), "\n", "  seed      ", about.seed, "\n", "  saved by  ",
-          mesh_text(about.mesh), ", stage ", about.stage, ", layout ", about.layout, "\n",
+          about.mesh.words(" · "), ", stage ", about.stage, ", layout ", about.layout, "\n",
           "  model     ", about.model, "\n", "  params    ", about.params.size(), " with ",
           format_count(elements), " elements\n", "  files     ", from.manifest().files.size(),
           " with ", format_bytes(from.bytes()), "\n");
@@ -184,7 +180,7 @@ int diff(const std::string& left, const std::string& right, bool json) {
   return same ? 0 : 1;
 }
 
-int reshard(const std::string& path, const std::string& to, const checkpoint::Mesh& mesh) {
+int reshard(const std::string& path, const std::string& to, const Axes& mesh) {
   Checkpoint from = open_checkpoint(path);
   checkpoint::check_reshard(from, to, mesh, *checkpoint::local_files());
   // A run that saves there would have its drafts removed.
@@ -195,7 +191,7 @@ int reshard(const std::string& path, const std::string& to, const checkpoint::Me
     MegabyteBar bar("resharding", from.bytes());
     saved = checkpoint::reshard(from, to, mesh, checkpoint::local_files(), bar.function());
   }
-  return write_all(1, str(saved.folder, ": ", mesh.ranks(), " shards (", mesh_text(mesh), "), ",
+  return write_all(1, str(saved.folder, ": ", mesh.world(), " shards (", mesh.words(" · "), "), ",
                           format_bytes(saved.bytes), "\n"))
              ? 0
              : 1;
@@ -214,7 +210,7 @@ int export_to(const std::string& path, const std::string& to, const std::string&
   std::int64_t written = 0;
   {
     MegabyteBar bar("exporting", from.bytes());
-    options.progress = bar.function();
+    options.told = bar.function();
     written = checkpoint::export_model(from, to, options);
   }
   return write_all(1, str(to, ": ", from.about().params.size(), " tensors of step ",
@@ -233,7 +229,8 @@ int checkpoint_command(int argc, char** argv) {
   std::string path, other, state, dtype;
   VerifyOptions checks;
   bool json = false, params = false;
-  checkpoint::Mesh mesh;
+  std::array<int, kAxes> sizes;
+  sizes.fill(1);
   const auto command = [&](const char* name, const char* help, const char* examples) -> CLI::App& {
     CLI::App& app = *line.app().add_subcommand(name, help);
     app.footer(str("Examples:\n", examples));
@@ -270,14 +267,14 @@ int checkpoint_command(int argc, char** argv) {
               "this: it takes any mesh's.",
               kReshardExamples);
   reshards.add_option("TO", other, "the folder to put step-… into")->required()->type_name("");
-  line.integer(reshards, "--dp", mesh.dp, 1, 1 << 20, "data-parallel ranks");
-  line.integer(reshards, "--tp", mesh.tp, 1, 1 << 20, "tensor-parallel ranks");
-  line.integer(reshards, "--pp", mesh.pp, 1, 1 << 20, "pipeline stages");
+  for (const Axis& axis : Axes().written()) {
+    const std::size_t i = axis_index(axis.name);
+    line.integer(reshards, str("--", axis.name), sizes[i], 1, 1 << 20, std::string(kAxisHelps[i]));
+  }
   CLI::App& exports =
       command("export", "Writes the parameters as one plain safetensors file.", kExportExamples);
   exports.add_option("FILE", other, "the file to write")->required()->type_name("");
-  exports.add_option("--state", state,
-                     "which state; otherwise master, or param where there is none");
+  exports.add_option("--state", state, "which state; otherwise param, and buffers");
   exports.add_option("--dtype", dtype, "f32, bf16 or f16, rounded to nearest; otherwise as stored");
   line.app().require_subcommand(1);
   if (!line.parse(argc, argv)) return 0;
@@ -285,7 +282,11 @@ int checkpoint_command(int argc, char** argv) {
   if (inspects.parsed()) return inspect(path, params, json);
   if (verifies.parsed()) return verify_checkpoint(path, json, checks);
   if (diffs.parsed()) return diff(path, other, json);
-  if (reshards.parsed()) return reshard(path, other, mesh);
+  if (reshards.parsed()) {
+    Axes mesh;
+    for (std::size_t i = 0; i < kAxes; ++i) mesh.set(kAxisNames[i], sizes[i]);
+    return reshard(path, other, mesh);
+  }
   return export_to(path, other, state, dtype);
 }
 

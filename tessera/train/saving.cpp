@@ -92,8 +92,7 @@ checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t samples
   about.step = steps;
   about.samples = samples;
   about.seed = static_cast<std::uint64_t>(config_.seed);
-  const comm::MeshShape& mesh = model_.mesh().shape();
-  about.mesh = {mesh.dp, mesh.tp, mesh.pp};
+  about.mesh = model_.mesh().axes();
   about.stage = static_cast<int>(config_.zero);
   about.layout = config_.layout;
   about.model = shape_json(resolved_.model);
@@ -109,15 +108,15 @@ checkpoint::Description Saver::describe(std::int64_t steps, std::int64_t samples
 }
 
 // What this rank saves: of its own stretches, the elements that no rank before it has too.
-std::vector<checkpoint::Piece> Saver::pieces() {
-  std::vector<checkpoint::Piece> pieces;
-  for (const zero::StatePiece& piece : model_.engine().state(zero::Share::own)) {
+std::vector<checkpoint::Shard> Saver::shards() {
+  std::vector<checkpoint::Shard> shards;
+  for (const zero::StateShard& piece : model_.engine().state(zero::StateScope::owned)) {
     const std::vector<Run> runs =
         checkpoint::cut(model_.counted(piece.param), piece.begin, piece.values.numel());
     if (runs.empty()) continue;
     const at::Tensor values = piece.values;
-    checkpoint::Piece& out =
-        pieces.emplace_back(checkpoint::Piece{piece.param, piece.state, dtype_of(values), runs});
+    checkpoint::Shard& out =
+        shards.emplace_back(checkpoint::Shard{piece.param, piece.state, dtype_of(values), runs});
     if (values.is_cpu()) {
       out.data = static_cast<const std::byte*>(values.const_data_ptr());
       continue;
@@ -127,14 +126,14 @@ std::vector<checkpoint::Piece> Saver::pieces() {
       host_view(values, count, into).copy_(values.narrow(0, begin, count));
     };
   }
-  return pieces;
+  return shards;
 }
 
 void Saver::save(std::int64_t steps, std::int64_t samples) {
   if (config_.async_save) {
-    saver_->start(describe(steps, samples), pieces());
+    saver_->start(describe(steps, samples), shards());
   } else {
-    saver_->save_now(describe(steps, samples), pieces());
+    saver_->save_now(describe(steps, samples), shards());
   }
 }
 
@@ -169,15 +168,11 @@ std::vector<std::string> Saver::differences(const std::string& folder,
                         "; it goes on with the next sample, number ", about.samples,
                         ", and the learning rate goes on by steps"));
   }
-  const comm::MeshShape& mesh = model_.mesh().shape();
-  const auto shown = [](int dp, int tp, int pp, const std::string& micro, bool overlap) {
-    return str("--dp ", dp, " --tp ", tp, " --pp ", pp, " --micro-batch ", micro,
-               overlap ? " --overlap-tp" : "");
+  const auto shown = [](const Axes& axes, const std::string& micro, bool overlap) {
+    return str("--", axes.words(" --"), " --micro-batch ", micro, overlap ? " --overlap-tp" : "");
   };
-  const std::string before = shown(about.mesh.dp, about.mesh.tp, about.mesh.pp, was("micro_batch"),
-                                   was("overlap_tp") == "yes");
-  const std::string now =
-      shown(mesh.dp, mesh.tp, mesh.pp, str(config_.micro_batch), config_.overlap_tp);
+  const std::string before = shown(about.mesh, was("micro_batch"), was("overlap_tp") == "yes");
+  const std::string now = shown(model_.mesh().axes(), str(config_.micro_batch), config_.overlap_tp);
   if (before != now) {
     notes.push_back(str("another order of adding: ", folder, " was saved with ", before,
                         ", and this run has ", now,
@@ -191,11 +186,11 @@ Saver::Resumed Saver::read(const std::string& folder) {
   const checkpoint::Description& about = from.about();
   check_fits(folder, about, config_, resolved_);
   from.expect(model_.specs());
-  std::vector<checkpoint::Wanted> wanted;
-  const int t = model_.mesh().place().tp, tp = model_.mesh().shape().tp;
-  for (const zero::StatePiece& piece : model_.engine().state(zero::Share::held)) {
+  std::vector<checkpoint::WantedShard> wanted;
+  const int t = model_.mesh().place().tp(), tp = model_.mesh().axes().tp();
+  for (const zero::StateShard& piece : model_.engine().state(zero::StateScope::held)) {
     const at::Tensor values = piece.values;
-    checkpoint::Wanted& want = wanted.emplace_back(checkpoint::Wanted{
+    checkpoint::WantedShard& want = wanted.emplace_back(checkpoint::WantedShard{
         piece.param, piece.state, dtype_of(values),
         checkpoint::cut(local_runs(spec(piece.param), t, tp), piece.begin, values.numel())});
     if (values.is_cpu()) {
@@ -309,7 +304,7 @@ Saver::Resumed Saver::load(const std::string& folder) {
 
 // Collective: with what read() has put into the engine's memory.
 void Saver::go_on(const Resumed& resumed) {
-  zero::Progress progress;
+  zero::StepCounts progress;
   progress.steps = resumed.updates;
   model_.engine().resume(progress);
 }

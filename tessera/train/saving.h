@@ -47,7 +47,7 @@ class Saver {
   checkpoint::Description describe(std::int64_t steps, std::int64_t samples) const;
   std::vector<std::string> differences(const std::string& folder,
                                        const checkpoint::Description& about) const;
-  std::vector<checkpoint::Piece> pieces();
+  std::vector<checkpoint::Shard> shards();
   Resumed load(const std::string& folder);
   Resumed read(const std::string& folder);  // not collective: into this rank's memory
   void go_on(const Resumed& resumed);

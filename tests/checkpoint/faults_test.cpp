@@ -23,7 +23,7 @@ namespace {
 Model model_of_seed(std::uint64_t seed) {
   Model model;
   model.params = {{"a", {40, 2}, 0, {}}, {"b", {5}, -1, {}}};
-  model.states = {{"master", DType::f32}, {"param", DType::bf16}};
+  model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
   model.seed = seed;
   return model;
 }
@@ -37,7 +37,7 @@ std::vector<std::string> leftovers(const std::string& dir) {
   return found;
 }
 
-// Saves step `step` of `model` on three ranks that share a faulty file system.
+// Saves step `step` of `model` on three ranks that shard a faulty file system.
 std::vector<std::string> try_save(const Model& model, const std::string& dir, std::int64_t step,
                                   const std::shared_ptr<FileSystem>& files,
                                   const Retention& retention = {}) {
@@ -45,7 +45,7 @@ std::vector<std::string> try_save(const Model& model, const std::string& dir, st
   Ranks ranks(3);
   return ranks.run([&](const Team& team) {
     const RankState state = make_rank(model, mesh, team.rank, true, Copies::counted, true);
-    save(dir, describe_model(model, step, mesh, 2), state.pieces, team, {retention, files, {}});
+    save(dir, describe_model(model, step, mesh, 2), state.shards, team, {retention, files, {}});
   });
 }
 
@@ -137,7 +137,7 @@ TEST(Faults, OneRankCannotWrite) {
     if (team.rank == 1) {
       options.files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, 2});
     }
-    save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.pieces, team, options);
+    save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.shards, team, options);
   });
   EXPECT_TRUE(contains(errors[1], "DataError: cannot write")) << errors[1];
   for (const int other : {0, 2}) {
@@ -162,7 +162,7 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
             make_rank(model_of_seed(2), mesh, team.rank, true, Copies::counted, true);
         SaveOptions options;
         if (team.rank == victim) options.files = files;
-        save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.pieces, team, options);
+        save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.shards, team, options);
       });
       struck = files->struck();
       const Latest latest = find_latest(dir.path(), true);
@@ -193,14 +193,14 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
     const RankState state = make_rank(large, {1, 1, 1}, 0, true, Copies::counted, true);
     const Description about = describe_model(large, 2, {1, 1, 1}, 2);
     try {
-      save(dir.path(), about, state.pieces);
+      save(dir.path(), about, state.shards);
       status |= 1;
     } catch (const DataError& error) {
       if (!contains(error.what(), "rank-00000.safetensors: File too large")) status |= 2;
     }
     if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) status |= 4;
     try {
-      save(dir / "closed/run", about, state.pieces);
+      save(dir / "closed/run", about, state.shards);
       status |= 8;
     } catch (const DataError& error) {
       if (!contains(error.what(), "Permission denied")) status |= 16;
@@ -246,7 +246,7 @@ TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
   const Latest whole = find_latest(dir.path(), true);
   EXPECT_EQ(whole.folder, dir / "step-00000001");
   ASSERT_EQ(whole.skipped.size(), 4u);
-  EXPECT_TRUE(contains(whole.skipped[3], "rank-00001.safetensors: tensor \"master/"));
+  EXPECT_TRUE(contains(whole.skipped[3], "rank-00001.safetensors: tensor \"param/"));
   EXPECT_TRUE(contains(whole.skipped[3], "damaged within bytes 4096 to"));
 }
 
@@ -270,9 +270,9 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
   auto* data = reinterpret_cast<std::byte*>(values.data());
   Description about;
   about.params = {{"w", {10}, -1, {}}};
-  const auto error_of = [&](const std::vector<Piece>& pieces) -> std::string {
+  const auto error_of = [&](const std::vector<Shard>& shards) -> std::string {
     try {
-      save(dir.path(), about, pieces);
+      save(dir.path(), about, shards);
     } catch (const Error& error) {
       return error.what();
     }
@@ -290,7 +290,7 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
 
   EXPECT_EQ(error_of({{"w", "param", DType::f32, {{0, 0, 10}}, data}}), "");
   Checkpoint checkpoint(dir / "step-00000000");
-  const auto load_error = [&](const Wanted& wanted) -> std::string {
+  const auto load_error = [&](const WantedShard& wanted) -> std::string {
     try {
       checkpoint.load({wanted});
     } catch (const DataError& error) {
@@ -298,8 +298,8 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
     }
     return "";
   };
-  EXPECT_TRUE(contains(load_error({"w", "master", DType::f32, {{0, 0, 1}}, data}),
-                       "state \"master\" is not there; it has: param"));
+  EXPECT_TRUE(contains(load_error({"w", "moment1", DType::f32, {{0, 0, 1}}, data}),
+                       "state \"moment1\" is not there; it has: param"));
   EXPECT_TRUE(contains(load_error({"w", "param", DType::f32, {{5, 0, 6}}, data}), "has 10"));
   EXPECT_TRUE(contains(load_error({"wv", "param", DType::f32, {}, data}), "did you mean w?"));
   EXPECT_EQ(load_error({"w", "param", DType::f32, {{5, 0, 5}}, data}), "");
@@ -308,7 +308,7 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
 TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
   const TempFolder dir;
   std::vector<float> values(10, 1.0f);
-  const std::vector<Piece> pieces = {
+  const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 10}}, reinterpret_cast<std::byte*>(values.data())}};
   Description about;
   about.params = {{"w", {10}, -1, {}}};
@@ -318,18 +318,18 @@ TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
     AsyncSaver saver(dir.path(), {},
                      {{}, files, [&](const std::string& text) { warnings.push_back(text); }});
     EXPECT_EQ(saver.wait().folder, "");
-    saver.start(about, pieces);
+    saver.start(about, shards);
     EXPECT_THROW(saver.wait(), DataError);
     EXPECT_EQ(saver.wait().folder, "");
-    saver.start(about, pieces);
+    saver.start(about, shards);
     values.assign(10, 2.0f);  // the copy is what is saved
     about.step = 1;
-    saver.start(about, pieces);
+    saver.start(about, shards);
     EXPECT_EQ(saver.wait().folder, dir / "step-00000001");
     EXPECT_FALSE(saver.busy());
     EXPECT_GT(saver.exposed_seconds(), 0);
     about.params.clear();
-    saver.start(about, pieces);
+    saver.start(about, shards);
   }
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_TRUE(contains(warnings[0], "no such parameter"));

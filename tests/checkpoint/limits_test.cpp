@@ -28,7 +28,7 @@ class Limits : public ::testing::Test {
     ASSERT_NE(at, std::string::npos) << from;
     write_manifest(folder_, sealed(body.replace(at, from.size(), to)));
   }
-  std::string shard() const { return folder_ + "/" + shard_name(0); }
+  std::string shard() const { return folder_ + "/" + shard_file_name(0); }
   // All ways to read it, in one text: what they threw and what verify found.
   std::string problems() const {
     std::string all;
@@ -87,7 +87,7 @@ TEST_F(Limits, CountsThatWouldOverflow) {
   EXPECT_TRUE(contains(
       error_of([&] {
         const RankState state = make_rank(model_, {1, 1, 1}, 0, true, Copies::counted, true);
-        save(dir_ / "next", describe_model(model_, kMostCount + 1, {1, 1, 1}, 2), state.pieces);
+        save(dir_ / "next", describe_model(model_, kMostCount + 1, {1, 1, 1}, 2), state.shards);
       }),
       "step: got 9007199254740993"));
   EXPECT_FALSE(fs::exists(dir_ / "next"));
@@ -104,7 +104,7 @@ TEST_F(Limits, LinksPipesAndFolders) {
   fs::create_symlink(away, shard());
   expect_refused_everywhere("is a symbolic link");
   fs::remove(shard());
-  fs::create_symlink(shard_name(1), shard());  // inside the folder it is refused as well
+  fs::create_symlink(shard_file_name(1), shard());  // inside the folder it is refused as well
   expect_refused_everywhere("is a symbolic link");
   fs::remove(shard());
   ASSERT_EQ(::mkfifo(shard().c_str(), 0600), 0);

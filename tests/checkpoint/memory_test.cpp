@@ -106,25 +106,25 @@ const std::vector<Layout> kLayouts = {{"alone", {1, 1, 1}},     {"dp 2 whole", {
                                       {"dp 4", {4, 1, 1}},      {"tp 2", {1, 2, 1}},
                                       {"dp 2 tp 2", {2, 2, 1}}, {"pp 2", {1, 1, 2}}};
 
-std::int64_t bytes_of(const std::vector<Piece>& pieces) {
+std::int64_t bytes_of(const std::vector<Shard>& shards) {
   std::int64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += count_of(piece.runs) * size_of(piece.dtype);
+  for (const Shard& shard : shards) bytes += count_of(shard.runs) * size_of(shard.dtype);
   return bytes;
 }
 
-// The same pieces as if they lay on a device: nobody may touch the memory but by these.
-void move_away(std::vector<Piece>& pieces) {
-  for (Piece& piece : pieces) {
-    const std::int64_t size = size_of(piece.dtype);
-    piece.fetch = [from = piece.data, size](std::int64_t begin, std::int64_t count,
+// The same shards as if they lay on a device: nobody may touch the memory but by these.
+void move_away(std::vector<Shard>& shards) {
+  for (Shard& shard : shards) {
+    const std::int64_t size = size_of(shard.dtype);
+    shard.fetch = [from = shard.data, size](std::int64_t begin, std::int64_t count,
                                             std::byte* into) {
       std::memcpy(into, from + begin * size, static_cast<std::size_t>(count * size));
     };
-    piece.data = nullptr;
+    shard.data = nullptr;
   }
 }
-void move_away(std::vector<Wanted>& wanted) {
-  for (Wanted& want : wanted) {
+void move_away(std::vector<WantedShard>& wanted) {
+  for (WantedShard& want : wanted) {
     const std::int64_t size = size_of(want.dtype);
     want.store = [into = want.into, size](std::int64_t begin, std::int64_t count,
                                           const std::byte* from) {
@@ -147,7 +147,7 @@ std::int64_t save_counted(const Model& model, const Layout& layout, const std::s
     const auto rank = static_cast<std::size_t>(plain.rank);
     RankState state =
         make_rank(model, layout.mesh, plain.rank, layout.sharded, Copies::counted, true);
-    if (way == Way::from_elsewhere) move_away(state.pieces);
+    if (way == Way::from_elsewhere) move_away(state.shards);
     const Description about = describe_model(model, step, layout.mesh, 2);
     SaveOptions options;
     options.charge = [&](std::int64_t bytes) {
@@ -165,12 +165,12 @@ std::int64_t save_counted(const Model& model, const Layout& layout, const std::s
       AsyncSaver saver(dir, team, options);
       counted = &counts[rank];
       if (way == Way::background) {
-        saver.start(about, state.pieces);
+        saver.start(about, state.shards);
         saver.wait();
         snapshot = saver.snapshot_bytes();
-        EXPECT_LE(snapshot, bytes_of(state.pieces) + 64 * std::ssize(state.pieces));
+        EXPECT_LE(snapshot, bytes_of(state.shards) + 64 * std::ssize(state.shards));
       } else {
-        saver.save_now(about, state.pieces);
+        saver.save_now(about, state.shards);
       }
     }
     counted = nullptr;

@@ -80,7 +80,7 @@ TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
     for (std::size_t i = 0; i < model.params.size(); ++i) {
       if (static_cast<int>(i) % 3 == team.rank) about.params.push_back(model.params[i]);
     }
-    save(dir.path(), about, state.pieces, team);
+    save(dir.path(), about, state.shards, team);
   });
   for (const std::string& error : errors) ASSERT_EQ(error, "");
   Checkpoint checkpoint(dir / "step-00000003");
@@ -95,7 +95,7 @@ TEST(Meshes, LargeTensors) {
                   {"columns", {700, 1200}, 1, {}},
                   {"long", {5'300'001}, -1, {}},
                   {"tiny", {3}, -1, {}}};
-  model.states = {{"param", DType::bf16}, {"master", DType::f32}};
+  model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
   const TempFolder dir;
   for (const Mesh& mesh : {Mesh{1, 1, 1}, Mesh{3, 2, 1}}) {
     Checkpoint checkpoint(save_model(model, dir.path(), mesh.dp, mesh, true));
@@ -158,7 +158,7 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
   };
   Model model;
   model.params = {{"w", {8 << 20}, -1, {}}};
-  model.states = {{"master", DType::f32}};
+  model.states = {{"param", DType::f32}};
   const TempFolder dir;
   const std::string folder = save_model(model, dir.path(), 1, {4, 1, 1}, true);
   const auto files = std::make_shared<Counting>();
@@ -166,7 +166,7 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
   std::vector<float> some(1000);
   files->read = 0;
   checkpoint.load({{"w",
-                    "master",
+                    "param",
                     DType::f32,
                     {{3'000'000, 0, 1000}},
                     reinterpret_cast<std::byte*>(some.data())}});
@@ -174,13 +174,13 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
   EXPECT_GE(files->read, 4000);
 }
 
-TEST(Meshes, ManyPiecesOfOneStateAndScatteredMemory) {
-  // Every third element lies apart in memory, and the state is saved as two pieces.
+TEST(Meshes, ManyShardsOfOneStateAndScatteredMemory) {
+  // Every third element lies apart in memory, and the state is saved as two shards.
   const std::int64_t n = 30000;
   std::vector<float> memory(3 * n);
   for (std::int64_t i = 0; i < n; ++i) memory[static_cast<std::size_t>(3 * i)] = float(i);
-  Piece even{"w", "param", DType::f32, {}, reinterpret_cast<const std::byte*>(memory.data())};
-  Piece odd = even;
+  Shard even{"w", "param", DType::f32, {}, reinterpret_cast<const std::byte*>(memory.data())};
+  Shard odd = even;
   for (std::int64_t i = 0; i < n; ++i) (i % 2 ? odd : even).runs.push_back({i, 3 * i, 1});
   odd.runs.push_back({0, 0, 0});  // an empty run harms nobody
   Description about;

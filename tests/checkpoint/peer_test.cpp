@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "tessera/checkpoint/reshard.h"
-#include "tessera/checkpoint/shard_writer.h"
+#include "tessera/checkpoint/safetensors_writer.h"
 #include "tests/checkpoint/ranks.h"
 
 namespace tessera::checkpoint {
@@ -98,8 +98,8 @@ TEST_F(Peer, ShardsAndExports) {
   for (const ParamSpec& spec : model.params) {
     const auto& [entry, data] = exported.at(spec.name);
     EXPECT_EQ(entry.shape, spec.shape);
-    EXPECT_EQ(entry.dtype, DType::f32);  // the master copy
-    const std::vector<std::byte> whole = model.whole(spec, "master");
+    EXPECT_EQ(entry.dtype, DType::f32);
+    const std::vector<std::byte> whole = model.whole(spec, "param");
     EXPECT_TRUE(
         std::equal(whole.begin(), whole.end(), reinterpret_cast<const std::byte*>(data.data())));
   }

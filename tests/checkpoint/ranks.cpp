@@ -104,7 +104,7 @@ Model small_model() {
                   {"blocks.1.down", {7, 12, 3}, 1, {}},
                   {"nothing", {0, 4}, -1, {}},
                   {"scale", {}, -1, {}}};
-  model.states = {{"param", DType::bf16}, {"master", DType::f32}, {"moment1", DType::f32}};
+  model.states = {{"param", DType::f32}, {"moment1", DType::f32}, {"moment2", DType::bf16}};
   return model;
 }
 
@@ -148,7 +148,7 @@ RankState make_rank(const Model& model, const Mesh& mesh, int rank, bool sharded
                       static_cast<std::size_t>(run.count * size));
         }
       }
-      out.pieces.push_back({spec.name, state, dtype, saved, memory.data()});
+      out.shards.push_back({spec.name, state, dtype, saved, memory.data()});
       out.wanted.push_back({spec.name, state, dtype, mine, memory.data()});
     }
   }
@@ -162,7 +162,7 @@ std::string save_model(const Model& model, const std::string& dir, std::int64_t 
   const std::vector<std::string> errors = ranks.run([&](const Team& team) {
     const RankState state = make_rank(model, mesh, team.rank, sharded, copies, true);
     const Saved saved =
-        save(dir, describe_model(model, step, mesh, sharded ? 2 : 0), state.pieces, team, options);
+        save(dir, describe_model(model, step, mesh, sharded ? 2 : 0), state.shards, team, options);
     if (team.rank == 0) folder = saved.folder;
   });
   if (!errors[0].empty()) throw DataError(errors[0]);
@@ -186,7 +186,7 @@ std::string load_and_compare(const Model& model, Checkpoint& from, const Mesh& m
 Model tiny_model() {
   Model model;
   model.params = {{"a", {6, 4}, 0, {{4, 2}, {2, 1}}}, {"b", {3}, -1, {}}};
-  model.states = {{"master", DType::f32}, {"param", DType::bf16}};
+  model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
   return model;
 }
 

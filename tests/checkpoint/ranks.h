@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of checkpoints share: a folder that goes away, ranks as threads, and a model whose
+// What the tests of checkpoints shard: a folder that goes away, ranks as threads, and a model whose
 // every element is known without any mesh.
 
 #include <condition_variable>
@@ -63,11 +63,11 @@ struct Model {
 Model small_model();
 Description describe_model(const Model& model, std::int64_t step, const Mesh& mesh, int stage);
 
-// What one rank of a mesh has: its memory, and pieces that point into it.
+// What one rank of a mesh has: its memory, and shards that point into it.
 struct RankState {
   std::vector<std::vector<std::byte>> memory;
-  std::vector<Piece> pieces;
-  std::vector<Wanted> wanted;  // the same memory
+  std::vector<Shard> shards;
+  std::vector<WantedShard> wanted;  // the same memory
 };
 enum class Copies { counted, all };
 // sharded: its chunk of each part, as the engine cuts; otherwise the whole part. Filled with the

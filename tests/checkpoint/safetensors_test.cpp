@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/shard_writer.h"
+#include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/core/errors.h"
 #include "tests/checkpoint/memory_file.h"
 #include "tests/checkpoint/ranks.h"

@@ -116,7 +116,7 @@ Attempts save_on_three(const TempFolder& dir, int failing, SaveOptions options) 
     own.warn = [&](const std::string& text) { out.warnings.push_back(text); };
     if (team.rank == 1) own.files = std::make_shared<Failing>(failing);
     out.saved[static_cast<std::size_t>(team.rank)] =
-        save(dir.path(), describe_model(one_tensor(), 5, mesh, 2), state.pieces, team, own);
+        save(dir.path(), describe_model(one_tensor(), 5, mesh, 2), state.shards, team, own);
   });
   return out;
 }
@@ -156,17 +156,17 @@ TEST(Retries, AFailureThatIsReturnedIsTheSameOnAllRanks) {
   std::vector<float> values(30);
   Description about;
   about.params = {{"v", {30}, -1, {}}};
-  const std::vector<Piece> pieces = {
+  const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
   options.retries = 3;
   options.retry_seconds = 1000;  // would be noticed
-  EXPECT_THROW(save(dir.path(), about, pieces, {}, options), UsageError);
+  EXPECT_THROW(save(dir.path(), about, shards, {}, options), UsageError);
 }
 
 TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
   const TempFolder dir;
   std::vector<float> values(30);
-  const std::vector<Piece> pieces = {
+  const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
   int told = 0;
   {
@@ -176,7 +176,7 @@ TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
       throw std::runtime_error("nobody listens");
     };
     AsyncSaver saver(dir.path(), {}, options);
-    saver.start({}, pieces);  // a description without the parameter: it fails
+    saver.start({}, shards);  // a description without the parameter: it fails
   }
   EXPECT_EQ(told, 1);  // and the program goes on
 }

@@ -12,7 +12,7 @@
 
 #include "tessera/checkpoint/lock.h"
 #include "tests/checkpoint/ranks.h"
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 
 namespace tessera::cli {
 namespace {
@@ -49,8 +49,8 @@ class CheckpointCommand : public ::testing::Test {
 TEST_F(CheckpointCommand, Inspect) {
   const Outcome table = command({"inspect", first_, "--params"});
   EXPECT_EQ(table.status, 0) << table.err;
-  for (const char* part : {"step      10", "dp 2 · tp 2 · pp 1", "master F32",
-                           "blocks.0.qkv.weight", "[32, 10]", "grüße"}) {
+  for (const char* part : {"step      10", "dp 2 · tp 2 · pp 1", "param F32", "blocks.0.qkv.weight",
+                           "[32, 10]", "grüße"}) {
     EXPECT_TRUE(contains(table.out, part)) << part << "\n" << table.out;
   }
   // Of a run, the newest.
@@ -198,7 +198,7 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
       {{"inspect", dir_.path()}, 1, "no checkpoint that can be read"},
       {{"export", first_, dir_ / "m", "--dtype", "bf61"}, 2, "did you mean"},
       {{"export", first_, dir_ / "m", "--dtype", "i32"}, 2, "cannot be written as I32"},
-      {{"export", first_, dir_ / "m", "--state", "moment7"}, 1, "it has: master, moment1, param"},
+      {{"export", first_, dir_ / "m", "--state", "moment7"}, 1, "it has: moment1, moment2, param"},
       {{"export", first_, dir_ / "no/m"}, 1, "No such file or directory"},
       {{"reshard", first_, dir_ / "x", "--dp", "0"}, 2, "wanted 1 to"},
       {{"reshard", first_, dir_ / "run"}, 2, "is there already"}};

@@ -286,7 +286,7 @@ TEST(Saving, ItsCostIsNotedWithTheStep) {
 TEST(Saving, TakesLessThanTwoUnits) {
   constexpr std::int64_t kHidden = 64, kUnit = 12 * kHidden * kHidden * 12;
   const auto rank_file = [](const std::string& folder, int rank) {
-    return fs::path(newest(folder)) / checkpoint::shard_name(rank);
+    return fs::path(newest(folder)) / checkpoint::shard_file_name(rank);
   };
   for (const Place& from : kPlaces) {
     const Folder folder;

@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/shard_writer.h"
+#include "tessera/checkpoint/safetensors_writer.h"
 
 #include <algorithm>
 #include <array>
@@ -57,7 +57,7 @@ class Stream {
   std::future<void> writing_;
 };
 
-// The checksums of a tensor's blocks, whatever pieces it comes in.
+// The checksums of a tensor's blocks, however it is divided on its way.
 class BlockSums {
  public:
   explicit BlockSums(std::vector<std::uint32_t>& out) : out_(out) {}

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tessera/checkpoint/files.h"
-#include "tessera/checkpoint/pieces.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/shard.h"
 
 namespace tessera::checkpoint {
 
