@@ -133,7 +133,7 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   std::vector<at::Tensor> norms;  // of both, in one all-reduce
   norm1_->add_to(norms);
   norm2_->add_to(norms);
-  norms = tensor_parallel::between(axis_, norms, name_);
+  norms = tensor_parallel::sequence_parallel_params(axis_, norms, name_);
   const at::ArrayRef<at::Tensor> all(norms);
   const at::Tensor before = apply_norm(x, all.slice(0, all.size() / 2));
   at::Tensor qkv = qkv_->forward(before);
@@ -196,7 +196,7 @@ at::Tensor LanguageModel::forward_part(const at::Tensor& in) {
 at::Tensor LanguageModel::normed(const at::Tensor& x) {
   std::vector<at::Tensor> norm;
   norm_->add_to(norm);
-  return apply_norm(x, tensor_parallel::between(part_.axis(), norm, "norm"));
+  return apply_norm(x, tensor_parallel::sequence_parallel_params(part_.axis(), norm, "norm"));
 }
 
 const at::Tensor& LanguageModel::head_weight() const {
@@ -216,7 +216,8 @@ at::Tensor LanguageModel::loss(const at::Tensor& x, const at::Tensor& targets) {
 
 at::Tensor LanguageModel::forward(const at::Tensor& x) {
   const at::Tensor weight = head_weight();
-  const at::Tensor h = tensor_parallel::enter(part_.axis(), normed(forward_part(x)), "head");
+  const at::Tensor h =
+      tensor_parallel::copy_to_region(part_.axis(), normed(forward_part(x)), "head");
   return tensor_parallel::gather_columns(part_.tp, nn::linear(h, weight, at::Tensor()), "logits");
 }
 

@@ -52,12 +52,12 @@ class TableImpl : public torch::nn::Module {
 TORCH_MODULE(Table);
 
 // x + attention(norm(x)), then x + mlp(norm(x)).
-// Kept from forward to backward by GPT's, on one rank, with no checkpointing, for N tokens, width
+// Kept from forward to backward by GPT's, on one rank, with no recomputation, for N tokens, width
 // C, H heads, e bytes an element (see nn/ops.h; x is the output of the block before):
 //   x [N, C], norm1 [N, C], qkv [N, 3C], attention [N, C], x + attention [N, C], norm2 [N, C],
 //   fc without bias [N, 4C], gelu [N, 4C]:   N · C · 16 · e (with ffn = 4C: 8 + 2 ffn / C)
 //   mean and deviation of both norms, log-sum-exp:   N · (16 + 4 H)
-// With selective checkpointing: x [N, C] and the products qkv [N, 3C], attention [N, C], proj [N,
+// With selective recomputation: x [N, C] and the products qkv [N, 3C], attention [N, C], proj [N,
 // C], fc [N, 4C], proj2 [N, C]:   N · C · 11 · e + N · 4 H; with full: x alone, N · C · e.
 class BlockImpl : public torch::nn::Module {
  public:

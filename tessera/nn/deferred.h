@@ -22,7 +22,7 @@ namespace tessera::nn {
 // inside a Scope remembers its collection. Its backward then puts the product for the weight there
 // instead of computing it, and autograd hears of no gradient for that weight. run() does what
 // autograd would have done: it adds the gradient to `.grad`, in place where there is one, and calls
-// the parameter's post-accumulate hook. A checkpointed segment takes the collection along into its
+// the parameter's post-accumulate hook. A recomputed segment takes the collection along into its
 // recomputation. Weights that are no leaves, biases, and all other layers get their gradients in
 // backward as ever.
 class DeferredGradients : public torch::CustomClassHolder {

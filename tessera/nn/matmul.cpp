@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/kernels/layers.h"
-#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/recompute.h"
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
@@ -56,7 +56,7 @@ bool multiplies_in_fp32(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kBFloat16 && !cpu_multiplies_bf16();
 }
 
-at::Tensor widened(const at::Tensor& tensor) {
+at::Tensor to_fp32(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kFloat) return tensor;
   if (!tensor.is_cpu() || tensor.scalar_type() != at::kBFloat16 ||
       !tensor.is_non_overlapping_and_dense()) {
@@ -71,7 +71,7 @@ at::Tensor widened(const at::Tensor& tensor) {
   return wide;
 }
 
-at::Tensor narrowed(const at::Tensor& tensor) {
+at::Tensor to_bf16(const at::Tensor& tensor) {
   if (!tensor.is_cpu() || tensor.scalar_type() != at::kFloat ||
       !tensor.is_non_overlapping_and_dense()) {
     return tensor.to(at::kBFloat16);
@@ -89,18 +89,18 @@ bool beats_aten(const at::Tensor& tensor) {
   return multiplies_in_fp32(tensor) || is_written_transposed(tensor);
 }
 
-TransposedProduct::TransposedProduct(std::int64_t rows, const at::Tensor& w, const at::Tensor& bias)
-    : type_(w.scalar_type()), weight_(multiplies_in_fp32(w) ? widened(w) : w) {
+GemmByRows::GemmByRows(std::int64_t rows, const at::Tensor& w, const at::Tensor& bias)
+    : type_(w.scalar_type()), weight_(multiplies_in_fp32(w) ? to_fp32(w) : w) {
   if (bias.defined()) {
-    bias_ = weight_.scalar_type() == at::kFloat ? widened(bias) : bias.to(type_);
+    bias_ = weight_.scalar_type() == at::kFloat ? to_fp32(bias) : bias.to(type_);
   }
   out_ = at::empty({rows, w.size(0)}, weight_.options());
   swap_ = is_written_transposed(out_);
 }
 
-void TransposedProduct::multiply(std::int64_t begin, const at::Tensor& a) {
+void GemmByRows::multiply(std::int64_t begin, const at::Tensor& a) {
   if (a.size(0) == 0) return;
-  const at::Tensor here = weight_.scalar_type() == type_ ? a : widened(a);
+  const at::Tensor here = weight_.scalar_type() == type_ ? a : to_fp32(a);
   const at::Tensor rows = out_.narrow(0, begin, a.size(0));
   at::Tensor place = swap_ ? rows.t() : rows;
   const at::Tensor left = swap_ ? weight_ : here, right = (swap_ ? here : weight_).t();
@@ -111,29 +111,29 @@ void TransposedProduct::multiply(std::int64_t begin, const at::Tensor& a) {
   }
 }
 
-at::Tensor TransposedProduct::rows(std::int64_t begin, std::int64_t count) const {
+at::Tensor GemmByRows::rows(std::int64_t begin, std::int64_t count) const {
   const at::Tensor some = out_.narrow(0, begin, count);
-  return weight_.scalar_type() == type_ ? some : narrowed(some);
+  return weight_.scalar_type() == type_ ? some : to_bf16(some);
 }
 
-at::Tensor TransposedProduct::result() const {
-  return weight_.scalar_type() == type_ ? out_ : narrowed(out_);
+at::Tensor GemmByRows::result() const {
+  return weight_.scalar_type() == type_ ? out_ : to_bf16(out_);
 }
 
-// As a whole, and with products into a given place, which a selective checkpoint does not see: it
+// As a whole, and with products into a given place, which selective recomputation does not see: it
 // should keep the final result, and only that.
-at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias) {
+at::Tensor gemm_nt(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias) {
   if (!beats_aten(a)) {
     return bias.defined() ? at::addmm(bias.to(a.scalar_type()), a, w.t()) : at::mm(a, w.t());
   }
   return keep_in_selective("a · wᵀ", {a, w, bias}, [&]() -> std::vector<at::Tensor> {
-    TransposedProduct product(a.size(0), w, bias);
+    GemmByRows product(a.size(0), w, bias);
     product.multiply(0, a);
     return {product.result()};
   })[0];
 }
 
-void batch_times_transposed(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+void bmm_nt_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   const bool swap = is_written_transposed(out);
   at::Tensor place = swap ? out.transpose(1, 2) : out;
   at::bmm_out(place, swap ? b : a, (swap ? a : b).transpose(1, 2));

@@ -13,16 +13,16 @@ bool cpu_multiplies_bf16();
 bool multiplies_in_fp32(const at::Tensor& tensor);
 
 // a · wᵀ + bias for matrices [N, in] and [out, in] of the same type; bias [out] may be undefined.
-// Computed in fp32 where bf16 would crawl. A selective checkpoint keeps the result.
-at::Tensor times_transposed(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias = {});
-// Does times_transposed do better than at::linear? See [Note: written transposed].
+// Computed in fp32 where bf16 would crawl. Selective recomputation keeps the result.
+at::Tensor gemm_nt(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias = {});
+// Does gemm_nt do better than at::linear? See [Note: written transposed].
 bool beats_aten(const at::Tensor& tensor);
 
 // The same by rows, as they arrive: multiply() any rows of `a` into their place, then result().
-// Between the two nothing is known to a selective checkpoint; see keep_in_selective.
-class TransposedProduct {
+// Between the two nothing is known to selective recomputation; see keep_in_selective.
+class GemmByRows {
  public:
-  TransposedProduct(std::int64_t rows, const at::Tensor& w, const at::Tensor& bias = {});
+  GemmByRows(std::int64_t rows, const at::Tensor& w, const at::Tensor& bias = {});
   void multiply(std::int64_t begin, const at::Tensor& a);
   at::Tensor rows(std::int64_t begin, std::int64_t count) const;  // of the type of w
   at::Tensor result() const;                                      // all of them
@@ -42,10 +42,10 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
                                    bool want_x, bool want_w);
 
 // out = a · bᵀ for each of a batch of matrices, [G, n, k] and [G, m, k].
-void batch_times_transposed(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
+void bmm_nt_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
 // fp32 copies of bf16 tensors and back, with the strides kept where the tensor is dense.
-at::Tensor widened(const at::Tensor& tensor);   // fp32 stays as it is
-at::Tensor narrowed(const at::Tensor& tensor);  // to bf16
+at::Tensor to_fp32(const at::Tensor& tensor);  // fp32 stays as it is
+at::Tensor to_bf16(const at::Tensor& tensor);
 
 }  // namespace tessera::nn

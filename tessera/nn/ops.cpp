@@ -38,16 +38,16 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
     if (want_w) result.dw = at::mm(dy.t(), x);
     return result;
   }
-  const at::Tensor wide = widened(dy);
-  if (want_x) result.dx = narrowed(at::mm(wide, widened(w)));
-  if (want_w) result.dw = narrowed(at::mm(wide.t(), widened(x)));
+  const at::Tensor wide = to_fp32(dy);
+  if (want_x) result.dx = to_bf16(at::mm(wide, to_fp32(w)));
+  if (want_w) result.dw = to_bf16(at::mm(wide.t(), to_fp32(x)));
   return result;
 }
 
 namespace {
 
 // Puts the weight's gradient off where forward asked for it. Did it?
-bool put_off(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w) {
+bool defer(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w) {
   DeferredGradients* later = deferral_of(ctx);
   if (later == nullptr || !ctx->needs_input_grad(1) || !is_deferrable(w)) return false;
   later->push(w, [dy, x = x.detach(), w] { return product_gradients(dy, x, w, false, true).dw; });
@@ -58,13 +58,13 @@ bool put_off(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x, co
 
 ProductGradients product_gradients(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x,
                                    const at::Tensor& w) {
-  const bool later = put_off(ctx, dy, x, w);
+  const bool later = defer(ctx, dy, x, w);
   return product_gradients(dy, x, w, ctx->needs_input_grad(0), !later && ctx->needs_input_grad(1));
 }
 
 at::Tensor weight_gradient(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x,
                            const at::Tensor& w) {
-  if (!ctx->needs_input_grad(1) || put_off(ctx, dy, x, w)) return {};
+  if (!ctx->needs_input_grad(1) || defer(ctx, dy, x, w)) return {};
   return product_gradients(dy, x, w, false, true).dw;
 }
 
@@ -79,7 +79,7 @@ struct Linear : public torch::autograd::Function<Linear> {
     ctx->saved_data["sizes"] = x.sizes().vec();
     if (b) ctx->saved_data["bias"] = b->scalar_type();
     remember_deferral(ctx);
-    return times_transposed(rows, w, b.value_or(at::Tensor())).view(with_last(x, w.size(0)));
+    return gemm_nt(rows, w, b.value_or(at::Tensor())).view(with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();

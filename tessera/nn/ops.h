@@ -40,7 +40,7 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
 // Causal self-attention. qkv [B, T, 3·C] holds queries, keys and values side by side, each of
 // `heads` heads; the result is [B, T, C]. The probabilities are computed again in backward, a block
 // of queries at a time. saves: qkv, 3·N·C·e (shared with nothing), and 4·N·heads bytes.
-// In a selective checkpoint the result (N·C·e) and these 4·N·heads bytes are kept.
+// In selective recomputation the result (N·C·e) and these 4·N·heads bytes are kept.
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads);
 // Grouped-query attention: qkv [B, T, (heads + 2·kv_heads)·d], and heads / kv_heads heads in a row
 // use the same keys and values. saves besides: these repeated, 3·N·C·e (until backward).

@@ -12,10 +12,10 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/layers.h"
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
+#include "tessera/nn/recompute.h"
 
 namespace tessera::nn {
 namespace {
@@ -56,8 +56,7 @@ at::Tensor scores_of(const Heads& in, const Block& block, const at::Tensor& scra
   const std::int64_t group = in.q.size(0);
   at::Tensor scores =
       scratch.narrow(0, 0, group * block.rows * block.keys).view({group, block.rows, block.keys});
-  batch_times_transposed(scores, in.q.narrow(1, block.begin, block.rows),
-                         in.k.narrow(1, 0, block.keys));
+  bmm_nt_out(scores, in.q.narrow(1, block.begin, block.rows), in.k.narrow(1, 0, block.keys));
   return scores;
 }
 
@@ -105,7 +104,7 @@ void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, c
     const at::Tensor scores = scores_of(in, block, scratch);
     at::Tensor dscores =
         dscratch.narrow(0, 0, scores.numel()).view({group, block.rows, block.keys});
-    batch_times_transposed(dscores, d, in.v.narrow(1, 0, block.keys));
+    bmm_nt_out(dscores, d, in.v.narrow(1, 0, block.keys));
     at::parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t g = from; g < to; ++g) {
         kernels::softmax_causal_backward(rows_of(in, block), row_out(scores, g),
@@ -238,19 +237,19 @@ std::vector<at::Tensor> attention_forward(const at::Tensor& qkv, std::int64_t he
   const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / 3;
   const at::Tensor lse = at::empty({batch, heads, tokens}, qkv.options().dtype(at::kFloat));
   if (gather) return {forward_gathered(qkv, heads, lse), lse};
-  const at::Tensor x = widened(qkv);
+  const at::Tensor x = to_fp32(qkv);
   at::Tensor out = at::empty({batch, tokens, width}, x.options());
   forward_in_place(x, heads, out, lse);
-  return {qkv.scalar_type() == at::kFloat ? out : narrowed(out), lse};
+  return {qkv.scalar_type() == at::kFloat ? out : to_bf16(out), lse};
 }
 
 at::Tensor attention_backward(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
                               const at::Tensor& lse, bool gather) {
   if (gather) return backward_gathered(qkv, heads, dout, lse);
-  const at::Tensor x = widened(qkv);
+  const at::Tensor x = to_fp32(qkv);
   at::Tensor grad = at::empty_like(x);
-  backward_in_place(x, heads, widened(dout), lse, grad);
-  return qkv.scalar_type() == at::kFloat ? grad : narrowed(grad);
+  backward_in_place(x, heads, to_fp32(dout), lse, grad);
+  return qkv.scalar_type() == at::kFloat ? grad : to_bf16(grad);
 }
 
 namespace {

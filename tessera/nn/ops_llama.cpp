@@ -59,8 +59,8 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
 };
 
 // Turns the first `heads` heads of each token by its position, or back.
-at::Tensor turned(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base,
-                  bool back) {
+at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base,
+                        bool back) {
   const std::int64_t half = dim / 2, tokens = qkv.size(1);
   const auto fp32 = qkv.options().dtype(at::kFloat);
   const at::Tensor rate =
@@ -84,11 +84,11 @@ struct Rotary : public torch::autograd::Function<Rotary> {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["base"] = base;
-    return turned(qkv, heads, dim, base, false);
+    return apply_rotary(qkv, heads, dim, base, false);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
-    return {turned(grads[0], ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
-                   ctx->saved_data["base"].toDouble(), true),
+    return {apply_rotary(grads[0], ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
+                         ctx->saved_data["base"].toDouble(), true),
             at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

@@ -45,7 +45,7 @@ at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets) 
 // product.
 at::Tensor logits_weight_gradient(const at::Tensor& dlogits, const at::Tensor& h,
                                   const at::Tensor& factor) {
-  if (multiplies_in_fp32(h)) return narrowed(at::mm(widened(dlogits).t(), widened(h) * factor));
+  if (multiplies_in_fp32(h)) return to_bf16(at::mm(to_fp32(dlogits).t(), to_fp32(h) * factor));
   return at::mm(dlogits.t(), h * factor.to(h.scalar_type()));
 }
 
@@ -55,10 +55,9 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     const at::Tensor h = as_rows(hidden);
     // The logits become their own gradient; where they are computed in fp32, they stay so for it.
     const bool wide = multiplies_in_fp32(h);
-    at::Tensor logits =
-        wide ? times_transposed(widened(h), widened(weight)) : times_transposed(h, weight);
+    at::Tensor logits = wide ? gemm_nt(to_fp32(h), to_fp32(weight)) : gemm_nt(h, weight);
     const at::Tensor loss = losses_in_place(logits, targets);
-    if (wide) logits = narrowed(logits);
+    if (wide) logits = to_bf16(logits);
     ctx->save_for_backward({h, weight, logits});
     ctx->saved_data["sizes"] = hidden.sizes().vec();
     remember_deferral(ctx);
@@ -69,10 +68,10 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     const at::Tensor &h = saved[0], &weight = saved[1], &dlogits = saved[2];
     const at::Tensor& factor = grads[0];
     const bool in_fp32 = multiplies_in_fp32(h);
-    const at::Tensor d = in_fp32 ? widened(dlogits) : dlogits;
+    const at::Tensor d = in_fp32 ? to_fp32(dlogits) : dlogits;
     at::Tensor dh, dw;
     if (ctx->needs_input_grad(0)) {
-      dh = in_fp32 ? narrowed(at::mm(d, widened(weight)).mul_(factor))
+      dh = in_fp32 ? to_bf16(at::mm(d, to_fp32(weight)).mul_(factor))
                    : at::mm(d, weight).mul_(factor.to(h.scalar_type()));
     }
     if (ctx->needs_input_grad(1)) {

@@ -148,10 +148,10 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m) {
 }
 
 constexpr const char* kMustRepeat =
-    "A checkpointed segment must compute the same twice. What may differ: code that asks whether "
+    "A recomputed segment must compute the same twice. What may differ: code that asks whether "
     "gradients are recorded (at::GradMode, requires_grad(); attention may choose its kernel so), "
     "random numbers that are not torch's, state that the first run changed. Make the segment "
-    "repeat itself, or leave it out of checkpointing";
+    "repeat itself, or leave it out of recomputation";
 
 std::string text_of(const Recorder::Call& call) {
   std::string text = str(call.name, "(");
@@ -186,9 +186,9 @@ Recorder* Recorder::current() { return active; }
 void Recorder::run(const std::function<void()>& f) {
   if (!observing) {
     throw UsageError(
-        "selective checkpointing: another library in this process has taken the dispatch key "
+        "selective recomputation: another library in this process has taken the dispatch key "
         "TESTING_ONLY_GenericMode, with which Tessera finds matrix products; use full "
-        "checkpointing, or do without that library");
+        "recomputation, or do without that library");
   }
   const c10::impl::IncludeDispatchKeyGuard on(kObserving);
   Recorder* const outer = std::exchange(active, this);
@@ -199,7 +199,7 @@ void Recorder::run(const std::function<void()>& f) {
   next_ = 0;
   f();
   if (replaying_ && next_ < products_.size()) {
-    throw UsageError(str("selective checkpointing: the recomputation of a segment ended after ",
+    throw UsageError(str("selective recomputation: the recomputation of a segment ended after ",
                          next_, " of ", products_.size(),
                          " matrix products, before what was in its first run ",
                          text_of(products_[next_].call), ". ", kMustRepeat));
@@ -249,13 +249,13 @@ void Recorder::keep(Call call, std::vector<c10::IValue> results) {
 
 std::vector<c10::IValue> Recorder::kept(const Call& call) {
   if (next_ >= products_.size()) {
-    throw UsageError(str("selective checkpointing: the recomputation of a segment calls ",
+    throw UsageError(str("selective recomputation: the recomputation of a segment calls ",
                          text_of(call), ", but its first run made only ", products_.size(),
                          " matrix products. ", kMustRepeat));
   }
   Product& product = products_[next_];
   if (product.call != call) {
-    throw UsageError(str("selective checkpointing: the recomputation of a segment calls ",
+    throw UsageError(str("selective recomputation: the recomputation of a segment calls ",
                          text_of(call), " as matrix product ", next_ + 1, " of ", products_.size(),
                          ", where its first run called ", text_of(product.call), ". ",
                          kMustRepeat));
@@ -265,9 +265,9 @@ std::vector<c10::IValue> Recorder::kept(const Call& call) {
     if (result.value.isTensor() && result.value.toTensor().defined() &&
         version_of(result.value.toTensor()) != result.version) {
       throw UsageError(
-          str("selective checkpointing: the result of ", text_of(call),
+          str("selective recomputation: the result of ", text_of(call),
               " was changed in place, so it cannot be used a second time. Use an operation that "
-              "is not in place, or full checkpointing"));
+              "is not in place, or full recomputation"));
     }
     values.push_back(std::move(result.value));
   }

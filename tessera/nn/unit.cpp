@@ -20,7 +20,7 @@ struct Held : torch::CustomClassHolder {
 // All watched tensors go through one node, so that its backward runs once: for outputs before
 // anything inside the unit, for inputs after everything that leads to them.
 template <void (UnitObserver::*Tell)()>
-struct Watch : torch::autograd::Function<Watch<Tell>> {
+struct BackwardHook : torch::autograd::Function<BackwardHook<Tell>> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const std::shared_ptr<UnitObserver>& observer,
                                                 at::TensorList tensors) {
@@ -52,7 +52,7 @@ std::vector<at::Tensor> watch(const std::shared_ptr<UnitObserver>& observer,
     if (tensor.defined() && tensor.requires_grad()) watched.push_back(tensor);
   }
   if (watched.empty()) return tensors;
-  std::vector<at::Tensor> same = Watch<Tell>::apply(observer, at::TensorList(watched));
+  std::vector<at::Tensor> same = BackwardHook<Tell>::apply(observer, at::TensorList(watched));
   std::size_t next = 0;
   for (at::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.requires_grad()) tensor = same[next++];
@@ -151,15 +151,15 @@ std::vector<FoundUnit> find_units(torch::nn::Module& model) {
   return std::move(finder.units);
 }
 
-void set_checkpointing(torch::nn::Module& model, Checkpointing mode) {
+void set_recompute(torch::nn::Module& model, Recompute mode) {
   const std::vector<FoundUnit> units = find_units(model);
-  if (units.empty() && mode != Checkpointing::none) {
+  if (units.empty() && mode != Recompute::none) {
     throw UsageError(
-        str("activation checkpointing ", name(mode),
+        str("activation recomputation ", name(mode),
             " recomputes unit by unit, but this model has no units; hold its blocks in "
             "nn::Unit<Block>, or put them into a Sequential"));
   }
-  for (const FoundUnit& unit : units) unit.unit->set_checkpointing(mode);
+  for (const FoundUnit& unit : units) unit.unit->set_recompute(mode);
 }
 
 }  // namespace tessera::nn

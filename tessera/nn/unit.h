@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/recompute.h"
 #include "tessera/nn/tensors.h"
 
 namespace tessera::nn {
@@ -63,8 +63,8 @@ class UnitBase {
  public:
   virtual ~UnitBase() = default;
   void observe(std::shared_ptr<UnitObserver> observer) { observer_ = std::move(observer); }
-  void set_checkpointing(Checkpointing mode) { checkpointing_ = mode; }
-  Checkpointing checkpointing() const { return checkpointing_; }
+  void set_recompute(Recompute mode) { recompute_ = mode; }
+  Recompute recompute() const { return recompute_; }
 
  protected:
   // The forward of a unit: watched outside, recomputed inside.
@@ -73,18 +73,18 @@ class UnitBase {
     return observed(
         observer_,
         [&](auto&&... in) {
-          return checkpoint_segment(checkpointing_, this, f, std::forward<decltype(in)>(in)...);
+          return recompute_segment(recompute_, this, f, std::forward<decltype(in)>(in)...);
         },
         std::forward<Args>(args)...);
   }
 
  private:
   std::shared_ptr<UnitObserver> observer_;
-  Checkpointing checkpointing_ = Checkpointing::none;
+  Recompute recompute_ = Recompute::none;
 };
 
 // Drop-in holder that makes a module a unit: what ZeRO-3 gathers and frees together, and what
-// activation checkpointing recomputes. Use it where you would use the holder of TORCH_MODULE:
+// backward recomputes. Use it where you would use the holder of TORCH_MODULE:
 //   blocks.push_back(register_module(name, nn::Unit<BlockImpl>(config)));
 //   x = blocks[i](x);          // or blocks[i]->forward(x)
 template <typename M>
@@ -93,7 +93,7 @@ class UnitImpl : public M, public UnitBase {
   using M::M;
   template <typename... Args>
   auto forward(Args&&... args) {
-    // By value: with checkpointing the call outlives this one, and so must the module.
+    // By value: with recomputation the call outlives this one, and so must the module.
     auto self = std::static_pointer_cast<UnitImpl>(this->shared_from_this());
     return this->run(
         [self](auto&&... in) { return self->M::forward(std::forward<decltype(in)>(in)...); },
@@ -127,6 +127,6 @@ struct FoundUnit {
 std::vector<FoundUnit> find_units(torch::nn::Module& model);
 
 // Sets the mode of all units of the model; throws UsageError if it has none.
-void set_checkpointing(torch::nn::Module& model, Checkpointing mode);
+void set_recompute(torch::nn::Module& model, Recompute mode);
 
 }  // namespace tessera::nn

@@ -1,17 +1,10 @@
 #include "tessera/planner/activations.h"
 
 #include <algorithm>
-#include <array>
-#include <string>
-#include <vector>
-
-#include "tessera/core/errors.h"
-#include "tessera/core/text.h"
 
 namespace tessera::planner {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"none", "selective", "full"};
 constexpr std::int64_t kRandomState = 5056;  // of the generator, kept by a recomputed segment
 
 // The ledger counts whole lines of 64 bytes.
@@ -67,17 +60,6 @@ std::int64_t block_bytes(const GptActivations& q) {
 }
 
 }  // namespace
-
-Recompute parse_recompute(std::string_view text) {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == text) return static_cast<Recompute>(i);
-  }
-  const std::vector<std::string> names(kNames.begin(), kNames.end());
-  throw UsageError(str("recomputation ", quote(text), " is unknown", did_you_mean(text, names),
-                       "; there are ", join(names, ", ")));
-}
-
-std::string_view name(Recompute mode) { return kNames[static_cast<std::size_t>(mode)]; }
 
 std::int64_t gpt_activation_bytes(const GptActivations& q) {
   const Sizes s(q);

@@ -3,14 +3,14 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tessera/core/recompute.h"
 #include "tessera/planner/model_shape.h"
 
 namespace tessera::planner {
 
-// What the blocks of a model recompute in backward; the same words as nn::Checkpointing.
-enum class Recompute : std::uint8_t { none, selective, full };
-Recompute parse_recompute(std::string_view text);  // throws UsageError
-std::string_view name(Recompute mode);
+using tessera::name;
+using tessera::parse_recompute;
+using tessera::Recompute;
 
 struct GptActivations {
   ModelShape model;  // a GPT or a Llama

@@ -9,7 +9,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/recompute.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -77,7 +77,7 @@ std::vector<std::int64_t> with_tokens(const at::Tensor& x, std::int64_t tokens) 
   return sizes;
 }
 
-at::Tensor summed(const comm::Group& group, const at::Tensor& x, const std::string& label) {
+at::Tensor all_reduced(const comm::Group& group, const at::Tensor& x, const std::string& label) {
   const at::Tensor in = x.contiguous();
   at::Tensor out = at::empty(in.sizes(), in.options());
   group.all_reduce(out, in, call(label)).wait();
@@ -85,7 +85,8 @@ at::Tensor summed(const comm::Group& group, const at::Tensor& x, const std::stri
 }
 
 // One all-reduce for all of them.
-tensor_list summed(const comm::Group& group, const tensor_list& tensors, const std::string& label) {
+tensor_list all_reduced(const comm::Group& group, const tensor_list& tensors,
+                        const std::string& label) {
   tensor_list flat;
   for (const at::Tensor& tensor : tensors) flat.push_back(tensor.reshape({-1}));
   const at::Tensor all = at::cat(flat);
@@ -113,9 +114,9 @@ struct CopyTo : torch::autograd::Function<CopyTo> {
     const Where& w = where(ctx);
     tensor_list result(2);  // for the group and the label
     if (grads.size() == 1) {
-      result.push_back(summed(w.group, grads[0], w.backward()));
+      result.push_back(all_reduced(w.group, grads[0], w.backward()));
     } else {
-      for (at::Tensor& grad : summed(w.group, grads, w.backward())) result.push_back(grad);
+      for (at::Tensor& grad : all_reduced(w.group, grads, w.backward())) result.push_back(grad);
     }
     return result;
   }
@@ -125,7 +126,7 @@ struct ReduceFrom : torch::autograd::Function<ReduceFrom> {
   static at::Tensor forward(AutogradContext*, const comm::Group& group, const std::string& label,
                             const at::Tensor& x) {
     return nn::keep_in_selective("sum over tp", {x},
-                                 [&] { return tensor_list{summed(group, x, label)}; })[0];
+                                 [&] { return tensor_list{all_reduced(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext*, tensor_list grads) {
     return {at::Tensor(), at::Tensor(), grads[0]};
@@ -137,24 +138,24 @@ struct GatherSequence : torch::autograd::Function<GatherSequence> {
                             const std::string& label, const at::Tensor& x) {
     remember(ctx, group, label);
     return nn::keep_in_selective("gather over tp", {x},
-                                 [&] { return tensor_list{gathered(group, x, label)}; })[0];
+                                 [&] { return tensor_list{all_gather(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const Where& w = where(ctx);
-    return {at::Tensor(), at::Tensor(), scattered_sum(w.group, grads[0], w.backward())};
+    return {at::Tensor(), at::Tensor(), reduce_scatter(w.group, grads[0], w.backward())};
   }
 };
 
-struct ScatterSequence : torch::autograd::Function<ScatterSequence> {
+struct ReduceScatterSequence : torch::autograd::Function<ReduceScatterSequence> {
   static at::Tensor forward(AutogradContext* ctx, const comm::Group& group,
                             const std::string& label, const at::Tensor& x) {
     remember(ctx, group, label);
     return nn::keep_in_selective("scattered sum over tp", {x},
-                                 [&] { return tensor_list{scattered_sum(group, x, label)}; })[0];
+                                 [&] { return tensor_list{reduce_scatter(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const Where& w = where(ctx);
-    return {at::Tensor(), at::Tensor(), gathered(w.group, grads[0], w.backward())};
+    return {at::Tensor(), at::Tensor(), all_gather(w.group, grads[0], w.backward())};
   }
 };
 
@@ -194,37 +195,38 @@ struct AddOnce : torch::autograd::Function<AddOnce> {
 
 }  // namespace
 
-Pending start_sum(const comm::Group& group, const at::Tensor& x, const std::string& label,
-                  const at::Tensor& out) {
+Pending start_all_reduce(const comm::Group& group, const at::Tensor& x, const std::string& label,
+                         const at::Tensor& out) {
   const at::Tensor& sum = out.defined() ? out : x;
   return {sum, group.all_reduce(sum, x, call(label))};
 }
 
-Pending start_gather(const comm::Group& group, const at::Tensor& part, const std::string& label) {
+Pending start_all_gather(const comm::Group& group, const at::Tensor& part,
+                         const std::string& label) {
   check_dims(part, label);
   const at::Tensor in = part.contiguous();
   at::Tensor out = at::empty(with_tokens(in, in.size(-2) * group.size()), in.options());
   return {out, group.all_gather(out, in, sequence_call(out, label))};
 }
 
-Pending start_scattered_sum(const comm::Group& group, const at::Tensor& x, const std::string& label,
-                            at::Tensor out) {
+Pending start_reduce_scatter(const comm::Group& group, const at::Tensor& x,
+                             const std::string& label, at::Tensor out) {
   const std::int64_t tokens = own_tokens(group, x, label);
   const at::Tensor in = x.contiguous();
   if (!out.defined()) out = at::empty(with_tokens(in, tokens), in.options());
   return {out, group.reduce_scatter(out, in, sequence_call(in, label))};
 }
 
-at::Tensor sum_in_place(const comm::Group& group, const at::Tensor& x, const std::string& label) {
-  return start_sum(group, x, label).wait();
+at::Tensor all_reduce_(const comm::Group& group, const at::Tensor& x, const std::string& label) {
+  return start_all_reduce(group, x, label).wait();
 }
 
-at::Tensor gathered(const comm::Group& group, const at::Tensor& part, const std::string& label) {
-  return start_gather(group, part, label).wait();
+at::Tensor all_gather(const comm::Group& group, const at::Tensor& part, const std::string& label) {
+  return start_all_gather(group, part, label).wait();
 }
 
-at::Tensor scattered_sum(const comm::Group& group, const at::Tensor& x, const std::string& label) {
-  return start_scattered_sum(group, x, label).wait();
+at::Tensor reduce_scatter(const comm::Group& group, const at::Tensor& x, const std::string& label) {
+  return start_reduce_scatter(group, x, label).wait();
 }
 
 at::Tensor copy_to(const comm::Group& group, const at::Tensor& x, const std::string& label) {
@@ -252,9 +254,9 @@ at::Tensor gather_sequence(const comm::Group& group, const at::Tensor& x,
   return group.size() == 1 ? x : GatherSequence::apply(group, label, x);
 }
 
-at::Tensor scatter_sequence(const comm::Group& group, const at::Tensor& x,
-                            const std::string& label) {
-  return group.size() == 1 ? x : ScatterSequence::apply(group, label, x);
+at::Tensor reduce_scatter_sequence(const comm::Group& group, const at::Tensor& x,
+                                   const std::string& label) {
+  return group.size() == 1 ? x : ReduceScatterSequence::apply(group, label, x);
 }
 
 at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const std::string& label) {
@@ -265,16 +267,18 @@ at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Ten
   return group.size() == 1 ? x + b : AddOnce::apply(group.rank() == 0, x, b);
 }
 
-at::Tensor enter(const Axis& axis, const at::Tensor& x, const std::string& label) {
+at::Tensor copy_to_region(const Axis& axis, const at::Tensor& x, const std::string& label) {
   return axis.sequence ? gather_sequence(axis.group, x, label) : copy_to(axis.group, x, label);
 }
 
-at::Tensor leave(const Axis& axis, const at::Tensor& x, const std::string& label) {
-  return axis.sequence ? scatter_sequence(axis.group, x, label) : reduce_from(axis.group, x, label);
+at::Tensor reduce_from_region(const Axis& axis, const at::Tensor& x, const std::string& label) {
+  return axis.sequence ? reduce_scatter_sequence(axis.group, x, label)
+                       : reduce_from(axis.group, x, label);
 }
 
-std::vector<at::Tensor> between(const Axis& axis, const std::vector<at::Tensor>& parameters,
-                                const std::string& label) {
+std::vector<at::Tensor> sequence_parallel_params(const Axis& axis,
+                                                 const std::vector<at::Tensor>& parameters,
+                                                 const std::string& label) {
   return axis.sequence ? copy_to(axis.group, parameters, label) : parameters;
 }
 

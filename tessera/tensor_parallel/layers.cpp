@@ -34,15 +34,15 @@ std::vector<ParamSpec::Segment> segments_of(const LinearOptions& options, int tp
   std::vector<ParamSpec::Segment> segments;
   std::int64_t sum = 0;
   for (const Outputs& each : options.outputs) {
-    const std::int64_t pieces = each.pieces == 0 ? each.length : each.pieces;
-    if (!(each.shared && pieces < tp)) {
-      check_divides(options.label, each.pieces == 0 ? "outputs" : "heads", pieces, tp);
-    } else if (tp % pieces != 0) {
-      throw UsageError(str(quote(options.label), " has ", pieces, " shared heads for ", tp,
-                           " tensor-parallel ranks; wanted a tp that is a multiple of ", pieces,
+    const std::int64_t groups = each.groups == 0 ? each.length : each.groups;
+    if (!(each.shared && groups < tp)) {
+      check_divides(options.label, each.groups == 0 ? "outputs" : "heads", groups, tp);
+    } else if (tp % groups != 0) {
+      throw UsageError(str(quote(options.label), " has ", groups, " shared heads for ", tp,
+                           " tensor-parallel ranks; wanted a tp that is a multiple of ", groups,
                            " or divides it"));
     }
-    segments.push_back({each.length, pieces});
+    segments.push_back({each.length, groups});
     sum += each.length;
   }
   if (segments.empty()) {
@@ -152,7 +152,7 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::
   at::Tensor rows = at::embedding(weight, (ids - first).masked_fill_(others, 0))
                         .masked_fill(others.unsqueeze(-1), 0);
   if (added.defined()) rows = add_once(axis_.group, rows, added);
-  return leave(axis_, rows, label_);
+  return reduce_from_region(axis_, rows, label_);
 }
 
 std::vector<ParamSpec> VocabParallelEmbeddingImpl::specs() const { return {spec_}; }

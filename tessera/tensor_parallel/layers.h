@@ -20,8 +20,8 @@ namespace tessera::tensor_parallel {
 // up), each cut by itself.
 struct Outputs {
   std::int64_t length = 0;
-  std::int64_t pieces = 0;  // that stay whole, such as heads; 0: every output by itself
-  // [Note: shared outputs] There may be fewer pieces than ranks (kv heads): then neighbours have
+  std::int64_t groups = 0;  // that stay whole, such as heads; 0: every output by itself
+  // [Note: shared outputs] There may be fewer groups than ranks (kv heads): then neighbours have
   // the same ones, and the gradients of their weights are summed over them, inside autograd.
   bool shared = false;
 };
@@ -35,7 +35,7 @@ struct LinearOptions {
   at::TensorOptions tensors = {};
 };
 
-// y [..., own outputs] = x · wᵀ + b for the outputs of this rank, from an x that enters.
+// y [..., own outputs] = x · wᵀ + b for the outputs of this rank, from copy_to_region(x).
 class ColumnParallelLinearImpl : public torch::nn::Module, public Sharded {
  public:
   ColumnParallelLinearImpl(Axis axis, const LinearOptions& options);  // throws UsageError
@@ -55,7 +55,8 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public Sharded {
 };
 TORCH_MODULE(ColumnParallelLinear);
 
-// y [..., out] = x · wᵀ + b from the inputs x [..., own inputs] of this rank, summed on leaving.
+// y [..., out] = x · wᵀ + b from the inputs x [..., own inputs] of this rank, through
+// reduce_from_region.
 class RowParallelLinearImpl : public torch::nn::Module, public Sharded {
  public:
   RowParallelLinearImpl(Axis axis, const LinearOptions& options);  // throws UsageError
@@ -96,13 +97,13 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module, public Sharded {
 };
 TORCH_MODULE(VocabParallelEmbedding);
 
-// x · wᵀ + b with this rank's rows of w and b, from an x that enters. b may be undefined.
+// x · wᵀ + b with this rank's rows of w and b, from copy_to_region(x). b may be undefined.
 at::Tensor column_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& b, const std::string& label);
 
 // x · wᵀ + b with this rank's columns of x and w, summed over the ranks. One operation, so that the
 // bias costs no pass of its own, a sequence-parallel backward gathers once for all gradients, and a
-// selective checkpoint keeps the sum only. b may be undefined.
+// selective segment keeps the sum only. b may be undefined.
 at::Tensor row_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
                                const at::Tensor& b, const std::string& label);
 
@@ -112,10 +113,10 @@ at::Tensor row_parallel_linear(const Axis& axis, const at::Tensor& x, const at::
 std::vector<at::Tensor> sum_shared(const comm::Group& group, const std::vector<at::Tensor>& params,
                                    const std::vector<ParamSpec>& specs, const std::string& label);
 
-// nn::linear_cross_entropy with the rows of the weight [V, C] shared among the ranks; hidden
-// enters. The logits [N, V / ranks] stay where they are: two all-reduces, of N fp32 numbers (the
-// maximum) and of 2·N (the sum of exponentials, the target's logit), and B·T·C of the gradient in
-// backward. saves: as nn::linear_cross_entropy, N·V/ranks·e.
+// nn::linear_cross_entropy of copy_to_region(hidden) with the rows of the weight [V, C] shared
+// among the ranks. The logits [N, V / ranks] stay where they are: two all-reduces, of N fp32
+// numbers (the maximum) and of 2·N (the sum of exponentials, the target's logit), and B·T·C of the
+// gradient in backward. saves: as nn::linear_cross_entropy, N·V/ranks·e.
 at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidden,
                                         const at::Tensor& weight, const at::Tensor& targets,
                                         const std::string& label);

@@ -7,10 +7,10 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
+#include "tessera/nn/recompute.h"
 #include "tessera/tensor_parallel/layers.h"
 #include "tessera/tensor_parallel/overlap.h"
 
@@ -32,21 +32,21 @@ const Cut& cut_of(AutogradContext* ctx) {
   return *static_cast<Cut*>(ctx->saved_data["cut"].toCapsule().get());
 }
 
-// x enters, and is multiplied meanwhile: [Note: overlap].
+// copy_to_region and the product at the same time: [Note: overlap].
 struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
   static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut,
                             const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b) {
-    const Entered entered = enter_times(cut->axis, x, w, b.value_or(at::Tensor()), cut->label);
+    const Gathered gathered = gather_matmul(cut->axis, x, w, b.value_or(at::Tensor()), cut->label);
     std::vector<std::int64_t> sizes = x.sizes().vec();
     if (cut->axis.sequence) sizes[sizes.size() - 2] *= cut->axis.size();
-    ctx->save_for_backward({entered.x, w});
+    ctx->save_for_backward({gathered.x, w});
     ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
     ctx->saved_data["sizes"] = sizes;
     if (b) ctx->saved_data["bias"] = b->scalar_type();
     nn::remember_deferral(ctx);
     sizes.back() = w.size(0);
-    return entered.product.view(sizes);
+    return gathered.product.view(sizes);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const Cut& cut = cut_of(ctx);
@@ -55,8 +55,8 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
     Pending dx;
     if (ctx->needs_input_grad(0)) {
       const at::Tensor whole = nn::product_gradients(dy, x, w, true, false).dx;
-      dx = start_backward_of_enter(cut.axis, whole.view(ctx->saved_data["sizes"].toIntVector()),
-                                   cut.label);
+      dx = start_input_gradient(cut.axis, whole.view(ctx->saved_data["sizes"].toIntVector()),
+                                cut.label);
     }
     const at::Tensor dw = nn::weight_gradient(ctx, dy, x, w);
     at::Tensor db;
@@ -82,10 +82,10 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     sizes.back() = w.size(0);
     return nn::keep_in_selective("row-parallel linear", {x, w}, [&]() -> tensor_list {
       const at::Tensor own = axis.rank() == 0 ? b.value_or(at::Tensor()) : at::Tensor();
-      if (overlaps(axis, x, w)) return {times_leave(axis, x, w, own, cut->label)};
-      const at::Tensor product = nn::times_transposed(rows, w, own).view(sizes);
-      if (axis.sequence) return {scattered_sum(axis.group, product, cut->label)};
-      return {sum_in_place(axis.group, product.contiguous(), cut->label)};
+      if (overlaps(axis, x, w)) return {matmul_reduce(axis, x, w, own, cut->label)};
+      const at::Tensor product = nn::gemm_nt(rows, w, own).view(sizes);
+      if (axis.sequence) return {reduce_scatter(axis.group, product, cut->label)};
+      return {all_reduce_(axis.group, product.contiguous(), cut->label)};
     })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
@@ -95,12 +95,12 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     at::Tensor dy;
     nn::ProductGradients g;
     if (cut.axis.sequence && overlaps(cut.axis, x, w)) {
-      const LeftGradients left =
-          gather_times(cut.axis, grads[0], w, ctx->needs_input_grad(0), cut.label);
-      dy = left.dy;
-      g = {left.dx, nn::weight_gradient(ctx, dy, x, w)};
+      const RowGradients gradients =
+          gather_matmul_backward(cut.axis, grads[0], w, ctx->needs_input_grad(0), cut.label);
+      dy = gradients.dy;
+      g = {gradients.dx, nn::weight_gradient(ctx, dy, x, w)};
     } else {
-      dy = matrix(cut.axis.sequence ? gathered(cut.axis.group, grads[0], cut.label + " backward")
+      dy = matrix(cut.axis.sequence ? all_gather(cut.axis.group, grads[0], cut.label + " backward")
                                     : grads[0]);
       g = nn::product_gradients(ctx, dy, x, w);
     }
@@ -153,7 +153,7 @@ struct SumShared : torch::autograd::Function<SumShared> {
         flat.push_back(whole.view({-1}));
       }
     }
-    const at::Tensor all = sum_in_place(cut.axis.group, at::cat(flat), cut.label + " shared");
+    const at::Tensor all = all_reduce_(cut.axis.group, at::cat(flat), cut.label + " shared");
     tensor_list result(1);  // for the cut
     std::int64_t next = 0;
     for (std::size_t i = 0; i < grads.size(); ++i) {
@@ -176,7 +176,7 @@ struct SumShared : torch::autograd::Function<SumShared> {
 
 at::Tensor column_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& b, const std::string& label) {
-  if (!overlaps(axis, x, w)) return nn::linear(enter(axis, x, label), w, b);
+  if (!overlaps(axis, x, w)) return nn::linear(copy_to_region(axis, x, label), w, b);
   const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
   return ColumnLinear::apply(c10::make_intrusive<Cut>(axis, label), x, w, bias);
 }

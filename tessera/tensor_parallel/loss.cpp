@@ -39,7 +39,7 @@ at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
   both[1].copy_(logits.gather(1, column).squeeze(1) * is_own);
   logits.exp_();
   both[0].copy_(logits.sum(1));
-  sum_in_place(group, both, label + " sum");
+  all_reduce_(group, both, label + " sum");
   const at::Tensor counts = (targets >= 0).to(at::kFloat);
   logits.mul_((counts / both[0]).unsqueeze(1));
   logits.scatter_add_(1, column, is_own.to(at::kFloat).neg_().unsqueeze(1));
@@ -52,25 +52,25 @@ struct Head : torch::CustomClassHolder {
   std::string label;
 };
 
-// `hidden` has entered already, unless it overlaps.
+// `hidden` is in the region already, unless it overlaps.
 struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Head>& head,
                             const at::Tensor& hidden, const at::Tensor& weight,
                             const at::Tensor& targets) {
     const Axis& axis = head->axis;
     const bool overlap = overlaps(axis, hidden, weight);
-    Entered entered;
+    Gathered gathered;
     if (overlap) {
-      entered = enter_times(axis, hidden, weight, {}, head->label, /*unrounded=*/true);
+      gathered = gather_matmul(axis, hidden, weight, {}, head->label, /*unrounded=*/true);
     } else {
-      entered.x = matrix(hidden);
-      const bool wide = nn::multiplies_in_fp32(entered.x);
-      entered.product = wide ? nn::times_transposed(nn::widened(entered.x), nn::widened(weight))
-                             : nn::times_transposed(entered.x, weight);
+      gathered.x = matrix(hidden);
+      const bool wide = nn::multiplies_in_fp32(gathered.x);
+      gathered.product = wide ? nn::gemm_nt(nn::to_fp32(gathered.x), nn::to_fp32(weight))
+                              : nn::gemm_nt(gathered.x, weight);
     }
-    const at::Tensor logits = entered.product.to(at::kFloat);
+    const at::Tensor logits = gathered.product.to(at::kFloat);
     const at::Tensor loss = losses_in_place(axis.group, logits, targets, head->label);
-    ctx->save_for_backward({entered.x, weight, logits.to(entered.x.scalar_type())});
+    ctx->save_for_backward({gathered.x, weight, logits.to(gathered.x.scalar_type())});
     std::vector<std::int64_t> sizes = hidden.sizes().vec();
     if (overlap && axis.sequence) sizes[sizes.size() - 2] *= axis.size();
     ctx->saved_data["sizes"] = sizes;
@@ -91,7 +91,7 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
       Pending dx;
       if (ctx->needs_input_grad(0)) {
         const at::Tensor whole = nn::product_gradients(dy, h, w, true, false).dx;
-        dx = start_backward_of_enter(head->axis, whole.mul_(factor).view(sizes), head->label);
+        dx = start_input_gradient(head->axis, whole.mul_(factor).view(sizes), head->label);
       }
       g.dw = nn::weight_gradient(ctx, dy, h * factor, w);
       g.dx = dx.wait();
@@ -110,7 +110,7 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
                                         const std::string& label) {
   if (axis.size() == 1) return nn::linear_cross_entropy(hidden, weight, targets);
   const bool overlap = overlaps(axis, hidden, weight);
-  const at::Tensor h = overlap ? hidden : enter(axis, hidden, label);
+  const at::Tensor h = overlap ? hidden : copy_to_region(axis, hidden, label);
   const at::Tensor flat = targets.reshape({-1}).contiguous();
   const std::int64_t rows = h.numel() / std::max<std::int64_t>(1, h.size(-1)) *
                             (overlap && axis.sequence ? axis.size() : 1);

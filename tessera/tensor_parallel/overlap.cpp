@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/matmul.h"
+#include "tessera/nn/recompute.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -35,7 +35,7 @@ std::int64_t worth(std::int64_t rows) {
 
 // Multiplies this rank's rows of every sequence while those of the others arrive in `whole`.
 void multiply_arriving(const Axis& axis, const at::Tensor& part, const Pending& whole,
-                       nn::TransposedProduct& product) {
+                       nn::GemmByRows& product) {
   const at::Tensor own = matrix(part);
   const std::int64_t tokens = part.size(-2), every = tokens * axis.size();
   const std::int64_t sequences = own.size(0) / tokens, first = axis.rank() * tokens;
@@ -52,34 +52,35 @@ void multiply_arriving(const Axis& axis, const at::Tensor& part, const Pending& 
 }
 
 // Pieces of all rows, each summed in its place.
-at::Tensor times_sum(const Axis& axis, const at::Tensor& rows, const at::Tensor& w,
-                     const at::Tensor& b, const std::string& label) {
-  nn::TransposedProduct product(rows.size(0), w, b);
+at::Tensor matmul_all_reduce(const Axis& axis, const at::Tensor& rows, const at::Tensor& w,
+                             const at::Tensor& b, const std::string& label) {
+  nn::GemmByRows product(rows.size(0), w, b);
   const at::Tensor& made = product.unrounded();
   const at::Tensor out =
       made.scalar_type() == rows.scalar_type() ? made : at::empty(made.sizes(), rows.options());
   std::vector<Pending> parts;
   for (const Piece& piece : pieces_of(rows.size(0), worth(rows.size(0)), axis.size())) {
     product.multiply(piece.begin, rows.narrow(0, piece.begin, piece.length));
-    parts.push_back(start_sum(axis.group, product.rows(piece.begin, piece.length), label,
-                              out.narrow(0, piece.begin, piece.length)));
+    parts.push_back(start_all_reduce(axis.group, product.rows(piece.begin, piece.length), label,
+                                     out.narrow(0, piece.begin, piece.length)));
   }
   for (const Pending& part : parts) part.wait();
   return out;
 }
 
 // Whole sequences, several at a time; or, of a single one, pieces of every rank's tokens.
-at::Tensor times_scatter(const Axis& axis, const at::Tensor& rows, std::int64_t tokens,
-                         const at::Tensor& w, const at::Tensor& b, const std::string& label) {
+at::Tensor matmul_reduce_scatter(const Axis& axis, const at::Tensor& rows, std::int64_t tokens,
+                                 const at::Tensor& w, const at::Tensor& b,
+                                 const std::string& label) {
   const std::int64_t ranks = axis.size(), own = tokens / ranks, width = w.size(0);
   const std::int64_t sequences = rows.size(0) / tokens;
-  nn::TransposedProduct product(rows.size(0), w, b);
+  nn::GemmByRows product(rows.size(0), w, b);
   const at::Tensor out = at::empty({sequences * own, width}, rows.options());
   std::vector<Pending> parts;
   const auto send = [&](std::int64_t begin, std::int64_t count, std::int64_t each) {
     const at::Tensor made = product.rows(begin, count).view({count / each, each, width});
     parts.push_back(
-        start_scattered_sum(axis.group, made, label, out.narrow(0, begin / ranks, count / ranks)));
+        start_reduce_scatter(axis.group, made, label, out.narrow(0, begin / ranks, count / ranks)));
   };
   if (sequences > 1) {
     for (const Piece& piece : pieces_of(sequences, std::min(sequences, worth(rows.size(0))), 1)) {
@@ -108,47 +109,48 @@ bool overlaps(const Axis& axis, const at::Tensor& x, const at::Tensor& w) {
          x.dim() > 1;
 }
 
-Entered enter_times(const Axis& axis, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                    const std::string& label, bool unrounded) {
-  auto made = nn::keep_in_selective("enter · wᵀ", {x, w, b}, [&]() -> std::vector<at::Tensor> {
-    const std::int64_t rows = x.numel() / x.size(-1) * (axis.sequence ? axis.size() : 1);
-    // The collective first: the weight may have to be converted.
-    const Pending whole = axis.sequence ? start_gather(axis.group, x, label) : Pending();
-    nn::TransposedProduct product(rows, w, b);
-    if (axis.sequence) {
-      multiply_arriving(axis, x, whole, product);
-    } else {
-      product.multiply(0, matrix(x));
-    }
-    std::vector<at::Tensor> results = {unrounded ? product.unrounded() : product.result()};
-    if (axis.sequence) results.push_back(whole.result);
-    return results;
-  });
+Gathered gather_matmul(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                       const at::Tensor& b, const std::string& label, bool unrounded) {
+  auto made =
+      nn::keep_in_selective("copy to region · wᵀ", {x, w, b}, [&]() -> std::vector<at::Tensor> {
+        const std::int64_t rows = x.numel() / x.size(-1) * (axis.sequence ? axis.size() : 1);
+        // The collective first: the weight may have to be converted.
+        const Pending whole = axis.sequence ? start_all_gather(axis.group, x, label) : Pending();
+        nn::GemmByRows product(rows, w, b);
+        if (axis.sequence) {
+          multiply_arriving(axis, x, whole, product);
+        } else {
+          product.multiply(0, matrix(x));
+        }
+        std::vector<at::Tensor> results = {unrounded ? product.unrounded() : product.result()};
+        if (axis.sequence) results.push_back(whole.result);
+        return results;
+      });
   return {matrix(axis.sequence ? made[1] : x), made[0]};
 }
 
-Pending start_backward_of_enter(const Axis& axis, const at::Tensor& dx, const std::string& label) {
+Pending start_input_gradient(const Axis& axis, const at::Tensor& dx, const std::string& label) {
   const std::string backward = label + " backward";
-  return axis.sequence ? start_scattered_sum(axis.group, dx, backward)
-                       : start_sum(axis.group, dx.contiguous(), backward);
+  return axis.sequence ? start_reduce_scatter(axis.group, dx, backward)
+                       : start_all_reduce(axis.group, dx.contiguous(), backward);
 }
 
-at::Tensor times_leave(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
-                       const at::Tensor& b, const std::string& label) {
+at::Tensor matmul_reduce(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                         const at::Tensor& b, const std::string& label) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = w.size(0);
-  if (!axis.sequence) return times_sum(axis, matrix(x), w, b, label).view(sizes);
+  if (!axis.sequence) return matmul_all_reduce(axis, matrix(x), w, b, label).view(sizes);
   const std::int64_t own = own_tokens(axis.group, x, label);
   sizes[sizes.size() - 2] = own;
-  return times_scatter(axis, matrix(x), x.size(-2), w, b, label).view(sizes);
+  return matmul_reduce_scatter(axis, matrix(x), x.size(-2), w, b, label).view(sizes);
 }
 
-LeftGradients gather_times(const Axis& axis, const at::Tensor& part, const at::Tensor& w,
-                           bool want_x, const std::string& label) {
-  const Pending whole = start_gather(axis.group, part, label + " backward");
+RowGradients gather_matmul_backward(const Axis& axis, const at::Tensor& part, const at::Tensor& w,
+                                    bool want_x, const std::string& label) {
+  const Pending whole = start_all_gather(axis.group, part, label + " backward");
   if (!want_x) return {matrix(whole.wait()), {}};
   const std::int64_t rows = part.numel() / part.size(-1) * axis.size();
-  nn::TransposedProduct product(rows, w.t());
+  nn::GemmByRows product(rows, w.t());
   multiply_arriving(axis, part, whole, product);
   return {matrix(whole.result), product.result()};
 }

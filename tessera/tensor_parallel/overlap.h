@@ -23,28 +23,29 @@ namespace tessera::tensor_parallel {
 
 inline at::Tensor matrix(const at::Tensor& x) { return x.contiguous().view({-1, x.size(-1)}); }
 
-// Can this layer? Otherwise it enters, multiplies and leaves one after the other.
+// Can this layer? Otherwise it copies in, multiplies and reduces one after the other.
 bool overlaps(const Axis& axis, const at::Tensor& x, const at::Tensor& w);
 
-// x enters and is multiplied. A selective checkpoint keeps both results.
-struct Entered {
-  at::Tensor x;        // as it entered, [N, in]
+// copy_to_region(x) and its product. Selective recomputation keeps both results.
+struct Gathered {
+  at::Tensor x;        // in the region, [N, in]
   at::Tensor product;  // x · wᵀ + b, [N, out]; b may be undefined
 };
-Entered enter_times(const Axis& axis, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                    const std::string& label, bool unrounded = false);
-// The gradient of an x that entered is on its way back.
-Pending start_backward_of_enter(const Axis& axis, const at::Tensor& dx, const std::string& label);
+Gathered gather_matmul(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                       const at::Tensor& b, const std::string& label, bool unrounded = false);
+// Backward of copy_to_region, begun.
+Pending start_input_gradient(const Axis& axis, const at::Tensor& dx, const std::string& label);
 
-// x · wᵀ + b is made and leaves. b only where it is to be added.
-at::Tensor times_leave(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
-                       const at::Tensor& b, const std::string& label);
-// Backward of that, sequence-parallel: the gradient of what left, gathered, and dx if it is wanted.
-struct LeftGradients {
+// reduce_from_region(x · wᵀ + b). b only where it is to be added.
+at::Tensor matmul_reduce(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
+                         const at::Tensor& b, const std::string& label);
+// Backward of that, sequence-parallel: the gradient of the result, gathered, and dx if it is
+// wanted.
+struct RowGradients {
   at::Tensor dy;  // [N, out]
   at::Tensor dx;  // [N, in]
 };
-LeftGradients gather_times(const Axis& axis, const at::Tensor& part, const at::Tensor& w,
-                           bool want_x, const std::string& label);
+RowGradients gather_matmul_backward(const Axis& axis, const at::Tensor& part, const at::Tensor& w,
+                                    bool want_x, const std::string& label);
 
 }  // namespace tessera::tensor_parallel

@@ -65,7 +65,7 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.chunks = static_cast<int>(config.chunks);
   options.split = config.split;
   options.micro_batches = static_cast<int>(resolved.grad_accum);
-  options.checkpointing = nn::parse_checkpointing(config.checkpoint_activations);
+  options.recompute = nn::parse_recompute(config.checkpoint_activations);
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.device = device;
   options.engine = engine_options(config, resolved, std::move(ledger));

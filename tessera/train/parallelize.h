@@ -23,7 +23,7 @@ struct ParallelOptions {
   int chunks = 1;
   std::string split = "even";  // of the layers: see planner::layers_of_stages
   int micro_batches = 1;
-  nn::Checkpointing checkpointing = nn::Checkpointing::none;
+  nn::Recompute recompute = nn::Recompute::none;
   std::uint64_t seed = 0;  // of the parameters
   c10::Device device = c10::kCPU;
   zero::Options engine;  // its axes are filled in

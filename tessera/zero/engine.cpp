@@ -83,7 +83,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
       buffers(group, options.ledger ? options.ledger : memory::current_ledger()),
       gatherer(plan, options, group, buffers, options.broadcast_start),
       reducer(plan, options, group, buffers),
-      update(make_update(plan, options, group, buffers, gatherer)),
+      update(make_update({plan, options, group, buffers, gatherer})),
       passes(plan.units.size()),
       model_chunks(static_cast<std::size_t>(plan.model_chunks)) {
   for (const Param& param : plan.params) {

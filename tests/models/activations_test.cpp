@@ -44,7 +44,7 @@ TEST(Activations, AreWhatTheLedgersCount) {
                 const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = overlap};
                 const auto model = make_model(shape, part, 0, at::TensorOptions(type));
                 if (mode != planner::Recompute::none) {
-                  nn::set_checkpointing(*model, nn::parse_checkpointing(name(mode)));
+                  nn::set_recompute(*model, nn::parse_recompute(name(mode)));
                 }
                 const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
                 const auto ledger = std::make_shared<memory::Ledger>();

@@ -72,7 +72,7 @@ TEST(Gpt, StartsFromSeedAndNamesAlone) {
 
 // Outputs, loss and gradients beside the same network of ATen's operations.
 void compare(at::ScalarType type, std::int64_t tokens, double tolerance,
-             nn::Checkpointing mode = nn::Checkpointing::none) {
+             nn::Recompute mode = nn::Recompute::none) {
   const planner::ModelShape shape = small();
   Gpt model(shape, 3, at::TensorOptions(type));
   PlainGpt plain(shape, 3);
@@ -86,7 +86,7 @@ void compare(at::ScalarType type, std::int64_t tokens, double tolerance,
       by_name(*model).at(name).copy_(rounded);
     }
   }
-  if (mode != nn::Checkpointing::none) nn::set_checkpointing(*model, mode);
+  if (mode != nn::Recompute::none) nn::set_recompute(*model, mode);
   const at::Tensor ids = torch::randint(shape.vocab, {3, tokens}, at::kLong);
   at::Tensor targets = torch::randint(shape.vocab, {3, tokens}, at::kLong);
   targets[1].fill_(-1);
@@ -119,10 +119,10 @@ TEST(Gpt, IsThePlainOneInFp32) {
 TEST(Gpt, IsThePlainOneInBf16) {
   for (const std::int64_t tokens : {1, 31, 140}) compare(at::kBFloat16, tokens, 6e-2);
 }
-TEST(Gpt, IsThePlainOneUnderCheckpointing) {
-  compare(at::kFloat, 40, 3e-5, nn::Checkpointing::selective);
-  compare(at::kFloat, 40, 3e-5, nn::Checkpointing::full);
-  compare(at::kBFloat16, 40, 6e-2, nn::Checkpointing::selective);
+TEST(Gpt, IsThePlainOneUnderRecomputation) {
+  compare(at::kFloat, 40, 3e-5, nn::Recompute::selective);
+  compare(at::kFloat, 40, 3e-5, nn::Recompute::full);
+  compare(at::kBFloat16, 40, 6e-2, nn::Recompute::selective);
 }
 
 TEST(Gpt, RefusesWhatItCannotRead) {

@@ -98,7 +98,7 @@ planner::TensorParallelQuestion question_of(const planner::ModelShape& shape, in
 }
 
 // The loss and all gradients, and the bytes on the way, against one process and the planner.
-void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Checkpointing mode,
+void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
              const Batch& batch, const Ran& wanted, bool overlap = false) {
   const std::string what = str(shape.name, " tp ", tp, sequence ? " sequence " : " ",
                                overlap ? "overlapped " : "", nn::name(mode));
@@ -109,7 +109,7 @@ void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Checkp
     const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = overlap};
     const auto model = make_model(shape, part, 3);
     stir(*model);
-    if (mode != nn::Checkpointing::none) nn::set_checkpointing(*model, mode);
+    if (mode != nn::Recompute::none) nn::set_recompute(*model, mode);
     const auto start = group.traffic();
     const at::Tensor loss = model->loss(batch.ids, batch.targets);
     const auto middle = group.traffic();
@@ -137,7 +137,7 @@ TEST(Parallel, EveryCutIsTheSameModel) {
       for (const int tp : {1, 2, 4}) {
         for (const bool sequence : {false, true}) {
           for (const auto mode :
-               {nn::Checkpointing::none, nn::Checkpointing::selective, nn::Checkpointing::full}) {
+               {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
             compare(shape, tp, sequence, mode, batch, wanted);
             if (tp > 1) compare(shape, tp, sequence, mode, batch, wanted, /*overlap=*/true);
           }

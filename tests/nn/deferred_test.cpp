@@ -8,8 +8,8 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/ops.h"
+#include "tessera/nn/recompute.h"
 
 namespace tessera::nn {
 namespace {
@@ -28,9 +28,9 @@ struct Net {
     x = at::randn({2, 5, 6}).to(dtype).set_requires_grad(true);
     targets = at::arange(10).remainder(9).view({2, 5});
   }
-  at::Tensor loss(Checkpointing mode) const {
+  at::Tensor loss(Recompute mode) const {
     const Net* self = this;
-    const at::Tensor y = checkpoint(
+    const at::Tensor y = recompute(
         mode,
         [self](at::Tensor in) {
           return linear(linear_gelu(in, self->w1, self->b1), self->w2, self->b2);
@@ -42,12 +42,11 @@ struct Net {
   std::vector<at::Tensor> others() const { return {b1, b2, x}; }
 };
 
-class Deferred : public ::testing::TestWithParam<std::tuple<at::ScalarType, Checkpointing>> {};
+class Deferred : public ::testing::TestWithParam<std::tuple<at::ScalarType, Recompute>> {};
 INSTANTIATE_TEST_SUITE_P(
     All, Deferred,
     ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16, at::kDouble),
-                       ::testing::Values(Checkpointing::none, Checkpointing::selective,
-                                         Checkpointing::full)));
+                       ::testing::Values(Recompute::none, Recompute::selective, Recompute::full)));
 
 TEST_P(Deferred, GradientsAreTheSameLater) {
   const auto [dtype, mode] = GetParam();

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/ops_attention.h"
+#include "tessera/nn/recompute.h"
 
 namespace tessera::nn {
 namespace {
@@ -236,7 +236,7 @@ TEST(Ops, TheLossCanBeWeighted) {
 }
 
 // All operations in one segment: the same bits with and without recomputation.
-TEST(Ops, UnderCheckpointing) {
+TEST(Ops, UnderRecomputation) {
   torch::manual_seed(7);
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const std::int64_t width = 12;
@@ -260,10 +260,9 @@ TEST(Ops, UnderCheckpointing) {
     };
     const at::Tensor x0 = torch::randn({2, 150, width}).to(type);
     Tensors wanted;
-    for (const Checkpointing mode :
-         {Checkpointing::none, Checkpointing::selective, Checkpointing::full}) {
+    for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
       const at::Tensor x = x0.clone().requires_grad_();
-      const at::Tensor y = checkpoint(mode, block, x);
+      const at::Tensor y = recompute(mode, block, x);
       (y * y).sum().backward();
       Tensors results = {y.detach(), x.grad()};
       for (at::Tensor& w : weights) {

@@ -1,4 +1,4 @@
-// Selective checkpointing: products are answered by what they returned the first time, all of it,
+// Selective recomputation: products are answered by what they returned the first time, all of it,
 // and only where the recomputation repeats the first run.
 
 #include <ATen/autocast_mode.h>
@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "tessera/core/errors.h"
-#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/recompute.h"
 
 namespace tessera::nn {
 namespace {
@@ -59,7 +59,7 @@ void poison(c10::Device device) {
   }
 }
 
-std::vector<at::Tensor> gradients(Checkpointing mode, at::ScalarType type, c10::Device device) {
+std::vector<at::Tensor> gradients(Recompute mode, at::ScalarType type, c10::Device device) {
   torch::manual_seed(5);
   std::vector<std::shared_ptr<GptBlock>> blocks;
   for (int i = 0; i < 2; ++i) {
@@ -71,7 +71,7 @@ std::vector<at::Tensor> gradients(Checkpointing mode, at::ScalarType type, c10::
   poison(device);
   at::Tensor y = x;
   for (const auto& block : blocks) {
-    y = checkpoint(
+    y = recompute(
         mode, [block](at::Tensor in) { return block->forward(in); }, y);
   }
   poison(device);
@@ -85,12 +85,12 @@ std::vector<at::Tensor> gradients(Checkpointing mode, at::ScalarType type, c10::
 
 void compare_modes(c10::Device device) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
-    const std::vector<at::Tensor> want = gradients(Checkpointing::none, type, device);
+    const std::vector<at::Tensor> want = gradients(Recompute::none, type, device);
     for (const at::Tensor& tensor : want) {
       ASSERT_TRUE(at::isfinite(tensor).all().item<bool>());
       EXPECT_GT(tensor.abs().max().item<float>(), 0);
     }
-    for (const auto mode : {Checkpointing::selective, Checkpointing::full}) {
+    for (const auto mode : {Recompute::selective, Recompute::full}) {
       const std::vector<at::Tensor> got = gradients(mode, type, device);
       ASSERT_EQ(got.size(), want.size());
       for (std::size_t i = 0; i < want.size(); ++i) {
@@ -143,7 +143,7 @@ TORCH_LIBRARY_IMPL(aten, CPU, m) {
 
 TEST(Selective, KeepsEverythingThatAProductReturns) {
   std::vector<at::Tensor> grads;
-  for (const auto mode : {Checkpointing::none, Checkpointing::selective}) {
+  for (const auto mode : {Recompute::none, Recompute::selective}) {
     const at::Tensor x = torch::linspace(-1, 1, 24).view({1, 2, 3, 4}).requires_grad_();
     seen = {};
     // As at::scaled_dot_product_attention asks for it.
@@ -152,7 +152,7 @@ TEST(Selective, KeepsEverythingThatAProductReturns) {
       return std::get<0>(at::_scaled_dot_product_cudnn_attention(
           q, in, in, {}, q.requires_grad() && at::GradMode::is_enabled()));
     };
-    checkpoint(mode, f, x).sum().backward();
+    recompute(mode, f, x).sum().backward();
     grads.push_back(x.grad());
     EXPECT_EQ(seen.forwards, 1) << name(mode);
     EXPECT_EQ(seen.max_q, 7) << name(mode);
@@ -165,7 +165,7 @@ TEST(Selective, KeepsEverythingThatAProductReturns) {
 
 std::string refusal(const std::function<at::Tensor(at::Tensor)>& f) {
   const at::Tensor x = torch::ones({2, 3}).requires_grad_();
-  const at::Tensor y = checkpoint(Checkpointing::selective, f, x);
+  const at::Tensor y = recompute(Recompute::selective, f, x);
   try {
     y.sum().backward();
   } catch (const UsageError& error) {
@@ -220,13 +220,13 @@ TEST(Selective, RefusesASegmentThatTakesAnotherPathTheSecondTime) {
 TEST(Selective, SegmentsMayBeNested) {
   const at::Tensor w = torch::randn({3, 3});
   std::vector<at::Tensor> grads;
-  for (const auto outer : {Checkpointing::none, Checkpointing::selective, Checkpointing::full}) {
-    for (const auto inner : {Checkpointing::none, Checkpointing::selective, Checkpointing::full}) {
+  for (const auto outer : {Recompute::none, Recompute::selective, Recompute::full}) {
+    for (const auto inner : {Recompute::none, Recompute::selective, Recompute::full}) {
       const at::Tensor x = torch::linspace(-1, 1, 6).view({2, 3}).requires_grad_();
-      checkpoint(
+      recompute(
           outer,
           [&](at::Tensor in) {
-            const at::Tensor middle = checkpoint(
+            const at::Tensor middle = recompute(
                 inner, [&](at::Tensor y) { return at::mm(y.tanh(), w).tanh(); }, in);
             return at::mm(middle, w).tanh();
           },
@@ -243,9 +243,9 @@ TEST(Selective, SegmentsMayBeNested) {
 TEST(Selective, WorksUnderAutocast) {
   const at::Tensor w = torch::randn({3, 3});
   std::vector<at::Tensor> grads;
-  for (const auto mode : {Checkpointing::none, Checkpointing::selective}) {
+  for (const auto mode : {Recompute::none, Recompute::selective}) {
     const at::Tensor x = torch::linspace(-1, 1, 6).view({2, 3}).requires_grad_();
-    checkpoint(
+    recompute(
         mode,
         [&](at::Tensor in) {
           const bool before = at::autocast::is_autocast_enabled(at::kCPU);

@@ -26,7 +26,7 @@ struct Case {
 
   std::string describe() const {
     return str(schedule, ", ", ranks, " ranks, ", micros, " micro-batches, ", chunks, " chunks, ",
-               net.kind, ", ", nn::name(net.checkpointing), ", ahead ", options.ahead);
+               net.kind, ", ", nn::name(net.recompute), ", ahead ", options.ahead);
   }
 };
 
@@ -112,12 +112,12 @@ TEST_P(Oracle, SameLossAndGradientsAsOneProcess) {
   }
 }
 
-TEST_P(Oracle, WithCheckpointingInsideTheChunks) {
-  for (const auto mode : {nn::Checkpointing::selective, nn::Checkpointing::full}) {
+TEST_P(Oracle, WithRecomputationInsideTheChunks) {
+  for (const auto mode : {nn::Recompute::selective, nn::Recompute::full}) {
     for (const char* kind : {"linears", "blocks", "torch"}) {
       Case run{GetParam(), 2, 4, GetParam() == "interleaved" ? 2 : 1, {}, {}, 2};
       run.net.kind = kind;
-      run.net.checkpointing = mode;
+      run.net.recompute = mode;
       expect_same(run);
     }
   }

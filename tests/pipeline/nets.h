@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tessera/comm/threads.h"
-#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/recompute.h"
 #include "tessera/nn/ops.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/schedule/split.h"
@@ -52,7 +52,7 @@ struct NetOptions {
   std::string kind = "linears";
   int layers = 8;
   at::ScalarType dtype = at::kFloat;
-  nn::Checkpointing checkpointing = nn::Checkpointing::none;
+  nn::Recompute recompute = nn::Recompute::none;
 };
 
 // linears: of nn/, each of another width. blocks: transformer blocks of nn/. torch: layers that
@@ -102,8 +102,8 @@ inline Layers make_net(const NetOptions& net) {
         return torch::tanh(torch::linear(torch::relu(y), v)) + x;
       };
     }
-    layer.forward = [f, mode = net.checkpointing](const at::Tensor& x, int) {
-      return nn::checkpoint(mode, f, x);
+    layer.forward = [f, mode = net.recompute](const at::Tensor& x, int) {
+      return nn::recompute(mode, f, x);
     };
     layers.push_back(std::move(layer));
   }

@@ -80,7 +80,7 @@ TEST(Functions, DoWhatTheySayAndSendWhatTheySay) {
       const auto copied = run(tp, copy, sizes, sizes);
       const auto reduced = run(tp, reduce_from, sizes, sizes);
       const auto gathered = run(tp, gather_sequence, part, sizes);
-      const auto scattered = run(tp, scatter_sequence, sizes, part);
+      const auto scattered = run(tp, reduce_scatter_sequence, sizes, part);
       const auto columns = run(tp, gather_columns, sizes, wide);
       for (int r = 0; r < tp; ++r) {
         const auto i = static_cast<std::size_t>(r);
@@ -148,7 +148,7 @@ TEST(Functions, AddOnceIsInTheSumOnce) {
 
 TEST(Functions, RefuseSequencesThatDoNotDivide) {
   test::over(2, [](const comm::Group& group) {
-    EXPECT_THROW(scatter_sequence(group, torch::zeros({1, 3, 2}), "x"), UsageError);
+    EXPECT_THROW(reduce_scatter_sequence(group, torch::zeros({1, 3, 2}), "x"), UsageError);
     EXPECT_THROW(gather_sequence(group, torch::zeros({5}), "x"), UsageError);
   });
 }

@@ -3,9 +3,9 @@
 #include "tessera/tensor_parallel/overlap.h"
 
 #include "tessera/core/text.h"
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/ops.h"
+#include "tessera/nn/recompute.h"
 #include "tessera/tensor_parallel/layers.h"
 #include "tests/tensor_parallel/ranks.h"
 
@@ -20,7 +20,7 @@ struct Case {
   std::int64_t batch = 1, tokens = 8, in = 6, wide = 16;
   bool sequence = false, bias = true, gelu = true;
   at::ScalarType type = at::kFloat;
-  nn::Checkpointing recompute = nn::Checkpointing::none;
+  nn::Recompute recompute = nn::Recompute::none;
   bool deferred = false;
 
   std::string name() const {
@@ -59,7 +59,7 @@ OverlapRun run(const Case& c, const comm::Group& group, bool overlap) {
   at::Tensor y;
   {
     const nn::DeferredGradients::Scope scope(c.deferred ? later : nullptr);
-    y = nn::checkpoint(
+    y = nn::recompute(
         c.recompute,
         [=](const at::Tensor& in) mutable {
           return down->forward(c.gelu ? up->forward_gelu(in) : up->forward(in));
@@ -142,8 +142,7 @@ TEST(Overlap, CutsManySequencesAndOddWidths) {
 
 TEST(Overlap, UnderRecomputationAndDeferral) {
   for (const bool sequence : {false, true}) {
-    for (const auto mode :
-         {nn::Checkpointing::none, nn::Checkpointing::selective, nn::Checkpointing::full}) {
+    for (const auto mode : {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
       for (const bool deferred : {false, true}) {
         compare({.batch = 2,
                  .tokens = 80,

@@ -29,7 +29,7 @@ TEST(Plan, ActivationsAreWhatTheLedgerCounts) {
         models::Gpt model(c.shape, 0);
         model->to(type);
         if (mode != planner::Recompute::none) {
-          nn::set_checkpointing(*model, nn::parse_checkpointing(name(mode)));
+          nn::set_recompute(*model, nn::parse_recompute(name(mode)));
         }
         const at::Tensor ids = at::randint(c.shape.vocab, {c.batch, c.seq}, at::kLong);
         const auto ledger = std::make_shared<memory::Ledger>();

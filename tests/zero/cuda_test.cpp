@@ -51,15 +51,15 @@ void compare_stages(const comm::Group& group, bool ordered) {
   }
 }
 
-void compare_checkpointing(const comm::Group& group) {
+void compare_recompute(const comm::Group& group) {
   for (const int stage : {0, 3}) {
     Case run;
     run.net = "tied";
     run.device = c10::Device(c10::kCUDA, 0);
     run.options.stage = stage;
     const Result want = train(group, run);
-    for (const auto mode : {nn::Checkpointing::selective, nn::Checkpointing::full}) {
-      run.checkpointing = mode;
+    for (const auto mode : {nn::Recompute::selective, nn::Recompute::full}) {
+      run.recompute = mode;
       EXPECT_EQ(train(group, run).hash, want.hash) << nn::name(mode) << " stage " << stage;
     }
   }
@@ -70,7 +70,7 @@ TEST(EngineOnCuda, TwoRanksOverSharedMemory) {
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers>) {
     const comm::Group group(host);
     compare_stages(group, /*ordered=*/true);
-    compare_checkpointing(group);
+    compare_recompute(group);
   });
 }
 

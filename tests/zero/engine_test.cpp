@@ -152,14 +152,14 @@ TEST(Oracle, ReducePolicyIsIndependentOfTheStage) {
   }
 }
 
-TEST(Oracle, CheckpointingLeavesTheBits) {
+TEST(Oracle, RecomputationLeavesTheBits) {
   for (const int stage : {0, 2, 3}) {
     for (const Gather gather : {Gather::alias, Gather::copy}) {
       Case run = make_case("tied", 2, stage, "fp32", 2);
       run.options.gather = stage == 3 ? gather : Gather::automatic;
       const Result want = train(run);
-      for (const auto mode : {nn::Checkpointing::selective, nn::Checkpointing::full}) {
-        run.checkpointing = mode;
+      for (const auto mode : {nn::Recompute::selective, nn::Recompute::full}) {
+        run.recompute = mode;
         const Result got = train(run);
         EXPECT_EQ(got.hash, want.hash)
             << nn::name(mode) << ", " << run.describe() << ", distance " << distance(got, want);

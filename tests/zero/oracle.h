@@ -25,7 +25,7 @@ struct Case {
   int ranks = 2;
   int steps = 3;
   Options options;
-  nn::Checkpointing checkpointing = nn::Checkpointing::none;
+  nn::Recompute recompute = nn::Recompute::none;
   c10::Device device{c10::kCPU};
 
   std::string describe() const {
@@ -66,7 +66,7 @@ inline Result train(const comm::Group& group, const Case& run) {
     };
   }
   Engine engine(net, group, options);
-  if (run.checkpointing != nn::Checkpointing::none) nn::set_checkpointing(*net, run.checkpointing);
+  if (run.recompute != nn::Recompute::none) nn::set_recompute(*net, run.recompute);
   Result result;
   const comm::TrafficCounts before = group.traffic();
   for (int step = 0; step < run.steps; ++step) {

@@ -239,7 +239,7 @@ TEST(Features, AFailedBackwardCanBeDiscarded) {
 }
 
 TEST(Features, TwoForwardsMayShareABackward) {
-  for (const auto mode : {nn::Checkpointing::none, nn::Checkpointing::full}) {
+  for (const auto mode : {nn::Recompute::none, nn::Recompute::full}) {
     std::vector<std::uint64_t> hashes;
     for (int stage = 0; stage < 4; ++stage) {
       over(2, [&](const comm::Group& group) {
@@ -250,7 +250,7 @@ TEST(Features, TwoForwardsMayShareABackward) {
         options.layout = parse_state_layout("bf16-fp32grad");
         options.bucket_bytes = 100;
         Engine engine(net, group, options);
-        nn::set_checkpointing(*net, mode);
+        nn::set_recompute(*net, mode);
         for (std::uint64_t step = 0; step < 2; ++step) {
           const at::Tensor one = forward_loss(engine, *net, net->batch(40 + step));
           const at::Tensor two = forward_loss(engine, *net, net->batch(50 + step));

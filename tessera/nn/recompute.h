@@ -9,33 +9,29 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/recompute.h"
 #include "tessera/nn/tensors.h"
 
 namespace tessera::nn {
 
-// What a segment of a model recomputes in backward instead of keeping it from forward.
-enum class Checkpointing : std::uint8_t {
-  none,
-  selective,  // matrix products are kept, everything between them is recomputed
-  full,       // only the inputs are kept
-};
-Checkpointing parse_checkpointing(std::string_view text);  // throws UsageError
-std::string_view name(Checkpointing mode);
+using tessera::name;
+using tessera::parse_recompute;
+using tessera::Recompute;
 
 using TensorFunction = std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)>;
 
 // Runs f now without keeping what it computes, and again in backward, with the random numbers of
-// the first time. f must compute the same both times. `segment` is what recompute_segment() says
+// the first time. f must compute the same both times. `segment` is what recomputing_segment() says
 // meanwhile.
-std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
-                                           std::vector<at::Tensor> inputs,
-                                           const void* segment = nullptr);
+std::vector<at::Tensor> recompute_tensors(Recompute mode, TensorFunction f,
+                                          std::vector<at::Tensor> inputs,
+                                          const void* segment = nullptr);
 
 template <typename F, typename... Args>
-auto checkpoint_segment(Checkpointing mode, const void* segment, F&& f, Args&&... args) {
+auto recompute_segment(Recompute mode, const void* segment, F&& f, Args&&... args) {
   using Result = std::decay_t<std::invoke_result_t<F&, std::decay_t<Args>...>>;
   std::tuple<std::decay_t<Args>...> values(std::forward<Args>(args)...);
-  if (mode == Checkpointing::none) return Result(std::apply(f, std::move(values)));
+  if (mode == Recompute::none) return Result(std::apply(f, std::move(values)));
   std::vector<at::Tensor> inputs;
   each_tensor(values, [&](at::Tensor& tensor) { inputs.push_back(tensor); });
   // Only the inputs themselves keep tensors alive.
@@ -52,8 +48,7 @@ auto checkpoint_segment(Checkpointing mode, const void* segment, F&& f, Args&&..
     *shape = std::move(result);
     return out;
   };
-  std::vector<at::Tensor> out =
-      checkpoint_tensors(mode, std::move(run), std::move(inputs), segment);
+  std::vector<at::Tensor> out = recompute_tensors(mode, std::move(run), std::move(inputs), segment);
   Result result = std::move(*shape);
   std::size_t next = 0;
   each_tensor(result, [&](at::Tensor& tensor) { tensor = std::move(out[next++]); });
@@ -61,18 +56,18 @@ auto checkpoint_segment(Checkpointing mode, const void* segment, F&& f, Args&&..
 }
 
 // The same for any function of tensors (and of values that hold some, or none):
-//   y = nn::checkpoint(nn::Checkpointing::full, [=](at::Tensor x) { return block->forward(x); },
+//   y = nn::recompute(nn::Recompute::full, [=](at::Tensor x) { return block->forward(x); },
 //   x);
 // f is copied: what it refers to must live until backward.
 template <typename F, typename... Args>
-auto checkpoint(Checkpointing mode, F&& f, Args&&... args) {
-  return checkpoint_segment(mode, nullptr, std::forward<F>(f), std::forward<Args>(args)...);
+auto recompute(Recompute mode, F&& f, Args&&... args) {
+  return recompute_segment(mode, nullptr, std::forward<F>(f), std::forward<Args>(args)...);
 }
 
-// How deep this thread is inside the backward of checkpointed segments, and the innermost of them:
+// How deep this thread is inside the backward of recomputed segments, and the innermost of them:
 // a gradient that is accumulated there may not be the last of its parameter in this backward pass.
-int recompute_depth();
-const void* recompute_segment();
+int recomputing_depth();
+const void* recomputing_segment();
 
 // For kernels that are matrix products but not of ATen, inside a selective segment: the first time
 // `compute` runs and its results are kept, in the recomputation they come back. `name` (a literal)

@@ -1,6 +1,6 @@
-// Activation checkpointing on its own: the same gradients, with less kept.
+// Activation recomputation on its own: the same gradients, with less kept.
 
-#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/recompute.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -34,14 +34,14 @@ struct Block : torch::nn::Module {
 };
 
 // The gradients of three blocks and the input, as bits.
-std::vector<at::Tensor> gradients(Checkpointing mode, bool input_wants_grad) {
+std::vector<at::Tensor> gradients(Recompute mode, bool input_wants_grad) {
   torch::manual_seed(3);
   std::vector<std::shared_ptr<Block>> blocks = {
       std::make_shared<Block>(), std::make_shared<Block>(), std::make_shared<Block>()};
   const at::Tensor x = torch::randn({5, 8}).requires_grad_(input_wants_grad);
   at::Tensor y = x;
   for (const auto& block : blocks) {
-    y = checkpoint(
+    y = recompute(
         mode, [block](at::Tensor in) { return block->forward(in); }, y);
   }
   (y * y).sum().backward();
@@ -56,8 +56,8 @@ std::vector<at::Tensor> gradients(Checkpointing mode, bool input_wants_grad) {
 
 TEST(Checkpoint, GradientsAndRandomNumbersAreTheSame) {
   for (const bool input_wants_grad : {true, false}) {
-    const std::vector<at::Tensor> want = gradients(Checkpointing::none, input_wants_grad);
-    for (const auto mode : {Checkpointing::selective, Checkpointing::full}) {
+    const std::vector<at::Tensor> want = gradients(Recompute::none, input_wants_grad);
+    for (const auto mode : {Recompute::selective, Recompute::full}) {
       const std::vector<at::Tensor> got = gradients(mode, input_wants_grad);
       ASSERT_EQ(got.size(), want.size());
       for (std::size_t i = 0; i < want.size(); ++i) {
@@ -68,22 +68,22 @@ TEST(Checkpoint, GradientsAndRandomNumbersAreTheSame) {
 }
 
 // What is alive between forward and backward, in bytes.
-std::int64_t kept(Checkpointing mode) {
+std::int64_t kept(Recompute mode) {
   memory::install();
   auto ledger = std::make_shared<memory::Ledger>();
   const auto block = std::make_shared<Block>();
   const at::Tensor x = torch::randn({4096, 8}).requires_grad_();
   const memory::OwnerScope owner(ledger);
-  const at::Tensor y = checkpoint(
+  const at::Tensor y = recompute(
       mode, [block](at::Tensor in) { return block->forward(in); }, x);
   return ledger->counts().total.now;
 }
 
 TEST(Checkpoint, KeepsWhatItSays) {
   const double row = 4096 * 8 * sizeof(float);
-  const double none = kept(Checkpointing::none) / row;
-  const double selective = kept(Checkpointing::selective) / row;
-  const double full = kept(Checkpointing::full) / row;
+  const double none = kept(Recompute::none) / row;
+  const double selective = kept(Recompute::selective) / row;
+  const double full = kept(Recompute::full) / row;
   EXPECT_NEAR(full, 1, 0.1);               // the output; the input is the caller's
   EXPECT_NEAR(selective, 1 + 4 + 1, 0.1);  // and the two products
   EXPECT_GT(none, 1 + 1 + 4 + 4 + 4);      // and norm, gelu, dropout with its mask, …
@@ -92,8 +92,8 @@ TEST(Checkpoint, KeepsWhatItSays) {
 TEST(Checkpoint, SelectiveRunsProductsOnce) {
   int runs = 0, products = 0;
   const at::Tensor x = torch::randn({3, 3}).requires_grad_();
-  const at::Tensor y = checkpoint(
-      Checkpointing::selective,
+  const at::Tensor y = recompute(
+      Recompute::selective,
       [&](at::Tensor in) {
         ++runs;
         const at::Tensor product = keep_in_selective("twice", {in}, [&] {
@@ -115,7 +115,7 @@ TEST(Checkpoint, TakesAndReturnsWhatFunctionsDo) {
     return std::make_tuple(x * times, *y + x, times + 1);
   };
   const auto [first, second, count] =
-      checkpoint(Checkpointing::full, f, a, 3, std::optional<at::Tensor>(b));
+      recompute(Recompute::full, f, a, 3, std::optional<at::Tensor>(b));
   EXPECT_EQ(count, 4);
   (first * first + second).sum().backward();
   EXPECT_TRUE(at::allclose(a.grad(), 18 * a.detach() + 1));
@@ -128,9 +128,9 @@ TEST(Checkpoint, ProductsMayBeChangedInPlaceInside) {
     return at::mm(torch::linear(in, w, b).flatten(0, 1), w).mul_(2).relu_().tanh();
   };
   std::vector<at::Tensor> grads;
-  for (const auto mode : {Checkpointing::none, Checkpointing::selective}) {
+  for (const auto mode : {Recompute::none, Recompute::selective}) {
     const at::Tensor x = torch::linspace(-1, 1, 12).view({2, 2, 3}).requires_grad_();
-    checkpoint(mode, f, x).sum().backward();
+    recompute(mode, f, x).sum().backward();
     grads.push_back(x.grad());
   }
   EXPECT_TRUE(at::equal(grads[0], grads[1]));
@@ -139,8 +139,8 @@ TEST(Checkpoint, ProductsMayBeChangedInPlaceInside) {
 TEST(Checkpoint, RefusesResultsChangedInPlaceOutside) {
   const at::Tensor x = torch::randn({2, 2, 3}).requires_grad_();
   const at::Tensor w = torch::randn({3, 3});
-  const at::Tensor y = checkpoint(
-      Checkpointing::selective, [&](at::Tensor in) { return at::matmul(in, w); }, x);
+  const at::Tensor y = recompute(
+      Recompute::selective, [&](at::Tensor in) { return at::matmul(in, w); }, x);
   y.detach().mul_(2);
   EXPECT_THROW(y.sum().backward(), UsageError);
 }
@@ -152,22 +152,22 @@ TEST(Checkpoint, TellsHowDeepItIs) {
   const at::Tensor x = torch::randn({2}).requires_grad_();
   const at::Tensor w = torch::randn({2}).requires_grad_();
   w.register_hook([&](at::Tensor) {
-    (first < 0 ? first : second) = recompute_depth();
-    seen = recompute_segment();
+    (first < 0 ? first : second) = recomputing_depth();
+    seen = recomputing_segment();
   });
-  const at::Tensor y = checkpoint_segment(
-      Checkpointing::full, &marker, [&](at::Tensor in) { return in * w; }, x);
+  const at::Tensor y = recompute_segment(
+      Recompute::full, &marker, [&](at::Tensor in) { return in * w; }, x);
   y.sum().backward();
   EXPECT_EQ(first, 1);
   EXPECT_EQ(seen, &marker);
-  EXPECT_EQ(recompute_depth(), 0);
+  EXPECT_EQ(recomputing_depth(), 0);
 }
 
 TEST(Checkpoint, KnowsItsNames) {
-  for (const auto mode : {Checkpointing::none, Checkpointing::selective, Checkpointing::full}) {
-    EXPECT_EQ(parse_checkpointing(name(mode)), mode);
+  for (const auto mode : {Recompute::none, Recompute::selective, Recompute::full}) {
+    EXPECT_EQ(parse_recompute(name(mode)), mode);
   }
-  EXPECT_THROW(parse_checkpointing("ful"), UsageError);
+  EXPECT_THROW(parse_recompute("ful"), UsageError);
 }
 
 struct Log : UnitObserver {
@@ -223,10 +223,10 @@ TEST(Unit, ChildrenOfSequentialAreUnits) {
   EXPECT_EQ(log->text, "F() B() ");
 }
 
-TEST(Unit, CheckpointingNeedsUnits) {
+TEST(Unit, RecomputationNeedsUnits) {
   torch::nn::Linear plain(2, 2);
-  EXPECT_THROW(set_checkpointing(*plain, Checkpointing::full), UsageError);
-  EXPECT_NO_THROW(set_checkpointing(*plain, Checkpointing::none));
+  EXPECT_THROW(set_recompute(*plain, Recompute::full), UsageError);
+  EXPECT_NO_THROW(set_recompute(*plain, Recompute::none));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/recompute.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -10,14 +10,13 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/text.h"
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/recorder.h"
 
 namespace tessera::nn {
 namespace {
 
-// Where this thread is inside the backward of checkpointed segments.
+// Where this thread is inside the backward of recomputed segments.
 struct Where {
   int depth = 0;
   const void* segment = nullptr;
@@ -52,7 +51,7 @@ class RandomState {
   std::vector<at::Tensor> states_;
 };
 
-// One checkpointed call between forward and backward.
+// One recomputed call between forward and backward.
 struct Segment : torch::CustomClassHolder {
   TensorFunction f;
   const void* name = nullptr;
@@ -69,7 +68,7 @@ struct Segment : torch::CustomClassHolder {
   }
 };
 
-struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
+struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 c10::intrusive_ptr<Segment> segment,
                                                 const at::Tensor& /*wants_grad*/,
@@ -88,7 +87,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     auto* segment = static_cast<Segment*>(capsule.get());
     if (!segment->random) {
       throw UsageError(
-          "a checkpointed segment was run backward twice; it keeps what it needs for "
+          "a recomputed segment was run backward twice; it keeps what it needs for "
           "one backward only");
     }
     std::vector<at::Tensor> inputs;
@@ -138,43 +137,25 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
 
 }  // namespace
 
-Checkpointing parse_checkpointing(std::string_view text) {
-  if (text == "none") return Checkpointing::none;
-  if (text == "selective") return Checkpointing::selective;
-  if (text == "full") return Checkpointing::full;
-  throw UsageError(str("activation checkpointing ", quote(text), " is unknown",
-                       did_you_mean(text, {"none", "selective", "full"}),
-                       "; there are none, selective (matrix products are kept) and full"));
-}
-
-std::string_view name(Checkpointing mode) {
-  switch (mode) {
-    case Checkpointing::none: return "none";
-    case Checkpointing::selective: return "selective";
-    case Checkpointing::full: return "full";
-  }
-  return "?";
-}
-
-std::vector<at::Tensor> checkpoint_tensors(Checkpointing mode, TensorFunction f,
-                                           std::vector<at::Tensor> inputs, const void* segment) {
-  if (mode == Checkpointing::none || !at::GradMode::is_enabled()) return f(std::move(inputs));
+std::vector<at::Tensor> recompute_tensors(Recompute mode, TensorFunction f,
+                                          std::vector<at::Tensor> inputs, const void* segment) {
+  if (mode == Recompute::none || !at::GradMode::is_enabled()) return f(std::move(inputs));
   // A selective segment around this one keeps these products already, and awaits them again.
-  if (mode == Checkpointing::selective && Recorder::current() != nullptr) {
+  if (mode == Recompute::selective && Recorder::current() != nullptr) {
     return f(std::move(inputs));
   }
   auto state = c10::make_intrusive<Segment>();
   state->f = std::move(f);
   state->name = segment;
-  if (mode == Checkpointing::selective) state->recorder.emplace();
+  if (mode == Recompute::selective) state->recorder.emplace();
   // The parameters inside f are no arguments: without this, an f of inputs that need no gradient
   // would seem to need none itself.
   const at::Tensor wants_grad = at::empty({0}).set_requires_grad(true);
-  return CheckpointFunction::apply(state, wants_grad, at::TensorList(inputs));
+  return RecomputeFunction::apply(state, wants_grad, at::TensorList(inputs));
 }
 
-int recompute_depth() { return where.depth; }
-const void* recompute_segment() { return where.segment; }
+int recomputing_depth() { return where.depth; }
+const void* recomputing_segment() { return where.segment; }
 
 std::vector<at::Tensor> keep_in_selective(const char* name, at::TensorList operands,
                                           const std::function<std::vector<at::Tensor>()>& compute) {
