@@ -16,6 +16,9 @@ namespace tessera {
 // size is 1 wherever nobody says otherwise.
 inline constexpr std::array<std::string_view, 3> kAxisNames = {"tp", "dp", "pp"};
 inline constexpr std::size_t kAxes = kAxisNames.size();
+// What is counted along each, for helps.
+inline constexpr std::array<std::string_view, kAxes> kAxisHelps = {
+    "tensor-parallel ranks", "data-parallel ranks", "pipeline stages"};
 
 // Where the axis stands in kAxisNames. Throws UsageError with the near name.
 std::size_t axis_index(std::string_view name);
@@ -84,5 +87,13 @@ class Axes {
  private:
   std::array<int, kAxes> size_;
 };
+
+// {"dp": 2, "tp": 2, "pp": 2}
+template <typename Json>
+Json axes_json(const Axes& axes) {
+  Json out;
+  for (const Axis& axis : axes.written()) out[std::string(axis.name)] = axis.size;
+  return out;
+}
 
 }  // namespace tessera

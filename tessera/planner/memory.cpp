@@ -67,7 +67,7 @@ std::vector<Memory> memory_by_rank(const Question& q) {
   std::vector<Memory> all;
   if (q.software == Software::tessera && !q.state_only()) {
     for (int r = 0; r < q.pp; ++r) {
-      const RunMemory run = run_memory(run_question(q, 0, 0, r));
+      const RunMemory run = run_memory(run_question(q, {{"pp", r}}));
       all.push_back({real(run.params), real(run.grads), real(run.optimizer), real(run.activations),
                      real(run.buffers), real(run.temporary) + q.hardware.reserve,
                      real(run.not_at_once)});

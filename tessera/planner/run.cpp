@@ -33,7 +33,7 @@ std::vector<ModelPart> parts_on_rank(const RunQuestion& q) {
   const std::vector<int> layers = layers_of_stages(q.model, q.pp * pipeline.chunks, q.split);
   std::vector<ModelPart> parts;
   for (int c = 0; c < pipeline.chunks; ++c) {
-    parts.push_back(part_of_stage(layers, stage_of(pipeline, q.pp_rank, c)));
+    parts.push_back(part_of_stage(layers, stage_of(pipeline, q.place.pp(), c)));
   }
   return parts;
 }
@@ -55,7 +55,7 @@ std::int64_t elements_on_rank(const RunQuestion& q, const ParamSpec& spec) {
   return across * own;
 }
 
-RunQuestion run_question(const Question& q, int dp_rank, int tp_rank, int pp_rank) {
+RunQuestion run_question(const Question& q, const Place& place) {
   RunQuestion run;
   run.model = q.model;
   run.layout = q.layout;
@@ -69,9 +69,7 @@ RunQuestion run_question(const Question& q, int dp_rank, int tp_rank, int pp_ran
   run.recompute = q.recompute;
   run.tp = q.tp;
   run.pp = q.pp;
-  run.dp_rank = dp_rank;
-  run.tp_rank = tp_rank;
-  run.pp_rank = pp_rank;
+  run.place = place;
   run.sequence_parallel = q.sequence_parallel;
   run.schedule = q.schedule;
   run.chunks = q.chunks;
@@ -92,7 +90,7 @@ RunPlan plan_run(const RunQuestion& q) {
       part += chunk_elements(own, q.dp);
       const bool tied = q.pp > 1 && q.model.tied && spec.name == "tok.weight";
       if (!tied) continue;
-      plan.sent_pp += tied_elements(own, q.dp, q.dp_rank, sharded.optimizer) * q.layout.grad;
+      plan.sent_pp += tied_elements(own, q.dp, q.place.dp(), sharded.optimizer) * q.layout.grad;
     }
     TensorParallelQuestion tensor;
     tensor.model = q.model;
@@ -112,7 +110,7 @@ RunPlan plan_run(const RunQuestion& q) {
                                            static_cast<double>(q.model.hidden), q.layout.param,
                                            q.sequence_parallel ? q.tp : 1);
     const auto schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
-    plan.sent_pp += std::llround(pipeline_bytes(schedule, q.pp_rank, boundary));
+    plan.sent_pp += std::llround(pipeline_bytes(schedule, q.place.pp(), boundary));
   }
 
   TrafficQuestion traffic;

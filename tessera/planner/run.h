@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/core/axes.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
 #include "tessera/planner/model_shape.h"
@@ -39,7 +40,7 @@ struct RunQuestion {
   Recompute recompute = Recompute::none;
 
   int tp = 1, pp = 1;
-  int dp_rank = 0, tp_rank = 0, pp_rank = 0;
+  Place place;
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
   int chunks = 1;
@@ -50,8 +51,7 @@ struct RunQuestion {
   bool prefetch = true;
 };
 // The run that a settled question describes.
-RunQuestion run_question(const Question& settled, int dp_rank = 0, int tp_rank = 0,
-                         int pp_rank = 0);
+RunQuestion run_question(const Question& settled, const Place& place = {});
 
 // Bytes that one rank holds.
 struct RunMemory {

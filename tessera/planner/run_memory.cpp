@@ -157,12 +157,12 @@ std::int64_t kept_in_flight(const RunQuestion& q) {
   if (q.pp == 1) return each.front();
   const Question pipeline = pipeline_question(q);
   const std::int64_t closed =
-      in_flight(pipeline, q.pp_rank) * *std::max_element(each.begin(), each.end());
+      in_flight(pipeline, q.place.pp()) * *std::max_element(each.begin(), each.end());
   const std::int64_t actions = std::int64_t{q.pp} * q.accumulation * pipeline.chunks;
   if (each.size() == 1 || actions > kMostActions) return closed;
   std::int64_t now = 0, most = 0;
   const auto schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
-  for (const schedule::Action& action : schedule.actions[static_cast<std::size_t>(q.pp_rank)]) {
+  for (const schedule::Action& action : schedule.actions[static_cast<std::size_t>(q.place.pp())]) {
     using schedule::Kind;
     const std::int64_t bytes = each[static_cast<std::size_t>(action.chunk)];
     if (action.kind == Kind::forward) most = std::max(most, now += bytes);

@@ -313,10 +313,9 @@ std::optional<double> predicted_step(const TrainConfig& config, const Resolved& 
   return planner::step_time(asked).step();
 }
 
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank, int tp_rank,
-                      int pp_rank, std::optional<bool> shares) {
-  return planner::plan_run(
-      planner::run_question(question(config, resolved, shares), dp_rank, tp_rank, pp_rank));
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, const Place& place,
+                      std::optional<bool> shares) {
+  return planner::plan_run(planner::run_question(question(config, resolved, shares), place));
 }
 
 }  // namespace tessera::train

@@ -148,7 +148,7 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
 // Seconds of a step that the planner expects on --hardware; nothing if that is empty.
 std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved);
 // For the rank at this place of the mesh.
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, int dp_rank = 0,
-                      int tp_rank = 0, int pp_rank = 0, std::optional<bool> shares = std::nullopt);
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, const Place& place = {},
+                      std::optional<bool> shares = std::nullopt);
 
 }  // namespace tessera::train

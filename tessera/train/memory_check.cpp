@@ -14,7 +14,7 @@ namespace {
 
 // By pipeline rank. `whole`: with buffers and temporaries, for what is said to fit.
 LeastNeed need_of(const planner::Question& question, int pp_rank, bool whole = false) {
-  const planner::RunQuestion run = planner::run_question(question, 0, 0, pp_rank);
+  const planner::RunQuestion run = planner::run_question(question, {{"pp", pp_rank}});
   const planner::RunMemory memory = planner::run_memory(run);
   return {planner::built_bytes(run), whole ? memory.total() : memory.state() + memory.activations};
 }

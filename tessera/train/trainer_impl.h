@@ -28,10 +28,10 @@ struct Trainer::Impl {
         // With --comm off every rank is a replica of its own, on its own data.
         model(resolved.model, parallel_options(config, resolved, device, ledger),
               config.comm == "off" ? comm::Group() : world),
-        plan(train::plan(config, resolved, model.mesh().place().dp, model.mesh().place().tp,
-                         model.mesh().place().pp, model.mesh().dp().shares_memory())),
+        plan(
+            train::plan(config, resolved, model.mesh().place(), model.mesh().dp().shares_memory())),
         sampler{resolved.dp, resolved.grad_accum, config.micro_batch},
-        replica(config.comm == "off" ? world.rank() : model.mesh().place().dp),
+        replica(config.comm == "off" ? world.rank() : model.mesh().place().dp()),
         saver(config, resolved, model, config.comm == "off" ? comm::Group() : world) {
     model.watch([this](const pipeline::Span& span) { on_span(span); });
     for (const auto& [axis, group] : model.groups()) {

@@ -41,7 +41,7 @@ std::vector<std::string> leftovers(const std::string& dir) {
 std::vector<std::string> try_save(const Model& model, const std::string& dir, std::int64_t step,
                                   const std::shared_ptr<FileSystem>& files,
                                   const Retention& retention = {}) {
-  const Mesh mesh{3, 1, 1};
+  const Axes mesh("dp=3");
   Ranks ranks(3);
   return ranks.run([&](const Team& team) {
     const RankState state = make_rank(model, mesh, team.rank, true, Copies::counted, true);
@@ -68,7 +68,7 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
       for (int at = 1; struck; ++at) {
         SCOPED_TRACE(str(scenario.name, ", operation ", at, ", forgets ", forgets));
         const TempFolder dir;
-        save_model(model_of_seed(1), dir.path(), 1, {2, 1, 1}, true);
+        save_model(model_of_seed(1), dir.path(), 1, "dp=2", true);
         const auto files = std::make_shared<FaultyFiles>(
             Fault{Fault::Kind::crash, at, (forgets & 1) != 0, (forgets & 2) != 0});
         try_save(model_of_seed(2), dir.path(), scenario.step, files, scenario.retention);
@@ -79,16 +79,16 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
         ASSERT_NE(latest.folder, "");
         EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0];
         Checkpoint checkpoint(latest.folder);
-        const bool is_old = load_and_compare(model_of_seed(1), checkpoint, {2, 1, 1}, true).empty();
-        const bool is_new = load_and_compare(model_of_seed(2), checkpoint, {2, 1, 1}, true).empty();
+        const bool is_old = load_and_compare(model_of_seed(1), checkpoint, "dp=2", true).empty();
+        const bool is_new = load_and_compare(model_of_seed(2), checkpoint, "dp=2", true).empty();
         ASSERT_TRUE(is_old != is_new);
         EXPECT_TRUE(struck || is_new);
         EXPECT_EQ(checkpoint.about().step, is_new ? scenario.step : 1);
         // And the next save works, and clears up.
-        save_model(model_of_seed(3), dir.path(), 3, {1, 1, 1}, true);
+        save_model(model_of_seed(3), dir.path(), 3, "dp=1", true);
         EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
         Checkpoint next(dir / "step-00000003");
-        EXPECT_EQ(load_and_compare(model_of_seed(3), next, {1, 1, 1}, true), "");
+        EXPECT_EQ(load_and_compare(model_of_seed(3), next, "dp=1", true), "");
       }
     }
   }
@@ -102,7 +102,7 @@ TEST(Faults, EveryOperationFails) {
     for (int at = 1; struck; ++at) {
       SCOPED_TRACE(str(scenario.name, ", operation ", at));
       const TempFolder dir;
-      save_model(model_of_seed(1), dir.path(), 1, {2, 1, 1}, true);
+      save_model(model_of_seed(1), dir.path(), 1, "dp=2", true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, at});
       const auto errors =
           try_save(model_of_seed(2), dir.path(), scenario.step, files, scenario.retention);
@@ -115,11 +115,11 @@ TEST(Faults, EveryOperationFails) {
       const Latest latest = find_latest(dir.path(), true);
       ASSERT_NE(latest.folder, "");
       Checkpoint checkpoint(latest.folder);
-      const bool is_old = load_and_compare(model_of_seed(1), checkpoint, {2, 1, 1}, true).empty();
-      const bool is_new = load_and_compare(model_of_seed(2), checkpoint, {2, 1, 1}, true).empty();
+      const bool is_old = load_and_compare(model_of_seed(1), checkpoint, "dp=2", true).empty();
+      const bool is_new = load_and_compare(model_of_seed(2), checkpoint, "dp=2", true).empty();
       ASSERT_TRUE(is_old != is_new);
       EXPECT_TRUE(failed || is_new);
-      save_model(model_of_seed(3), dir.path(), 3, {1, 1, 1}, true);
+      save_model(model_of_seed(3), dir.path(), 3, "dp=1", true);
       EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
     }
   }
@@ -127,10 +127,10 @@ TEST(Faults, EveryOperationFails) {
 
 TEST(Faults, OneRankCannotWrite) {
   const TempFolder dir;
-  save_model(model_of_seed(1), dir.path(), 1, {3, 1, 1}, true);
+  save_model(model_of_seed(1), dir.path(), 1, "dp=3", true);
   Ranks ranks(3);
   const auto errors = ranks.run([&](const Team& team) {
-    const Mesh mesh{3, 1, 1};
+    const Axes mesh("dp=3");
     const RankState state =
         make_rank(model_of_seed(2), mesh, team.rank, true, Copies::counted, true);
     SaveOptions options;
@@ -153,11 +153,11 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
       const TempFolder dir;
-      save_model(model_of_seed(1), dir.path(), 1, {3, 1, 1}, true);
+      save_model(model_of_seed(1), dir.path(), 1, "dp=3", true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::crash, at});
       Ranks ranks(3);
       ranks.run([&](const Team& team) {
-        const Mesh mesh{3, 1, 1};
+        const Axes mesh("dp=3");
         const RankState state =
             make_rank(model_of_seed(2), mesh, team.rank, true, Copies::counted, true);
         SaveOptions options;
@@ -169,7 +169,7 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
       ASSERT_TRUE(latest.skipped.empty());
       Checkpoint checkpoint(latest.folder);
       ASSERT_EQ(load_and_compare(model_of_seed(static_cast<std::uint64_t>(checkpoint.about().step)),
-                                 checkpoint, {2, 1, 1}, true),
+                                 checkpoint, "dp=2", true),
                 "");
     }
   }
@@ -179,7 +179,7 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
   const TempFolder dir;
   Model large = model_of_seed(2);
   large.params.push_back({"c", {1 << 20}, -1, {}});
-  save_model(model_of_seed(1), dir.path(), 1, {1, 1, 1}, true);
+  save_model(model_of_seed(1), dir.path(), 1, "dp=1", true);
   std::filesystem::create_directory(dir / "closed");
   std::filesystem::permissions(
       dir / "closed", std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
@@ -190,8 +190,8 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
     const rlimit limit{1 << 20, 1 << 20};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     int status = 0;
-    const RankState state = make_rank(large, {1, 1, 1}, 0, true, Copies::counted, true);
-    const Description about = describe_model(large, 2, {1, 1, 1}, 2);
+    const RankState state = make_rank(large, "dp=1", 0, true, Copies::counted, true);
+    const Description about = describe_model(large, 2, "dp=1", 2);
     try {
       save(dir.path(), about, state.shards);
       status |= 1;
@@ -224,7 +224,7 @@ TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
   std::filesystem::remove(dir / "file");
   EXPECT_EQ(find_latest(dir.path()).folder, "");
   for (const int step : {1, 2, 3, 4, 5}) {
-    save_model(model_of_seed(1), dir.path(), step, {2, 1, 1}, true);
+    save_model(model_of_seed(1), dir.path(), step, "dp=2", true);
   }
   std::filesystem::remove(dir / "step-00000005/manifest.json");
   std::filesystem::remove(dir / "step-00000004/rank-00001.safetensors");
@@ -255,12 +255,12 @@ TEST(Faults, RetentionKeepsWhatItSays) {
   SaveOptions options;
   options.retention = {2, 4};
   for (int step = 1; step <= 10; ++step) {
-    save_model(model_of_seed(1), dir.path(), step, {1, 1, 1}, true, Copies::counted, options);
+    save_model(model_of_seed(1), dir.path(), step, "dp=1", true, Copies::counted, options);
   }
   EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{4, 8, 9, 10}));
   // After a roll-back, later steps do not count, and what was just saved stays.
   options.retention = {1, 0};
-  save_model(model_of_seed(1), dir.path(), 6, {1, 1, 1}, true, Copies::counted, options);
+  save_model(model_of_seed(1), dir.path(), 6, "dp=1", true, Copies::counted, options);
   EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{6, 8, 9, 10}));
 }
 

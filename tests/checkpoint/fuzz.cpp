@@ -154,7 +154,7 @@ void fuzz_headers(int count, std::uint64_t seed) {
 void fuzz_manifests(int count, std::uint64_t seed) {
   const Model model = tiny_model();
   const TempFolder dir;
-  const std::string folder = save_model(model, dir.path(), 1, {2, 1, 1}, true);
+  const std::string folder = save_model(model, dir.path(), 1, "dp=2", true);
   const std::string path = folder + "/manifest.json";
   const std::string good = read_text(*local_files(), path, 1 << 20);
   const std::size_t begin = kChecksumBefore.size() + kChecksumDigits + kChecksumAfter.size();
@@ -177,7 +177,7 @@ void fuzz_manifests(int count, std::uint64_t seed) {
       write_text(*local_files(), path + ".new", text);
       local_files()->rename(path + ".new", path);
       Checkpoint checkpoint(folder);
-      load_and_compare(model, checkpoint, {1, 1, 1}, true);
+      load_and_compare(model, checkpoint, "dp=1", true);
       ++loaded;
     } catch (const DataError&) {
     }

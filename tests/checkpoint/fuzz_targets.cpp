@@ -53,7 +53,7 @@ void fuzz_manifest(std::string_view input) {
     must(about.step >= 0 && about.step <= kMostCount && about.samples >= 0 &&
              about.samples <= kMostCount,
          "counts", input);
-    must(about.mesh.ranks() > 0 && about.mesh.ranks() <= kMostRanks, "a mesh", input);
+    must(about.mesh.world() > 0 && about.mesh.world() <= kMostRanks, "a mesh", input);
     std::int64_t bytes = 0, elements = 0, stretches = 0;  // none of which overflows
     for (const ParamSpec& spec : about.params) elements += elements_of(spec.shape);
     must(elements <= kMostCount, "elements", input);

@@ -17,7 +17,7 @@ namespace {
 TEST(Damage, EveryByteInTurn) {
   const Model model = tiny_model();
   const TempFolder dir;
-  const std::string folder = save_model(model, dir.path(), 1, {2, 1, 1}, true);
+  const std::string folder = save_model(model, dir.path(), 1, "dp=2", true);
   int flips = 0, refused = 0;
   for (const std::string& name : local_files()->list(folder)) {
     const std::string path = folder + "/" + name;
@@ -35,7 +35,7 @@ TEST(Damage, EveryByteInTurn) {
         Checkpoint checkpoint(folder);
         const bool found = !checkpoint.verify().empty();
         ASSERT_TRUE(found) << name << " byte " << at << ": verify saw nothing";
-        ASSERT_EQ(load_and_compare(model, checkpoint, {1, 1, 1}, true), "") << name << " " << at;
+        ASSERT_EQ(load_and_compare(model, checkpoint, "dp=1", true), "") << name << " " << at;
       } catch (const DataError& error) {
         ++refused;
         ASSERT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
@@ -44,7 +44,7 @@ TEST(Damage, EveryByteInTurn) {
     }
   }
   std::cout << flips << " bytes flipped, " << refused << " refused by load, all by verify\n";
-  EXPECT_EQ(load_and_compare(model, *std::make_unique<Checkpoint>(folder), {1, 1, 1}, true), "");
+  EXPECT_EQ(load_and_compare(model, *std::make_unique<Checkpoint>(folder), "dp=1", true), "");
 }
 
 // A sanitizer makes each input many times as dear: there fewer do.

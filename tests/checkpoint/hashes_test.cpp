@@ -15,7 +15,7 @@ namespace {
 
 class Hashes : public ::testing::Test {
  protected:
-  void SetUp() override { folder_ = save_model(small_model(), dir_ / "run", 3, {2, 1, 1}, true); }
+  void SetUp() override { folder_ = save_model(small_model(), dir_ / "run", 3, "dp=2", true); }
   std::vector<FileHash> hashes() const { return hash_files(Checkpoint(folder_), *local_files()); }
   std::vector<std::string> differences(const std::string& list) const {
     return compare_hashes(hashes(), parse_hashes(list, "list"), folder_, "list");

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 class Limits : public ::testing::Test {
  protected:
-  void SetUp() override { folder_ = save_model(model_, dir_.path(), 1, {2, 1, 1}, true); }
+  void SetUp() override { folder_ = save_model(model_, dir_.path(), 1, "dp=2", true); }
   // Another text in the manifest, with the right checksum.
   void change(const std::string& from, const std::string& to) const {
     std::string body = manifest_body(folder_);
@@ -39,7 +39,7 @@ class Limits : public ::testing::Test {
     all += "\n" + error_of([&] { Checkpoint(folder_).check_files(); });
     all += "\n" + error_of([&] {
              Checkpoint checkpoint(folder_);
-             load_and_compare(model_, checkpoint, {1, 1, 1}, true);
+             load_and_compare(model_, checkpoint, "dp=1", true);
            });
     return all;
   }
@@ -86,8 +86,8 @@ TEST_F(Limits, CountsThatWouldOverflow) {
   EXPECT_TRUE(contains(error_of([&] { to_text(manifest); }), "samples: got 9007199254740993"));
   EXPECT_TRUE(contains(
       error_of([&] {
-        const RankState state = make_rank(model_, {1, 1, 1}, 0, true, Copies::counted, true);
-        save(dir_ / "next", describe_model(model_, kMostCount + 1, {1, 1, 1}, 2), state.shards);
+        const RankState state = make_rank(model_, "dp=1", 0, true, Copies::counted, true);
+        save(dir_ / "next", describe_model(model_, kMostCount + 1, "dp=1", 2), state.shards);
       }),
       "step: got 9007199254740993"));
   EXPECT_FALSE(fs::exists(dir_ / "next"));
@@ -118,7 +118,7 @@ TEST_F(Limits, LinksPipesAndFolders) {
   // The folder itself may be reached through one.
   fs::create_symlink(folder_, dir_ / "link");
   Checkpoint checkpoint(dir_ / "link");
-  EXPECT_EQ(load_and_compare(model_, checkpoint, {1, 1, 1}, true), "");
+  EXPECT_EQ(load_and_compare(model_, checkpoint, "dp=1", true), "");
   const std::string manifest = folder_ + "/manifest.json";
   fs::remove(manifest);
   ASSERT_EQ(::mkfifo(manifest.c_str(), 0600), 0);

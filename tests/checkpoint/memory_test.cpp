@@ -99,12 +99,12 @@ constexpr std::int64_t kUnit = (12 * kHidden + 1) * kHidden * 12;
 
 struct Layout {
   const char* name;
-  Mesh mesh;
+  Axes mesh;
   bool sharded = true;
 };
-const std::vector<Layout> kLayouts = {{"alone", {1, 1, 1}},     {"dp 2 whole", {2, 1, 1}, false},
-                                      {"dp 4", {4, 1, 1}},      {"tp 2", {1, 2, 1}},
-                                      {"dp 2 tp 2", {2, 2, 1}}, {"pp 2", {1, 1, 2}}};
+const std::vector<Layout> kLayouts = {{"alone", "dp=1"},          {"dp 2 whole", "dp=2", false},
+                                      {"dp 4", "dp=4"},           {"tp 2", "tp=2"},
+                                      {"dp 2 tp 2", "dp=2,tp=2"}, {"pp 2", "pp=2"}};
 
 std::int64_t bytes_of(const std::vector<Shard>& shards) {
   std::int64_t bytes = 0;
@@ -139,10 +139,10 @@ enum class Way { at_once, from_elsewhere, background };
 // The most that a rank took, less what it may take besides two units.
 std::int64_t save_counted(const Model& model, const Layout& layout, const std::string& dir,
                           std::int64_t step, Way way) {
-  const auto size = static_cast<std::size_t>(layout.mesh.ranks());
+  const auto size = static_cast<std::size_t>(layout.mesh.world());
   std::vector<Count> counts(size), charges(size);
   std::vector<std::int64_t> extra(size);
-  Ranks ranks(layout.mesh.ranks());
+  Ranks ranks(layout.mesh.world());
   const auto errors = ranks.run([&](const Team& plain) {
     const auto rank = static_cast<std::size_t>(plain.rank);
     RankState state =
@@ -187,7 +187,7 @@ std::int64_t save_counted(const Model& model, const Layout& layout, const std::s
 std::int64_t load_counted(const Model& model, const std::string& folder, const Layout& layout,
                           bool elsewhere) {
   std::int64_t most = 0;
-  for (int rank = 0; rank < layout.mesh.ranks(); ++rank) {
+  for (int rank = 0; rank < layout.mesh.world(); ++rank) {
     const RankState right = make_rank(model, layout.mesh, rank, layout.sharded, Copies::all, true);
     RankState state = make_rank(model, layout.mesh, rank, layout.sharded, Copies::all, false);
     if (elsewhere) move_away(state.wanted);
@@ -240,7 +240,7 @@ TEST(Memory, ReshardTakesLessThanTwoUnits) {
   counted = &count;
   {
     Checkpoint from(dir / "from/step-00000001");
-    reshard(from, dir / "to", {2, 1, 1});
+    reshard(from, dir / "to", "dp=2");
   }
   counted = nullptr;
   EXPECT_LE(count.peak, 2 * kUnit);

@@ -16,17 +16,16 @@ namespace tessera::checkpoint {
 namespace {
 
 struct Layout {
-  Mesh mesh;
+  Axes mesh;
   bool sharded = true;
 };
 std::vector<Layout> layouts() {
-  return {{{1, 1, 1}, false}, {{2, 1, 1}, false}, {{2, 1, 1}, true}, {{4, 1, 1}, true},
-          {{3, 1, 1}, true},  {{1, 2, 1}, false}, {{1, 1, 2}, true}, {{2, 2, 1}, true},
-          {{1, 4, 1}, true},  {{1, 4, 3}, false}, {{2, 2, 2}, true}};
+  return {{"dp=1", false}, {"dp=2", false},      {"dp=2", true},          {"dp=4", true},
+          {"dp=3", true},  {"tp=2", false},      {"pp=2", true},          {"dp=2,tp=2", true},
+          {"tp=4", true},  {"tp=4,pp=3", false}, {"dp=2,tp=2,pp=2", true}};
 }
 std::string text(const Layout& layout) {
-  return str("dp ", layout.mesh.dp, " tp ", layout.mesh.tp, " pp ", layout.mesh.pp,
-             layout.sharded ? " in chunks" : " whole");
+  return str(layout.mesh.words(" "), layout.sharded ? " in chunks" : " whole");
 }
 
 TEST(Meshes, AnyToAny) {
@@ -50,8 +49,8 @@ TEST(Meshes, AnyToAny) {
 TEST(Meshes, TheDescriptionComesBack) {
   const Model model = small_model();
   const TempFolder dir;
-  const Checkpoint checkpoint(save_model(model, dir.path(), 7, {2, 2, 2}, true));
-  const Description wanted = describe_model(model, 7, {2, 2, 2}, 2);
+  const Checkpoint checkpoint(save_model(model, dir.path(), 7, "dp=2,tp=2,pp=2", true));
+  const Description wanted = describe_model(model, 7, "dp=2,tp=2,pp=2", 2);
   const Description& got = checkpoint.about();
   EXPECT_EQ(got.step, wanted.step);
   EXPECT_EQ(got.samples, wanted.samples);
@@ -71,7 +70,7 @@ TEST(Meshes, TheDescriptionComesBack) {
 TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
   const Model model = small_model();
   const TempFolder dir;
-  const Mesh mesh{1, 1, 3};
+  const Axes mesh("pp=3");
   Ranks ranks(3);
   const auto errors = ranks.run([&](const Team& team) {
     const RankState state = make_rank(model, mesh, team.rank, true, Copies::counted, true);
@@ -85,7 +84,7 @@ TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
   for (const std::string& error : errors) ASSERT_EQ(error, "");
   Checkpoint checkpoint(dir / "step-00000003");
   EXPECT_EQ(checkpoint.about().params.size(), model.params.size());
-  EXPECT_EQ(load_and_compare(model, checkpoint, {2, 2, 1}, true), "");
+  EXPECT_EQ(load_and_compare(model, checkpoint, "dp=2,tp=2", true), "");
 }
 
 // Larger than a block and than a write, so that blocks, buffers and direct reads all take part.
@@ -97,9 +96,9 @@ TEST(Meshes, LargeTensors) {
                   {"tiny", {3}, -1, {}}};
   model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
   const TempFolder dir;
-  for (const Mesh& mesh : {Mesh{1, 1, 1}, Mesh{3, 2, 1}}) {
-    Checkpoint checkpoint(save_model(model, dir.path(), mesh.dp, mesh, true));
-    for (const Mesh& target : {Mesh{1, 1, 1}, Mesh{2, 1, 1}, Mesh{1, 4, 2}}) {
+  for (const Axes& mesh : {Axes("dp=1"), Axes("dp=3,tp=2")}) {
+    Checkpoint checkpoint(save_model(model, dir.path(), mesh.dp(), mesh, true));
+    for (const Axes& target : {Axes("dp=1"), Axes("dp=2"), Axes("tp=4,pp=2")}) {
       ASSERT_EQ(load_and_compare(model, checkpoint, target, true), "");
     }
   }
@@ -108,22 +107,23 @@ TEST(Meshes, LargeTensors) {
 TEST(Meshes, ReshardIsWhatTheOtherMeshWouldHaveSaved) {
   const Model model = small_model();
   const TempFolder dir;
-  Checkpoint first(save_model(model, dir / "a", 5, {2, 2, 1}, true));
-  for (const Mesh& mesh : {Mesh{1, 1, 1}, Mesh{4, 1, 2}, Mesh{1, 4, 3}, Mesh{3, 2, 2}}) {
-    const std::string to = dir / str("b", mesh.dp, mesh.tp, mesh.pp);
+  Checkpoint first(save_model(model, dir / "a", 5, "dp=2,tp=2", true));
+  for (const Axes& mesh :
+       {Axes("dp=1"), Axes("dp=4,pp=2"), Axes("tp=4,pp=3"), Axes("dp=3,tp=2,pp=2")}) {
+    const std::string to = dir / str("b", mesh.text());
     const Saved saved = reshard(first, to, mesh);
     Checkpoint second(saved.folder);
     EXPECT_EQ(second.verify(), std::vector<std::string>{});
     EXPECT_EQ(second.about().mesh, mesh);
-    EXPECT_EQ(static_cast<int>(second.manifest().files.size()), mesh.ranks());
-    EXPECT_EQ(load_and_compare(model, second, {2, 1, 1}, true), "");
+    EXPECT_EQ(static_cast<int>(second.manifest().files.size()), mesh.world());
+    EXPECT_EQ(load_and_compare(model, second, "dp=2", true), "");
     const Difference difference = diff(first, second);
     EXPECT_EQ(difference.about.size(), 1u);  // the mesh
     EXPECT_TRUE(difference.states.empty());
     EXPECT_EQ(difference.equal, 8 * 3);
     EXPECT_THROW(reshard(first, to, mesh), UsageError);  // is there already
   }
-  EXPECT_THROW(reshard(first, dir / "c", {1, 5, 1}), UsageError);
+  EXPECT_THROW(reshard(first, dir / "c", "tp=5"), UsageError);
   EXPECT_FALSE(std::filesystem::exists(dir / "c"));
 }
 
@@ -160,7 +160,7 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
   model.params = {{"w", {8 << 20}, -1, {}}};
   model.states = {{"param", DType::f32}};
   const TempFolder dir;
-  const std::string folder = save_model(model, dir.path(), 1, {4, 1, 1}, true);
+  const std::string folder = save_model(model, dir.path(), 1, "dp=4", true);
   const auto files = std::make_shared<Counting>();
   Checkpoint checkpoint(folder, files);
   std::vector<float> some(1000);

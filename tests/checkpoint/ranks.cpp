@@ -108,7 +108,7 @@ Model small_model() {
   return model;
 }
 
-Description describe_model(const Model& model, std::int64_t step, const Mesh& mesh, int stage) {
+Description describe_model(const Model& model, std::int64_t step, const Axes& mesh, int stage) {
   Description about;
   about.step = step;
   about.samples = 17 * step;
@@ -122,21 +122,22 @@ Description describe_model(const Model& model, std::int64_t step, const Mesh& me
   return about;
 }
 
-RankState make_rank(const Model& model, const Mesh& mesh, int rank, bool sharded, Copies copies,
+RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded, Copies copies,
                     bool filled) {
-  const int t = rank % mesh.tp, d = rank / mesh.tp % mesh.dp, p = rank / (mesh.tp * mesh.dp);
+  const Place at = mesh.place_of(rank);
+  const int t = at.tp(), tp = mesh.tp();
   RankState out;
   for (std::size_t i = 0; i < model.params.size(); ++i) {
     const ParamSpec& spec = model.params[i];
-    if (static_cast<int>(i) % mesh.pp != p) continue;
-    const std::int64_t local = elements_of(local_shape(spec, t, mesh.tp));
-    const std::int64_t chunk = sharded ? planner::chunk_elements(local, mesh.dp) : local;
-    const std::int64_t begin = sharded ? d * chunk : 0;
-    const std::vector<Run> mine = cut(local_runs(spec, t, mesh.tp), begin, chunk);
+    if (static_cast<int>(i) % mesh.pp() != at.pp()) continue;
+    const std::int64_t local = elements_of(local_shape(spec, t, tp));
+    const std::int64_t chunk = sharded ? planner::chunk_elements(local, mesh.dp()) : local;
+    const std::int64_t begin = sharded ? at.dp() * chunk : 0;
+    const std::vector<Run> mine = cut(local_runs(spec, t, tp), begin, chunk);
     std::vector<Run> saved =
-        copies == Copies::all ? mine : cut(counted_runs(spec, t, mesh.tp), begin, chunk);
+        copies == Copies::all ? mine : cut(counted_runs(spec, t, tp), begin, chunk);
     // Whole parts: one rank of each data-parallel group is enough.
-    if (!sharded && d > 0 && copies == Copies::counted) saved.clear();
+    if (!sharded && at.dp() > 0 && copies == Copies::counted) saved.clear();
     for (const auto& [state, dtype] : model.states) {
       const std::int64_t size = size_of(dtype);
       auto& memory =
@@ -156,8 +157,8 @@ RankState make_rank(const Model& model, const Mesh& mesh, int rank, bool sharded
 }
 
 std::string save_model(const Model& model, const std::string& dir, std::int64_t step,
-                       const Mesh& mesh, bool sharded, Copies copies, const SaveOptions& options) {
-  Ranks ranks(mesh.ranks());
+                       const Axes& mesh, bool sharded, Copies copies, const SaveOptions& options) {
+  Ranks ranks(mesh.world());
   std::string folder;
   const std::vector<std::string> errors = ranks.run([&](const Team& team) {
     const RankState state = make_rank(model, mesh, team.rank, sharded, copies, true);
@@ -169,8 +170,8 @@ std::string save_model(const Model& model, const std::string& dir, std::int64_t 
   return folder;
 }
 
-std::string load_and_compare(const Model& model, Checkpoint& from, const Mesh& mesh, bool sharded) {
-  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+std::string load_and_compare(const Model& model, Checkpoint& from, const Axes& mesh, bool sharded) {
+  for (int rank = 0; rank < mesh.world(); ++rank) {
     const RankState right = make_rank(model, mesh, rank, sharded, Copies::all, true);
     RankState got = make_rank(model, mesh, rank, sharded, Copies::all, false);
     from.load(got.wanted);

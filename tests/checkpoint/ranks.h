@@ -61,7 +61,7 @@ struct Model {
 };
 // Some of everything: cut by rows, by columns, segments with fewer kv heads, not cut, tiny, empty.
 Model small_model();
-Description describe_model(const Model& model, std::int64_t step, const Mesh& mesh, int stage);
+Description describe_model(const Model& model, std::int64_t step, const Axes& mesh, int stage);
 
 // What one rank of a mesh has: its memory, and shards that point into it.
 struct RankState {
@@ -72,15 +72,15 @@ struct RankState {
 enum class Copies { counted, all };
 // sharded: its chunk of each part, as the engine cuts; otherwise the whole part. Filled with the
 // model's values, or with 0xee.
-RankState make_rank(const Model& model, const Mesh& mesh, int rank, bool sharded, Copies copies,
+RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded, Copies copies,
                     bool filled);
 
 // Saves the model as a mesh would, all ranks as threads. Throws what rank 0 threw.
 std::string save_model(const Model& model, const std::string& dir, std::int64_t step,
-                       const Mesh& mesh, bool sharded, Copies copies = Copies::counted,
+                       const Axes& mesh, bool sharded, Copies copies = Copies::counted,
                        const SaveOptions& options = {});
 // Loads as a mesh would, rank by rank; returns the first difference from the model, or "".
-std::string load_and_compare(const Model& model, Checkpoint& from, const Mesh& mesh, bool sharded);
+std::string load_and_compare(const Model& model, Checkpoint& from, const Axes& mesh, bool sharded);
 
 // Two parameters, one of them cut by tp, with two states.
 Model tiny_model();

@@ -110,7 +110,7 @@ Attempts save_on_three(const TempFolder& dir, int failing, SaveOptions options) 
     int left_;
   };
   out.errors = ranks.run([&](const Team& team) {
-    const Mesh mesh{3, 1, 1};
+    const Axes mesh("dp=3");
     const RankState state = make_rank(one_tensor(), mesh, team.rank, true, Copies::counted, true);
     SaveOptions own = options;
     own.warn = [&](const std::string& text) { out.warnings.push_back(text); };
@@ -133,7 +133,7 @@ TEST(Retries, ADiskThatWasFullForAMoment) {
       << twice.warnings[0];
   EXPECT_TRUE(contains(twice.warnings[1], "(2 of 2)")) << twice.warnings[1];
   Checkpoint checkpoint(dir / "step-00000005");
-  EXPECT_EQ(load_and_compare(one_tensor(), checkpoint, {1, 1, 1}, true), "");
+  EXPECT_EQ(load_and_compare(one_tensor(), checkpoint, "dp=1", true), "");
   const Attempts thrice = save_on_three(dir, 3, options);
   for (const std::string& error : thrice.errors) EXPECT_TRUE(contains(error, "No space")) << error;
   EXPECT_TRUE(contains(thrice.errors[1], "DataError")) << thrice.errors[1];
@@ -183,7 +183,7 @@ TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
 
 TEST(Export, PipesAreRefusedAndLinksStay) {
   const TempFolder dir;
-  Checkpoint from(save_model(one_tensor(), dir / "run", 1, {1, 1, 1}, true));
+  Checkpoint from(save_model(one_tensor(), dir / "run", 1, "dp=1", true));
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
   EXPECT_THROW(export_model(from, dir / "pipe"), UsageError);
   EXPECT_TRUE(fs::is_fifo(dir / "pipe")) << "a file has taken its place";
@@ -191,7 +191,7 @@ TEST(Export, PipesAreRefusedAndLinksStay) {
   export_model(from, dir / "link");
   EXPECT_TRUE(fs::is_symlink(dir / "link"));
   EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(dir / "real")));
-  Mesh mesh{1 << 20, 1 << 20, 1};
+  const Axes mesh = Axes::of(1 << 20, 1 << 20);
   EXPECT_THROW(reshard(from, dir / "wide", mesh), UsageError);
 }
 

@@ -11,7 +11,7 @@
 
 #include "tests/checkpoint/hostile.h"
 #include "tests/checkpoint/ranks.h"
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 
 namespace tessera::cli {
 namespace {
@@ -41,8 +41,8 @@ Outcome bounded(Words words) {
 TEST(HostileCheckpoints, EveryCommandEndsWithAnAnswer) {
   const checkpoint::TempFolder dir;
   const checkpoint::Model model = checkpoint::small_model();
-  checkpoint::save_model(model, dir / "run", 10, {2, 1, 1}, true);
-  const std::string good = checkpoint::save_model(model, dir / "good", 20, {2, 1, 1}, true);
+  checkpoint::save_model(model, dir / "run", 10, "dp=2", true);
+  const std::string good = checkpoint::save_model(model, dir / "good", 20, "dp=2", true);
   const std::string bad = dir / "run/step-00000020";
   const std::string one = dir / "one";
   int runs = 0, refusals = 0;

@@ -31,8 +31,8 @@ class CheckpointCommand : public ::testing::Test {
  protected:
   void SetUp() override {
     model_ = checkpoint::small_model();
-    first_ = checkpoint::save_model(model_, dir_ / "run", 10, {2, 2, 1}, true);
-    second_ = checkpoint::save_model(model_, dir_ / "run", 20, {1, 1, 1}, false);
+    first_ = checkpoint::save_model(model_, dir_ / "run", 10, "dp=2,tp=2", true);
+    second_ = checkpoint::save_model(model_, dir_ / "run", 20, "dp=1", false);
   }
   void damage(const std::string& path, std::int64_t at) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -129,7 +129,7 @@ TEST_F(CheckpointCommand, Diff) {
   checkpoint::Model other = model_;
   other.seed = 2;
   other.states.erase("moment1");
-  const std::string third = checkpoint::save_model(other, dir_ / "other", 10, {1, 1, 1}, true);
+  const std::string third = checkpoint::save_model(other, dir_ / "other", 10, "dp=1", true);
   const Outcome differs = command({"diff", first_, third, "--json"});
   EXPECT_EQ(differs.status, 1);
   const Json value = Json::parse(differs.out);
@@ -143,7 +143,7 @@ TEST_F(CheckpointCommand, ReshardAndExport) {
   EXPECT_EQ(reshard.status, 0) << reshard.err;
   EXPECT_EQ(command({"diff", first_, dir_ / "wide"}).status, 0);
   Checkpoint wide(dir_ / "wide/step-00000010");
-  EXPECT_EQ(checkpoint::load_and_compare(model_, wide, {1, 4, 1}, true), "");
+  EXPECT_EQ(checkpoint::load_and_compare(model_, wide, "tp=4", true), "");
   const Outcome cannot = command({"reshard", first_, dir_ / "odd", "--tp", "5"});
   EXPECT_EQ(cannot.status, 2);
   EXPECT_TRUE(contains(cannot.err, "embed.weight")) << cannot.err;

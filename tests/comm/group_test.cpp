@@ -317,30 +317,19 @@ TEST(Group, ADryOneCannotSplitButMakesSubsets) {
   EXPECT_EQ(group.traffic().sent_bytes, 2u * 63 * 4);
 }
 
-TEST(Mesh, RanksAndPlacesAreInverse) {
-  const MeshShape shape{3, 4, 5};
-  std::set<int> seen;
-  for (int rank = 0; rank < shape.world(); ++rank) {
-    const MeshPlace place = place_of(rank, shape);
-    EXPECT_EQ(rank_of(place, shape), rank);
-    EXPECT_EQ((place.pp * shape.dp + place.dp) * shape.tp + place.tp, rank);
-    EXPECT_TRUE(place.dp < shape.dp && place.tp < shape.tp && place.pp < shape.pp);
-    seen.insert(rank_of(place, shape));
-  }
-  EXPECT_EQ(seen.size(), 60u);
-}
-
 // Checks one axis: its size, this rank's place on it, and that its ranks are those which differ
 // from this one in that place only, in ascending order.
-void check_axis(const Group& axis, const Mesh& mesh, int length, int MeshPlace::*index) {
+void check_axis(const Mesh& mesh, std::string_view name) {
+  const Group& axis = mesh.group(name);
+  const int length = mesh.axes().size(name);
   ASSERT_EQ(axis.size(), length);
-  EXPECT_EQ(axis.rank(), mesh.place().*index);
+  EXPECT_EQ(axis.rank(), mesh.place().at(name));
   const at::Tensor members = at::zeros({length}, at::kInt);
   axis.all_gather(members, at::full({1}, mesh.world().rank(), at::kInt)).wait();
   for (int i = 0; i < length; ++i) {
-    MeshPlace there = mesh.place();
-    there.*index = i;
-    EXPECT_EQ(members[i].item<int>(), rank_of(there, mesh.shape()));
+    Place there = mesh.place();
+    there.set(name, i);
+    EXPECT_EQ(members[i].item<int>(), mesh.axes().rank_of(there));
   }
 }
 
@@ -349,11 +338,8 @@ TEST(Mesh, AllShapesOfEightRanks) {
     for (const int dp : {1, 2, 4, 8}) {
       for (const int tp : {1, 2, 4, 8}) {
         if (8 % (dp * tp) != 0) continue;
-        const MeshShape shape{dp, tp, 8 / (dp * tp)};
-        const Mesh mesh(world, shape);
-        check_axis(mesh.dp(), mesh, shape.dp, &MeshPlace::dp);
-        check_axis(mesh.tp(), mesh, shape.tp, &MeshPlace::tp);
-        check_axis(mesh.pp(), mesh, shape.pp, &MeshPlace::pp);
+        const Mesh mesh(world, Axes::of(dp, tp, 8 / (dp * tp)));
+        for (const std::string_view axis : kAxisNames) check_axis(mesh, axis);
         // A sum along all axes one after another is the sum over the world.
         const at::Tensor x = at::full({3}, world.rank() + 1, at::kLong);
         for (const Group& axis : {mesh.pp(), mesh.tp(), mesh.dp()}) axis.all_reduce(x).wait();
@@ -447,9 +433,9 @@ TEST(Group, AnObserverHearsOfWaitsThatWereOnes) {
 
 TEST(Mesh, AWrongShapeIsRefused) {
   over(2, [](const Group& world) {
-    const std::string text = complaint([&] { Mesh(world, {2, 2, 1}); });
+    const std::string text = complaint([&] { Mesh(world, "dp=2,tp=2"); });
     EXPECT_SAYS(text, "dp 2 × tp 2 × pp 1 for 2 ranks");
-    EXPECT_SAYS(complaint([&] { Mesh(world, {-2, -1, 1}); }), "at least 1");
+    EXPECT_SAYS(complaint([&] { Mesh(world, {{"dp", -2}}); }), "at least 1");
   });
 }
 

@@ -55,14 +55,14 @@ INSTANTIATE_TEST_SUITE_P(Stages, WithEngine,
 
 TEST_P(WithEngine, TwoByTwoTrainsAsOne) {
   const auto& [name, zero_stage] = GetParam();
-  const comm::MeshShape shape{2, 1, 2};
-  const schedule::Schedule schedule = schedule::make(name, shape.pp, kMicros, 2);
-  const std::vector<at::Tensor> want = train_alone(shape.dp, schedule.chunks, 3);
-  test::over(shape.world(), [&, stage = zero_stage](const comm::Group& world) {
-    const comm::Mesh mesh(world, shape);
+  const Axes axes("dp=2,pp=2");
+  const schedule::Schedule schedule = schedule::make(name, axes.pp(), kMicros, 2);
+  const std::vector<at::Tensor> want = train_alone(axes.dp(), schedule.chunks, 3);
+  test::over(axes.world(), [&, stage = zero_stage](const comm::Group& world) {
+    const comm::Mesh mesh(world, axes);
     Layers layers = test::make_net({});
     for (auto& layer : layers) {
-      layer.forward = [plain = layer.forward, dp = mesh.place().dp](const at::Tensor& x, int m) {
+      layer.forward = [plain = layer.forward, dp = mesh.place().dp()](const at::Tensor& x, int m) {
         return plain(x, m + dp * kMicros);
       };
     }

@@ -136,7 +136,7 @@ TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
         const std::vector<Memory> ranks = memory_by_rank(q);
         ASSERT_EQ(ranks.size(), static_cast<std::size_t>(pp));
         for (int r = 0; r < pp; ++r) {
-          const RunPlan run = plan_run(run_question(q, 0, 0, r));
+          const RunPlan run = plan_run(run_question(q, {{"pp", r}}));
           const Memory& plan = ranks[static_cast<std::size_t>(r)];
           EXPECT_EQ(plan.params, static_cast<double>(run.params));
           EXPECT_EQ(plan.activations, static_cast<double>(run.activations));
@@ -158,9 +158,10 @@ TEST(Run, PartsAreThoseOfTheSpecifications) {
       q.tp = tp;
       std::int64_t all = 0;
       for (const ParamSpec& spec : model_params(q.model, tp)) {
-        for (q.tp_rank = 0; q.tp_rank < tp; ++q.tp_rank) {
+        for (int rank = 0; rank < tp; ++rank) {
+          q.place.set("tp", rank);
           std::int64_t want = 1;
-          for (const std::int64_t size : local_shape(spec, q.tp_rank, tp)) want *= size;
+          for (const std::int64_t size : local_shape(spec, rank, tp)) want *= size;
           EXPECT_EQ(elements_on_rank(q, spec), want) << spec.name << " tp " << tp;
         }
         all += elements_on_rank(q, spec);
@@ -198,7 +199,7 @@ TEST(Run, ActivationsOfSeveralChunks) {
   q.pp = 2, q.accumulation = 6, q.micro_batch = 2, q.seq = 64;
   q.schedule = "interleaved", q.chunks = 2;
   for (const int rank : {0, 1}) {
-    q.pp_rank = rank;
+    q.place.set("pp", rank);
     const std::int64_t several = run_memory(q).activations;
     RunQuestion one = q;
     one.schedule = "1f1b", one.chunks = 1;

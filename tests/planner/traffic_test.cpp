@@ -163,12 +163,13 @@ TEST(PlanTraffic, IsThatOfARun) {
         const Memory memory = memory_of(q, &most_loaded);
         const Traffic planned = traffic_of(q);
         double dp = 0, tp = 0, pp = 0, state = 0;
-        for (run.pp_rank = 0; run.pp_rank < q.pp; ++run.pp_rank) {
+        for (int rank = 0; rank < q.pp; ++rank) {
+          run.place.set("pp", rank);
           const RunPlan plan = plan_run(run);
           dp = std::max(dp, real(plan.sent_dp));
           tp = std::max(tp, real(plan.sent_tp));
           pp = std::max(pp, real(plan.sent_pp));
-          if (run.pp_rank == most_loaded) state = real(plan.state());
+          if (rank == most_loaded) state = real(plan.state());
         }
         const std::string what =
             str(shape.name, " kv ", shape.kv_heads, " dp ", q.dp, " tp ", q.tp, " pp ", q.pp, " ",
