@@ -43,6 +43,7 @@ struct StateShard {
   std::string state;
   std::int64_t begin = 0;  // where it begins in this rank's parameter, in memory order
   at::Tensor values;       // flat
+  std::vector<std::int64_t> sizes, strides;  // of this rank's parameter or buffer
 };
 enum class StateScope : std::uint8_t {
   owned,  // each element on exactly one rank of the group: what this rank saves

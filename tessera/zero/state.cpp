@@ -18,12 +18,14 @@ std::vector<StateShard> Engine::state(StateScope scope) {
     // `whole`: the rank has all elements of it, and others have them too.
     const auto add = [&](const std::string& state, const at::Tensor& values, bool whole) {
       if (!whole) {
-        if (mine.size > 0) shards.push_back({param.name, state, mine.begin, values});
+        if (mine.size > 0) {
+          shards.push_back({param.name, state, mine.begin, values, param.sizes, param.strides});
+        }
       } else if (scope == StateScope::held) {
-        shards.push_back({param.name, state, 0, values});
+        shards.push_back({param.name, state, 0, values, param.sizes, param.strides});
       } else if (mine.size > 0) {
         const at::Tensor own = values.narrow(0, mine.begin, mine.size);
-        shards.push_back({param.name, state, mine.begin, own});
+        shards.push_back({param.name, state, mine.begin, own, param.sizes, param.strides});
       }
     };
     if (param.bucket < 0) {  // frozen: never cut below stage 3
@@ -46,7 +48,10 @@ std::vector<StateShard> Engine::state(StateScope scope) {
         throw UsageError(str("buffer ", quote(buffer.key()),
                              " is not contiguous, and cannot be saved; make it so"));
       }
-      shards.push_back({buffer.key(), "buffer", 0, values.variable_data().view(-1)});
+      const auto& name = impl.options.axes.name;
+      shards.push_back({name ? name(buffer.key()) : buffer.key(), "buffer", 0,
+                        values.variable_data().view(-1), values.sizes().vec(),
+                        values.strides().vec()});
     }
   }
   return shards;
