@@ -5,10 +5,7 @@
 
 namespace tessera::zero {
 
-bool Buffers::shares() const {
-  const std::string kind = group_.backend();
-  return group_.size() > 1 && (kind == "shm" || kind == "dry");
-}
+bool Buffers::shares() const { return group_.size() > 1 && group_.shares_memory(); }
 
 Buffer Buffers::own(std::int64_t count, at::TensorOptions options, MemoryCategory category) const {
   const memory::OwnerScope owner(ledger_);
