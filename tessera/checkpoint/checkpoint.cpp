@@ -90,8 +90,13 @@ void Checkpoint::expect(const std::vector<ParamSpec>& params) const {
 void Checkpoint::refuse_param(const std::string& param) const {
   std::vector<std::string> names;
   for (const ParamSpec& p : manifest_.about.params) names.push_back(p.name);
-  throw DataError(str(folder_, " has no parameter ", quote(param), did_you_mean(param, names),
-                      "; it was saved by another model"));
+  constexpr std::size_t kMostNames = 8;
+  const std::size_t all = names.size();
+  const std::string near = did_you_mean(param, names);
+  if (all > kMostNames) names.resize(kMostNames);
+  throw DataError(str(folder_, " has no parameter ", quote(param), near,
+                      "; it was saved by another ", "model, and has ", join(names, ", "),
+                      all > kMostNames ? str(" and ", all - kMostNames, " more") : std::string()));
 }
 
 std::map<std::string, DType> Checkpoint::states(const std::string& param) const {

@@ -29,6 +29,21 @@ OrderedJson json_of(const std::vector<ParamSpec>& params) {
   return out;
 }
 
+OrderedJson json_of(const std::map<std::string, std::string>& extra) {
+  OrderedJson out = OrderedJson::object();
+  for (const auto& [key, value] : extra) {
+    try {
+      OrderedJson{key, value}.dump();
+    } catch (const OrderedJson::exception&) {
+      throw UsageError(str("extra ", quote(key),
+                           " is no UTF-8 text, as a manifest holds it; write its bytes in another "
+                           "way, in hexadecimal for instance"));
+    }
+    out[key] = value;
+  }
+  return out;
+}
+
 OrderedJson json_of(const StoredFile& file) {
   OrderedJson tensors = OrderedJson::array();
   for (const StoredTensor& tensor : file.tensors) {
@@ -77,7 +92,10 @@ std::int64_t stretches_of(const StoredTensor& tensor) {
 
 std::string to_text(const ShardFileTable& table) {
   return written([&] {
-    return OrderedJson{{"params", json_of(table.params)}, {"file", json_of(table.file)}}.dump();
+    return OrderedJson{{"params", json_of(table.params)},
+                       {"extra", json_of(table.extra)},
+                       {"file", json_of(table.file)}}
+        .dump();
   });
 }
 
@@ -106,7 +124,7 @@ std::string to_text(const Manifest& manifest) {
                         {"stage", about.stage},
                         {"layout", about.layout},
                         {"model", model},
-                        {"extra", about.extra},
+                        {"extra", json_of(about.extra)},
                         {"block_bytes", kBlockBytes},
                         {"params", json_of(about.params)}};
     OrderedJson& files = root["files"] = OrderedJson::array();

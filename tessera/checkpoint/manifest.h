@@ -20,8 +20,9 @@ inline constexpr std::int64_t kMostRanks = 1 << 24;
 // them.
 inline constexpr std::int64_t kMostRuns = 1 << 24;
 
-// What a run has to know, besides its tensors, to go on. The same on every rank but for `params`:
-// each rank gives those it knows, and together they are the model.
+// What a run has to know, besides its tensors, to go on. The same on every rank but for `params`,
+// of which each rank gives those it knows, so that together they are the model, and `extra`, of
+// which the first rank's counts where several give one.
 struct Description {
   std::int64_t step = 0;     // optimizer steps done
   std::int64_t samples = 0;  // samples taken from the data, over all ranks
@@ -61,10 +62,11 @@ struct Manifest {
   std::vector<StoredFile> files;
 };
 
-// What one rank sends to rank 0: its shard file and its parameters.
+// What one rank sends to rank 0: its shard file, and what it knows of the model.
 struct ShardFileTable {
   StoredFile file;
   std::vector<ParamSpec> params;
+  std::map<std::string, std::string> extra;
 };
 std::string to_text(const ShardFileTable& table);
 ShardFileTable parse_table(std::string_view text, const std::string& where);

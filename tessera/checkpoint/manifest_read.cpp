@@ -185,6 +185,13 @@ StoredFile read_file(const Node& node, const std::map<std::string, std::int64_t>
   return file;
 }
 
+std::map<std::string, std::string> read_extra(const Node& node) {
+  if (!node.json().is_object()) node.refuse("an object");
+  std::map<std::string, std::string> extra;
+  for (const auto& item : node.json().items()) extra[item.key()] = node.at(item.key()).text();
+  return extra;
+}
+
 std::map<std::string, std::int64_t> count_elements(const std::vector<ParamSpec>& params) {
   std::map<std::string, std::int64_t> elements;
   for (const ParamSpec& spec : params) elements[spec.name] = elements_of(spec.shape);
@@ -198,6 +205,7 @@ ShardFileTable parse_table(std::string_view text, const std::string& where) {
   const Node root(json, where);
   ShardFileTable table;
   table.params = read_specs(root.at("params"));
+  table.extra = read_extra(root.at("extra"));
   table.file = read_file(root.at("file"), count_elements(table.params));
   return table;
 }
@@ -244,11 +252,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   about.layout = root.at("layout").text();
   if (!root.at("model").json().is_object()) root.at("model").refuse("an object");
   about.model = root.at("model").json().dump();
-  const Node extra = root.at("extra");
-  if (!extra.json().is_object()) extra.refuse("an object");
-  for (const auto& item : extra.json().items()) {
-    about.extra[item.key()] = extra.at(item.key()).text();
-  }
+  about.extra = read_extra(root.at("extra"));
   if (root.at("block_bytes").number(1, kMost) != kBlockBytes) {
     root.at("block_bytes").refuse(str(kBlockBytes));
   }

@@ -117,6 +117,7 @@ Manifest assemble(Description about, const std::vector<std::string>& tables) {
                              " in another way than the ranks before it"));
       }
     }
+    about.extra.merge(table.extra);
     manifest.files.push_back(std::move(table.file));
   }
   manifest.about = std::move(about);

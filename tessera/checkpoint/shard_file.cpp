@@ -39,6 +39,7 @@ ShardFileTable write_shard_file(FileSystem& files, const std::string& folder, in
   }
   ShardFileTable table;
   table.params = about.params;
+  table.extra = about.extra;
   table.file.name = shard_file_name(rank);
   const WrittenFile written = write_safetensors(
       files, folder + "/" + table.file.name, outgoing,

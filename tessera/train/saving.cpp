@@ -15,7 +15,7 @@
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
-#include "tessera/train/gather_texts.h"
+#include "tessera/parallel/gather_texts.h"
 #include "tessera/train/resuming.h"
 
 namespace tessera::train {
@@ -36,9 +36,9 @@ checkpoint::Team team_of(const comm::Group& group) {
   checkpoint::Team team;
   team.rank = group.rank();
   team.size = group.size();
-  team.gather = [group](std::string text) { return gather_texts(group, text, "checkpoint"); };
+  team.gather = [group](std::string text) { return parallel::gather_texts(group, text, "checkpoint"); };
   team.broadcast = [group](std::string text) {
-    return gather_texts(group, group.rank() == 0 ? text : std::string(), "checkpoint").front();
+    return parallel::gather_texts(group, group.rank() == 0 ? text : std::string(), "checkpoint").front();
   };
   return team;
 }
@@ -279,7 +279,7 @@ std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* not
     } catch (const DataError& error) {
       problem = error.what();
     }
-    const std::vector<std::string> problems = gather_texts(group_, problem, "checkpoint");
+    const std::vector<std::string> problems = parallel::gather_texts(group_, problem, "checkpoint");
     const auto bad = std::find_if(problems.begin(), problems.end(),
                                   [](const std::string& text) { return !text.empty(); });
     if (bad == problems.end()) {

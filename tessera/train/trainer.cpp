@@ -10,7 +10,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/device_usage.h"
-#include "tessera/train/gather_texts.h"
+#include "tessera/parallel/gather_texts.h"
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
@@ -92,7 +92,9 @@ StepMetrics Trainer::step() {
                        .tokens = static_cast<double>(predicted)});
   impl.counted = impl.waited_s();
   const Clock::time_point passes = Clock::now();
-  impl.model.run(batches);
+  std::vector<MicroBatch> micro_batches;
+  for (const data::Batch& batch : batches) micro_batches.push_back({batch.ids, batch.targets});
+  impl.model.run(micro_batches);
   out.passes_s = seconds(passes, Clock::now());
   impl.note_state();
 
@@ -222,7 +224,15 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
     const at::Tensor ids =
         at::tensor(std::vector<data::Token>(text.end() - length, text.end()), at::kLong)
             .unsqueeze(0);  // [1, T]
-    text.push_back(model.next_token(ids));
+    // Ranks that share the sequence need equal shards of it. What stands behind the last token
+    // does not matter to it.
+    const std::int64_t tp = config.sequence_parallel ? config.tp : 1;
+    const at::Tensor logits =
+        model.predict(at::constant_pad_nd(ids, {0, (length + tp - 1) / tp * tp - length}),
+                      [](torch::nn::Module& last, const at::Tensor& x) {
+                        return dynamic_cast<models::HeadImpl&>(last).logits(x);
+                      });
+    text.push_back(logits.select(0, 0).select(0, length - 1).argmax().item<std::int64_t>());
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(question.prompt.size()), text.end()};
 }
@@ -240,7 +250,7 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
 void Trainer::write_trace() const {
   if (impl_->config.trace.empty()) return;
   const memory::OwnerScope owner(impl_->ledger);
-  const auto events = gather_texts(impl_->world, impl_->trace.events(), "trace");
+  const auto events = parallel::gather_texts(impl_->world, impl_->trace.events(), "trace");
   if (impl_->world.rank() != 0) return;
   train::write_trace(impl_->config.trace, events);
 }

@@ -5,10 +5,10 @@
 
 #include "tessera/comm/group.h"
 
-namespace tessera::train {
+namespace tessera::parallel {
 
 // Collective: the texts of all ranks, on every rank. `label` names the call in messages.
 std::vector<std::string> gather_texts(const comm::Group& group, const std::string& mine,
                                       const char* label);
 
-}  // namespace tessera::train
+}  // namespace tessera::parallel

@@ -1,4 +1,4 @@
-#include "tessera/train/gather_texts.h"
+#include "tessera/parallel/gather_texts.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace tessera::train {
+namespace tessera::parallel {
 
 // Lengths first, then the texts padded to the longest.
 std::vector<std::string> gather_texts(const comm::Group& group, const std::string& mine,
@@ -31,4 +31,4 @@ std::vector<std::string> gather_texts(const comm::Group& group, const std::strin
   return all;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::parallel

@@ -1,0 +1,226 @@
+// What save.h promises of loading.
+
+#include <algorithm>
+#include <exception>
+#include <set>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/text.h"
+#include "tessera/parallel/gather_texts.h"
+#include "tessera/parallel/save.h"
+#include "tessera/parallel/state_shards.h"
+
+namespace tessera {
+namespace {
+
+// What a rank tells the others of a checkpoint: that it will do, that it cannot be read, or that it
+// is the wrong one.
+constexpr char kGood = '+', kUnreadable = '-', kWrong = '!';
+
+// All names up to a few.
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 8;
+  std::vector<std::string> shown(
+      names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(kMost, names.size())));
+  return join(shown, ", ") +
+         (names.size() > kMost ? str(" and ", names.size() - kMost, " more") : std::string());
+}
+
+// The attempt of all ranks to load one checkpoint.
+class Attempt {
+ public:
+  Attempt(const Checkpointable& what, std::string folder, const LoadOptions& options)
+      : what_(what), folder_(std::move(folder)), options_(options) {}
+
+  // Collective. False if it cannot be read, for the reason in problem(). Throws on all ranks what
+  // any of them refuses.
+  bool run() {
+    const std::vector<std::string> found = agree([&] { return open(); });
+    if (found.empty()) return false;
+    check_all_wanted(found);
+    touched_ = true;
+    if (agree([&] { return read(); }).empty()) return false;
+    what_.engine.resume(options_.params_only ? what_.engine.progress() : counts_);
+    return true;
+  }
+  const std::string& problem() const { return problem_; }
+  bool touched() const { return touched_; }  // the engine's memory
+  Loaded& loaded() { return loaded_; }
+
+ private:
+  // Collective: the texts of all ranks, or nothing if it cannot be read.
+  template <typename F>
+  std::vector<std::string> agree(F&& body) {
+    std::string text;
+    std::exception_ptr own;
+    try {
+      text = kGood + body();
+    } catch (const DataError& error) {
+      text = kUnreadable + std::string(error.what());
+    } catch (const std::exception& error) {
+      text = kWrong + std::string(error.what());
+      own = std::current_exception();
+    }
+    std::vector<std::string> texts = parallel::gather_texts(what_.world, text, "checkpoint");
+    if (own) std::rethrow_exception(own);
+    for (const char mark : {kWrong, kUnreadable}) {
+      for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+        if (texts[rank][0] != mark) continue;
+        problem_ = texts[rank].substr(1);
+        if (mark == kUnreadable) return {};
+        throw PeerError(str("rank ", rank, " cannot load: ", problem_), static_cast<int>(rank));
+      }
+    }
+    return texts;
+  }
+
+  // Reads the manifest, and compares it with what this rank wants. Which of its parameters these
+  // are, a digit for each.
+  std::string open() {
+    from_.emplace(folder_, checkpoint::local_files(), parallel::charge_of(what_.engine));
+    const checkpoint::Description& about = from_->about();
+    loaded_ = {folder_,      about.step, about.extra, about.samples, about.seed, about.model,
+               about.layout, about.mesh, {}};
+    counts_ = parallel::take_counts(loaded_.extra, folder_);
+    if (options_.check) options_.check(loaded_);
+    state_ = parallel::state_to_load(what_, options_.params_only);
+    try {
+      from_->expect(state_.specs);
+    } catch (const DataError& error) {
+      throw UsageError(error.what());  // the file is good, and of another model
+    }
+    check_states();
+    std::set<std::string> wanted;
+    for (const ParamSpec& spec : state_.specs) wanted.insert(spec.name);
+    std::string digits;
+    for (const ParamSpec& spec : about.params) digits += wanted.contains(spec.name) ? '1' : '0';
+    return digits;
+  }
+
+  // The optimizer that saved and this one keep the same of each element.
+  void check_states() const {
+    std::map<std::string, std::set<std::string>> wanted;
+    for (const checkpoint::WantedShard& shard : state_.shards) {
+      if (!shard.runs.empty()) wanted[shard.param].insert(shard.state);
+    }
+    for (const auto& [param, states] : wanted) {
+      std::vector<std::string> have, missing, surplus;
+      for (const auto& [state, dtype] : from_->states(param)) {
+        have.push_back(state);
+        if (!states.contains(state)) surplus.push_back(state);
+      }
+      for (const std::string& state : states) {
+        if (std::find(have.begin(), have.end(), state) == have.end()) missing.push_back(state);
+      }
+      if (!missing.empty()) {
+        throw UsageError(str(folder_, ": parameter ", quote(param), " has ", join(have, ", "),
+                             ", and this engine wants ", join(missing, ", "),
+                             " too; it was saved with another optimizer, or while the parameter "
+                             "was frozen. LoadOptions::params_only leaves the optimizer out"));
+      }
+      if (!surplus.empty() && !options_.params_only) {
+        throw UsageError(str(folder_, ": parameter ", quote(param), " has ", join(surplus, ", "),
+                             ", which this engine does not keep; it was saved with another "
+                             "optimizer. LoadOptions::params_only leaves the optimizer out"));
+      }
+    }
+  }
+
+  // The model has every parameter of the checkpoint, on some rank.
+  void check_all_wanted(const std::vector<std::string>& found) const {
+    std::vector<std::string> surplus;
+    const std::vector<ParamSpec>& params = from_->about().params;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (std::any_of(found.begin(), found.end(),
+                      [&](const std::string& digits) { return digits.at(i + 1) == '1'; })) {
+        continue;
+      }
+      if (!from_->states(params[i].name).empty()) surplus.push_back(params[i].name);
+    }
+    if (surplus.empty()) return;
+    throw UsageError(str(folder_, " has parameters that the model does not: ", some_of(surplus),
+                         "; it was saved by another model"));
+  }
+
+  std::string read() {
+    const at::NoGradGuard no_grad;
+    from_->load(state_.shards);
+    for (auto& [to, from] : state_.copies) to.copy_(from);
+    return "";
+  }
+
+  const Checkpointable& what_;
+  const std::string folder_;
+  const LoadOptions& options_;
+  std::optional<checkpoint::Checkpoint> from_;
+  parallel::StateToLoad state_;
+  zero::StepCounts counts_;
+  Loaded loaded_;
+  std::string problem_;
+  bool touched_ = false;
+};
+
+// Collective: `dir` if it is a checkpoint, else those in it, the newest first, as the first rank
+// sees them. All take the same, whatever appears meanwhile.
+std::vector<std::string> candidates(const comm::Group& world, const std::string& dir) {
+  std::vector<std::string> found;
+  if (world.rank() == 0) {
+    const auto files = checkpoint::local_files();
+    if (files->exists(dir + "/" + checkpoint::kManifestName)) {
+      found.push_back(dir);
+    } else {
+      for (const std::int64_t step : checkpoint::steps_in(*files, dir)) {
+        found.insert(found.begin(), str(dir, "/", checkpoint::folder_name(step)));
+      }
+    }
+  }
+  constexpr char kEnd = '\0';
+  std::string text;
+  for (const std::string& folder : found) text += folder + kEnd;
+  text = parallel::team_of(world).broadcast(text);
+  found.clear();
+  for (std::size_t at = 0, end = 0; (end = text.find(kEnd, at)) != std::string::npos;
+       at = end + 1) {
+    found.push_back(text.substr(at, end - at));
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<Loaded> load_if_any(const Checkpointable& what, const std::string& dir,
+                                  const LoadOptions& options) {
+  const std::vector<std::string> folders = candidates(what.world, dir);
+  std::vector<std::string> skipped;
+  bool touched = false;
+  for (const std::string& folder : folders) {
+    Attempt attempt(what, folder, options);
+    if (attempt.run()) {
+      attempt.loaded().skipped = std::move(skipped);
+      return std::move(attempt.loaded());
+    }
+    touched = touched || attempt.touched();
+    if (folder == dir) throw DataError(attempt.problem());
+    skipped.push_back(str("passed over: ", folder, ": ", attempt.problem()));
+  }
+  if (skipped.empty()) return std::nullopt;
+  throw DataError(str("no checkpoint in ", dir, " can be read",
+                      touched ? ", and what the engine holds now is of no use" : "", ": ",
+                      join(skipped, "; ")));
+}
+
+Loaded load(const Checkpointable& what, const std::string& dir, const LoadOptions& options) {
+  std::optional<Loaded> loaded = load_if_any(what, dir, options);
+  if (loaded) return std::move(*loaded);
+  const std::string kind = kind_of_file(dir);
+  throw UsageError(str(quote(dir), " is ",
+                       kind == "nothing"    ? "not there"
+                       : kind == "a folder" ? "a folder without a checkpoint"
+                                            : kind,
+                       "; wanted the folder of a checkpoint (step-… with a ",
+                       checkpoint::kManifestName, "), or one that has some"));
+}
+
+}  // namespace tessera

@@ -1,0 +1,260 @@
+#include "tessera/parallel/state_shards.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <optional>
+
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/memory/ledger.h"
+#include "tessera/parallel/gather_texts.h"
+
+namespace tessera::parallel {
+namespace {
+
+constexpr const char* kUpdates = "updates";
+constexpr std::string_view kUpdatesOf = "updates/";
+
+checkpoint::DType stored_dtype(const zero::StateShard& shard) {
+  using checkpoint::DType;
+  switch (shard.values.scalar_type()) {
+    case at::kDouble: return DType::f64;
+    case at::kFloat: return DType::f32;
+    case at::kHalf: return DType::f16;
+    case at::kBFloat16: return DType::bf16;
+    case at::kFloat8_e4m3fn: return DType::f8_e4m3;
+    case at::kFloat8_e5m2: return DType::f8_e5m2;
+    case at::kLong: return DType::i64;
+    case at::kInt: return DType::i32;
+    case at::kShort: return DType::i16;
+    case at::kChar: return DType::i8;
+    case at::kUInt64: return DType::u64;
+    case at::kUInt32: return DType::u32;
+    case at::kUInt16: return DType::u16;
+    case at::kByte: return DType::u8;
+    case at::kBool: return DType::boolean;
+    default:
+      throw UsageError(str(shard.state, " ", quote(shard.param), " is of type ",
+                           c10::toString(shard.values.scalar_type()),
+                           ", which a checkpoint does not have; keep it as another type"));
+  }
+}
+
+// The dims of a dense tensor from the outermost in memory to the innermost, less those of size 1.
+std::vector<std::size_t> memory_order(const zero::StateShard& shard) {
+  std::vector<std::size_t> dims;
+  for (std::size_t d = 0; d < shard.sizes.size(); ++d) {
+    if (shard.sizes[d] != 1) dims.push_back(d);
+  }
+  std::stable_sort(dims.begin(), dims.end(), [&](std::size_t a, std::size_t b) {
+    return shard.strides[a] > shard.strides[b];
+  });
+  return dims;
+}
+
+bool row_major(const zero::StateShard& shard) {
+  const std::vector<std::size_t> dims = memory_order(shard);
+  return std::is_sorted(dims.begin(), dims.end());
+}
+
+// Of the elements that `runs` give of the rank's parameter (row-major), those of the shard, as they
+// lie in memory. One by one where it is strided (channels last): slow, and simple.
+std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs) {
+  const std::int64_t count = shard.values.numel();
+  if (row_major(shard)) return checkpoint::cut(runs, shard.begin, count);
+  const std::vector<std::size_t> dims = memory_order(shard);
+  std::vector<std::int64_t> steps(shard.sizes.size(), 1);  // of a dim, counted row by row
+  for (std::size_t d = steps.size(); d-- > 1;) steps[d - 1] = steps[d] * shard.sizes[d];
+  std::vector<Run> out;
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t rest = shard.begin + i, at = 0;
+    for (std::size_t k = dims.size(); k-- > 0;) {
+      const std::int64_t size = shard.sizes[dims[k]];
+      at += rest % size * steps[dims[k]];
+      rest /= size;
+    }
+    const auto run = std::partition_point(runs.begin(), runs.end(),
+                                          [&](const Run& r) { return r.local + r.count <= at; });
+    if (run == runs.end() || run->local > at) continue;
+    const std::int64_t whole = run->whole + at - run->local;
+    if (!out.empty() && out.back().whole + out.back().count == whole &&
+        out.back().local + out.back().count == i) {
+      ++out.back().count;
+    } else {
+      out.push_back({whole, i, 1});
+    }
+  }
+  return out;
+}
+
+// What a rank has of the whole model, by the name of a parameter or buffer.
+class Specs {
+ public:
+  explicit Specs(const Checkpointable& what) : what_(what), list_(what.specs) {
+    for (std::size_t i = 0; i < list_.size(); ++i) index_[list_[i].name] = i;
+  }
+  const ParamSpec& of(const zero::StateShard& shard) {
+    const auto [at, fresh] = index_.emplace(shard.param, list_.size());
+    if (fresh) {
+      list_.emplace_back();
+      list_.back().name = shard.param;
+      list_.back().shape = shard.sizes;
+    }
+    return list_[at->second];
+  }
+  std::vector<Run> counted(const zero::StateShard& shard) {
+    const ParamSpec& spec = of(shard);
+    const bool known = index_.at(shard.param) < what_.specs.size();
+    if (known && what_.counted) return what_.counted(shard.param);
+    return counted_runs(spec, what_.place.tp(), what_.axes.tp());
+  }
+  std::vector<Run> local(const zero::StateShard& shard) {
+    return local_runs(of(shard), what_.place.tp(), what_.axes.tp());
+  }
+  std::vector<ParamSpec> take() { return std::move(list_); }
+
+ private:
+  const Checkpointable& what_;
+  std::vector<ParamSpec> list_;
+  std::map<std::string, std::size_t> index_;
+};
+
+// Host memory as a tensor like `values`, to copy from or to some of it.
+at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte* memory) {
+  return at::from_blob(const_cast<std::byte*>(memory), {count}, values.options().device(at::kCPU));
+}
+
+std::optional<std::int64_t> parse_count(const std::string& text) {
+  std::int64_t count = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc{} || end != text.data() + text.size() || count < 0 ||
+      count > checkpoint::kMostCount) {
+    return std::nullopt;
+  }
+  return count;
+}
+
+}  // namespace
+
+StateToSave state_to_save(const Checkpointable& what) {
+  const at::NoGradGuard no_grad;
+  StateToSave out;
+  Specs specs(what);
+  for (const zero::StateShard& shard : what.engine.state(zero::StateScope::owned)) {
+    // Of what this rank has, the elements that no rank before it has too.
+    std::vector<Run> runs = runs_of(shard, specs.counted(shard));
+    if (runs.empty()) continue;
+    checkpoint::Shard& saved = out.shards.emplace_back();
+    saved.param = shard.param;
+    saved.state = shard.state;
+    saved.dtype = stored_dtype(shard);
+    saved.runs = std::move(runs);
+    // One element at a time does not come from a device.
+    const at::Tensor values = row_major(shard) ? shard.values : shard.values.to(at::kCPU);
+    out.kept.push_back(values);
+    if (values.is_cpu()) {
+      saved.data = static_cast<const std::byte*>(values.const_data_ptr());
+      continue;
+    }
+    saved.fetch = [values](std::int64_t begin, std::int64_t count, std::byte* into) {
+      const at::NoGradGuard no_gradients;
+      on_host(values, count, into).copy_(values.narrow(0, begin, count));
+    };
+  }
+  out.specs = specs.take();
+  return out;
+}
+
+StateToLoad state_to_load(const Checkpointable& what, bool params_only) {
+  const at::NoGradGuard no_grad;
+  StateToLoad out;
+  Specs specs(what);
+  for (const zero::StateShard& shard : what.engine.state(zero::StateScope::held)) {
+    if (params_only && shard.state != "param" && shard.state != "buffer") continue;
+    checkpoint::WantedShard& wanted = out.shards.emplace_back();
+    wanted.param = shard.param;
+    wanted.state = shard.state;
+    wanted.dtype = stored_dtype(shard);
+    wanted.runs = runs_of(shard, specs.local(shard));
+    at::Tensor values = shard.values;
+    if (!values.is_cpu() && !row_major(shard)) {
+      values = at::empty_like(values, at::device(at::kCPU));
+      out.copies.emplace_back(shard.values, values);
+    }
+    out.kept.push_back(values);
+    if (values.is_cpu()) {
+      wanted.into = static_cast<std::byte*>(values.mutable_data_ptr());
+      continue;
+    }
+    wanted.store = [values](std::int64_t begin, std::int64_t count, const std::byte* from) {
+      const at::NoGradGuard no_gradients;
+      values.narrow(0, begin, count).copy_(on_host(values, count, from));
+    };
+  }
+  out.specs = specs.take();
+  return out;
+}
+
+checkpoint::Team team_of(const comm::Group& group) {
+  checkpoint::Team team;
+  team.rank = group.rank();
+  team.size = group.size();
+  team.gather = [group](std::string text) { return gather_texts(group, text, "checkpoint"); };
+  team.broadcast = [group](std::string text) {
+    return gather_texts(group, group.rank() == 0 ? text : std::string(), "checkpoint").front();
+  };
+  return team;
+}
+
+checkpoint::Charge charge_of(const zero::Engine& engine) {
+  std::shared_ptr<memory::Ledger> ledger = engine.options().ledger;
+  if (!ledger) ledger = memory::current_ledger();
+  return [ledger = std::move(ledger)](std::int64_t bytes) -> std::shared_ptr<void> {
+    return std::make_shared<memory::Charge>(ledger, MemoryCategory::temporary, bytes);
+  };
+}
+
+void check_keys(const Extra& extra) {
+  for (const auto& [key, value] : extra) {
+    if (key == kUpdates || std::string_view(key).starts_with(kUpdatesOf)) {
+      throw UsageError(str("extra ", quote(key),
+                           ": a checkpoint keeps the optimizer's counts under ",
+                           "that name; choose another"));
+    }
+  }
+}
+
+void put_counts(Extra& extra, const zero::StepCounts& counts) {
+  extra[kUpdates] = str(counts.steps);
+  for (const auto& [param, updates] : counts.updates) {
+    if (updates != counts.steps) extra[str(kUpdatesOf, param)] = str(updates);
+  }
+}
+
+zero::StepCounts take_counts(Extra& extra, const std::string& where) {
+  zero::StepCounts counts;
+  const auto read = [&](const std::string& text) {
+    const auto count = parse_count(text);
+    if (count) return *count;
+    throw DataError(str(where, ": got ", quote(text), " updates of the parameters, wanted 0 to ",
+                        checkpoint::kMostCount, ", as tessera::save and tessera train save it"));
+  };
+  const auto steps = extra.find(kUpdates);
+  counts.steps = read(steps == extra.end() ? std::string() : steps->second);
+  if (steps != extra.end()) extra.erase(steps);
+  for (auto at = extra.lower_bound(std::string(kUpdatesOf));
+       at != extra.end() && std::string_view(at->first).starts_with(kUpdatesOf);
+       at = extra.erase(at)) {
+    counts.updates[at->first.substr(kUpdatesOf.size())] = read(at->second);
+  }
+  return counts;
+}
+
+}  // namespace tessera::parallel

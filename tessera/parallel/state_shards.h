@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/save.h"
+#include "tessera/checkpoint/shard.h"
+#include "tessera/parallel/save.h"
+
+namespace tessera::parallel {
+
+// The state of an engine as checkpoints take it: which elements of the whole model, and where they
+// lie. Views of the engine's memory, but for what lies strided on a device, of which it is a copy.
+struct StateToSave {
+  std::vector<ParamSpec> specs;  // of all that this rank has, buffers too
+  std::vector<checkpoint::Shard> shards;
+  std::vector<at::Tensor> kept;  // as long as they are used
+};
+StateToSave state_to_save(const Checkpointable& what);
+
+struct StateToLoad {
+  std::vector<ParamSpec> specs;
+  std::vector<checkpoint::WantedShard> shards;
+  std::vector<at::Tensor> kept;
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      copies;  // to the first, from the second, at the end
+};
+StateToLoad state_to_load(const Checkpointable& what, bool params_only);
+
+// How the ranks of a group talk about a checkpoint.
+checkpoint::Team team_of(const comm::Group& group);
+// What saving and loading hold for themselves is charged to the engine's ledger: no tensor shows
+// it.
+checkpoint::Charge charge_of(const zero::Engine& engine);
+
+// [Note: counts] How often the optimizer has updated the parameters, as texts beside the program's
+// own: "updates" has the steps, and "updates/NAME" the count of a parameter that missed some.
+void put_counts(Extra& extra, const zero::StepCounts& counts);
+// And takes them out. Throws DataError, naming `where`.
+zero::StepCounts take_counts(Extra& extra, const std::string& where);
+// Throws UsageError for a key that is one of these.
+void check_keys(const Extra& extra);
+
+}  // namespace tessera::parallel
