@@ -50,14 +50,15 @@ void adamw_bench(benchmark::State& state, Type grad_type, Type param_type, bool 
   auto param = numbers(param_type, elements);
   auto m = numbers(Type::f32, elements), v = std::vector<unsigned char>(4 * elements);
   auto master = numbers(Type::f32, with_master ? elements : 0);
-  const ParamSlice slice{.param = param.data(),
+  const ParamShard shard{.param = param.data(),
                          .param_type = param_type,
                          .master = with_master ? reinterpret_cast<float*>(master.data()) : nullptr,
                          .grad = grad.data(),
                          .grad_type = grad_type,
                          .count = elements};
   for (auto _ : state) {
-    adamw({}, slice, reinterpret_cast<float*>(m.data()), reinterpret_cast<float*>(v.data()));
+    update(rules::AdamW{}, {}, shard, reinterpret_cast<float*>(m.data()),
+           reinterpret_cast<float*>(v.data()));
     benchmark::ClobberMemory();
   }
   // Gradient in; moments in and out; master in and out and param out, or param in and out.
@@ -73,8 +74,9 @@ void sgd_bench(benchmark::State& state) {
   const auto grad = numbers(Type::f32, elements);
   auto param = grad, velocity = grad;
   for (auto _ : state) {
-    sgd({.momentum = 0.9}, {.param = param.data(), .grad = grad.data(), .count = elements},
-        reinterpret_cast<float*>(velocity.data()));
+    update(rules::SGD{.momentum = 0.9}, {},
+           {.param = param.data(), .grad = grad.data(), .count = elements},
+           reinterpret_cast<float*>(velocity.data()));
     benchmark::ClobberMemory();
   }
   report(state, elements * 20);

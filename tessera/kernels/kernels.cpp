@@ -36,12 +36,10 @@ const KernelSet& best() { return *usable().sets[usable().count - 1]; }
 
 std::span<const KernelSet* const> usable_sets() { return {usable().sets.data(), usable().count}; }
 
-void adamw(const AdamW& how, const ParamSlice& slice, float* m, float* v) {
-  best().adamw(how, slice, m, v);
-}
-
-void sgd(const Sgd& how, const ParamSlice& slice, float* velocity) {
-  best().sgd(how, slice, velocity);
+void update(const rules::Rule& rule, const rules::Step& step, const ParamShard& shard, float* a,
+            float* b) {
+  const void* how = std::visit([](const auto& r) -> const void* { return &r; }, rule);
+  best().update.of[rule.index()](how, step, shard, a, b);
 }
 
 void round_to_bf16_stochastic(const float* from, std::uint16_t* to, std::size_t count,

@@ -1,15 +1,15 @@
-// AdamW, SGD and stochastic rounding for one instruction set: see [Note: sets] in simd.h.
+// Update rules and stochastic rounding for one instruction set: see [Note: sets] in simd.h.
 //
 // [Note: groups] Elements are taken in groups of 128, counted from the beginning of the parameter.
-// All groups go through one loop that is never inlined; parts of a group at the ends of a slice are
-// copied to a whole one first. So the same instructions make every element, wherever slices end.
+// All groups go through one loop that is never inlined; parts of a group at the ends of a shard are
+// copied to a whole one first. So the same instructions make every element, wherever shards end.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 
 #include "tessera/core/philox.h"
 #include "tessera/kernels/optimizer.h"
+#include "tessera/kernels/rules_impl.h"
 #include "tessera/kernels/simd.h"
 
 namespace tessera::kernels::TESSERA_KERNEL_SET {
@@ -106,8 +106,8 @@ TESSERA_INLINE void store_noisy(std::uint16_t* to, F value, U noise) {
 template <class G, class P>
 struct Streams {
   const G* grad;
-  float* a;  // first state: m, velocity
-  float* b;  // second state: v
+  float* a;  // first state
+  float* b;  // second state
   float* master;
   P* param;
   TESSERA_INLINE void advance(Streams& s, std::size_t n) {
@@ -119,7 +119,7 @@ struct Streams {
   }
 };
 
-// Rule::update(scalars, gradient, value, a, b) -> new value; a and b are changed in place.
+// Rule: a formula of rules_impl.h.
 template <class Rule, class G, class P, bool has_master>
 struct Loop {
   static constexpr bool noisy = !has_master && std::is_same_v<P, std::uint16_t>;
@@ -199,21 +199,21 @@ struct Loop {
 };
 
 template <class Rule>
-void run(const Rule& rule, const ParamSlice& slice, std::int64_t step, float* a, float* b) {
-  const NoiseKey key{slice.seed, slice.stream, static_cast<std::uint32_t>(step)};
-  with_type(slice.grad_type, [&](auto* g) {
-    with_type(slice.param_type, [&](auto* p) {
+void run(const Rule& rule, const ParamShard& shard, std::int64_t step, float* a, float* b) {
+  const NoiseKey key{shard.seed, shard.stream, static_cast<std::uint32_t>(step)};
+  with_type(shard.grad_type, [&](auto* g) {
+    with_type(shard.param_type, [&](auto* p) {
       using G = std::remove_pointer_t<decltype(g)>;
       using P = std::remove_pointer_t<decltype(p)>;
-      const Streams<G, P> s{static_cast<const G*>(slice.grad), a, b, slice.master,
-                            static_cast<P*>(slice.param)};
+      const Streams<G, P> s{static_cast<const G*>(shard.grad), a, b, shard.master,
+                            static_cast<P*>(shard.param)};
       // Only noise cares where a group begins; without it, whole groups start at once.
       const std::uint64_t begin =
-          slice.master == nullptr && slice.param_type == Type::bf16 ? slice.begin : 0;
-      if (slice.master != nullptr) {
-        Loop<Rule, G, P, true>::run(rule, s, slice.count, key, begin);
+          shard.master == nullptr && shard.param_type == Type::bf16 ? shard.begin : 0;
+      if (shard.master != nullptr) {
+        Loop<Rule, G, P, true>::run(rule, s, shard.count, key, begin);
       } else {
-        Loop<Rule, G, P, false>::run(rule, s, slice.count, key, begin);
+        Loop<Rule, G, P, false>::run(rule, s, shard.count, key, begin);
       }
     });
   });
@@ -221,70 +221,36 @@ void run(const Rule& rule, const ParamSlice& slice, std::int64_t step, float* a,
 
 // ---- rules ----
 
-struct AdamWRule {
-  static constexpr int states = 2;
-  float grad_scale, decay, keep1, take1, keep2, take2, root_correction, eps, step_size;
-
-  explicit AdamWRule(const AdamW& how) {
-    const auto step = static_cast<double>(how.step);
-    grad_scale = static_cast<float>(how.grad_scale);
-    decay = static_cast<float>(1 - how.lr * how.weight_decay);
-    keep1 = static_cast<float>(how.beta1);
-    take1 = static_cast<float>(1 - how.beta1);
-    keep2 = static_cast<float>(how.beta2);
-    take2 = static_cast<float>(1 - how.beta2);
-    root_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(how.beta2, step)));
-    eps = static_cast<float>(how.eps);
-    step_size = static_cast<float>(-how.lr / (1 - std::pow(how.beta1, step)));
-  }
-  inline __attribute__((always_inline)) F update(F g, F value, F& m, F& v) const {
-    g *= grad_scale;
-    m = fma(g, splat(take1), m * keep1);
-    v = fma(g * g, splat(take2), v * keep2);
-    const F denominator = fma(sqrt(v), root_correction, eps);
-    return fma(m * step_size, reciprocal(denominator), value * decay);
-  }
-};
-
-template <bool has_momentum, bool nesterov>
-struct SgdRule {
-  static constexpr int states = has_momentum ? 1 : 0;
-  float grad_scale, weight_decay, momentum, lr;
-
-  explicit SgdRule(const Sgd& how)
-      : grad_scale(static_cast<float>(how.grad_scale)),
-        weight_decay(static_cast<float>(how.weight_decay)),
-        momentum(static_cast<float>(how.momentum)),
-        lr(static_cast<float>(-how.lr)) {}
-  inline __attribute__((always_inline)) F update(F g, F value, F& u, F&) const {
-    g = fma(value, weight_decay, g * grad_scale);
-    if constexpr (has_momentum) {
-      u = fma(u, momentum, g);
-      g = nesterov ? fma(u, momentum, g) : u;
-    }
-    return fma(g, lr, value);
-  }
-};
-
 // The gradient is the new value.
 struct RoundRule {
   static constexpr int states = 0;
   inline __attribute__((always_inline)) F update(F g, F, F&, F&) const { return g; }
 };
 
-void adamw(const AdamW& how, const ParamSlice& slice, float* m, float* v) {
-  run(AdamWRule(how), slice, how.step, m, v);
-}
-
-void sgd(const Sgd& how, const ParamSlice& slice, float* velocity) {
-  if (how.momentum == 0) {
-    run(SgdRule<false, false>(how), slice, how.step, nullptr, nullptr);
-  } else if (how.nesterov) {
-    run(SgdRule<true, true>(how), slice, how.step, velocity, nullptr);
+// What a set has for rule R: see UpdateKernel in sets.h.
+template <class R>
+void update(const void* rule, const rules::Step& step, const ParamShard& shard, float* a,
+            float* b) {
+  const R& how = *static_cast<const R*>(rule);
+  if constexpr (std::is_same_v<R, rules::SGD>) {
+    if (how.momentum == 0) {
+      run(SgdFormula<false, false>(how, step), shard, step.count, nullptr, nullptr);
+    } else if (how.nesterov) {
+      run(SgdFormula<true, true>(how, step), shard, step.count, a, nullptr);
+    } else {
+      run(SgdFormula<true, false>(how, step), shard, step.count, a, nullptr);
+    }
   } else {
-    run(SgdRule<true, false>(how), slice, how.step, velocity, nullptr);
+    run(Formula<R>(how, step), shard, step.count, a, b);
   }
 }
+
+template <class Variant>
+struct UpdateTable;
+template <class... R>
+struct UpdateTable<std::variant<R...>> {
+  static constexpr UpdateKernels kernels = {{update<R>...}};
+};
 
 void round_to_bf16_stochastic(const float* from, std::uint16_t* to, std::size_t count,
                               std::uint64_t begin, std::uint64_t stream, std::uint64_t seed,

@@ -27,20 +27,6 @@ void put(void* to, Type type, std::size_t i, double value) {
   }
 }
 
-float value_of(const ParamSlice& slice, std::size_t i) {
-  return slice.master != nullptr ? slice.master[i] : get(slice.param, slice.param_type, i);
-}
-
-void set_value(const ParamSlice& slice, std::size_t i, float value, std::int64_t step) {
-  if (slice.master != nullptr) slice.master[i] = value;
-  if (slice.master == nullptr && slice.param_type == Type::bf16) {
-    static_cast<std::uint16_t*>(slice.param)[i] =
-        to_bf16_stochastic(value, slice.begin + i, slice.stream, slice.seed, step);
-  } else {
-    put(slice.param, slice.param_type, i, value);
-  }
-}
-
 constexpr double pi = 3.14159265358979323846;
 
 double tanh_argument(double x) { return std::sqrt(2 / pi) * (x + 0.044715 * x * x * x); }
@@ -56,32 +42,6 @@ std::uint16_t to_bf16_stochastic(float value, std::uint64_t index, std::uint64_t
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (value != value) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
   return static_cast<std::uint16_t>((bits + noise) >> 16);
-}
-
-void adamw(const AdamW& how, const ParamSlice& slice, float* m, float* v) {
-  const double correction1 = 1 - std::pow(how.beta1, static_cast<double>(how.step));
-  const double correction2 = 1 - std::pow(how.beta2, static_cast<double>(how.step));
-  for (std::size_t i = 0; i < slice.count; ++i) {
-    const double g = how.grad_scale * get(slice.grad, slice.grad_type, i);
-    double p = value_of(slice, i);
-    p *= 1 - how.lr * how.weight_decay;
-    m[i] = static_cast<float>(how.beta1 * m[i] + (1 - how.beta1) * g);
-    v[i] = static_cast<float>(how.beta2 * v[i] + (1 - how.beta2) * g * g);
-    p -= how.lr / correction1 * m[i] / (std::sqrt(v[i]) / std::sqrt(correction2) + how.eps);
-    set_value(slice, i, static_cast<float>(p), how.step);
-  }
-}
-
-void sgd(const Sgd& how, const ParamSlice& slice, float* velocity) {
-  for (std::size_t i = 0; i < slice.count; ++i) {
-    const double p = value_of(slice, i);
-    double g = how.grad_scale * get(slice.grad, slice.grad_type, i) + how.weight_decay * p;
-    if (how.momentum != 0) {
-      velocity[i] = static_cast<float>(how.momentum * velocity[i] + g);
-      g = how.nesterov ? g + how.momentum * velocity[i] : velocity[i];
-    }
-    set_value(slice, i, static_cast<float>(p - how.lr * g), how.step);
-  }
 }
 
 double sum_of_squares(const void* x, Type type, std::size_t n) {

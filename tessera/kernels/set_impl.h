@@ -14,8 +14,7 @@ namespace tessera::kernels::TESSERA_KERNEL_SET {
 
 const KernelSet set = {
     .name = TESSERA_NAME(TESSERA_KERNEL_SET),
-    .adamw = adamw,
-    .sgd = sgd,
+    .update = UpdateTable<rules::Rule>::kernels,
     .round_to_bf16_stochastic = round_to_bf16_stochastic,
     .sum_of_squares = sum_of_squares,
     .gelu_forward = gelu_forward,

@@ -9,11 +9,17 @@
 
 namespace tessera::kernels {
 
+// One rule of rules::Rule, which `rule` points to.
+using UpdateKernel = void (*)(const void* rule, const rules::Step&, const ParamShard&, float* a,
+                              float* b);
+struct UpdateKernels {
+  UpdateKernel of[std::variant_size_v<rules::Rule>];  // in the order of its alternatives
+};
+
 // One instruction set: every public kernel under its name. See simd.h for how they are compiled.
 struct KernelSet {
   const char* name;
-  decltype(&kernels::adamw) adamw;
-  decltype(&kernels::sgd) sgd;
+  UpdateKernels update;
   decltype(&kernels::round_to_bf16_stochastic) round_to_bf16_stochastic;
   decltype(&kernels::sum_of_squares) sum_of_squares;
   decltype(&kernels::gelu_forward) gelu_forward;

@@ -13,32 +13,20 @@
 #include "tessera/comm/group.h"
 #include "tessera/core/param_spec.h"
 #include "tessera/core/state_layout.h"
+#include "tessera/kernels/rules.h"
 #include "tessera/memory/ledger.h"
 
 namespace tessera::zero {
 
-// Decoupled weight decay, moments in fp32.
-struct AdamW {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0.01;
-};
-
-struct SGD {
-  double lr = 0.01;
-  double momentum = 0;
-  double weight_decay = 0;
-  bool nesterov = false;
-};
+// AdamW, SGD, Lion: optimizers that treat every element alone.
+using namespace rules;
 
 // Any optimizer of torch::optim that treats every element alone: it is given flat shards of the
 // parameters, as many groups as the policies below make. The function is called once.
 using TorchOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
 
-using Optimizer = std::variant<AdamW, SGD, TorchOptimizer>;
+using Optimizer = rules::Append<rules::Named, TorchOptimizer>::type;
 
 // How one parameter is treated, by its name and its value at the start.
 struct ParamPolicy {

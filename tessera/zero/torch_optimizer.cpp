@@ -1,4 +1,4 @@
-// Any elementwise optimizer of torch::optim, on this rank's parts.
+// Any elementwise optimizer of torch::optim, on this rank's shards.
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -38,10 +38,9 @@ void stop_decay(torch::optim::OptimizerOptions& options, bool others_decay) {
 
 class TorchUpdate final : public Update {
  public:
-  TorchUpdate(const TorchOptimizer& how, const UpdateParts& parts)
-      : Update(parts.plan, parts.options, parts.group, parts.buffers, parts.gatherer) {
-    if (parts.options.layout.param == 2 && parts.options.layout.master == 0) {
-      throw UsageError(str("layout ", quote(parts.options.layout.name),
+  TorchUpdate(const TorchOptimizer& how, const UpdateContext& context) : Update(context) {
+    if (context.options.layout.param == 2 && context.options.layout.master == 0) {
+      throw UsageError(str("layout ", quote(context.options.layout.name),
                            " rounds stochastically, which an optimizer of torch::optim does not; "
                            "use zero::AdamW or zero::SGD, or the layout bf16"));
     }
@@ -54,7 +53,7 @@ class TorchUpdate final : public Update {
       if (p.bucket < 0) continue;
       // Groups are the same on all ranks, also where this one owns nothing of them.
       auto& tensors = groups[{p.policy.decay, p.policy.lr_scale}];
-      if (part(p).size == 0) continue;
+      if (held(p).size == 0) continue;
       const at::Tensor master = master_shard(static_cast<int>(i));
       const at::Tensor flat =
           master.defined() ? master : gatherer_.param_shard(static_cast<int>(i));
@@ -124,8 +123,8 @@ class TorchUpdate final : public Update {
 
 }  // namespace
 
-std::unique_ptr<Update> make_update(const TorchOptimizer& how, const UpdateParts& parts) {
-  return std::make_unique<TorchUpdate>(how, parts);
+std::unique_ptr<Update> make_torch_update(const TorchOptimizer& how, const UpdateContext& context) {
+  return std::make_unique<TorchUpdate>(how, context);
 }
 
 }  // namespace tessera::zero

@@ -3,20 +3,21 @@
 #include <algorithm>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/norm.h"
 #include "tessera/zero/optimizers.h"
 
 namespace tessera::zero {
 
-Update::Update(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers,
-               const Gatherer& gatherer)
-    : plan_(plan),
-      group_(group),
-      buffers_(buffers),
-      gatherer_(gatherer),
-      sharded_(sharding_of_stage(options.stage).optimizer),
-      seed_(options.seed) {
+Update::Update(const UpdateContext& context)
+    : plan_(context.plan),
+      group_(context.group),
+      buffers_(context.buffers),
+      gatherer_(context.gatherer),
+      sharded_(sharding_of_stage(context.options.stage).optimizer),
+      seed_(context.options.seed) {
+  const auto& [plan, options, group, buffers, gatherer] = context;
   if (options.axes.counted) {
     for (const Param& p : plan.params) counted_.push_back(options.axes.counted(p.name));
   }
@@ -28,7 +29,7 @@ Update::Update(Plan& plan, const Options& options, const comm::Group& group, con
     master_[s] = buffers.own(sharded_ ? space.size / plan.ranks : space.size,
                              at::device(space.device).dtype(at::kFloat), MemoryCategory::optimizer);
     for (const int index : space.params) {
-      slice(master_, index).copy_(gatherer.param_shard(index));
+      shard_of_state(master_, index).copy_(gatherer.param_shard(index));
     }
   }
 }
@@ -45,19 +46,20 @@ std::vector<Buffer> Update::make_state() const {
   return state;
 }
 
-ShardRange Update::part(const Param& p) const {
+ShardRange Update::held(const Param& p) const {
   return sharded_ ? shard_of(p, group_.rank()) : ShardRange{0, p.numel};
 }
 
-at::Tensor Update::slice(const std::vector<Buffer>& state, int index) const {
+at::Tensor Update::shard_of_state(const std::vector<Buffer>& state, int index) const {
   const Param& p = param(index);
   const at::Tensor& flat = state[static_cast<std::size_t>(p.space)].tensor;
-  return flat.narrow(0, sharded_ ? p.offset / plan_.ranks : p.offset, part(p).size);
+  return flat.narrow(0, sharded_ ? p.offset / plan_.ranks : p.offset, held(p).size);
 }
 
 at::Tensor Update::master_shard(int index) const {
   const Param& p = param(index);
-  return space_of(p).trainable && space_of(p).master ? slice(master_, index) : at::Tensor();
+  return space_of(p).trainable && space_of(p).master ? shard_of_state(master_, index)
+                                                     : at::Tensor();
 }
 
 double Update::sum_of_squares(const Reducer& reducer) const {
@@ -73,16 +75,16 @@ double Update::sum_of_squares(const Reducer& reducer) const {
   };
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {
     if (plan_.params[i].bucket < 0) continue;
-    const at::Tensor chunk = reducer.owned_grad(static_cast<int>(i));
+    const at::Tensor grad = reducer.owned_grad(static_cast<int>(i));
     if (counted_.empty()) {
-      add(chunk);
+      add(grad);
       continue;
     }
-    const ShardRange slice = shard_of(plan_.params[i], group_.rank());
+    const ShardRange mine = shard_of(plan_.params[i], group_.rank());
     for (const Run& run : counted_[i]) {
-      const std::int64_t begin = std::max(run.local, slice.begin);
-      const std::int64_t end = std::min(run.local + run.count, slice.begin + slice.size);
-      if (begin < end) add(chunk.narrow(0, begin - slice.begin, end - begin));
+      const std::int64_t begin = std::max(run.local, mine.begin);
+      const std::int64_t end = std::min(run.local + run.count, mine.begin + mine.size);
+      if (begin < end) add(grad.narrow(0, begin - mine.begin, end - begin));
     }
   }
   return sum;
@@ -93,17 +95,35 @@ void Update::resume(std::int64_t steps, std::vector<std::int64_t> updates) {
   updates_ = std::move(updates);
 }
 
-std::optional<kernels::Type> kernel_type(const at::Tensor& tensor) {
-  if (!tensor.is_cpu()) return std::nullopt;
-  if (tensor.scalar_type() == at::kFloat) return kernels::Type::f32;
-  if (tensor.scalar_type() == at::kBFloat16) return kernels::Type::bf16;
-  return std::nullopt;
+ShardTensors Update::tensors(int index, const Reducer& reducer) const {
+  ShardTensors shard;
+  shard.param = gatherer_.param_shard(index);
+  shard.master = master_shard(index);
+  shard.grad = reducer.grad_shard(index);
+  shard.begin = held(param(index)).begin;
+  shard.stream = stream_of(param(index).name);
+  shard.seed = seed_;
+  return shard;
 }
 
-std::unique_ptr<Update> make_update(Plan& plan, const Options& options, const comm::Group& group,
-                                    const Buffers& buffers, const Gatherer& gatherer) {
-  const UpdateParts parts{plan, options, group, buffers, gatherer};
-  return std::visit([&](const auto& how) { return make_update(how, parts); }, options.optimizer);
+rules::Step Update::step_of(int index, double lr, double weight_decay, double scale) const {
+  const ParamPolicy& policy = param(index).policy;
+  // Parameters that are not always used have had fewer updates than the engine has made steps.
+  return {lr * policy.lr_scale, policy.decay ? weight_decay : 0,
+          updates_[static_cast<std::size_t>(index)], scale};
+}
+
+std::unique_ptr<Update> make_update(const UpdateContext& context) {
+  return std::visit(
+      [&](const auto& how) {
+        using How = std::decay_t<decltype(how)>;
+        if constexpr (std::is_same_v<How, TorchOptimizer>) {
+          return make_torch_update(how, context);
+        } else {
+          return make_rule_update(how, context);
+        }
+      },
+      context.options.optimizer);
 }
 
 }  // namespace tessera::zero

@@ -6,21 +6,31 @@
 #include <vector>
 
 #include "tessera/zero/buffers.h"
+#include "tessera/zero/elementwise.h"
 #include "tessera/zero/gatherer.h"
 #include "tessera/zero/plan.h"
 #include "tessera/zero/reducer.h"
 
 namespace tessera::zero {
 
-// The optimizer on this rank's part of every parameter: its chunk, or all of it at stage 0.
-// Whatever is computed for an element depends on that element alone, so the parts do not show.
+// What an optimizer is made of.
+struct UpdateContext {
+  Plan& plan;
+  const Options& options;
+  const comm::Group& group;
+  const Buffers& buffers;
+  const Gatherer& gatherer;
+};
+
+// The optimizer on what this rank holds of every parameter: its shard, or all of it at stage 0.
+// What a rule computes for an element depends on that element alone, so that the shards do not
+// show; a rule that needs whole matrices moves them as [Note: matrices] in muon.cpp says.
 class Update {
  public:
-  Update(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers,
-         const Gatherer& gatherer);
+  explicit Update(const UpdateContext& context);
   virtual ~Update() = default;
 
-  // The sum of the squares of the gradient in this rank's chunks, in fp64, in declaration order,
+  // The sum of the squares of the gradient in this rank's shards, in fp64, in declaration order,
   // of the elements that this rank counts (ModelAxes::counted).
   double sum_of_squares(const Reducer& reducer) const;
 
@@ -28,27 +38,31 @@ class Update {
   virtual void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
                      double scale) = 0;
 
-  // The fp32 copy of this rank's part of a parameter, flat; undefined where there is none.
+  // The fp32 copy of what this rank holds of a parameter, flat; undefined where there is none.
   at::Tensor master_shard(int param) const;
-  // What else there is for each element of this rank's part, by name: moments, velocities. Views,
+  // What else there is for each element that this rank holds, by name: moments, velocities. Views,
   // flat; all of the optimizer's memory is in them.
   virtual std::vector<std::pair<std::string, at::Tensor>> states(int param) const = 0;
   // How often each parameter was updated; steps() counts all steps.
   const std::vector<std::int64_t>& updates() const { return updates_; }
-  void resume(std::int64_t steps, std::vector<std::int64_t> updates);
+  // The states have been overwritten, and belong to an optimizer that has come so far.
+  virtual void resume(std::int64_t steps, std::vector<std::int64_t> updates);
   std::int64_t steps() const { return steps_; }
   double default_lr() const { return default_lr_; }
 
  protected:
-  // A state of the optimizer for all parts of a space: one number per element, zero at first.
+  // A state of the optimizer for all that is held: one number per element, zero at first.
   std::vector<Buffer> make_state() const;
-  at::Tensor slice(const std::vector<Buffer>& state, int param) const;
+  at::Tensor shard_of_state(const std::vector<Buffer>& state, int param) const;
   const Param& param(int index) const { return plan_.params[static_cast<std::size_t>(index)]; }
   const Space& space_of(const Param& p) const {
     return plan_.spaces[static_cast<std::size_t>(p.space)];
   }
-  // Position of this rank's part inside the parameter.
-  ShardRange part(const Param& p) const;
+  // What this rank holds of a parameter, by its place in it.
+  ShardRange held(const Param& p) const;
+  // A parameter for a rule, without its states; and the numbers of its step.
+  ShardTensors tensors(int param, const Reducer& reducer) const;
+  rules::Step step_of(int param, double lr, double weight_decay, double scale) const;
 
   Plan& plan_;
   const comm::Group group_;
@@ -65,7 +79,6 @@ class Update {
 
 // Makes the one that Options::optimizer asks for. Throws UsageError if the layout does not allow
 // it.
-std::unique_ptr<Update> make_update(Plan& plan, const Options& options, const comm::Group& group,
-                                    const Buffers& buffers, const Gatherer& gatherer);
+std::unique_ptr<Update> make_update(const UpdateContext& context);
 
 }  // namespace tessera::zero

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "tessera/core/philox.h"
@@ -38,7 +39,7 @@ struct State {
       b.set(i, b[i] * b[i]);
     }
   }
-  ParamSlice slice(std::size_t begin, std::size_t count, std::uint64_t offset = 0) {
+  ParamShard shard(std::size_t begin, std::size_t count, std::uint64_t offset = 0) {
     return {.param = param.at(begin),
             .param_type = how.param,
             .master = how.master ? static_cast<float*>(master.at(begin)) : nullptr,
@@ -68,67 +69,128 @@ void expect_close(const State& got, const State& wanted) {
   expect_close(got.b, wanted.b, 1e-6, 1, "second state");
 }
 
-using Step = std::function<void(State&, const ParamSlice&, std::size_t begin)>;
+// One element: its gradient (scaled), value and states, in double precision. Returns the new value.
+using Slow = std::function<double(double g, double p, float& a, float& b)>;
 
-// Against the reference over many sizes, and slice by slice against the whole, bit for bit.
-void check(const Step& fast, const Step& slow) {
-  std::mt19937 random(3);
-  for (const Storage& storage : storages) {
-    for (const std::size_t n : odd_sizes) {
-      SCOPED_TRACE(testing::Message() << "n " << n << " grad " << int(storage.grad) << " param "
-                                      << int(storage.param) << " master " << storage.master);
-      State whole(storage, n, random);
-      State wanted = whole, sliced = whole;
-      fast(whole, whole.slice(0, n), 0);
-      slow(wanted, wanted.slice(0, n), 0);
-      expect_close(whole, wanted);
-      for (std::size_t at = 0; at < n;) {
-        const std::size_t count = std::min<std::size_t>(n - at, 1 + random() % 150);
-        fast(sliced, sliced.slice(at, count), at);
-        at += count;
+void run_slowly(const Slow& slow, const rules::Step& step, State& s, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool noisy = !s.how.master && s.how.param == Type::bf16;
+    float &a = s.first(i)[0], &b = s.second(i)[0];
+    const double p = s.how.master ? s.master[i] : s.param[i];
+    const auto value = static_cast<float>(slow(step.grad_scale * s.grad[i], p, a, b));
+    if (s.how.master) s.master.set(i, value);
+    if (noisy) {
+      const ParamShard shard = s.shard(i, 1);
+      static_cast<std::uint16_t*>(shard.param)[0] =
+          reference::to_bf16_stochastic(value, shard.begin, shard.stream, shard.seed, step.count);
+    } else {
+      s.param.set(i, value);
+    }
+  }
+}
+
+// Against the formula over many sizes, and shard by shard against the whole, bit for bit; on every
+// instruction set.
+void check(const rules::Rule& rule, const rules::Step& step, const Slow& slow) {
+  const void* how = std::visit([](const auto& r) -> const void* { return &r; }, rule);
+  for (const KernelSet* set : usable_sets()) {
+    const auto fast = [&](State& s, std::size_t begin, std::size_t count) {
+      set->update.of[rule.index()](how, step, s.shard(begin, count), s.first(begin),
+                                   s.second(begin));
+    };
+    std::mt19937 random(3);
+    for (const Storage& storage : storages) {
+      for (const std::size_t n : odd_sizes) {
+        SCOPED_TRACE(testing::Message()
+                     << set->name << " n " << n << " grad " << int(storage.grad) << " param "
+                     << int(storage.param) << " master " << storage.master);
+        State whole(storage, n, random);
+        State wanted = whole, sharded = whole;
+        fast(whole, 0, n);
+        run_slowly(slow, step, wanted, n);
+        expect_close(whole, wanted);
+        for (std::size_t at = 0; at < n;) {
+          const std::size_t count = std::min<std::size_t>(n - at, 1 + random() % 150);
+          fast(sharded, at, count);
+          at += count;
+        }
+        expect_same(sharded, whole);
       }
-      expect_same(sliced, whole);
     }
   }
 }
 
-TEST(AdamW, IsTheReferenceAndSlicesHaveTheBitsOfTheWhole) {
-  for (const KernelSet* set : usable_sets()) {
-    SCOPED_TRACE(set->name);
-    for (const std::int64_t step : {1, 2, 1000}) {
-      const AdamW how{.lr = 0.01, .weight_decay = 0.1, .step = step, .grad_scale = 0.37};
-      check([&](State& s, const ParamSlice& slice,
-                std::size_t at) { set->adamw(how, slice, s.first(at), s.second(at)); },
-            [&](State& s, const ParamSlice& slice, std::size_t at) {
-              reference::adamw(how, slice, s.first(at), s.second(at));
-            });
-    }
+float blend(double keep, float x, double y) {
+  return static_cast<float>(keep * x + (1 - keep) * y);
+}
+
+TEST(AdamW, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
+  for (const std::int64_t count : {1, 2, 1000}) {
+    const rules::AdamW how;
+    const rules::Step step{.lr = 0.01, .weight_decay = 0.1, .count = count, .grad_scale = 0.37};
+    const double bias1 = 1 - std::pow(how.beta1, static_cast<double>(count));
+    const double bias2 = 1 - std::pow(how.beta2, static_cast<double>(count));
+    check(how, step, [&](double g, double p, float& m, float& v) {
+      m = blend(how.beta1, m, g);
+      v = blend(how.beta2, v, g * g);
+      p *= 1 - step.lr * step.weight_decay;
+      return p - step.lr / bias1 * m / (std::sqrt(v) / std::sqrt(bias2) + how.eps);
+    });
   }
 }
 
-TEST(Sgd, IsTheReferenceAndSlicesHaveTheBitsOfTheWhole) {
-  for (const KernelSet* set : usable_sets()) {
-    SCOPED_TRACE(set->name);
-    for (const Sgd& how : {Sgd{.lr = 0.1}, Sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01},
-                           Sgd{.lr = 0.1,
-                           .momentum = 0.9,
-                           .weight_decay = 0.01,
-                           .nesterov = true,
-                           .step = 5,
-                           .grad_scale = 2}}) {
-      check([&](State& s, const ParamSlice& slice,
-                std::size_t at) { set->sgd(how, slice, s.first(at)); },
-            [&](State& s, const ParamSlice& slice, std::size_t at) {
-              reference::sgd(how, slice, s.first(at));
-            });
+TEST(Sgd, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
+  for (const rules::SGD& how :
+       {rules::SGD{}, rules::SGD{.momentum = 0.9}, rules::SGD{.momentum = 0.9, .nesterov = true}}) {
+    for (const double decay : {0.0, 0.01}) {
+      const rules::Step step{.lr = 0.1, .weight_decay = decay, .count = 5, .grad_scale = 2};
+      check(how, step, [&](double g, double p, float& u, float&) {
+        g += decay * p;
+        if (how.momentum == 0) return p - step.lr * g;
+        u = static_cast<float>(how.momentum * u + g);
+        return p - step.lr * (how.nesterov ? g + how.momentum * u : u);
+      });
     }
   }
 }
 
 TEST(Sgd, WithoutMomentumNeedsNoVelocity) {
   float p = 1, g = 2;
-  sgd({.lr = 0.25}, {.param = &p, .grad = &g, .count = 1}, nullptr);
+  update(rules::SGD{}, {.lr = 0.25}, {.param = &p, .grad = &g, .count = 1});
   EXPECT_EQ(p, 0.5f);
+}
+
+TEST(Lion, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
+  const rules::Lion how;
+  const rules::Step step{.lr = 0.01, .weight_decay = 0.3, .count = 3, .grad_scale = 0.5};
+  check(how, step, [&](double g, double p, float& m, float&) {
+    const float direction = blend(how.beta1, m, g);
+    m = blend(how.beta2, m, g);
+    const int sign = (direction > 0) - (direction < 0);
+    return p * (1 - step.lr * step.weight_decay) - step.lr * sign;
+  });
+}
+
+TEST(Lion, WithoutAGradientStandsStill) {
+  float p[] = {1, 1, 1}, g[] = {0, 0x1p-149f, -0x1p-120f}, m[3] = {};
+  update(rules::Lion{.beta1 = 0}, {.lr = 0.25}, {.param = p, .grad = g, .count = 3}, m);
+  EXPECT_EQ(p[0], 1.0f);
+  EXPECT_EQ(p[1], 0.75f);
+  EXPECT_EQ(p[2], 1.25f);
+}
+
+TEST(Matrices, MomentumAndDescentAreTheirFormulas) {
+  for (const bool nesterov : {false, true}) {
+    const rules::Momentum how{.momentum = 0.9, .nesterov = nesterov};
+    check(how, {.grad_scale = 0.7}, [&](double g, double, float& m, float&) -> double {
+      m = blend(how.momentum, m, g);
+      return nesterov ? how.momentum * m + (1 - how.momentum) * g : m;
+    });
+  }
+  const rules::Step step{.lr = 0.1, .weight_decay = 0.2};
+  check(rules::Descent{.scale = 3}, step, [&](double g, double p, float&, float&) {
+    return p * (1 - step.lr * step.weight_decay) - 3 * step.lr * g;
+  });
 }
 
 TEST(StochasticRounding, HasTheBitsOfTheReference) {
