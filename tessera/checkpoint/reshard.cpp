@@ -8,16 +8,11 @@
 #include "tessera/checkpoint/shard_file.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/publish.h"
+#include "tessera/core/shard.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-// As the engine cuts: equal, and a multiple of 16 elements.
-std::int64_t shard_size(std::int64_t elements, int ranks) {
-  const std::int64_t part = (elements + ranks - 1) / ranks;
-  return (part + 15) / 16 * 16;
-}
 
 // Reads a stretch of a state through the checkpoint that is being copied.
 Source copied(Checkpoint& from, std::string param, std::string state, DType dtype,
@@ -58,8 +53,8 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
     before += elements;
     if (std::min(mesh.pp() - 1, static_cast<int>(middle * mesh.pp())) != at.pp()) continue;
     const std::int64_t local = elements_of(local_shape(spec, at.tp(), mesh.tp()));
-    const std::int64_t size = shard_size(local, mesh.dp());
-    std::vector<Run> runs = cut(counted_runs(spec, at.tp(), mesh.tp()), at.dp() * size, size);
+    const ShardRange own = shard_of(local, mesh.dp(), at.dp());
+    std::vector<Run> runs = cut(counted_runs(spec, at.tp(), mesh.tp()), own.begin, own.size);
     if (!runs.empty()) shards.push_back({&spec, std::move(runs)});
   }
   return shards;

@@ -17,7 +17,7 @@ enum class Attention : std::uint8_t { fused, unfused };  // unfused keeps the ma
 
 // [Note: software] Whose run it is: programs keep different things for backward. Megatron-LM's
 // layers keep what Korthikanti et al. (2022) count, dropout's masks among them; Tessera's keep what
-// planner/activations.h counts, and its state is padded: [Note: padding].
+// planner/activations.h counts, and its state is padded: [Note: shards of a parameter].
 enum class Software : std::uint8_t { megatron, tessera };
 std::string_view name(Software software);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/core/shard.h"
 #include "tessera/planner/pipeline.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run_parts.h"
@@ -13,8 +14,7 @@
 namespace tessera::planner {
 
 std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded) {
-  const std::int64_t chunk = chunk_elements(own, dp);
-  const std::int64_t kept = sharded ? std::min(chunk, own - std::min(own, chunk * dp_rank)) : own;
+  const std::int64_t kept = sharded ? shard_of(own, dp, dp_rank).size : own;
   return (kept + 1) / 2 * 2;
 }
 
@@ -87,7 +87,7 @@ RunPlan plan_run(const RunQuestion& q) {
   for (const ModelPart& each : parts_on_rank(q)) {
     for (const ParamSpec& spec : model_params(q.model, q.tp, each)) {
       const std::int64_t own = elements_on_rank(q, spec);
-      part += chunk_elements(own, q.dp);
+      part += shard_size(own, q.dp);
       const bool tied = q.pp > 1 && q.model.tied && spec.name == "tok.weight";
       if (!tied) continue;
       plan.sent_pp += tied_elements(own, q.dp, q.place.dp(), sharded.optimizer) * q.layout.grad;

@@ -12,15 +12,6 @@
 
 namespace tessera::planner {
 
-// [Note: padding] Each parameter alone is cut into one chunk per rank, of equal size and a multiple
-// of 16 elements, so that shards do not depend on how parameters are packed. The planner counts
-// what the engine allocates and sends, padding included.
-inline constexpr std::int64_t kChunkElements = 16;
-constexpr std::int64_t chunk_elements(std::int64_t numel, std::int64_t ranks) {
-  const std::int64_t part = (numel + ranks - 1) / ranks;
-  return (part + kChunkElements - 1) / kChunkElements * kChunkElements;
-}
-
 // Elements that a rank of the first and one of the last stage send to add up their gradients of a
 // tied embedding, of which each has `own` elements: what the ZeRO stage leaves a replica of the
 // reduced gradient, in two equal shards.

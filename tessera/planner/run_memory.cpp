@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tessera/core/bucket_size.h"
+#include "tessera/core/shard.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
@@ -55,7 +56,7 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
   for (const ModelPart& part : parts_on_rank(q)) {
     const PartParams params = params_of(q, part);
     const auto place = [&](const PartParams::Param& param, bool block) {
-      all.push_back({chunk_elements(param.elements, q.dp) * q.dp, section, block, param.down});
+      all.push_back({shard_size(param.elements, q.dp) * q.dp, section, block, param.down});
     };
     for (const PartParams::Param& param : params.outside) place(param, false);
     for (std::int64_t layer = 0; layer < params.layers; ++layer) {

@@ -12,11 +12,6 @@
 namespace tessera::zero {
 namespace {
 
-std::int64_t shard_size(std::int64_t numel, int ranks) {
-  const std::int64_t even = (numel + ranks - 1) / ranks;
-  return (even + kShardAlign - 1) / kShardAlign * kShardAlign;
-}
-
 // Which unit a parameter belongs to: the innermost that holds all its uses. Units are found outside
 // in, so a parameter's chain of units only grows while its owner is searched.
 class Owners {
@@ -244,8 +239,7 @@ at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base
 }
 
 ShardRange shard_of(const Param& param, int rank) {
-  const std::int64_t begin = std::min(param.numel, param.shard * rank);
-  return {begin, std::min(param.shard, param.numel - begin)};
+  return nth_shard(param.numel, param.shard, rank);
 }
 
 }  // namespace tessera::zero

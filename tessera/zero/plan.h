@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/shard.h"
 #include "tessera/nn/unit.h"
 #include "tessera/zero/options.h"
 
@@ -14,12 +15,10 @@ namespace tessera::zero {
 
 using Parts = std::shared_ptr<const std::vector<std::size_t>>;
 
-// [Note: shards] Each parameter alone is cut into N shards of equal length, rounded up to
-// kShardAlign elements; rank r owns shard r. So what a rank owns depends on neither stage nor
-// buckets nor units, and sums over shards (the norm) come out the same for all of them. In a flat
-// buffer a parameter takes N shards, of which its elements are the first ones; where a rank keeps
-// only its own, one.
-inline constexpr std::int64_t kShardAlign = 16;
+// [Note: shards] Each parameter alone is cut, as [Note: shards of a parameter] in core/shard.h
+// says. So what a rank owns depends on neither stage nor buckets nor units, and sums over shards
+// (the norm) come out the same for all of them. In a flat buffer a parameter takes N shards, of
+// which its elements are the first ones; where a rank keeps only its own, one.
 
 // A parameter, once, however many names it has.
 struct Param {
@@ -33,8 +32,8 @@ struct Param {
   int unit = 0;
   std::int64_t offset = 0;  // of its first shard in the space's flat buffer; where a rank keeps
                             // only its own shards: at offset / N
-  int bucket = -1;      // where its gradient travels; -1 if it is frozen
-  int model_chunk = 0;  // [Note: model chunks] in options.h
+  int bucket = -1;          // where its gradient travels; -1 if it is frozen
+  int model_chunk = 0;      // [Note: model chunks] in options.h
 };
 
 // Parameters that can travel together: of one type, and with or without a gradient.
@@ -95,9 +94,6 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks);
 at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base = 0);
 
 // The elements of `param` that are in shard `rank`: how many, and where in the parameter.
-struct ShardRange {
-  std::int64_t begin = 0, size = 0;
-};
 ShardRange shard_of(const Param& param, int rank);
 
 }  // namespace tessera::zero

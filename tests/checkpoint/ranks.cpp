@@ -10,7 +10,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/run.h"
+#include "tessera/core/shard.h"
 
 namespace tessera::checkpoint {
 
@@ -131,7 +131,7 @@ RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded
     const ParamSpec& spec = model.params[i];
     if (static_cast<int>(i) % mesh.pp() != at.pp()) continue;
     const std::int64_t local = elements_of(local_shape(spec, t, tp));
-    const std::int64_t chunk = sharded ? planner::chunk_elements(local, mesh.dp()) : local;
+    const std::int64_t chunk = sharded ? shard_size(local, mesh.dp()) : local;
     const std::int64_t begin = sharded ? at.dp() * chunk : 0;
     const std::vector<Run> mine = cut(local_runs(spec, t, tp), begin, chunk);
     std::vector<Run> saved =

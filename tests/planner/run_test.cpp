@@ -26,17 +26,6 @@ RunQuestion question(int stage, int dp, const char* layout = "fp32") {
   return q;
 }
 
-TEST(Run, ChunksAreMultiplesOf16AndCoverTheParameter) {
-  for (const std::int64_t numel : {0, 1, 15, 16, 17, 31, 33, 100, 1000, 65'536}) {
-    for (const std::int64_t ranks : {1, 2, 3, 4, 7, 64}) {
-      const std::int64_t chunk = chunk_elements(numel, ranks);
-      EXPECT_EQ(chunk % 16, 0);
-      EXPECT_GE(chunk * ranks, numel);
-      EXPECT_LT(chunk * ranks, numel + 16 * ranks + ranks);
-    }
-  }
-}
-
 TEST(Run, ParametersAddUpToTheShape) {
   for (const char* name : {"gpt-tiny", "gpt2-124m", "gpt2-xl", "gpt3-13b", "llama3-8b"}) {
     const ModelShape shape = find_model_shape(name);
