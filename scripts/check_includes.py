@@ -18,6 +18,7 @@ MAY_USE = {
     "planner": ["schedule"],
     "simulator": ["planner"],
     "comm": ["core"],
+    "process": ["comm"],
     "memory": ["core"],
     "kernels": ["core"],
     "nn": ["kernels"],
@@ -25,13 +26,14 @@ MAY_USE = {
     "zero": ["comm", "memory", "nn"],
     "pipeline": ["comm", "memory", "nn", "schedule"],
     "data": ["core"],
-    "models": ["planner", "tensor_parallel"],
+    "parallel": ["zero", "pipeline", "tensor_parallel", "checkpoint"],
+    "models": ["planner", "parallel"],
     "checkpoint": ["core"],
-    "train": ["simulator", "models", "zero", "pipeline", "data", "checkpoint"],
+    "train": ["simulator", "process", "models", "zero", "pipeline", "data", "checkpoint"],
     "dashboard": ["train"],
     "cli": ["dashboard"],
 }
-TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "kernels", "checkpoint"}
+TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "process", "kernels", "checkpoint"}
 # Headers directly under tessera/ that every room may include.
 SHARED_HEADERS = {"tessera/version.h"}
 

@@ -9,13 +9,14 @@
 #include "tessera/cli/bench_comm.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/own_ranks.h"
+#include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/process/own_ranks.h"
 
 namespace tessera::cli {
 namespace {
@@ -97,7 +98,7 @@ void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
   add_list(
       comm, "--dtype", "f32", "type of the elements: f32, f64, bf16, f16, i32, i64 or u8", [] {},
       [&](const std::string& text) { bench.dtype = comm::parse_dtype(text); });
-  line.choice(comm, "--backend", arguments.backend, {"auto", "shm", "mpi", "two-level", "nccl"},
+  line.choice(comm, "--backend", arguments.backend, comm::backend_names(),
               "auto is shm on one host and two-level on several");
   line.seconds(comm, "--time", bench.seconds, "time of each measurement");
   line.integer(comm, "--repeat", bench.repeat, 0, 1 << 20,
@@ -105,14 +106,14 @@ void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
   comm.add_flag("--json", arguments.json, "print JSON");
 }
 
-std::vector<std::string> memories(const std::string& asked, const std::string& backend) {
-  const bool symmetric = backend == "shm";
+std::vector<std::string> memories(const std::string& asked, const comm::Group& world) {
+  const bool symmetric = world.shares_memory() && world.size() > 1;
   if (asked.empty()) {
     return symmetric ? std::vector<std::string>{"symmetric", "ordinary"}
                      : std::vector<std::string>{"ordinary"};
   }
   if (asked != "ordinary" && !symmetric) {
-    throw UsageError(str("--memory: got ", asked, ", but the backend ", backend,
+    throw UsageError(str("--memory: got ", asked, ", but the backend ", world.backend(),
                          " has no symmetric memory; wanted ordinary"));
   }
   if (asked == "both") return {"symmetric", "ordinary"};
@@ -123,7 +124,7 @@ int measure(BenchArguments& arguments) {
   comm::InitOptions init;
   init.backend = arguments.backend;
   const comm::Group world = comm::init(init);
-  arguments.bench.memories = memories(arguments.memory, world.backend());
+  arguments.bench.memories = memories(arguments.memory, world);
   std::optional<Progress> bar;
   BenchProgress progress;
   if (world.rank() == 0) {
@@ -168,10 +169,11 @@ int bench_command(int argc, char** argv) {
     }
     return measure(arguments);
   }
-  if (arguments.backend == "mpi" || arguments.backend == "two-level") {
-    return become_mpirun(arguments.ranks, own_command(argc, argv));
+  if (comm::backend_kind(arguments.backend).needs_mpi) {
+    return process::become_mpirun(arguments.ranks, process::own_command(argc, argv));
   }
-  return start_ranks({.ranks = arguments.ranks, .name = "bench"}, own_command(argc, argv));
+  return process::start_ranks({.ranks = arguments.ranks, .name = "bench"},
+                              process::own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

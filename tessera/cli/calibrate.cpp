@@ -14,7 +14,6 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/machine.h"
-#include "tessera/cli/own_ranks.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
@@ -24,6 +23,7 @@
 #include "tessera/nn/matmul.h"
 #include "tessera/planner/calibration.h"
 #include "tessera/planner/formulas.h"
+#include "tessera/process/own_ranks.h"
 
 namespace tessera::cli {
 namespace {
@@ -112,7 +112,7 @@ planner::Link measure_link(const comm::Group& world, double budget) {
   BenchOptions options;
   options.ops = {"all_reduce"};
   options.sizes = {4 << 10, 25 << 20};
-  options.memories = {world.backend() == "shm" ? "symmetric" : "ordinary"};
+  options.memories = {world.shares_memory() && world.size() > 1 ? "symmetric" : "ordinary"};
   options.seconds = budget;
   const std::vector<BenchResult> results = bench_comm(world, options);
   const int n = world.size();
@@ -177,8 +177,9 @@ int calibrate_command(int argc, char** argv) {
     if (arguments.threads > 0) at::set_num_threads(arguments.threads);
     return measure(arguments);
   }
-  return start_ranks({.ranks = arguments.ranks, .threads = arguments.threads, .name = "calibrate"},
-                     own_command(argc, argv));
+  return process::start_ranks(
+      {.ranks = arguments.ranks, .threads = arguments.threads, .name = "calibrate"},
+      process::own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

@@ -26,8 +26,8 @@ DoctorReport examine() {
   report.mpi = unless_empty(comm::mpi::version());
   report.nccl = unless_empty(comm::nccl::version());
   report.cpu = cpu_info();
-  report.topology = topology();
-  report.cpu_quota = cpu_quota();
+  report.topology = process::topology();
+  report.cpu_quota = process::cpu_quota();
   report.memory = memory_info();
   report.limits = limits();
   report.gpus = driver_gpus();

@@ -72,7 +72,7 @@ std::string compiler_version() {
 }
 
 std::string to_text(const DoctorReport& report) {
-  const Topology& topology = report.topology;
+  const process::Topology& topology = report.topology;
   const int cores = static_cast<int>(topology.cores.size());
   std::string text = "Versions\n";
   text += row("tessera", str(report.tessera_version, ", built with ", report.compiler));

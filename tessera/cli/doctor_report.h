@@ -6,7 +6,7 @@
 
 #include "tessera/cli/backends.h"
 #include "tessera/cli/machine.h"
-#include "tessera/cli/topology.h"
+#include "tessera/process/topology.h"
 #include "tessera/cli/torch_info.h"
 
 namespace tessera::cli {
@@ -19,7 +19,7 @@ struct DoctorReport {
   std::optional<std::string> mpi;   // no value: not in this build
   std::optional<std::string> nccl;  // no value: none was found
   CpuInfo cpu;
-  Topology topology;
+  process::Topology topology;
   std::optional<double> cpu_quota;
   MemoryInfo memory;
   std::vector<Limit> limits;

@@ -68,7 +68,8 @@ int front(std::vector<char*> words) {
   for (const CommandInfo& command : commands()) {
     if (command.name != first) continue;
     if (command.torch) return execute_torch_program(first, words);
-    ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is told of as an error of its write
+    // A file that may not grow is told of as an error of its write. Ranks would inherit this.
+    if (first != "run") ::signal(SIGXFSZ, SIG_IGN);
     return guarded("tessera " + first, [&] {
       return front_command(first)(static_cast<int>(words.size()), words.data());
     });

@@ -11,12 +11,12 @@
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/launcher.h"
-#include "tessera/cli/rendezvous.h"
-#include "tessera/cli/topology.h"
 #include "tessera/comm/secret.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/process/launcher.h"
+#include "tessera/process/rendezvous.h"
+#include "tessera/process/topology.h"
 
 namespace tessera::cli {
 namespace {
@@ -35,18 +35,18 @@ constexpr const char* kRunExamples =
     "first: 128 + n after signal n, 124 after --timeout, 127 for a program that is not there.";
 
 struct RunArguments {
-  LaunchOptions launch;
+  process::LaunchOptions launch;
   int threads = 0;
   std::string bind = "core";
   bool no_prefix = false;
   std::string master_addr;
   int master_port = 0;
-  RendezvousOptions rendezvous;
+  process::RendezvousOptions rendezvous;
 };
 
 void add_options(CommandLine& line, RunArguments& arguments) {
   CLI::App& app = line.app();
-  LaunchOptions& launch = arguments.launch;
+  process::LaunchOptions& launch = arguments.launch;
   line.integer(app, "-n,--ranks", launch.ranks, 1, 4096, "ranks on this machine")->required();
   line.integer(app, "--threads", arguments.threads, 1, 4096,
                "threads of each rank (OMP_NUM_THREADS); otherwise its share of the cores, unless "
@@ -74,7 +74,7 @@ void add_options(CommandLine& line, RunArguments& arguments) {
 }
 
 void check_nodes(RunArguments& arguments) {
-  LaunchOptions& launch = arguments.launch;
+  process::LaunchOptions& launch = arguments.launch;
   if (launch.node_rank >= launch.nodes) {
     throw UsageError(str("--node-rank is ", launch.node_rank, " but --nodes is ", launch.nodes,
                          "; the nodes are numbered from 0 to ", launch.nodes - 1));
@@ -98,14 +98,14 @@ void check_nodes(RunArguments& arguments) {
 }
 
 void divide_machine(RunArguments& arguments) {
-  LaunchOptions& launch = arguments.launch;
-  const Topology machine = topology();
+  process::LaunchOptions& launch = arguments.launch;
+  const process::Topology machine = process::topology();
   launch.threads = arguments.threads;
   if (launch.threads == 0 && std::getenv("OMP_NUM_THREADS") == nullptr) {
-    launch.threads = threads_per_rank(machine, cpu_quota(), launch.ranks);
+    launch.threads = process::threads_per_rank(machine, process::cpu_quota(), launch.ranks);
   }
   if (arguments.bind == "core" && launch.ranks > 1) {
-    launch.cpus = divide_cores(machine, launch.ranks);
+    launch.cpus = process::divide_cores(machine, launch.ranks);
   }
 }
 
@@ -116,7 +116,7 @@ int run_command(int argc, char** argv) {
   CommandLine line("run", "Starts a program as several ranks and looks after them.", kRunExamples);
   add_options(line, arguments);
   if (!line.parse(argc, argv)) return 0;
-  LaunchOptions& launch_options = arguments.launch;
+  process::LaunchOptions& launch_options = arguments.launch;
   launch_options.command = line.program();
   if (launch_options.command.empty()) {
     throw UsageError("no program to run; write it at the end: tessera run -n 4 -- ./program");
@@ -129,14 +129,14 @@ int run_command(int argc, char** argv) {
     launch_options.environment.emplace_back(*entry);
   }
 
-  check_open_files(launch_options.ranks);
-  const BlockedSignals signals;  // before the store starts its thread
+  process::check_open_files(launch_options.ranks);
+  const process::BlockedSignals signals;  // before the store starts its thread
   // Where there are several nodes they agree on the address of the first.
   launch_options.run_id = launch_options.nodes == 1 ? str("tessera-run-", ::getpid())
                                                     : str("tessera-", launch_options.master_addr,
                                                           "-", launch_options.master_port);
-  const Rendezvous rendezvous(launch_options, arguments.rendezvous);
-  return launch(launch_options, signals).status;
+  const process::Rendezvous rendezvous(launch_options, arguments.rendezvous);
+  return process::launch(launch_options, signals).status;
 }
 
 }  // namespace tessera::cli

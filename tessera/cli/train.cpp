@@ -16,16 +16,17 @@
 #include "tessera/checkpoint/lock.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/failure_notes.h"
-#include "tessera/cli/free_memory.h"
-#include "tessera/cli/launcher.h"
-#include "tessera/cli/own_ranks.h"
-#include "tessera/cli/topology.h"
+#include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
+#include "tessera/process/failure_notes.h"
+#include "tessera/process/free_memory.h"
+#include "tessera/process/launcher.h"
+#include "tessera/process/own_ranks.h"
+#include "tessera/process/topology.h"
 #include "tessera/train/config.h"
 #include "tessera/train/memory_check.h"
 #include "tessera/train/session.h"
@@ -161,11 +162,11 @@ int take_part(train::TrainConfig config) {
     comm::InitOptions init;
     init.backend = config.backend;
     const auto giving_up = [&](const std::string& why) {
-      note_failure(comm::detect_launch().rank, last_step, why);
+      process::note_failure(comm::detect_launch().rank, last_step, why);
     };
     ended = train::run_session(config, comm::init(init), wish, {&last_step, giving_up});
   } catch (const std::exception& error) {
-    if (!note_failure(comm::detect_launch().rank, last_step, error.what())) throw;
+    if (!process::note_failure(comm::detect_launch().rank, last_step, error.what())) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
   if (ended == train::Ended::unsaved) return kNotSaved;
@@ -176,7 +177,7 @@ int take_part(train::TrainConfig config) {
 }
 
 void warn_of_crowding(int ranks, int threads) {
-  const auto cores = static_cast<int>(topology().cores.size());
+  const auto cores = static_cast<int>(process::topology().cores.size());
   const int wanted = ranks * std::max(1, threads);
   if (wanted <= cores) return;
   write_all(
@@ -187,15 +188,16 @@ void warn_of_crowding(int ranks, int threads) {
 
 // Ranks that would fill this host until the kernel ends one of them are not started.
 void check_memory(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
-  if (const auto free = free_host_memory()) {
+  if (const auto free = process::free_host_memory()) {
     train::check_host_memory(config, resolved, ranks, free->bytes,
                              str("this host (", free->bound, ")"));
   }
 }
 
 // A job that is started again resumes, with the same batch on however many ranks there are.
-Restarts restarts(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
-  Restarts again;
+process::Restarts restarts(const train::TrainConfig& config, const train::Resolved& resolved,
+                           int ranks) {
+  process::Restarts again;
   again.most = static_cast<int>(config.max_restarts);
   again.words = {"--ranks",      "0", "--dp",           "0",
                  "--grad-accum", "0", "--global-batch", str(resolved.global_batch)};
@@ -261,7 +263,7 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   }
   if (started_here()) return ready;  // whoever started this rank has checked the rest
   if (launch.launcher == "alone") {
-    if (ready.ranks > 1) check_open_files(ready.ranks);  // first: the rest opens files
+    if (ready.ranks > 1) process::check_open_files(ready.ranks);  // first: the rest opens files
     warn_of_crowding(ready.ranks, static_cast<int>(config.threads));
   }
   ready.held = train::check_run(config, ready.resolved, ready.ranks, launch.rank);
@@ -291,12 +293,12 @@ int train_command(int argc, char** argv) {
   if (launch.launcher != "alone" || (ranks == 1 && config.max_restarts == 0)) {
     return take_part(config);
   }
-  if (config.backend == "mpi" || config.backend == "two-level") {
-    return become_mpirun(ranks, own_command(argc, argv));
+  if (comm::backend_kind(config.backend).needs_mpi) {
+    return process::become_mpirun(ranks, process::own_command(argc, argv));
   }
-  return start_ranks(
+  return process::start_ranks(
       {.ranks = ranks, .threads = static_cast<int>(config.threads), .name = "train", .grace = 30},
-      restarts(config, ready->resolved, ranks), own_command(argc, argv));
+      restarts(config, ready->resolved, ranks), process::own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

@@ -109,6 +109,5 @@ class LineFile {
   std::string path_;
 };
 
-double median(std::vector<double> values);  // 0 for none
 
 }  // namespace tessera::train

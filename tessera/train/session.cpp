@@ -15,12 +15,13 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/memory/device_usage.h"
+#include "tessera/process/stack.h"
+#include "tessera/process/step_watchdog.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/memory_check.h"
+#include "tessera/train/mesh_check.h"
 #include "tessera/train/report.h"
 #include "tessera/train/resuming.h"
-#include "tessera/train/stack.h"
-#include "tessera/train/step_watchdog.h"
 #include "tessera/train/trace.h"
 
 namespace tessera::train {
@@ -93,7 +94,7 @@ void check_device(const TrainConfig& config, const comm::Group& world) {
 }  // namespace
 
 Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int rank) {
-  check(resolved.model, parallel_options(config, resolved, c10::kCPU, nullptr), ranks);
+  check_mesh(config, resolved, ranks);
   device_of(config, rank);
   Fd held;
   const bool writes = rank == 0;
@@ -148,14 +149,14 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       shown.before = trainer.steps_done();
       bar.emplace(config.steps, shown);
     }
-    OwnStack stack;  // before the watchdog, which asks it from a thread of its own
+    process::OwnStack stack;  // before the watchdog, which asks it from a thread of its own
     const auto say = [&](const std::string& what) {
       std::string text =
           str("tessera train: rank ", world.rank(), ": ", what, "; ", trainer.whereabouts(), "\n");
       for (const std::string& call : stack.read()) text += "    " + call + "\n";
       write_all(2, text);
     };
-    StepWatchdog::Actions actions{say, nullptr};
+    process::StepWatchdog::Actions actions{say, nullptr};
     if (config.max_restarts > 0) {
       // Whoever started the ranks starts them again.
       actions.give_up = [&](const std::string& what) {
@@ -164,7 +165,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
         std::abort();
       };
     }
-    StepWatchdog watchdog({}, actions);
+    process::StepWatchdog watchdog({}, actions);
     while (trainer.steps_done() < config.steps && !interrupted) {
       watchdog.begin(trainer.steps_done() + 1);
       const StepMetrics step = trainer.step();

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "tessera/core/median.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/train/trainer_impl.h"

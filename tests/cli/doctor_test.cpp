@@ -7,7 +7,7 @@
 #include "tessera/cli/backends.h"
 #include "tessera/cli/doctor_report.h"
 #include "tessera/cli/machine.h"
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 
 namespace tessera::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 #include "tests/text.h"
 
 namespace tessera::cli {

@@ -16,7 +16,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/core/fd.h"
 #include "tessera/version.h"
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 
 namespace tessera::cli {
 namespace {

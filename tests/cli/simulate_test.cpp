@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 
 namespace tessera::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 #include "tests/text.h"
 
 namespace tessera::cli {

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/cli/processes.h"
+#include "tests/processes.h"
 
 namespace tessera::cli {
 namespace {

@@ -79,13 +79,6 @@ TEST(Metrics, TheSummaryHasBothSides) {
   EXPECT_EQ(json["params_hash"], "00ff");
 }
 
-TEST(Metrics, Median) {
-  EXPECT_EQ(median({}), 0);
-  EXPECT_EQ(median({3}), 3);
-  EXPECT_EQ(median({1, 9, 5}), 5);
-  EXPECT_EQ(median({1, 9, 5, 7}), 6);
-}
-
 class Folder : public ::testing::Test {
  protected:
   void SetUp() override {

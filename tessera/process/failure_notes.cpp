@@ -1,0 +1,75 @@
+#include "tessera/process/failure_notes.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+
+namespace tessera::process {
+namespace {
+
+using PlainJson = nlohmann::json;
+constexpr const char* kVariable = "TESSERA_FAILURE_NOTES";
+
+}  // namespace
+
+FailureNotes::FailureNotes() : file_(::memfd_create("tessera-failures", 0)) {
+  if (!file_.open()) throw Error(str("cannot make a file in memory: ", std::strerror(errno)));
+}
+
+std::string FailureNotes::environment() const { return str(kVariable, "=", file_.get()); }
+
+FailureNotes::Report FailureNotes::read() const {
+  std::string text(static_cast<std::size_t>(std::max<off_t>(0, ::lseek(file_.get(), 0, SEEK_END))),
+                   '\0');
+  const ssize_t count = ::pread(file_.get(), text.data(), text.size(), 0);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
+  Report report;
+  std::map<std::string, std::vector<int>> ranks;  // by what they said
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const PlainJson note = PlainJson::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (note.is_discarded()) continue;  // a rank was killed while it wrote
+    report.last_step = std::max(report.last_step, note.at("last_step").get<std::int64_t>());
+    ranks[note.at("error").get<std::string>()].push_back(note.at("rank").get<int>());
+  }
+  std::vector<std::pair<std::vector<int>, std::string>> said;
+  for (auto& [error, by] : ranks) {
+    std::sort(by.begin(), by.end());
+    said.emplace_back(by, error);
+  }
+  std::sort(said.begin(), said.end());
+  for (const auto& [by, error] : said) {
+    std::vector<std::string> numbers;
+    for (const int rank : by) numbers.push_back(str(rank));
+    report.text +=
+        str("  ", by.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), ": ", error, "\n");
+  }
+  return report;
+}
+
+bool note_failure(int rank, std::int64_t last_step, const std::string& error) {
+  const char* const variable = std::getenv(kVariable);
+  const int file = variable == nullptr ? -1 : std::atoi(variable);
+  // Whatever else may have this number: only files in memory have seals.
+  if (file <= 2 || ::fcntl(file, F_GET_SEALS) < 0) return false;
+  const std::string own = str("rank ", rank, ": ");  // the report says whose words these are
+  const PlainJson note = {{"rank", rank},
+                          {"last_step", last_step},
+                          {"error", error.starts_with(own) ? error.substr(own.size()) : error}};
+  return write_all(file, note.dump(-1, ' ', false, PlainJson::error_handler_t::replace) + "\n");
+}
+
+}  // namespace tessera::process

@@ -1,0 +1,97 @@
+#include "tessera/process/free_memory.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <vector>
+
+namespace tessera::process {
+namespace {
+
+// The number after a word that begins a line, as "MemAvailable:  123 kB" and "inactive_file 123".
+std::optional<std::int64_t> number_after(const std::string& text, const std::string& word) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string first;
+    std::int64_t value = 0;
+    if (words >> first && first == word && words >> value) return value;
+  }
+  return std::nullopt;
+}
+
+// A number alone in its file. "max" is none, and so is what version 1 writes for no limit.
+std::optional<std::int64_t> limit_in(const ReadFile& read, const std::string& path) {
+  const auto text = read(path);
+  if (!text) return std::nullopt;
+  std::istringstream in(*text);
+  std::int64_t value = 0;
+  if (!(in >> value) || value >= (std::int64_t{1} << 60)) return std::nullopt;
+  return value;
+}
+
+// What a group may still take.
+std::optional<std::int64_t> left_in(const ReadFile& read, const std::string& folder,
+                                    const char* limit, const char* used, const char* cache) {
+  const auto most = limit_in(read, folder + "/" + limit);
+  const auto now = limit_in(read, folder + "/" + used);
+  if (!most || !now) return std::nullopt;
+  const std::string stat = read(folder + "/memory.stat").value_or("");
+  return std::max<std::int64_t>(0, *most - *now + number_after(stat, cache).value_or(0));
+}
+
+// The path of this process in the hierarchy whose controllers are named so ("" in version 2).
+std::optional<std::string> group_path(const std::string& cgroup, const std::string& controllers) {
+  std::istringstream lines(cgroup);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    if (line.substr(first + 1, second - first - 1) == controllers) return line.substr(second + 1);
+  }
+  return std::nullopt;
+}
+
+// A folder and those above it: each bounds what is below. A container sees its own group as the
+// root, whatever its path says.
+std::vector<std::string> with_parents(const std::string& root, std::string path) {
+  std::vector<std::string> all;
+  while (path.size() > 1) {
+    all.push_back(root + path);
+    path.erase(path.find('/') == std::string::npos ? 0 : path.rfind('/'));
+  }
+  all.push_back(root);
+  return all;
+}
+
+}  // namespace
+
+std::optional<std::string> read_file_of_host(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return std::nullopt;
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::optional<FreeMemory> free_host_memory(const ReadFile& read) {
+  const std::string meminfo = read("/proc/meminfo").value_or("");
+  const auto available = number_after(meminfo, "MemAvailable:");
+  if (!available) return std::nullopt;
+  const std::int64_t swap = number_after(meminfo, "SwapFree:").value_or(0);
+  FreeMemory free{(*available + swap) * 1024, swap > 0 ? "MemAvailable and swap" : "MemAvailable"};
+  const auto bound = [&](std::optional<std::int64_t> left) {
+    if (left && *left < free.bytes) free = {*left, "the limit of the control group"};
+  };
+  const std::string cgroup = read("/proc/self/cgroup").value_or("");
+  for (const std::string& folder :
+       with_parents("/sys/fs/cgroup", group_path(cgroup, "").value_or("/"))) {
+    bound(left_in(read, folder, "memory.max", "memory.current", "inactive_file"));
+  }
+  for (const std::string& folder :
+       with_parents("/sys/fs/cgroup/memory", group_path(cgroup, "memory").value_or("/"))) {
+    bound(left_in(read, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                  "total_inactive_file"));
+  }
+  return free;
+}
+
+}  // namespace tessera::process

@@ -1,0 +1,397 @@
+#include "tessera/process/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <list>
+#include <optional>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/fd.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/process/out_of_memory.h"
+#include "tessera/process/rank_process.h"
+#include "tessera/process/relay.h"
+#include "tessera/process/stdin_pump.h"
+
+namespace tessera::process {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kDrain = 1;        // seconds to read what ended ranks have left in their pipes
+constexpr double kUnkillable = 10;  // seconds after SIGKILL until we leave a process behind, aloud
+constexpr int kTimeoutStatus = 124;
+
+double now() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(time).count();
+}
+
+struct Rank {
+  int number = 0;  // in the whole job
+  pid_t pid = -1;
+  bool running = false;
+  bool exited_by_signal = false;
+  int code = 0;  // exit status or signal
+
+  bool failed() const { return !running && code != 0; }
+  int status() const { return exited_by_signal ? 128 + code : code; }
+};
+
+// How far the end of a failed run has come.
+enum class Phase { kRunning, kGrace, kTerminated, kKilled };
+
+class Launch {
+ public:
+  Launch(const LaunchOptions& options, const BlockedSignals& signals)
+      : options_(options),
+        signals_(signals),
+        guard_(options.ranks),
+        out_(options.out),
+        err_(options.err),
+        signal_fd_(::signalfd(-1, &signals.handled(), SFD_CLOEXEC | SFD_NONBLOCK)) {
+    if (!signal_fd_.open()) throw Error(str("cannot watch signals: ", std::strerror(errno)));
+  }
+
+  LaunchResult run();
+
+ private:
+  std::optional<LaunchResult> start_all(const std::string& path);
+  std::string prefix_of(int rank, bool terminal) const;
+  void work();
+  void wait_for_something();
+  void handle_signals();
+  void reap();
+  void react(const std::vector<Rank*>& ended);
+  void advance_phase();
+  void send(int signal, bool groups);
+  void terminate();
+  void kill_all();
+  int running() const;
+  bool finished() const;
+  LaunchResult result();
+  void say(const std::string& text);
+
+  const LaunchOptions& options_;
+  const BlockedSignals& signals_;
+  Guard guard_;
+  OutputQueue out_, err_;
+  Fd signal_fd_;
+  StdinPump stdin_pump_;
+  std::vector<Rank> ranks_;
+  std::list<LineRelay> relays_;
+  Phase phase_ = Phase::kRunning;
+  double started_ = now();
+  double deadline_ = kNever;  // of the present phase
+  double drained_ = kNever;   // when we stop waiting for output of ended ranks
+  int end_signals_ = 0;       // how often we were asked to end
+  int had_to_end_ = 0;        // ranks that were still running when we sent SIGTERM
+  bool abandoned_ = false;
+  bool timed_out_ = false;
+  OutOfMemoryKills out_of_memory_;
+  const Rank* first_failed_ = nullptr;
+  bool killed_by_others_ = false;  // the first that failed, by a SIGKILL that is not ours
+  double failed_at_ = 0;
+};
+
+void Launch::say(const std::string& text) { err_.push(options_.name + ": " + text + "\n"); }
+
+std::string Launch::prefix_of(int rank, bool terminal) const {
+  const std::string text = str("[", rank, "]");
+  if (!terminal || !options_.color) return text + " ";
+  return str("\x1b[3", 1 + rank % 6, "m", text, "\x1b[0m ");
+}
+
+std::optional<LaunchResult> Launch::start_all(const std::string& path) {
+  ranks_.reserve(static_cast<std::size_t>(options_.ranks));
+  for (int local = 0; local < options_.ranks; ++local) {
+    Rank rank;
+    rank.number = options_.node_rank * options_.ranks + local;
+    ProcessSpec spec;
+    spec.path = path;
+    spec.arguments = options_.command;
+    spec.environment = rank_environment(options_, local);
+    spec.signal_mask = signals_.before();
+    spec.inherited = options_.secret_fd;
+    if (!options_.cpus.empty()) spec.cpus = options_.cpus[static_cast<std::size_t>(local)];
+    Fd rank_in, rank_out, rank_err;
+    if (rank.number == 0) rank_in = stdin_pump_.attach(options_.in);
+    if (rank.number == 0) spec.in = rank_in.open() ? rank_in.get() : options_.in;
+    spec.out = options_.out;
+    spec.err = options_.err;
+    if (options_.prefix) {
+      const auto relay = [&](Fd& write_end, OutputQueue& target) {
+        int fds[2];
+        if (::pipe2(fds, O_CLOEXEC) != 0) {
+          throw Error(str("cannot make a pipe for rank ", rank.number, ": ", std::strerror(errno),
+                          " (see ulimit -n)"));
+        }
+        write_end = Fd(fds[1]);
+        relays_.emplace_back(Fd(fds[0]), target, prefix_of(rank.number, target.terminal()));
+        return fds[1];
+      };
+      spec.out = relay(rank_out, out_);
+      spec.err = relay(rank_err, err_);
+    }
+    const Started started = start_process(spec);
+    if (started.exec_errno != 0) {
+      kill_all();
+      LaunchResult failure;
+      failure.status = started.exec_errno == ENOENT ? 127 : 126;
+      failure.failed_rank = rank.number;
+      failure.summary = str("cannot execute ", path, ": ", std::strerror(started.exec_errno));
+      return failure;
+    }
+    rank.pid = started.pid;
+    rank.running = true;
+    ranks_.push_back(rank);
+    guard_.watch(rank.pid);
+  }
+  return std::nullopt;
+}
+
+int Launch::running() const {
+  return static_cast<int>(
+      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; }));
+}
+
+// A group exists as long as its leader has not been waited for, so no stranger can be hit.
+void Launch::send(int signal, bool groups) {
+  for (const Rank& rank : ranks_) {
+    if (rank.running) ::kill(groups ? -rank.pid : rank.pid, signal);
+  }
+}
+
+void Launch::terminate() {
+  had_to_end_ = running();
+  send(SIGTERM, true);
+  send(SIGCONT, true);  // a stopped process acts on SIGTERM only when it goes on
+  phase_ = Phase::kTerminated;
+  deadline_ = now() + options_.term_grace;
+}
+
+void Launch::kill_all() {
+  send(SIGKILL, true);
+  phase_ = Phase::kKilled;
+  deadline_ = now() + kUnkillable;
+}
+
+void Launch::advance_phase() {
+  if (options_.timeout > 0 && running() > 0 && phase_ == Phase::kRunning &&
+      now() >= started_ + options_.timeout) {
+    timed_out_ = true;
+    terminate();
+  }
+  if (now() < deadline_) return;
+  switch (phase_) {
+    case Phase::kRunning: break;
+    case Phase::kGrace: terminate(); break;
+    case Phase::kTerminated: kill_all(); break;
+    case Phase::kKilled:
+      for (const Rank& rank : ranks_) {
+        if (rank.running) say(str("process ", rank.pid, " cannot be killed and stays behind"));
+      }
+      abandoned_ = true;
+      deadline_ = kNever;
+  }
+}
+
+void Launch::reap() {
+  std::vector<Rank*> ended;
+  for (Rank& rank : ranks_) {
+    if (!rank.running) continue;
+    siginfo_t info{};
+    const auto id = static_cast<id_t>(rank.pid);
+    if (::waitid(P_PID, id, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+    // What the rank has started ends with it. It is still to be waited for, so the group is its.
+    ::kill(-rank.pid, SIGKILL);
+    guard_.forget(rank.pid);
+    ::waitid(P_PID, id, &info, WEXITED);
+    rank.running = false;
+    rank.exited_by_signal = info.si_code != CLD_EXITED;
+    rank.code = info.si_status;
+    ended.push_back(&rank);
+  }
+  if (!ended.empty()) react(ended);
+}
+
+void Launch::react(const std::vector<Rank*>& ended) {
+  if (first_failed_ == nullptr) {
+    // Of several that ended together, the one that was killed is the cause and the others saw it.
+    for (const Rank* rank : ended) {
+      if (!rank->failed()) continue;
+      if (first_failed_ == nullptr ||
+          (rank->exited_by_signal && !first_failed_->exited_by_signal)) {
+        first_failed_ = rank;
+      }
+    }
+    if (first_failed_ != nullptr) {
+      failed_at_ = now();
+      killed_by_others_ = first_failed_->exited_by_signal && first_failed_->code == SIGKILL &&
+                          phase_ == Phase::kRunning && end_signals_ < 2;
+    }
+    if (first_failed_ != nullptr && phase_ == Phase::kRunning) {
+      phase_ = Phase::kGrace;
+      deadline_ = failed_at_ + options_.grace;
+    }
+  }
+  if (running() == 0) {
+    deadline_ = kNever;
+    drained_ = now() + kDrain;
+  }
+}
+
+void Launch::handle_signals() {
+  signalfd_siginfo info{};
+  while (::read(signal_fd_.get(), &info, sizeof info) == sizeof info) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    switch (signal) {
+      case SIGCHLD: break;  // reap() looks at all
+      case SIGUSR1:
+      case SIGUSR2: send(signal, false); break;
+      case SIGTSTP:
+        send(SIGSTOP, true);
+        ::kill(::getpid(), SIGSTOP);
+        send(SIGCONT, true);
+        break;
+      default:
+        if (++end_signals_ == 1) {
+          send(signal, true);
+        } else {
+          kill_all();
+        }
+    }
+  }
+}
+
+void Launch::wait_for_something() {
+  std::vector<pollfd> polls = {{signal_fd_.get(), POLLIN, 0}};
+  std::vector<LineRelay*> readers;
+  for (LineRelay& relay : relays_) {
+    if (!relay.open() || relay.target().full()) continue;
+    polls.push_back({relay.fd(), POLLIN, 0});
+    readers.push_back(&relay);
+  }
+  std::vector<OutputQueue*> writers;
+  for (OutputQueue* queue : {&out_, &err_}) {
+    if (queue->empty()) continue;
+    polls.push_back({queue->fd(), POLLOUT, 0});
+    writers.push_back(queue);
+  }
+  stdin_pump_.add_to(polls);
+  double until = std::min(deadline_, drained_);
+  if (options_.timeout > 0 && phase_ == Phase::kRunning) {
+    until = std::min(until, started_ + options_.timeout);
+  }
+  int wait_ms = -1;
+  if (until != kNever) {
+    wait_ms = static_cast<int>(std::clamp(std::ceil((until - now()) * 1000), 0.0, 1e6));
+  }
+  if (::poll(polls.data(), polls.size(), wait_ms) <= 0) return;
+  for (std::size_t i = 0; i < readers.size(); ++i) {
+    if (polls[1 + i].revents != 0) readers[i]->read_some();
+  }
+  for (std::size_t i = 0; i < writers.size(); ++i) {
+    if (polls[1 + readers.size() + i].revents != 0) writers[i]->write_some();
+  }
+  stdin_pump_.act_on(polls);
+  if (polls[0].revents != 0) handle_signals();
+}
+
+bool Launch::finished() const {
+  if (running() > 0) return abandoned_;
+  if (end_signals_ > 1) return true;  // do not insist on an output that nobody reads
+  const bool relaying = std::any_of(relays_.begin(), relays_.end(),
+                                    [](const LineRelay& relay) { return relay.open(); });
+  return (!relaying || now() >= drained_) && out_.empty() && err_.empty();
+}
+
+LaunchResult Launch::result() {
+  LaunchResult result;
+  result.asked = end_signals_ > 0;
+  const Rank* rank = first_failed_;
+  if (timed_out_) {
+    result.status = kTimeoutStatus;
+    result.summary = str("ran into the timeout of ", format_time(options_.timeout), "; ",
+                         had_to_end_, " of ", ranks_.size(), " ranks had to be ended");
+    return result;
+  }
+  if (rank == nullptr) {
+    result.status = abandoned_ ? 1 : 0;
+    return result;
+  }
+  result.status = rank->status();
+  result.failed_rank = rank->number;
+  result.summary = str("rank ", rank->number, " (pid ", rank->pid, ") ",
+                       rank->exited_by_signal ? "was ended by " + signal_name(rank->code)
+                                              : str("exited with status ", rank->code),
+                       " after ", format_time(failed_at_ - started_));
+  if (killed_by_others_) result.summary += ", " + out_of_memory_.verdict();
+  if (had_to_end_ > 0) {
+    result.summary +=
+        str("; ", had_to_end_, had_to_end_ == 1 ? " other" : " others", " did not end within ",
+            format_time(options_.grace), " and had to be ended");
+  }
+  return result;
+}
+
+void Launch::work() {
+  while (true) {
+    reap();
+    advance_phase();
+    if (finished()) return;
+    wait_for_something();
+  }
+}
+
+LaunchResult Launch::run() {
+  std::string search_path = "/usr/local/bin:/usr/bin:/bin";
+  for (const std::string& entry : options_.environment) {
+    if (entry.starts_with("PATH=")) search_path = entry.substr(5);
+  }
+  const std::string& program = options_.command.front();
+  const std::string path = find_program(program, search_path);
+  std::optional<LaunchResult> failure;
+  if (path.empty()) {
+    const bool here =
+        program.find('/') == std::string::npos && ::access(program.c_str(), X_OK) == 0;
+    failure =
+        LaunchResult{127, -1,
+                     str("cannot find the program ", quote(program),
+                         here ? "; did you mean ./" + program + "?" : "",
+                         program.find('/') == std::string::npos ? " (searched in PATH)" : "")};
+  } else {
+    failure = start_all(path);
+  }
+  work();
+  // The summary comes after the last output of the ranks.
+  for (LineRelay& relay : relays_) relay.finish();
+  const LaunchResult answer = failure ? *failure : result();
+  if (out_.broken() && out_.error() != EPIPE) {
+    say(str("cannot write the output: ", std::strerror(out_.error()),
+            out_.error() == EFBIG ? " (see ulimit -f)" : ""));
+  }
+  if (options_.report && !answer.summary.empty()) say(answer.summary);
+  work();
+  return answer;
+}
+
+}  // namespace
+
+LaunchResult launch(const LaunchOptions& options, const BlockedSignals& signals) {
+  if (options.command.empty()) throw UsageError("there is no program to run");
+  return Launch(options, signals).run();
+}
+
+}  // namespace tessera::process

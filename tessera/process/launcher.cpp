@@ -1,0 +1,111 @@
+#include "tessera/process/launcher.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::process {
+
+std::vector<std::string> rank_environment(const LaunchOptions& options, int local_rank) {
+  const int rank = options.node_rank * options.ranks + local_rank;
+  const int world = options.nodes * options.ranks;
+  std::vector<std::pair<std::string, std::string>> ours = {
+      {"RANK", str(rank)},
+      {"LOCAL_RANK", str(local_rank)},
+      {"WORLD_SIZE", str(world)},
+      {"LOCAL_WORLD_SIZE", str(options.ranks)},
+      {"NODE_RANK", str(options.node_rank)},
+      {"GROUP_RANK", str(options.node_rank)},
+      {"GROUP_WORLD_SIZE", str(options.nodes)},
+      {"ROLE_RANK", str(rank)},
+      {"ROLE_WORLD_SIZE", str(world)},
+      {"ROLE_NAME", "default"},
+      {"MASTER_ADDR", options.master_addr},
+      {"MASTER_PORT", str(options.master_port)},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},  // [Note: two stores]
+      {"TORCHELASTIC_RUN_ID", options.run_id},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+  };
+  if (!options.store.empty()) ours.emplace_back("TESSERA_STORE", options.store);
+  if (!options.interface.empty()) ours.emplace_back("TESSERA_INTERFACE", options.interface);
+  if (options.secret_fd >= 0) ours.emplace_back("TESSERA_SECRET_FD", str(options.secret_fd));
+  if (options.threads > 0) ours.emplace_back("OMP_NUM_THREADS", str(options.threads));
+
+  std::vector<std::string> result;
+  for (const std::string& entry : options.environment) {
+    const std::string name = entry.substr(0, entry.find('='));
+    const bool replaced =
+        std::any_of(ours.begin(), ours.end(), [&](const auto& pair) { return pair.first == name; });
+    if (!replaced) result.push_back(entry);
+  }
+  for (const auto& [name, value] : ours) result.push_back(name + "=" + value);
+  return result;
+}
+
+void check_open_files(int ranks) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  // What is open now, the ranks inherit (some builds of torch leave files open that they read at
+  // their start). Then, of the launcher: the store, signals, the guard and what a start takes, and
+  // for every rank its connection to the store and two pipes. Of a rank: the store, files, and for
+  // every other rank a connection and a handle of the process.
+  constexpr rlim_t kBase = 16, kEach = 3;
+  std::error_code full;  // not even this can be opened
+  const std::filesystem::directory_iterator own("/proc/self/fd", full);
+  const auto open =
+      full ? limit.rlim_cur : static_cast<rlim_t>(std::distance(begin(own), end(own)));
+  const rlim_t needed = open + kBase + kEach * static_cast<rlim_t>(ranks);
+  if (limit.rlim_cur >= needed) return;
+  throw Error(str(ranks, ranks == 1 ? " rank needs" : " ranks need", " about ", needed,
+                  " open files in a process, but the limit is ", limit.rlim_cur,
+                  "; raise it (ulimit -n ", needed, ") or start fewer ranks"));
+}
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? str("SIG", name) : str("signal ", signal);
+}
+
+BlockedSignals::BlockedSignals() {
+  sigemptyset(&handled_);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) {
+    // What we were started to ignore (nohup, a job of a script) stays ignored, by the ranks too.
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&handled_, signal);
+  }
+  sigaddset(&handled_, SIGCHLD);
+  // With SIGCHLD ignored, as some parents leave it, exit statuses would be thrown away.
+  struct sigaction plain {};
+  plain.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &plain, &child_action_before_);
+  // A closed output, or a file that may grow no more, is seen as a failed write, not as a signal.
+  sigset_t blocked = handled_;
+  sigaddset(&blocked, SIGPIPE);
+  sigaddset(&blocked, SIGXFSZ);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+}
+
+BlockedSignals::~BlockedSignals() {
+  // A write that failed has been seen as such; its signal must not end us now.
+  sigset_t writes;
+  sigemptyset(&writes);
+  sigaddset(&writes, SIGPIPE);
+  sigaddset(&writes, SIGXFSZ);
+  const timespec at_once{};
+  while (::sigtimedwait(&writes, nullptr, &at_once) > 0) {
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  ::sigaction(SIGCHLD, &child_action_before_, nullptr);
+}
+
+}  // namespace tessera::process

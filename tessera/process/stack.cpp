@@ -1,0 +1,133 @@
+#include "tessera/process/stack.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::process {
+namespace {
+
+constexpr std::size_t kLongestName = 160;
+
+// Where the thread was when the signal came; null where we do not know the machine.
+void* interrupted_at(const void* context) {
+  [[maybe_unused]] const auto& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
+#if defined(__aarch64__)
+  return reinterpret_cast<void*>(machine.pc);
+#elif defined(__x86_64__)
+  return reinterpret_cast<void*>(machine.gregs[REG_RIP]);
+#else
+  return nullptr;
+#endif
+}
+
+std::string readable(const char* symbol) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(symbol, nullptr, nullptr, &status), &std::free);
+  std::string text = status == 0 && name ? name.get() : symbol;
+  if (text.size() > kLongestName) text = text.substr(0, kLongestName) + "…";
+  return text;
+}
+
+}  // namespace
+
+// Chosen once, the first that nobody uses, and kept: a signal may arrive after we have stopped
+// waiting for it, and without a handler it would end the process.
+int OwnStack::signal_number() {
+  static const int chosen = [] {
+    for (int number = SIGRTMIN; number <= SIGRTMAX; ++number) {
+      struct sigaction before {};
+      if (::sigaction(number, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) continue;
+      struct sigaction ours {};
+      ours.sa_sigaction = &OwnStack::on_signal;
+      ours.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+      sigfillset(&ours.sa_mask);
+      if (::sigaction(number, &ours, nullptr) == 0) return number;
+    }
+    throw Error("every realtime signal is in use, and stacks of threads need one");
+  }();
+  return chosen;
+}
+
+OwnStack::OwnStack() : thread_(::pthread_self()) {
+  signal_number();
+  // The first call loads a library, which a handler must not.
+  ::backtrace(frames_.data(), 1);
+}
+
+void OwnStack::on_signal(int, siginfo_t* info, void* context) {
+  // Only from ourselves, or the address would be anybody's.
+  if (info->si_code != SI_QUEUE || info->si_pid != ::getpid()) return;
+  const int error = errno;
+  static_cast<OwnStack*>(info->si_value.sival_ptr)->walk(interrupted_at(context));
+  errno = error;
+}
+
+void OwnStack::walk(void* interrupted_at) {
+  int expected = asked;
+  if (!state_.compare_exchange_strong(expected, walking)) return;
+  count_ = ::backtrace(frames_.data(), static_cast<int>(frames_.size()));
+  void** const end = frames_.data() + count_;
+  void** const at = std::find(frames_.data(), end, interrupted_at);
+  first_ = at == end ? 0 : static_cast<int>(at - frames_.data());
+  state_.store(done, std::memory_order_release);
+}
+
+std::vector<std::string> OwnStack::read(std::chrono::milliseconds patience) {
+  // What was asked for before and not answered is still under way.
+  if (int expected = idle; state_.compare_exchange_strong(expected, asked)) {
+    sigval value{};
+    value.sival_ptr = this;
+    if (const int error = ::pthread_sigqueue(thread_, signal_number(), value); error != 0) {
+      state_.store(idle);
+      return {str("the stack cannot be read: ", std::generic_category().message(error))};
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (state_.load(std::memory_order_acquire) != done) {
+    if (std::chrono::steady_clock::now() >= deadline) return {"the thread does not answer"};
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::vector<std::string> lines;
+  for (int i = first_; i < std::min(count_, first_ + kFrames); ++i) {
+    // All but the innermost are where a call returns to, which may be in the next function.
+    const auto* const address = static_cast<const char*>(frames_[static_cast<std::size_t>(i)]);
+    lines.push_back(describe_address(i == first_ ? address : address - 1));
+  }
+  state_.store(idle, std::memory_order_release);
+  return lines;
+}
+
+std::string describe_address(const void* address) {
+  const auto number = reinterpret_cast<std::uintptr_t>(address);
+  char text[32];
+  Dl_info info{};
+  if (::dladdr(address, &info) == 0 || info.dli_fname == nullptr) {
+    std::snprintf(text, sizeof text, "0x%zx", static_cast<std::size_t>(number));
+    return text;
+  }
+  const std::string_view path = info.dli_fname;
+  const auto base = reinterpret_cast<std::uintptr_t>(info.dli_fbase);
+  std::snprintf(text, sizeof text, "+0x%zx", static_cast<std::size_t>(number - base));
+  std::string line = str(path.substr(path.rfind('/') + 1), text);
+  if (info.dli_sname != nullptr) line += " " + readable(info.dli_sname);
+  return line;
+}
+
+}  // namespace tessera::process

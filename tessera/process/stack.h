@@ -1,0 +1,48 @@
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace tessera::process {
+
+// [Note: stack of a thread] The calls that the thread which made this is in, for another thread to
+// ask for. The asked one gets a signal, whose handler walks up its stack; names are found by who
+// asks. The signal carries the address of this object, so that no global says where to write.
+class OwnStack {
+ public:
+  OwnStack();
+  // By the thread that made it, when nobody asks any more: what is under way has then arrived.
+  ~OwnStack() = default;
+  OwnStack(const OwnStack&) = delete;
+  OwnStack& operator=(const OwnStack&) = delete;
+
+  // From any one thread, innermost call first: "module+0x1234 name". One line that says so if the
+  // thread does not answer, as when it waits in the kernel for a device.
+  std::vector<std::string> read(std::chrono::milliseconds patience = std::chrono::seconds(1));
+
+  static constexpr int kFrames = 20;
+
+ private:
+  enum State : int { idle, asked, walking, done };
+  static int signal_number();
+  static void on_signal(int number, siginfo_t* info, void* context);
+  void walk(void* interrupted_at);
+
+  pthread_t thread_;
+  // Above the thread's own calls are those of the handler.
+  std::array<void*, kFrames + 8> frames_{};
+  int count_ = 0, first_ = 0;
+  std::atomic<int> state_{idle};
+};
+
+// What is known of an address of code: module and offset, as addr2line takes them, and the function
+// if the module names it.
+std::string describe_address(const void* address);
+
+}  // namespace tessera::process

@@ -1,0 +1,93 @@
+#include "tessera/process/step_watchdog.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "tessera/core/median.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::process {
+namespace {
+
+constexpr std::size_t kRemembered = 100;
+constexpr double kTick = 0.25;  // seconds
+
+}  // namespace
+
+bool StepWatchdog::lasts(std::unique_lock<std::mutex>& lock, std::int64_t step, double limit) {
+  while (watched_ < limit) {
+    const auto before = Clock::now();
+    const auto tick = std::chrono::duration<double>(std::min(kTick, limit - watched_));
+    if (changed_.wait_for(lock, tick, [&] { return over_ || step_ != step; })) return false;
+    const double passed = std::chrono::duration<double>(Clock::now() - before).count();
+    watched_ += std::min(passed, 2 * kTick);
+  }
+  return true;
+}
+
+StepWatchdog::StepWatchdog(Options options, Actions actions)
+    : options_(options), actions_(std::move(actions)), thread_([this] { watch(); }) {}
+
+StepWatchdog::~StepWatchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void StepWatchdog::begin(std::int64_t step) {
+  {
+    const std::lock_guard lock(mutex_);
+    step_ = step;
+    began_ = Clock::now();
+    watched_ = 0;
+  }
+  changed_.notify_all();
+}
+
+void StepWatchdog::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    seconds_.push_back(std::chrono::duration<double>(Clock::now() - began_).count());
+    if (seconds_.size() > kRemembered) seconds_.pop_front();
+    step_ = 0;
+  }
+  changed_.notify_all();
+}
+
+void StepWatchdog::watch() {
+  std::unique_lock lock(mutex_);
+  while (!over_) {
+    if (step_ == 0 || seconds_.size() < options_.enough) {
+      changed_.wait(lock);
+      continue;
+    }
+    const std::int64_t step = step_;
+    const double usual = median({seconds_.begin(), seconds_.end()});
+    const auto tell = [&](const std::function<void(const std::string&)>& action) {
+      if (!action) return;
+      const double taken = std::chrono::duration<double>(Clock::now() - began_).count();
+      char factor[32];
+      std::snprintf(factor, sizeof factor, "%.0f", taken / usual);
+      lock.unlock();
+      try {
+        action(str("step ", step, " has taken ", format_time(taken), ", ", factor,
+                   " × the median of ", format_time(usual)));
+      } catch (...) {  // what cannot be told does not end the training: nobody here could catch it
+      }
+      lock.lock();
+    };
+    if (!lasts(lock, step, std::max(options_.least, options_.report_after * usual))) continue;
+    tell(actions_.report);
+    const double longest = std::max(options_.least_give_up, options_.give_up_after * usual);
+    if (step_ != step || !lasts(lock, step, longest)) continue;
+    tell(actions_.give_up);
+    changed_.wait(lock, [&] { return over_ || step_ != step; });
+  }
+}
+
+}  // namespace tessera::process

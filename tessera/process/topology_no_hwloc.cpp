@@ -1,0 +1,8 @@
+// Stands in for topology_hwloc.cpp where hwloc was not found.
+#include "tessera/process/topology.h"
+
+namespace tessera::process {
+
+std::optional<Topology> topology_from_hwloc(const std::vector<int>&) { return std::nullopt; }
+
+}  // namespace tessera::process

@@ -1,0 +1,40 @@
+#include "tests/process/launcher_process.h"
+
+#include <utility>
+
+namespace tessera::process {
+namespace {
+
+LaunchOptions with_outputs(LaunchOptions options, const Capture& out, const Capture& err) {
+  options.out = out.fd();
+  options.err = err.fd();
+  return options;
+}
+
+}  // namespace
+
+LauncherProcess::LauncherProcess(LaunchOptions options)
+    : child_([this, options = std::move(options)] {
+        const BlockedSignals signals;
+        return launch(with_outputs(options, out_, err_), signals).status;
+      }) {}
+
+bool LauncherProcess::saw(const std::string& word, int count) const {
+  return wait_until([&] {
+    int found = 0;
+    for (const std::string& line : out_.lines()) {
+      if (line.find(word) != std::string::npos) ++found;
+    }
+    return found >= count;
+  });
+}
+
+LaunchOptions script(int ranks, const std::string& text) {
+  LaunchOptions options;
+  options.ranks = ranks;
+  options.command = {"sh", "-c", text};
+  options.environment = {"PATH=/usr/local/bin:/usr/bin:/bin"};
+  return options;
+}
+
+}  // namespace tessera::process

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/process/launcher.h"
+#include "tests/processes.h"
+
+namespace tessera::process {
+
+// launch() in a process of its own, so that it can be sent signals and killed.
+class LauncherProcess {
+ public:
+  explicit LauncherProcess(LaunchOptions options);
+  Child& process() { return child_; }
+  int wait() { return child_.wait(); }
+  std::string out() const { return out_.text(); }
+  std::string err() const { return err_.text(); }
+  std::vector<std::string> lines() const { return out_.lines(); }
+  // Waits for `count` lines that contain `word` on stdout.
+  bool saw(const std::string& word, int count) const;
+
+ private:
+  Capture out_, err_;
+  Child child_;
+};
+
+// `ranks` ranks of a shell script.
+LaunchOptions script(int ranks, const std::string& text);
+
+}  // namespace tessera::process

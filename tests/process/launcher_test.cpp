@@ -1,0 +1,393 @@
+#include "tessera/process/launcher.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/process/out_of_memory.h"
+#include "tessera/process/topology.h"
+#include "tests/process/launcher_process.h"
+
+namespace tessera::process {
+namespace {
+
+std::vector<std::string> sorted(std::vector<std::string> lines) {
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+TEST(Launcher, PrefixesBothStreams) {
+  LauncherProcess launcher(script(3, "echo out $RANK; echo err $RANK >&2"));
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(sorted(launcher.lines()),
+            (std::vector<std::string>{"[0] out 0", "[1] out 1", "[2] out 2"}));
+  for (const char* line : {"[0] err 0\n", "[1] err 1\n", "[2] err 2\n"}) {
+    EXPECT_TRUE(contains(launcher.err(), line)) << launcher.err();
+  }
+  EXPECT_FALSE(contains(launcher.err(), "tessera run")) << "a success needs no summary";
+}
+
+TEST(Launcher, NeverSplitsALine) {
+  const std::string text(100, 'x');
+  LauncherProcess launcher(
+      script(4, "i=0; while [ $i -lt 200 ]; do printf 'first-'; printf '%s-' " + text +
+                    "; echo last; i=$((i+1)); done; printf 'no newline'"));
+  EXPECT_EQ(launcher.wait(), 0);
+  std::map<std::string, int> counts;
+  for (const std::string& line : launcher.lines()) ++counts[line];
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string prefix = "[" + std::to_string(rank) + "] ";
+    EXPECT_EQ(counts[prefix + "first-" + text + "-last"], 200);
+    EXPECT_EQ(counts[prefix + "no newline"], 1);
+  }
+  EXPECT_EQ(counts.size(), 8u);
+}
+
+TEST(Launcher, PassesMuchOutput) {
+  LauncherProcess launcher(script(4, "yes 0123456789 | head -n 100000"));
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.out().size(), 4u * 100000u * 15u);
+}
+
+TEST(Launcher, WithoutPrefixTheOutputIsUntouched) {
+  LaunchOptions options = script(2, "echo plain");
+  options.prefix = false;
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.out(), "plain\nplain\n");
+}
+
+TEST(Launcher, SetsWhatTorchrunSets) {
+  LaunchOptions options = script(2, "env");
+  options.nodes = 3;
+  options.node_rank = 1;
+  options.master_addr = "10.0.0.1";
+  options.master_port = 1234;
+  options.run_id = "run-7";
+  options.threads = 5;
+  options.environment.push_back("RANK=99");
+  options.environment.push_back("KEPT=yes");
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  const std::vector<std::string> lines = launcher.lines();
+  const std::set<std::string> all(lines.begin(), lines.end());
+  for (const char* line :
+       {"[2] RANK=2", "[3] RANK=3", "[2] LOCAL_RANK=0", "[3] LOCAL_RANK=1", "[2] WORLD_SIZE=6",
+        "[2] LOCAL_WORLD_SIZE=2", "[2] NODE_RANK=1", "[2] GROUP_RANK=1", "[2] GROUP_WORLD_SIZE=3",
+        "[2] MASTER_ADDR=10.0.0.1", "[2] MASTER_PORT=1234", "[2] OMP_NUM_THREADS=5",
+        "[2] TORCHELASTIC_USE_AGENT_STORE=False", "[2] TORCHELASTIC_RUN_ID=run-7",
+        "[2] TORCHELASTIC_RESTART_COUNT=0", "[2] TORCHELASTIC_MAX_RESTARTS=0", "[2] KEPT=yes"}) {
+    EXPECT_TRUE(all.count(line)) << line;
+  }
+  EXPECT_FALSE(all.count("[2] RANK=99"));
+}
+
+TEST(Launcher, ThreadsZeroLeavesTheVariableAlone) {
+  LaunchOptions options = script(1, "");
+  options.threads = 0;
+  options.environment = {"OMP_NUM_THREADS=7"};
+  const std::vector<std::string> environment = rank_environment(options, 0);
+  EXPECT_TRUE(std::count(environment.begin(), environment.end(), "OMP_NUM_THREADS=7"));
+}
+
+TEST(Launcher, BindsToTheGivenProcessors) {
+  const int cpu = allowed_cpus().back();
+  LaunchOptions options = script(1, "grep Cpus_allowed_list /proc/self/status");
+  options.cpus = {{cpu}};
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.out(), "[0] Cpus_allowed_list:\t" + std::to_string(cpu) + "\n");
+}
+
+TEST(Launcher, OnlyRankZeroReadsTheInput) {
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  ASSERT_EQ(write(fds[1], "hello\n", 6), 6);
+  close(fds[1]);
+  LaunchOptions options = script(2, "read x; echo \"got <$x>\"");
+  options.in = fds[0];
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(sorted(launcher.lines()), (std::vector<std::string>{"[0] got <hello>", "[1] got <>"}));
+  close(fds[0]);
+}
+
+TEST(Launcher, ReturnsTheStatusOfTheRankThatFailed) {
+  LaunchOptions options = script(3, "[ $RANK = 1 ] && exit 7; exec sleep 1000");
+  options.grace = 0.2;
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 7);
+  EXPECT_TRUE(contains(launcher.err(), "rank 1 ")) << launcher.err();
+  EXPECT_TRUE(contains(launcher.err(), "exited with status 7")) << launcher.err();
+  EXPECT_TRUE(contains(launcher.err(), "2 others did not end within 200 ms")) << launcher.err();
+}
+
+TEST(Launcher, ReturnsTheSignalOfTheRankThatWasKilled) {
+  LaunchOptions options = script(2, "[ $RANK = 1 ] && kill -9 $$; exec sleep 1000");
+  options.grace = 0.2;
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(contains(launcher.err(), "was ended by SIGKILL")) << launcher.err();
+  EXPECT_TRUE(contains(launcher.err(), "by somebody else") ||
+              contains(launcher.err(), "by the kernel, out of memory"))
+      << launcher.err();
+}
+
+TEST(Launcher, KillsForWantOfMemoryAreCounted) {
+  const std::string path = ::testing::TempDir() + "memory.events." + std::to_string(getpid());
+  const auto write = [&](int kills) {
+    std::ofstream(path) << "low 0\nhigh 7\nmax 12\noom 3\noom_kill " << kills << "\n";
+  };
+  write(4);
+  const OutOfMemoryKills kills({"/no/such/file", path});
+  EXPECT_TRUE(contains(kills.verdict(), "by somebody else")) << kills.verdict();
+  write(5);
+  EXPECT_TRUE(contains(kills.verdict(), "out of memory: oom_kill in " + path + " went from 4 to 5"))
+      << kills.verdict();
+  std::remove(path.c_str());
+  EXPECT_TRUE(contains(kills.verdict(), "perhaps by the kernel")) << kills.verdict();
+  EXPECT_TRUE(contains(kills.verdict(), "are available now")) << kills.verdict();
+}
+
+TEST(Launcher, TooFewOpenFilesAreAnErrorBeforeTheStart) {
+  for (const int files : {40, 8}) {  // the latter are not enough to count those that are open
+    Child child([&] {
+      for (int fd = 3; files == 8 && fd < 8; ++fd) ::dup2(0, fd);
+      const rlimit limit{static_cast<rlim_t>(files), 1024};
+      setrlimit(RLIMIT_NOFILE, &limit);
+      try {
+        check_open_files(20);
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        const bool good = contains(text, "20 ranks need about ") &&
+                          contains(text, " open files in a process, but the limit is " +
+                                             std::to_string(files) + "; raise it (ulimit -n ");
+        return good ? 0 : 1;
+      }
+      return 2;
+    });
+    EXPECT_EQ(child.wait(), 0) << files;
+  }
+  check_open_files(1);
+}
+
+// Its output is a file that may grow no more: the run ends with a status, not by a signal.
+TEST(Launcher, AFullOutputFileDoesNotKillIt) {
+  const std::string path = ::testing::TempDir() + "full." + std::to_string(getpid());
+  Capture err;
+  LaunchOptions options = script(1, "yes 0123456789 | head -n 10000; exit 3");
+  Child launcher([&] {
+    const rlimit limit{4096, RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    options.out = open(path.c_str(), O_CREAT | O_WRONLY, 0600);
+    options.err = err.fd();
+    const BlockedSignals signals;
+    return launch(options, signals).status;
+  });
+  const int status = launcher.wait();
+  EXPECT_NE(status, 0);
+  EXPECT_NE(status, 128 + SIGXFSZ);
+  EXPECT_TRUE(contains(err.text(), "cannot write the output: File too large")) << err.text();
+  std::remove(path.c_str());
+}
+
+TEST(Launcher, TheOthersMayReportTheFailureThemselves) {
+  // Rank 0 waits until the launcher has collected rank 1.
+  const std::string note = ::testing::TempDir() + "pid." + std::to_string(getpid());
+  LaunchOptions options =
+      script(2, "note=" + note +
+                    "; if [ $RANK = 1 ]; then echo $$ > $note.new; mv $note.new $note; exit 3; fi;"
+                    "until [ -e $note ]; do sleep 0.02; done;"
+                    "while kill -0 $(cat $note) 2>/dev/null; do sleep 0.02; done;"
+                    "rm $note; echo rank 1 is gone; exit 4");
+  options.grace = kHang;
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 3) << "the first failure counts, not the last";
+  EXPECT_EQ(launcher.out(), "[0] rank 1 is gone\n");
+  EXPECT_FALSE(contains(launcher.err(), "had to be ended")) << launcher.err();
+}
+
+TEST(Launcher, KillsWhatIgnoresSigtermOrIsStopped) {
+  LaunchOptions options = script(3,
+                                 "[ $RANK = 1 ] && exit 5;"
+                                 "[ $RANK = 0 ] && trap '' TERM;"
+                                 "[ $RANK = 2 ] && kill -STOP $$;"
+                                 "while :; do sleep 0.05; done");
+  options.grace = 0.1;
+  options.term_grace = 0.3;
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 5);
+}
+
+class ForwardedSignal : public ::testing::TestWithParam<int> {};
+
+TEST_P(ForwardedSignal, ReachesEveryRank) {
+  const std::string name = signal_name(GetParam()).substr(3);
+  LauncherProcess launcher(script(3, "trap 'echo got " + name + "; exit 0' " + name +
+                                         "; echo ready; while :; do sleep 0.05; done"));
+  ASSERT_TRUE(launcher.saw("ready", 3));
+  launcher.process().signal(GetParam());
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_TRUE(launcher.saw("got " + name, 3)) << launcher.out();
+}
+
+INSTANTIATE_TEST_SUITE_P(Launcher, ForwardedSignal,
+                         ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2),
+                         [](const auto& info) { return signal_name(info.param); });
+
+TEST(Launcher, ASecondInterruptKills) {
+  LauncherProcess launcher(script(2, "trap '' INT; echo ready; while :; do sleep 0.05; done"));
+  ASSERT_TRUE(launcher.saw("ready", 2));
+  launcher.process().signal(SIGINT);
+  launcher.process().signal(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+}
+
+TEST(Launcher, TheTimeoutEndsTheRun) {
+  LaunchOptions options = script(2, "exec sleep 1000");
+  options.timeout = 0.2;
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 124);
+  EXPECT_TRUE(contains(launcher.err(), "timeout of 200 ms")) << launcher.err();
+}
+
+std::vector<pid_t> printed_pids(const LauncherProcess& launcher) {
+  std::vector<pid_t> pids;
+  for (const std::string& line : launcher.lines()) {
+    std::istringstream words(line);
+    std::string prefix, word;
+    words >> prefix >> word;
+    for (pid_t pid = 0; words >> pid;) pids.push_back(pid);
+  }
+  return pids;
+}
+
+TEST(Launcher, NothingStaysBehindWhenItIsKilled) {
+  LauncherProcess launcher(script(3, "sleep 1000 & echo pids $$ $!; wait"));
+  ASSERT_TRUE(launcher.saw("pids", 3));
+  const std::vector<pid_t> pids = printed_pids(launcher);
+  ASSERT_EQ(pids.size(), 6u);
+  for (pid_t pid : pids) EXPECT_FALSE(is_gone(pid));
+  launcher.process().signal(SIGKILL);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  for (pid_t pid : pids) {
+    EXPECT_TRUE(wait_until([&] { return is_gone(pid); })) << pid << " is still there";
+  }
+}
+
+TEST(Launcher, WhatARankHasStartedEndsWithIt) {
+  LauncherProcess launcher(script(2, "sleep 1000 & echo pids $$ $!"));
+  EXPECT_EQ(launcher.wait(), 0);
+  const std::vector<pid_t> pids = printed_pids(launcher);
+  ASSERT_EQ(pids.size(), 4u);
+  for (pid_t pid : pids) EXPECT_TRUE(wait_until([&] { return is_gone(pid); }));
+}
+
+TEST(Launcher, SaysWhenTheProgramIsNotThere) {
+  LaunchOptions options = script(2, "");
+  options.command = {"./no-such-program"};
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 127);
+  EXPECT_TRUE(contains(launcher.err(), "cannot find the program \"./no-such-program\""));
+  options.command = {"no-such-program"};
+  EXPECT_EQ(LauncherProcess(options).wait(), 127);
+}
+
+TEST(Launcher, SaysWhenTheProgramCannotBeExecuted) {
+  LaunchOptions options = script(2, "");
+  options.command = {"/etc/passwd"};
+  LauncherProcess launcher(options);
+  EXPECT_EQ(launcher.wait(), 126);
+  EXPECT_TRUE(contains(launcher.err(), "cannot execute /etc/passwd")) << launcher.err();
+}
+
+TEST(Launcher, AnOutputThatIsClosedEndsTheRanksAsItWouldAlone) {
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  Capture err;
+  LaunchOptions options = script(2, "exec yes");
+  options.out = fds[1];
+  options.err = err.fd();
+  Child launcher([&] {
+    close(fds[0]);
+    const BlockedSignals signals;
+    return launch(options, signals).status;
+  });
+  close(fds[1]);
+  char byte = 0;
+  EXPECT_EQ(read(fds[0], &byte, 1), 1);
+  close(fds[0]);
+  EXPECT_EQ(launcher.wait(), 128 + SIGPIPE) << err.text();
+}
+
+TEST(Launcher, AnOutputThatNobodyReadsDoesNotBlockSignals) {
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  Capture err;
+  LaunchOptions options = script(2, "exec yes");
+  options.out = fds[1];
+  options.err = err.fd();
+  Child launcher([&] {
+    const BlockedSignals signals;
+    return launch(options, signals).status;
+  });
+  int waiting = 0;
+  ASSERT_TRUE(wait_until([&] { return ioctl(fds[0], FIONREAD, &waiting) == 0 && waiting > 4096; }));
+  launcher.signal(SIGTERM);
+  launcher.signal(SIGINT);
+  EXPECT_NE(launcher.wait(), -1);
+  close(fds[0]);
+  close(fds[1]);
+}
+
+TEST(Launcher, ColoursAndReadsATerminal) {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) {
+    GTEST_SKIP() << "no pseudo-terminals here";
+  }
+  const std::string path = ptsname(terminal);
+  LaunchOptions options = script(2, "read x; echo \"got <$x>\"");
+  Child launcher([&] {
+    setsid();
+    const int fd = open(path.c_str(), O_RDWR);  // becomes the controlling terminal
+    options.in = options.out = options.err = fd;
+    const BlockedSignals signals;
+    return launch(options, signals).status;
+  });
+  ASSERT_EQ(write(terminal, "hello\n", 6), 6);
+  std::string text;
+  fcntl(terminal, F_SETFL, O_NONBLOCK);
+  EXPECT_TRUE(wait_until([&] {
+    char buffer[4096];
+    const ssize_t count = read(terminal, buffer, sizeof buffer);
+    if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
+    return contains(text, "got <hello>") && contains(text, "got <>");
+  })) << text;
+  EXPECT_TRUE(contains(text, "\x1b[31m[0]\x1b[0m got <hello>")) << text;
+  EXPECT_TRUE(contains(text, "\x1b[32m[1]\x1b[0m got <>")) << text;
+  EXPECT_EQ(launcher.wait(), 0);
+  close(terminal);
+}
+
+TEST(Launcher, SignalNames) {
+  EXPECT_EQ(signal_name(SIGKILL), "SIGKILL");
+  EXPECT_EQ(signal_name(SIGSEGV), "SIGSEGV");
+  EXPECT_EQ(signal_name(63), "signal 63");
+}
+
+}  // namespace
+}  // namespace tessera::process

@@ -1,0 +1,142 @@
+#include "tessera/process/stack.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/core/text.h"
+
+// With names that the program exports, for the stacks of the test.
+extern "C" {
+__attribute__((noinline)) void tessera_test_spins(const std::atomic<bool>& go_on) {
+  while (!go_on) {
+  }
+}
+__attribute__((noinline)) void tessera_test_waits(std::mutex& mutex, std::condition_variable& turn,
+                                                  const std::atomic<bool>& go_on) {
+  std::unique_lock lock(mutex);
+  turn.wait(lock, [&] { return go_on.load(); });
+  lock.unlock();  // so that the wait is no tail call
+}
+}
+
+namespace tessera::process {
+namespace {
+
+// A thread in `body` until told to go on.
+class Busy {
+ public:
+  template <typename Body>
+  explicit Busy(Body body)
+      : thread_([this, body] {
+          OwnStack stack;
+          stack_ = &stack;
+          body();
+          stack_ = nullptr;
+          while (!over_) std::this_thread::yield();
+        }) {
+    while (stack_ == nullptr) std::this_thread::yield();
+  }
+  ~Busy() {
+    over_ = true;
+    thread_.join();
+  }
+  OwnStack& stack() { return *stack_; }
+
+ private:
+  std::atomic<OwnStack*> stack_{nullptr};
+  std::atomic<bool> over_{false};
+  std::thread thread_;
+};
+
+// It takes a moment until the thread is where it is going to stay.
+std::string stack_with(OwnStack& stack, const std::string& name) {
+  std::string text;
+  for (int i = 0; i < 10'000 && text.find(name) == std::string::npos; ++i) {
+    text = join(stack.read(), "\n");
+  }
+  return text;
+}
+
+TEST(OwnStack, ShowsWhereAThreadSpins) {
+  std::atomic<bool> go_on{false};
+  Busy busy([&] { tessera_test_spins(go_on); });
+  const std::string text = stack_with(busy.stack(), "tessera_test_spins");
+  // The innermost call, and its module with an offset.
+  const std::string first = text.substr(0, text.find('\n'));
+  EXPECT_NE(first.find("tessera_test_spins"), std::string::npos) << text;
+  EXPECT_EQ(first.rfind("diagnostics_test+0x", 0), 0u) << text;
+  go_on = true;
+}
+
+TEST(OwnStack, ShowsWhereAThreadWaitsAndLetsItWaitOn) {
+  std::mutex mutex;
+  std::condition_variable turn;
+  std::atomic<bool> go_on{false};
+  Busy busy([&] { tessera_test_waits(mutex, turn, go_on); });
+  const std::string text = stack_with(busy.stack(), "tessera_test_waits");
+  EXPECT_NE(text.find("tessera_test_waits"), std::string::npos) << text;
+  EXPECT_EQ(text.find("OwnStack::walk"), std::string::npos) << text;
+  EXPECT_LE(busy.stack().read().size(), static_cast<std::size_t>(OwnStack::kFrames));
+  {
+    const std::lock_guard lock(mutex);
+    go_on = true;
+  }
+  turn.notify_all();
+}
+
+TEST(OwnStack, TwoThreadsDoNotMix) {
+  std::mutex mutex;
+  std::condition_variable turn;
+  std::atomic<bool> go_on{false};
+  Busy spins([&] { tessera_test_spins(go_on); });
+  Busy waits([&] { tessera_test_waits(mutex, turn, go_on); });
+  stack_with(spins.stack(), "tessera_test_spins");
+  stack_with(waits.stack(), "tessera_test_waits");
+  for (int i = 0; i < 100; ++i) {
+    const std::string one = join(spins.stack().read(), "\n");
+    const std::string other = join(waits.stack().read(), "\n");
+    EXPECT_NE(one.find("tessera_test_spins"), std::string::npos) << one;
+    EXPECT_NE(other.find("tessera_test_waits"), std::string::npos) << other;
+    EXPECT_EQ(one.find("tessera_test_waits"), std::string::npos) << one;
+  }
+  {
+    const std::lock_guard lock(mutex);
+    go_on = true;
+  }
+  turn.notify_all();
+}
+
+// A signal that comes late, when nobody waits for it any more, harms nothing; the next who asks
+// gets the answer.
+TEST(OwnStack, AnAnswerThatComesLate) {
+  sigset_t all, before;
+  sigfillset(&all);
+  OwnStack stack;
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);
+  std::vector<std::string> lines;
+  std::thread([&] { lines = stack.read(std::chrono::milliseconds(5)); }).join();
+  EXPECT_EQ(lines, std::vector<std::string>{"the thread does not answer"});
+  std::thread([&] { lines = stack.read(std::chrono::milliseconds(5)); }).join();
+  EXPECT_EQ(lines, std::vector<std::string>{"the thread does not answer"});
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  std::thread([&] { lines = stack.read(); }).join();
+  EXPECT_GT(lines.size(), 2u);
+  std::thread([&] { lines = stack.read(); }).join();
+  EXPECT_GT(lines.size(), 2u);
+}
+
+TEST(OwnStack, AddressesWithoutANameHaveTheirModule) {
+  int here = 0;
+  EXPECT_EQ(describe_address(&here).rfind("0x", 0), 0u);
+  const std::string known = describe_address(reinterpret_cast<const void*>(&tessera_test_spins));
+  EXPECT_NE(known.find(" tessera_test_spins"), std::string::npos) << known;
+}
+
+}  // namespace
+}  // namespace tessera::process
