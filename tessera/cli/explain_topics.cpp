@@ -30,7 +30,7 @@ std::string share(double value) { return digits(100 * value, 1) + "%"; }
 std::string explain_batch(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   return str("global batch = micro-batch · accumulation · dp\n             = ", q.micro_batch,
-             " · ", q.grad_accum, " · ", q.dp, " = ", format_grouped(q.global_batch),
+             " · ", q.grad_accum, " · ", q.dp(), " = ", format_grouped(q.global_batch),
              " sequences\n",
              q.seq == 0 ? "tokens       = global batch · sequence length, which --params does not "
                           "say: give --seq"
@@ -48,9 +48,9 @@ std::string state_steps(const Question& q, double psi) {
   const Sharding cut = sharding_of_stage(q.zero);
   const bool grads = cut.grads && q.policy() == ReducePolicy::each;
   const auto line = [&](const char* name, int each, bool sharded) {
-    const double bytes = psi * each / (sharded ? q.dp : 1);
+    const double bytes = psi * each / (sharded ? q.dp() : 1);
     return std::vector<std::string>{name, str(each, " B"), str("· ", whole_text(psi)),
-                                    sharded ? str("/ ", q.dp) : "", "= " + bytes_text(bytes)};
+                                    sharded ? str("/ ", q.dp()) : "", "= " + bytes_text(bytes)};
   };
   Table table("lrrrr");
   table.row(line("params", q.layout.param, cut.params));
@@ -81,9 +81,9 @@ std::string explain_memory(const ExplainArguments& a) {
       stage_shares(q)[static_cast<std::size_t>(a.plan.rank)];
   const double psi = params_on_rank(q, chunks);
   std::string text =
-      str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp,
-          "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp,
-          " · pp ", q.pp, " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
+      str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp(),
+          "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp(),
+          " · pp ", q.pp(), " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
   if (q.software == planner::Software::tessera && !q.state_only()) {
     text += str(
         "\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
@@ -99,15 +99,16 @@ std::string explain_memory(const ExplainArguments& a) {
     const std::int64_t held = in_flight(q, a.plan.rank);
     std::int64_t layers = 0;
     for (const auto& chunk : chunks) layers = std::max(layers, chunk.layers);
-    text += str("\nActivations: a layer keeps s·b·h · c bytes, c = ", digits(layer / sbh, 2),
-                " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ",
-                q.micro_batch, " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ",
-                bytes_text(layer), "\n  ", layers, " layers · ", held, " in flight (", q.schedule,
-                ", pp ", q.pp, ", ", q.grad_accum, " micro-batches) = ", bytes_text(m.activations),
-                "\n\nBuffers (gathered units, buckets, pipeline)  ", bytes_text(m.buffers),
-                "\nTemporary (logits in 16 and 32 bits and their gradient, or a layer's backward, "
-                "and the runtime)  ",
-                bytes_text(m.temporary), "\n");
+    text +=
+        str("\nActivations: a layer keeps s·b·h · c bytes, c = ", digits(layer / sbh, 2),
+            " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ", q.micro_batch,
+            " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ", bytes_text(layer), "\n  ",
+            layers, " layers · ", held, " in flight (", q.schedule, ", pp ", q.pp(), ", ",
+            q.grad_accum, " micro-batches) = ", bytes_text(m.activations),
+            "\n\nBuffers (gathered units, buckets, pipeline)  ", bytes_text(m.buffers),
+            "\nTemporary (logits in 16 and 32 bits and their gradient, or a layer's backward, "
+            "and the runtime)  ",
+            bytes_text(m.temporary), "\n");
   }
   if (q.state_only()) text += assumed_text(a.plan);
   const char* verdict = !a.plan.fits        ? "does not fit\n"
@@ -124,7 +125,7 @@ std::string explain_memory(const ExplainArguments& a) {
 std::string explain_traffic(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   const planner::Traffic& t = a.plan.traffic;
-  const double n = q.dp, k = real(q.grad_accum);
+  const double n = q.dp(), k = real(q.grad_accum);
   const double dp_bytes = a.plan.on_a_rank * q.layout.param;
   const double dg_bytes = a.plan.on_a_rank * q.layout.grad;
   const bool each = q.policy() == ReducePolicy::each;
@@ -139,7 +140,7 @@ std::string explain_traffic(const ExplainArguments& a) {
   std::string text = str(
       "A ring sends (N-1)/N of a buffer in a reduce-scatter and in an all-gather; an all-reduce is "
       "one\nof each, which is where its 2 comes from.\n\ndp: N = ",
-      q.dp, ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
+      q.dp(), ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
       " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", digits((n - 1) / n, 4),
       " · ", bytes_text(passed), " = ", bytes_text(t.dp), " sent per rank and step\n");
   if (t.dp_each != t.dp_last) {
@@ -201,7 +202,7 @@ std::string five_percent(int p, int v) {
 
 std::string bubble_text(const ExplainArguments& a) {
   const Question& q = a.plan.question;
-  const int p = q.pp, k = static_cast<int>(q.grad_accum), v = q.chunks;
+  const int p = q.pp(), k = static_cast<int>(q.grad_accum), v = q.chunks;
   if (p == 1) {
     return "A pipeline of one stage (--pp 1) never waits for another: bubble = 0 for every K.\n"
            "Give --pp 2 or more.\n";
@@ -235,7 +236,7 @@ std::string bubble_text(const ExplainArguments& a) {
 
 std::string explain_bubble(const ExplainArguments& a) {
   const Question& q = a.plan.question;
-  if (q.pp == 1) return bubble_text(a);
+  if (q.pp() == 1) return bubble_text(a);
   return str(bubble_text(a), "\n\nHeld on the first rank: ", in_flight(q, 0),
              in_flight(q, 0) == 1 ? " activation with " : " activations with ", q.schedule,
              "; gpipe would hold ", q.grad_accum,

@@ -38,12 +38,11 @@ std::string model_words(const Question& q) {
 }
 
 std::string mesh_words(const Question& q) {
-  return str("dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp, q.sequence_parallel ? " · sequence" : "",
-             ", ZeRO ", q.zero);
+  return str(q.axes.words(" · "), q.sequence_parallel ? " · sequence" : "", ", ZeRO ", q.zero);
 }
 
 std::string schedule_words(const Question& q) {
-  if (q.pp == 1) return "-";
+  if (q.pp() == 1) return "-";
   return q.chunks > 1 ? str(q.schedule, "×", q.chunks) : q.schedule;
 }
 
@@ -56,10 +55,10 @@ std::string heading(const Plan& plan) {
   if (!q.state_only()) {
     text +=
         str("global batch ", q.global_batch, " = micro-batch ", q.micro_batch, " × accumulation ",
-            q.grad_accum, " × dp ", q.dp, "; recomputed: ", name(q.recompute), "; attention ",
+            q.grad_accum, " × dp ", q.dp(), "; recomputed: ", name(q.recompute), "; attention ",
             q.attention == planner::Attention::fused ? "fused" : "unfused", "; as ",
             q.software == planner::Software::tessera ? "Tessera" : "Megatron-LM", " keeps it");
-    if (q.pp > 1) text += str("; schedule ", schedule_words(q));
+    if (q.pp() > 1) text += str("; schedule ", schedule_words(q));
     text += "\n";
   }
   text += str("\nParameters  ", grouped(plan.parameters));
@@ -114,7 +113,7 @@ std::string memory_table(const Plan& plan) {
                         : sized           ? "  fits, by this estimate,"
                                           : "  fits";
   return str("\nMemory of a rank (", q.hardware.name,
-             q.pp > 1 ? str(", pipeline rank ", plan.rank) : "", ")\n", table.text(),
+             q.pp() > 1 ? str(", pipeline rank ", plan.rank) : "", ")\n", table.text(),
              sized ? assumed_words(plan) : "", verdict, " in the ", size(usable_memory(q.hardware)),
              " that ", q.hardware.name, " can fill: ", size(std::abs(plan.margin)),
              plan.fits ? " left\n" : " too much\n");
@@ -124,7 +123,7 @@ std::string traffic_table(const Plan& plan) {
   const planner::Traffic& t = plan.traffic;
   const Question& q = plan.question;
   const std::string unknown =
-      q.state_only() && (q.tp > 1 || q.pp > 1)
+      q.state_only() && (q.tp() > 1 || q.pp() > 1)
           ? "  what tp and pp send are activations, not known of a size alone and not counted\n"
           : "";
   if (t.rows.empty()) return unknown.empty() ? "" : "\nBytes a rank sends per step\n" + unknown;
@@ -187,7 +186,7 @@ std::string report(const planner::SearchResult& result) {
              "tokens/s", "MFU"});
   for (const Plan& plan : result.best) {
     const Question& q = plan.question;
-    table.row({str(q.tp, q.sequence_parallel ? "s" : ""), str(q.pp), str(q.dp), str(q.zero),
+    table.row({str(q.tp(), q.sequence_parallel ? "s" : ""), str(q.pp()), str(q.dp()), str(q.zero),
                str(q.micro_batch), str(q.grad_accum), schedule_words(q),
                std::string(name(q.recompute)), size(plan.memory.total()),
                format_time(plan.time.step()), grouped(plan.tokens_per_s), percent(plan.mfu)});
@@ -276,7 +275,7 @@ std::string report(const planner::Score& score, std::size_t worst) {
     table.row({row.label, format_time(row.measured), format_time(row.predicted),
                percent(row.error()),
                str("h ", q.model.hidden, ", L ", q.model.layers, ", ", mesh_words(q), ", batch ",
-                   q.micro_batch, "×", q.grad_accum, "×", q.dp)});
+                   q.micro_batch, "×", q.grad_accum, "×", q.dp())});
   }
   return str("Predicted against measured step times\n", groups.text(), "\nThe worst\n",
              table.text());

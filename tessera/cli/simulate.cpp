@@ -266,7 +266,7 @@ int simulate_command(int argc, char** argv) {
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
   s.given_times = a.given_forward;
   if (!a.given_forward) s.fit = fit_of(s.question);
-  if (a.collective == "mixed" && s.scenario.dp > 1 && !s.scenario.irregular()) {
+  if (a.collective == "mixed" && s.scenario.dp() > 1 && !s.scenario.irregular()) {
     simulator::Scenario other = s.scenario;
     other.fabric.algorithm = simulator::Algorithm::automatic;
     s.quicker = simulate(other).step;

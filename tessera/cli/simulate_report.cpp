@@ -34,11 +34,11 @@ std::string heading(const Question& q, bool given_times) {
   const std::string what = given_times
                                ? str("given times on ", whole(q.world()), " ranks")
                                : str(model_of(q), " on ", whole(q.world()), " × ", q.hardware.name);
-  std::string text = str(
-      what, ": dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp, ", ZeRO ", q.zero, ", ", q.grad_accum,
-      q.grad_accum == 1 ? " micro-batch of " : " micro-batches of ", q.micro_batch, " × ", q.seq);
-  if (q.pp > 1) text += str(", schedule ", q.schedule);
-  if (q.pp > 1 && q.chunks > 1) text += str(" with ", q.chunks, " chunks");
+  std::string text = str(what, ": ", q.axes.words(" · "), ", ZeRO ", q.zero, ", ", q.grad_accum,
+                         q.grad_accum == 1 ? " micro-batch of " : " micro-batches of ",
+                         q.micro_batch, " × ", q.seq);
+  if (q.pp() > 1) text += str(", schedule ", q.schedule);
+  if (q.pp() > 1 && q.chunks > 1) text += str(" with ", q.chunks, " chunks");
   return text + "\n";
 }
 
@@ -195,10 +195,10 @@ std::string simulation_text(const Simulation& s) {
                 format_time(s.quicker), "\n");
   }
   text += str("\nRanks, in parts of the step\n", ranks_table(s));
-  if (s.scenario.dp > 1) {
+  if (s.scenario.dp() > 1) {
     text += r.replicas == 1
-                ? str("  one replica stands for all ", s.scenario.dp, ", which do the same\n")
-                : str("  each of the ", s.scenario.dp, " replicas was simulated for itself\n");
+                ? str("  one replica stands for all ", s.scenario.dp(), ", which do the same\n")
+                : str("  each of the ", s.scenario.dp(), " replicas was simulated for itself\n");
   }
   if (s.reliability) text += failures_text(s);
   return text;
@@ -242,12 +242,9 @@ std::string simulation_json(const Simulation& s) {
 std::string sweep_title(const Sweep& s) {
   const Question& q = s.question;
   std::string text = str(model_of(q), " on ", q.hardware.name);
-  const auto axis = [&](const char* name, int size) {
-    if (s.range.axis != name && size > 1) text += str(", ", name, " ", size);
-  };
-  axis("dp", q.dp);
-  axis("tp", q.tp);
-  axis("pp", q.pp);
+  for (const Axis& axis : q.axes.written()) {
+    if (s.range.axis != axis.name && axis.size > 1) text += str(", ", axis.name, " ", axis.size);
+  }
   return text + str(", ZeRO ", q.zero, ", ", s.range.axis, " ", s.range.sizes.front(), " to ",
                     s.range.sizes.back());
 }

@@ -98,12 +98,6 @@ Place Axes::place_of(std::int64_t rank) const {
   return place;
 }
 
-int Axes::rank_of(const Place& place) const {
-  int rank = 0;
-  for (std::size_t i = kAxes; i-- > 0;) rank = rank * size_[i] + place.index_[i];
-  return rank;
-}
-
 std::vector<int> Axes::ranks_along(std::string_view axis, const Place& place) const {
   std::vector<int> ranks;
   Place at = place;

@@ -33,6 +33,11 @@ class Place {
  public:
   Place() = default;
   Place(std::initializer_list<Axis> where);  // {{"dp", 1}}; not named: 0
+  static Place of(int dp, int tp = 0, int pp = 0) {
+    Place place;
+    place.index_ = {tp, dp, pp};
+    return place;
+  }
 
   int at(std::string_view axis) const { return index_[axis_index(axis)]; }
   void set(std::string_view axis, int index) { index_[axis_index(axis)] = index; }
@@ -72,7 +77,11 @@ class Axes {
   void check_world(std::int64_t ranks) const;
 
   Place place_of(std::int64_t rank) const;
-  int rank_of(const Place& place) const;
+  int rank_of(const Place& place) const {
+    int rank = 0;
+    for (std::size_t i = kAxes; i-- > 0;) rank = rank * size_[i] + place.index_[i];
+    return rank;
+  }
   // The ranks along an axis through a place, in order.
   std::vector<int> ranks_along(std::string_view axis, const Place& place) const;
 

@@ -16,7 +16,7 @@ void about_memory(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
   if (!plan.fits) {
     out.push_back(str("does not fit: ", of_usable(plan.needed(), q),
-                      q.pp > 1 ? str(" on pipeline rank ", plan.rank) : "", ", ",
+                      q.pp() > 1 ? str(" on pipeline rank ", plan.rank) : "", ", ",
                       size(-plan.margin), " too much; ", what_would_fit(q)));
   }
   if (q.recompute == Recompute::full && plan.fits) {
@@ -33,7 +33,7 @@ void about_memory(const Plan& plan, Lines& out) {
     out.push_back(
         "selective recomputation saves nothing here: fused attention already keeps no scores");
   }
-  if (q.tp > 1 && !q.sequence_parallel && !q.state_only()) {
+  if (q.tp() > 1 && !q.sequence_parallel && !q.state_only()) {
     const Instead cut = instead(q, [](Question& o) { o.sequence_parallel = true; });
     const double saved = plan.needed() - cut.total;
     if (saved > 0.05 * plan.needed()) {
@@ -41,10 +41,10 @@ void about_memory(const Plan& plan, Lines& out) {
           str("--sequence-parallel would free ", size(saved), " and send the same bytes"));
     }
   }
-  if (q.pp > 1 && q.schedule == "gpipe" && q.micros() > q.pp) {
+  if (q.pp() > 1 && q.schedule == "gpipe" && q.micros() > q.pp()) {
     out.push_back(str("gpipe holds the activations of all ", q.micros(), " micro-batches (",
                       size(plan.memory.activations), "); 1f1b has the same bubble and holds ",
-                      q.pp));
+                      q.pp()));
   }
   if (q.layout.master == 0 && q.layout.name == "bf16-nomaster") {
     out.push_back("bf16-nomaster has no fp32 copy: it trains well only with stochastic rounding");
@@ -53,7 +53,7 @@ void about_memory(const Plan& plan, Lines& out) {
 
 void about_stage(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
-  if (q.dp == 1) {
+  if (q.dp() == 1) {
     if (q.zero > 0) out.push_back(str("--zero ", q.zero, " shards over dp 1, that is not at all"));
     return;
   }
@@ -64,7 +64,7 @@ void about_stage(const Plan& plan, Lines& out) {
     if (two.fits) {
       out.push_back(str("stage 3 sends ", size(sent), " where stage 2, which fits with ",
                         of_usable(two.total, q), ", sends ", size(sends(2))));
-    } else if (q.pp == 1 && !q.state_only()) {
+    } else if (q.pp() == 1 && !q.state_only()) {
       const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
                               real(q.model.hidden) * element_bytes(q);
       out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(sent),
@@ -100,55 +100,55 @@ void about_stage(const Plan& plan, Lines& out) {
 
 void about_cuts(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
-  if (q.tp > q.per_node) {
-    out.push_back(str("tp ", q.tp, " goes across hosts of ", q.per_node,
+  if (q.tp() > q.per_node) {
+    out.push_back(str("tp ", q.tp(), " goes across hosts of ", q.per_node,
                       " GPUs: ", size(plan.traffic.tp), " a step over links of ",
                       format_rate(q.hardware.between.bandwidth), " instead of ",
                       format_rate(q.hardware.inside.bandwidth),
                       "; keep tp inside a host and put pp "
                       "or dp across"));
   }
-  if (q.tp <= q.per_node && q.nodes > 1 && q.per_node % q.tp != 0) {
-    out.push_back(str("tp ", q.tp, " does not divide the ", q.per_node,
+  if (q.tp() <= q.per_node && q.nodes > 1 && q.per_node % q.tp() != 0) {
+    out.push_back(str("tp ", q.tp(), " does not divide the ", q.per_node,
                       " GPUs of a host: some of its groups lie across hosts, over links of ",
                       format_rate(q.hardware.between.bandwidth), " instead of ",
                       format_rate(q.hardware.inside.bandwidth)));
   }
-  if (q.pp > 1) {
+  if (q.pp() > 1) {
     const bool closed = q.schedule != "zb-h1" && q.schedule != "zb-v";
     const double step = plan.time.step();
-    const double bubble = closed     ? bubble_fraction(q.pp, static_cast<int>(q.micros()), q.chunks)
+    const double bubble = closed ? bubble_fraction(q.pp(), static_cast<int>(q.micros()), q.chunks)
                           : step > 0 ? plan.time.bubble / step
                                      : 0;
-    const std::string numbers = str(q.micros(), " micro-batches for ", q.pp, " stages idle ",
+    const std::string numbers = str(q.micros(), " micro-batches for ", q.pp(), " stages idle ",
                                     percent(bubble), " of the time");
-    const std::int64_t five = (19LL * (q.pp - 1) + q.chunks - 1) / q.chunks;
-    if (q.micros() < q.pp) {
-      out.push_back(str(numbers, ": fewer than stages, so some are always empty; at least ", q.pp,
+    const std::int64_t five = (19LL * (q.pp() - 1) + q.chunks - 1) / q.chunks;
+    if (q.micros() < q.pp()) {
+      out.push_back(str(numbers, ": fewer than stages, so some are always empty; at least ", q.pp(),
                         " keep all busy", closed ? str(", ", five, " bring it to 5%") : ""));
     } else if (bubble > 0.1 && closed) {
-      const bool more = q.state_only() || q.model.layers >= std::int64_t{q.pp} * (q.chunks + 1);
+      const bool more = q.state_only() || q.model.layers >= std::int64_t{q.pp()} * (q.chunks + 1);
       out.push_back(str(numbers, "; ", five, " would bring it to 5%",
                         more ? ", or more --chunks with interleaved" : ""));
     }
-    const bool even = q.model.layers % (std::int64_t{q.pp} * q.chunks) == 0;
+    const bool even = q.model.layers % (std::int64_t{q.pp()} * q.chunks) == 0;
     if (!q.state_only() && q.split == "even" && !even) {
-      out.push_back(str(q.model.layers, " layers do not divide over ", q.pp * q.chunks,
+      out.push_back(str(q.model.layers, " layers do not divide over ", q.pp() * q.chunks,
                         " stages: the first ones have one more, and the rest wait for them"));
     }
   }
-  if (q.tp > 1 && !q.state_only() && q.model.vocab % q.tp != 0) {
-    out.push_back(str("the vocabulary of ", q.model.vocab, " does not divide by tp ", q.tp,
-                      "; --pad-vocab makes it ", padded_vocab(q.model.vocab, 128LL * q.tp)));
+  if (q.tp() > 1 && !q.state_only() && q.model.vocab % q.tp() != 0) {
+    out.push_back(str("the vocabulary of ", q.model.vocab, " does not divide by tp ", q.tp(),
+                      "; --pad-vocab makes it ", padded_vocab(q.model.vocab, 128LL * q.tp())));
   }
-  if (q.sequence_parallel && q.tp == 1) {
+  if (q.sequence_parallel && q.tp() == 1) {
     out.push_back("--sequence-parallel cuts along tp, which is 1: nothing is cut");
   }
   const std::int64_t there = std::int64_t{q.nodes} * q.per_node;
   if (q.nodes > 1 && there > q.world()) {
     out.push_back(str(there - q.world(), " of ", there, " GPUs have nothing to do"));
   }
-  if (plan.parameters > 100e9 && q.tp == 1 && q.world() > 1) {
+  if (plan.parameters > 100e9 && q.tp() == 1 && q.world() > 1) {
     out.push_back(
         str(format_count(std::llround(plan.parameters)),
             " parameters: from 100B on take stage 3 with tp inside a host, and pp across"));

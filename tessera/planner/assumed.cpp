@@ -36,7 +36,7 @@ std::optional<ModelShape> usual_gpt(double params, int tp, std::int64_t stages) 
 
 std::optional<Assumed> assumed_for(const Question& q) {
   if (!q.state_only()) return std::nullopt;
-  const auto shape = usual_gpt(q.params, q.tp, std::int64_t{q.pp} * q.chunks);
+  const auto shape = usual_gpt(q.params, q.tp(), std::int64_t{q.pp()} * q.chunks);
   if (!shape) return std::nullopt;
   Question other = q;
   other.params = 0;

@@ -119,9 +119,10 @@ std::vector<Field> make_fields() {
   add("gpus", "INT", "dp · tp · pp", "all of them; --dp follows",
       TESSERA_READ(q.gpus = small_number(text)));
   add("dp", "INT", "gpus / (tp · pp)", "data-parallel ranks",
-      TESSERA_READ(q.dp = small_number(text)));
-  add("tp", "INT", "1", "tensor-parallel ranks", TESSERA_READ(q.tp = small_number(text)));
-  add("pp", "INT", "1", "pipeline ranks", TESSERA_READ(q.pp = small_number(text)));
+      TESSERA_READ(q.axes.set("dp", small_number(text))));
+  add("tp", "INT", "1", "tensor-parallel ranks",
+      TESSERA_READ(q.axes.set("tp", small_number(text))));
+  add("pp", "INT", "1", "pipeline ranks", TESSERA_READ(q.axes.set("pp", small_number(text))));
   flag("sequence-parallel", "false", "cut what tp leaves whole along the sequence",
        TESSERA_READ(q.sequence_parallel = truth(text)));
   flag("slice-hops", "false", "between stages a rank sends 1/tp, gathered again, as Megatron does",

@@ -36,9 +36,7 @@ Json question_json(const Question& q) {
     json["seq"] = q.seq;
   }
   json["gpus"] = q.world();
-  json["dp"] = q.dp;
-  json["tp"] = q.tp;
-  json["pp"] = q.pp;
+  for (const Axis& axis : q.axes.written()) json[std::string(axis.name)] = axis.size;
   json["sequence_parallel"] = q.sequence_parallel;
   json["slice_hops"] = q.slice_hops;
   json["zero"] = q.zero;
@@ -120,7 +118,7 @@ Json plan_json(const Plan& plan) {
   json["memory"] = q.state_only() ? state_json(plan.memory) : memory_json(plan.memory);
   if (q.state_only()) json["assumed"] = assumed_json(plan.assumed);
   json["pipeline_rank"] = plan.rank;
-  if (q.pp > 1 && !q.state_only()) {
+  if (q.pp() > 1 && !q.state_only()) {
     Json& ranks = json["memory_by_pipeline_rank"] = Json::array();
     for (const Memory& memory : plan.by_rank) ranks.push_back(memory_json(memory));
   }

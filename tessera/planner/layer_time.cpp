@@ -15,17 +15,17 @@ struct LayerSizes {
         tokens(real(q.micro_batch) * real(q.seq)),
         hidden(real(q.model.hidden)),
         head(real(q.model.head_dim())),
-        heads(real(q.model.heads) / q.tp),
-        ffn(real(q.model.ffn) / q.tp),
-        vocab(real((q.model.vocab + q.tp - 1) / q.tp)) {
-    const double kv = std::max(1.0, real(q.model.kv_heads) / q.tp);
+        heads(real(q.model.heads) / q.tp()),
+        ffn(real(q.model.ffn) / q.tp()),
+        vocab(real((q.model.vocab + q.tp() - 1) / q.tp())) {
+    const double kv = std::max(1.0, real(q.model.kv_heads) / q.tp());
     qkv = (heads + 2 * kv) * head;
     up = ffn * (q.model.swiglu ? 2 : 1);
     seq = real(q.seq);
     sequences = real(q.micro_batch) * heads;
     scores = sequences * seq * seq;
     // What a row-parallel product gave is whole on every rank, unless the sequence is cut.
-    whole = tokens * hidden / (q.sequence_parallel ? q.tp : 1);
+    whole = tokens * hidden / (q.sequence_parallel ? q.tp() : 1);
     // A gradient is added to: the product's result read, the sum read and written.
     accumulate = element + 2.0 * q.layout.grad;
   }
@@ -113,7 +113,7 @@ PartWork layer_work(const Question& q) {
   work.backward_weight = b.product(h, s.qkv, t) + b.product(h, context, t) + b.product(h, s.up, t) +
                          b.product(s.ffn, h, t);
   work.backward_weight += b.bytes(layer_params_on_rank(q) * s.accumulate, 4);
-  if (q.tp > 1) work.forward_reduces = work.backward_reduces = 2;
+  if (q.tp() > 1) work.forward_reduces = work.backward_reduces = 2;
   switch (q.recompute) {
     case Recompute::none: break;
     case Recompute::selective:
@@ -133,7 +133,7 @@ PartWork embedding_work(const Question& q) {
   work.forward = b.pass(5 * b.s.tokens * b.s.hidden, 12);
   work.backward_weight = b.pass(4 * b.s.tokens * b.s.hidden, 12);
   work.backward_weight += b.bytes(vocab_params_on_rank(q) * b.s.accumulate, 0);
-  if (q.tp > 1) work.forward_reduces = 1;
+  if (q.tp() > 1) work.forward_reduces = 1;
   return work;
 }
 
@@ -148,11 +148,11 @@ PartWork head_work(const Question& q) {
   work.backward_input += b.bytes(loss, 8);
   work.backward_weight = b.product(s.hidden, s.vocab, s.tokens);
   work.backward_weight += b.bytes(vocab_params_on_rank(q) * s.accumulate, 1);
-  if (q.tp > 1) {
+  if (q.tp() > 1) {
     work.backward_reduces = 1;
     // Maximum, sum and target logit.
     const double each =
-        collective_time(q.hardware, Collective::all_reduce, 4 * s.tokens, q.tp, tp_per_node(q));
+        collective_time(q.hardware, Collective::all_reduce, 4 * s.tokens, q.tp(), tp_per_node(q));
     work.forward += {3 * each, 3};
   }
   return work;
@@ -160,12 +160,14 @@ PartWork head_work(const Question& q) {
 
 Work tensor_reduce(const Question& q) {
   const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
-  return {collective_time(q.hardware, Collective::all_reduce, bytes, q.tp, tp_per_node(q)),
+  return {collective_time(q.hardware, Collective::all_reduce, bytes, q.tp(), tp_per_node(q)),
           q.sequence_parallel ? 2.0 : 1.0};
 }
 
-int tp_per_node(const Question& q) { return std::min(q.tp, q.per_node); }
-int dp_per_node(const Question& q) { return std::min(q.dp, std::max(1, q.per_node / q.tp)); }
-bool stages_share_node(const Question& q) { return std::int64_t{q.tp} * q.dp * q.pp <= q.per_node; }
+int tp_per_node(const Question& q) { return std::min(q.tp(), q.per_node); }
+int dp_per_node(const Question& q) { return std::min(q.dp(), std::max(1, q.per_node / q.tp())); }
+bool stages_share_node(const Question& q) {
+  return std::int64_t{q.tp()} * q.dp() * q.pp() <= q.per_node;
+}
 
 }  // namespace tessera::planner

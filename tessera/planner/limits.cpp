@@ -31,7 +31,7 @@ Question with(const Question& q, int zero, int dp) {
   Question other = q;
   other.zero = zero;
   if (zero != q.zero) other.grad_reduce.reset();
-  other.dp = dp;
+  other.axes.set("dp", dp);
   other.gpus = other.nodes = 0;
   if (other.gather == Gather::alias) other.gather.reset();  // more replicas may be on more hosts
   other.global_batch = 0;
@@ -41,15 +41,15 @@ Question with(const Question& q, int zero, int dp) {
 template <typename Limits, typename Find>
 Limits for_all(const Question& q, const Find& find) {
   Limits limits;
-  std::vector<int> degrees = {q.dp};
-  for (int dp = 1; dp <= std::max(q.dp, q.per_node); dp *= 2) {
-    if (dp != q.dp) degrees.push_back(dp);
+  std::vector<int> degrees = {q.dp()};
+  for (int dp = 1; dp <= std::max(q.dp(), q.per_node); dp *= 2) {
+    if (dp != q.dp()) degrees.push_back(dp);
   }
   std::sort(degrees.begin(), degrees.end());
   for (int zero = 0; zero <= 3; ++zero) {
     for (const int dp : degrees) {
       limits.rows.push_back(find(with(q, zero, dp)));
-      if (zero == q.zero && dp == q.dp) limits.asked = limits.rows.back();
+      if (zero == q.zero && dp == q.dp()) limits.asked = limits.rows.back();
     }
   }
   return limits;
@@ -57,17 +57,17 @@ Limits for_all(const Question& q, const Find& find) {
 
 BatchLimit largest_batch(Question q) {
   // What accumulation adds is time, not memory: one micro-batch, or enough to fill the pipeline.
-  q.grad_accum = q.pp > 1 ? std::max<std::int64_t>(q.grad_accum, q.pp) : q.grad_accum;
+  q.grad_accum = q.pp() > 1 ? std::max<std::int64_t>(q.grad_accum, q.pp()) : q.grad_accum;
   const auto memory = [&](std::int64_t b) {
     Question other = q;
     other.micro_batch = b;
     return memory_of(settle(other)).total();
   };
-  const std::int64_t most = 1'000'000'000 / (q.dp * q.grad_accum);
-  BatchLimit limit{q.zero, q.dp};
+  const std::int64_t most = 1'000'000'000 / (q.dp() * q.grad_accum);
+  BatchLimit limit{q.zero, q.dp()};
   limit.micro_batch =
       largest(most, [&](std::int64_t b) { return memory(b) <= usable_memory(q.hardware); });
-  limit.global_batch = limit.micro_batch * q.dp * q.grad_accum;
+  limit.global_batch = limit.micro_batch * q.dp() * q.grad_accum;
   limit.memory = memory(std::max<std::int64_t>(1, limit.micro_batch));
   return limit;
 }
@@ -76,7 +76,7 @@ BatchLimit largest_batch(Question q) {
 ModelShape grown(const Question& q, std::int64_t n) {
   const ModelShape& base = q.model;
   const std::int64_t group = base.heads / base.kv_heads;
-  const std::int64_t step = q.tp * group;
+  const std::int64_t step = q.tp() * group;
   ModelShape m = base;
   m.name.clear();
   m.heads = n * step;
@@ -84,17 +84,17 @@ ModelShape grown(const Question& q, std::int64_t n) {
   m.hidden = m.heads * base.head_dim();
   m.ffn = m.hidden * base.ffn / base.hidden;
   const double layers = real(base.layers) * real(m.hidden) / real(base.hidden);
-  m.layers = std::max<std::int64_t>(std::llround(layers), std::int64_t{q.pp} * q.chunks);
+  m.layers = std::max<std::int64_t>(std::llround(layers), std::int64_t{q.pp()} * q.chunks);
   return m;
 }
 
 ModelLimit largest_model_for(const Question& q) {
   ModelLimit limit;
   limit.zero = q.zero;
-  limit.dp = q.dp;
+  limit.dp = q.dp();
   if (q.state_only()) {
-    const double each = state_bytes(q.layout, q.zero, 1, q.dp, q.policy()).total();
-    limit.params = usable_memory(q.hardware) / each * q.tp * q.pp;
+    const double each = state_bytes(q.layout, q.zero, 1, q.dp(), q.policy()).total();
+    limit.params = usable_memory(q.hardware) / each * q.tp() * q.pp();
     limit.memory = usable_memory(q.hardware);
     return limit;
   }

@@ -24,17 +24,17 @@ double buffers_of(const Question& q, const RankParts& rank) {
   const Sharding sharded = sharding_of_stage(q.zero);
   const double layer = layer_params_on_rank(q), vocab = vocab_params_on_rank(q);
   const bool table = rank.embedding || rank.head;
-  if (q.dp > 1 && sharded.grads && q.policy() == ReducePolicy::each) {
-    const double matrix = real(q.model.hidden * q.model.ffn) / q.tp;
+  if (q.dp() > 1 && sharded.grads && q.policy() == ReducePolicy::each) {
+    const double matrix = real(q.model.hidden * q.model.ffn) / q.tp();
     const double largest = std::max(matrix, table ? vocab : 0) * q.layout.grad;
     const double bucket = std::max(bucket_bytes(q, rank.params), largest);
     bytes += std::min(2 * bucket, rank.params * q.layout.grad);
   }
-  if (q.dp > 1 && sharded.params) {
+  if (q.dp() > 1 && sharded.params) {
     const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
     bytes += std::min(units, rank.params) * q.layout.param;
   }
-  if (q.pp > 1) bytes += 2 * boundary_on_rank(q);
+  if (q.pp() > 1) bytes += 2 * boundary_on_rank(q);
   return bytes;
 }
 
@@ -48,12 +48,12 @@ double temporary_of(const Question& q, const RankParts& rank) {
   const double h = real(q.model.hidden);
   double loss = 0;
   if (rank.head) {
-    const double logits = tokens * real((q.model.vocab + q.tp - 1) / q.tp);
+    const double logits = tokens * real((q.model.vocab + q.tp() - 1) / q.tp());
     loss = logits * (e == 4 ? 8 : e + 8) + 2 * e * tokens * h;
   }
-  double layer = tokens * e * (3 * h + (q.model.swiglu ? 3 : 2) * real(q.model.ffn) / q.tp);
+  double layer = tokens * e * (3 * h + (q.model.swiglu ? 3 : 2) * real(q.model.ffn) / q.tp());
   if (q.attention == Attention::unfused) {
-    layer += 2 * e * tokens * real(q.model.heads) / q.tp * real(q.seq);
+    layer += 2 * e * tokens * real(q.model.heads) / q.tp() * real(q.seq);
   }
   if (q.recompute != Recompute::none) layer += whole_layer_activations(q) - layer_activations(q);
   return std::max(loss, layer) + q.hardware.reserve;
@@ -66,7 +66,7 @@ double usable_memory(const Hardware& hardware) { return hardware.memory * hardwa
 std::vector<Memory> memory_by_rank(const Question& q) {
   std::vector<Memory> all;
   if (q.software == Software::tessera && !q.state_only()) {
-    for (int r = 0; r < q.pp; ++r) {
+    for (int r = 0; r < q.pp(); ++r) {
       const RunMemory run = run_memory(run_question(q, {{"pp", r}}));
       all.push_back({real(run.params), real(run.grads), real(run.optimizer), real(run.activations),
                      real(run.buffers), real(run.temporary) + q.hardware.reserve,
@@ -75,11 +75,11 @@ std::vector<Memory> memory_by_rank(const Question& q) {
     return all;
   }
   const auto shares = stage_shares(q);
-  for (int r = 0; r < q.pp; ++r) {
+  for (int r = 0; r < q.pp(); ++r) {
     const std::vector<StageShare>& chunks = shares[static_cast<std::size_t>(r)];
     RankParts rank;
     rank.params = params_on_rank(q, chunks);
-    const StateBytes state = state_bytes(q.layout, q.zero, rank.params, q.dp, q.policy());
+    const StateBytes state = state_bytes(q.layout, q.zero, rank.params, q.dp(), q.policy());
     Memory memory{state.params, state.grads, state.optimizer};
     if (!q.state_only()) {
       std::int64_t layers = 0;  // of the largest chunk

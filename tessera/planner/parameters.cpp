@@ -61,7 +61,7 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
   const std::int64_t h = shape.hidden, kv = shape.kv_heads * shape.head_dim();
   ParamBuilder build(shape, tp);
   const bool copy = part.head && shape.tied && !part.embedding;
-  if (part.embedding || copy) build.rows("tok", h, {{shape.vocab, tp}}, false);
+  if (part.embedding) build.rows("tok", h, {{shape.vocab, tp}}, false);
   if (part.embedding && shape.positions > 0) {
     ParamSpec& positions = build.all.emplace_back();
     positions.name = "pos.weight";
@@ -81,6 +81,7 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
     build.columns(block + "proj2", shape.ffn);
   }
   if (part.head) {
+    if (copy) build.rows("tok", h, {{shape.vocab, tp}}, false);
     build.norm("norm");
     if (!shape.tied) build.rows("head", h, {{shape.vocab, tp}}, false);
   }

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kMostDevices = 10'000'000, kMostSamples = 1'000'000'000,
                        kMostSeq = 100'000'000, kMostMicros = 65'536;
 
-void in_range(const char* flag, std::int64_t value, std::int64_t least, std::int64_t most) {
+void in_range(std::string_view flag, std::int64_t value, std::int64_t least, std::int64_t most) {
   if (value < least || value > most) {
     throw UsageError(str("--", flag, ": got ", value, ", wanted ", least, " to ", most));
   }
@@ -56,41 +56,42 @@ void settle_model(Question& q) {
   if (q.model.positions > 0) q.model.positions = std::max(q.model.positions, q.seq);
   in_range("vocab-multiple", q.vocab_multiple, 0, 1'000'000);
   if (q.vocab_multiple > 0) {
-    q.model.vocab = padded_vocab(q.model.vocab, std::int64_t{q.vocab_multiple} * q.tp);
+    q.model.vocab = padded_vocab(q.model.vocab, std::int64_t{q.vocab_multiple} * q.tp());
   }
 }
 
 void settle_mesh(Question& q) {
-  in_range("tp", q.tp, 1, 65'536);
-  in_range("pp", q.pp, 1, 65'536);
-  in_range("dp", q.dp, 0, kMostDevices);
+  for (const Axis& axis : q.axes.written()) {
+    const bool dp = axis.name == "dp";  // which alone may be left open
+    in_range(axis.name, axis.size, dp ? 0 : 1, dp ? kMostDevices : 65'536);
+  }
   in_range("gpus", q.gpus, 0, kMostDevices);
   in_range("nodes", q.nodes, 0, kMostDevices);
   in_range("gpus-per-node", q.per_node, 0, 65'536);
   if (q.per_node == 0) q.per_node = std::max(1, q.hardware.per_node);
-  const std::int64_t cut = std::int64_t{q.tp} * q.pp;
-  if (q.dp == 0) {
+  const std::int64_t cut = q.axes.with("dp", 1).world();
+  if (q.dp() == 0) {
     // From the devices there are, if anything says how many.
     const std::int64_t all = q.gpus > 0 ? q.gpus : std::int64_t{q.nodes} * q.per_node;
     const char* const flag = q.gpus > 0 ? "gpus" : "nodes";
     if (all > 0 && all % cut != 0) {
-      throw UsageError(str("--", flag, ": tp ", q.tp, " · pp ", q.pp, " = ", cut,
+      throw UsageError(str("--", flag, ": tp ", q.tp(), " · pp ", q.pp(), " = ", cut,
                            " does not divide ", all, " GPUs; change one of them, or give --dp"));
     }
     in_range("gpus", all, 0, kMostDevices);
-    q.dp = all > 0 ? static_cast<int>(all / cut) : 1;
+    q.axes.set("dp", all > 0 ? static_cast<int>(all / cut) : 1);
   }
-  const std::int64_t world = cut * q.dp;
+  const std::int64_t world = q.axes.world();
   in_range("dp · tp · pp", world, 1, kMostDevices);
   if (q.gpus > 0 && q.gpus != world) {
-    throw UsageError(str("--gpus: got ", q.gpus, ", but dp ", q.dp, " · tp ", q.tp, " · pp ", q.pp,
-                         " = ", world, "; leave one of them out"));
+    throw UsageError(str("--gpus: got ", q.gpus, ", but ", q.axes.words(" · "), " = ", world,
+                         "; leave one of them out"));
   }
   q.gpus = static_cast<int>(world);
   if (q.nodes == 0) q.nodes = static_cast<int>((world + q.per_node - 1) / q.per_node);
   if (std::int64_t{q.nodes} * q.per_node < world) {
-    throw UsageError(str("--nodes: ", q.nodes, " nodes of ", q.per_node, " GPUs are fewer than dp ",
-                         q.dp, " · tp ", q.tp, " · pp ", q.pp, " = ", world));
+    throw UsageError(str("--nodes: ", q.nodes, " nodes of ", q.per_node, " GPUs are fewer than ",
+                         q.axes.words(" · "), " = ", world));
   }
 }
 
@@ -99,22 +100,22 @@ void settle_batch(Question& q) {
   in_range("grad-accum", q.grad_accum, 0, kMostSamples);
   in_range("global-batch", q.global_batch, 0, kMostSamples);
   if (q.micro_batch == 0) {
-    const std::int64_t parts = q.dp * q.grad_accum;
+    const std::int64_t parts = q.dp() * q.grad_accum;
     const bool both = parts > 0 && q.global_batch > 0 && q.global_batch % parts == 0;
     q.micro_batch = both ? q.global_batch / parts : 1;
   }
-  const std::int64_t at_once = q.micro_batch * q.dp;
+  const std::int64_t at_once = q.micro_batch * q.dp();
   if (q.global_batch == 0) {
     q.grad_accum = std::max<std::int64_t>(1, q.grad_accum);
     if (at_once > kMostSamples / q.grad_accum) {
-      throw UsageError(str("--global-batch: micro-batch ", q.micro_batch, " · dp ", q.dp,
+      throw UsageError(str("--global-batch: micro-batch ", q.micro_batch, " · dp ", q.dp(),
                            " · grad-accum ", q.grad_accum, " is more than ", kMostSamples));
     }
     q.global_batch = at_once * q.grad_accum;
   }
   if (q.global_batch % at_once != 0) {
     throw UsageError(str("--global-batch: got ", q.global_batch, ", which micro-batch ",
-                         q.micro_batch, " · dp ", q.dp, " = ", at_once,
+                         q.micro_batch, " · dp ", q.dp(), " = ", at_once,
                          " does not divide; the nearest that it does are ",
                          std::max<std::int64_t>(1, q.global_batch / at_once) * at_once, " and ",
                          (q.global_batch / at_once + 1) * at_once));
@@ -122,7 +123,7 @@ void settle_batch(Question& q) {
   const std::int64_t micros = q.global_batch / at_once;
   if (q.grad_accum != 0 && q.grad_accum != micros) {
     throw UsageError(str("--grad-accum: got ", q.grad_accum, ", but global-batch ", q.global_batch,
-                         " = micro-batch ", q.micro_batch, " · dp ", q.dp, " · ", micros,
+                         " = micro-batch ", q.micro_batch, " · dp ", q.dp(), " · ", micros,
                          "; leave one of them out"));
   }
   q.grad_accum = micros;
@@ -145,11 +146,11 @@ void settle_schedule(Question& q) {
     throw UsageError(str("--chunks: got ", q.chunks, ", but ", q.schedule,
                          " has one on every rank; --schedule interleaved takes more"));
   }
-  if (q.pp == 1) return;
+  if (q.pp() == 1) return;
   in_range("grad-accum", q.micros(), 1, kMostMicros);
-  if (q.schedule == "interleaved" && q.micros() < q.pp) {
+  if (q.schedule == "interleaved" && q.micros() < q.pp()) {
     throw UsageError(str("--schedule: interleaved needs as many micro-batches as pp, and has ",
-                         q.micros(), " for pp ", q.pp,
+                         q.micros(), " for pp ", q.pp(),
                          "; raise --global-batch, lower --micro-batch, or take 1f1b"));
   }
 }
@@ -158,18 +159,18 @@ void check_cuts(const Question& q) {
   if (q.state_only()) return;
   // Whose sizes they are: the model may be one that nobody asked for.
   const std::string whose = q.model.name.empty() ? "" : str(" of --model ", q.model.name);
-  if (q.model.heads % q.tp != 0) {
-    throw UsageError(str("--tp: got ", q.tp, ", which does not divide ", q.model.heads, " heads",
+  if (q.model.heads % q.tp() != 0) {
+    throw UsageError(str("--tp: got ", q.tp(), ", which does not divide ", q.model.heads, " heads",
                          whose, "; wanted a divisor of them"));
   }
-  if (q.model.kv_heads % q.tp != 0 && q.tp % q.model.kv_heads != 0) {
-    throw UsageError(str("--tp: got ", q.tp, ", which ", q.model.kv_heads, " kv-heads", whose,
+  if (q.model.kv_heads % q.tp() != 0 && q.tp() % q.model.kv_heads != 0) {
+    throw UsageError(str("--tp: got ", q.tp(), ", which ", q.model.kv_heads, " kv-heads", whose,
                          " neither divide nor are divided by"));
   }
-  const std::int64_t stages = std::int64_t{q.pp} * q.chunks;
+  const std::int64_t stages = std::int64_t{q.pp()} * q.chunks;
   if (q.model.layers < stages) {
-    throw UsageError(str("--layers: got ", q.model.layers, " for pp ", q.pp, " · chunks ", q.chunks,
-                         " = ", stages, " stages", whose,
+    throw UsageError(str("--layers: got ", q.model.layers, " for pp ", q.pp(), " · chunks ",
+                         q.chunks, " = ", stages, " stages", whose,
                          "; each needs a layer: lower --pp or --chunks"));
   }
   layers_of_stages(q.model, static_cast<int>(stages), q.split);
@@ -178,8 +179,8 @@ void check_cuts(const Question& q) {
 void settle_software(Question& q) {
   const bool cpu = q.hardware.cpu;
   if (!q.software) q.software = cpu ? Software::tessera : Software::megatron;
-  const bool shares = cpu && q.nodes == 1 && q.dp > 1;
-  if (q.gather == Gather::alias && !shares && q.dp > 1 && q.zero == 3) {
+  const bool shares = cpu && q.nodes == 1 && q.dp() > 1;
+  if (q.gather == Gather::alias && !shares && q.dp() > 1 && q.zero == 3) {
     throw UsageError(str("--gather: got alias, which needs ranks of one host that share memory; ",
                          q.hardware.name, " on ", q.nodes, q.nodes == 1 ? " node" : " nodes",
                          " has none: wanted copy"));
@@ -190,13 +191,13 @@ void settle_software(Question& q) {
 // Tessera's own runs are counted to the byte, in 64 bits; none comes near.
 void check_countable(const Question& q) {
   if (q.software != Software::tessera || q.state_only()) return;
-  in_range("pp", q.pp, 1, 4096);
+  in_range("pp", q.pp(), 1, 4096);
   const auto real = [](std::int64_t value) { return static_cast<double>(value); };
   const ModelShape& m = q.model;
   const double widest = 16 * real(m.hidden) + 4 * real(m.ffn) + real(m.vocab);
   const double activations = real(q.micro_batch) * real(q.seq) * widest * real(m.layers + 2) *
                              real(q.micros()) * q.chunks * 8;
-  const double padding = 16.0 * q.dp * 16 * real(m.layers + 2);
+  const double padding = 16.0 * q.dp() * 16 * real(m.layers + 2);
   const double state = (real(m.params()) + padding) * (q.layout.total() + 8) * 4;
   if (activations > 4e18 || state > 4e18) {
     throw UsageError(str("--software: got tessera for ",
@@ -229,14 +230,14 @@ Question settle(Question q) {
 
 int stage_of(const Question& q, int rank, int chunk) {
   // A V goes down the ranks and comes back up; otherwise stages go round.
-  if (q.schedule == "zb-v" && chunk == 1) return 2 * q.pp - 1 - rank;
-  return chunk * q.pp + rank;
+  if (q.schedule == "zb-v" && chunk == 1) return 2 * q.pp() - 1 - rank;
+  return chunk * q.pp() + rank;
 }
 
 std::vector<std::vector<StageShare>> stage_shares(const Question& q) {
-  const std::vector<int> layers = layers_of_stages(q.model, q.pp * q.chunks, q.split);
-  std::vector<std::vector<StageShare>> shares(static_cast<std::size_t>(q.pp));
-  for (int r = 0; r < q.pp; ++r) {
+  const std::vector<int> layers = layers_of_stages(q.model, q.pp() * q.chunks, q.split);
+  std::vector<std::vector<StageShare>> shares(static_cast<std::size_t>(q.pp()));
+  for (int r = 0; r < q.pp(); ++r) {
     for (int c = 0; c < q.chunks; ++c) {
       const ModelPart part = part_of_stage(layers, stage_of(q, r, c));
       shares[static_cast<std::size_t>(r)].push_back(

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/axes.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
 #include "tessera/planner/hardware.h"
@@ -31,8 +32,8 @@ struct Question {
   double params = 0;  // of a model known by its size alone: then only state can be asked for
   std::int64_t seq = 0;
 
-  int dp = 0, tp = 1, pp = 1;  // dp 0: what gpus or nodes leave, else 1
-  int gpus = 0;                // all of them
+  Axes axes{{"dp", 0}};  // dp 0: what gpus or nodes leave, else 1
+  int gpus = 0;          // all of them
   bool sequence_parallel = false;
   // [Note: slices] Ranks along tp have the same result of a stage. Tessera's pass it on each for
   // itself; Megatron-LM's send a slice each, which those of the next stage gather along tp.
@@ -67,7 +68,10 @@ struct Question {
 
   // After settle(): how many micro-batches a step has, and how many devices there are.
   std::int64_t micros() const { return grad_accum; }
-  int world() const { return dp * tp * pp; }
+  int world() const { return static_cast<int>(axes.world()); }
+  int dp() const { return axes.dp(); }
+  int tp() const { return axes.tp(); }
+  int pp() const { return axes.pp(); }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
 };
 

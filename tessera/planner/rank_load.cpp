@@ -12,7 +12,7 @@ namespace {
 // Bytes per token and layer, in multiples of the hidden width.
 double kept_per_token(const Question& q, bool scores) {
   const ModelShape& m = q.model;
-  const double e = element_bytes(q), tp = q.tp, h = real(m.hidden);
+  const double e = element_bytes(q), tp = q.tp(), h = real(m.hidden);
   // Dropout keeps a byte per value; models without biases train without it.
   const double mask = m.biases ? 1 : 0;
   // Inputs of two norms, of the attention's products and of the MLP's; two masks.
@@ -29,7 +29,7 @@ double kept_per_token(const Question& q, bool scores) {
 
 double layer_params_on_rank(const Question& q) {
   const ModelShape& m = q.model;
-  const double h = real(m.hidden), ffn = real(m.ffn), tp = q.tp;
+  const double h = real(m.hidden), ffn = real(m.ffn), tp = q.tp();
   const double kv = std::max(real(m.kv_heads) / tp, 1.0) * real(m.head_dim());
   double cut = 2 * h * h + (m.swiglu ? 3 : 2) * h * ffn;
   double whole = 2 * h + 2 * h * kv;
@@ -41,7 +41,7 @@ double layer_params_on_rank(const Question& q) {
 }
 
 double vocab_params_on_rank(const Question& q) {
-  return real((q.model.vocab + q.tp - 1) / q.tp * q.model.hidden);
+  return real((q.model.vocab + q.tp() - 1) / q.tp() * q.model.hidden);
 }
 
 double embedding_params_on_rank(const Question& q) {
@@ -60,7 +60,7 @@ double bucket_bytes(const Question& q, double params) {
 }
 
 double params_on_rank(const Question& q, const std::vector<StageShare>& chunks) {
-  if (q.state_only()) return q.params / (static_cast<double>(q.tp) * q.pp);
+  if (q.state_only()) return q.params / (static_cast<double>(q.tp()) * q.pp());
   double layers = 0;
   bool embedding = false, head = false;
   for (const StageShare& chunk : chunks) {
@@ -76,22 +76,22 @@ int element_bytes(const Question& q) { return q.layout.param >= 4 ? 4 : 2; }
 
 double boundary_on_rank(const Question& q) {
   return boundary_bytes(real(q.seq) * real(q.micro_batch), real(q.model.hidden), element_bytes(q),
-                        q.sequence_parallel ? q.tp : 1);
+                        q.sequence_parallel ? q.tp() : 1);
 }
 
 double hop_bytes(const Question& q) {
-  return boundary_on_rank(q) / (q.slice_hops && !q.sequence_parallel ? q.tp : 1);
+  return boundary_on_rank(q) / (q.slice_hops && !q.sequence_parallel ? q.tp() : 1);
 }
 
 double tied_bytes(const Question& q) {
   const auto own = static_cast<std::int64_t>(vocab_params_on_rank(q));
-  return real(tied_elements(own, q.dp, 0, sharding_of_stage(q.zero).optimizer)) * q.layout.grad;
+  return real(tied_elements(own, q.dp(), 0, sharding_of_stage(q.zero).optimizer)) * q.layout.grad;
 }
 
 double layer_activations(const Question& q) {
   const double values = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
   if (q.recompute == Recompute::full) {
-    return values * element_bytes(q) / (q.sequence_parallel ? q.tp : 1);
+    return values * element_bytes(q) / (q.sequence_parallel ? q.tp() : 1);
   }
   const bool scores = q.attention == Attention::unfused && q.recompute == Recompute::none;
   return values * kept_per_token(q, scores);
@@ -103,7 +103,7 @@ double whole_layer_activations(const Question& q) {
 }
 
 std::int64_t in_flight(const Question& q, int rank) {
-  const std::int64_t p = q.pp, k = q.micros(), v = q.chunks;
+  const std::int64_t p = q.pp(), k = q.micros(), v = q.chunks;
   if (q.schedule == "gpipe") return k;
   if (q.schedule == "zb-h1") return std::min(p, k);
   if (q.schedule == "zb-v") return 2 * std::min(p, k);

@@ -17,9 +17,9 @@ std::string less_in_flight(const Question& q, double rest) {
   std::string text = str("activations and temporaries alone are ", of_usable(rest, q), ": ");
   if (q.recompute != Recompute::full) text += "--checkpoint-activations full, ";
   if (q.micro_batch > 1) text += "--micro-batch 1, ";
-  if (q.tp < q.per_node) {
+  if (q.tp() < q.per_node) {
     text += str("--tp up to ", q.per_node, " with --sequence-parallel, ");
-  } else if (q.tp > 1 && !q.sequence_parallel) {
+  } else if (q.tp() > 1 && !q.sequence_parallel) {
     text += "--sequence-parallel, ";
   }
   return text + "a shorter --seq, and then what cuts the state: --pp, or --zero 3 over more --dp";
@@ -30,24 +30,24 @@ std::string over_more_gpus(const Question& q) {
   const Memory memory = memory_of(q);
   const double rest = needed_memory(q) - memory.params - memory.grads - memory.optimizer;
   if (rest > usable_memory(q.hardware)) return less_in_flight(q, rest);
-  const bool more_tp = q.tp < q.per_node;
+  const bool more_tp = q.tp() < q.per_node;
   std::string text = "cut the model over more GPUs: ";
   if (more_tp) text += str("--tp up to ", q.per_node, " inside a host, then ");
   text += str("--pp across hosts");
-  if (q.dp == 1) return text + ", or shard it with --zero 3 and --dp";
+  if (q.dp() == 1) return text + ", or shard it with --zero 3 and --dp";
   return text + (q.zero == 3 ? ", or raise --dp" : "");
 }
 
 std::string tensor_parallel_remedy(const Question& q) {
-  if (q.tp > q.per_node) return str("keep tp inside a host: at most --tp ", q.per_node);
+  if (q.tp() > q.per_node) return str("keep tp inside a host: at most --tp ", q.per_node);
   // Half of it on twice the replicas: the same GPUs and global batch.
   const Question& asked = q;
-  const bool halves = q.tp % 2 == 0 && asked.global_batch % (2LL * q.dp) == 0;
+  const bool halves = q.tp() % 2 == 0 && asked.global_batch % (2LL * q.dp()) == 0;
   if (!halves) return "less --tp";
   try {
     const Instead half = instead(q, [](Question& o) {
-      o.tp /= 2;
-      o.dp *= 2;
+      o.axes.set("tp", o.tp() / 2);
+      o.axes.set("dp", o.dp() * 2);
       if (o.grad_accum % 2 == 0) {
         o.grad_accum /= 2;
       } else {
@@ -56,7 +56,8 @@ std::string tensor_parallel_remedy(const Question& q) {
       o = settle(o);
     });
     if (half.fits) {
-      return str("--tp ", q.tp / 2, " with --dp ", 2 * q.dp, " fits: ", of_usable(half.total, q));
+      return str("--tp ", q.tp() / 2, " with --dp ", 2 * q.dp(),
+                 " fits: ", of_usable(half.total, q));
     }
   } catch (const UsageError&) {  // the smaller cut cannot be
   }
@@ -107,7 +108,7 @@ std::string of_usable(double total, const Question& q) {
 }
 
 std::string least_change_that_fits(const Question& q) {
-  if (q.dp > 1) {
+  if (q.dp() > 1) {
     for (int stage = q.zero + 1; stage <= 3; ++stage) {
       const Instead other = at_stage(q, stage);
       if (other.fits) return str("--zero ", stage, " fits: ", of_usable(other.total, q));
@@ -136,7 +137,7 @@ std::string least_change_that_fits(const Question& q) {
     }
   }
   const Instead all = instead(q, [&](Question& o) {
-    if (o.dp > 1) o.zero = 3, o.grad_reduce.reset();
+    if (o.dp() > 1) o.zero = 3, o.grad_reduce.reset();
     o.recompute = Recompute::full;
     o.attention = Attention::fused;
     o.grad_accum = q.grad_accum * q.micro_batch;
@@ -144,7 +145,7 @@ std::string least_change_that_fits(const Question& q) {
   });
   if (!all.fits) return "";
   std::vector<std::string> flags;
-  if (q.dp > 1 && q.zero < 3) flags.emplace_back("--zero 3");
+  if (q.dp() > 1 && q.zero < 3) flags.emplace_back("--zero 3");
   if (q.recompute != Recompute::full) flags.emplace_back("--checkpoint-activations full");
   if (q.zero >= 2 && q.policy() == ReducePolicy::last) flags.emplace_back("--grad-reduce each");
   if (q.attention == Attention::unfused) flags.emplace_back("--attention fused");
@@ -158,7 +159,7 @@ std::string what_would_fit(const Question& q) {
   if (std::string change = least_change_that_fits(q); !change.empty()) return change;
   const double state = memory_of(q).total(), usable = usable_memory(q.hardware);
   if (!q.state_only() || state <= usable) return over_more_gpus(q);
-  return str("cut the model over at least ", std::ceil(state / usable * q.tp * q.pp),
+  return str("cut the model over at least ", std::ceil(state / usable * q.tp() * q.pp()),
              " GPUs with --tp and --pp",
              q.zero < 3 ? ", or shard it with --zero 3 and more --dp" : ", or raise --dp");
 }
@@ -178,7 +179,7 @@ std::string remedy_for(const Plan& plan) {
   }
   if (t.step() > 0 && t.bubble > kMuchBubble * t.step()) {
     return str(percent(t.bubble / t.step()), " of the step is bubble: more micro-batches (now ",
-               q.micros(), " for ", q.pp, " stages) with a larger --global-batch",
+               q.micros(), " for ", q.pp(), " stages) with a larger --global-batch",
                q.micro_batch > 1 ? " or a smaller --micro-batch" : "", ", or less --pp");
   }
   if (q.state_only()) return "give --model, or --layers --hidden --heads";

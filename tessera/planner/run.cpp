@@ -20,7 +20,7 @@ std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded) 
 
 Question pipeline_question(const RunQuestion& q) {
   Question pipeline;
-  pipeline.pp = q.pp;
+  pipeline.axes.set("pp", q.pp());
   pipeline.grad_accum = q.accumulation;
   pipeline.schedule = q.schedule;
   pipeline.chunks = q.schedule == "zb-v" ? 2 : q.schedule == "interleaved" ? q.chunks : 1;
@@ -28,9 +28,9 @@ Question pipeline_question(const RunQuestion& q) {
 }
 
 std::vector<ModelPart> parts_on_rank(const RunQuestion& q) {
-  if (q.pp == 1) return {{0, q.model.layers, true, true}};
+  if (q.pp() == 1) return {{0, q.model.layers, true, true}};
   const Question pipeline = pipeline_question(q);
-  const std::vector<int> layers = layers_of_stages(q.model, q.pp * pipeline.chunks, q.split);
+  const std::vector<int> layers = layers_of_stages(q.model, q.pp() * pipeline.chunks, q.split);
   std::vector<ModelPart> parts;
   for (int c = 0; c < pipeline.chunks; ++c) {
     parts.push_back(part_of_stage(layers, stage_of(pipeline, q.place.pp(), c)));
@@ -48,8 +48,8 @@ std::int64_t elements_on_rank(const RunQuestion& q, const ParamSpec& spec) {
   if (segments.empty()) segments.push_back({along, 0});
   std::int64_t own = 0;
   for (const ParamSpec::Segment& segment : segments) {
-    const std::int64_t parts = segment.parts == 0 ? q.tp : segment.parts;
-    const std::int64_t cuts = std::min<std::int64_t>(parts, q.tp);
+    const std::int64_t parts = segment.parts == 0 ? q.tp() : segment.parts;
+    const std::int64_t cuts = std::min<std::int64_t>(parts, q.tp());
     own += (segment.length + cuts - 1) / cuts;
   }
   return across * own;
@@ -60,15 +60,13 @@ RunQuestion run_question(const Question& q, const Place& place) {
   run.model = q.model;
   run.layout = q.layout;
   run.stage = q.zero;
-  run.dp = q.dp;
+  run.axes = q.axes;
   run.micro_batch = q.micro_batch;
   run.seq = q.seq;
   run.accumulation = static_cast<int>(q.micros());
   run.policy = q.policy();
   run.keep_params = q.keep_params;
   run.recompute = q.recompute;
-  run.tp = q.tp;
-  run.pp = q.pp;
   run.place = place;
   run.sequence_parallel = q.sequence_parallel;
   run.schedule = q.schedule;
@@ -85,16 +83,16 @@ RunPlan plan_run(const RunQuestion& q) {
   const Sharding sharded = sharding_of_stage(q.stage);
   std::int64_t part = 0;  // elements of all chunks of one rank
   for (const ModelPart& each : parts_on_rank(q)) {
-    for (const ParamSpec& spec : model_params(q.model, q.tp, each)) {
+    for (const ParamSpec& spec : model_params(q.model, q.tp(), each)) {
       const std::int64_t own = elements_on_rank(q, spec);
-      part += shard_size(own, q.dp);
-      const bool tied = q.pp > 1 && q.model.tied && spec.name == "tok.weight";
+      part += shard_size(own, q.dp());
+      const bool tied = q.pp() > 1 && q.model.tied && spec.name == "tok.weight";
       if (!tied) continue;
-      plan.sent_pp += tied_elements(own, q.dp, q.place.dp(), sharded.optimizer) * q.layout.grad;
+      plan.sent_pp += tied_elements(own, q.dp(), q.place.dp(), sharded.optimizer) * q.layout.grad;
     }
     TensorParallelQuestion tensor;
     tensor.model = q.model;
-    tensor.tp = q.tp;
+    tensor.tp = q.tp();
     tensor.sequence_parallel = q.sequence_parallel;
     tensor.batch = q.micro_batch;
     tensor.seq = q.seq;
@@ -105,20 +103,20 @@ RunPlan plan_run(const RunQuestion& q) {
     tensor.head = each.head;
     plan.sent_tp += std::llround(tensor_parallel_traffic(tensor).total()) * q.accumulation;
   }
-  if (q.pp > 1) {
+  if (q.pp() > 1) {
     const double boundary = boundary_bytes(static_cast<double>(q.micro_batch * q.seq),
                                            static_cast<double>(q.model.hidden), q.layout.param,
-                                           q.sequence_parallel ? q.tp : 1);
-    const auto schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
+                                           q.sequence_parallel ? q.tp() : 1);
+    const auto schedule = schedule::make(q.schedule, q.pp(), q.accumulation, q.chunks);
     plan.sent_pp += std::llround(pipeline_bytes(schedule, q.place.pp(), boundary));
   }
 
   TrafficQuestion traffic;
   traffic.stage = q.stage;
-  traffic.dp = q.dp;
+  traffic.dp = q.dp();
   traffic.micro_batches = q.accumulation;
-  traffic.param_bytes = static_cast<double>(part * q.dp * q.layout.param);
-  traffic.grad_bytes = static_cast<double>(part * q.dp * q.layout.grad);
+  traffic.param_bytes = static_cast<double>(part * q.dp() * q.layout.param);
+  traffic.grad_bytes = static_cast<double>(part * q.dp() * q.layout.grad);
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.

@@ -22,7 +22,6 @@ struct RunQuestion {
   ModelShape model;
   StateLayout layout;
   int stage = 0;
-  int dp = 1;
   std::int64_t micro_batch = 1;
   std::int64_t seq = 1;
   int accumulation = 1;
@@ -30,7 +29,7 @@ struct RunQuestion {
   bool keep_params = false;
   Recompute recompute = Recompute::none;
 
-  int tp = 1, pp = 1;
+  Axes axes;
   Place place;
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
@@ -40,6 +39,10 @@ struct RunQuestion {
   double bucket_bytes = 0;  // 0: by the model, [Note: bucket size]
   Gather gather = Gather::copy;
   bool prefetch = true;
+
+  int dp() const { return axes.dp(); }
+  int tp() const { return axes.tp(); }
+  int pp() const { return axes.pp(); }
 };
 // The run that a settled question describes.
 RunQuestion run_question(const Question& settled, const Place& place = {});

@@ -40,7 +40,7 @@ PartParams params_of(const RunQuestion& q, const ModelPart& part) {
   params.layers = part.last_layer - part.first_layer;
   ModelPart first = part;
   first.last_layer = part.first_layer + std::min<std::int64_t>(1, params.layers);
-  for (const ParamSpec& spec : model_params(q.model, q.tp, first)) {
+  for (const ParamSpec& spec : model_params(q.model, q.tp(), first)) {
     const bool block = spec.name.starts_with("blocks.");
     const bool down = spec.name.ends_with(".proj2.weight");
     (block ? params.block : params.outside).push_back({elements_on_rank(q, spec), down});
@@ -56,7 +56,7 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
   for (const ModelPart& part : parts_on_rank(q)) {
     const PartParams params = params_of(q, part);
     const auto place = [&](const PartParams::Param& param, bool block) {
-      all.push_back({shard_size(param.elements, q.dp) * q.dp, section, block, param.down});
+      all.push_back({shard_size(param.elements, q.dp()) * q.dp(), section, block, param.down});
     };
     for (const PartParams::Param& param : params.outside) place(param, false);
     for (std::int64_t layer = 0; layer < params.layers; ++layer) {
@@ -116,7 +116,7 @@ bool sends_on(const RunQuestion& q) {
 }
 
 std::int64_t boundary(const RunQuestion& q) {
-  const std::int64_t rows = q.micro_batch * q.seq / (q.sequence_parallel ? q.tp : 1);
+  const std::int64_t rows = q.micro_batch * q.seq / (q.sequence_parallel ? q.tp() : 1);
   return rows * q.model.hidden * q.layout.param;
 }
 
@@ -139,7 +139,7 @@ GptActivations activations_of(const RunQuestion& q, const ModelPart& part, Recom
   kept.seq = q.seq;
   kept.element = q.layout.param;
   kept.recompute = recompute;
-  kept.tp = q.tp;
+  kept.tp = q.tp();
   kept.sequence_parallel = q.sequence_parallel;
   kept.layers = part.last_layer - part.first_layer;
   kept.embedding = part.embedding;
@@ -155,14 +155,14 @@ std::int64_t kept_in_flight(const RunQuestion& q) {
   for (const ModelPart& part : parts_on_rank(q)) {
     each.push_back(gpt_activation_bytes(activations_of(q, part, q.recompute)));
   }
-  if (q.pp == 1) return each.front();
+  if (q.pp() == 1) return each.front();
   const Question pipeline = pipeline_question(q);
   const std::int64_t closed =
       in_flight(pipeline, q.place.pp()) * *std::max_element(each.begin(), each.end());
-  const std::int64_t actions = std::int64_t{q.pp} * q.accumulation * pipeline.chunks;
+  const std::int64_t actions = std::int64_t{q.pp()} * q.accumulation * pipeline.chunks;
   if (each.size() == 1 || actions > kMostActions) return closed;
   std::int64_t now = 0, most = 0;
-  const auto schedule = schedule::make(q.schedule, q.pp, q.accumulation, q.chunks);
+  const auto schedule = schedule::make(q.schedule, q.pp(), q.accumulation, q.chunks);
   for (const schedule::Action& action : schedule.actions[static_cast<std::size_t>(q.place.pp())]) {
     using schedule::Kind;
     const std::int64_t bytes = each[static_cast<std::size_t>(action.chunk)];
@@ -187,16 +187,16 @@ struct Moment {
 struct Widths {
   explicit Widths(const RunQuestion& q) : e(q.layout.param) {
     const std::int64_t rows = q.micro_batch * q.seq, h = q.model.hidden;
-    stream = rows / (q.sequence_parallel ? q.tp : 1) * h;
+    stream = rows / (q.sequence_parallel ? q.tp() : 1) * h;
     entered = rows * h;
-    wide = rows * (q.model.ffn / q.tp);
+    wide = rows * (q.model.ffn / q.tp());
     up = (q.model.swiglu ? 2 : 1) * wide;
     const std::int64_t heads =
-        q.model.heads / q.tp + 2 * std::max<std::int64_t>(1, q.model.kv_heads / q.tp);
+        q.model.heads / q.tp() + 2 * std::max<std::int64_t>(1, q.model.kv_heads / q.tp());
     qkv = rows * heads * q.model.head_dim();
-    logits = rows * ((q.model.vocab + q.tp - 1) / q.tp);
-    table = (q.model.vocab + q.tp - 1) / q.tp * h;
-    down_weight = h * (q.model.ffn / q.tp);
+    logits = rows * ((q.model.vocab + q.tp() - 1) / q.tp());
+    table = (q.model.vocab + q.tp() - 1) / q.tp() * h;
+    down_weight = h * (q.model.ffn / q.tp());
     up_weight = (q.model.swiglu ? 2 : 1) * down_weight;
     batch = 16 * rows * q.accumulation;
   }
@@ -277,7 +277,7 @@ RunMemory run_memory(const RunQuestion& q) {
   const std::vector<Placed> params = placed_params(q);
   std::int64_t whole = 0;
   for (const Placed& param : params) whole += param.padded;
-  const std::int64_t part = whole / q.dp;
+  const std::int64_t part = whole / q.dp();
   const bool grads_cut = sharded.grads && q.policy == ReducePolicy::each;
   RunMemory memory;
   memory.params = (sharded.params ? part : whole) * q.layout.param;

@@ -21,10 +21,6 @@ std::vector<std::int64_t> divisors(std::int64_t n) {
   return low;
 }
 
-struct Mesh {
-  int tp, pp, dp;
-};
-
 // A configuration that fits: what a table of the best needs to be made again.
 struct Found {
   double tokens_per_s;
@@ -41,21 +37,21 @@ class Search {
     check(base_.model);
     if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";
     if (base_.gpus == 0) {
-      const int cut = base_.tp * base_.pp;
-      if (base_.dp > 0) base_.gpus = base_.dp * cut;
+      const int cut = base_.tp() * base_.pp();
+      if (base_.dp() > 0) base_.gpus = base_.dp() * cut;
       if (base_.gpus == 0) base_.gpus = base_.nodes * std::max(1, node_size());
       if (base_.gpus == 0) base_.gpus = std::max(1, node_size());
     }
     if (base_.global_batch == 0) base_.global_batch = std::max(512, base_.gpus);
   }
 
-  std::vector<Mesh> meshes();
-  void try_mesh(const Mesh& mesh);
+  std::vector<Axes> meshes();
+  void try_mesh(const Axes& mesh);
   SearchResult finish();
 
  private:
   int node_size() const { return base_.per_node > 0 ? base_.per_node : base_.hardware.per_node; }
-  std::vector<std::pair<std::string, int>> schedules(const Mesh& mesh) const;
+  std::vector<std::pair<std::string, int>> schedules(const Axes& mesh) const;
   void try_schedule(Question q);
   void try_memory(Question q);
   void rule_out(const char* reason) { ++result_.ruled_out[reason]; }
@@ -66,10 +62,10 @@ class Search {
   std::vector<Found> found_;
 };
 
-std::vector<Mesh> Search::meshes() {
-  std::vector<Mesh> all;
+std::vector<Axes> Search::meshes() {
+  std::vector<Axes> all;
   for (const std::int64_t tp : divisors(base_.gpus)) {
-    if (ask_.fixed.tp && tp != base_.tp) continue;
+    if (ask_.fixed.tp && tp != base_.tp()) continue;
     const bool kv = base_.model.kv_heads % tp == 0 || tp % base_.model.kv_heads == 0;
     if (base_.model.heads % tp != 0 || !kv) {
       rule_out("tp does not divide the heads");
@@ -77,14 +73,14 @@ std::vector<Mesh> Search::meshes() {
     }
     for (const std::int64_t pp : divisors(base_.gpus / tp)) {
       const std::int64_t dp = base_.gpus / tp / pp;
-      if (ask_.fixed.pp && pp != base_.pp) continue;
-      if (base_.dp > 0 && dp != base_.dp) continue;
+      if (ask_.fixed.pp && pp != base_.pp()) continue;
+      if (base_.dp() > 0 && dp != base_.dp()) continue;
       if (pp > base_.model.layers) {
         rule_out("fewer layers than pp · chunks");
       } else if (base_.global_batch % dp != 0) {
         rule_out("dp does not divide the global batch");
       } else {
-        all.push_back({static_cast<int>(tp), static_cast<int>(pp), static_cast<int>(dp)});
+        all.push_back(Axes::of(static_cast<int>(dp), static_cast<int>(tp), static_cast<int>(pp)));
       }
     }
   }
@@ -92,8 +88,8 @@ std::vector<Mesh> Search::meshes() {
 }
 
 // Interleaving is tried with as many chunks as divide the layers, and with two.
-std::vector<std::pair<std::string, int>> Search::schedules(const Mesh& mesh) const {
-  if (mesh.pp == 1) return {{"1f1b", 1}};
+std::vector<std::pair<std::string, int>> Search::schedules(const Axes& mesh) const {
+  if (mesh.pp() == 1) return {{"1f1b", 1}};
   std::vector<std::pair<std::string, int>> all;
   for (const std::string& name : schedule::names()) {
     if (ask_.fixed.schedule && name != base_.schedule) continue;
@@ -101,9 +97,9 @@ std::vector<std::pair<std::string, int>> Search::schedules(const Mesh& mesh) con
       all.emplace_back(name, name == "zb-v" ? 2 : 1);
       continue;
     }
-    const std::int64_t each = std::max<std::int64_t>(2, base_.model.layers / mesh.pp);
+    const std::int64_t each = std::max<std::int64_t>(2, base_.model.layers / mesh.pp());
     for (std::int64_t v = 2; v <= each; ++v) {
-      const bool even = base_.model.layers % (v * mesh.pp) == 0;
+      const bool even = base_.model.layers % (v * mesh.pp()) == 0;
       if (even || v == 2 || ask_.fixed.chunks) all.emplace_back(name, static_cast<int>(v));
     }
   }
@@ -113,24 +109,24 @@ std::vector<std::pair<std::string, int>> Search::schedules(const Mesh& mesh) con
   return all;
 }
 
-void Search::try_mesh(const Mesh& mesh) {
+void Search::try_mesh(const Axes& mesh) {
   Question q = base_;
-  q.tp = mesh.tp, q.pp = mesh.pp, q.dp = mesh.dp;
+  q.axes = mesh;
   q.grad_accum = 0;
-  const std::int64_t each = base_.global_batch / mesh.dp;
+  const std::int64_t each = base_.global_batch / mesh.dp();
   for (const auto& [name, chunks] : schedules(mesh)) {
-    if (base_.model.layers < std::int64_t{chunks} * mesh.pp) {
+    if (base_.model.layers < std::int64_t{chunks} * mesh.pp()) {
       rule_out("fewer layers than pp · chunks");
       continue;
     }
     q.schedule = name, q.chunks = chunks;
     for (const std::int64_t micro : divisors(each)) {
       if (ask_.fixed.micro_batch && micro != base_.micro_batch) continue;
-      if (mesh.pp > 1 && (each / micro > 65'536)) {
+      if (mesh.pp() > 1 && (each / micro > 65'536)) {
         rule_out("more than 65,536 micro-batches");
         continue;
       }
-      if (name == "interleaved" && each / micro < mesh.pp) {
+      if (name == "interleaved" && each / micro < mesh.pp()) {
         rule_out("interleaved with fewer micro-batches than pp");
         continue;
       }
@@ -149,12 +145,12 @@ void Search::try_schedule(Question q) {
     q.recompute = what;
     for (const bool sequence : {false, true}) {
       if (ask_.fixed.sequence_parallel ? sequence != base_.sequence_parallel
-                                       : sequence && q.tp == 1) {
+                                       : sequence && q.tp() == 1) {
         continue;
       }
       q.sequence_parallel = sequence;
       for (int zero = 0; zero <= 3; ++zero) {
-        if (ask_.fixed.zero ? zero != base_.zero : zero > 0 && q.dp == 1) continue;
+        if (ask_.fixed.zero ? zero != base_.zero : zero > 0 && q.dp() == 1) continue;
         q.zero = zero;
         try_memory(q);
       }
@@ -165,7 +161,7 @@ void Search::try_schedule(Question q) {
 void Search::try_memory(Question q) {
   ++result_.tried;
   const bool by_hand = q.split != "even" && q.split != "work";
-  if (by_hand && std::count(q.split.begin(), q.split.end(), ',') + 1 != q.pp * q.chunks) {
+  if (by_hand && std::count(q.split.begin(), q.split.end(), ',') + 1 != q.pp() * q.chunks) {
     rule_out("--split is for another number of stages");
     return;
   }
@@ -213,7 +209,7 @@ SearchQuestion search_question(const Settings& settings, const Catalogue& catalo
 
 SearchResult search(const SearchQuestion& question, const SearchProgress& progress) {
   Search search(question);
-  const std::vector<Mesh> meshes = search.meshes();
+  const std::vector<Axes> meshes = search.meshes();
   for (std::size_t i = 0; i < meshes.size(); ++i) {
     search.try_mesh(meshes[i]);
     if (progress) {

@@ -55,11 +55,11 @@ double left(double transfer, double parts, double hiding) {
 }  // namespace
 
 std::vector<std::vector<ChunkTime>> chunk_times(const Question& q) {
-  const Work reduce = q.tp > 1 ? tensor_reduce(q) : Work{};
+  const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
   const ChunkTime layer = part_time(q.hardware, layer_work(q), reduce);
   const ChunkTime embedding = part_time(q.hardware, embedding_work(q), reduce);
   const ChunkTime head = part_time(q.hardware, head_work(q), reduce);
-  const double hop = q.pp > 1 ? hop_time(q) : 0;
+  const double hop = q.pp() > 1 ? hop_time(q) : 0;
   std::vector<std::vector<ChunkTime>> times;
   for (const auto& shares : stage_shares(q)) {
     std::vector<ChunkTime>& rank = times.emplace_back();
@@ -78,14 +78,14 @@ std::vector<std::vector<ChunkTime>> chunk_times(const Question& q) {
 }
 
 double data_parallel_time(const Question& q, double params, double forward, double backward) {
-  if (q.dp == 1) return 0;
+  if (q.dp() == 1) return 0;
   const Sharding sharded = sharding_of_stage(q.zero);
   const int per_node = dp_per_node(q);
   const double grads = params * q.layout.grad, weights = params * q.layout.param;
   const double buckets = std::max(1.0, std::ceil(grads / bucket_bytes(q, params)));
   const auto in_buckets = [&](Collective kind, double bytes, bool overlap) {
     const double parts = overlap ? buckets : 1;
-    return parts * collective_time(q.hardware, kind, bytes / parts, q.dp, per_node);
+    return parts * collective_time(q.hardware, kind, bytes / parts, q.dp(), per_node);
   };
   const double reduce =
       in_buckets(sharded.optimizer ? Collective::reduce_scatter : Collective::all_reduce, grads,
@@ -116,7 +116,7 @@ double data_parallel_time(const Question& q, double params, double forward, doub
 double optimizer_time(const Question& q, double params) {
   const double per_param =
       2.0 * q.layout.optimizer() + q.layout.param + q.hardware.gradient_passes * q.layout.grad;
-  const double shard = params / (sharding_of_stage(q.zero).optimizer ? q.dp : 1);
+  const double shard = params / (sharding_of_stage(q.zero).optimizer ? q.dp() : 1);
   constexpr double kLaunches = 30;
   return elapsed(q.hardware, {pass_time(q.hardware, shard * per_param), kLaunches});
 }
@@ -157,7 +157,7 @@ StepTime step_time(const Question& q) {
   step.compute = k * (slowest - tp);
   step.bubble = std::max(0.0, pipeline.total - pipeline.hops - k * slowest);
   step.pp = pipeline.hops;
-  if (q.pp > 1 && q.model.tied && q.schedule != "zb-v") {
+  if (q.pp() > 1 && q.model.tied && q.schedule != "zb-v") {
     // Embedding and head are one parameter on two ranks.
     step.pp += collective_time(q.hardware, Collective::all_reduce, tied_bytes(q), 2,
                                stages_share_node(q) ? 2 : 1);

@@ -18,7 +18,7 @@ void add_row(Traffic& traffic, double& axis, const char* name, std::string what,
 TrafficQuestion data_parallel(const Question& q, double params, ReducePolicy policy) {
   TrafficQuestion t;
   t.stage = q.zero;
-  t.dp = q.dp;
+  t.dp = q.dp();
   t.micro_batches = static_cast<int>(q.micros());
   t.param_bytes = params * q.layout.param;
   t.grad_bytes = params * q.layout.grad;
@@ -28,7 +28,7 @@ TrafficQuestion data_parallel(const Question& q, double params, ReducePolicy pol
 }
 
 void add_dp(Traffic& traffic, const Question& q, double params) {
-  if (q.dp == 1) return;
+  if (q.dp() == 1) return;
   const DataParallelTraffic sent = data_parallel_traffic(data_parallel(q, params, q.policy()));
   const bool each = q.policy() == ReducePolicy::each;
   const double k = real(q.micros());
@@ -43,8 +43,8 @@ void add_dp(Traffic& traffic, const Question& q, double params) {
 }
 
 bool is_on(const Question& q, int stage, int rank) {
-  const bool way_up = q.schedule == "zb-v" && stage >= q.pp;
-  return (way_up ? q.pp * q.chunks - 1 - stage : stage % q.pp) == rank;
+  const bool way_up = q.schedule == "zb-v" && stage >= q.pp();
+  return (way_up ? q.pp() * q.chunks - 1 - stage : stage % q.pp()) == rank;
 }
 
 // What a rank sends to others for each micro-batch.
@@ -53,10 +53,10 @@ struct Hops {
 };
 Hops hops_of(const Question& q, int rank) {
   Hops hops;
-  if (q.pp == 1) return hops;
+  if (q.pp() == 1) return hops;
   for (int c = 0; c < q.chunks; ++c) {
     const int stage = stage_of(q, rank, c);
-    if (stage < q.pp * q.chunks - 1 && !is_on(q, stage + 1, rank)) ++hops.forward;
+    if (stage < q.pp() * q.chunks - 1 && !is_on(q, stage + 1, rank)) ++hops.forward;
     if (stage > 0 && !is_on(q, stage - 1, rank)) ++hops.backward;
   }
   return hops;
@@ -64,10 +64,10 @@ Hops hops_of(const Question& q, int rank) {
 
 // As the layers of the chunks on this rank send it: [Note: tensor-parallel traffic].
 void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& chunks, int rank) {
-  if (q.tp == 1) return;
+  if (q.tp() == 1) return;
   TensorParallelQuestion ask;
   ask.model = q.model;
-  ask.tp = q.tp;
+  ask.tp = q.tp();
   ask.sequence_parallel = q.sequence_parallel;
   ask.batch = q.micro_batch;
   ask.seq = q.seq;
@@ -104,19 +104,19 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
     // Whoever sends to a neighbour also gets something back.
     const Hops hops = hops_of(q, rank);
     const double count = hops.forward + hops.backward;
-    add("all-gather of slices between stages", count, count * (q.tp - 1) * hop_bytes(q));
+    add("all-gather of slices between stages", count, count * (q.tp() - 1) * hop_bytes(q));
   }
 }
 
 void add_pp(Traffic& traffic, const Question& q, int rank) {
-  if (q.pp == 1) return;
+  if (q.pp() == 1) return;
   const auto [forward, backward] = hops_of(q, rank);
   const double k = real(q.micros());
   const double bytes = hop_bytes(q);
   add_row(traffic, traffic.pp, "pp", "send of activations", forward * k, forward * k * bytes);
   add_row(traffic, traffic.pp, "pp", "send of gradients", backward * k, backward * k * bytes);
   // Embedding and head are one parameter on two ranks: their gradients are summed.
-  const bool ends = is_on(q, 0, rank) != is_on(q, q.pp * q.chunks - 1, rank);
+  const bool ends = is_on(q, 0, rank) != is_on(q, q.pp() * q.chunks - 1, rank);
   if (q.model.tied && ends) {
     add_row(traffic, traffic.pp, "pp", "all-reduce of the tied embedding's gradient", 1,
             tied_bytes(q));  // over two ranks a ring sends what it reduces
@@ -131,7 +131,7 @@ Traffic traffic_of(const Question& q) {
   Traffic most;
   double params = 0;
   std::vector<TrafficRow> tp_rows, pp_rows;
-  for (int r = 0; r < q.pp; ++r) {
+  for (int r = 0; r < q.pp(); ++r) {
     const auto& chunks = shares[static_cast<std::size_t>(r)];
     params = std::max(params, params_on_rank(q, chunks));
     if (q.state_only()) continue;

@@ -60,7 +60,7 @@ class Maker {
         break;
     }
     op.work = seconds - op.tp;
-    if (s_.dp > 1) {
+    if (s_.dp() > 1) {
       gathers(op, chunk, c);
       reduces(op, chunk, c);
     }

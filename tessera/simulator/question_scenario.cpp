@@ -14,7 +14,7 @@ Scenario scenario_of(const planner::Question& q) {
         "--vocab");
   }
   Scenario s;
-  s.schedule = schedule::make(q.schedule, q.pp, static_cast<int>(q.micros()), q.chunks);
+  s.schedule = schedule::make(q.schedule, q.pp(), static_cast<int>(q.micros()), q.chunks);
   const auto times = planner::chunk_times(q);
   const auto shares = planner::stage_shares(q);
   for (std::size_t r = 0; r < times.size(); ++r) {
@@ -36,8 +36,7 @@ Scenario scenario_of(const planner::Question& q) {
     }
     s.chunks.push_back(std::move(chunks));
   }
-  s.dp = q.dp;
-  s.tp = q.tp;
+  s.axes = q.axes;
   s.fabric.inside = q.hardware.inside;
   s.fabric.between = q.hardware.between;
   s.fabric.per_node = q.per_node;

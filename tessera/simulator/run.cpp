@@ -201,7 +201,7 @@ void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
   if (s_.irregular()) {
     slowest = mean = 0;
     const int first = s_.rank(worker.p, static_cast<int>(w) % replicas_);
-    for (int rank = first; rank < first + s_.tp; ++rank) {
+    for (int rank = first; rank < first + s_.tp(); ++rank) {
       double factor = slow_.empty() ? 1.0 : slow_[static_cast<std::size_t>(rank)];
       if (s_.jitter > 0) {
         const Philox random(s_.seed, static_cast<std::uint64_t>(rank));
@@ -209,7 +209,7 @@ void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
         factor *= std::exp(s_.jitter * normal - 0.5 * s_.jitter * s_.jitter);
       }
       slowest = std::max(slowest, factor);
-      mean += factor / s_.tp;
+      mean += factor / s_.tp();
     }
   }
   ++worker.computed;
@@ -303,7 +303,7 @@ void Run::announce(std::uint32_t w, double ready, double bytes, bool gather, dou
   collective.ready = std::max(collective.ready, ready);
   --collective.missing;
   const double parts = gather || s_.zero > 0 ? 1 : 2;
-  worker.time.sent_dp += parts * (s_.dp - 1.0) / s_.dp * bytes;
+  worker.time.sent_dp += parts * (s_.dp() - 1.0) / s_.dp() * bytes;
   if (collective.missing == 0 && number == mine.done && !mine.busy) {
     plan_collective(worker.p, now);
   }
@@ -320,7 +320,7 @@ CollectiveLoad Run::load_of(const Collective& collective) const {
   const auto kind = collective.gather ? planner::Collective::all_gather
                     : s_.zero > 0     ? planner::Collective::reduce_scatter
                                       : planner::Collective::all_reduce;
-  return collective_load(s_.fabric, kind, collective.bytes, s_.dp, s_.dp_per_node());
+  return collective_load(s_.fabric, kind, collective.bytes, s_.dp(), s_.dp_per_node());
 }
 
 void Run::begin_collective(int p, double now) {
@@ -364,7 +364,7 @@ void Run::finish(std::uint32_t w, double now) {
 Result simulate(const Scenario& scenario, const Options& options) {
   check(scenario);
   const bool one = !options.full && scenario.symmetric();
-  return Run(scenario, one ? 1 : scenario.dp, options.traced).result();
+  return Run(scenario, one ? 1 : scenario.dp(), options.traced).result();
 }
 
 }  // namespace tessera::simulator

@@ -9,7 +9,7 @@
 namespace tessera::simulator {
 namespace {
 
-void require(bool good, const char* what, double got, const char* wanted) {
+void require(bool good, std::string_view what, double got, const char* wanted) {
   if (!good) throw UsageError(str(what, ": got ", got, ", wanted ", wanted));
 }
 
@@ -39,30 +39,30 @@ void check_link(const planner::Link& link, const char* what) {
 
 }  // namespace
 
-int Scenario::dp_per_node() const { return std::clamp(fabric.per_node / tp, 1, dp); }
+int Scenario::dp_per_node() const { return std::clamp(fabric.per_node / tp(), 1, dp()); }
 
 bool Scenario::symmetric() const {
   if (irregular()) return false;
   // Hops cross nodes for all replicas or for none.
   for (int p = 0; p + 1 < pp(); ++p) {
     const bool crosses = node(rank(p, 0)) != node(rank(p + 1, 0));
-    for (int d = 1; d < dp; ++d) {
+    for (int d = 1; d < dp(); ++d) {
       if ((node(rank(p, d)) != node(rank(p + 1, d))) != crosses) return false;
     }
   }
   // Between the last and the first rank messages go where chunks are interleaved.
   const bool crosses = node(rank(0, 0)) != node(rank(pp() - 1, 0));
-  for (int d = 1; d < dp; ++d) {
+  for (int d = 1; d < dp(); ++d) {
     if ((node(rank(0, d)) != node(rank(pp() - 1, d))) != crosses) return false;
   }
   return true;
 }
 
 void check(const Scenario& s) {
-  require(s.dp >= 1, "dp", s.dp, "at least 1");
-  require(s.tp >= 1, "tp", s.tp, "at least 1");
-  require(static_cast<double>(s.dp) * s.tp * s.pp() <= 1 << 24, "dp · tp · pp",
-          static_cast<double>(s.dp) * s.tp * s.pp(), "at most 16,777,216 ranks");
+  const Axes axes = s.axes.with("pp", s.pp());
+  for (const Axis& axis : axes.list()) require(axis.size >= 1, axis.name, axis.size, "at least 1");
+  require(axes.world() <= 1 << 24, axes.text(), static_cast<double>(axes.world()),
+          "at most 16,777,216 ranks");
   require(s.zero >= 0 && s.zero <= 3, "ZeRO stage", s.zero, "0 to 3");
   require(s.bucket_bytes > 0, "bucket", s.bucket_bytes, "a positive number of bytes");
   require(s.hop_bytes >= 0 && std::isfinite(s.hop_bytes), "bytes of a hop", s.hop_bytes,

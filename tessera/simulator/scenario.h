@@ -27,12 +27,12 @@ struct Straggler {
   double factor = 1;
 };
 
-// One optimizer step to be simulated. Rank (p · dp + d) · tp + t is tensor-parallel rank t of
-// replica d at pipeline rank p: tp neighbours share a node first, then dp neighbours.
+// One optimizer step to be simulated, with ranks as [Note: rank order] has them: tp neighbours
+// share a node first, then dp neighbours.
 struct Scenario {
   schedule::Schedule schedule = schedule::one_f_one_b(1, 1);
   std::vector<std::vector<Chunk>> chunks;  // [pipeline rank][chunk]
-  int dp = 1, tp = 1;
+  Axes axes;                               // pp: as the schedule has ranks
   Fabric fabric;
   double hop_bytes = 0;    // a rank sends to the next stage, and as much back
   double hop_latency = 0;  // seconds besides the network's; all of them if there are no bytes
@@ -50,10 +50,12 @@ struct Scenario {
   std::vector<Straggler> stragglers;
   std::uint64_t seed = 0;
 
+  int dp() const { return axes.dp(); }
+  int tp() const { return axes.tp(); }
   int pp() const { return schedule.ranks; }
-  int world() const { return dp * tp * pp(); }
+  int world() const { return static_cast<int>(axes.with("pp", pp()).world()); }
   bool irregular() const { return jitter > 0 || !stragglers.empty(); }
-  int rank(int p, int d) const { return (p * dp + d) * tp; }
+  int rank(int p, int d) const { return axes.rank_of(Place::of(d, 0, p)); }
   int node(int rank) const { return rank / fabric.per_node; }
   // Members of a dp group that share a node.
   int dp_per_node() const;

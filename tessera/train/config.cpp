@@ -273,10 +273,9 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
   question.software = planner::Software::tessera;
   question.model = resolved.model;
   question.seq = resolved.seq;
-  question.dp = resolved.ranks;
-  question.tp = static_cast<int>(config.tp);
-  question.pp = static_cast<int>(config.pp);
-  question.per_node = resolved.ranks * question.tp * question.pp;
+  question.axes =
+      Axes::of(resolved.ranks, static_cast<int>(config.tp), static_cast<int>(config.pp));
+  question.per_node = question.world();
   question.sequence_parallel = config.sequence_parallel;
   question.zero = static_cast<int>(config.zero);
   question.layout = resolved.layout;
@@ -295,7 +294,7 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
   question.chunks = 1;
   if (config.pp > 1) {
     question.chunks =
-        schedule::make(config.schedule, question.pp, static_cast<int>(resolved.grad_accum),
+        schedule::make(config.schedule, question.pp(), static_cast<int>(resolved.grad_accum),
                        static_cast<int>(config.chunks))
             .chunks;
   } else {

@@ -22,13 +22,13 @@ LeastNeed need_of(const planner::Question& question, int pp_rank, bool whole = f
 LeastNeed of_host(const TrainConfig& config, const Resolved& resolved, int ranks, bool whole) {
   const planner::Question q = question(config, resolved);
   LeastNeed all;
-  for (int r = 0; r < q.pp; ++r) {
+  for (int r = 0; r < q.pp(); ++r) {
     const LeastNeed one = need_of(q, r, whole);
     all.building += one.building;
     if (config.device == "cpu") all.training += one.training;
   }
   // Every stage has as many ranks; a host that has some of them has about its share.
-  const double share = static_cast<double>(ranks) / q.pp;
+  const double share = static_cast<double>(ranks) / q.pp();
   const auto part = [&](std::int64_t bytes) {
     return static_cast<std::int64_t>(static_cast<double>(bytes) * share);
   };
@@ -38,7 +38,7 @@ LeastNeed of_host(const TrainConfig& config, const Resolved& resolved, int ranks
 LeastNeed of_device(const TrainConfig& config, const Resolved& resolved, bool whole) {
   const planner::Question q = question(config, resolved);
   LeastNeed most;
-  for (int r = 0; r < q.pp; ++r) {
+  for (int r = 0; r < q.pp(); ++r) {
     const LeastNeed one = need_of(q, r, whole);
     if (one.most() > most.most()) most = one;
   }

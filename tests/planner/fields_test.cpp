@@ -135,7 +135,7 @@ TEST(Fields, NoNumberBreaksAnything) {
           const Question q = settle(all.question(built_in()));
           EXPECT_GE(q.world(), 1);
           EXPECT_GE(q.micros(), 1);
-          EXPECT_EQ(q.global_batch, q.micro_batch * q.dp * q.micros());
+          EXPECT_EQ(q.global_batch, q.micro_batch * q.dp() * q.micros());
         } catch (const UsageError&) {
         }
       }

@@ -39,7 +39,7 @@ TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
       Question q;
       q.model = model;
       q.hardware = hardware;
-      q.dp = 2, q.pp = 2, q.grad_accum = 4, q.zero = 1;
+      q.axes.set("dp", 2), q.axes.set("pp", 2), q.grad_accum = 4, q.zero = 1;
       const Plan plan = make_plan(q);
       EXPECT_EQ(plan.parameters, static_cast<double>(model.params()));
       EXPECT_DOUBLE_EQ(plan.in_blocks + plan.in_embeddings, plan.parameters);
@@ -172,7 +172,7 @@ TEST(Plan, EverySizeHasAModelNearIt) {
     for (const int tp : {1, 2, 8}) {
       Question q;
       q.params = size;
-      q.tp = tp;
+      q.axes.set("tp", tp);
       const auto assumed = assumed_for(settle(q));
       ASSERT_TRUE(assumed) << size << " tp " << tp;
       EXPECT_NEAR(static_cast<double>(assumed->model.params()) / size, 1, 0.1);

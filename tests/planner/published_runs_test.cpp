@@ -58,7 +58,7 @@ TEST(PublishedRuns, ReferenceStepsAreInTheReportedRatios) {
       q.model = find_model_shape("gpt2-xl");
       q.layout = parse_state_layout("bf16-fp32grad");
       q.hardware = catalogue.find("h100");
-      q.dp = dp, q.micro_batch = batch, q.grad_accum = accumulation;
+      q.axes.set("dp", dp), q.micro_batch = batch, q.grad_accum = accumulation;
       q.overlap_grad_reduce = overlap;
       return step_time(settle(q)).step();
     };

@@ -21,7 +21,7 @@ RunQuestion question(int stage, int dp, const char* layout = "fp32") {
   q.model = find_model_shape("gpt-tiny");
   q.layout = parse_state_layout(layout);
   q.stage = stage;
-  q.dp = dp;
+  q.axes.set("dp", dp);
   q.policy = default_reduce_policy(stage);
   return q;
 }
@@ -120,7 +120,7 @@ TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
         q.software = Software::tessera;
         q.layout = parse_state_layout("fp32");
         q.seq = 64, q.micro_batch = 4, q.grad_accum = 4;
-        q.zero = stage, q.dp = 3, q.pp = pp;
+        q.zero = stage, q.axes.set("dp", 3), q.axes.set("pp", pp);
         q = settle(q);
         const std::vector<Memory> ranks = memory_by_rank(q);
         ASSERT_EQ(ranks.size(), static_cast<std::size_t>(pp));
@@ -144,7 +144,7 @@ TEST(Run, PartsAreThoseOfTheSpecifications) {
     for (const int tp : {1, 2, 4}) {
       RunQuestion q = question(0, 1);
       q.model = find_model_shape(model);
-      q.tp = tp;
+      q.axes.set("tp", tp);
       std::int64_t all = 0;
       for (const ParamSpec& spec : model_params(q.model, tp)) {
         for (int rank = 0; rank < tp; ++rank) {
@@ -185,7 +185,7 @@ TEST(Run, BuffersAreLanesAndGatheredUnits) {
 TEST(Run, ActivationsOfSeveralChunks) {
   RunQuestion q = question(0, 1);
   q.model = find_model_shape("llama-tiny");  // a head of its own
-  q.pp = 2, q.accumulation = 6, q.micro_batch = 2, q.seq = 64;
+  q.axes.set("pp", 2), q.accumulation = 6, q.micro_batch = 2, q.seq = 64;
   q.schedule = "interleaved", q.chunks = 2;
   for (const int rank : {0, 1}) {
     q.place.set("pp", rank);
@@ -201,7 +201,7 @@ TEST(Run, ActivationsOfSeveralChunks) {
 TEST(Run, SoftwareAndGatherFollowTheHardware) {
   Question q;
   q.model = find_model_shape("gpt-tiny");
-  q.dp = 2;
+  q.axes.set("dp", 2);
   EXPECT_EQ(settle(q).software, Software::megatron);
   EXPECT_EQ(settle(q).gather, Gather::copy);
   q.hardware.cpu = true;

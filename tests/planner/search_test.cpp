@@ -27,7 +27,7 @@ TEST(Search, FindsWhatASlowSearchFinds) {
           for (int micro = 1; micro <= 32; ++micro) {
             for (int rest = 0; rest < 16; ++rest) {
               Question q = question.base;
-              q.tp = tp, q.pp = pp, q.schedule = schedule, q.chunks = chunks;
+              q.axes.set("tp", tp), q.axes.set("pp", pp), q.schedule = schedule, q.chunks = chunks;
               q.micro_batch = micro, q.zero = rest % 4;
               q.recompute = (rest & 4) != 0 ? Recompute::full : Recompute::none;
               q.sequence_parallel = (rest & 8) != 0;
@@ -90,7 +90,7 @@ TEST(Search, WhatIsGivenStays) {
   ASSERT_FALSE(result.best.empty());
   for (const Plan& plan : result.best) {
     const Question& q = plan.question;
-    EXPECT_EQ(q.pp, 4);
+    EXPECT_EQ(q.pp(), 4);
     EXPECT_EQ(q.zero, 1);
     EXPECT_EQ(q.chunks, 3);
     EXPECT_EQ(q.micro_batch, 1);

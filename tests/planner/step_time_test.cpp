@@ -110,8 +110,8 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
       for (const int tp : {1, 4}) {
         for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
           Question q = question();
-          q.schedule = schedule, q.zero = zero, q.tp = tp, q.recompute = recompute;
-          q.pp = 4, q.dp = 4, q.grad_accum = 8;
+          q.schedule = schedule, q.zero = zero, q.axes.set("tp", tp), q.recompute = recompute;
+          q.axes.set("pp", 4), q.axes.set("dp", 4), q.grad_accum = 8;
           const StepTime t = step_time(settle(q));
           for (const double part : {t.compute, t.tp, t.pp, t.dp, t.bubble, t.optimizer}) {
             EXPECT_TRUE(std::isfinite(part) && part >= 0) << schedule << " zero " << zero;
@@ -129,7 +129,7 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
 
 TEST(StepTime, ChunksAddUpToTheStepsCompute) {
   Question q = question();
-  q.tp = 2, q.grad_accum = 3;
+  q.axes.set("tp", 2), q.grad_accum = 3;
   q = settle(q);
   const auto times = chunk_times(q);
   ASSERT_EQ(times.size(), 1U);
@@ -185,7 +185,7 @@ TEST(StepTime, SmallModelsAreBoundByTheirLaunches) {
   q.micro_batch = 1, q.recompute = Recompute::full, q.attention = Attention::unfused;
   const double one = step(q);
   EXPECT_GT(one, 20 * 74 * q.hardware.launch);
-  q.tp = 8;  // an eighth of the work, as many launches
+  q.axes.set("tp", 8);  // an eighth of the work, as many launches
   EXPECT_GT(step(q), one);
   q.hardware.launch /= 10;
   EXPECT_LT(step(q), 0.8 * one);
@@ -194,7 +194,7 @@ TEST(StepTime, SmallModelsAreBoundByTheirLaunches) {
 TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   for (const int zero : {0, 1, 2, 3}) {
     Question q = question("h100");
-    q.dp = 8, q.zero = zero;
+    q.axes.set("dp", 8), q.zero = zero;
     const StepTime with = step_time(settle(q));
     q.overlap_grad_reduce = q.overlap_param_gather = false;
     const StepTime without = step_time(settle(q));
@@ -204,7 +204,7 @@ TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   }
   // Stage 3 sends half as much again, and more with every micro-batch.
   Question q = question("h100");
-  q.dp = 8, q.overlap_grad_reduce = q.overlap_param_gather = false;
+  q.axes.set("dp", 8), q.overlap_grad_reduce = q.overlap_param_gather = false;
   const double plain_dp = step_time(settle(q)).dp;
   q.zero = 3;
   EXPECT_NEAR(step_time(settle(q)).dp / plain_dp, 1.5, 0.01);
@@ -214,7 +214,7 @@ TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
 
 TEST(StepTime, ShardedOptimizersAreQuicker) {
   Question q = question("h100");
-  q.dp = 8;
+  q.axes.set("dp", 8);
   const double whole = step_time(settle(q)).optimizer;
   q.zero = 1;
   EXPECT_LT(step_time(settle(q)).optimizer, 0.3 * whole);

@@ -23,7 +23,7 @@ TEST(PlanTraffic, DataParallelInMultiplesOfTheModel) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const int k : {1, 4}) {
       Question q;
-      q.params = 10e9, q.dp = 64, q.zero = stage, q.grad_accum = k;
+      q.params = 10e9, q.axes.set("dp", 64), q.zero = stage, q.grad_accum = k;
       const Traffic traffic = traffic_of(settle(q));
       const double multiples[] = {2, 2, 1.0 + k, 3.0 * k};
       EXPECT_DOUBLE_EQ(traffic.dp, multiples[stage] * 63 / 64 * 20 * kGB);
@@ -34,7 +34,7 @@ TEST(PlanTraffic, DataParallelInMultiplesOfTheModel) {
 
 TEST(PlanTraffic, BothPolicies) {
   Question q;
-  q.params = 1e9, q.dp = 4, q.zero = 2, q.grad_accum = 8;
+  q.params = 1e9, q.axes.set("dp", 4), q.zero = 2, q.grad_accum = 8;
   const Traffic traffic = traffic_of(settle(q));
   const double hop = 0.75 * 2e9;
   EXPECT_DOUBLE_EQ(traffic.dp_each, 9 * hop);
@@ -45,7 +45,7 @@ TEST(PlanTraffic, BothPolicies) {
 TEST(PlanTraffic, TensorParallelCarriesActivations) {
   Question q;
   q.model = gpt_shape(96, 8192, 64, 51200, 2048);
-  q.tp = 8;
+  q.axes.set("tp", 8);
   const Traffic traffic = traffic_of(settle(q));
   EXPECT_NEAR(row(traffic, "of activations") / kGB, 22.5, 0.1);
   const double pass = ring_all_reduce_bytes(2048.0 * 8192 * 2, 8);
@@ -67,7 +67,7 @@ TEST(PlanTraffic, PipelineBoundaries) {
     for (const int k : {1, 8}) {
       Question q;
       q.model = gpt_shape(8, 1024, 16, 50257, 512);
-      q.pp = pp, q.grad_accum = k, q.micro_batch = 2;
+      q.axes.set("pp", pp), q.grad_accum = k, q.micro_batch = 2;
       const double boundary = 512.0 * 2 * 1024 * 2;
       const double tied = 50257.0 * 1024 * 2;  // two ranks: (2-1)/2 · 2
       const Traffic traffic = traffic_of(settle(q));
@@ -82,7 +82,7 @@ TEST(PlanTraffic, PipelineBoundaries) {
 TEST(PlanTraffic, SlicesGoAlongBothAxes) {
   Question q;
   q.model = find_model_shape("llama3-8b");
-  q.tp = 4, q.pp = 4, q.grad_accum = 8;
+  q.axes.set("tp", 4), q.axes.set("pp", 4), q.grad_accum = 8;
   const Traffic whole = traffic_of(settle(q));
   q.slice_hops = true;
   const Traffic cut = traffic_of(settle(q));
@@ -98,16 +98,16 @@ TEST(PlanTraffic, SlicesGoAlongBothAxes) {
 TEST(PlanTraffic, MoreChunksSendMore) {
   Question q;
   q.model = find_model_shape("llama3-8b");
-  q.pp = 4, q.grad_accum = 8;
+  q.axes.set("pp", 4), q.grad_accum = 8;
   const double plain = traffic_of(settle(q)).pp;
   q.chunks = 4;
   EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, 4 * plain);
-  q.sequence_parallel = true, q.tp = 8;
+  q.sequence_parallel = true, q.axes.set("tp", 8);
   EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, plain / 2);
   // A V turns round on the last rank, which sends nothing to itself.
   Question v;
   v.model = find_model_shape("llama3-8b");
-  v.pp = 4, v.grad_accum = 8, v.schedule = "zb-v";
+  v.axes.set("pp", 4), v.grad_accum = 8, v.schedule = "zb-v";
   EXPECT_DOUBLE_EQ(traffic_of(settle(v)).pp, 2 * plain);
 }
 
@@ -141,7 +141,8 @@ TEST(PlanTraffic, IsThatOfARun) {
         Question q;
         q.model = shape;
         q.seq = 16;
-        q.dp = cut.dp, q.tp = cut.tp, q.pp = cut.pp, q.schedule = cut.schedule;
+        q.axes.set("dp", cut.dp), q.axes.set("tp", cut.tp), q.axes.set("pp", cut.pp),
+            q.schedule = cut.schedule;
         q.sequence_parallel = variant % 2 == 1;
         q.recompute = static_cast<Recompute>(variant / 2 % 3);
         q.zero = variant / 6;
@@ -153,7 +154,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         run.model = q.model;
         run.layout = q.layout;
         run.stage = q.zero;
-        run.dp = q.dp, run.tp = q.tp, run.pp = q.pp;
+        run.axes.set("dp", q.dp()), run.axes.set("tp", q.tp()), run.axes.set("pp", q.pp());
         run.micro_batch = q.micro_batch, run.seq = q.seq, run.accumulation = 4;
         run.policy = q.policy();
         run.recompute = q.recompute;
@@ -163,7 +164,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         const Memory memory = memory_of(q, &most_loaded);
         const Traffic planned = traffic_of(q);
         double dp = 0, tp = 0, pp = 0, state = 0;
-        for (int rank = 0; rank < q.pp; ++rank) {
+        for (int rank = 0; rank < q.pp(); ++rank) {
           run.place.set("pp", rank);
           const RunPlan plan = plan_run(run);
           dp = std::max(dp, real(plan.sent_dp));
@@ -172,12 +173,12 @@ TEST(PlanTraffic, IsThatOfARun) {
           if (rank == most_loaded) state = real(plan.state());
         }
         const std::string what =
-            str(shape.name, " kv ", shape.kv_heads, " dp ", q.dp, " tp ", q.tp, " pp ", q.pp, " ",
-                q.schedule, " zero ", q.zero, " ", name(q.recompute), q.sequence_parallel);
+            str(shape.name, " kv ", shape.kv_heads, " dp ", q.dp(), " tp ", q.tp(), " pp ", q.pp(),
+                " ", q.schedule, " zero ", q.zero, " ", name(q.recompute), q.sequence_parallel);
         EXPECT_DOUBLE_EQ(planned.tp, tp) << what;
         EXPECT_DOUBLE_EQ(planned.pp, pp) << what;
         // Over three ranks every parameter is padded to whole chunks.
-        const double padding = q.dp == 3 ? 0.05 : 1e-12;
+        const double padding = q.dp() == 3 ? 0.05 : 1e-12;
         EXPECT_NEAR(planned.dp, dp, padding * dp) << what;
         EXPECT_NEAR(memory.params + memory.grads + memory.optimizer, state, padding * state)
             << what;
@@ -189,7 +190,7 @@ TEST(PlanTraffic, IsThatOfARun) {
 TEST(PlanTraffic, RowsAddUpByAxis) {
   Question q;
   q.model = find_model_shape("gpt3-6.7b");
-  q.dp = 4, q.tp = 2, q.pp = 2, q.grad_accum = 4, q.zero = 2;
+  q.axes.set("dp", 4), q.axes.set("tp", 2), q.axes.set("pp", 2), q.grad_accum = 4, q.zero = 2;
   const Traffic traffic = traffic_of(settle(q));
   double dp = 0, tp = 0, pp = 0;
   for (const TrafficRow& each : traffic.rows) {

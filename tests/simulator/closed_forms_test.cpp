@@ -117,7 +117,7 @@ TEST(ClosedForms, RingAtTheEnd) {
   for (int dp : {2, 3, 4, 8, 16, 64, 100}) {
     Scenario s = pipeline(schedule::one_f_one_b(1, 3), times(1, 2));
     s.fabric = {{1e11, 2e-6}, {1e11, 2e-6}, 1, Algorithm::ring};
-    s.dp = dp;
+    s.axes.set("dp", dp);
     s.overlap_grad_reduce = false;
     s.bucket_bytes = 1e12;
     for (auto& chunk : s.chunks[0]) chunk.grad_bytes = chunk.param_bytes = 200e6;
@@ -137,7 +137,7 @@ TEST(ClosedForms, OverlappedBuckets) {
   for (const double bucket_seconds : {0.01, 0.1, 0.25, 0.4, 1.0}) {
     for (int n : {1, 2, 5, 10}) {
       Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(1, 2));
-      s.dp = 2;  // an all-reduce of D sends D
+      s.axes.set("dp", 2);  // an all-reduce of D sends D
       s.fabric = plain_fabric(1e9);
       s.bucket_bytes = bucket_seconds * 1e9;
       for (auto& chunk : s.chunks[0]) chunk.grad_bytes = n * s.bucket_bytes;
@@ -161,7 +161,7 @@ TEST(ClosedForms, Traffic) {
             s.policy = policy;
             s.keep_params = keep;
             s.overlap_grad_reduce = s.overlap_param_gather = overlap;
-            s.dp = dp;
+            s.axes.set("dp", dp);
             s.hop_bytes = 1e6;
             for (auto& rank : s.chunks) {
               for (auto& chunk : rank) {
@@ -190,7 +190,7 @@ TEST(ClosedForms, Stage3HidesBehindComputation) {
   Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(1, 2));
   s.zero = 3;
   s.policy = ReducePolicy::each;
-  s.dp = 2;
+  s.axes.set("dp", 2);
   s.chunks[0][0].units = 10;
   s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = 10 * 2 * 0.02e9;  // 0.02 s a unit
   EXPECT_NEAR(simulate(s).step, 12 + 0.02 + 0.02, 1e-9);
@@ -204,7 +204,7 @@ TEST(ClosedForms, StageThreeBoundByTheNetwork) {
   Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(0, 0));
   s.zero = 3;
   s.policy = ReducePolicy::each;
-  s.dp = 4;
+  s.axes.set("dp", 4);
   s.chunks[0][0].units = 5;
   s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = 1e9;
   EXPECT_NEAR(simulate(s).step, 4 * 3 * 0.75, 1e-9);
@@ -216,7 +216,7 @@ TEST(ClosedForms, BadScenariosAreRefused) {
     change(s);
     EXPECT_THROW(simulate(s), UsageError);
   };
-  refused([](Scenario& s) { s.dp = 0; });
+  refused([](Scenario& s) { s.axes.set("dp", 0); });
   refused([](Scenario& s) { s.zero = 4; });
   refused([](Scenario& s) { s.jitter = -1; });
   refused([](Scenario& s) { s.fabric.inside.bandwidth = 0; });

@@ -19,7 +19,7 @@ SweepCase data_parallel(int dp, double bandwidth, double latency) {
   chunk.grad_bytes = chunk.param_bytes = 1e9;
   s.chunks = equal_chunks(s.schedule, chunk);
   s.fabric = {{bandwidth, latency}, {bandwidth, latency}, 8, Algorithm::ring};
-  s.dp = dp;
+  s.axes.set("dp", dp);
   one.tokens = 1000.0 * dp;
   return one;
 }

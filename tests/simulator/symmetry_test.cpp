@@ -25,8 +25,8 @@ Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
   // Uneven stages: the first holds more.
   for (auto& each : s.chunks[0]) each.forward *= 1.3;
   s.fabric = {{2e11, 2e-6}, {2.5e10, 6e-6}, 8, Algorithm::ring};
-  s.dp = dp;
-  s.tp = tp;
+  s.axes.set("dp", dp);
+  s.axes.set("tp", tp);
   s.hop_bytes = 1.7e7;
   s.optimizer = 1e-4;
   return s;
