@@ -4,6 +4,7 @@
 #include <array>
 
 #include "tessera/comm/mpi/transport.h"
+#include "tessera/comm/pieces.h"
 #include "tessera/core/errors.h"
 
 namespace tessera::comm::mpi {
@@ -41,26 +42,17 @@ void MpiTransport::large(const Collective& call) {
 void MpiTransport::reduction(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const auto n = static_cast<std::size_t>(ranks_);
-  const std::size_t stride = shard_stride(call.count, ranks_);
   const std::size_t piece_bytes = std::clamp(kStageBytes / (2 * n), kLeastPieceBytes, kPieceBytes);
-  const std::size_t quantum = std::min(stride, piece_bytes / size);
-  const std::size_t pieces = (stride + quantum - 1) / quantum;
+  const Pieces cut(call.count, ranks_, piece_bytes / size);
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
   const bool root = rank_ == call.peer;
   const auto now = [&] { return doing(call); };
-  const auto length = [&](int r, std::size_t piece) {
-    const std::size_t shard = shard_of(call.count, ranks_, r).size;
-    const std::size_t begin = piece * quantum;
-    return shard > begin ? std::min(quantum, shard - begin) : 0;
-  };
-  const auto offset = [&](int r, std::size_t piece) {
-    return (static_cast<std::size_t>(r) * stride + piece * quantum) * size;
-  };
+  const auto offset = [&](int r, std::size_t piece) { return cut.offset(r, piece) * size; };
   // Behind the pieces of the others: the result, where it has no place in `out`.
-  stage_.resize(2 * n * quantum * size);
+  stage_.resize(2 * n * cut.quantum * size);
   const auto stage = [&](int r, std::size_t piece) {
-    return stage_.data() + ((piece % 2) * n + static_cast<std::size_t>(r)) * quantum * size;
+    return stage_.data() + ((piece % 2) * n + static_cast<std::size_t>(r)) * cut.quantum * size;
   };
 
   struct Piece {
@@ -81,7 +73,7 @@ void MpiTransport::reduction(const Collective& call) {
     for (int r = 0; r < ranks_; ++r) {
       const auto i = static_cast<std::size_t>(r);
       if (r == rank_) continue;
-      const std::size_t mine = length(rank_, p) * size, theirs = length(r, p) * size;
+      const std::size_t mine = cut.length(rank_, p) * size, theirs = cut.length(r, p) * size;
       if (mine > 0) w.taken[i] = courier_.receive(stage(r, p), mine, r, Channel::data);
       if (theirs > 0) w.given[i] = courier_.send(in + offset(r, p), theirs, r, Channel::data);
     }
@@ -93,9 +85,9 @@ void MpiTransport::reduction(const Collective& call) {
       sources.push_back(r == rank_ ? in + offset(rank_, p) : stage(r, p));
     }
     std::byte* to = stage(rank_, p);
-    if (call.op == Op::reduce_scatter) to = out + p * quantum * size;
+    if (call.op == Op::reduce_scatter) to = out + p * cut.quantum * size;
     if (call.op == Op::all_reduce || (call.op == Op::reduce && root)) to = out + offset(rank_, p);
-    reduce_into(call, sources, to, length(rank_, p));
+    reduce_into(call, sources, to, cut.length(rank_, p));
     return to;
   };
   const auto deliver = [&](std::size_t p, const std::byte* result) {
@@ -104,7 +96,7 @@ void MpiTransport::reduction(const Collective& call) {
     for (int r = 0; r < ranks_; ++r) {
       const auto i = static_cast<std::size_t>(r);
       const bool to_them = call.op == Op::all_reduce || r == call.peer;
-      const std::size_t mine = length(rank_, p) * size, theirs = length(r, p) * size;
+      const std::size_t mine = cut.length(rank_, p) * size, theirs = cut.length(r, p) * size;
       if (r == rank_) continue;
       if (wanted && theirs > 0)
         w.got[i] = courier_.receive(out + offset(r, p), theirs, r, Channel::result);
@@ -113,18 +105,18 @@ void MpiTransport::reduction(const Collective& call) {
   };
 
   give(0);
-  for (std::size_t p = 0; p < pieces; ++p) {
+  for (std::size_t p = 0; p < cut.count; ++p) {
     if (p > 0) {
       finish(window[(p + 1) % 2].sent);
       finish(window[(p + 1) % 2].got);
     }
-    if (p + 1 < pieces) give(p + 1);
+    if (p + 1 < cut.count) give(p + 1);
     const std::byte* result = reduce_piece(p);
     finish(window[p % 2].given);
     if (call.op != Op::reduce_scatter) deliver(p, result);
   }
-  finish(window[(pieces + 1) % 2].sent);
-  finish(window[(pieces + 1) % 2].got);
+  finish(window[(cut.count + 1) % 2].sent);
+  finish(window[(cut.count + 1) % 2].got);
 }
 
 void MpiTransport::gather(const Collective& call) {

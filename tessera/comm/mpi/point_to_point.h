@@ -2,32 +2,40 @@
 
 #include <memory>
 
-#include "tessera/comm/backend.h"
+#include "tessera/comm/mpi/courier.h"
 #include "tessera/comm/mpi/runtime.h"
+#include "tessera/comm/point_to_point_queue.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/comm/watch.h"
 
 namespace tessera::comm::mpi {
 
-// Sends and receives of one group. Transfers between one pair of ranks keep their order in each
-// direction; everything else goes on side by side, so two ranks that send to each other before they
-// receive do not block. A letter goes first, with the data if there is little; the receiver
-// compares it with its own call before it lets anything into its buffer.
-class PointToPoint {
+// Sends and receives of one group over MPI. The record of the call goes first, with the data if
+// there is little; the receiver compares it with its own call before it lets anything into its
+// buffer.
+class MpiPointToPoint final : public PointToPointTransport {
  public:
-  PointToPoint(std::shared_ptr<Runtime> runtime, std::shared_ptr<Watch> watch,
-               std::shared_ptr<TrafficMeter> meter, int rank, int ranks, int first_tag);
-  ~PointToPoint();
+  MpiPointToPoint(std::shared_ptr<Runtime> runtime, std::shared_ptr<Watch> watch,
+                  std::shared_ptr<TrafficMeter> meter, int rank, int first_tag);
 
-  PointToPoint(const PointToPoint&) = delete;
-  PointToPoint& operator=(const PointToPoint&) = delete;
-
-  Work submit(Collective call, Attachments attachments);
+  std::unique_ptr<Message> make_message(Collective call) const override;
+  bool move(Message& message) override;
+  void on_error() noexcept override { courier_.give_up(); }
+  std::uint64_t events() override { return courier_.bell().count(); }
+  void wait(std::uint64_t seen) override;
+  void notify() override { courier_.bell().ring(); }
+  void abandon() override { watch_->abandon(); }
 
  private:
-  struct Core;
-  struct Item;
-  std::shared_ptr<Core> core_;
+  struct MpiMessage;
+
+  void begin(MpiMessage& message);
+  void read_header(MpiMessage& message);
+
+  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<TrafficMeter> meter_;
+  const int rank_;
+  Courier courier_;
 };
 
 }  // namespace tessera::comm::mpi

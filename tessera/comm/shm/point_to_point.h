@@ -3,8 +3,8 @@
 #include <chrono>
 #include <memory>
 
-#include "tessera/comm/backend.h"
 #include "tessera/comm/peers.h"
+#include "tessera/comm/point_to_point_queue.h"
 #include "tessera/comm/shm/control.h"
 #include "tessera/comm/shm/memory.h"
 #include "tessera/comm/traffic.h"
@@ -12,29 +12,37 @@
 
 namespace tessera::comm::shm {
 
-// Sends and receives among the ranks of one host. Transfers between one pair of ranks keep their
-// order in each direction; everything else goes on side by side, so two ranks that send to each
-// other before they receive do not block. A message in symmetric memory is read by the receiver
-// where it lies; another one travels in packets.
-//
-// As in Queue ([Note: who runs it]), whoever waits does the work, and a thread of its own does it
-// when nobody waits.
-class PointToPoint {
+// Sends and receives among the ranks of one host. A message in symmetric memory is read by the
+// receiver where it lies; another one travels in packets.
+class ShmPointToPoint final : public PointToPointTransport {
  public:
-  PointToPoint(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
-               std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter, int rank,
-               int ranks, std::chrono::nanoseconds spin);
-  ~PointToPoint();
+  ShmPointToPoint(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
+                  std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter, int rank,
+                  int ranks, std::chrono::nanoseconds spin);
 
-  PointToPoint(const PointToPoint&) = delete;
-  PointToPoint& operator=(const PointToPoint&) = delete;
-
-  Work submit(Collective call, Attachments attachments);
+  std::unique_ptr<Message> make_message(Collective call) const override;
+  bool move(Message& message) override;
+  std::uint64_t events() override { return bell().value.load(std::memory_order_acquire); }
+  void wait(std::uint64_t seen) override;
+  void notify() override { bell().ring(); }
+  void abandon() override { watch_->abandon(); }
 
  private:
-  struct Core;
-  struct Item;
-  std::shared_ptr<Core> core_;
+  struct ShmMessage;
+
+  Signal& bell() const { return control_.desk(rank_).bell; }
+  bool advance_send(ShmMessage& message);
+  bool advance_receive(ShmMessage& message);
+  void begin_receive(ShmMessage& message, const Header& header) const;
+  const std::byte* resolve(const ShmMessage& message, const Header& header) const;
+
+  const std::shared_ptr<Segment> segment_;
+  const Control control_;
+  const std::shared_ptr<MemoryTable> memories_;
+  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<TrafficMeter> meter_;
+  const int rank_;
+  const std::chrono::nanoseconds spin_;
 };
 
 }  // namespace tessera::comm::shm

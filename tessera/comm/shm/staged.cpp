@@ -1,20 +1,19 @@
 // The way of buffers in ordinary memory: pieces travel through the desks.
 
-#include <algorithm>
-
+#include "tessera/comm/pieces.h"
 #include "tessera/comm/shm/transport.h"
 
 namespace tessera::comm::shm {
 
-// Pieces such that `shards` of them, one per destination, fill one stage.
-ShmTransport::Cut ShmTransport::cut(std::size_t count, std::size_t shards,
-                                    std::size_t bytes_per_element) const {
-  const std::size_t stride = count / shards + (count % shards != 0);
-  const std::size_t line = 64 / bytes_per_element;
-  const std::size_t room = kStageBytes / shards / bytes_per_element / line * line;
-  const std::size_t quantum = std::max<std::size_t>(1, std::min(room, stride));
-  return {stride, quantum, (stride + quantum - 1) / quantum};
+namespace {
+
+// Pieces of which `shards`, one per destination, fit into one stage, in whole cache lines.
+std::size_t stage_quantum(const Collective& call, int shards) {
+  const std::size_t size = size_of(call.dtype), line = 64 / size;
+  return kStageBytes / static_cast<std::size_t>(shards) / size / line * line;
 }
+
+}  // namespace
 
 // [Note: pieces] Every collective is a few steps per piece; step s of piece p reads what the peers
 // wrote in step s-1 of piece p, and step 0 of piece p+2 overwrites what they read in the last step
@@ -57,106 +56,87 @@ void ShmTransport::staged(const Collective& call) {
 // hand the result round.
 void ShmTransport::staged_reduction(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
-  const Cut c = cut(call.count, static_cast<std::size_t>(ranks_), size);
+  const Pieces cut(call.count, ranks_, stage_quantum(call, ranks_));
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
-  const auto length = [=, this](int r, std::size_t piece) {
-    const std::size_t shard = shard_of(call.count, ranks_, r).size;
-    const std::size_t begin = piece * c.quantum;
-    return shard > begin ? std::min(c.quantum, shard - begin) : 0;
-  };
-  const auto offset = [=](int r, std::size_t piece) {
-    return (static_cast<std::size_t>(r) * c.stride + piece * c.quantum) * size;
-  };
-  const auto part = [=](int r) { return static_cast<std::size_t>(r) * c.quantum * size; };
+  const auto offset = [&](int r, std::size_t piece) { return cut.offset(r, piece) * size; };
+  const auto in_stage = [&](int r) { return static_cast<std::size_t>(r) * cut.quantum * size; };
 
   std::vector<Step> steps;
   steps.push_back([&](std::size_t piece) {
     std::byte* stage = control_.desk(rank_).stage[piece % 2];
     for (int r = 0; r < ranks_; ++r) {
-      if (r != rank_) copy(stage + part(r), in + offset(r, piece), length(r, piece) * size);
+      if (r != rank_) copy(stage + in_stage(r), in + offset(r, piece), cut.length(r, piece) * size);
     }
   });
   steps.push_back([&](std::size_t piece) {
     std::vector<const void*> sources;
     for (int r = 0; r < ranks_; ++r) {
       sources.push_back(r == rank_ ? in + offset(rank_, piece)
-                                   : control_.desk(r).stage[piece % 2] + part(rank_));
+                                   : control_.desk(r).stage[piece % 2] + in_stage(rank_));
     }
     std::vector<void*> to;
     if (call.op == Op::all_reduce) {
       to = {out + offset(rank_, piece), control_.desk(rank_).result[piece % 2]};
     } else {
-      to = {out + piece * c.quantum * size};
+      to = {out + piece * cut.quantum * size};
     }
-    reduce_into(call, sources, to, length(rank_, piece));
+    reduce_into(call, sources, to, cut.length(rank_, piece));
   });
   if (call.op == Op::all_reduce) {
     steps.push_back([&](std::size_t piece) {
       for (int r = 0; r < ranks_; ++r) {
         if (r == rank_) continue;
-        copy(out + offset(r, piece), control_.desk(r).result[piece % 2], length(r, piece) * size);
+        copy(out + offset(r, piece), control_.desk(r).result[piece % 2],
+             cut.length(r, piece) * size);
       }
     });
   }
-  run_pieces(call, c.pieces, steps);
+  run_pieces(call, cut.count, steps);
 }
 
 void ShmTransport::staged_gather(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
-  const std::size_t stride = shard_stride(call.count, ranks_);
-  const Cut c = cut(stride, 1, size);
+  const Pieces cut(call.count, ranks_, stage_quantum(call, 1));
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
-  const auto length = [=, this](int r, std::size_t piece) {
-    const std::size_t shard = shard_of(call.count, ranks_, r).size;
-    const std::size_t begin = piece * c.quantum;
-    return (shard > begin ? std::min(c.quantum, shard - begin) : 0) * size;
-  };
-  run_pieces(
-      call, c.pieces,
-      {[&](std::size_t piece) {
-         copy(control_.desk(rank_).stage[piece % 2], in + piece * c.quantum * size,
-              length(rank_, piece));
-       },
-       [&](std::size_t piece) {
-         for (int r = 0; r < ranks_; ++r) {
-           const std::size_t begin = piece * c.quantum * size;
-           const std::byte* from = r == rank_ ? in + begin : control_.desk(r).stage[piece % 2];
-           copy(out + static_cast<std::size_t>(r) * stride * size + begin, from, length(r, piece));
-         }
-       }});
+  run_pieces(call, cut.count,
+             {[&](std::size_t piece) {
+                copy(control_.desk(rank_).stage[piece % 2], in + piece * cut.quantum * size,
+                     cut.length(rank_, piece) * size);
+              },
+              [&](std::size_t piece) {
+                for (int r = 0; r < ranks_; ++r) {
+                  const std::byte* from = r == rank_ ? in + piece * cut.quantum * size
+                                                     : control_.desk(r).stage[piece % 2];
+                  copy(out + cut.offset(r, piece) * size, from, cut.length(r, piece) * size);
+                }
+              }});
 }
 
 void ShmTransport::staged_exchange(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
-  const Cut c = cut(call.count, static_cast<std::size_t>(ranks_), size);
+  const Pieces cut(call.count, ranks_, stage_quantum(call, ranks_));
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
   const std::size_t own = shard_of(call.count, ranks_, rank_).size;
-  const auto length = [=, this](int to, std::size_t piece) {
-    const std::size_t shard = shard_of(call.count, ranks_, to).size;
-    const std::size_t begin = piece * c.quantum;
-    return (shard > begin ? std::min(c.quantum, shard - begin) : 0) * size;
-  };
-  const auto offset = [=](int r, std::size_t piece) {
-    return (static_cast<std::size_t>(r) * c.stride + piece * c.quantum) * size;
-  };
-  const auto part = [=](int r) { return static_cast<std::size_t>(r) * c.quantum * size; };
-  run_pieces(call, c.pieces,
+  const auto offset = [&](int r, std::size_t piece) { return cut.offset(r, piece) * size; };
+  const auto in_stage = [&](int r) { return static_cast<std::size_t>(r) * cut.quantum * size; };
+  run_pieces(call, cut.count,
              {[&](std::size_t piece) {
                 std::byte* stage = control_.desk(rank_).stage[piece % 2];
                 for (int r = 0; r < ranks_; ++r) {
-                  if (r != rank_) copy(stage + part(r), in + offset(r, piece), length(r, piece));
+                  if (r != rank_)
+                    copy(stage + in_stage(r), in + offset(r, piece), cut.length(r, piece) * size);
                 }
               },
               [&](std::size_t piece) {
                 for (int r = 0; r < ranks_; ++r) {
                   const std::byte* from = r == rank_
                                               ? in + offset(rank_, piece)
-                                              : control_.desk(r).stage[piece % 2] + part(rank_);
-                  copy(out + (static_cast<std::size_t>(r) * own + piece * c.quantum) * size, from,
-                       length(rank_, piece));
+                                              : control_.desk(r).stage[piece % 2] + in_stage(rank_);
+                  copy(out + (static_cast<std::size_t>(r) * own + piece * cut.quantum) * size, from,
+                       cut.length(rank_, piece) * size);
                 }
               }});
 }
@@ -164,32 +144,29 @@ void ShmTransport::staged_exchange(const Collective& call) {
 // broadcast: the root's pieces are copied by all. reduce: all pieces are reduced by the root.
 void ShmTransport::staged_rooted(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
-  const Cut c = cut(call.count, 1, size);
+  const Pieces cut(call.count, 1, stage_quantum(call, 1));
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
   const bool root = rank_ == call.peer;
   const bool broadcast = call.op == Op::broadcast;
-  const auto begin = [=](std::size_t piece) { return piece * c.quantum * size; };
-  const auto length = [=](std::size_t piece) {
-    return std::min(c.quantum, call.count - piece * c.quantum);
-  };
+  const auto begin = [&](std::size_t piece) { return piece * cut.quantum * size; };
   run_pieces(
-      call, c.pieces,
+      call, cut.count,
       {[&](std::size_t piece) {
          if (root != broadcast) return;
-         copy(control_.desk(rank_).stage[piece % 2], in + begin(piece), length(piece) * size);
+         copy(control_.desk(rank_).stage[piece % 2], in + begin(piece), cut.width(piece) * size);
        },
        [&](std::size_t piece) {
          if (broadcast) {
            copy(out + begin(piece),
                 root ? in + begin(piece) : control_.desk(call.peer).stage[piece % 2],
-                length(piece) * size);
+                cut.width(piece) * size);
          } else if (root) {
            std::vector<const void*> sources;
            for (int r = 0; r < ranks_; ++r) {
              sources.push_back(r == rank_ ? in + begin(piece) : control_.desk(r).stage[piece % 2]);
            }
-           reduce_into(call, sources, {out + begin(piece)}, length(piece));
+           reduce_into(call, sources, {out + begin(piece)}, cut.width(piece));
          }
        }});
 }

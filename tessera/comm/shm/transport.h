@@ -42,13 +42,6 @@ class ShmTransport final : public Transport {
  private:
   using Step = std::function<void(std::size_t piece)>;
 
-  // How a buffer is cut for staging: piece p is `quantum` elements of every shard.
-  struct Cut {
-    std::size_t stride;   // elements from shard to shard
-    std::size_t quantum;  // elements of one shard in one piece
-    std::size_t pieces;
-  };
-
   bool await_headers(const Collective& call, bool may_give_up);
   const Slot& slot(int rank) const { return control_.desk(rank).slots[sequence_ % 2]; }
 
@@ -63,7 +56,6 @@ class ShmTransport final : public Transport {
   void staged_gather(const Collective& call);
   void staged_exchange(const Collective& call);
   void staged_rooted(const Collective& call);
-  Cut cut(std::size_t count, std::size_t shards, std::size_t bytes_per_element) const;
   void run_pieces(const Collective& call, std::size_t pieces, const std::vector<Step>& steps);
 
   void await_phase(const Collective& call, std::uint32_t goal);

@@ -33,22 +33,9 @@ void TwoLevelTransport::large(const Collective& call) {
   }
 }
 
-TwoLevelTransport::Cut TwoLevelTransport::cut(const Collective& call) const {
-  const std::size_t stride = shard_stride(call.count, ranks());
-  const std::size_t room = kStageBytes / static_cast<std::size_t>(ranks()) / size_of(call.dtype);
-  const std::size_t quantum = std::clamp<std::size_t>(room, 1, stride);
-  return {stride, quantum, (stride + quantum - 1) / quantum};
-}
-
-std::size_t TwoLevelTransport::width(const Cut& cut, std::size_t piece) const {
-  return std::min(cut.quantum, cut.stride - piece * cut.quantum);
-}
-
-std::size_t TwoLevelTransport::length(const Collective& call, const Cut& cut, int rank,
-                                      std::size_t piece) const {
-  const std::size_t shard = shard_of(call.count, ranks(), rank).size;
-  const std::size_t begin = piece * cut.quantum;
-  return shard > begin ? std::min(cut.quantum, shard - begin) : 0;
+Pieces TwoLevelTransport::cut(const Collective& call) const {
+  return {call.count, ranks(),
+          kStageBytes / static_cast<std::size_t>(ranks()) / size_of(call.dtype)};
 }
 
 std::byte* TwoLevelTransport::stage(int local, std::size_t piece) const {
@@ -60,27 +47,26 @@ std::byte* TwoLevelTransport::result(int local, std::size_t piece) const {
 }
 
 // A stage holds [ranks, quantum].
-void TwoLevelTransport::pack(const Collective& call, const Cut& cut, std::size_t piece) {
+void TwoLevelTransport::pack(const Collective& call, const Pieces& cut, std::size_t piece) {
   const std::size_t size = size_of(call.dtype);
   const auto* in = static_cast<const std::byte*>(call.in);
   for (int r = 0; r < ranks(); ++r) {
     const auto shard = static_cast<std::size_t>(r);
-    copy(stage(local(), piece) + shard * cut.quantum * size,
-         in + (shard * cut.stride + piece * cut.quantum) * size,
-         length(call, cut, r, piece) * size);
+    copy(stage(local(), piece) + shard * cut.quantum * size, in + cut.offset(r, piece) * size,
+         cut.length(r, piece) * size);
   }
 }
 
 // The results hold [hosts, width]: of number l, the shards of the ranks with that number.
-void TwoLevelTransport::copy_out(const Collective& call, const Cut& cut, std::size_t piece) {
+void TwoLevelTransport::copy_out(const Collective& call, const Pieces& cut, std::size_t piece) {
   const std::size_t size = size_of(call.dtype);
   auto* out = static_cast<std::byte*>(call.out);
   for (int r = 0; r < ranks(); ++r) {
     const auto shard = static_cast<std::size_t>(r);
     const auto h = static_cast<std::size_t>(parts_.layout.host(r));
-    copy(out + (shard * cut.stride + piece * cut.quantum) * size,
-         result(parts_.layout.local(r), piece) + h * width(cut, piece) * size,
-         length(call, cut, r, piece) * size);
+    copy(out + cut.offset(r, piece) * size,
+         result(parts_.layout.local(r), piece) + h * cut.width(piece) * size,
+         cut.length(r, piece) * size);
   }
 }
 
@@ -91,7 +77,7 @@ void TwoLevelTransport::reduction(const Collective& call) {
   const Layout& layout = parts_.layout;
   const Partial partial(call.dtype, call.reduce, ranks());
   const std::size_t size = size_of(call.dtype), wide = size_of(partial.type());
-  const Cut c = cut(call);
+  const Pieces c = cut(call);
   const auto hosts = static_cast<std::size_t>(layout.hosts);
   for (auto* buffers : {partials_, combined_}) {
     for (int i = 0; i < 2; ++i) buffers[i].resize(hosts * c.quantum * wide);
@@ -102,30 +88,28 @@ void TwoLevelTransport::reduction(const Collective& call) {
   const int root_host = rooted ? layout.host(call.peer) : -1;
   const auto source = [&](int l, int r, std::size_t p) -> const void* {
     const auto shard = static_cast<std::size_t>(r);
-    return direct ? bases[static_cast<std::size_t>(l)] + (shard * c.stride + p * c.quantum) * size
+    return direct ? bases[static_cast<std::size_t>(l)] + c.offset(r, p) * size
                   : stage(l, p) + shard * c.quantum * size;
   };
   const auto reduce_here = [&](std::size_t p) {
     for (int h = 0; h < layout.hosts; ++h) {
       const int r = layout.rank(h, local());
-      const std::size_t count = length(call, c, r, p);
+      const std::size_t count = c.length(r, p);
       std::vector<const void*> values;
       for (int l = 0; l < layout.per_host; ++l) values.push_back(source(l, r, p));
       if (count == 0) continue;
-      partial.first(values,
-                    partials_[p % 2].data() + static_cast<std::size_t>(h) * width(c, p) * wide,
-                    count);
+      partial.first(
+          values, partials_[p % 2].data() + static_cast<std::size_t>(h) * c.width(p) * wide, count);
       parts_.meter->copied(count * wide);
     }
   };
   const auto cross = [&](std::size_t p) {
     return on_lane(rooted ? Op::reduce : Op::reduce_scatter, partial.type(), partial.between(),
-                   partials_[p % 2].data(), combined_[p % 2].data(), hosts * width(c, p),
-                   root_host);
+                   partials_[p % 2].data(), combined_[p % 2].data(), hosts * c.width(p), root_host);
   };
   const auto finish_piece = [&](std::size_t p, int r, std::size_t from, void* to) {
-    const std::size_t count = length(call, c, r, p);
-    const void* whole[] = {combined_[p % 2].data() + from * width(c, p) * wide};
+    const std::size_t count = c.length(r, p);
+    const void* whole[] = {combined_[p % 2].data() + from * c.width(p) * wide};
     if (count == 0) return;
     partial.last(whole, to, count);
     parts_.meter->copied(count * size);
@@ -136,52 +120,52 @@ void TwoLevelTransport::reduction(const Collective& call) {
       auto* out = static_cast<std::byte*>(call.out);
       finish_piece(p, parts_.rank, 0, out + p * c.quantum * size);
     } else if (!rooted) {
-      finish_piece(p, parts_.rank, 0, result(local(), p) + own * width(c, p) * size);
+      finish_piece(p, parts_.rank, 0, result(local(), p) + own * c.width(p) * size);
     } else if (host() == root_host) {
       for (std::size_t h = 0; h < hosts; ++h) {
         finish_piece(p, layout.rank(static_cast<int>(h), local()), h,
-                     result(local(), p) + h * width(c, p) * size);
+                     result(local(), p) + h * c.width(p) * size);
       }
     }
   };
   const auto spread = [&](std::size_t p) {
     std::byte* to = result(local(), p);
     return on_lane(Op::all_gather, call.dtype, ReduceOp::sum,
-                   to + static_cast<std::size_t>(host()) * width(c, p) * size, to,
-                   hosts * width(c, p));
+                   to + static_cast<std::size_t>(host()) * c.width(p) * size, to,
+                   hosts * c.width(p));
   };
 
   Work crossing[2], spreading[2];
-  const std::size_t ticks = c.pieces + (scatter ? 1 : 2);
+  const std::size_t ticks = c.count + (scatter ? 1 : 2);
   for (std::size_t t = 0; t < ticks; ++t) {
-    if (t < c.pieces && !direct) pack(call, c, t);
+    if (t < c.count && !direct) pack(call, c, t);
     if (t >= 2) spreading[t % 2].wait();
     meet();
-    if (t < c.pieces) reduce_here(t);
-    if (t >= 1 && t <= c.pieces) {
+    if (t < c.count) reduce_here(t);
+    if (t >= 1 && t <= c.count) {
       crossing[(t - 1) % 2].wait();
       round(t - 1);
       if (!scatter && !rooted) spreading[(t - 1) % 2] = spread(t - 1);
     }
-    if (t < c.pieces) crossing[t % 2] = cross(t);
+    if (t < c.count) crossing[t % 2] = cross(t);
     if (t >= 2 && !scatter && (!rooted || parts_.rank == call.peer)) copy_out(call, c, t - 2);
   }
 }
 
 void TwoLevelTransport::gather(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
-  const Cut c = cut(call);
+  const Pieces c = cut(call);
   const auto* in = static_cast<const std::byte*>(call.in);
   Work spreading[2];
-  for (std::size_t t = 0; t <= c.pieces; ++t) {
+  for (std::size_t t = 0; t <= c.count; ++t) {
     if (t >= 1) spreading[(t - 1) % 2].wait();
     meet();
-    if (t < c.pieces) {
+    if (t < c.count) {
       std::byte* to = result(local(), t);
-      std::byte* own = to + static_cast<std::size_t>(host()) * width(c, t) * size;
-      copy(own, in + t * c.quantum * size, length(call, c, parts_.rank, t) * size);
+      std::byte* own = to + static_cast<std::size_t>(host()) * c.width(t) * size;
+      copy(own, in + t * c.quantum * size, c.length(parts_.rank, t) * size);
       spreading[t % 2] = on_lane(Op::all_gather, call.dtype, ReduceOp::sum, own, to,
-                                 static_cast<std::size_t>(parts_.layout.hosts) * width(c, t));
+                                 static_cast<std::size_t>(parts_.layout.hosts) * c.width(t));
     }
     if (t >= 1) copy_out(call, c, t - 1);
   }
@@ -223,7 +207,7 @@ void TwoLevelTransport::broadcast(const Collective& call) {
 void TwoLevelTransport::exchange(const Collective& call) {
   const Layout& layout = parts_.layout;
   const std::size_t size = size_of(call.dtype);
-  const Cut c = cut(call);
+  const Pieces c = cut(call);
   const std::size_t own = shard_of(call.count, ranks(), parts_.rank).size;
   const auto n = static_cast<std::size_t>(ranks());
   for (auto* buffers : {partials_, combined_}) {
@@ -231,11 +215,11 @@ void TwoLevelTransport::exchange(const Collective& call) {
   }
   // [hosts, per_host, width], of destinations before the crossing, of sources after it.
   const auto at = [&](int h, int l, std::size_t p) {
-    return static_cast<std::size_t>(layout.rank(h, l)) * width(c, p) * size;
+    return static_cast<std::size_t>(layout.rank(h, l)) * c.width(p) * size;
   };
   Work crossing[2];
-  for (std::size_t t = 0; t <= c.pieces; ++t) {
-    if (t < c.pieces) {
+  for (std::size_t t = 0; t <= c.count; ++t) {
+    if (t < c.count) {
       pack(call, c, t);
       meet();
       for (int h = 0; h < layout.hosts; ++h) {
@@ -243,7 +227,7 @@ void TwoLevelTransport::exchange(const Collective& call) {
         for (int l = 0; l < layout.per_host; ++l) {
           copy(partials_[t % 2].data() + at(h, l, t),
                stage(l, t) + static_cast<std::size_t>(to) * c.quantum * size,
-               length(call, c, to, t) * size);
+               c.length(to, t) * size);
         }
       }
     }
@@ -253,12 +237,12 @@ void TwoLevelTransport::exchange(const Collective& call) {
       for (int r = 0; r < ranks(); ++r) {
         copy(out + static_cast<std::size_t>(r) * own * size,
              combined_[(t - 1) % 2].data() + at(layout.host(r), layout.local(r), t - 1),
-             length(call, c, parts_.rank, t - 1) * size);
+             c.length(parts_.rank, t - 1) * size);
       }
     }
-    if (t < c.pieces) {
+    if (t < c.count) {
       crossing[t % 2] = on_lane(Op::all_to_all, call.dtype, ReduceOp::sum, partials_[t % 2].data(),
-                                combined_[t % 2].data(), n * width(c, t));
+                                combined_[t % 2].data(), n * c.width(t));
     }
   }
 }

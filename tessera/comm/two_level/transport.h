@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/comm/backend.h"
+#include "tessera/comm/pieces.h"
 #include "tessera/comm/record.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/comm/transport.h"
@@ -45,11 +46,6 @@ class TwoLevelTransport final : public Transport {
 
  private:
   struct Notice;
-  struct Cut {
-    std::size_t stride;   // elements from shard to shard
-    std::size_t quantum;  // elements of one shard in one piece
-    std::size_t pieces;
-  };
 
   void carry_out(const Collective& call);
   void exchange_records(const Collective& call);
@@ -70,13 +66,11 @@ class TwoLevelTransport final : public Transport {
   void exchange(const Collective& call);
   bool direct_sources(const Collective& call, std::vector<const std::byte*>& bases) const;
 
-  Cut cut(const Collective& call) const;
-  std::size_t width(const Cut& cut, std::size_t piece) const;  // of a whole shard's part
-  std::size_t length(const Collective& call, const Cut& cut, int rank, std::size_t piece) const;
+  Pieces cut(const Collective& call) const;
   std::byte* stage(int local, std::size_t piece) const;
   std::byte* result(int local, std::size_t piece) const;
-  void pack(const Collective& call, const Cut& cut, std::size_t piece);
-  void copy_out(const Collective& call, const Cut& cut, std::size_t piece);
+  void pack(const Collective& call, const Pieces& cut, std::size_t piece);
+  void copy_out(const Collective& call, const Pieces& cut, std::size_t piece);
 
   Work on_lane(Op op, DType dtype, ReduceOp reduce, const void* in, void* out, std::size_t count,
                int root = -1) const;

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/backend.h"
+#include "tessera/comm/peers.h"
+#include "tessera/comm/point_to_point_queue.h"
+#include "tessera/comm/queue.h"
+#include "tessera/comm/watch.h"
+
+namespace tessera::comm {
+
+// What the backends that move host memory have in common: members that are ranks of a job, and one
+// queue for collectives and one for sends and receives. Each backend brings its transports.
+class QueuedBackend : public Backend {
+ public:
+  int rank() const final { return rank_; }
+  int size() const final { return static_cast<int>(members_.size()); }
+  std::string name() const final { return name_; }
+  TrafficCounts traffic() const final { return meter_->counts(); }
+  Work submit(Collective call, Attachments attachments) final;
+
+ protected:
+  // `members` are ranks of the job; throws UsageError if the caller is none of them.
+  QueuedBackend(std::shared_ptr<Peers> peers, std::vector<int> members, std::string name,
+                Options options);
+
+  // Called once, at the end of construction. What runs later uses only what the transports own:
+  // members of derived classes are gone when the queues end.
+  void start(std::shared_ptr<Transport> collectives,
+             std::shared_ptr<PointToPointTransport> messages);
+  void start(std::shared_ptr<Transport> collectives);  // submit_message() is overridden
+
+  // A send or a receive, checked and counted.
+  virtual Work submit_message(Collective call, Attachments attachments);
+
+  // Throws on every rank, before anything is mapped, if they ask for different sizes.
+  void agree_on_size(std::size_t bytes);
+
+  // Ranks of this group as ranks of the job.
+  std::vector<int> job_ranks(std::span<const int> members) const;
+
+  const std::shared_ptr<Peers> peers_;
+  const std::vector<int> members_;
+  const std::string name_;
+  const Options options_;
+  const int rank_;
+  const std::shared_ptr<TrafficMeter> meter_;
+  const std::shared_ptr<Watch> watch_;
+
+ private:
+  std::optional<Queue> collectives_;
+  std::optional<PointToPointQueue> messages_;
+};
+
+}  // namespace tessera::comm
