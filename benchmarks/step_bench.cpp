@@ -88,7 +88,7 @@ void print(const char* name, const Times& t) {
 int main(int argc, char** argv) {
   const Options o = parse(argc, argv);
   at::set_num_threads(1);
-  const auto shape = planner::gpt_shape(o.layers, o.hidden, o.heads, o.vocab, o.seq);
+  const auto shape = gpt_shape(o.layers, o.hidden, o.heads, o.vocab, o.seq);
   models::Gpt own(shape, 1, at::TensorOptions(o.type));
   models::PlainGpt plain(shape, 1);
   plain->to(o.type);

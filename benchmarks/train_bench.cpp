@@ -99,8 +99,8 @@ class Bench {
  public:
   Bench(const Arguments& arguments, const comm::Group& world)
       : arguments_(arguments), world_(world), plain_(arguments.at("model") == "plain") {
-    const planner::ModelShape shape = planner::gpt_shape(
-        number("layers"), number("hidden"), number("heads"), number("vocab"), number("seq"));
+    const ModelShape shape = gpt_shape(number("layers"), number("hidden"), number("heads"),
+                                       number("vocab"), number("seq"));
     zero::Options options;
     options.stage = static_cast<int>(number("stage"));
     options.layout = parse_state_layout(arguments.at("layout"));

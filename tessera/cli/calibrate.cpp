@@ -94,7 +94,7 @@ std::vector<planner::PassSample> measure_passes(const comm::Group& world,
   std::vector<planner::PassSample> samples;
   for (const Shape& shape : kShapes) {
     planner::Question q;
-    q.model = planner::gpt_shape(shape.layers, shape.hidden, shape.heads, shape.vocab, shape.seq);
+    q.model = gpt_shape(shape.layers, shape.hidden, shape.heads, shape.vocab, shape.seq);
     q.layout = parse_state_layout(arguments.layout);
     q.micro_batch = shape.batch;
     q = planner::settle(q);

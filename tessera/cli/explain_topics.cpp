@@ -67,7 +67,7 @@ std::string assumed_text(const planner::Plan& plan) {
            "counted.\n";
   }
   const planner::Memory& m = plan.assumed->memory;
-  const planner::ModelShape& shape = plan.assumed->model;
+  const ModelShape& shape = plan.assumed->model;
   return str("\nNot known of a size alone, and estimated for a GPT of ", shape.layers,
              " layers, hidden ", shape.hidden, ", ", shape.heads, " heads, seq ", plan.assumed->seq,
              ":\n  activations ~ ", bytes_text(m.activations), ", buffers ~ ",

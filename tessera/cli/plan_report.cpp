@@ -31,7 +31,7 @@ std::string percent(double share) { return fixed(100 * share, 1) + "%"; }
 
 std::string model_words(const Question& q) {
   if (q.state_only()) return count(q.params) + " parameters";
-  const planner::ModelShape& m = q.model;
+  const ModelShape& m = q.model;
   return str(m.name.empty() ? "a model" : m.name, " of ", m.layers, " layers, hidden ", m.hidden,
              ", ", m.heads, " heads", m.kv_heads != m.heads ? str(" (", m.kv_heads, " kv)") : "",
              ", vocabulary ", format_grouped(m.vocab), ", seq ", q.seq);
@@ -69,7 +69,7 @@ std::string heading(const Plan& plan) {
   return text + str("; ", grouped(plan.on_a_rank), " on the most loaded rank\n");
 }
 
-std::string shape_words(const planner::ModelShape& m) {
+std::string shape_words(const ModelShape& m) {
   return str(m.layers, " layers, hidden ", m.hidden, ", ", m.heads, " heads (",
              format_count(m.params()), " parameters)");
 }
@@ -284,7 +284,7 @@ std::string report(const planner::Score& score, std::size_t worst) {
 std::string list_models() {
   Table table("lrrrrrrr", "");
   table.row({"name", "layers", "hidden", "heads", "kv", "ffn", "vocab", "parameters"});
-  for (const planner::ModelShape& m : planner::model_shapes()) {
+  for (const ModelShape& m : model_shapes()) {
     table.row({m.name, str(m.layers), str(m.hidden), str(m.heads), str(m.kv_heads), str(m.ffn),
                str(m.vocab), format_grouped(m.params())});
   }

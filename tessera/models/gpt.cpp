@@ -5,8 +5,8 @@
 
 namespace tessera::models {
 
-void check_gpt_shape(const planner::ModelShape& shape) {
-  planner::check(shape);
+void check_gpt_shape(const ModelShape& shape) {
+  check(shape);
   if (shape.positions < 1 || shape.swiglu || !shape.biases || !shape.tied ||
       shape.kv_heads != shape.heads) {
     throw UsageError(str("model ", quote(shape.name),
@@ -15,8 +15,8 @@ void check_gpt_shape(const planner::ModelShape& shape) {
   }
 }
 
-GptImpl::GptImpl(const planner::ModelShape& shape, std::uint64_t seed,
-                 const at::TensorOptions& options, const Part& part)
+GptImpl::GptImpl(const ModelShape& shape, std::uint64_t seed, const at::TensorOptions& options,
+                 const Part& part)
     : LanguageModel((check_gpt_shape(shape), shape), seed, options, part) {}
 
 }  // namespace tessera::models

@@ -9,12 +9,12 @@ namespace tessera::models {
 class GptImpl : public LanguageModel {
  public:
   // Throws UsageError for a shape that is not of this kind (rotary, SwiGLU, untied, no biases).
-  explicit GptImpl(const planner::ModelShape& shape, std::uint64_t seed = 0,
+  explicit GptImpl(const ModelShape& shape, std::uint64_t seed = 0,
                    const at::TensorOptions& options = {}, const Part& part = {});
 };
 TORCH_MODULE(Gpt);
 
 // Throws UsageError unless Gpt and PlainGpt can be built with it.
-void check_gpt_shape(const planner::ModelShape& shape);
+void check_gpt_shape(const ModelShape& shape);
 
 }  // namespace tessera::models

@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
+#include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
-#include "tessera/planner/model_shape.h"
+#include "tessera/parallel/initial.h"
 
 namespace torch::nn {
 class Module;
@@ -14,15 +15,18 @@ class Module;
 namespace tessera::models {
 
 // A parameter of a language model as GPT-2 starts: biases 0, norms 1, matrices normal with
-// deviation 0.02, those that end a residual branch with that over sqrt(2 · layers). `param` is what
+// deviation 0.02, those that end a residual branch with that over sqrt(2 · layers).
+InitialValues initial_values(const ModelShape& shape);
+
+// Gives a parameter these values. `param` is what
 // tensor-parallel rank t of tp has of it. The values depend on the seed, the parameter's name, and
 // nothing else: not on tp, the dtype (they are rounded to it), the device, or what was initialised
 // before. `param` may not be on the meta device.
-void initialise(const at::Tensor& param, const ParamSpec& spec, const planner::ModelShape& shape,
+void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
                 std::uint64_t seed, int t = 0, int tp = 1);
 
 // All parameters of a model, by their specs. Does nothing on the meta device.
-void initialise(torch::nn::Module& model, const planner::ModelShape& shape, std::uint64_t seed,
-                int t = 0, int tp = 1);
+void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed, int t = 0,
+                int tp = 1);
 
 }  // namespace tessera::models

@@ -18,6 +18,7 @@ using tensor_parallel::Axis;
 using tensor_parallel::ColumnParallelLinear;
 using tensor_parallel::LinearOptions;
 using tensor_parallel::RowParallelLinear;
+using tensor_parallel::VocabParallelEmbedding;
 
 // `norm` is {weight} or {weight, shift}.
 at::Tensor apply_norm(const at::Tensor& x, at::ArrayRef<at::Tensor> norm) {
@@ -37,27 +38,32 @@ void check_divides(const char* what, std::int64_t value, int tp, const std::stri
       str(what, " is ", value, ", which ", tp, " tensor-parallel ranks do not divide; ", remedy));
 }
 
-// Names its children by the layer of the whole model that each is.
-class BlockListImpl : public torch::nn::Module {};
+VocabParallelEmbedding make_table(const ModelShape& shape, const Axis& axis,
+                                  const at::TensorOptions& options) {
+  tensor_parallel::EmbeddingOptions table;
+  table.rows = shape.vocab;
+  table.width = shape.hidden;
+  table.label = "tok";
+  table.tensors = options;
+  return VocabParallelEmbedding(axis, table);
+}
 
 }  // namespace
 
-void check_tp(const planner::ModelShape& shape, int tp) {
+void check_tp(const ModelShape& shape, int tp) {
   const std::string divisor = "choose a tp that divides it";
   check_divides("heads", shape.heads, tp, divisor);
-  check_divides("ffn", shape.ffn, tp,
-                str(divisor, ", or ffn ", planner::padded_vocab(shape.ffn, tp)));
-  check_divides(
-      "vocab", shape.vocab, tp,
-      str(divisor, ", or pad the vocabulary to ", planner::padded_vocab(shape.vocab, tp)));
+  check_divides("ffn", shape.ffn, tp, str(divisor, ", or ffn ", padded_vocab(shape.ffn, tp)));
+  check_divides("vocab", shape.vocab, tp,
+                str(divisor, ", or pad the vocabulary to ", padded_vocab(shape.vocab, tp)));
   if (shape.kv_heads % tp != 0 && tp % shape.kv_heads != 0) {
     throw UsageError(str("kv-heads is ", shape.kv_heads, " for ", tp,
                          " tensor-parallel ranks; wanted a tp that divides it or is a multiple"));
   }
 }
 
-Part check_part(const planner::ModelShape& shape, Part part) {
-  planner::check(shape);
+Part check_part(const ModelShape& shape, Part part) {
+  check(shape);
   check_tp(shape, part.tp.size());
   if (part.last_layer == -1) part.last_layer = shape.layers;
   if (part.first_layer < 0 || part.last_layer > shape.layers ||
@@ -68,7 +74,7 @@ Part check_part(const planner::ModelShape& shape, Part part) {
   return part;
 }
 
-void check_ids(const planner::ModelShape& shape, const at::Tensor& ids) {
+void check_ids(const ModelShape& shape, const at::Tensor& ids) {
   if (ids.dim() == 2 && ids.scalar_type() == at::kLong &&
       (shape.positions == 0 || ids.size(1) <= shape.positions)) {
     return;
@@ -93,7 +99,7 @@ void NormImpl::add_to(std::vector<at::Tensor>& parameters) const {
 TableImpl::TableImpl(std::int64_t rows, std::int64_t width, const at::TensorOptions& options)
     : weight(register_parameter("weight", at::empty({rows, width}, options))) {}
 
-BlockImpl::BlockImpl(const planner::ModelShape& shape, const Axis& axis, const std::string& name,
+BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::string& name,
                      const at::TensorOptions& options)
     : axis_(axis),
       name_(name),
@@ -144,84 +150,135 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   return sum + proj2_->forward(wide);
 }
 
-LanguageModel::LanguageModel(const planner::ModelShape& shape, std::uint64_t seed,
-                             const at::TensorOptions& options, const Part& part)
-    : shape_(shape), part_(check_part(shape, part)) {
-  const Axis axis = part_.axis();
-  if (part_.embedding || (part_.head && shape.tied)) {
-    tensor_parallel::EmbeddingOptions table;
-    table.rows = shape.vocab;
-    table.width = shape.hidden;
-    table.label = "tok";
-    table.tensors = options;
-    tok_ = register_module("tok", tensor_parallel::VocabParallelEmbedding(axis, table));
-  }
-  if (part_.embedding && shape.positions > 0) {
+EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
+                             const at::TensorOptions& options)
+    : shape_(shape) {
+  tok = register_module("tok", make_table(shape, axis, options));
+  if (shape.positions > 0) {
     pos_ = register_module("pos", Table(shape.positions, shape.hidden, options));
   }
-  const auto list = register_module("blocks", std::make_shared<BlockListImpl>());
-  for (std::int64_t layer = part_.first_layer; layer < part_.last_layer; ++layer) {
-    blocks_.emplace_back(shape, axis, str("blocks.", layer), options);
-    list->register_module(std::to_string(layer), blocks_.back().ptr());
+}
+
+at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
+  check_ids(shape_, ids);
+  return tok->forward(ids, pos_ ? pos_->weight.narrow(0, 0, ids.size(1)) : at::Tensor());
+}
+
+HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbedding tok,
+                   const at::TensorOptions& options)
+    : shape_(shape), axis_(axis) {
+  if (shape.tied) {
+    tok_ = register_module("tok", tok.is_empty() ? make_table(shape, axis, options) : tok);
   }
-  if (part_.head) {
-    norm_ = register_module("norm", Norm(shape.hidden, shape.biases, options));
-    if (!shape.tied) {
-      LinearOptions head;
-      head.in = shape.hidden;
-      head.out = shape.vocab;
-      head.bias = false;
-      head.label = "head";
-      head.tensors = options;
-      head_ = register_module("head", ColumnParallelLinear(axis, head));
-    }
+  norm_ = register_module("norm", Norm(shape.hidden, shape.biases, options));
+  if (shape.tied) return;
+  LinearOptions head;
+  head.in = shape.hidden;
+  head.out = shape.vocab;
+  head.bias = false;
+  head.label = "head";
+  head.tensors = options;
+  head_ = register_module("head", ColumnParallelLinear(axis, head));
+}
+
+at::Tensor HeadImpl::normed(const at::Tensor& x) {
+  std::vector<at::Tensor> norm;
+  norm_->add_to(norm);
+  return apply_norm(x, tensor_parallel::sequence_parallel_params(axis_, norm, "norm"));
+}
+
+const at::Tensor& HeadImpl::weight() const { return shape_.tied ? tok_->weight : head_->weight; }
+
+at::Tensor HeadImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
+  return tensor_parallel::vocab_parallel_cross_entropy(axis_, normed(x), weight(), targets, "head");
+}
+
+at::Tensor HeadImpl::logits(const at::Tensor& x) {
+  const at::Tensor h = tensor_parallel::copy_to_region(axis_, normed(x), "head");
+  return tensor_parallel::gather_columns(axis_.group, nn::linear(h, weight(), at::Tensor()),
+                                         "logits");
+}
+
+std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options) {
+  using torch::nn::AnyModule;
+  if (is_llama(shape)) {
+    check_llama_shape(shape);
+  } else {
+    check_gpt_shape(shape);
   }
+  std::vector<Layer> layers;
+  layers.push_back(
+      {.name = "embedding",
+       .make = [shape, options](
+                   const LayerContext& at) { return AnyModule(Embedding(shape, at.tp, options)); },
+       .flat = true});
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    layers.push_back({.name = str("blocks.", layer), .make = [shape, options](const auto& at) {
+                        return AnyModule(Block(shape, at.tp, at.name, options));
+                      }});
+  }
+  Layer head{
+      .name = "head", .make = [shape, options](const LayerContext& at) {
+        const auto embedding = std::dynamic_pointer_cast<EmbeddingImpl>(at.find("embedding"));
+        return AnyModule(Head(
+            shape, at.tp, embedding ? embedding->tok : VocabParallelEmbedding(nullptr), options));
+      }};
+  head.flat = true;
+  if (shape.tied) head.tied["tok.weight"] = {"embedding", "tok.weight"};
+  layers.push_back(std::move(head));
+  return layers;
+}
+
+namespace {
+
+std::size_t first_of(const Part& part) {
+  return part.embedding ? 0 : static_cast<std::size_t>(1 + part.first_layer);
+}
+std::size_t end_of(const ModelShape& shape, const Part& part) {
+  return static_cast<std::size_t>(part.head ? 2 + shape.layers : 1 + part.last_layer);
+}
+
+}  // namespace
+
+LanguageModel::LanguageModel(const ModelShape& shape, std::uint64_t seed,
+                             const at::TensorOptions& options, const Part& part)
+    : ModelChunkImpl(layers_of(shape, options), first_of(check_part(shape, part)),
+                     end_of(shape, check_part(shape, part)), part.axis()),
+      shape_(shape),
+      part_(check_part(shape, part)) {
   initialise(*this, shape, seed, part_.tp.rank(), part_.tp.size());
 }
 
 at::Tensor LanguageModel::forward_part(const at::Tensor& in) {
-  at::Tensor x = in;
-  if (part_.embedding) {
-    check_ids(shape_, in);
-    x = tok_->forward(in, pos_ ? pos_->weight.narrow(0, 0, in.size(1)) : at::Tensor());
-  } else if (in.dim() != 3 || in.size(2) != shape_.hidden || !in.is_floating_point()) {
+  if (!part_.embedding &&
+      (in.dim() != 3 || in.size(2) != shape_.hidden || !in.is_floating_point())) {
     throw UsageError(tessera::str("a part of a model without its embedding got ", in.sizes(),
                                   " of type ", c10::toString(in.scalar_type()),
                                   "; wanted hidden states [batch, tokens, ", shape_.hidden, "]"));
   }
-  for (auto& block : blocks_) x = block->forward(x);
-  return x;
+  return forward_layers(in, size() - (part_.head ? 1 : 0));
 }
 
-at::Tensor LanguageModel::normed(const at::Tensor& x) {
-  std::vector<at::Tensor> norm;
-  norm_->add_to(norm);
-  return apply_norm(x, tensor_parallel::sequence_parallel_params(part_.axis(), norm, "norm"));
-}
-
-const at::Tensor& LanguageModel::head_weight() const {
+HeadImpl& LanguageModel::head() {
   if (!part_.head) {
     throw UsageError(str("layers ", part_.first_layer, " to ", part_.last_layer,
                          " of the model are without its head; call forward_part, and pass the "
                          "result on"));
   }
-  return shape_.tied ? tok_->weight : head_->weight;
+  return dynamic_cast<HeadImpl&>(layer(size() - 1));
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& x, const at::Tensor& targets) {
-  const at::Tensor weight = head_weight();  // first: it refuses a part without a head
-  return tensor_parallel::vocab_parallel_cross_entropy(part_.axis(), normed(forward_part(x)),
-                                                       weight, targets, "head");
+  HeadImpl& last = head();  // first: it refuses a part without a head
+  return last.forward(forward_part(x), targets);
 }
 
 at::Tensor LanguageModel::forward(const at::Tensor& x) {
-  const at::Tensor weight = head_weight();
-  const at::Tensor h =
-      tensor_parallel::copy_to_region(part_.axis(), normed(forward_part(x)), "head");
-  return tensor_parallel::gather_columns(part_.tp, nn::linear(h, weight, at::Tensor()), "logits");
+  HeadImpl& last = head();
+  return last.logits(forward_part(x));
 }
 
-std::shared_ptr<LanguageModel> make_model(const planner::ModelShape& shape, const Part& part,
+std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& part,
                                           std::uint64_t seed, const at::TensorOptions& options) {
   if (is_llama(shape)) return std::make_shared<LlamaImpl>(shape, seed, options, part);
   return std::make_shared<GptImpl>(shape, seed, options, part);

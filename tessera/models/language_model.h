@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
-#include "tessera/nn/unit.h"
-#include "tessera/planner/model_shape.h"
+#include "tessera/parallel/model_chunk.h"
 #include "tessera/tensor_parallel/tensor_parallel.h"
 
 namespace tessera::models {
@@ -30,9 +30,9 @@ struct Part {
 };
 // The same with last_layer filled in. Throws UsageError for what cannot be cut so, with what would
 // do.
-Part check_part(const planner::ModelShape& shape, Part part);
+Part check_part(const ModelShape& shape, Part part);
 // The part of it that needs no ranks yet: whether so many tensor-parallel ones divide the model.
-void check_tp(const planner::ModelShape& shape, int tp);
+void check_tp(const ModelShape& shape, int tp);
 
 // The weight of a norm, and the shift of one that has it: LayerNorm with, RMSNorm without.
 class NormImpl : public torch::nn::Module {
@@ -62,8 +62,8 @@ TORCH_MODULE(Table);
 class BlockImpl : public torch::nn::Module {
  public:
   // `name` is in the labels of its collectives.
-  BlockImpl(const planner::ModelShape& shape, const tensor_parallel::Axis& axis,
-            const std::string& name, const at::TensorOptions& options);
+  BlockImpl(const ModelShape& shape, const tensor_parallel::Axis& axis, const std::string& name,
+            const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
 
  private:
@@ -77,54 +77,87 @@ class BlockImpl : public torch::nn::Module {
   tensor_parallel::ColumnParallelLinear qkv_{nullptr}, fc_{nullptr};
   tensor_parallel::RowParallelLinear proj_{nullptr}, proj2_{nullptr};
 };
+TORCH_MODULE(Block);
 
-// A transformer with the norms first, or a part of one. Parameters have the names and, from the
-// same seed, the values that they have in a single process, whatever the part: tok.weight,
-// pos.weight, blocks.0.norm1.weight, …, norm.weight, head.weight. Where the head is the embedding
-// (tied), a part with the head alone has its own copy of tok.weight; whoever runs the parts sums
-// the gradients of both.
-class LanguageModel : public torch::nn::Module {
+// Tokens and, where the model has them, positions: int64 ids [B, T] to [B, T, C]
+// (sequence-parallel: [B, T / tp, C]).
+class EmbeddingImpl : public torch::nn::Module {
+ public:
+  EmbeddingImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
+                const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& ids);
+
+  tensor_parallel::VocabParallelEmbedding tok{nullptr};
+
+ private:
+  ModelShape shape_;
+  Table pos_{nullptr};
+};
+TORCH_MODULE(Embedding);
+
+// The final norm, and the product with the head: the model's own or the embedding's table.
+class HeadImpl : public torch::nn::Module {
+ public:
+  // `tok`: the embedding where it is on this rank and the head is tied to it; null: a copy.
+  HeadImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
+           tensor_parallel::VocabParallelEmbedding tok, const at::TensorOptions& options);
+
+  // The sum of the cross entropies over the targets [B, T] that are not -1, as an fp32 scalar. The
+  // same on all ranks. Saves: the norm's output [N, C] and 8·N bytes, the gradient of the logits
+  // [N, V].
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& targets);
+  at::Tensor logits(const at::Tensor& x);  // [B, T, V] on every rank
+
+ private:
+  at::Tensor normed(const at::Tensor& x);
+  const at::Tensor& weight() const;
+
+  ModelShape shape_;
+  tensor_parallel::Axis axis_;
+  tensor_parallel::VocabParallelEmbedding tok_{nullptr};
+  Norm norm_{nullptr};
+  tensor_parallel::ColumnParallelLinear head_{nullptr};
+};
+TORCH_MODULE(Head);
+
+// The whole model as [Note: layers] has it: "embedding", "blocks.0", …, "head". Parameters are
+// called tok.weight, pos.weight, blocks.0.norm1.weight, …, norm.weight, head.weight. Throws
+// UsageError for a shape that is no model of ours.
+std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options = {});
+
+// Layers of it in a row that run in one process, for tests and measurements. From the same seed
+// they start with the same values, whatever the part. A part with a tied head alone has its own
+// copy of tok.weight; whoever runs the parts sums the gradients of both.
+class LanguageModel : public parallel::ModelChunkImpl {
  public:
   // Through this part's layers: int64 ids [B, T] if it has the embedding, else hidden states, to
   // hidden states [B, T, C] (sequence-parallel: [B, T / tp, C]) before the final norm.
   at::Tensor forward_part(const at::Tensor& x);
-
-  // Of a part with the head: the sum of the cross entropies over the targets [B, T] that are not
-  // -1, as an fp32 scalar, from what forward_part takes. The same on all ranks.
-  // Saves besides the blocks: the sum of both embeddings (as the first block's input), the final
-  // norm's output [N, C] and 8·N bytes, the gradient of the logits [N, V].
+  // Of a part with the head, from what forward_part takes.
   at::Tensor loss(const at::Tensor& x, const at::Tensor& targets);
+  at::Tensor forward(const at::Tensor& x);  // likewise, to logits
 
-  at::Tensor forward(const at::Tensor& x);  // likewise, to logits [B, T, V] on every rank
-
-  std::vector<ParamSpec> specs() const { return tensor_parallel::find_specs(*this); }
-  const planner::ModelShape& shape() const { return shape_; }
+  const ModelShape& shape() const { return shape_; }
   const Part& part() const { return part_; }
 
  protected:
   // On the meta device nothing is allocated or initialised.
-  LanguageModel(const planner::ModelShape& shape, std::uint64_t seed,
-                const at::TensorOptions& options, const Part& part);
+  LanguageModel(const ModelShape& shape, std::uint64_t seed, const at::TensorOptions& options,
+                const Part& part);
 
  private:
-  at::Tensor normed(const at::Tensor& x);
-  const at::Tensor& head_weight() const;
+  HeadImpl& head();
 
-  planner::ModelShape shape_;
+  ModelShape shape_;
   Part part_;
-  tensor_parallel::VocabParallelEmbedding tok_{nullptr};
-  Table pos_{nullptr};
-  std::vector<nn::Unit<BlockImpl>> blocks_;
-  Norm norm_{nullptr};
-  tensor_parallel::ColumnParallelLinear head_{nullptr};
 };
 
 // A Gpt or a Llama, by the shape. Throws UsageError for a shape that is neither.
-std::shared_ptr<LanguageModel> make_model(const planner::ModelShape& shape, const Part& part = {},
+std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& part = {},
                                           std::uint64_t seed = 0,
                                           const at::TensorOptions& options = {});
 
 // Throws UsageError unless ids are int64 [B, T] with T within the positions, if there are any.
-void check_ids(const planner::ModelShape& shape, const at::Tensor& ids);
+void check_ids(const ModelShape& shape, const at::Tensor& ids);
 
 }  // namespace tessera::models

@@ -4,10 +4,9 @@
 #include "tessera/core/text.h"
 
 namespace tessera::models {
-namespace {
 
-const planner::ModelShape& checked_llama(const planner::ModelShape& shape) {
-  planner::check(shape);
+void check_llama_shape(const ModelShape& shape) {
+  check(shape);
   if (!is_llama(shape)) {
     throw UsageError(str("model ", quote(shape.name),
                          " is not Llama-like; wanted rotary positions (positions 0), SwiGLU and no "
@@ -17,17 +16,14 @@ const planner::ModelShape& checked_llama(const planner::ModelShape& shape) {
     throw UsageError(str("heads of width ", shape.head_dim(),
                          " cannot be turned in pairs by rotary positions; wanted an even width"));
   }
-  return shape;
 }
 
-}  // namespace
-
-bool is_llama(const planner::ModelShape& shape) {
+bool is_llama(const ModelShape& shape) {
   return shape.positions == 0 && shape.swiglu && !shape.biases;
 }
 
-LlamaImpl::LlamaImpl(const planner::ModelShape& shape, std::uint64_t seed,
-                     const at::TensorOptions& options, const Part& part)
-    : LanguageModel(checked_llama(shape), seed, options, part) {}
+LlamaImpl::LlamaImpl(const ModelShape& shape, std::uint64_t seed, const at::TensorOptions& options,
+                     const Part& part)
+    : LanguageModel((check_llama_shape(shape), shape), seed, options, part) {}
 
 }  // namespace tessera::models

@@ -9,11 +9,13 @@ namespace tessera::models {
 // the rows of the gate, then those of the values.
 class LlamaImpl : public LanguageModel {
  public:
-  explicit LlamaImpl(const planner::ModelShape& shape, std::uint64_t seed = 0,
+  explicit LlamaImpl(const ModelShape& shape, std::uint64_t seed = 0,
                      const at::TensorOptions& options = {}, const Part& part = {});
 };
 TORCH_MODULE(Llama);
 
-bool is_llama(const planner::ModelShape& shape);
+// Throws UsageError unless Llama can be built with it.
+void check_llama_shape(const ModelShape& shape);
+bool is_llama(const ModelShape& shape);
 
 }  // namespace tessera::models

@@ -12,7 +12,7 @@
 
 namespace tessera::models {
 
-PlainBlockImpl::PlainBlockImpl(const planner::ModelShape& shape) : heads_(shape.heads) {
+PlainBlockImpl::PlainBlockImpl(const ModelShape& shape) : heads_(shape.heads) {
   const std::int64_t width = shape.hidden;
   const torch::nn::LayerNormOptions norm({width});
   norm1_ = register_module("norm1", torch::nn::LayerNorm(norm));
@@ -37,7 +37,7 @@ at::Tensor PlainBlockImpl::forward(const at::Tensor& x) {
   return sum + proj2_(at::gelu(fc_(norm2_(sum)), "tanh"));
 }
 
-PlainGptImpl::PlainGptImpl(const planner::ModelShape& shape, std::uint64_t seed) : shape_(shape) {
+PlainGptImpl::PlainGptImpl(const ModelShape& shape, std::uint64_t seed) : shape_(shape) {
   check_gpt_shape(shape);
   tok_ = register_module("tok", torch::nn::Embedding(shape.vocab, shape.hidden));
   pos_ = register_module("pos", torch::nn::Embedding(shape.positions, shape.hidden));

@@ -7,14 +7,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/core/model_shape.h"
 #include "tessera/nn/unit.h"
-#include "tessera/planner/model_shape.h"
 
 namespace tessera::models {
 
 class PlainBlockImpl : public torch::nn::Module {
  public:
-  explicit PlainBlockImpl(const planner::ModelShape& shape);
+  explicit PlainBlockImpl(const ModelShape& shape);
   at::Tensor forward(const at::Tensor& x);
 
  private:
@@ -27,12 +27,12 @@ class PlainBlockImpl : public torch::nn::Module {
 // compared with. The parameters have the same names and start with the same values.
 class PlainGptImpl : public torch::nn::Module {
  public:
-  explicit PlainGptImpl(const planner::ModelShape& shape, std::uint64_t seed = 0);
+  explicit PlainGptImpl(const ModelShape& shape, std::uint64_t seed = 0);
   at::Tensor forward(const at::Tensor& ids);
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
 
  private:
-  planner::ModelShape shape_;
+  ModelShape shape_;
   torch::nn::Embedding tok_{nullptr}, pos_{nullptr};
   std::vector<nn::Unit<PlainBlockImpl>> blocks_;
   torch::nn::LayerNorm norm_{nullptr};

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tessera/core/model_shape.h"
 #include "tessera/core/recompute.h"
-#include "tessera/planner/model_shape.h"
 
 namespace tessera::planner {
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
-#include "tessera/planner/model_shape.h"
 
 namespace tessera::planner {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "tessera/core/axes.h"
+#include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
 #include "tessera/planner/hardware.h"
-#include "tessera/planner/model_shape.h"
 
 namespace tessera::planner {
 

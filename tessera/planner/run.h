@@ -4,9 +4,9 @@
 #include <string>
 
 #include "tessera/core/axes.h"
+#include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
-#include "tessera/planner/model_shape.h"
 #include "tessera/planner/question.h"
 #include "tessera/planner/state.h"
 

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
+#include "tessera/core/model_shape.h"
 #include "tessera/planner/activations.h"
-#include "tessera/planner/model_shape.h"
 
 namespace tessera::planner {
 

@@ -8,6 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/kernels/rules.h"
 #include "tessera/planner/step_time.h"
 #include "tessera/schedule/schedule.h"
 
@@ -50,10 +51,10 @@ std::string toml_value(const TrainConfig& config, const Field& field) {
   return text;
 }
 
-planner::ModelShape resolve_model(const TrainConfig& config) {
-  planner::ModelShape shape;
+ModelShape resolve_model(const TrainConfig& config) {
+  ModelShape shape;
   try {
-    shape = planner::find_model_shape(config.model);
+    shape = find_model_shape(config.model);
   } catch (const UsageError& error) {
     throw UsageError(str("--model: ", error.what(), " (--layers, --hidden, --heads, --vocab)"));
   }
@@ -72,13 +73,12 @@ planner::ModelShape resolve_model(const TrainConfig& config) {
         shape.heads = config.heads;
       }
       shape.vocab = or_else(config.vocab, shape.vocab);
-      planner::check(shape);
+      check(shape);
       return shape;
     }
-    return planner::gpt_shape(
-        or_else(config.layers, shape.layers), or_else(config.hidden, shape.hidden),
-        or_else(config.heads, shape.heads), or_else(config.vocab, shape.vocab),
-        or_else(config.positions, std::max(shape.positions, config.seq)));
+    return gpt_shape(or_else(config.layers, shape.layers), or_else(config.hidden, shape.hidden),
+                     or_else(config.heads, shape.heads), or_else(config.vocab, shape.vocab),
+                     or_else(config.positions, std::max(shape.positions, config.seq)));
   } catch (const UsageError& error) {
     throw UsageError(str("--", error.what()));
   }
@@ -192,7 +192,9 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   Resolved out;
   out.model = resolve_model(config);
   out.layout = parse_state_layout(config.layout);
-  if (config.optimizer == "sgd") out.layout.moments = config.momentum > 0 ? 4 : 0;
+  out.layout.moments = std::visit(
+      [](const auto& rule) { return 4 * static_cast<int>(rule.states().size()); },
+      rules::named(config.optimizer, config));
   out.dp = resolve_mesh(config, ranks);
   out.ranks = config.comm == "off" ? 1 : out.dp;
   const auto stage = static_cast<int>(config.zero);

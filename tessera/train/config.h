@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tessera/core/learning_rate.h"
+#include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
-#include "tessera/planner/model_shape.h"
 #include "tessera/planner/run.h"
 
 namespace tessera::train {
@@ -125,7 +125,7 @@ int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int rank
 
 // What follows from a configuration once the number of ranks is known.
 struct Resolved {
-  planner::ModelShape model;
+  ModelShape model;
   StateLayout layout;
   ReducePolicy policy = ReducePolicy::last;
   planner::Recompute recompute = planner::Recompute::none;

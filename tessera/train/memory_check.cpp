@@ -54,7 +54,7 @@ std::string smaller_model(const TrainConfig& config, const Resolved& resolved, s
   const int world = resolved.dp * static_cast<int>(config.tp * config.pp);
   std::int64_t most = 0;
   TrainConfig other = config, best;
-  for (const planner::ModelShape& shape : planner::model_shapes()) {
+  for (const ModelShape& shape : model_shapes()) {
     if (shape.params() >= resolved.model.params() || shape.params() <= most) continue;
     other.model = shape.name;
     try {

@@ -12,7 +12,7 @@ namespace tessera::train {
 namespace {
 
 // What of a saved model's shape is not that of this one, in words; "" if all of it is.
-std::string other_model(const std::string& saved, const planner::ModelShape& shape) {
+std::string other_model(const std::string& saved, const ModelShape& shape) {
   nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
   if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
   if (!was.contains("rotary_base")) was["rotary_base"] = 1e4;  // before it could be another
@@ -27,7 +27,7 @@ std::string other_model(const std::string& saved, const planner::ModelShape& sha
 
 }  // namespace
 
-std::string shape_json(const planner::ModelShape& shape) {
+std::string shape_json(const ModelShape& shape) {
   const nlohmann::json json = {
       {"name", shape.name},     {"layers", shape.layers},       {"hidden", shape.hidden},
       {"heads", shape.heads},   {"kv_heads", shape.kv_heads},   {"ffn", shape.ffn},
@@ -54,21 +54,19 @@ std::string checkpoint_to_resume(const TrainConfig& config) {
   return "";
 }
 
-void check_fits(const std::string& folder, const checkpoint::Description& about,
-                const TrainConfig& config, const Resolved& resolved) {
-  const auto found = about.extra.find("optimizer");
-  const std::string optimizer = found == about.extra.end() ? std::string() : found->second;
-  if (optimizer != config.optimizer) {
-    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", optimizer,
+void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
+                const Resolved& resolved) {
+  if (saved.optimizer != config.optimizer) {
+    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", saved.optimizer,
                          ", and this run has ", config.optimizer, "; wanted the same"));
   }
-  if (const std::string other = other_model(about.model, resolved.model); !other.empty()) {
+  if (const std::string other = other_model(saved.model, resolved.model); !other.empty()) {
     throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
   }
-  if (about.step > config.steps) {
+  if (saved.step > config.steps) {
     throw UsageError(str("--steps: got ", config.steps, ", but ", folder, " was saved after step ",
-                         about.step, ", so that there is nothing to train; wanted more than ",
-                         about.step, ", or an earlier checkpoint"));
+                         saved.step, ", so that there is nothing to train; wanted more than ",
+                         saved.step, ", or an earlier checkpoint"));
   }
 }
 
@@ -94,8 +92,13 @@ void check_resume(const TrainConfig& config, const Resolved& resolved) {
   if (!folder.empty()) {
     checkpoint::Checkpoint from(folder);
     if (!newest) from.check_files();
-    check_fits(folder, from.about(), config, resolved);
-    steps = from.about().step;
+    const checkpoint::Description& about = from.about();
+    const auto optimizer = about.extra.find("optimizer");
+    check_fits(folder,
+               {about.step, about.model,
+                optimizer == about.extra.end() ? std::string() : optimizer->second},
+               config, resolved);
+    steps = about.step;
   }
   if (newest) return;
   if (const std::string problem = later_checkpoint(config, steps); !problem.empty()) {

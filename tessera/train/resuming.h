@@ -1,10 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
-#include "tessera/checkpoint/manifest.h"
 #include "tessera/train/config.h"
 
 namespace tessera::train {
@@ -16,9 +14,14 @@ namespace tessera::train {
 // Throws UsageError that says what is there instead. Not for none and auto.
 std::string checkpoint_to_resume(const TrainConfig& config);
 
-// Throws UsageError unless a run with these settings can go on from it.
-void check_fits(const std::string& folder, const checkpoint::Description& about,
-                const TrainConfig& config, const Resolved& resolved);
+// Throws UsageError unless a run with these settings can go on from a checkpoint in `folder`.
+struct SavedRun {
+  std::int64_t step = 0;
+  std::string model;  // as shape_json() writes it
+  std::string optimizer;
+};
+void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
+                const Resolved& resolved);
 
 // Why a run that starts after so many steps must not save into --save; "" if it may. What goes on
 // from the newest checkpoint of that folder, after a failure, must find its own there.
@@ -28,6 +31,6 @@ std::string later_checkpoint(const TrainConfig& config, std::int64_t steps);
 void check_resume(const TrainConfig& config, const Resolved& resolved);
 
 // The shape of a model, as a checkpoint has it.
-std::string shape_json(const planner::ModelShape& shape);
+std::string shape_json(const ModelShape& shape);
 
 }  // namespace tessera::train

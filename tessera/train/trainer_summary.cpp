@@ -107,7 +107,7 @@ Summary Trainer::summary() {
 
 std::string Trainer::describe() const {
   const Impl& impl = *impl_;
-  const planner::ModelShape& shape = impl.resolved.model;
+  const ModelShape& shape = impl.resolved.model;
   return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
              " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
              plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),

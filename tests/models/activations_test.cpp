@@ -11,8 +11,8 @@ namespace {
 
 using tensor_parallel::test::each_rank;
 
-planner::ModelShape wide_llama(std::int64_t kv_heads) {
-  planner::ModelShape shape;
+ModelShape wide_llama(std::int64_t kv_heads) {
+  ModelShape shape;
   shape.name = str("llama of ", kv_heads, " kv-heads");
   shape.layers = 2;
   shape.hidden = 64;
@@ -28,8 +28,8 @@ planner::ModelShape wide_llama(std::int64_t kv_heads) {
 
 TEST(Activations, AreWhatTheLedgersCount) {
   memory::install();
-  for (const planner::ModelShape& shape :
-       {planner::gpt_shape(2, 64, 4, 100, 64), wide_llama(4), wide_llama(2), wide_llama(1)}) {
+  for (const ModelShape& shape :
+       {gpt_shape(2, 64, 4, 100, 64), wide_llama(4), wide_llama(2), wide_llama(1)}) {
     for (const int tp : {1, 2, 4}) {
       for (const bool sequence : {false, true}) {
         for (const auto mode :

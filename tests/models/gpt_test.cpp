@@ -16,7 +16,7 @@
 namespace tessera::models {
 namespace {
 
-planner::ModelShape small() { return planner::gpt_shape(2, 24, 3, 50, 140); }
+ModelShape small() { return gpt_shape(2, 24, 3, 50, 140); }
 
 std::int64_t count(const torch::nn::Module& model) {
   std::int64_t n = 0;
@@ -31,7 +31,7 @@ std::map<std::string, at::Tensor> by_name(const torch::nn::Module& model) {
 }
 
 TEST(Gpt, HasTheParametersOfItsShape) {
-  for (const planner::ModelShape& shape : planner::model_shapes()) {
+  for (const ModelShape& shape : model_shapes()) {
     if (shape.name.rfind("gpt", 0) == 0) {
       Gpt model(shape, 0, at::TensorOptions(at::kMeta));
       EXPECT_EQ(count(*model), shape.params()) << shape.name;
@@ -45,7 +45,7 @@ TEST(Gpt, HasTheParametersOfItsShape) {
 }
 
 TEST(Gpt, StartsFromSeedAndNamesAlone) {
-  const planner::ModelShape shape = small();
+  const ModelShape shape = small();
   const Gpt model(shape, 7), bf16(shape, 7, at::TensorOptions(at::kBFloat16)), other(shape, 8);
   const PlainGpt plain(shape, 7);
   const auto ours = by_name(*model), theirs = by_name(*plain);
@@ -73,7 +73,7 @@ TEST(Gpt, StartsFromSeedAndNamesAlone) {
 // Outputs, loss and gradients beside the same network of ATen's operations.
 void compare(at::ScalarType type, std::int64_t tokens, double tolerance,
              nn::Recompute mode = nn::Recompute::none) {
-  const planner::ModelShape shape = small();
+  const ModelShape shape = small();
   Gpt model(shape, 3, at::TensorOptions(type));
   PlainGpt plain(shape, 3);
   {  // Values at which every part matters, which the initial ones are not.

@@ -16,8 +16,8 @@ namespace {
 
 using Named = std::map<std::string, at::Tensor>;
 
-planner::ModelShape small(std::int64_t kv_heads, bool tied) {
-  planner::ModelShape shape;
+ModelShape small(std::int64_t kv_heads, bool tied) {
+  ModelShape shape;
   shape.layers = 2;
   shape.hidden = 24;
   shape.heads = 4;
@@ -45,7 +45,7 @@ at::Tensor turn(const at::Tensor& x, double base) {  // [B, T, H, d]
   return at::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
 }
 
-at::Tensor reference_loss(const planner::ModelShape& s, Named& p, const at::Tensor& ids,
+at::Tensor reference_loss(const ModelShape& s, Named& p, const at::Tensor& ids,
                           const at::Tensor& targets) {
   const std::int64_t batch = ids.size(0), tokens = ids.size(1), d = s.head_dim();
   at::Tensor x = torch::embedding(p["tok.weight"], ids);
@@ -79,7 +79,7 @@ TEST(Llama, IsTheReference) {
   for (const std::int64_t kv_heads : {1, 2, 4}) {
     for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
       for (const std::int64_t tokens : {1, 17}) {
-        planner::ModelShape shape = small(kv_heads, kv_heads == 2);
+        ModelShape shape = small(kv_heads, kv_heads == 2);
         if (kv_heads == 4) shape.rotary_base = 50;
         Llama model(shape, 3, at::TensorOptions(type));
         Named wide;
@@ -119,7 +119,7 @@ TEST(Llama, RefusesOtherShapes) {
   shape = small(2, false);
   shape.hidden = 12;  // heads of 3
   EXPECT_THROW((Llama(shape)), UsageError);
-  EXPECT_THROW((Llama(planner::gpt_shape(1, 8, 2, 10, 10))), UsageError);
+  EXPECT_THROW((Llama(gpt_shape(1, 8, 2, 10, 10))), UsageError);
 }
 
 }  // namespace

@@ -19,10 +19,10 @@ using tensor_parallel::test::Named;
 using tensor_parallel::test::parameters_of;
 using tensor_parallel::test::wholes_of;
 
-planner::ModelShape gpt() { return planner::gpt_shape(3, 32, 4, 48, 20); }
+ModelShape gpt() { return gpt_shape(3, 32, 4, 48, 20); }
 
-planner::ModelShape llama(std::int64_t kv_heads, bool tied = false) {
-  planner::ModelShape shape;
+ModelShape llama(std::int64_t kv_heads, bool tied = false) {
+  ModelShape shape;
   shape.name = str("llama of ", kv_heads, " kv-heads");
   shape.layers = 3;
   shape.hidden = 32;
@@ -39,7 +39,7 @@ planner::ModelShape llama(std::int64_t kv_heads, bool tied = false) {
 struct Batch {
   at::Tensor ids, targets;
 };
-Batch batch_of(const planner::ModelShape& shape, std::int64_t rows = 2, std::int64_t tokens = 12) {
+Batch batch_of(const ModelShape& shape, std::int64_t rows = 2, std::int64_t tokens = 12) {
   const at::Tensor all = torch::arange(rows * tokens, torch::kLong).view({rows, tokens});
   Batch batch{(all * 7 + all.div(5, "floor")).remainder(shape.vocab),
               (all * 11 + 3).remainder(shape.vocab)};
@@ -50,7 +50,7 @@ Batch batch_of(const planner::ModelShape& shape, std::int64_t rows = 2, std::int
 // Values at which every part matters, which the initial ones are not; the same however it is cut.
 void stir(LanguageModel& model) {
   const at::NoGradGuard no_grad;
-  const auto specs = model.specs();
+  const auto specs = find_specs(model);
   const comm::Group& tp = model.part().tp;
   std::size_t next = 0;
   for (auto& item : model.named_parameters()) {
@@ -67,14 +67,13 @@ struct Ran {
 };
 
 // In fp32, from numbers that are first rounded to `type`.
-Ran alone(const planner::ModelShape& shape, const Batch& batch,
-          at::ScalarType type = torch::kFloat) {
+Ran alone(const ModelShape& shape, const Batch& batch, at::ScalarType type = torch::kFloat) {
   const auto model = make_model(shape, {}, 3, at::TensorOptions(type));
   stir(*model);
   model->to(torch::kFloat);
   const at::Tensor loss = model->loss(batch.ids, batch.targets);
   (loss / 7).backward();
-  return {loss.item<double>(), gradients_of(*model), model->specs()};
+  return {loss.item<double>(), gradients_of(*model), find_specs(*model)};
 }
 
 void expect_same(const Ran& got, const Ran& wanted, const std::string& what) {
@@ -86,7 +85,7 @@ void expect_same(const Ran& got, const Ran& wanted, const std::string& what) {
   }
 }
 
-planner::TensorParallelQuestion question_of(const planner::ModelShape& shape, int tp, bool sequence,
+planner::TensorParallelQuestion question_of(const ModelShape& shape, int tp, bool sequence,
                                             const Batch& batch) {
   planner::TensorParallelQuestion question;
   question.model = shape;
@@ -98,8 +97,8 @@ planner::TensorParallelQuestion question_of(const planner::ModelShape& shape, in
 }
 
 // The loss and all gradients, and the bytes on the way, against one process and the planner.
-void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
-             const Batch& batch, const Ran& wanted, bool overlap = false) {
+void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode, const Batch& batch,
+             const Ran& wanted, bool overlap = false) {
   const std::string what = str(shape.name, " tp ", tp, sequence ? " sequence " : " ",
                                overlap ? "overlapped " : "", nn::name(mode));
   auto question = question_of(shape, tp, sequence, batch);
@@ -119,7 +118,7 @@ void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Recomp
               planned.recompute + planned.backward)
         << what;
     EXPECT_EQ((group.traffic() - start).control_bytes, 0u) << what;
-    return Ran{loss.item<double>(), gradients_of(*model), model->specs()};
+    return Ran{loss.item<double>(), gradients_of(*model), find_specs(*model)};
   });
   std::vector<Named> grads;
   for (const Ran& rank : ranks) {
@@ -131,7 +130,7 @@ void compare(const planner::ModelShape& shape, int tp, bool sequence, nn::Recomp
 }
 
 TEST(Parallel, EveryCutIsTheSameModel) {
-  for (const planner::ModelShape& shape : {gpt(), llama(4), llama(2), llama(1, true)}) {
+  for (const ModelShape& shape : {gpt(), llama(4), llama(2), llama(1, true)}) {
     for (const Batch& batch : {batch_of(shape), batch_of(shape, 3, 4)}) {
       const Ran wanted = alone(shape, batch);
       for (const int tp : {1, 2, 4}) {
@@ -148,7 +147,7 @@ TEST(Parallel, EveryCutIsTheSameModel) {
 }
 
 TEST(Parallel, EveryCutIsTheSameModelInBf16) {
-  for (const planner::ModelShape& shape : {gpt(), llama(1)}) {
+  for (const ModelShape& shape : {gpt(), llama(1)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch, torch::kBFloat16);
     for (const bool sequence : {false, true}) {
@@ -171,7 +170,7 @@ TEST(Parallel, EveryCutIsTheSameModelInBf16) {
 
 // Weight gradients that a pipeline leaves for later are the same too.
 TEST(Parallel, WeightGradientsCanWait) {
-  for (const planner::ModelShape& shape : {gpt(), llama(4)}) {
+  for (const ModelShape& shape : {gpt(), llama(4)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch);
     for (const bool sequence : {false, true}) {
@@ -197,7 +196,7 @@ TEST(Parallel, WeightGradientsCanWait) {
 }
 
 TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
-  for (const planner::ModelShape& shape : {gpt(), llama(2)}) {
+  for (const ModelShape& shape : {gpt(), llama(2)}) {
     const auto whole = make_model(shape, {}, 5);
     const Named wanted = parameters_of(*whole);
     for (const int tp : {2, 4}) {
@@ -205,7 +204,7 @@ TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
         const auto model = make_model(shape, {.tp = group}, 5);
         return parameters_of(*model);
       });
-      for (const auto& [name, value] : wholes_of(whole->specs(), ranks)) {
+      for (const auto& [name, value] : wholes_of(find_specs(*whole), ranks)) {
         EXPECT_TRUE(value.equal(wanted.at(name))) << shape.name << name;
       }
     }
@@ -230,8 +229,8 @@ TEST(Parallel, LogitsAreWholeOnEveryRank) {
 }
 
 // Stages one after another on each tensor-parallel rank, as a pipeline would run them.
-Ran by_parts(const planner::ModelShape& shape, const std::vector<std::int64_t>& ends,
-             const comm::Group& tp, bool sequence, const Batch& batch) {
+Ran by_parts(const ModelShape& shape, const std::vector<std::int64_t>& ends, const comm::Group& tp,
+             bool sequence, const Batch& batch) {
   std::vector<std::shared_ptr<LanguageModel>> parts;
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < ends.size(); ++i) {
@@ -254,7 +253,7 @@ Ran by_parts(const planner::ModelShape& shape, const std::vector<std::int64_t>& 
   for (std::size_t i = outs.size(); i > 0; --i) outs[i - 1].backward(ins[i].grad());
   ran.loss = loss.item<double>();
   for (const auto& part : parts) {
-    for (const ParamSpec& spec : part->specs()) {
+    for (const ParamSpec& spec : find_specs(*part)) {
       const at::Tensor grad = gradients_of(*part).at(spec.name);
       at::Tensor& sum = ran.grads[spec.name];
       EXPECT_EQ(sum.defined(), shape.tied && parts.size() > 1 && part == parts.back() &&
@@ -266,7 +265,7 @@ Ran by_parts(const planner::ModelShape& shape, const std::vector<std::int64_t>& 
 }
 
 TEST(Parallel, PartsOneAfterAnotherAreTheWhole) {
-  for (const planner::ModelShape& shape : {gpt(), llama(2), llama(4, true)}) {
+  for (const ModelShape& shape : {gpt(), llama(2), llama(4, true)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch);
     for (const std::vector<std::int64_t>& ends :
@@ -287,7 +286,7 @@ TEST(Parallel, PartsOneAfterAnotherAreTheWhole) {
 
 // What parts send is what the whole sends.
 TEST(Parallel, TrafficOfPartsAddsUp) {
-  for (const planner::ModelShape& shape : {gpt(), llama(2)}) {
+  for (const ModelShape& shape : {gpt(), llama(2)}) {
     for (const bool sequence : {false, true}) {
       const Batch batch = batch_of(shape);
       const auto whole = question_of(shape, 4, sequence, batch);
@@ -303,11 +302,11 @@ TEST(Parallel, TrafficOfPartsAddsUp) {
 }
 
 TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
-  std::vector<planner::ModelShape> shapes = {gpt(), llama(4), llama(2), llama(1, true)};
-  for (const planner::ModelShape& shape : planner::model_shapes()) {
+  std::vector<ModelShape> shapes = {gpt(), llama(4), llama(2), llama(1, true)};
+  for (const ModelShape& shape : model_shapes()) {
     if (shape.params() < 20'000'000'000) shapes.push_back(shape);
   }
-  for (const planner::ModelShape& shape : shapes) {
+  for (const ModelShape& shape : shapes) {
     for (const int tp : {1, 2, 4}) {
       if (shape.heads % tp != 0 || shape.vocab % tp != 0) continue;
       each_rank<int>(tp, [&](const comm::Group& group) {
@@ -323,7 +322,7 @@ TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
           const auto model = make_model(shape, part, 0, at::TensorOptions(at::kMeta));
           const auto planned =
               whole ? planner::model_params(shape, tp) : planner::model_params(shape, tp, cut);
-          const auto specs = model->specs();
+          const auto specs = find_specs(*model);
           std::size_t next = 0;
           std::int64_t params = 0;
           for (const auto& item : model->named_parameters()) {
@@ -352,7 +351,7 @@ TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
 TEST(Parallel, RefusesWhatCannotBeCut) {
   const at::TensorOptions meta(at::kMeta);
   each_rank<int>(4, [&](const comm::Group& group) {
-    const auto refused = [&](planner::ModelShape shape, Part part, const std::string& why) {
+    const auto refused = [&](ModelShape shape, Part part, const std::string& why) {
       part.tp = group;
       try {
         make_model(shape, part, 0, meta);
@@ -361,8 +360,8 @@ TEST(Parallel, RefusesWhatCannotBeCut) {
         EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
       }
     };
-    refused(planner::gpt_shape(1, 30, 6, 48, 20), {}, "heads is 6");
-    refused(planner::gpt_shape(1, 32, 4, 50, 20), {}, "pad the vocabulary to 52");
+    refused(gpt_shape(1, 30, 6, 48, 20), {}, "heads is 6");
+    refused(gpt_shape(1, 32, 4, 50, 20), {}, "pad the vocabulary to 52");
     auto shape = llama(4);
     shape.ffn = 42;
     refused(shape, {}, "ffn is 42");

@@ -30,7 +30,7 @@ std::string refusal(const MemoryCase& c, std::int64_t free) {
   return "";
 }
 TEST(MemoryCheck, BuildingIsTheWholePartOfEveryRankInFp32) {
-  const std::int64_t params = planner::find_model_shape("gpt-tiny").params();
+  const std::int64_t params = find_model_shape("gpt-tiny").params();
   for (const char* stage : {"0", "1", "2", "3"}) {
     EXPECT_EQ(need(on(2, {{"zero", stage}, {"layout", "bf16"}})).building, 2 * 4 * params);
   }
@@ -49,7 +49,7 @@ TEST(MemoryCheck, TrainingIsStateAndActivationsOfAllRanks) {
   // padded here).
   const MemoryCase sharded = on(2, {{"zero", "3"}});
   const planner::RunPlan one = plan(sharded.config, resolve(sharded.config, 2));
-  EXPECT_EQ(2 * one.params, 4 * planner::find_model_shape("gpt-tiny").params());
+  EXPECT_EQ(2 * one.params, 4 * find_model_shape("gpt-tiny").params());
   // Ranks with GPUs train there, and build here.
   EXPECT_EQ(need(on(2, {{"device", "cuda"}})).training, 0);
 }

@@ -13,16 +13,16 @@ namespace tessera::train {
 namespace {
 
 struct Case {
-  planner::ModelShape shape;
+  ModelShape shape;
   std::int64_t batch, seq;
 };
 
 // The ledger after a forward, for shapes in which every term of the formula matters.
 TEST(Plan, ActivationsAreWhatTheLedgerCounts) {
   memory::install();
-  for (const Case& c : {Case{planner::gpt_shape(2, 64, 4, 50, 64), 3, 64},
-                        Case{planner::gpt_shape(1, 32, 8, 500, 40), 2, 33},
-                        Case{planner::gpt_shape(3, 96, 2, 16, 128), 1, 128}}) {
+  for (const Case& c :
+       {Case{gpt_shape(2, 64, 4, 50, 64), 3, 64}, Case{gpt_shape(1, 32, 8, 500, 40), 2, 33},
+        Case{gpt_shape(3, 96, 2, 16, 128), 1, 128}}) {
     for (const planner::Recompute mode :
          {planner::Recompute::none, planner::Recompute::selective, planner::Recompute::full}) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {

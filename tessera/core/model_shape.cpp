@@ -1,4 +1,4 @@
-#include "tessera/planner/model_shape.h"
+#include "tessera/core/model_shape.h"
 
 #include <limits>
 #include <utility>
@@ -6,18 +6,18 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
-namespace tessera::planner {
+namespace tessera {
 namespace {
 
-ModelShape gpt(std::string name, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
-               std::int64_t positions) {
+ModelShape named_gpt(std::string name, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
+                     std::int64_t positions) {
   return {std::move(name), layers,    hidden, heads, heads, 4 * hidden,
           50257,           positions, false,  true,  true};
 }
 
-ModelShape llama(std::string name, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
-                 std::int64_t kv_heads, std::int64_t ffn, std::int64_t vocab,
-                 double rotary_base = 1e4) {
+ModelShape named_llama(std::string name, std::int64_t layers, std::int64_t hidden,
+                       std::int64_t heads, std::int64_t kv_heads, std::int64_t ffn,
+                       std::int64_t vocab, double rotary_base = 1e4) {
   return {std::move(name), layers, hidden, heads, kv_heads, ffn,
           vocab,           0,      true,   false, false,    rotary_base};
 }
@@ -44,25 +44,25 @@ const std::vector<ModelShape>& model_shapes() {
   static const std::vector<ModelShape> all = {
       // 256 tokens: bytes, or the digits of a small task.
       {"gpt-tiny", 4, 128, 4, 4, 512, 256, 256, false, true, true},
-      llama("llama-tiny", 4, 128, 4, 2, 352, 256),
-      gpt("gpt2-124m", 12, 768, 12, 1024),
-      gpt("gpt2-355m", 24, 1024, 16, 1024),
-      gpt("gpt2-774m", 36, 1280, 20, 1024),
-      gpt("gpt2-xl", 48, 1600, 25, 1024),
-      gpt("gpt3-125m", 12, 768, 12, 2048),
-      gpt("gpt3-350m", 24, 1024, 16, 2048),
-      gpt("gpt3-760m", 24, 1536, 16, 2048),
-      gpt("gpt3-1.3b", 24, 2048, 16, 2048),  // the paper prints 24 heads of 128: 16 make 2048
-      gpt("gpt3-2.7b", 32, 2560, 32, 2048),
-      gpt("gpt3-6.7b", 32, 4096, 32, 2048),
-      gpt("gpt3-13b", 40, 5120, 40, 2048),  // printed as 5140, which 40 heads do not divide
-      gpt("gpt3-175b", 96, 12288, 96, 2048),
-      llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
-      llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
-      llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
-      llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 5e5),
-      llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 5e5),
-      llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5),
+      named_llama("llama-tiny", 4, 128, 4, 2, 352, 256),
+      named_gpt("gpt2-124m", 12, 768, 12, 1024),
+      named_gpt("gpt2-355m", 24, 1024, 16, 1024),
+      named_gpt("gpt2-774m", 36, 1280, 20, 1024),
+      named_gpt("gpt2-xl", 48, 1600, 25, 1024),
+      named_gpt("gpt3-125m", 12, 768, 12, 2048),
+      named_gpt("gpt3-350m", 24, 1024, 16, 2048),
+      named_gpt("gpt3-760m", 24, 1536, 16, 2048),
+      named_gpt("gpt3-1.3b", 24, 2048, 16, 2048),  // the paper prints 24 heads of 128: 16 make 2048
+      named_gpt("gpt3-2.7b", 32, 2560, 32, 2048),
+      named_gpt("gpt3-6.7b", 32, 4096, 32, 2048),
+      named_gpt("gpt3-13b", 40, 5120, 40, 2048),  // printed as 5140, which 40 heads do not divide
+      named_gpt("gpt3-175b", 96, 12288, 96, 2048),
+      named_llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
+      named_llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
+      named_llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
+      named_llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 5e5),
+      named_llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 5e5),
+      named_llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5),
   };
   return all;
 }
@@ -118,10 +118,4 @@ std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple) {
   return (vocab + multiple - 1) / multiple * multiple;
 }
 
-std::int64_t megatron_params(const ModelShape& shape, int tp) {
-  const std::int64_t h = shape.hidden;
-  return 12 * shape.layers * h * h + 4 * shape.layers * h + 2 * h +
-         padded_vocab(shape.vocab, 128 * tp) * h;
-}
-
-}  // namespace tessera::planner
+}  // namespace tessera

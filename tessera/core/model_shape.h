@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::planner {
+namespace tessera {
 
 // The sizes of a transformer, as `--layers --hidden …` give them.
 struct ModelShape {
@@ -21,6 +21,7 @@ struct ModelShape {
   bool biases = true;          // linears have biases, and norms have a shift
   bool tied = true;            // the output head is the embedding
   double rotary_base = 1e4;    // of rotary positions
+  double norm_eps = 1e-5;      // added to the variance in norms
 
   std::int64_t head_dim() const { return hidden / heads; }
 
@@ -45,8 +46,4 @@ void check(const ModelShape& shape);
 // The vocabulary padded up to a multiple, as Megatron does (of 128 · tp).
 std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple);
 
-// Megatron-LM's own estimate: 12·L·h² + 4·L·h + 2·h + V·h with the vocabulary padded to 128 · tp;
-// without biases and positions.
-std::int64_t megatron_params(const ModelShape& shape, int tp);
-
-}  // namespace tessera::planner
+}  // namespace tessera
