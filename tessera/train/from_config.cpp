@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/models/init.h"
+#include "tessera/train/mesh_check.h"
 
 namespace tessera::train {
 namespace {
@@ -17,16 +19,13 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
   zero::Options options;
   options.stage = static_cast<int>(config.zero);
   options.layout = parse_state_layout(config.layout);
-  if (config.optimizer == "sgd") {
-    options.optimizer = zero::SGD{
-        .lr = config.lr, .momentum = config.momentum, .weight_decay = config.weight_decay};
-  } else {
-    options.optimizer = zero::AdamW{.lr = config.lr,
-                                    .beta1 = config.beta1,
-                                    .beta2 = config.beta2,
-                                    .eps = config.eps,
-                                    .weight_decay = config.weight_decay};
-  }
+  options.optimizer = std::visit([](const auto& rule) { return zero::Optimizer(rule); },
+                                 rules::named(config.optimizer, config));
+  options.policy = [](const std::string& name, const at::Tensor& param) {
+    zero::ParamPolicy policy = zero::default_policy(name, param);
+    policy.elementwise = !name.starts_with("blocks.");  // embeddings and the head
+    return policy;
+  };
   options.reduce = resolved.policy;
   options.clip_norm = config.clip;
   // The trainer itself stops where it should: it knows the flag that says otherwise.
@@ -57,16 +56,15 @@ std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resol
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger) {
   ParallelOptions options;
-  options.tp = static_cast<int>(config.tp);
-  options.pp = static_cast<int>(config.pp);
   options.sequence_parallel = config.sequence_parallel;
   options.overlap_tp = config.overlap_tp;
   options.schedule = config.schedule;
-  options.chunks = static_cast<int>(config.chunks);
-  options.split = config.split;
+  options.model_chunks = static_cast<int>(config.chunks);
+  options.split = layers_of_stages(config, resolved);
   options.micro_batches = static_cast<int>(resolved.grad_accum);
   options.recompute = nn::parse_recompute(config.checkpoint_activations);
   options.seed = static_cast<std::uint64_t>(config.seed);
+  options.initial = models::initial_values(resolved.model);
   options.device = device;
   options.engine = engine_options(config, resolved, std::move(ledger));
   return options;
@@ -79,6 +77,12 @@ c10::Device device_of(const TrainConfig& config, int rank) {
     throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
   }
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(rank % count)};
+}
+
+comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world) {
+  check_mesh(config, resolved, world.size());
+  const auto tp = static_cast<int>(config.tp), pp = static_cast<int>(config.pp);
+  return {world, Axes::of(world.size() / (tp * pp), tp, pp)};
 }
 
 void apply_threads(const TrainConfig& config) {

@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "tessera/data/source.h"
+#include "tessera/parallel/parallelize.h"
 #include "tessera/train/config.h"
-#include "tessera/train/parallelize.h"
 
 namespace tessera::train {
 
@@ -12,6 +12,8 @@ namespace tessera::train {
 std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved);
 // Throws UsageError where there is no such device.
 c10::Device device_of(const TrainConfig& config, int rank);
+// Collective. Throws UsageError for what cannot be run on these ranks.
+comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world);
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger);
 // For the whole process, unlike the others, which change nothing.

@@ -2,24 +2,22 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/async.h"
+#include "tessera/parallel/parallelize.h"
+#include "tessera/parallel/save.h"
 #include "tessera/train/config.h"
 #include "tessera/train/metrics.h"
-#include "tessera/train/parallelize.h"
 
 namespace tessera::train {
 
-// Saves a run and brings it back, on any mesh: what a rank saves are its elements of the whole
-// model, and what it loads are those it needs, whoever saved them.
+// What a run has to say to tessera::save and tessera::load: where to, how often to try, what
+// --resume asks for, and what of the settings belongs to a checkpoint.
 class Saver {
  public:
-  // Collective over `world`: the ranks get a way of their own to talk, which a save in the
-  // background does not share with training.
+  // Collective over `world`.
   Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
         const comm::Group& world);
 
@@ -37,32 +35,23 @@ class Saver {
     std::string folder;
     std::int64_t steps = 0;
     std::int64_t samples = 0;  // taken from the data: the next one has this number
-    std::int64_t updates = 0;  // of the parameters: steps that were not skipped
     std::vector<std::string> notes;
   };
   std::optional<Resumed> resume(std::vector<std::string>& notes);
   std::optional<Resumed> resume_newest(std::vector<std::string>* notes = nullptr);
 
  private:
-  checkpoint::Description describe(std::int64_t steps, std::int64_t samples) const;
-  std::vector<std::string> differences(const std::string& folder,
-                                       const checkpoint::Description& about) const;
-  std::vector<checkpoint::Shard> shards();
-  Resumed load(const std::string& folder);
-  Resumed read(const std::string& folder);  // not collective: into this rank's memory
-  void go_on(const Resumed& resumed);
+  LoadOptions load_options() const;
+  Resumed resumed(const Loaded& loaded) const;
+  std::vector<std::string> differences(const Loaded& loaded) const;
   std::string as_rank_0(const std::function<std::string()>& say) const;
-  std::string chosen() const;  // collective: the folder that --resume names
   void refuse_later(std::int64_t steps) const;
-  const ParamSpec& spec(const std::string& name) const;
 
   const TrainConfig config_;
   const Resolved resolved_;
   ParallelModel& model_;
-  const comm::Group group_;
-  const checkpoint::Team team_;
-  const checkpoint::Charge charge_;  // to this rank's ledger
-  std::unique_ptr<checkpoint::AsyncSaver> saver_;
+  const comm::Group world_;
+  std::optional<AsyncSave> saver_;
 };
 
 }  // namespace tessera::train

@@ -8,6 +8,7 @@
 #include "tessera/core/text.h"
 #include "tessera/data/sampler.h"
 #include "tessera/memory/allocator.h"
+#include "tessera/models/language_model.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/saving.h"
 #include "tessera/train/trace.h"
@@ -26,8 +27,9 @@ struct Trainer::Impl {
         source(make_source(config, resolved)),
         trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),
         // With --comm off every rank is a replica of its own, on its own data.
-        model(resolved.model, parallel_options(config, resolved, device, ledger),
-              config.comm == "off" ? comm::Group() : world),
+        model(models::layers_of(resolved.model),
+              mesh_of(config, resolved, config.comm == "off" ? comm::Group() : world),
+              parallel_options(config, resolved, device, ledger)),
         plan(
             train::plan(config, resolved, model.mesh().place(), model.mesh().dp().shares_memory())),
         sampler{resolved.dp, resolved.grad_accum, config.micro_batch},

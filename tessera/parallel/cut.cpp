@@ -1,0 +1,180 @@
+#include "tessera/parallel/cut.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/parallel/parallelize.h"
+
+namespace tessera::parallel {
+namespace {
+
+std::vector<int> split_of(std::size_t layers, int stages, const std::vector<int>& asked) {
+  const auto count = static_cast<int>(layers);
+  if (asked.empty()) {
+    if (count < stages) {
+      throw UsageError(str("got ", count, " layers for ", stages,
+                           " pipeline stages; wanted a layer for each, or fewer stages"));
+    }
+    std::vector<int> even;
+    for (int s = 0; s < stages; ++s) even.push_back(count / stages + (s < count % stages ? 1 : 0));
+    return even;
+  }
+  const bool positive = std::all_of(asked.begin(), asked.end(), [](int n) { return n > 0; });
+  if (!positive || static_cast<int>(asked.size()) != stages ||
+      std::accumulate(asked.begin(), asked.end(), 0) != count) {
+    std::string text;
+    for (const int n : asked) text += str(text.empty() ? "" : ",", n);
+    throw UsageError(str("split: got ", text, ", wanted ", stages, " numbers from 1 that make ",
+                         count, ", the layers of the model"));
+  }
+  return asked;
+}
+
+schedule::Schedule schedule_of(int pp, const ParallelOptions& options) {
+  if (pp == 1) return schedule::one_f_one_b(1, 1);
+  return schedule::make(options.schedule, pp, options.micro_batches, options.model_chunks);
+}
+
+}  // namespace
+
+Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& options)
+    : schedule_(schedule_of(pp, options)) {
+  if (layers.empty()) throw UsageError("the model has no layers; wanted at least one, with a loss");
+  std::size_t first = 0;
+  for (const int count : split_of(layers.size(), schedule_.stage_count(),
+                                  pp == 1 ? std::vector<int>() : options.split)) {
+    stages_.push_back({first, first + static_cast<std::size_t>(count)});
+    first = stages_.back().last;
+  }
+  if (pp == 1) return;
+  if (options.engine.stage == 3 && splits_backward()) {
+    throw UsageError(str("schedule ", options.schedule,
+                         " puts off weight gradients, and ZeRO stage 3 frees a layer when it has "
+                         "its gradients; wanted another stage, or the schedule 1f1b"));
+  }
+  if (options.engine.stage == 3 && options.engine.keep_params) {
+    throw UsageError(
+        "keep_params in a pipeline: several micro-batches are under way, so that parameters would "
+        "be kept almost always; wanted stage 2, or no keep_params");
+  }
+}
+
+int Cut::stage_of(std::size_t layer) const {
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    if (layer < stages_[s].last) return static_cast<int>(s);
+  }
+  throw Error(str("layer ", layer, " is on no stage"));
+}
+
+bool Cut::splits_backward() const {
+  for (const auto& actions : schedule_.actions) {
+    for (const schedule::Action& action : actions) {
+      if (action.kind == schedule::Kind::backward_weight) return true;
+    }
+  }
+  return false;
+}
+
+std::size_t tied_layer(const std::vector<Layer>& layers, const std::string& name, std::size_t who) {
+  for (std::size_t i = 0; i < who; ++i) {
+    if (layers[i].name == name) return i;
+  }
+  throw UsageError(str("layer ", quote(layers[who].name), " is tied to layer ", quote(name),
+                       "; wanted the name of one before it"));
+}
+
+std::string whole_name(const Layer& layer, const std::string& param) {
+  return layer.flat ? param : str(layer.name, ".", param);
+}
+
+std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cut,
+                                 const comm::Group& pp) {
+  std::map<std::string, std::set<int>> stages;  // by the parameter's name
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (const auto& [own, tie] : layers[i].tied) {
+      const std::size_t owner = tied_layer(layers, tie.layer, i);
+      auto& with = stages[whole_name(layers[owner], tie.param)];
+      with.insert(cut.stage_of(owner));
+      with.insert(cut.stage_of(i));
+    }
+  }
+  std::map<std::vector<int>, comm::Group> groups;  // one for all that the same ranks share
+  std::vector<TieGroup> own;
+  for (const auto& [param, with] : stages) {
+    std::vector<int> ranks;
+    for (const int stage : with) ranks.push_back(cut.schedule().home(stage).rank);
+    std::sort(ranks.begin(), ranks.end());
+    if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
+      throw UsageError(str("schedule ", cut.schedule().name, " has two stages with ", quote(param),
+                           " on one rank, where it would be trained twice; wanted layers that are "
+                           "not tied, or another schedule"));
+    }
+    if (ranks.size() == 1 || !std::binary_search(ranks.begin(), ranks.end(), pp.rank())) continue;
+    auto group = groups.find(ranks);
+    if (group == groups.end()) group = groups.emplace(ranks, pp.subset(ranks, "tied")).first;
+    own.push_back({param, group->second});
+  }
+  return own;
+}
+
+comm::Group replica_group(const comm::Mesh& mesh) {
+  if (mesh.axes().tp() * mesh.axes().pp() == 1) return comm::Group();
+  const Place& at = mesh.place();
+  return mesh.world().split(at.dp(), at.pp() * mesh.axes().tp() + at.tp(), "model");
+}
+
+std::string chunk_name(int chunk) { return str("chunk", chunk); }
+
+int chunk_of(const std::string& raw) { return std::stoi(raw.substr(5, raw.find('.') - 5)); }
+
+at::Tensor tell_all(const comm::Group& group, int owner, const at::Tensor& tensor,
+                    c10::Device device) {
+  if (group.size() == 1) return tensor;
+  constexpr std::int64_t kMostDims = 8;
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "answer";
+  const at::Tensor about = at::zeros({2 + kMostDims}, at::kLong);
+  auto* words = about.mutable_data_ptr<std::int64_t>();
+  if (group.rank() == owner) {
+    if (tensor.dim() > kMostDims) throw UsageError("an answer has more than 8 dims");
+    words[0] = static_cast<std::int64_t>(tensor.scalar_type());
+    words[1] = tensor.dim();
+    std::copy(tensor.sizes().begin(), tensor.sizes().end(), words + 2);
+  }
+  group.broadcast(about, owner, call).wait();
+  const at::Tensor all =
+      group.rank() == owner
+          ? tensor.contiguous()
+          : at::empty(at::IntArrayRef(words + 2, static_cast<std::size_t>(words[1])),
+                      at::device(device).dtype(static_cast<at::ScalarType>(words[0])));
+  group.broadcast(all, owner, call).wait();
+  return all;
+}
+
+std::uint64_t hash_of_replica(const comm::Group& group, std::uint64_t own) {
+  if (group.size() == 1) return own;
+  const at::Tensor mine = at::empty({1}, at::kLong);
+  const at::Tensor all = at::empty({group.size()}, at::kLong);
+  std::memcpy(mine.mutable_data_ptr(), &own, sizeof own);
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "hash of the shards";
+  group.all_gather(all, mine, call).wait();
+  std::uint64_t hash = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    const auto word = static_cast<std::uint64_t>(all.const_data_ptr<std::int64_t>()[r]);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+}  // namespace tessera::parallel

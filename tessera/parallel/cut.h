@@ -1,0 +1,66 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/comm/mesh.h"
+#include "tessera/parallel/layer.h"
+#include "tessera/schedule/schedule.h"
+
+namespace tessera {
+struct ParallelOptions;
+}
+
+namespace tessera::parallel {
+
+// Layers [first, last) of the list.
+struct Stretch {
+  std::size_t first = 0, last = 0;
+};
+
+// How a pipeline cuts a list of layers into stages.
+class Cut {
+ public:
+  // Throws UsageError for what cannot be cut so.
+  Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& options);
+
+  const schedule::Schedule& schedule() const { return schedule_; }  // of one stage without pipeline
+  Stretch layers_of(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
+  int stage_of(std::size_t layer) const;
+  // Whether weight gradients come later than those of inputs.
+  bool splits_backward() const;
+
+ private:
+  schedule::Schedule schedule_;
+  std::vector<Stretch> stages_;
+};
+
+// Which layer that is. Throws UsageError, on behalf of layer `who`, if there is none before it.
+std::size_t tied_layer(const std::vector<Layer>& layers, const std::string& layer, std::size_t who);
+// What a parameter of a layer is called in the whole model.
+std::string whole_name(const Layer& layer, const std::string& param);
+
+// The ranks of a pipeline that have a copy of a parameter each; alone on a rank that has none.
+struct TieGroup {
+  std::string param;
+  comm::Group group;
+};
+// Collective over `pp`: those that this rank is in.
+std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cut,
+                                 const comm::Group& pp);
+
+// Collective: the ranks of this replica, alone if tp and pp are 1.
+comm::Group replica_group(const comm::Mesh& mesh);
+
+// "chunk1.blocks.3.qkv.weight": how a rank with several chunks calls a parameter.
+std::string chunk_name(int chunk);
+int chunk_of(const std::string& raw);
+
+// Collective: rank `owner`'s tensor, on all ranks of the group; others give none.
+at::Tensor tell_all(const comm::Group& group, int owner, const at::Tensor& tensor,
+                    c10::Device device);
+// Collective: of the hashes of all ranks, in their order.
+std::uint64_t hash_of_replica(const comm::Group& group, std::uint64_t own);
+
+}  // namespace tessera::parallel

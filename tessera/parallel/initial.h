@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "tessera/core/param_spec.h"
+
+namespace tessera {
+
+// What a parameter starts with: normal numbers that depend on the seed, its name and the element
+// alone, so that any mesh starts alike. Or what its layer's constructor gave it.
+struct Initial {
+  double mean = 0;
+  double deviation = 0;
+  bool keep = false;  // as it was made, by the first rank that has it
+};
+using InitialValues = std::function<Initial(const ParamSpec&)>;
+
+// Biases 0, other vectors 1, the rest with deviation 0.02.
+Initial initial_default(const ParamSpec& spec);
+Initial initial_kept(const ParamSpec& spec);
+
+// Gives `param`, what tensor-parallel rank t of tp has of a parameter, its first values; not those
+// that are kept.
+void fill_initial(const at::Tensor& param, const ParamSpec& spec, const Initial& initial,
+                  std::uint64_t seed, int t, int tp);
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <torch/nn/modules/container/any.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/tensor_parallel/collectives.h"
+
+namespace tessera {
+
+// What the factory of a layer is told about the rank that it makes the layer on.
+struct LayerContext {
+  std::string name;          // of the layer
+  tensor_parallel::Axis tp;  // the ranks that share its matrices; alone: one
+  // A layer that this rank made before, by its name; null if it is on another stage.
+  std::function<std::shared_ptr<torch::nn::Module>(const std::string& name)> find;
+};
+
+// [Note: layers] A model as a list: the output of each layer is the input of the next. Layers are
+// made on the ranks that have them, one after the other, each by a factory that shapes it by the
+// ranks it gets. Layers take one tensor and return one; the last takes the targets too, and returns
+// the loss of a micro-batch, one number.
+struct Layer {
+  std::string name;  // its own; dots make a path ("blocks.3")
+  std::function<torch::nn::AnyModule(const LayerContext&)> make;
+  // Parameters that are another, earlier layer's, by their names here. The factory takes the very
+  // tensor where it finds that layer on its rank, and has a copy where it does not: copies start
+  // alike, and their gradients are added up.
+  struct Tie {
+    std::string layer, param;
+  };
+  std::map<std::string, Tie> tied = {};
+  // Its parameters are called `name.…` in the whole model, and it is a unit of ZeRO and of
+  // recomputation. Flat: they are called as they are inside it, and belong to the unit around it
+  // (an embedding whose table the head uses too).
+  bool flat = false;
+};
+
+// Called with the last layer and its input, in place of loss(input, targets): to predict, say.
+using Finish = std::function<at::Tensor(torch::nn::Module& last, const at::Tensor& input)>;
+
+}  // namespace tessera

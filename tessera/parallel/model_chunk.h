@@ -1,0 +1,67 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/unit.h"
+#include "tessera/parallel/layer.h"
+#include "tessera/tensor_parallel/sharded.h"
+
+namespace tessera::parallel {
+
+// A layer under its name: a unit with the parameters, buffers and children of the module in it, so
+// that they are called as the layer says and nothing more.
+class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_parallel::Sharded {
+ public:
+  explicit LayerUnit(torch::nn::AnyModule module);
+
+  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& targets);  // of the last layer
+  std::vector<ParamSpec> specs() const override;
+  void train(bool on = true) override;
+  const std::shared_ptr<torch::nn::Module>& shared_module() const { return inner_; }
+  torch::nn::Module& module() { return *inner_; }
+
+ private:
+  torch::nn::AnyModule module_;
+  std::shared_ptr<torch::nn::Module> inner_;  // what is in it
+};
+
+// Some layers of a model in a row: what one stage of a pipeline has, or all. Its parameters are
+// called as in the whole model.
+class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded {
+ public:
+  // Layers [first, last) of the list. `made` finds layers of other chunks on this rank and gets
+  // those of this one; null: there are no others. `on_made` is called with each when it is there.
+  using Made = std::map<std::string, std::shared_ptr<torch::nn::Module>>;
+  using OnMade = std::function<void(const Layer&, torch::nn::Module&)>;
+  ModelChunkImpl(const std::vector<Layer>& layers, std::size_t first, std::size_t last,
+                 const tensor_parallel::Axis& tp, Made* made = nullptr,
+                 const OnMade& on_made = nullptr);
+
+  // Through all layers. The last one of the model gives the loss, or what `finish` makes.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& targets, const Finish* finish);
+  // Through the first `count` of them, none of which is the model's last.
+  at::Tensor forward_layers(const at::Tensor& x, std::size_t count);
+
+  bool has_first() const { return first_; }
+  bool has_last() const { return last_; }
+  std::size_t size() const { return layers_.size(); }
+  torch::nn::Module& layer(std::size_t index) { return layers_[index]->module(); }
+  // What its layers recompute: all but the model's first, whose input has no gradient, and its
+  // last, whose results backward needs at once.
+  void set_recompute(nn::Recompute mode);
+  std::vector<ParamSpec> specs() const override;
+  void train(bool on = true) override;
+
+ private:
+  bool first_, last_;
+  std::vector<std::shared_ptr<LayerUnit>> layers_;
+  std::vector<bool> flat_;
+};
+TORCH_MODULE(ModelChunk);
+
+}  // namespace tessera::parallel

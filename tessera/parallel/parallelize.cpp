@@ -1,0 +1,249 @@
+#include "tessera/parallel/parallelize.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/parallel/cut.h"
+#include "tessera/parallel/start.h"
+
+namespace tessera {
+
+using parallel::ModelChunkImpl;
+
+struct ParallelModel::Impl {
+  Impl(std::vector<Layer> layers, comm::Mesh mesh, ParallelOptions options);
+
+  void make_chunks(const std::vector<Layer>& layers);
+  zero::ModelAxes model_axes();
+  pipeline::Options pipe_options();
+  at::Tensor run_chunk(int chunk, const at::Tensor& x, const at::Tensor& targets,
+                       const Finish* finish);
+  at::Tensor forward(int chunk, const at::Tensor& input, int micro);
+  bool pipelined() const { return mesh.axes().pp() > 1; }
+
+  comm::Mesh mesh;
+  ParallelOptions options;
+  parallel::Cut cut;
+  std::vector<std::shared_ptr<ModelChunkImpl>> chunks;
+  std::vector<nn::Unit<ModelChunkImpl>> units;  // the same, in a pipeline
+  std::shared_ptr<torch::nn::Module> module;
+  parallel::Start start;
+  comm::Group model;  // the ranks of this replica
+  std::vector<parallel::TieGroup> ties;
+  std::optional<zero::Engine> engine;
+  std::unique_ptr<pipeline::Executor> executor;
+  std::vector<MicroBatch> batches;  // of the step under way, on the device
+  std::function<void(const pipeline::Span&)> on_span;
+};
+
+// [Note: order of composition] The pipeline cuts the list of layers, tensor parallelism shapes each
+// layer that this rank makes, recomputation wraps it, and ZeRO takes whatever parameters there then
+// are: as they start, shard by shard.
+ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptions o)
+    : mesh(std::move(m)),
+      options(std::move(o)),
+      cut(layers, mesh.axes().pp(), options),
+      start(mesh, options, layers) {
+  make_chunks(layers);
+  model = parallel::replica_group(mesh);
+  ties = parallel::tie_groups(layers, cut, mesh.pp());
+  start.share_kept(*module, ties);
+
+  zero::Options engine_options = options.engine;
+  engine_options.axes = model_axes();
+  engine_options.micro_batches = options.micro_batches;
+  engine.emplace(module, mesh.dp(), engine_options);
+  if (!pipelined()) return;
+
+  std::vector<pipeline::Chunk> list;
+  for (int c = 0; c < cut.schedule().chunks; ++c) {
+    list.push_back({[this, c](const at::Tensor& x, int micro) { return forward(c, x, micro); }});
+  }
+  executor = std::make_unique<pipeline::Executor>(cut.schedule(), mesh.pp(), std::move(list),
+                                                  pipe_options());
+}
+
+void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
+  const tensor_parallel::Axis tp{mesh.tp(), options.sequence_parallel, options.overlap_tp};
+  ModelChunkImpl::Made made;
+  const auto on_made = [this](const Layer& layer, torch::nn::Module& module) {
+    start.take(layer, module);
+  };
+  auto holder = std::make_shared<torch::nn::Module>();
+  for (int c = 0; c < cut.schedule().chunks; ++c) {
+    const parallel::Stretch own = cut.layers_of(cut.schedule().stage(mesh.place().pp(), c));
+    if (pipelined()) {
+      units.emplace_back(layers, own.first, own.last, tp, &made, on_made);
+      chunks.push_back(units.back().ptr());
+      holder->register_module(parallel::chunk_name(c), units.back().ptr());
+    } else {
+      chunks.push_back(
+          std::make_shared<ModelChunkImpl>(layers, own.first, own.last, tp, &made, on_made));
+    }
+    chunks.back()->set_recompute(options.recompute);
+  }
+  module = pipelined() ? holder : std::static_pointer_cast<torch::nn::Module>(chunks.front());
+}
+
+zero::ModelAxes ParallelModel::Impl::model_axes() {
+  zero::ModelAxes axes;
+  axes.name = [this](const std::string& raw) { return start.name_of(raw); };
+  if (model.size() == 1) return axes;
+  axes.group = model;
+  axes.counts_loss = mesh.place().tp() == 0;
+  axes.counted = [this](const std::string& name) { return start.counted(name); };
+  axes.cut = [this](const std::string& name) {
+    return mesh.axes().tp() > 1 &&
+           std::any_of(start.specs().begin(), start.specs().end(), [&](const ParamSpec& spec) {
+             return spec.name == name && spec.tp_dim >= 0;
+           });
+  };
+  if (pipelined()) {
+    axes.model_chunk = [](const std::string& raw) { return parallel::chunk_of(raw); };
+  }
+  for (const parallel::TieGroup& tie : ties) axes.ties.push_back({tie.param, tie.group});
+  return axes;
+}
+
+pipeline::Options ParallelModel::Impl::pipe_options() {
+  pipeline::Options pipe;
+  pipe.device = options.device;
+  const bool deferred = cut.splits_backward();
+  pipe.backward = [this, deferred](const at::Tensor& root, const pipeline::Pass& pass) {
+    engine->backward(root, {},
+                     {.model_chunk = pass.chunk, .deferred = deferred, .of_one_forward = true});
+  };
+  pipe.backward_weight = [this](const std::function<void()>& add, const pipeline::Pass& pass) {
+    add();
+    engine->finish_pass(pass.chunk);
+  };
+  pipe.on_span = [this](const pipeline::Span& span) {
+    if (on_span) on_span(span);
+  };
+  return pipe;
+}
+
+at::Tensor ParallelModel::Impl::run_chunk(int chunk, const at::Tensor& x, const at::Tensor& targets,
+                                          const Finish* finish) {
+  const auto index = static_cast<std::size_t>(chunk);
+  return nn::observed(
+      engine->root(),
+      [&](const at::Tensor& in) {
+        return pipelined() ? units[index]->forward(in, targets, finish)
+                           : chunks[index]->forward(in, targets, finish);
+      },
+      x);
+}
+
+at::Tensor ParallelModel::Impl::forward(int chunk, const at::Tensor& input, int micro) {
+  const memory::CategoryScope category(MemoryCategory::activations);
+  const MicroBatch& batch = batches[static_cast<std::size_t>(micro)];
+  const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
+  return run_chunk(chunk, first ? batch.input : input, batch.targets, nullptr);
+}
+
+ParallelModel::ParallelModel(std::vector<Layer> layers, comm::Mesh mesh, ParallelOptions options)
+    : impl_(std::make_unique<Impl>(std::move(layers), std::move(mesh), std::move(options))) {}
+ParallelModel::ParallelModel(ParallelModel&&) noexcept = default;
+ParallelModel& ParallelModel::operator=(ParallelModel&&) noexcept = default;
+ParallelModel::~ParallelModel() = default;
+
+zero::StepInfo ParallelModel::step(const std::vector<MicroBatch>& batches) {
+  run(batches);
+  return impl_->engine->step();
+}
+
+void ParallelModel::run(const std::vector<MicroBatch>& batches) {
+  Impl& impl = *impl_;
+  if (impl.pipelined() && static_cast<int>(batches.size()) != impl.options.micro_batches) {
+    throw UsageError(str("got ", batches.size(), " micro-batches, but the pipeline's schedule is ",
+                         "for ParallelOptions::micro_batches = ", impl.options.micro_batches));
+  }
+  struct Forget {
+    std::vector<MicroBatch>& list;
+    ~Forget() { list.clear(); }
+  } forget{impl.batches};
+  impl.batches.clear();
+  const auto there = [&](const at::Tensor& t) {
+    return t.defined() ? t.to(impl.options.device) : t;
+  };
+  for (const MicroBatch& batch : batches) {
+    impl.batches.push_back({there(batch.input), there(batch.targets)});
+  }
+  if (impl.executor) return impl.executor->run();
+  using Clock = std::chrono::steady_clock;
+  for (int micro = 0; micro < static_cast<int>(batches.size()); ++micro) {
+    const Clock::time_point began = Clock::now();
+    const at::Tensor loss = impl.forward(0, {}, micro);
+    const Clock::time_point middle = Clock::now();
+    if (impl.on_span) impl.on_span({schedule::Kind::forward, micro, 0, began, middle});
+    impl.engine->backward(loss);
+    if (impl.on_span) impl.on_span({schedule::Kind::backward, micro, 0, middle, Clock::now()});
+  }
+}
+
+at::Tensor ParallelModel::predict(const at::Tensor& input, const Finish& finish) {
+  const at::NoGradGuard no_gradients;
+  Impl& impl = *impl_;
+  at::Tensor x = input.to(impl.options.device);
+  for (int stage = 0; stage < impl.cut.schedule().stage_count(); ++stage) {
+    const schedule::Schedule::Home home = impl.cut.schedule().home(stage);
+    at::Tensor out;
+    if (home.rank == impl.mesh.place().pp()) out = impl.run_chunk(home.chunk, x, {}, &finish);
+    x = parallel::tell_all(impl.mesh.pp(), home.rank, out, impl.options.device);
+  }
+  return x;
+}
+
+zero::Engine& ParallelModel::engine() { return *impl_->engine; }
+const zero::Engine& ParallelModel::engine() const { return *impl_->engine; }
+const comm::Mesh& ParallelModel::mesh() const { return impl_->mesh; }
+const ParallelOptions& ParallelModel::options() const { return impl_->options; }
+const std::vector<ParamSpec>& ParallelModel::specs() const { return impl_->start.specs(); }
+const std::vector<Run>& ParallelModel::counted(const std::string& param) const {
+  return impl_->start.counted(param);
+}
+std::uint64_t ParallelModel::params_hash() {
+  return parallel::hash_of_replica(impl_->model, impl_->engine->params_hash());
+}
+
+std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
+  // The world first: where it is also an axis, it is better known as that.
+  std::vector<std::pair<const char*, comm::Group>> groups = {{"all", impl_->mesh.world()},
+                                                             {"dp", impl_->mesh.dp()},
+                                                             {"tp", impl_->mesh.tp()},
+                                                             {"pp", impl_->mesh.pp()},
+                                                             {"model", impl_->model}};
+  for (const parallel::TieGroup& tie : impl_->ties) groups.emplace_back("tied", tie.group);
+  return groups;
+}
+
+ParallelModel::Sent ParallelModel::sent() const {
+  Sent sent{impl_->mesh.dp().traffic(), impl_->mesh.tp().traffic(), impl_->mesh.pp().traffic()};
+  for (const parallel::TieGroup& tie : impl_->ties) sent.pp = sent.pp + tie.group.traffic();
+  return sent;
+}
+
+void ParallelModel::watch(std::function<void(const pipeline::Span& span)> on_span) {
+  impl_->on_span = std::move(on_span);
+}
+
+std::string ParallelModel::describe() const {
+  const Impl& impl = *impl_;
+  std::string text = impl.engine->describe();
+  if (impl.mesh.axes().tp() * impl.mesh.axes().pp() == 1) return text;
+  text = str(impl.mesh.axes().words(" × "),
+             impl.options.sequence_parallel ? ", sequence-parallel" : "",
+             impl.options.overlap_tp ? ", overlapped" : "", "; ", text);
+  if (impl.executor) text += str("; ", impl.executor->describe());
+  return text;
+}
+
+}  // namespace tessera

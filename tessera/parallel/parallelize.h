@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/mesh.h"
+#include "tessera/core/axes.h"
+#include "tessera/parallel/initial.h"
+#include "tessera/parallel/layer.h"
+#include "tessera/parallel/model_chunk.h"
+#include "tessera/pipeline/executor.h"
+#include "tessera/zero/engine.h"
+
+namespace tessera {
+
+// How a model is spread over the ranks, and trained.
+struct ParallelOptions {
+  bool sequence_parallel = false;  // the tensor-parallel ranks share the sequence too
+  bool overlap_tp = false;         // multiply while they talk
+
+  std::string schedule = "1f1b";  // of the pipeline: schedule::names()
+  int model_chunks = 1;           // stages on each rank, where the schedule interleaves them
+  std::vector<int> split = {};    // how many layers each stage has; empty: evenly
+  int micro_batches = 1;
+
+  nn::Recompute recompute = nn::Recompute::none;
+  std::uint64_t seed = 0;                   // of the parameters
+  InitialValues initial = initial_default;  // of each
+  c10::Device device = c10::kCPU;
+  zero::Options engine = {};  // stage, layout, optimizer, …; its axes are filled in
+};
+
+// The input of the first layer and the targets of the last, for one micro-batch. A rank needs only
+// what its stages take.
+struct MicroBatch {
+  at::Tensor input;
+  at::Tensor targets;
+};
+
+// What one rank has of a model that is cut over a mesh: its chunks, the engine that trains them,
+// and the pipeline, if there is one.
+class ParallelModel {
+ public:
+  // Collective over the mesh. `layers` is the same on all ranks.
+  ParallelModel(std::vector<Layer> layers, comm::Mesh mesh, ParallelOptions options = {});
+  ParallelModel(ParallelModel&&) noexcept;
+  ParallelModel& operator=(ParallelModel&&) noexcept;
+  ~ParallelModel();
+
+  // One step of the optimizer, from as many micro-batches as the options say. Their losses are
+  // means, as is the one that comes back, which is the same on all ranks. Collective.
+  zero::StepInfo step(const std::vector<MicroBatch>& batches);
+  // Its forward and backward passes alone; engine().begin() before and engine().step() after it.
+  void run(const std::vector<MicroBatch>& batches);
+  // What `finish` makes of the last layer and its input, on every rank of the replica, without
+  // gradients. Slow and simple: stage after stage. Collective over the replica.
+  at::Tensor predict(const at::Tensor& input, const Finish& finish);
+
+  zero::Engine& engine();
+  const zero::Engine& engine() const;
+  const comm::Mesh& mesh() const;
+  const ParallelOptions& options() const;
+  // This rank's parameters, as they are in the whole model.
+  const std::vector<ParamSpec>& specs() const;
+  // The elements of one of them that no rank before this one has too, so that each counts once.
+  const std::vector<Run>& counted(const std::string& param) const;
+  // Collective: a hash of the parameters of all ranks of the replica, in their order.
+  std::uint64_t params_hash();
+
+  // All groups that training talks over, by what they are for.
+  std::vector<std::pair<const char*, comm::Group>> groups() const;
+  // What this rank has sent so far along each axis; ties between stages count for pp.
+  struct Sent {
+    comm::TrafficCounts dp, tp, pp;
+  };
+  Sent sent() const;
+  // Told what each pass and each wait for another stage took, for whoever measures; may be empty.
+  void watch(std::function<void(const pipeline::Span& span)> on_span);
+  std::string describe() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

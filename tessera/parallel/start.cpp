@@ -1,0 +1,86 @@
+#include "tessera/parallel/start.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/parallel/parallelize.h"
+
+namespace tessera::parallel {
+
+Start::Start(const comm::Mesh& mesh, const ParallelOptions& options,
+             const std::vector<Layer>& layers)
+    : mesh_(mesh), options_(options) {
+  for (const Layer& layer : layers) {
+    if (!flat_.emplace(layer.name, layer.flat).second) {
+      throw UsageError(
+          str("two layers are called ", quote(layer.name), "; wanted a name of its own for each"));
+    }
+  }
+}
+
+std::string Start::whole_name_of(const Layer::Tie& tie) const {
+  return flat_.at(tie.layer) ? tie.param : str(tie.layer, ".", tie.param);
+}
+
+void Start::take(const Layer& layer, torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  if (!options_.device.is_cpu()) module.to(options_.device);
+  const int t = mesh_.place().tp(), tp = mesh_.axes().tp();
+  std::vector<ParamSpec> specs = tensor_parallel::find_specs(module);
+  std::size_t next = 0;
+  for (const auto& item : module.named_parameters()) {
+    ParamSpec& spec = specs.at(next++);
+    const auto tie = layer.tied.find(item.key());
+    const bool copy = tie != layer.tied.end();
+    spec.name = copy ? whole_name_of(tie->second) : whole_name(layer, item.key());
+    if (copy) tied_[whole_name(layer, item.key())] = spec.name;
+    if (counted_.contains(spec.name)) {
+      if (copy) continue;  // the very tensor that an earlier layer here has
+      throw UsageError(str("two layers have a parameter ", quote(spec.name),
+                           "; give the layers names of their own, or tie them"));
+    }
+    counted_[spec.name] = copy ? std::vector<Run>() : counted_runs(spec, t, tp);
+    specs_.push_back(spec);
+    const Initial initial = options_.initial(spec);
+    if (initial.keep) kept_.insert(spec.name);
+    fill_initial(item.value(), spec, initial, options_.seed, t, tp);
+  }
+}
+
+void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& ties) {
+  if (kept_.empty()) return;
+  const at::NoGradGuard no_grad;
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  for (const auto& item : module.named_parameters()) {
+    const std::string name = name_of(item.key());
+    if (!kept_.contains(name)) continue;
+    call.label = "start " + name;
+    const auto spec = std::find_if(specs_.begin(), specs_.end(),
+                                   [&](const ParamSpec& each) { return each.name == name; });
+    const at::Tensor values = item.value().contiguous();
+    if (spec->tp_dim < 0) mesh_.tp().broadcast(values, 0, call).wait();
+    for (const TieGroup& tie : ties) {
+      if (tie.param == name) tie.group.broadcast(values, 0, call).wait();
+    }
+    if (!values.is_same(item.value())) item.value().copy_(values);
+  }
+}
+
+const std::vector<Run>& Start::counted(const std::string& param) const {
+  const auto found = counted_.find(param);
+  if (found == counted_.end()) throw Error(str("no parameter is called ", quote(param)));
+  return found->second;
+}
+
+std::string Start::name_of(const std::string& raw) const {
+  const std::string name =
+      mesh_.axes().pp() > 1 ? raw.substr(raw.find('.') + 1) : raw;  // less its chunk
+  const auto tied = tied_.find(name);
+  return tied == tied_.end() ? name : tied->second;
+}
+
+}  // namespace tessera::parallel
