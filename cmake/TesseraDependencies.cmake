@@ -5,6 +5,14 @@ find_package(Threads REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(tomlplusplus QUIET)
+# Google Highway, for the kernels: headers only, nothing of it is linked.
+find_path(TESSERA_HIGHWAY hwy/highway.h DOC "The folder that has hwy/highway.h")
+if(NOT TESSERA_HIGHWAY)
+  message(FATAL_ERROR "Highway 1.0.3 or newer is needed: no hwy/highway.h was found. Install it "
+                      "(Debian: libhwy-dev), or name its folder with -DTESSERA_HIGHWAY=folder; its "
+                      "headers are enough.")
+endif()
+message(STATUS "Highway: ${TESSERA_HIGHWAY}")
 
 set(TESSERA_HAVE_MPI FALSE)
 if(TESSERA_MPI)

@@ -46,6 +46,16 @@ function(tessera_toml_source target source stand_in)
     PROPERTIES INCLUDE_DIRECTORIES "${includes}" COMPILE_DEFINITIONS TOML_HEADER_ONLY=1)
 endfunction()
 
+# tessera_highway(<target> <source>…): sources of this folder that include Highway, one for each
+# instruction set: see [Note: sets] in tessera/core/simd.h. Its include folder is for these alone.
+function(tessera_highway target)
+  set(includes "${TESSERA_HIGHWAY}")
+  list(REMOVE_ITEM includes ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
+  set_source_files_properties(
+    ${ARGN} TARGET_DIRECTORY ${target}
+    PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON INCLUDE_DIRECTORIES "${includes}")
+endfunction()
+
 # Does a list of libraries to link reach torch?
 function(tessera_links_torch out)
   set(${out} FALSE PARENT_SCOPE)

@@ -25,6 +25,7 @@ packages=(
   "libcli11-dev CLI/CLI.hpp"
   "nlohmann-json3-dev nlohmann/json.hpp"
   "libtomlplusplus-dev toml++/toml.h"
+  "libhwy-dev hwy/highway.h"
   "libgtest-dev gtest/gtest.h"
   "libbenchmark-dev benchmark/benchmark.h"
   "libopenmpi-dev mpi.h"

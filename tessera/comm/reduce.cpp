@@ -1,16 +1,47 @@
 #include "tessera/comm/reduce.h"
 
+#include <array>
 #include <string>
 
 #include "tessera/comm/copy.h"
 #include "tessera/comm/reduce_internal.h"
+#include "tessera/core/cpu.h"
 #include "tessera/core/errors.h"
 
-#define TESSERA_REDUCE_SET baseline
-#define TESSERA_REDUCE_BYTES 16
-#include "tessera/comm/reduce_kernels.h"
-
 namespace tessera::comm {
+namespace N_NEON {
+Kernel find_kernel(const Reduction& what);
+}
+namespace N_SSSE3 {
+Kernel find_kernel(const Reduction& what);
+}
+namespace N_AVX2 {
+Kernel find_kernel(const Reduction& what);
+}
+namespace {
+
+struct UsableReduceSets {
+  std::array<ReduceSet, 2> sets;
+  std::size_t count = 0;
+};
+
+UsableReduceSets find_usable_reduce_sets() {
+  UsableReduceSets found;
+#if defined(__aarch64__)
+  found.sets[found.count++] = {"NEON", N_NEON::find_kernel};
+#elif defined(__x86_64__)
+  if (has_ssse3()) found.sets[found.count++] = {"SSSE3", N_SSSE3::find_kernel};
+  if (has_avx2()) found.sets[found.count++] = {"AVX2", N_AVX2::find_kernel};
+#endif
+  return found;
+}
+
+}  // namespace
+
+std::span<const ReduceSet> usable_reduce_sets() {
+  static const UsableReduceSets usable = find_usable_reduce_sets();
+  return {usable.sets.data(), usable.count};
+}
 
 void check_reduction(const Reduction& what, std::size_t sources) {
   if (sources == 0) {
@@ -30,7 +61,7 @@ void check_reduction(const Reduction& what, std::size_t sources) {
   }
 }
 
-void reduce_with(Kernel (*find_kernel)(const Reduction&), const Reduction& what,
+void reduce_with(FindKernel find_kernel, const Reduction& what,
                  std::span<const void* const> sources, std::span<void* const> destinations,
                  std::size_t count) {
   check_reduction(what, sources.size());
@@ -52,12 +83,9 @@ void reduce_with(Kernel (*find_kernel)(const Reduction&), const Reduction& what,
 
 void reduce(const Reduction& what, std::span<const void* const> sources,
             std::span<void* const> destinations, std::size_t count) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    return reduce_with(avx2::find_kernel, what, sources, destinations, count);
-  }
-#endif
-  reduce_with(baseline::find_kernel, what, sources, destinations, count);
+  const auto sets = usable_reduce_sets();
+  if (sets.empty()) return reduce_reference(what, sources, destinations, count);
+  reduce_with(sets.back().find_kernel, what, sources, destinations, count);
 }
 
 }  // namespace tessera::comm

@@ -26,16 +26,20 @@ struct KernelArgs {
 
 using Kernel = void (*)(const KernelArgs&);
 
-// A namespace per instruction set (see reduce_kernels.h). `what` has passed check_reduction.
-namespace baseline {  // what every processor of the architecture has: SSE2, NEON
-Kernel find_kernel(const Reduction& what);
-}
-namespace avx2 {  // x86_64 with AVX2 and F16C
-Kernel find_kernel(const Reduction& what);
-}
+// The reductions of one instruction set: see [Note: sets] in core/simd.h. `what` has passed
+// check_reduction.
+using FindKernel = Kernel (*)(const Reduction& what);
+struct ReduceSet {
+  const char* name = nullptr;
+  FindKernel find_kernel = nullptr;
+};
+
+// Those that this processor can run, the best last. None on an x86_64 without SSSE3, where reduce()
+// is reduce_reference().
+std::span<const ReduceSet> usable_reduce_sets();
 
 // reduce() with the kernels of one set.
-void reduce_with(Kernel (*find_kernel)(const Reduction&), const Reduction& what,
+void reduce_with(FindKernel find_kernel, const Reduction& what,
                  std::span<const void* const> sources, std::span<void* const> destinations,
                  std::size_t count);
 

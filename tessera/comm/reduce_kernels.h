@@ -1,9 +1,5 @@
-// The reduction loops, written once with the compiler's vector types and compiled once for each
-// instruction set: every including .cpp file defines TESSERA_REDUCE_SET (a namespace name) and
-// TESSERA_REDUCE_BYTES (the size of a vector). Internal to reduce.cpp and reduce_avx2.cpp.
-//
-// Nothing from the standard library is instantiated here: a std:: template compiled for AVX2 in one
-// file would be merged by the linker with the same template of another.
+// The reduction loops, compiled once for each instruction set: see [Note: sets] in core/simd.h.
+// Internal to the reduce_*.cpp files.
 //
 // [Note: one pass] All sources are read and all destinations written once, 128 bytes of
 // accumulators at a time, which stay in registers: no block goes through L1 twice. All loads of a
@@ -22,10 +18,11 @@
 #include "tessera/comm/reduce_internal.h"
 #include "tessera/comm/reduce_ops.h"
 
-namespace tessera::comm::TESSERA_REDUCE_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::comm::HWY_NAMESPACE {
 namespace {
 
-#if defined(__aarch64__)
+#if HWY_TARGET == HWY_NEON
 // On a Neoverse-N1, 512 bytes ahead: ranges in L3 take 15 to 30% less time, ranges in memory the
 // same. Prefetching to write gains nothing over this, and stores with the non-temporal hint (stnp)
 // nothing over plain ones.
@@ -33,7 +30,7 @@ constexpr std::size_t prefetch_bytes = 512;
 constexpr bool fuse = true;
 #else
 constexpr std::size_t prefetch_bytes = 0;
-constexpr bool fuse = vector_bytes > 16;  // SSE2 alone: processors from before 2013, small code
+constexpr bool fuse = vector_bytes > 16;  // SSSE3: processors from before 2013, small code
 #endif
 
 template <class In, class Out, class Op>
@@ -168,11 +165,34 @@ Kernel float_kernel(const Reduction& what) {
   return nullptr;
 }
 
+// Processors do not divide vectors of integers. Sums wrap, so they are of unsigned numbers.
+template <class T, class Wide>
+void average_integers(const KernelArgs& args) {
+  constexpr std::size_t block = 64;
+  for (std::size_t at = 0; at < args.count; at += block) {
+    const std::size_t n = args.count - at < block ? args.count - at : block;
+    std::uint64_t sums[block] = {};
+    T values[block] = {};
+    for (std::size_t s = 0; s < args.sources; ++s) {
+      const char* const from = static_cast<const char*>(args.source[s]) + at * sizeof(T);
+      __builtin_memcpy(values, from, n * sizeof(T));
+      for (std::size_t i = 0; i < block; ++i) sums[i] += static_cast<std::uint64_t>(values[i]);
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      values[i] = static_cast<T>(static_cast<Wide>(sums[i]) / static_cast<Wide>(args.divisor));
+    }
+    for (std::size_t d = 0; d < args.destinations; ++d) {
+      char* const to = static_cast<char*>(args.destination[d]) + at * sizeof(T);
+      __builtin_memcpy(to, values, n * sizeof(T));
+    }
+  }
+}
+
 template <class T, class Unsigned, class Wide>
 Kernel integer_kernel(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum: return Loop<Plain<Unsigned>, Plain<Unsigned>, Sum>::run;
-    case ReduceOp::avg: return Loop<Plain<T, Wide>, Plain<T, Wide>, Average>::run;
+    case ReduceOp::avg: return average_integers<T, Wide>;
     case ReduceOp::min: return Loop<Plain<T>, Plain<T>, Min>::run;
     case ReduceOp::max: return Loop<Plain<T>, Plain<T>, Max>::run;
   }
@@ -203,4 +223,5 @@ Kernel find_kernel(const Reduction& what) {
   return nullptr;
 }
 
-}  // namespace tessera::comm::TESSERA_REDUCE_SET
+}  // namespace tessera::comm::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

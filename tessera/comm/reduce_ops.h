@@ -1,5 +1,4 @@
-// The operations on vectors of accumulators. Internal to reduce_kernels.h, which says how it is
-// compiled.
+// The operations on vectors of accumulators. Internal to reduce_kernels.h.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +6,11 @@
 
 #include "tessera/comm/reduce_formats.h"
 
-namespace tessera::comm::TESSERA_REDUCE_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::comm::HWY_NAMESPACE {
 namespace {
 
-#if defined(__aarch64__)
+#if HWY_TARGET == HWY_NEON
 
 // [Note: one NaN] The processor makes every NaN result the one NaN (with FPCR.DN, bit 25, set), and
 // its minimum and maximum pass NaN on and order the zeros: two instructions per vector less, where
@@ -35,10 +35,15 @@ class OneNan {
   std::uint64_t saved_;
 };
 
-TESSERA_INLINE V<float> smaller(V<float> a, V<float> b) { return vminq_f32(a, b); }
-TESSERA_INLINE V<float> larger(V<float> a, V<float> b) { return vmaxq_f32(a, b); }
-TESSERA_INLINE V<double> smaller(V<double> a, V<double> b) { return vminq_f64(a, b); }
-TESSERA_INLINE V<double> larger(V<double> a, V<double> b) { return vmaxq_f64(a, b); }
+// Highway's Min and Max drop a NaN.
+TESSERA_INLINE V<float> smaller(V<float> a, V<float> b) { return F(vminq_f32(a.raw, b.raw)); }
+TESSERA_INLINE V<float> larger(V<float> a, V<float> b) { return F(vmaxq_f32(a.raw, b.raw)); }
+TESSERA_INLINE V<double> smaller(V<double> a, V<double> b) {
+  return V<double>(vminq_f64(a.raw, b.raw));
+}
+TESSERA_INLINE V<double> larger(V<double> a, V<double> b) {
+  return V<double>(vmaxq_f64(a.raw, b.raw));
+}
 
 #else
 
@@ -46,7 +51,7 @@ struct OneNan {
   template <class T>
   TESSERA_INLINE V<T> of(V<T> value) {
     if constexpr (std::is_floating_point_v<T>) {
-      return value == value ? value : V<T>{} + static_cast<T>(__builtin_nan(""));
+      return hn::IfThenElse(value == value, value, splat(static_cast<T>(__builtin_nan(""))));
     } else {
       return value;
     }
@@ -55,19 +60,14 @@ struct OneNan {
 
 // Neither less nor greater: equal, so that only the signs of zeros can differ and the union of the
 // bits is the smaller; or not ordered, and the union with the bits of a NaN is a NaN.
-template <class T, class U>
-TESSERA_INLINE V<T> smaller_by_bits(V<T> a, V<T> b) {
-  const V<T> both = (V<T>)((V<U>)a | (V<U>)b);
-  return a < b ? a : b < a ? b : both;
+template <class X>
+TESSERA_INLINE X smaller(X a, X b) {
+  return hn::IfThenElse(a < b, a, hn::IfThenElse(b < a, b, hn::Or(a, b)));
 }
-TESSERA_INLINE V<float> smaller(V<float> a, V<float> b) {
-  return smaller_by_bits<float, std::uint32_t>(a, b);
+template <class X>
+TESSERA_INLINE X larger(X a, X b) {
+  return hn::Neg(smaller(hn::Neg(a), hn::Neg(b)));
 }
-TESSERA_INLINE V<double> smaller(V<double> a, V<double> b) {
-  return smaller_by_bits<double, std::uint64_t>(a, b);
-}
-TESSERA_INLINE V<float> larger(V<float> a, V<float> b) { return -smaller(-a, -b); }
-TESSERA_INLINE V<double> larger(V<double> a, V<double> b) { return -smaller(-a, -b); }
 
 #endif
 
@@ -92,20 +92,12 @@ struct Sum {
 struct Average : Sum {
   static constexpr bool fused = false;
   template <class T>
-  TESSERA_INLINE V<T> combine(V<T> a, V<T> b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      return a + b;
-    } else {  // signed integers must wrap too
-      return (V<T>)((V<std::uint64_t>)a + (V<std::uint64_t>)b);
-    }
-  }
-  template <class T>
   TESSERA_INLINE T factor(std::int64_t divisor) {
     return static_cast<T>(divisor);
   }
   template <class T>
   TESSERA_INLINE V<T> finish(V<T> a, T divisor) {
-    return a / divisor;
+    return a / splat(divisor);
   }
 };
 
@@ -117,7 +109,7 @@ struct AverageByPowerOfTwo : Sum {
   }
   template <class T>
   TESSERA_INLINE V<T> finish(V<T> a, T reciprocal) {
-    return a * reciprocal;
+    return a * splat(reciprocal);
   }
 };
 
@@ -128,7 +120,7 @@ struct Min : Sum {
     if constexpr (std::is_floating_point_v<T>) {
       return smaller(a, b);
     } else {
-      return a < b ? a : b;
+      return hn::Min(a, b);
     }
   }
 };
@@ -140,10 +132,11 @@ struct Max : Sum {
     if constexpr (std::is_floating_point_v<T>) {
       return larger(a, b);
     } else {
-      return a > b ? a : b;
+      return hn::Max(a, b);
     }
   }
 };
 
 }  // namespace
-}  // namespace tessera::comm::TESSERA_REDUCE_SET
+}  // namespace tessera::comm::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

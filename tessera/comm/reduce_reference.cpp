@@ -1,6 +1,5 @@
 // The oracle for reduce(): each element alone, in scalar arithmetic that can be read beside
-// [Note: the same bits everywhere] of reduce.h, with conversions of its own.
-#include <algorithm>
+// [Note: the same bits everywhere] of reduce.h.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include "tessera/comm/copy.h"
 #include "tessera/comm/reduce.h"
 #include "tessera/comm/reduce_internal.h"
+#include "tessera/core/half.h"
 
 namespace tessera::comm {
 namespace {
@@ -26,57 +26,11 @@ void store(void* to, std::size_t i, T value) {
   std::memcpy(static_cast<char*>(to) + i * sizeof(T), &value, sizeof(T));
 }
 
-// A 16-bit format is fixed by the bits of its fraction; the exponent takes the rest but the sign.
-template <int Fraction>
-struct Half {
-  static constexpr int bias = (1 << (14 - Fraction)) - 1;
-  static constexpr std::uint16_t infinity = ((1 << (15 - Fraction)) - 1) << Fraction;
-
-  static float widen(std::uint16_t bits) {
-    const int magnitude = bits & 0x7fff;
-    const int exponent = magnitude >> Fraction;
-    const int fraction = magnitude & ((1 << Fraction) - 1);
-    float value = 0;
-    if (magnitude > infinity) {
-      value = std::numeric_limits<float>::quiet_NaN();
-    } else if (magnitude == infinity) {
-      value = std::numeric_limits<float>::infinity();
-    } else if (exponent == 0) {
-      value = std::ldexp(static_cast<float>(fraction), 1 - bias - Fraction);
-    } else {
-      value =
-          std::ldexp(static_cast<float>(fraction + (1 << Fraction)), exponent - bias - Fraction);
-    }
-    return bits & 0x8000 ? -value : value;
-  }
-
-  // To nearest, ties to even. Magnitudes are ordered as their bits are, so that rounding up is
-  // adding one, from the largest finite number to infinity too.
-  static std::uint16_t narrow(float value) {
-    const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-    const double magnitude = std::fabs(static_cast<double>(value));
-    if (std::isnan(value)) return infinity | 1 << (Fraction - 1);
-    if (std::isinf(value)) return sign | infinity;
-    if (magnitude == 0) return sign;
-    const int exponent = std::max(std::ilogb(magnitude), 1 - bias);
-    const double units = std::ldexp(magnitude, Fraction - exponent);  // exact, below 2^(Fraction+1)
-    const double whole = std::floor(units);
-    const int down = static_cast<int>(whole);
-    const double rest = units - whole;
-    const bool up = rest > 0.5 || (rest == 0.5 && down % 2 == 1);
-    // `down` has the hidden bit of a normal number: it adds one to the exponent field.
-    const int bits = ((exponent + bias - 1) << Fraction) + down + (up ? 1 : 0);
-    return sign | static_cast<std::uint16_t>(std::min<int>(bits, infinity));
-  }
-};
-using Bfloat16 = Half<7>;
-using Float16 = Half<10>;
-
 template <class T>
 T read(DType type, const void* from, std::size_t i) {
   if constexpr (std::is_same_v<T, float>) {
-    if (type == DType::bf16) return Bfloat16::widen(load<std::uint16_t>(from, i));
-    if (type == DType::f16) return Float16::widen(load<std::uint16_t>(from, i));
+    if (type == DType::bf16) return from_bf16(load<std::uint16_t>(from, i));
+    if (type == DType::f16) return from_f16(load<std::uint16_t>(from, i));
   }
   return load<T>(from, i);
 }
@@ -87,8 +41,8 @@ void write(DType type, void* to, std::size_t i, T value) {
     if (std::isnan(value)) value = std::numeric_limits<T>::quiet_NaN();
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (type == DType::bf16) return store(to, i, Bfloat16::narrow(value));
-    if (type == DType::f16) return store(to, i, Float16::narrow(value));
+    if (type == DType::bf16) return store(to, i, to_bf16(value));
+    if (type == DType::f16) return store(to, i, to_f16(value));
   }
   store(to, i, value);
 }

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# How fast the kernels and reductions of this tree are beside those of another one, such as an older
+# revision. It needs a compiler only, neither CMake nor LibTorch:
+#   benchmarks/compare_simd.sh OLD [SAMPLES [PART OF A CASE'S NAME]]
+# OLD is a folder that has tessera/, or a revision of git. CXX and CXXFLAGS are used if set.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+old="${1:?give a folder with an older tessera/, or a revision of git}"
+shift
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+if [ ! -d "$old/tessera" ]; then
+  mkdir "$work/tree"
+  git -C "$here" archive "$old" tessera | tar -x -C "$work/tree"
+  old="$work/tree"
+fi
+flags=(-std=c++20 -O3 -DNDEBUG -fPIC -Wno-psabi)
+read -r -a more <<<"${CXXFLAGS:-}"
+
+build() {  # tree, library
+  local tree="$1" sources=() cases="$1/benchmarks/simd_cases.cpp" source
+  [ -e "$cases" ] || cases="$here/benchmarks/simd_cases.cpp"
+  for source in "$tree"/tessera/kernels/*.cpp "$tree"/tessera/comm/{copy,dtype,reduce*}.cpp \
+    "$tree"/tessera/core/{dtype,errors,text}*.cpp; do
+    if [ -e "$source" ]; then sources+=("$source"); fi
+  done
+  "${CXX:-g++}" "${flags[@]}" "${more[@]}" -shared -Wl,-Bsymbolic -I"$tree" -o "$2" "$cases" \
+    "${sources[@]}"
+}
+build "$old" "$work/old.so" &
+build "$here" "$work/new.so"
+wait %1
+"${CXX:-g++}" -std=c++20 -O2 -o "$work/compare" "$here/benchmarks/compare_simd.cpp" -ldl
+"$work/compare" "$work/old.so" "$work/new.so" "$@"
