@@ -58,6 +58,8 @@ void add_options(CommandLine& line, RunArguments& arguments) {
   line.seconds(app, "--timeout", launch.timeout, "end the run after this time; 0 is never");
   line.seconds(app, "--grace", launch.grace,
                "after a failure, time for the others to end by themselves");
+  line.seconds(app, "--stop-grace", launch.stop_grace,
+               "after a signal to end, time for the ranks to do so before they are killed");
   line.integer(app, "--nodes", launch.nodes, 1, 1 << 20, "machines that take part");
   line.integer(app, "--node-rank", launch.node_rank, 0, 1 << 20, "which of them this is");
   app.add_option("--master-addr", arguments.master_addr, "address of node 0, where the ranks meet");

@@ -296,9 +296,14 @@ int train_command(int argc, char** argv) {
   if (comm::backend_kind(config.backend).needs_mpi) {
     return process::become_mpirun(ranks, process::own_command(argc, argv));
   }
-  return process::start_ranks(
-      {.ranks = ranks, .threads = static_cast<int>(config.threads), .name = "train", .grace = 30},
-      restarts(config, ready->resolved, ranks), process::own_command(argc, argv));
+  // A signal ends a run after its step and with a save, which may take minutes.
+  return process::start_ranks({.ranks = ranks,
+                               .threads = static_cast<int>(config.threads),
+                               .name = "train",
+                               .grace = 30,
+                               .stop_grace = 600},
+                              restarts(config, ready->resolved, ranks),
+                              process::own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

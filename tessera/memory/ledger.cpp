@@ -84,9 +84,9 @@ std::string Ledger::report() const {
 
 std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category, std::int64_t bytes,
                                   const std::string& reason) {
-  return str(ledger == nullptr ? "this process" : ledger->owner(),
-             " is out of memory: it asked for ", format_bytes(bytes, ByteUnits::kBinary), " more (",
-             name(category), "), ", reason, ".\n", ledger == nullptr ? "" : ledger->report(),
+  return str(ledger == nullptr ? "this process" : ledger->owner(), ": out of memory: it asked for ",
+             format_bytes(bytes, ByteUnits::kBinary), " more (", name(category), "), ", reason,
+             ".\n", ledger == nullptr ? "" : ledger->report(),
              "What helps: a smaller micro-batch; recomputed activations (--checkpoint-activations "
              "full); a higher stage (--zero) or more ranks; a higher limit (--memory-limit).");
 }

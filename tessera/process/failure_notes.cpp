@@ -11,6 +11,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/errors.h"
@@ -22,6 +24,23 @@ namespace {
 
 using PlainJson = nlohmann::json;
 constexpr const char* kVariable = "TESSERA_FAILURE_NOTES";
+
+// The last line of several is advice; of one line all is the error.
+std::pair<std::string_view, std::string_view> split_advice(std::string_view error) {
+  const std::size_t end = error.rfind('\n');
+  if (end == std::string_view::npos) return {error, {}};
+  return {error.substr(0, end), error.substr(end + 1)};
+}
+
+// Lines after the first stand under it.
+std::string indented(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    result += c;
+    if (c == '\n') result += "  ";
+  }
+  return result;
+}
 
 }  // namespace
 
@@ -51,11 +70,16 @@ FailureNotes::Report FailureNotes::read() const {
     said.emplace_back(by, error);
   }
   std::sort(said.begin(), said.end());
-  for (const auto& [by, error] : said) {
+  for (std::size_t i = 0; i < said.size(); ++i) {
+    const auto& [by, error] = said[i];
     std::vector<std::string> numbers;
     for (const int rank : by) numbers.push_back(str(rank));
-    report.text +=
-        str("  ", by.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), ": ", error, "\n");
+    const auto [body, advice] = split_advice(error);
+    report.text += str("  ", by.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), ": ",
+                       indented(body), "\n");
+    // What helps all of them is said once, after the last.
+    const bool again = i + 1 < said.size() && split_advice(said[i + 1].second).second == advice;
+    if (!advice.empty() && !again) report.text += str("    ", advice, "\n");
   }
   return report;
 }

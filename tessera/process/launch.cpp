@@ -49,8 +49,8 @@ struct Rank {
   int status() const { return exited_by_signal ? 128 + code : code; }
 };
 
-// How far the end of a failed run has come.
-enum class Phase { kRunning, kGrace, kTerminated, kKilled };
+// How far the end of a run has come that failed, or that was asked to end.
+enum class Phase { kRunning, kAsked, kGrace, kTerminated, kKilled };
 
 class Launch {
  public:
@@ -78,6 +78,7 @@ class Launch {
   void send(int signal, bool groups);
   void terminate();
   void kill_all();
+  void kill_deaf();
   int running() const;
   bool finished() const;
   LaunchResult result();
@@ -96,6 +97,7 @@ class Launch {
   double deadline_ = kNever;  // of the present phase
   double drained_ = kNever;   // when we stop waiting for output of ended ranks
   int end_signals_ = 0;       // how often we were asked to end
+  int asked_with_ = 0;        // the first signal of these
   int had_to_end_ = 0;        // ranks that were still running when we sent SIGTERM
   bool abandoned_ = false;
   bool timed_out_ = false;
@@ -187,6 +189,17 @@ void Launch::kill_all() {
   deadline_ = now() + kUnkillable;
 }
 
+// Those that were asked to end, and have not.
+void Launch::kill_deaf() {
+  std::vector<std::string> numbers;
+  for (const Rank& rank : ranks_) {
+    if (rank.running) numbers.push_back(str(rank.number));
+  }
+  say(str(numbers.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), " did not end within ",
+          format_time(options_.stop_grace), " of ", signal_name(asked_with_), ": killed"));
+  kill_all();
+}
+
 void Launch::advance_phase() {
   if (options_.timeout > 0 && running() > 0 && phase_ == Phase::kRunning &&
       now() >= started_ + options_.timeout) {
@@ -196,6 +209,7 @@ void Launch::advance_phase() {
   if (now() < deadline_) return;
   switch (phase_) {
     case Phase::kRunning: break;
+    case Phase::kAsked: kill_deaf(); break;
     case Phase::kGrace: terminate(); break;
     case Phase::kTerminated: kill_all(); break;
     case Phase::kKilled:
@@ -239,7 +253,7 @@ void Launch::react(const std::vector<Rank*>& ended) {
     if (first_failed_ != nullptr) {
       failed_at_ = now();
       killed_by_others_ = first_failed_->exited_by_signal && first_failed_->code == SIGKILL &&
-                          phase_ == Phase::kRunning && end_signals_ < 2;
+                          (phase_ == Phase::kRunning || phase_ == Phase::kAsked);
     }
     if (first_failed_ != nullptr && phase_ == Phase::kRunning) {
       phase_ = Phase::kGrace;
@@ -267,7 +281,12 @@ void Launch::handle_signals() {
         break;
       default:
         if (++end_signals_ == 1) {
+          asked_with_ = signal;
           send(signal, true);
+          if (phase_ == Phase::kRunning) {
+            phase_ = Phase::kAsked;
+            deadline_ = now() + options_.stop_grace;
+          }
         } else {
           kill_all();
         }

@@ -28,8 +28,9 @@ struct LaunchOptions {
   bool prefix = true;     // put "[rank] " before each line; false hands our own output to the ranks
   bool color = true;      // colour the prefixes where the output is a terminal
   double grace = 5;       // seconds that the others get to end by themselves after a failure
-  double term_grace = 5;  // seconds between SIGTERM and SIGKILL
-  double timeout = 0;     // seconds for the whole run; 0 is no limit
+  double term_grace = 5;  // seconds between the SIGTERM of that and SIGKILL
+  double stop_grace = 30;  // seconds between a signal to us to end and SIGKILL
+  double timeout = 0;      // seconds for the whole run; 0 is no limit
 
   std::vector<std::string> environment;  // what the ranks inherit, NAME=value
   int in = 0, out = 1, err = 2;          // our own standard descriptors, to be replaced in tests
@@ -73,8 +74,9 @@ class BlockedSignals {
 void check_open_files(int ranks);
 
 // Starts the ranks, relays their output, forwards signals, and returns when all have ended:
-// - SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks' process groups (a second one kills),
-//   SIGUSR1 and SIGUSR2 to the ranks themselves; Ctrl-Z stops and continues all.
+// - SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks' process groups. Those that are there after
+//   `stop_grace` are killed and named; a second signal kills at once. SIGUSR1 and SIGUSR2 to the
+//   ranks themselves; Ctrl-Z stops and continues all.
 // - When a rank fails, the others get `grace` to report it themselves, then SIGTERM, then SIGKILL.
 // - Nothing stays behind, even when the launcher is killed: see [Note: guard].
 // A program that cannot be found gives status 127, one that cannot be executed 126.

@@ -49,6 +49,7 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
   options.report = false;  // ours says more
   options.prefix = false;
   options.grace = own.grace;
+  options.stop_grace = own.stop_grace;
   options.run_id = str("tessera-", own.name, "-", ::getpid());
   for (char** entry = environ; *entry != nullptr; ++entry) {
     options.environment.emplace_back(*entry);

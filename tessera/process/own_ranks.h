@@ -13,9 +13,10 @@ std::vector<std::string> own_command(int argc, char** argv);
 
 struct OwnRanks {
   int ranks = 2;
-  int threads = 0;   // of each; 0 is its share of the cores
-  std::string name;  // of the command, in the run's identity
-  double grace = 5;  // seconds that the others get to end by themselves after a failure
+  int threads = 0;         // of each; 0 is its share of the cores
+  std::string name;        // of the command, in the run's identity
+  double grace = 5;        // seconds that the others get to end by themselves after a failure
+  double stop_grace = 30;  // seconds that all get after a signal to end
 };
 // Starts them on this machine, divided as `tessera run` does, and returns the job's exit status.
 // After a failure one report says which rank failed and how, and what the others saw of it.

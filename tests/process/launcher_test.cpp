@@ -30,6 +30,17 @@ std::vector<std::string> sorted(std::vector<std::string> lines) {
   return lines;
 }
 
+std::vector<pid_t> printed_pids(const LauncherProcess& launcher) {
+  std::vector<pid_t> pids;
+  for (const std::string& line : launcher.lines()) {
+    std::istringstream words(line);
+    std::string prefix, word;
+    words >> prefix >> word;
+    for (pid_t pid = 0; words >> pid;) pids.push_back(pid);
+  }
+  return pids;
+}
+
 TEST(Launcher, PrefixesBothStreams) {
   LauncherProcess launcher(script(3, "echo out $RANK; echo err $RANK >&2"));
   EXPECT_EQ(launcher.wait(), 0);
@@ -257,23 +268,49 @@ TEST(Launcher, ASecondInterruptKills) {
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
 }
 
+// What the deaf ranks have started goes with them, and nobody waits for a second signal.
+TEST(Launcher, RanksThatIgnoreASignalAreKilledAndNamed) {
+  LaunchOptions options = script(3,
+                                 "[ $RANK = 1 ] || trap '' TERM; sleep 1000 & echo pids $$ $!;"
+                                 "while :; do sleep 0.05; done");
+  options.stop_grace = 0.2;
+  LauncherProcess launcher(options);
+  ASSERT_TRUE(launcher.saw("pids", 3));
+  launcher.process().signal(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 128 + SIGTERM) << "that of the rank that ended first";
+  EXPECT_TRUE(contains(launcher.err(), "ranks 0, 2 did not end within 200 ms of SIGTERM: killed"))
+      << launcher.err();
+  const std::vector<pid_t> pids = printed_pids(launcher);
+  ASSERT_EQ(pids.size(), 6u);
+  for (pid_t pid : pids) EXPECT_TRUE(wait_until([&] { return is_gone(pid); })) << pid;
+}
+
+// One that ends because it was asked to does not shorten the time of the others.
+TEST(Launcher, ASignalLeavesTheOthersTimeToSave) {
+  const std::string note = ::testing::TempDir() + "pid." + std::to_string(getpid());
+  LaunchOptions options =
+      script(2, "note=" + note +
+                    "; if [ $RANK = 1 ]; then echo $$ > $note.new; mv $note.new $note;"
+                    "  echo ready; while :; do sleep 0.05; done; fi;"
+                    "asked=0; trap 'asked=1' TERM; echo ready;"
+                    "until [ $asked = 1 ]; do sleep 0.02; done;"
+                    "while kill -0 $(cat $note) 2>/dev/null; do sleep 0.02; done;"
+                    "sleep 0.3; rm $note; echo saved");
+  options.grace = options.term_grace = 0.01;  // what they would have after a failure
+  options.stop_grace = kHang;
+  LauncherProcess launcher(options);
+  ASSERT_TRUE(launcher.saw("ready", 2));
+  launcher.process().signal(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
+  EXPECT_TRUE(contains(launcher.out(), "[0] saved")) << launcher.out() << launcher.err();
+}
+
 TEST(Launcher, TheTimeoutEndsTheRun) {
   LaunchOptions options = script(2, "exec sleep 1000");
   options.timeout = 0.2;
   LauncherProcess launcher(options);
   EXPECT_EQ(launcher.wait(), 124);
   EXPECT_TRUE(contains(launcher.err(), "timeout of 200 ms")) << launcher.err();
-}
-
-std::vector<pid_t> printed_pids(const LauncherProcess& launcher) {
-  std::vector<pid_t> pids;
-  for (const std::string& line : launcher.lines()) {
-    std::istringstream words(line);
-    std::string prefix, word;
-    words >> prefix >> word;
-    for (pid_t pid = 0; words >> pid;) pids.push_back(pid);
-  }
-  return pids;
 }
 
 TEST(Launcher, NothingStaysBehindWhenItIsKilled) {
