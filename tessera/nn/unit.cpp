@@ -8,6 +8,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/sequential_unit.h"
 
 namespace tessera::nn {
 namespace {
@@ -60,21 +61,6 @@ std::vector<at::Tensor> watch(const std::shared_ptr<UnitObserver>& observer,
   return tensors;
 }
 
-// Stands in a Sequential for one of its children, which stays registered under its own name.
-class SequentialChildImpl : public torch::nn::Module, public UnitBase {
- public:
-  explicit SequentialChildImpl(torch::nn::AnyModule child) : child_(std::move(child)) {}
-  torch::nn::Module* child() const { return child_.ptr().get(); }
-
-  at::Tensor forward(at::Tensor x) {
-    return run([child = child_](at::Tensor in) mutable { return child.forward<at::Tensor>(in); },
-               std::move(x));
-  }
-
- private:
-  torch::nn::AnyModule child_;
-};
-
 bool is_unit(const torch::nn::Module& module) {
   return dynamic_cast<const UnitBase*>(&module) != nullptr;
 }
@@ -96,19 +82,16 @@ class Finder {
         unit = true;
       } else if (sequential != nullptr && slot->ptr() == child.value() &&
                  is_sequential_unit(value)) {
-        // One for a child that stands in several places.
-        auto& stand_in = stand_ins_[&value];
-        if (stand_in == nullptr) stand_in = std::make_shared<SequentialChildImpl>(*slot);
-        add({name, &value, stand_in.get()});
-        *slot = torch::nn::AnyModule(stand_in);
-        unit = true;
-      } else if (sequential != nullptr) {
-        // A model that was searched before.
-        auto earlier = std::dynamic_pointer_cast<SequentialChildImpl>(slot->ptr());
-        if (earlier != nullptr && earlier->child() == &value) {
-          add({name, &value, earlier.get()});
-          unit = true;
+        // One for a child that stands in several places, and for all searches.
+        auto& one = sequential_units_[&value];
+        if (auto earlier = unit_of(*slot)) {
+          one = earlier;
+        } else {
+          if (one == nullptr) one = std::make_shared<SequentialUnit>(*slot);
+          call_through(*slot, one);
         }
+        add({name, &value, one.get()});
+        unit = true;
       }
       if (sequential != nullptr) ++slot;
       visit(value, name, inside || unit);
@@ -131,13 +114,18 @@ class Finder {
   }
 
   std::unordered_set<const torch::nn::Module*> seen_, listed_;
-  std::unordered_map<const torch::nn::Module*, std::shared_ptr<SequentialChildImpl>> stand_ins_;
+  std::unordered_map<const torch::nn::Module*, std::shared_ptr<SequentialUnit>> sequential_units_;
 };
 
 }  // namespace
 
 std::vector<at::Tensor> watch_inputs(const std::shared_ptr<UnitObserver>& observer,
                                      std::vector<at::Tensor> tensors) {
+  if (const auto type = observer->input_type()) {
+    for (at::Tensor& tensor : tensors) {
+      if (tensor.defined() && at::isFloatingType(tensor.scalar_type())) tensor = tensor.to(*type);
+    }
+  }
   return watch<&UnitObserver::leave_backward>(observer, std::move(tensors));
 }
 std::vector<at::Tensor> watch_outputs(const std::shared_ptr<UnitObserver>& observer,
@@ -149,6 +137,17 @@ std::vector<FoundUnit> find_units(torch::nn::Module& model) {
   Finder finder;
   finder.visit(model, "", false);
   return std::move(finder.units);
+}
+
+void release_units(torch::nn::Module& model) {
+  for (const auto& module : model.modules()) {
+    auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(module.get());
+    if (sequential == nullptr) continue;
+    for (torch::nn::AnyModule& slot : *sequential) {
+      const auto unit = unit_of(slot);
+      if (unit != nullptr && !unit->in_use()) slot = unit->child();
+    }
+  }
 }
 
 void set_recompute(torch::nn::Module& model, Recompute mode) {

@@ -27,9 +27,12 @@ class UnitObserver {
   virtual void leave_forward(bool differentiable) = 0;
   virtual void enter_backward() = 0;  // the gradients of its outputs are there
   virtual void leave_backward() = 0;  // so are those of its inputs
+  // Floating-point inputs are cast to this type before the unit's forward. Nothing: they stay.
+  virtual std::optional<at::ScalarType> input_type() const { return std::nullopt; }
 };
 
 // Identities whose backward tells the observer. Tensors that need no gradient stay as they are.
+// Inputs are cast first, as the observer wants them.
 std::vector<at::Tensor> watch_inputs(const std::shared_ptr<UnitObserver>& observer,
                                      std::vector<at::Tensor> tensors);
 std::vector<at::Tensor> watch_outputs(const std::shared_ptr<UnitObserver>& observer,
@@ -65,6 +68,7 @@ class UnitBase {
   void observe(std::shared_ptr<UnitObserver> observer) { observer_ = std::move(observer); }
   void set_recompute(Recompute mode) { recompute_ = mode; }
   Recompute recompute() const { return recompute_; }
+  bool in_use() const { return observer_ != nullptr || recompute_ != Recompute::none; }
 
  protected:
   // The forward of a unit: watched outside, recomputed inside.
@@ -123,8 +127,13 @@ struct FoundUnit {
 
 // The units of a model in declaration order: every Unit<M>, and the children with parameters of
 // every Sequential that is not inside a unit. (Such a child takes and returns one tensor; for
-// others, declare the units.) Nested units are listed after the one around them.
+// others, declare the units.) Nested units are listed after the one around them. A Sequential calls
+// such children through their units from now on: [Note: Sequential].
 std::vector<FoundUnit> find_units(torch::nn::Module& model);
+
+// Children of Sequentials that nobody observes and that recompute nothing are called directly
+// again. Their units go with that.
+void release_units(torch::nn::Module& model);
 
 // Sets the mode of all units of the model; throws UsageError if it has none.
 void set_recompute(torch::nn::Module& model, Recompute mode);

@@ -12,6 +12,8 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/zero/engine_impl.h"
+#include "tessera/zero/module_buffers.h"
+#include "tessera/zero/same_model.h"
 
 namespace tessera::zero {
 namespace {
@@ -29,7 +31,8 @@ struct GradHook final : torch::autograd::PostAccumulateGradHook {
 
 template <typename Impl>
 struct UnitWatch final : nn::UnitObserver {
-  UnitWatch(std::weak_ptr<Impl> owner, int index) : engine(std::move(owner)), unit(index) {}
+  UnitWatch(std::weak_ptr<Impl> owner, int index, std::optional<at::ScalarType> cast)
+      : engine(std::move(owner)), unit(index), inputs(cast) {}
   void enter_forward(bool differentiable) override {
     if (const auto alive = engine.lock()) alive->enter_forward(unit, differentiable);
   }
@@ -42,9 +45,21 @@ struct UnitWatch final : nn::UnitObserver {
   void leave_backward() override {
     if (const auto alive = engine.lock()) alive->leave_backward(unit);
   }
+  std::optional<at::ScalarType> input_type() const override { return inputs; }
   std::weak_ptr<Impl> engine;
   int unit;
+  std::optional<at::ScalarType> inputs;
 };
+
+// [Note: cast inputs] in options.h.
+std::optional<at::ScalarType> cast_of_inputs(const Plan& plan, int unit, const Options& options) {
+  if (!options.cast_inputs || options.layout.param != 2) return std::nullopt;
+  for (const Param& param : plan.params) {
+    const at::ScalarType type = plan.spaces[static_cast<std::size_t>(param.space)].dtype;
+    if (type == at::kBFloat16 && (unit == 0 || param.unit == unit)) return type;
+  }
+  return std::nullopt;
+}
 
 const Options& checked(const Options& options) {
   sharding_of_stage(options.stage);
@@ -66,6 +81,15 @@ const Options& checked(const Options& options) {
   return options;
 }
 
+// Of each unit: parameters that get a gradient.
+std::vector<int> trainable_of_units(const Plan& plan) {
+  std::vector<int> counts(plan.units.size());
+  for (const Param& param : plan.params) {
+    if (param.bucket >= 0) ++counts[static_cast<std::size_t>(param.unit)];
+  }
+  return counts;
+}
+
 }  // namespace
 
 ParamPolicy default_policy(const std::string&, const at::Tensor& param) {
@@ -78,27 +102,31 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
     : model(std::move(m)),
       group(std::move(g)),
       options(checked(o)),
-      policy(options.reduce.value_or(default_reduce_policy(options.stage))),
       plan(same_on_all_ranks(make_plan(*model, options, group.size()), *model, group, options)),
       buffers(group, options.ledger ? options.ledger : memory::current_ledger()),
-      gatherer(plan, options, group, buffers, options.broadcast_start),
+      gatherer(plan, options, group, buffers),
       reducer(plan, options, group, buffers),
       update(make_update({plan, options, group, buffers, gatherer})),
-      passes(plan.units.size()),
-      model_chunks(static_cast<std::size_t>(plan.model_chunks)) {
-  for (const Param& param : plan.params) {
-    if (param.bucket >= 0) ++passes[static_cast<std::size_t>(param.unit)].trainable;
-  }
-}
-
-void Engine::Impl::attach() {
+      passes(trainable_of_units(plan), plan.model_chunks,
+             options.reduce.value_or(default_reduce_policy(options.stage))),
+      loss(group) {
   for (const Param& param : plan.params) {
     if (param.bucket >= 0 && torch::autograd::impl::post_acc_grad_hooks(param.tensor) != nullptr) {
       throw UsageError("this model has an engine already; destroy it before making another");
     }
   }
+  // A master copy starts with the values before they are rounded.
+  gatherer.fill(options, [this](int index, const at::Tensor& values) {
+    const at::Tensor master = update->master_shard(index);
+    if (master.defined()) master.copy_(values);
+  });
+}
+
+void Engine::Impl::attach() {
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
-    observers.push_back(std::make_shared<UnitWatch<Impl>>(weak_from_this(), static_cast<int>(u)));
+    const auto unit = static_cast<int>(u);
+    observers.push_back(std::make_shared<UnitWatch<Impl>>(weak_from_this(), unit,
+                                                          cast_of_inputs(plan, unit, options)));
     if (plan.units[u].hook != nullptr) plan.units[u].hook->observe(observers.back());
   }
   for (std::size_t i = 0; i < plan.params.size(); ++i) {
@@ -113,6 +141,7 @@ void Engine::Impl::detach() {
   for (const UnitPlan& unit : plan.units) {
     if (unit.hook != nullptr) unit.hook->observe(nullptr);
   }
+  nn::release_units(*model);
   for (const Param& param : plan.params) {
     if (param.bucket >= 0) {
       torch::autograd::impl::set_post_acc_grad_hooks(param.tensor, nullptr);
@@ -122,36 +151,59 @@ void Engine::Impl::detach() {
   gatherer.detach();
 }
 
+void Engine::Impl::close() noexcept {
+  // Parameters that are still in flight arrive, for whoever uses the model next. A rank that fails
+  // is not kept, and a failure here has been reported already.
+  if (std::uncaught_exceptions() == 0) {
+    try {
+      gatherer.wait_all();
+    } catch (...) {
+    }
+  }
+  // Hooks find the engine gone all the same: they hold it weakly.
+  try {
+    detach();
+  } catch (...) {
+  }
+}
+
+// All ranks have the same parameters and buffers, or all are told that they have not. At stage 3
+// each element has one owner, and nothing of it can differ.
+void Engine::Impl::check_start() {
+  if (group.simulated()) return;  // the others' values are not there
+  if (options.broadcast_start) broadcast_module_buffers(*model, group, reducer.exposed());
+  std::uint64_t hash = 0;
+  Gatherer::Reader reader(gatherer);
+  for (std::size_t i = 0; i < plan.params.size() && !gatherer.shards(); ++i) {
+    hash = mix_bits(hash, reader.elements(static_cast<int>(i)));
+  }
+  for (const at::Tensor& buffer : model->buffers()) {
+    if (buffer.defined()) hash = mix_bits(hash, buffer);
+  }
+  expect_same_start(group, hash);
+}
+
 void Engine::Impl::enter_forward(int unit, bool differentiable) {
-  // A unit inside a recomputed segment is entered again while that is recomputed.
-  if (in_backward) return gatherer.enter_recompute(unit);
-  if (unit != 0 && depth == 0 && gatherer.shards()) {
+  // A unit inside a recomputed segment is entered again.
+  if (passes.in_backward()) return gatherer.enter_recompute(unit);
+  if (unit != 0 && !passes.in_forward() && gatherer.shards()) {
     throw UsageError(str("unit ", quote(plan.units[static_cast<std::size_t>(unit)].name),
                          " was called outside the engine; at stage 3 the model runs through it: "
                          "train(x) of DataParallel, or nn::observed(engine.root(), …)"));
   }
-  ++depth;
-  UnitPass& pass = passes[static_cast<std::size_t>(unit)];
-  if (at::GradMode::is_enabled()) ++pass.entries.now;
-  if (differentiable) ++pass.leaves.now;
+  passes.enter_forward(unit, at::GradMode::is_enabled(), differentiable);
   gatherer.enter_forward(unit);
 }
 
 void Engine::Impl::leave_forward(int unit, bool differentiable) {
-  if (in_backward) return;
-  --depth;
+  if (passes.in_backward()) return;
+  passes.leave_forward();
   gatherer.leave_forward(unit, differentiable);
-  if (depth == 0) {
-    for (UnitPass& pass : passes) {
-      pass.entries.end();
-      pass.leaves.end();
-    }
-  }
   if (unit == 0) gatherer.end_forward();
 }
 
 void Engine::Impl::enter_backward(int unit) {
-  if (gatherer.shards() && !in_backward) {
+  if (gatherer.shards() && !passes.in_backward()) {
     throw UsageError(
         "loss.backward() was called; at stage 3 backward goes through the engine: "
         "train.backward(loss)");
@@ -159,23 +211,16 @@ void Engine::Impl::enter_backward(int unit) {
   gatherer.enter_backward(unit);
 }
 
-void Engine::Impl::leave_backward(int unit) {
-  UnitPass& pass = passes[static_cast<std::size_t>(unit)];
-  if (pass.leaves_due > 0) --pass.leaves_due;
-  reshard_if_done(unit);
-}
-
 // A unit's parameters are needed until its inputs have their gradients and it has its own: what
-// else there may be of it in the graph then does not read them.
-void Engine::Impl::reshard_if_done(int unit) {
-  if (unit == 0) return;  // lives to the end of the pass
-  const UnitPass& pass = passes[static_cast<std::size_t>(unit)];
-  if (pass.leaves_due == 0 && pass.params_due == 0) gatherer.reshard(unit);
+// else there may be of it in the graph then does not read them. The root's, to the end of the pass.
+void Engine::Impl::leave_backward(int unit) {
+  passes.left_backward(unit);
+  if (unit != 0 && passes.unit_done(unit)) gatherer.reshard(unit);
 }
 
 void Engine::Impl::on_gradient(int index) {
-  if (!in_backward && deferred > 0) return;  // finish_pass() takes it in
-  if (!in_backward) {
+  if (!passes.in_backward()) {
+    if (passes.deferred_open()) return;  // finish_pass() takes it in
     throw UsageError(
         "loss.backward() was called; backward goes through the engine, which scales "
         "the loss and ends the pass: train.backward(loss)");
@@ -183,32 +228,18 @@ void Engine::Impl::on_gradient(int index) {
   const Param& param = plan.params[static_cast<std::size_t>(index)];
   // Autograd calls also where an operation had no gradient to give: it comes later, or never.
   if (!param.tensor.grad().defined()) return;
-  UnitPass& pass = passes[static_cast<std::size_t>(param.unit)];
   // [Note: last gradient] Outside recomputed segments autograd adds up all uses of a parameter
   // before it calls. Inside, each segment has a graph of its own: only of a parameter whose unit is
   // that segment, and was used once, is this known to be all. Others wait for the end of the pass.
   const UnitPlan& unit = plan.units[static_cast<std::size_t>(param.unit)];
-  const bool last =
-      nn::recomputing_depth() == 0 || (nn::recomputing_depth() == 1 && unit.hook != nullptr &&
-                                     nn::recomputing_segment() == unit.hook && pass.uses == 1);
+  const bool last = nn::recomputing_depth() == 0 ||
+                    (nn::recomputing_depth() == 1 && unit.hook != nullptr &&
+                     nn::recomputing_segment() == unit.hook && passes.uses(param.unit) == 1);
   const bool before = reducer.arrived(index);
   reducer.on_gradient(index, last);
-  if (!before && reducer.arrived(index) && --pass.params_due == 0) reshard_if_done(param.unit);
-}
-
-void Engine::Impl::begin_step(int count) {
-  if (stepping) {
-    throw UsageError(str("begin() in the middle of a step: ", model_chunks.front().passes, " of ",
-                         micro_batches, " micro-batches are done; call step() first"));
-  }
-  stepping = true;
-  micro_batches = count;
-  for (ModelChunk& chunk : model_chunks) chunk = {};
-  scale = 1.0 / (static_cast<double>(group.size()) * count);
-  tokens.reset();
-  tied_added = false;
-  loss_sum.reset();
-  reducer.begin_step();
+  if (before || !reducer.arrived(index)) return;
+  passes.gradient_arrived(param.unit);
+  if (param.unit != 0 && passes.unit_done(param.unit)) gatherer.reshard(param.unit);
 }
 
 Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options)
@@ -226,32 +257,21 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Opti
 }
 
 Engine::~Engine() {
-  // Parameters that are still on their way arrive, for whoever uses the model next. A rank that
-  // fails is not kept, and a failure here has been reported already.
-  if (std::uncaught_exceptions() == 0) {
-    try {
-      impl_->gatherer.wait_all();
-    } catch (...) {
-    }
-  }
-  // Hooks find the engine gone all the same: they hold it weakly.
-  try {
-    impl_->detach();
-  } catch (...) {
-  }
+  if (impl_ != nullptr) impl_->close();
+}
+
+Engine::Engine(Engine&& other) noexcept = default;
+
+Engine& Engine::operator=(Engine&& other) noexcept {
+  if (this == &other) return *this;
+  if (impl_ != nullptr) impl_->close();
+  impl_ = std::move(other.impl_);
+  return *this;
 }
 
 void Engine::begin(const Begin& begin) {
-  Impl& impl = *impl_;
-  impl.begin_step(begin.micro_batches > 0 ? begin.micro_batches : impl.options.micro_batches);
-  if (!begin.tokens) return;
-  // Known when the first backward needs it: on the way it may stand behind gathers that the forward
-  // overlaps.
-  impl.tokens = at::full({1}, *begin.tokens, at::dtype(at::kDouble));
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "tokens";
-  impl.tokens_known = impl.group.all_reduce(impl.tokens, call);
+  impl_->begin_step(begin.micro_batches > 0 ? begin.micro_batches : impl_->options.micro_batches);
+  if (begin.tokens) impl_->loss.weigh_by_tokens(*begin.tokens);
 }
 
 void Engine::backward(const at::Tensor& loss) { impl_->backward(loss, {}, {}); }
@@ -262,20 +282,13 @@ void Engine::backward(const at::Tensor& output, const at::Tensor& gradient,
 void Engine::finish_pass(int model_chunk) { impl_->finish_pass(model_chunk); }
 StepInfo Engine::step(std::optional<double> lr) { return impl_->step(lr); }
 void Engine::finish_reduction() { impl_->finish_reduction(); }
-void Engine::discard() {
-  impl_->end_failed_pass();
-  impl_->finish_reduction();  // the other ranks may wait for this one's gradients
-  impl_->gatherer.begin_update();
-  impl_->failed = false;
-  impl_->end_step();
-}
+void Engine::discard() { impl_->discard(); }
 void Engine::synchronize() { impl_->gatherer.wait_all(); }
 const std::shared_ptr<nn::UnitObserver>& Engine::root() const { return impl_->observers.front(); }
 
-Engine::NoSync::NoSync(Engine& engine) : engine_(engine) { ++engine_.impl_->no_sync; }
-Engine::NoSync::~NoSync() { --engine_.impl_->no_sync; }
+Engine::NoSync::NoSync(Engine& engine) : impl_(engine.impl_) { impl_->passes.enter_no_sync(); }
+Engine::NoSync::~NoSync() { impl_->passes.leave_no_sync(); }
 
-std::uint64_t Engine::params_hash() { return impl_->hash(); }
 const Options& Engine::options() const { return impl_->options; }
 const comm::Group& Engine::group() const { return impl_->group; }
 std::int64_t Engine::steps() const { return impl_->update->steps(); }

@@ -12,6 +12,7 @@
 
 #include "tessera/comm/group.h"
 #include "tessera/nn/unit.h"
+#include "tessera/zero/backward_pass.h"
 #include "tessera/zero/options.h"
 
 namespace tessera::zero {
@@ -55,16 +56,6 @@ struct StepCounts {
   std::map<std::string, std::int64_t> updates;  // of each parameter
 };
 
-// A backward pass of a part of the model, as a pipeline makes them.
-struct BackwardPass {
-  int model_chunk = 0;  // [Note: model chunks] in options.h
-  // Some gradients of the pass come later, from elsewhere than autograd: finish_pass() ends it.
-  bool deferred = false;
-  // The backward of one forward while others wait for theirs, as in 1F1B. False: of all forwards
-  // since the last backward.
-  bool of_one_forward = false;
-};
-
 struct Begin {
   int micro_batches = 0;                        // 0: Options::micro_batches; of each model chunk
   std::optional<double> tokens = std::nullopt;  // of this rank in all its micro-batches; may be 0
@@ -76,13 +67,17 @@ struct Begin {
 //
 // Most programs use DataParallel below, which knows the model's type.
 class Engine {
+  struct Impl;
+
  public:
   // Collective. Takes over the parameters of `model`: they become views of the engine's buffers,
   // with the values of rank 0. Buffers are broadcast too. The model must outlive the engine's use.
   Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options = {});
   ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  // Movable: whoever has it has the engine, and what was moved from may only be assigned to or
+  // destroyed.
+  Engine(Engine&& other) noexcept;
+  Engine& operator=(Engine&& other) noexcept;
 
   // Starts a step whose micro-batches differ in number or weight from the default: with tokens
   // given, backward() takes the *sum* of the losses over a micro-batch's tokens, and the gradient
@@ -112,7 +107,7 @@ class Engine {
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    Engine& engine_;
+    std::shared_ptr<Impl> impl_;  // the engine may move meanwhile
   };
 
   // Norm, clipping, update, and the gather of new parameters. `lr` replaces the optimizer's.
@@ -153,7 +148,6 @@ class Engine {
   std::string describe() const;
 
  private:
-  struct Impl;
   std::shared_ptr<Impl> impl_;
 };
 

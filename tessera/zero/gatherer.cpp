@@ -2,8 +2,12 @@
 
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/unallocated.h"
+#include "tessera/zero/storage.h"
 
 namespace tessera::zero {
 namespace {
@@ -12,42 +16,12 @@ at::TensorOptions options_of(const Space& space) {
   return at::device(space.device).dtype(space.dtype);
 }
 
-c10::DataPtr take_storage_memory(const at::Tensor& tensor) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  return storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device()));
-}
-
-// [Note: reading a free unit] Nobody reads the memory of a unit that is free; if somebody does, it
-// is an error that says why. LibTorch before 2.13 cannot take such a mark back once it is set:
-// there the memory is only gone, and reading it finds a null pointer.
-template <class Storage>
-constexpr bool kMarkCanBeTakenBack = requires(Storage& storage) {
-  storage.clear_data_ptr_access_error_msg_();
-};
-
-template <class Storage>
-void set_memory_of(Storage& storage, c10::DataPtr memory) {
-  storage.set_data_ptr_noswap(std::move(memory));
-  if constexpr (kMarkCanBeTakenBack<Storage>) storage.clear_data_ptr_access_error_msg_();
-}
-void set_storage_memory(const at::Tensor& tensor, c10::DataPtr memory) {
-  set_memory_of(*tensor.storage().unsafeGetStorageImpl(), std::move(memory));
-}
-
-template <class Storage>
-void clear_memory_of(Storage& storage, at::Device device, const char* why) {
-  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, device));
-  if constexpr (kMarkCanBeTakenBack<Storage>) {
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
-  }
-}
-void free_storage(const at::Tensor& tensor, const char* why) {
-  clear_memory_of(*tensor.storage().unsafeGetStorageImpl(), tensor.device(), why);
-}
 constexpr const char* kResharded =
     "this parameter is sharded, and its unit is not gathered: at stage 3 parameters are read "
-    "inside "
-    "the forward of their unit only. Take full_parameters() to read them elsewhere";
+    "inside the forward of their unit only. Take full_parameters() to read them elsewhere";
+constexpr const char* kInFlight =
+    "this parameter was updated by step(), and its new value is still being gathered: call "
+    "synchronize() of the engine before you read it outside forward";
 constexpr const char* kGone =
     "this parameter was sharded by an engine that is gone; take full_parameters() before";
 
@@ -67,100 +41,46 @@ bool choose_alias(const Options& options, const Buffers& buffers, const Plan& pl
 }  // namespace
 
 Gatherer::Gatherer(Plan& plan, const Options& options, const comm::Group& group,
-                   const Buffers& buffers, bool broadcast)
+                   const Buffers& buffers)
     : plan_(plan),
       group_(group),
       buffers_(buffers),
       sharding_(sharding_of_stage(options.stage)),
       sharded_(sharding_.params),
-      keep_(options.keep_params),
-      prefetch_(options.prefetch),
-      overlap_(options.overlap_param_gather),
       alias_(choose_alias(options, buffers, plan)),
-      units_(plan.units.size()) {
-  forward_.one_way = backward_.one_way = plan.model_chunks == 1;
-  if (alias_) {
-    fill_common();
-  } else if (sharded_) {
-    fill_shards(broadcast);
-  } else {
-    fill_whole(broadcast);
+      prefetch_(options.prefetch),
+      overlap_(options.overlap_param_gather && storages_can_be_marked()),
+      units_(plan.units.size()),
+      forward_(plan.model_chunks == 1),
+      backward_(plan.model_chunks == 1) {
+  for (const UnitPlan& unit : plan.units) {
+    keep_.push_back(options.keep_unit ? options.keep_unit(unit.name) : options.keep_params);
   }
-}
-
-// Copies parameters to their places in a flat buffer that begins at `base` of their space, and
-// makes them views of it: their old memory is free then.
-void Gatherer::fill(const Range& range, const at::Tensor& flat, std::int64_t base) {
-  const at::NoGradGuard no_grad;
-  for (const int index : range.params) {
-    Param& param = plan_.params[static_cast<std::size_t>(index)];
-    const at::Tensor view = view_of(param, flat, base);
-    view.copy_(param.tensor);
-    param.tensor.set_data(view);
+  for (const Space& space : plan.spaces) {
+    const at::TensorOptions type = options_of(space);
+    if (alias_) {
+      stores_.push_back(buffers.common(space.size, type, MemoryCategory::params));
+    } else if (sharded_) {
+      stores_.push_back(buffers.exposed(space.size / plan.ranks, type, MemoryCategory::params));
+    } else if (sharding_.optimizer && space.trainable) {
+      stores_.push_back(buffers.exposed(space.size, type, MemoryCategory::params));
+    } else {
+      stores_.push_back(buffers.own(space.size, type, MemoryCategory::params));
+    }
   }
-}
-
-void Gatherer::fill_whole(bool broadcast) {
-  for (const Space& space : plan_.spaces) {
-    const bool travels = sharding_.optimizer && space.trainable;
-    stores_.push_back(travels
-                          ? buffers_.exposed(space.size, options_of(space), MemoryCategory::params)
-                          : buffers_.own(space.size, options_of(space), MemoryCategory::params));
-  }
-  for (const UnitPlan& unit : plan_.units) {
-    for (const Range& range : unit.ranges) {
-      const at::Tensor& store = stores_[static_cast<std::size_t>(range.space)].tensor;
-      fill(range, store, 0);
-      comm::Call call;
-      call.traffic = comm::Traffic::control;
-      call.label = "start " + range.label;
-      if (broadcast) {
-        group_.broadcast(store.narrow(0, range.begin, range.end - range.begin), 0, call).wait();
-      }
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    for (const Range& range : plan.units[u].ranges) {
+      const Space& space = plan.spaces[static_cast<std::size_t>(range.space)];
+      units_[u].full.push_back(sharded_ && !alias_
+                                   ? nn::unallocated({range.end - range.begin}, options_of(space))
+                                   : with_own_storage(stored(range)));
     }
   }
 }
 
-void Gatherer::fill_common() {
-  for (const Space& space : plan_.spaces) {
-    stores_.push_back(buffers_.common(space.size, options_of(space), MemoryCategory::params));
-  }
-  // One copy for all ranks, so one rank writes it: the others have the same, or are to get it.
-  const at::NoGradGuard no_grad;
-  for (Param& param : plan_.params) {
-    const at::Tensor view = view_of(param, stores_[static_cast<std::size_t>(param.space)].tensor);
-    if (group_.rank() == 0) view.copy_(param.tensor);
-    param.tensor.set_data(view);
-  }
-  group_.barrier();
-}
-
-void Gatherer::fill_shards(bool broadcast) {
-  for (const Space& space : plan_.spaces) {
-    stores_.push_back(
-        buffers_.exposed(space.size / plan_.ranks, options_of(space), MemoryCategory::params));
-  }
-  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
-    for (const Range& range : plan_.units[u].ranges) {
-      const Space& space = plan_.spaces[static_cast<std::size_t>(range.space)];
-      const Buffer full =
-          buffers_.own(range.end - range.begin, options_of(space), MemoryCategory::buffers);
-      fill(range, full.tensor, range.begin);
-      comm::Call call;
-      call.traffic = comm::Traffic::control;
-      call.label = "start " + range.label;
-      if (broadcast) group_.broadcast(full.tensor, 0, call).wait();
-      const at::Tensor own = own_shards(range);
-      for (const int index : range.params) {
-        const Param& param = plan_.params[static_cast<std::size_t>(index)];
-        const std::int64_t at = param.offset - range.begin;
-        own.narrow(0, at / plan_.ranks, param.shard)
-            .copy_(full.tensor.narrow(0, at + group_.rank() * param.shard, param.shard));
-      }
-      free_storage(full.tensor, kResharded);
-      units_[u].full.push_back(full.tensor);
-    }
-  }
+at::Tensor Gatherer::stored(const Range& range) const {
+  return stores_[static_cast<std::size_t>(range.space)].tensor.narrow(0, range.begin,
+                                                                      range.end - range.begin);
 }
 
 at::Tensor Gatherer::own_shards(const Range& range) const {
@@ -177,41 +97,6 @@ at::Tensor Gatherer::param_shard(int index) const {
   return store.narrow(0, alone ? param.offset / plan_.ranks : param.offset + own.begin, own.size);
 }
 
-at::Tensor Gatherer::elements(int index) const {
-  const Param& param = plan_.params[static_cast<std::size_t>(index)];
-  if (!sharded_ || alias_) {
-    return stores_[static_cast<std::size_t>(param.space)].tensor.narrow(0, param.offset,
-                                                                        param.numel);
-  }
-  const auto u = static_cast<std::size_t>(param.unit);
-  const std::vector<Range>& ranges = plan_.units[u].ranges;
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (ranges[i].space == param.space) {
-      return units_[u].full[i].narrow(0, param.offset - ranges[i].begin, param.numel);
-    }
-  }
-  throw Error(str("parameter ", quote(param.name), " is in no range of its unit"));
-}
-
-int Gatherer::Sequence::next_after(int unit) {
-  const std::size_t at = now.size();
-  now.push_back(unit);
-  auto guess = known.end();
-  if (at > 0) {
-    guess = known.find(now[1]);
-  } else if (one_way && known.size() == 1) {
-    guess = known.begin();
-  }
-  if (guess == known.end()) return -1;
-  const std::vector<int>& last = guess->second;
-  return at + 1 < last.size() && last[at] == unit ? last[at + 1] : -1;
-}
-
-void Gatherer::Sequence::end() {
-  if (now.size() > 1) known[now[1]] = now;
-  now.clear();
-}
-
 // Starts the all-gather of a unit, unless it is unsharded or in flight.
 void Gatherer::start_unshard(int unit, const char* why, comm::Traffic traffic) {
   UnitState& state = units_[static_cast<std::size_t>(unit)];
@@ -226,8 +111,7 @@ void Gatherer::start_unshard(int unit, const char* why, comm::Traffic traffic) {
     call.shared = alias_;
     at::Tensor to;
     if (alias_) {
-      to = stores_[static_cast<std::size_t>(range.space)].tensor.narrow(0, range.begin,
-                                                                        range.end - range.begin);
+      to = stored(range);
     } else {
       const memory::OwnerScope owner(buffers_.ledger());
       const memory::CategoryScope scope(MemoryCategory::buffers);
@@ -246,8 +130,9 @@ void Gatherer::wait(UnitState& state) {
   });
   state.works.clear();
   state.in_flight = false;
-  for (std::size_t i = 0; i < state.prefetched.size(); ++i) {
-    set_storage_memory(state.full[i], take_storage_memory(state.prefetched[i]));
+  for (std::size_t i = 0; i < state.full.size(); ++i) {
+    state.prefetched.empty() ? allow_reading(state.full[i])
+                             : move_memory(state.full[i], state.prefetched[i]);
   }
   state.prefetched.clear();
   state.unsharded = true;
@@ -258,22 +143,28 @@ void Gatherer::unshard(int unit, const char* why, comm::Traffic traffic) {
   wait(units_[static_cast<std::size_t>(unit)]);
 }
 
+void Gatherer::forbid_reading_of(UnitState& state, const char* why) {
+  for (const at::Tensor& full : state.full) {
+    sharded_ && !alias_ ? free_storage(full, why) : forbid_reading(full, why);
+  }
+}
+
 void Gatherer::reshard(int unit) {
   if (!sharded_) return;
   UnitState& state = units_[static_cast<std::size_t>(unit)];
   wait(state);
   if (!state.unsharded) return;
   state.unsharded = false;
-  for (const at::Tensor& full : state.full) free_storage(full, kResharded);
+  forbid_reading_of(state, kResharded);
 }
 
-void Gatherer::prefetch_after(Sequence& sequence, int unit, const char* why) {
-  const int next = sequence.next_after(unit);
+void Gatherer::prefetch_after(UnitOrder& order, int unit, const char* why) {
+  const int next = order.enter(unit);
   if (prefetch_ && next >= 0) start_unshard(next, why, comm::Traffic::model);
 }
 
 void Gatherer::enter_forward(int unit) {
-  if (!sharded_) return wait(units_[static_cast<std::size_t>(unit)]);  // for all_gather_updated()
+  if (!sharded_) return wait(units_[static_cast<std::size_t>(unit)]);  // all_gather_updated()
   start_unshard(unit, "forward", comm::Traffic::model);
   prefetch_after(forward_, unit, "forward");
   wait(units_[static_cast<std::size_t>(unit)]);
@@ -284,10 +175,11 @@ void Gatherer::enter_recompute(int unit) {
 }
 
 void Gatherer::leave_forward(int unit, bool differentiable) {
-  if (sharded_ && !(keep_ && differentiable)) reshard(unit);
+  const bool keep = keep_[static_cast<std::size_t>(unit)] && differentiable;
+  if (sharded_ && !keep) reshard(unit);
 }
 
-// Ends a forward pass: what was fetched for it in vain goes.
+// Ends a forward pass: what was prefetched for it in vain goes.
 void Gatherer::end_forward() {
   if (!sharded_) return;
   forward_.end();
@@ -306,20 +198,19 @@ void Gatherer::enter_backward(int unit) {
 void Gatherer::end_backward() {
   if (!sharded_) return;
   backward_.end();
-  reshard_all();
+  for (std::size_t u = 0; u < units_.size(); ++u) reshard(static_cast<int>(u));
 }
 
 void Gatherer::begin_update() {
   if (!sharded_) return wait_all();
-  reshard_all();
-  // A pass that an exception ended is no guide to the next.
-  forward_.now.clear();
-  backward_.now.clear();
+  for (std::size_t u = 0; u < units_.size(); ++u) reshard(static_cast<int>(u));
+  forward_.forget();
+  backward_.forget();
 }
 
 void Gatherer::detach() {
   for (UnitState& state : units_) {
-    for (const at::Tensor& full : state.full) free_storage(full, kGone);
+    if (sharded_ || state.in_flight) forbid_reading_of(state, kGone);
   }
 }
 
@@ -327,15 +218,16 @@ void Gatherer::all_gather_updated() {
   if (sharded_ || !sharding_.optimizer) return;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     UnitState& state = units_[u];
-    for (const Range& range : plan_.units[u].ranges) {
+    for (std::size_t r = 0; r < plan_.units[u].ranges.size(); ++r) {
+      const Range& range = plan_.units[u].ranges[r];
       if (!plan_.spaces[static_cast<std::size_t>(range.space)].trainable) continue;
-      const at::Tensor flat = stores_[static_cast<std::size_t>(range.space)].tensor.narrow(
-          0, range.begin, range.end - range.begin);
+      const at::Tensor flat = stored(range);
       comm::Call call;
       call.label = range.label + " (updated)";
       call.parts = range.parts;
       state.works.push_back(group_.all_gather(flat, flat, call));
       state.in_flight = true;
+      if (overlap_) forbid_reading(state.full[r], kInFlight);
     }
     if (!overlap_) wait(state);
   }
@@ -345,14 +237,20 @@ void Gatherer::wait_all() {
   for (UnitState& state : units_) wait(state);
 }
 
-void Gatherer::unshard_all() {
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    sharded_ ? unshard(static_cast<int>(u), "read", comm::Traffic::control) : wait(units_[u]);
+at::Tensor Gatherer::Reader::elements(int index) {
+  const Param& param = gatherer_.plan_.params[static_cast<std::size_t>(index)];
+  if (gatherer_.sharded_ && param.unit != unit_) {
+    if (unit_ >= 0) gatherer_.reshard(std::exchange(unit_, -1));
+    gatherer_.unshard(param.unit, "read", comm::Traffic::control);
+    unit_ = param.unit;
   }
-}
-
-void Gatherer::reshard_all() {
-  for (std::size_t u = 0; u < units_.size(); ++u) reshard(static_cast<int>(u));
+  const auto u = static_cast<std::size_t>(param.unit);
+  const std::vector<Range>& ranges = gatherer_.plan_.units[u].ranges;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].space != param.space) continue;
+    return gatherer_.units_[u].full[i].narrow(0, param.offset - ranges[i].begin, param.numel);
+  }
+  throw Error(str("parameter ", quote(param.name), " is in no range of its unit"));
 }
 
 }  // namespace tessera::zero

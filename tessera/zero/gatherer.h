@@ -1,11 +1,12 @@
 #pragma once
 
-#include <map>
+#include <functional>
 #include <vector>
 
 #include "tessera/comm/group.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/plan.h"
+#include "tessera/zero/unit_order.h"
 
 namespace tessera::zero {
 
@@ -13,20 +14,23 @@ namespace tessera::zero {
 //
 // Stages 0 to 2 keep them whole, in one flat buffer per space; after an update each rank has its
 // own shards right, and all_gather_updated() gathers the others', unit by unit, while the next
-// forward may begin.
+// forward may begin. Reading a parameter whose unit is in flight is an error.
 //
-// Stage 3 keeps this rank's shards. A unit is gathered when it is entered and freed when it is
-// left; [Note: freeing] autograd may hold views of a parameter between forward and backward. They
-// share its storage, so freeing takes the memory out of the storage and gathering puts new memory
-// in: the views never notice. With Gather::alias the ranks keep one copy between them, in memory
-// that all have mapped; gathering then only makes sure that every rank has written its shards.
-// Nobody writes while another reads: between a backward and the update lies the step's exchange of
-// norms, between the update and the next read the gather.
+// Stage 3 keeps this rank's shards. A unit is unsharded when it is entered and resharded when it is
+// left, [Note: freeing] in storage.h. With Gather::alias the ranks keep one copy between them, in
+// memory that all have mapped; gathering then only makes sure that every rank has written its
+// shards. Nobody writes while another reads: between a backward and the update lies the step's
+// exchange of norms, between the update and the next read the gather.
 class Gatherer {
  public:
-  // Collective. Takes the parameters over: values of rank 0 if `broadcast`.
-  Gatherer(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers,
-           bool broadcast);
+  // Collective. The parameters' places, without their values.
+  Gatherer(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers);
+
+  // Collective: takes the parameters over, whose own memory is free then. They start with what they
+  // have, or with rank 0's values (Options::broadcast_start); those without memory from
+  // Options::initial. `taken` is given what this rank updates of each parameter before it is
+  // rounded to the layout's type.
+  void fill(const Options& options, const std::function<void(int, const at::Tensor&)>& taken);
 
   // What this rank updates of a parameter: its shard, or all of it at stage 0; flat.
   at::Tensor param_shard(int param) const;
@@ -37,64 +41,69 @@ class Gatherer {
   void enter_backward(int unit);
   void end_forward();
   void reshard(int unit);  // if it is unsharded, at stage 3
-  void end_backward();     // releases all
+  void end_backward();     // reshards all
 
   // Before an update: nothing may be unsharded, or in flight, that the update makes old.
   void begin_update();
   void all_gather_updated();  // after an update
   void wait_all();
-  bool in_flight(int unit) const { return units_[static_cast<std::size_t>(unit)].in_flight; }
   // The engine goes: whoever reads a sharded parameter from now on gets an error.
   void detach();
 
-  // Brings all units in outside a pass, for readers of the whole model.
-  void unshard_all();
-  void reshard_all();
-  // A parameter's elements in memory order, flat; its unit must be unsharded.
-  at::Tensor elements(int param) const;
+  // Reads whole parameters between two steps, with one unit unsharded at a time. Collective at
+  // stage 3: all ranks read the same ones in the same order.
+  class Reader {
+   public:
+    explicit Reader(Gatherer& gatherer) : gatherer_(gatherer) { gatherer_.wait_all(); }
+    ~Reader() {
+      if (unit_ >= 0) gatherer_.reshard(unit_);
+    }
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    // Its elements in memory order, flat: a view that lasts until the next call.
+    at::Tensor elements(int param);
+
+   private:
+    Gatherer& gatherer_;
+    int unit_ = -1;
+  };
 
   bool shards() const { return sharded_; }
-  bool aliases() const { return alias_; }
   Stopwatch& exposed() { return exposed_; }
 
  private:
   struct UnitState {
-    std::vector<at::Tensor> full;        // per range; its storage is empty while the unit is free
+    // Per range: what the unit's parameters are views of. Where it is resharded or in flight, its
+    // storage is empty, or not to be read.
+    std::vector<at::Tensor> full;
     std::vector<at::Tensor> prefetched;  // memory of an all-gather in flight
     std::vector<comm::Work> works;
     bool in_flight = false;
     bool unsharded = false;
   };
-  // The order of units in a pass, learnt from the pass before that began in the same way: a rank
-  // may run several parts of a model in turn, each with its own first unit after the root.
-  struct Sequence {
-    std::map<int, std::vector<int>> known;  // by the second unit of the pass
-    std::vector<int> now;
-    bool one_way = true;       // all passes begin alike: the root tells what follows
-    int next_after(int unit);  // of this unit, which is entered now; -1 if unknown
-    void end();
-  };
 
-  void fill_whole(bool broadcast);
-  void fill_common();
-  void fill_shards(bool broadcast);
-  void fill(const Range& range, const at::Tensor& flat, std::int64_t base);
+  at::Tensor own_values(const Options& options, const Param& param) const;
+  at::Tensor all_values(const Options& options, const Param& param) const;
+  void check_initial(const Options& options) const;
   void start_unshard(int unit, const char* why, comm::Traffic traffic);
   void unshard(int unit, const char* why, comm::Traffic traffic = comm::Traffic::model);
-  void prefetch_after(Sequence& sequence, int unit, const char* why);
+  void prefetch_after(UnitOrder& order, int unit, const char* why);
   void wait(UnitState& state);
+  void forbid_reading_of(UnitState& state, const char* why);
   at::Tensor own_shards(const Range& range) const;
+  at::Tensor stored(const Range& range) const;
 
   Plan& plan_;
   const comm::Group group_;
   const Buffers& buffers_;
   const Sharding sharding_;
   const bool sharded_;
-  const bool keep_, prefetch_, overlap_;
-  bool alias_ = false;
+  const bool alias_;
+  const bool prefetch_, overlap_;
+  std::vector<bool> keep_;      // by unit: unsharded between forward and backward
   std::vector<Buffer> stores_;  // per space: flat, or this rank's shards
   std::vector<UnitState> units_;
-  Sequence forward_, backward_;
+  UnitOrder forward_, backward_;
   Stopwatch exposed_;
 };
 

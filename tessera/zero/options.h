@@ -15,10 +15,11 @@
 #include "tessera/core/state_layout.h"
 #include "tessera/kernels/rules.h"
 #include "tessera/memory/ledger.h"
+#include "tessera/zero/initial_source.h"
 
 namespace tessera::zero {
 
-// AdamW, SGD, Lion: optimizers that treat every element alone.
+// AdamW, SGD, Lion, Muon: kernels/rules.h.
 using namespace rules;
 
 // Any optimizer of torch::optim that treats every element alone: it is given flat shards of the
@@ -26,13 +27,15 @@ using namespace rules;
 using TorchOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
 
-using Optimizer = rules::Append<rules::Named, TorchOptimizer>::type;
+using Optimizer = rules::Join<rules::Named, std::variant<TorchOptimizer>>::type;
 
-// How one parameter is treated, by its name and its value at the start.
+// How one parameter is treated, by its name and its shape. (It may have no values yet.)
 struct ParamPolicy {
   bool decay = true;       // weight decay applies to it
   double lr_scale = 1;     // its learning rate relative to the others'
   bool keep_fp32 = false;  // a layout of 16 bits does not cast it
+  // Optimizers that treat matrices as a whole treat it element by element.
+  bool elementwise = false;
 };
 // Everything decays but vectors: norms and biases.
 ParamPolicy default_policy(const std::string& name, const at::Tensor& param);
@@ -53,6 +56,8 @@ struct ModelAxes {
   // The elements of a parameter that this rank counts in the norm, in memory order: what others
   // have too is counted once. Null: all.
   std::function<std::vector<Run>(const std::string&)> counted = nullptr;
+  // Whether a parameter of this rank is a shard of a larger one, by tensor parallelism. Null: none.
+  std::function<bool(const std::string&)> cut = nullptr;
   // Parameters that several parts have a copy of (an embedding that is also the head): their
   // gradients are added up over the group, after they have been reduced.
   struct Tie {
@@ -79,13 +84,23 @@ struct Options {
   double clip_norm = 0;  // largest global norm of the gradient; 0 does not clip
   OnNonFinite on_non_finite = OnNonFinite::stop;
 
-  std::int64_t bucket_bytes = 0;     // 0: by the model, [Note: bucket size]
-  bool overlap_grad_reduce = true;   // reduce while backward goes on
-  bool overlap_param_gather = true;  // stages 1, 2: gather while the next forward goes on
-  bool prefetch = true;              // stage 3: gather one unit ahead
-  bool keep_params = false;          // stage 3: keep them between forward and backward
+  std::int64_t bucket_bytes = 0;    // 0: by the model, [Note: bucket size]
+  bool overlap_grad_reduce = true;  // reduce while backward goes on
+  // Stages 1, 2: gather new parameters while the next forward goes on; until synchronize(), reading
+  // one outside forward is an error. Before LibTorch 2.13, which cannot say so, step() waits.
+  bool overlap_param_gather = true;
+  bool prefetch = true;      // stage 3: gather one unit ahead
+  bool keep_params = false;  // stage 3: keep them between forward and backward
+  // The same by the name of a unit ("blocks.3"; the root is "root"). Null: keep_params for all.
+  std::function<bool(const std::string& unit)> keep_unit = nullptr;
   Gather gather = Gather::automatic;
+  // [Note: cast inputs] Floating-point tensors that enter the model, or a unit, as arguments are
+  // cast to bf16 where the layout keeps that unit's parameters so (the root: any parameter), as
+  // FSDP2's cast_forward_inputs does. Outputs stay as they are; gradients flow back in the input's
+  // own type.
+  bool cast_inputs = true;
   bool broadcast_start = true;    // of rank 0's parameters; false: all ranks have loaded the same
+  InitialSource initial = {};     // of parameters without memory, [Note: initial values]
   bool broadcast_buffers = true;  // buffers (running means) follow rank 0 at every forward
   std::uint64_t seed = 0;         // of stochastic rounding
 

@@ -1,4 +1,4 @@
-// Before the first collective on parameters: do all ranks have the same model?
+#include "tessera/zero/same_model.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -11,7 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/zero/engine_impl.h"
+#include "tessera/nn/unallocated.h"
 
 namespace tessera::zero {
 namespace {
@@ -40,17 +40,18 @@ std::int64_t hash_of(const std::string& text) {
   return static_cast<std::int64_t>(hash);
 }
 
-comm::Call model_call() {
+comm::Call model_call(const char* label = "shape of the model") {
   comm::Call call;
   call.traffic = comm::Traffic::control;
-  call.label = "shape of the model";
+  call.label = label;
   return call;
 }
 
-std::vector<std::int64_t> gather_numbers(const comm::Group& group, std::int64_t mine) {
+std::vector<std::int64_t> gather_numbers(const comm::Group& group, std::int64_t mine,
+                                         const char* label = "shape of the model") {
   const at::Tensor own = at::empty({1}, at::kLong), all = at::empty({group.size()}, at::kLong);
   own.mutable_data_ptr<std::int64_t>()[0] = mine;
-  group.all_gather(all, own, model_call()).wait();
+  group.all_gather(all, own, model_call(label)).wait();
   const auto* first = all.const_data_ptr<std::int64_t>();
   return {first, first + group.size()};
 }
@@ -93,8 +94,7 @@ std::pair<std::string, std::string> first_difference(const std::vector<std::stri
   return {a.back(), b.back()};
 }
 
-}  // namespace
-
+// Names, shapes and types alone, before anything is sent that depends on them.
 void check_same_model(const torch::nn::Module& model, const Plan& plan, const comm::Group& group,
                       const Options& options) {
   if (group.size() == 1 || group.simulated()) return;
@@ -111,6 +111,68 @@ void check_same_model(const torch::nn::Module& model, const Plan& plan, const co
                          group.name(), " has ", there, " where rank 0 has ", here,
                          "; build the same model, with the same options, on every rank"));
   }
+}
+
+}  // namespace
+
+std::uint64_t mix_bits(std::uint64_t hash, const at::Tensor& values) {
+  const at::Tensor host = values.to(at::kCPU).contiguous();
+  const auto* bytes = static_cast<const unsigned char*>(host.const_data_ptr());
+  const std::size_t count = static_cast<std::size_t>(host.numel()) * host.element_size();
+  const auto add = [&hash](std::uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  };
+  std::size_t at = 0;
+  for (; at + 8 <= count; at += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + at, 8);
+    add(word);
+  }
+  std::uint64_t rest = count - at;
+  for (; at < count; ++at) rest = (rest << 8) | bytes[at];
+  add(rest);
+  return hash;
+}
+
+void expect_same_start(const comm::Group& group, std::uint64_t hash) {
+  const std::vector<std::int64_t> all =
+      gather_numbers(group, static_cast<std::int64_t>(hash), "hash of the parameters");
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw UsageError(str("rank ", r,
+                         " starts with other parameters or buffers than rank 0; load the same "
+                         "checkpoint on all ranks, or let broadcast_start = true give them those "
+                         "of rank 0"));
+  }
+}
+
+void expect_same_as_next(const comm::Group& group, std::uint64_t own, std::uint64_t next) {
+  const char* const label = "hash of the initial values";
+  const std::vector<std::int64_t> owns =
+      gather_numbers(group, static_cast<std::int64_t>(own), label);
+  const std::vector<std::int64_t> nexts =
+      gather_numbers(group, static_cast<std::int64_t>(next), label);
+  for (std::size_t r = 0; r < owns.size(); ++r) {
+    const std::size_t other = (r + 1) % owns.size();
+    if (nexts[r] == owns[other]) continue;
+    throw UsageError(str("Options::initial gives other values on rank ", r, " than on rank ", other,
+                         " of group ", group.name(),
+                         "; wanted a function of the name and the element alone, with the same "
+                         "seed on every rank"));
+  }
+}
+
+Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
+                       const Options& options) {
+  check_same_model(model, plan, group, options);
+  if (options.broadcast_start || group.simulated()) return plan;
+  std::uint64_t value = 0;
+  for (const Param& param : plan.params) {
+    if (!nn::is_unallocated(param.tensor)) value = mix_bits(value, param.tensor.detach());
+  }
+  expect_same_start(group, value);
+  return plan;
 }
 
 }  // namespace tessera::zero

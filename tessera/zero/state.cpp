@@ -1,14 +1,18 @@
-// What a checkpoint saves of an engine, and how it comes back.
+// The training state between two steps: what a checkpoint saves of it and how that comes back, and
+// the whole parameters.
+
+#include <ATen/ops/zeros.h>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/zero/engine_impl.h"
+#include "tessera/zero/same_model.h"
 
 namespace tessera::zero {
 
 std::vector<StateShard> Engine::state(StateScope scope) {
   Impl& impl = *impl_;
-  impl.gatherer.wait_all();
+  Gatherer::Reader reader(impl.gatherer);  // waits
   const Sharding sharded = sharding_of_stage(impl.options.stage);
   std::vector<StateShard> shards;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
@@ -29,8 +33,7 @@ std::vector<StateShard> Engine::state(StateScope scope) {
       }
     };
     if (param.bucket < 0) {  // frozen: never cut below stage 3
-      add("param",
-          sharded.params ? impl.gatherer.param_shard(index) : impl.gatherer.elements(index),
+      add("param", sharded.params ? impl.gatherer.param_shard(index) : reader.elements(index),
           !sharded.params);
       continue;
     }
@@ -68,7 +71,8 @@ StepCounts Engine::progress() const {
 
 void Engine::resume(const StepCounts& progress) {
   Impl& impl = *impl_;
-  if (impl.stepping) throw UsageError("resume() in the middle of a step; call step() first");
+  if (impl.passes.stepping())
+    throw UsageError("resume() in the middle of a step; call step() first");
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> updates;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
@@ -83,6 +87,41 @@ void Engine::resume(const StepCounts& progress) {
   impl.gatherer.wait_all();
   // With one copy for all ranks, nobody reads before everybody has written.
   impl.group.barrier();
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
+  Impl& impl = *impl_;
+  const at::NoGradGuard no_grad;
+  Gatherer::Reader reader(impl.gatherer);
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
+    const Param& param = impl.plan.params[i];
+    const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
+    at::Tensor flat;
+    if (master.defined() && sharding_of_stage(impl.options.stage).optimizer) {
+      flat = at::zeros({param.shard * impl.plan.ranks}, master.options());
+      const at::Tensor own = at::zeros({param.shard}, master.options());
+      own.narrow(0, 0, master.numel()).copy_(master);
+      comm::Call call;
+      call.traffic = comm::Traffic::control;
+      call.label = param.name;
+      impl.group.all_gather(flat, own, call).wait();
+    } else {
+      flat = master.defined() ? master : reader.elements(static_cast<int>(i));
+    }
+    const at::Tensor elements = flat.narrow(0, 0, param.numel).to(at::kFloat, false, true);
+    result.emplace_back(param.name, elements.as_strided(param.sizes, param.strides));
+  }
+  return result;
+}
+
+std::uint64_t Engine::params_hash() {
+  Gatherer::Reader reader(impl_->gatherer);
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < impl_->plan.params.size(); ++i) {
+    value = mix_bits(value, reader.elements(static_cast<int>(i)));
+  }
+  return value;
 }
 
 }  // namespace tessera::zero

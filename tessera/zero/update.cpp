@@ -28,9 +28,7 @@ Update::Update(const UpdateContext& context)
     if (!space.trainable || !space.master) continue;
     master_[s] = buffers.own(sharded_ ? space.size / plan.ranks : space.size,
                              at::device(space.device).dtype(at::kFloat), MemoryCategory::optimizer);
-    for (const int index : space.params) {
-      shard_of_state(master_, index).copy_(gatherer.param_shard(index));
-    }
+    // Its values come with the parameters' own, before those are rounded: Gatherer::fill().
   }
 }
 
@@ -119,6 +117,8 @@ std::unique_ptr<Update> make_update(const UpdateContext& context) {
         using How = std::decay_t<decltype(how)>;
         if constexpr (std::is_same_v<How, TorchOptimizer>) {
           return make_torch_update(how, context);
+        } else if constexpr (std::is_same_v<How, Muon>) {
+          return make_muon_update(how, context);
         } else {
           return make_rule_update(how, context);
         }

@@ -1,0 +1,51 @@
+// What the engine tells about itself.
+
+#include <algorithm>
+#include <iterator>
+
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/zero/engine_impl.h"
+
+namespace tessera::zero {
+
+std::vector<BucketInfo> Engine::buckets() const {
+  std::vector<BucketInfo> result;
+  for (const Bucket& bucket : impl_->plan.buckets) {
+    BucketInfo& info = result.emplace_back();
+    info.bytes = bucket.bytes;
+    // The last to be declared is the first to be ready.
+    for (auto at = bucket.range.params.rbegin(); at != bucket.range.params.rend(); ++at) {
+      info.params.push_back(impl_->plan.params[static_cast<std::size_t>(*at)].name);
+    }
+  }
+  return result;
+}
+
+std::string Engine::describe() const {
+  const Plan& plan = impl_->plan;
+  std::int64_t elements = 0;
+  for (const Param& param : plan.params) elements += param.numel;
+  std::int64_t largest = 0;
+  for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
+  std::string text =
+      str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name, ": ",
+          plural(std::ssize(plan.params), "parameter"), " (", format_count(elements),
+          " elements) in ", plural(std::ssize(plan.units) - 1, "unit"), " and ",
+          plural(std::ssize(plan.buckets), "bucket"), " of ", format_bytes(largest),
+          " at most over ", plural(plan.ranks, "rank"));
+  if (plan.units.size() > 1) return text;
+  if (impl_->options.stage == 3) {
+    text +=
+        ". No units are declared: the whole model is gathered at once, so that at its peak "
+        "stage 3 takes the memory of stage 2. Hold its blocks in nn::Unit<Block>, or put them "
+        "into a Sequential";
+  } else if (impl_->options.stage > 0) {
+    text +=
+        ". No units are declared: forward waits for all parameters instead of one block's. "
+        "Hold its blocks in nn::Unit<Block>, or put them into a Sequential";
+  }
+  return text;
+}
+
+}  // namespace tessera::zero

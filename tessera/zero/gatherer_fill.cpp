@@ -1,0 +1,126 @@
+// How parameters come to their places when the engine starts.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/unallocated.h"
+#include "tessera/zero/gatherer.h"
+#include "tessera/zero/same_model.h"
+#include "tessera/zero/storage.h"
+
+namespace tessera::zero {
+namespace {
+
+comm::Call start_call(const Param& param) {
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "start " + param.name;
+  return call;
+}
+
+at::Tensor initial_values(const Options& options, const Param& param, ShardRange range) {
+  at::Tensor values = at::empty({range.size}, at::kFloat);
+  if (range.size > 0) options.initial.write(param.name, range.begin, values);
+  return values;
+}
+
+bool has_own_shard_only(const Options& options, const Param& param) {
+  return options.initial.own_shard_only && options.initial.own_shard_only(param.name);
+}
+
+}  // namespace
+
+at::Tensor Gatherer::own_values(const Options& options, const Param& param) const {
+  const ShardRange own = shard_of(param, group_.rank());
+  if (nn::is_unallocated(param.tensor)) return initial_values(options, param, own);
+  return all_values(options, param).narrow(0, own.begin, own.size);
+}
+
+at::Tensor Gatherer::all_values(const Options& options, const Param& param) const {
+  if (!nn::is_unallocated(param.tensor)) {
+    const at::Tensor values = elements_in_memory_order(param.tensor);
+    // Into the parameter's own memory, which is free soon.
+    if (options.broadcast_start && group_.size() > 1 && values.numel() > 0) {
+      group_.broadcast(values, 0, start_call(param)).wait();
+    }
+    return values;
+  }
+  if (!has_own_shard_only(options, param)) {
+    return initial_values(options, param, {0, param.numel});
+  }
+  const ShardRange own = shard_of(param, group_.rank());
+  const at::Tensor mine = at::zeros({param.shard}, at::kFloat);
+  mine.narrow(0, 0, own.size).copy_(initial_values(options, param, own));
+  const at::Tensor all = at::empty({param.shard * plan_.ranks}, at::kFloat);
+  group_.all_gather(all, mine, start_call(param)).wait();
+  return all.narrow(0, 0, param.numel);
+}
+
+void Gatherer::fill(const Options& options,
+                    const std::function<void(int, const at::Tensor&)>& taken) {
+  check_initial(options);
+  const at::NoGradGuard no_grad;
+  const memory::OwnerScope owner(buffers_.ledger());
+  const memory::CategoryScope scope(MemoryCategory::buffers);
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    UnitState& state = units_[u];
+    for (std::size_t r = 0; r < plan_.units[u].ranges.size(); ++r) {
+      const Range& range = plan_.units[u].ranges[r];
+      for (const int index : range.params) {
+        Param& param = plan_.params[static_cast<std::size_t>(index)];
+        const ShardRange own = shard_of(param, group_.rank());
+        if (sharded_) {
+          const at::Tensor values = own_values(options, param);
+          param_shard(index).copy_(values);
+          taken(index, values);
+        } else {
+          const at::Tensor values = all_values(options, param);
+          stores_[static_cast<std::size_t>(param.space)]
+              .tensor.narrow(0, param.offset, param.numel)
+              .copy_(values);
+          taken(index, sharding_.optimizer ? values.narrow(0, own.begin, own.size) : values);
+        }
+        param.tensor.set_data(view_of(param, state.full[r], range.begin));
+      }
+    }
+    // As if the unit had been left: nothing is unsharded at stage 3.
+    state.unsharded = true;
+    reshard(static_cast<int>(u));
+  }
+  if (alias_) group_.barrier();  // each rank has written its shards of the common memory
+}
+
+// [Note: same initial values] At stage 3 an element of a parameter without memory is computed by
+// one rank alone. So that ranks with, say, different seeds are told, each also computes the first
+// elements of every shard of the next rank, and the two compare.
+void Gatherer::check_initial(const Options& options) const {
+  constexpr std::int64_t kCompared = 4096;  // elements of a shard
+  const int ranks = group_.size(), next = (group_.rank() + 1) % ranks;
+  std::uint64_t mine = 0, theirs = 0;
+  bool any = false;
+  for (const Param& param : plan_.params) {
+    if (!nn::is_unallocated(param.tensor)) continue;
+    if (!options.initial) {
+      throw UsageError(str("parameter ", quote(param.name),
+                           " has no memory: it was made so, or an engine before this one sharded "
+                           "it. Give its values in Options::initial, or build the model anew"));
+    }
+    if (ranks == 1 || !sharded_ || group_.simulated() || has_own_shard_only(options, param)) {
+      continue;
+    }
+    any = true;
+    const auto first = [&](int rank) {
+      const ShardRange shard = shard_of(param, rank);
+      return initial_values(options, param, {shard.begin, std::min(shard.size, kCompared)});
+    };
+    mine = mix_bits(mine, first(group_.rank()));
+    theirs = mix_bits(theirs, first(next));
+  }
+  if (any) expect_same_as_next(group_, mine, theirs);
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,67 @@
+#include "tessera/zero/initial_shards.h"
+
+#include "tessera/core/errors.h"
+#include "tessera/core/shard.h"
+#include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
+#include "tessera/nn/unallocated.h"
+#include "tessera/zero/same_model.h"
+#include "tessera/zero/storage.h"
+
+namespace tessera::zero {
+
+InitialShards::InitialShards(comm::Group group, bool broadcast)
+    : group_(std::move(group)),
+      broadcast_(broadcast),
+      shards_(std::make_shared<std::map<std::string, at::Tensor>>()) {}
+
+void InitialShards::take(torch::nn::Module& module, const std::string& name) {
+  for (const auto& entry : module.named_parameters()) {
+    if (!entry.value().defined() || nn::is_unallocated(entry.value())) continue;
+    take_parameter(name.empty() ? entry.key() : name + "." + entry.key(), entry.value());
+  }
+}
+
+void InitialShards::take_parameter(const std::string& name, const at::Tensor& param) {
+  if (!at::isFloatingType(param.scalar_type()) || param.scalar_type() == at::kDouble) {
+    throw UsageError(str("parameter ", quote(name), " is ", c10::toString(param.scalar_type()),
+                         "; initial values are kept in fp32, which does not hold it"));
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = elements_in_memory_order(param);
+  if (broadcast_ && group_.size() > 1 && values.numel() > 0) {
+    comm::Call call;
+    call.traffic = comm::Traffic::control;
+    call.label = "start " + name;
+    group_.broadcast(values, 0, call).wait();
+  } else if (!broadcast_) {
+    expect_same_start(group_, mix_bits(0, values));
+  }
+  const ShardRange own = tessera::shard_of(param.numel(), group_.size(), group_.rank());
+  const memory::CategoryScope scope(MemoryCategory::params);
+  (*shards_)[name] = values.narrow(0, own.begin, own.size).to(at::kFloat, false, /*copy=*/true);
+  nn::deallocate(param);
+}
+
+InitialSource InitialShards::source() const {
+  InitialSource source([shards = shards_](const std::string& name, std::int64_t,
+                                          const at::Tensor& out) {
+    const auto found = shards->find(name);
+    if (found == shards->end()) {
+      throw UsageError(str("parameter ", quote(name),
+                           " was not taken, or given already: InitialShards::take() the modules "
+                           "under the names that they have in the model, for one engine"));
+    }
+    if (found->second.numel() != out.numel()) {
+      throw UsageError(str("parameter ", quote(name), ": the engine wants ", out.numel(),
+                           " elements of it, but ", found->second.numel(),
+                           " were kept; make InitialShards with the engine's group"));
+    }
+    out.copy_(found->second);
+    shards->erase(found);
+  });
+  source.own_shard_only = [](const std::string&) { return true; };
+  return source;
+}
+
+}  // namespace tessera::zero

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include "tessera/comm/group.h"
+#include "tessera/zero/buffers.h"
+
+namespace tessera::zero {
+
+// Collective: the buffers of the module (running means) become rank 0's, in one call per type.
+void broadcast_module_buffers(const torch::nn::Module& module, const comm::Group& group,
+                              Stopwatch& waiting);
+
+}  // namespace tessera::zero
