@@ -1,0 +1,281 @@
+// What goes wrong with tessera::save and tessera::load, and what is given back to the program.
+
+#include <fstream>
+
+#include "tests/parallel/save_nets.h"
+
+namespace tessera::save_test {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Training make(const comm::Group& group, int stage = 2) {
+  return Training(Net(), group, options_of(rules().front(), stage));
+}
+
+void save_steps(const std::string& dir, std::initializer_list<int> steps, int ranks = 2) {
+  expect_no_errors(on_ranks(ranks,
+                            [&](const comm::Group& group) {
+                              Training training = make(group);
+                              int done = 0;
+                              for (const int step : steps) {
+                                train(training, done, step);
+                                save(training, dir, {{"epoch", str(step)}});
+                                done = step;
+                              }
+                            }),
+                   "save");
+}
+
+// Flips a bit in the middle of a file.
+void damage(const std::string& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  ASSERT_TRUE(file) << path;
+  const auto at = static_cast<std::streamoff>(fs::file_size(path)) - 40;
+  file.seekg(at);
+  const char byte = static_cast<char>(file.get() ^ 16);
+  file.seekp(at);
+  file.put(byte);
+}
+
+TEST(LoadFailures, ADamagedNewestOneIsPassedOverForTheOneBefore) {
+  const Folder folder;
+  const std::string dir = folder / "a";
+  save_steps(dir, {2, 4});
+  damage(dir + "/step-00000004/rank-00001.safetensors");
+  expect_no_errors(
+      on_ranks(3,
+               [&](const comm::Group& group) {
+                 Training training = make(group);
+                 const Loaded loaded = load(training, dir);
+                 EXPECT_EQ(loaded.folder, dir + "/step-00000002");
+                 EXPECT_EQ(loaded.step, 2);
+                 EXPECT_EQ(training.steps(), 2);
+                 EXPECT_EQ(loaded.extra, (Extra{{"epoch", "2"}}));
+                 ASSERT_EQ(loaded.skipped.size(), 1u);
+                 EXPECT_TRUE(contains(loaded.skipped[0], "rank-00001.safetensors: tensor "))
+                     << loaded.skipped[0];
+                 train(training, 2, 4);
+               }),
+      "load");
+  // Asked for by name, it is not replaced by another.
+  for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
+         Training training = make(group);
+         load(training, dir + "/step-00000004");
+       })) {
+    EXPECT_TRUE(contains(error, "data: ") && contains(error, "is damaged within bytes")) << error;
+  }
+  fs::resize_file(dir + "/step-00000002/manifest.json", 100);
+  for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
+         Training training = make(group);
+         load(training, dir);
+       })) {
+    EXPECT_TRUE(contains(error, "data: no checkpoint in ")) << error;
+    EXPECT_TRUE(contains(error, "step-00000004") && contains(error, "step-00000002")) << error;
+    EXPECT_TRUE(contains(error, "of no use")) << error;
+  }
+}
+
+TEST(LoadFailures, WhatIsNotThere) {
+  const Folder folder;
+  fs::create_directory(folder / "empty");
+  std::ofstream(folder / "file") << "x";
+  for (const auto& [path, what] :
+       std::map<std::string, std::string>{{folder / "nowhere", "is not there"},
+                                          {folder / "empty", "a folder without a checkpoint"},
+                                          {folder / "file", "a regular file"}}) {
+    for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
+           Training training = make(group);
+           EXPECT_FALSE(load_if_any(training, path));
+           load(training, path);
+         })) {
+      EXPECT_TRUE(contains(error, "usage: ") && contains(error, what)) << error;
+    }
+  }
+}
+
+TEST(LoadFailures, ASaveThatWasBrokenOffLeavesTheOlderOne) {
+  const Folder folder;
+  const std::string dir = folder / "a";
+  save_steps(dir, {2});
+  // Every rank writes its shards; then one turns out to have said something that cannot be stored.
+  const auto errors = on_ranks(2, [&](const comm::Group& group) {
+    Training training = make(group);
+    train(training, 0, 3);
+    save(training, dir, {{"note", group.rank() == 1 ? "\xff\xfe" : "fine"}});
+  });
+  EXPECT_TRUE(contains(errors[0], "peer: rank 1 cannot save: extra \"note\"")) << errors[0];
+  EXPECT_TRUE(contains(errors[1], "usage: extra \"note\" is no UTF-8 text")) << errors[1];
+  EXPECT_FALSE(fs::exists(dir + "/step-00000003"));
+  EXPECT_FALSE(fs::exists(dir + "/.tmp-step-00000003"));
+  // And what a machine that died leaves.
+  fs::create_directory(dir + "/.tmp-step-00000004");
+  std::ofstream(dir + "/.tmp-step-00000004/rank-00000.safetensors") << "half of it";
+  expect_no_errors(on_ranks(1,
+                            [&](const comm::Group& group) {
+                              Training training = make(group);
+                              EXPECT_EQ(load(training, dir).step, 2);
+                              train(training, 2, 5);
+                              save(training, dir);
+                            }),
+                   "load");
+  EXPECT_FALSE(fs::exists(dir + "/.tmp-step-00000004"));
+  EXPECT_TRUE(fs::exists(dir + "/step-00000005"));
+}
+
+// Another model: a layer more, a layer less, a layer of another width, another optimizer.
+struct WiderImpl : torch::nn::Module {
+  WiderImpl() { net = register_module("net", Net()); }
+  at::Tensor forward(const at::Tensor& x) { return net->forward(x); }
+  Net net{nullptr};
+};
+TORCH_MODULE(Wider);
+struct MoreImpl : NetImpl {
+  MoreImpl() { register_parameter("temperature", at::ones({3})); }
+};
+TORCH_MODULE(More);
+
+TEST(LoadFailures, AnotherModelIsRefusedByName) {
+  const Folder folder;
+  const std::string dir = folder / "a";
+  save_steps(dir, {1, 2});
+  const auto errors_of = [&](const auto& model, const zero::Options& options) {
+    return on_ranks(2, [&](const comm::Group& group) {
+      DataParallel training(model(), group, options);
+      load(training, dir);
+    });
+  };
+  const zero::Options same = options_of(rules().front(), 2);
+  for (const std::string& error : errors_of([] { return More(); }, same)) {
+    EXPECT_TRUE(contains(error, "has no parameter \"temperature\"")) << error;
+    EXPECT_TRUE(contains(error, "and has ") && contains(error, "conv.weight")) << error;
+  }
+  for (const std::string& error : errors_of([] { return Wider(); }, same)) {
+    EXPECT_TRUE(contains(error, "has no parameter \"net.")) << error;
+  }
+  for (const std::string& error : errors_of([] { return Net(6); }, same)) {
+    EXPECT_TRUE(contains(error,
+                         "parameter \"conv.weight\" is [5, 3, 2, 2], and the model has "
+                         "[6, 3, 2, 2]"))
+        << error;
+  }
+  for (const std::string& error : errors_of([] { return torch::nn::Linear(5, 4); }, same)) {
+    EXPECT_TRUE(contains(error, "has no parameter \"weight\"")) << error;
+  }
+  for (const std::string& error : errors_of([] { return Net(); }, options_of(rules()[1], 2))) {
+    EXPECT_TRUE(contains(error, "has moment1, moment2, param, and this engine wants velocity too"))
+        << error;
+  }
+  zero::Options plain = options_of({"plain", zero::SGD{.lr = 0.1}}, 2);
+  for (const std::string& error : errors_of([] { return Net(); }, plain)) {
+    EXPECT_TRUE(contains(error, "has moment1, moment2, which this engine does not keep")) << error;
+  }
+  // And the other way round: a checkpoint with more than the model.
+  expect_no_errors(on_ranks(2,
+                            [&](const comm::Group& group) {
+                              DataParallel training(More(), group, same);
+                              save(training, folder / "more");
+                            }),
+                   "save");
+  for (const std::string& error : on_ranks(3, [&](const comm::Group& group) {
+         Training training = make(group);
+         load(training, folder / "more");
+       })) {
+    EXPECT_TRUE(contains(error, "has parameters that the model does not: temperature")) << error;
+  }
+}
+
+TEST(LoadFailures, TheCheckOfTheProgramDecides) {
+  const Folder folder;
+  const std::string dir = folder / "a";
+  save_steps(dir, {1, 2});
+  const auto errors = on_ranks(2, [&](const comm::Group& group) {
+    Training training = make(group);
+    const Loaded loaded = load(training, dir, {.check = [](const Loaded& found) {
+                                 if (found.extra.at("epoch") == "2") throw DataError("too new");
+                               }});
+    EXPECT_EQ(loaded.step, 1);
+    load(training, dir, {.check = [&](const Loaded&) {
+           if (group.rank() == 1) throw UsageError("not mine");
+         }});
+  });
+  EXPECT_TRUE(contains(errors[0], "peer: rank 1 cannot load: not mine")) << errors[0];
+  EXPECT_EQ(errors[1], "usage: not mine");
+}
+
+TEST(Extras, ComeBackWhateverTheyAre) {
+  const Folder folder;
+  const Extra strange = {{"", "empty key"},
+                         {"empty", ""},
+                         {"quotes \"'\\ and braces {}[]", "\"\\\"\n\r\t\b\f/"},
+                         {"zero", std::string("a\0b", 3)},
+                         {"controls", "\x01\x02\x1f\x7f"},
+                         {"Ключ ключа", "τι λες; 漢字 🙂 é"},
+                         {"json", "{\"a\": [1, 2, null]}"},
+                         {"long", std::string(100000, 'x')},
+                         {"update", "not ours"},
+                         {"updates.", "nor this"}};
+  expect_no_errors(on_ranks(2,
+                            [&](const comm::Group& group) {
+                              Training training = make(group);
+                              Extra extra = strange;
+                              extra[str("of rank ", group.rank())] = "mine";
+                              extra["of both"] = str(group.rank());
+                              save(training, folder / "a", extra);
+                            }),
+                   "save");
+  expect_no_errors(on_ranks(3,
+                            [&](const comm::Group& group) {
+                              Training training = make(group, 0);
+                              Extra wanted = strange;
+                              wanted["of rank 0"] = wanted["of rank 1"] = "mine";
+                              wanted["of both"] = "0";
+                              EXPECT_EQ(load(training, folder / "a").extra, wanted);
+                            }),
+                   "load");
+  for (const char* const key : {"updates", "updates/conv.weight"}) {
+    for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
+           Training training = make(group);
+           save(training, folder / "b", {{key, "1"}});
+         })) {
+      EXPECT_TRUE(contains(error, "usage: extra ") && contains(error, "choose another")) << error;
+    }
+  }
+}
+
+TEST(SaveFailures, TwoWritersDoNotMeet) {
+  const Folder folder;
+  const std::string dir = folder / "a";
+  expect_no_errors(
+      on_ranks(2,
+               [&](const comm::Group& group) {
+                 Training training = make(group);
+                 AsyncSave saver(training, dir);
+                 try {
+                   save(training, dir);
+                   ADD_FAILURE() << "saved";
+                 } catch (const UsageError& error) {
+                   EXPECT_TRUE(contains(error.what(), "is being written to by tessera::save"))
+                       << error.what();
+                 }
+                 EXPECT_NO_THROW(save(training, folder / "b"));
+               }),
+      "two writers");
+  save_steps(dir, {1});
+}
+
+TEST(SaveFailures, APartOfAModelAloneIsNotSaved) {
+  for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
+         zero::Options options = options_of(rules().front(), 0);
+         options.axes.group = group;
+         DataParallel training(Net(), comm::Group(), options);
+         save(training, "/nowhere");
+       })) {
+    EXPECT_TRUE(contains(error, "give the ParallelModel")) << error;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::save_test

@@ -1,0 +1,226 @@
+// tessera::save and tessera::load of any module, from any number of ranks and stage to any other.
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tests/parallel/save_nets.h"
+
+namespace tessera::save_test {
+namespace {
+
+struct Place {
+  int ranks, stage;
+  std::string describe() const { return str(ranks, " ranks, stage ", stage); }
+};
+std::vector<Place> places() {
+  std::vector<Place> all;
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    for (int stage = 0; stage <= 3; ++stage) all.push_back({ranks, stage});
+  }
+  return all;
+}
+
+// Trains up to a step (after loading, where `from` says so), saves there, and shows what there is.
+Contents run(const Place& place, const Rule& rule, int to, const std::string& from = "",
+             const std::string& into = "") {
+  Contents all;
+  const auto errors = on_ranks(place.ranks, [&](const comm::Group& group) {
+    Training training(Net(), group, options_of(rule, place.stage));
+    int done = 0;
+    if (!from.empty()) {
+      const Loaded loaded = load(training, from);
+      done = static_cast<int>(loaded.step);
+      EXPECT_EQ(training.steps(), loaded.step);
+      EXPECT_EQ(loaded.extra.at("done"), str(done));
+    }
+    train(training, done, to);
+    if (!into.empty()) save(training, into, {{"done", str(to)}});
+    const Contents mine = contents(training);
+    if (group.rank() == 0) all = mine;
+  });
+  expect_no_errors(errors, str(rule.name, ", ", place.describe()));
+  return all;
+}
+
+TEST(Save, ARunThatGoesOnHasTheBitsOfOneThatNeverStopped) {
+  for (const Rule& rule : rules()) {
+    for (const Place& place : places()) {
+      const Folder folder;
+      const Contents whole = run(place, rule, 6);
+      run(place, rule, 3, "", folder / "a");
+      expect_equal(run(place, rule, 6, folder / "a"), whole,
+                   str(rule.name, ", ", place.describe()));
+    }
+  }
+}
+
+TEST(Save, AnyNumberOfRanksAndAnyStageLoadsWhatAnyOtherSaved) {
+  for (const Rule& rule : rules()) {
+    const Contents alone = run({1, 0}, rule, 6);
+    for (const Place& from : {Place{1, 0}, Place{4, 3}, Place{3, 1}, Place{2, 0}}) {
+      const Folder folder;
+      const Contents saved = run(from, rule, 3, "", folder / "a");
+      for (const Place& to : places()) {
+        const std::string where = str(rule.name, ", ", from.describe(), " → ", to.describe());
+        expect_equal(run(to, rule, 3, folder / "a"), saved, where);
+        expect_close(run(to, rule, 6, folder / "a"), alone, where);
+      }
+    }
+  }
+}
+
+// Every state of every parameter as it lies on disk.
+std::map<std::string, std::vector<std::byte>> stored(const std::string& folder) {
+  checkpoint::Checkpoint from(folder);
+  std::map<std::string, std::vector<std::byte>> all;
+  for (const ParamSpec& spec : from.about().params) {
+    for (const auto& [state, dtype] : from.states(spec.name)) {
+      const std::int64_t count = checkpoint::elements_of(spec.shape);
+      auto& bytes = all[spec.name + " " + state];
+      bytes.resize(static_cast<std::size_t>(count) * static_cast<std::size_t>(size_of(dtype)));
+      from.load({{spec.name, state, dtype, {{0, 0, count}}, bytes.data()}});
+    }
+  }
+  return all;
+}
+
+TEST(Save, WhatIsLoadedAndSavedAgainIsTheSameOnDisk) {
+  const Rule rule = rules().front();
+  const Folder folder;
+  run({2, 1}, rule, 3, "", folder / "first");
+  const auto first = stored(folder / "first/step-00000003");
+  for (const char* const name : {"conv.weight moment2", "frozen param", "norm.running_var buffer",
+                                 "norm.num_batches_tracked buffer", "mask buffer", "seen buffer"}) {
+    EXPECT_TRUE(first.contains(name)) << name;
+  }
+  for (const Place& place : places()) {
+    const std::string next = folder / place.describe();
+    run(place, rule, 3, folder / "first", next);
+    EXPECT_EQ(stored(next + "/step-00000003"), first) << place.describe();
+  }
+}
+
+TEST(Save, LayoutsWithAMasterCopyToo) {
+  for (const std::string layout : {"bf16", "bf16-fp32grad"}) {
+    const Folder folder;
+    const auto net = [&](const comm::Group& group, int stage) {
+      zero::Options options = options_of(rules().front(), stage, layout);
+      // Batch norm and the buffers around it compute in fp32.
+      options.policy = [](const std::string& name, const at::Tensor& param) {
+        zero::ParamPolicy policy = zero::default_policy(name, param);
+        policy.keep_fp32 = name != "frozen";
+        return policy;
+      };
+      return Training(Net(), group, options);
+    };
+    std::uint64_t whole = 0, resumed = 1;
+    expect_no_errors(on_ranks(2,
+                              [&](const comm::Group& group) {
+                                Training training = net(group, 2);
+                                train(training, 0, 3);
+                                save(training, folder / "a");
+                                train(training, 3, 5);
+                                const std::uint64_t hash = training.params_hash();
+                                if (group.rank() == 0) whole = hash;
+                              }),
+                     layout);
+    expect_no_errors(on_ranks(2,
+                              [&](const comm::Group& group) {
+                                Training training = net(group, 3);
+                                load(training, folder / "a");
+                                train(training, 3, 5);
+                                const std::uint64_t hash = training.params_hash();
+                                if (group.rank() == 0) resumed = hash;
+                              }),
+                     layout);
+    EXPECT_EQ(resumed, whole) << layout;
+  }
+}
+
+TEST(Save, TheOrderOfAParametersMemoryDoesNotShow) {
+  const Folder folder;
+  const Rule rule = rules().front();
+  for (const bool from : {true, false}) {
+    for (const bool to : {true, false}) {
+      const std::string dir = folder / str(from, to);
+      Contents saved, loaded;
+      expect_no_errors(on_ranks(2,
+                                [&](const comm::Group& group) {
+                                  Training training(Net(5, from), group, options_of(rule, 1));
+                                  train(training, 0, 2);
+                                  save(training, dir);
+                                  const Contents mine = contents(training);
+                                  if (group.rank() == 0) saved = mine;
+                                }),
+                       "save");
+      expect_no_errors(on_ranks(3,
+                                [&](const comm::Group& group) {
+                                  Training training(Net(5, to), group, options_of(rule, 3));
+                                  load(training, dir);
+                                  const Contents mine = contents(training);
+                                  if (group.rank() == 0) loaded = mine;
+                                }),
+                       "load");
+      expect_equal(loaded, saved, str("channels last: ", from, " → ", to));
+    }
+  }
+}
+
+TEST(Save, InTheBackgroundItIsTheStateOfItsStep) {
+  const Rule rule = rules().front();
+  for (const Place& place : {Place{1, 0}, Place{2, 3}, Place{3, 1}}) {
+    const Folder folder;
+    run(place, rule, 3, "", folder / "at-once");
+    expect_no_errors(on_ranks(place.ranks,
+                              [&](const comm::Group& group) {
+                                Training training(Net(), group, options_of(rule, place.stage));
+                                AsyncSave saver(training, folder / "later", {.keep_last = 2});
+                                for (int step = 1; step <= 6; ++step) {
+                                  train(training, step - 1, step);
+                                  if (step >= 3) saver.start(training, {{"done", str(step)}});
+                                }
+                                EXPECT_EQ(saver.wait().folder, folder / "later/step-00000006");
+                              }),
+                     place.describe());
+    EXPECT_FALSE(fs::exists(folder / "later/step-00000004"));  // keep_last
+    EXPECT_EQ(run(place, rule, 6, folder / "later/step-00000005").size(),
+              run(place, rule, 6).size());
+    expect_equal(run(place, rule, 6, folder / "later/step-00000005"), run(place, rule, 6),
+                 place.describe());
+  }
+}
+
+TEST(Save, StartedInTheBackgroundAndTrainedOn) {
+  const Rule rule = rules().front();
+  const Folder folder;
+  run({2, 2}, rule, 3, "", folder / "at-once");
+  expect_no_errors(on_ranks(2,
+                            [&](const comm::Group& group) {
+                              Training training(Net(), group, options_of(rule, 2));
+                              train(training, 0, 3);
+                              AsyncSave saver(training, folder / "later");
+                              saver.start(training, {{"done", "3"}});
+                              train(training, 3, 6);
+                              saver.wait();
+                            }),
+                   "in the background");
+  EXPECT_EQ(stored(folder / "later/step-00000003"), stored(folder / "at-once/step-00000003"));
+}
+
+TEST(Save, ALearnedModelWithoutItsOptimizer) {
+  const Folder folder;
+  const Contents saved = run({2, 1}, rules()[0], 3, "", folder / "a");
+  Contents got;
+  expect_no_errors(on_ranks(3,
+                            [&](const comm::Group& group) {
+                              Training training(Net(), group, options_of(rules()[1], 2));
+                              load(training, folder / "a", {.params_only = true});
+                              EXPECT_EQ(training.steps(), 0);
+                              const Contents mine = contents(training);
+                              if (group.rank() == 0) got = mine;
+                              train(training, 0, 1);
+                            }),
+                   "another optimizer");
+  expect_equal(got, saved, "params_only");
+}
+
+}  // namespace
+}  // namespace tessera::save_test
