@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tessera/core/half.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/norm.h"
 #include "tessera/kernels/optimizer.h"

@@ -1,10 +1,11 @@
-// GELU for one instruction set: see [Note: sets] in simd.h.
+// GELU for one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/simd.h"
 
-namespace tessera::kernels::TESSERA_KERNEL_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 // gelu(x) = x/2 · (1 + tanh u) = x · s with s = 1 / (1 + exp(-2u)), u = √(2/π) · (x + 0.044715 x³).
@@ -90,4 +91,5 @@ void gelu_backward(const Gelu& in, const void* dy, void* dx, float* dbias) {
 }
 
 }  // namespace
-}  // namespace tessera::kernels::TESSERA_KERNEL_SET
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

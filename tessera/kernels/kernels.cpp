@@ -1,9 +1,26 @@
 // The public kernels: each calls the best instruction set that this processor has.
 #include <array>
+#include <stdexcept>
 
+#include "tessera/core/cpu.h"
 #include "tessera/kernels/sets.h"
 
 namespace tessera::kernels {
+
+// By Highway's names, of which AVX3 is AVX-512.
+namespace N_NEON {
+extern const KernelSet set;
+}
+namespace N_SSSE3 {
+extern const KernelSet set;
+}
+namespace N_AVX2 {
+extern const KernelSet set;
+}
+namespace N_AVX3 {
+extern const KernelSet set;
+}
+
 namespace {
 
 struct Usable {
@@ -13,14 +30,16 @@ struct Usable {
 
 Usable find_usable() {
   Usable found;
-  found.sets[found.count++] = &baseline::set;
-#if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
-                          __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (has_avx2) found.sets[found.count++] = &avx2::set;
-  if (has_avx512) found.sets[found.count++] = &avx512::set;
+#if defined(__aarch64__)
+  found.sets[found.count++] = &N_NEON::set;
+#elif defined(__x86_64__)
+  if (!has_ssse3()) {
+    throw std::runtime_error(
+        "this processor has no SSSE3, which the kernels need: use one from after 2011");
+  }
+  found.sets[found.count++] = &N_SSSE3::set;
+  if (has_avx2()) found.sets[found.count++] = &N_AVX2::set;
+  if (has_avx512()) found.sets[found.count++] = &N_AVX3::set;
 #endif
   return found;
 }

@@ -1,4 +1,4 @@
-// Layer norm for one instruction set: see [Note: sets] in simd.h.
+// Layer norm for one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,8 @@
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/simd.h"
 
-namespace tessera::kernels::TESSERA_KERNEL_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 // The first n lanes of x, 0 in the others.
@@ -25,7 +26,7 @@ void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* r
   const T* residual = static_cast<const T*>(in.residual);
   for (std::size_t r = 0; r < in.rows; ++r) {
     const T* s = x + r * n;
-    F total{};
+    F total = zero();
     if (residual != nullptr) {
       const T* other = residual + r * n;
       T* to = sum + r * n;
@@ -45,7 +46,7 @@ void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* r
           [&](std::size_t, F value, auto) TESSERA_HERE { total += value; });
     }
     const float middle = add_across(total) / static_cast<float>(n);
-    F squares{};
+    F squares = zero();
     each_vector(
         n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, Same{},
         [&](std::size_t, F value, auto part) TESSERA_HERE {
@@ -80,7 +81,7 @@ void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rs
     const auto get = [&](std::size_t i, auto part) TESSERA_HERE {
       return F3{load(s + i, part), load(d + i, part), load(in.weight + i, part)};
     };
-    F g_total{}, gz_total{};
+    F g_total = zero(), gz_total = zero();
     each_vector(
         n, get,
         [&](F3 f) TESSERA_HERE {
@@ -125,4 +126,5 @@ void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rs
 }
 
 }  // namespace
-}  // namespace tessera::kernels::TESSERA_KERNEL_SET
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

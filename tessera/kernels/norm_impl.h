@@ -1,32 +1,36 @@
-// Sums of squares for one instruction set: see [Note: sets] in simd.h.
+// Sums of squares for one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
 #include "tessera/kernels/norm.h"
 #include "tessera/kernels/simd.h"
 
-namespace tessera::kernels::TESSERA_KERNEL_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 constexpr std::size_t partials = 16;
 
 // Squares of fp32 are exact in fp64, so it does not matter whether they are fused with the sum.
 template <class T>
-TESSERA_INLINE void add_squares(D* sums, const T* x) {
-  struct Pair {
-    HalfF part[2];
-  };
-  _Pragma("GCC unroll 4") for (std::size_t k = 0; k < partials / lanes; ++k) {
-    const Pair pair = __builtin_bit_cast(Pair, load(x + k * lanes));
-    for (std::size_t h = 0; h < 2; ++h) {
-      const D wide = __builtin_convertvector(pair.part[h], D);
-      sums[2 * k + h] += wide * wide;
-    }
+TESSERA_INLINE void add_squares(V<double>* sums, const T* x) {
+  TESSERA_UNROLL for (std::size_t k = 0; k < partials / lanes; ++k) {
+    const F value = load(x + k * lanes);
+    const V<double> lower = hn::PromoteTo(Tag<double>(), hn::LowerHalf(value));
+#if HWY_TARGET == HWY_NEON
+    const V<double> upper(vcvt_high_f64_f32(value.raw));
+#else
+    const V<double> upper =
+        hn::PromoteTo(Tag<double>(), hn::UpperHalf(NarrowTag<float, double>(), value));
+#endif
+    sums[2 * k] = hn::MulAdd(lower, lower, sums[2 * k]);
+    sums[2 * k + 1] = hn::MulAdd(upper, upper, sums[2 * k + 1]);
   }
 }
 
 template <class T>
 double sum_of_squares(const T* x, std::size_t n) {
-  D sums[2 * partials / lanes] = {};
+  V<double> sums[2 * partials / lanes];
+  for (V<double>& sum : sums) sum = hn::Zero(Tag<double>());
   std::size_t at = 0;
   for (; at + partials <= n; at += partials) add_squares(sums, x + at);
   if (at < n) {
@@ -35,7 +39,9 @@ double sum_of_squares(const T* x, std::size_t n) {
     add_squares(sums, rest);
   }
   double part[partials];
-  __builtin_memcpy(part, sums, sizeof part);
+  TESSERA_UNROLL for (std::size_t k = 0; k < 2 * partials / lanes; ++k) {
+    hn::StoreU(sums[k], Tag<double>(), part + k * lanes / 2);
+  }
   for (std::size_t half = partials / 2; half > 0; half /= 2) {
     for (std::size_t i = 0; i < half; ++i) part[i] += part[i + half];
   }
@@ -58,4 +64,5 @@ void widen(const std::uint16_t* from, float* to, std::size_t n) { convert(from, 
 void narrow(const float* from, std::uint16_t* to, std::size_t n) { convert(from, to, n); }
 
 }  // namespace
-}  // namespace tessera::kernels::TESSERA_KERNEL_SET
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,4 +1,4 @@
-// Update rules and stochastic rounding for one instruction set: see [Note: sets] in simd.h.
+// Update rules and stochastic rounding for one instruction set: see [Note: sets] in core/simd.h.
 //
 // [Note: groups] Elements are taken in groups of 128, counted from the beginning of the parameter.
 // All groups go through one loop that is never inlined; parts of a group at the ends of a shard are
@@ -10,9 +10,11 @@
 #include "tessera/core/philox.h"
 #include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/rules_impl.h"
+#include "tessera/kernels/sets.h"
 #include "tessera/kernels/simd.h"
 
-namespace tessera::kernels::TESSERA_KERNEL_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 constexpr std::size_t group = 128;
@@ -22,32 +24,18 @@ constexpr std::size_t noise_words = group / 2;
 
 // The upper and lower halves of a · b.
 TESSERA_INLINE void multiply(U a, std::uint32_t b, U& high, U& low) {
-#if defined(__aarch64__)
-  const auto even = (U)vmull_u32(vget_low_u32(a), vdup_n_u32(b));
-  const auto odd = (U)vmull_high_u32(a, vdupq_n_u32(b));
-  low = vuzp1q_u32(even, odd);
-  high = vuzp2q_u32(even, odd);
-#elif defined(__x86_64__)
-  const U factor = U{} + b;
-  const U64 shifted = (U64)a >> 32;
-#if TESSERA_KERNEL_BYTES == 64
-  const U64 even = (U64)_mm512_mul_epu32((__m512i)a, (__m512i)factor);
-  const U64 odd = (U64)_mm512_mul_epu32((__m512i)shifted, (__m512i)factor);
-#elif TESSERA_KERNEL_BYTES == 32
-  const U64 even = (U64)_mm256_mul_epu32((__m256i)a, (__m256i)factor);
-  const U64 odd = (U64)_mm256_mul_epu32((__m256i)shifted, (__m256i)factor);
+#if HWY_TARGET == HWY_NEON  // Highway's MulEven sorts its operands first
+  const auto even = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a.raw), vdup_n_u32(b)));
+  const auto odd = vreinterpretq_u32_u64(vmull_high_u32(a.raw, vdupq_n_u32(b)));
+  low = U(vuzp1q_u32(even, odd));
+  high = U(vuzp2q_u32(even, odd));
 #else
-  const U64 even = (U64)_mm_mul_epu32((__m128i)a, (__m128i)factor);
-  const U64 odd = (U64)_mm_mul_epu32((__m128i)shifted, (__m128i)factor);
-#endif
-  low = (U)((even & 0xffffffffu) | (odd << 32));
-  high = (U)((even >> 32) | (odd & ~std::uint64_t{0xffffffffu}));
-#else
-  for (std::size_t i = 0; i < lanes; ++i) {
-    const std::uint64_t product = std::uint64_t{a[i]} * b;
-    low[i] = static_cast<std::uint32_t>(product);
-    high[i] = static_cast<std::uint32_t>(product >> 32);
-  }
+  constexpr Tag<std::uint64_t> wide;
+  const V<std::uint64_t> even = hn::MulEven(a, splat(b));
+  const U shifted = hn::BitCast(words, hn::ShiftRight<32>(hn::BitCast(wide, a)));
+  const V<std::uint64_t> odd = hn::MulEven(shifted, splat(b));
+  low = hn::OddEven(hn::BitCast(words, hn::ShiftLeft<32>(odd)), hn::BitCast(words, even));
+  high = hn::OddEven(hn::BitCast(words, odd), hn::BitCast(words, hn::ShiftRight<32>(even)));
 #endif
 }
 
@@ -56,48 +44,49 @@ struct NoiseKey {
   std::uint32_t step = 0;
 };
 
-// words[16w + j] = word w of block (step << 32) + 16 · number + j.
-TESSERA_INLINE void make_noise(const NoiseKey& key, std::uint32_t number, std::uint32_t* words) {
+// noise[16w + j] = word w of block (step << 32) + 16 · number + j.
+TESSERA_INLINE void make_noise(const NoiseKey& key, std::uint32_t number, std::uint32_t* noise) {
   static_assert(16 % lanes == 0);
   constexpr std::size_t blocks = 16 / lanes;  // side by side: each is one long chain
   std::uint32_t counters[16];
   for (std::uint32_t j = 0; j < 16; ++j) counters[j] = 16 * number + j;
   U c0[blocks], c1[blocks], c2[blocks], c3[blocks];
-  _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
-    c0[k] = read<U>(counters + k * lanes);
-    c1[k] = U{} + key.step;
-    c2[k] = U{} + static_cast<std::uint32_t>(key.stream);
-    c3[k] = U{} + static_cast<std::uint32_t>(key.stream >> 32);
+  TESSERA_UNROLL for (std::size_t k = 0; k < blocks; ++k) {
+    c0[k] = hn::LoadU(words, counters + k * lanes);
+    c1[k] = splat(key.step);
+    c2[k] = splat(static_cast<std::uint32_t>(key.stream));
+    c3[k] = splat(static_cast<std::uint32_t>(key.stream >> 32));
   }
   auto k0 = static_cast<std::uint32_t>(key.seed);
   auto k1 = static_cast<std::uint32_t>(key.seed >> 32);
   for (int round = 0; round < philox::rounds; ++round) {
-    _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
+    TESSERA_UNROLL for (std::size_t k = 0; k < blocks; ++k) {
       U a_high, a_low, b_high, b_low;
       multiply(c0[k], philox::multiplier[0], a_high, a_low);
       multiply(c2[k], philox::multiplier[1], b_high, b_low);
-      c0[k] = b_high ^ c1[k] ^ k0;
+      c0[k] = hn::Xor(hn::Xor(b_high, c1[k]), splat(k0));
       c1[k] = b_low;
-      c2[k] = a_high ^ c3[k] ^ k1;
+      c2[k] = hn::Xor(hn::Xor(a_high, c3[k]), splat(k1));
       c3[k] = a_low;
     }
     k0 += philox::weyl[0];
     k1 += philox::weyl[1];
   }
-  _Pragma("GCC unroll 4") for (std::size_t k = 0; k < blocks; ++k) {
-    write(words + k * lanes, c0[k]);
-    write(words + 16 + k * lanes, c1[k]);
-    write(words + 32 + k * lanes, c2[k]);
-    write(words + 48 + k * lanes, c3[k]);
+  TESSERA_UNROLL for (std::size_t k = 0; k < blocks; ++k) {
+    hn::StoreU(c0[k], words, noise + k * lanes);
+    hn::StoreU(c1[k], words, noise + 16 + k * lanes);
+    hn::StoreU(c2[k], words, noise + 32 + k * lanes);
+    hn::StoreU(c3[k], words, noise + 48 + k * lanes);
   }
 }
 
-TESSERA_INLINE U noise_at(const std::uint32_t* words, std::size_t i) {
-  return i < noise_words ? read<U>(words + i) & 0xffffu : read<U>(words + i - noise_words) >> 16;
+TESSERA_INLINE U noise_at(const std::uint32_t* noise, std::size_t i) {
+  return i < noise_words ? hn::And(hn::LoadU(words, noise + i), splat<std::uint32_t>(0xffff))
+                         : hn::ShiftRight<16>(hn::LoadU(words, noise + i - noise_words));
 }
 
 TESSERA_INLINE void store_noisy(std::uint16_t* to, F value, U noise) {
-  store_upper_half(to, if_nan(value, (U)value + noise));
+  store_upper_half(to, if_nan(value, as_bits(value) + noise));
 }
 
 // ---- groups ----
@@ -130,13 +119,14 @@ struct Loop {
                                               const NoiseKey& key, std::uint64_t number) {
     const Rule r = rule;
     for (std::size_t g = 0; g < groups; ++g) {
-      std::uint32_t words[noisy ? noise_words : 1];
-      if constexpr (noisy) make_noise(key, static_cast<std::uint32_t>(number + g), words);
+      std::uint32_t noise[noisy ? noise_words : 1];
+      if constexpr (noisy) make_noise(key, static_cast<std::uint32_t>(number + g), noise);
       // Vectors side by side, as in each_vector.
       for (std::size_t i = 0; i < group; i += ahead * lanes) {
-        F a[ahead] = {}, b[ahead] = {}, value[ahead], grad[ahead];
-        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+        F a[ahead], b[ahead], value[ahead], grad[ahead];
+        TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) {
           const std::size_t at = i + k * lanes;
+          a[k] = b[k] = zero();
           if constexpr (Rule::states > 0) a[k] = load(s.a + at);
           if constexpr (Rule::states > 1) b[k] = load(s.b + at);
           if constexpr (has_master) {
@@ -146,16 +136,16 @@ struct Loop {
           }
           grad[k] = load(s.grad + at);
         }
-        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+        TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) {
           value[k] = r.update(grad[k], value[k], a[k], b[k]);
         }
-        _Pragma("GCC unroll 4") for (std::size_t k = 0; k < ahead; ++k) {
+        TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) {
           const std::size_t at = i + k * lanes;
           if constexpr (Rule::states > 0) store(s.a + at, a[k]);
           if constexpr (Rule::states > 1) store(s.b + at, b[k]);
           if constexpr (has_master) store(s.master + at, value[k]);
           if constexpr (noisy) {
-            store_noisy(s.param + at, value[k], noise_at(words, at));
+            store_noisy(s.param + at, value[k], noise_at(noise, at));
           } else {
             store(s.param + at, value[k]);
           }
@@ -224,7 +214,7 @@ void run(const Rule& rule, const ParamShard& shard, std::int64_t step, float* a,
 // The gradient is the new value.
 struct RoundRule {
   static constexpr int states = 0;
-  inline __attribute__((always_inline)) F update(F g, F, F&, F&) const { return g; }
+  HWY_INLINE F update(F g, F, F&, F&) const { return g; }
 };
 
 // What a set has for rule R: see UpdateKernel in sets.h.
@@ -261,4 +251,5 @@ void round_to_bf16_stochastic(const float* from, std::uint16_t* to, std::size_t 
 }
 
 }  // namespace
-}  // namespace tessera::kernels::TESSERA_KERNEL_SET
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/core/half.h"
 #include "tessera/core/philox.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/norm.h"

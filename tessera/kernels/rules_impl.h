@@ -1,4 +1,4 @@
-// The formulas of rules.h on vectors, for one instruction set: see [Note: sets] in simd.h.
+// The formulas of rules.h on vectors, for one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,8 @@
 #include "tessera/kernels/rules.h"
 #include "tessera/kernels/simd.h"
 
-namespace tessera::kernels::TESSERA_KERNEL_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 // Formula<R>(rule, step).update(gradient, value, a, b) -> new value; the states a and b are changed
@@ -33,7 +34,7 @@ struct Formula<rules::AdamW> {
         eps(narrowed(how.eps)),
         step_size(narrowed(-step.lr / (1 - std::pow(how.beta1, static_cast<double>(step.count))))) {
   }
-  inline __attribute__((always_inline)) F update(F g, F value, F& m, F& v) const {
+  HWY_INLINE F update(F g, F value, F& m, F& v) const {
     g *= grad_scale;
     m = fma(g, splat(take1), m * keep1);
     v = fma(g * g, splat(take2), v * keep2);
@@ -53,7 +54,7 @@ struct SgdFormula {
         weight_decay(narrowed(step.weight_decay)),
         momentum(narrowed(how.momentum)),
         lr(narrowed(-step.lr)) {}
-  inline __attribute__((always_inline)) F update(F g, F value, F& u, F&) const {
+  HWY_INLINE F update(F g, F value, F& u, F&) const {
     g = fma(value, weight_decay, g * grad_scale);
     if constexpr (has_momentum) {
       u = fma(u, momentum, g);
@@ -76,7 +77,7 @@ struct Formula<rules::Lion> {
         keep2(narrowed(how.beta2)),
         take2(narrowed(1 - how.beta2)),
         lr(narrowed(step.lr)) {}
-  inline __attribute__((always_inline)) F update(F g, F value, F& m, F&) const {
+  HWY_INLINE F update(F g, F value, F& m, F&) const {
     g *= grad_scale;
     const F direction = fma(g, splat(take1), m * keep1);
     m = fma(g, splat(take2), m * keep2);
@@ -97,7 +98,7 @@ struct Formula<rules::Momentum> {
         keep(narrowed(how.momentum)),
         take(narrowed(1 - how.momentum)),
         nesterov(how.nesterov) {}
-  inline __attribute__((always_inline)) F update(F g, F, F& m, F&) const {
+  HWY_INLINE F update(F g, F, F& m, F&) const {
     const F taken = g * grad_scale * take;
     m = fma(m, keep, taken);
     return nesterov ? fma(m, keep, taken) : m;
@@ -112,10 +113,9 @@ struct Formula<rules::Descent> {
   Formula(const rules::Descent& how, const rules::Step& step)
       : decay(narrowed(1 - step.lr * step.weight_decay)),
         lr(narrowed(-step.lr * how.scale * step.grad_scale)) {}
-  inline __attribute__((always_inline)) F update(F g, F value, F&, F&) const {
-    return fma(g, lr, value * decay);
-  }
+  HWY_INLINE F update(F g, F value, F&, F&) const { return fma(g, lr, value * decay); }
 };
 
 }  // namespace
-}  // namespace tessera::kernels::TESSERA_KERNEL_SET
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,19 +1,18 @@
-// All kernels of one instruction set: see [Note: sets] in simd.h.
+// All kernels of one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
 #include "tessera/kernels/gelu_impl.h"
 #include "tessera/kernels/layer_norm_impl.h"
 #include "tessera/kernels/norm_impl.h"
 #include "tessera/kernels/optimizer_impl.h"
+#include "tessera/kernels/sets.h"
 #include "tessera/kernels/softmax_impl.h"
 
-#define TESSERA_NAME_OF(set) #set
-#define TESSERA_NAME(set) TESSERA_NAME_OF(set)
+namespace tessera::kernels::HWY_NAMESPACE {
 
-namespace tessera::kernels::TESSERA_KERNEL_SET {
-
+extern const KernelSet set;  // for kernels.cpp
 const KernelSet set = {
-    .name = TESSERA_NAME(TESSERA_KERNEL_SET),
+    .name = HWY_STR(HWY_NAMESPACE),
     .update = UpdateTable<rules::Rule>::kernels,
     .round_to_bf16_stochastic = round_to_bf16_stochastic,
     .sum_of_squares = sum_of_squares,
@@ -28,4 +27,4 @@ const KernelSet set = {
     .narrow = narrow,
 };
 
-}  // namespace tessera::kernels::TESSERA_KERNEL_SET
+}  // namespace tessera::kernels::HWY_NAMESPACE

@@ -16,7 +16,7 @@ struct UpdateKernels {
   UpdateKernel of[std::variant_size_v<rules::Rule>];  // in the order of its alternatives
 };
 
-// One instruction set: every public kernel under its name. See simd.h for how they are compiled.
+// One instruction set, see [Note: sets] in core/simd.h: every public kernel under its name.
 struct KernelSet {
   const char* name;
   UpdateKernels update;
@@ -32,16 +32,6 @@ struct KernelSet {
   decltype(&kernels::widen) widen;
   decltype(&kernels::narrow) narrow;
 };
-
-namespace baseline {  // what every processor of the architecture has: SSE2, NEON
-extern const KernelSet set;
-}
-namespace avx2 {  // with FMA
-extern const KernelSet set;
-}
-namespace avx512 {  // F, BW, DQ, VL
-extern const KernelSet set;
-}
 
 // Those that this processor can run, the best last.
 std::span<const KernelSet* const> usable_sets();

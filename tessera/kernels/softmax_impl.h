@@ -1,4 +1,4 @@
-// Softmax and cross entropy for one instruction set: see [Note: sets] in simd.h.
+// Softmax and cross entropy for one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,8 @@
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/simd.h"
 
-namespace tessera::kernels::TESSERA_KERNEL_SET {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
@@ -20,7 +21,7 @@ TESSERA_INLINE float row_max(const T* row, std::size_t n) {
   for (F& b : best) b = splat(minus_infinity);
   std::size_t at = 0;
   for (; at + 4 * lanes <= n; at += 4 * lanes) {
-    _Pragma("GCC unroll 4") for (std::size_t k = 0; k < 4; ++k) {
+    TESSERA_UNROLL for (std::size_t k = 0; k < 4; ++k) {
       best[k] = max(best[k], load(row + at + k * lanes));
     }
   }
@@ -53,7 +54,7 @@ template <class T>
 TESSERA_INLINE float softmax_row(T* row, std::size_t n, float scale) {
   const float top = row_max(row, n) * scale;
   const auto power = [&](F x) TESSERA_HERE { return exp_negative(fma(x, scale, splat(-top))); };
-  F total{};
+  F total = zero();
   if constexpr (std::is_same_v<T, float>) {
     each_vector(n, reader(row, minus_infinity), power,
                 [&](std::size_t i, F e, auto part) TESSERA_HERE {
@@ -75,7 +76,7 @@ TESSERA_INLINE float softmax_row(T* row, std::size_t n, float scale) {
 }
 
 template <class T>
-TESSERA_INLINE void zero(T* row, std::size_t from, std::size_t to) {
+TESSERA_INLINE void clear(T* row, std::size_t from, std::size_t to) {
   if (from < to) __builtin_memset(row + from, 0, (to - from) * sizeof(T));
 }
 
@@ -90,7 +91,7 @@ void softmax_causal_forward(const CausalRows& in, T* scores, float* lse) {
     T* row = scores + r * in.cols;
     const std::size_t n = seen(in, r);
     lse[r] = softmax_row(row, n, in.scale);
-    zero(row, n, in.cols);
+    clear(row, n, in.cols);
   }
 }
 
@@ -102,7 +103,7 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
     T* d = dprobs + r * in.cols;
     const std::size_t n = seen(in, r);
     const float whole = lse[r];
-    F total{};
+    F total = zero();
     each_vector(
         n,
         [&](std::size_t i, auto part) TESSERA_HERE {
@@ -122,19 +123,19 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
           return F2{load(p + i, part), load(d + i, part)};
         },
         [&](F2 f) TESSERA_HERE { return f.a * (f.b - shift) * in.scale; }, writer(d));
-    zero(p, n, in.cols);
-    zero(d, n, in.cols);
+    clear(p, n, in.cols);
+    clear(d, n, in.cols);
   }
 }
 
 template <class T>
 float cross_entropy_row(T* row, std::size_t n, std::size_t target) {
-  const float logit = load(row + target, Some{1})[0];
+  const float logit = load_one(row + target);
   const float whole = softmax_row(row, n, 1.0f);
   // Where p was rounded to bf16 when it was stored, little of p - 1 is left if p is close to 1; in
   // fp32 it is better than what the logits' own rounding leaves.
   const float gradient =
-      std::is_same_v<T, float> ? load(row + target, Some{1})[0] - 1.0f : std::expm1(logit - whole);
+      std::is_same_v<T, float> ? load_one(row + target) - 1.0f : std::expm1(logit - whole);
   store(row + target, splat(gradient), Some{1});
   return whole - logit;
 }
@@ -146,7 +147,7 @@ void cross_entropy_rows(T* logits, std::size_t rows, std::size_t cols, const std
     T* row = logits + r * cols;
     if (targets[r] < 0) {
       losses[r] = 0;
-      zero(row, 0, cols);
+      clear(row, 0, cols);
     } else {
       losses[r] = cross_entropy_row(row, cols, static_cast<std::size_t>(targets[r]));
     }
@@ -173,4 +174,5 @@ void cross_entropy_rows(void* logits, Type type, std::size_t rows, std::size_t c
 }
 
 }  // namespace
-}  // namespace tessera::kernels::TESSERA_KERNEL_SET
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

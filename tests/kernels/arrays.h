@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "tessera/core/half.h"
 #include "tessera/kernels/sets.h"
 
 namespace tessera::kernels {
