@@ -1,8 +1,10 @@
-// Update rules that treat every element alone: their names, settings and states.
+// Optimizers: their names, settings and states.
 //
-// [Note: rules] A new optimizer of this kind is a struct here, entered in `Named`; its formula on
-// vectors, in rules_impl.h; and its formula in ATen, for devices and types that have no kernel, in
-// zero/formulas.h. Engine, trainer, checkpoints and planner know the rest from these.
+// [Note: rules] Most treat every element alone. A new one of these is a struct here, entered in
+// `Elementwise`; its formula on vectors, in rules_impl.h; and its formula in ATen, for devices and
+// types that have no kernel, in zero/formulas.h. Engine, trainer and checkpoints know the rest from
+// these. Others need whole matrices, and are entered in `ByMatrix`: see [Note: matrices] in
+// zero/matrix_exchange.h.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +66,25 @@ struct Lion {
   States states() const { return {"moment1"}; }
 };
 
-// The two halves of rules that need whole matrices in between, zero::Muon. The first writes a
-// direction where other rules write the new value:
+// For the hidden matrices of a network: momentum that is made orthogonal, so that a step moves all
+// directions of a matrix alike (Jordan et al., 2024). Everything else (vectors, and what
+// zero::ParamPolicy::elementwise names: embeddings and heads should be among them) gets AdamW. A
+// step of a matrix is
+//   p *= 1 - lr·weight_decay;  p -= lr · 0.2·sqrt(max(rows, columns)) · orthogonalised(momentum)
+// The factor gives it the size of a step of AdamW, so that both do well with one learning rate.
+struct Muon {
+  static constexpr std::string_view name = "muon";
+  double lr = 1e-3;
+  double momentum = 0.95;
+  bool nesterov = true;
+  double weight_decay = 0.1;
+  AdamW elementwise = {};  // a learning rate given to step() changes its own in proportion
+  // At most: a matrix has one.
+  States states() const { return elementwise.states(); }
+};
+
+// What Muon does before and after matrices are whole. The first writes a direction where other
+// rules write the new value:
 //   m = momentum·m + (1-momentum)·g;  direction = nesterov ? momentum·m + (1-momentum)·g : m
 struct Momentum {
   double momentum = 0.95;
@@ -78,25 +97,33 @@ struct Descent {
   States states() const { return {}; }
 };
 
-// The alternatives of one variant and more.
-template <class Variant, class... More>
-struct Append;
-template <class... Some, class... More>
-struct Append<std::variant<Some...>, More...> {
-  using type = std::variant<Some..., More...>;
+// All alternatives of two variants.
+template <class A, class B>
+struct Join;
+template <class... A, class... B>
+struct Join<std::variant<A...>, std::variant<B...>> {
+  using type = std::variant<A..., B...>;
 };
 
-// Optimizers that have a name; and all rules, halves too.
-using Named = std::variant<AdamW, SGD, Lion>;
-using Rule = Append<Named, Momentum, Descent>::type;
+using Elementwise = std::variant<AdamW, SGD, Lion>;
+using ByMatrix = std::variant<Muon>;
+using Named = Join<Elementwise, ByMatrix>::type;  // all of them, as users know them
+// What there is a kernel for.
+using Rule = Join<Elementwise, std::variant<Momentum, Descent>>::type;
 
-// f(R{}) for every alternative R of a variant.
-template <class Variant, class F>
-void for_each_rule(F&& f) {
+// f(R{}) for every optimizer R.
+template <class F>
+void for_each(F&& f) {
   [&]<std::size_t... i>(std::index_sequence<i...>) {
-    (f(std::variant_alternative_t<i, Variant>{}), ...);
+    (f(std::variant_alternative_t<i, Named>{}), ...);
   }
-  (std::make_index_sequence<std::variant_size_v<Variant>>{});
+  (std::make_index_sequence<std::variant_size_v<Named>>{});
+}
+
+inline std::vector<std::string> names() {
+  std::vector<std::string> result;
+  for_each([&](const auto& rule) { result.emplace_back(rule.name); });
+  return result;
 }
 
 // Sets the settings that `rule` has from the members of the same name.
@@ -110,6 +137,19 @@ void take_settings(R& rule, const Settings& from) {
   if constexpr (requires { rule.weight_decay = from.weight_decay; }) {
     rule.weight_decay = from.weight_decay;
   }
+  if constexpr (requires { rule.elementwise; }) take_settings(rule.elementwise, from);
+}
+
+// The optimizer of that name, which is one of names(), with these settings.
+template <class Settings>
+Named named(std::string_view name, const Settings& from) {
+  Named found;
+  for_each([&](auto rule) {
+    if (rule.name != name) return;
+    take_settings(rule, from);
+    found = rule;
+  });
+  return found;
 }
 
 }  // namespace tessera::rules

@@ -8,6 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/kernels/rules.h"
 #include "tessera/schedule/schedule.h"
 #include "tessera/train/config.h"
 
@@ -94,7 +95,7 @@ std::vector<Field> make_fields() {
        0,
        {"auto", "alias", "copy"}},
 
-      {optimizer, "optimizer", &C::optimizer, "adamw or sgd", 0, 0, {"adamw", "sgd"}},
+      {optimizer, "optimizer", &C::optimizer, "rule of the update", 0, 0, rules::names()},
       {optimizer, "lr", &C::lr, "highest learning rate", 0, 1e3},
       {optimizer,
        "lr-schedule",
@@ -109,10 +110,10 @@ std::vector<Field> make_fields() {
       {optimizer, "decay-share", &C::decay_share, "wsd: share of the steps that decay", 0, 1},
       {optimizer, "weight-decay", &C::weight_decay, "of matrices; norms and biases have none", 0,
        1e3},
-      {optimizer, "beta1", &C::beta1, "AdamW", 0, kBelowOne},
-      {optimizer, "beta2", &C::beta2, "AdamW", 0, kBelowOne},
+      {optimizer, "beta1", &C::beta1, "AdamW, Lion", 0, kBelowOne},
+      {optimizer, "beta2", &C::beta2, "AdamW, Lion", 0, kBelowOne},
       {optimizer, "eps", &C::eps, "AdamW", kAboveZero, 1},
-      {optimizer, "momentum", &C::momentum, "SGD", 0, kBelowOne},
+      {optimizer, "momentum", &C::momentum, "SGD, Muon", 0, kBelowOne},
       {optimizer, "clip", &C::clip, "largest norm of the whole gradient; 0 does not clip", 0, 1e9},
       {optimizer,
        "on-nan",

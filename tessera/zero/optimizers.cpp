@@ -9,7 +9,7 @@ namespace {
 
 class RuleUpdate final : public Update {
  public:
-  RuleUpdate(const rules::Named& how, const UpdateContext& context)
+  RuleUpdate(const rules::Elementwise& how, const UpdateContext& context)
       : Update(context), rule_(std::visit([](const auto& r) { return rules::Rule(r); }, how)) {
     std::visit(
         [this](const auto& r) {
@@ -55,7 +55,8 @@ class RuleUpdate final : public Update {
 
 }  // namespace
 
-std::unique_ptr<Update> make_rule_update(const rules::Named& how, const UpdateContext& context) {
+std::unique_ptr<Update> make_rule_update(const rules::Elementwise& how,
+                                         const UpdateContext& context) {
   return std::make_unique<RuleUpdate>(how, context);
 }
 

@@ -12,6 +12,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/zero/optimizers.h"
+#include "tessera/zero/torch_states.h"
 
 namespace tessera::zero {
 namespace {
@@ -46,23 +47,30 @@ class TorchUpdate final : public Update {
     }
     const memory::OwnerScope owner(buffers_.ledger());
     const memory::CategoryScope scope(MemoryCategory::optimizer);
-    std::map<std::tuple<bool, double>, std::vector<at::Tensor>> groups;
+    std::map<std::tuple<bool, double>, std::vector<std::size_t>> groups;
     values_.resize(plan_.params.size());
+    group_of_.resize(plan_.params.size());
+    fresh_.resize(plan_.params.size());
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
       if (p.bucket < 0) continue;
       // Groups are the same on all ranks, also where this one owns nothing of them.
-      auto& tensors = groups[{p.policy.decay, p.policy.lr_scale}];
+      auto& members = groups[{p.policy.decay, p.policy.lr_scale}];
       if (held(p).size == 0) continue;
       const at::Tensor master = master_shard(static_cast<int>(i));
       const at::Tensor flat =
           master.defined() ? master : gatherer_.param_shard(static_cast<int>(i));
       values_[i] = flat.detach().requires_grad_(true);
-      tensors.push_back(values_[i]);
+      members.push_back(i);
     }
     std::vector<torch::optim::OptimizerParamGroup> list;
-    for (const auto& [key, tensors] : groups) {
-      list.emplace_back(tensors);
+    for (const auto& [key, members] : groups) {
+      std::vector<at::Tensor> tensors;
+      for (const std::size_t i : members) {
+        tensors.push_back(values_[i]);
+        group_of_[i] = list.size();
+      }
+      list.emplace_back(std::move(tensors));
       decays_.push_back(std::get<0>(key));
       lr_scales_.push_back(std::get<1>(key));
     }
@@ -78,10 +86,39 @@ class TorchUpdate final : public Update {
     default_lr_ = optimizer_->param_groups().front().options().get_lr();
   }
 
-  std::vector<std::pair<std::string, at::Tensor>> states(int) const override {
-    throw UsageError(
-        "the state of an optimizer of torch::optim cannot be saved, since the engine does not know "
-        "its parts; use zero::AdamW or zero::SGD");
+  std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
+    const auto i = static_cast<std::size_t>(index);
+    const TorchStates& known = kind();
+    if (!values_[i].defined()) return {};
+    if (const auto found = optimizer_->state().find(key(i)); found != optimizer_->state().end()) {
+      return known.tensors(*found->second);
+    }
+    // Kept apart from the optimizer until resume(): some treat their first step in a special way,
+    // and know it by the state that is not there.
+    if (fresh_[i] == nullptr) {
+      const memory::OwnerScope owner(buffers_.ledger());
+      const memory::CategoryScope scope(MemoryCategory::optimizer);
+      fresh_[i] = known.fresh(optimizer_->param_groups()[group_of_[i]].options(), values_[i]);
+    }
+    return fresh_[i] == nullptr ? TorchStates::Tensors() : known.tensors(*fresh_[i]);
+  }
+
+  void resume(std::int64_t steps, std::vector<std::int64_t> updates) override {
+    Update::resume(steps, std::move(updates));
+    const TorchStates& known = kind();
+    auto& all = optimizer_->state();
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      if (!values_[i].defined()) continue;
+      if (updates_[i] == 0 && !known.made_at_start()) {
+        all.erase(key(i));
+        continue;
+      }
+      states(static_cast<int>(i));
+      if (fresh_[i] != nullptr) all[key(i)] = std::move(fresh_[i]);
+      if (const auto found = all.find(key(i)); found != all.end()) {
+        known.set_count(*found->second, updates_[i]);
+      }
+    }
   }
 
   void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
@@ -89,10 +126,12 @@ class TorchUpdate final : public Update {
     const memory::OwnerScope owner(buffers_.ledger());
     ++steps_;
     for (std::size_t i = 0; i < values_.size(); ++i) {
+      if (plan_.params[i].bucket >= 0 && used[i]) ++updates_[i];
       if (!values_[i].defined()) continue;
       at::Tensor& grad = values_[i].mutable_grad();
       grad.reset();
       if (used[i]) {
+        fresh_[i].reset();
         grad = reducer.grad_shard(static_cast<int>(i)).to(values_[i].scalar_type()) * scale;
       }
     }
@@ -115,8 +154,18 @@ class TorchUpdate final : public Update {
   }
 
  private:
+  const TorchStates& kind() const {
+    if (kind_ == nullptr) kind_ = known_states(*optimizer_);
+    return *kind_;
+  }
+  void* key(std::size_t i) const { return values_[i].unsafeGetTensorImpl(); }
+
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::vector<at::Tensor> values_;  // per parameter: what the optimizer holds
+  mutable std::unique_ptr<TorchStates> kind_;  // when it is asked for: others train, unsaved
+  std::vector<at::Tensor> values_;             // per parameter: what the optimizer holds
+  std::vector<std::size_t> group_of_;          // per parameter
+  // Per parameter: a state for whoever saves or loads before the first update.
+  mutable std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> fresh_;
   std::vector<bool> decays_;
   std::vector<double> lr_scales_;
 };

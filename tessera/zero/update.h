@@ -24,7 +24,7 @@ struct UpdateContext {
 
 // The optimizer on what this rank holds of every parameter: its shard, or all of it at stage 0.
 // What a rule computes for an element depends on that element alone, so that the shards do not
-// show; a rule that needs whole matrices moves them as [Note: matrices] in muon.cpp says.
+// show; a rule that needs whole matrices moves them as [Note: matrices] says.
 class Update {
  public:
   explicit Update(const UpdateContext& context);

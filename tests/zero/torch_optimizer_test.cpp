@@ -1,0 +1,155 @@
+// Optimizers of torch::optim in the engine: their states are saved and loaded like the engine's
+// own.
+
+#include <gtest/gtest.h>
+#include <torch/optim/rmsprop.h>
+
+#include <set>
+
+#include "tessera/core/errors.h"
+#include "tests/zero/moved_state.h"
+
+namespace tessera::zero::test {
+namespace {
+
+namespace optim = torch::optim;
+using Groups = std::vector<optim::OptimizerParamGroup>;
+
+template <class O, class Options>
+TorchOptimizer of(const Options& options) {
+  return [options](Groups groups) { return std::make_unique<O>(std::move(groups), options); };
+}
+
+struct Kind {
+  std::string name;
+  TorchOptimizer make;
+  std::vector<std::string> states;
+};
+
+std::vector<Kind> kinds() {
+  return {
+      {"Adam", of<optim::Adam>(optim::AdamOptions(0.02)), {"exp_avg", "exp_avg_sq"}},
+      {"Adam, amsgrad",
+       of<optim::Adam>(optim::AdamOptions(0.02).amsgrad(true)),
+       {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+      {"AdamW", of<optim::AdamW>(optim::AdamWOptions(0.02)), {"exp_avg", "exp_avg_sq"}},
+      {"SGD", of<optim::SGD>(optim::SGDOptions(0.05)), {}},
+      // The first step is not dampened: a state of zeros would be another thing than none.
+      {"SGD, dampened",
+       of<optim::SGD>(optim::SGDOptions(0.05).momentum(0.9).dampening(0.5)),
+       {"momentum_buffer"}},
+      {"RMSprop",
+       of<optim::RMSprop>(optim::RMSpropOptions(0.01).momentum(0.5).centered(true)),
+       {"grad_avg", "momentum_buffer", "square_avg"}},
+      {"Adagrad",
+       of<optim::Adagrad>(optim::AdagradOptions(0.05).lr_decay(0.1).initial_accumulator_value(0.1)),
+       {"sum"}},
+  };
+}
+
+Case case_of(const Kind& kind, const std::string& net, int ranks, int stage,
+             const std::string& layout = "fp32") {
+  Case run;
+  run.net = net;
+  run.ranks = ranks;
+  run.options.stage = stage;
+  run.options.layout = parse_state_layout(layout);
+  run.options.optimizer = kind.make;
+  return run;
+}
+
+// Five steps, a load, five more: the bits of ten on the same mesh, near them on another.
+TEST(TorchOptimizer, GoesOnAfterALoadOnAnyNumberOfRanksAndStage) {
+  for (const Kind& kind : kinds()) {
+    const std::string net = kind.name == "Adam" ? "tied" : "mlp";
+    const Case two = case_of(kind, net, 2, 1);
+    const WholeState ten = train_from(two, 0, 10, nullptr);
+    const WholeState five = train_from(two, 0, 5, nullptr);
+    std::set<std::string> states;
+    for (const auto& [name, values] : five.values) states.insert(name.substr(name.find(' ') + 1));
+    states.erase("param");
+    EXPECT_EQ(std::vector(states.begin(), states.end()), kind.states) << kind.name;
+    expect_same_bits(train_from(two, 5, 10, &five), ten, kind.name);
+    for (const auto& [ranks, stage] : {std::pair{1, 0}, {2, 0}, {3, 2}, {2, 3}}) {
+      const Case other = case_of(kind, net, ranks, stage);
+      const std::string what = kind.name + ", " + other.describe();
+      const WholeState got = train_from(other, 5, 10, &five);
+      if (ranks == 2) {
+        expect_same_bits(got, ten, what);  // stages differ in no bit
+      } else {
+        expect_close(got, ten, 1e-4, what);
+      }
+    }
+  }
+}
+
+// A master copy is what the optimizer holds then.
+TEST(TorchOptimizer, GoesOnAfterALoadWithAMasterCopy) {
+  const Case run = case_of(kinds()[2], "odd", 2, 2, "bf16");
+  const WholeState five = train_from(run, 0, 5, nullptr);
+  expect_same_bits(train_from(run, 5, 8, &five), train_from(run, 0, 8, nullptr), "AdamW, bf16");
+}
+
+// Whoever saves before the first step changes nothing, and a load before it starts anew.
+TEST(TorchOptimizer, AStateBeforeTheFirstStepIsThatOfAFreshOptimizer) {
+  for (const Kind& kind : kinds()) {
+    const Case run = case_of(kind, "mlp", 2, 2);
+    const WholeState none = train_from(run, 0, 0, nullptr);
+    expect_same_bits(train_from(run, 0, 3, &none), train_from(run, 0, 3, nullptr), kind.name);
+  }
+}
+
+// An optimizer that has gone further is set back.
+TEST(TorchOptimizer, ALoadSetsBackWhatWentOn) {
+  for (const Kind& kind : kinds()) {
+    const Case run = case_of(kind, "mlp", 1, 0);
+    over(1, [&](const comm::Group& group) {
+      auto net = make_net(run.net);
+      net->initialise(7);
+      Engine engine(net, group, run.options);
+      std::vector<at::Tensor> saved;
+      for (const StateShard& shard : engine.state(StateScope::held)) {
+        saved.push_back(shard.values.detach().clone());
+      }
+      const StepCounts progress = engine.progress();
+      std::vector<std::uint64_t> hashes;
+      for (int round = 0; round < 2; ++round) {
+        for (int step = 0; step < 3; ++step) one_step(engine, *net, common_batch(*net, step));
+        hashes.push_back(engine.params_hash());
+        const at::NoGradGuard no_grad;
+        const auto shards = engine.state(StateScope::held);
+        ASSERT_EQ(shards.size(), saved.size());
+        for (std::size_t i = 0; i < saved.size(); ++i) shards[i].values.copy_(saved[i]);
+        engine.resume(progress);
+      }
+      EXPECT_EQ(hashes[0], hashes[1]) << kind.name;
+    });
+  }
+}
+
+// Of an unknown class the engine knows no states: it trains, but is not saved in part.
+TEST(TorchOptimizer, AClassThatIsNotKnownIsRefusedByName) {
+  struct Halving : optim::SGD {
+    using SGD::SGD;
+  };
+  Case run = case_of(
+      {"",
+       [](Groups groups) { return std::make_unique<Halving>(groups, optim::SGDOptions(0.1)); },
+       {}},
+      "mlp", 1, 0);
+  over(1, [&](const comm::Group& group) {
+    auto net = make_net(run.net);
+    net->initialise(7);
+    Engine engine(net, group, run.options);
+    one_step(engine, *net, common_batch(*net, 0));
+    try {
+      engine.state(StateScope::owned);
+      FAIL();
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("Halving"), std::string::npos) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::zero::test
