@@ -29,7 +29,7 @@ std::int64_t rounded(std::int64_t bytes) {
 
 void Snapshot::take(const std::vector<Shard>& shards) {
   std::int64_t total = 0;
-  for (const Shard& shard : shards) total += rounded(count_of(shard.runs) * size_of(shard.dtype));
+  for (const Shard& shard : shards) total += rounded(count_of(shard.runs) * bytes_of(shard.dtype));
   if (total > capacity_) {
     release();
     if (charge_) charged_ = charge_(total);
@@ -39,7 +39,7 @@ void Snapshot::take(const std::vector<Shard>& shards) {
   shards_ = shards;
   std::byte* at = memory_.get();
   for (Shard& shard : shards_) {
-    const std::int64_t size = size_of(shard.dtype);
+    const std::int64_t size = bytes_of(shard.dtype);
     std::int64_t local = 0;
     for (std::size_t i = 0; i < shard.runs.size();) {
       // Neighbours in memory are copied as one.

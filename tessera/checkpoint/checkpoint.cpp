@@ -61,8 +61,8 @@ Checkpoint::Checkpoint(std::string folder, std::shared_ptr<FileSystem> files, Ch
                                 .dtype;
         if (dtype != tensor.dtype) {
           throw DataError(str(path, ": parameter ", quote(tensor.param), ", state ",
-                              quote(tensor.state), " is ", name(dtype), " in one file and ",
-                              name(tensor.dtype), " in ", file.name));
+                              quote(tensor.state), " is ", stored_name(dtype), " in one file and ",
+                              stored_name(tensor.dtype), " in ", file.name));
         }
       }
       list.emplace_back(static_cast<int>(f), static_cast<int>(t));
@@ -160,7 +160,7 @@ Checkpoint::OpenFile Checkpoint::open_file(const StoredFile& file) const {
     const auto entry = entries.find(tensor.name);
     if (entry == entries.end()) throw DataError(str(path, " has no tensor ", quote(tensor.name)));
     if (entry->second->dtype != tensor.dtype ||
-        entry->second->bytes() != tensor.elements() * size_of(tensor.dtype)) {
+        entry->second->bytes() != tensor.elements() * bytes_of(tensor.dtype)) {
       throw DataError(str(path, ": tensor ", quote(tensor.name), " is not what the manifest says"));
     }
     open.offsets.push_back(header.data_begin + entry->second->begin);
@@ -220,7 +220,7 @@ std::vector<std::string> Checkpoint::verify(const BytesDone& told) {
       const OpenFile open = open_file(file);
       for (std::size_t t = 0; t < file.tensors.size(); ++t) {
         const StoredTensor& tensor = file.tensors[t];
-        const std::int64_t bytes = tensor.elements() * size_of(tensor.dtype);
+        const std::int64_t bytes = tensor.elements() * bytes_of(tensor.dtype);
         for (std::int64_t at = 0; at < bytes; at += kReadBytes) {
           const std::int64_t size = std::min(kReadBytes, bytes - at);
           std::byte* const into = buffer.get(size);

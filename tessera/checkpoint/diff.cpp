@@ -14,14 +14,14 @@ constexpr std::int64_t kDiffElements = std::int64_t{1} << 20;
 // Compares two states of the same shape, a stretch at a time.
 void compare_values(Checkpoint& a, Checkpoint& b, DType type_a, DType type_b, std::int64_t elements,
                     StateDifference& out, const std::function<void(std::int64_t)>& done) {
-  std::vector<std::byte> left(static_cast<std::size_t>(kDiffElements * size_of(type_a)));
-  std::vector<std::byte> right(static_cast<std::size_t>(kDiffElements * size_of(type_b)));
+  std::vector<std::byte> left(static_cast<std::size_t>(kDiffElements * bytes_of(type_a)));
+  std::vector<std::byte> right(static_cast<std::size_t>(kDiffElements * bytes_of(type_b)));
   for (std::int64_t at = 0; at < elements; at += kDiffElements) {
     const std::int64_t count = std::min(kDiffElements, elements - at);
     a.load({{out.param, out.state, type_a, {{at, 0, count}}, left.data()}});
     b.load({{out.param, out.state, type_b, {{at, 0, count}}, right.data()}});
-    done(count * size_of(type_a));
-    const std::int64_t size = size_of(type_a);
+    done(count * bytes_of(type_a));
+    const std::int64_t size = bytes_of(type_a);
     if (type_a == type_b &&
         std::memcmp(left.data(), right.data(), static_cast<std::size_t>(count * size)) == 0) {
       continue;
@@ -99,7 +99,7 @@ Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
       } else {
         const DType type_a = states_a[state], type_b = states_b[state];
         if (type_a != type_b) {
-          difference.reason = str(name(type_a), " in A, ", name(type_b), " in B");
+          difference.reason = str(stored_name(type_a), " in A, ", stored_name(type_b), " in B");
         }
         compare_values(a, b, type_a, type_b, elements_of(in_a->shape), difference, done);
       }

@@ -1,39 +1,16 @@
 #include "tessera/checkpoint/dtype.h"
 
-#include <array>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/half.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-struct Row {
-  std::string_view name;
-  std::int64_t size;
-};
-constexpr std::array<Row, 15> kTypes = {{{"F64", 8},
-                                         {"F32", 4},
-                                         {"F16", 2},
-                                         {"BF16", 2},
-                                         {"F8_E4M3", 1},
-                                         {"F8_E5M2", 1},
-                                         {"I64", 8},
-                                         {"I32", 4},
-                                         {"I16", 2},
-                                         {"I8", 1},
-                                         {"U64", 8},
-                                         {"U32", 4},
-                                         {"U16", 2},
-                                         {"U8", 1},
-                                         {"BOOL", 1}}};
-const Row& row(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
 
 template <typename T>
 T get(const std::byte* data, std::int64_t index) {
@@ -47,42 +24,21 @@ void put(std::byte* data, std::int64_t index, T value) {
 }
 
 // All three go through the bits of an fp32, which has every value of the other two.
-std::uint32_t from_bf16(std::uint16_t bits) { return static_cast<std::uint32_t>(bits) << 16; }
-
-std::uint32_t from_f16(std::uint16_t half) {
-  const std::uint32_t sign = (half & 0x8000u) << 16;
-  const std::uint32_t exponent = (half >> 10) & 0x1fu, fraction = half & 0x3ffu;
-  if (exponent == 31) return sign | 0x7f800000u | fraction << 13;
-  if (exponent == 0) {
-    const float value = std::ldexp(static_cast<float>(fraction), -24);
-    return sign | std::bit_cast<std::uint32_t>(value);
-  }
-  return sign | (exponent + 112) << 23 | fraction << 13;
+std::uint32_t widened(DType from, std::uint16_t half) {
+  return std::bit_cast<std::uint32_t>(from == DType::bf16 ? from_bf16(half) : from_f16(half));
 }
 
-std::uint16_t to_bf16(std::uint32_t bits) {
-  if ((bits & 0x7fffffffu) > 0x7f800000u) {  // NaN stays one
-    const auto top = static_cast<std::uint16_t>(bits >> 16);
-    return (bits & 0x007f0000u) != 0 ? top : static_cast<std::uint16_t>(top | 0x40u);
+// As in core/half.h, except that a NaN keeps what fits of its payload, quiet or not: what was
+// widened comes back as the same bits.
+std::uint16_t narrowed(DType to, std::uint32_t bits) {
+  const bool bf16 = to == DType::bf16;
+  const std::uint32_t infinity = bf16 ? 0x7f80u : 0x7c00u;
+  const std::uint32_t payload = (bits >> (bf16 ? 16 : 13)) & (0x7fffu - infinity);
+  if ((bits & 0x7fffffffu) > 0x7f800000u && payload != 0) {
+    return static_cast<std::uint16_t>(((bits >> 16) & 0x8000u) | infinity | payload);
   }
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-std::uint16_t to_f16(std::uint32_t bits) {
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {
-    const std::uint32_t fraction = (magnitude >> 13) & 0x3ffu;
-    return static_cast<std::uint16_t>(sign | 0x7c00u | (fraction != 0 ? fraction : 0x200u));
-  }
-  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // overflows
-  if (magnitude < 0x38800000u) {
-    // A subnormal: a whole number of 2^-24, rounded to even as the processor does.
-    const float scaled = std::ldexp(std::bit_cast<float>(magnitude), 24);
-    return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(std::nearbyint(scaled)));
-  }
-  const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
-  return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+  const auto value = std::bit_cast<float>(bits);
+  return bf16 ? to_bf16(value) : to_f16(value);
 }
 
 bool is_converted(DType dtype) {
@@ -92,31 +48,17 @@ bool is_converted(DType dtype) {
 std::uint32_t load_f32(DType dtype, const std::byte* data, std::int64_t index) {
   if (dtype == DType::f32) return get<std::uint32_t>(data, index);
   const auto bits = get<std::uint16_t>(data, index);
-  return dtype == DType::bf16 ? from_bf16(bits) : from_f16(bits);
+  return widened(dtype, bits);
 }
 
 }  // namespace
 
-std::int64_t size_of(DType dtype) { return row(dtype).size; }
-std::string_view name(DType dtype) { return row(dtype).name; }
-
-std::optional<DType> find_dtype(std::string_view text) {
-  std::string upper(text);
-  for (char& c : upper) {
+std::string stored_name(DType dtype) {
+  std::string text = stored_name(dtype);
+  for (char& c : text) {
     if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
   }
-  for (std::size_t i = 0; i < kTypes.size(); ++i) {
-    if (kTypes[i].name == upper) return static_cast<DType>(i);
-  }
-  return std::nullopt;
-}
-
-DType parse_dtype(std::string_view text) {
-  if (const auto found = find_dtype(text)) return *found;
-  std::vector<std::string> names;
-  for (const Row& type : kTypes) names.emplace_back(type.name);
-  throw UsageError(str("got the type ", quote(text), ", wanted one of ", join(names, ", "),
-                       did_you_mean(text, names)));
+  return text;
 }
 
 bool convertible(DType from, DType to) {
@@ -126,11 +68,11 @@ bool convertible(DType from, DType to) {
 std::int64_t convert(DType from, const std::byte* source, DType to, std::byte* target,
                      std::int64_t count, Rounding rounding) {
   if (from == to) {
-    if (count > 0) std::memcpy(target, source, static_cast<std::size_t>(count * size_of(from)));
+    if (count > 0) std::memcpy(target, source, static_cast<std::size_t>(count * bytes_of(from)));
     return count;
   }
   if (!convertible(from, to)) {
-    throw UsageError(str("cannot turn ", name(from), " into ", name(to)));
+    throw UsageError(str("cannot turn ", stored_name(from), " into ", stored_name(to)));
   }
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint32_t bits = load_f32(from, source, i);
@@ -138,8 +80,8 @@ std::int64_t convert(DType from, const std::byte* source, DType to, std::byte* t
       put(target, i, bits);
       continue;
     }
-    const std::uint16_t narrow = to == DType::bf16 ? to_bf16(bits) : to_f16(bits);
-    const std::uint32_t back = to == DType::bf16 ? from_bf16(narrow) : from_f16(narrow);
+    const std::uint16_t narrow = narrowed(to, bits);
+    const std::uint32_t back = widened(to, narrow);
     if (rounding == Rounding::exact && back != bits) return i;
     put(target, i, narrow);
   }

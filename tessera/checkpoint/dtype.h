@@ -2,34 +2,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string_view>
+#include <string>
+
+#include "tessera/core/dtype.h"
 
 namespace tessera::checkpoint {
 
-// The element types of safetensors.
-enum class DType : std::uint8_t {
-  f64,
-  f32,
-  f16,
-  bf16,
-  f8_e4m3,
-  f8_e5m2,
-  i64,
-  i32,
-  i16,
-  i8,
-  u64,
-  u32,
-  u16,
-  u8,
-  boolean,
-};
+using tessera::DType;  // all of which safetensors has
 
-std::int64_t size_of(DType dtype);                       // bytes of an element
-std::string_view name(DType dtype);                      // as in a file: "BF16"
-std::optional<DType> find_dtype(std::string_view text);  // case is ignored
-DType parse_dtype(std::string_view text);                // throws UsageError
+// Bytes of an element, signed as everything that is counted here.
+constexpr std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
+std::string stored_name(DType dtype);  // as in a file: "BF16"
 
 // Whether `from` can become `to` at all: the same type, or both of f32, f16, bf16.
 bool convertible(DType from, DType to);

@@ -44,7 +44,7 @@ TensorEntry entry_from(const std::string& name, const Json& value, const std::st
   // Names of types are written in one way only.
   const auto known =
       dtype.is_string() ? find_dtype(dtype.get_ref<const std::string&>()) : std::optional<DType>{};
-  if (!known || checkpoint::name(*known) != dtype.get_ref<const std::string&>()) {
+  if (!known || stored_name(*known) != dtype.get_ref<const std::string&>()) {
     throw DataError(str(what, " has the dtype ", quote(dtype.dump(-1, ' ', true)),
                         ", which is not known here"));
   }
@@ -60,7 +60,7 @@ TensorEntry entry_from(const std::string& name, const Json& value, const std::st
   entry.end = size_from(offsets[1], what + ": data_offsets[1]");
   const std::int64_t elements = elements_of(entry.shape);
   std::int64_t bytes = 0;
-  if (elements < 0 || __builtin_mul_overflow(elements, size_of(entry.dtype), &bytes)) {
+  if (elements < 0 || __builtin_mul_overflow(elements, bytes_of(entry.dtype), &bytes)) {
     throw DataError(what + " has a shape with more bytes than a file can hold");
   }
   if (entry.end < entry.begin || entry.bytes() != bytes) {
@@ -121,7 +121,7 @@ std::string header_bytes(const std::vector<TensorEntry>& tensors,
     if (!metadata.empty()) json += "\"__metadata__\":" + Json(metadata).dump();
     for (const TensorEntry& tensor : tensors) {
       if (json.size() > 1) json += ",";
-      json += str(Json(tensor.name).dump(), ":{\"dtype\":\"", name(tensor.dtype),
+      json += str(Json(tensor.name).dump(), ":{\"dtype\":\"", stored_name(tensor.dtype),
                   "\",\"shape\":", Json(tensor.shape).dump(), ",\"data_offsets\":[", tensor.begin,
                   ",", tensor.end, "]}");
     }

@@ -68,7 +68,8 @@ void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
                         ". It was saved with layout ", quote(manifest_.about.layout)));
   }
   if (!convertible(state->second, wanted.dtype)) {
-    throw DataError(str(what, " is ", name(state->second), ", wanted ", name(wanted.dtype),
+    throw DataError(str(what, " is ", stored_name(state->second), ", wanted ",
+                        stored_name(wanted.dtype),
                         ": there is no exact way from one to the other"));
   }
   const std::vector<Place>& found = places({wanted.param, wanted.state});
@@ -127,11 +128,11 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
       open_tensor = copy.tensor;
       buffered = -1;
       tensor_at = from_file->offsets[static_cast<std::size_t>(copy.tensor)];
-      size = size_of(tensor.dtype);
+      size = bytes_of(tensor.dtype);
       tensor_bytes = tensor.elements() * size;
     }
     const WantedShard& to = *copy.to;
-    const std::int64_t to_size = size_of(to.dtype);
+    const std::int64_t to_size = bytes_of(to.dtype);
     std::int64_t at = copy.from * size, local = copy.local;
     const std::int64_t end = at + copy.count * size;
     while (at < end) {
@@ -164,9 +165,10 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
         const std::int64_t done = convert(tensor.dtype, from, to.dtype, into, count, rounding);
         if (done < count) {
           throw DataError(str(folder_, "/", file.name, ": tensor ", quote(tensor.name), " has the ",
-                              name(tensor.dtype), " value ", value_at(tensor.dtype, from, done),
-                              " at element ", at / size + done, ", which ", name(to.dtype),
-                              " does not have: load it as ", name(tensor.dtype)));
+                              stored_name(tensor.dtype), " value ",
+                              value_at(tensor.dtype, from, done), " at element ", at / size + done,
+                              ", which ", stored_name(to.dtype), " does not have: load it as ",
+                              stored_name(tensor.dtype)));
         }
         if (to.store) to.store(local, count, into);
       }

@@ -55,7 +55,7 @@ OrderedJson json_of(const StoredFile& file) {
     tensors.push_back({{"name", tensor.name},
                        {"param", tensor.param},
                        {"state", tensor.state},
-                       {"dtype", name(tensor.dtype)},
+                       {"dtype", stored_name(tensor.dtype)},
                        {"elements", std::move(stripes)},
                        {"crc32c", to_hex(tensor.checksums)}});
   }

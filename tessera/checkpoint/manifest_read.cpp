@@ -128,7 +128,7 @@ StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int6
   tensor.dtype = *found_dtype;
   const auto param = elements.find(tensor.param);
   if (param == elements.end()) node.at("param").refuse("a parameter of the manifest");
-  const std::int64_t most = data_bytes / size_of(tensor.dtype);
+  const std::int64_t most = data_bytes / bytes_of(tensor.dtype);
   std::int64_t total = 0, runs = 0;
   for (const Node& item : node.at("elements").list()) {
     const std::vector<Node> numbers = item.list();
@@ -154,7 +154,7 @@ StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int6
   const Node checksums = node.at("crc32c");
   if (!from_hex(checksums.text(), tensor.checksums) ||
       static_cast<std::int64_t>(tensor.checksums.size()) !=
-          block_count(total * size_of(tensor.dtype))) {
+          block_count(total * bytes_of(tensor.dtype))) {
     checksums.refuse("a checksum of eight digits for every block");
   }
   return tensor;

@@ -21,7 +21,7 @@ Source copied(Checkpoint& from, std::string param, std::string state, DType dtyp
           want = WantedShard{std::move(param), std::move(state), dtype, {}, nullptr},
           runs = std::move(runs)](std::int64_t offset, std::int64_t bytes,
                                   std::byte* staging) mutable -> const std::byte* {
-    const std::int64_t size = size_of(want.dtype);
+    const std::int64_t size = bytes_of(want.dtype);
     want.runs = cut(runs, offset / size, bytes / size);
     want.into = staging;
     from.load({want}, rounding);
@@ -135,8 +135,8 @@ std::int64_t export_model(Checkpoint& from, const std::string& path, const Expor
     const DType stored = found == states.end() ? DType::f32 : found->second;
     const DType dtype = options.dtype.value_or(stored);
     if (!convertible(stored, dtype)) {
-      throw UsageError(str("parameter ", quote(spec.name), " is ", name(stored),
-                           ", which cannot be written as ", name(dtype)));
+      throw UsageError(str("parameter ", quote(spec.name), " is ", stored_name(stored),
+                           ", which cannot be written as ", stored_name(dtype)));
     }
     Outgoing& out = tensors.emplace_back();
     out.entry.name = spec.name;

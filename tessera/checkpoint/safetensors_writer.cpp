@@ -90,7 +90,7 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
                               const std::map<std::string, std::string>& metadata,
                               const Charge& charge) {
   std::stable_sort(tensors.begin(), tensors.end(), [](const Outgoing& a, const Outgoing& b) {
-    return size_of(a.entry.dtype) > size_of(b.entry.dtype);
+    return bytes_of(a.entry.dtype) > bytes_of(b.entry.dtype);
   });
   std::vector<TensorEntry> entries;
   std::int64_t at = 0, buffer_bytes = kLeastBufferBytes;
@@ -98,7 +98,7 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
     const std::int64_t elements = elements_of(tensor.entry.shape);
     std::int64_t bytes = 0;
     tensor.entry.begin = at;
-    if (elements < 0 || __builtin_mul_overflow(elements, size_of(tensor.entry.dtype), &bytes) ||
+    if (elements < 0 || __builtin_mul_overflow(elements, bytes_of(tensor.entry.dtype), &bytes) ||
         __builtin_add_overflow(at, bytes, &at)) {
       throw UsageError(str("tensor ", quote(tensor.entry.name), " is too large for a file"));
     }

@@ -39,7 +39,7 @@ Outcome attempt(F&& body) {
 
 // Bytes [offset, offset + bytes) of the runs, one after the other.
 Source source_of(const Shard& shard) {
-  const std::int64_t size = size_of(shard.dtype);
+  const std::int64_t size = bytes_of(shard.dtype);
   bool together = true;
   std::int64_t next = shard.runs[0].local;
   for (const Run& run : shard.runs) {

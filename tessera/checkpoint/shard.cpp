@@ -10,7 +10,7 @@ void Shard::copy(std::int64_t begin, std::int64_t count, std::byte* into) const 
     fetch(begin, count, into);
     return;
   }
-  const std::int64_t size = size_of(dtype);
+  const std::int64_t size = bytes_of(dtype);
   std::memcpy(into, data + begin * size, static_cast<std::size_t>(count * size));
 }
 

@@ -97,7 +97,7 @@ void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
               "kind of the buffers; otherwise both on shm, and ordinary elsewhere");
   add_list(
       comm, "--dtype", "f32", "type of the elements: f32, f64, bf16, f16, i32, i64 or u8", [] {},
-      [&](const std::string& text) { bench.dtype = comm::parse_dtype(text); });
+      [&](const std::string& text) { bench.dtype = parse_dtype(text, comm::kMovedTypes); });
   line.choice(comm, "--backend", arguments.backend, comm::backend_names(),
               "auto is shm on one host and two-level on several");
   line.seconds(comm, "--time", bench.seconds, "time of each measurement");

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <utility>
 
+#include "tessera/comm/torch_dtype.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -27,14 +28,6 @@ using Clock = std::chrono::steady_clock;
 constexpr double kRepetition = 200e-6;  // seconds that a repetition should take at least
 constexpr int kMostRepetitions = 1000;
 constexpr int kFewestRepetitions = 5;
-
-at::ScalarType scalar_type(comm::DType dtype) {
-  for (const at::ScalarType type :
-       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kInt, at::kLong, at::kByte}) {
-    if (comm::to_dtype(type) == dtype) return type;
-  }
-  throw Error(str("no tensor has the type ", comm::name(dtype)));
-}
 
 // Known values: element i of rank r is (i + r) % kPeriod. Whatever is made of them repeats after
 // kPeriod elements too, so a buffer is filled and compared without another of its size.
@@ -244,7 +237,7 @@ std::vector<BenchResult> bench_comm(const comm::Group& group, const BenchOptions
         str(result.op, " ", format_bytes(result.bytes, ByteUnits::kBinary), " ", result.memory);
     if (progress) progress(static_cast<int>(i), static_cast<int>(plan.size()), what);
     const Case measured(group, result.op, result.memory, result.bytes / element,
-                        scalar_type(options.dtype));
+                        comm::to_scalar_type(options.dtype));
     if (!measured.check()) {
       throw Error(str("rank ", group.rank(), " of ", group.size(), ": ", what,
                       " gave a wrong result over ", result.backend, "; its time means nothing"));

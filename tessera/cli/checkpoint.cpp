@@ -63,13 +63,13 @@ std::string padded(const std::string& text, std::size_t width) {
 struct StateTotal {
   checkpoint::DType dtype = checkpoint::DType::f32;
   std::int64_t elements = 0;
-  std::int64_t bytes() const { return elements * checkpoint::size_of(dtype); }
+  std::int64_t bytes() const { return elements * checkpoint::bytes_of(dtype); }
 };
 std::map<std::string, StateTotal> totals_of(const Checkpoint& from) {
   std::map<std::string, StateTotal> totals;
   for (const checkpoint::StoredFile& file : from.manifest().files) {
     for (const checkpoint::StoredTensor& tensor : file.tensors) {
-      StateTotal& total = totals[str(tensor.state, " ", name(tensor.dtype))];
+      StateTotal& total = totals[str(tensor.state, " ", checkpoint::stored_name(tensor.dtype))];
       total.dtype = tensor.dtype;
       total.elements += tensor.elements();
     }
@@ -97,7 +97,8 @@ Json inspect_json(const Checkpoint& from) {
   }
   for (const ParamSpec& spec : about.params) {
     Json states = Json::object();
-    for (const auto& [state, dtype] : from.states(spec.name)) states[state] = name(dtype);
+    for (const auto& [state, dtype] : from.states(spec.name))
+      states[state] = checkpoint::stored_name(dtype);
     out["params"].push_back({{"name", spec.name}, {"shape", spec.shape}, {"states", states}});
   }
   return out;
@@ -128,7 +129,7 @@ int inspect(const std::string& path, bool params, bool json) {
       std::vector<std::string> sizes, states;
       for (const std::int64_t size : spec.shape) sizes.push_back(std::to_string(size));
       for (const auto& [state, dtype] : from.states(spec.name)) {
-        states.push_back(str(state, " ", name(dtype)));
+        states.push_back(str(state, " ", checkpoint::stored_name(dtype)));
       }
       text += str("  ", padded(spec.name, 32), " [", join(sizes, ", "), "]  ", join(states, ", "),
                   "\n");
@@ -203,7 +204,7 @@ int export_to(const std::string& path, const std::string& to, const std::string&
   checkpoint::ExportOptions options;
   options.state = state;
   try {
-    if (!dtype.empty()) options.dtype = checkpoint::parse_dtype(dtype);
+    if (!dtype.empty()) options.dtype = parse_dtype(dtype);
   } catch (const UsageError& error) {
     throw UsageError(str("--dtype: ", error.what()));
   }

@@ -1,36 +1,26 @@
 #pragma once
 
-#include <cstddef>
+#include <array>
 #include <cstdint>
-#include <string_view>
+
+#include "tessera/core/dtype.h"
 
 namespace tessera::comm {
 
-enum class DType : std::uint8_t { f32, f64, bf16, f16, i32, i64, u8 };
+using tessera::DType;
+using tessera::name;
+using tessera::size_of;
+
+// What collectives move.
+inline constexpr std::array kMovedTypes = {DType::f32, DType::f64, DType::bf16, DType::f16,
+                                           DType::i32, DType::i64, DType::u8};
 
 enum class ReduceOp : std::uint8_t { sum, avg, min, max };
-
-constexpr std::size_t size_of(DType type) noexcept {
-  switch (type) {
-    case DType::f64:
-    case DType::i64: return 8;
-    case DType::f32:
-    case DType::i32: return 4;
-    case DType::bf16:
-    case DType::f16: return 2;
-    case DType::u8: return 1;
-  }
-  return 0;
-}
-
-// "f32", "bf16", … and "sum", "avg", …: the spelling of the command line and of messages.
-const char* name(DType type) noexcept;
 const char* name(ReduceOp op) noexcept;
 
-// Inverse of name(DType). Throws UsageError that lists what is accepted.
-DType parse_dtype(std::string_view text);
-
 // The type in which values of `type` are summed: f32 for bf16 and f16, else the type itself.
-DType accumulator(DType type) noexcept;
+constexpr DType accumulator(DType type) noexcept {
+  return type == DType::bf16 || type == DType::f16 ? DType::f32 : type;
+}
 
 }  // namespace tessera::comm

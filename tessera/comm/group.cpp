@@ -8,6 +8,7 @@
 
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/staging.h"
+#include "tessera/comm/torch_dtype.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -60,20 +61,14 @@ Collective without_buffers(const Collective& what) {
 }  // namespace
 
 DType to_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat: return DType::f32;
-    case at::kDouble: return DType::f64;
-    case at::kBFloat16: return DType::bf16;
-    case at::kHalf: return DType::f16;
-    case at::kInt: return DType::i32;
-    case at::kLong: return DType::i64;
-    case at::kByte: return DType::u8;
-    default:
-      throw UsageError(
-          str("collectives move float, double, bfloat16, half, int, long and uint8 "
-              "tensors; got ",
-              c10::toString(type), ". View it as one of these (tensor.view(dtype))"));
+  const std::optional<DType> found = find_dtype(type);
+  if (found && std::find(kMovedTypes.begin(), kMovedTypes.end(), *found) != kMovedTypes.end()) {
+    return *found;
   }
+  throw UsageError(
+      str("collectives move float, double, bfloat16, half, int, long and uint8 "
+          "tensors; got ",
+          c10::toString(type), ". View it as one of these (tensor.view(dtype))"));
 }
 
 SymmetricTensor::SymmetricTensor(std::shared_ptr<SymmetricMemory> memory, at::IntArrayRef sizes,

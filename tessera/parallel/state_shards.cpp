@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/comm/torch_dtype.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
@@ -22,29 +23,11 @@ namespace {
 constexpr const char* kUpdates = "updates";
 constexpr std::string_view kUpdatesOf = "updates/";
 
-checkpoint::DType stored_dtype(const zero::StateShard& shard) {
-  using checkpoint::DType;
-  switch (shard.values.scalar_type()) {
-    case at::kDouble: return DType::f64;
-    case at::kFloat: return DType::f32;
-    case at::kHalf: return DType::f16;
-    case at::kBFloat16: return DType::bf16;
-    case at::kFloat8_e4m3fn: return DType::f8_e4m3;
-    case at::kFloat8_e5m2: return DType::f8_e5m2;
-    case at::kLong: return DType::i64;
-    case at::kInt: return DType::i32;
-    case at::kShort: return DType::i16;
-    case at::kChar: return DType::i8;
-    case at::kUInt64: return DType::u64;
-    case at::kUInt32: return DType::u32;
-    case at::kUInt16: return DType::u16;
-    case at::kByte: return DType::u8;
-    case at::kBool: return DType::boolean;
-    default:
-      throw UsageError(str(shard.state, " ", quote(shard.param), " is of type ",
-                           c10::toString(shard.values.scalar_type()),
-                           ", which a checkpoint does not have; keep it as another type"));
-  }
+DType stored_dtype(const zero::StateShard& shard) {
+  if (const auto found = comm::find_dtype(shard.values.scalar_type())) return *found;
+  throw UsageError(str(shard.state, " ", quote(shard.param), " is of type ",
+                       c10::toString(shard.values.scalar_type()),
+                       ", which a checkpoint does not have; keep it as another type"));
 }
 
 // The dims of a dense tensor from the outermost in memory to the innermost, less those of size 1.

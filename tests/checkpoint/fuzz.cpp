@@ -108,7 +108,7 @@ void expect_sound(const Header& header, std::int64_t data_bytes) {
   for (const TensorEntry& tensor : header.tensors) {
     ASSERT_EQ(tensor.begin, at);
     ASSERT_GE(tensor.end, tensor.begin);
-    ASSERT_EQ(tensor.bytes(), elements_of(tensor.shape) * size_of(tensor.dtype));
+    ASSERT_EQ(tensor.bytes(), elements_of(tensor.shape) * bytes_of(tensor.dtype));
     at = tensor.end;
   }
   ASSERT_EQ(at, data_bytes);
@@ -168,7 +168,7 @@ void fuzz_manifests(int count, std::uint64_t seed) {
       ++accepted;
       for (const StoredFile& file : manifest.files) {
         for (const StoredTensor& tensor : file.tensors) {
-          ASSERT_LE(tensor.elements() * size_of(tensor.dtype), file.bytes);
+          ASSERT_LE(tensor.elements() * bytes_of(tensor.dtype), file.bytes);
         }
       }
       check_complete(manifest, "m");

@@ -30,7 +30,7 @@ void fuzz_header(std::string_view input) {
     std::int64_t at = 0;
     for (const TensorEntry& tensor : header.tensors) {
       must(tensor.begin == at && tensor.end >= at, "a gap", input);
-      must(tensor.bytes() == elements_of(tensor.shape) * size_of(tensor.dtype), "a size", input);
+      must(tensor.bytes() == elements_of(tensor.shape) * bytes_of(tensor.dtype), "a size", input);
       at = tensor.end;
     }
     must(header.data_begin + at == memory.size(), "the end", input);
@@ -64,9 +64,9 @@ void fuzz_manifest(std::string_view input) {
            "a file's name", input);
       for (const StoredTensor& tensor : file.tensors) stretches += stretches_of(tensor);
       for (const StoredTensor& tensor : file.tensors) {
-        must(tensor.elements() >= 0 && tensor.elements() * size_of(tensor.dtype) <= file.bytes,
+        must(tensor.elements() >= 0 && tensor.elements() * bytes_of(tensor.dtype) <= file.bytes,
              "a tensor larger than its file", input);
-        must(block_count(tensor.elements() * size_of(tensor.dtype)) ==
+        must(block_count(tensor.elements() * bytes_of(tensor.dtype)) ==
                  static_cast<std::int64_t>(tensor.checksums.size()),
              "checksums", input);
       }

@@ -106,16 +106,16 @@ const std::vector<Layout> kLayouts = {{"alone", "dp=1"},          {"dp 2 whole",
                                       {"dp 4", "dp=4"},           {"tp 2", "tp=2"},
                                       {"dp 2 tp 2", "dp=2,tp=2"}, {"pp 2", "pp=2"}};
 
-std::int64_t bytes_of(const std::vector<Shard>& shards) {
+std::int64_t shard_bytes(const std::vector<Shard>& shards) {
   std::int64_t bytes = 0;
-  for (const Shard& shard : shards) bytes += count_of(shard.runs) * size_of(shard.dtype);
+  for (const Shard& shard : shards) bytes += count_of(shard.runs) * bytes_of(shard.dtype);
   return bytes;
 }
 
 // The same shards as if they lay on a device: nobody may touch the memory but by these.
 void move_away(std::vector<Shard>& shards) {
   for (Shard& shard : shards) {
-    const std::int64_t size = size_of(shard.dtype);
+    const std::int64_t size = bytes_of(shard.dtype);
     shard.fetch = [from = shard.data, size](std::int64_t begin, std::int64_t count,
                                             std::byte* into) {
       std::memcpy(into, from + begin * size, static_cast<std::size_t>(count * size));
@@ -125,7 +125,7 @@ void move_away(std::vector<Shard>& shards) {
 }
 void move_away(std::vector<WantedShard>& wanted) {
   for (WantedShard& want : wanted) {
-    const std::int64_t size = size_of(want.dtype);
+    const std::int64_t size = bytes_of(want.dtype);
     want.store = [into = want.into, size](std::int64_t begin, std::int64_t count,
                                           const std::byte* from) {
       std::memcpy(into + begin * size, from, static_cast<std::size_t>(count * size));
@@ -168,7 +168,7 @@ std::int64_t save_counted(const Model& model, const Layout& layout, const std::s
         saver.start(about, state.shards);
         saver.wait();
         snapshot = saver.snapshot_bytes();
-        EXPECT_LE(snapshot, bytes_of(state.shards) + 64 * std::ssize(state.shards));
+        EXPECT_LE(snapshot, shard_bytes(state.shards) + 64 * std::ssize(state.shards));
       } else {
         saver.save_now(about, state.shards);
       }

@@ -9,8 +9,8 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
-#include "tessera/core/text.h"
 #include "tessera/core/shard.h"
+#include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
 
@@ -81,7 +81,7 @@ std::vector<std::string> Ranks::run(const std::function<void(const Team&)>& body
 }
 
 std::vector<std::byte> Model::whole(const ParamSpec& spec, const std::string& state) const {
-  const std::int64_t bytes = elements_of(spec.shape) * size_of(states.at(state));
+  const std::int64_t bytes = elements_of(spec.shape) * bytes_of(states.at(state));
   const std::uint64_t stream = (seed << 32) ^ stream_of(spec.name + "/" + state);
   std::vector<std::byte> out(static_cast<std::size_t>(bytes));
   for (std::size_t i = 0; i < out.size(); i += 8) {
@@ -139,7 +139,7 @@ RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded
     // Whole parts: one rank of each data-parallel group is enough.
     if (!sharded && at.dp() > 0 && copies == Copies::counted) saved.clear();
     for (const auto& [state, dtype] : model.states) {
-      const std::int64_t size = size_of(dtype);
+      const std::int64_t size = bytes_of(dtype);
       auto& memory =
           out.memory.emplace_back(static_cast<std::size_t>(chunk * size) + 1, std::byte{0xee});
       if (filled) {

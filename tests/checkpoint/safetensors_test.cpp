@@ -116,7 +116,7 @@ TEST(Safetensors, WriteAndReadManyShapes) {
     // Around the borders of blocks and writes too.
     const std::int64_t elements = n < 30 ? static_cast<std::int64_t>(n * n)
                                          : (std::int64_t{1} << (n - 12) % 24) + (n % 3) - 1;
-    std::string bytes(static_cast<std::size_t>(elements * size_of(dtype)), '\0');
+    std::string bytes(static_cast<std::size_t>(elements * bytes_of(dtype)), '\0');
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 31 + n);
     contents.push_back(bytes);
   }
@@ -125,7 +125,7 @@ TEST(Safetensors, WriteAndReadManyShapes) {
     Outgoing& out = tensors.emplace_back();
     out.entry.name = "t" + std::to_string(n);
     out.entry.dtype = dtype;
-    out.entry.shape = {1, static_cast<std::int64_t>(contents[n].size()) / size_of(dtype)};
+    out.entry.shape = {1, static_cast<std::int64_t>(contents[n].size()) / bytes_of(dtype)};
     const std::string* text = &contents[n];
     out.source = [text](std::int64_t offset, std::int64_t, std::byte*) {
       return reinterpret_cast<const std::byte*>(text->data()) + offset;
@@ -140,7 +140,7 @@ TEST(Safetensors, WriteAndReadManyShapes) {
   EXPECT_EQ(header.data_begin % kDataAlign, 0);
   ASSERT_EQ(header.tensors.size(), contents.size());
   for (const TensorEntry& tensor : header.tensors) {
-    EXPECT_EQ(tensor.begin % size_of(tensor.dtype), 0) << "aligned";
+    EXPECT_EQ(tensor.begin % bytes_of(tensor.dtype), 0) << "aligned";
     const std::string& wanted = contents[std::stoul(tensor.name.substr(1))];
     std::string got(static_cast<std::size_t>(tensor.bytes()), '\0');
     file->read(header.data_begin + tensor.begin, reinterpret_cast<std::byte*>(got.data()),

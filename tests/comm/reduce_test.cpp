@@ -62,7 +62,7 @@ void fill(DType type, Bytes& bytes, std::mt19937_64& random) {
       return fill<std::uint32_t>(bytes, random, {0, 1, 0xffffffff, 0x7fffffff, 0x80000000});
     case DType::i64:
       return fill<std::uint64_t>(bytes, random, {0, 1, ~0ull, ~0ull >> 1, 1ull << 63});
-    case DType::u8: return fill<unsigned char>(bytes, random, {0, 1, 127, 128, 255});
+    default: return fill<unsigned char>(bytes, random, {0, 1, 127, 128, 255});
   }
 }
 

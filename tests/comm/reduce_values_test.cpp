@@ -234,19 +234,6 @@ TEST(ReduceValues, WrongCallsAreUsageErrors) {
   EXPECT_THROW(call({.in = DType::i32, .out = DType::f32}), UsageError);
 }
 
-TEST(DTypes, NamesAreReadBack) {
-  for (const DType type :
-       {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8}) {
-    EXPECT_EQ(type, parse_dtype(name(type)));
-  }
-  try {
-    parse_dtype("float");
-    FAIL() << "accepted";
-  } catch (const UsageError& error) {
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("f32, f64, bf16"));
-  }
-}
-
 TEST(CopyBytes, CopiesAndAllowsTheSameRangeAndNothing) {
   std::vector<char> from(1000, 'x'), to(1000, 'y');
   copy_bytes(to.data() + 1, from.data(), 998);

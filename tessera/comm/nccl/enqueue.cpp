@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "tessera/comm/nccl/ordered.h"
+#include "tessera/comm/torch_dtype.h"
 
 namespace tessera::comm::nccl {
 namespace {
@@ -19,22 +20,8 @@ Type to_type(DType type) {
     case DType::f16: return Type::f16;
     case DType::i32: return Type::i32;
     case DType::i64: return Type::i64;
-    case DType::u8: return Type::u8;
+    default: return Type::u8;
   }
-  return Type::u8;
-}
-
-at::ScalarType to_scalar(DType type) {
-  switch (type) {
-    case DType::f32: return at::kFloat;
-    case DType::f64: return at::kDouble;
-    case DType::bf16: return at::kBFloat16;
-    case DType::f16: return at::kHalf;
-    case DType::i32: return at::kInt;
-    case DType::i64: return at::kLong;
-    case DType::u8: return at::kByte;
-  }
-  return at::kByte;
 }
 
 // [Note: whose sum] NCCL adds along its rings, in the type of the buffer: for sums that is the
@@ -186,7 +173,7 @@ class Enqueue {
   }
 
   at::TensorOptions options() const {
-    return at::TensorOptions().dtype(to_scalar(call_.dtype)).device(place_.stream.device());
+    return at::TensorOptions().dtype(to_scalar_type(call_.dtype)).device(place_.stream.device());
   }
   at::Tensor temporary(std::size_t count) const {
     return at::empty({static_cast<std::int64_t>(count)}, options());
