@@ -1,16 +1,11 @@
 #include "tessera/comm/record.h"
 
 #include "tessera/core/errors.h"
+#include "tessera/core/hash.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm {
 namespace {
-
-std::uint64_t hash(const std::string& text) {  // FNV-1a
-  std::uint64_t value = 0xcbf29ce484222325ull;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return value;
-}
 
 bool same_buffer(const Record& a, const Record& b) {
   return a.dtype == b.dtype && a.count == b.count && a.label_hash == b.label_hash;
@@ -26,8 +21,8 @@ bool same_call(const Record& a, const Record& b) {
 Record make_record(const Collective& call) {
   const auto form =
       static_cast<std::uint8_t>(call.shared + 2 * (call.parts != nullptr) + 4 * call.in_place());
-  Record record{call.op,   call.dtype, call.reduce,      form,
-                call.peer, call.count, hash(call.label), {}};
+  Record record{call.op,   call.dtype, call.reduce,           form,
+                call.peer, call.count, hash_text(call.label), {}};
   call.label.copy(record.label, sizeof(record.label) - 1);
   return record;
 }
@@ -41,7 +36,8 @@ std::string describe(const Record& record) {
   call.count = record.count;
   call.label = record.label;
   // What did not fit may be all that differs: then the number shows that it does.
-  if (hash(call.label) != record.label_hash) call.label += str("… #", record.label_hash % 10'000);
+  if (hash_text(call.label) != record.label_hash)
+    call.label += str("… #", record.label_hash % 10'000);
   return describe(call);
 }
 

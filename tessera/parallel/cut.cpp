@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/hash.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/parallelize.h"
 
@@ -170,9 +171,7 @@ std::uint64_t hash_of_replica(const comm::Group& group, std::uint64_t own) {
   group.all_gather(all, mine, call).wait();
   std::uint64_t hash = 0;
   for (int r = 0; r < group.size(); ++r) {
-    const auto word = static_cast<std::uint64_t>(all.const_data_ptr<std::int64_t>()[r]);
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 29;
+    hash = mix(hash, static_cast<std::uint64_t>(all.const_data_ptr<std::int64_t>()[r]));
   }
   return hash;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/hash.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/unallocated.h"
 
@@ -117,22 +118,8 @@ void check_same_model(const torch::nn::Module& model, const Plan& plan, const co
 
 std::uint64_t mix_bits(std::uint64_t hash, const at::Tensor& values) {
   const at::Tensor host = values.to(at::kCPU).contiguous();
-  const auto* bytes = static_cast<const unsigned char*>(host.const_data_ptr());
-  const std::size_t count = static_cast<std::size_t>(host.numel()) * host.element_size();
-  const auto add = [&hash](std::uint64_t word) {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 29;
-  };
-  std::size_t at = 0;
-  for (; at + 8 <= count; at += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + at, 8);
-    add(word);
-  }
-  std::uint64_t rest = count - at;
-  for (; at < count; ++at) rest = (rest << 8) | bytes[at];
-  add(rest);
-  return hash;
+  return mix(hash, host.const_data_ptr(),
+             static_cast<std::size_t>(host.numel()) * host.element_size());
 }
 
 void expect_same_start(const comm::Group& group, std::uint64_t hash) {

@@ -5,6 +5,7 @@
 
 #include "tessera/comm/mpi/courier.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/hash.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::mpi {
@@ -17,11 +18,6 @@ struct Proposal {
   std::uint64_t members = 0;  // likewise
 };
 
-std::uint64_t hash(std::uint64_t seed, std::string_view bytes) {  // FNV-1a
-  for (const char c : bytes) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return seed;
-}
-
 std::string list(const std::vector<int>& members) {
   std::vector<std::string> parts;
   for (const int member : members) parts.push_back(str(member));
@@ -33,11 +29,10 @@ std::string list(const std::vector<int>& members) {
 int agree_on_tags(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<Watch>& watch,
                   int rank) {
   const int ranks = static_cast<int>(watch->members().size());
-  constexpr std::uint64_t kSeed = 0xcbf29ce484222325ull;
   auto mine = std::make_shared<Proposal>();
   mine->number = runtime->next_group_number();
-  mine->name = hash(kSeed, watch->group());
-  mine->members = hash(kSeed, list(watch->members()));
+  mine->name = hash_text(watch->group());
+  mine->members = hash_text(list(watch->members()));
   const int half = runtime->max_tag() / 2;
   Courier courier(
       runtime, watch,
