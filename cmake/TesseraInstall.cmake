@@ -5,8 +5,29 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(TESSERA_CMAKE_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/tessera")
 
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/tessera" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
-        FILES_MATCHING PATTERN "*.h")
+# Two doors, and the headers that they lead to; all others are the library's own affair.
+function(tessera_collect_headers header list)
+  if("${header}" IN_LIST ${list} OR NOT EXISTS "${PROJECT_SOURCE_DIR}/${header}")
+    return()  # version.h is made, not kept
+  endif()
+  list(APPEND ${list} "${header}")
+  file(STRINGS "${PROJECT_SOURCE_DIR}/${header}" lines REGEX "^#include \"tessera/")
+  foreach(line ${lines})
+    string(REGEX REPLACE "^#include \"([^\"]+)\".*" "\\1" next "${line}")
+    tessera_collect_headers("${next}" ${list})
+  endforeach()
+  set(${list} "${${list}}" PARENT_SCOPE)
+endfunction()
+set(public_headers "")
+tessera_collect_headers(tessera/planning.h public_headers)
+if(TESSERA_TORCH)
+  tessera_collect_headers(tessera/tessera.h public_headers)
+endif()
+foreach(header ${public_headers})
+  get_filename_component(folder "${header}" DIRECTORY)
+  install(FILES "${PROJECT_SOURCE_DIR}/${header}"
+          DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/${folder}")
+endforeach()
 install(FILES "${PROJECT_BINARY_DIR}/generated/tessera/version.h"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/tessera")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/tensor_parallel/collectives.h"
+#include "tessera/tensor_parallel/layers.h"
 
 namespace tessera {
 
@@ -18,6 +18,12 @@ struct LayerContext {
   tensor_parallel::Axis tp;  // the ranks that share its matrices; alone: one
   // A layer that this rank made before, by its name; null if it is on another stage.
   std::function<std::shared_ptr<torch::nn::Module>(const std::string& name)> find;
+
+  // For a tensor-parallel linear inside the layer: its size, and its name in messages and traces.
+  tensor_parallel::LinearOptions linear(const std::string& child, std::int64_t in,
+                                        std::int64_t out) const {
+    return {.in = in, .out = out, .label = name + "." + child};
+  }
 };
 
 // [Note: layers] A model as a list: the output of each layer is the input of the next. Layers are

@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
+#include <optional>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/start.h"
+#include "tessera/pipeline/executor.h"
 
 namespace tessera {
 

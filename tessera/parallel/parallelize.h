@@ -12,11 +12,13 @@
 #include "tessera/core/axes.h"
 #include "tessera/parallel/initial.h"
 #include "tessera/parallel/layer.h"
-#include "tessera/parallel/model_chunk.h"
-#include "tessera/pipeline/executor.h"
 #include "tessera/zero/engine.h"
 
 namespace tessera {
+
+namespace pipeline {
+struct Span;
+}
 
 // How a model is spread over the ranks, and trained.
 struct ParallelOptions {

@@ -2,13 +2,16 @@
 """Runs the examples as a user does, and compares the numbers they print.
 
   examples_test.py first_step TESSERA PROGRAM
+  examples_test.py save_and_load TESSERA PROGRAM
   examples_test.py tensor_parallel_block TESSERA PROGRAM
+  examples_test.py three_d TESSERA PROGRAM
   examples_test.py explain_sync TESSERA
 """
 
 import re
 import subprocess
 import sys
+import tempfile
 
 LOSS = re.compile(r"^step (\d+)  loss (\S+)$")
 
@@ -46,6 +49,19 @@ def first_step(tessera, program):
     check(losses(output(program), 4) != runs["0"], "one rank and two print the same losses")
 
 
+def save_and_load(tessera, program):
+    with tempfile.TemporaryDirectory() as folder:
+        def run(name, ranks, steps, stage, count):
+            return losses(output(tessera, "run", "-n", ranks, "--no-prefix", "--", program,
+                                 f"{folder}/{name}", steps, stage), count)
+        whole = run("whole", "2", "100", "1", 4)
+        first, rest = run("cut", "2", "50", "0", 2), run("cut", "2", "100", "3", 2)
+        check({**first, **rest} == whole, f"in two runs {first}, {rest}, in one {whole}")
+        more = run("cut", "3", "150", "2", 2)  # other data than one run's, and another start
+        check(set(more) == {"125", "150"}, f"went on with {more}")
+        check(float(more["150"]) < float(whole["25"]), f"does not learn: {whole}, {more}")
+
+
 def tensor_parallel_block(tessera, program):
     alone = losses(output(program), 5)
     values = [float(loss) for loss in alone.values()]
@@ -55,6 +71,17 @@ def tensor_parallel_block(tessera, program):
         for step, loss in run.items():
             check(abs(float(loss) - float(alone[step])) <= 1e-5 * float(alone[step]),
                   f"{ranks} ranks, step {step}: {loss}, one: {alone[step]}")
+
+
+def three_d(tessera, program):
+    alone = losses(output(program), 5)
+    values = [float(loss) for loss in alone.values()]
+    check(values[-1] < 0.5 * values[0], f"does not learn: {values}")
+    for ranks, mesh in (("8", "dp=2,tp=2,pp=2"), ("2", "tp=2"), ("3", "pp=3"), ("4", "dp=2,pp=2")):
+        run = losses(output(tessera, "run", "-n", ranks, "--no-prefix", "--", program, mesh), 5)
+        for step, loss in run.items():
+            check(abs(float(loss) - float(alone[step])) <= 2e-4 * float(alone["20"]),
+                  f"{mesh}, step {step}: {loss}, one process: {alone[step]}")
 
 
 def explain_sync(tessera):
@@ -100,5 +127,7 @@ def explain_sync(tessera):
 
 
 if __name__ == "__main__":
-    {"first_step": first_step, "tensor_parallel_block": tensor_parallel_block,
+    {"first_step": first_step, "save_and_load": save_and_load,
+     "tensor_parallel_block": tensor_parallel_block,
+     "three_d": three_d,
      "explain_sync": explain_sync}[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,6 @@
 #include <iostream>
 
-#include "tessera/core/units.h"
-#include "tessera/version.h"
+#include "tessera/planning.h"
 
 int main() {
   const auto bytes = tessera::parse_bytes("25MiB");

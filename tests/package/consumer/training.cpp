@@ -2,8 +2,7 @@
 
 #include <iostream>
 
-#include "tessera/comm/bootstrap.h"
-#include "tessera/comm/group.h"
+#include "tessera/tessera.h"
 
 // Started by no launcher, this is a job of one rank, for which an all-reduce is the identity.
 int main() try {

@@ -1,0 +1,38 @@
+// All that a program needs:
+//   auto world = tessera::init();                                         // the ranks of this job
+//   tessera::DataParallel train(model, world, {.stage = 3});              // any module, one axis
+//   tessera::Mesh mesh(world, "dp=2,tp=2,pp=2");
+//   tessera::ParallelModel model(layers, mesh, {.micro_batches = 4});     // a list of layers,
+//   three tessera::save(train, "runs/a"); tessera::load(train, "runs/a");       // of either, on
+//   any mesh
+// docs/library.md walks through it.
+#pragma once
+
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/mesh.h"
+#include "tessera/core/axes.h"
+#include "tessera/core/errors.h"
+#include "tessera/nn/recompute.h"
+#include "tessera/nn/unit.h"
+#include "tessera/parallel/parallelize.h"
+#include "tessera/parallel/save.h"
+#include "tessera/tensor_parallel/tensor_parallel.h"
+#include "tessera/zero/engine.h"
+
+namespace tessera {
+
+using comm::Group;
+using comm::init;
+using comm::Mesh;
+using nn::Recompute;
+using nn::set_recompute;
+using nn::Unit;
+using tensor_parallel::ColumnParallelLinear;
+using tensor_parallel::RowParallelLinear;
+using tensor_parallel::VocabParallelEmbedding;
+using zero::AdamW;
+using zero::Engine;
+using zero::SGD;
+using zero::StepInfo;
+
+}  // namespace tessera
