@@ -47,15 +47,15 @@ class Checkpoint {
   std::vector<std::string> verify(const BytesDone& told = {});
 
  private:
-  struct Place {  // where a stretch of a state lies
-    Run run;      // local: in the tensor
+  struct StoredRun {  // of a state, and where it lies
+    Run run;          // local: in the tensor
     int file = 0, tensor = 0;
   };
   struct Copy;
   using Key = std::pair<std::string, std::string>;  // parameter, state
 
   [[noreturn]] void refuse_param(const std::string& param) const;
-  const std::vector<Place>& places(const Key& key);
+  const std::vector<StoredRun>& stored_runs(const Key& key);
   void plan(const WantedShard& wanted, std::vector<Copy>& copies);
   void run(std::vector<Copy>& copies, Rounding rounding);
   struct OpenFile {
@@ -79,8 +79,8 @@ class Checkpoint {
   std::map<int, OpenFile> open_files_;
   std::vector<bool> sized_;  // files that were seen to have the size that the manifest says
   // Of the state that was asked for last: disjoint, by Run::whole.
-  Key places_of_;
-  std::vector<Place> places_;
+  Key stored_runs_of_;
+  std::vector<StoredRun> stored_runs_;
 };
 
 // The newest checkpoint under `dir` that can be read. Those that cannot are passed over, and

@@ -16,9 +16,9 @@ struct Checkpoint::Copy {
   std::int64_t local = 0;  // where they go, as Run::local
 };
 
-const std::vector<Checkpoint::Place>& Checkpoint::places(const Key& key) {
-  if (places_of_ == key && !places_.empty()) return places_;
-  std::vector<Place> all;
+const std::vector<Checkpoint::StoredRun>& Checkpoint::stored_runs(const Key& key) {
+  if (stored_runs_of_ == key && !stored_runs_.empty()) return stored_runs_;
+  std::vector<StoredRun> all;
   const auto found = stored_.find(key);
   if (found != stored_.end()) {
     std::int64_t stretches = 0;
@@ -36,20 +36,21 @@ const std::vector<Checkpoint::Place>& Checkpoint::places(const Key& key) {
       }
     }
   }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Place& a, const Place& b) { return a.run.whole < b.run.whole; });
+  std::stable_sort(all.begin(), all.end(), [](const StoredRun& a, const StoredRun& b) {
+    return a.run.whole < b.run.whole;
+  });
   // Copies of the same elements (kv heads that several ranks have): the first will do.
-  places_.clear();
+  stored_runs_.clear();
   std::int64_t at = 0;
-  for (Place place : all) {
-    const std::int64_t known = std::max<std::int64_t>(0, at - place.run.whole);
-    if (known >= place.run.count) continue;
-    place.run = {place.run.whole + known, place.run.local + known, place.run.count - known};
-    at = place.run.whole + place.run.count;
-    places_.push_back(place);
+  for (StoredRun stored : all) {
+    const std::int64_t known = std::max<std::int64_t>(0, at - stored.run.whole);
+    if (known >= stored.run.count) continue;
+    stored.run = {stored.run.whole + known, stored.run.local + known, stored.run.count - known};
+    at = stored.run.whole + stored.run.count;
+    stored_runs_.push_back(stored);
   }
-  places_of_ = key;
-  return places_;
+  stored_runs_of_ = key;
+  return stored_runs_;
 }
 
 void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
@@ -72,7 +73,7 @@ void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
                         stored_name(wanted.dtype),
                         ": there is no exact way from one to the other"));
   }
-  const std::vector<Place>& found = places({wanted.param, wanted.state});
+  const std::vector<StoredRun>& found = stored_runs({wanted.param, wanted.state});
   std::vector<Run> missing;
   for (const Run& run : wanted.runs) {
     if (run.count < 0 || run.whole < 0 || run.whole > elements - run.count) {
@@ -82,21 +83,21 @@ void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
     }
     std::int64_t at = run.whole;
     const std::int64_t end = run.whole + run.count;
-    auto place = std::partition_point(found.begin(), found.end(), [&](const Place& p) {
+    auto stored = std::partition_point(found.begin(), found.end(), [&](const StoredRun& p) {
       return p.run.whole + p.run.count <= at;
     });
     while (at < end) {
-      const std::int64_t begins = place == found.end() ? end : std::min(end, place->run.whole);
+      const std::int64_t begins = stored == found.end() ? end : std::min(end, stored->run.whole);
       if (begins > at) {
         missing.push_back({at, 0, begins - at});
         at = begins;
         continue;
       }
-      const std::int64_t count = std::min(end, place->run.whole + place->run.count) - at;
-      copies.push_back({place->file, place->tensor, place->run.local + at - place->run.whole, count,
-                        &wanted, run.local + at - run.whole});
+      const std::int64_t count = std::min(end, stored->run.whole + stored->run.count) - at;
+      copies.push_back({stored->file, stored->tensor, stored->run.local + at - stored->run.whole,
+                        count, &wanted, run.local + at - run.whole});
       at += count;
-      ++place;
+      ++stored;
     }
   }
   if (!missing.empty()) {
