@@ -80,6 +80,7 @@ class Attempt {
   // are, a digit for each.
   std::string open() {
     from_.emplace(folder_, checkpoint::local_files(), parallel::charge_of(what_.engine));
+    if (what_.world.rank() == 0) from_->check_files();  // damage comes before other differences
     const checkpoint::Description& about = from_->about();
     loaded_ = {folder_,      about.step, about.extra, about.samples, about.seed, about.model,
                about.layout, about.mesh, {}};
