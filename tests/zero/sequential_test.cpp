@@ -57,9 +57,11 @@ TEST(Features, ASequentialKeepsItsChildren) {
         if (stage < 3) expect_copies(net, x);
       }
       expect_typed(net);
+      if (stage == 3) return;  // nor has it when the engine is gone
       expect_copies(net, x);
       results[static_cast<std::size_t>(group.rank())] = net->forward(x).detach();
     });
+    if (stage == 3) continue;
     EXPECT_TRUE(at::equal(results[0], results[1])) << "stage " << stage;
   }
 }
