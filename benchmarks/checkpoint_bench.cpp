@@ -215,15 +215,15 @@ int main(int argc, char** argv) {
   std::int64_t total = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    const std::vector<ParamShard> shards = shards_of(about.params, about.mesh, rank);
+    const std::vector<ParamShard> owned = shards_of(about.params, about.mesh, rank);
     std::int64_t bytes = 0;
-    for (const ParamShard& shard : shards) bytes += 3 * 4 * count_of(shard.runs);
+    for (const ParamShard& shard : owned) bytes += 3 * 4 * count_of(shard.runs);
     memory[r].resize(static_cast<std::size_t>((bytes + kAlign - 1) / kAlign * kAlign));
     for (std::size_t i = 0; i < memory[r].size(); ++i) {
       memory[r][i] = static_cast<std::byte>(i * 31 >> 6 ^ i);
     }
     std::byte* at = memory[r].data();
-    for (const ParamShard& shard : shards) {
+    for (const ParamShard& shard : owned) {
       for (const std::string& state : states) {
         shards[r].push_back({shard.spec->name, state, DType::f32, shard.runs, at});
         wanted[r].push_back({shard.spec->name, state, DType::f32, shard.runs, at});

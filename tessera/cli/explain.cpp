@@ -90,7 +90,7 @@ int explain_command(int argc, char** argv) {
     throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
   }
   if (words.settings.has("dp") && line.app().count("--ranks") == 0) {
-    words.arguments.ranks = words.settings.question(planner::Catalogue()).dp;
+    words.arguments.ranks = words.settings.question(planner::Catalogue()).dp();
   }
   if (!words.bandwidth.empty()) words.arguments.bandwidth = parse_rate(words.bandwidth);
   if (!std::isfinite(words.arguments.overhead)) {

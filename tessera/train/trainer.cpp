@@ -10,6 +10,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/device_usage.h"
+#include "tessera/pipeline/executor.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/train/trainer_impl.h"
 

@@ -8,6 +8,7 @@
 #include "tessera/core/median.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/schedule/schedule.h"
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
