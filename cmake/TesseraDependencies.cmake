@@ -53,6 +53,20 @@ else()
   message(STATUS "LibTorch: switched off by TESSERA_TORCH=OFF, torch-free targets only")
 endif()
 
+# {fmt}, for text: headers only, nothing of it is linked, and no header of ours includes it. LibTorch
+# has one among its own headers, which serves where none is installed.
+find_path(TESSERA_FMT fmt/format.h DOC "The folder that has fmt/format.h")
+if(TESSERA_FMT)
+  message(STATUS "fmt: ${TESSERA_FMT}")
+elseif(LibTorch_FOUND AND EXISTS "${LibTorch_ROOT}/include/fmt/format.h")
+  set(TESSERA_FMT "${LibTorch_ROOT}/include")
+  message(STATUS "fmt: none installed (Debian: libfmt-dev), so LibTorch's own in ${TESSERA_FMT}")
+else()
+  message(FATAL_ERROR "fmt 9 or newer is needed: no fmt/format.h was found. Install it (Debian: "
+                      "libfmt-dev), or name its folder with -DTESSERA_FMT=folder; its headers are "
+                      "enough.")
+endif()
+
 if(TESSERA_TESTS)
   find_package(GTest REQUIRED)
 endif()

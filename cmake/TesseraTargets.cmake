@@ -56,6 +56,18 @@ function(tessera_highway target)
     PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON INCLUDE_DIRECTORIES "${includes}")
 endfunction()
 
+# tessera_fmt(<target> <source>…): sources of this folder that include {fmt}. The version that is
+# among torch's headers may be another, so no source that sees those may be among them.
+function(tessera_fmt target)
+  set(includes "${TESSERA_FMT}")
+  list(REMOVE_ITEM includes ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
+  list(TRANSFORM includes PREPEND "-isystem")
+  set_source_files_properties(
+    ${ARGN} TARGET_DIRECTORY ${target}
+    PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "${includes}"
+               COMPILE_DEFINITIONS FMT_HEADER_ONLY=1)
+endfunction()
+
 # Does a list of libraries to link reach torch?
 function(tessera_links_torch out)
   set(${out} FALSE PARENT_SCOPE)

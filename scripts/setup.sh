@@ -26,6 +26,7 @@ packages=(
   "nlohmann-json3-dev nlohmann/json.hpp"
   "libtomlplusplus-dev toml++/toml.h"
   "libhwy-dev hwy/highway.h"
+  "libfmt-dev fmt/format.h"
   "libgtest-dev gtest/gtest.h"
   "libbenchmark-dev benchmark/benchmark.h"
   "libopenmpi-dev mpi.h"

@@ -1,7 +1,10 @@
 #include "tessera/core/text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstddef>
+#include <locale>
+#include <sstream>
 
 namespace tessera {
 namespace {
@@ -15,7 +18,6 @@ std::string lower(std::string_view text) {
 }
 
 void append_escaped(std::string& out, char c) {
-  static constexpr char kHex[] = "0123456789abcdef";
   const auto byte = static_cast<unsigned char>(c);
   if (c == '"' || c == '\\') {
     out += '\\';
@@ -25,15 +27,52 @@ void append_escaped(std::string& out, char c) {
   } else if (c == '\t') {
     out += "\\t";
   } else if (byte < 0x20 || byte >= 0x7f) {
-    out += "\\x";
-    out += kHex[byte >> 4];
-    out += kHex[byte & 15];
+    out += "\\x" + hex(byte, 2);
   } else {
     out += c;
   }
 }
 
 }  // namespace
+
+std::string concatenate(const TextPart* parts, std::size_t count) {
+  fmt::memory_buffer buffer;
+  const auto append = [&](std::string_view text) {
+    buffer.append(text.data(), text.data() + text.size());
+  };
+  for (const TextPart* part = parts; part != parts + count; ++part) {
+    switch (part->kind_) {
+      case TextPart::Kind::kText: append({part->text_.data, part->text_.size}); break;
+      case TextPart::Kind::kCharacter: buffer.push_back(part->character_); break;
+      case TextPart::Kind::kSigned: {
+        const fmt::format_int digits(part->signed_);
+        append({digits.data(), digits.size()});
+        break;
+      }
+      case TextPart::Kind::kUnsigned: {
+        const fmt::format_int digits(part->unsigned_);
+        append({digits.data(), digits.size()});
+        break;
+      }
+      case TextPart::Kind::kDouble:
+        fmt::format_to(fmt::appender(buffer), "{:g}", part->double_);
+        break;
+      case TextPart::Kind::kOther: {
+        std::ostringstream out;
+        out.imbue(std::locale::classic());
+        out << std::boolalpha;
+        part->other_.write(out, part->other_.value);
+        append(out.view());
+        break;
+      }
+    }
+  }
+  return fmt::to_string(buffer);
+}
+
+std::string fixed(double value, int decimals) { return fmt::format("{:.{}f}", value, decimals); }
+
+std::string hex(std::uint64_t value, int digits) { return fmt::format("{:0{}x}", value, digits); }
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {
   std::string result;

@@ -1,24 +1,94 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <locale>
-#include <sstream>
+#include <iosfwd>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace tessera {
+
+// One argument of str(). What is no number and no text is written by its own operator<<.
+class TextPart {
+ public:
+  template <typename T>
+  explicit TextPart(const T& value) {
+    using Plain = std::decay_t<T>;
+    if constexpr (std::is_same_v<Plain, std::string> || std::is_same_v<Plain, std::string_view>) {
+      set(value);
+    } else if constexpr (std::is_same_v<Plain, const char*> || std::is_same_v<Plain, char*>) {
+      const char* const text = value;
+      set(text == nullptr ? std::string_view() : std::string_view(text));
+    } else if constexpr (std::is_same_v<Plain, bool>) {
+      set(value ? "true" : "false");
+    } else if constexpr (std::is_integral_v<Plain> &&
+                         sizeof(Plain) == 1) {  // written as characters
+      kind_ = Kind::kCharacter;
+      character_ = static_cast<char>(value);
+    } else if constexpr (std::is_integral_v<Plain> && std::is_signed_v<Plain>) {
+      kind_ = Kind::kSigned;
+      signed_ = value;
+    } else if constexpr (std::is_integral_v<Plain>) {
+      kind_ = Kind::kUnsigned;
+      unsigned_ = value;
+    } else if constexpr (std::is_same_v<Plain, float> || std::is_same_v<Plain, double>) {
+      kind_ = Kind::kDouble;
+      double_ = value;
+    } else {
+      static_assert(!std::is_function_v<T>, "str() knows no manipulators; see fixed() and hex()");
+      kind_ = Kind::kOther;
+      other_ = {&value,
+                [](std::ostream& out, const void* it) { out << *static_cast<const T*>(it); }};
+    }
+  }
+
+ private:
+  friend std::string concatenate(const TextPart* parts, std::size_t count);
+  enum class Kind : std::uint8_t { kText, kCharacter, kSigned, kUnsigned, kDouble, kOther };
+  struct Text {
+    const char* data;
+    std::size_t size;
+  };
+  struct Other {
+    const void* value;
+    void (*write)(std::ostream&, const void*);
+  };
+
+  void set(std::string_view text) {
+    kind_ = Kind::kText;
+    text_ = {text.data(), text.size()};
+  }
+
+  Kind kind_;
+  union {
+    Text text_;
+    char character_;
+    std::int64_t signed_;
+    std::uint64_t unsigned_;
+    double double_;
+    Other other_;
+  };
+};
+std::string concatenate(const TextPart* parts, std::size_t count);
 
 // Concatenates its arguments as `<<` writes them, always in the "C" locale, so that messages and
 // files do not change with the user's settings: str("rank ", 3, " of ", 4).
 template <typename... Args>
 std::string str(const Args&... args) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic());
-  out << std::boolalpha;
-  ((out << args), ...);
-  return std::move(out).str();
+  if constexpr (sizeof...(args) == 0) {
+    return {};
+  } else {
+    const TextPart parts[] = {TextPart(args)...};
+    return concatenate(parts, sizeof...(args));
+  }
 }
+
+// With so many digits after the point: fixed(2.5, 2) is "2.50".
+std::string fixed(double value, int decimals);
+// With at least so many digits: hex(10, 4) is "000a".
+std::string hex(std::uint64_t value, int digits = 1);
 
 // Puts `separator` between the parts: join({"a", "b"}, ", ") is "a, b".
 std::string join(const std::vector<std::string>& parts, std::string_view separator);

@@ -1,8 +1,8 @@
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <iterator>
 
+#include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
 namespace tessera {
@@ -11,10 +11,7 @@ namespace {
 // Three significant digits, without trailing zeros, and never fewer than the integer part.
 std::string three_digits(double value) {
   const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
-  char buffer[400];  // the longest double in fixed notation has 309 digits
-  const auto written = std::to_chars(std::begin(buffer), std::end(buffer), value,
-                                     std::chars_format::fixed, decimals);
-  std::string text(buffer, written.ptr);
+  std::string text = fixed(value, decimals);
   if (decimals > 0) {
     text.erase(text.find_last_not_of('0') + 1);
     if (text.back() == '.') text.pop_back();

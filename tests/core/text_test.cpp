@@ -2,6 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <locale>
+#include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -11,6 +19,84 @@ namespace {
 TEST(Text, StrConcatenatesWhatStreamsWrite) {
   EXPECT_EQ(str("rank ", 3, " of ", 4, ": ", true, ' ', 0.5), "rank 3 of 4: true 0.5");
   EXPECT_EQ(str(), "");
+}
+
+// What str() was before {fmt}: the definition of what it writes.
+template <typename... Args>
+std::string streamed(const Args&... args) {
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  out << std::boolalpha;
+  ((out << args), ...);
+  return out.str();
+}
+
+enum Plain { kSeven = 7 };
+struct Own {
+  int value;
+  friend std::ostream& operator<<(std::ostream& out, const Own& own) {
+    return out << own.value << ' ' << true;
+  }
+};
+
+TEST(Text, StrIsWhatAStreamWrites) {
+  const std::int8_t byte = 'b';
+  const std::uint8_t unsigned_byte = 'u';
+  char array[8] = "ab";
+  char* const pointer = array;
+  EXPECT_EQ(
+      str(byte, unsigned_byte, 'c', array, pointer, std::string_view("v"), std::string("s")),
+      streamed(byte, unsigned_byte, 'c', array, pointer, std::string_view("v"), std::string("s")));
+  EXPECT_EQ(
+      str(kSeven, Own{3}, static_cast<const void*>(array), 1.5L, std::filesystem::path("/a")),
+      streamed(kSeven, Own{3}, static_cast<const void*>(array), 1.5L, std::filesystem::path("/a")));
+  EXPECT_EQ(str(std::string(100'000, 'x'), 1), std::string(100'000, 'x') + "1");
+  EXPECT_EQ(str(std::string("a\0b", 3)), std::string("a\0b", 3));
+  const auto all = [](auto value) { EXPECT_EQ(str(value), streamed(value)); };
+  const auto edges = [&]<typename T>(T) {
+    all(std::numeric_limits<T>::lowest());
+    all(std::numeric_limits<T>::max());
+    all(std::numeric_limits<T>::min());
+    all(static_cast<T>(0));
+    all(static_cast<T>(100));
+  };
+  edges(short{}), edges(0), edges(0L), edges(0LL), edges(0.0), edges(0.0f);
+  edges(static_cast<unsigned short>(0)), edges(0U), edges(0UL), edges(0ULL);
+  all(std::numeric_limits<double>::infinity()), all(-std::numeric_limits<double>::infinity());
+  all(std::nan("")), all(-std::nan("")), all(-0.0), all(std::numeric_limits<double>::denorm_min());
+}
+
+TEST(Text, StrWritesNumbersAsAStreamDoes) {
+  std::mt19937_64 random(1);
+  const auto same = [](auto value) {
+    const std::string got = str(value), wanted = streamed(value);
+    if (got != wanted) ADD_FAILURE() << got << " is not " << wanted;
+  };
+  for (int i = 0; i < 50'000; ++i) {
+    const std::uint64_t bits = random();
+    same(static_cast<std::int64_t>(bits) >> (bits % 64));
+    same(bits >> (bits % 64));
+    same(std::bit_cast<double>(bits));
+    same(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+    same(static_cast<double>(bits % 2'000'000) / 1000);
+    same(std::uniform_real_distribution<>(0, 1)(random));
+  }
+  // Where six digits round up to one more, and where the exponent appears.
+  for (int exponent = -320; exponent < 309; ++exponent) {
+    for (const double digits : {1.0, 9.999995, 9.99999499999, 1.0000005, 2.5, 9.9999}) {
+      same(digits * std::pow(10.0, exponent));
+    }
+  }
+}
+
+TEST(Text, FixedAndHex) {
+  EXPECT_EQ(fixed(2.5, 2), "2.50");
+  EXPECT_EQ(fixed(-0.04, 1), "-0.0");
+  EXPECT_EQ(fixed(1e300, 0).size(), 301u);
+  EXPECT_EQ(fixed(std::nan(""), 1), "nan");
+  EXPECT_EQ(hex(10), "a");
+  EXPECT_EQ(hex(10, 4), "000a");
+  EXPECT_EQ(hex(~std::uint64_t{0}, 4), "ffffffffffffffff");
 }
 
 TEST(Text, Join) {
