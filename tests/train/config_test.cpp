@@ -336,6 +336,10 @@ TEST(Resolve, SgdKeepsFewerMoments) {
   EXPECT_EQ(resolve(config, 2).layout.optimizer(), 4);
   config.momentum = 0;
   EXPECT_EQ(resolve(config, 2).layout.optimizer(), 0);
+  config.optimizer = "lion";
+  EXPECT_EQ(resolve(config, 2).layout.optimizer(), 4);
+  config.optimizer = "muon";  // at most: matrices have one moment
+  EXPECT_EQ(resolve(config, 2).layout.optimizer(), 8);
 }
 
 // With the same batch on fewer ranks: only numbers that make whole replicas and divide it.

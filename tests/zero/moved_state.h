@@ -33,6 +33,7 @@ inline WholeState train_from(const Case& run, int from, int to, const WholeState
     if (start != nullptr) {
       std::size_t loaded = 0;
       for (const StateShard& shard : engine.state(StateScope::held)) {
+        if (shard.values.numel() == 0) continue;
         const at::Tensor& whole = start->values.at(shard.param + " " + shard.state);
         shard.values.copy_(whole.narrow(0, shard.begin, shard.values.numel()));
         ++loaded;
