@@ -34,13 +34,6 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
                     options.bucket_bytes, " bytes\n");
 }
 
-// FNV-1a: the same on every kind of machine.
-std::int64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return static_cast<std::int64_t>(hash);
-}
-
 comm::Call model_call(const char* label = "shape of the model") {
   comm::Call call;
   call.traffic = comm::Traffic::control;
@@ -100,7 +93,8 @@ void check_same_model(const torch::nn::Module& model, const Plan& plan, const co
                       const Options& options) {
   if (group.size() == 1 || group.simulated()) return;
   const std::string mine = model_text(model, plan, options);
-  const std::vector<std::int64_t> hashes = gather_numbers(group, hash_of(mine));
+  const std::vector<std::int64_t> hashes =
+      gather_numbers(group, static_cast<std::int64_t>(hash_text(mine)));
   if (std::count(hashes.begin(), hashes.end(), hashes.front()) == group.size()) return;
   const std::vector<std::string> texts = gather_lines(group, mine);
   const std::vector<std::string> first = split_lines(texts.front());

@@ -14,7 +14,7 @@
 namespace tessera::zero::test {
 namespace {
 
-constexpr std::int64_t kWidth = 96;
+constexpr std::int64_t kWidth = 64;
 constexpr int kUnits = 16;
 constexpr std::int64_t kUnitBytes = kWidth * kWidth * 4;
 
