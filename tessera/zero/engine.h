@@ -62,7 +62,7 @@ struct Begin {
 };
 
 // [Note: stages] One engine; a stage says what of {optimizer state, gradients, parameters} each
-// rank keeps only its part of: 0 nothing, 1 the first, 2 the first two, 3 all. Whatever the stage,
+// rank keeps only its shard of: 0 nothing, 1 the first, 2 the first two, 3 all. Whatever the stage,
 // bucket size or overlap, the parameters after a step have the same bits.
 //
 // Most programs use DataParallel below, which knows the model's type.
@@ -71,7 +71,8 @@ class Engine {
 
  public:
   // Collective. Takes over the parameters of `model`: they become views of the engine's buffers,
-  // with the values of rank 0. Buffers are broadcast too. The model must outlive the engine's use.
+  // with the values of rank 0, or those of Options::initial where they have no memory. Buffers are
+  // broadcast too. The model must outlive the engine's use.
   Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options = {});
   ~Engine();
   // Movable: whoever has it has the engine, and what was moved from may only be assigned to or
@@ -118,7 +119,8 @@ class Engine {
   void finish_reduction();
   void discard();
 
-  // Waits until the parameters are complete: before they are read outside forward (stages 0-2).
+  // Waits until the parameters are complete: before they are read outside forward at stages 1 and
+  // 2, which is an error otherwise. (At stage 0 they always are, at stage 3 never.)
   void synchronize();
 
   // Collective: the full fp32 (master) value of every parameter, by name, on every rank; for tests,
