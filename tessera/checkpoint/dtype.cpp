@@ -54,7 +54,7 @@ std::uint32_t load_f32(DType dtype, const std::byte* data, std::int64_t index) {
 }  // namespace
 
 std::string stored_name(DType dtype) {
-  std::string text = stored_name(dtype);
+  std::string text(name(dtype));
   for (char& c : text) {
     if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
   }
