@@ -12,14 +12,6 @@ namespace {
 
 using nn::Unit;
 
-void over(int ranks, const std::function<void(const comm::Group&)>& body) {
-  comm::Options options;
-  options.timeout = std::chrono::seconds(60);
-  comm::run_threads(
-      ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
-      options);
-}
-
 at::Tensor waves(at::IntArrayRef sizes, double phase) {
   std::int64_t count = 1;
   for (const std::int64_t size : sizes) count *= size;
