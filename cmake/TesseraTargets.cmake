@@ -111,15 +111,27 @@ function(tessera_executable)
 endfunction()
 
 # tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [LABELS …] [WHOLE]
-#              [THREADS | UNSANITIZED])
+#              [THREADS | UNSANITIZED] [TOML …])
 # A GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
 # (for programs whose start is dear, and for those that spawn processes of their own). THREADS: its
 # threads share memory, so that ThreadSanitizer can find something in it; it gets no others.
 # UNSANITIZED: it starts a program all of whose code other tests run under AddressSanitizer.
+# TOML: more sources, whose tests need toml++; where it is missing, a test that is skipped says so.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS;TOML")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: does not know ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(TARGET tomlplusplus::tomlplusplus)
+    list(APPEND arg_SOURCES ${arg_TOML})
+  elseif(arg_TOML)
+    list(JOIN arg_TOML ", " without)
+    set(without "skipped: built without toml++, which ${without} of ${arg_NAME} needs")
+    add_test(NAME ${arg_NAME}.toml COMMAND "${CMAKE_COMMAND}" -E echo "${without}")
+    set_tests_properties(${arg_NAME}.toml PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+    if(NOT arg_SOURCES)
+      return()
+    endif()
   endif()
   tessera_executable(NAME ${arg_NAME} FOLDER tests SOURCES ${arg_SOURCES}
                      LINK ${arg_LINK} ${TESSERA_TEST_MAIN} GTest::gtest)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -68,18 +69,31 @@ class Formatter final : public CLI::Formatter {
   }
 };
 
+// Of an option's names ("-n,--ranks") the long one that was typed; else the first long one.
+std::string typed_name(const std::string& names, const std::vector<std::string>& words) {
+  std::string first;
+  std::istringstream all(names);
+  for (std::string name; std::getline(all, name, ',');) {
+    if (!name.starts_with("--")) continue;
+    for (const std::string& word : words) {
+      if (word == name || word.starts_with(name + "=")) return name;
+    }
+    if (first.empty()) first = name;
+  }
+  return first.empty() ? names : first;
+}
+
 // An option whose text goes through `read`, with the option's name in front of its errors.
-CLI::Option* converted(CLI::App& app, const std::string& names, const std::string& help,
-                       const std::string& type, const std::string& shown,
-                       std::function<void(const std::string&)> read) {
-  const std::string name = names.substr(names.rfind(',') + 1);
+CLI::Option* converted(CLI::App& app, const std::vector<std::string>& words,
+                       const std::string& names, const std::string& help, const std::string& type,
+                       const std::string& shown, std::function<void(const std::string&)> read) {
   CLI::Option* option = app.add_option_function<std::string>(
       names,
-      [name, read = std::move(read)](const std::string& text) {
+      [names, &words, read = std::move(read)](const std::string& text) {
         try {
           read(text);
         } catch (const UsageError& error) {
-          throw UsageError(name + ": " + error.what());
+          throw UsageError(typed_name(names, words) + ": " + error.what());
         }
       },
       help);
@@ -103,7 +117,7 @@ CommandLine::CommandLine(const std::string& name, const std::string& summary,
 
 CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& value, int least,
                                   int most, const std::string& help) {
-  return converted(app, names, help, "INT", std::to_string(value), [=, &value](auto& text) {
+  return converted(app, words_, names, help, "INT", std::to_string(value), [=, &value](auto& text) {
     std::int64_t number = 0;
     try {
       number = parse_count(text);
@@ -119,25 +133,26 @@ CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& 
 
 CLI::Option* CommandLine::seconds(CLI::App& app, const std::string& names, double& value,
                                   const std::string& help) {
-  return converted(app, names, help, "TIME", format_time(value),
+  return converted(app, words_, names, help, "TIME", format_time(value),
                    [&value](auto& text) { value = parse_time(text); });
 }
 
 CLI::Option* CommandLine::bytes(CLI::App& app, const std::string& names, std::int64_t& value,
                                 const std::string& help) {
-  return converted(app, names, help, "SIZE", format_bytes(value, ByteUnits::kBinary),
+  return converted(app, words_, names, help, "SIZE", format_bytes(value, ByteUnits::kBinary),
                    [&value](auto& text) { value = parse_bytes(text); });
 }
 
 CLI::Option* CommandLine::choice(CLI::App& app, const std::string& names, std::string& value,
                                  const std::vector<std::string>& choices, const std::string& help) {
-  return converted(app, names, help, join(choices, "|"), value, [&value, choices](auto& text) {
-    if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-      throw UsageError(str("got ", quote(text), ", wanted ", join(choices, " or "),
-                           did_you_mean(text, choices)));
-    }
-    value = text;
-  });
+  return converted(app, words_, names, help, join(choices, "|"), value,
+                   [&value, choices](auto& text) {
+                     if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+                       throw UsageError(str("got ", quote(text), ", wanted ", join(choices, " or "),
+                                            did_you_mean(text, choices)));
+                     }
+                     value = text;
+                   });
 }
 
 void CommandLine::takes_program() {
@@ -173,6 +188,7 @@ bool CommandLine::parse(int argc, char** argv) {
       words.erase(mark, words.end());
     }
   }
+  words_ = words;
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
   const auto left_over = [&] {
     std::vector<std::string> rest = app_.remaining(true);

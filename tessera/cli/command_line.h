@@ -44,6 +44,7 @@ class CommandLine {
   void refuse_unknown(const std::vector<std::string>& unknown) const;
 
   CLI::App app_;
+  std::vector<std::string> words_;  // as they were typed
   bool takes_program_ = false;
   std::vector<std::string> program_;
 };

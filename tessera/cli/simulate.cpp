@@ -81,7 +81,8 @@ void add_options(CommandLine& line, SimulateArguments& a) {
   const auto noted = [](bool& given) { return [&given](const std::string&) { given = true; }; };
   app.add_flag("--json", a.json, "print JSON");
   app.add_option("--sweep", a.sweep,
-                 "simulate several sizes of an axis, such as dp=1..4096, each twice the last")
+                 "simulate several sizes of an axis: dp=1..48 is 1, 2, 4 and so on, each twice "
+                 "the last, and 48 itself")
       ->type_name("AXIS=A..B");
   app.add_option("--svg", a.svg, "with --sweep: a picture of throughput and efficiency")
       ->type_name("FILE");

@@ -80,9 +80,10 @@ SweepRange parse_sweep(std::string_view text) {
   const int first = read_size(sizes.substr(0, dots), text);
   const int last = dots == std::string_view::npos ? first : read_size(sizes.substr(dots + 2), text);
   if (last < first) bad_sweep(text);
-  for (long long size = first; size <= last; size *= 2) {
+  for (long long size = first; size < last; size *= 2) {
     range.sizes.push_back(static_cast<int>(size));
   }
+  range.sizes.push_back(last);
   return range;
 }
 

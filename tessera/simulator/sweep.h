@@ -9,7 +9,8 @@
 
 namespace tessera::simulator {
 
-// "dp=1..4096": an axis and its sizes, each twice the one before; "dp=6" is one size.
+// "dp=1..48": an axis and its sizes, each twice the one before, and the last as it is written: 1,
+// 2, 4 … 32, 48. "dp=6" is one size.
 struct SweepRange {
   std::string axis;  // dp, tp or pp
   std::vector<int> sizes;

@@ -81,6 +81,18 @@ TEST(CommandLine, NamesTheOptionAndTheValue) {
   EXPECT_NE(Example().error({"--grace"}), "no error");
 }
 
+TEST(CommandLine, NamesTheOptionAsItWasTyped) {
+  const auto error = [](std::vector<std::string> words) {
+    Example example;
+    int micros = 1;
+    example.line.integer(example.line.app(), "--micro-batches,--grad-accum", micros, 1, 8, "many");
+    return example.error(words);
+  };
+  EXPECT_EQ(error({"--micro-batches", "0"}), "--micro-batches: got 0, wanted 1 to 8");
+  EXPECT_EQ(error({"--grad-accum=0"}), "--grad-accum: got 0, wanted 1 to 8");
+  EXPECT_EQ(error({"-n0"}), "--ranks: got 0, wanted 1 to 8");
+}
+
 TEST(CommandLine, SuggestsTheNearSubcommandAndItsOptions) {
   const auto error = [](const std::vector<std::string>& words) {
     Example example;

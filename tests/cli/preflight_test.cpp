@@ -12,6 +12,7 @@
 
 #include "tests/processes.h"
 #include "tests/text.h"
+#include "tests/toml.h"
 
 namespace tessera::cli {
 namespace {
@@ -76,6 +77,7 @@ class Preflight : public ::testing::Test {
 };
 
 TEST_F(Preflight, FilesThatAreNone) {
+  TESSERA_NEEDS_TOML();
   const std::string waiting = pipe("pipe");
   expect_refused({"--config", folder}, 2, {"--config: ", "is a folder; wanted a TOML file"});
   expect_refused({"--config", waiting}, 2, {"--config: ", "is a pipe"});
@@ -95,6 +97,7 @@ TEST_F(Preflight, FilesThatAreNone) {
 }
 
 TEST_F(Preflight, SettingsThatCannotBe) {
+  TESSERA_NEEDS_TOML();
   expect_refused({"--config", file("near.toml", "[batch]\nmicro_bach = 3\n")}, 2,
                  {"line 2", "did you mean micro-batch?"});
   expect_refused({"--config", file("long.toml", std::string((1 << 20) + 1, '\n'))}, 1,

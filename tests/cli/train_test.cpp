@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/processes.h"
+#include "tests/toml.h"
 
 namespace tessera::cli {
 namespace {
@@ -97,6 +98,7 @@ TEST_F(Train, EveryStageGivesTheSameParametersAndIsAsPlanned) {
 
 // `tessera plan`, asked about the same run, says what the table of the run says.
 TEST_F(Train, PlanAndTrainPredictTheSame) {
+  TESSERA_NEEDS_TOML();
   struct Pair {
     Words train, plan;
     int ranks;
@@ -355,6 +357,7 @@ TEST_F(Train, GradientsThatAreNotFinite) {
 }
 
 TEST_F(Train, FlagsOverrideTheFileAndPrintConfigShowsTheResult) {
+  TESSERA_NEEDS_TOML();
   const std::filesystem::path file = folder / "run.toml";
   const Outcome printed =
       tessera({"--zero", "1", "--lr", "0.25", "--no-prefetch", "--print-config"});
@@ -369,6 +372,7 @@ TEST_F(Train, FlagsOverrideTheFileAndPrintConfigShowsTheResult) {
 }
 
 TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
+  TESSERA_NEEDS_TOML();
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--zero", "4"}, "--zero: got \"4\", wanted 0 to 3"},
       {{"--ranks", "0"}, "--ranks: got 0, wanted at least 1"},

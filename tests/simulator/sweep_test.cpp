@@ -26,7 +26,9 @@ SweepCase data_parallel(int dp, double bandwidth, double latency) {
 
 TEST(Sweep, Ranges) {
   EXPECT_EQ(parse_sweep("dp=1..8").sizes, (std::vector<int>{1, 2, 4, 8}));
-  EXPECT_EQ(parse_sweep("tp=3..20").sizes, (std::vector<int>{3, 6, 12}));
+  EXPECT_EQ(parse_sweep("tp=3..20").sizes, (std::vector<int>{3, 6, 12, 20}));
+  EXPECT_EQ(parse_sweep("dp=1..3").sizes, (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(parse_sweep("dp=4..4").sizes, std::vector<int>{4});
   EXPECT_EQ(parse_sweep("pp=5").sizes, std::vector<int>{5});
   EXPECT_EQ(parse_sweep("dp=1..1048576").sizes.size(), 21U);
   for (const char* bad : {"", "dp", "dp=", "dp=..", "dp=1..", "dp=..4", "dp=0..4", "dp=4..1",

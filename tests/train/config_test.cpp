@@ -11,6 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tests/text.h"
+#include "tests/toml.h"
 
 namespace tessera::train {
 namespace {
@@ -44,6 +45,7 @@ std::string refusal(F&& f) {
 }
 
 TEST(Config, WhatIsPrintedReadsBackTheSame) {
+  TESSERA_NEEDS_TOML();
   TrainConfig config;
   config.layers = 3;
   config.data = "a \"b\"\\ \t c.txt";
@@ -73,6 +75,7 @@ TEST(Config, EveryFieldSurvivesOnItsOwn) {
 }
 
 TEST(Config, AFileChangesOnlyWhatItNames) {
+  TESSERA_NEEDS_TOML();
   const ConfigFile file(
       "zero = 2\n[optimizer]\nlr = 1e-2\nclip = 3\n[run]\nmemory-limit = \"2GiB\"\n");
   TrainConfig config;
@@ -90,6 +93,7 @@ TEST(Config, AFileChangesOnlyWhatItNames) {
 }
 
 TEST(Config, BadFilesAreNamedWithTheLine) {
+  TESSERA_NEEDS_TOML();
   TrainConfig config;
   const auto reading = [&](const std::string& text) {
     const ConfigFile file(text);
@@ -105,6 +109,7 @@ TEST(Config, BadFilesAreNamedWithTheLine) {
 }
 
 TEST(Config, WhatIsNoRegularFileIsToldAndNotWaitedFor) {
+  TESSERA_NEEDS_TOML();
   std::string folder = (std::filesystem::temp_directory_path() / "tessera-config-XXXXXX").string();
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   const std::string pipe = folder + "/pipe";
@@ -124,6 +129,7 @@ TEST(Config, WhatIsNoRegularFileIsToldAndNotWaitedFor) {
 }
 
 TEST(Config, AFileThatIsTooLongIsNotParsed) {
+  TESSERA_NEEDS_TOML();
   const std::string line = "# a comment that means nothing at all\n";
   std::string text = "steps = 7\n";
   while (text.size() + line.size() <= 1 << 20) text += line;
@@ -144,6 +150,7 @@ TEST(Config, AFileThatIsTooLongIsNotParsed) {
 }
 
 TEST(Config, AFileThatFailsChangesNothingAndSaysAKeyOnce) {
+  TESSERA_NEEDS_TOML();
   TrainConfig config;
   EXPECT_NE(refusal([&] { parse_config(config, "steps = 7\nzero = 9\n", "f"); }), "");
   EXPECT_EQ(config, TrainConfig{});
@@ -153,6 +160,7 @@ TEST(Config, AFileThatFailsChangesNothingAndSaysAKeyOnce) {
 }
 
 TEST(Config, TextsAndCommentsMayHoldAnyCharacter) {
+  TESSERA_NEEDS_TOML();
   TrainConfig config;
   parse_config(config, "# für\n[data]\ndata = \"b\u00fccher \\\" é.txt\" # ü\nsave = 'ö'\n", "f");
   EXPECT_EQ(config.data, "b\u00fccher \" é.txt");
@@ -167,6 +175,7 @@ TEST(Config, TextsAndCommentsMayHoldAnyCharacter) {
 
 // A hundred thousand tables, one in the other, would end the program when they are freed.
 TEST(Config, KeysOfManyPartsAreRefused) {
+  TESSERA_NEEDS_TOML();
   std::string key = "a";
   for (int i = 0; i < 100'000; ++i) key += ".a";
   TrainConfig config;
@@ -178,6 +187,7 @@ TEST(Config, KeysOfManyPartsAreRefused) {
 
 // Whatever is done to a good file: it is read or refused, and what is read is within its bounds.
 TEST(Config, MutatedFilesAreReadOrRefused) {
+  TESSERA_NEEDS_TOML();
   const std::string seed = to_toml({});
   const std::vector<std::string> words = {
       "0", "-1", "1e999", "nan",  "inf", "true", "\"",   "'",          "\"\"\"", "'''", "[",
@@ -338,8 +348,9 @@ TEST(Resolve, SgdKeepsFewerMoments) {
   EXPECT_EQ(resolve(config, 2).layout.optimizer(), 0);
   config.optimizer = "lion";
   EXPECT_EQ(resolve(config, 2).layout.optimizer(), 4);
-  config.optimizer = "muon";  // at most: matrices have one moment
+  config.optimizer = "muon";
   EXPECT_EQ(resolve(config, 2).layout.optimizer(), 8);
+  EXPECT_EQ(resolve(config, 2).layout.matrix_moments, 4);
 }
 
 // With the same batch on fewer ranks: only numbers that make whole replicas and divide it.
