@@ -11,10 +11,10 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 if [ ! -d "$old/tessera" ]; then
   mkdir "$work/tree"
-  git -C "$here" archive "$old" tessera | tar -x -C "$work/tree"
+  git -C "$here" archive "$old" tessera benchmarks | tar -x -C "$work/tree"
   old="$work/tree"
 fi
-flags=(-std=c++20 -O3 -DNDEBUG -fPIC -Wno-psabi)
+flags=(-std=c++20 -O3 -DNDEBUG -DFMT_HEADER_ONLY -fPIC -Wno-psabi)
 read -r -a more <<<"${CXXFLAGS:-}"
 
 build() {  # tree, library

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "tessera/comm/reduce.h"
@@ -124,6 +126,7 @@ void add_reductions(std::vector<Case>& cases) {
 const char* name_of(Type type) { return type == Type::f32 ? "fp32" : "bf16"; }
 
 void add_optimizers(std::vector<Case>& cases, const std::string& prefix, const KernelSet& k) {
+  namespace rules = tessera::rules;
   constexpr struct {
     const char* name;
     Type grad, param;
@@ -133,24 +136,30 @@ void add_optimizers(std::vector<Case>& cases, const std::string& prefix, const K
                  {"bf16-nomaster", Type::bf16, Type::bf16, false}};
   for (const auto& layout : layouts) {
     for (const Size& size : sizes) {
-      for (const bool adamw : {true, false}) {
+      for (const rules::Rule& rule :
+           {rules::Rule(rules::AdamW{}), rules::Rule(rules::SGD{.momentum = 0.9})}) {
+        const bool adamw = std::holds_alternative<rules::AdamW>(rule);
         if (!adamw && layout.param != Type::f32) continue;
-        const std::string name =
-            prefix + (adamw ? "adamw/" : "sgd/") + layout.name + "/" + size.name;
         const std::size_t n = size.elements;
-        cases.push_back({name, [=, &k](Arena& arena) -> Run {
-                           tessera::kernels::ParamSlice slice;
-                           slice.grad = numbers(arena, layout.grad, n);
-                           slice.grad_type = layout.grad;
-                           slice.param = numbers(arena, layout.param, n);
-                           slice.param_type = layout.param;
-                           slice.master = layout.master ? floats(arena, n) : nullptr;
-                           slice.count = n;
-                           float* const m = floats(arena, n);
-                           float* const v = zeros(arena, n);
-                           if (adamw) return [=, &k] { k.adamw({}, slice, m, v); };
-                           return [=, &k] { k.sgd({.momentum = 0.9}, slice, m); };
-                         }});
+        const std::string name = std::string(adamw ? "adamw/" : "sgd/") + layout.name;
+        cases.push_back(
+            {prefix + name + "/" + size.name, [=, &k](Arena& arena) -> Run {
+               tessera::kernels::ParamShard shard;
+               shard.grad = numbers(arena, layout.grad, n);
+               shard.grad_type = layout.grad;
+               shard.param = numbers(arena, layout.param, n);
+               shard.param_type = layout.param;
+               shard.master = layout.master ? floats(arena, n) : nullptr;
+               shard.count = n;
+               float* const m = floats(arena, n);
+               float* const v = zeros(arena, n);
+               const rules::Step step{.weight_decay = adamw ? 0.01 : 0};
+               return [=, &k] {
+                 std::visit(
+                     [&](const auto& how) { k.update.of[rule.index()](&how, step, shard, m, v); },
+                     rule);
+               };
+             }});
       }
     }
   }

@@ -166,26 +166,30 @@ Kernel float_kernel(const Reduction& what) {
 }
 
 // Processors do not divide vectors of integers. Sums wrap, so they are of unsigned numbers.
+constexpr std::size_t integers = 4;  // at once: divisions wait for one another
+template <class T, class Wide>
+TESSERA_INLINE void average_some(const KernelArgs& args, std::size_t at, std::size_t n) {
+  std::uint64_t sums[integers] = {};
+  T values[integers] = {};
+  for (std::size_t s = 0; s < args.sources; ++s) {
+    const char* const from = static_cast<const char*>(args.source[s]) + at * sizeof(T);
+    __builtin_memcpy(values, from, n * sizeof(T));
+    for (std::size_t i = 0; i < integers; ++i) sums[i] += static_cast<std::uint64_t>(values[i]);
+  }
+  const Wide divisor = static_cast<Wide>(args.divisor);
+  for (std::size_t i = 0; i < n; ++i) {
+    values[i] = static_cast<T>(static_cast<Wide>(sums[i]) / divisor);
+  }
+  for (std::size_t d = 0; d < args.destinations; ++d) {
+    char* const to = static_cast<char*>(args.destination[d]) + at * sizeof(T);
+    __builtin_memcpy(to, values, n * sizeof(T));
+  }
+}
 template <class T, class Wide>
 void average_integers(const KernelArgs& args) {
-  constexpr std::size_t block = 64;
-  for (std::size_t at = 0; at < args.count; at += block) {
-    const std::size_t n = args.count - at < block ? args.count - at : block;
-    std::uint64_t sums[block] = {};
-    T values[block] = {};
-    for (std::size_t s = 0; s < args.sources; ++s) {
-      const char* const from = static_cast<const char*>(args.source[s]) + at * sizeof(T);
-      __builtin_memcpy(values, from, n * sizeof(T));
-      for (std::size_t i = 0; i < block; ++i) sums[i] += static_cast<std::uint64_t>(values[i]);
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      values[i] = static_cast<T>(static_cast<Wide>(sums[i]) / static_cast<Wide>(args.divisor));
-    }
-    for (std::size_t d = 0; d < args.destinations; ++d) {
-      char* const to = static_cast<char*>(args.destination[d]) + at * sizeof(T);
-      __builtin_memcpy(to, values, n * sizeof(T));
-    }
-  }
+  std::size_t at = 0;
+  for (; at + integers <= args.count; at += integers) average_some<T, Wide>(args, at, integers);
+  if (at < args.count) average_some<T, Wide>(args, at, args.count - at);
 }
 
 template <class T, class Unsigned, class Wide>
