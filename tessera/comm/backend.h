@@ -15,7 +15,7 @@
 namespace tessera::comm {
 
 // Knobs that every backend understands.
-struct Options {
+struct GroupOptions {
   // How long a rank waits for another one that is alive but does not come.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // How long it spins before it sleeps; 0 sleeps at once. Negative: chosen from ranks and cores.

@@ -12,6 +12,7 @@
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/c10d_store.h"
 #include "tessera/comm/dry/backend.h"
+#include "tessera/comm/hierarchical/backend.h"
 #include "tessera/comm/mpi/backend.h"
 #include "tessera/comm/mpi/runtime.h"
 #include "tessera/comm/nccl/backend.h"
@@ -21,7 +22,6 @@
 #include "tessera/comm/socket_peers.h"
 #include "tessera/comm/store_client.h"
 #include "tessera/comm/store_server.h"
-#include "tessera/comm/two_level/backend.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/sha256.h"
@@ -33,7 +33,7 @@ namespace {
 constexpr std::int64_t kMostInits = 1'000'000'000;
 
 // Everything a world needs besides its backend; gone only after it.
-struct Foundations {
+struct WorldState {
   std::shared_ptr<mpi::Runtime> mpi;
   std::shared_ptr<Backend> backend;
 };
@@ -67,23 +67,23 @@ std::string find_secret(const Launch& launch, std::chrono::milliseconds timeout)
   return "";
 }
 
-std::shared_ptr<Store> join_store(const Launch& launch, const Rendezvous& meeting,
+std::shared_ptr<Store> join_store(const Launch& launch, const Rendezvous& rendezvous,
                                   std::vector<std::string> addresses, int port,
                                   std::chrono::milliseconds timeout) {
-  return connect_store(
-      {std::move(addresses), port, meeting.secret, launch.run, launch.rank, launch.size, timeout});
+  return connect_store({std::move(addresses), port, rendezvous.secret, launch.run, launch.rank,
+                        launch.size, timeout});
 }
 
 // Under plain mpirun nobody has agreed on an address yet: rank 0 opens a store, MPI spreads where,
 // and a secret for those who have none.
-Rendezvous meet_through_mpi(mpi::Runtime& runtime, const Launch& launch,
-                            const std::string& interface, std::chrono::milliseconds timeout) {
-  Rendezvous meeting;
-  meeting.secret = find_secret(launch, timeout);
+Rendezvous rendezvous_through_mpi(mpi::Runtime& runtime, const Launch& launch,
+                                  const std::string& interface, std::chrono::milliseconds timeout) {
+  Rendezvous rendezvous;
+  rendezvous.secret = find_secret(launch, timeout);
   std::string note;
   if (launch.rank == 0) {
-    const bool given = !meeting.secret.empty();
-    if (!given) meeting.secret = random_secret();
+    const bool given = !rendezvous.secret.empty();
+    if (!given) rendezvous.secret = random_secret();
     const std::vector<std::string> addresses = own_addresses();
     std::string address = "127.0.0.1";
     if (!interface.empty()) {
@@ -91,9 +91,9 @@ Rendezvous meet_through_mpi(mpi::Runtime& runtime, const Launch& launch,
     } else if (!launch.one_host && !addresses.empty()) {
       address = addresses.front();
     }
-    meeting.server = std::make_unique<StoreServer>(
-        StoreServerOptions{address, 0, meeting.secret, launch.run, launch.size});
-    note = str(address, " ", meeting.server->port(), "\n", given ? "" : meeting.secret);
+    rendezvous.server = std::make_unique<StoreServer>(
+        StoreServerOptions{address, 0, rendezvous.secret, launch.run, launch.size});
+    note = str(address, " ", rendezvous.server->port(), "\n", given ? "" : rendezvous.secret);
   }
   note = runtime.broadcast_string(note, 0);
   const std::size_t end = note.find('\n');
@@ -102,10 +102,10 @@ Rendezvous meet_through_mpi(mpi::Runtime& runtime, const Launch& launch,
   int port = 0;
   in >> address >> port;
   const std::string brought = note.substr(std::min(note.size(), end + 1));
-  if (!brought.empty()) meeting.secret = brought;
-  meeting.address = interface.empty() ? address_towards(address) : interface_address(interface);
-  meeting.store = join_store(launch, meeting, {address}, port, timeout);
-  return meeting;
+  if (!brought.empty()) rendezvous.secret = brought;
+  rendezvous.address = interface.empty() ? address_towards(address) : interface_address(interface);
+  rendezvous.store = join_store(launch, rendezvous, {address}, port, timeout);
+  return rendezvous;
 }
 
 // Where this rank listens for those of other hosts: where the store's host is reached from.
@@ -120,17 +120,17 @@ std::string peer_address(const Launch& launch, const std::string& interface) {
   return own.empty() ? "127.0.0.1" : own.front();
 }
 
-Rendezvous meet_at_store(const Launch& launch, const std::string& interface,
-                         std::chrono::milliseconds timeout) {
-  Rendezvous meeting;
-  meeting.secret = find_secret(launch, timeout);
-  meeting.address = peer_address(launch, interface);
+Rendezvous rendezvous_at_store(const Launch& launch, const std::string& interface,
+                               std::chrono::milliseconds timeout) {
+  Rendezvous rendezvous;
+  rendezvous.secret = find_secret(launch, timeout);
+  rendezvous.address = peer_address(launch, interface);
   if (launch.c10d_store) {
-    meeting.store = connect_c10d_store(launch.master_address, launch.master_port, timeout);
-    if (!meeting.secret.empty()) {
-      meeting.store = make_sealed_store(meeting.store, meeting.secret);
+    rendezvous.store = connect_c10d_store(launch.master_address, launch.master_port, timeout);
+    if (!rendezvous.secret.empty()) {
+      rendezvous.store = make_sealed_store(rendezvous.store, rendezvous.secret);
     }
-    return meeting;
+    return rendezvous;
   }
   std::vector<std::string> addresses;
   if (launch.launcher_hosts_store || launch.rank != 0) {
@@ -138,28 +138,29 @@ Rendezvous meet_at_store(const Launch& launch, const std::string& interface,
     if (!interface.empty()) addresses.push_back(interface_address(interface));
   } else {
     addresses = {store_address(launch.master_address, interface, !launch.one_host)};
-    meeting.server = std::make_unique<StoreServer>(StoreServerOptions{
-        addresses.front(), launch.master_port, meeting.secret, launch.run, launch.size});
+    rendezvous.server = std::make_unique<StoreServer>(StoreServerOptions{
+        addresses.front(), launch.master_port, rendezvous.secret, launch.run, launch.size});
   }
-  meeting.store = join_store(launch, meeting, std::move(addresses), launch.master_port, timeout);
-  return meeting;
+  rendezvous.store =
+      join_store(launch, rendezvous, std::move(addresses), launch.master_port, timeout);
+  return rendezvous;
 }
 
-// The same store under another prefix: every init() of a job gets a page of its own.
-class Page final : public Store {
+// The same store with a prefix before every key, so that no two init() of a job share a key.
+class PrefixedStore final : public Store {
  public:
-  Page(std::shared_ptr<Store> book, std::string prefix)
-      : book_(std::move(book)), prefix_(std::move(prefix)) {}
+  PrefixedStore(std::shared_ptr<Store> store, std::string prefix)
+      : store_(std::move(store)), prefix_(std::move(prefix)) {}
   void set(const std::string& key, const std::string& value) override {
-    book_->set(prefix_ + key, value);
+    store_->set(prefix_ + key, value);
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    return book_->get(prefix_ + key, timeout);
+    return store_->get(prefix_ + key, timeout);
   }
-  std::int64_t count(const std::string& key) override { return book_->count(prefix_ + key); }
+  std::int64_t count(const std::string& key) override { return store_->count(prefix_ + key); }
 
  private:
-  std::shared_ptr<Store> book_;
+  std::shared_ptr<Store> store_;
   std::string prefix_;
 };
 
@@ -181,7 +182,7 @@ Group init(const InitOptions& options) {
   }
   const Launch launch = detect_launch();
   const auto timeout = options.comm.timeout;
-  auto base = std::make_shared<Foundations>();
+  auto base = std::make_shared<WorldState>();
   if (launch.size == 1) {
     base->backend = dry::make_backend(0, 1, "world");
     if (options.backend == "nccl") {
@@ -193,22 +194,23 @@ Group init(const InitOptions& options) {
 
   const std::string& interface = options.interface.empty() ? launch.interface : options.interface;
   if (launch.launcher == "mpirun") base->mpi = mpi::Runtime::start();
-  const Rendezvous meeting = base->mpi ? meet_through_mpi(*base->mpi, launch, interface, timeout)
-                                       : meet_at_store(launch, interface, timeout);
+  const Rendezvous rendezvous = base->mpi
+                                    ? rendezvous_through_mpi(*base->mpi, launch, interface, timeout)
+                                    : rendezvous_at_store(launch, interface, timeout);
   const std::string own = str("tessera/", launch.run, "/");
   const std::string counter = str(own, "init/", launch.rank);
-  const std::int64_t times = meeting.store->count(counter);
+  const std::int64_t times = rendezvous.store->count(counter);
   if (times < 1 || times > kMostInits) {
     throw DataError(str("the store has counted ", quote(counter), " to ", times, ", but rank ",
                         launch.rank, " alone does; who else can write to it?"));
   }
   const std::string prefix = str(own, times, "/");
-  Page page(meeting.store, prefix);
+  PrefixedStore page(rendezvous.store, prefix);
   auto peers = connect_peers(page, launch.rank, launch.size,
-                             {timeout, meeting.secret, prefix, meeting.address});
+                             {timeout, rendezvous.secret, prefix, rendezvous.address});
   // All are in. Whoever comes from now on comes for the next init().
-  if (meeting.server) meeting.server->stop_listening();
-  if (base->mpi) base->mpi->attend(peers);  // so that MPI's end does not wait for a dead rank
+  if (rendezvous.server) rendezvous.server->stop_listening();
+  if (base->mpi) base->mpi->watch_peers(peers);  // so that MPI's end does not wait for a dead rank
 
   std::vector<int> everybody(static_cast<std::size_t>(launch.size));
   std::iota(everybody.begin(), everybody.end(), 0);
@@ -223,7 +225,7 @@ Group init(const InitOptions& options) {
   if (kind == "mpi") {
     base->backend = mpi::make_backend(peers, runtime(), everybody, "world", options.comm);
   } else if (kind == "two-level") {
-    base->backend = two_level::make_backend(peers, runtime(), everybody, "world", options.comm);
+    base->backend = hierarchical::make_backend(peers, runtime(), everybody, "world", options.comm);
   } else {
     base->backend = shm::make_backend(peers, everybody, "world", options.comm);
     if (kind == "nccl") {

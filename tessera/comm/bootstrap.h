@@ -33,7 +33,7 @@ Launch detect_launch();
 struct InitOptions {
   // "auto" is shm on one host and two-level on several. Or "shm", "mpi", "two-level", "nccl".
   std::string backend = "auto";
-  Options comm;
+  GroupOptions comm;
   bool deterministic = false;  // nccl: sums in rank order, as everywhere else
   // Name or address of the network interface at which to listen for other hosts. "" is that of
   // TESSERA_INTERFACE, else the one that leads to the store.
@@ -42,7 +42,7 @@ struct InitOptions {
 
 // Joins the job that this process was started in and returns the group of all its ranks; started
 // alone it is a group of one. Collective over the job. When the last handle of the group goes, this
-// rank says goodbye.
+// rank tells the others that it leaves.
 Group init(const InitOptions& options = {});
 
 }  // namespace tessera::comm

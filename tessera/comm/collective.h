@@ -35,7 +35,7 @@ constexpr bool is_reduction(Op op) noexcept {
 enum class Traffic : std::uint8_t { model, control };
 
 // [Note: shards] A buffer of `count` elements over N ranks is cut into N shards of
-// ceil(count / N) elements; the last ones are shorter, or empty. Every room cuts this way.
+// ceil(count / N) elements; the last ones are shorter, or empty. All of Tessera cuts this way.
 struct Shard {
   std::size_t begin = 0;
   std::size_t size = 0;

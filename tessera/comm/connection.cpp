@@ -12,13 +12,14 @@ namespace tessera::comm {
 namespace {
 
 struct Frame {
-  Message type;
+  ControlMessage type;
   std::uint32_t bytes;
 };
 
 }  // namespace
 
-bool Connection::send(Message type, const std::string& text, std::shared_ptr<const Fd> descriptor) {
+bool Connection::send(ControlMessage type, const std::string& text,
+                      std::shared_ptr<const Fd> descriptor) {
   const Frame frame{type, static_cast<std::uint32_t>(text.size())};
   std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
   bytes += text;
@@ -54,7 +55,7 @@ bool Connection::has_unsent() const {
   return !unsent_.empty();
 }
 
-Connection::End Connection::receive(const Hear& hear) {
+Connection::End Connection::receive(const Handler& handle) {
   End end = End::none;
   for (;;) {
     char buffer[4096];
@@ -92,11 +93,11 @@ Connection::End Connection::receive(const Hear& hear) {
     if (frame.bytes > kLongestText) return End::closed;  // not what a peer sends
     if (unread_.size() < sizeof(frame) + frame.bytes) break;
     Fd descriptor;
-    if (frame.type == Message::segment && !descriptors_.empty()) {
+    if (frame.type == ControlMessage::segment && !descriptors_.empty()) {
       descriptor = std::move(descriptors_.front());
       descriptors_.pop_front();
     }
-    hear(frame.type, unread_.substr(sizeof(frame), frame.bytes), std::move(descriptor));
+    handle(frame.type, unread_.substr(sizeof(frame), frame.bytes), std::move(descriptor));
     unread_.erase(0, sizeof(frame) + frame.bytes);
   }
   return end;

@@ -12,16 +12,16 @@
 
 namespace tessera::comm {
 
-enum class Message : std::uint32_t { segment = 1, failure = 2, goodbye = 3 };
+enum class ControlMessage : std::uint32_t { segment = 1, failure = 2, leave = 3 };
 inline constexpr std::size_t kLongestText = 64 * 1024;  // of a message; a longer one is no peer's
 
 // The control connection to one peer, once it stands: messages of a type and a text, one of them
 // with a descriptor.
 //
 // [Note: unsent] A message that the socket does not take at once (its reader is stopped) is kept,
-// and the rest is sent when there is room, before anything else. So nobody waits for a slow peer to
-// be told, no message is ever broken off in the middle, and a rank that goes on after a stop hears
-// everything.
+// and the rest is sent when the socket takes it, before anything else. So nobody waits for a slow
+// peer to be told, no message is ever broken off in the middle, and a rank that goes on after a
+// stop hears everything.
 class Connection {
  public:
   Fd socket;   // does not block
@@ -29,14 +29,15 @@ class Connection {
 
   // Sends it behind what is still unsent. Whether all is sent: if not, call flush() again when the
   // socket can be written to. Any thread may send.
-  bool send(Message type, const std::string& text, std::shared_ptr<const Fd> descriptor = nullptr);
+  bool send(ControlMessage type, const std::string& text,
+            std::shared_ptr<const Fd> descriptor = nullptr);
   bool flush();
   bool has_unsent() const;
 
   // Takes in what has come, and hands on every whole message. By one thread only.
   enum class End { none, closed, descriptor_lost };
-  using Hear = std::function<void(Message, const std::string& text, Fd descriptor)>;
-  End receive(const Hear& hear);
+  using Handler = std::function<void(ControlMessage, const std::string& text, Fd descriptor)>;
+  End receive(const Handler& handle);
 
  private:
   struct Outgoing {

@@ -168,7 +168,7 @@ class AllOf final : public WorkState {
   std::vector<Work> works_;
 };
 
-at::Tensor piece(const at::Tensor& whole, const void* begin, std::size_t count) {
+at::Tensor elements_at(const at::Tensor& whole, const void* begin, std::size_t count) {
   const auto offset =
       static_cast<const std::byte*>(begin) - static_cast<const std::byte*>(whole.const_data_ptr());
   const auto size = static_cast<std::int64_t>(whole.element_size());
@@ -183,8 +183,8 @@ Work Group::submit_parts(const Collective& what, const at::Tensor& out,
   for_each_part(what, size(), rank(), [&](const Collective& part) {
     const std::size_t own = shard_of(part.count, size(), rank()).size;
     const bool gather = part.op == Op::all_gather;
-    works.push_back(submit(part, piece(out, part.out, gather ? part.count : own),
-                           piece(in, part.in, gather ? own : part.count)));
+    works.push_back(submit(part, elements_at(out, part.out, gather ? part.count : own),
+                           elements_at(in, part.in, gather ? own : part.count)));
   });
   return Work(std::make_shared<AllOf>(std::move(works)));
 }

@@ -62,12 +62,11 @@ class Group {
   bool on_device() const { return state_->backend->on_device(); }
   TrafficCounts traffic() const { return state_->backend->traffic(); }
 
-  // The call that this rank made last, in words; "" if there was none. For whoever wonders where a
-  // rank is.
+  // The call that this rank made last, in words; "" if there was none. For diagnostics.
   std::string last_call() const;
 
-  // From now on this rank's calls are told of, whichever copy of the group makes them. Null: no
-  // more. A group of one rank has nothing to tell.
+  // From now on the observer hears of this rank's calls, whichever copy of this handle makes them;
+  // null ends that. A group of one rank has nothing to report.
   void observe(std::shared_ptr<Observer> observer) const;
 
   Work all_reduce(const at::Tensor& x, const Call& call = {}) const;

@@ -9,7 +9,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::array<char, 8> kGreeting = {'t', 'e', 's', 's', 'e', 'r', 'a', '1'};
+constexpr std::array<char, 8> kMagic = {'t', 'e', 's', 's', 'e', 'r', 'a', '1'};
 
 enum class Side : std::uint32_t { acceptor = 1, caller = 2 };
 
@@ -26,56 +26,59 @@ void append(std::string& text, const T& value) {
 }
 
 // Everything but the run has a fixed size, so no two conversations have the same text.
-Digest proof(Side side, const Invitation& invitation, std::int32_t caller,
+Digest proof(Side side, const Credentials& credentials, std::int32_t caller,
              const Digest& acceptor_nonce, const Digest& caller_nonce) {
-  std::string text(kGreeting.begin(), kGreeting.end());
+  std::string text(kMagic.begin(), kMagic.end());
   append(text, side);
-  append(text, invitation.purpose);
-  append(text, static_cast<std::int32_t>(invitation.size));
-  append(text, static_cast<std::int32_t>(invitation.acceptor));
+  append(text, credentials.purpose);
+  append(text, static_cast<std::int32_t>(credentials.size));
+  append(text, static_cast<std::int32_t>(credentials.acceptor));
   append(text, caller);
   append(text, acceptor_nonce);
   append(text, caller_nonce);
-  text += invitation.run;
-  return hmac_sha256(invitation.secret, text);
+  text += credentials.run;
+  return hmac_sha256(credentials.secret, text);
 }
 
 }  // namespace
 
-Challenge make_challenge() { return {kGreeting, random_digest()}; }
+Challenge make_challenge() { return {kMagic, random_digest()}; }
 
-Reply make_reply(const Invitation& invitation, int rank, const Challenge& challenge) {
+Reply make_reply(const Credentials& credentials, int rank, const Challenge& challenge) {
   Reply reply{rank, random_digest(), {}};
-  reply.proof = proof(Side::caller, invitation, rank, challenge.nonce, reply.nonce);
+  reply.proof = proof(Side::caller, credentials, rank, challenge.nonce, reply.nonce);
   return reply;
 }
 
-Verdict judge(const Invitation& invitation, const Challenge& challenge, const Reply& reply) {
-  const Digest wanted = proof(Side::caller, invitation, reply.rank, challenge.nonce, reply.nonce);
-  if (reply.rank < 0 || reply.rank >= invitation.size ||
+Verdict verify_reply(const Credentials& credentials, const Challenge& challenge,
+                     const Reply& reply) {
+  const Digest wanted = proof(Side::caller, credentials, reply.rank, challenge.nonce, reply.nonce);
+  if (reply.rank < 0 || reply.rank >= credentials.size ||
       !equal_in_constant_time(wanted, reply.proof)) {
     return {0, {}};
   }
-  return {1, proof(Side::acceptor, invitation, reply.rank, challenge.nonce, reply.nonce)};
+  return {1, proof(Side::acceptor, credentials, reply.rank, challenge.nonce, reply.nonce)};
 }
 
-bool is_genuine(const Invitation& invitation, const Challenge& challenge, const Reply& reply,
-                const Verdict& verdict) {
-  const Digest wanted = proof(Side::acceptor, invitation, reply.rank, challenge.nonce, reply.nonce);
-  return verdict.welcome == 1 && equal_in_constant_time(wanted, verdict.proof);
+bool verify_verdict(const Credentials& credentials, const Challenge& challenge, const Reply& reply,
+                    const Verdict& verdict) {
+  const Digest wanted =
+      proof(Side::acceptor, credentials, reply.rank, challenge.nonce, reply.nonce);
+  return verdict.accepted == 1 && equal_in_constant_time(wanted, verdict.proof);
 }
 
-Greeted greet(const Fd& socket, const Invitation& invitation, int rank,
-              std::chrono::steady_clock::time_point end) {
+HandshakeResult shake_hands(const Fd& socket, const Credentials& credentials, int rank,
+                            std::chrono::steady_clock::time_point end) {
   Challenge challenge{};
-  if (!receive_all(socket, &challenge, sizeof(challenge), end)) return Greeted::closed;
-  if (challenge.greeting != kGreeting) return Greeted::stranger;
-  const Reply reply = make_reply(invitation, rank, challenge);
-  if (!send_all(socket, &reply, sizeof(reply))) return Greeted::closed;
+  if (!receive_all(socket, &challenge, sizeof(challenge), end)) return HandshakeResult::closed;
+  if (challenge.magic != kMagic) return HandshakeResult::stranger;
+  const Reply reply = make_reply(credentials, rank, challenge);
+  if (!send_all(socket, &reply, sizeof(reply))) return HandshakeResult::closed;
   Verdict verdict{};
-  if (!receive_all(socket, &verdict, sizeof(verdict), end)) return Greeted::closed;
-  if (verdict.welcome == 0) return Greeted::refused;
-  return is_genuine(invitation, challenge, reply, verdict) ? Greeted::yes : Greeted::stranger;
+  if (!receive_all(socket, &verdict, sizeof(verdict), end)) return HandshakeResult::closed;
+  if (verdict.accepted == 0) return HandshakeResult::refused;
+  return verify_verdict(credentials, challenge, reply, verdict) ? HandshakeResult::accepted
+                                                                : HandshakeResult::stranger;
 }
 
 }  // namespace tessera::comm

@@ -20,7 +20,7 @@ namespace tessera::comm {
 // protected: what follows is neither encrypted nor authenticated.
 
 // What both sides must have in common.
-struct Invitation {
+struct Credentials {
   enum class Purpose : std::uint32_t { store = 1, peer = 2 };
   Purpose purpose = Purpose::peer;
   std::string secret{};
@@ -30,7 +30,7 @@ struct Invitation {
 };
 
 struct Challenge {
-  std::array<char, 8> greeting;
+  std::array<char, 8> magic;
   Digest nonce;
 };
 struct Reply {
@@ -39,24 +39,25 @@ struct Reply {
   Digest proof;
 };
 struct Verdict {
-  std::uint32_t welcome;  // 1, or 0 and no proof
+  std::uint32_t accepted;  // 1, or 0 and no proof
   Digest proof;
 };
 
 Challenge make_challenge();
-Reply make_reply(const Invitation& invitation, int rank, const Challenge& challenge);
-Verdict judge(const Invitation& invitation, const Challenge& challenge, const Reply& reply);
-bool is_genuine(const Invitation& invitation, const Challenge& challenge, const Reply& reply,
-                const Verdict& verdict);
+Reply make_reply(const Credentials& credentials, int rank, const Challenge& challenge);
+Verdict verify_reply(const Credentials& credentials, const Challenge& challenge,
+                     const Reply& reply);
+bool verify_verdict(const Credentials& credentials, const Challenge& challenge, const Reply& reply,
+                    const Verdict& verdict);
 
 // The caller's side, over a blocking socket.
-enum class Greeted {
-  yes,
+enum class HandshakeResult {
+  accepted,
   closed,   // the other side ended the connection, or the time was over
   refused,  // it says that we do not belong to it
   stranger  // it does not know the secret itself
 };
-Greeted greet(const Fd& socket, const Invitation& invitation, int rank,
-              std::chrono::steady_clock::time_point end);
+HandshakeResult shake_hands(const Fd& socket, const Credentials& credentials, int rank,
+                            std::chrono::steady_clock::time_point end);
 
 }  // namespace tessera::comm

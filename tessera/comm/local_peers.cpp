@@ -31,8 +31,8 @@ class LocalSegment final : public Segment {
 };
 
 // What the threads share.
-struct Room {
-  explicit Room(int ranks) : states(static_cast<std::size_t>(ranks)) {
+struct SharedState {
+  explicit SharedState(int ranks) : states(static_cast<std::size_t>(ranks)) {
     for (auto& state : states) state.store(PeerState::alive);
   }
 
@@ -50,31 +50,32 @@ struct Room {
 
 class LocalPeers final : public Peers {
  public:
-  LocalPeers(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
+  LocalPeers(std::shared_ptr<SharedState> shared, int rank)
+      : shared_(std::move(shared)), rank_(rank) {}
   ~LocalPeers() override {
-    std::lock_guard lock(room_->mutex);
-    room_->states[static_cast<std::size_t>(rank_)].store(PeerState::left);
-    room_->changed.notify_all();
+    std::lock_guard lock(shared_->mutex);
+    shared_->states[static_cast<std::size_t>(rank_)].store(PeerState::left);
+    shared_->changed.notify_all();
   }
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(room_->states.size()); }
+  int size() const override { return static_cast<int>(shared_->states.size()); }
   bool same_host(int) const override { return true; }
   PeerState state(int rank) const override {
-    return room_->states[static_cast<std::size_t>(rank)].load();
+    return shared_->states[static_cast<std::size_t>(rank)].load();
   }
 
   void report(const Failure& failure) override {
-    std::lock_guard lock(room_->mutex);
-    if (room_->failed.load()) return;
-    room_->failure = failure;
-    room_->failed.store(true);
-    room_->changed.notify_all();
+    std::lock_guard lock(shared_->mutex);
+    if (shared_->failed.load()) return;
+    shared_->failure = failure;
+    shared_->failed.store(true);
+    shared_->changed.notify_all();
   }
   std::optional<Failure> failure() const override {
-    if (!room_->failed.load()) return std::nullopt;
-    std::lock_guard lock(room_->mutex);
-    return room_->failure;
+    if (!shared_->failed.load()) return std::nullopt;
+    std::lock_guard lock(shared_->mutex);
+    return shared_->failure;
   }
 
   std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
@@ -83,30 +84,30 @@ class LocalPeers final : public Peers {
     const int leader = members.front();
     if (rank_ == leader) {
       auto segment = std::make_shared<LocalSegment>(bytes);
-      std::lock_guard lock(room_->mutex);
-      if (members.size() > 1) room_->offers[name] = {segment, members.size() - 1};
-      room_->changed.notify_all();
+      std::lock_guard lock(shared_->mutex);
+      if (members.size() > 1) shared_->offers[name] = {segment, members.size() - 1};
+      shared_->changed.notify_all();
       return segment;
     }
-    std::unique_lock lock(room_->mutex);
-    const auto arrived = [&] { return room_->offers.count(name) > 0; };
-    const bool woken = room_->changed.wait_for(lock, timeout, [&] {
-      return arrived() || room_->failed.load() || state(leader) != PeerState::alive;
+    std::unique_lock lock(shared_->mutex);
+    const auto arrived = [&] { return shared_->offers.count(name) > 0; };
+    const bool woken = shared_->changed.wait_for(lock, timeout, [&] {
+      return arrived() || shared_->failed.load() || state(leader) != PeerState::alive;
     });
     if (arrived()) {
-      auto& offer = room_->offers[name];
+      auto& offer = shared_->offers[name];
       auto segment = offer.segment;
-      if (--offer.takers == 0) room_->offers.erase(name);
+      if (--offer.takers == 0) shared_->offers.erase(name);
       return segment;
     }
-    if (room_->failed.load()) raise(room_->failure);
+    if (shared_->failed.load()) raise(shared_->failure);
     throw PeerError(str("rank ", leader, woken ? " left" : " did not come in time", " while rank ",
                         rank_, " waited for memory \"", name, "\" from it"),
                     leader);
   }
 
  private:
-  const std::shared_ptr<Room> room_;
+  const std::shared_ptr<SharedState> shared_;
   const int rank_;
 };
 
@@ -114,9 +115,9 @@ class LocalPeers final : public Peers {
 
 std::vector<std::shared_ptr<Peers>> make_local_peers(int ranks) {
   if (ranks < 1) throw UsageError(str("a group of ", ranks, " ranks; at least 1 is needed"));
-  auto room = std::make_shared<Room>(ranks);
+  auto shared = std::make_shared<SharedState>(ranks);
   std::vector<std::shared_ptr<Peers>> peers;
-  for (int r = 0; r < ranks; ++r) peers.push_back(std::make_shared<LocalPeers>(room, r));
+  for (int r = 0; r < ranks; ++r) peers.push_back(std::make_shared<LocalPeers>(shared, r));
   return peers;
 }
 

@@ -42,8 +42,8 @@ struct Failure {
 // carries no data. Ranks here are ranks of the whole job.
 //
 // [Note: liveness] Every rank holds a connection to every other one. A connection that closes
-// without a goodbye is a death; the kernel closes it whatever killed the process, so a death is
-// known in milliseconds. A stopped process keeps its connection: only a deadline finds that.
+// without an announcement is a death; the kernel closes it whatever killed the process, so a death
+// is known in milliseconds. A stopped process keeps its connection: only a deadline finds that.
 class Peers {
  public:
   virtual ~Peers() = default;

@@ -10,11 +10,11 @@ namespace tessera::comm {
 
 // Runs a transport's collectives in order, without the caller waiting for them.
 //
-// [Note: who runs it] Whoever is free. A progress thread runs what was submitted; a thread that
-// waits for a Work runs what is still ahead of it instead of sleeping (no hand-over, no context
-// switch); and a short collective on an idle queue is tried at once by the thread that submits it,
-// which gives up after a few microseconds if the peers are not there. `busy` is the right to use
-// the transport: exactly one thread has it.
+// [Note: who runs it] One thread at a time, of three kinds. A progress thread runs what was
+// submitted. A thread that waits for a Work runs what is still ahead of it instead of sleeping,
+// which saves a hand-over and a context switch. A short collective on an idle queue is tried at
+// once by the thread that submits it, which leaves it to the others if the peers are not there
+// after a few microseconds. `busy` is the right to use the transport: exactly one thread has it.
 class Queue {
  public:
   Queue(std::shared_ptr<Transport> transport, std::string name);

@@ -20,14 +20,14 @@ int position(const Peers& peers, const std::vector<int>& members, const std::str
 }  // namespace
 
 QueuedBackend::QueuedBackend(std::shared_ptr<Peers> peers, std::vector<int> members,
-                             std::string name, Options options)
+                             std::string name, GroupOptions options)
     : peers_(std::move(peers)),
       members_(std::move(members)),
       name_(std::move(name)),
       options_(options),
       rank_(position(*peers_, members_, name_)),
       meter_(std::make_shared<TrafficMeter>()),
-      watch_(std::make_shared<Watch>(peers_, members_, name_, options.timeout)) {}
+      liveness_(std::make_shared<Liveness>(peers_, members_, name_, options.timeout)) {}
 
 void QueuedBackend::start(std::shared_ptr<Transport> collectives) {
   collectives_.emplace(std::move(collectives), name_);

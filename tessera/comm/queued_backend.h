@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "tessera/comm/backend.h"
+#include "tessera/comm/liveness.h"
 #include "tessera/comm/peers.h"
 #include "tessera/comm/point_to_point_queue.h"
 #include "tessera/comm/queue.h"
-#include "tessera/comm/watch.h"
 
 namespace tessera::comm {
 
@@ -26,7 +26,7 @@ class QueuedBackend : public Backend {
  protected:
   // `members` are ranks of the job; throws UsageError if the caller is none of them.
   QueuedBackend(std::shared_ptr<Peers> peers, std::vector<int> members, std::string name,
-                Options options);
+                GroupOptions options);
 
   // Called once, at the end of construction. What runs later uses only what the transports own:
   // members of derived classes are gone when the queues end.
@@ -46,10 +46,10 @@ class QueuedBackend : public Backend {
   const std::shared_ptr<Peers> peers_;
   const std::vector<int> members_;
   const std::string name_;
-  const Options options_;
+  const GroupOptions options_;
   const int rank_;
   const std::shared_ptr<TrafficMeter> meter_;
-  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<Liveness> liveness_;
 
  private:
   std::optional<Queue> collectives_;

@@ -35,7 +35,7 @@ std::string describe(const Record& record) {
   call.peer = record.peer;
   call.count = record.count;
   call.label = record.label;
-  // What did not fit may be all that differs: then the number shows that it does.
+  // Two long labels may differ only behind what fits: the hash in the text shows that they do.
   if (hash_text(call.label) != record.label_hash)
     call.label += str("… #", record.label_hash % 10'000);
   return describe(call);

@@ -8,8 +8,9 @@
 
 namespace tessera::comm {
 
-// What a rank tells its peers of a call, so that they can compare it with their own: plain bytes
-// that travel through memory or messages, the same on every backend.
+// What a rank tells its peers of a call, so that they can compare it with their own. Every backend
+// that has peers (shm, mpi, two-level, nccl) exchanges these bytes, through memory or messages,
+// and may add what it alone needs behind them.
 struct Record {
   Op op{};
   DType dtype{};

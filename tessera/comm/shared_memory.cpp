@@ -65,13 +65,13 @@ std::uint64_t first_number(const std::string& path) {
 }
 
 // What the groups from this process's up to the root leave to it, swap included.
-std::uint64_t control_group_room(std::uint64_t swap) {
+std::uint64_t control_group_left(std::uint64_t swap) {
   std::ifstream own("/proc/self/cgroup");
   std::string path;
   for (std::string line; std::getline(own, line);) {
     if (line.starts_with("0::")) path = line.substr(3);
   }
-  std::uint64_t room = kUnknown;
+  std::uint64_t left = kUnknown;
   for (;;) {
     const std::string folder = "/sys/fs/cgroup" + (path == "/" ? "" : path) + "/memory.";
     const std::uint64_t most = first_number(folder + "max"),
@@ -79,9 +79,9 @@ std::uint64_t control_group_room(std::uint64_t swap) {
     if (most != kUnknown && used != kUnknown) {
       const std::uint64_t files =
           number_in(folder + "stat", "inactive_file") + number_in(folder + "stat", "active_file");
-      room = std::min(room, most - std::min(most, used - std::min(used, files)) + swap);
+      left = std::min(left, most - std::min(most, used - std::min(used, files)) + swap);
     }
-    if (path.empty() || path == "/") return room;
+    if (path.empty() || path == "/") return left;
     path.resize(path.rfind('/'));
   }
 }
@@ -91,7 +91,7 @@ std::uint64_t control_group_room(std::uint64_t swap) {
 std::uint64_t available_memory() {
   const std::uint64_t swap = 1024 * number_in("/proc/meminfo", "SwapFree:");
   const std::uint64_t host = 1024 * number_in("/proc/meminfo", "MemAvailable:");
-  return std::min(host == 0 ? kUnknown : host + swap, control_group_room(swap));
+  return std::min(host == 0 ? kUnknown : host + swap, control_group_left(swap));
 }
 
 Fd make_shared_memory(std::size_t bytes, Pages pages) {

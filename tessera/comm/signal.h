@@ -36,7 +36,7 @@ struct alignas(64) Signal {
     value.store(to, std::memory_order_seq_cst);
     wake();
   }
-  void ring() noexcept {  // a bell with several ringers: only that it changed matters
+  void notify() noexcept {  // with several notifiers: only that it changed matters
     value.fetch_add(1, std::memory_order_seq_cst);
     wake();
   }

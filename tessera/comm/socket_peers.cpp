@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "tessera/comm/connection.h"
-#include "tessera/comm/peers_meeting.h"
+#include "tessera/comm/peers_rendezvous.h"
 #include "tessera/comm/shared_memory.h"
 #include "tessera/comm/socket.h"
 #include "tessera/core/errors.h"
@@ -43,7 +43,8 @@ std::string open_files_advice() {
   return str("this process may have ", open_files_limit(), " open files; raise that (ulimit -n)");
 }
 
-// Before anything is opened: two files for every other rank, and some for what passes.
+// Called before anything is opened. A rank needs two files for every other one, and a few for
+// descriptors that it passes on.
 void require_open_files(int rank, int size) {
   constexpr rlim_t kPassing = 8;
   const rlim_t others = 2 * static_cast<rlim_t>(size - 1);
@@ -67,7 +68,7 @@ class SocketPeers final : public Peers {
     if (!wake_.open()) throw_errno("cannot make an event descriptor");
     for (auto& state : states_) state.store(PeerState::alive);
     for (int r = 0; r < size; ++r) connections_.push_back(std::make_unique<Connection>());
-    Meeting met = meet_peers(store, rank, size, options);
+    PeerSockets met = connect_sockets(store, rank, size, options);
     same_host_ = std::move(met.same_host);
     for (int r = 0; r < size; ++r) {
       connection(r).socket = std::move(met.sockets[static_cast<std::size_t>(r)]);
@@ -78,13 +79,14 @@ class SocketPeers final : public Peers {
 
   ~SocketPeers() override {
     try {
-      for (int r = 0; r < size_; ++r) tell(r, Message::goodbye, "");
+      for (int r = 0; r < size_; ++r) tell(r, ControlMessage::leave, "");
     } catch (...) {  // no memory: to the others this rank has died, which is near the truth
     }
     stopping_.store(true);
     wake();
     watcher_.join();
-    // What peers have yet to take, goodbyes above all. One that stays stopped is not waited for.
+    // Sends what peers have yet to take, above all that we leave. One that stays stopped is not
+    // waited for.
     const auto end = Clock::now() + std::chrono::seconds(5);
     for (int r = 0; r < size_; ++r) {
       Connection& c = connection(r);
@@ -111,7 +113,7 @@ class SocketPeers final : public Peers {
     }
     const std::string text = str(static_cast<int>(failure.kind), " ", failure.rank, " ",
                                  failure.reporter, " ", failure.text.substr(0, kLongestText / 2));
-    for (int r = 0; r < size_; ++r) tell(r, Message::failure, text);
+    for (int r = 0; r < size_; ++r) tell(r, ControlMessage::failure, text);
   }
   std::optional<Failure> failure() const override {
     if (!failed_.load()) return std::nullopt;
@@ -146,7 +148,7 @@ class SocketPeers final : public Peers {
     if (leader == rank_) {
       return or_report([&] {
         const auto fd = std::make_shared<const Fd>(make_shared_memory(bytes, pages));
-        for (const int member : members) tell(member, Message::segment, name, fd);
+        for (const int member : members) tell(member, ControlMessage::segment, name, fd);
         return take(*fd);
       });
     }
@@ -181,7 +183,7 @@ class SocketPeers final : public Peers {
   }
 
   // Returns at once: [Note: unsent] in connection.h.
-  void tell(int rank, Message type, const std::string& text,
+  void tell(int rank, ControlMessage type, const std::string& text,
             std::shared_ptr<const Fd> descriptor = nullptr) {
     if (rank == rank_ || state(rank) != PeerState::alive) return;
     if (!connection(rank).send(type, text, std::move(descriptor))) wake();
@@ -238,7 +240,7 @@ class SocketPeers final : public Peers {
         while (::read(wake_.get(), &count, sizeof(count)) < 0 && errno == EINTR) continue;
         if (stopping_.load()) return;
       }
-      bool refused = false;  // perhaps for want of something else than room: not again at once
+      bool refused = false;  // perhaps not because the buffer is full: not again at once
       for (std::size_t i = 1; i < items.size(); ++i) {
         if ((items[i].revents & POLLOUT) != 0 && !connection(ranks[i]).flush()) refused = true;
         if ((items[i].revents & ~POLLOUT) == 0) continue;
@@ -253,8 +255,8 @@ class SocketPeers final : public Peers {
   // Takes in what the rank has sent. False if it has closed the connection.
   bool drain(int rank) {
     const auto end =
-        connection(rank).receive([&](Message type, const std::string& text, Fd descriptor) {
-          hear(rank, type, text, std::move(descriptor));
+        connection(rank).receive([&](ControlMessage type, const std::string& text, Fd descriptor) {
+          handle(rank, type, text, std::move(descriptor));
         });
     if (end == Connection::End::descriptor_lost) {
       throw Error(str("the shared memory that rank ", rank, " passes does not arrive; ",
@@ -263,12 +265,12 @@ class SocketPeers final : public Peers {
     return end != Connection::End::closed;
   }
 
-  void hear(int rank, Message type, const std::string& text, Fd descriptor) {
-    if (type == Message::goodbye) return set_state(rank, PeerState::left);
+  void handle(int rank, ControlMessage type, const std::string& text, Fd descriptor) {
+    if (type == ControlMessage::leave) return set_state(rank, PeerState::left);
     std::lock_guard lock(mutex_);
-    if (type == Message::segment && descriptor.open()) {
+    if (type == ControlMessage::segment && descriptor.open()) {
       offers_.emplace(text, std::move(descriptor));
-    } else if (type == Message::failure && !failed_.load()) {
+    } else if (type == ControlMessage::failure && !failed_.load()) {
       std::istringstream in(text);
       int kind = 0;
       in >> kind >> failure_.rank >> failure_.reporter;

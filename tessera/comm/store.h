@@ -7,7 +7,8 @@
 
 namespace tessera::comm {
 
-// Where ranks that do not know each other yet leave notes: a key is written once and read by many.
+// Where ranks that do not know each other's addresses yet exchange them: a key is written once and
+// read by many.
 class Store {
  public:
   virtual ~Store() = default;

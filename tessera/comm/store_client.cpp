@@ -46,8 +46,8 @@ class StoreClient final : public Store {
 
   // The server may not have started yet, and one that is flooded may drop us: so, again.
   void connect() {
-    const Invitation invitation{Invitation::Purpose::store, options_.secret, options_.run,
-                                options_.size, -1};
+    const Credentials credentials{Credentials::Purpose::store, options_.secret, options_.run,
+                                  options_.size, -1};
     const auto end = Clock::now() + options_.timeout;
     std::string why;
     for (;;) {
@@ -55,14 +55,14 @@ class StoreClient final : public Store {
       try {
         socket_ = connect_tcp(options_.addresses, static_cast<std::uint16_t>(options_.port),
                               std::max(left, std::chrono::milliseconds(1)));
-        switch (greet(socket_, invitation, options_.rank, end)) {
-          case Greeted::yes: return;
-          case Greeted::closed: why = "it says nothing, or ends the connection"; break;
-          case Greeted::refused:
+        switch (shake_hands(socket_, credentials, options_.rank, end)) {
+          case HandshakeResult::accepted: return;
+          case HandshakeResult::closed: why = "it says nothing, or ends the connection"; break;
+          case HandshakeResult::refused:
             throw UsageError(str("the store at ", place(), " refuses rank ", options_.rank, " of ",
                                  options_.size, ": it has another secret, or is that of another ",
                                  "run; give all ranks the same secret"));
-          case Greeted::stranger:
+          case HandshakeResult::stranger:
             throw UsageError(str("who answers at ", place(), " does not know the secret of this ",
                                  "job; is the address of the store right?"));
         }

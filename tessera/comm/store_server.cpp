@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/reception.h"
+#include "tessera/comm/acceptor.h"
 #include "tessera/comm/socket.h"
 #include "tessera/comm/store.h"
 #include "tessera/comm/store_wire.h"
@@ -47,8 +47,8 @@ class StoreServer::Service {
       : port_(port),
         most_members_(most_members(options.size)),
         most_bytes_(options.most_bytes),
-        reception_(one(std::move(listener)),
-                   {Invitation::Purpose::store, options.secret, options.run, options.size, -1}),
+        acceptor_(one(std::move(listener)),
+                  {Credentials::Purpose::store, options.secret, options.run, options.size, -1}),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     // The program's signals are for its own threads.
     sigset_t all, before;
@@ -59,20 +59,20 @@ class StoreServer::Service {
   }
 
   ~Service() {
-    ask(Wish::end);
+    ask(Command::end);
     thread_.join();
   }
 
   int port() const { return port_; }
 
   void stop_listening() {
-    ask(Wish::close);
+    ask(Command::close);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return closed_; });
   }
 
  private:
-  enum class Wish { none, close, end };
+  enum class Command { none, close, end };
 
   static std::vector<Fd> one(Fd fd) {
     std::vector<Fd> result;
@@ -80,21 +80,21 @@ class StoreServer::Service {
     return result;
   }
 
-  void ask(Wish wish) {
+  void ask(Command command) {
     std::lock_guard lock(mutex_);
-    wish_ = wish;
-    const std::uint64_t ring = 1;
-    if (::write(wake_.get(), &ring, sizeof(ring)) < 0) std::terminate();
+    command_ = command;
+    const std::uint64_t one = 1;
+    if (::write(wake_.get(), &one, sizeof(one)) < 0) std::terminate();
   }
 
   // False when the service has to end.
-  bool fulfil_wish() {
-    std::uint64_t rings = 0;
-    if (::read(wake_.get(), &rings, sizeof(rings)) < 0) return true;
+  bool run_command() {
+    std::uint64_t count = 0;
+    if (::read(wake_.get(), &count, sizeof(count)) < 0) return true;
     std::lock_guard lock(mutex_);
-    if (wish_ == Wish::end) return false;
-    if (wish_ == Wish::close && !closed_) {
-      reception_.close();
+    if (command_ == Command::end) return false;
+    if (command_ == Command::close && !closed_) {
+      acceptor_.close();
       closed_ = true;
       changed_.notify_all();
     }
@@ -111,25 +111,25 @@ class StoreServer::Service {
         polls.push_back({member.socket.get(), events, 0});
       }
       const std::size_t inside = polls.size();
-      reception_.add_to(polls);
-      if (poll(polls.data(), polls.size(), reception_.wait_ms()) < 0) {
+      acceptor_.add_to(polls);
+      if (poll(polls.data(), polls.size(), acceptor_.wait_ms()) < 0) {
         if (errno != EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(50));
         continue;
       }
       std::size_t i = 1;
       for (auto member = members_.begin(); member != members_.end(); ++i) {
-        const bool stays = polls[i].revents == 0 || attend(*member, polls[i].revents);
+        const bool stays = polls[i].revents == 0 || serve_member(*member, polls[i].revents);
         member = stays ? std::next(member) : members_.erase(member);
       }
-      for (Guest& guest : reception_.act_on(std::span(polls).subspan(inside))) {
-        if (members_.size() < most_members_) members_.push_back({std::move(guest.socket)});
+      for (Accepted& peer : acceptor_.act_on(std::span(polls).subspan(inside))) {
+        if (members_.size() < most_members_) members_.push_back({std::move(peer.socket)});
       }
-      if (polls[0].revents != 0 && !fulfil_wish()) return;
+      if (polls[0].revents != 0 && !run_command()) return;
     }
   }
 
   // False when the member has gone.
-  bool attend(Member& member, short events) {
+  bool serve_member(Member& member, short events) {
     if (!member.answer.empty()) return send_answer(member);
     if (!member.waits_for.empty()) return false;  // hung up while it waited
     if ((events & (POLLIN | POLLHUP | POLLERR)) == 0) return true;
@@ -163,10 +163,10 @@ class StoreServer::Service {
     const std::string key = member.request.substr(sizeof(header), header.key_bytes);
     const std::string value = member.request.substr(sizeof(header) + header.key_bytes);
     member.request.clear();
-    return fulfil(member, header.op, key, value);
+    return carry_out(member, header.op, key, value);
   }
 
-  bool fulfil(Member& member, StoreOp op, const std::string& key, const std::string& value) {
+  bool carry_out(Member& member, StoreOp op, const std::string& key, const std::string& value) {
     if (op == StoreOp::get) {
       const auto found = values_.find(key);
       if (found == values_.end()) {
@@ -223,7 +223,7 @@ class StoreServer::Service {
   const int port_;
   const std::size_t most_members_;
   const std::size_t most_bytes_;
-  Reception reception_;
+  Acceptor acceptor_;
   Fd wake_;
   std::list<Member> members_;
   std::map<std::string, std::string> values_;
@@ -231,7 +231,7 @@ class StoreServer::Service {
   std::size_t bytes_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
-  Wish wish_ = Wish::none;
+  Command command_ = Command::none;
   bool closed_ = false;
   std::thread thread_;
 };

@@ -12,7 +12,7 @@
 namespace tessera::comm {
 
 void run_threads(int ranks, const std::function<void(std::shared_ptr<Backend>)>& body,
-                 Options options) {
+                 GroupOptions options) {
   std::vector<std::shared_ptr<Peers>> peers = make_local_peers(ranks);
   std::vector<int> members;
   for (int r = 0; r < ranks; ++r) members.push_back(r);

@@ -11,6 +11,6 @@ namespace tessera::comm {
 // returns when all have ended. If some throw, rethrows the cause rather than its consequences: the
 // first exception that is not a PeerError, else the first.
 void run_threads(int ranks, const std::function<void(std::shared_ptr<Backend>)>& body,
-                 Options options = {});
+                 GroupOptions options = {});
 
 }  // namespace tessera::comm

@@ -147,7 +147,7 @@ TEST(Failure, AnExceptionOnOneRankEndsAll) {
 }
 
 TEST(Failure, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
-  Options options;
+  GroupOptions options;
   options.timeout = 3s;  // longer than a busy machine keeps a thread from running
   std::vector<std::string> texts(3);
   std::latch named(2);
@@ -178,7 +178,7 @@ TEST(Failure, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
 }
 
 TEST(Failure, AReceiveThatNobodyAnswersEndsToo) {
-  Options options;
+  GroupOptions options;
   options.timeout = 200ms;
   std::latch ended(1);
   run_threads(

@@ -29,7 +29,7 @@ class GpuRanks {
  public:
   using Body = std::function<void(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers)>;
 
-  GpuRanks(int ranks, const Body& body, Options options = {}) : folder_(make_folder()) {
+  GpuRanks(int ranks, const Body& body, GroupOptions options = {}) : folder_(make_folder()) {
     std::fflush(nullptr);
     for (int r = 0; r < ranks; ++r) {
       const pid_t pid = fork();
@@ -71,7 +71,7 @@ class GpuRanks {
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
     return name;
   }
-  int run(int rank, int ranks, const Body& body, Options options) const {
+  int run(int rank, int ranks, const Body& body, GroupOptions options) const {
     int status = 0;
     try {
       auto store = make_file_store(folder_);
@@ -94,7 +94,7 @@ class GpuRanks {
   std::vector<pid_t> pids_;
 };
 
-inline void run_gpu_ranks(int ranks, const GpuRanks::Body& body, Options options = {}) {
+inline void run_gpu_ranks(int ranks, const GpuRanks::Body& body, GroupOptions options = {}) {
   GpuRanks processes(ranks, body, options);
   for (int r = 0; r < ranks; ++r) processes.expect_success(r);
 }

@@ -15,7 +15,7 @@ function(mpi_add_test name timeout)
                        LABELS mpi ENVIRONMENT "${mpi_environment}")
 endfunction()
 
-foreach(program mpi_test mpi_two_level_test mpi_failure)
+foreach(program mpi_test mpi_hierarchical_test mpi_failure)
   tessera_executable(NAME ${program} FOLDER tests SOURCES ${mpi_here}/${program}.cpp
                      LINK tessera_fabric GTest::gtest)
 endforeach()
@@ -28,13 +28,13 @@ endforeach()
 foreach(layout "2;1" "2;2" "3;1" "4;2")
   list(GET layout 0 ranks)
   list(GET layout 1 per_host)
-  mpi_add_test(mpi_two_level_test.${ranks}by${per_host} 240 ${mpi_launch} ${ranks}
-               $<TARGET_FILE:mpi_two_level_test> --per-host ${per_host})
+  mpi_add_test(mpi_hierarchical_test.${ranks}by${per_host} 240 ${mpi_launch} ${ranks}
+               $<TARGET_FILE:mpi_hierarchical_test> --per-host ${per_host})
 endforeach()
 
 # Hosts that are network namespaces, joined by a link that counts.
 mpi_add_test(mpi_two_hosts_test 240 ${mpi_here}/two_hosts.sh 2 --
-             $<TARGET_FILE:mpi_two_level_test> --link "{link}")
+             $<TARGET_FILE:mpi_hierarchical_test> --link "{link}")
 
 # What the others must say when rank 1 goes wrong.
 set(mpi_named "PeerError names 1")

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tessera/comm/two_level/backend.h"
+#include "tessera/comm/hierarchical/backend.h"
 #include "tessera/core/errors.h"
 #include "tests/comm/mpi_world.h"
 
@@ -70,8 +70,8 @@ int run(const Plan& plan) {
     } else {
       if (world.peers->same_host(world.size() - 1))
         world.peers = testing::pretend_hosts(world.peers, 2);
-      work(plan, *two_level::make_backend(world.peers, world.runtime, world.everybody(), "world",
-                                          world.options));
+      work(plan, *hierarchical::make_backend(world.peers, world.runtime, world.everybody(), "world",
+                                             world.options));
     }
   } catch (const PeerError& error) {
     double then = 0;

@@ -156,8 +156,8 @@ TEST(Mpi, SendsAndReceives) {
     EXPECT_THROW(group->submit(send(nullptr, 0, 0)), UsageError);
     return;
   }
-  // Everybody sends to everybody first and receives then; sizes around what fits in a letter and in
-  // a piece of a stream.
+  // Everybody sends to everybody first and receives then; sizes around what fits behind a header
+  // and in a piece of a transfer.
   const std::vector<std::size_t> counts = {0, 1, 4096, 4097, 300'000, 5'000'000, 3};
   std::vector<std::vector<std::int32_t>> out, in;
   std::vector<Work> works;

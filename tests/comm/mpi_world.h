@@ -25,7 +25,7 @@ namespace tessera::comm::testing {
 struct World {
   std::shared_ptr<mpi::Runtime> runtime;
   std::shared_ptr<Peers> peers;
-  Options options;
+  GroupOptions options;
 
   int rank() const { return runtime->rank(); }
   int size() const { return runtime->size(); }

@@ -144,7 +144,7 @@ TEST(CudaNccl, GoesIntoACudaGraph) {
 }
 
 std::shared_ptr<Backend> shared_gpu(const std::shared_ptr<Backend>& host,
-                                    const std::shared_ptr<Peers>& peers, Options options = {},
+                                    const std::shared_ptr<Peers>& peers, GroupOptions options = {},
                                     nccl::NcclOptions nccl = {}) {
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   return nccl::make_backend(host, peers, 0, options, nccl);
@@ -261,7 +261,7 @@ TEST(CudaNccl, TwoRanksThatDisagreeBothHearItAndGoOn) {
 // The rank dies after both had called, while the other's kernel waits for it on the GPU.
 TEST(CudaNccl, ARankKilledDuringACollectiveIsNamed) {
   NEEDS_SHARED_GPU();
-  Options options;
+  GroupOptions options;
   options.timeout = 60s;
   GpuRanks ranks(
       2,
@@ -320,7 +320,7 @@ TEST(CudaNccl, ARankThatThrowsIsNamed) {
 
 TEST(CudaNccl, AStoppedRankIsNamedAfterTheTimeout) {
   NEEDS_SHARED_GPU();
-  Options options;
+  GroupOptions options;
   options.timeout = 2s;
   GpuRanks ranks(
       2,

@@ -57,15 +57,15 @@ TEST(Connection, MessagesThatDoNotFitArriveWholeAndInOrder) {
   for (int i = 0; i < kMessages; ++i) {
     const bool passes = i % 50 == 0;
     all = one.send(
-        passes ? Message::segment : Message::failure, text(i),
+        passes ? ControlMessage::segment : ControlMessage::failure, text(i),
         passes ? std::make_shared<const Fd>(open("/dev/null", O_RDONLY | O_CLOEXEC)) : nullptr);
   }
   EXPECT_FALSE(all) << "a socket that takes 2 MB at once shows nothing here";
   EXPECT_TRUE(one.has_unsent());
   int heard = 0;
-  const auto hear = [&](Message type, const std::string& got, Fd descriptor) {
+  const auto hear = [&](ControlMessage type, const std::string& got, Fd descriptor) {
     EXPECT_EQ(got, text(heard));
-    EXPECT_EQ(type == Message::segment, heard % 50 == 0);
+    EXPECT_EQ(type == ControlMessage::segment, heard % 50 == 0);
     EXPECT_EQ(descriptor.open(), heard % 50 == 0);
     ++heard;
   };

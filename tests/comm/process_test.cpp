@@ -114,7 +114,7 @@ TEST(Process, DeathIsNoticedAlthoughAChildHoldsTheSockets) {
 }
 
 TEST(Process, AStoppedRankIsNamedAfterTheTimeout) {
-  Options options;
+  GroupOptions options;
   options.timeout = 6s;  // longer than a busy machine keeps a rank from running
   Processes ranks(
       3, [](std::shared_ptr<Backend> group) { sum_for_ever(*group, 1000); }, options);

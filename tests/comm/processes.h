@@ -47,7 +47,7 @@ class Processes {
       pids_.push_back(pid);
     }
   }
-  Processes(int ranks, const Body& body, Options options = {})
+  Processes(int ranks, const Body& body, GroupOptions options = {})
       : Processes(ranks, PeersBody([=](std::shared_ptr<Peers> peers) {
                     std::vector<int> members;
                     for (int r = 0; r < ranks; ++r) members.push_back(r);

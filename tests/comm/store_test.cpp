@@ -28,8 +28,9 @@ struct Job {
   // A connection that has proved itself, over which the test can say what it wants.
   Fd member() const {
     Fd socket = call();
-    EXPECT_EQ(greet(socket, {Invitation::Purpose::store, secret, "run", size, -1}, 0, hang()),
-              Greeted::yes);
+    EXPECT_EQ(
+        shake_hands(socket, {Credentials::Purpose::store, secret, "run", size, -1}, 0, hang()),
+        HandshakeResult::accepted);
     return socket;
   }
 
@@ -97,8 +98,8 @@ TEST(Store, TheClientKnowsAFalseServer) {
   send_all(socket, &challenge, sizeof(challenge));
   Reply reply{};
   EXPECT_TRUE(receive_all(socket, &reply, sizeof(reply), hang()));
-  const Verdict welcome{1, reply.proof};
-  send_all(socket, &welcome, sizeof(welcome));
+  const Verdict accepted{1, reply.proof};
+  send_all(socket, &accepted, sizeof(accepted));
   const std::string text = message_of<UsageError>([&] { client.get(); });
   EXPECT_TRUE(contains(text, "does not know the secret")) << text;
 }

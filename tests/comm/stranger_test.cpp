@@ -18,7 +18,7 @@ PeersOptions options_with(const std::string& secret) {
   return options;
 }
 
-// Rank 0, which has read the card of rank 1 and accepts, although rank 1 is still to come.
+// Rank 0, which has read the contact of rank 1 and accepts, although rank 1 is still to come.
 std::future<std::shared_ptr<Peers>> start_rank_zero(Store& store, const PeersOptions& options) {
   store.set("peers/1", std::string(32, '0') + " " + host_key());
   return start_rank(store, 0, 2, options);
@@ -63,7 +63,7 @@ TEST(Stranger, WhoKnowsEveryNameGetsNeitherASeatNorMemory) {
   ranks.push_back(start_rank_zero(store, options));
   const std::string name = socket_name(store, 0);
   std::vector<Fd> strangers;
-  // The name as the proof, and rank 1 as the seat.
+  // The name as the proof, and the rank of rank 1.
   strangers.push_back(call_unix(name));
   const std::string token = name.substr(8) + std::string("\1\0\0\0", 4);
   EXPECT_TRUE(send_all(strangers.back(), token.data(), token.size()));
@@ -74,9 +74,9 @@ TEST(Stranger, WhoKnowsEveryNameGetsNeitherASeatNorMemory) {
     EXPECT_TRUE(send_all(strangers.back(), garbage.data(), garbage.size()));
   }
   // The right words with a guessed secret.
-  const Invitation guess{Invitation::Purpose::peer, name, "run", 2, 0};
+  const Credentials guess{Credentials::Purpose::peer, name, "run", 2, 0};
   const Fd guesser = call_unix(name);
-  EXPECT_EQ(greet(guesser, guess, 1, hang()), Greeted::refused);
+  EXPECT_EQ(shake_hands(guesser, guess, 1, hang()), HandshakeResult::refused);
   ranks.push_back(start_rank(store, 1, 2, options));
   expect_complete(std::move(ranks));
   for (const Fd& stranger : strangers) EXPECT_FALSE(was_given_memory(stranger));
@@ -121,7 +121,7 @@ TEST(Stranger, AReplayedHandshakeIsRefused) {
   EXPECT_TRUE(send_all(socket, &overheard, sizeof(overheard)));
   Verdict verdict{1, {}};
   EXPECT_TRUE(receive_all(socket, &verdict, sizeof(verdict), hang()));
-  EXPECT_EQ(verdict.welcome, 0u);
+  EXPECT_EQ(verdict.accepted, 0u);
   ranks.push_back(start_rank(store, 1, 2, options));
   expect_complete(std::move(ranks));
 }
@@ -134,12 +134,12 @@ TEST(Stranger, AnotherUserIsTurnedAwayAtOnce) {
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
   ranks.push_back(start_rank_zero(store, options));
   const std::string name = socket_name(store, 0);
-  const Invitation ours{Invitation::Purpose::peer, options.secret, "run", 2, 0};
-  const int greeted = as_nobody([&] {
+  const Credentials ours{Credentials::Purpose::peer, options.secret, "run", 2, 0};
+  const int result = as_nobody([&] {
     const Fd socket = call_unix(name);
-    return static_cast<int>(greet(socket, ours, 1, hang()));
+    return static_cast<int>(shake_hands(socket, ours, 1, hang()));
   });
-  EXPECT_EQ(greeted, static_cast<int>(Greeted::closed));
+  EXPECT_EQ(result, static_cast<int>(HandshakeResult::closed));
   ranks.push_back(start_rank(store, 1, 2, options));
   expect_complete(std::move(ranks));
 }
@@ -162,8 +162,8 @@ struct RawRank {
   explicit RawRank(const PeersOptions& options) {
     auto rank = start_rank_zero(store, options);
     socket = call_unix(socket_name(store, 0));
-    const Invitation ours{Invitation::Purpose::peer, options.secret, options.run, 2, 0};
-    EXPECT_EQ(greet(socket, ours, 1, hang()), Greeted::yes);
+    const Credentials ours{Credentials::Purpose::peer, options.secret, options.run, 2, 0};
+    EXPECT_EQ(shake_hands(socket, ours, 1, hang()), HandshakeResult::accepted);
     peers = rank.get();
   }
   MemoryStore store;

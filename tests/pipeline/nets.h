@@ -172,7 +172,7 @@ inline std::vector<Chunk> chunks_of(const Layers& layers, const schedule::Schedu
 
 // Runs `body` on so many ranks, threads of this process.
 inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
-  comm::Options options;
+  comm::GroupOptions options;
   options.timeout = std::chrono::seconds(60);
   comm::run_threads(
       ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },

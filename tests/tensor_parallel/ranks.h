@@ -18,7 +18,7 @@
 namespace tessera::tensor_parallel::test {
 
 inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
-  comm::Options options;
+  comm::GroupOptions options;
   options.timeout = std::chrono::seconds(60);
   comm::run_threads(
       ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
@@ -50,7 +50,9 @@ inline at::Tensor whole_of(const ParamSpec& spec, const std::vector<at::Tensor>&
     const at::Tensor part = parts[static_cast<std::size_t>(t)].to(torch::kFloat).contiguous();
     EXPECT_EQ(part.sizes().vec(), local_shape(spec, t, tp)) << spec.name;
     const auto* from = part.const_data_ptr<float>();
+    at::Tensor padding = part.clone();
     for (const Run& run : local_runs(spec, t, tp)) {
+      padding.view(-1).narrow(0, run.local, run.count).zero_();
       for (std::int64_t i = 0; i < run.count; ++i) {
         float& place = to[run.whole + i];
         const float value = from[run.local + i];
@@ -61,6 +63,7 @@ inline at::Tensor whole_of(const ParamSpec& spec, const std::vector<at::Tensor>&
         place = value;
       }
     }
+    EXPECT_FALSE(padding.any().item<bool>()) << spec.name << ": padding is not zero on rank " << t;
   }
   EXPECT_FALSE(whole.isnan().any().item<bool>()) << spec.name;
   return whole;

@@ -64,7 +64,7 @@ Outcomes run(const TrainConfig& config) {
   Outcomes out;
   const int ranks = static_cast<int>(std::max<std::int64_t>(1, config.dp) * config.tp * config.pp);
   out.summaries.resize(static_cast<std::size_t>(ranks));
-  comm::Options options;
+  comm::GroupOptions options;
   options.timeout = std::chrono::seconds(60);
   comm::run_threads(
       ranks,

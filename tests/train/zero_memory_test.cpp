@@ -22,7 +22,7 @@ TEST(ZeroMemory, FallsFromStageToStage) {
     TrainConfig config;
     config.ranks = 2;
     config.zero = static_cast<std::int64_t>(stage);
-    comm::Options options;
+    comm::GroupOptions options;
     options.timeout = std::chrono::seconds(120);
     comm::run_threads(
         2,
@@ -69,7 +69,7 @@ TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
       set(config, field(name), text);
       what += "--" + name + " " + text + " ";
     }
-    comm::Options options;
+    comm::GroupOptions options;
     options.timeout = std::chrono::seconds(120);
     comm::run_threads(
         2,

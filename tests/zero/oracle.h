@@ -101,7 +101,7 @@ inline Result train(const comm::Group& group, const Case& run) {
 // The result of rank 0, after checking that all have the same.
 inline Result train(const Case& run) {
   std::vector<Result> results(static_cast<std::size_t>(run.ranks));
-  comm::Options options;
+  comm::GroupOptions options;
   options.timeout = std::chrono::seconds(60);
   comm::run_threads(
       run.ranks,
@@ -198,7 +198,7 @@ inline double distance(const Result& a, const Result& b) {
 
 // Runs `body` on so many ranks, threads of this process.
 inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
-  comm::Options options;
+  comm::GroupOptions options;
   options.timeout = std::chrono::seconds(60);
   comm::run_threads(
       ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },

@@ -6,25 +6,12 @@
 
 #include "tessera/comm/copy.h"
 #include "tessera/comm/local_peers.h"
+#include "tessera/comm/segment_memory.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::dry {
 namespace {
-
-class DryMemory final : public SymmetricMemory {
- public:
-  DryMemory(std::shared_ptr<Segment> segment, std::size_t stride)
-      : segment_(std::move(segment)), stride_(stride) {}
-  void* part(int rank) const override {
-    return segment_->data() + static_cast<std::size_t>(rank) * stride_;
-  }
-  std::size_t part_bytes() const override { return stride_; }
-
- private:
-  std::shared_ptr<Segment> segment_;
-  std::size_t stride_;
-};
 
 // It ran when it was submitted; only what went wrong is left to tell.
 class Ended final : public WorkState {
@@ -72,12 +59,12 @@ class DryBackend final : public Backend {
   }
 
   std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) override {
-    const std::size_t stride = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
+    const std::size_t stride = SegmentMemory::stride(bytes);
     const int self[] = {0};
     auto segment =
         make_local_peers(1)[0]->share(name_, self, stride * static_cast<std::size_t>(ranks_),
                                       Pages::when_touched, std::chrono::seconds(1));
-    return std::make_shared<DryMemory>(std::move(segment), stride);
+    return std::make_shared<SegmentMemory>(std::move(segment), stride);
   }
 
   std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) override {

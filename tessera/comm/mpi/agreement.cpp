@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/comm/mpi/courier.h"
+#include "tessera/comm/mpi/endpoint.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/text.h"
@@ -26,25 +26,25 @@ std::string list(const std::vector<int>& members) {
 
 }  // namespace
 
-int agree_on_tags(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<Watch>& watch,
-                  int rank) {
-  const int ranks = static_cast<int>(watch->members().size());
+int agree_on_tags(const std::shared_ptr<Runtime>& runtime,
+                  const std::shared_ptr<Liveness>& liveness, int rank) {
+  const int ranks = static_cast<int>(liveness->members().size());
   auto mine = std::make_shared<Proposal>();
   mine->number = runtime->next_group_number();
-  mine->name = hash_text(watch->group());
-  mine->members = hash_text(list(watch->members()));
+  mine->name = hash_text(liveness->group());
+  mine->members = hash_text(list(liveness->members()));
   const int half = runtime->max_tag() / 2;
-  Courier courier(
-      runtime, watch,
+  Endpoint endpoint(
+      runtime, liveness,
       half + static_cast<int>(mine->name % static_cast<unsigned>(half - kTagsPerGroup)));
   const auto doing = [] { return std::string("the creation"); };
   const auto send = [&](const std::shared_ptr<Proposal>& what, int to) {
-    return courier.send(what.get(), sizeof(Proposal), to, Channel::header, what);
+    return endpoint.send(what.get(), sizeof(Proposal), to, Tag::header, what);
   };
   const auto receive = [&](int from) {
     auto theirs = std::make_shared<Proposal>();
-    courier.await(courier.receive(theirs.get(), sizeof(Proposal), from, Channel::header, theirs),
-                  from, doing);
+    endpoint.await(endpoint.receive(theirs.get(), sizeof(Proposal), from, Tag::header, theirs),
+                   from, doing);
     return theirs;
   };
   bool same = true;
@@ -56,25 +56,25 @@ int agree_on_tags(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr
       same = same && theirs->name == mine->name && theirs->members == mine->members;
     }
     mine->number = same ? number : -1;
-    std::vector<Ticket> answers;
+    std::vector<TransferPtr> answers;
     for (int r = 1; r < ranks; ++r) answers.push_back(send(mine, r));
     for (int r = 1; r < ranks; ++r)
-      courier.await(answers[static_cast<std::size_t>(r - 1)], r, doing);
+      endpoint.await(answers[static_cast<std::size_t>(r - 1)], r, doing);
   } else {
-    courier.await(send(mine, 0), 0, doing);
+    endpoint.await(send(mine, 0), 0, doing);
     const auto answer = receive(0);
     same = answer->number >= 0;
     number = answer->number;
   }
   if (!same) {
-    throw UsageError(str("the ranks that create group ", quote(watch->group()),
-                         " over mpi do not agree who is in it; rank ", watch->peers().rank(),
-                         " says: ", list(watch->members()),
+    throw UsageError(str("the ranks that create group ", quote(liveness->group()),
+                         " over mpi do not agree who is in it; rank ", liveness->peers().rank(),
+                         " says: ", list(liveness->members()),
                          ". All members must call with the same list and the same name"));
   }
   const std::int64_t first = kFirstGroupTag + number * kTagsPerGroup;
   if (first + kTagsPerGroup > half) {
-    throw Error(str("group ", quote(watch->group()), " is the ", number + 1,
+    throw Error(str("group ", quote(liveness->group()), " is the ", number + 1,
                     "th of this process over mpi; this MPI library has tags for ",
                     (half - kFirstGroupTag) / kTagsPerGroup, ". Reuse groups"));
   }

@@ -15,7 +15,7 @@ namespace {
 class MpiBackend final : public QueuedBackend {
  public:
   MpiBackend(std::shared_ptr<Peers> peers, std::shared_ptr<Runtime> runtime,
-             std::vector<int> members, std::string name, Options options)
+             std::vector<int> members, std::string name, GroupOptions options)
       : QueuedBackend(std::move(peers), std::move(members), std::move(name), options),
         runtime_(std::move(runtime)) {
     if (runtime_->rank() != peers_->rank() || runtime_->size() != peers_->size()) {
@@ -24,10 +24,10 @@ class MpiBackend final : public QueuedBackend {
                            " of ", runtime_->size(),
                            " in MPI. Start all ranks with one mpirun (or srun --mpi=pmix)"));
     }
-    runtime_->attend(peers_);
-    const int first_tag = agree_on_tags(runtime_, watch_, rank_);
-    start(std::make_shared<MpiTransport>(runtime_, watch_, meter_, rank_, size(), first_tag),
-          std::make_shared<MpiPointToPoint>(runtime_, watch_, meter_, rank_, first_tag));
+    runtime_->watch_peers(peers_);
+    const int first_tag = agree_on_tags(runtime_, liveness_, rank_);
+    start(std::make_shared<MpiTransport>(runtime_, liveness_, meter_, rank_, size(), first_tag),
+          std::make_shared<MpiPointToPoint>(runtime_, liveness_, meter_, rank_, first_tag));
   }
 
   std::string kind() const override { return "mpi"; }
@@ -51,7 +51,7 @@ class MpiBackend final : public QueuedBackend {
 
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers,
                                       std::shared_ptr<Runtime> runtime, std::vector<int> members,
-                                      std::string name, Options options) {
+                                      std::string name, GroupOptions options) {
   return std::make_shared<MpiBackend>(std::move(peers), std::move(runtime), std::move(members),
                                       std::move(name), options);
 }

@@ -15,6 +15,6 @@ namespace tessera::comm::mpi {
 // `name` must be new in the job.
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers,
                                       std::shared_ptr<Runtime> runtime, std::vector<int> members,
-                                      std::string name, Options options);
+                                      std::string name, GroupOptions options);
 
 }  // namespace tessera::comm::mpi

@@ -1,4 +1,4 @@
-// The ways of buffers that are too large to travel with a header.
+// Collectives on buffers that are too large to travel with a header.
 
 #include <algorithm>
 #include <array>
@@ -56,16 +56,16 @@ void MpiTransport::reduction(const Collective& call) {
   };
 
   struct Piece {
-    std::vector<Ticket> given, taken, sent, got;  // by rank
+    std::vector<TransferPtr> given, taken, sent, got;  // by rank
   };
   std::array<Piece, 2> window;
   for (Piece& w : window) {
-    for (auto* tickets : {&w.given, &w.taken, &w.sent, &w.got}) tickets->resize(n);
+    for (auto* transfers : {&w.given, &w.taken, &w.sent, &w.got}) transfers->resize(n);
   }
-  const auto finish = [&](std::vector<Ticket>& tickets) {
+  const auto finish = [&](std::vector<TransferPtr>& transfers) {
     for (int r = 0; r < ranks_; ++r) {
-      courier_.await(tickets[static_cast<std::size_t>(r)], r, now);
-      tickets[static_cast<std::size_t>(r)].reset();
+      endpoint_.await(transfers[static_cast<std::size_t>(r)], r, now);
+      transfers[static_cast<std::size_t>(r)].reset();
     }
   };
   const auto give = [&](std::size_t p) {
@@ -74,8 +74,8 @@ void MpiTransport::reduction(const Collective& call) {
       const auto i = static_cast<std::size_t>(r);
       if (r == rank_) continue;
       const std::size_t mine = cut.length(rank_, p) * size, theirs = cut.length(r, p) * size;
-      if (mine > 0) w.taken[i] = courier_.receive(stage(r, p), mine, r, Channel::data);
-      if (theirs > 0) w.given[i] = courier_.send(in + offset(r, p), theirs, r, Channel::data);
+      if (mine > 0) w.taken[i] = endpoint_.receive(stage(r, p), mine, r, Tag::data);
+      if (theirs > 0) w.given[i] = endpoint_.send(in + offset(r, p), theirs, r, Tag::data);
     }
   };
   const auto reduce_piece = [&](std::size_t p) {
@@ -99,8 +99,8 @@ void MpiTransport::reduction(const Collective& call) {
       const std::size_t mine = cut.length(rank_, p) * size, theirs = cut.length(r, p) * size;
       if (r == rank_) continue;
       if (wanted && theirs > 0)
-        w.got[i] = courier_.receive(out + offset(r, p), theirs, r, Channel::result);
-      if (to_them && mine > 0) w.sent[i] = courier_.send(result, mine, r, Channel::result);
+        w.got[i] = endpoint_.receive(out + offset(r, p), theirs, r, Tag::result);
+      if (to_them && mine > 0) w.sent[i] = endpoint_.send(result, mine, r, Tag::result);
     }
   };
 
@@ -123,18 +123,18 @@ void MpiTransport::gather(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   auto* out = static_cast<std::byte*>(call.out);
   const Shard own = shard_of(call.count, ranks_, rank_);
-  std::vector<Stream> streams;
+  std::vector<PiecewiseTransfer> transfers;
   // Beginning with the next rank, so that not all send to the same one first.
   for (int step = 1; step < ranks_; ++step) {
     const int to = (rank_ + step) % ranks_, from = (rank_ - step + ranks_) % ranks_;
     const Shard theirs = shard_of(call.count, ranks_, from);
-    streams.emplace_back(Transfer::Kind::receive, out + theirs.begin * size, theirs.size * size,
-                         from, Channel::data);
-    streams.emplace_back(Transfer::Kind::send, call.in, own.size * size, to, Channel::data);
+    transfers.emplace_back(Transfer::Kind::receive, out + theirs.begin * size, theirs.size * size,
+                           from, Tag::data);
+    transfers.emplace_back(Transfer::Kind::send, call.in, own.size * size, to, Tag::data);
   }
-  for (Stream& stream : streams) stream.advance(courier_);
+  for (PiecewiseTransfer& transfer : transfers) transfer.advance(endpoint_);
   copy(out + own.begin * size, call.in, own.size * size);
-  run(streams, courier_, [&] { return doing(call); });
+  run(transfers, endpoint_, [&] { return doing(call); });
 }
 
 void MpiTransport::exchange(const Collective& call) {
@@ -143,18 +143,17 @@ void MpiTransport::exchange(const Collective& call) {
   auto* out = static_cast<std::byte*>(call.out);
   const Shard own = shard_of(call.count, ranks_, rank_);
   const auto place = [&](int r) { return out + static_cast<std::size_t>(r) * own.size * size; };
-  std::vector<Stream> streams;
+  std::vector<PiecewiseTransfer> transfers;
   for (int step = 1; step < ranks_; ++step) {
     const int to = (rank_ + step) % ranks_, from = (rank_ - step + ranks_) % ranks_;
     const Shard theirs = shard_of(call.count, ranks_, to);
-    streams.emplace_back(Transfer::Kind::receive, place(from), own.size * size, from,
-                         Channel::data);
-    streams.emplace_back(Transfer::Kind::send, in + theirs.begin * size, theirs.size * size, to,
-                         Channel::data);
+    transfers.emplace_back(Transfer::Kind::receive, place(from), own.size * size, from, Tag::data);
+    transfers.emplace_back(Transfer::Kind::send, in + theirs.begin * size, theirs.size * size, to,
+                           Tag::data);
   }
-  for (Stream& stream : streams) stream.advance(courier_);
+  for (PiecewiseTransfer& transfer : transfers) transfer.advance(endpoint_);
   copy(place(rank_), in + own.begin * size, own.size * size);
-  run(streams, courier_, [&] { return doing(call); });
+  run(transfers, endpoint_, [&] { return doing(call); });
 }
 
 void MpiTransport::broadcast(const Collective& call) {
@@ -167,26 +166,26 @@ void MpiTransport::broadcast(const Collective& call) {
   const auto length = [&](std::size_t p) { return std::min(kChainBytes, bytes - p * kChainBytes); };
   auto* out = static_cast<std::byte*>(call.out);
   const std::byte* from = root ? static_cast<const std::byte*>(call.in) : out;
-  std::deque<Ticket> coming, going;
+  std::deque<TransferPtr> coming, going;
   std::size_t asked = 0;
   for (std::size_t p = 0; p < pieces; ++p) {
     if (!root) {
       for (; asked < pieces && coming.size() < kChainPieces; ++asked) {
         coming.push_back(
-            courier_.receive(out + asked * kChainBytes, length(asked), before, Channel::data));
+            endpoint_.receive(out + asked * kChainBytes, length(asked), before, Tag::data));
       }
-      courier_.await(coming.front(), before, now);
+      endpoint_.await(coming.front(), before, now);
       coming.pop_front();
     }
     if (last) continue;
     if (going.size() == kChainPieces) {
-      courier_.await(going.front(), next, now);
+      endpoint_.await(going.front(), next, now);
       going.pop_front();
     }
-    going.push_back(courier_.send(from + p * kChainBytes, length(p), next, Channel::data));
+    going.push_back(endpoint_.send(from + p * kChainBytes, length(p), next, Tag::data));
   }
   if (root) copy(out, call.in, bytes);
-  for (const Ticket& ticket : going) courier_.await(ticket, next, now);
+  for (const TransferPtr& transfer : going) endpoint_.await(transfer, next, now);
 }
 
 }  // namespace tessera::comm::mpi

@@ -17,24 +17,25 @@ struct MpiPointToPoint::MpiMessage final : Message {
   using Message::Message;
 
   std::shared_ptr<std::vector<std::byte>> header;  // the record of the call, and little data
-  Ticket header_transfer;
-  bool header_done = false;      // it was sent, or has come and was compared
-  std::optional<Stream> stream;  // of data that does not fit behind the header
+  TransferPtr header_transfer;
+  bool header_done = false;                   // it was sent, or has come and was compared
+  std::optional<PiecewiseTransfer> transfer;  // of data that does not fit behind the header
 };
 
-MpiPointToPoint::MpiPointToPoint(std::shared_ptr<Runtime> runtime, std::shared_ptr<Watch> watch,
+MpiPointToPoint::MpiPointToPoint(std::shared_ptr<Runtime> runtime,
+                                 std::shared_ptr<Liveness> liveness,
                                  std::shared_ptr<TrafficMeter> meter, int rank, int first_tag)
-    : watch_(std::move(watch)),
+    : liveness_(std::move(liveness)),
       meter_(std::move(meter)),
       rank_(rank),
-      courier_(std::move(runtime), watch_, first_tag) {}
+      endpoint_(std::move(runtime), liveness_, first_tag) {}
 
 std::unique_ptr<PointToPointTransport::Message> MpiPointToPoint::make_message(
     Collective call) const {
   return std::make_unique<MpiMessage>(std::move(call));
 }
 
-void MpiPointToPoint::wait(std::uint64_t seen) { courier_.bell().wait(seen, kLongestWait); }
+void MpiPointToPoint::wait(std::uint64_t seen) { endpoint_.events().wait(seen, kLongestWait); }
 
 void MpiPointToPoint::begin(MpiMessage& message) {
   const Collective& call = message.call;
@@ -42,28 +43,29 @@ void MpiPointToPoint::begin(MpiMessage& message) {
   if (call.op == Op::recv) {
     // As much as any header brings: what comes may not be what this call expects.
     message.header = std::make_shared<std::vector<std::byte>>(sizeof(Record) + kSmallBytes);
-    message.header_transfer = courier_.receive(message.header->data(), message.header->size(),
-                                               call.peer, Channel::message_header, message.header);
+    message.header_transfer = endpoint_.receive(message.header->data(), message.header->size(),
+                                                call.peer, Tag::message_header, message.header);
     return;
   }
   const Record record = make_record(call);
   message.header = std::make_shared<std::vector<std::byte>>(sizeof(record) + payload);
   std::memcpy(message.header->data(), &record, sizeof(record));
   if (payload > 0) std::memcpy(message.header->data() + sizeof(record), call.in, payload);
-  message.header_transfer = courier_.send(message.header->data(), message.header->size(), call.peer,
-                                          Channel::message_header, message.header);
+  message.header_transfer = endpoint_.send(message.header->data(), message.header->size(),
+                                           call.peer, Tag::message_header, message.header);
 }
 
 void MpiPointToPoint::read_header(MpiMessage& message) {
   const Collective& call = message.call;
-  courier_.check(message.header_transfer, call.peer, message.since, [&] { return describe(call); });
+  endpoint_.check(message.header_transfer, call.peer, message.since,
+                  [&] { return describe(call); });
   message.header_done = true;
   const bool fits = call.bytes() <= kSmallBytes;
   if (call.op == Op::recv) {
     const auto& sent = *reinterpret_cast<const Record*>(message.header->data());
     const std::string problem =
-        compare_message(sent, call.peer, make_record(call), rank_, watch_->group());
-    if (!problem.empty()) watch_->fail(Failure::Kind::usage, -1, problem);
+        compare_message(sent, call.peer, make_record(call), rank_, liveness_->group());
+    if (!problem.empty()) liveness_->fail(Failure::Kind::usage, -1, problem);
     if (fits && call.bytes() > 0) {
       copy_bytes(call.out, message.header->data() + sizeof(Record), call.bytes());
       meter_->copied(call.bytes());
@@ -71,8 +73,8 @@ void MpiPointToPoint::read_header(MpiMessage& message) {
   }
   if (!fits) {
     const bool send = call.op == Op::send;
-    message.stream.emplace(send ? Transfer::Kind::send : Transfer::Kind::receive,
-                           send ? call.in : call.out, call.bytes(), call.peer, Channel::message);
+    message.transfer.emplace(send ? Transfer::Kind::send : Transfer::Kind::receive,
+                             send ? call.in : call.out, call.bytes(), call.peer, Tag::message);
   }
 }
 
@@ -84,11 +86,11 @@ bool MpiPointToPoint::move(Message& message) {
     read_header(own);
     moved = true;
   }
-  if (own.stream) moved = own.stream->advance(courier_) || moved;
-  own.finished = own.header_done && (!own.stream || own.stream->finished());
+  if (own.transfer) moved = own.transfer->advance(endpoint_) || moved;
+  own.finished = own.header_done && (!own.transfer || own.transfer->finished());
   if (!moved) {
-    const Ticket& awaited = own.header_done ? own.stream->oldest() : own.header_transfer;
-    courier_.check(awaited, own.call.peer, own.since, [&] { return describe(own.call); });
+    const TransferPtr& awaited = own.header_done ? own.transfer->oldest() : own.header_transfer;
+    endpoint_.check(awaited, own.call.peer, own.since, [&] { return describe(own.call); });
   }
   return moved;
 }

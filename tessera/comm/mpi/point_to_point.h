@@ -2,11 +2,11 @@
 
 #include <memory>
 
-#include "tessera/comm/mpi/courier.h"
+#include "tessera/comm/liveness.h"
+#include "tessera/comm/mpi/endpoint.h"
 #include "tessera/comm/mpi/runtime.h"
 #include "tessera/comm/point_to_point_queue.h"
 #include "tessera/comm/traffic.h"
-#include "tessera/comm/watch.h"
 
 namespace tessera::comm::mpi {
 
@@ -15,16 +15,16 @@ namespace tessera::comm::mpi {
 // buffer.
 class MpiPointToPoint final : public PointToPointTransport {
  public:
-  MpiPointToPoint(std::shared_ptr<Runtime> runtime, std::shared_ptr<Watch> watch,
+  MpiPointToPoint(std::shared_ptr<Runtime> runtime, std::shared_ptr<Liveness> liveness,
                   std::shared_ptr<TrafficMeter> meter, int rank, int first_tag);
 
   std::unique_ptr<Message> make_message(Collective call) const override;
   bool move(Message& message) override;
-  void on_error() noexcept override { courier_.give_up(); }
-  std::uint64_t events() override { return courier_.bell().count(); }
+  void on_error() noexcept override { endpoint_.abandon_mpi(); }
+  std::uint64_t events() override { return endpoint_.events().count(); }
   void wait(std::uint64_t seen) override;
-  void notify() override { courier_.bell().ring(); }
-  void abandon() override { watch_->abandon(); }
+  void notify() override { endpoint_.events().notify(); }
+  void abandon() override { liveness_->abandon(); }
 
  private:
   struct MpiMessage;
@@ -32,10 +32,10 @@ class MpiPointToPoint final : public PointToPointTransport {
   void begin(MpiMessage& message);
   void read_header(MpiMessage& message);
 
-  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<Liveness> liveness_;
   const std::shared_ptr<TrafficMeter> meter_;
   const int rank_;
-  Courier courier_;
+  Endpoint endpoint_;
 };
 
 }  // namespace tessera::comm::mpi

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tessera/comm/mpi/engine.h"
+#include "tessera/comm/mpi/progress.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::mpi {
@@ -33,78 +33,78 @@ std::shared_ptr<Runtime> Runtime::start() {
   return runtime;
 }
 
-Runtime::Runtime() : engine_(std::make_unique<Engine>()) {
-  engine_->thread = std::thread([engine = engine_.get()] { engine->run(); });
+Runtime::Runtime() : progress_(std::make_unique<MpiProgress>()) {
+  progress_->thread = std::thread([progress = progress_.get()] { progress->run(); });
   {
-    std::unique_lock lock(engine_->mutex);
-    engine_->changed.wait(lock, [this] { return engine_->started; });
+    std::unique_lock lock(progress_->mutex);
+    progress_->changed.wait(lock, [this] { return progress_->started; });
   }
-  if (engine_->refusal) {
-    engine_->thread.join();
-    std::rethrow_exception(engine_->refusal);
+  if (progress_->refusal) {
+    progress_->thread.join();
+    std::rethrow_exception(progress_->refusal);
   }
-  rank_ = engine_->rank;
-  size_ = engine_->size;
-  max_tag_ = engine_->max_tag;
+  rank_ = progress_->rank;
+  size_ = progress_->size;
+  max_tag_ = progress_->max_tag;
 }
 
 Runtime::~Runtime() {
   {
-    std::lock_guard lock(engine_->mutex);
-    engine_->stopping = true;
-    engine_->clean = std::uncaught_exceptions() == 0;
+    std::lock_guard lock(progress_->mutex);
+    progress_->stopping = true;
+    progress_->clean = std::uncaught_exceptions() == 0;
   }
-  engine_->woken.notify_all();
-  engine_->thread.join();
+  progress_->woken.notify_all();
+  progress_->thread.join();
 }
 
-Ticket Runtime::hand_over(Ticket transfer) {
+TransferPtr Runtime::hand_over(TransferPtr transfer) {
   {
-    std::lock_guard lock(engine_->mutex);
-    engine_->inbox.push_back(transfer);
+    std::lock_guard lock(progress_->mutex);
+    progress_->submitted.push_back(transfer);
   }
-  engine_->woken.notify_all();
+  progress_->woken.notify_all();
   return transfer;
 }
 
-Ticket Runtime::send(const void* data, std::size_t bytes, int to, int tag,
-                     std::shared_ptr<Bell> bell, std::shared_ptr<void> keep) {
+TransferPtr Runtime::send(const void* data, std::size_t bytes, int to, int tag,
+                          std::shared_ptr<EventCount> events, std::shared_ptr<void> keep) {
   auto transfer =
       std::make_shared<Transfer>(Transfer::Kind::send, const_cast<void*>(data), bytes, to, tag);
-  transfer->bell = std::move(bell);
+  transfer->events = std::move(events);
   transfer->keep = std::move(keep);
   return hand_over(std::move(transfer));
 }
 
-Ticket Runtime::receive(void* data, std::size_t bytes, int from, int tag,
-                        std::shared_ptr<Bell> bell, std::shared_ptr<void> keep) {
+TransferPtr Runtime::receive(void* data, std::size_t bytes, int from, int tag,
+                             std::shared_ptr<EventCount> events, std::shared_ptr<void> keep) {
   auto transfer = std::make_shared<Transfer>(Transfer::Kind::receive, data, bytes, from, tag);
-  transfer->bell = std::move(bell);
+  transfer->events = std::move(events);
   transfer->keep = std::move(keep);
   return hand_over(std::move(transfer));
 }
 
-std::uint64_t Runtime::sent_bytes() const noexcept { return engine_->sent.load(); }
+std::uint64_t Runtime::sent_bytes() const noexcept { return progress_->sent.load(); }
 
-void Runtime::attend(const std::shared_ptr<Peers>& peers) {
-  std::lock_guard lock(engine_->mutex);
-  if (engine_->peers.expired()) engine_->peers = peers;
+void Runtime::watch_peers(const std::shared_ptr<Peers>& peers) {
+  std::lock_guard lock(progress_->mutex);
+  if (progress_->peers.expired()) progress_->peers = peers;
 }
 
-void Runtime::break_off() noexcept {
-  std::unique_lock lock(engine_->mutex);
-  engine_->broken.store(true);
-  engine_->woken.notify_all();
-  engine_->changed.wait_for(lock, std::chrono::seconds(1), [this] { return engine_->halted; });
+void Runtime::abandon() noexcept {
+  std::unique_lock lock(progress_->mutex);
+  progress_->broken.store(true);
+  progress_->woken.notify_all();
+  progress_->changed.wait_for(lock, std::chrono::seconds(1), [this] { return progress_->halted; });
 }
 
-bool Runtime::broken() const noexcept { return engine_->broken.load(); }
+bool Runtime::broken() const noexcept { return progress_->broken.load(); }
 
-int Runtime::next_group_number() const noexcept { return engine_->next_number.load(); }
+int Runtime::next_group_number() const noexcept { return progress_->next_number.load(); }
 
 void Runtime::use_group_number(int number) noexcept {
-  int next = engine_->next_number.load();
-  while (next <= number && !engine_->next_number.compare_exchange_weak(next, number + 1)) {
+  int next = progress_->next_number.load();
+  while (next <= number && !progress_->next_number.compare_exchange_weak(next, number + 1)) {
   }
 }
 

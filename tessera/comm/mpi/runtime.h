@@ -12,15 +12,15 @@
 
 namespace tessera::comm::mpi {
 
-struct Engine;
+struct MpiProgress;
 
 // Whether this build has MPI, and if not, why not and what to do about it.
 bool available() noexcept;
 std::string why_not();
 std::string version();  // "Open MPI v4.1.4 (MPI 3.1)", or "" where there is none
 
-// MPI in this process. One thread makes every MPI call; others hand it messages and wait for them.
-// One per process.
+// MPI in this process, which has one. A progress thread makes every MPI call; other threads hand it
+// messages and wait for them.
 //
 // [Note: one thread] MPI libraries are at their most reliable when a single thread calls them, and
 // most move data only while somebody calls them. So this thread polls: it yields while messages
@@ -28,10 +28,11 @@ std::string version();  // "Open MPI v4.1.4 (MPI 3.1)", or "" where there is non
 // pending and to a hundredth of a second with none (never for ever: a small message that MPI took
 // over may still be in its own queue).
 //
-// [Note: report first] After a failure (break_off) the thread never calls MPI again, so nothing is
+// [Note: report first] After a failure (abandon) the thread never calls MPI again, so nothing is
 // written to memory that its owner may free, and nothing can block. Whoever waits finds the reason
-// through Watch and throws. The job is aborted only when the process exits, after main has had its
-// chance to print: MPI_Abort kills the other ranks, and MPI_Finalize would wait for the lost one.
+// through Liveness and throws. The job is aborted only when the process exits, after main has had
+// its chance to print: MPI_Abort kills the other ranks, and MPI_Finalize would wait for the lost
+// one.
 class Runtime {
  public:
   // Starts MPI; collective over the processes that mpirun or srun started. While a runtime is
@@ -39,8 +40,8 @@ class Runtime {
   // the program has called MPI_Init itself without MPI_THREAD_MULTIPLE.
   static std::shared_ptr<Runtime> start();
 
-  // Says goodbye to the others and ends MPI, unless the runtime is broken or an exception is on
-  // its way up.
+  // Meets the others in a last barrier and ends MPI, unless the runtime was abandoned or an
+  // exception is on its way up.
   ~Runtime();
 
   Runtime(const Runtime&) = delete;
@@ -51,10 +52,10 @@ class Runtime {
 
   // Messages between the same two ranks under the same tag keep their order. Any size; a receive
   // of up to 1 GiB may be for more than comes. Tags are 0 to max_tag().
-  Ticket send(const void* data, std::size_t bytes, int to, int tag, std::shared_ptr<Bell> bell,
-              std::shared_ptr<void> keep = {});
-  Ticket receive(void* data, std::size_t bytes, int from, int tag, std::shared_ptr<Bell> bell,
-                 std::shared_ptr<void> keep = {});
+  TransferPtr send(const void* data, std::size_t bytes, int to, int tag,
+                   std::shared_ptr<EventCount> events, std::shared_ptr<void> keep = {});
+  TransferPtr receive(void* data, std::size_t bytes, int from, int tag,
+                      std::shared_ptr<EventCount> events, std::shared_ptr<void> keep = {});
   int max_tag() const noexcept { return max_tag_; }
   std::uint64_t sent_bytes() const noexcept;  // handed to MPI so far, headers included
 
@@ -65,13 +66,13 @@ class Runtime {
   std::vector<std::string> all_gather_strings(
       const std::string& text, std::chrono::milliseconds timeout = std::chrono::minutes(5));
 
-  // While `peers` lives, a failure that it knows of breaks the runtime, and a death ends the
-  // goodbye instead of blocking it. Not kept alive: a rank that is done should let its peers know
-  // before it waits for them here. Of several, the first that is alive counts.
-  void attend(const std::shared_ptr<Peers>& peers);
+  // While `peers` lives, the runtime is abandoned on a failure that it knows of, and a death ends
+  // the last barrier instead of blocking it. Not kept alive: a rank that is done should let its
+  // peers know before it waits for them here. Of several, the first that is alive counts.
+  void watch_peers(const std::shared_ptr<Peers>& peers);
 
   // Gives MPI up; see [Note: report first]. Returns when the thread has stopped calling MPI.
-  void break_off() noexcept;
+  void abandon() noexcept;
   bool broken() const noexcept;
 
   // The lowest group number that this process has not used, and its use. [Note: tags] in wire.h
@@ -80,9 +81,9 @@ class Runtime {
 
  private:
   Runtime();
-  Ticket hand_over(Ticket transfer);
+  TransferPtr hand_over(TransferPtr transfer);
 
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<MpiProgress> progress_;
   int rank_ = 0;
   int size_ = 1;
   int max_tag_ = 0;

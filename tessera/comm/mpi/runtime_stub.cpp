@@ -12,24 +12,24 @@ std::string why_not() {
 }
 std::string version() { return ""; }
 
-struct Engine {};
+struct MpiProgress {};
 
 // start() is the only way to a Runtime, so nothing below it is ever reached.
 std::shared_ptr<Runtime> Runtime::start() { throw UsageError(why_not()); }
 
 Runtime::Runtime() = default;
 Runtime::~Runtime() = default;
-Ticket Runtime::send(const void*, std::size_t, int, int, std::shared_ptr<Bell>,
-                     std::shared_ptr<void>) {
+TransferPtr Runtime::send(const void*, std::size_t, int, int, std::shared_ptr<EventCount>,
+                          std::shared_ptr<void>) {
   throw UsageError(why_not());
 }
-Ticket Runtime::receive(void*, std::size_t, int, int, std::shared_ptr<Bell>,
-                        std::shared_ptr<void>) {
+TransferPtr Runtime::receive(void*, std::size_t, int, int, std::shared_ptr<EventCount>,
+                             std::shared_ptr<void>) {
   throw UsageError(why_not());
 }
 std::uint64_t Runtime::sent_bytes() const noexcept { return 0; }
-void Runtime::attend(const std::shared_ptr<Peers>&) {}
-void Runtime::break_off() noexcept {}
+void Runtime::watch_peers(const std::shared_ptr<Peers>&) {}
+void Runtime::abandon() noexcept {}
 bool Runtime::broken() const noexcept { return true; }
 int Runtime::next_group_number() const noexcept { return 0; }
 void Runtime::use_group_number(int) noexcept {}

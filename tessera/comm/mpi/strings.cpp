@@ -15,16 +15,17 @@ using Clock = std::chrono::steady_clock;
 // Transfers own their memory, so that giving one up is safe.
 using Box = std::shared_ptr<std::string>;
 
-void await(const Ticket& transfer, Bell& bell, Clock::time_point end, int own, const char* what) {
+void await(const TransferPtr& transfer, EventCount& events, Clock::time_point end, int own,
+           const char* what) {
   for (;;) {
-    const std::uint64_t seen = bell.count();
+    const std::uint64_t seen = events.count();
     if (transfer->done()) break;
     if (Clock::now() > end) {
       throw PeerError(str("rank ", transfer->rank, " did not come in time while rank ", own,
                           " waited for it in ", what, " over MPI; did all ranks start?"),
                       transfer->rank);
     }
-    bell.wait(seen, std::chrono::milliseconds(50));
+    events.wait(seen, std::chrono::milliseconds(50));
   }
   if (!transfer->error().empty()) {
     throw PeerError(str(what, " over MPI between rank ", own, " and rank ", transfer->rank,
@@ -42,29 +43,31 @@ class Exchange {
   void send(const Box& text, int to) {
     const std::uint64_t length = text->size();
     auto size = std::make_shared<std::string>(reinterpret_cast<const char*>(&length), 8);
-    pending_.push_back(runtime_.send(size->data(), 8, to, kStringTag, bell_, size));
-    pending_.push_back(runtime_.send(text->data(), text->size(), to, kStringTag, bell_, text));
+    pending_.push_back(runtime_.send(size->data(), 8, to, kStringTag, events_, size));
+    pending_.push_back(runtime_.send(text->data(), text->size(), to, kStringTag, events_, text));
   }
   std::string receive(int from) {
     auto size = std::make_shared<std::string>(8, '\0');
-    await(runtime_.receive(size->data(), 8, from, kStringTag, bell_, size));
+    await(runtime_.receive(size->data(), 8, from, kStringTag, events_, size));
     std::uint64_t length = 0;
     std::memcpy(&length, size->data(), 8);
     auto text = std::make_shared<std::string>(length, '\0');
-    await(runtime_.receive(text->data(), length, from, kStringTag, bell_, text));
+    await(runtime_.receive(text->data(), length, from, kStringTag, events_, text));
     return *text;
   }
   void finish() {
-    for (const Ticket& transfer : pending_) await(transfer);
+    for (const TransferPtr& transfer : pending_) await(transfer);
   }
 
  private:
-  void await(const Ticket& transfer) { mpi::await(transfer, *bell_, end_, runtime_.rank(), what_); }
+  void await(const TransferPtr& transfer) {
+    mpi::await(transfer, *events_, end_, runtime_.rank(), what_);
+  }
   Runtime& runtime_;
   const Clock::time_point end_;
   const char* what_;
-  std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
-  std::vector<Ticket> pending_;
+  std::shared_ptr<EventCount> events_ = std::make_shared<EventCount>();
+  std::vector<TransferPtr> pending_;
 };
 
 }  // namespace

@@ -11,15 +11,15 @@
 
 namespace tessera::comm::mpi {
 
-// Rung when something that one thread waits for may have happened. Look at count(), look at what
-// you wait for, then wait(count): a ring in between is not missed.
-class Bell {
+// Counts events, for a thread that waits for one of several things. It reads count(), looks at the
+// things, and then calls wait() with that count: what happened in between is not missed.
+class EventCount {
  public:
   std::uint64_t count() const {
     std::lock_guard lock(mutex_);
     return count_;
   }
-  void ring() {
+  void notify() {
     {
       std::lock_guard lock(mutex_);
       ++count_;
@@ -56,8 +56,8 @@ class Transfer {
   const std::size_t bytes;  // of a receive: the most that may come
   const int rank;           // of the job
   const int tag;
-  std::shared_ptr<Bell> bell;  // rung when it is done
-  std::shared_ptr<void> keep;  // memory that must live as long as MPI may touch it
+  std::shared_ptr<EventCount> events;  // told when it is done
+  std::shared_ptr<void> keep;          // memory that must live as long as MPI may touch it
 
   // For the thread that carries it out.
   std::size_t open = 0;  // parts of it that MPI has not finished
@@ -67,9 +67,9 @@ class Transfer {
   }
   void finish() {
     keep.reset();
-    const std::shared_ptr<Bell> ring = std::move(bell);
+    const std::shared_ptr<EventCount> waiter = std::move(events);
     done_.store(true, std::memory_order_release);
-    if (ring) ring->ring();
+    if (waiter) waiter->notify();
   }
 
  private:
@@ -77,6 +77,6 @@ class Transfer {
   std::string error_;
   std::size_t received_ = 0;
 };
-using Ticket = std::shared_ptr<Transfer>;
+using TransferPtr = std::shared_ptr<Transfer>;
 
 }  // namespace tessera::comm::mpi

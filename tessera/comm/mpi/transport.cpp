@@ -11,7 +11,7 @@
 namespace tessera::comm::mpi {
 namespace {
 
-// The most that any rank puts behind a header; every rank computes the same.
+// The most that any rank puts behind a record; every rank computes the same.
 std::size_t payload_bytes(const Collective& call, int ranks) {
   const bool shards =
       call.op == Op::all_gather || call.op == Op::reduce_scatter || call.op == Op::all_to_all;
@@ -21,34 +21,34 @@ std::size_t payload_bytes(const Collective& call, int ranks) {
 
 }  // namespace
 
-MpiTransport::MpiTransport(std::shared_ptr<Runtime> runtime, std::shared_ptr<Watch> watch,
+MpiTransport::MpiTransport(std::shared_ptr<Runtime> runtime, std::shared_ptr<Liveness> liveness,
                            std::shared_ptr<TrafficMeter> meter, int rank, int ranks, int first_tag)
     : runtime_(std::move(runtime)),
-      watch_(std::move(watch)),
+      liveness_(std::move(liveness)),
       meter_(std::move(meter)),
       rank_(rank),
       ranks_(ranks),
-      courier_(runtime_, watch_, first_tag),
-      mail_(std::make_shared<Mail>()),
-      letters_out_(static_cast<std::size_t>(ranks)),
-      letters_in_(static_cast<std::size_t>(ranks)) {
-  mail_->out.resize(static_cast<std::size_t>(ranks));
-  mail_->in.assign(static_cast<std::size_t>(ranks),
-                   std::vector<std::byte>(sizeof(Record) + kSmallBytes));
+      endpoint_(runtime_, liveness_, first_tag),
+      headers_(std::make_shared<HeaderBuffers>()),
+      headers_out_(static_cast<std::size_t>(ranks)),
+      headers_in_(static_cast<std::size_t>(ranks)) {
+  headers_->out.resize(static_cast<std::size_t>(ranks));
+  headers_->in.assign(static_cast<std::size_t>(ranks),
+                      std::vector<std::byte>(sizeof(Record) + kSmallBytes));
 }
 
 bool MpiTransport::quick(const Collective& call) const {
   return payload_bytes(call, ranks_) <= kSmallBytes;
 }
 
-MpiTransport::Part MpiTransport::payload(const Collective& call, int to) const {
+std::span<const std::byte> MpiTransport::outgoing(const Collective& call, int to) const {
   const std::size_t size = size_of(call.dtype);
   const auto* in = static_cast<const std::byte*>(call.in);
   const Shard theirs = shard_of(call.count, ranks_, to);
   switch (call.op) {
     case Op::all_reduce: return {in, call.bytes()};
-    case Op::reduce: return to == call.peer ? Part{in, call.bytes()} : Part{};
-    case Op::broadcast: return rank_ == call.peer ? Part{in, call.bytes()} : Part{};
+    case Op::reduce: return {in, to == call.peer ? call.bytes() : 0};
+    case Op::broadcast: return {in, rank_ == call.peer ? call.bytes() : 0};
     case Op::reduce_scatter:
     case Op::all_to_all: return {in + theirs.begin * size, theirs.size * size};
     case Op::all_gather: return {in, shard_of(call.count, ranks_, rank_).size * size};
@@ -58,46 +58,46 @@ MpiTransport::Part MpiTransport::payload(const Collective& call, int to) const {
 
 void MpiTransport::post(const Collective& call) {
   try {
-    watch_->check_failure([&] { return describe(call); });
+    liveness_->check_failure([&] { return describe(call); });
   } catch (...) {
-    courier_.give_up();
+    endpoint_.abandon_mpi();
     throw;
   }
   ++sequence_;
   const Record record = make_record(call);
   for (int r = 0; r < ranks_; ++r) {
     const auto i = static_cast<std::size_t>(r);
-    const Part part = quick(call) ? payload(call, r) : Part{};
-    std::vector<std::byte>& out = mail_->out[i];
-    out.resize(sizeof(record) + part.bytes);
+    const auto data = quick(call) ? outgoing(call, r) : std::span<const std::byte>{};
+    std::vector<std::byte>& out = headers_->out[i];
+    out.resize(sizeof(record) + data.size());
     std::memcpy(out.data(), &record, sizeof(record));
-    if (part.bytes > 0) std::memcpy(out.data() + sizeof(record), part.data, part.bytes);
+    if (!data.empty()) std::memcpy(out.data() + sizeof(record), data.data(), data.size());
     if (r == rank_) continue;
-    std::vector<std::byte>& in = mail_->in[i];
-    letters_in_[i] = courier_.receive(in.data(), in.size(), r, Channel::header, mail_);
-    letters_out_[i] = courier_.send(out.data(), out.size(), r, Channel::header, mail_);
+    std::vector<std::byte>& in = headers_->in[i];
+    headers_in_[i] = endpoint_.receive(in.data(), in.size(), r, Tag::header, headers_);
+    headers_out_[i] = endpoint_.send(out.data(), out.size(), r, Tag::header, headers_);
   }
 }
 
 bool MpiTransport::finish(const Collective& call, bool may_give_up) {
   if (may_give_up) {
-    for (const Ticket& letter : letters_in_) {
-      if (letter && !letter->done()) return false;
+    for (const TransferPtr& header : headers_in_) {
+      if (header && !header->done()) return false;
     }
   }
   try {
     const auto now = [&] { return doing(call); };
     for (int r = 0; r < ranks_; ++r)
-      courier_.await(letters_in_[static_cast<std::size_t>(r)], r, now);
+      endpoint_.await(headers_in_[static_cast<std::size_t>(r)], r, now);
     for (int r = 0; r < ranks_; ++r)
-      courier_.await(letters_out_[static_cast<std::size_t>(r)], r, now);
+      endpoint_.await(headers_out_[static_cast<std::size_t>(r)], r, now);
   } catch (...) {
-    courier_.give_up();
+    endpoint_.abandon_mpi();
     throw;
   }
   // All ranks find the same, so the group stays in step whatever it is.
   compare_calls(
-      ranks_, [this](int r) -> const Record& { return record(r); }, sequence_, watch_->group());
+      ranks_, [this](int r) -> const Record& { return record(r); }, sequence_, liveness_->group());
   if (quick(call)) {
     small(call);
     return true;
@@ -105,29 +105,29 @@ bool MpiTransport::finish(const Collective& call, bool may_give_up) {
   try {
     large(call);
   } catch (...) {
-    courier_.give_up();
+    endpoint_.abandon_mpi();
     throw;
   }
   return true;
 }
 
 const Record& MpiTransport::record(int rank) const {
-  const auto& from = rank == rank_ ? mail_->out : mail_->in;
+  const auto& from = rank == rank_ ? headers_->out : headers_->in;
   return *reinterpret_cast<const Record*>(from[static_cast<std::size_t>(rank)].data());
 }
 
-const std::byte* MpiTransport::letter(int rank) const {
-  const auto& from = rank == rank_ ? mail_->out : mail_->in;
+const std::byte* MpiTransport::payload(int rank) const {
+  const auto& from = rank == rank_ ? headers_->out : headers_->in;
   return from[static_cast<std::size_t>(rank)].data() + sizeof(Record);
 }
 
-// The letters brought each rank what it needs of the others.
+// The header messages brought each rank what it needs of the others.
 void MpiTransport::small(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const Shard own = shard_of(call.count, ranks_, rank_);
   auto* out = static_cast<std::byte*>(call.out);
   std::vector<const void*> sources;
-  for (int r = 0; r < ranks_; ++r) sources.push_back(letter(r));
+  for (int r = 0; r < ranks_; ++r) sources.push_back(payload(r));
   switch (call.op) {
     case Op::barrier: break;
     case Op::all_reduce: reduce_into(call, sources, out, call.count); break;
@@ -138,15 +138,15 @@ void MpiTransport::small(const Collective& call) {
     case Op::all_gather:
       for (int r = 0; r < ranks_; ++r) {
         const Shard theirs = shard_of(call.count, ranks_, r);
-        copy(out + theirs.begin * size, letter(r), theirs.size * size);
+        copy(out + theirs.begin * size, payload(r), theirs.size * size);
       }
       break;
     case Op::all_to_all:
       for (int r = 0; r < ranks_; ++r) {
-        copy(out + static_cast<std::size_t>(r) * own.size * size, letter(r), own.size * size);
+        copy(out + static_cast<std::size_t>(r) * own.size * size, payload(r), own.size * size);
       }
       break;
-    case Op::broadcast: copy(out, letter(call.peer), call.bytes()); break;
+    case Op::broadcast: copy(out, payload(call.peer), call.bytes()); break;
     case Op::send:
     case Op::recv: throw Error("send and recv do not go through the collective transport");
   }

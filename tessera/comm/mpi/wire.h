@@ -11,9 +11,10 @@ inline constexpr std::size_t kSmallBytes = 16 << 10;  // travels with the record
 // none of them has used (the largest of their proposals). The upper half of the tags is for these
 // agreements, one tag per name of a group, so that groups may be created at the same time.
 inline constexpr int kStringTag = 0;
-inline constexpr int kGoodbyeTag = 1;
+inline constexpr int kShutdownTag = 1;
 inline constexpr int kFirstGroupTag = 16;
 inline constexpr int kTagsPerGroup = 8;
-enum class Channel : int { header = 0, data = 1, result = 2, message_header = 3, message = 4 };
+// What a message of a group is: its tag is this, counted from the group's first.
+enum class Tag : int { header = 0, data = 1, result = 2, message_header = 3, message = 4 };
 
 }  // namespace tessera::comm::mpi

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/comm/local_peers.h"
-#include "tessera/comm/nccl/engine.h"
+#include "tessera/comm/nccl/progress.h"
 #include "tessera/comm/record.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -24,7 +24,7 @@ int device_count() {
 }
 
 // What a rank says of itself before a group is made of it and others.
-struct Introduction {
+struct RankInfo {
   std::int32_t rank = 0;  // in the job
   std::uint8_t deterministic = 0;
   std::uint8_t check_calls = 0;
@@ -33,7 +33,7 @@ struct Introduction {
   char version[16] = {};  // of NCCL
   char problem[232] = {};
 };
-static_assert(sizeof(Introduction) == 384, "no padding: it travels between processes");
+static_assert(sizeof(RankInfo) == 384, "no padding: it travels between processes");
 
 void put(char* to, std::size_t size, const std::string& text) {
   to[text.copy(to, size - 1)] = '\0';
@@ -43,25 +43,25 @@ Collective bytes_call(Op op, void* in, void* out, std::size_t bytes, int peer, c
   return {op, DType::u8, ReduceOp::sum, Traffic::control, in, out, bytes, peer, label};
 }
 
-std::vector<Introduction> introduce(Backend& host, const Introduction& own, TrafficMeter& meter) {
-  std::vector<Introduction> all(static_cast<std::size_t>(host.size()));
-  Introduction& mine = all[static_cast<std::size_t>(host.rank())] = own;
-  Collective gather = bytes_call(Op::all_gather, &mine, all.data(),
-                                 all.size() * sizeof(Introduction), -1, "introduction to nccl");
+std::vector<RankInfo> exchange_rank_info(Backend& host, const RankInfo& own, TrafficMeter& meter) {
+  std::vector<RankInfo> all(static_cast<std::size_t>(host.size()));
+  RankInfo& mine = all[static_cast<std::size_t>(host.rank())] = own;
+  Collective gather = bytes_call(Op::all_gather, &mine, all.data(), all.size() * sizeof(RankInfo),
+                                 -1, "start of nccl");
   meter.charge(gather, host.size(), host.rank());
   host.submit(std::move(gather)).wait();
-  for (const Introduction& each : all) {
+  for (const RankInfo& each : all) {
     if (each.problem[0] != '\0') {
       throw UsageError(
           str("group ", host.name(), " cannot use nccl: rank ", each.rank, ": ", each.problem));
     }
   }
-  for (const Introduction& each : all) {
+  for (const RankInfo& each : all) {
     const bool same = each.deterministic == own.deterministic &&
                       each.check_calls == own.check_calls &&
                       std::strcmp(each.version, own.version) == 0;
     if (same) continue;
-    const auto tell = [](const Introduction& who) {
+    const auto tell = [](const RankInfo& who) {
       return str("rank ", who.rank, " has NCCL ", who.version, ", deterministic ",
                  who.deterministic != 0, ", check_calls ", who.check_calls != 0);
     };
@@ -74,14 +74,14 @@ std::vector<Introduction> introduce(Backend& host, const Introduction& own, Traf
 class NcclBackend final : public Backend {
  public:
   NcclBackend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers, int device,
-              Options options, NcclOptions nccl)
+              GroupOptions options, NcclOptions nccl)
       : host_(std::move(host)),
         peers_(std::move(peers)),
         device_(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
         options_(options),
         nccl_(nccl),
         meter_(std::make_shared<TrafficMeter>()) {
-    Introduction own;
+    RankInfo own;
     own.rank = peers_ ? peers_->rank() : host_->rank();
     own.deterministic = nccl_.deterministic;
     own.check_calls = nccl_.check_calls;
@@ -89,7 +89,7 @@ class NcclBackend final : public Backend {
     put(own.problem, sizeof(own.problem), problem());
     const bool first = host_->rank() == 0;
     if (first && own.problem[0] == '\0') new_id(own.id);
-    const std::vector<Introduction> all = introduce(*host_, own, agreements_);
+    const std::vector<RankInfo> all = exchange_rank_info(*host_, own, agreements_);
     at::globalContext().lazyInitDevice(c10::kCUDA);
     start(all);
   }
@@ -126,12 +126,12 @@ class NcclBackend final : public Backend {
     std::lock_guard lock(mutex_);
     meter_->charge(call, size(), rank());
     if (is_point_to_point(call.op)) return message(std::move(call), std::move(attachments.keep));
-    Order order;
-    order.number = ++sequence_;
-    if (nccl_.check_calls && size() > 1) order.prepare = agree(call, order.number);
-    order.call = std::move(call);
-    order.keep = std::move(attachments.keep);
-    return engine_->submit(*collectives_, std::move(order));
+    Submission submission;
+    submission.number = ++sequence_;
+    if (nccl_.check_calls && size() > 1) submission.prepare = agree(call, submission.number);
+    submission.call = std::move(call);
+    submission.keep = std::move(attachments.keep);
+    return progress_->submit(*collectives_, std::move(submission));
   }
 
   std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) override {
@@ -145,17 +145,17 @@ class NcclBackend final : public Backend {
 
  private:
   // One direction between this rank and another.
-  struct Channel {
-    Engine::Lane* lane = nullptr;
+  struct PeerChannel {
+    NcclProgress::Channel* handle = nullptr;
     std::uint64_t messages = 0;
-    UniqueId id{};  // made by the sender; the receiver has it from the first letter
+    UniqueId id{};  // made by the sender; the receiver has it from the first header
     bool is_open = false;
 
     void open() {
-      if (!std::exchange(is_open, true)) Engine::open(*lane, id);
+      if (!std::exchange(is_open, true)) NcclProgress::open(*handle, id);
     }
   };
-  struct Letter {
+  struct MessageHeader {
     Record record;
     UniqueId id{};
   };
@@ -174,20 +174,23 @@ class NcclBackend final : public Backend {
     api.check(api.get_unique_id(&id), "ncclGetUniqueId");
   }
 
-  void start(const std::vector<Introduction>& all) {
-    Setting setting{name(), device_, nccl_.deterministic, options_.timeout, peers_, {}, meter_};
-    if (!setting.peers) setting.peers = make_local_peers(1).front();
-    for (const Introduction& each : all) setting.members.push_back(each.rank);
+  void start(const std::vector<RankInfo>& all) {
+    GroupContext context{name(), device_, nccl_.deterministic, options_.timeout, peers_,
+                         {},     meter_};
+    if (!context.peers) context.peers = make_local_peers(1).front();
+    for (const RankInfo& each : all) context.members.push_back(each.rank);
     if (size() > 1) {
       std::vector<int> everybody;
       for (int r = 0; r < size(); ++r) everybody.push_back(r);
       answers_ = host_->subgroup(everybody, name() + "/answers");
     }
-    engine_ = std::make_unique<Engine>(library().api, std::move(setting));
-    collectives_ = &engine_->add_lane(rank(), size());
-    Order opening;
-    opening.prepare = [lane = collectives_, id = all.front().id] { Engine::open(*lane, id); };
-    engine_->submit(*collectives_, std::move(opening)).wait();
+    progress_ = std::make_unique<NcclProgress>(library().api, std::move(context));
+    collectives_ = &progress_->add_channel(rank(), size());
+    Submission opening;
+    opening.prepare = [channel = collectives_, id = all.front().id] {
+      NcclProgress::open(*channel, id);
+    };
+    progress_->submit(*collectives_, std::move(opening)).wait();
   }
 
   void check_device(const Collective& call, const void* data) const {
@@ -206,8 +209,9 @@ class NcclBackend final : public Backend {
 
   // [Note: agreement] Every rank tells the others of its call through host memory, and lets it go
   // to the GPU when it has heard the same from all. Telling happens at the call, in order; hearing
-  // on the lane's thread. So a call that some ranks do not make, or make differently, never reaches
-  // a GPU, the ranks stay in step after the error, and the host's own watch finds who is missing.
+  // on the channel's thread. So a call that some ranks do not make, or make differently, never
+  // reaches a GPU, the ranks stay in step after the error, and the host's own watch finds who is
+  // missing.
   std::function<void()> agree(const Collective& call, std::uint64_t number) {
     auto records = std::make_shared<std::vector<Record>>(static_cast<std::size_t>(size()));
     Record& own = (*records)[static_cast<std::size_t>(rank())];
@@ -236,69 +240,70 @@ class NcclBackend final : public Backend {
     }
   }
 
-  // The sender's letter carries what names the communicator of their own that the two will use.
-  // Letters and answers take different ways, because the same two ranks may at the same time
-  // exchange messages in the other direction.
+  // The sender's header carries the id of a communicator that the two ranks will have to
+  // themselves. Headers go through the host group and answers through a second one, because the
+  // same two ranks may at the same time exchange messages in the other direction.
   Work message(Collective call, std::shared_ptr<void> keep) {
     const bool sending = call.op == Op::send;
     const int peer = call.peer;
-    std::shared_ptr<Channel>& channel = channels_[{peer, sending}];
+    std::shared_ptr<PeerChannel>& channel = channels_[{peer, sending}];
     if (!channel) {
-      channel = std::make_shared<Channel>();
+      channel = std::make_shared<PeerChannel>();
       if (sending) new_id(channel->id);
-      channel->lane = &engine_->add_lane(sending ? 0 : 1, 2);
+      channel->handle = &progress_->add_channel(sending ? 0 : 1, 2);
     }
-    Order order;
-    order.number = ++channel->messages;
-    if (nccl_.check_calls || order.number == 1) {
-      struct Letters {
-        Letter sent, got;
+    Submission submission;
+    submission.number = ++channel->messages;
+    if (nccl_.check_calls || submission.number == 1) {
+      struct Headers {
+        MessageHeader sent, got;
       };
-      auto letters = std::make_shared<Letters>();
-      letters->sent.record = make_record(call);
-      if (sending) letters->sent.id = channel->id;
-      Collective out =
-          bytes_call(Op::send, &letters->sent, nullptr, sizeof(Letter), peer, "letter over nccl");
-      Collective in =
-          bytes_call(Op::recv, nullptr, &letters->got, sizeof(Letter), peer, "letter over nccl");
+      auto headers = std::make_shared<Headers>();
+      headers->sent.record = make_record(call);
+      if (sending) headers->sent.id = channel->id;
+      Collective out = bytes_call(Op::send, &headers->sent, nullptr, sizeof(MessageHeader), peer,
+                                  "header of a message over nccl");
+      Collective in = bytes_call(Op::recv, nullptr, &headers->got, sizeof(MessageHeader), peer,
+                                 "header of a message over nccl");
       agreements_.charge(sending ? out : in, size(), rank());
-      const Attachments with{.keep = letters};
+      const Attachments with{.keep = headers};
       const Work sent = (sending ? host_ : answers_)->submit(std::move(out), with);
       const Work got = (sending ? answers_ : host_)->submit(std::move(in), with);
-      order.prepare = [=, channel = channel, own = rank(), group = name(), number = order.number] {
-        hear(sent, number, letters->sent.record, group);
-        hear(got, number, letters->sent.record, group);
-        if (!sending && number == 1) channel->id = letters->got.id;
-        const Record& send = (sending ? letters->sent : letters->got).record;
-        const Record& recv = (sending ? letters->got : letters->sent).record;
+      submission.prepare = [=, channel = channel, own = rank(), group = name(),
+                            number = submission.number] {
+        hear(sent, number, headers->sent.record, group);
+        hear(got, number, headers->sent.record, group);
+        if (!sending && number == 1) channel->id = headers->got.id;
+        const Record& send = (sending ? headers->sent : headers->got).record;
+        const Record& recv = (sending ? headers->got : headers->sent).record;
         const std::string problem =
             compare_message(send, sending ? own : peer, recv, sending ? peer : own, group);
         if (!problem.empty()) throw UsageError(problem);
         channel->open();
       };
     } else {
-      order.prepare = [channel = channel] { channel->open(); };
+      submission.prepare = [channel = channel] { channel->open(); };
     }
-    order.call = std::move(call);
-    order.call.peer = sending ? 1 : 0;
-    order.keep = std::move(keep);
-    return engine_->submit(*channel->lane, std::move(order));
+    submission.call = std::move(call);
+    submission.call.peer = sending ? 1 : 0;
+    submission.keep = std::move(keep);
+    return progress_->submit(*channel->handle, std::move(submission));
   }
 
   const std::shared_ptr<Backend> host_;
   const std::shared_ptr<Peers> peers_;
   const c10::Device device_;
-  const Options options_;
+  const GroupOptions options_;
   const NcclOptions nccl_;
   const std::shared_ptr<TrafficMeter> meter_;
   TrafficMeter agreements_;
   std::shared_ptr<Backend> answers_;
   std::mutex mutex_;
   std::uint64_t sequence_ = 0;
-  std::map<std::pair<int, bool>, std::shared_ptr<Channel>>
+  std::map<std::pair<int, bool>, std::shared_ptr<PeerChannel>>
       channels_;  // by peer, and whether this rank sends
-  Engine::Lane* collectives_ = nullptr;
-  std::unique_ptr<Engine> engine_;  // last: its threads use the rest
+  NcclProgress::Channel* collectives_ = nullptr;
+  std::unique_ptr<NcclProgress> progress_;  // last: its threads use the rest
 };
 
 }  // namespace
@@ -317,7 +322,7 @@ std::string why_not() {
 std::string version() { return library().version; }
 
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers,
-                                      int device, Options options, NcclOptions nccl) {
+                                      int device, GroupOptions options, NcclOptions nccl) {
   if (!peers && host->size() > 1) {
     throw UsageError(str("group ", host->name(), " of ", host->size(),
                          " ranks over nccl needs peers that watch over them"));

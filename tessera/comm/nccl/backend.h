@@ -29,6 +29,6 @@ struct NcclOptions {
 // waits for a dead rank for ever. Collective over the group; if a rank cannot, all of them throw
 // UsageError that says which and why.
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers,
-                                      int device, Options options, NcclOptions nccl = {});
+                                      int device, GroupOptions options, NcclOptions nccl = {});
 
 }  // namespace tessera::comm::nccl

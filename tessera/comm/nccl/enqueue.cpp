@@ -130,7 +130,7 @@ class Enqueue {
     });
   }
 
-  // from: a shard for everybody; to: this rank's shard from everybody, in order.
+  // from: a shard for everybody; to: this rank's shard from everybody, in submission.
   void exchange(std::byte* from, std::byte* to) {
     const std::size_t stride = own_.size * size_;
     copy(to + static_cast<std::size_t>(place_.rank) * stride, at_shard(from, place_.rank),
@@ -157,8 +157,8 @@ class Enqueue {
 
   void ordered() {
     const int ranks = place_.ranks;
-    const at::Tensor parts = temporary(own_.size * static_cast<std::size_t>(ranks));
-    auto* base = static_cast<std::byte*>(parts.data_ptr());
+    const at::Tensor shards = temporary(own_.size * static_cast<std::size_t>(ranks));
+    auto* base = static_cast<std::byte*>(shards.data_ptr());
     exchange(in_, base);
     std::vector<at::Tensor> sources;
     for (int r = 0; r < ranks; ++r) {

@@ -2,10 +2,10 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "tessera/comm/queued_backend.h"
+#include "tessera/comm/segment_memory.h"
 #include "tessera/comm/shm/point_to_point.h"
 #include "tessera/comm/shm/transport.h"
 #include "tessera/core/errors.h"
@@ -16,7 +16,7 @@ namespace {
 
 // With a core for every rank a peer is microseconds away and a spin finds it. With fewer, the peer
 // may need this very core: sleep at once.
-std::chrono::nanoseconds spin_budget(const Options& options, int ranks) {
+std::chrono::nanoseconds spin_budget(const GroupOptions& options, int ranks) {
   if (options.spin.count() >= 0) return options.spin;
   const bool core_each = ranks <= sysconf(_SC_NPROCESSORS_ONLN);
   return std::chrono::microseconds(core_each ? 30 : 0);
@@ -25,7 +25,7 @@ std::chrono::nanoseconds spin_budget(const Options& options, int ranks) {
 class ShmBackend final : public QueuedBackend {
  public:
   ShmBackend(std::shared_ptr<Peers> peers, std::vector<int> members, std::string name,
-             Options options)
+             GroupOptions options)
       : QueuedBackend(std::move(peers), std::move(members), std::move(name), options),
         memories_(std::make_shared<MemoryTable>(rank_)) {
     for (const int member : members_) {
@@ -34,12 +34,13 @@ class ShmBackend final : public QueuedBackend {
                            " is on another host than rank ", peers_->rank(),
                            "; use backend mpi or two-level"));
     }
-    const auto control = peers_->share(name_, members_, Control::bytes(size()), Pages::when_touched,
-                                       options.timeout);
+    const auto control = peers_->share(name_, members_, ControlSegment::bytes(size()),
+                                       Pages::when_touched, options.timeout);
     const std::chrono::nanoseconds spin = spin_budget(options, size());
     start(
-        std::make_shared<ShmTransport>(control, memories_, watch_, meter_, rank_, size(), spin),
-        std::make_shared<ShmPointToPoint>(control, memories_, watch_, meter_, rank_, size(), spin));
+        std::make_shared<ShmTransport>(control, memories_, liveness_, meter_, rank_, size(), spin),
+        std::make_shared<ShmPointToPoint>(control, memories_, liveness_, meter_, rank_, size(),
+                                          spin));
   }
 
   std::string kind() const override { return "shm"; }
@@ -49,7 +50,7 @@ class ShmBackend final : public QueuedBackend {
   std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) override {
     agree_on_size(bytes);
     const std::uint32_t number = memories_->next_number();
-    const std::size_t stride = MemoryTable::stride(std::max<std::size_t>(bytes, 1));
+    const std::size_t stride = SegmentMemory::stride(bytes);
     auto segment =
         peers_->share(str(name_, ":memory", number), members_,
                       stride * static_cast<std::size_t>(size()), Pages::reserved, options_.timeout);
@@ -67,7 +68,7 @@ class ShmBackend final : public QueuedBackend {
 }  // namespace
 
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers, std::vector<int> members,
-                                      std::string name, Options options) {
+                                      std::string name, GroupOptions options) {
   return std::make_shared<ShmBackend>(std::move(peers), std::move(members), std::move(name),
                                       options);
 }

@@ -12,6 +12,6 @@ namespace tessera::comm::shm {
 // A group of ranks on one host, processes or threads. Collective over `members`, which are ranks of
 // the job in the order of the new group and include the caller; `name` must be new in the job.
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers, std::vector<int> members,
-                                      std::string name, Options options);
+                                      std::string name, GroupOptions options);
 
 }  // namespace tessera::comm::shm

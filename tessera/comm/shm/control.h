@@ -16,7 +16,7 @@ struct Address {
   std::uint64_t offset = 0;
 };
 
-// What a rank says of its next call.
+// The header of a call inside one host: its record, and where its buffers lie.
 struct Header {
   Record record;  // compared by the peers
   Address in;
@@ -38,41 +38,44 @@ struct Packet {
   alignas(64) std::byte payload[kPacketBytes];
 };
 
-// One direction between two ranks: a ring of packets, `head` written by the sender only and `tail`
-// by the receiver only.
-struct Channel {
+// Packets on their way from one rank to another: `head` is written by the sender only and `tail` by
+// the receiver only.
+struct PacketRing {
   alignas(64) std::atomic<std::uint32_t> head;
   alignas(64) std::atomic<std::uint32_t> tail;
   Packet packets[kPackets];
 };
 
-// Two of everything: one may still be read by a slow peer while the next is written. [Note: slots]
-// in transport.h says why two are enough.
-struct alignas(4096) Desk {
-  Signal posted;  // sequence number of the last call whose header is in slots[sequence % 2]
-  Signal phase;   // how many steps of large collectives this rank has taken
-  Signal bell;    // rung by a peer that put a packet here or took one from us
+// What one rank shows the others. Two of everything: one may still be read by a slow peer while the
+// next is written. [Note: slots] in transport.h says why two are enough.
+struct alignas(4096) ControlBlock {
+  Signal posted;    // sequence number of the last call whose header is in slots[sequence % 2]
+  Signal phase;     // how many steps of large collectives this rank has taken
+  Signal activity;  // changes whenever a peer puts a packet here or takes one of ours
   Slot slots[2];
   alignas(4096) std::byte stage[2][kStageBytes];   // what this rank gives to others
   alignas(4096) std::byte result[2][kStageBytes];  // what it has reduced for others
 };
 
-// The memory a group shares: one desk per rank, then one channel per ordered pair. Zeroed memory is
-// the valid start; pages that are never used are never allocated.
-class Control {
+// The memory a group shares: one control block per rank, then one ring per ordered pair. Zeroed
+// memory is the valid start; pages that are never used are never allocated.
+class ControlSegment {
  public:
-  Control(std::byte* base, int ranks) : base_(base), ranks_(static_cast<std::size_t>(ranks)) {}
+  ControlSegment(std::byte* base, int ranks)
+      : base_(base), ranks_(static_cast<std::size_t>(ranks)) {}
 
   static std::size_t bytes(int ranks) {
     const auto n = static_cast<std::size_t>(ranks);
-    return n * sizeof(Desk) + n * n * sizeof(Channel);
+    return n * sizeof(ControlBlock) + n * n * sizeof(PacketRing);
   }
-  Desk& desk(int rank) const {
-    return *reinterpret_cast<Desk*>(base_ + static_cast<std::size_t>(rank) * sizeof(Desk));
+  ControlBlock& block(int rank) const {
+    return *reinterpret_cast<ControlBlock*>(base_ +
+                                            static_cast<std::size_t>(rank) * sizeof(ControlBlock));
   }
-  Channel& channel(int from, int to) const {
+  PacketRing& ring(int from, int to) const {
     const auto pair = static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to);
-    return *reinterpret_cast<Channel*>(base_ + ranks_ * sizeof(Desk) + pair * sizeof(Channel));
+    return *reinterpret_cast<PacketRing*>(base_ + ranks_ * sizeof(ControlBlock) +
+                                          pair * sizeof(PacketRing));
   }
 
  private:

@@ -1,4 +1,4 @@
-// The way of buffers in symmetric memory: no staging, every byte is read and written once.
+// Collectives on buffers in symmetric memory: no staging, every byte is read and written once.
 
 #include <cstring>
 
@@ -13,10 +13,10 @@ std::byte* ShmTransport::resolve(const Collective& call, int r, Address Header::
   const Address& address = slot(r).header.*which;
   std::byte* at = memories_->resolve(address, r);
   if (at != nullptr) return at;
-  watch_->fail(Failure::Kind::usage, watch_->members()[static_cast<std::size_t>(rank_)],
-               str(doing(call), " of group ", watch_->group(), ": rank ", r,
-                   " passed symmetric memory number ", address.memory, ", which rank ", rank_,
-                   " has already released; keep it until all ranks are done with it"));
+  liveness_->fail(Failure::Kind::usage, liveness_->members()[static_cast<std::size_t>(rank_)],
+                  str(doing(call), " of group ", liveness_->group(), ": rank ", r,
+                      " passed symmetric memory number ", address.memory, ", which rank ", rank_,
+                      " has already released; keep it until all ranks are done with it"));
 }
 
 // Every rank's buffer as mapped here, or nothing if one of them lies in ordinary memory.
@@ -106,7 +106,7 @@ bool ShmTransport::direct(const Collective& call) {
     }
   }
   // No rank may touch its buffers again while a peer still reads or writes them.
-  control_.desk(rank_).phase.raise(++phase_);
+  control_.block(rank_).phase.raise(++phase_);
   await_phase(call, phase_);
   return true;
 }

@@ -3,25 +3,20 @@
 #include <functional>
 #include <utility>
 
+#include "tessera/comm/segment_memory.h"
+
 namespace tessera::comm::shm {
 
-class MemoryTable::Memory final : public SymmetricMemory {
+class MemoryTable::Memory final : public SegmentMemory {
  public:
   Memory(std::shared_ptr<MemoryTable> table, std::uint32_t number, std::shared_ptr<Segment> segment,
          std::size_t stride)
-      : table_(std::move(table)), number_(number), segment_(std::move(segment)), stride_(stride) {}
+      : SegmentMemory(std::move(segment), stride), table_(std::move(table)), number_(number) {}
   ~Memory() override { table_->remove(number_); }
 
-  void* part(int rank) const override {
-    return segment_->data() + static_cast<std::size_t>(rank) * stride_;
-  }
-  std::size_t part_bytes() const override { return stride_; }
-
  private:
-  std::shared_ptr<MemoryTable> table_;
-  std::uint32_t number_;
-  std::shared_ptr<Segment> segment_;
-  std::size_t stride_;
+  const std::shared_ptr<MemoryTable> table_;
+  const std::uint32_t number_;
 };
 
 std::uint32_t MemoryTable::next_number() {

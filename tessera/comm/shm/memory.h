@@ -17,8 +17,6 @@ class MemoryTable : public std::enable_shared_from_this<MemoryTable> {
  public:
   explicit MemoryTable(int rank) : rank_(rank) {}
 
-  static std::size_t stride(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
   std::uint32_t next_number();
   std::shared_ptr<SymmetricMemory> add(std::uint32_t number, std::shared_ptr<Segment> segment,
                                        std::size_t stride);

@@ -23,12 +23,13 @@ struct ShmPointToPoint::ShmMessage final : Message {
 
 ShmPointToPoint::ShmPointToPoint(std::shared_ptr<Segment> segment,
                                  std::shared_ptr<MemoryTable> memories,
-                                 std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter,
-                                 int rank, int ranks, std::chrono::nanoseconds spin)
+                                 std::shared_ptr<Liveness> liveness,
+                                 std::shared_ptr<TrafficMeter> meter, int rank, int ranks,
+                                 std::chrono::nanoseconds spin)
     : segment_(std::move(segment)),
       control_(segment_->data(), ranks),
       memories_(std::move(memories)),
-      watch_(std::move(watch)),
+      liveness_(std::move(liveness)),
       meter_(std::move(meter)),
       rank_(rank),
       spin_(spin) {}
@@ -40,32 +41,32 @@ std::unique_ptr<PointToPointTransport::Message> ShmPointToPoint::make_message(
 
 void ShmPointToPoint::wait(std::uint64_t seen) {
   const auto value = static_cast<std::uint32_t>(seen);
-  if (!bell().spin(value + 1, spin_)) bell().sleep(value, kLongestWait);
+  if (!activity().spin(value + 1, spin_)) activity().sleep(value, kLongestWait);
 }
 
 bool ShmPointToPoint::move(Message& message) {
   auto& own = static_cast<ShmMessage&>(message);
   const bool moved = own.call.op == Op::send ? advance_send(own) : advance_receive(own);
   if (!moved) {
-    watch_->check(
+    liveness_->check(
         own.call.peer, own.since, [&] { return describe(own.call); }, [] { return false; });
   }
   return moved;
 }
 
-// Puts as many packets on the channel as it takes. Returns whether anything moved.
+// Puts as many packets into the ring as it takes. Returns whether anything moved.
 bool ShmPointToPoint::advance_send(ShmMessage& message) {
   const Collective& call = message.call;
-  Channel& channel = control_.channel(rank_, call.peer);
+  PacketRing& ring = control_.ring(rank_, call.peer);
   const std::size_t bytes = call.bytes();
   bool moved = false;
   if (message.direct && message.begun) {
-    message.finished = reached(channel.tail.load(std::memory_order_acquire), message.receipt);
+    message.finished = reached(ring.tail.load(std::memory_order_acquire), message.receipt);
     return message.finished;
   }
-  std::uint32_t head = channel.head.load(std::memory_order_relaxed);
-  while (!message.finished && head - channel.tail.load(std::memory_order_acquire) < kPackets) {
-    Packet& packet = channel.packets[head % kPackets];
+  std::uint32_t head = ring.head.load(std::memory_order_relaxed);
+  while (!message.finished && head - ring.tail.load(std::memory_order_acquire) < kPackets) {
+    Packet& packet = ring.packets[head % kPackets];
     if (!message.begun) {
       packet.header = Header{make_record(call), {}, {}};
       if (bytes > kPacketBytes) packet.header.in = memories_->address(call.in, bytes);
@@ -79,8 +80,8 @@ bool ShmPointToPoint::advance_send(ShmMessage& message) {
       meter_->copied(some);
     }
     message.moved += some;
-    channel.head.store(++head, std::memory_order_release);
-    control_.desk(call.peer).bell.ring();
+    ring.head.store(++head, std::memory_order_release);
+    control_.block(call.peer).activity.notify();
     moved = true;
     if (message.direct) break;
     message.finished = message.moved == bytes;
@@ -92,29 +93,29 @@ void ShmPointToPoint::begin_receive(ShmMessage& message, const Header& header) c
   message.begun = true;
   message.direct = header.in.memory != 0;
   const std::string problem = compare_message(header.record, message.call.peer,
-                                              make_record(message.call), rank_, watch_->group());
-  if (!problem.empty()) watch_->fail(Failure::Kind::usage, -1, problem);
+                                              make_record(message.call), rank_, liveness_->group());
+  if (!problem.empty()) liveness_->fail(Failure::Kind::usage, -1, problem);
 }
 
 // Where the buffer of a direct message lies in this process.
 const std::byte* ShmPointToPoint::resolve(const ShmMessage& message, const Header& header) const {
   const std::byte* at = memories_->resolve(header.in, message.call.peer);
   if (at != nullptr) return at;
-  watch_->fail(
-      Failure::Kind::usage, watch_->members()[static_cast<std::size_t>(rank_)],
+  liveness_->fail(
+      Failure::Kind::usage, liveness_->members()[static_cast<std::size_t>(rank_)],
       str(describe(message.call), ": rank ", rank_, " has released the symmetric memory that rank ",
           message.call.peer, " sends from; keep it until all ranks are done with it"));
 }
 
 bool ShmPointToPoint::advance_receive(ShmMessage& message) {
   const Collective& call = message.call;
-  Channel& channel = control_.channel(call.peer, rank_);
+  PacketRing& ring = control_.ring(call.peer, rank_);
   const std::size_t bytes = call.bytes();
   auto* out = static_cast<std::byte*>(call.out);
   bool moved = false;
-  std::uint32_t tail = channel.tail.load(std::memory_order_relaxed);
-  while (!message.finished && channel.head.load(std::memory_order_acquire) != tail) {
-    const Packet& packet = channel.packets[tail % kPackets];
+  std::uint32_t tail = ring.tail.load(std::memory_order_relaxed);
+  while (!message.finished && ring.head.load(std::memory_order_acquire) != tail) {
+    const Packet& packet = ring.packets[tail % kPackets];
     if (!message.begun) begin_receive(message, packet.header);
     const std::size_t most = message.direct ? kDirectBytes : kPacketBytes;
     const std::size_t some = std::min(most, bytes - message.moved);
@@ -129,8 +130,8 @@ bool ShmPointToPoint::advance_receive(ShmMessage& message) {
     moved = true;
     // The packet of a direct message stays until all of it was read; meanwhile others move too.
     if (message.direct && !message.finished) break;
-    channel.tail.store(++tail, std::memory_order_release);
-    control_.desk(call.peer).bell.ring();
+    ring.tail.store(++tail, std::memory_order_release);
+    control_.block(call.peer).activity.notify();
   }
   return moved;
 }

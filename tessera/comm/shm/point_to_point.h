@@ -3,12 +3,12 @@
 #include <chrono>
 #include <memory>
 
+#include "tessera/comm/liveness.h"
 #include "tessera/comm/peers.h"
 #include "tessera/comm/point_to_point_queue.h"
 #include "tessera/comm/shm/control.h"
 #include "tessera/comm/shm/memory.h"
 #include "tessera/comm/traffic.h"
-#include "tessera/comm/watch.h"
 
 namespace tessera::comm::shm {
 
@@ -17,29 +17,29 @@ namespace tessera::comm::shm {
 class ShmPointToPoint final : public PointToPointTransport {
  public:
   ShmPointToPoint(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
-                  std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter, int rank,
+                  std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter, int rank,
                   int ranks, std::chrono::nanoseconds spin);
 
   std::unique_ptr<Message> make_message(Collective call) const override;
   bool move(Message& message) override;
-  std::uint64_t events() override { return bell().value.load(std::memory_order_acquire); }
+  std::uint64_t events() override { return activity().value.load(std::memory_order_acquire); }
   void wait(std::uint64_t seen) override;
-  void notify() override { bell().ring(); }
-  void abandon() override { watch_->abandon(); }
+  void notify() override { activity().notify(); }
+  void abandon() override { liveness_->abandon(); }
 
  private:
   struct ShmMessage;
 
-  Signal& bell() const { return control_.desk(rank_).bell; }
+  Signal& activity() const { return control_.block(rank_).activity; }
   bool advance_send(ShmMessage& message);
   bool advance_receive(ShmMessage& message);
   void begin_receive(ShmMessage& message, const Header& header) const;
   const std::byte* resolve(const ShmMessage& message, const Header& header) const;
 
   const std::shared_ptr<Segment> segment_;
-  const Control control_;
+  const ControlSegment control_;
   const std::shared_ptr<MemoryTable> memories_;
-  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<Liveness> liveness_;
   const std::shared_ptr<TrafficMeter> meter_;
   const int rank_;
   const std::chrono::nanoseconds spin_;

@@ -1,4 +1,4 @@
-// The way of buffers in ordinary memory: pieces travel through the desks.
+// Collectives on buffers in ordinary memory: pieces travel through the control blocks.
 
 #include "tessera/comm/pieces.h"
 #include "tessera/comm/shm/transport.h"
@@ -32,7 +32,7 @@ void ShmTransport::run_pieces(const Collective& call, std::size_t pieces,
     if (step > 0) await_phase(call, order(step - 1, piece));
     if (step == 0 && piece >= 2) await_phase(call, order(last, piece - 2));
     steps[step](piece);
-    control_.desk(rank_).phase.raise(order(step, piece));
+    control_.block(rank_).phase.raise(order(step, piece));
   };
   take(0, 0);
   for (std::size_t piece = 0; piece < pieces; ++piece) {
@@ -64,7 +64,7 @@ void ShmTransport::staged_reduction(const Collective& call) {
 
   std::vector<Step> steps;
   steps.push_back([&](std::size_t piece) {
-    std::byte* stage = control_.desk(rank_).stage[piece % 2];
+    std::byte* stage = control_.block(rank_).stage[piece % 2];
     for (int r = 0; r < ranks_; ++r) {
       if (r != rank_) copy(stage + in_stage(r), in + offset(r, piece), cut.length(r, piece) * size);
     }
@@ -73,11 +73,11 @@ void ShmTransport::staged_reduction(const Collective& call) {
     std::vector<const void*> sources;
     for (int r = 0; r < ranks_; ++r) {
       sources.push_back(r == rank_ ? in + offset(rank_, piece)
-                                   : control_.desk(r).stage[piece % 2] + in_stage(rank_));
+                                   : control_.block(r).stage[piece % 2] + in_stage(rank_));
     }
     std::vector<void*> to;
     if (call.op == Op::all_reduce) {
-      to = {out + offset(rank_, piece), control_.desk(rank_).result[piece % 2]};
+      to = {out + offset(rank_, piece), control_.block(rank_).result[piece % 2]};
     } else {
       to = {out + piece * cut.quantum * size};
     }
@@ -87,7 +87,7 @@ void ShmTransport::staged_reduction(const Collective& call) {
     steps.push_back([&](std::size_t piece) {
       for (int r = 0; r < ranks_; ++r) {
         if (r == rank_) continue;
-        copy(out + offset(r, piece), control_.desk(r).result[piece % 2],
+        copy(out + offset(r, piece), control_.block(r).result[piece % 2],
              cut.length(r, piece) * size);
       }
     });
@@ -102,13 +102,13 @@ void ShmTransport::staged_gather(const Collective& call) {
   auto* out = static_cast<std::byte*>(call.out);
   run_pieces(call, cut.count,
              {[&](std::size_t piece) {
-                copy(control_.desk(rank_).stage[piece % 2], in + piece * cut.quantum * size,
+                copy(control_.block(rank_).stage[piece % 2], in + piece * cut.quantum * size,
                      cut.length(rank_, piece) * size);
               },
               [&](std::size_t piece) {
                 for (int r = 0; r < ranks_; ++r) {
                   const std::byte* from = r == rank_ ? in + piece * cut.quantum * size
-                                                     : control_.desk(r).stage[piece % 2];
+                                                     : control_.block(r).stage[piece % 2];
                   copy(out + cut.offset(r, piece) * size, from, cut.length(r, piece) * size);
                 }
               }});
@@ -124,7 +124,7 @@ void ShmTransport::staged_exchange(const Collective& call) {
   const auto in_stage = [&](int r) { return static_cast<std::size_t>(r) * cut.quantum * size; };
   run_pieces(call, cut.count,
              {[&](std::size_t piece) {
-                std::byte* stage = control_.desk(rank_).stage[piece % 2];
+                std::byte* stage = control_.block(rank_).stage[piece % 2];
                 for (int r = 0; r < ranks_; ++r) {
                   if (r != rank_)
                     copy(stage + in_stage(r), in + offset(r, piece), cut.length(r, piece) * size);
@@ -132,9 +132,9 @@ void ShmTransport::staged_exchange(const Collective& call) {
               },
               [&](std::size_t piece) {
                 for (int r = 0; r < ranks_; ++r) {
-                  const std::byte* from = r == rank_
-                                              ? in + offset(rank_, piece)
-                                              : control_.desk(r).stage[piece % 2] + in_stage(rank_);
+                  const std::byte* from =
+                      r == rank_ ? in + offset(rank_, piece)
+                                 : control_.block(r).stage[piece % 2] + in_stage(rank_);
                   copy(out + (static_cast<std::size_t>(r) * own + piece * cut.quantum) * size, from,
                        cut.length(rank_, piece) * size);
                 }
@@ -154,17 +154,17 @@ void ShmTransport::staged_rooted(const Collective& call) {
       call, cut.count,
       {[&](std::size_t piece) {
          if (root != broadcast) return;
-         copy(control_.desk(rank_).stage[piece % 2], in + begin(piece), cut.width(piece) * size);
+         copy(control_.block(rank_).stage[piece % 2], in + begin(piece), cut.width(piece) * size);
        },
        [&](std::size_t piece) {
          if (broadcast) {
            copy(out + begin(piece),
-                root ? in + begin(piece) : control_.desk(call.peer).stage[piece % 2],
+                root ? in + begin(piece) : control_.block(call.peer).stage[piece % 2],
                 cut.width(piece) * size);
          } else if (root) {
            std::vector<const void*> sources;
            for (int r = 0; r < ranks_; ++r) {
-             sources.push_back(r == rank_ ? in + begin(piece) : control_.desk(r).stage[piece % 2]);
+             sources.push_back(r == rank_ ? in + begin(piece) : control_.block(r).stage[piece % 2]);
            }
            reduce_into(call, sources, {out + begin(piece)}, cut.width(piece));
          }

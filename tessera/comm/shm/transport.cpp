@@ -24,12 +24,12 @@ std::size_t payload_bytes(Op op, DType dtype, std::size_t count, int ranks) {
 }  // namespace
 
 ShmTransport::ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
-                           std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter,
+                           std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter,
                            int rank, int ranks, std::chrono::nanoseconds spin)
     : segment_(std::move(segment)),
       control_(segment_->data(), ranks),
       memories_(std::move(memories)),
-      watch_(std::move(watch)),
+      liveness_(std::move(liveness)),
       meter_(std::move(meter)),
       rank_(rank),
       ranks_(ranks),
@@ -41,9 +41,9 @@ bool ShmTransport::quick(const Collective& call) const {
 }
 
 void ShmTransport::post(const Collective& call) {
-  watch_->check_failure([&] { return comm::describe(call); });
+  liveness_->check_failure([&] { return comm::describe(call); });
   ++sequence_;
-  Slot& mine = control_.desk(rank_).slots[sequence_ % 2];
+  Slot& mine = control_.block(rank_).slots[sequence_ % 2];
   Header& header = mine.header;
   header = Header{make_record(call), {}, {}};
   const std::size_t size = size_of(call.dtype);
@@ -60,15 +60,15 @@ void ShmTransport::post(const Collective& call) {
       header.out = memories_->address(call.out, call.bytes());
     }
   }
-  control_.desk(rank_).posted.raise(sequence_);
+  control_.block(rank_).posted.raise(sequence_);
 }
 
 bool ShmTransport::finish(const Collective& call, bool may_give_up) {
   if (!await_headers(call, may_give_up)) return false;
   compare_calls(
       ranks_, [this](int r) -> const Record& { return slot(r).header.record; }, sequence_,
-      watch_->group());
-  const auto began = Watch::Clock::now();
+      liveness_->group());
+  const auto began = Liveness::Clock::now();
   if (call.shared) {
     // Every rank has come here: that was all.
   } else if (quick(call)) {
@@ -79,13 +79,13 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
       staged(part);
     });
   }
-  meter_->busy(Watch::Clock::now() - began);
+  meter_->busy(Liveness::Clock::now() - began);
   return true;
 }
 
 bool ShmTransport::await_headers(const Collective& call, bool may_give_up) {
   for (int r = 0; r < ranks_; ++r) {
-    Signal& posted = control_.desk(r).posted;
+    Signal& posted = control_.block(r).posted;
     if (may_give_up) {
       if (!posted.spin(sequence_, spin_)) return false;
     } else {
@@ -137,18 +137,18 @@ std::string ShmTransport::doing(const Collective& call) const {
 
 void ShmTransport::await(Signal& signal, std::uint32_t goal, int rank, const Collective& call) {
   if (signal.spin(goal, spin_)) return;
-  const auto since = Watch::Clock::now();
+  const auto since = Liveness::Clock::now();
   for (;;) {
     const std::uint32_t seen = signal.value.load(std::memory_order_acquire);
     if (reached(seen, goal)) return;
-    watch_->check(
+    liveness_->check(
         rank, since, [&] { return doing(call); }, [&] { return signal.at(goal); });
     signal.sleep(seen, kLookAtPeers);
   }
 }
 
 void ShmTransport::await_phase(const Collective& call, std::uint32_t goal) {
-  for (int r = 0; r < ranks_; ++r) await(control_.desk(r).phase, goal, r, call);
+  for (int r = 0; r < ranks_; ++r) await(control_.block(r).phase, goal, r, call);
 }
 
 void ShmTransport::reduce_into(const Collective& call, const std::vector<const void*>& sources,

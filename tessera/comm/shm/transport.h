@@ -5,45 +5,46 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/comm/liveness.h"
 #include "tessera/comm/peers.h"
 #include "tessera/comm/shm/control.h"
 #include "tessera/comm/shm/memory.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/comm/transport.h"
-#include "tessera/comm/watch.h"
 
 namespace tessera::comm::shm {
 
 // Collectives among the ranks of one host.
 //
-// A call is announced by a header on this rank's desk; no rank goes on before it has seen, and
-// compared, the headers of all. Then one of three ways, the same on every rank because all see the
-// same headers:
-//   small    the data came with the headers: each rank reads what it needs, and is done;
+// A call is announced by a header in this rank's control block; no rank goes on before it has seen,
+// and compared, the headers of all. Then one of three ways, the same on every rank because all see
+// the same headers:
+//   small    the data came with the headers: each rank reads what it needs;
 //   direct   all buffers lie in symmetric memory: rank r reduces shard r from everybody's buffer
 //            into everybody's buffer (or copies from them), then all say "done";
-//   staged   pieces are copied through the desks, two in flight; a piece fits in the cache.
+//   staged   pieces are copied through the control blocks, two in flight; a piece fits in the
+//            cache.
 //
-// [Note: slots] Two slots per desk are enough. A rank writes slot s%2 for call s after it ended
+// [Note: slots] Two slots per block are enough. A rank writes slot s%2 for call s after it ended
 // call s-1, for which it had seen every header s-1; a peer posts header s-1 only after it ended
 // call s-2, the last that used this slot. The same holds for the stages between two calls; inside
 // a call [Note: pieces] in staged.cpp takes care.
 class ShmTransport final : public Transport {
  public:
   ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
-               std::shared_ptr<Watch> watch, std::shared_ptr<TrafficMeter> meter, int rank,
+               std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter, int rank,
                int ranks, std::chrono::nanoseconds spin);
 
   bool quick(const Collective& call) const override;
   void post(const Collective& call) override;
   bool finish(const Collective& call, bool may_give_up) override;
-  void abandon() override { watch_->abandon(); }
+  void abandon() override { liveness_->abandon(); }
 
  private:
   using Step = std::function<void(std::size_t piece)>;
 
   bool await_headers(const Collective& call, bool may_give_up);
-  const Slot& slot(int rank) const { return control_.desk(rank).slots[sequence_ % 2]; }
+  const Slot& slot(int rank) const { return control_.block(rank).slots[sequence_ % 2]; }
 
   void small(const Collective& call);
   bool direct(const Collective& call);
@@ -66,9 +67,9 @@ class ShmTransport final : public Transport {
   void copy(void* to, const void* from, std::size_t bytes);
 
   const std::shared_ptr<Segment> segment_;
-  const Control control_;
+  const ControlSegment control_;
   const std::shared_ptr<MemoryTable> memories_;
-  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<Liveness> liveness_;
   const std::shared_ptr<TrafficMeter> meter_;
   const int rank_;
   const int ranks_;

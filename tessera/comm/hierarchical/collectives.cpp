@@ -1,27 +1,29 @@
-// The ways of buffers that are too large to travel with the headers.
+// Collectives on buffers that are too large to travel with the headers.
 
 #include <algorithm>
 
-#include "tessera/comm/two_level/transport.h"
+#include "tessera/comm/hierarchical/transport.h"
 #include "tessera/core/errors.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 namespace {
 constexpr std::size_t kStageBytes = 4 << 20;  // one piece of everything a rank gives
 }
 
 // [Note: ticks] Piece p is `quantum` elements of every shard. Each rank has two stages, where it
-// puts its input of a piece for the others of its host, and two results, where pieces of its lane's
-// shards end up. A tick begins with one barrier of the host, and in it each step is taken for
-// another piece, so that the network is busy with one while the host works on the next.
-//   all_reduce, at tick t:   pack t | meet | partials of t | lane: reduce_scatter t
-//                            | finish t-1, lane: all_gather t-1 | copy out t-2
+// puts its input of a piece for the others of its host, and two results, where pieces of its
+// inter-host group's shards end up. A tick begins with one barrier of the host, and in it each step
+// is taken for another piece, so that the network is busy with one while the host works on the
+// next.
+//   all_reduce, at tick t:   pack t | host barrier | partials of t
+//                            | between hosts: reduce_scatter t
+//                            | finish t-1, between hosts: all_gather t-1 | copy out t-2
 // What a step at tick t writes (stage t, result t-1) was last read by others in a step of tick t-1,
 // before they came to the barrier of tick t. Between two calls, the exchange of headers is such a
 // barrier too.
 
-void TwoLevelTransport::large(const Collective& call) {
-  if (!shared_) shared_ = parts_.local->symmetric(4 * kStageBytes);
+void HierarchicalTransport::large(const Collective& call) {
+  if (!shared_) shared_ = levels_.local->symmetric(4 * kStageBytes);
   switch (call.op) {
     case Op::all_reduce:
     case Op::reduce_scatter:
@@ -33,21 +35,21 @@ void TwoLevelTransport::large(const Collective& call) {
   }
 }
 
-Pieces TwoLevelTransport::cut(const Collective& call) const {
+Pieces HierarchicalTransport::cut(const Collective& call) const {
   return {call.count, ranks(),
           kStageBytes / static_cast<std::size_t>(ranks()) / size_of(call.dtype)};
 }
 
-std::byte* TwoLevelTransport::stage(int local, std::size_t piece) const {
+std::byte* HierarchicalTransport::stage(int local, std::size_t piece) const {
   return static_cast<std::byte*>(shared_->part(local)) + (piece % 2) * kStageBytes;
 }
 
-std::byte* TwoLevelTransport::result(int local, std::size_t piece) const {
+std::byte* HierarchicalTransport::result(int local, std::size_t piece) const {
   return static_cast<std::byte*>(shared_->part(local)) + (2 + piece % 2) * kStageBytes;
 }
 
 // A stage holds [ranks, quantum].
-void TwoLevelTransport::pack(const Collective& call, const Pieces& cut, std::size_t piece) {
+void HierarchicalTransport::pack(const Collective& call, const Pieces& cut, std::size_t piece) {
   const std::size_t size = size_of(call.dtype);
   const auto* in = static_cast<const std::byte*>(call.in);
   for (int r = 0; r < ranks(); ++r) {
@@ -58,14 +60,13 @@ void TwoLevelTransport::pack(const Collective& call, const Pieces& cut, std::siz
 }
 
 // The results hold [hosts, width]: of number l, the shards of the ranks with that number.
-void TwoLevelTransport::copy_out(const Collective& call, const Pieces& cut, std::size_t piece) {
+void HierarchicalTransport::copy_out(const Collective& call, const Pieces& cut, std::size_t piece) {
   const std::size_t size = size_of(call.dtype);
   auto* out = static_cast<std::byte*>(call.out);
   for (int r = 0; r < ranks(); ++r) {
-    const auto shard = static_cast<std::size_t>(r);
-    const auto h = static_cast<std::size_t>(parts_.layout.host(r));
+    const auto h = static_cast<std::size_t>(levels_.layout.host(r));
     copy(out + cut.offset(r, piece) * size,
-         result(parts_.layout.local(r), piece) + h * cut.width(piece) * size,
+         result(levels_.layout.local(r), piece) + h * cut.width(piece) * size,
          cut.length(r, piece) * size);
   }
 }
@@ -73,8 +74,8 @@ void TwoLevelTransport::copy_out(const Collective& call, const Pieces& cut, std:
 // all_reduce, reduce_scatter and reduce. See [Note: host by host] in partial.h. Inputs that all lie
 // in symmetric memory are read where they are. In place that is safe: a piece of the output is
 // written only after the host has met again since that piece of the input was read.
-void TwoLevelTransport::reduction(const Collective& call) {
-  const Layout& layout = parts_.layout;
+void HierarchicalTransport::reduction(const Collective& call) {
+  const Layout& layout = levels_.layout;
   const Partial partial(call.dtype, call.reduce, ranks());
   const std::size_t size = size_of(call.dtype), wide = size_of(partial.type());
   const Pieces c = cut(call);
@@ -100,27 +101,28 @@ void TwoLevelTransport::reduction(const Collective& call) {
       if (count == 0) continue;
       partial.first(
           values, partials_[p % 2].data() + static_cast<std::size_t>(h) * c.width(p) * wide, count);
-      parts_.meter->copied(count * wide);
+      levels_.meter->copied(count * wide);
     }
   };
   const auto cross = [&](std::size_t p) {
-    return on_lane(rooted ? Op::reduce : Op::reduce_scatter, partial.type(), partial.between(),
-                   partials_[p % 2].data(), combined_[p % 2].data(), hosts * c.width(p), root_host);
+    return between_hosts(rooted ? Op::reduce : Op::reduce_scatter, partial.type(),
+                         partial.between(), partials_[p % 2].data(), combined_[p % 2].data(),
+                         hosts * c.width(p), root_host);
   };
   const auto finish_piece = [&](std::size_t p, int r, std::size_t from, void* to) {
     const std::size_t count = c.length(r, p);
     const void* whole[] = {combined_[p % 2].data() + from * c.width(p) * wide};
     if (count == 0) return;
     partial.last(whole, to, count);
-    parts_.meter->copied(count * size);
+    levels_.meter->copied(count * size);
   };
   const auto round = [&](std::size_t p) {
     const auto own = static_cast<std::size_t>(host());
     if (scatter) {
       auto* out = static_cast<std::byte*>(call.out);
-      finish_piece(p, parts_.rank, 0, out + p * c.quantum * size);
+      finish_piece(p, levels_.rank, 0, out + p * c.quantum * size);
     } else if (!rooted) {
-      finish_piece(p, parts_.rank, 0, result(local(), p) + own * c.width(p) * size);
+      finish_piece(p, levels_.rank, 0, result(local(), p) + own * c.width(p) * size);
     } else if (host() == root_host) {
       for (std::size_t h = 0; h < hosts; ++h) {
         finish_piece(p, layout.rank(static_cast<int>(h), local()), h,
@@ -130,9 +132,9 @@ void TwoLevelTransport::reduction(const Collective& call) {
   };
   const auto spread = [&](std::size_t p) {
     std::byte* to = result(local(), p);
-    return on_lane(Op::all_gather, call.dtype, ReduceOp::sum,
-                   to + static_cast<std::size_t>(host()) * c.width(p) * size, to,
-                   hosts * c.width(p));
+    return between_hosts(Op::all_gather, call.dtype, ReduceOp::sum,
+                         to + static_cast<std::size_t>(host()) * c.width(p) * size, to,
+                         hosts * c.width(p));
   };
 
   Work crossing[2], spreading[2];
@@ -140,7 +142,7 @@ void TwoLevelTransport::reduction(const Collective& call) {
   for (std::size_t t = 0; t < ticks; ++t) {
     if (t < c.count && !direct) pack(call, c, t);
     if (t >= 2) spreading[t % 2].wait();
-    meet();
+    host_barrier();
     if (t < c.count) reduce_here(t);
     if (t >= 1 && t <= c.count) {
       crossing[(t - 1) % 2].wait();
@@ -148,38 +150,38 @@ void TwoLevelTransport::reduction(const Collective& call) {
       if (!scatter && !rooted) spreading[(t - 1) % 2] = spread(t - 1);
     }
     if (t < c.count) crossing[t % 2] = cross(t);
-    if (t >= 2 && !scatter && (!rooted || parts_.rank == call.peer)) copy_out(call, c, t - 2);
+    if (t >= 2 && !scatter && (!rooted || levels_.rank == call.peer)) copy_out(call, c, t - 2);
   }
 }
 
-void TwoLevelTransport::gather(const Collective& call) {
+void HierarchicalTransport::gather(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const Pieces c = cut(call);
   const auto* in = static_cast<const std::byte*>(call.in);
   Work spreading[2];
   for (std::size_t t = 0; t <= c.count; ++t) {
     if (t >= 1) spreading[(t - 1) % 2].wait();
-    meet();
+    host_barrier();
     if (t < c.count) {
       std::byte* to = result(local(), t);
       std::byte* own = to + static_cast<std::size_t>(host()) * c.width(t) * size;
-      copy(own, in + t * c.quantum * size, c.length(parts_.rank, t) * size);
-      spreading[t % 2] = on_lane(Op::all_gather, call.dtype, ReduceOp::sum, own, to,
-                                 static_cast<std::size_t>(parts_.layout.hosts) * c.width(t));
+      copy(own, in + t * c.quantum * size, c.length(levels_.rank, t) * size);
+      spreading[t % 2] = between_hosts(Op::all_gather, call.dtype, ReduceOp::sum, own, to,
+                                       static_cast<std::size_t>(levels_.layout.hosts) * c.width(t));
     }
     if (t >= 1) copy_out(call, c, t - 1);
   }
 }
 
-// A piece is cut into one part per rank of a host: number l takes part l across.
-void TwoLevelTransport::broadcast(const Collective& call) {
-  const Layout& layout = parts_.layout;
+// A piece is cut into one shard per rank of a host; rank l of each host carries shard l across.
+void HierarchicalTransport::broadcast(const Collective& call) {
+  const Layout& layout = levels_.layout;
   const std::size_t size = size_of(call.dtype);
   const std::size_t whole = std::min(call.count, kStageBytes / size);
   const std::size_t pieces = (call.count + whole - 1) / whole;
   const auto extent = [&](std::size_t p) { return std::min(whole, call.count - p * whole); };
-  const auto part = [&](int l, std::size_t p) { return shard_of(extent(p), layout.per_host, l); };
-  const bool root = parts_.rank == call.peer;
+  const auto shard = [&](int l, std::size_t p) { return shard_of(extent(p), layout.per_host, l); };
+  const bool root = levels_.rank == call.peer;
   Work crossing[2];
   for (std::size_t t = 0; t <= pieces; ++t) {
     if (t < pieces && root) {
@@ -187,28 +189,29 @@ void TwoLevelTransport::broadcast(const Collective& call) {
            extent(t) * size);
     }
     if (t >= 1) crossing[(t - 1) % 2].wait();
-    meet();
+    host_barrier();
     if (t < pieces) {
-      const Shard mine = part(local(), t);
+      const Shard mine = shard(local(), t);
       const std::byte* from = stage(layout.local(call.peer), t) + mine.begin * size;
-      crossing[t % 2] = on_lane(Op::broadcast, call.dtype, ReduceOp::sum, from, result(local(), t),
-                                mine.size, layout.host(call.peer));
+      crossing[t % 2] = between_hosts(Op::broadcast, call.dtype, ReduceOp::sum, from,
+                                      result(local(), t), mine.size, layout.host(call.peer));
     }
     if (t == 0) continue;
     auto* out = static_cast<std::byte*>(call.out) + (t - 1) * whole * size;
     for (int l = 0; l < layout.per_host; ++l) {
-      const Shard theirs = part(l, t - 1);
+      const Shard theirs = shard(l, t - 1);
       copy(out + theirs.begin * size, result(l, t - 1), theirs.size * size);
     }
   }
 }
 
-// Number l of a host collects what its host has for number l of every other, and takes it across.
-void TwoLevelTransport::exchange(const Collective& call) {
-  const Layout& layout = parts_.layout;
+// Rank l of a host collects what its host has for rank l of every other host, and carries it
+// across.
+void HierarchicalTransport::exchange(const Collective& call) {
+  const Layout& layout = levels_.layout;
   const std::size_t size = size_of(call.dtype);
   const Pieces c = cut(call);
-  const std::size_t own = shard_of(call.count, ranks(), parts_.rank).size;
+  const std::size_t own = shard_of(call.count, ranks(), levels_.rank).size;
   const auto n = static_cast<std::size_t>(ranks());
   for (auto* buffers : {partials_, combined_}) {
     for (int i = 0; i < 2; ++i) buffers[i].resize(n * c.quantum * size);
@@ -221,7 +224,7 @@ void TwoLevelTransport::exchange(const Collective& call) {
   for (std::size_t t = 0; t <= c.count; ++t) {
     if (t < c.count) {
       pack(call, c, t);
-      meet();
+      host_barrier();
       for (int h = 0; h < layout.hosts; ++h) {
         const int to = layout.rank(h, local());
         for (int l = 0; l < layout.per_host; ++l) {
@@ -237,14 +240,15 @@ void TwoLevelTransport::exchange(const Collective& call) {
       for (int r = 0; r < ranks(); ++r) {
         copy(out + static_cast<std::size_t>(r) * own * size,
              combined_[(t - 1) % 2].data() + at(layout.host(r), layout.local(r), t - 1),
-             c.length(parts_.rank, t - 1) * size);
+             c.length(levels_.rank, t - 1) * size);
       }
     }
     if (t < c.count) {
-      crossing[t % 2] = on_lane(Op::all_to_all, call.dtype, ReduceOp::sum, partials_[t % 2].data(),
-                                combined_[t % 2].data(), n * c.width(t));
+      crossing[t % 2] =
+          between_hosts(Op::all_to_all, call.dtype, ReduceOp::sum, partials_[t % 2].data(),
+                        combined_[t % 2].data(), n * c.width(t));
     }
   }
 }
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

@@ -1,4 +1,4 @@
-#include "tessera/comm/watch.h"
+#include "tessera/comm/liveness.h"
 
 #include <utility>
 
@@ -13,20 +13,20 @@ void raise(const Failure& failure) {
   throw PeerError(text, failure.rank);
 }
 
-Watch::Watch(std::shared_ptr<Peers> peers, std::vector<int> members, std::string group,
-             std::chrono::milliseconds timeout)
+Liveness::Liveness(std::shared_ptr<Peers> peers, std::vector<int> members, std::string group,
+                   std::chrono::milliseconds timeout)
     : peers_(std::move(peers)),
       members_(std::move(members)),
       group_(std::move(group)),
       timeout_(timeout) {}
 
-void Watch::fail(Failure::Kind kind, int culprit, const std::string& text) const {
+void Liveness::fail(Failure::Kind kind, int culprit, const std::string& text) const {
   const Failure failure{kind, culprit, peers_->rank(), text};
   peers_->report(failure);
   raise(failure);
 }
 
-void Watch::check_failure(const std::function<std::string()>& doing) const {
+void Liveness::check_failure(const std::function<std::string()>& doing) const {
   if (abandoned_.load()) {
     throw Error(str("rank ", peers_->rank(), ": ", doing(), " of group ", group_,
                     " was given up because the group was destroyed"));
@@ -40,8 +40,9 @@ void Watch::check_failure(const std::function<std::string()>& doing) const {
   raise(heard);
 }
 
-void Watch::check(int awaited, Clock::time_point since, const std::function<std::string()>& doing,
-                  const std::function<bool()>& arrived) const {
+void Liveness::check(int awaited, Clock::time_point since,
+                     const std::function<std::string()>& doing,
+                     const std::function<bool()>& arrived) const {
   const auto here = [&] {
     return str("rank ", peers_->rank(), " waited for it in ", doing(), " of group ", group_);
   };

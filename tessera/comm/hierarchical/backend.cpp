@@ -1,50 +1,50 @@
-#include "tessera/comm/two_level/backend.h"
+#include "tessera/comm/hierarchical/backend.h"
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
+#include "tessera/comm/hierarchical/transport.h"
 #include "tessera/comm/mpi/backend.h"
 #include "tessera/comm/queued_backend.h"
 #include "tessera/comm/shm/backend.h"
-#include "tessera/comm/two_level/transport.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 namespace {
 
 using std::chrono::seconds;
 
 // A rank that stops is missed by its own host first, and its name is what should be reported: the
 // other hosts, which only see that this host is late, are more patient.
-Options patient(Options options) {
+GroupOptions patient(GroupOptions options) {
   options.timeout += std::max<std::chrono::milliseconds>(seconds(1), options.timeout / 10);
   return options;
 }
 
-class TwoLevelBackend final : public QueuedBackend {
+class HierarchicalBackend final : public QueuedBackend {
  public:
-  TwoLevelBackend(std::shared_ptr<Peers> peers, std::shared_ptr<mpi::Runtime> runtime,
-                  std::vector<int> members, std::string name, Options options)
+  HierarchicalBackend(std::shared_ptr<Peers> peers, std::shared_ptr<mpi::Runtime> runtime,
+                      std::vector<int> members, std::string name, GroupOptions options)
       : QueuedBackend(std::move(peers), std::move(members), std::move(name), options),
         runtime_(std::move(runtime)) {
-    runtime_->attend(peers_);
+    runtime_->watch_peers(peers_);
     const auto group_peers = std::make_shared<GroupPeers>(peers_);
-    far_ = mpi::make_backend(group_peers, runtime_, members_, name_ + "/all", patient(options_));
+    remote_ = mpi::make_backend(group_peers, runtime_, members_, name_ + "/all", patient(options_));
     home_ = find_homes();
     layout_ = find_layout(home_, name_);
-    std::vector<int> here, lane;
+    std::vector<int> here, across;
     for (int l = 0; l < layout_.per_host; ++l) here.push_back(member(layout_.host(rank_), l));
-    for (int h = 0; h < layout_.hosts; ++h) lane.push_back(member(h, layout_.local(rank_)));
-    memories_ = std::make_shared<Memories>(layout_, rank_);
+    for (int h = 0; h < layout_.hosts; ++h) across.push_back(member(h, layout_.local(rank_)));
+    memories_ = std::make_shared<HostMemories>(layout_, rank_);
     local_ =
         shm::make_backend(group_peers, here, str(name_, "/host ", layout_.host(rank_)), options_);
-    start(std::make_shared<TwoLevelTransport>(
-        Parts{group_peers, local_,
-              mpi::make_backend(group_peers, runtime_, lane,
-                                str(name_, "/lane ", layout_.local(rank_)), patient(options_)),
-              memories_, meter_, layout_, name_, rank_}));
+    start(std::make_shared<HierarchicalTransport>(Levels{
+        group_peers, local_,
+        mpi::make_backend(group_peers, runtime_, across,
+                          str(name_, "/across hosts ", layout_.local(rank_)), patient(options_)),
+        memories_, meter_, layout_, name_, rank_}));
   }
 
   std::string kind() const override { return "two-level"; }
@@ -69,13 +69,14 @@ class TwoLevelBackend final : public QueuedBackend {
     if (layout.per_host == 1) {
       return mpi::make_backend(peers_, runtime_, std::move(ranks), name, options_);
     }
-    return two_level::make_backend(peers_, runtime_, std::move(ranks), std::move(name), options_);
+    return hierarchical::make_backend(peers_, runtime_, std::move(ranks), std::move(name),
+                                      options_);
   }
 
  private:
   Work submit_message(Collective call, Attachments attachments) override {
     if (layout_.host(call.peer) != layout_.host(rank_)) {
-      return far_->submit(std::move(call), std::move(attachments));
+      return remote_->submit(std::move(call), std::move(attachments));
     }
     call.peer = layout_.local(call.peer);
     return local_->submit(std::move(call), std::move(attachments));
@@ -91,17 +92,18 @@ class TwoLevelBackend final : public QueuedBackend {
     const std::int32_t own = static_cast<std::int32_t>(
         std::find_if(members_.begin(), members_.end(), here) - members_.begin());
     std::vector<std::int32_t> all(members_.size());
-    far_->submit({Op::all_gather, DType::i32, ReduceOp::sum, Traffic::control, &own, all.data(),
+    remote_
+        ->submit({Op::all_gather, DType::i32, ReduceOp::sum, Traffic::control, &own, all.data(),
                   all.size(), -1, "hosts"})
         .wait();
     return {all.begin(), all.end()};
   }
 
   const std::shared_ptr<mpi::Runtime> runtime_;
-  std::shared_ptr<Backend> far_;  // messages to ranks on other hosts
+  std::shared_ptr<Backend> remote_;  // messages to ranks on other hosts
   std::vector<int> home_;
   Layout layout_;
-  std::shared_ptr<Memories> memories_;
+  std::shared_ptr<HostMemories> memories_;
   std::shared_ptr<Backend> local_;
 };
 
@@ -109,9 +111,10 @@ class TwoLevelBackend final : public QueuedBackend {
 
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers,
                                       std::shared_ptr<mpi::Runtime> runtime,
-                                      std::vector<int> members, std::string name, Options options) {
-  return std::make_shared<TwoLevelBackend>(std::move(peers), std::move(runtime), std::move(members),
-                                           std::move(name), options);
+                                      std::vector<int> members, std::string name,
+                                      GroupOptions options) {
+  return std::make_shared<HierarchicalBackend>(std::move(peers), std::move(runtime),
+                                               std::move(members), std::move(name), options);
 }
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

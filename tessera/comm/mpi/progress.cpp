@@ -1,4 +1,4 @@
-#include "tessera/comm/mpi/engine.h"
+#include "tessera/comm/mpi/progress.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kPartBytes = std::size_t{1} << 30;  // MPI counts in int
 constexpr auto kLookEvery = 10ms;                         // at the state of the job
-constexpr auto kLastWords = 1200ms;
+constexpr auto kReportTime = 1200ms;
 
 std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
@@ -44,13 +44,13 @@ void abort_at_exit(int status, void*) {
   std::cout.flush();
   std::clog.flush();
   std::fflush(nullptr);
-  std::this_thread::sleep_for(kLastWords);
+  std::this_thread::sleep_for(kReportTime);
   MPI_Abort(MPI_COMM_WORLD, status != 0 ? status : 1);
 }
 
 }  // namespace
 
-void Engine::init() {
+void MpiProgress::init() {
   int initialized = 0, ended = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&ended);
@@ -88,7 +88,7 @@ void Engine::init() {
   max_tag = found != 0 ? std::min(*limit, 1 << 30) : 32767;
 }
 
-void Engine::post(const Ticket& transfer) {
+void MpiProgress::post(const TransferPtr& transfer) {
   Transfer& t = *transfer;
   const std::size_t parts = std::max<std::size_t>(1, (t.bytes + kPartBytes - 1) / kPartBytes);
   t.open = parts;
@@ -109,7 +109,7 @@ void Engine::post(const Ticket& transfer) {
   if (t.kind == Transfer::Kind::send) sent.fetch_add(t.bytes, std::memory_order_relaxed);
 }
 
-void Engine::completed(Transfer& transfer, const MPI_Status& status, int code) {
+void MpiProgress::completed(Transfer& transfer, const MPI_Status& status, int code) {
   if (code != MPI_SUCCESS) {
     transfer.set_error(error_text(code));
   } else if (transfer.kind == Transfer::Kind::receive) {
@@ -121,10 +121,10 @@ void Engine::completed(Transfer& transfer, const MPI_Status& status, int code) {
 }
 
 // Lets MPI work. Returns whether anything was completed.
-bool Engine::poll() {
+bool MpiProgress::poll() {
   if (requests.empty()) {
     int flag = 0;
-    MPI_Iprobe(MPI_ANY_SOURCE, kGoodbyeTag, world, &flag, MPI_STATUS_IGNORE);
+    MPI_Iprobe(MPI_ANY_SOURCE, kShutdownTag, world, &flag, MPI_STATUS_IGNORE);
     return false;
   }
   indices.resize(requests.size());
@@ -133,7 +133,7 @@ bool Engine::poll() {
   const int code = MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count,
                                 indices.data(), statuses.data());
   if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) {
-    for (const Ticket& transfer : owners) {
+    for (const TransferPtr& transfer : owners) {
       transfer->open = 1;
       completed(*transfer, MPI_Status{}, code);
     }
@@ -157,7 +157,7 @@ bool Engine::poll() {
 }
 
 // [Note: one thread]
-void Engine::rest(Clock::duration idle) {
+void MpiProgress::rest(Clock::duration idle) {
   Clock::duration nap = requests.empty() ? Clock::duration(10ms) : Clock::duration(1ms);
   if (idle < 100us) {
     sched_yield();
@@ -169,10 +169,10 @@ void Engine::rest(Clock::duration idle) {
     nap = 200us;
   }
   std::unique_lock lock(mutex);
-  woken.wait_for(lock, nap, [this] { return !inbox.empty() || stopping || broken.load(); });
+  woken.wait_for(lock, nap, [this] { return !submitted.empty() || stopping || broken.load(); });
 }
 
-void Engine::run() {
+void MpiProgress::run() {
   try {
     init();
   } catch (...) {
@@ -188,7 +188,7 @@ void Engine::run() {
     changed.notify_all();
   }
   auto last_move = Clock::now(), last_look = last_move;
-  std::vector<Ticket> fresh;
+  std::vector<TransferPtr> fresh;
   for (;;) {
     {
       std::unique_lock lock(mutex);
@@ -197,10 +197,10 @@ void Engine::run() {
         changed.notify_all();
         woken.wait(lock, [this] { return stopping; });
       }
-      if (stopping && inbox.empty()) break;
-      std::swap(fresh, inbox);
+      if (stopping && submitted.empty()) break;
+      std::swap(fresh, submitted);
     }
-    for (const Ticket& transfer : fresh) post(transfer);
+    for (const TransferPtr& transfer : fresh) post(transfer);
     const bool moved = poll() || !fresh.empty();
     fresh.clear();
     const auto now = Clock::now();
@@ -217,16 +217,16 @@ void Engine::run() {
 }
 
 // Whether a rank has reported that the job is over; it need not have been over MPI.
-bool Engine::job_failed() {
+bool MpiProgress::job_failed() {
   std::unique_lock lock(mutex);
   const auto control = peers.lock();
   lock.unlock();
   return control && control->failure().has_value();
 }
 
-// Why waiting for the others at the end makes no sense, if it does not. That they are slow is no
-// reason: they may have work to do that does not concern this rank.
-std::optional<std::string> Engine::trouble() const {
+// The reason not to wait for the others at the end, if there is one. That they are slow is none:
+// they may have work to do that does not concern this rank.
+std::optional<std::string> MpiProgress::trouble() const {
   const auto control = peers.lock();
   if (!control) return std::nullopt;
   if (const auto failure = control->failure()) return failure->text;
@@ -237,12 +237,12 @@ std::optional<std::string> Engine::trouble() const {
 }
 
 // A barrier that a dead rank cannot block: in round k every rank hears from the one 2^k before it.
-bool Engine::goodbye(std::string& reason) {
+bool MpiProgress::shutdown_barrier(std::string& reason) {
   for (int step = 1; step < size; step *= 2) {
     char out = 0, in = 0;
     MPI_Request pair[2];
-    MPI_Irecv(&in, 1, MPI_BYTE, (rank - step + size) % size, kGoodbyeTag, world, &pair[0]);
-    MPI_Isend(&out, 1, MPI_BYTE, (rank + step) % size, kGoodbyeTag, world, &pair[1]);
+    MPI_Irecv(&in, 1, MPI_BYTE, (rank - step + size) % size, kShutdownTag, world, &pair[0]);
+    MPI_Isend(&out, 1, MPI_BYTE, (rank + step) % size, kShutdownTag, world, &pair[1]);
     int both = 0;
     for (auto pause = 10us;; pause = std::min<std::chrono::microseconds>(pause * 2, 5ms)) {
       MPI_Testall(2, pair, &both, MPI_STATUSES_IGNORE);
@@ -257,10 +257,10 @@ bool Engine::goodbye(std::string& reason) {
   return true;
 }
 
-void Engine::end() {
+void MpiProgress::end() {
   std::string reason;
   bool good = clean && !broken.load();
-  if (good && !goodbye(reason)) {
+  if (good && !shutdown_barrier(reason)) {
     good = false;
     Logger{rank, size}.error("MPI cannot be shut down: ", reason, "; the job will be aborted");
   }

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tessera/comm/nccl/engine_state.h"
+#include "tessera/comm/nccl/progress_state.h"
 #include "tessera/core/errors.h"
 
 namespace tessera::comm::nccl {
@@ -16,11 +16,11 @@ constexpr auto kGrace = 1s;   // for the control plane to learn what NCCL notice
 
 }  // namespace
 
-std::optional<Failure> Engine::State::look_at_peers(const std::string& doing,
-                                                    bool left_counts) const {
-  if (auto heard = setting.peers->failure()) return heard;
-  for (const int member : setting.members) {
-    const PeerState state = setting.peers->state(member);
+std::optional<Failure> NcclProgress::State::look_at_peers(const std::string& doing,
+                                                          bool left_counts) const {
+  if (auto heard = context.peers->failure()) return heard;
+  for (const int member : context.members) {
+    const PeerState state = context.peers->state(member);
     if (state == PeerState::alive || (state == PeerState::left && !left_counts)) continue;
     const bool died = state == PeerState::dead;
     return Failure{Failure::Kind::peer, member, own_rank(),
@@ -33,27 +33,27 @@ std::optional<Failure> Engine::State::look_at_peers(const std::string& doing,
 
 // An error of NCCL or CUDA on this rank: the others count on it and must hear. NCCL often feels a
 // peer's death before the control plane does, and cannot say whose it was; so wait a little.
-void Engine::State::broke(const std::string& doing, const std::exception& problem) {
+void NcclProgress::State::broke(const std::string& doing, const std::exception& problem) {
   std::optional<Failure> found;
-  for (const auto end = Clock::now() + kGrace; setting.members.size() > 1 && !found;) {
+  for (const auto end = Clock::now() + kGrace; context.members.size() > 1 && !found;) {
     found = look_at_peers(doing, Clock::now() > end);
     if (Clock::now() > end) break;
     std::this_thread::sleep_for(kTick);
   }
   std::exception_ptr error;
   if (found) {
-    setting.peers->report(*found);
+    context.peers->report(*found);
     error = retold(*found);
   } else {
     const std::string text = str("rank ", own_rank(), " failed in ", doing, ": ", problem.what());
-    setting.peers->report({Failure::Kind::peer, own_rank(), own_rank(), text});
+    context.peers->report({Failure::Kind::peer, own_rank(), own_rank(), text});
     error = std::make_exception_ptr(Error(text));
   }
   fail(error);
   std::rethrow_exception(error);
 }
 
-std::optional<Failure> Engine::State::look() {
+std::optional<Failure> NcclProgress::State::look() {
   std::string doing;
   std::optional<Clock::time_point> since;
   Result result = Result::success;
@@ -64,21 +64,21 @@ std::optional<Failure> Engine::State::look() {
       since = began;
       doing = std::move(what);
     };
-    for (const Lane& lane : lanes) {
-      if (lane.inside) consider(*lane.inside, describe(lane.doing));
-      if (lane.flying.empty()) continue;
-      const Item& first = *lane.flying.front();
-      consider(first.since, describe(&first.order));
-      if (!lane.inside && lane.comm != nullptr && result == Result::success) {
-        api.comm_get_async_error(lane.comm, &result);
+    for (const Channel& channel : channels) {
+      if (channel.inside) consider(*channel.inside, describe(channel.doing));
+      if (channel.in_flight.empty()) continue;
+      const Item& first = *channel.in_flight.front();
+      consider(first.since, describe(&first.submission));
+      if (!channel.inside && channel.comm != nullptr && result == Result::success) {
+        api.comm_get_async_error(channel.comm, &result);
       }
     }
   }
   if (!since) return std::nullopt;
   // One that left had ended its part, so ours ends soon, unless it gave up.
   bool left = false;
-  for (const int member : setting.members) {
-    left = left || setting.peers->state(member) == PeerState::left;
+  for (const int member : context.members) {
+    left = left || context.peers->state(member) == PeerState::left;
   }
   if (!left) left_since.reset();
   if (left && !left_since) left_since = Clock::now();
@@ -88,22 +88,22 @@ std::optional<Failure> Engine::State::look() {
   if (result != Result::success && result != Result::in_progress) {
     broke(doing, Error(str("NCCL says: ", api.get_error_string(result))));
   }
-  if (Clock::now() - *since < setting.timeout) return std::nullopt;
+  if (Clock::now() - *since < context.timeout) return std::nullopt;
   return Failure{
       Failure::Kind::peer, -1, own_rank(),
-      str(doing, " did not end within ", setting.timeout.count() / 1000.0,
+      str(doing, " did not end within ", context.timeout.count() / 1000.0,
           " s of its start on the GPU of rank ", own_rank(),
           ", and no rank has died: one may be busy or stuck, or not have made the call")};
 }
 
-void Engine::State::run_watch() {
-  guard.setDevice(setting.device);
+void NcclProgress::State::run_watchdog() {
+  guard.setDevice(context.device);
   std::unique_lock lock(mutex);
   while (!stopping && !failure) {
     if (idle()) {
-      watch_sleeps = true;
+      watchdog_sleeps = true;
       watching.wait(lock);
-      watch_sleeps = false;
+      watchdog_sleeps = false;
       continue;
     }
     watching.wait_for(lock, kTick);
@@ -119,7 +119,7 @@ void Engine::State::run_watch() {
     try {
       if (broken) std::rethrow_exception(broken);
       if (const auto found = look()) {
-        setting.peers->report(*found);
+        context.peers->report(*found);
         fail(retold(*found));
       }
     } catch (const std::exception& error) {
@@ -130,15 +130,15 @@ void Engine::State::run_watch() {
     }
     lock.lock();
   }
-  watch_ended = true;
+  watchdog_ended = true;
   changed.notify_all();
 }
 
-std::exception_ptr Engine::State::retold(const Failure& failure) const {
+std::exception_ptr NcclProgress::State::retold(const Failure& failure) const {
   try {
     if (failure.reporter == own_rank()) raise(failure);
     Failure heard = failure;
-    heard.text = str("rank ", own_rank(), ": group ", setting.group, " cannot go on; rank ",
+    heard.text = str("rank ", own_rank(), ": group ", context.group, " cannot go on; rank ",
                      failure.reporter, " reported: ", failure.text);
     raise(heard);
   } catch (...) {
@@ -146,7 +146,7 @@ std::exception_ptr Engine::State::retold(const Failure& failure) const {
   }
 }
 
-void Engine::State::fail(std::exception_ptr error) {
+void NcclProgress::State::fail(std::exception_ptr error) {
   Dropped dropped;
   std::vector<Comm> doomed;
   {
@@ -157,17 +157,17 @@ void Engine::State::fail(std::exception_ptr error) {
       reap(dropped);
     } catch (...) {  // CUDA is broken: nothing has ended
     }
-    for (Lane& lane : lanes) {
-      for (auto* queue : {&lane.flying, &lane.pending}) {
+    for (Channel& channel : channels) {
+      for (auto* queue : {&channel.in_flight, &channel.pending}) {
         for (const auto& each : *queue) end(*each, error, dropped);
         queue->clear();
       }
     }
     changed.notify_all();
     // A communicator with a thread in it cannot be aborted; it is left to the end of the process.
-    for (Lane& lane : lanes) {
-      if (changed.wait_for(lock, kGrace, [&] { return !lane.inside; })) {
-        if (lane.comm != nullptr) doomed.push_back(std::exchange(lane.comm, nullptr));
+    for (Channel& channel : channels) {
+      if (changed.wait_for(lock, kGrace, [&] { return !channel.inside; })) {
+        if (channel.comm != nullptr) doomed.push_back(std::exchange(channel.comm, nullptr));
       }
     }
   }

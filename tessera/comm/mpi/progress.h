@@ -19,12 +19,12 @@
 
 namespace tessera::comm::mpi {
 
-// The thread that makes all MPI calls, and what others share with it.
-struct Engine {
+// The progress thread, which makes all MPI calls, and what others share with it.
+struct MpiProgress {
   std::mutex mutex;
   std::condition_variable woken;    // the thread waits here
   std::condition_variable changed;  // and others for it here
-  std::vector<Ticket> inbox;
+  std::vector<TransferPtr> submitted;
   std::weak_ptr<Peers> peers;
   bool started = false;
   bool halted = false;
@@ -41,18 +41,18 @@ struct Engine {
   bool owner = false;  // MPI is ours to end
   int rank = 0, size = 1, max_tag = 0;
   std::vector<MPI_Request> requests;
-  std::vector<Ticket> owners;  // owners[i] waits for requests[i]
+  std::vector<TransferPtr> owners;  // owners[i] waits for requests[i]
   std::vector<int> indices;
   std::vector<MPI_Status> statuses;
 
   void init();
   void run();
-  void post(const Ticket& transfer);
+  void post(const TransferPtr& transfer);
   void completed(Transfer& transfer, const MPI_Status& status, int code);
   bool poll();
   void rest(std::chrono::steady_clock::duration idle);
   void end();
-  bool goodbye(std::string& reason);
+  bool shutdown_barrier(std::string& reason);
   bool job_failed();
   std::optional<std::string> trouble() const;
 };

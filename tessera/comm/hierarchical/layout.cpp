@@ -1,4 +1,4 @@
-#include "tessera/comm/two_level/layout.h"
+#include "tessera/comm/hierarchical/layout.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 
 std::string describe_layout(const std::vector<int>& home) {
   std::map<int, std::vector<std::string>> hosts;
@@ -39,4 +39,4 @@ Layout find_layout(const std::vector<int>& home, const std::string& group) {
   return {static_cast<int>(home.size()) / per_host, per_host};
 }
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

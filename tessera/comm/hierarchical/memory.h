@@ -6,9 +6,9 @@
 #include <mutex>
 
 #include "tessera/comm/backend.h"
-#include "tessera/comm/two_level/layout.h"
+#include "tessera/comm/hierarchical/layout.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 
 // Where a buffer lies: in symmetric memory `memory` at `offset` of its owner's part, or, if
 // `memory` is 0, where no other rank can reach it.
@@ -17,11 +17,11 @@ struct Address {
   std::uint64_t offset = 0;
 };
 
-// The symmetric memories of a two-level group: the ranks of a host have mapped one another's parts,
-// those of other hosts are out of reach.
-class Memories : public std::enable_shared_from_this<Memories> {
+// The symmetric memories of a hierarchical group: the ranks of a host have mapped one another's
+// parts, those of other hosts are out of reach.
+class HostMemories : public std::enable_shared_from_this<HostMemories> {
  public:
-  Memories(Layout layout, int rank) : layout_(layout), rank_(rank) {}
+  HostMemories(Layout layout, int rank) : layout_(layout), rank_(rank) {}
 
   // Numbers count the (collective) allocations, so they mean the same on every rank.
   std::shared_ptr<SymmetricMemory> add(std::shared_ptr<SymmetricMemory> local);
@@ -43,4 +43,4 @@ class Memories : public std::enable_shared_from_this<Memories> {
   std::map<std::uint64_t, std::shared_ptr<SymmetricMemory>> memories_;
 };
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

@@ -13,12 +13,12 @@ namespace tessera::comm {
 
 // What a rank of a group looks at while it waits: has the job failed, has a member gone, is the
 // deadline over? One per group; safe to use from several threads.
-class Watch {
+class Liveness {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Watch(std::shared_ptr<Peers> peers, std::vector<int> members, std::string group,
-        std::chrono::milliseconds timeout);
+  Liveness(std::shared_ptr<Peers> peers, std::vector<int> members, std::string group,
+           std::chrono::milliseconds timeout);
 
   // Throws if waiting any longer for rank `awaited` of the group makes no sense. `doing` names the
   // operation; `arrived` is asked again after a member was found gone, because it may have done its

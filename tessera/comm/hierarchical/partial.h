@@ -5,7 +5,7 @@
 
 #include "tessera/comm/dtype.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 
 // [Note: host by host] A reduction in two steps: the values of one host's ranks become a partial,
 // in rank order, and the partials of the hosts become the result, in host order. Partials are of
@@ -33,4 +33,4 @@ class Partial {
   DType partial_;
 };
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

@@ -16,7 +16,7 @@
 namespace tessera::comm::nccl {
 
 // What the threads of a group know of it.
-struct Setting {
+struct GroupContext {
   std::string group;
   c10::Device device;
   bool deterministic = false;
@@ -27,24 +27,24 @@ struct Setting {
 };
 
 // One call on its way to the GPU.
-struct Order {
-  Collective call;  // `peer` is a rank of the lane's communicator
+struct Submission {
+  Collective call;  // `peer` is a rank of the channel's communicator
   std::uint64_t number = 0;
   std::shared_ptr<void> keep;
-  // Returns when every rank of the lane has made this call, or throws. Runs on the lane's thread
-  // and opens the lane if this is the first call. Owns what it uses: a thread that hangs is left
-  // behind when the group goes.
+  // Returns when every rank of the channel has made this call, or throws. Runs on the channel's
+  // thread and opens the channel if this is the first call. Owns what it uses: a thread that hangs
+  // is left behind when the group goes.
   std::function<void()> prepare;
 };
 
 // Feeds a group's communicators and watches over what runs on the GPU.
 //
-// [Note: lanes] A lane is a communicator, a stream of its own and a thread that feeds them: one
-// lane for the collectives of the group, and one for each neighbour and direction of send and recv,
-// so that a message waits only for the messages before it. Only that thread calls NCCL: should NCCL
-// block because a peer has gone, no caller is blocked with it.
+// [Note: channels] A channel is a communicator, a stream of its own and a thread that feeds them:
+// one channel for the collectives of the group, and one for each neighbour and direction of send
+// and recv, so that a message waits only for the messages before it. Only that thread calls NCCL:
+// should NCCL block because a peer has gone, no caller is blocked with it.
 //
-// The thread takes an order, waits until the ranks have agreed on it, makes the stream wait for
+// The thread takes a submission, waits until the ranks have agreed on it, makes the stream wait for
 // what the caller's stream had done at the time of the call, and enqueues it. Work::wait() blocks
 // the calling thread until then, that is until every rank has made the call; for the result itself
 // it only makes the caller's stream wait.
@@ -56,23 +56,25 @@ struct Order {
 //
 // Calls made while the caller's stream is captured into a CUDA graph go into the graph and are not
 // watched; the graph's owner keeps their buffers.
-class Engine {
+class NcclProgress {
  public:
-  struct Lane;
+  struct Channel;
 
-  Engine(const Api& api, Setting setting);
+  NcclProgress(const Api& api, GroupContext context);
   // Ends what was submitted; if an exception is on its way up, gives it up instead.
-  ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  ~NcclProgress();
+  NcclProgress(const NcclProgress&) = delete;
+  NcclProgress& operator=(const NcclProgress&) = delete;
 
-  // A lane in which this process is `rank` of `ranks`.
-  Lane& add_lane(int rank, int ranks);
-  // Puts an order behind the others of the lane. Throws what ended the group, if anything did.
-  Work submit(Lane& lane, Order order);
+  // A channel in which this process is `rank` of `ranks`.
+  Channel& add_channel(int rank, int ranks);
+  // Puts a submission behind the others of the channel. Throws what ended the group, if anything
+  // did.
+  Work submit(Channel& channel, Submission submission);
 
-  // Makes the lane's communicator; all its ranks call it at the same time. Only in Order::prepare.
-  static void open(Lane& lane, const UniqueId& id);
+  // Makes the channel's communicator; all its ranks call it at the same time. Only in
+  // Submission::prepare.
+  static void open(Channel& channel, const UniqueId& id);
 
  private:
   struct State;

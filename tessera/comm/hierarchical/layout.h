@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 
 // Which rank of a group is where. Rank r is number r % per_host on host r / per_host.
 struct Layout {
@@ -24,4 +24,4 @@ Layout find_layout(const std::vector<int>& home, const std::string& group);
 std::string describe_layout(const std::vector<int>& home);
 bool is_regular(const std::vector<int>& home);
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

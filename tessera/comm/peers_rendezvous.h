@@ -8,7 +8,7 @@
 namespace tessera::comm {
 
 // The connections with which connect_peers() begins, by rank; the own place stays empty.
-struct Meeting {
+struct PeerSockets {
   std::vector<Fd> sockets;  // they do not block
   std::vector<bool> same_host;
 };
@@ -16,6 +16,6 @@ struct Meeting {
 // Every rank connects to those before it and accepts those after it, and each connection is proved
 // from both sides, see [Note: handshake]. A connection is complete before it is accepted, so no
 // order of arrival can block.
-Meeting meet_peers(Store& store, int rank, int size, const PeersOptions& options);
+PeerSockets connect_sockets(Store& store, int rank, int size, const PeersOptions& options);
 
 }  // namespace tessera::comm

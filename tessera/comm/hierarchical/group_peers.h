@@ -8,9 +8,9 @@
 
 #include "tessera/comm/peers.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 
-// The peers as the parts of one two-level group see them: the group can stop its parts without
+// The peers as the levels of one hierarchical group see them: the group can stop its levels without
 // ending the job, and what they report says which of its calls they were working for.
 class GroupPeers final : public Peers {
  public:
@@ -57,4 +57,4 @@ class GroupPeers final : public Peers {
   std::string context_;
 };
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

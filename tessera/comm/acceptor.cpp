@@ -1,4 +1,4 @@
-#include "tessera/comm/reception.h"
+#include "tessera/comm/acceptor.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -30,93 +30,93 @@ bool say(const Fd& socket, const T& value) {
 
 }  // namespace
 
-Reception::Reception(std::vector<Fd> listeners, Invitation invitation, Limits limits)
-    : listeners_(std::move(listeners)), invitation_(std::move(invitation)), limits_(limits) {
+Acceptor::Acceptor(std::vector<Fd> listeners, Credentials credentials, Limits limits)
+    : listeners_(std::move(listeners)), credentials_(std::move(credentials)), limits_(limits) {
   for (const Fd& listener : listeners_) {
     fcntl(listener.get(), F_SETFL, fcntl(listener.get(), F_GETFL) | O_NONBLOCK);
   }
 }
 
-void Reception::add_to(std::vector<pollfd>& polls) {
+void Acceptor::add_to(std::vector<pollfd>& polls) {
   const short open = Clock::now() < pause_ ? 0 : POLLIN;
   for (const Fd& listener : listeners_) polls.push_back({listener.get(), open, 0});
-  for (const Caller& caller : callers_) polls.push_back({caller.socket.get(), POLLIN, 0});
+  for (const Pending& pending : pending_) polls.push_back({pending.socket.get(), POLLIN, 0});
 }
 
-int Reception::wait_ms() const {
+int Acceptor::wait_ms() const {
   const auto now = Clock::now();
   Clock::time_point due = Clock::time_point::max();
-  if (!callers_.empty()) due = callers_.front().end;
+  if (!pending_.empty()) due = pending_.front().end;
   if (now < pause_) due = std::min(due, pause_);
   if (due == Clock::time_point::max()) return -1;
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due - now).count();
   return static_cast<int>(std::clamp<long long>(left + 1, 0, 1'000'000));
 }
 
-std::vector<Guest> Reception::act_on(std::span<const pollfd> polls) {
-  std::vector<Guest> guests;
+std::vector<Accepted> Acceptor::act_on(std::span<const pollfd> polls) {
+  std::vector<Accepted> accepted;
   const auto now = Clock::now();
-  std::deque<Caller> stay;
-  for (std::size_t i = 0; i < callers_.size(); ++i) {
-    Caller& caller = callers_[i];
-    Guest guest;
-    if (now >= caller.end) continue;
-    if (polls[listeners_.size() + i].revents == 0 || listen_to(caller, guest)) {
-      stay.push_back(std::move(caller));
-    } else if (guest.socket.open()) {
-      guests.push_back(std::move(guest));
+  std::deque<Pending> stay;
+  for (std::size_t i = 0; i < pending_.size(); ++i) {
+    Pending& pending = pending_[i];
+    Accepted peer;
+    if (now >= pending.end) continue;
+    if (polls[listeners_.size() + i].revents == 0 || read_reply(pending, peer)) {
+      stay.push_back(std::move(pending));
+    } else if (peer.socket.open()) {
+      accepted.push_back(std::move(peer));
     }
   }
-  callers_ = std::move(stay);
+  pending_ = std::move(stay);
   for (std::size_t i = 0; i < listeners_.size(); ++i) {
     if (polls[i].revents != 0) accept_from(listeners_[i]);
   }
-  return guests;
+  return accepted;
 }
 
-void Reception::accept_from(const Fd& listener) {
+void Acceptor::accept_from(const Fd& listener) {
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
     Fd socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.open()) {
       const int why = errno;
       if (why == EINTR || why == ECONNABORTED) continue;
       if (why == EAGAIN || why == EWOULDBLOCK) return;
-      if (callers_.empty()) {
+      if (pending_.empty()) {
         pause_ = Clock::now() + std::chrono::milliseconds(100);
       } else {
-        callers_.pop_front();  // no descriptor is free: this makes one
+        pending_.pop_front();  // no descriptor is free: this makes one
       }
       return;
     }
     if (is_unix(socket) && !same_user(socket)) continue;
     const Challenge challenge = make_challenge();
     if (!say(socket, challenge)) continue;
-    const std::size_t most = limits_.callers + static_cast<std::size_t>(invitation_.size);
-    if (callers_.size() >= most) callers_.pop_front();
-    callers_.push_back({std::move(socket), challenge, "", Clock::now() + limits_.patience});
+    const std::size_t most = limits_.pending + static_cast<std::size_t>(credentials_.size);
+    if (pending_.size() >= most) pending_.pop_front();
+    pending_.push_back({std::move(socket), challenge, "", Clock::now() + limits_.timeout});
   }
 }
 
-bool Reception::listen_to(Caller& caller, Guest& guest) {
+bool Acceptor::read_reply(Pending& pending, Accepted& peer) {
   Reply reply{};
   char buffer[sizeof(reply)];
   const ssize_t got =
-      recv(caller.socket.get(), buffer, sizeof(reply) - caller.heard.size(), MSG_DONTWAIT);
+      recv(pending.socket.get(), buffer, sizeof(reply) - pending.received.size(), MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   if (got == 0) return false;
-  caller.heard.append(buffer, static_cast<std::size_t>(got));
-  if (caller.heard.size() < sizeof(reply)) return true;
-  std::memcpy(&reply, caller.heard.data(), sizeof(reply));
-  const Verdict verdict = judge(invitation_, caller.challenge, reply);
-  if (say(caller.socket, verdict) && verdict.welcome == 1) {
-    guest = {std::move(caller.socket), reply.rank};
+  pending.received.append(buffer, static_cast<std::size_t>(got));
+  if (pending.received.size() < sizeof(reply)) return true;
+  std::memcpy(&reply, pending.received.data(), sizeof(reply));
+  const Verdict verdict = verify_reply(credentials_, pending.challenge, reply);
+  if (say(pending.socket, verdict) && verdict.accepted == 1) {
+    peer = {std::move(pending.socket), reply.rank};
   }
   return false;
 }
 
-void Reception::close() {
+void Acceptor::close() {
   listeners_.clear();
-  callers_.clear();
+  pending_.clear();
 }
 
 }  // namespace tessera::comm

@@ -9,9 +9,9 @@
 #include <sstream>
 #include <thread>
 
+#include "tessera/comm/hierarchical/backend.h"
+#include "tessera/comm/hierarchical/layout.h"
 #include "tessera/comm/shm/backend.h"
-#include "tessera/comm/two_level/backend.h"
-#include "tessera/comm/two_level/layout.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tests/comm/mpi_cases.h"
@@ -32,8 +32,8 @@ struct Job {
 
   int hosts() const { return world.size() / per_host; }
   std::shared_ptr<Backend> group(const std::string& name) const {
-    return two_level::make_backend(world.peers, world.runtime, world.everybody(), name,
-                                   world.options);
+    return hierarchical::make_backend(world.peers, world.runtime, world.everybody(), name,
+                                      world.options);
   }
 };
 const Job* job = nullptr;
@@ -78,15 +78,15 @@ Collective all_reduce(std::vector<float>& x, std::string label = "") {
 }
 
 TEST(Layout, IsRegularOrNamed) {
-  EXPECT_TRUE(two_level::is_regular({0, 0, 2, 2, 4, 4}));
-  EXPECT_TRUE(two_level::is_regular({0, 1, 2}));
-  EXPECT_TRUE(two_level::is_regular({0, 0, 0}));
-  EXPECT_FALSE(two_level::is_regular({0, 0, 0, 3}));
-  EXPECT_FALSE(two_level::is_regular({0, 1, 0, 1}));
-  EXPECT_FALSE(two_level::is_regular({0, 1, 1}));
-  EXPECT_FALSE(two_level::is_regular({0, 0, 2}));
+  EXPECT_TRUE(hierarchical::is_regular({0, 0, 2, 2, 4, 4}));
+  EXPECT_TRUE(hierarchical::is_regular({0, 1, 2}));
+  EXPECT_TRUE(hierarchical::is_regular({0, 0, 0}));
+  EXPECT_FALSE(hierarchical::is_regular({0, 0, 0, 3}));
+  EXPECT_FALSE(hierarchical::is_regular({0, 1, 0, 1}));
+  EXPECT_FALSE(hierarchical::is_regular({0, 1, 1}));
+  EXPECT_FALSE(hierarchical::is_regular({0, 0, 2}));
   try {
-    two_level::find_layout({0, 0, 0, 3}, "g");
+    hierarchical::find_layout({0, 0, 0, 3}, "g");
     FAIL() << "no error";
   } catch (const UsageError& error) {
     const std::string text = error.what();
@@ -305,11 +305,11 @@ TEST(TwoLevel, SubgroupsTakeTheirOwnWay) {
   if (job->hosts() != 2 || job->per_host != 2) GTEST_SKIP() << "for 2 hosts of 2 ranks";
   const auto group = job->group("parent");
   const int rank = group->rank();
-  const bool first_host = rank < 2, first_lane = rank % 2 == 0;
+  const bool first_host = rank < 2, first_column = rank % 2 == 0;
   const std::vector<int> here = first_host ? std::vector<int>{0, 1} : std::vector<int>{2, 3};
-  const std::vector<int> lane = first_lane ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+  const std::vector<int> column = first_column ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
   const auto rows = group->subgroup(here, first_host ? "row0" : "row1");
-  const auto columns = group->subgroup(lane, first_lane ? "col0" : "col1");
+  const auto columns = group->subgroup(column, first_column ? "col0" : "col1");
   const auto again = group->subgroup(std::vector<int>{2, 3, 0, 1}, "again");
   EXPECT_EQ(rows->kind(), "shm");
   EXPECT_EQ(columns->kind(), "mpi");
@@ -329,8 +329,8 @@ TEST(TwoLevel, AnUnevenLayoutIsRefusedByEveryRank) {
   std::vector<int> host(static_cast<std::size_t>(job->world.size()), 0);
   host.back() = 1;
   const auto uneven = std::make_shared<testing::PretendedHosts>(job->real_peers, host);
-  EXPECT_THROW(two_level::make_backend(uneven, job->world.runtime, job->world.everybody(), "odd",
-                                       job->world.options),
+  EXPECT_THROW(hierarchical::make_backend(uneven, job->world.runtime, job->world.everybody(), "odd",
+                                          job->world.options),
                UsageError);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The inside of Engine, for its two sources.
+// The inside of NcclProgress, for its two sources.
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -15,20 +15,20 @@
 #include <optional>
 #include <thread>
 
-#include "tessera/comm/nccl/engine.h"
+#include "tessera/comm/nccl/progress.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::nccl {
 
 using Clock = std::chrono::steady_clock;
 
-struct Engine::Item final : WorkState {
-  Item(std::shared_ptr<State> owner, Order what);
+struct NcclProgress::Item final : WorkState {
+  Item(std::shared_ptr<State> owner, Submission what);
   void wait() override;
   bool done() const override;
 
   const std::shared_ptr<State> state;
-  Order order;
+  Submission submission;
   c10::Event ready, finished;
   bool captured = false;
   bool issued = false;  // it is on the GPU, and `finished` behind it
@@ -38,8 +38,8 @@ struct Engine::Item final : WorkState {
   std::exception_ptr error;
 };
 
-struct Engine::Lane {
-  Lane(State& of, c10::Stream on, int own, int all)
+struct NcclProgress::Channel {
+  Channel(State& of, c10::Stream on, int own, int all)
       : state(of), stream(on), rank(own), ranks(all) {}
 
   State& state;
@@ -48,9 +48,9 @@ struct Engine::Lane {
   const int ranks;
   Comm comm = nullptr;
   std::deque<std::shared_ptr<Item>> pending;
-  std::deque<std::shared_ptr<Item>> flying;  // on the GPU
-  std::optional<Clock::time_point> inside;   // since when its thread has been in NCCL
-  const Order* doing = nullptr;              // what for; null: to open the communicator
+  std::deque<std::shared_ptr<Item>> in_flight;  // on the GPU
+  std::optional<Clock::time_point> inside;      // since when its thread has been in NCCL
+  const Submission* doing = nullptr;            // what for; null: to open the communicator
   std::condition_variable submitted;
   std::atomic<std::uint32_t> arrivals{0};  // how often something was submitted
   bool ended = false;
@@ -58,30 +58,31 @@ struct Engine::Lane {
 };
 
 // Everything behind one mutex. The threads own it too, so that one which hangs can be left behind.
-struct Engine::State : std::enable_shared_from_this<State> {
-  State(const Api& functions, Setting what)
-      : api(functions), setting(std::move(what)), guard(setting.device.type()) {}
+struct NcclProgress::State : std::enable_shared_from_this<State> {
+  State(const Api& functions, GroupContext what)
+      : api(functions), context(std::move(what)), guard(context.device.type()) {}
 
   const Api& api;
-  const Setting setting;
+  const GroupContext context;
   const c10::impl::VirtualGuardImpl guard;
 
   mutable std::mutex mutex;
   std::condition_variable changed;   // something was issued or ended
   std::condition_variable watching;  // the watching thread sleeps here while the GPU is idle
-  std::list<Lane> lanes;
+  std::list<Channel> channels;
   std::exception_ptr failure;  // why the group is over
   bool stopping = false;
-  bool watch_sleeps = false;
-  bool watch_ended = false;
+  bool watchdog_sleeps = false;
+  bool watchdog_ended = false;
   std::optional<Clock::time_point> left_since;  // when the watching thread saw that one had left
-  std::thread watch;
+  std::thread watchdog;
 
-  std::string describe(const Order* order) const {
-    if (order == nullptr) return str("the start of NCCL in group ", setting.group);
-    return str("#", order->number, " ", comm::describe(order->call), " of group ", setting.group);
+  std::string describe(const Submission* submission) const {
+    if (submission == nullptr) return str("the start of NCCL in group ", context.group);
+    return str("#", submission->number, " ", comm::describe(submission->call), " of group ",
+               context.group);
   }
-  int own_rank() const { return setting.peers->rank(); }
+  int own_rank() const { return context.peers->rank(); }
 
   // What is dropped must be dropped without the lock: tensors run code of their own.
   using Dropped = std::vector<std::shared_ptr<void>>;
@@ -89,43 +90,43 @@ struct Engine::State : std::enable_shared_from_this<State> {
     which.ended = true;
     which.error = std::move(error);
     which.settled.store(true, std::memory_order_release);
-    dropped.push_back(std::move(which.order.keep));
+    dropped.push_back(std::move(which.submission.keep));
   }
 
   // Marks what the GPU has finished. With the lock held.
   void reap(Dropped& dropped) {
-    for (Lane& lane : lanes) {
-      while (!lane.flying.empty() && lane.flying.front()->finished.query()) {
-        end(*lane.flying.front(), nullptr, dropped);
-        lane.flying.pop_front();
+    for (Channel& channel : channels) {
+      while (!channel.in_flight.empty() && channel.in_flight.front()->finished.query()) {
+        end(*channel.in_flight.front(), nullptr, dropped);
+        channel.in_flight.pop_front();
       }
     }
     if (!dropped.empty()) changed.notify_all();
   }
 
   bool idle() const {
-    for (const Lane& lane : lanes) {
-      if (!lane.flying.empty() || lane.inside) return false;
+    for (const Channel& channel : channels) {
+      if (!channel.in_flight.empty() || channel.inside) return false;
     }
     return true;
   }
   bool drained() const {
-    for (const Lane& lane : lanes) {
-      if (!lane.flying.empty() || !lane.pending.empty()) return false;
+    for (const Channel& channel : channels) {
+      if (!channel.in_flight.empty() || !channel.pending.empty()) return false;
     }
     return true;
   }
 
-  void run_lane(Lane& lane);
-  void issue(Lane& lane, Item& next);
-  void enter(Lane& lane, const Order* doing);
-  void leave(Lane& lane);
+  void run_channel(Channel& channel);
+  void issue(Channel& channel, Item& next);
+  void enter(Channel& channel, const Submission* doing);
+  void leave(Channel& channel);
 
   // The watching thread has something to look at. With the lock held.
-  void wake_watch() {
-    if (watch_sleeps) watching.notify_one();
+  void wake_watchdog() {
+    if (watchdog_sleeps) watching.notify_one();
   }
-  void run_watch();
+  void run_watchdog();
   std::optional<Failure> look();
   std::optional<Failure> look_at_peers(const std::string& doing, bool left_counts) const;
   [[noreturn]] void broke(const std::string& doing, const std::exception& problem);

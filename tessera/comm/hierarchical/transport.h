@@ -6,23 +6,23 @@
 #include <vector>
 
 #include "tessera/comm/backend.h"
+#include "tessera/comm/hierarchical/group_peers.h"
+#include "tessera/comm/hierarchical/layout.h"
+#include "tessera/comm/hierarchical/memory.h"
+#include "tessera/comm/hierarchical/partial.h"
 #include "tessera/comm/pieces.h"
 #include "tessera/comm/record.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/comm/transport.h"
-#include "tessera/comm/two_level/group_peers.h"
-#include "tessera/comm/two_level/layout.h"
-#include "tessera/comm/two_level/memory.h"
-#include "tessera/comm/two_level/partial.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 
-// What a two-level group is made of, as one rank sees it.
-struct Parts {
+// What a hierarchical group is made of, as one rank sees it.
+struct Levels {
   std::shared_ptr<GroupPeers> peers;
-  std::shared_ptr<Backend> local;  // the ranks of this host
-  std::shared_ptr<Backend> lane;   // the ranks that have this rank's number on their hosts
-  std::shared_ptr<Memories> memories;
+  std::shared_ptr<Backend> local;       // the ranks of this host
+  std::shared_ptr<Backend> inter_host;  // one rank of each host: those with this one's number there
+  std::shared_ptr<HostMemories> memories;
   std::shared_ptr<TrafficMeter> meter;
   Layout layout;
   std::string name;
@@ -30,22 +30,23 @@ struct Parts {
 };
 
 // Collectives among equal numbers of ranks on several hosts, such that between hosts only shards
-// travel, each once, and each on the lane of the rank that it belongs to.
+// travel, each once, and each in the inter-host group of the rank that it belongs to.
 //
-// A call is announced inside the host, then along the lanes, so that every rank has the records of
-// all before anything else happens. The data of a small call travels with them. Larger buffers go
-// through memory that the ranks of a host share, in pieces: see [Note: ticks] in collectives.cpp.
-class TwoLevelTransport final : public Transport {
+// A call is announced inside the host, then between the hosts, so that every rank has the records
+// of all before anything else happens. The data of a small call travels with them. Larger buffers
+// go through memory that the ranks of a host share, in pieces: see [Note: ticks] in
+// collectives.cpp.
+class HierarchicalTransport final : public Transport {
  public:
-  explicit TwoLevelTransport(Parts parts);
+  explicit HierarchicalTransport(Levels levels);
 
   bool quick(const Collective&) const override { return false; }
   void post(const Collective& call) override;
   bool finish(const Collective& call, bool may_give_up) override;
-  void abandon() override { parts_.peers->give_up(); }
+  void abandon() override { levels_.peers->give_up(); }
 
  private:
-  struct Notice;
+  struct LocalHeader;
 
   void carry_out(const Collective& call);
   void exchange_records(const Collective& call);
@@ -53,7 +54,7 @@ class TwoLevelTransport final : public Transport {
   bool host_agrees() const;
   void fill_host_payload(const Collective& call);
   void small(const Collective& call);
-  const Notice& notice(int local) const;
+  const LocalHeader& local_header(int local) const;
   const std::byte* payload(int local) const;
   const Record& record(int rank) const;
   std::byte* host_record(int host) const;
@@ -72,22 +73,23 @@ class TwoLevelTransport final : public Transport {
   void pack(const Collective& call, const Pieces& cut, std::size_t piece);
   void copy_out(const Collective& call, const Pieces& cut, std::size_t piece);
 
-  Work on_lane(Op op, DType dtype, ReduceOp reduce, const void* in, void* out, std::size_t count,
-               int root = -1) const;
-  void meet() const;  // a barrier of this host
+  Work between_hosts(Op op, DType dtype, ReduceOp reduce, const void* in, void* out,
+                     std::size_t count, int root = -1) const;
+  void host_barrier() const;
   void copy(void* to, const void* from, std::size_t bytes) const;
 
-  int ranks() const { return parts_.layout.ranks(); }
-  int host() const { return parts_.layout.host(parts_.rank); }
-  int local() const { return parts_.layout.local(parts_.rank); }
+  int ranks() const { return levels_.layout.ranks(); }
+  int host() const { return levels_.layout.host(levels_.rank); }
+  int local() const { return levels_.layout.local(levels_.rank); }
 
-  // Buffers first: the backends in parts_, which may still be at work on them, are destroyed first.
-  std::vector<std::byte> notices_;       // of the ranks of this host
-  std::vector<std::byte> host_records_;  // of all hosts
+  // Buffers first: the backends in levels_, which may still be at work on them, are destroyed
+  // first.
+  std::vector<std::byte> local_headers_;  // of the ranks of this host
+  std::vector<std::byte> host_records_;   // of all hosts
   std::vector<std::byte> partials_[2], combined_[2];
   std::shared_ptr<SymmetricMemory> shared_;
-  const Parts parts_;
+  const Levels levels_;
   std::uint32_t sequence_ = 0;
 };
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

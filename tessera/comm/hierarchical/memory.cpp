@@ -1,4 +1,4 @@
-#include "tessera/comm/two_level/memory.h"
+#include "tessera/comm/hierarchical/memory.h"
 
 #include <functional>
 #include <utility>
@@ -6,11 +6,11 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 
-class Memories::Memory final : public SymmetricMemory {
+class HostMemories::Memory final : public SymmetricMemory {
  public:
-  Memory(std::shared_ptr<Memories> table, std::shared_ptr<SymmetricMemory> local,
+  Memory(std::shared_ptr<HostMemories> table, std::shared_ptr<SymmetricMemory> local,
          std::uint64_t number)
       : table_(std::move(table)), local_(std::move(local)), number_(number) {}
   ~Memory() override { table_->remove(number_); }
@@ -30,23 +30,23 @@ class Memories::Memory final : public SymmetricMemory {
   std::size_t part_bytes() const override { return local_->part_bytes(); }
 
  private:
-  const std::shared_ptr<Memories> table_;
+  const std::shared_ptr<HostMemories> table_;
   const std::shared_ptr<SymmetricMemory> local_;
   const std::uint64_t number_;
 };
 
-std::shared_ptr<SymmetricMemory> Memories::add(std::shared_ptr<SymmetricMemory> local) {
+std::shared_ptr<SymmetricMemory> HostMemories::add(std::shared_ptr<SymmetricMemory> local) {
   std::lock_guard lock(mutex_);
   memories_[++last_] = local;
   return std::make_shared<Memory>(shared_from_this(), std::move(local), last_);
 }
 
-void Memories::remove(std::uint64_t number) {
+void HostMemories::remove(std::uint64_t number) {
   std::lock_guard lock(mutex_);
   memories_.erase(number);
 }
 
-Address Memories::address(const void* pointer, std::size_t bytes) const {
+Address HostMemories::address(const void* pointer, std::size_t bytes) const {
   const auto* begin = static_cast<const std::byte*>(pointer);
   const std::less_equal<> before;  // a total order, also of unrelated pointers
   std::lock_guard lock(mutex_);
@@ -59,11 +59,11 @@ Address Memories::address(const void* pointer, std::size_t bytes) const {
   return {};
 }
 
-const std::byte* Memories::resolve(const Address& address, int local) const {
+const std::byte* HostMemories::resolve(const Address& address, int local) const {
   std::lock_guard lock(mutex_);
   const auto found = memories_.find(address.memory);
   if (found == memories_.end()) return nullptr;
   return static_cast<const std::byte*>(found->second->part(local)) + address.offset;
 }
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical

@@ -1,4 +1,4 @@
-#include "tessera/comm/peers_meeting.h"
+#include "tessera/comm/peers_rendezvous.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "tessera/comm/reception.h"
+#include "tessera/comm/acceptor.h"
 #include "tessera/comm/secret.h"
 #include "tessera/comm/socket.h"
 #include "tessera/core/errors.h"
@@ -27,11 +27,11 @@ constexpr std::size_t kLongestHostKey = 512;
 
 // What a rank tells about itself: "token host-key", and where it listens for other hosts:
 // "port address". Both come from outside and are believed only as far as they have this form.
-struct Card {
+struct Contact {
   std::string token;
   std::string host;
 };
-struct Place {
+struct TcpAddress {
   std::uint16_t port = 0;
   std::string address;
 };
@@ -42,7 +42,7 @@ struct Place {
                       " in the store; wanted ", wanted, ". Who else can write to it?"));
 }
 
-Card parse_card(const std::string& key, int rank, const std::string& text) {
+Contact parse_contact(const std::string& key, int rank, const std::string& text) {
   const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
   const bool right =
       text.size() > kTokenDigits + 1 && text.size() <= kTokenDigits + 1 + kLongestHostKey &&
@@ -51,16 +51,16 @@ Card parse_card(const std::string& key, int rank, const std::string& text) {
   return {text.substr(0, kTokenDigits), text.substr(kTokenDigits + 1)};
 }
 
-Place parse_place(const std::string& key, int rank, const std::string& text) {
-  Place place;
+TcpAddress parse_address(const std::string& key, int rank, const std::string& text) {
+  TcpAddress where;
   const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, place.port);
+  const auto [rest, error] = std::from_chars(text.data(), end, where.port);
   in6_addr parsed{};
-  if (error == std::errc() && place.port > 0 && rest != end && *rest == ' ') {
-    place.address.assign(rest + 1, end);
-    if (inet_pton(AF_INET, place.address.c_str(), &parsed) == 1 ||
-        inet_pton(AF_INET6, place.address.c_str(), &parsed) == 1) {
-      return place;
+  if (error == std::errc() && where.port > 0 && rest != end && *rest == ' ') {
+    where.address.assign(rest + 1, end);
+    if (inet_pton(AF_INET, where.address.c_str(), &parsed) == 1 ||
+        inet_pton(AF_INET6, where.address.c_str(), &parsed) == 1) {
+      return where;
     }
   }
   refuse(key, rank, text, "a port from 1 to 65535, a blank and a numeric address");
@@ -69,14 +69,14 @@ Place parse_place(const std::string& key, int rank, const std::string& text) {
 std::string unix_name(const std::string& token) { return "tessera-" + token; }
 
 // A connection to a lower rank, tried again while that one is too crowded to keep us.
-class Caller {
+class Connector {
  public:
-  Caller(int own, int other, Invitation invitation, Clock::time_point end)
-      : own_(own), other_(other), invitation_(std::move(invitation)), end_(end) {
-    invitation_.acceptor = other;
+  Connector(int own, int other, Credentials credentials, Clock::time_point end)
+      : own_(own), other_(other), credentials_(std::move(credentials)), end_(end) {
+    credentials_.acceptor = other;
   }
 
-  Fd call_unix(const std::string& name) const {
+  Fd connect_unix(const std::string& name) const {
     return call([&] {
       bool nobody = false;
       Fd socket = try_connect_unix(name, &nobody);
@@ -91,8 +91,8 @@ class Caller {
     });
   }
 
-  Fd call_tcp(const Place& place) const {
-    return call([&] { return connect_tcp({place.address}, place.port, left()); });
+  Fd connect_to(const TcpAddress& where) const {
+    return call([&] { return connect_tcp({where.address}, where.port, left()); });
   }
 
  private:
@@ -105,10 +105,10 @@ class Caller {
   Fd call(const Connect& connect) const {
     while (Clock::now() < end_) {
       Fd socket = connect();
-      const Greeted greeted =
-          socket.open() ? greet(socket, invitation_, own_, end_) : Greeted::closed;
-      if (greeted == Greeted::yes) return socket;
-      if (greeted != Greeted::closed) {
+      const HandshakeResult result =
+          socket.open() ? shake_hands(socket, credentials_, own_, end_) : HandshakeResult::closed;
+      if (result == HandshakeResult::accepted) return socket;
+      if (result != HandshakeResult::closed) {
         throw PeerError(str("rank ", other_, " and rank ", own_,
                             " do not have the same secret, run or size; give all ranks the same"),
                         other_);
@@ -120,12 +120,13 @@ class Caller {
 
   const int own_;
   const int other_;
-  Invitation invitation_;
+  Credentials credentials_;
   const Clock::time_point end_;
 };
 
 // Accepts every higher rank; strangers are turned away and delay nobody.
-void accept_others(Meeting& met, Reception& reception, int rank, int size, Clock::time_point end) {
+void accept_others(PeerSockets& met, Acceptor& acceptor, int rank, int size,
+                   Clock::time_point end) {
   const auto absent = [&] {
     std::vector<std::string> ranks;
     for (int r = rank + 1; r < size; ++r) {
@@ -139,15 +140,15 @@ void accept_others(Meeting& met, Reception& reception, int rank, int size, Clock
           str("rank ", rank, " waited in vain for rank ", join(absent(), ", "), " to connect"));
     }
     std::vector<pollfd> polls;
-    reception.add_to(polls);
-    const int wait = reception.wait_ms();
+    acceptor.add_to(polls);
+    const int wait = acceptor.wait_ms();
     if (poll(polls.data(), polls.size(), wait < 0 ? 200 : std::min(wait, 200)) < 0) continue;
-    for (Guest& guest : reception.act_on(polls)) {
-      if (guest.rank <= rank) continue;
-      Fd& seat = met.sockets[static_cast<std::size_t>(guest.rank)];
-      if (seat.open()) continue;  // taken
-      if (!met.same_host[static_cast<std::size_t>(guest.rank)]) keep_alive(guest.socket);
-      seat = std::move(guest.socket);
+    for (Accepted& peer : acceptor.act_on(polls)) {
+      if (peer.rank <= rank) continue;
+      Fd& socket = met.sockets[static_cast<std::size_t>(peer.rank)];
+      if (socket.open()) continue;  // taken
+      if (!met.same_host[static_cast<std::size_t>(peer.rank)]) keep_alive(peer.socket);
+      socket = std::move(peer.socket);
       --missing;
     }
   }
@@ -155,14 +156,14 @@ void accept_others(Meeting& met, Reception& reception, int rank, int size, Clock
 
 }  // namespace
 
-Meeting meet_peers(Store& store, int rank, int size, const PeersOptions& options) {
+PeerSockets connect_sockets(Store& store, int rank, int size, const PeersOptions& options) {
   const auto end = Clock::now() + options.timeout;
   const auto read = [&](const std::string& key) {
     return store.get(
         key, std::max(std::chrono::milliseconds(1),
                       std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now())));
   };
-  Meeting met;
+  PeerSockets met;
   met.sockets.resize(static_cast<std::size_t>(size));
   const std::string token = random_token();
   const std::string here = host_key();
@@ -173,9 +174,9 @@ Meeting meet_peers(Store& store, int rank, int size, const PeersOptions& options
   bool alone = true;
   for (int r = 0; r < size; ++r) {
     const std::string key = str("peers/", r);
-    const Card card = parse_card(key, r, read(key));
-    tokens.push_back(card.token);
-    met.same_host.push_back(card.host == here);
+    const Contact contact = parse_contact(key, r, read(key));
+    tokens.push_back(contact.token);
+    met.same_host.push_back(contact.host == here);
     alone = alone && met.same_host.back();
   }
   if (!alone) {
@@ -187,21 +188,21 @@ Meeting meet_peers(Store& store, int rank, int size, const PeersOptions& options
     listeners.push_back(listen_tcp(options.address, port));
     store.set(str("peers/tcp/", rank), str(port, " ", options.address));
   }
-  Invitation invitation{Invitation::Purpose::peer, options.secret, options.run, size, rank};
+  Credentials credentials{Credentials::Purpose::peer, options.secret, options.run, size, rank};
   for (int r = 0; r < rank; ++r) {
     const auto index = static_cast<std::size_t>(r);
-    const Caller caller(rank, r, invitation, end);
+    const Connector connector(rank, r, credentials, end);
     if (met.same_host[index]) {
-      met.sockets[index] = caller.call_unix(unix_name(tokens[index]));
+      met.sockets[index] = connector.connect_unix(unix_name(tokens[index]));
     } else {
       const std::string key = str("peers/tcp/", r);
-      met.sockets[index] = caller.call_tcp(parse_place(key, r, read(key)));
+      met.sockets[index] = connector.connect_to(parse_address(key, r, read(key)));
     }
     const int fd = met.sockets[index].get();
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
-  Reception reception(std::move(listeners), std::move(invitation));
-  accept_others(met, reception, rank, size, end);
+  Acceptor acceptor(std::move(listeners), std::move(credentials));
+  accept_others(met, acceptor, rank, size, end);
   return met;
 }
 

@@ -1,11 +1,11 @@
-#include "tessera/comm/two_level/partial.h"
+#include "tessera/comm/hierarchical/partial.h"
 
 #include <cstdint>
 #include <cstring>
 
 #include "tessera/comm/reduce.h"
 
-namespace tessera::comm::two_level {
+namespace tessera::comm::hierarchical {
 namespace {
 
 template <typename T>
@@ -69,4 +69,4 @@ void Partial::last(std::span<const void* const> partials, void* result, std::siz
   reduce({partial_, type_, op_, op_ == ReduceOp::avg ? ranks_ : 1}, partials, to, count);
 }
 
-}  // namespace tessera::comm::two_level
+}  // namespace tessera::comm::hierarchical
