@@ -15,6 +15,9 @@ struct StateLayout {
   int grad = 0;     // what backward accumulates into
   int master = 0;   // an fp32 copy that the optimizer updates, where `param` is narrower
   int moments = 0;  // the optimizer's own state: two fp32 numbers for AdamW
+  // The same of a hidden matrix, where the optimizer treats these as a whole (Muon); -1: it does
+  // not.
+  int matrix_moments = -1;
 
   int optimizer() const { return master + moments; }
   int total() const { return param + grad + optimizer(); }

@@ -79,8 +79,8 @@ struct Muon {
   bool nesterov = true;
   double weight_decay = 0.1;
   AdamW elementwise = {};  // a learning rate given to step() changes its own in proportion
-  // At most: a matrix has one.
   States states() const { return elementwise.states(); }
+  States matrix_states() const { return {"momentum"}; }
 };
 
 // What Muon does before and after matrices are whole. The first writes a direction where other

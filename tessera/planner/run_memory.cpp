@@ -283,6 +283,12 @@ RunMemory run_memory(const RunQuestion& q) {
   memory.params = (sharded.params ? part : whole) * q.layout.param;
   memory.grads = (grads_cut ? part : whole) * q.layout.grad;
   memory.optimizer = (sharded.optimizer ? part : whole) * q.layout.optimizer();
+  if (q.layout.matrix_moments >= 0) {
+    for (const std::int64_t elements : hidden_matrices(q)) {
+      memory.optimizer -= shard_size(elements, q.dp()) * (sharded.optimizer ? 1 : q.dp()) *
+                          (q.layout.moments - q.layout.matrix_moments);
+    }
+  }
   memory.activations = activation_bytes(q);
   memory.buffers = buffer_bytes(q, params);
   std::int64_t most = 0;  // beside all activations

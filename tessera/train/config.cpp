@@ -192,8 +192,13 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   Resolved out;
   out.model = resolve_model(config);
   out.layout = parse_state_layout(config.layout);
-  out.layout.moments = std::visit(
-      [](const auto& rule) { return 4 * static_cast<int>(rule.states().size()); },
+  std::visit(
+      [&](const auto& rule) {
+        out.layout.moments = 4 * static_cast<int>(rule.states().size());
+        if constexpr (requires { rule.matrix_states(); }) {
+          out.layout.matrix_moments = 4 * static_cast<int>(rule.matrix_states().size());
+        }
+      },
       rules::named(config.optimizer, config));
   out.dp = resolve_mesh(config, ranks);
   out.ranks = config.comm == "off" ? 1 : out.dp;

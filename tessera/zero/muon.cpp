@@ -48,7 +48,7 @@ class MuonUpdate final : public Update {
       if (p.bucket < 0) continue;
       by_matrix_[i] = p.sizes.size() == 2 && p.numel > 0 && !p.policy.elementwise;
       if (!by_matrix_[i]) {
-        second_[i] = buffers_.own(held(p).size,
+        second_[i] = buffers_.own(sharded_ ? p.shard : p.shard * plan_.ranks,
                                   at::device(space_of(p).device).dtype(state_type(space_of(p))),
                                   MemoryCategory::optimizer);
       } else if (context.options.axes.cut && context.options.axes.cut(p.name)) {
@@ -80,7 +80,7 @@ class MuonUpdate final : public Update {
       } else if (held(p).size > 0) {
         ShardTensors shard = tensors(index, reducer);
         shard.a = shard_of_state(first_, index);
-        shard.b = second_[i].tensor;
+        shard.b = second_of(index);
         update_shard(how_.elementwise,
                      step_of(index, elementwise_lr, how_.elementwise.weight_decay, scale), shard);
       }
@@ -114,12 +114,16 @@ class MuonUpdate final : public Update {
     const auto i = static_cast<std::size_t>(index);
     const at::Tensor first = shard_of_state(first_, index);
     if (by_matrix_[i]) return {{"momentum", first}};
-    return {{"moment1", first}, {"moment2", second_[i].tensor}};
+    return {{"moment1", first}, {"moment2", second_of(index)}};
   }
 
  private:
   static at::ScalarType state_type(const Space& space) {
     return space.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  }
+
+  at::Tensor second_of(int index) const {
+    return second_[static_cast<std::size_t>(index)].tensor.narrow(0, 0, held(param(index)).size);
   }
 
   const Muon how_;

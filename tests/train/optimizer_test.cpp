@@ -42,6 +42,12 @@ std::vector<double> losses_with(const TrainConfig& config) {
         const comm::Group world(std::move(backend));
         Trainer trainer(config, world);
         for (int step = 0; step < config.steps; ++step) trainer.step();
+        const Summary summary = trainer.summary();
+        EXPECT_EQ(summary.predicted.sent->dp, summary.measured.sent->dp) << config.optimizer;
+        for (const char* category : {"params", "grads", "optimizer"}) {
+          EXPECT_EQ(summary.predicted.memory.at(category), summary.measured.memory.at(category))
+              << config.optimizer << ", " << category << ", stage " << config.zero;
+        }
         if (world.rank() != 0) return;
         for (const StepMetrics& step : trainer.history()) losses.push_back(step.loss);
       },
