@@ -1,7 +1,7 @@
 #include "tessera/parallel/initial.h"
 
-#include <ATen/core/grad_mode.h>
-
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera {
@@ -17,13 +17,17 @@ Initial initial_kept(const ParamSpec&) { return {.keep = true}; }
 void fill_initial(const at::Tensor& param, const ParamSpec& spec, const Initial& initial,
                   std::uint64_t seed, int t, int tp) {
   if (initial.keep) return;
-  const at::NoGradGuard no_grad;
-  if (initial.deviation == 0) {
-    param.fill_(initial.mean);
-    return;
+  tensor_parallel::fill_normal(param, spec, t, tp, seed, initial.deviation, initial.mean);
+}
+
+void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Initial& initial,
+                        std::uint64_t seed, int t, int tp, std::int64_t begin) {
+  if (initial.keep) {
+    throw UsageError(str("parameter ", quote(spec.name),
+                         " starts as its layer made it; there is no element of it without that"));
   }
-  tensor_parallel::fill_normal(param, spec, t, tp, seed, initial.deviation);
-  if (initial.mean != 0) param.add_(initial.mean);
+  tensor_parallel::fill_normal_range(out, spec, t, tp, begin, seed, initial.deviation,
+                                     initial.mean);
 }
 
 }  // namespace tessera

@@ -59,6 +59,7 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
 
   zero::Options engine_options = options.engine;
   engine_options.axes = model_axes();
+  engine_options.initial = start.source();
   engine_options.micro_batches = options.micro_batches;
   engine.emplace(module, mesh.dp(), engine_options);
   if (!pipelined()) return;

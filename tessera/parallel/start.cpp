@@ -6,6 +6,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/unallocated.h"
 #include "tessera/parallel/parallelize.h"
 
 namespace tessera::parallel {
@@ -45,9 +46,22 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
     counted_[spec.name] = copy ? std::vector<Run>() : counted_runs(spec, t, tp);
     specs_.push_back(spec);
     const Initial initial = options_.initial(spec);
-    if (initial.keep) kept_.insert(spec.name);
-    fill_initial(item.value(), spec, initial, options_.seed, t, tp);
+    if (initial.keep) {
+      kept_.insert(spec.name);
+    } else {
+      nn::deallocate(item.value());
+      filled_[spec.name] = spec;
+    }
   }
+}
+
+zero::InitialSource Start::source() const {
+  return
+      [filled = filled_, initial = options_.initial, seed = options_.seed, t = mesh_.place().tp(),
+       tp = mesh_.axes().tp()](const std::string& name, std::int64_t begin, const at::Tensor& out) {
+        const ParamSpec& spec = filled.at(name);
+        fill_initial_range(out, spec, initial(spec), seed, t, tp, begin);
+      };
 }
 
 void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& ties) {

@@ -7,6 +7,7 @@
 
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/model_chunk.h"
+#include "tessera/zero/initial_source.h"
 
 namespace tessera::parallel {
 
@@ -15,8 +16,10 @@ class Start {
  public:
   Start(const comm::Mesh& mesh, const ParallelOptions& options, const std::vector<Layer>& layers);
 
-  // A layer has been made: its parameters get their first values.
+  // A layer has been made. What it starts with is known without it, unless its values are kept:
+  // then its memory is free again, and the engine fills the shard of each rank from source().
   void take(const Layer& layer, torch::nn::Module& module);
+  zero::InitialSource source() const;
   // Collective: values that constructors gave are those of the first rank that has them.
   void share_kept(torch::nn::Module& module, const std::vector<TieGroup>& ties);
 
@@ -34,6 +37,7 @@ class Start {
   std::map<std::string, std::string> tied_;  // raw name, less its chunk: name in the whole model
   std::map<std::string, bool> flat_;         // by the name of a layer
   std::set<std::string> kept_;
+  std::map<std::string, ParamSpec> filled_;  // those that are not
 };
 
 }  // namespace tessera::parallel

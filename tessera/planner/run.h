@@ -63,8 +63,6 @@ struct RunMemory {
   std::int64_t total() const { return state() + activations + buffers + temporary - not_at_once; }
 };
 RunMemory run_memory(const RunQuestion& question);
-// Bytes of the rank's part of the model in fp32, as it is built before it is sharded.
-std::int64_t built_bytes(const RunQuestion& question);
 
 // What one rank holds and sends.
 struct RunPlan : RunMemory {

@@ -304,14 +304,4 @@ RunMemory run_memory(const RunQuestion& q) {
   return memory;
 }
 
-std::int64_t built_bytes(const RunQuestion& q) {
-  std::int64_t elements = 0;
-  for (const ModelPart& part : parts_on_rank(q)) {
-    const PartParams params = params_of(q, part);
-    for (const PartParams::Param& each : params.outside) elements += each.elements;
-    for (const PartParams::Param& each : params.block) elements += each.elements * params.layers;
-  }
-  return 4 * elements;
-}
-
 }  // namespace tessera::planner

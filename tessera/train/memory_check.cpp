@@ -13,41 +13,32 @@ namespace tessera::train {
 namespace {
 
 // By pipeline rank. `whole`: with buffers and temporaries, for what is said to fit.
-LeastNeed need_of(const planner::Question& question, int pp_rank, bool whole = false) {
-  const planner::RunQuestion run = planner::run_question(question, {{"pp", pp_rank}});
-  const planner::RunMemory memory = planner::run_memory(run);
-  return {planner::built_bytes(run), whole ? memory.total() : memory.state() + memory.activations};
+std::int64_t need_of(const planner::Question& question, int pp_rank, bool whole) {
+  const planner::RunMemory memory =
+      planner::run_memory(planner::run_question(question, {{"pp", pp_rank}}));
+  return whole ? memory.total() : memory.state() + memory.activations;
 }
 
-LeastNeed of_host(const TrainConfig& config, const Resolved& resolved, int ranks, bool whole) {
+std::int64_t of_host(const TrainConfig& config, const Resolved& resolved, int ranks, bool whole) {
+  if (config.device != "cpu") return 0;
   const planner::Question q = question(config, resolved);
-  LeastNeed all;
-  for (int r = 0; r < q.pp(); ++r) {
-    const LeastNeed one = need_of(q, r, whole);
-    all.building += one.building;
-    if (config.device == "cpu") all.training += one.training;
-  }
+  std::int64_t all = 0;
+  for (int r = 0; r < q.pp(); ++r) all += need_of(q, r, whole);
   // Every stage has as many ranks; a host that has some of them has about its share.
   const double share = static_cast<double>(ranks) / q.pp();
-  const auto part = [&](std::int64_t bytes) {
-    return static_cast<std::int64_t>(static_cast<double>(bytes) * share);
-  };
-  return {part(all.building), part(all.training)};
+  return static_cast<std::int64_t>(static_cast<double>(all) * share);
 }
 
-LeastNeed of_device(const TrainConfig& config, const Resolved& resolved, bool whole) {
+std::int64_t of_device(const TrainConfig& config, const Resolved& resolved, bool whole) {
   const planner::Question q = question(config, resolved);
-  LeastNeed most;
-  for (int r = 0; r < q.pp(); ++r) {
-    const LeastNeed one = need_of(q, r, whole);
-    if (one.most() > most.most()) most = one;
-  }
+  std::int64_t most = 0;
+  for (int r = 0; r < q.pp(); ++r) most = std::max(most, need_of(q, r, whole));
   return most;
 }
 
 // The largest known model that needs no more than is free in a run that is otherwise the same;
 // "" if there is none, or if the model's sizes were given one by one.
-using NeedOfRun = std::function<LeastNeed(const TrainConfig&, const Resolved&)>;
+using NeedOfRun = std::function<std::int64_t(const TrainConfig&, const Resolved&)>;
 std::string smaller_model(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                           const NeedOfRun& need) {
   if (config.layers > 0 || config.hidden > 0 || config.heads > 0) return "";
@@ -58,7 +49,7 @@ std::string smaller_model(const TrainConfig& config, const Resolved& resolved, s
     if (shape.params() >= resolved.model.params() || shape.params() <= most) continue;
     other.model = shape.name;
     try {
-      if (need(other, resolve(other, world)).most() > free) continue;
+      if (need(other, resolve(other, world)) > free) continue;
     } catch (const UsageError&) {  // the other flags are not for this one
       continue;
     }
@@ -69,10 +60,8 @@ std::string smaller_model(const TrainConfig& config, const Resolved& resolved, s
 }
 
 // Flags that would do where a rank has so many bytes; "" if none.
-std::string ways_out(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
-                     double of_a_rank) {
+std::string ways_out(const TrainConfig& config, const Resolved& resolved, double of_a_rank) {
   planner::Question q = question(config, resolved);
-  if (need_of(q, 0).building > free) return "";  // no flag changes what is built
   q.hardware.memory = of_a_rank;
   std::string ways;
   const planner::BatchLimits limits = planner::largest_batches(q);
@@ -84,14 +73,12 @@ std::string ways_out(const TrainConfig& config, const Resolved& resolved, std::i
   return ways;
 }
 
-[[noreturn]] void refuse(const LeastNeed& need, std::int64_t free, const std::string& where,
+[[noreturn]] void refuse(std::int64_t need, std::int64_t free, const std::string& where,
                          const std::string& whose, const std::string& ways,
                          const std::string& model) {
-  throw UsageError(str("memory: ", whose, " at least ", format_bytes(need.most()), ", and ",
-                       format_bytes(free), " of ", where,
-                       " are free: ", format_bytes(need.building),
-                       " while the model is built in fp32, before it is sharded, and ",
-                       format_bytes(need.training), " of state and activations in training; ",
+  throw UsageError(str("memory: ", whose, " at least ", format_bytes(need),
+                       " for state and activations, and ", format_bytes(free), " of ", where,
+                       " are free; ",
                        ways.empty() ? str("no flag changes that enough: wanted a smaller --model",
                                           model, ", or more machines with --tp and --pp")
                                     : ways,
@@ -100,21 +87,21 @@ std::string ways_out(const TrainConfig& config, const Resolved& resolved, std::i
 
 }  // namespace
 
-LeastNeed need_on_host(const TrainConfig& config, const Resolved& resolved, int ranks) {
+std::int64_t need_on_host(const TrainConfig& config, const Resolved& resolved, int ranks) {
   return of_host(config, resolved, ranks, false);
 }
 
-LeastNeed need_on_device(const TrainConfig& config, const Resolved& resolved) {
+std::int64_t need_on_device(const TrainConfig& config, const Resolved& resolved) {
   return of_device(config, resolved, false);
 }
 
 void check_host_memory(const TrainConfig& config, const Resolved& resolved, int ranks,
                        std::int64_t free, const std::string& where) {
-  const LeastNeed need = need_on_host(config, resolved, ranks);
-  if (config.force || need.most() <= free) return;
+  const std::int64_t need = need_on_host(config, resolved, ranks);
+  if (config.force || need <= free) return;
   const std::int64_t each = free / std::max(1, ranks);
   refuse(need, free, where, str(ranks, ranks == 1 ? " rank needs" : " ranks need"),
-         need.building > free ? "" : ways_out(config, resolved, each, static_cast<double>(each)),
+         ways_out(config, resolved, static_cast<double>(each)),
          smaller_model(config, resolved, free, [&](const TrainConfig& c, const Resolved& r) {
            return of_host(c, r, ranks, true);
          }));
@@ -122,10 +109,9 @@ void check_host_memory(const TrainConfig& config, const Resolved& resolved, int 
 
 void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                          const std::string& where) {
-  const LeastNeed need = need_on_device(config, resolved);
-  if (config.force || need.most() <= free) return;
-  refuse(need, free, where, "a rank needs",
-         ways_out(config, resolved, free, static_cast<double>(free)),
+  const std::int64_t need = need_on_device(config, resolved);
+  if (config.force || need <= free) return;
+  refuse(need, free, where, "a rank needs", ways_out(config, resolved, static_cast<double>(free)),
          smaller_model(config, resolved, free, [](const TrainConfig& c, const Resolved& r) {
            return of_device(c, r, true);
          }));
