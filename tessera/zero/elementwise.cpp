@@ -25,17 +25,17 @@ void fused(const rules::Rule& rule, const rules::Step& step, const ShardTensors&
            kernels::Type param_type, kernels::Type grad_type) {
   const at::Tensor &param = shard.param, &grad = shard.grad;
   at::parallel_for(0, param.numel(), kGrain, [&](std::int64_t from, std::int64_t to) {
-    kernels::ParamShard piece;
-    piece.param = static_cast<std::byte*>(param.data_ptr()) + from * param.element_size();
-    piece.param_type = param_type;
-    piece.master = at_element<float>(shard.master, from);
-    piece.grad = static_cast<const std::byte*>(grad.const_data_ptr()) + from * grad.element_size();
-    piece.grad_type = grad_type;
-    piece.count = static_cast<std::size_t>(to - from);
-    piece.begin = static_cast<std::uint64_t>(shard.begin + from);
-    piece.stream = shard.stream;
-    piece.seed = shard.seed;
-    kernels::update(rule, step, piece, at_element<float>(shard.a, from),
+    kernels::ParamShard mine;
+    mine.param = static_cast<std::byte*>(param.data_ptr()) + from * param.element_size();
+    mine.param_type = param_type;
+    mine.master = at_element<float>(shard.master, from);
+    mine.grad = static_cast<const std::byte*>(grad.const_data_ptr()) + from * grad.element_size();
+    mine.grad_type = grad_type;
+    mine.count = static_cast<std::size_t>(to - from);
+    mine.begin = static_cast<std::uint64_t>(shard.begin + from);
+    mine.stream = shard.stream;
+    mine.seed = shard.seed;
+    kernels::update(rule, step, mine, at_element<float>(shard.a, from),
                     at_element<float>(shard.b, from));
   });
 }
