@@ -1,5 +1,6 @@
 #include "tessera/core/param_spec.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "tessera/core/errors.h"
@@ -12,6 +13,7 @@ namespace {
 struct Share {
   std::int64_t begin = 0;   // in the whole
   std::int64_t length = 0;  // of what this rank has
+  std::int64_t room = 0;    // length and padding
   bool counted = true;      // no rank before has it
 };
 
@@ -38,11 +40,16 @@ std::vector<Share> shares_of(const ParamSpec& spec, int t, int tp) {
   }
   if (spec.tp_dim == -1) return {};
   const std::int64_t size = spec.shape[static_cast<std::size_t>(spec.tp_dim)];
-  std::vector<ParamSpec::Segment> segments = spec.segments;
-  if (segments.empty()) segments.push_back({size, 0});
+  if (spec.pad_to < 1) refuse(spec, str("it is padded to a multiple of ", spec.pad_to));
+  if (spec.segments.empty()) {
+    const std::int64_t each = (size + tp - 1) / tp;
+    const std::int64_t room = (each + spec.pad_to - 1) / spec.pad_to * spec.pad_to;
+    const std::int64_t begin = std::min(size, t * room);
+    return {{begin, std::min(room, size - begin), room, true}};
+  }
   std::vector<Share> shares;
   std::int64_t begin = 0;
-  for (const ParamSpec::Segment& segment : segments) {
+  for (const ParamSpec::Segment& segment : spec.segments) {
     const std::int64_t parts = segment.parts == 0 ? tp : segment.parts;
     if (segment.length < 0 || parts < 0 || segment.length % parts != 0) {
       refuse(spec, str("a segment of ", segment.length, " along dim ", spec.tp_dim,
@@ -57,7 +64,7 @@ std::vector<Share> shares_of(const ParamSpec& spec, int t, int tp) {
     const std::int64_t cuts = parts < tp ? parts : tp;
     const std::int64_t length = segment.length / cuts;
     const std::int64_t copies = tp / cuts;
-    shares.push_back({begin + t / copies * length, length, t % copies == 0});
+    shares.push_back({begin + t / copies * length, length, length, t % copies == 0});
     begin += segment.length;
   }
   if (begin != size) {
@@ -95,7 +102,7 @@ std::vector<Run> runs_of(const ParamSpec& spec, int t, int tp, bool counted_only
     for (const Share& share : shares) {
       const std::int64_t count = share.length * inner;
       if (!counted_only || share.counted) add({o * row + share.begin * inner, local, count});
-      local += count;
+      local += share.room * inner;
     }
   }
   return runs;
@@ -108,7 +115,7 @@ std::vector<std::int64_t> local_shape(const ParamSpec& spec, int t, int tp) {
   std::vector<std::int64_t> shape = spec.shape;
   if (spec.tp_dim == -1) return shape;
   std::int64_t length = 0;
-  for (const Share& share : shares) length += share.length;
+  for (const Share& share : shares) length += share.room;
   shape[static_cast<std::size_t>(spec.tp_dim)] = length;
   return shape;
 }

@@ -16,8 +16,11 @@ struct ParamSpec {
   // How tensor parallelism cuts it. -1: every rank has all of it. Otherwise along this dim, which
   // is made of segments side by side (the q, k and v of one matrix), each cut by itself into equal
   // parts (heads); rank t of tp has part t · parts / tp of each. Fewer parts than ranks (kv heads):
-  // some ranks have the same one. More: each rank has parts / tp neighbours. Empty segments: one,
-  // cut into tp parts.
+  // some ranks have the same one. More: each rank has parts / tp neighbours.
+  // [Note: padding] Empty segments: one, cut into tp parts that need not be equal. All ranks have
+  // ceil(size / tp) rows (or columns), rounded up to a multiple of pad_to, and what lies beyond the
+  // end of the parameter is padding: it is zero, gets no gradient, and is in no run, so that
+  // checkpoints, norms and counts never see it.
   struct Segment {
     std::int64_t length = 0;  // along tp_dim
     std::int64_t parts = 0;   // divides length; tp divides it or is a multiple of it. 0: tp
@@ -26,8 +29,13 @@ struct ParamSpec {
   };
   int tp_dim = -1;
   std::vector<Segment> segments;
+  std::int64_t pad_to = 1;
 
-  friend bool operator==(const ParamSpec&, const ParamSpec&) = default;
+  // Padding is the rank's affair, not the parameter's.
+  friend bool operator==(const ParamSpec& a, const ParamSpec& b) {
+    return a.name == b.name && a.shape == b.shape && a.tp_dim == b.tp_dim &&
+           a.segments == b.segments;
+  }
 };
 
 // A stretch of elements that lie side by side both in the whole parameter and in a rank's part.
@@ -39,8 +47,8 @@ struct Run {
   friend bool operator==(const Run&, const Run&) = default;
 };
 
-// The shape of what tensor-parallel rank t of tp has, and its elements in order. Throws UsageError
-// if tp does not cut the parameter evenly.
+// The shape of what tensor-parallel rank t of tp has, padding included, and its elements in order,
+// without it. Throws UsageError if tp does not cut the segments evenly.
 std::vector<std::int64_t> local_shape(const ParamSpec& spec, int t, int tp);
 std::vector<Run> local_runs(const ParamSpec& spec, int t, int tp);
 // Those of them that no rank before t has: norms count every element of the whole once.

@@ -39,11 +39,12 @@ void check_divides(const char* what, std::int64_t value, int tp, const std::stri
 }
 
 VocabParallelEmbedding make_table(const ModelShape& shape, const Axis& axis,
-                                  const at::TensorOptions& options) {
+                                  const at::TensorOptions& options, std::int64_t pad_to) {
   tensor_parallel::EmbeddingOptions table;
   table.rows = shape.vocab;
   table.width = shape.hidden;
   table.label = "tok";
+  table.pad_to = pad_to;
   table.tensors = options;
   return VocabParallelEmbedding(axis, table);
 }
@@ -54,8 +55,6 @@ void check_tp(const ModelShape& shape, int tp) {
   const std::string divisor = "choose a tp that divides it";
   check_divides("heads", shape.heads, tp, divisor);
   check_divides("ffn", shape.ffn, tp, str(divisor, ", or ffn ", padded_vocab(shape.ffn, tp)));
-  check_divides("vocab", shape.vocab, tp,
-                str(divisor, ", or pad the vocabulary to ", padded_vocab(shape.vocab, tp)));
   if (shape.kv_heads % tp != 0 && tp % shape.kv_heads != 0) {
     throw UsageError(str("kv-heads is ", shape.kv_heads, " for ", tp,
                          " tensor-parallel ranks; wanted a tp that divides it or is a multiple"));
@@ -151,9 +150,9 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
 }
 
 EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
-                             const at::TensorOptions& options)
+                             const at::TensorOptions& options, std::int64_t pad_vocab_to)
     : shape_(shape) {
-  tok = register_module("tok", make_table(shape, axis, options));
+  tok = register_module("tok", make_table(shape, axis, options, pad_vocab_to));
   if (shape.positions > 0) {
     pos_ = register_module("pos", Table(shape.positions, shape.hidden, options));
   }
@@ -165,10 +164,11 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
 }
 
 HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbedding tok,
-                   const at::TensorOptions& options)
+                   const at::TensorOptions& options, std::int64_t pad_vocab_to)
     : shape_(shape), axis_(axis) {
   if (shape.tied) {
-    tok_ = register_module("tok", tok.is_empty() ? make_table(shape, axis, options) : tok);
+    tok_ = register_module("tok",
+                           tok.is_empty() ? make_table(shape, axis, options, pad_vocab_to) : tok);
   }
   norm_ = register_module("norm", Norm(shape.hidden, shape.biases, options));
   if (shape.tied) return;
@@ -177,6 +177,7 @@ HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbed
   head.out = shape.vocab;
   head.bias = false;
   head.label = "head";
+  head.pad_to = pad_vocab_to;
   head.tensors = options;
   head_ = register_module("head", ColumnParallelLinear(axis, head));
 }
@@ -190,16 +191,19 @@ at::Tensor HeadImpl::normed(const at::Tensor& x) {
 const at::Tensor& HeadImpl::weight() const { return shape_.tied ? tok_->weight : head_->weight; }
 
 at::Tensor HeadImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
-  return tensor_parallel::vocab_parallel_cross_entropy(axis_, normed(x), weight(), targets, "head");
+  return tensor_parallel::vocab_parallel_cross_entropy(axis_, normed(x), weight(), targets, "head",
+                                                       shape_.vocab);
 }
 
 at::Tensor HeadImpl::logits(const at::Tensor& x) {
   const at::Tensor h = tensor_parallel::copy_to_region(axis_, normed(x), "head");
   return tensor_parallel::gather_columns(axis_.group, nn::linear(h, weight(), at::Tensor()),
-                                         "logits");
+                                         "logits")
+      .narrow(-1, 0, shape_.vocab);
 }
 
-std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options) {
+std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options,
+                             std::int64_t pad_vocab_to) {
   using torch::nn::AnyModule;
   if (is_llama(shape)) {
     check_llama_shape(shape);
@@ -207,22 +211,24 @@ std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& o
     check_gpt_shape(shape);
   }
   std::vector<Layer> layers;
-  layers.push_back(
-      {.name = "embedding",
-       .make = [shape, options](
-                   const LayerContext& at) { return AnyModule(Embedding(shape, at.tp, options)); },
-       .flat = true});
+  layers.push_back({.name = "embedding",
+                    .make =
+                        [=](const LayerContext& at) {
+                          return AnyModule(Embedding(shape, at.tp, options, pad_vocab_to));
+                        },
+                    .flat = true});
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     layers.push_back({.name = str("blocks.", layer), .make = [shape, options](const auto& at) {
                         return AnyModule(Block(shape, at.tp, at.name, options));
                       }});
   }
-  Layer head{
-      .name = "head", .make = [shape, options](const LayerContext& at) {
-        const auto embedding = std::dynamic_pointer_cast<EmbeddingImpl>(at.find("embedding"));
-        return AnyModule(Head(
-            shape, at.tp, embedding ? embedding->tok : VocabParallelEmbedding(nullptr), options));
-      }};
+  Layer head{.name = "head", .make = [=](const LayerContext& at) {
+               const auto embedding =
+                   std::dynamic_pointer_cast<EmbeddingImpl>(at.find("embedding"));
+               return AnyModule(Head(shape, at.tp,
+                                     embedding ? embedding->tok : VocabParallelEmbedding(nullptr),
+                                     options, pad_vocab_to));
+             }};
   head.flat = true;
   if (shape.tied) head.tied["tok.weight"] = {"embedding", "tok.weight"};
   layers.push_back(std::move(head));
@@ -242,8 +248,9 @@ std::size_t end_of(const ModelShape& shape, const Part& part) {
 
 LanguageModel::LanguageModel(const ModelShape& shape, std::uint64_t seed,
                              const at::TensorOptions& options, const Part& part)
-    : ModelChunkImpl(layers_of(shape, options), first_of(check_part(shape, part)),
-                     end_of(shape, check_part(shape, part)), part.axis()),
+    : ModelChunkImpl(layers_of(shape, options, part.pad_vocab_to),
+                     first_of(check_part(shape, part)), end_of(shape, check_part(shape, part)),
+                     part.axis()),
       shape_(shape),
       part_(check_part(shape, part)) {
   initialise(*this, shape, seed, part_.tp.rank(), part_.tp.size());

@@ -21,6 +21,7 @@ struct Part {
   comm::Group tp = {};
   bool sequence_parallel = false;  // [Note: sequence parallelism]
   bool overlap_tp = false;         // [Note: overlap]
+  std::int64_t pad_vocab_to = 1;   // a rank's rows of the vocabulary: [Note: padding]
   std::int64_t first_layer = 0;
   std::int64_t last_layer = -1;  // one past the last; -1: to the end
   bool embedding = true;
@@ -83,8 +84,9 @@ TORCH_MODULE(Block);
 // (sequence-parallel: [B, T / tp, C]).
 class EmbeddingImpl : public torch::nn::Module {
  public:
+  // `pad_vocab_to`: a rank's rows of the vocabulary are rounded up to a multiple: [Note: padding].
   EmbeddingImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
-                const at::TensorOptions& options);
+                const at::TensorOptions& options, std::int64_t pad_vocab_to = 1);
   at::Tensor forward(const at::Tensor& ids);
 
   tensor_parallel::VocabParallelEmbedding tok{nullptr};
@@ -100,7 +102,8 @@ class HeadImpl : public torch::nn::Module {
  public:
   // `tok`: the embedding where it is on this rank and the head is tied to it; null: a copy.
   HeadImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
-           tensor_parallel::VocabParallelEmbedding tok, const at::TensorOptions& options);
+           tensor_parallel::VocabParallelEmbedding tok, const at::TensorOptions& options,
+           std::int64_t pad_vocab_to = 1);
 
   // The sum of the cross entropies over the targets [B, T] that are not -1, as an fp32 scalar. The
   // same on all ranks. Saves: the norm's output [N, C] and 8·N bytes, the gradient of the logits
@@ -123,7 +126,8 @@ TORCH_MODULE(Head);
 // The whole model as [Note: layers] has it: "embedding", "blocks.0", …, "head". Parameters are
 // called tok.weight, pos.weight, blocks.0.norm1.weight, …, norm.weight, head.weight. Throws
 // UsageError for a shape that is no model of ours.
-std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options = {});
+std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options = {},
+                             std::int64_t pad_vocab_to = 1);
 
 // Layers of it in a row that run in one process, for tests and measurements. From the same seed
 // they start with the same values, whatever the part. A part with a tied head alone has its own

@@ -59,7 +59,9 @@ at::Tensor swiglu(const at::Tensor& x);
 // The sum over all rows with target >= 0 of the cross entropy of softmax(hidden · weightᵀ) with
 // that target, as an fp32 scalar. hidden [..., C], weight [V, C], targets [...] int64 (-1:
 // ignored). saves: hidden (shared), weight (shared), and the gradient of the logits: N·V·e.
+// `classes`: only so many rows of the weight are classes, the others are padding and get no
+// gradient; -1: all.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                                const at::Tensor& targets);
+                                const at::Tensor& targets, std::int64_t classes = -1);
 
 }  // namespace tessera::nn

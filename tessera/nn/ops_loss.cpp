@@ -28,16 +28,22 @@ void check_targets(const at::Tensor& targets, std::int64_t classes) {
   }
 }
 
-// The sum of the losses; the logits become their gradient.
-at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets) {
+// The sum of the losses; the logits become their gradient, which is zero beyond the classes.
+at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets,
+                           std::int64_t classes) {
   const std::int64_t rows = logits.size(0), cols = logits.size(1);
   at::Tensor losses = at::empty({rows}, logits.options().dtype(at::kFloat));
   const auto* target = targets.const_data_ptr<std::int64_t>();
   auto* loss = losses.mutable_data_ptr<float>();
+  const std::int64_t together = classes == cols ? rows : 1;  // rows without a gap between them
   at::parallel_for(0, rows, 8, [&](std::int64_t begin, std::int64_t end) {
-    kernels::cross_entropy_rows(row_out(logits, begin), type_of(logits), count(end - begin),
-                                count(cols), target + begin, loss + begin);
+    for (std::int64_t r = begin; r < end; r += together) {
+      kernels::cross_entropy_rows(row_out(logits, r), type_of(logits),
+                                  count(std::min(together, end - r)), count(classes), target + r,
+                                  loss + r);
+    }
   });
+  if (classes < cols) logits.narrow(1, classes, cols - classes).zero_();
   return losses.sum(at::kDouble).to(at::kFloat);
 }
 
@@ -51,12 +57,13 @@ at::Tensor logits_weight_gradient(const at::Tensor& dlogits, const at::Tensor& h
 
 struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& targets) {
+                            const at::Tensor& weight, const at::Tensor& targets,
+                            std::int64_t classes) {
     const at::Tensor h = as_rows(hidden);
     // The logits become their own gradient; where they are computed in fp32, they stay so for it.
     const bool wide = multiplies_in_fp32(h);
     at::Tensor logits = wide ? gemm_nt(to_fp32(h), to_fp32(weight)) : gemm_nt(h, weight);
-    const at::Tensor loss = losses_in_place(logits, targets);
+    const at::Tensor loss = losses_in_place(logits, targets, classes);
     if (wide) logits = to_bf16(logits);
     ctx->save_for_backward({h, weight, logits});
     ctx->saved_data["sizes"] = hidden.sizes().vec();
@@ -84,14 +91,15 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
       }
     }
     if (dh.defined()) dh = dh.view(ctx->saved_data["sizes"].toIntVector());
-    return {dh, dw, at::Tensor()};
+    return {dh, dw, at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                                const at::Tensor& targets) {
+                                const at::Tensor& targets, std::int64_t classes) {
+  if (classes < 0) classes = weight.size(0);
   const at::Tensor flat = targets.reshape({-1}).contiguous();
   if (flat.scalar_type() != at::kLong || flat.numel() * hidden.size(-1) != hidden.numel()) {
     throw UsageError(str("the loss got ", flat.numel(), " targets of type ",
@@ -100,11 +108,12 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                          " rows; wanted one int64 for each row"));
   }
   if (is_ours(hidden) && hidden.scalar_type() == weight.scalar_type() && hidden.numel() > 0) {
-    check_targets(flat, weight.size(0));
-    return LinearCrossEntropy::apply(hidden, weight, flat);
+    check_targets(flat, classes);
+    return LinearCrossEntropy::apply(hidden, weight, flat, classes);
   }
   const at::Tensor logits = linear(hidden.reshape({-1, hidden.size(-1)}), weight, at::Tensor());
-  return at::cross_entropy_loss(logits.to(at::kFloat), flat, {}, at::Reduction::Sum, -1);
+  return at::cross_entropy_loss(logits.to(at::kFloat).narrow(1, 0, classes), flat, {},
+                                at::Reduction::Sum, -1);
 }
 
 }  // namespace tessera::nn

@@ -26,7 +26,7 @@ struct Sizes {
     wide = tensor(rows * m.ffn / q.tp * q.element);
     norm = (m.biases ? 2 : 1) * tensor(4 * own);
     softmax = tensor(4 * rows * heads);
-    logits = tensor(rows * m.vocab / q.tp * q.element);
+    logits = tensor(rows * ((m.vocab + q.tp - 1) / q.tp) * q.element);
   }
   std::int64_t stream, entered;           // between the layers; where it enters one
   std::int64_t qkv, repeated, attention;  // `repeated`: with as many keys and values as queries

@@ -4,6 +4,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -45,8 +46,13 @@ std::vector<ParamSpec::Segment> segments_of(const LinearOptions& options, int tp
     segments.push_back({each.length, groups});
     sum += each.length;
   }
+  if (options.pad_to != 0 && (options.pad_to < 0 || !segments.empty())) {
+    throw UsageError(str(quote(options.label), " is padded to a multiple of ", options.pad_to,
+                         " with ", segments.size(),
+                         " outputs side by side; wanted at least 1, and none of these"));
+  }
   if (segments.empty()) {
-    check_divides(options.label, "outputs", options.out, tp);
+    if (options.pad_to == 0) check_divides(options.label, "outputs", options.out, tp);
   } else if (sum != options.out) {
     throw UsageError(str(quote(options.label), " got outputs of ", sum, " in all; wanted ",
                          options.out, ", which is `out`"));
@@ -72,6 +78,7 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOption
   }
   weight_spec_ = spec_of("weight", {options.out, options.in}, 0, segments);
   bias_spec_ = spec_of("bias", {options.out}, 0, segments);
+  weight_spec_.pad_to = bias_spec_.pad_to = std::max<std::int64_t>(1, options.pad_to);
   weight = register_parameter("weight", local_zeros(weight_spec_, axis_, options.tensors));
   if (options.bias) {
     bias = register_parameter("bias", local_zeros(bias_spec_, axis_, options.tensors));
@@ -126,18 +133,20 @@ std::vector<ParamSpec> RowParallelLinearImpl::specs() const {
 
 VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(Axis axis, const EmbeddingOptions& options)
     : axis_(std::move(axis)), label_(options.label) {
-  check_divides(label_, "rows", options.rows, axis_.size());
   spec_ = spec_of("weight", {options.rows, options.width}, 0);
+  spec_.pad_to = options.pad_to;
   weight = register_parameter("weight", local_zeros(spec_, axis_, options.tensors));
 }
 
 at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::Tensor& added) {
-  if (axis_.size() == 1) {
+  const bool padded = weight.size(0) * axis_.size() > spec_.shape[0];
+  const auto whole = [&] {
     const at::Tensor rows = at::embedding(weight, ids);
     return added.defined() ? rows + added : rows;
-  }
-  // An id of no rank would make zeros without a word. On a device the host does not wait to hear of
-  // it: the check runs there and fails the stream, as torch's own embedding does.
+  };
+  if (axis_.size() == 1 && !padded) return whole();
+  // An id of no rank, or of padding, would make zeros without a word. On a device the host does not
+  // wait to hear of it: the check runs there and fails the stream, as torch's own embedding does.
   if (!ids.is_cpu() && !ids.is_meta()) {
     at::_assert_async(ids.ge(0).logical_and_(ids.lt(spec_.shape[0])).all(),
                       str(quote(label_), " got an id that is not in 0 to ", spec_.shape[0] - 1));
@@ -147,6 +156,7 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::
     throw UsageError(str(quote(label_), " got ids from ", ids.min().item<std::int64_t>(), " to ",
                          ids.max().item<std::int64_t>(), "; wanted 0 to ", spec_.shape[0] - 1));
   }
+  if (axis_.size() == 1) return whole();
   const std::int64_t own = weight.size(0), first = axis_.rank() * own;
   const at::Tensor others = (ids < first).logical_or_(ids >= first + own);
   at::Tensor rows = at::embedding(weight, (ids - first).masked_fill_(others, 0))

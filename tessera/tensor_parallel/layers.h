@@ -32,6 +32,9 @@ struct LinearOptions {
   bool bias = true;
   std::string label = "linear";
   std::vector<Outputs> outputs = {};  // column-parallel only: they make `out`. Empty: all alike
+  // Column-parallel only, without `outputs`: the ranks need not divide `out`, and a rank's outputs
+  // are rounded up to a multiple of this; those beyond `out` are zeros. 0: they must divide it.
+  std::int64_t pad_to = 0;
   at::TensorOptions tensors = {};
 };
 
@@ -76,10 +79,11 @@ struct EmbeddingOptions {
   std::int64_t rows = 0;
   std::int64_t width = 0;
   std::string label = "embedding";
+  std::int64_t pad_to = 1;  // a rank's rows are rounded up to a multiple: [Note: padding]
   at::TensorOptions tensors = {};
 };
 
-// Rows of a table, of which each rank has as many in a row.
+// Rows of a table, of which each rank has as many in a row, the last ones maybe fewer: padding.
 class VocabParallelEmbeddingImpl : public torch::nn::Module, public Sharded {
  public:
   VocabParallelEmbeddingImpl(Axis axis, const EmbeddingOptions& options);  // throws UsageError
@@ -117,8 +121,10 @@ std::vector<at::Tensor> sum_shared(const comm::Group& group, const std::vector<a
 // among the ranks. The logits [N, V / ranks] stay where they are: two all-reduces, of N fp32
 // numbers (the maximum) and of 2·N (the sum of exponentials, the target's logit), and B·T·C of the
 // gradient in backward. saves: as nn::linear_cross_entropy, N·V/ranks·e.
+// `vocab` is V where the ranks have more rows than that in all: what is beyond is no class, and
+// gets no gradient. -1: all rows are classes.
 at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidden,
                                         const at::Tensor& weight, const at::Tensor& targets,
-                                        const std::string& label);
+                                        const std::string& label, std::int64_t vocab = -1);
 
 }  // namespace tessera::tensor_parallel

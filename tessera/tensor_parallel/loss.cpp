@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -23,10 +24,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
 // The sum of the losses of the rows with a target; the fp32 logits [N, V / ranks] of this rank
-// become their gradient.
+// become their gradient. Columns beyond `vocab` count as logits of minus infinity.
 at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
-                           const at::Tensor& targets, const std::string& label) {
+                           const at::Tensor& targets, std::int64_t vocab,
+                           const std::string& label) {
   const std::int64_t rows = logits.size(0), own = logits.size(1), first = group.rank() * own;
+  const std::int64_t classes = std::clamp<std::int64_t>(vocab - first, 0, own);
+  logits.narrow(1, classes, own - classes).fill_(-std::numeric_limits<float>::infinity());
   comm::Call most;
   most.op = comm::ReduceOp::max;
   most.label = label + " max";
@@ -36,7 +40,7 @@ at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
   const at::Tensor is_own = (targets >= first).logical_and_(targets < first + own);
   const at::Tensor column = (targets - first).masked_fill_(is_own.logical_not(), 0).unsqueeze(1);
   const at::Tensor both = at::empty({2, rows}, logits.options());
-  both[1].copy_(logits.gather(1, column).squeeze(1) * is_own);
+  both[1].copy_(logits.gather(1, column).squeeze(1).masked_fill_(is_own.logical_not(), 0));
   logits.exp_();
   both[0].copy_(logits.sum(1));
   all_reduce_(group, both, label + " sum");
@@ -47,8 +51,9 @@ at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
 }
 
 struct Head : torch::CustomClassHolder {
-  Head(Axis a, std::string l) : axis(std::move(a)), label(std::move(l)) {}
+  Head(Axis a, std::int64_t v, std::string l) : axis(std::move(a)), vocab(v), label(std::move(l)) {}
   Axis axis;
+  std::int64_t vocab;
   std::string label;
 };
 
@@ -69,7 +74,7 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
                               : nn::gemm_nt(gathered.x, weight);
     }
     const at::Tensor logits = gathered.product.to(at::kFloat);
-    const at::Tensor loss = losses_in_place(axis.group, logits, targets, head->label);
+    const at::Tensor loss = losses_in_place(axis.group, logits, targets, head->vocab, head->label);
     ctx->save_for_backward({gathered.x, weight, logits.to(gathered.x.scalar_type())});
     std::vector<std::int64_t> sizes = hidden.sizes().vec();
     if (overlap && axis.sequence) sizes[sizes.size() - 2] *= axis.size();
@@ -107,14 +112,18 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
 
 at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidden,
                                         const at::Tensor& weight, const at::Tensor& targets,
-                                        const std::string& label) {
-  if (axis.size() == 1) return nn::linear_cross_entropy(hidden, weight, targets);
+                                        const std::string& label, std::int64_t vocab) {
+  const std::int64_t classes = vocab < 0 ? weight.size(0) * axis.size() : vocab;
+  if (classes > weight.size(0) * axis.size()) {
+    throw UsageError(str("the loss got ", weight.size(0), " rows of weights on each of ",
+                         axis.size(), " ranks for a vocabulary of ", classes));
+  }
+  if (axis.size() == 1) return nn::linear_cross_entropy(hidden, weight, targets, classes);
   const bool overlap = overlaps(axis, hidden, weight);
   const at::Tensor h = overlap ? hidden : copy_to_region(axis, hidden, label);
   const at::Tensor flat = targets.reshape({-1}).contiguous();
   const std::int64_t rows = h.numel() / std::max<std::int64_t>(1, h.size(-1)) *
                             (overlap && axis.sequence ? axis.size() : 1);
-  const std::int64_t classes = weight.size(0) * axis.size();
   if (flat.scalar_type() != at::kLong || flat.numel() != rows) {
     throw UsageError(str("the loss got ", flat.numel(), " targets of type ",
                          c10::toString(flat.scalar_type()), " for ", rows,
@@ -126,7 +135,7 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
                          flat.max().item<std::int64_t>(), "; wanted 0 to ", classes - 1,
                          ", or -1 for one that does not count"));
   }
-  return VocabCrossEntropy::apply(c10::make_intrusive<Head>(axis, label), h, weight, flat);
+  return VocabCrossEntropy::apply(c10::make_intrusive<Head>(axis, classes, label), h, weight, flat);
 }
 
 }  // namespace tessera::tensor_parallel

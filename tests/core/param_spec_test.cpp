@@ -132,9 +132,48 @@ TEST(ParamSpec, SegmentsAndCopies) {
   }
 }
 
+// Sizes that tp does not divide, and multiples that a rank's share is rounded up to: every element
+// is on one rank, in order, at its place among the padded rows of that rank.
+TEST(ParamSpec, WhatIsPaddedIsInNoRun) {
+  for (const std::int64_t size : {0, 1, 2, 5, 12, 101, 257}) {
+    for (const int tp : {1, 2, 3, 4, 7}) {
+      for (const std::int64_t pad_to : {1, 4, 64}) {
+        for (const int dim : {0, 1}) {
+          SCOPED_TRACE(std::to_string(size) + " over " + std::to_string(tp) + " to " +
+                       std::to_string(pad_to) + " along " + std::to_string(dim));
+          const std::int64_t other = 3;
+          ParamSpec spec{"w", {other, other}, dim, {}, pad_to};
+          spec.shape[static_cast<std::size_t>(dim)] = size;
+          std::int64_t room = 0;  // the least multiple with which all ranks together have enough
+          while (room * tp < size) room += pad_to;
+          std::vector<int> times(static_cast<std::size_t>(size * other), 0);
+          for (int t = 0; t < tp; ++t) {
+            const std::vector<std::int64_t> local = local_shape(spec, t, tp);
+            EXPECT_EQ(local[static_cast<std::size_t>(dim)], room);
+            EXPECT_EQ(local[static_cast<std::size_t>(1 - dim)], other);
+            EXPECT_EQ(local_runs(spec, t, tp), counted_runs(spec, t, tp));
+            for (const tessera::Run& run : local_runs(spec, t, tp)) {
+              for (std::int64_t i = 0; i < run.count; ++i) {
+                const std::int64_t row = (run.local + i) / local[1],
+                                   col = (run.local + i) % local[1];
+                const std::int64_t want =
+                    dim == 0 ? (t * room + row) * other + col : row * size + t * room + col;
+                ASSERT_EQ(run.whole + i, want);
+                ++times[static_cast<std::size_t>(run.whole + i)];
+              }
+            }
+          }
+          for (const int n : times) ASSERT_EQ(n, 1);
+        }
+      }
+    }
+  }
+}
+
 TEST(ParamSpec, WhatIsWrongIsSaid) {
-  const ParamSpec spec{"w", {6, 4}, 0, {}};
+  const ParamSpec spec{"w", {6, 4}, 0, {{6, 6}}};
   EXPECT_THROW(local_runs(spec, 0, 4), UsageError);
+  EXPECT_THROW(local_shape({"w", {6, 4}, 0, {}, 0}, 0, 1), UsageError);
   EXPECT_THROW(local_runs(spec, 2, 2), UsageError);
   EXPECT_THROW(local_runs(spec, -1, 2), UsageError);
   EXPECT_THROW(local_shape(spec, 0, 0), UsageError);

@@ -248,8 +248,9 @@ TEST(Layers, RefuseWhatTheRanksDoNotDivide) {
     const Axis axis{group};
     EXPECT_THROW(ColumnParallelLinear(axis, LinearOptions{.in = 4, .out = 6}), UsageError);
     EXPECT_THROW(RowParallelLinear(axis, LinearOptions{.in = 6, .out = 4}), UsageError);
-    EXPECT_THROW(VocabParallelEmbedding(axis, EmbeddingOptions{.rows = 10, .width = 4}),
-                 UsageError);
+    EXPECT_THROW(
+        ColumnParallelLinear(axis, LinearOptions{.in = 4, .out = 8, .outputs = {{8}}, .pad_to = 2}),
+        UsageError);
     // Queries are never shared, and keys only evenly.
     LinearOptions heads{.in = 4, .out = 12, .outputs = {{8, 2}, {2, 1, true}, {2, 1, true}}};
     EXPECT_THROW(ColumnParallelLinear(axis, heads), UsageError);
