@@ -46,6 +46,9 @@ class Philox {
  public:
   constexpr Philox(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
 
+  constexpr std::uint64_t seed() const { return seed_; }
+  constexpr std::uint64_t stream() const { return stream_; }
+
   constexpr PhiloxBlock block(std::uint64_t counter) const {
     return philox4x32({low(counter), high(counter), low(stream_), high(stream_)},
                       {low(seed_), high(seed_)});

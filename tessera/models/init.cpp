@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/nn/unallocated.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::models {
@@ -12,6 +13,11 @@ namespace tessera::models {
 void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
                 std::uint64_t seed, int t, int tp) {
   fill_initial(param, spec, initial_values(shape)(spec), seed, t, tp);
+}
+
+void initialise_range(const ParamSpec& spec, const ModelShape& shape, std::uint64_t seed, int t,
+                      int tp, std::int64_t begin, const at::Tensor& out) {
+  fill_initial_range(out, spec, initial_values(shape)(spec), seed, t, tp, begin);
 }
 
 InitialValues initial_values(const ModelShape& shape) {
@@ -31,7 +37,8 @@ void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t
   std::size_t next = 0;
   for (const auto& item : model.named_parameters()) {
     const ParamSpec& spec = specs.at(next++);
-    if (!item.value().is_meta()) initialise(item.value(), spec, shape, seed, t, tp);
+    if (item.value().is_meta() || nn::is_unallocated(item.value())) continue;
+    initialise(item.value(), spec, shape, seed, t, tp);
   }
 }
 

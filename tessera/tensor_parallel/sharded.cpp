@@ -4,7 +4,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/normals.h"
 #include "tessera/core/philox.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/unallocated.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -28,21 +34,10 @@ void add_specs(const torch::nn::Module& module, const std::string& prefix,
   }
 }
 
-// values[i] = deviation · normal number first + i.
-void fill_run(float* values, std::int64_t first, std::int64_t count, const Philox& random,
-              float deviation) {
-  // A pair of numbers comes from one block.
-  const std::int64_t begin_pair = first / 2, end_pair = (first + count + 1) / 2;
-  at::parallel_for(begin_pair, end_pair, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t pair = begin; pair < end; ++pair) {
-      const auto two = random.normals(static_cast<std::uint64_t>(pair));
-      for (std::int64_t i = 0; i < 2; ++i) {
-        const std::int64_t at = 2 * pair + i - first;
-        if (at >= 0 && at < count) values[at] = deviation * two[static_cast<std::size_t>(i)];
-      }
-    }
-  });
-}
+// What one thread makes at a time, in elements.
+constexpr std::int64_t kFillGrain = 1 << 15;
+// A parameter that is not filled in place goes through fp32 values, so many at a time.
+constexpr std::int64_t kFillAtOnce = 1 << 22;
 
 }  // namespace
 
@@ -52,16 +47,59 @@ std::vector<ParamSpec> find_specs(const torch::nn::Module& model, const std::str
   return all;
 }
 
-void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
-                 double deviation) {
-  const at::NoGradGuard no_grad;
-  const Philox random(seed, stream_of(spec.name));
-  const at::Tensor values = at::empty(part.sizes(), at::kFloat);
-  auto* to = values.mutable_data_ptr<float>();
-  for (const Run& run : local_runs(spec, t, tp)) {
-    fill_run(to + run.local, run.whole, run.count, random, static_cast<float>(deviation));
+void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
+                       std::int64_t begin, std::uint64_t seed, double deviation, double mean) {
+  if (!out.is_cpu() || out.scalar_type() != at::kFloat || !out.is_contiguous()) {
+    throw UsageError(str("initial values of ", quote(spec.name), " go into ",
+                         c10::toString(out.scalar_type()), " on ", out.device().str(),
+                         "; wanted contiguous fp32 on the CPU"));
   }
-  part.copy_(values);
+  const Philox random(seed, stream_of(spec.name));
+  const std::vector<Run> runs = local_runs(spec, t, tp);
+  const auto offset = static_cast<float>(mean);
+  auto* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, out.numel(), kFillGrain, [&](std::int64_t from, std::int64_t end) {
+    // The first run that ends behind this range's beginning.
+    auto run = std::partition_point(runs.begin(), runs.end(), [&](const Run& each) {
+      return each.local + each.count <= begin + from;
+    });
+    for (std::int64_t at = from; at < end; ++run) {
+      const std::int64_t next = run == runs.end() ? end : std::min(end, run->local - begin);
+      if (next > at) std::fill(to + at, to + next, 0.0f);  // padding
+      at = std::max(at, next);
+      if (run == runs.end() || at == end) return;
+      const std::int64_t inside = begin + at - run->local;
+      const std::int64_t count = std::min(end - at, run->count - inside);
+      if (deviation == 0) {
+        std::fill_n(to + at, count, offset);
+      } else {
+        fill_normals(random, static_cast<std::uint64_t>(run->whole + inside),
+                     static_cast<std::uint64_t>(count), static_cast<float>(deviation), to + at);
+        if (offset != 0) {
+          for (std::int64_t i = at; i < at + count; ++i) to[i] += offset;
+        }
+      }
+      at += count;
+    }
+  });
+}
+
+void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
+                 double deviation, double mean) {
+  const at::NoGradGuard no_grad;
+  if (part.is_cpu() && part.scalar_type() == at::kFloat && part.is_contiguous()) {
+    fill_normal_range(part, spec, t, tp, 0, seed, deviation, mean);
+    return;
+  }
+  const bool flat = part.is_contiguous();
+  const std::int64_t each = flat ? std::min(part.numel(), kFillAtOnce) : part.numel();
+  const at::Tensor values = at::empty({each}, at::kFloat);
+  for (std::int64_t begin = 0; begin < part.numel(); begin += each) {
+    const at::Tensor some = values.narrow(0, 0, std::min(each, part.numel() - begin));
+    fill_normal_range(some, spec, t, tp, begin, seed, deviation, mean);
+    (flat ? part.view(-1).narrow(0, begin, some.numel()) : part)
+        .copy_(flat ? some : some.view(part.sizes()));
+  }
 }
 
 void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed, double deviation) {
@@ -71,7 +109,7 @@ void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed, dou
   for (const auto& item : model.named_parameters()) {
     const ParamSpec& spec = specs[next++];
     const at::Tensor& param = item.value();
-    if (param.is_meta()) continue;
+    if (param.is_meta() || nn::is_unallocated(param)) continue;
     if (spec.name.ends_with("bias")) {
       param.zero_();
     } else if (param.dim() == 1) {

@@ -24,12 +24,17 @@ class Sharded {
 std::vector<ParamSpec> find_specs(const torch::nn::Module& model, const std::string& prefix = "");
 
 // Random numbers that do not depend on how a parameter is cut: element i of the whole parameter is
-// normal number i of the stream of its name, times the deviation. `part` is what rank t of tp has.
+// normal number i of the stream of its name, times the deviation, plus the mean. `part` is what
+// rank t of tp has; its padding becomes zero.
 void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
-                 double deviation);
+                 double deviation, double mean = 0);
+// Elements [begin, begin + out.numel()) of that, for a rank that keeps only a shard of it. `out` is
+// contiguous fp32 on the CPU. Both use all threads of at::parallel_for.
+void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
+                       std::int64_t begin, std::uint64_t seed, double deviation, double mean = 0);
 
 // The parameters of a model as if one process had made it: those of more than one dim by
-// fill_normal, biases 0, other vectors 1. Does nothing on the meta device.
+// fill_normal, biases 0, other vectors 1. Parameters without memory stay so.
 void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed,
                 double deviation = 0.02);
 
