@@ -1,0 +1,218 @@
+// Models of a user's own, given as layers, on any mesh, beside the same ones in one process.
+
+#include "tessera/parallel/parallelize.h"
+
+#include <ATen/ops/gelu.h>
+#include <gtest/gtest.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cmath>
+
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tests/text.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::AnyModule;
+
+constexpr std::int64_t kWidth = 8, kWords = 10, kRows = 16;
+constexpr int kMicroBatches = 4;
+
+struct WordsImpl : torch::nn::Module {
+  WordsImpl() { table = register_module("table", torch::nn::Embedding(kWords, kWidth)); }
+  at::Tensor forward(const at::Tensor& ids) { return table(ids); }
+  torch::nn::Embedding table{nullptr};
+};
+TORCH_MODULE(Words);
+
+struct MixImpl : torch::nn::Module {
+  explicit MixImpl(const LayerContext& at) {
+    up = register_module(
+        "up", tensor_parallel::ColumnParallelLinear(at.tp, at.linear("up", kWidth, 2 * kWidth)));
+    down = register_module(
+        "down", tensor_parallel::RowParallelLinear(at.tp, at.linear("down", 2 * kWidth, kWidth)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(at::gelu(up(x))); }
+  tensor_parallel::ColumnParallelLinear up{nullptr};
+  tensor_parallel::RowParallelLinear down{nullptr};
+};
+TORCH_MODULE(Mix);
+
+// The loss of a head that is a matrix of its own, or the table of the words.
+struct GuessImpl : torch::nn::Module {
+  explicit GuessImpl(const at::Tensor& shared) {
+    const at::Tensor own = shared.defined() ? shared : torch::zeros({kWords, kWidth});
+    weight = register_parameter("weight", own);
+  }
+  at::Tensor logits(const at::Tensor& x) { return at::matmul(x, weight.t()); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& words) {
+    return torch::nn::functional::cross_entropy(logits(x), words);
+  }
+  at::Tensor weight;
+};
+TORCH_MODULE(Guess);
+
+std::vector<Layer> layers(bool tied, int mixes = 6) {
+  std::vector<Layer> list;
+  list.push_back({.name = "words", .make = [](const auto&) { return AnyModule(Words()); }});
+  for (int i = 0; i < mixes; ++i) {
+    list.push_back({.name = str("mixes.", i),
+                    .make = [](const LayerContext& at) { return AnyModule(Mix(at)); }});
+  }
+  Layer guess{.name = "guess", .make = [tied](const LayerContext& at) {
+                const auto words = std::dynamic_pointer_cast<WordsImpl>(at.find("words"));
+                return AnyModule(Guess(tied && words ? words->table->weight : at::Tensor()));
+              }};
+  if (tied) guess.tied["weight"] = {"words", "table.weight"};
+  list.push_back(std::move(guess));
+  return list;
+}
+
+Initial spread(const ParamSpec& spec) {
+  Initial initial = initial_default(spec);
+  if (initial.deviation > 0) initial.deviation = 0.3;
+  return initial;
+}
+
+ParallelOptions options_of(int stage = 0) {
+  ParallelOptions options;
+  options.micro_batches = kMicroBatches;
+  options.seed = 7;
+  options.initial = spread;
+  options.engine.stage = stage;
+  options.engine.clip_norm = 0.5;  // so that the norm of the gradient matters too
+  options.engine.optimizer = zero::AdamW{.lr = 0.01};
+  return options;
+}
+
+std::vector<MicroBatch> batches_of(const comm::Mesh& mesh, int step) {
+  std::vector<MicroBatch> batches;
+  const std::int64_t rows = kRows / mesh.axes().dp() / kMicroBatches;
+  for (int k = 0; k < kMicroBatches; ++k) {
+    const std::int64_t first = step * kRows + (mesh.place().dp() * kMicroBatches + k) * rows;
+    const at::Tensor i = at::arange(first, first + rows, at::kLong);
+    batches.push_back({(i * 7 + i / 3).remainder(kWords), (i * 3 + 1).remainder(kWords)});
+  }
+  return batches;
+}
+
+struct Trained {
+  std::vector<double> losses, norms;
+  at::Tensor logits;
+  std::string problem;
+};
+
+Trained train(const std::vector<Layer>& list, const Axes& axes, const ParallelOptions& options) {
+  Trained out;
+  comm::GroupOptions how;
+  how.timeout = std::chrono::seconds(60);
+  comm::run_threads(
+      static_cast<int>(axes.world()),
+      [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Mesh mesh(comm::Group(std::move(backend)), axes);
+        ParallelModel first(list, mesh, options);
+        ParallelModel model = std::move(first);
+        Trained mine;
+        for (int step = 0; step < 4; ++step) {
+          const zero::StepInfo info = model.step(batches_of(mesh, step));
+          mine.losses.push_back(info.loss);
+          mine.norms.push_back(info.grad_norm);
+        }
+        mine.logits = model.predict(at::arange(kWords, at::kLong),
+                                    [](torch::nn::Module& last, const at::Tensor& x) {
+                                      return dynamic_cast<GuessImpl&>(last).logits(x);
+                                    });
+        if (mesh.world().rank() == 0) out = mine;
+        // All ranks know the same.
+        const at::Tensor told = at::tensor(mine.losses, at::kDouble).clone();
+        comm::Call call;
+        call.traffic = comm::Traffic::control;
+        call.label = "losses";
+        mesh.world().broadcast(told, 0, call).wait();
+        EXPECT_TRUE(at::equal(told, at::tensor(mine.losses, at::kDouble))) << axes.text();
+      },
+      how);
+  return out;
+}
+
+void expect_near(const Trained& got, const Trained& want, const std::string& where) {
+  ASSERT_EQ(got.losses.size(), want.losses.size()) << where;
+  for (std::size_t i = 0; i < want.losses.size(); ++i) {
+    EXPECT_NEAR(got.losses[i], want.losses[i], 2e-5 * want.losses[i]) << where << ", step " << i;
+    EXPECT_NEAR(got.norms[i], want.norms[i], 1e-4 * want.norms[i]) << where << ", step " << i;
+  }
+  EXPECT_TRUE(at::allclose(got.logits, want.logits, 1e-3, 1e-4)) << where;
+}
+
+TEST(Parallelize, AnyMeshStageAndScheduleTrainsAsOneProcess) {
+  for (const bool tied : {false, true}) {
+    const Trained alone = train(layers(tied), "dp=1", options_of());
+    ASSERT_LT(alone.losses.back(), alone.losses.front());
+    int stage = 0;
+    for (const char* mesh : {"dp=2", "tp=2", "pp=2", "pp=4", "dp=2,tp=2", "tp=2,pp=2", "dp=2,pp=2",
+                             "dp=2,tp=2,pp=2"}) {
+      for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::full}) {
+        ParallelOptions options = options_of(stage++ % 4);
+        options.recompute = recompute;
+        expect_near(train(layers(tied), mesh, options), alone,
+                    str(mesh, tied ? " tied" : "", ", stage ", options.engine.stage));
+      }
+    }
+    for (const char* schedule : {"gpipe", "interleaved", "zb-h1"}) {
+      ParallelOptions options = options_of(2);
+      options.schedule = schedule;
+      if (std::string(schedule) == "interleaved") options.model_chunks = 2;
+      expect_near(train(layers(tied), "pp=2", options), alone, str(schedule, tied ? " tied" : ""));
+    }
+    ParallelOptions uneven = options_of(3);
+    uneven.split = {1, 7};
+    expect_near(train(layers(tied), "pp=2", uneven), alone, str("1,7", tied ? " tied" : ""));
+  }
+}
+
+// What constructors give is that of the first rank that has it, wherever there are copies.
+TEST(Parallelize, KeptValuesAreOneRanksOnAll) {
+  ParallelOptions options = options_of(1);
+  options.initial = [](const ParamSpec& spec) {
+    return spec.tp_dim >= 0 ? spread(spec) : initial_kept(spec);
+  };
+  for (const char* mesh : {"dp=2", "tp=2", "pp=2", "dp=2,tp=2,pp=2"}) {
+    const Trained got = train(layers(true), mesh, options);
+    EXPECT_TRUE(std::isfinite(got.losses.back())) << mesh;
+    EXPECT_GT(got.losses.front(), 0) << mesh;
+  }
+}
+
+TEST(Parallelize, MistakesAreNamed) {
+  const auto problem = [](const std::vector<Layer>& list, const Axes& axes,
+                          const ParallelOptions& options) {
+    return error_of([&] { train(list, axes, options); });
+  };
+  EXPECT_TRUE(contains(problem({}, "dp=1", options_of()), "has no layers"));
+  EXPECT_TRUE(contains(problem(layers(false, 1), "pp=4", options_of()), "3 layers for 4"));
+  ParallelOptions options = options_of();
+  options.split = {4, 5};
+  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "split: got 4,5"));
+  options = options_of();
+  options.schedule = "zb-v";
+  EXPECT_TRUE(contains(problem(layers(true), "pp=2", options), "trained twice"));
+  options.engine.stage = 3;
+  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "puts off weight gradients"));
+  auto list = layers(false);
+  list[2].name = list[1].name;
+  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "two layers are called"));
+  list = layers(false);
+  list.back().tied["weight"] = {"nobody", "weight"};
+  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "nobody"));
+  list = layers(false);
+  list[1].make = [](const auto&) { return AnyModule(); };
+  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "returned no module"));
+}
+
+}  // namespace
+}  // namespace tessera
