@@ -276,12 +276,6 @@ std::string bench_table(const std::vector<BenchResult>& results) {
         << "\n";
   };
   row("operation", "memory", "size", "median ms", "least ms", "GB/s");
-  const auto fixed = [](double value, int digits) {
-    std::ostringstream text;
-    text.imbue(std::locale::classic());
-    text << std::fixed << std::setprecision(digits) << value;
-    return text.str();
-  };
   for (const BenchResult& result : results) {
     row(result.op, result.bytes > 0 ? result.memory : "-",
         format_bytes(result.bytes, ByteUnits::kBinary), fixed(result.ms, 4),

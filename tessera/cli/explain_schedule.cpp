@@ -50,10 +50,8 @@ std::string measured_bubble(const std::string& path) {
                          " does not end with the summary of a run with a pipeline; wanted what "
                          "tessera train --pp 2 --metrics wrote"));
   }
-  char text[96];
-  std::snprintf(text, sizeof text, "measured in %s: bubble %.1f%%\n", path.c_str(),
-                100 * json["summary"]["bubble"].get<double>());
-  return text;
+  return str("measured in ", path, ": bubble ",
+             fixed(100 * json["summary"]["bubble"].get<double>(), 1), "%\n");
 }
 
 }  // namespace

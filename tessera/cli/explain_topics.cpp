@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "tessera/cli/table.h"
 #include "tessera/core/errors.h"
@@ -20,12 +19,7 @@ using planner::real;
 
 std::string bytes_text(double bytes) { return format_bytes(std::llround(std::min(bytes, 9e18))); }
 std::string whole_text(double value) { return format_grouped(std::llround(value)); }
-std::string digits(double value, int after) {
-  char text[64];
-  std::snprintf(text, sizeof(text), "%.*f", after, value);
-  return text;
-}
-std::string share(double value) { return digits(100 * value, 1) + "%"; }
+std::string share(double value) { return fixed(100 * value, 1) + "%"; }
 
 std::string explain_batch(const ExplainArguments& a) {
   const Question& q = a.plan.question;
@@ -100,7 +94,7 @@ std::string explain_memory(const ExplainArguments& a) {
     std::int64_t layers = 0;
     for (const auto& chunk : chunks) layers = std::max(layers, chunk.layers);
     text +=
-        str("\nActivations: a layer keeps s·b·h · c bytes, c = ", digits(layer / sbh, 2),
+        str("\nActivations: a layer keeps s·b·h · c bytes, c = ", fixed(layer / sbh, 2),
             " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ", q.micro_batch,
             " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ", bytes_text(layer), "\n  ",
             layers, " layers · ", held, " in flight (", q.schedule, ", pp ", q.pp(), ", ",
@@ -141,7 +135,7 @@ std::string explain_traffic(const ExplainArguments& a) {
       "A ring sends (N-1)/N of a buffer in a reduce-scatter and in an all-gather; an all-reduce is "
       "one\nof each, which is where its 2 comes from.\n\ndp: N = ",
       q.dp(), ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
-      " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", digits((n - 1) / n, 4),
+      " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", fixed((n - 1) / n, 4),
       " · ", bytes_text(passed), " = ", bytes_text(t.dp), " sent per rank and step\n");
   if (t.dp_each != t.dp_last) {
     text += str("  reduced each micro-batch ", bytes_text(t.dp_each), ", once ",
@@ -165,7 +159,7 @@ std::string explain_ring(const ExplainArguments& a) {
   const double time = planner::ring_all_reduce_time(d, a.ranks, a.bandwidth, a.latency);
   return str("T = 2(N-1)/N · D/B + 2(N-1)·α\n  = 2·", a.ranks - 1, "/", a.ranks, " · ",
              bytes_text(d), " / ", format_rate(a.bandwidth), " + ", 2 * (a.ranks - 1), " · ",
-             format_time(a.latency), "\n  = ", digits(2 * (n - 1) / n, 4), " · ",
+             format_time(a.latency), "\n  = ", fixed(2 * (n - 1) / n, 4), " · ",
              format_time(d / a.bandwidth), " + ", format_time(2 * (n - 1) * a.latency),
              "\n  = ", format_time(time), "\n\nEach rank sends ",
              bytes_text(planner::ring_all_reduce_bytes(d, a.ranks)), " in ", 2 * (a.ranks - 1),
@@ -186,9 +180,9 @@ std::string explain_overlap(const ExplainArguments& a) {
       share(a.overhead),
       " for each doubling:\n  efficiency(N) = 1 / (1 + c·log2 N) = 1 / (1 "
       "+ ",
-      digits(a.overhead, 3), " · ", digits(std::log2(n), 2),
+      fixed(a.overhead, 3), " · ", fixed(std::log2(n), 2),
       ") = ", share(planner::scaling_efficiency(n, a.overhead)), " at N = ", a.ranks, "; ",
-      digits(n * planner::scaling_efficiency(n, a.overhead), 2),
+      fixed(n * planner::scaling_efficiency(n, a.overhead), 2),
       " times one GPU\nIt knows neither overlap nor links: `tessera simulate` does.\n");
 }
 
@@ -231,7 +225,7 @@ std::string bubble_text(const ExplainArguments& a) {
       format_time(a.hop),
       " where nothing hides them\nspeed-up over one "
       "stage = P·K / (K + P-1) = ",
-      digits(planner::pipeline_speedup(p, k), 2), " of ", p);
+      fixed(planner::pipeline_speedup(p, k), 2), " of ", p);
 }
 
 std::string explain_bubble(const ExplainArguments& a) {
@@ -262,7 +256,7 @@ std::string explain_step(const ExplainArguments& a) {
   table.row({"optimizer", format_time(t.optimizer), ""});
   table.row({"step", format_time(t.step()), "their sum"});
   const auto flops = [](double value) {
-    return value < 1e12 ? digits(value / 1e9, 1) + " GFLOP" : digits(value / 1e12, 1) + " TFLOP";
+    return value < 1e12 ? fixed(value / 1e9, 1) + " GFLOP" : fixed(value / 1e12, 1) + " TFLOP";
   };
   return str("Arithmetic of a step: 3 · forward = ", flops(a.plan.model_flops),
              "\n  forward per token = 2 · (matrices + head) + 4·s·h for each layer's "

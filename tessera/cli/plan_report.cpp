@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 
 #include "tessera/cli/table.h"
@@ -22,11 +21,6 @@ std::string size(double bytes) {
 std::string count(double value) { return format_count(std::llround(value)); }
 std::string grouped(double value) { return format_grouped(std::llround(value)); }
 
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof(text), "%.*f", digits, value);
-  return text;
-}
 std::string percent(double share) { return fixed(100 * share, 1) + "%"; }
 
 std::string model_words(const Question& q) {

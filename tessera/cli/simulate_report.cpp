@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "tessera/cli/table.h"
@@ -19,11 +18,7 @@ using simulator::Reliability;
 
 constexpr int kShownRanks = 16;
 
-std::string share(double part) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f%%", 100 * part);
-  return text;
-}
+std::string share(double part) { return fixed(100 * part, 1) + "%"; }
 std::string whole(double value) { return format_grouped(std::llround(value)); }
 
 std::string model_of(const Question& q) {

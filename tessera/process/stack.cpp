@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string_view>
@@ -116,16 +115,11 @@ std::vector<std::string> OwnStack::read(std::chrono::milliseconds patience) {
 
 std::string describe_address(const void* address) {
   const auto number = reinterpret_cast<std::uintptr_t>(address);
-  char text[32];
   Dl_info info{};
-  if (::dladdr(address, &info) == 0 || info.dli_fname == nullptr) {
-    std::snprintf(text, sizeof text, "0x%zx", static_cast<std::size_t>(number));
-    return text;
-  }
+  if (::dladdr(address, &info) == 0 || info.dli_fname == nullptr) return "0x" + hex(number);
   const std::string_view path = info.dli_fname;
   const auto base = reinterpret_cast<std::uintptr_t>(info.dli_fbase);
-  std::snprintf(text, sizeof text, "+0x%zx", static_cast<std::size_t>(number - base));
-  std::string line = str(path.substr(path.rfind('/') + 1), text);
+  std::string line = str(path.substr(path.rfind('/') + 1), "+0x", hex(number - base));
   if (info.dli_sname != nullptr) line += " " + readable(info.dli_sname);
   return line;
 }

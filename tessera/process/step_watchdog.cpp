@@ -1,7 +1,6 @@
 #include "tessera/process/step_watchdog.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "tessera/core/median.h"
@@ -71,11 +70,9 @@ void StepWatchdog::watch() {
     const auto tell = [&](const std::function<void(const std::string&)>& action) {
       if (!action) return;
       const double taken = std::chrono::duration<double>(Clock::now() - began_).count();
-      char factor[32];
-      std::snprintf(factor, sizeof factor, "%.0f", taken / usual);
       lock.unlock();
       try {
-        action(str("step ", step, " has taken ", format_time(taken), ", ", factor,
+        action(str("step ", step, " has taken ", format_time(taken), ", ", fixed(taken / usual, 0),
                    " × the median of ", format_time(usual)));
       } catch (...) {  // what cannot be told does not end the training: nobody here could catch it
       }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iomanip>
-#include <sstream>
 
 #include "tessera/core/text.h"
 
@@ -27,13 +25,6 @@ std::string label(const Schedule& schedule, const Action& action) {
   return text;
 }
 
-std::string number(double value, int digits) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic());
-  out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
-}
-
 std::string caption(const Schedule& schedule, const Durations& durations) {
   const Timing timing = time(schedule, durations);
   const std::vector<int> held = validate(schedule).in_flight;
@@ -42,7 +33,7 @@ std::string caption(const Schedule& schedule, const Durations& durations) {
   std::string text =
       str(schedule.name, ": ", schedule.ranks, " ranks, ", schedule.micros, " micro-batches");
   if (schedule.chunks > 1) text += str(", ", schedule.chunks, " chunks a rank");
-  text += str("; step ", timing.step, ", bubble ", number(100 * timing.bubble, 1),
+  text += str("; step ", timing.step, ", bubble ", fixed(100 * timing.bubble, 1),
               "%; activations held, by rank: ", join(counts, " "));
   return text;
 }
@@ -112,32 +103,31 @@ std::string draw_svg(const Schedule& schedule, const Durations& durations) {
   constexpr double kLeft = 64, kTop = 8, kRow = 28, kBar = 22;
   const double width = kLeft + step * scale + 8;
   const double height = kTop + kRow * schedule.ranks + 28;
-  std::string svg =
-      str("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", number(width, 0), "\" height=\"",
-          number(height, 0), "\" viewBox=\"0 0 ", number(width, 0), " ", number(height, 0),
-          "\" font-family=\"sans-serif\" font-size=\"11\">\n");
+  std::string svg = str("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", fixed(width, 0),
+                        "\" height=\"", fixed(height, 0), "\" viewBox=\"0 0 ", fixed(width, 0), " ",
+                        fixed(height, 0), "\" font-family=\"sans-serif\" font-size=\"11\">\n");
   svg += "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
   for (int r = 0; r < schedule.ranks; ++r) {
     const double y = kTop + kRow * r;
-    svg += str("<text x=\"8\" y=\"", number(y + 15, 1), "\">rank ", r, "</text>\n");
-    svg += str("<rect x=\"", number(kLeft, 1), "\" y=\"", number(y, 1), "\" width=\"",
-               number(step * scale, 1), "\" height=\"", number(kBar, 1), "\" fill=\"#eeeeee\"/>\n");
+    svg += str("<text x=\"8\" y=\"", fixed(y + 15, 1), "\">rank ", r, "</text>\n");
+    svg += str("<rect x=\"", fixed(kLeft, 1), "\" y=\"", fixed(y, 1), "\" width=\"",
+               fixed(step * scale, 1), "\" height=\"", fixed(kBar, 1), "\" fill=\"#eeeeee\"/>\n");
     for (const Slot& slot : slots[static_cast<std::size_t>(r)]) {
       const double x = kLeft + slot.begin * scale, w = (slot.end - slot.begin) * scale;
       // Later chunks are paler.
       const double opacity = 1 - 0.45 * slot.action.chunk / std::max(1, schedule.chunks);
       const std::string text = label(schedule, slot.action);
-      svg += str("<rect x=\"", number(x, 1), "\" y=\"", number(y, 1), "\" width=\"", number(w, 1),
-                 "\" height=\"", number(kBar, 1), "\" fill=\"", colour(slot.action.kind),
-                 "\" fill-opacity=\"", number(opacity, 2), "\" stroke=\"#ffffff\"><title>",
+      svg += str("<rect x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" width=\"", fixed(w, 1),
+                 "\" height=\"", fixed(kBar, 1), "\" fill=\"", colour(slot.action.kind),
+                 "\" fill-opacity=\"", fixed(opacity, 2), "\" stroke=\"#ffffff\"><title>",
                  name(slot.action.kind), " of micro-batch ", slot.action.micro, ", stage ",
                  schedule.stage(r, slot.action.chunk), "</title></rect>\n");
       if (w < 7.0 * static_cast<double>(text.size())) continue;
-      svg += str("<text x=\"", number(x + w / 2, 1), "\" y=\"", number(y + 15, 1),
+      svg += str("<text x=\"", fixed(x + w / 2, 1), "\" y=\"", fixed(y + 15, 1),
                  "\" text-anchor=\"middle\">", text, "</text>\n");
     }
   }
-  svg += str("<text x=\"8\" y=\"", number(height - 10, 1), "\">", caption(schedule, durations),
+  svg += str("<text x=\"8\" y=\"", fixed(height - 10, 1), "\">", caption(schedule, durations),
              "</text>\n</svg>\n");
   return svg;
 }

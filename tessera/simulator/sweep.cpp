@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <optional>
 
 #include "tessera/core/errors.h"
@@ -30,11 +29,7 @@ int read_size(std::string_view part, std::string_view whole) {
   return value;
 }
 
-std::string percent(double part) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f%%", 100 * part);
-  return text;
-}
+std::string percent(double part) { return fixed(100 * part, 1) + "%"; }
 
 // What of the step has grown most since the first size, in words.
 std::string largest_growth(const SweepRow& row, const SweepRow& first) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 
 #include "tessera/core/text.h"
@@ -31,11 +30,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f", value);
-  return text;
-}
+std::string number(double value) { return fixed(value, 1); }
 
 std::string text_at(double x, double y, const std::string& text, const char* more = "") {
   return str("<text x=\"", number(x), "\" y=\"", number(y), "\"", more, ">", escaped(text),

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -15,12 +14,6 @@ std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
   }));
-}
-
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
 }
 
 // "+0.42%" of the predicted, "exact" where they are equal.
@@ -70,7 +63,7 @@ std::string memory_table(const Summary& summary) {
   return table(rows);
 }
 
-std::string traffic_table(const Summary& summary, const MeshSizes& mesh) {
+std::string traffic_table(const Summary& summary, const Axes& axes) {
   std::vector<std::vector<std::string>> rows = {
       {"bytes sent per rank and step", "predicted", "counted", ""}};
   const auto &predicted = summary.predicted.sent, &measured = summary.measured.sent;
@@ -81,9 +74,9 @@ std::string traffic_table(const Summary& summary, const MeshSizes& mesh) {
          measured ? bytes((*measured).*bytes_of) : "–",
          predicted && measured ? difference((*predicted).*bytes_of, (*measured).*bytes_of) : ""});
   };
-  add("dp", mesh.dp, &SentBytes::dp);
-  if (mesh.tp > 1) add("tp", mesh.tp, &SentBytes::tp);
-  if (mesh.pp > 1) add("pp", mesh.pp, &SentBytes::pp);
+  add("dp", axes.dp(), &SentBytes::dp);
+  if (axes.tp() > 1) add("tp", axes.tp(), &SentBytes::tp);
+  if (axes.pp() > 1) add("pp", axes.pp(), &SentBytes::pp);
   return table(rows);
 }
 

@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -27,54 +26,45 @@
 namespace tessera::train {
 namespace {
 
-std::string short_number(double value, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
 std::string status(const StepMetrics& step, const Summary* summary = nullptr) {
   const double rate = summary != nullptr ? summary->tokens_per_s : step.tokens_per_s();
   const double time = summary != nullptr ? summary->step_s : step.step_s;
-  return str("loss ", short_number(step.loss, 4), "  ", format_count(std::llround(rate)),
-             " tokens/s  ", format_time(time), "/step  ", format_bytes(step.mem_peak_bytes));
+  return str("loss ", fixed(step.loss, 4), "  ", format_count(std::llround(rate)), " tokens/s  ",
+             format_time(time), "/step  ", format_bytes(step.mem_peak_bytes));
 }
 
 std::string ending(Trainer& trainer, const Summary& summary,
                    const std::vector<std::string>& answers) {
   const Resolved& resolved = trainer.resolved();
   std::string text = "\n" + memory_table(summary) + "\n";
-  const MeshSizes mesh{resolved.ranks, static_cast<int>(trainer.config().tp),
-                       static_cast<int>(trainer.config().pp)};
-  text += traffic_table(summary, mesh) + "\n" + time_table(trainer.history());
+  text += traffic_table(summary, resolved.axes.with("dp", resolved.ranks)) + "\n" +
+          time_table(trainer.history());
   if (summary.predicted.step_s) {
     text += str("  step predicted for ", trainer.config().hardware, ": ",
                 format_time(*summary.predicted.step_s),
                 ", median measured: ", format_time(summary.step_s), " (",
-                short_number(100 * (summary.step_s / *summary.predicted.step_s - 1), 1), "%)\n");
+                fixed(100 * (summary.step_s / *summary.predicted.step_s - 1), 1), "%)\n");
   }
   if (summary.bubble) {
-    text += str("  pipeline bubble ", short_number(100 * *summary.bubble, 1), "% of the passes; ",
-                short_number(100 * *summary.predicted_bubble, 1),
-                "% if all stages took the same time\n");
+    text += str("  pipeline bubble ", fixed(100 * *summary.bubble, 1), "% of the passes; ",
+                fixed(100 * *summary.predicted_bubble, 1), "% if all stages took the same time\n");
   }
   for (const SlowRank& slow : summary.slow_ranks) {
     text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
-                short_number(slow.factor, 2), " × the median of the ranks\n");
+                fixed(slow.factor, 2), " × the median of the ranks\n");
   }
   if (summary.saves > 0) {
     text += str("  ", plural(summary.saves, "save"), " held training up for ",
                 format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
-                short_number(summary.save_exposed_percent(), 1), "% of a step\n");
+                fixed(summary.save_exposed_percent(), 1), "% of a step\n");
   }
   if (!answers.empty()) {
     text += "\n  what it answers\n";
     for (const std::string& line : answers) text += "    " + line + "\n";
   }
-  text += str("\n  loss ", short_number(summary.first_loss, 4), " → ",
-              short_number(summary.last_loss, 4), " in ", plural(summary.steps, "step"), ", ",
-              format_count(std::llround(summary.tokens_per_s)), " tokens/s; parameters ",
-              summary.params_hash, "\n");
+  text += str("\n  loss ", fixed(summary.first_loss, 4), " → ", fixed(summary.last_loss, 4), " in ",
+              plural(summary.steps, "step"), ", ", format_count(std::llround(summary.tokens_per_s)),
+              " tokens/s; parameters ", summary.params_hash, "\n");
   if (summary.skipped > 0) {
     text += str("  ", plural(summary.skipped, "step"), " skipped: gradients were not finite\n");
   }

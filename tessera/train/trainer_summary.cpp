@@ -2,7 +2,6 @@
 #include <ATen/Parallel.h>
 
 #include <array>
-#include <cstdio>
 #include <utility>
 
 #include "tessera/core/median.h"
@@ -35,7 +34,8 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
   call.label = "times of the ranks";
   world.all_gather(all.view(-1), mine, call).wait();
   const at::Tensor medians = std::get<0>(all.median(0));
-  for (int r = 0; r < world.size() && config.pp == 1; ++r) {  // stages of a pipeline may differ
+  for (int r = 0; r < world.size() && config.axes.pp() == 1;
+       ++r) {  // stages of a pipeline may differ
     SlowRank slow{r, "", kSlow};
     for (std::size_t p = 0; p < 3; ++p) {
       const auto column = static_cast<std::int64_t>(p);
@@ -45,10 +45,10 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
     }
     if (!slow.phase.empty()) out.slow_ranks.push_back(slow);
   }
-  if (config.pp == 1) return;
+  if (config.axes.pp() == 1) return;
   const double passes = all.select(1, 4).sum().item<double>();
   out.bubble = passes > 0 ? all.select(1, 3).sum().item<double>() / passes : 0;
-  out.predicted_bubble = schedule::time(schedule::make(config.schedule, static_cast<int>(config.pp),
+  out.predicted_bubble = schedule::time(schedule::make(config.schedule, config.axes.pp(),
                                                        static_cast<int>(resolved.grad_accum),
                                                        static_cast<int>(config.chunks)),
                                         {})
@@ -71,10 +71,7 @@ Summary Trainer::summary() {
   if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {
     out.measured.sent = SentBytes{impl.sent.dp / steps, impl.sent.tp / steps, impl.sent.pp / steps};
   }
-  char hash[32];
-  std::snprintf(hash, sizeof hash, "%016llx",
-                static_cast<unsigned long long>(impl.model.params_hash()));
-  out.params_hash = hash;
+  out.params_hash = hex(impl.model.params_hash(), 16);
   std::vector<double> rates, times;
   for (const StepMetrics& step : impl.history) {
     rates.push_back(step.tokens_per_s());
@@ -96,9 +93,9 @@ Summary Trainer::summary() {
   out.run = {{"model", impl.resolved.model.name.empty() ? "gpt" : impl.resolved.model.name},
              {"parameters", str(impl.resolved.model.params())},
              {"ranks", str(impl.world.size())},
-             {"dp", str(impl.resolved.dp)},
-             {"tp", str(impl.config.tp)},
-             {"pp", str(impl.config.pp)},
+             {"dp", str(impl.resolved.axes.dp())},
+             {"tp", str(impl.config.axes.tp())},
+             {"pp", str(impl.config.axes.pp())},
              {"zero", str(impl.config.zero)},
              {"layout", impl.config.layout},
              {"comm", impl.config.comm},
@@ -113,8 +110,8 @@ std::string Trainer::describe() const {
              " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
              plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),
              ": ", plural(impl.config.steps, "step"), " of ", impl.resolved.global_batch, " × ",
-             plural(impl.resolved.seq, "token"), " = ", plural(impl.resolved.dp, "replica"), " × ",
-             impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"),
+             plural(impl.resolved.seq, "token"), " = ", plural(impl.resolved.axes.dp(), "replica"),
+             " × ", impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"),
              "\nZeRO-", impl.config.zero, ", ", impl.config.layout, ", ",
              impl.world.size() == 1 ? "alone" : impl.world.backend(), ", ",
              plural(at::get_num_threads(), "thread"), " per rank on ",
