@@ -82,8 +82,9 @@ class Gatherer {
     bool unsharded = false;
   };
 
-  at::Tensor own_values(const Options& options, const Param& param) const;
-  at::Tensor all_values(const Options& options, const Param& param) const;
+  // What a parameter starts with, flat: in `place` already if it could be written there.
+  at::Tensor own_values(const Options& options, const Param& param, const at::Tensor& place) const;
+  at::Tensor all_values(const Options& options, const Param& param, const at::Tensor& place) const;
   void check_initial(const Options& options) const;
   void start_unshard(int unit, const char* why, comm::Traffic traffic);
   void unshard(int unit, const char* why, comm::Traffic traffic = comm::Traffic::model);

@@ -22,8 +22,11 @@ comm::Call start_call(const Param& param) {
   return call;
 }
 
-at::Tensor initial_values(const Options& options, const Param& param, ShardRange range) {
-  at::Tensor values = at::empty({range.size}, at::kFloat);
+// Written to `place` where that takes fp32, else to memory of their own.
+at::Tensor initial_values(const Options& options, const Param& param, ShardRange range,
+                          const at::Tensor& place = {}) {
+  const bool fits = place.defined() && place.is_cpu() && place.scalar_type() == at::kFloat;
+  at::Tensor values = fits ? place : at::empty({range.size}, at::kFloat);
   if (range.size > 0) options.initial.write(param.name, range.begin, values);
   return values;
 }
@@ -34,13 +37,15 @@ bool has_own_shard_only(const Options& options, const Param& param) {
 
 }  // namespace
 
-at::Tensor Gatherer::own_values(const Options& options, const Param& param) const {
+at::Tensor Gatherer::own_values(const Options& options, const Param& param,
+                                const at::Tensor& place) const {
   const ShardRange own = shard_of(param, group_.rank());
-  if (nn::is_unallocated(param.tensor)) return initial_values(options, param, own);
-  return all_values(options, param).narrow(0, own.begin, own.size);
+  if (nn::is_unallocated(param.tensor)) return initial_values(options, param, own, place);
+  return all_values(options, param, {}).narrow(0, own.begin, own.size);
 }
 
-at::Tensor Gatherer::all_values(const Options& options, const Param& param) const {
+at::Tensor Gatherer::all_values(const Options& options, const Param& param,
+                                const at::Tensor& place) const {
   if (!nn::is_unallocated(param.tensor)) {
     const at::Tensor values = elements_in_memory_order(param.tensor);
     // Into the parameter's own memory, which is free soon.
@@ -50,7 +55,7 @@ at::Tensor Gatherer::all_values(const Options& options, const Param& param) cons
     return values;
   }
   if (!has_own_shard_only(options, param)) {
-    return initial_values(options, param, {0, param.numel});
+    return initial_values(options, param, {0, param.numel}, place);
   }
   const ShardRange own = shard_of(param, group_.rank());
   const at::Tensor mine = at::zeros({param.shard}, at::kFloat);
@@ -73,17 +78,14 @@ void Gatherer::fill(const Options& options,
       for (const int index : range.params) {
         Param& param = plan_.params[static_cast<std::size_t>(index)];
         const ShardRange own = shard_of(param, group_.rank());
-        if (sharded_) {
-          const at::Tensor values = own_values(options, param);
-          param_shard(index).copy_(values);
-          taken(index, values);
-        } else {
-          const at::Tensor values = all_values(options, param);
-          stores_[static_cast<std::size_t>(param.space)]
-              .tensor.narrow(0, param.offset, param.numel)
-              .copy_(values);
-          taken(index, sharding_.optimizer ? values.narrow(0, own.begin, own.size) : values);
-        }
+        const at::Tensor& store = stores_[static_cast<std::size_t>(param.space)].tensor;
+        const at::Tensor place =
+            sharded_ ? param_shard(index) : store.narrow(0, param.offset, param.numel);
+        const at::Tensor values =
+            sharded_ ? own_values(options, param, place) : all_values(options, param, place);
+        if (!values.is_same(place)) place.copy_(values);
+        const bool cut = !sharded_ && sharding_.optimizer;
+        taken(index, cut ? values.narrow(0, own.begin, own.size) : values);
         param.tensor.set_data(view_of(param, state.full[r], range.begin));
       }
     }
