@@ -15,6 +15,8 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/core/errors.h"
+
 namespace tessera::rules {
 
 // What differs from step to step, and from parameter to parameter: these are the learning rate and
@@ -140,16 +142,23 @@ void take_settings(R& rule, const Settings& from) {
   if constexpr (requires { rule.elementwise; }) take_settings(rule.elementwise, from);
 }
 
-// The optimizer of that name, which is one of names(), with these settings.
+// The optimizer of that name, one of names(), with these settings. Throws UsageError for others.
 template <class Settings>
 Named named(std::string_view name, const Settings& from) {
-  Named found;
+  Named result;
+  bool found = false;
+  std::string wanted;
   for_each([&](auto rule) {
+    wanted += (wanted.empty() ? "" : ", ") + std::string(rule.name);
     if (rule.name != name) return;
     take_settings(rule, from);
-    found = rule;
+    result = rule;
+    found = true;
   });
-  return found;
+  if (!found) {
+    throw UsageError("optimizer: got " + std::string(name) + ", wanted one of " + wanted);
+  }
+  return result;
 }
 
 }  // namespace tessera::rules
