@@ -16,9 +16,9 @@
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/fields.h"
 #include "tessera/planner/json.h"
 #include "tessera/planner/runs_file.h"
+#include "tessera/planner/settings.h"
 
 namespace tessera::cli {
 namespace {

@@ -1,42 +1,35 @@
 #include "tessera/cli/plan_flags.h"
 
-#include <string>
-
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
-namespace {
 
-void add_plan_flag(CLI::App& app, const planner::Field& field, planner::Settings& settings) {
-  const std::string flag = "--" + field.name;
-  if (field.flag) {
-    app.add_flag_function(
-           str(flag, ",!--no-", field.name),
-           [&settings, name = field.name](std::int64_t count) {
-             settings.set(name, count > 0 ? "true" : "false");
-           },
-           field.help)
-        ->group(field.group)
-        ->take_last()
-        ->default_str(field.shown_default);
-    return;
+void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
+                       planner::Command command, const TakeSetting& take) {
+  for (const planner::Field& field : fields) {
+    const std::string flag = "--" + field.name;
+    CLI::Option* const option =
+        field.is_flag()
+            ? app.add_flag_function(
+                  str(flag, ",!--no-", field.name),
+                  [take, name = field.name](std::int64_t count) {
+                    take(name, count > 0 ? "true" : "false");
+                  },
+                  field.help)
+            : app.add_option_function<std::string>(
+                     flag, [take, name = field.name](const std::string& text) { take(name, text); },
+                     field.help)
+                  ->type_name(field.type_name());
+    option->group(field.group)
+        ->take_last()  // so that a script can add to another's flags
+        ->default_str(field.shown_default(command));
   }
-  const std::string type =
-      field.choices.empty() ? field.type : "{" + join(field.choices, ",") + "}";
-  app.add_option_function<std::string>(
-         flag,
-         [&settings, name = field.name](const std::string& text) { settings.set(name, text); },
-         field.help)
-      ->group(field.group)
-      ->take_last()  // so that a script can add to another's flags
-      ->type_name(type)
-      ->default_str(field.shown_default);
 }
 
-}  // namespace
-
 void add_plan_flags(CLI::App& app, planner::Settings& settings) {
-  for (const planner::Field& field : planner::fields()) add_plan_flag(app, field, settings);
+  add_setting_flags(
+      app, planner::fields(planner::Command::plan), planner::Command::plan,
+      [&settings](const std::string& name, const std::string& text) { settings.set(name, text); });
 }
 
 }  // namespace tessera::cli

@@ -1,13 +1,21 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
 
-#include "tessera/planner/fields.h"
+#include "tessera/planner/settings.h"
 
 namespace tessera::cli {
 
-// A flag for each field of a question, in the groups of the table; what is given goes to
-// `settings`, which must outlive the parsing.
+// A flag for each row of [Note: settings], in its group; what is given goes to `take`, in the order
+// of the command line. All that `take` refers to must outlive the parsing.
+using TakeSetting = std::function<void(const std::string& name, const std::string& text)>;
+void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
+                       planner::Command command, const TakeSetting& take);
+
+// Those of a question.
 void add_plan_flags(CLI::App& app, planner::Settings& settings);
 
 }  // namespace tessera::cli

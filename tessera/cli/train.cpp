@@ -16,6 +16,7 @@
 #include "tessera/checkpoint/lock.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/plan_flags.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
@@ -51,37 +52,6 @@ struct Given {
   std::string config;
   bool print_config = false;
 };
-
-void add_field(CLI::App& app, const train::Field& field, Given& given) {
-  const std::string flag = "--" + field.name;
-  if (std::holds_alternative<bool train::TrainConfig::*>(field.member)) {
-    app.add_flag_function(
-           str(flag, ",!--no-", field.name),
-           [&given, name = field.name](std::int64_t count) {
-             given.flags.emplace_back(name, count > 0 ? "true" : "false");
-           },
-           field.help)
-        ->group(field.group)
-        ->take_last()
-        ->default_str(train::get({}, field));
-    return;
-  }
-  std::string type = "TEXT";
-  if (std::holds_alternative<std::int64_t train::TrainConfig::*>(field.member)) type = "INT";
-  if (std::holds_alternative<double train::TrainConfig::*>(field.member)) type = "NUMBER";
-  if (field.bytes) type = "SIZE";
-  if (!field.choices.empty()) type = "{" + join(field.choices, ",") + "}";
-  app.add_option_function<std::string>(
-         flag,
-         [&given, name = field.name](const std::string& text) {
-           given.flags.emplace_back(name, text);
-         },
-         field.help)
-      ->group(field.group)
-      ->take_last()  // so that a script can add to another's flags
-      ->type_name(type)
-      ->default_str(train::get({}, field));
-}
 
 // The exit status of a run whose last save failed, and that was told to go on nevertheless.
 constexpr int kNotSaved = 3;
@@ -230,7 +200,10 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
           ->take_last();
   app.add_flag("--print-config", given.print_config,
                "print the settings as such a file, and do nothing else");
-  for (const train::Field& field : train::fields()) add_field(app, field, given);
+  add_setting_flags(app, train::fields(), planner::Command::train,
+                    [&given](const std::string& name, const std::string& text) {
+                      given.flags.emplace_back(name, text);
+                    });
   if (!line.parse(argc, argv)) return std::nullopt;
 
   Ready ready;
@@ -238,7 +211,7 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   std::vector<std::string> named;  // by flags: what a file says of ranks yields to a launcher
   if (file->count() > 0) train::read_config(config, given.config, nullptr);
   for (const auto& [name, text] : given.flags) {
-    train::set(config, train::field(name), text);
+    set(config, train::field(name), text);
     named.push_back(name);
   }
   if (launch.launcher != "alone") {

@@ -3,12 +3,12 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/planner/fields.h"
 #include "tessera/planner/limits.h"
 #include "tessera/planner/megatron.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/score.h"
 #include "tessera/planner/search.h"
+#include "tessera/planner/settings.h"
 
 // The planner's questions and answers as JSON, each answer on one line.
 namespace tessera::planner {

@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/planner/fields.h"
 #include "tessera/planner/score.h"
+#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 

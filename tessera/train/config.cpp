@@ -123,32 +123,55 @@ Elastic parse_elastic(const std::string& text) {
   return range;
 }
 
-// Replicas of the model that the ranks make.
-int resolve_mesh(const TrainConfig& config, int ranks) {
-  const auto parts = static_cast<int>(config.tp * config.pp);
+// With the replicas of the model that the ranks make.
+Axes resolve_mesh(const TrainConfig& config, int ranks) {
+  const Axes model = config.axes.with("dp", 1);
+  const std::int64_t parts = model.world();
   if (ranks % parts != 0) {
-    throw UsageError(str("--tp ", config.tp, " × --pp ", config.pp, " = ", parts,
+    throw UsageError(str("--tp ", model.tp(), " × --pp ", model.pp(), " = ", parts,
                          " does not divide the ", ranks, ranks == 1 ? " rank" : " ranks",
                          "; wanted ranks = dp · tp · pp, such as ", (ranks / parts + 1) * parts));
   }
-  const int dp = ranks / parts;
-  if (config.dp != 0 && config.dp != dp) {
-    throw UsageError(str("--dp: got ", config.dp, ", but ", ranks, " ranks with --tp ", config.tp,
-                         " --pp ", config.pp, " make ", dp, "; leave --dp or --ranks out"));
+  const auto dp = static_cast<int>(ranks / parts);
+  if (config.axes.dp() != 0 && config.axes.dp() != dp) {
+    throw UsageError(str("--dp: got ", config.axes.dp(), ", but ", ranks, " ranks with --tp ",
+                         model.tp(), " --pp ", model.pp(), " make ", dp,
+                         "; leave --dp or --ranks out"));
   }
   if (config.comm == "off" && parts > 1) {
     throw UsageError(
         "--comm off: got --tp or --pp, whose ranks cannot compute without each other; "
         "wanted --tp 1 --pp 1");
   }
-  return dp;
+  return model.with("dp", dp);
 }
 
 }  // namespace
 
+const std::vector<Field>& fields() {
+  static const std::vector<Field> all = [] {
+    std::vector<Field> rows = planner::fields(planner::Command::train);
+    for (Field& row : rows) {  // words that other rooms have
+      if (row.name == "optimizer") row.choices = rules::names();
+      if (row.name == "backend") row.choices = comm::backend_names();
+    }
+    return rows;
+  }();
+  return all;
+}
+
+const Field& field(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Field& each : fields()) {
+    if (each.name == name) return each;
+    names.push_back(each.name);
+  }
+  throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(name, names)));
+}
+
 int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
   if (config.elastic.empty()) return ranks;
-  const auto parts = static_cast<int>(config.tp * config.pp);
+  const auto parts = static_cast<int>(config.axes.with("dp", 1).world());
   for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
        count -= parts) {
     if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
@@ -159,12 +182,12 @@ int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int rank
 }
 
 int ranks_wanted(const TrainConfig& config) {
-  if (!config.elastic.empty() && config.ranks == 0 && config.dp == 0) {
+  if (!config.elastic.empty() && config.ranks == 0 && config.axes.dp() == 0) {
     return parse_elastic(config.elastic).most;
   }
   if (config.ranks > 0) return static_cast<int>(config.ranks);
-  const std::int64_t parts = config.tp * config.pp;
-  const std::int64_t dp = config.dp > 0 ? config.dp : (parts == 1 ? 2 : 1);
+  const std::int64_t parts = config.axes.with("dp", 1).world();
+  const std::int64_t dp = config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? 2 : 1);
   return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
 }
 
@@ -200,8 +223,8 @@ Resolved resolve(const TrainConfig& config, int ranks) {
         }
       },
       rules::named(config.optimizer, config));
-  out.dp = resolve_mesh(config, ranks);
-  out.ranks = config.comm == "off" ? 1 : out.dp;
+  out.axes = resolve_mesh(config, ranks);
+  out.ranks = config.comm == "off" ? 1 : out.axes.dp();
   const auto stage = static_cast<int>(config.zero);
   out.policy = config.grad_reduce == "auto"   ? default_reduce_policy(stage)
                : config.grad_reduce == "each" ? ReducePolicy::each
@@ -221,10 +244,11 @@ Resolved resolve(const TrainConfig& config, int ranks) {
     throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
                          " positions; wanted at most that, or a larger --positions"));
   }
-  if (config.sequence_parallel && out.seq % config.tp != 0) {
-    throw UsageError(str("--seq: got ", out.seq, ", which the ", config.tp, " ranks of --tp ",
-                         config.tp, " --sequence-parallel do not divide; wanted ",
-                         (out.seq / config.tp + 1) * config.tp));
+  if (config.sequence_parallel && out.seq % config.axes.tp() != 0) {
+    throw UsageError(str("--seq: got ", out.seq, ", which the ", config.axes.tp(),
+                         " ranks of --tp ", config.axes.tp(),
+                         " --sequence-parallel do not divide; wanted ",
+                         (out.seq / config.axes.tp() + 1) * config.axes.tp()));
   }
   const std::int64_t tokens = config.data == "synthetic" ? 12 : 256;
   if (out.model.vocab < tokens) {
@@ -262,7 +286,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
     throw UsageError(str("--hardware-file: got ", quote(config.hardware_file),
                          " without --hardware, the name of an entry; wanted both"));
   }
-  resolve_batch(config, out.dp, out);
+  resolve_batch(config, out.axes.dp(), out);
   constexpr std::int64_t kMostTokens = 1'000'000'000'000'000;
   if (out.global_batch > kMostTokens / out.seq) {
     throw UsageError(str("--micro-batch ", config.micro_batch, ": a step has ", out.global_batch,
@@ -273,39 +297,29 @@ Resolved resolve(const TrainConfig& config, int ranks) {
 
 planner::Question question(const TrainConfig& config, const Resolved& resolved,
                            std::optional<bool> shares) {
-  planner::Question question;
+  planner::Question question = planner::described(config);
   question.hardware.name = config.device;
   question.hardware.cpu =
       config.device == "cpu" && shares.value_or(comm::backend_kind(config.backend).shares_memory);
   question.software = planner::Software::tessera;
   question.model = resolved.model;
   question.seq = resolved.seq;
-  question.axes =
-      Axes::of(resolved.ranks, static_cast<int>(config.tp), static_cast<int>(config.pp));
+  question.axes = resolved.axes.with("dp", resolved.ranks);
   question.per_node = question.world();
-  question.sequence_parallel = config.sequence_parallel;
-  question.zero = static_cast<int>(config.zero);
   question.layout = resolved.layout;
   question.grad_reduce = resolved.policy;
-  question.keep_params = config.keep_params;
-  question.overlap_grad_reduce = config.overlap_grad_reduce;
-  question.overlap_param_gather = config.overlap_param_gather;
-  question.bucket_bytes = config.bucket_mb * 1e6;
-  question.prefetch = config.prefetch;
-  if (config.gather == "copy") question.gather = planner::Gather::copy;
-  question.micro_batch = config.micro_batch;
+  if (config.gather != "copy") question.gather.reset();  // as the ranks can
   question.grad_accum = resolved.grad_accum;
-  question.recompute = resolved.recompute;
-  question.schedule = config.schedule;
-  question.split = config.pp > 1 ? config.split : "even";
-  question.chunks = 1;
-  if (config.pp > 1) {
+  question.global_batch = 0;
+  if (question.pp() > 1) {
     question.chunks =
         schedule::make(config.schedule, question.pp(), static_cast<int>(resolved.grad_accum),
                        static_cast<int>(config.chunks))
             .chunks;
   } else {
     question.schedule = "1f1b";
+    question.split = "even";
+    question.chunks = 1;
   }
   return planner::settle(question);
 }

@@ -81,8 +81,8 @@ c10::Device device_of(const TrainConfig& config, int rank) {
 
 comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world) {
   check_mesh(config, resolved, world.size());
-  const auto tp = static_cast<int>(config.tp), pp = static_cast<int>(config.pp);
-  return {world, Axes::of(world.size() / (tp * pp), tp, pp)};
+  const auto parts = static_cast<int>(config.axes.with("dp", 1).world());
+  return {world, config.axes.with("dp", world.size() / parts)};
 }
 
 void apply_threads(const TrainConfig& config) {

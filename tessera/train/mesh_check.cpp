@@ -10,9 +10,9 @@ namespace tessera::train {
 namespace {
 
 schedule::Schedule schedule_of(const TrainConfig& config, const Resolved& resolved) {
-  if (config.pp == 1) return schedule::one_f_one_b(1, 1);
-  return schedule::make(config.schedule, static_cast<int>(config.pp),
-                        static_cast<int>(resolved.grad_accum), static_cast<int>(config.chunks));
+  if (config.axes.pp() == 1) return schedule::one_f_one_b(1, 1);
+  return schedule::make(config.schedule, config.axes.pp(), static_cast<int>(resolved.grad_accum),
+                        static_cast<int>(config.chunks));
 }
 
 bool splits_backward(const schedule::Schedule& schedule) {
@@ -28,7 +28,7 @@ bool splits_backward(const schedule::Schedule& schedule) {
 
 void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) {
   const auto refuse = [](const std::string& problem) { throw UsageError(problem); };
-  const auto tp = static_cast<int>(config.tp), pp = static_cast<int>(config.pp);
+  const auto tp = config.axes.tp(), pp = config.axes.pp();
   const int shards = tp * pp;
   if (ranks % shards != 0) {
     refuse(str("--tp ", tp, " × --pp ", pp, " = ", shards, " does not divide the ", ranks,
@@ -75,7 +75,7 @@ void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) 
 std::vector<int> layers_of_stages(const TrainConfig& config, const Resolved& resolved) {
   std::vector<int> layers =
       planner::layers_of_stages(resolved.model, schedule_of(config, resolved).stage_count(),
-                                config.pp == 1 ? "even" : config.split);
+                                config.axes.pp() == 1 ? "even" : config.split);
   ++layers.front();  // the embedding
   ++layers.back();   // the head
   return layers;

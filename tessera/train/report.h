@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/axes.h"
 #include "tessera/train/metrics.h"
 
 namespace tessera::train {
@@ -13,10 +14,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows);
 // The three tables at the end of a run: memory by category and bytes sent, predicted and measured,
 // and where the time went (means per step, without the first ones).
 std::string memory_table(const Summary& summary);
-struct MeshSizes {
-  int dp = 1, tp = 1, pp = 1;
-};
-std::string traffic_table(const Summary& summary, const MeshSizes& mesh);
+std::string traffic_table(const Summary& summary, const Axes& axes);
 std::string time_table(const std::vector<StepMetrics>& steps);
 
 }  // namespace tessera::train

@@ -10,8 +10,8 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/device_usage.h"
-#include "tessera/pipeline/executor.h"
 #include "tessera/parallel/gather_texts.h"
+#include "tessera/pipeline/executor.h"
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
@@ -227,7 +227,7 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
             .unsqueeze(0);  // [1, T]
     // Ranks that share the sequence need equal shards of it. What stands behind the last token
     // does not matter to it.
-    const std::int64_t tp = config.sequence_parallel ? config.tp : 1;
+    const std::int64_t tp = config.sequence_parallel ? config.axes.tp() : 1;
     const at::Tensor logits =
         model.predict(at::constant_pad_nd(ids, {0, (length + tp - 1) / tp * tp - length}),
                       [](torch::nn::Module& last, const at::Tensor& x) {

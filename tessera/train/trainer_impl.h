@@ -32,7 +32,7 @@ struct Trainer::Impl {
               parallel_options(config, resolved, device, ledger)),
         plan(
             train::plan(config, resolved, model.mesh().place(), model.mesh().dp().shares_memory())),
-        sampler{resolved.dp, resolved.grad_accum, config.micro_batch},
+        sampler{resolved.axes.dp(), resolved.grad_accum, config.micro_batch},
         replica(config.comm == "off" ? world.rank() : model.mesh().place().dp()),
         saver(config, resolved, model, config.comm == "off" ? comm::Group() : world) {
     model.watch([this](const pipeline::Span& span) { on_span(span); });

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 namespace {

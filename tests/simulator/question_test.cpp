@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/planner/fields.h"
 #include "tessera/planner/layer_time.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/settings.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {

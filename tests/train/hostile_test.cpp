@@ -50,7 +50,8 @@ TrainConfig small_config() {
   config.steps = 4;
   config.global_batch = 2;
   config.micro_batch = 1;
-  config.ranks = config.dp = 1;
+  config.ranks = 1;
+  config.axes.set("dp", 1);
   return config;
 }
 

@@ -39,17 +39,17 @@ TrainConfig small(const std::string& model) {
 }
 
 TrainConfig on_mesh(TrainConfig config, const Mesh& mesh, int accumulation) {
-  config.dp = mesh.dp;
-  config.tp = mesh.tp;
-  config.pp = mesh.pp;
+  config.axes.set("dp", mesh.dp);
+  config.axes.set("tp", mesh.tp);
+  config.axes.set("pp", mesh.pp);
   config.micro_batch = kGlobalBatch / mesh.dp / accumulation;
   return config;
 }
 
 std::string describe(const TrainConfig& config) {
-  return str(config.model, ", dp ", config.dp, ", tp ", config.tp, ", pp ", config.pp, ", stage ",
-             config.zero, ", micro-batch ", config.micro_batch, ", ", config.schedule, ", chunks ",
-             config.chunks, ", ", config.checkpoint_activations,
+  return str(config.model, ", dp ", config.axes.dp(), ", tp ", config.axes.tp(), ", pp ",
+             config.axes.pp(), ", stage ", config.zero, ", micro-batch ", config.micro_batch, ", ",
+             config.schedule, ", chunks ", config.chunks, ", ", config.checkpoint_activations,
              config.sequence_parallel ? ", sequence-parallel" : "",
              config.overlap_tp ? ", overlapped" : "");
 }
@@ -62,7 +62,8 @@ struct Outcomes {
 
 Outcomes run(const TrainConfig& config) {
   Outcomes out;
-  const int ranks = static_cast<int>(std::max<std::int64_t>(1, config.dp) * config.tp * config.pp);
+  const int ranks = static_cast<int>(std::max<std::int64_t>(1, config.axes.dp()) *
+                                     config.axes.tp() * config.axes.pp());
   out.summaries.resize(static_cast<std::size_t>(ranks));
   comm::GroupOptions options;
   options.timeout = std::chrono::seconds(60);
@@ -86,7 +87,7 @@ const Outcomes& alone(const std::string& model) {
   const auto found = known.find(model);
   if (found != known.end()) return found->second;
   TrainConfig config = small(model);
-  config.dp = 1;
+  config.axes.set("dp", 1);
   return known[model] = run(config);
 }
 
@@ -198,7 +199,7 @@ TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
 TEST(Mesh, WhatCannotBeIsRefused) {
   const auto refused = [](const std::function<void(TrainConfig&)>& change, int ranks) {
     TrainConfig config = on_mesh(small("gpt-tiny"), {}, 4);
-    config.dp = 0;
+    config.axes.set("dp", 0);
     change(config);
     int count = 0;
     comm::run_threads(ranks, [&](std::shared_ptr<comm::Backend> backend) {
@@ -211,20 +212,20 @@ TEST(Mesh, WhatCannotBeIsRefused) {
     });
     return count == 1;
   };
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.tp = 3; }, 3)) << "heads % tp";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set("tp", 3); }, 3)) << "heads % tp";
   EXPECT_TRUE(refused([](TrainConfig& c) { c.overlap_tp = true; }, 2)) << "no tp to overlap";
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.pp = 8; }, 8)) << "layers < pp";
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.tp = 2; }, 3)) << "ranks";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set("pp", 8); }, 8)) << "layers < pp";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set("tp", 2); }, 3)) << "ranks";
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.tp = 2;
-        c.dp = 2;
+        c.axes.set("tp", 2);
+        c.axes.set("dp", 2);
       },
       2))
       << "world != dp · tp · pp";
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.pp = 2;
+        c.axes.set("pp", 2);
         c.schedule = "interleaved";
         c.chunks = 2;
         c.micro_batch = kGlobalBatch;
@@ -233,14 +234,14 @@ TEST(Mesh, WhatCannotBeIsRefused) {
       << "fewer micro-batches than stages";
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.pp = 2;
+        c.axes.set("pp", 2);
         c.schedule = "zb-h1";
         c.zero = 3;
       },
       2));
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.pp = 2;
+        c.axes.set("pp", 2);
         c.schedule = "zb-v";
       },
       2))

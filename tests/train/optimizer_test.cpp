@@ -22,8 +22,8 @@ TrainConfig optimizer_config(const std::string& optimizer, int dp, int tp, int s
   config.steps = 8;
   config.global_batch = 8;
   config.micro_batch = 8 / dp;
-  config.dp = dp;
-  config.tp = tp;
+  config.axes.set("dp", dp);
+  config.axes.set("tp", tp);
   config.zero = stage;
   config.optimizer = optimizer;
   config.lr = optimizer == "lion" ? 1e-3 : 1e-2;
@@ -37,7 +37,7 @@ std::vector<double> losses_with(const TrainConfig& config) {
   comm::GroupOptions options;
   options.timeout = std::chrono::seconds(60);
   comm::run_threads(
-      static_cast<int>(config.dp * config.tp),
+      static_cast<int>(config.axes.dp() * config.axes.tp()),
       [&](std::shared_ptr<comm::Backend> backend) {
         const comm::Group world(std::move(backend));
         Trainer trainer(config, world);

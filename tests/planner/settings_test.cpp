@@ -1,11 +1,13 @@
-#include "tessera/planner/fields.h"
+#include "tessera/planner/settings.h"
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 
 #include "tessera/core/errors.h"
 #include "tests/planner/built_in.h"
+#include "tests/text.h"
 
 namespace tessera::planner {
 namespace {
@@ -27,7 +29,7 @@ std::string refusal(std::initializer_list<std::pair<const char*, const char*>> g
   return "";
 }
 
-TEST(Fields, EveryOneHasADefault) {
+TEST(Settings, EveryOneHasADefault) {
   const Question q = ask({});
   EXPECT_EQ(q.model.name, "gpt2-xl");
   EXPECT_EQ(q.hardware.name, "h100");
@@ -35,7 +37,7 @@ TEST(Fields, EveryOneHasADefault) {
   EXPECT_EQ(q.layout.name, "bf16");
 }
 
-TEST(Fields, AnyOrderAndEitherSpelling) {
+TEST(Settings, AnyOrderAndEitherSpelling) {
   const Question a = ask({{"layers", "10"}, {"model", "gpt2-xl"}, {"micro_batch", "2"}});
   const Question b = ask({{"micro-batch", "2"}, {"model", "gpt2-xl"}, {"layers", "10"}});
   EXPECT_EQ(a.model.layers, 10);
@@ -44,14 +46,14 @@ TEST(Fields, AnyOrderAndEitherSpelling) {
   EXPECT_EQ(a.micro_batch, 2);
 }
 
-TEST(Fields, SizesAlone) {
+TEST(Settings, SizesAlone) {
   const Question q = ask(
       {{"layers", "24"}, {"hidden", "1024"}, {"heads", "16"}, {"vocab", "51200"}, {"seq", "1024"}});
   EXPECT_EQ(q.model.params(), gpt_shape(24, 1024, 16, 51200, 1024).params());
   EXPECT_EQ(q.model.ffn, 4096);
 }
 
-TEST(Fields, SizesOverANamedModel) {
+TEST(Settings, SizesOverANamedModel) {
   const Question q = ask({{"model", "llama3-8b"}, {"hidden", "8192"}, {"heads", "64"}});
   EXPECT_TRUE(q.model.swiglu);
   EXPECT_EQ(q.model.ffn, 2 * 14336);
@@ -61,7 +63,7 @@ TEST(Fields, SizesOverANamedModel) {
   EXPECT_EQ(ask({{"model", "gpt2-124m"}, {"heads", "6"}}).model.kv_heads, 6);
 }
 
-TEST(Fields, ASizeAlone) {
+TEST(Settings, ASizeAlone) {
   const Question q = ask({{"params", "13B"}, {"dp", "8"}});
   EXPECT_TRUE(q.state_only());
   EXPECT_EQ(q.params, 13e9);
@@ -69,7 +71,7 @@ TEST(Fields, ASizeAlone) {
   EXPECT_NE(refusal({{"params", "13B"}, {"layers", "3"}}), "");
 }
 
-TEST(Fields, WhatIsWrongIsNamed) {
+TEST(Settings, WhatIsWrongIsNamed) {
   const std::vector<std::pair<std::pair<const char*, const char*>, const char*>> cases = {
       {{"model", "gpt2-x1"}, "did you mean gpt2-xl"},
       {{"hardware", "h10"}, "did you mean h100"},
@@ -104,7 +106,7 @@ TEST(Fields, WhatIsWrongIsNamed) {
 }
 
 // Whatever number stands in whatever field, the answer is a question or a UsageError.
-TEST(Fields, NoNumberBreaksAnything) {
+TEST(Settings, NoNumberBreaksAnything) {
   const std::vector<std::string> numbers = {"-1",
                                             "0",
                                             "1",
@@ -125,8 +127,8 @@ TEST(Fields, NoNumberBreaksAnything) {
                                             "0.5",
                                             "",
                                             "true"};
-  for (const Field& field : fields()) {
-    for (const Field& other : fields()) {
+  for (const Field& field : fields(Command::plan)) {
+    for (const Field& other : fields(Command::plan)) {
       for (const std::string& number : numbers) {
         Settings all;
         all.set(other.name, "64");
@@ -143,11 +145,50 @@ TEST(Fields, NoNumberBreaksAnything) {
   }
 }
 
-TEST(Fields, WhatIsLeftOutOrBelowOneIsNamed) {
+TEST(Settings, WhatIsLeftOutOrBelowOneIsNamed) {
   const std::string below = refusal({{"dp", "-3"}});
   EXPECT_NE(below.find("wanted at least 1"), std::string::npos) << below;
   const std::string none = refusal({{"dp", "x"}});
   EXPECT_NE(none.find("wanted a whole number"), std::string::npos) << none;
+}
+
+TEST(Settings, ARowForEachNameWithHelpAndADefaultOfItsOwnKind) {
+  for (const Command command : {Command::train, Command::plan}) {
+    std::set<std::string> names;
+    for (const Field& field : fields(command)) {
+      EXPECT_TRUE(names.insert(field.name).second) << field.name;
+      EXPECT_FALSE(field.help.empty()) << field.name;
+      EXPECT_FALSE(field.group.empty()) << field.name;
+      EXPECT_FALSE(field.type_name().empty()) << field.name;
+    }
+    for (const std::string_view axis : kAxisNames) EXPECT_TRUE(names.count(std::string(axis)));
+  }
+}
+
+// What a run and a plan both have means the same to both: only numbers that a plan may leave out
+// are written as 0 by a run.
+TEST(Settings, RunsAndPlansReadTheSameTexts) {
+  for (const Field& field : fields(Command::plan)) {
+    if (!field.is(Command::train)) continue;
+    for (const char* text : {"1", "2", "3", "2,000", "1e3", "true", "false", "0.5", "none", "work",
+                             "bf16", "1f1b", "alias", "last", "x", "-1", "", "nan", "13B"}) {
+      RunSettings run, plan;
+      const auto take = [&](RunSettings& to, Command command) {
+        return error_of([&] { set(to, field, text, command); });
+      };
+      const std::string why = take(run, Command::train), also = take(plan, Command::plan);
+      const bool beyond = why.find(" to ") != std::string::npos || field.free_in_plans;
+      if (!beyond) {
+        EXPECT_EQ(why.empty(), also.empty()) << field.name << " " << text;
+      }
+      if (why.empty() && also.empty()) {
+        EXPECT_EQ(run, plan) << field.name << " " << text;
+      }
+      if (!why.empty()) {
+        EXPECT_EQ(why.rfind("--" + field.name + ": ", 0), 0u) << why;
+      }
+    }
+  }
 }
 
 }  // namespace

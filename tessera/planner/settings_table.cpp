@@ -1,0 +1,330 @@
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "tessera/planner/settings.h"
+#include "tessera/schedule/schedule.h"
+
+namespace tessera::planner {
+namespace {
+
+using S = RunSettings;
+using Words = std::vector<std::string>;
+constexpr double kMany = 1e15;  // exact in a double and beyond any use
+// As fp32 sees them: of 1 an average never forgets, and by 0 a step would be divided.
+constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
+// In the order of kAxisNames.
+constexpr std::array<const char*, kAxes> kAxisPurposes = {
+    "tensor parallelism: ranks that share every matrix",
+    "replicas of the model; 0: what the other axes leave of the ranks",
+    "pipeline parallelism: ranks that share the layers"};
+
+// One row, which the calls behind add() say more about.
+class Row {
+ public:
+  explicit Row(Field& field) : field_(field) {}
+  Row& range(double least, double most) {
+    field_.least = least;
+    field_.most = most;
+    return *this;
+  }
+  Row& words(Words choices) {
+    field_.choices = std::move(choices);
+    return *this;
+  }
+  Row& size() {
+    field_.bytes = true;
+    return *this;
+  }
+  Row& type(const char* name) {
+    field_.type = name;
+    return *this;
+  }
+  Row& free_in_plans() {
+    field_.free_in_plans = true;
+    return *this;
+  }
+  Row& train() { return only(Command::train); }
+  Row& plan_only(const char* shown = "") { return only(Command::plan).plan(shown); }
+  Row& plan(const char* shown) {
+    field_.planned = shown;
+    return *this;
+  }
+
+ private:
+  Row& only(Command command) {
+    field_.commands = static_cast<unsigned>(command);
+    return *this;
+  }
+  Field& field_;
+};
+
+class Table {
+ public:
+  void group(const char* name) { group_ = name; }
+  Row add(std::string name, Field::Member member, std::string help) {
+    Field& field = fields_.emplace_back();
+    field.group = group_;
+    field.name = std::move(name);
+    field.member = member;
+    field.help = std::move(help);
+    return Row(field);
+  }
+  std::vector<Field> take(Command command) {
+    std::erase_if(fields_, [&](const Field& field) { return !field.is(command); });
+    return std::move(fields_);
+  }
+
+ private:
+  std::string group_;
+  std::vector<Field> fields_;
+};
+
+Words layout_names() {
+  Words names;
+  for (const StateLayout& layout : state_layouts()) names.push_back(layout.name);
+  return names;
+}
+
+void add_model(Table& t) {
+  t.group("Model");
+  t.add("model", &S::model,
+        "gpt-tiny, llama-tiny, gpt2-124m … gpt2-xl, or another of tessera plan --list-models")
+      .type("NAME")
+      .plan("gpt2-xl");
+  t.add("layers", &S::layers, "blocks; this and the next ones replace what --model has")
+      .range(0, 1e5);
+  t.add("hidden", &S::hidden, "width between the layers; 0: as the model has").range(0, 1e6);
+  t.add("heads", &S::heads, "of attention; 0: as the model has").range(0, 1e5);
+  t.add("kv-heads", &S::kv_heads, "fewer than heads: grouped-query attention").plan_only("heads");
+  t.add("ffn", &S::ffn, "width inside the MLP").plan_only("4·hidden");
+  t.add("vocab", &S::vocab, "tokens of the vocabulary; 0: as the model has")
+      .range(0, 1e8)
+      .plan("50257");
+  t.add("positions", &S::positions, "longest sequence; 0: as the model has").range(0, 1e7).train();
+  t.add("pad-vocab", &S::pad_vocab,
+        "pad the vocabulary to a multiple of 128 · tp, as Megatron does")
+      .plan_only("false");
+  t.add("params", &S::params, "a model known by its size alone, as 13B: memory of state, no time")
+      .type("COUNT")
+      .plan_only();
+}
+
+void add_batch(Table& t) {
+  t.group("Data");
+  t.add("data", &S::data, "synthetic (sorting digits) or a text file (UTF-8), read by bytes")
+      .train();
+  t.add("seed", &S::seed, "of parameters and data").range(0, kMany).train();
+  t.group("Batch");
+  t.add("steps", &S::steps, "optimizer steps").range(1, kMany).train();
+  t.add("micro-batch", &S::micro_batch, "sequences a rank computes at once")
+      .range(1, 1e9)
+      .plan("1");
+  t.add("grad-accum", &S::grad_accum,
+        "micro-batches of a step; left out: from --global-batch, or 1")
+      .range(0, 1e6)
+      .plan("1");
+  t.add("global-batch", &S::global_batch,
+        "sequences of a step over all ranks; left out: from --grad-accum")
+      .range(0, 1e12)
+      .plan("micro-batch · grad-accum · dp");
+  t.add("seq", &S::seq, "tokens in a sequence; 0: as the model has, a run at most 64")
+      .range(0, 1e7)
+      .plan("the model's");
+  t.add("checkpoint-activations", &S::checkpoint_activations, "what backward recomputes")
+      .words({"none", "selective", "full"})
+      .plan("none");
+  t.add("software", &S::software,
+        "whose layers they are: what Tessera's keep for backward, or Megatron-LM's")
+      .words({"megatron", "tessera"})
+      .plan_only("cpu: tessera, else megatron");
+  t.add("attention", &S::attention, "unfused keeps the matrix of scores")
+      .words({"fused", "unfused"})
+      .plan_only("fused");
+}
+
+void add_parallelism(Table& t) {
+  t.group("Parallelism");
+  t.add("ranks", &S::ranks,
+        "ranks to start on this machine, unless a launcher did; left out: dp · tp · pp, or 2")
+      .range(0, 4096)
+      .train();
+  t.add("gpus", &S::gpus, "all of them; --dp follows").plan_only("dp · tp · pp");
+  for (const Axis& axis : Axes().written()) {
+    const bool open = axis.name == "dp";
+    t.add(std::string(axis.name), Field::OfAxis{axis.name}, kAxisPurposes[axis_index(axis.name)])
+        .range(open ? 0 : 1, 4096)
+        .plan(open ? "gpus / (tp · pp)" : "1");
+  }
+  t.add("sequence-parallel", &S::sequence_parallel,
+        "with --tp: share the sequence between the matrices too")
+      .plan("false");
+  t.add("overlap-tp", &S::overlap_tp,
+        "with --tp: multiply while what the ranks of that axis exchange is on its way")
+      .train();
+  t.add("slice-hops", &S::slice_hops,
+        "between stages a rank sends 1/tp, gathered again, as Megatron does")
+      .plan_only("false");
+  t.add("schedule", &S::schedule, "order of a pipeline's passes")
+      .words(schedule::names())
+      .plan("1f1b");
+  t.add("split", &S::split, "layers of a pipeline's stages: even, work, or as 3,3,2")
+      .type("HOW")
+      .plan("even");
+  t.add("chunks", &S::chunks, "interleaved: stages of each pipeline rank")
+      .range(1, 1024)
+      .plan("1; interleaved: 2");
+  t.add("zero", &S::zero,
+        "ZeRO stage: 0 shards nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters")
+      .range(0, 3)
+      .type("STAGE")
+      .plan("0");
+  t.add("layout", &S::layout,
+        "types of parameters, gradients, optimizer state: bf16, bf16-fp32grad, bf16-nomaster, "
+        "fp32; a plan counts bytes such as 2,6,12 too")
+      .words(layout_names())
+      .type("NAME")
+      .free_in_plans()
+      .plan("bf16");
+  t.add("grad-reduce", &S::grad_reduce,
+        "reduce each micro-batch or the last; auto: last for stages 0, 1")
+      .words({"auto", "each", "last"})
+      .plan("auto");
+  t.add("bucket-mb", &S::bucket_mb, "size of a bucket of gradients, in 10^6 bytes; 0: by the model")
+      .range(0, 1e5)
+      .train();
+  t.add("bucket-size", &S::bucket_size, "bytes of gradient that travel together")
+      .size()
+      .plan_only("by the model");
+  t.add("overlap-grad-reduce", &S::overlap_grad_reduce, "reduce gradients while backward goes on")
+      .plan("true");
+  t.add("overlap-param-gather", &S::overlap_param_gather,
+        "stages 1, 2: gather parameters while the next forward goes on")
+      .plan("true");
+  t.add("prefetch", &S::prefetch, "stage 3: gather one unit ahead").plan("true");
+  t.add("keep-params", &S::keep_params, "stage 3: keep parameters between forward and backward")
+      .plan("false");
+  t.add("gather", &S::gather, "stage 3: parameters shared by the ranks of a host, or copied")
+      .words({"auto", "alias", "copy"})
+      .plan("cpu: alias, else copy");
+}
+
+void add_optimizer(Table& t) {
+  t.group("Optimizer");
+  t.add("optimizer", &S::optimizer, "rule of the update").train();
+  t.add("lr", &S::lr, "highest learning rate").range(0, 1e3).train();
+  t.add("lr-schedule", &S::lr_schedule, "how it falls after the warm-up")
+      .words({"constant", "linear", "cosine", "wsd"})
+      .train();
+  t.add("warmup", &S::warmup, "steps of rising learning rate; -1: 20, at most a fifth of all")
+      .range(-1, kMany)
+      .train();
+  t.add("min-lr-ratio", &S::min_lr_ratio, "learning rate at the end, as a share")
+      .range(0, 1)
+      .train();
+  t.add("decay-share", &S::decay_share, "wsd: share of the steps that decay").range(0, 1).train();
+  t.add("weight-decay", &S::weight_decay, "of matrices; norms and biases have none")
+      .range(0, 1e3)
+      .train();
+  t.add("beta1", &S::beta1, "AdamW, Lion").range(0, kBelowOne).train();
+  t.add("beta2", &S::beta2, "AdamW, Lion").range(0, kBelowOne).train();
+  t.add("eps", &S::eps, "AdamW").range(kAboveZero, 1).train();
+  t.add("momentum", &S::momentum, "SGD, Muon").range(0, kBelowOne).train();
+  t.add("clip", &S::clip, "largest norm of the whole gradient; 0 does not clip")
+      .range(0, 1e9)
+      .train();
+  t.add("on-nan", &S::on_nan,
+        "gradients that are not finite: stop, skip the step, or go back to the last checkpoint")
+      .words({"stop", "skip", "rollback"})
+      .train();
+}
+
+void add_run(Table& t) {
+  t.group("Run");
+  t.add("device", &S::device, "where to compute").words({"cpu", "cuda"}).train();
+  t.add("backend", &S::backend, "of the collectives").train();
+  t.add("comm", &S::comm, "off: ranks do not synchronise, for measuring only")
+      .words({"on", "off"})
+      .train();
+  t.add("threads", &S::threads, "of each rank; 0: its share of the cores").range(0, 4096).train();
+  t.add("memory-limit", &S::memory_limit, "bytes a rank may hold, as 2GiB; 0: no limit")
+      .range(0, kMany)
+      .size()
+      .train();
+  t.add("force", &S::force,
+        "start even where the plan says that there is not enough memory for the run")
+      .train();
+  t.group("Saving");
+  t.add("save", &S::save, "folder for checkpoints").train();
+  t.add("save-every", &S::save_every, "steps between checkpoints; 0: only at the end")
+      .range(0, kMany)
+      .train();
+  t.add("resume", &S::resume,
+        "auto: from the newest good checkpoint under --save, if there is one; or a checkpoint, or "
+        "the folder of a run: the newest in it")
+      .train();
+  t.add("keep-last", &S::keep_last, "newest checkpoints to keep; 0: all").range(0, 1e6).train();
+  t.add("keep-every", &S::keep_every, "keep those of every so many steps too; 0: none")
+      .range(0, kMany)
+      .train();
+  t.add("async-save", &S::async_save, "write checkpoints while training goes on").train();
+  t.add("save-retries", &S::save_retries,
+        "how often a save that the disk refused is tried again, after 1 s, 2 s, 4 s, …")
+      .range(0, 20)
+      .train();
+  t.add("on-save-error", &S::on_save_error,
+        "when that did not help: stop, or warn and train on (status 3 if the last save failed)")
+      .words({"stop", "warn"})
+      .train();
+  t.add("max-restarts", &S::max_restarts,
+        "start again from the last checkpoint, so many times, when a rank fails")
+      .range(0, 1e6)
+      .train();
+  t.add("elastic", &S::elastic,
+        "FEWEST:MOST ranks: a restart goes on with those that are left; empty: as many as before")
+      .train();
+}
+
+void add_hardware(Table& t) {
+  t.group("Hardware");
+  t.add("hardware", &S::hardware,
+        "one of tessera plan --list-hardware; a run predicts the time of a step by it")
+      .type("NAME")
+      .plan("h100");
+  t.add("hardware-file", &S::hardware_file, "entries of your own, such as tessera calibrate writes")
+      .train();
+  t.add("nodes", &S::nodes, "hosts").plan_only("as many as needed");
+  t.add("gpus-per-node", &S::gpus_per_node, "devices of a host").plan_only("the hardware's");
+  t.add("price-per-hour", &S::price_per_hour, "of one device, for the cost of a step")
+      .range(0, kMany)
+      .plan_only("the hardware's");
+  t.add("watts", &S::watts, "of one device, for the energy of a step")
+      .range(0, kMany)
+      .plan_only("the hardware's");
+  t.group("Output");
+  t.add("metrics", &S::metrics, "write a JSON line per step to this file").train();
+  t.add("trace", &S::trace, "write spans of the first steps to this file, for Perfetto").train();
+  t.add("trace-steps", &S::trace_steps, "how many steps that file has").range(1, 1e6).train();
+  t.add("samples", &S::samples, "answers of the trained model to show").range(0, 1000).train();
+}
+
+std::vector<Field> fields_of(Command command) {
+  Table t;
+  add_model(t);
+  add_batch(t);
+  add_parallelism(t);
+  add_optimizer(t);
+  add_run(t);
+  add_hardware(t);
+  return t.take(command);
+}
+
+}  // namespace
+
+const std::vector<Field>& fields(Command command) {
+  static const std::vector<Field> train = fields_of(Command::train);
+  static const std::vector<Field> plan = fields_of(Command::plan);
+  return command == Command::train ? train : plan;
+}
+
+}  // namespace tessera::planner
