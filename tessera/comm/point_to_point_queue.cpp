@@ -10,109 +10,81 @@
 
 namespace tessera::comm {
 
-struct PointToPointQueue::Item final : WorkState {
-  using Time = Observer::Time;
+struct PointToPointMessage::Core {
+  using Message = PointToPointMessage;
 
-  Item(std::shared_ptr<Core> owner, Collective call, Attachments with);
-
-  void wait() override;
-  bool done() const override;
-
-  // Its line: one per peer and direction.
-  std::size_t line() const {
-    const Collective& call = message->call;
-    return 2 * static_cast<std::size_t>(call.peer) + (call.op == Op::send);
-  }
-
-  const std::shared_ptr<Core> core;
-  const std::unique_ptr<PointToPointTransport::Message> message;
-  Attachments attachments;
-  Time began{};        // when it came to the head of its line
-  bool ended = false;  // set under the lock, for those who wait
-  std::exception_ptr error;
-};
-
-struct PointToPointQueue::Core {
   Core(std::shared_ptr<PointToPointTransport> how, int ranks)
       : transport(std::move(how)), lines(2 * static_cast<std::size_t>(ranks)) {}
 
   const std::shared_ptr<PointToPointTransport> transport;
 
   std::mutex mutex;
-  std::condition_variable submitted;                     // the progress thread waits here
-  std::condition_variable advanced;                      // and those who wait for a Work here
-  std::vector<std::deque<std::shared_ptr<Item>>> lines;  // only the first of a line moves
-  std::size_t waiting = 0;                               // items in all lines
-  bool driving = false;    // the right to move items: exactly one thread has it
+  std::condition_variable submitted;                        // the progress thread waits here
+  std::condition_variable advanced;                         // and those who wait for a Work here
+  std::vector<std::deque<std::shared_ptr<Message>>> lines;  // only the first of a line moves
+  std::size_t waiting = 0;                                  // messages in all lines
+  bool driving = false;    // the right to move messages: exactly one thread has it
   std::thread::id driver;  // that one; see [Note: own thread] in queue.cpp
   bool stopping = false;
   std::thread progress;  // started by the first message that does not end at once
 
-  bool advance(Item& item);
+  bool advance(Message& message);
   bool round(std::unique_lock<std::mutex>& lock);
   void take_over() {
     driving = true;
     driver = std::this_thread::get_id();
   }
-  void drive(std::unique_lock<std::mutex>& lock, const Item* until);
+  void drive(std::unique_lock<std::mutex>& lock, const Message* until);
   void progress_loop();
 };
 
-PointToPointQueue::Item::Item(std::shared_ptr<Core> owner, Collective call, Attachments with)
-    : core(std::move(owner)),
-      message(core->transport->make_message(std::move(call))),
-      attachments(std::move(with)) {}
-
-bool PointToPointQueue::Core::advance(Item& item) {
-  PointToPointTransport::Message& message = *item.message;
+bool PointToPointMessage::Core::advance(Message& message) {
   try {
-    if (item.began == Item::Time{}) {
-      message.since = item.began = std::chrono::steady_clock::now();
-    }
-    if (item.attachments.before) std::exchange(item.attachments.before, nullptr)();
+    if (message.began_ == Time{}) message.since = message.began_ = std::chrono::steady_clock::now();
+    if (message.attachments_.before) std::exchange(message.attachments_.before, nullptr)();
     const bool moved = transport->move(message);
     if (moved) message.since = std::chrono::steady_clock::now();
-    if (message.finished && item.attachments.after) item.attachments.after();
-    if (message.finished && item.attachments.ran) {
-      item.attachments.ran(item.began, std::chrono::steady_clock::now());
+    if (message.finished && message.attachments_.after) message.attachments_.after();
+    if (message.finished && message.attachments_.ran) {
+      message.attachments_.ran(message.began_, std::chrono::steady_clock::now());
     }
     return moved;
   } catch (...) {
     transport->on_error();
-    item.error = std::current_exception();
+    message.error_ = std::current_exception();
     message.finished = true;
     return true;
   }
 }
 
-// Moves the first item of every line once. Called, and returns, with the lock held.
-bool PointToPointQueue::Core::round(std::unique_lock<std::mutex>& lock) {
-  std::vector<std::shared_ptr<Item>> first;
+// Moves the first message of every line once. Called, and returns, with the lock held.
+bool PointToPointMessage::Core::round(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::shared_ptr<Message>> first;
   for (const auto& line : lines) {
     if (!line.empty()) first.push_back(line.front());
   }
   lock.unlock();
   bool moved = false;
-  for (const auto& item : first) moved = advance(*item) || moved;
-  for (const auto& item : first) {
-    if (item->message->finished) item->attachments = {};
+  for (const auto& message : first) moved = advance(*message) || moved;
+  for (const auto& message : first) {
+    if (message->finished) message->attachments_ = {};
   }
   lock.lock();
-  for (const auto& item : first) {
-    if (!item->message->finished) continue;
-    item->ended = true;
-    lines[item->line()].pop_front();
+  for (const auto& message : first) {
+    if (!message->finished) continue;
+    message->ended_ = true;
+    lines[message->line()].pop_front();
     --waiting;
   }
   if (moved) advanced.notify_all();
   return moved;
 }
 
-// Moves items until `until` has ended, or, if it is null, until there are none. The lock is held on
-// entry and on return; nobody else drives.
-void PointToPointQueue::Core::drive(std::unique_lock<std::mutex>& lock, const Item* until) {
+// Moves messages until `until` has ended, or, if it is null, until there are none. The lock is held
+// on entry and on return; nobody else drives.
+void PointToPointMessage::Core::drive(std::unique_lock<std::mutex>& lock, const Message* until) {
   take_over();
-  while (until != nullptr ? !until->ended : waiting > 0) {
+  while (until != nullptr ? !until->ended_ : waiting > 0) {
     const std::uint64_t seen = transport->events();
     if (round(lock)) continue;
     lock.unlock();
@@ -124,7 +96,7 @@ void PointToPointQueue::Core::drive(std::unique_lock<std::mutex>& lock, const It
   advanced.notify_all();
 }
 
-void PointToPointQueue::Core::progress_loop() {
+void PointToPointMessage::Core::progress_loop() {
   std::unique_lock lock(mutex);
   for (;;) {
     submitted.wait(lock, [this] { return !driving && (stopping || waiting > 0); });
@@ -133,21 +105,21 @@ void PointToPointQueue::Core::progress_loop() {
   }
 }
 
-void PointToPointQueue::Item::wait() {
-  std::unique_lock lock(core->mutex);
-  while (!ended) {
-    if (!core->driving) {
-      core->drive(lock, this);
+void PointToPointMessage::wait() {
+  std::unique_lock lock(core_->mutex);
+  while (!ended_) {
+    if (!core_->driving) {
+      core_->drive(lock, this);
     } else {
-      core->advanced.wait(lock);
+      core_->advanced.wait(lock);
     }
   }
-  if (error) std::rethrow_exception(error);
+  if (error_) std::rethrow_exception(error_);
 }
 
-bool PointToPointQueue::Item::done() const {
-  std::lock_guard lock(core->mutex);
-  return ended;
+bool PointToPointMessage::done() const {
+  std::lock_guard lock(core_->mutex);
+  return ended_;
 }
 
 PointToPointQueue::PointToPointQueue(std::shared_ptr<PointToPointTransport> transport, int ranks)
@@ -176,13 +148,15 @@ PointToPointQueue::~PointToPointQueue() {
 
 Work PointToPointQueue::submit(Collective call, Attachments attachments) {
   const std::shared_ptr<Core> core = core_;  // *this may go in round()
-  auto item = std::make_shared<Item>(core, std::move(call), std::move(attachments));
+  auto message = core->transport->make_message(std::move(call));
+  message->core_ = core;
+  message->attachments_ = std::move(attachments);
   std::unique_lock lock(core->mutex);
-  core->lines[item->line()].push_back(item);
+  core->lines[message->line()].push_back(message);
   ++core->waiting;
   if (core->driving) {
     core->transport->notify();  // whoever drives may be asleep
-    return Work(std::move(item));
+    return Work(std::move(message));
   }
   core->take_over();
   core->round(lock);
@@ -193,7 +167,7 @@ Work PointToPointQueue::submit(Collective call, Attachments attachments) {
     if (core->stopping) core->progress.detach();
   }
   if (core->stopping || core->waiting > 0) core->submitted.notify_one();
-  return Work(std::move(item));
+  return Work(std::move(message));
 }
 
 }  // namespace tessera::comm

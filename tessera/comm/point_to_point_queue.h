@@ -1,37 +1,60 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <utility>
 
 #include "tessera/comm/backend.h"
 
 namespace tessera::comm {
+
+class PointToPointQueue;
+
+// A send or a receive. Transports derive from it what they need to remember from one step to the
+// next; the rest is the queue's.
+class PointToPointMessage : public WorkState {
+ public:
+  using Time = Observer::Time;
+
+  explicit PointToPointMessage(Collective what) : call(std::move(what)) {}
+
+  const Collective call;
+  Time since{};  // it came to the head of its line, or last moved
+  bool finished = false;
+
+  void wait() final;
+  bool done() const final;
+
+ private:
+  friend class PointToPointQueue;
+  struct Core;  // of the queue
+
+  // Its line: one per peer and direction.
+  std::size_t line() const {
+    return 2 * static_cast<std::size_t>(call.peer) + (call.op == Op::send);
+  }
+
+  std::shared_ptr<Core> core_;
+  Attachments attachments_;
+  Time began_{};        // it came to the head of its line
+  bool ended_ = false;  // set under the lock, for those who wait
+  std::exception_ptr error_;
+};
 
 // How one rank of a group moves its sends and receives, a step at a time. It knows nothing of
 // threads or of other messages: PointToPointQueue calls it from one thread at a time, except
 // notify() and abandon().
 class PointToPointTransport {
  public:
-  // A send or a receive that has come to the head of its line. Transports keep in it what they
-  // need to remember from one step to the next.
-  struct Message {
-    explicit Message(Collective what) : call(std::move(what)) {}
-    virtual ~Message() = default;
-
-    const Collective call;
-    std::chrono::steady_clock::time_point since{};  // it began, or last moved
-    bool finished = false;
-  };
-
   virtual ~PointToPointTransport() = default;
 
-  virtual std::unique_ptr<Message> make_message(Collective call) const = 0;
+  virtual std::shared_ptr<PointToPointMessage> make_message(Collective call) const = 0;
 
   // Moves what can be moved without waiting, and sets `finished` at the end. Returns whether
   // anything moved. Throws UsageError when the two ranks disagree, PeerError when the other one is
-  // gone or late.
-  virtual bool move(Message& message) = 0;
+  // gone or late. Only for the first message of a line.
+  virtual bool move(PointToPointMessage& message) = 0;
 
   // A message failed, in move() or in what its caller attached to it.
   virtual void on_error() noexcept {}
@@ -65,8 +88,7 @@ class PointToPointQueue {
   Work submit(Collective call, Attachments attachments);
 
  private:
-  struct Core;
-  struct Item;
+  using Core = PointToPointMessage::Core;
   std::shared_ptr<Core> core_;
 };
 

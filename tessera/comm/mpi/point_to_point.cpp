@@ -13,8 +13,8 @@ namespace {
 constexpr auto kLongestWait = std::chrono::milliseconds(50);
 }
 
-struct MpiPointToPoint::MpiMessage final : Message {
-  using Message::Message;
+struct MpiPointToPoint::MpiMessage final : PointToPointMessage {
+  using PointToPointMessage::PointToPointMessage;
 
   std::shared_ptr<std::vector<std::byte>> header;  // the record of the call, and little data
   TransferPtr header_transfer;
@@ -30,9 +30,8 @@ MpiPointToPoint::MpiPointToPoint(std::shared_ptr<Runtime> runtime,
       rank_(rank),
       endpoint_(std::move(runtime), liveness_, first_tag) {}
 
-std::unique_ptr<PointToPointTransport::Message> MpiPointToPoint::make_message(
-    Collective call) const {
-  return std::make_unique<MpiMessage>(std::move(call));
+std::shared_ptr<PointToPointMessage> MpiPointToPoint::make_message(Collective call) const {
+  return std::make_shared<MpiMessage>(std::move(call));
 }
 
 void MpiPointToPoint::wait(std::uint64_t seen) { endpoint_.events().wait(seen, kLongestWait); }
@@ -78,7 +77,7 @@ void MpiPointToPoint::read_header(MpiMessage& message) {
   }
 }
 
-bool MpiPointToPoint::move(Message& message) {
+bool MpiPointToPoint::move(PointToPointMessage& message) {
   auto& own = static_cast<MpiMessage&>(message);
   bool moved = false;
   if (!own.header) begin(own);

@@ -18,8 +18,8 @@ class MpiPointToPoint final : public PointToPointTransport {
   MpiPointToPoint(std::shared_ptr<Runtime> runtime, std::shared_ptr<Liveness> liveness,
                   std::shared_ptr<TrafficMeter> meter, int rank, int first_tag);
 
-  std::unique_ptr<Message> make_message(Collective call) const override;
-  bool move(Message& message) override;
+  std::shared_ptr<PointToPointMessage> make_message(Collective call) const override;
+  bool move(PointToPointMessage& message) override;
   void on_error() noexcept override { endpoint_.abandon_mpi(); }
   std::uint64_t events() override { return endpoint_.events().count(); }
   void wait(std::uint64_t seen) override;

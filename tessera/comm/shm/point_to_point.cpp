@@ -12,8 +12,8 @@ constexpr auto kLongestWait = std::chrono::milliseconds(50);
 constexpr std::size_t kDirectBytes = 4 << 20;  // of a direct message in one step: others move too
 }  // namespace
 
-struct ShmPointToPoint::ShmMessage final : Message {
-  using Message::Message;
+struct ShmPointToPoint::ShmMessage final : PointToPointMessage {
+  using PointToPointMessage::PointToPointMessage;
 
   bool begun = false;         // its header was sent or seen
   bool direct = false;        // the receiver reads where the sender's buffer lies
@@ -34,9 +34,8 @@ ShmPointToPoint::ShmPointToPoint(std::shared_ptr<Segment> segment,
       rank_(rank),
       spin_(spin) {}
 
-std::unique_ptr<PointToPointTransport::Message> ShmPointToPoint::make_message(
-    Collective call) const {
-  return std::make_unique<ShmMessage>(std::move(call));
+std::shared_ptr<PointToPointMessage> ShmPointToPoint::make_message(Collective call) const {
+  return std::make_shared<ShmMessage>(std::move(call));
 }
 
 void ShmPointToPoint::wait(std::uint64_t seen) {
@@ -44,7 +43,7 @@ void ShmPointToPoint::wait(std::uint64_t seen) {
   if (!activity().spin(value + 1, spin_)) activity().sleep(value, kLongestWait);
 }
 
-bool ShmPointToPoint::move(Message& message) {
+bool ShmPointToPoint::move(PointToPointMessage& message) {
   auto& own = static_cast<ShmMessage&>(message);
   const bool moved = own.call.op == Op::send ? advance_send(own) : advance_receive(own);
   if (!moved) {

@@ -20,8 +20,8 @@ class ShmPointToPoint final : public PointToPointTransport {
                   std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter, int rank,
                   int ranks, std::chrono::nanoseconds spin);
 
-  std::unique_ptr<Message> make_message(Collective call) const override;
-  bool move(Message& message) override;
+  std::shared_ptr<PointToPointMessage> make_message(Collective call) const override;
+  bool move(PointToPointMessage& message) override;
   std::uint64_t events() override { return activity().value.load(std::memory_order_acquire); }
   void wait(std::uint64_t seen) override;
   void notify() override { activity().notify(); }
