@@ -4,10 +4,10 @@
 
 #include <iostream>
 
-#include "tessera/comm/bootstrap.h"
+#include "tessera/tessera.h"
 
 int main() try {
-  const tessera::comm::Group world = tessera::comm::init();
+  const tessera::Group world = tessera::init();
   const torch::Tensor x = torch::full({5}, world.rank() + 1, torch::kFloat);
   const auto show = [&](const char* when) {
     std::ostringstream line;

@@ -2,14 +2,15 @@
 //   build/bin/first_step
 //   build/bin/tessera run -n 2 -- build/bin/first_step 3
 // All stages print the same losses, digit by digit.
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>  // torch/torch.h will do, and takes longer to compile
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cstdlib>
 #include <iomanip>
 #include <iostream>
 
-#include "tessera/comm/bootstrap.h"
-#include "tessera/zero/engine.h"
+#include "tessera/tessera.h"
 
 struct NetImpl : torch::nn::Module {
   torch::nn::Sequential layers{nullptr};
@@ -24,7 +25,7 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 int main(int argc, char** argv) {
-  auto world = tessera::comm::init();
+  auto world = tessera::init();
   const int stage = argc > 1 ? std::atoi(argv[1]) : 2;
   torch::manual_seed(1);  // the same start in every run
   tessera::DataParallel train(Net(), world, {.stage = stage});

@@ -6,8 +6,7 @@
 #include <iostream>
 #include <vector>
 
-#include "tessera/comm/bootstrap.h"
-#include "tessera/zero/engine.h"
+#include "tessera/tessera.h"
 
 namespace {
 
@@ -27,7 +26,7 @@ at::Tensor loss_of(const at::Tensor& y, const at::Tensor& x) {
   return torch::mse_loss(y, x.narrow(1, 0, 3) * x.narrow(1, 1, 3));
 }
 
-void train_by_hand(torch::nn::Sequential model, const tessera::comm::Group& world) {
+void train_by_hand(torch::nn::Sequential model, const tessera::Group& world) {
   // All ranks start from the parameters of rank 0.
   for (const at::Tensor& p : model->parameters()) world.broadcast(p.detach(), 0).wait();
 
@@ -42,7 +41,7 @@ void train_by_hand(torch::nn::Sequential model, const tessera::comm::Group& worl
   }
 }
 
-void train_with_engine(torch::nn::Sequential model, const tessera::comm::Group& world) {
+void train_with_engine(torch::nn::Sequential model, const tessera::Group& world) {
   tessera::zero::Options options;
   options.optimizer = [](std::vector<torch::optim::OptimizerParamGroup> groups) {
     return std::make_unique<torch::optim::SGD>(std::move(groups), kLearningRate);
@@ -58,7 +57,7 @@ void train_with_engine(torch::nn::Sequential model, const tessera::comm::Group& 
 }  // namespace
 
 int main() {
-  const tessera::comm::Group world = tessera::comm::init();
+  const tessera::Group world = tessera::init();
   torch::manual_seed(world.rank());
   torch::nn::Sequential by_hand = make_model(), with_engine = make_model();
   {

@@ -7,8 +7,7 @@
 
 #include <cstdio>
 
-#include "tessera/comm/bootstrap.h"
-#include "tessera/tensor_parallel/tensor_parallel.h"
+#include "tessera/tessera.h"
 
 namespace tp = tessera::tensor_parallel;
 constexpr std::int64_t C = 64, H = 8;
@@ -40,7 +39,7 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 int main() {
-  const auto world = tessera::comm::init();
+  const auto world = tessera::init();
   Block block(tp::Axis{world});
   tp::initialise(*block, world.rank(), world.size(), /*seed=*/1, /*deviation=*/0.1);
   torch::optim::SGD optimizer(block->parameters(), 0.05);
