@@ -72,9 +72,10 @@ struct Saved {
   std::string failure;  // see SaveOptions::return_failures
 };
 
-// Collective. Saves parameters, buffers, the optimizer's state and the counts of steps as
-// dir/step-…, which appears when all of it is written, checksums included, and not before. Between
-// two steps. What fails on one rank fails on all, and leaves older checkpoints as they were.
+// Collective. Saves parameters, buffers (which tensor-parallel ranks have alike), the optimizer's
+// state and the counts of steps as dir/step-…, which appears when all of it is written, checksums
+// included, and not before. Between two steps. What fails on one rank fails on all, and leaves
+// older checkpoints as they were.
 Saved save(const Checkpointable& what, const std::string& dir, const Extra& extra = {},
            const SaveOptions& options = {}, const RunFacts& facts = {});
 

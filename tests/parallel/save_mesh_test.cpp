@@ -143,7 +143,6 @@ TEST(SaveMesh, EveryMeshGoesOnFromEveryOther) {
 // What a mesh saved, an engine without one takes, and the other way round: the same names.
 struct WholeImpl : torch::nn::Module {
   WholeImpl() {
-    const comm::Group one;
     lift = register_module("lift", torch::nn::Linear(4, kWidth));
     auto list = register_module("blocks", std::make_shared<torch::nn::Module>());
     for (int i = 0; i < 3; ++i) {

@@ -65,7 +65,11 @@ struct NetImpl : torch::nn::Module {
     }
   }
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor pooled = torch::tanh(conv->forward(x)).mean({2, 3});
+    // Batch norm and what is added up are in fp32, whatever the layout.
+    const auto through = [](auto& layer, const at::Tensor& in) {
+      return layer->forward(in.to(layer->weight.scalar_type())).to(at::kFloat);
+    };
+    const at::Tensor pooled = torch::tanh(through(conv, x)).mean({2, 3});
     const std::int64_t step = seen.item<std::int64_t>();
     {
       const at::NoGradGuard no_grad;
@@ -77,9 +81,9 @@ struct NetImpl : torch::nn::Module {
     }
     const at::Tensor probe =
         numbers({6, norm->options.num_features()}, static_cast<std::uint64_t>(step));
-    at::Tensor y = head->forward(pooled + norm->forward(probe).tanh().mean(0));
-    if (step % 2 == 1) y = y + sometimes->forward(pooled);
-    return y + frozen.sum();
+    at::Tensor y = through(head, pooled + norm->forward(probe).tanh().mean(0));
+    if (step % 2 == 1) y = y + through(sometimes, pooled);
+    return y + frozen.to(at::kFloat).sum();
   }
   torch::nn::Conv2d conv;
   torch::nn::BatchNorm1d norm;
@@ -170,7 +174,7 @@ inline zero::Options options_of(const Rule& rule, int stage, const std::string& 
   options.layout = parse_state_layout(layout);
   options.policy = [](const std::string& name, const at::Tensor& param) {
     zero::ParamPolicy policy = zero::default_policy(name, param);
-    policy.keep_fp32 = true;  // the model computes in fp32 throughout
+    policy.keep_fp32 = name.starts_with("norm.");
     return policy;
   };
   return options;
