@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "tessera/core/index.h"
+
 namespace tessera {
 
 bool wait_until(const std::function<bool()>& condition, double seconds) {
@@ -34,9 +36,9 @@ bool is_gone(pid_t pid) {
 Capture::Capture() : fd_(::memfd_create("capture", MFD_CLOEXEC)) {}
 
 std::string Capture::text() const {
-  std::string text(static_cast<std::size_t>(::lseek(fd(), 0, SEEK_END)), '\0');
+  std::string text(as_size(::lseek(fd(), 0, SEEK_END)), '\0');
   const ssize_t count = ::pread(fd(), text.data(), text.size(), 0);
-  text.resize(static_cast<std::size_t>(count < 0 ? 0 : count));
+  text.resize(as_size(count < 0 ? 0 : count));
   return text;
 }
 

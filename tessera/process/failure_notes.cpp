@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 
@@ -51,10 +52,9 @@ FailureNotes::FailureNotes() : file_(::memfd_create("tessera-failures", 0)) {
 std::string FailureNotes::environment() const { return str(kVariable, "=", file_.get()); }
 
 FailureNotes::Report FailureNotes::read() const {
-  std::string text(static_cast<std::size_t>(std::max<off_t>(0, ::lseek(file_.get(), 0, SEEK_END))),
-                   '\0');
+  std::string text(as_size(std::max<off_t>(0, ::lseek(file_.get(), 0, SEEK_END))), '\0');
   const ssize_t count = ::pread(file_.get(), text.data(), text.size(), 0);
-  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
+  text.resize(as_size(std::max<ssize_t>(0, count)));
   Report report;
   std::map<std::string, std::vector<int>> ranks;  // by what they said
   std::istringstream lines(text);

@@ -18,6 +18,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/process/out_of_memory.h"
@@ -116,7 +117,7 @@ std::string Launch::prefix_of(int rank, bool terminal) const {
 }
 
 std::optional<LaunchResult> Launch::start_all(const std::string& path) {
-  ranks_.reserve(static_cast<std::size_t>(options_.ranks));
+  ranks_.reserve(as_size(options_.ranks));
   for (int local = 0; local < options_.ranks; ++local) {
     Rank rank;
     rank.number = options_.node_rank * options_.ranks + local;
@@ -126,7 +127,7 @@ std::optional<LaunchResult> Launch::start_all(const std::string& path) {
     spec.environment = rank_environment(options_, local);
     spec.signal_mask = signals_.before();
     spec.inherited = options_.secret_fd;
-    if (!options_.cpus.empty()) spec.cpus = options_.cpus[static_cast<std::size_t>(local)];
+    if (!options_.cpus.empty()) spec.cpus = nth(options_.cpus, local);
     Fd rank_in, rank_out, rank_err;
     if (rank.number == 0) rank_in = stdin_pump_.attach(options_.in);
     if (rank.number == 0) spec.in = rank_in.open() ? rank_in.get() : options_.in;

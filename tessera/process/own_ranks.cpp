@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/process/failure_notes.h"
@@ -22,7 +23,7 @@ std::string own_program() {
   std::string path(4096, '\0');
   const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
   if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
-  path.resize(static_cast<std::size_t>(length));
+  path.resize(as_size(length));
   return path;
 }
 

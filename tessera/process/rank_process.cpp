@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 
 namespace tessera::process {
@@ -35,7 +36,7 @@ class CpuMask {
     size_ = CPU_ALLOC_SIZE(count);
     bits_.resize(size_ / sizeof(cpu_set_t) + 1);
     CPU_ZERO_S(size_, bits_.data());
-    for (int cpu : cpus) CPU_SET_S(static_cast<std::size_t>(cpu), size_, bits_.data());
+    for (int cpu : cpus) CPU_SET_S(as_size(cpu), size_, bits_.data());
   }
   std::size_t size() const { return size_; }
   const cpu_set_t* bits() const { return bits_.data(); }
@@ -155,7 +156,7 @@ std::string find_program(const std::string& program, const std::string& search_p
 }
 
 Guard::Guard(int most_groups) {
-  const auto groups = std::make_unique<pid_t[]>(static_cast<std::size_t>(most_groups));
+  const auto groups = std::make_unique<pid_t[]>(as_size(most_groups));
   Fd read_end;
   make_pipe(read_end, pipe_);
   pid_ = ::fork();

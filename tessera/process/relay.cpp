@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/core/index.h"
+
 namespace tessera::process {
 namespace {
 
@@ -32,7 +34,7 @@ void OutputQueue::write_some() {
   const std::size_t size = std::min<std::size_t>(pending_.size() - written_, PIPE_BUF);
   const ssize_t count = ::write(fd_, pending_.data() + written_, size);
   if (count >= 0) {
-    written_ += static_cast<std::size_t>(count);
+    written_ += as_size(count);
   } else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
     error_ = errno;
   }
@@ -72,7 +74,7 @@ void LineRelay::read_some() {
   char buffer[1 << 16];
   const ssize_t count = ::read(source_.get(), buffer, sizeof buffer);
   if (count > 0) {
-    partial_.append(buffer, static_cast<std::size_t>(count));
+    partial_.append(buffer, as_size(count));
     pass_lines();
     // Closing our end lets the rank meet the broken pipe itself, as it would without us.
     if (target_->broken()) source_.reset();

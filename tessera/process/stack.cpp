@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 
 namespace tessera::process {
@@ -106,7 +107,7 @@ std::vector<std::string> OwnStack::read(std::chrono::milliseconds patience) {
   std::vector<std::string> lines;
   for (int i = first_; i < std::min(count_, first_ + kFrames); ++i) {
     // All but the innermost are where a call returns to, which may be in the next function.
-    const auto* const address = static_cast<const char*>(frames_[static_cast<std::size_t>(i)]);
+    const auto* const address = static_cast<const char*>(nth(frames_, i));
     lines.push_back(describe_address(i == first_ ? address : address - 1));
   }
   state_.store(idle, std::memory_order_release);

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 
+#include "tessera/core/index.h"
+
 namespace tessera::process {
 namespace {
 
@@ -41,13 +43,13 @@ void StdinPump::act_on(const std::vector<pollfd>& polls) {
   if (polled_at_ == kNowhere || polls[polled_at_].revents == 0) return;
   if (!pending_.empty()) {
     const ssize_t count = ::write(pipe_.get(), pending_.data(), pending_.size());
-    if (count > 0) pending_.erase(0, static_cast<std::size_t>(count));
+    if (count > 0) pending_.erase(0, as_size(count));
     if (count < 0 && errno != EAGAIN && errno != EINTR) pipe_.reset();  // rank 0 reads no more
     return;
   }
   char buffer[4096];
   const ssize_t count = ::read(terminal_, buffer, sizeof buffer);
-  if (count > 0) pending_.assign(buffer, static_cast<std::size_t>(count));
+  if (count > 0) pending_.assign(buffer, as_size(count));
   if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) pipe_.reset();
 }
 

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "tessera/core/index.h"
+
 namespace tessera::process {
 namespace {
 
@@ -72,7 +74,7 @@ std::vector<int> allowed_cpus() {
     if (::sched_getaffinity(0, size, bits.data()) == 0) {
       std::vector<int> cpus;
       for (int cpu = 0; cpu < capacity; ++cpu) {
-        if (CPU_ISSET_S(static_cast<std::size_t>(cpu), size, bits.data())) cpus.push_back(cpu);
+        if (CPU_ISSET_S(as_size(cpu), size, bits.data())) cpus.push_back(cpu);
       }
       return cpus;
     }
@@ -129,7 +131,7 @@ std::optional<double> cpu_quota() {
 }
 
 std::vector<std::vector<int>> divide_cores(const Topology& topology, int ranks) {
-  std::vector<std::vector<int>> shares(static_cast<std::size_t>(ranks));
+  std::vector<std::vector<int>> shares(as_size(ranks));
   const std::size_t cores = topology.cores.size(), count = shares.size();
   if (count > cores) return shares;
   for (std::size_t rank = 0; rank < count; ++rank) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/process/out_of_memory.h"
 #include "tessera/process/topology.h"
 #include "tests/process/launcher_process.h"
@@ -411,7 +412,7 @@ TEST(Launcher, ColoursAndReadsATerminal) {
   EXPECT_TRUE(wait_until([&] {
     char buffer[4096];
     const ssize_t count = read(terminal, buffer, sizeof buffer);
-    if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
+    if (count > 0) text.append(buffer, as_size(count));
     return contains(text, "got <hello>") && contains(text, "got <>");
   })) << text;
   EXPECT_TRUE(contains(text, "\x1b[31m[0]\x1b[0m got <hello>")) << text;

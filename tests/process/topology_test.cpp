@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/index.h"
+
 namespace tessera::process {
 namespace {
 
@@ -69,7 +71,7 @@ TEST(Topology, SharesAreContiguousAndCoverEverything) {
   for (int ranks = 1; ranks <= 7; ++ranks) {
     int next = 0;
     for (const std::vector<int>& share : divide_cores(machine, ranks)) {
-      EXPECT_GE(share.size(), static_cast<std::size_t>(7 / ranks));
+      EXPECT_GE(share.size(), as_size(7 / ranks));
       for (int cpu : share) EXPECT_EQ(cpu, next++);
     }
     EXPECT_EQ(next, 7);
