@@ -165,8 +165,9 @@ Kernel float_kernel(const Reduction& what) {
   return nullptr;
 }
 
-// Processors do not divide vectors of integers. Sums wrap, so they are of unsigned numbers.
-constexpr std::size_t integers = 4;  // at once: divisions wait for one another
+// Processors do not divide vectors of integers. Sums wrap, so they are of unsigned numbers. Few at
+// once, so that the divisions of some overlap with the sums of the next.
+constexpr std::size_t integers = 4;
 template <class T, class Wide>
 TESSERA_INLINE void average_some(const KernelArgs& args, std::size_t at, std::size_t n) {
   std::uint64_t sums[integers] = {};
