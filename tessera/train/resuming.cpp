@@ -15,7 +15,8 @@ namespace {
 std::string other_model(const std::string& saved, const ModelShape& shape) {
   nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
   if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
-  if (!was.contains("rotary_base")) was["rotary_base"] = 1e4;  // before it could be another
+  if (!was.contains("rotary_base")) was["rotary_base"] = 1e4;  // before they could be others
+  if (!was.contains("norm_eps")) was["norm_eps"] = 1e-5;
   const nlohmann::json own = nlohmann::json::parse(shape_json(shape));
   std::vector<std::string> differences;
   for (const auto& [key, value] : own.items()) {
@@ -28,11 +29,13 @@ std::string other_model(const std::string& saved, const ModelShape& shape) {
 }  // namespace
 
 std::string shape_json(const ModelShape& shape) {
-  const nlohmann::json json = {
-      {"name", shape.name},     {"layers", shape.layers},       {"hidden", shape.hidden},
-      {"heads", shape.heads},   {"kv_heads", shape.kv_heads},   {"ffn", shape.ffn},
-      {"vocab", shape.vocab},   {"positions", shape.positions}, {"swiglu", shape.swiglu},
-      {"biases", shape.biases}, {"tied", shape.tied},           {"rotary_base", shape.rotary_base}};
+  const nlohmann::json json = {{"name", shape.name},         {"layers", shape.layers},
+                               {"hidden", shape.hidden},     {"heads", shape.heads},
+                               {"kv_heads", shape.kv_heads}, {"ffn", shape.ffn},
+                               {"vocab", shape.vocab},       {"positions", shape.positions},
+                               {"swiglu", shape.swiglu},     {"biases", shape.biases},
+                               {"tied", shape.tied},         {"rotary_base", shape.rotary_base},
+                               {"norm_eps", shape.norm_eps}};
   return json.dump();
 }
 
