@@ -79,7 +79,7 @@ TEST(OwnStack, ShowsWhereAThreadSpins) {
   ASSERT_NE(at, std::string::npos) << text;
   const std::size_t before = text.rfind('\n', at);
   const std::string line = text.substr(before + 1, at - before - 1);  // npos + 1 is the beginning
-  EXPECT_EQ(line.rfind("diagnostics_test+0x", 0), 0u) << text;
+  EXPECT_EQ(line.rfind("stack_test+0x", 0), 0u) << text;
   EXPECT_LE(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'), kWithin)
       << text;
   go_on = true;
