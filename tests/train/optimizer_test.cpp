@@ -13,7 +13,6 @@ namespace {
 
 TrainConfig optimizer_config(const std::string& optimizer, int dp, int tp, int stage) {
   TrainConfig config;
-  config.model = "gpt";
   config.layers = 2;
   config.hidden = 32;
   config.heads = 4;
