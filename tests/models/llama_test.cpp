@@ -30,8 +30,8 @@ ModelShape small(std::int64_t kv_heads, bool tied) {
   return shape;
 }
 
-at::Tensor norm(const at::Tensor& x, const at::Tensor& w) {
-  return x / (x.square().mean(-1, true) + 1e-5).sqrt() * w;
+at::Tensor norm(const at::Tensor& x, const at::Tensor& w, double eps) {
+  return x / (x.square().mean(-1, true) + eps).sqrt() * w;
 }
 
 at::Tensor turn(const at::Tensor& x, double base) {  // [B, T, H, d]
@@ -51,7 +51,8 @@ at::Tensor reference_loss(const ModelShape& s, Named& p, const at::Tensor& ids,
   at::Tensor x = torch::embedding(p["tok.weight"], ids);
   for (std::int64_t layer = 0; layer < s.layers; ++layer) {
     const std::string at = "blocks." + std::to_string(layer) + ".";
-    const at::Tensor qkv = torch::linear(norm(x, p[at + "norm1.weight"]), p[at + "qkv.weight"]);
+    const at::Tensor qkv =
+        torch::linear(norm(x, p[at + "norm1.weight"], s.norm_eps), p[at + "qkv.weight"]);
     const auto heads = [&](std::int64_t begin, std::int64_t n) {
       return qkv.narrow(2, begin * d, n * d).view({batch, tokens, n, d});
     };
@@ -65,12 +66,12 @@ at::Tensor reference_loss(const ModelShape& s, Named& p, const at::Tensor& ids,
     const at::Tensor mixed =
         torch::einsum("bhts,bshd->bthd", {scores.masked_fill(mask, -1e30).softmax(-1), v});
     x = x + torch::linear(mixed.reshape(x.sizes()), p[at + "proj.weight"]);
-    const auto up =
-        torch::linear(norm(x, p[at + "norm2.weight"]), p[at + "fc.weight"]).chunk(2, -1);
+    const auto up = torch::linear(norm(x, p[at + "norm2.weight"], s.norm_eps), p[at + "fc.weight"])
+                        .chunk(2, -1);
     x = x + torch::linear(torch::silu(up[0]) * up[1], p[at + "proj2.weight"]);
   }
-  const at::Tensor logits =
-      torch::linear(norm(x, p["norm.weight"]), p[s.tied ? "tok.weight" : "head.weight"]);
+  const at::Tensor logits = torch::linear(norm(x, p["norm.weight"], s.norm_eps),
+                                          p[s.tied ? "tok.weight" : "head.weight"]);
   return torch::cross_entropy_loss(logits.view({-1, s.vocab}), targets.view({-1}), {},
                                    at::Reduction::Sum, -1);
 }
@@ -81,6 +82,7 @@ TEST(Llama, IsTheReference) {
       for (const std::int64_t tokens : {1, 17}) {
         ModelShape shape = small(kv_heads, kv_heads == 2);
         if (kv_heads == 4) shape.rotary_base = 50;
+        if (kv_heads == 2) shape.norm_eps = 0.1;
         Llama model(shape, 3, at::TensorOptions(type));
         Named wide;
         {

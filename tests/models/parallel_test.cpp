@@ -3,8 +3,10 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/models/gpt.h"
+#include "tessera/models/init.h"
 #include "tessera/models/llama.h"
 #include "tessera/nn/deferred.h"
+#include "tessera/nn/unallocated.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/tensor_parallel.h"
 #include "tests/tensor_parallel/ranks.h"
@@ -237,6 +239,34 @@ TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
         EXPECT_TRUE(value.equal(wanted.at(name))) << shape.name << name;
       }
     }
+  }
+}
+
+// A model without memory, whose values are made by ranges: those of the model that is there.
+TEST(Parallel, ModelsStartWithoutMemory) {
+  ModelShape odd = gpt();
+  odd.vocab = 101;
+  for (const ModelShape& shape : {odd, llama(2)}) {
+    each_rank<int>(2, [&](const comm::Group& group) {
+      const auto there = make_model(shape, {.tp = group}, 3);
+      const auto empty = make_model(shape, {.tp = group}, 3, nn::ParamOptions::unallocated());
+      const auto specs = find_specs(*empty);
+      EXPECT_EQ(specs, find_specs(*there));
+      const Named wanted = parameters_of(*there);
+      std::size_t next = 0;
+      for (const auto& item : empty->named_parameters()) {
+        const ParamSpec& spec = specs[next++];
+        const at::Tensor& whole = wanted.at(item.key());
+        EXPECT_TRUE(nn::is_unallocated(item.value())) << spec.name;
+        EXPECT_EQ(item.value().sizes(), whole.sizes()) << spec.name;
+        for (std::int64_t begin = 0; begin < whole.numel(); begin += 100) {
+          const at::Tensor out = torch::empty({std::min<std::int64_t>(100, whole.numel() - begin)});
+          initialise_range(spec, shape, 3, group.rank(), 2, begin, out);
+          EXPECT_TRUE(at::equal(out, whole.view(-1).narrow(0, begin, out.numel()))) << spec.name;
+        }
+      }
+      return 0;
+    });
   }
 }
 

@@ -9,7 +9,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/pipeline/executor.h"
-#include "tessera/pipeline/tied.h"
 #include "tessera/planner/pipeline.h"
 #include "tests/pipeline/nets.h"
 
@@ -230,21 +229,6 @@ TEST(Hooks, DeferredGradientsRespectViews) {
     }
     EXPECT_GT(used, 2);
   });
-}
-
-TEST(Tied, TheGroupHasTheFirstAndTheLastStage) {
-  for (int ranks = 1; ranks <= 3; ++ranks) {
-    const schedule::Schedule schedule = schedule::one_f_one_b(ranks, 2);
-    test::over(ranks, [&](const comm::Group& group) {
-      const comm::Group two = tied_group(group, schedule);
-      const bool end = group.rank() == 0 || group.rank() + 1 == ranks;
-      EXPECT_EQ(two.size(), end && ranks > 1 ? 2 : 1);
-      if (two.size() == 1) return;
-      const at::Tensor ranks_of_it = at::full({1}, group.rank(), at::kLong);
-      two.all_reduce(ranks_of_it).wait();
-      EXPECT_EQ(ranks_of_it.item<std::int64_t>(), ranks - 1);
-    });
-  }
 }
 
 template <typename F>
