@@ -6,8 +6,8 @@
 
 #include "tessera/cli/backends.h"
 #include "tessera/cli/machine.h"
-#include "tessera/process/topology.h"
 #include "tessera/cli/torch_info.h"
+#include "tessera/process/topology.h"
 
 namespace tessera::cli {
 
