@@ -2,7 +2,8 @@
 """Checks who includes whom between the rooms under tessera/.
 
 A room includes only rooms that the table below lets it use, directly or through another; rooms
-and sources that are torch-free never reach a torch header; includes are root-relative.
+and sources that are torch-free never reach a torch header; includes are root-relative. Only
+core/text.cpp includes {fmt}: torch has another version of it among its headers.
 """
 
 import pathlib
@@ -38,6 +39,8 @@ TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "process", "kern
 SHARED_HEADERS = {"tessera/version.h"}
 
 _TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2)/")
+_FMT = re.compile(r"^fmt/")
+_MAY_INCLUDE_FMT = {"tessera/core/text.cpp"}  # as tessera_fmt in its CMakeLists.txt lists them
 _FIRST_PARTY = re.compile(r"^(tessera|tests|benchmarks|examples)/")
 _SOURCE = re.compile(r"\.(h|hpp|cpp|cc|cu|cuh)$")
 _FABRIC = re.compile(r"target_sources\s*\(\s*tessera_fabric\s+([^)]*)\)")
@@ -91,6 +94,9 @@ def check_directions(root, sources):
             if quoted and not _FIRST_PARTY.match(path):
                 problems.append(f'{where}: "{path}" is not root-relative; write "tessera/…" for '
                                 "our headers, <…> for those of others")
+            if _FMT.match(path) and name not in _MAY_INCLUDE_FMT:
+                problems.append(f"{where}: includes <{path}>; write text with str(), fixed() and "
+                                "hex() of tessera/core/text.h")
             if room is None or not path.startswith("tessera/"):
                 continue
             target = room_of(path)

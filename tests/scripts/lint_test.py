@@ -62,6 +62,9 @@ class Includes(unittest.TestCase):
     def test_relative_include(self):
         self.fails({"tessera/core/a.cpp": '#include "b.h"\n'}, "not root-relative")
 
+    def test_fmt_outside_its_source(self):
+        self.fails({"tessera/core/text.h": "#include <fmt/core.h>\n"}, "text.h:1", "<fmt/core.h>")
+
     def test_torch_in_torch_free_room(self):
         self.fails({"tessera/planner/a.cpp": "#  include <ATen/ATen.h>\n"}, "must be torch-free")
 
@@ -90,6 +93,7 @@ class Sources(unittest.TestCase):
             "tessera/core/a.cpp": "int x;\n" * 500,
             "tessera/cli/main.cpp": 'auto* home = getenv("HOME");\n',
             "tessera/comm/bootstrap.cpp": 'auto* rank = std::getenv("RANK");\n',
+            "tessera/process/own_ranks.cpp": "for (char** e = environ; *e; ++e) {}\n",
             "tessera/comm/b.cpp": "// getenv belongs to the bootstrap\n",
             "tests/a_test.cpp": 'setenv("A", "1", 1); getenv("A");\n',
         }
