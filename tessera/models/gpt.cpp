@@ -15,7 +15,7 @@ void check_gpt_shape(const ModelShape& shape) {
   }
 }
 
-GptImpl::GptImpl(const ModelShape& shape, std::uint64_t seed, const at::TensorOptions& options,
+GptImpl::GptImpl(const ModelShape& shape, std::uint64_t seed, const nn::ParamOptions& options,
                  const Part& part)
     : LanguageModel((check_gpt_shape(shape), shape), seed, options, part) {}
 

@@ -10,7 +10,7 @@ class GptImpl : public LanguageModel {
  public:
   // Throws UsageError for a shape that is not of this kind (rotary, SwiGLU, untied, no biases).
   explicit GptImpl(const ModelShape& shape, std::uint64_t seed = 0,
-                   const at::TensorOptions& options = {}, const Part& part = {});
+                   const nn::ParamOptions& options = {}, const Part& part = {});
 };
 TORCH_MODULE(Gpt);
 

@@ -1,7 +1,5 @@
 #include "tessera/models/language_model.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 #include "tessera/core/errors.h"
@@ -21,15 +19,16 @@ using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 
 // `norm` is {weight} or {weight, shift}.
-at::Tensor apply_norm(const at::Tensor& x, at::ArrayRef<at::Tensor> norm) {
-  return norm.size() == 2 ? nn::layer_norm(x, norm[0], norm[1]) : nn::rms_norm(x, norm[0]);
+at::Tensor apply_norm(const at::Tensor& x, at::ArrayRef<at::Tensor> norm, double eps) {
+  return norm.size() == 2 ? nn::layer_norm(x, norm[0], norm[1], eps)
+                          : nn::rms_norm(x, norm[0], eps);
 }
 
 std::pair<at::Tensor, at::Tensor> apply_add_norm(const at::Tensor& x, const at::Tensor& r,
-                                                 at::ArrayRef<at::Tensor> norm) {
-  if (norm.size() == 2) return nn::add_layer_norm(x, r, norm[0], norm[1]);
+                                                 at::ArrayRef<at::Tensor> norm, double eps) {
+  if (norm.size() == 2) return nn::add_layer_norm(x, r, norm[0], norm[1], eps);
   const at::Tensor sum = x + r;
-  return {nn::rms_norm(sum, norm[0]), sum};
+  return {nn::rms_norm(sum, norm[0], eps), sum};
 }
 
 void check_divides(const char* what, std::int64_t value, int tp, const std::string& remedy) {
@@ -39,7 +38,7 @@ void check_divides(const char* what, std::int64_t value, int tp, const std::stri
 }
 
 VocabParallelEmbedding make_table(const ModelShape& shape, const Axis& axis,
-                                  const at::TensorOptions& options, std::int64_t pad_to) {
+                                  const nn::ParamOptions& options, std::int64_t pad_to) {
   tensor_parallel::EmbeddingOptions table;
   table.rows = shape.vocab;
   table.width = shape.hidden;
@@ -85,9 +84,9 @@ void check_ids(const ModelShape& shape, const at::Tensor& ids) {
                        c10::toString(ids.scalar_type()), "; wanted int64 [batch, tokens]", most));
 }
 
-NormImpl::NormImpl(std::int64_t width, bool shift, const at::TensorOptions& options)
-    : weight(register_parameter("weight", at::empty({width}, options))) {
-  if (shift) bias = register_parameter("bias", at::empty({width}, options));
+NormImpl::NormImpl(std::int64_t width, bool shift, const nn::ParamOptions& options)
+    : weight(register_parameter("weight", nn::new_parameter({width}, options))) {
+  if (shift) bias = register_parameter("bias", nn::new_parameter({width}, options));
 }
 
 void NormImpl::add_to(std::vector<at::Tensor>& parameters) const {
@@ -95,11 +94,11 @@ void NormImpl::add_to(std::vector<at::Tensor>& parameters) const {
   if (bias.defined()) parameters.push_back(bias);
 }
 
-TableImpl::TableImpl(std::int64_t rows, std::int64_t width, const at::TensorOptions& options)
-    : weight(register_parameter("weight", at::empty({rows, width}, options))) {}
+TableImpl::TableImpl(std::int64_t rows, std::int64_t width, const nn::ParamOptions& options)
+    : weight(register_parameter("weight", nn::new_parameter({rows, width}, options))) {}
 
 BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::string& name,
-                     const at::TensorOptions& options)
+                     const nn::ParamOptions& options)
     : axis_(axis),
       name_(name),
       heads_(shape.heads / axis.size()),
@@ -107,7 +106,8 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
       head_dim_(shape.head_dim()),
       rotary_(shape.positions == 0),
       rotary_base_(shape.rotary_base),
-      swiglu_(shape.swiglu) {
+      swiglu_(shape.swiglu),
+      norm_eps_(shape.norm_eps) {
   const std::int64_t width = shape.hidden, ffn = shape.ffn, kv = shape.kv_heads * head_dim_;
   LinearOptions linear;
   linear.bias = shape.biases;
@@ -140,17 +140,18 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   norm2_->add_to(norms);
   norms = tensor_parallel::sequence_parallel_params(axis_, norms, name_);
   const at::ArrayRef<at::Tensor> all(norms);
-  const at::Tensor before = apply_norm(x, all.slice(0, all.size() / 2));
+  const at::Tensor before = apply_norm(x, all.slice(0, all.size() / 2), norm_eps_);
   at::Tensor qkv = qkv_->forward(before);
   if (rotary_) qkv = nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rotary_base_);
   const at::Tensor mixed = nn::attention(qkv, heads_, kv_heads_);
-  const auto [h, sum] = apply_add_norm(x, proj_->forward(mixed), all.slice(all.size() / 2));
+  const auto [h, sum] =
+      apply_add_norm(x, proj_->forward(mixed), all.slice(all.size() / 2), norm_eps_);
   const at::Tensor wide = swiglu_ ? nn::swiglu(fc_->forward(h)) : fc_->forward_gelu(h);
   return sum + proj2_->forward(wide);
 }
 
 EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
-                             const at::TensorOptions& options, std::int64_t pad_vocab_to)
+                             const nn::ParamOptions& options, std::int64_t pad_vocab_to)
     : shape_(shape) {
   tok = register_module("tok", make_table(shape, axis, options, pad_vocab_to));
   if (shape.positions > 0) {
@@ -164,7 +165,7 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
 }
 
 HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbedding tok,
-                   const at::TensorOptions& options, std::int64_t pad_vocab_to)
+                   const nn::ParamOptions& options, std::int64_t pad_vocab_to)
     : shape_(shape), axis_(axis) {
   if (shape.tied) {
     tok_ = register_module("tok",
@@ -185,7 +186,8 @@ HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbed
 at::Tensor HeadImpl::normed(const at::Tensor& x) {
   std::vector<at::Tensor> norm;
   norm_->add_to(norm);
-  return apply_norm(x, tensor_parallel::sequence_parallel_params(axis_, norm, "norm"));
+  return apply_norm(x, tensor_parallel::sequence_parallel_params(axis_, norm, "norm"),
+                    shape_.norm_eps);
 }
 
 const at::Tensor& HeadImpl::weight() const { return shape_.tied ? tok_->weight : head_->weight; }
@@ -202,7 +204,7 @@ at::Tensor HeadImpl::logits(const at::Tensor& x) {
       .narrow(-1, 0, shape_.vocab);
 }
 
-std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options,
+std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& options,
                              std::int64_t pad_vocab_to) {
   using torch::nn::AnyModule;
   if (is_llama(shape)) {
@@ -247,7 +249,7 @@ std::size_t end_of(const ModelShape& shape, const Part& part) {
 }  // namespace
 
 LanguageModel::LanguageModel(const ModelShape& shape, std::uint64_t seed,
-                             const at::TensorOptions& options, const Part& part)
+                             const nn::ParamOptions& options, const Part& part)
     : ModelChunkImpl(layers_of(shape, options, part.pad_vocab_to),
                      first_of(check_part(shape, part)), end_of(shape, check_part(shape, part)),
                      part.axis()),
@@ -286,7 +288,7 @@ at::Tensor LanguageModel::forward(const at::Tensor& x) {
 }
 
 std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& part,
-                                          std::uint64_t seed, const at::TensorOptions& options) {
+                                          std::uint64_t seed, const nn::ParamOptions& options) {
   if (is_llama(shape)) return std::make_shared<LlamaImpl>(shape, seed, options, part);
   return std::make_shared<GptImpl>(shape, seed, options, part);
 }

@@ -11,6 +11,7 @@
 
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
+#include "tessera/nn/unallocated.h"
 #include "tessera/parallel/model_chunk.h"
 #include "tessera/tensor_parallel/tensor_parallel.h"
 
@@ -38,7 +39,7 @@ void check_tp(const ModelShape& shape, int tp);
 // The weight of a norm, and the shift of one that has it: LayerNorm with, RMSNorm without.
 class NormImpl : public torch::nn::Module {
  public:
-  NormImpl(std::int64_t width, bool shift, const at::TensorOptions& options);
+  NormImpl(std::int64_t width, bool shift, const nn::ParamOptions& options);
   void add_to(std::vector<at::Tensor>& parameters) const;
 
   at::Tensor weight, bias;
@@ -47,7 +48,7 @@ TORCH_MODULE(Norm);
 
 class TableImpl : public torch::nn::Module {
  public:
-  TableImpl(std::int64_t rows, std::int64_t width, const at::TensorOptions& options);
+  TableImpl(std::int64_t rows, std::int64_t width, const nn::ParamOptions& options);
   at::Tensor weight;
 };
 TORCH_MODULE(Table);
@@ -64,7 +65,7 @@ class BlockImpl : public torch::nn::Module {
  public:
   // `name` is in the labels of its collectives.
   BlockImpl(const ModelShape& shape, const tensor_parallel::Axis& axis, const std::string& name,
-            const at::TensorOptions& options);
+            const nn::ParamOptions& options);
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
 
  private:
@@ -74,6 +75,7 @@ class BlockImpl : public torch::nn::Module {
   bool rotary_;
   double rotary_base_;
   bool swiglu_;
+  double norm_eps_;
   Norm norm1_{nullptr}, norm2_{nullptr};
   tensor_parallel::ColumnParallelLinear qkv_{nullptr}, fc_{nullptr};
   tensor_parallel::RowParallelLinear proj_{nullptr}, proj2_{nullptr};
@@ -86,7 +88,7 @@ class EmbeddingImpl : public torch::nn::Module {
  public:
   // `pad_vocab_to`: a rank's rows of the vocabulary are rounded up to a multiple: [Note: padding].
   EmbeddingImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
-                const at::TensorOptions& options, std::int64_t pad_vocab_to = 1);
+                const nn::ParamOptions& options, std::int64_t pad_vocab_to = 1);
   at::Tensor forward(const at::Tensor& ids);
 
   tensor_parallel::VocabParallelEmbedding tok{nullptr};
@@ -102,7 +104,7 @@ class HeadImpl : public torch::nn::Module {
  public:
   // `tok`: the embedding where it is on this rank and the head is tied to it; null: a copy.
   HeadImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
-           tensor_parallel::VocabParallelEmbedding tok, const at::TensorOptions& options,
+           tensor_parallel::VocabParallelEmbedding tok, const nn::ParamOptions& options,
            std::int64_t pad_vocab_to = 1);
 
   // The sum of the cross entropies over the targets [B, T] that are not -1, as an fp32 scalar. The
@@ -126,7 +128,7 @@ TORCH_MODULE(Head);
 // The whole model as [Note: layers] has it: "embedding", "blocks.0", …, "head". Parameters are
 // called tok.weight, pos.weight, blocks.0.norm1.weight, …, norm.weight, head.weight. Throws
 // UsageError for a shape that is no model of ours.
-std::vector<Layer> layers_of(const ModelShape& shape, const at::TensorOptions& options = {},
+std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& options = {},
                              std::int64_t pad_vocab_to = 1);
 
 // Layers of it in a row that run in one process, for tests and measurements. From the same seed
@@ -145,8 +147,8 @@ class LanguageModel : public parallel::ModelChunkImpl {
   const Part& part() const { return part_; }
 
  protected:
-  // On the meta device nothing is allocated or initialised.
-  LanguageModel(const ModelShape& shape, std::uint64_t seed, const at::TensorOptions& options,
+  // On the meta device, and where options do not allocate, nothing is initialised.
+  LanguageModel(const ModelShape& shape, std::uint64_t seed, const nn::ParamOptions& options,
                 const Part& part);
 
  private:
@@ -159,7 +161,7 @@ class LanguageModel : public parallel::ModelChunkImpl {
 // A Gpt or a Llama, by the shape. Throws UsageError for a shape that is neither.
 std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& part = {},
                                           std::uint64_t seed = 0,
-                                          const at::TensorOptions& options = {});
+                                          const nn::ParamOptions& options = {});
 
 // Throws UsageError unless ids are int64 [B, T] with T within the positions, if there are any.
 void check_ids(const ModelShape& shape, const at::Tensor& ids);

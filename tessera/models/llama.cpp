@@ -22,7 +22,7 @@ bool is_llama(const ModelShape& shape) {
   return shape.positions == 0 && shape.swiglu && !shape.biases;
 }
 
-LlamaImpl::LlamaImpl(const ModelShape& shape, std::uint64_t seed, const at::TensorOptions& options,
+LlamaImpl::LlamaImpl(const ModelShape& shape, std::uint64_t seed, const nn::ParamOptions& options,
                      const Part& part)
     : LanguageModel((check_llama_shape(shape), shape), seed, options, part) {}
 

@@ -10,7 +10,7 @@ namespace tessera::models {
 class LlamaImpl : public LanguageModel {
  public:
   explicit LlamaImpl(const ModelShape& shape, std::uint64_t seed = 0,
-                     const at::TensorOptions& options = {}, const Part& part = {});
+                     const nn::ParamOptions& options = {}, const Part& part = {});
 };
 TORCH_MODULE(Llama);
 

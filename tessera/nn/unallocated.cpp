@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 namespace tessera::nn {
 namespace {
@@ -28,6 +29,10 @@ bool is_unallocated(const at::Tensor& tensor) {
   }
   // Without the checks: the storage may be marked as one that nobody reads.
   return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+}
+
+at::Tensor new_parameter(at::IntArrayRef sizes, const ParamOptions& options) {
+  return options.allocate ? at::zeros(sizes, options.tensors) : unallocated(sizes, options.tensors);
 }
 
 void deallocate(at::Tensor parameter) {

@@ -11,6 +11,20 @@ namespace tessera::nn {
 at::Tensor unallocated(at::IntArrayRef sizes, const at::TensorOptions& options = {});
 bool is_unallocated(const at::Tensor& tensor);
 
+// How a layer makes its parameters: as zeros, or without memory.
+struct ParamOptions {
+  ParamOptions(const at::TensorOptions& t = {}) : tensors(t) {}  // NOLINT: they are most of it
+  static ParamOptions unallocated(const at::TensorOptions& t = {}) {
+    ParamOptions options(t);
+    options.allocate = false;
+    return options;
+  }
+
+  at::TensorOptions tensors;
+  bool allocate = true;
+};
+at::Tensor new_parameter(at::IntArrayRef sizes, const ParamOptions& options);
+
 // Frees the memory of a parameter, which keeps its sizes and strides. Others that share its storage
 // keep theirs.
 void deallocate(at::Tensor parameter);

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -60,8 +59,8 @@ std::vector<ParamSpec::Segment> segments_of(const LinearOptions& options, int tp
   return segments;
 }
 
-at::Tensor local_zeros(const ParamSpec& spec, const Axis& axis, const at::TensorOptions& options) {
-  return at::zeros(local_shape(spec, axis.rank(), axis.size()), options);
+at::Tensor local_param(const ParamSpec& spec, const Axis& axis, const nn::ParamOptions& options) {
+  return nn::new_parameter(local_shape(spec, axis.rank(), axis.size()), options);
 }
 
 std::vector<ParamSpec> with_bias(const ParamSpec& weight, const ParamSpec& bias, bool has_bias) {
@@ -79,9 +78,9 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOption
   weight_spec_ = spec_of("weight", {options.out, options.in}, 0, segments);
   bias_spec_ = spec_of("bias", {options.out}, 0, segments);
   weight_spec_.pad_to = bias_spec_.pad_to = std::max<std::int64_t>(1, options.pad_to);
-  weight = register_parameter("weight", local_zeros(weight_spec_, axis_, options.tensors));
+  weight = register_parameter("weight", local_param(weight_spec_, axis_, options.tensors));
   if (options.bias) {
-    bias = register_parameter("bias", local_zeros(bias_spec_, axis_, options.tensors));
+    bias = register_parameter("bias", local_param(bias_spec_, axis_, options.tensors));
   }
 }
 
@@ -117,9 +116,9 @@ RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& opt
   check_divides(label_, "inputs", options.in, axis_.size());
   weight_spec_ = spec_of("weight", {options.out, options.in}, 1);
   bias_spec_ = spec_of("bias", {options.out});
-  weight = register_parameter("weight", local_zeros(weight_spec_, axis_, options.tensors));
+  weight = register_parameter("weight", local_param(weight_spec_, axis_, options.tensors));
   if (options.bias) {
-    bias = register_parameter("bias", local_zeros(bias_spec_, axis_, options.tensors));
+    bias = register_parameter("bias", local_param(bias_spec_, axis_, options.tensors));
   }
 }
 
@@ -135,7 +134,7 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(Axis axis, const Embeddin
     : axis_(std::move(axis)), label_(options.label) {
   spec_ = spec_of("weight", {options.rows, options.width}, 0);
   spec_.pad_to = options.pad_to;
-  weight = register_parameter("weight", local_zeros(spec_, axis_, options.tensors));
+  weight = register_parameter("weight", local_param(spec_, axis_, options.tensors));
 }
 
 at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::Tensor& added) {

@@ -8,13 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "tessera/nn/unallocated.h"
 #include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::tensor_parallel {
 
 // The layers of [Note: tensor parallelism]. On one rank each is the ordinary layer. Parameters
-// start as zeros; initialise() gives all ranks their parts of the same numbers.
+// start as zeros, or without memory; initialise() gives all ranks their parts of the same numbers.
 
 // Outputs that stand side by side in a column-parallel linear (queries, keys and values; gate and
 // up), each cut by itself.
@@ -35,7 +36,7 @@ struct LinearOptions {
   // Column-parallel only, without `outputs`: the ranks need not divide `out`, and a rank's outputs
   // are rounded up to a multiple of this; those beyond `out` are zeros. 0: they must divide it.
   std::int64_t pad_to = 0;
-  at::TensorOptions tensors = {};
+  nn::ParamOptions tensors = {};
 };
 
 // y [..., own outputs] = x · wᵀ + b for the outputs of this rank, from copy_to_region(x).
@@ -80,7 +81,7 @@ struct EmbeddingOptions {
   std::int64_t width = 0;
   std::string label = "embedding";
   std::int64_t pad_to = 1;  // a rank's rows are rounded up to a multiple: [Note: padding]
-  at::TensorOptions tensors = {};
+  nn::ParamOptions tensors = {};
 };
 
 // Rows of a table, of which each rank has as many in a row, the last ones maybe fewer: padding.
