@@ -62,7 +62,7 @@ TEST(Program, CompletionKnowsTheCommands) {
   for (const std::string& name : command_names()) EXPECT_TRUE(contains(script.out, name));
 }
 
-TEST(Program, WithoutTheTorchProgramItSaysSo) {
+TEST(Program, WithoutTheTorchProgramItSaysSoAndRunsPrograms) {
   // A copy alone in a folder has no sibling to execute.
   std::string folder = (std::filesystem::temp_directory_path() / "tessera-alone-XXXXXX").string();
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
@@ -72,6 +72,7 @@ TEST(Program, WithoutTheTorchProgramItSaysSo) {
   EXPECT_EQ(execute({copy, "doctor"}, out, err), 1);
   EXPECT_EQ(out.text(), "");
   EXPECT_TRUE(contains(err.text(), folder + "/tessera-torch")) << err.text();
+  EXPECT_EQ(execute({copy, "run", "-n", "2", "--", "true"}, out, err), 0) << err.text();
   std::filesystem::remove_all(folder);
 }
 
@@ -109,7 +110,7 @@ TEST_F(TorchProgram, HelpOfEveryCommandHasExamples) {
   }
 }
 
-TEST_F(TorchProgram, RunStartsRanksThatReachTheStore) {
+TEST(Program, RunStartsRanksThatReachTheStore) {
   const Outcome run = tessera({"run", "-n", "3", "--", "bash", "-c",
                                "exec 3<>/dev/tcp/${TESSERA_STORE%:*}/${TESSERA_STORE##*:} && "
                                "echo rank $RANK of $WORLD_SIZE connects"});
@@ -121,7 +122,7 @@ TEST_F(TorchProgram, RunStartsRanksThatReachTheStore) {
 }
 
 // Programs that join through torch.distributed's env:// need a port that rank 0 can listen on.
-TEST_F(TorchProgram, RunLeavesTheMastersPortToRankZero) {
+TEST(Program, RunLeavesTheMastersPortToRankZero) {
   const Outcome run =
       tessera({"run", "-n", "1", "--", "python3", "-c",
                "import os, socket; s = socket.socket(); "
@@ -132,7 +133,7 @@ TEST_F(TorchProgram, RunLeavesTheMastersPortToRankZero) {
   EXPECT_TRUE(contains(run.out, "agent: False listens")) << run.out;
 }
 
-TEST_F(TorchProgram, TheSecretIsInADescriptorAndNowhereElse) {
+TEST(Program, TheSecretIsInADescriptorAndNowhereElse) {
   const Outcome run = tessera(
       {"run", "-n", "2", "--", "bash", "-c",
        "hex() { od -An -v -tx1 | tr -d ' \\n'; };"
