@@ -16,7 +16,7 @@ constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
 // In the order of kAxisNames.
 constexpr std::array<const char*, kAxes> kAxisPurposes = {
     "tensor parallelism: ranks that share every matrix",
-    "replicas of the model; 0: what the other axes leave of the ranks",
+    "replicas of the model; left out: what the other axes leave",
     "pipeline parallelism: ranks that share the layers"};
 
 // One row, which the calls behind add() say more about.
@@ -94,14 +94,16 @@ void add_model(Table& t) {
       .plan("gpt2-xl");
   t.add("layers", &S::layers, "blocks; this and the next ones replace what --model has")
       .range(0, 1e5);
-  t.add("hidden", &S::hidden, "width between the layers; 0: as the model has").range(0, 1e6);
-  t.add("heads", &S::heads, "of attention; 0: as the model has").range(0, 1e5);
+  t.add("hidden", &S::hidden, "width between the layers; left out: as the model has").range(0, 1e6);
+  t.add("heads", &S::heads, "of attention; left out: as the model has").range(0, 1e5);
   t.add("kv-heads", &S::kv_heads, "fewer than heads: grouped-query attention").plan_only("heads");
   t.add("ffn", &S::ffn, "width inside the MLP").plan_only("4·hidden");
-  t.add("vocab", &S::vocab, "tokens of the vocabulary; 0: as the model has")
+  t.add("vocab", &S::vocab, "tokens of the vocabulary; left out: as the model has")
       .range(0, 1e8)
       .plan("50257");
-  t.add("positions", &S::positions, "longest sequence; 0: as the model has").range(0, 1e7).train();
+  t.add("positions", &S::positions, "longest sequence; left out: as the model has")
+      .range(0, 1e7)
+      .train();
   t.add("pad-vocab", &S::pad_vocab,
         "pad the vocabulary to a multiple of 128 · tp, as Megatron does")
       .plan_only("false");
@@ -128,7 +130,7 @@ void add_batch(Table& t) {
         "sequences of a step over all ranks; left out: from --grad-accum")
       .range(0, 1e12)
       .plan("micro-batch · grad-accum · dp");
-  t.add("seq", &S::seq, "tokens in a sequence; 0: as the model has, a run at most 64")
+  t.add("seq", &S::seq, "tokens in a sequence; left out: as the model has, a run at most 64")
       .range(0, 1e7)
       .plan("the model's");
   t.add("checkpoint-activations", &S::checkpoint_activations, "what backward recomputes")

@@ -161,12 +161,14 @@ const std::vector<Field>& fields() {
 }
 
 const Field& field(std::string_view name) {
+  std::string flag(name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
   std::vector<std::string> names;
   for (const Field& each : fields()) {
-    if (each.name == name) return each;
+    if (each.name == flag) return each;
     names.push_back(each.name);
   }
-  throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(name, names)));
+  throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(flag, names)));
 }
 
 int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
