@@ -160,12 +160,12 @@ NcclProgress::~NcclProgress() {
   while (!state.drained()) {
     try {
       state.reap(dropped);
-    } catch (...) {  // the watching thread sees it too, and fails everything
+    } catch (...) {  // the watchdog sees it too, and fails everything
     }
     state.changed.wait_for(lock, 1ms);
   }
   state.stopping = true;
-  state.watching.notify_all();
+  state.watchdog_woken.notify_all();
   for (Channel& channel : state.channels) channel.submitted.notify_all();
   const auto longest_wait = failing ? std::chrono::milliseconds(500) : 10s;
   // One that destroys us itself, for what an operation kept alive, is not waited for.

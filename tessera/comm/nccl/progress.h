@@ -49,10 +49,10 @@ struct Submission {
 // the calling thread until then, that is until every rank has made the call; for the result itself
 // it only makes the caller's stream wait.
 //
-// [Note: report first] One more thread looks, while anything runs on the GPU, whether a peer died
-// or reported a failure, NCCL found an error, or the time is up. Then it tells all ranks, fails
-// every call that has not ended, and last aborts the communicators: kernels that wait for a dead
-// rank end only so, and what they leave behind must not pass for a result.
+// [Note: report first] One more thread, the watchdog, looks while anything runs on the GPU whether
+// a peer died or reported a failure, NCCL found an error, or the time is up. Then it tells all
+// ranks, fails every call that has not ended, and last aborts the communicators: kernels that wait
+// for a dead rank end only so, and what they leave behind must not pass for a result.
 //
 // Calls made while the caller's stream is captured into a CUDA graph go into the graph and are not
 // watched; the graph's owner keeps their buffers.

@@ -67,14 +67,14 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
   const c10::impl::VirtualGuardImpl guard;
 
   mutable std::mutex mutex;
-  std::condition_variable changed;   // something was issued or ended
-  std::condition_variable watching;  // the watching thread sleeps here while the GPU is idle
+  std::condition_variable changed;         // something was issued or ended
+  std::condition_variable watchdog_woken;  // the watchdog sleeps here while the GPU is idle
   std::list<Channel> channels;
   std::exception_ptr failure;  // why the group is over
   bool stopping = false;
   bool watchdog_sleeps = false;
   bool watchdog_ended = false;
-  std::optional<Clock::time_point> left_since;  // when the watching thread saw that one had left
+  std::optional<Clock::time_point> left_since;  // when the watchdog saw that one had left
   std::thread watchdog;
 
   std::string describe(const Submission* submission) const {
@@ -122,9 +122,9 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
   void enter(Channel& channel, const Submission* doing);
   void leave(Channel& channel);
 
-  // The watching thread has something to look at. With the lock held.
+  // The watchdog has something to look at. With the lock held.
   void wake_watchdog() {
-    if (watchdog_sleeps) watching.notify_one();
+    if (watchdog_sleeps) watchdog_woken.notify_one();
   }
   void run_watchdog();
   std::optional<Failure> look();

@@ -1,4 +1,4 @@
-// What becomes of calls on the GPU: the watching thread, and failure. See [Note: report first].
+// What becomes of calls on the GPU: the watchdog, and failure. See [Note: report first].
 
 #include <utility>
 
@@ -102,11 +102,11 @@ void NcclProgress::State::run_watchdog() {
   while (!stopping && !failure) {
     if (idle()) {
       watchdog_sleeps = true;
-      watching.wait(lock);
+      watchdog_woken.wait(lock);
       watchdog_sleeps = false;
       continue;
     }
-    watching.wait_for(lock, kTick);
+    watchdog_woken.wait_for(lock, kTick);
     Dropped dropped;
     std::exception_ptr broken;
     try {
