@@ -97,7 +97,8 @@ TEST(SaveVocabulary, AnyTpGoesOnFromAnyOther) {
     const Folder folder;
     const VocabResult alone = run_vocab(kVocabRuns[0], tied, 4, folder / "alone");
     ASSERT_TRUE(alone.saved.contains(tied ? "tok.weight moment2" : "head.weight moment2"));
-    for (const VocabRun& from : kVocabRuns) {
+    for (const std::size_t first : {1, 2, 4}) {
+      const VocabRun& from = kVocabRuns[first];
       const std::string dir = folder / from.describe();
       const VocabResult saved = run_vocab(from, tied, 2, dir);
       for (std::size_t i = 0; i < saved.losses.size(); ++i) {
@@ -107,7 +108,7 @@ TEST(SaveVocabulary, AnyTpGoesOnFromAnyOther) {
         const std::string where = str(tied ? "tied, " : "", from.describe(), " → ", to.describe());
         expect_equal(run_vocab(to, tied, 2, folder / (where + " at once"), dir).saved, saved.saved,
                      where);
-        if (to.pad_to != 1 && from.pad_to != 1) continue;
+        if (first != 2) continue;  // a few go on
         const VocabResult later = run_vocab(to, tied, 4, folder / where, dir);
         ASSERT_EQ(later.losses.size(), 2u);
         for (std::size_t i = 0; i < 2; ++i) {
