@@ -36,11 +36,9 @@ class ShmBackend final : public QueuedBackend {
     }
     const auto control = peers_->share(name_, members_, ControlSegment::bytes(size()),
                                        Pages::when_touched, options.timeout);
-    const std::chrono::nanoseconds spin = spin_budget(options, size());
-    start(
-        std::make_shared<ShmTransport>(control, memories_, liveness_, meter_, rank_, size(), spin),
-        std::make_shared<ShmPointToPoint>(control, memories_, liveness_, meter_, rank_, size(),
-                                          spin));
+    const GroupState group(control, memories_, liveness_, meter_, rank_, size(),
+                           spin_budget(options, size()));
+    start(std::make_shared<ShmTransport>(group), std::make_shared<ShmPointToPoint>(group));
   }
 
   std::string kind() const override { return "shm"; }

@@ -21,19 +21,6 @@ struct ShmPointToPoint::ShmMessage final : PointToPointMessage {
   std::size_t moved = 0;      // bytes of the message that this side has handled
 };
 
-ShmPointToPoint::ShmPointToPoint(std::shared_ptr<Segment> segment,
-                                 std::shared_ptr<MemoryTable> memories,
-                                 std::shared_ptr<Liveness> liveness,
-                                 std::shared_ptr<TrafficMeter> meter, int rank, int ranks,
-                                 std::chrono::nanoseconds spin)
-    : segment_(std::move(segment)),
-      control_(segment_->data(), ranks),
-      memories_(std::move(memories)),
-      liveness_(std::move(liveness)),
-      meter_(std::move(meter)),
-      rank_(rank),
-      spin_(spin) {}
-
 std::shared_ptr<PointToPointMessage> ShmPointToPoint::make_message(Collective call) const {
   return std::make_shared<ShmMessage>(std::move(call));
 }

@@ -3,22 +3,16 @@
 #include <chrono>
 #include <memory>
 
-#include "tessera/comm/liveness.h"
-#include "tessera/comm/peers.h"
 #include "tessera/comm/point_to_point_queue.h"
-#include "tessera/comm/shm/control.h"
-#include "tessera/comm/shm/memory.h"
-#include "tessera/comm/traffic.h"
+#include "tessera/comm/shm/group_state.h"
 
 namespace tessera::comm::shm {
 
 // Sends and receives among the ranks of one host. A message in symmetric memory is read by the
 // receiver where it lies; another one travels in packets.
-class ShmPointToPoint final : public PointToPointTransport {
+class ShmPointToPoint final : public PointToPointTransport, private GroupState {
  public:
-  ShmPointToPoint(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
-                  std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter, int rank,
-                  int ranks, std::chrono::nanoseconds spin);
+  explicit ShmPointToPoint(GroupState group) : GroupState(std::move(group)) {}
 
   std::shared_ptr<PointToPointMessage> make_message(Collective call) const override;
   bool move(PointToPointMessage& message) override;
@@ -35,14 +29,6 @@ class ShmPointToPoint final : public PointToPointTransport {
   bool advance_receive(ShmMessage& message);
   void begin_receive(ShmMessage& message, const Header& header) const;
   const std::byte* resolve(const ShmMessage& message, const Header& header) const;
-
-  const std::shared_ptr<Segment> segment_;
-  const ControlSegment control_;
-  const std::shared_ptr<MemoryTable> memories_;
-  const std::shared_ptr<Liveness> liveness_;
-  const std::shared_ptr<TrafficMeter> meter_;
-  const int rank_;
-  const std::chrono::nanoseconds spin_;
 };
 
 }  // namespace tessera::comm::shm

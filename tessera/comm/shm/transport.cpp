@@ -23,18 +23,6 @@ std::size_t payload_bytes(Op op, DType dtype, std::size_t count, int ranks) {
 
 }  // namespace
 
-ShmTransport::ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
-                           std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter,
-                           int rank, int ranks, std::chrono::nanoseconds spin)
-    : segment_(std::move(segment)),
-      control_(segment_->data(), ranks),
-      memories_(std::move(memories)),
-      liveness_(std::move(liveness)),
-      meter_(std::move(meter)),
-      rank_(rank),
-      ranks_(ranks),
-      spin_(spin) {}
-
 bool ShmTransport::quick(const Collective& call) const {
   if (call.shared) return true;
   return !call.parts && payload_bytes(call.op, call.dtype, call.count, ranks_) <= kSmallBytes;

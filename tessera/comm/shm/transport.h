@@ -5,11 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/comm/liveness.h"
-#include "tessera/comm/peers.h"
-#include "tessera/comm/shm/control.h"
-#include "tessera/comm/shm/memory.h"
-#include "tessera/comm/traffic.h"
+#include "tessera/comm/shm/group_state.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera::comm::shm {
@@ -29,11 +25,9 @@ namespace tessera::comm::shm {
 // call s-1, for which it had seen every header s-1; a peer posts header s-1 only after it ended
 // call s-2, the last that used this slot. The same holds for the stages between two calls; inside
 // a call [Note: pieces] in staged.cpp takes care.
-class ShmTransport final : public Transport {
+class ShmTransport final : public Transport, private GroupState {
  public:
-  ShmTransport(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
-               std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter, int rank,
-               int ranks, std::chrono::nanoseconds spin);
+  explicit ShmTransport(GroupState group) : GroupState(std::move(group)) {}
 
   bool quick(const Collective& call) const override;
   void post(const Collective& call) override;
@@ -66,14 +60,6 @@ class ShmTransport final : public Transport {
                    const std::vector<void*>& destinations, std::size_t count);
   void copy(void* to, const void* from, std::size_t bytes);
 
-  const std::shared_ptr<Segment> segment_;
-  const ControlSegment control_;
-  const std::shared_ptr<MemoryTable> memories_;
-  const std::shared_ptr<Liveness> liveness_;
-  const std::shared_ptr<TrafficMeter> meter_;
-  const int rank_;
-  const int ranks_;
-  const std::chrono::nanoseconds spin_;
   std::uint32_t sequence_ = 0;  // of the call last posted
   std::uint32_t phase_ = 0;     // steps taken in all calls before this one, equal on all ranks
 };
