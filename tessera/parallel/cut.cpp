@@ -60,10 +60,10 @@ Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& option
                          " puts off weight gradients, and ZeRO stage 3 frees a layer when it has "
                          "its gradients; wanted another stage, or the schedule 1f1b"));
   }
-  if (options.engine.stage == 3 && options.engine.keep_params) {
+  if (options.engine.stage == 3 && (options.engine.keep_params || options.engine.keep_unit)) {
     throw UsageError(
-        "keep_params in a pipeline: several micro-batches are under way, so that parameters would "
-        "be kept almost always; wanted stage 2, or no keep_params");
+        "keep_params or keep_unit in a pipeline: several micro-batches are under way, so that parameters would "
+        "be kept almost always; wanted stage 2, or neither");
   }
 }
 

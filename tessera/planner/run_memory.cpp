@@ -20,7 +20,7 @@ constexpr std::int64_t kMostActions = 1 << 20;
 // A parameter as the engine lays it out, in elements.
 struct Placed {
   std::int64_t padded = 0;  // over all ranks
-  int section = 0;          // which chunk of the model it is in
+  int model_chunk = 0;      // which chunk of the model it is in
   bool block = false;
   bool down = false;  // the second matrix of an MLP, whose gradient is the first of its block
 };
@@ -52,17 +52,17 @@ PartParams params_of(const RunQuestion& q, const ModelPart& part) {
 // after block.
 std::vector<Placed> placed_params(const RunQuestion& q) {
   std::vector<Placed> all;
-  int section = 0;
+  int model_chunk = 0;
   for (const ModelPart& part : parts_on_rank(q)) {
     const PartParams params = params_of(q, part);
     const auto place = [&](const PartParams::Param& param, bool block) {
-      all.push_back({shard_size(param.elements, q.dp()) * q.dp(), section, block, param.down});
+      all.push_back({shard_size(param.elements, q.dp()) * q.dp(), model_chunk, block, param.down});
     };
     for (const PartParams::Param& param : params.outside) place(param, false);
     for (std::int64_t layer = 0; layer < params.layers; ++layer) {
       for (const PartParams::Param& param : params.block) place(param, true);
     }
-    ++section;
+    ++model_chunk;
   }
   return all;
 }
@@ -81,7 +81,7 @@ std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& par
   const double limit = bucket_limit(q, params);
   std::int64_t largest = 0, elements = 0;
   for (std::size_t i = params.size(); i-- > 0;) {
-    const bool other = i + 1 < params.size() && params[i + 1].section != params[i].section;
+    const bool other = i + 1 < params.size() && params[i + 1].model_chunk != params[i].model_chunk;
     if (other) elements = 0;
     elements += params[i].padded;
     largest = std::max(largest, elements);
@@ -98,7 +98,8 @@ std::int64_t gathered(const RunQuestion& q, const std::vector<Placed>& params) {
   for (std::size_t c = 0; c < parts.size(); ++c) {
     std::int64_t outside = 0, inside = 0;
     for (const Placed& param : params) {
-      if (param.section == static_cast<int>(c)) (param.block ? inside : outside) += param.padded;
+      if (param.model_chunk == static_cast<int>(c))
+        (param.block ? inside : outside) += param.padded;
     }
     const std::int64_t layers = parts[c].last_layer - parts[c].first_layer;
     const std::int64_t at_once = std::min<std::int64_t>(layers, q.prefetch ? 2 : 1);
@@ -226,7 +227,7 @@ struct Widths {
 // which is the last), and gradients that wait until their bucket is full. A selective checkpoint
 // lets two products go that no backward reads, and a third where attention reads what is turned.
 std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Placed>& params,
-                                    int section, const ModelPart& part) {
+                                    int model_chunk, const ModelPart& part) {
   const Widths w(q);
   const std::int64_t e = w.e, sent = sends_on(part) ? boundary(q) : 0;
   const std::int64_t head =
@@ -246,7 +247,7 @@ std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Plac
   const double limit = bucket_limit(q, params);
   std::int64_t open = 0, gone = head + sent;  // elements that wait
   for (std::size_t i = params.size(); i-- > 0;) {
-    if (params[i].section != section) continue;
+    if (params[i].model_chunk != model_chunk) continue;
     const std::int64_t came = gone == sent ? 0 : e * w.stream;  // the first is a buffer's
     const std::int64_t beside = always + recomputed + came;
     if (params[i].down) {
@@ -292,13 +293,13 @@ RunMemory run_memory(const RunQuestion& q) {
   memory.activations = activation_bytes(q);
   memory.buffers = buffer_bytes(q, params);
   std::int64_t most = 0;  // beside all activations
-  int section = 0;
+  int model_chunk = 0;
   for (const ModelPart& each : parts_on_rank(q)) {
-    for (const Moment& moment : moments_of_part(q, params, section, each)) {
+    for (const Moment& moment : moments_of_part(q, params, model_chunk, each)) {
       memory.temporary = std::max(memory.temporary, moment.temporary);
       most = std::max(most, moment.temporary - moment.gone);
     }
-    ++section;
+    ++model_chunk;
   }
   memory.not_at_once = memory.temporary - most;
   return memory;

@@ -89,5 +89,43 @@ TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
   }
 }
 
+// A model whose parameters alone are more than a rank may have starts shard by shard, and trains.
+TEST(ZeroMemory, AModelThatFitsOnlyShardedStartsWithinTwoUnits) {
+  constexpr std::int64_t kLimit = 12'000'000;
+  for (const char* gather : {"copy", "alias"}) {
+    TrainConfig config;
+    for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
+             {"zero", "3"},
+             {"gather", gather},
+             {"optimizer", "sgd"},
+             {"momentum", "0"},
+             {"layers", "16"},
+             {"hidden", "128"},
+             {"heads", "4"},
+             {"seq", "8"},
+             {"dp", "4"},
+             {"micro-batch", "1"},
+             {"memory-limit", std::to_string(kLimit)}}) {
+      set(config, field(name), text);
+    }
+    const ModelShape model = resolve(config, 4).model;
+    ASSERT_GT(4 * model.params(), kLimit);
+    comm::GroupOptions options;
+    options.timeout = std::chrono::seconds(120);
+    comm::run_threads(
+        4,
+        [&](std::shared_ptr<comm::Backend> backend) {
+          const comm::Group world(std::move(backend));
+          Trainer trainer(config, world);
+          const auto start = trainer.ledger().counts().total;
+          EXPECT_LE(start.peak, start.now + 2 * 4 * model.layer_params()) << gather;
+          EXPECT_LT(start.now, kLimit) << gather;
+          const double first = trainer.step().loss;
+          for (int step = 0; step < 4; ++step) EXPECT_LT(trainer.step().loss, 2 * first) << gather;
+        },
+        options);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::train
