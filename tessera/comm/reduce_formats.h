@@ -20,13 +20,16 @@ constexpr std::size_t step_vectors = 128 / vector_bytes;
 template <class T>
 constexpr std::size_t elements = step_vectors* lanes_of<T>;
 
-template <class T>
-TESSERA_INLINE V<T> read(const char* from) {
-  return hn::LoadU(Tag<T>(), reinterpret_cast<const T*>(from));
+// Through bytes, which may lie anywhere and are part of numbers of any type.
+template <class D>
+TESSERA_INLINE hn::Vec<D> read(D numbers, const char* from) {
+  const hn::Repartition<std::uint8_t, D> bytes;
+  return hn::BitCast(numbers, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(from)));
 }
-template <class T>
-TESSERA_INLINE void write(char* to, V<T> value) {
-  hn::StoreU(value, Tag<T>(), reinterpret_cast<T*>(to));
+template <class X>
+TESSERA_INLINE void write(char* to, X value) {
+  const hn::Repartition<std::uint8_t, hn::DFromV<X>> bytes;
+  hn::StoreU(hn::BitCast(bytes, value), bytes, reinterpret_cast<std::uint8_t*>(to));
 }
 
 // The same type in memory and in the accumulator.
@@ -36,11 +39,11 @@ struct Plain {
   static constexpr std::size_t bytes = sizeof(T);
   TESSERA_INLINE void load(V<T>* acc, const char* from) {
     TESSERA_UNROLL
-    for (std::size_t k = 0; k < step_vectors; ++k) acc[k] = read<T>(from + k * vector_bytes);
+    for (std::size_t k = 0; k < step_vectors; ++k) acc[k] = read(Tag<T>(), from + k * vector_bytes);
   }
   TESSERA_INLINE void store(char* to, const V<T>* acc) {
     TESSERA_UNROLL
-    for (std::size_t k = 0; k < step_vectors; ++k) write<T>(to + k * vector_bytes, acc[k]);
+    for (std::size_t k = 0; k < step_vectors; ++k) write(to + k * vector_bytes, acc[k]);
   }
 };
 
@@ -49,19 +52,16 @@ template <F (*widen)(Halves), Halves (*narrow)(F)>
 struct Half {
   using Lane = float;
   static constexpr std::size_t bytes = 2;
-  static constexpr NarrowTag<std::uint16_t, float> tag{};
   TESSERA_INLINE void load(F* acc, const char* from) {
     TESSERA_UNROLL
     for (std::size_t k = 0; k < step_vectors; ++k) {
-      const char* const at = from + k * vector_bytes / 2;
-      acc[k] = widen(hn::LoadU(tag, reinterpret_cast<const std::uint16_t*>(at)));
+      acc[k] = widen(read(NarrowTag<std::uint16_t, float>(), from + k * vector_bytes / 2));
     }
   }
   TESSERA_INLINE void store(char* to, const F* acc) {
     TESSERA_UNROLL
     for (std::size_t k = 0; k < step_vectors; ++k) {
-      char* const at = to + k * vector_bytes / 2;
-      hn::StoreU(narrow(acc[k]), tag, reinterpret_cast<std::uint16_t*>(at));
+      write(to + k * vector_bytes / 2, narrow(acc[k]));
     }
   }
 };
@@ -81,7 +81,7 @@ struct Bf16Pairs {
   TESSERA_INLINE void load(F* acc, const char* from) {
     TESSERA_UNROLL
     for (std::size_t k = 0; k < step_vectors; k += 2) {
-      const U raw = read<std::uint32_t>(from + k / 2 * vector_bytes);
+      const U raw = read(Tag<std::uint32_t>(), from + k / 2 * vector_bytes);
       acc[k] = as_floats(hn::ShiftLeft<16>(raw));
       acc[k + 1] = as_floats(hn::And(raw, splat<std::uint32_t>(0xffff0000u)));
     }
@@ -107,7 +107,7 @@ struct Bf16Pairs {
 #endif
       const auto over = hn::BitCast(order, hn::Xor(lower, splat<std::uint16_t>(0x8000)));
       const auto up = hn::VecFromMask(order, over > hn::BitCast(order, is_odd));
-      write<std::uint16_t>(to + k / 2 * vector_bytes, upper - hn::BitCast(pairs, up));
+      write(to + k / 2 * vector_bytes, upper - hn::BitCast(pairs, up));
     }
   }
 };
