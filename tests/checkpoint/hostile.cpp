@@ -186,6 +186,10 @@ void add_manifests(std::vector<Hostile>& all) {
     tensor["elements"] = Json::array({Json::array({0, 1, std::int64_t{1} << 40, 2})});
   }));
   all.push_back(edited("another key", false, [](Json& json) { json["more"] = {1, 2, 3}; }));
+  // An axis that a manifest does not name has one rank: there may be more axes one day.
+  all.push_back(edited("a mesh with one axis", false, [](Json& json) {
+    json["mesh"] = {{"dp", 2}};
+  }));
 }
 
 void add_files(std::vector<Hostile>& all) {
