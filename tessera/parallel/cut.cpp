@@ -48,6 +48,9 @@ schedule::Schedule schedule_of(int pp, const ParallelOptions& options) {
 Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& options)
     : schedule_(schedule_of(pp, options)) {
   if (layers.empty()) throw UsageError("the model has no layers; wanted at least one, with a loss");
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (const auto& [own, tie] : layers[i].tied) tied_layer(layers, tie.layer, i);
+  }
   std::size_t first = 0;
   for (const int count : split_of(layers.size(), schedule_.stage_count(),
                                   pp == 1 ? std::vector<int>() : options.split)) {
@@ -62,7 +65,8 @@ Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& option
   }
   if (options.engine.stage == 3 && (options.engine.keep_params || options.engine.keep_unit)) {
     throw UsageError(
-        "keep_params or keep_unit in a pipeline: several micro-batches are under way, so that parameters would "
+        "keep_params or keep_unit in a pipeline: several micro-batches are under way, so that "
+        "parameters would "
         "be kept almost always; wanted stage 2, or neither");
   }
 }

@@ -93,6 +93,10 @@ at::Tensor LayerUnit::forward(const at::Tensor& x, const at::Tensor& targets) {
       x, targets);
 }
 
+at::Tensor LayerUnit::forward(const at::Tensor& x, const Finish& finish) {
+  return run([&](at::Tensor in) { return finish(*inner_, in); }, x);
+}
+
 std::vector<ParamSpec> LayerUnit::specs() const {
   const auto* sharded = dynamic_cast<const tensor_parallel::Sharded*>(inner_.get());
   return sharded != nullptr ? sharded->specs() : std::vector<ParamSpec>();
@@ -134,7 +138,7 @@ at::Tensor ModelChunkImpl::forward(const at::Tensor& x, const at::Tensor& target
                                    const Finish* finish) {
   const at::Tensor y = forward_layers(x, layers_.size() - (last_ ? 1 : 0));
   if (!last_) return y;
-  return finish != nullptr ? (*finish)(layers_.back()->module(), y)
+  return finish != nullptr ? layers_.back()->forward(y, *finish)
                            : layers_.back()->forward(y, targets);
 }
 

@@ -20,6 +20,7 @@ class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_p
 
   at::Tensor forward(const at::Tensor& x);
   at::Tensor forward(const at::Tensor& x, const at::Tensor& targets);  // of the last layer
+  at::Tensor forward(const at::Tensor& x, const Finish& finish);       // likewise
   std::vector<ParamSpec> specs() const override;
   void train(bool on = true) override;
   const std::shared_ptr<torch::nn::Module>& shared_module() const { return inner_; }
