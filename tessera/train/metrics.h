@@ -109,5 +109,4 @@ class LineFile {
   std::string path_;
 };
 
-
 }  // namespace tessera::train

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "tessera/comm/threads.h"
-#include "tessera/nn/recompute.h"
 #include "tessera/nn/ops.h"
+#include "tessera/nn/recompute.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/schedule/split.h"
 
