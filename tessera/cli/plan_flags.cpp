@@ -17,7 +17,8 @@ void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                   },
                   field.help)
             : app.add_option_function<std::string>(
-                     flag, [take, name = field.name](const std::string& text) { take(name, text); },
+                     field.formerly.empty() ? flag : str(flag, ",--", field.formerly),
+                     [take, name = field.name](const std::string& text) { take(name, text); },
                      field.help)
                   ->type_name(field.type_name());
     option->group(field.group)

@@ -87,7 +87,7 @@ std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category,
   return str(ledger == nullptr ? "this process" : ledger->owner(), ": out of memory: it asked for ",
              format_bytes(bytes, ByteUnits::kBinary), " more (", name(category), "), ", reason,
              ".\n", ledger == nullptr ? "" : ledger->report(),
-             "What helps: a smaller micro-batch; recomputed activations (--checkpoint-activations "
+             "What helps: a smaller micro-batch; recomputed activations (--recompute "
              "full); a higher stage (--zero) or more ranks; a higher limit (--memory-limit).");
 }
 

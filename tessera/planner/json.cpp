@@ -45,7 +45,7 @@ Json question_json(const Question& q) {
   json["micro_batch"] = q.micro_batch;
   json["grad_accum"] = q.grad_accum;
   json["global_batch"] = q.global_batch;
-  json["checkpoint_activations"] = name(q.recompute);
+  json["recompute"] = name(q.recompute);
   json["attention"] = q.attention == Attention::fused ? "fused" : "unfused";
   if (q.software) json["software"] = name(*q.software);
   json["schedule"] = q.schedule;

@@ -15,7 +15,7 @@ constexpr double kMuchBubble = 0.3;
 // Where what is no state is too much already, which no sharding of state helps.
 std::string less_in_flight(const Question& q, double rest) {
   std::string text = str("activations and temporaries alone are ", of_usable(rest, q), ": ");
-  if (q.recompute != Recompute::full) text += "--checkpoint-activations full, ";
+  if (q.recompute != Recompute::full) text += "--recompute full, ";
   if (q.micro_batch > 1) text += "--micro-batch 1, ";
   if (q.tp() < q.per_node) {
     text += str("--tp up to ", q.per_node, " with --sequence-parallel, ");
@@ -122,7 +122,7 @@ std::string least_change_that_fits(const Question& q) {
     if (q.recompute >= what) continue;
     const Instead other = recomputing(q, what);
     if (other.fits) {
-      return str("--checkpoint-activations ", name(what), " fits: ", of_usable(other.total, q));
+      return str("--recompute ", name(what), " fits: ", of_usable(other.total, q));
     }
   }
   for (std::int64_t b = q.micro_batch / 2; b >= 1; b /= 2) {
@@ -146,7 +146,7 @@ std::string least_change_that_fits(const Question& q) {
   if (!all.fits) return "";
   std::vector<std::string> flags;
   if (q.dp() > 1 && q.zero < 3) flags.emplace_back("--zero 3");
-  if (q.recompute != Recompute::full) flags.emplace_back("--checkpoint-activations full");
+  if (q.recompute != Recompute::full) flags.emplace_back("--recompute full");
   if (q.zero >= 2 && q.policy() == ReducePolicy::last) flags.emplace_back("--grad-reduce each");
   if (q.attention == Attention::unfused) flags.emplace_back("--attention fused");
   if (q.micro_batch > 1) {

@@ -199,7 +199,7 @@ SearchQuestion search_question(const Settings& settings, const Catalogue& catalo
   ask.fixed.micro_batch = settings.has("micro-batch");
   ask.fixed.schedule = settings.has("schedule");
   ask.fixed.chunks = settings.has("chunks");
-  ask.fixed.recompute = settings.has("checkpoint-activations");
+  ask.fixed.recompute = settings.has("recompute");
   ask.fixed.sequence_parallel = settings.has("sequence-parallel");
   if (settings.has("grad-accum")) {
     throw UsageError("--grad-accum: --search chooses it; give --global-batch and --micro-batch");

@@ -145,7 +145,10 @@ std::size_t field_index(std::string_view key) {
   static const auto index = [] {
     std::unordered_map<std::string, std::size_t> map;
     const std::vector<Field>& all = fields(Command::plan);
-    for (std::size_t i = 0; i < all.size(); ++i) map[all[i].name] = i;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      map[all[i].name] = i;
+      if (!all[i].formerly.empty()) map[all[i].formerly] = i;
+    }
     return map;
   }();
   std::string name(key);
@@ -230,7 +233,7 @@ Question described(const RunSettings& s) {
   q.micro_batch = s.micro_batch;
   q.grad_accum = s.grad_accum;
   q.global_batch = s.global_batch;
-  q.recompute = parse_recompute(s.checkpoint_activations);
+  q.recompute = parse_recompute(s.recompute);
   q.attention = s.attention == "fused" ? Attention::fused : Attention::unfused;
   if (!s.software.empty()) {
     q.software = s.software == "tessera" ? Software::tessera : Software::megatron;

@@ -28,7 +28,7 @@ struct RunSettings {
   std::int64_t grad_accum = 0;
   std::int64_t global_batch = 0;
   std::int64_t seq = 0;
-  std::string checkpoint_activations = "none";
+  std::string recompute = "none";
   std::string software, attention = "fused";
 
   std::int64_t ranks = 0, gpus = 0;
@@ -118,7 +118,11 @@ struct Field {
   std::string type = {};                  // of the value, for --help; empty: by its member
   std::string planned = {};               // the default of a plan, in words
   bool free_in_plans = false;             // a plan takes other words than the choices too
+  std::string formerly = {};              // an older name that is still taken
 
+  bool is_called(std::string_view word) const {
+    return word == name || (!formerly.empty() && word == formerly);
+  }
   bool is(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
   bool is_flag() const { return std::holds_alternative<bool S::*>(member); }
   std::string type_name() const;                     // for --help

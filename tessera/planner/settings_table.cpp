@@ -40,6 +40,10 @@ class Row {
     field_.type = name;
     return *this;
   }
+  Row& formerly(const char* name) {
+    field_.formerly = name;
+    return *this;
+  }
   Row& free_in_plans() {
     field_.free_in_plans = true;
     return *this;
@@ -133,7 +137,8 @@ void add_batch(Table& t) {
   t.add("seq", &S::seq, "tokens in a sequence; left out: as the model has, a run at most 64")
       .range(0, 1e7)
       .plan("the model's");
-  t.add("checkpoint-activations", &S::checkpoint_activations, "what backward recomputes")
+  t.add("recompute", &S::recompute, "what backward recomputes")
+      .formerly("checkpoint-activations")
       .words({"none", "selective", "full"})
       .plan("none");
   t.add("software", &S::software,

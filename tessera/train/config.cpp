@@ -165,7 +165,7 @@ const Field& field(std::string_view name) {
   std::replace(flag.begin(), flag.end(), '_', '-');
   std::vector<std::string> names;
   for (const Field& each : fields()) {
-    if (each.name == flag) return each;
+    if (each.is_called(flag)) return each;
     names.push_back(each.name);
   }
   throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(flag, names)));
@@ -231,7 +231,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   out.policy = config.grad_reduce == "auto"   ? default_reduce_policy(stage)
                : config.grad_reduce == "each" ? ReducePolicy::each
                                               : ReducePolicy::last;
-  out.recompute = planner::parse_recompute(config.checkpoint_activations);
+  out.recompute = planner::parse_recompute(config.recompute);
   out.schedule = {parse_lr_schedule(config.lr_schedule), config.warmup, config.steps,
                   config.decay_share, config.min_lr_ratio};
   if (config.warmup < 0) out.schedule.warmup = std::min(kWarmup, config.steps / 5);

@@ -62,7 +62,7 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.model_chunks = static_cast<int>(config.chunks);
   options.split = layers_of_stages(config, resolved);
   options.micro_batches = static_cast<int>(resolved.grad_accum);
-  options.recompute = nn::parse_recompute(config.checkpoint_activations);
+  options.recompute = nn::parse_recompute(config.recompute);
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.initial = models::initial_values(resolved.model);
   options.device = device;

@@ -73,7 +73,7 @@ TEST(Ledger, TheLimitRefusesAndChargesNothing) {
   } catch (const OutOfMemoryError& error) {
     const std::string text = error.what();
     for (const char* part : {"rank 3", "activations", "limit", "params", "900 B", "--zero",
-                             "--checkpoint-activations", "micro-batch", "--memory-limit"}) {
+                             "--recompute", "micro-batch", "--memory-limit"}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
   }

@@ -58,6 +58,13 @@ foreach(config ${configs})
   endif()
 endforeach()
 
+# The doors are there, and nothing of what is behind the library's own sources.
+file(GLOB_RECURSE headers RELATIVE "${work}/moved/include" "${work}/moved/include/*.h")
+list(LENGTH headers count)
+if(NOT "tessera/planning.h" IN_LIST headers OR count GREATER 80 OR headers MATCHES "_impl\\.h")
+  message(FATAL_ERROR "wanted the doors and the ${count} headers they lead to, got ${headers}")
+endif()
+
 # 1. Planning alone: no torch found, none on the compile line.
 must_configure(planning -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
 file(READ "${work}/planning/compile_commands.json" text)

@@ -152,7 +152,7 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   const Plan close = make_plan(question_of({{"params", "4.7B"}}));
   EXPECT_LT(close.memory.total(), usable_memory(close.question.hardware));
   EXPECT_FALSE(close.fits);
-  EXPECT_NE(close.remedy.find("--checkpoint-activations full fits"), std::string::npos)
+  EXPECT_NE(close.remedy.find("--recompute full fits"), std::string::npos)
       << close.remedy;
 }
 
@@ -205,7 +205,7 @@ TEST(Advice, SaysWhatWouldFit) {
     EXPECT_NE(plan.remedy.find(expected), std::string::npos) << plan.remedy;
   }
   const Plan batch = make_plan(question_of({{"model", "gpt2-xl"}, {"micro-batch", "32"}}));
-  EXPECT_TRUE(advises(batch, "--checkpoint-activations full fits")) << all_advice(batch);
+  EXPECT_TRUE(advises(batch, "--recompute full fits")) << all_advice(batch);
 }
 
 // What the advice proposes does fit when it is done.

@@ -81,7 +81,7 @@ TEST(MemoryCheck, WhatWouldFitIsTakenFromThePlan) {
   EXPECT_LT(batch, 256);
   c.config.micro_batch = batch;
   EXPECT_EQ(refusal(c, free), "");
-  EXPECT_TRUE(contains(said, "--checkpoint-activations")) << said;
+  EXPECT_TRUE(contains(said, "--recompute")) << said;
 }
 
 TEST(MemoryCheck, DevicesHaveTheirOwn) {

@@ -49,7 +49,7 @@ TrainConfig on_mesh(TrainConfig config, const Mesh& mesh, int accumulation) {
 std::string describe(const TrainConfig& config) {
   return str(config.model, ", dp ", config.axes.dp(), ", tp ", config.axes.tp(), ", pp ",
              config.axes.pp(), ", stage ", config.zero, ", micro-batch ", config.micro_batch, ", ",
-             config.schedule, ", chunks ", config.chunks, ", ", config.checkpoint_activations,
+             config.schedule, ", chunks ", config.chunks, ", ", config.recompute,
              config.sequence_parallel ? ", sequence-parallel" : "",
              config.overlap_tp ? ", overlapped" : "");
 }
@@ -127,7 +127,7 @@ TEST(Mesh, EveryMeshAndStageTrainsAsOneProcess) {
         TrainConfig config = on_mesh(small(model), mesh, ++turn % 2 == 0 && mesh.pp == 1 ? 1 : 4);
         config.zero = stage;
         config.sequence_parallel = mesh.tp > 1 && turn % 3 == 0;
-        config.checkpoint_activations = turn % 5 == 0 ? "full" : "none";
+        config.recompute = turn % 5 == 0 ? "full" : "none";
         expect_same(config);
       }
     }
@@ -170,7 +170,7 @@ TEST(Mesh, OverlapTrainsAsOneProcess) {
         config.zero = turn % 4;
         config.overlap_tp = true;
         config.sequence_parallel = sequence;
-        config.checkpoint_activations = recompute;
+        config.recompute = recompute;
         expect_same(config);
       }
     }
@@ -189,7 +189,7 @@ TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
         TrainConfig config = on_mesh(small("gpt-tiny"), {2, 1, 2}, 4);
         config.zero = stage;
         config.grad_reduce = policy;
-        config.checkpoint_activations = recompute;
+        config.recompute = recompute;
         expect_same(config);
       }
     }

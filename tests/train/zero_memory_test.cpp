@@ -58,8 +58,8 @@ TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
                               {{"tp", "2"}}};
   for (const char* stage : {"0", "1", "2", "3"}) cases.push_back({{"zero", stage}});
   for (const char* mode : {"selective", "full"}) {
-    cases.push_back({{"zero", "2"}, {"checkpoint-activations", mode}});
-    cases.push_back({{"model", "llama-tiny"}, {"checkpoint-activations", mode}});
+    cases.push_back({{"zero", "2"}, {"recompute", mode}});
+    cases.push_back({{"model", "llama-tiny"}, {"recompute", mode}});
   }
   for (const Given& given : cases) {
     TrainConfig config;
@@ -96,7 +96,7 @@ TEST(ZeroMemory, AModelThatFitsOnlyShardedStartsWithinTwoUnits) {
     TrainConfig config;
     for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
              {"zero", "3"},
-             {"checkpoint-activations", "full"},
+             {"recompute", "full"},
              {"gather", gather},
              {"optimizer", "sgd"},
              {"momentum", "0"},
