@@ -152,8 +152,7 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   const Plan close = make_plan(question_of({{"params", "4.7B"}}));
   EXPECT_LT(close.memory.total(), usable_memory(close.question.hardware));
   EXPECT_FALSE(close.fits);
-  EXPECT_NE(close.remedy.find("--recompute full fits"), std::string::npos)
-      << close.remedy;
+  EXPECT_NE(close.remedy.find("--recompute full fits"), std::string::npos) << close.remedy;
 }
 
 TEST(Plan, SizesWithoutAUsualModelAreNotSaidToFit) {
