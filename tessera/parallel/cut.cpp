@@ -5,37 +5,26 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <numeric>
 #include <set>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/parallelize.h"
+#include "tessera/schedule/split.h"
 
 namespace tessera::parallel {
 namespace {
 
-std::vector<int> split_of(std::size_t layers, int stages, const std::vector<int>& asked) {
-  const auto count = static_cast<int>(layers);
-  if (asked.empty()) {
-    if (count < stages) {
-      throw UsageError(str("got ", count, " layers for ", stages,
-                           " pipeline stages; wanted a layer for each, or fewer stages"));
-    }
-    std::vector<int> even;
-    for (int s = 0; s < stages; ++s) even.push_back(count / stages + (s < count % stages ? 1 : 0));
-    return even;
+// Where each stage begins, and the end.
+std::vector<int> bounds_of(const std::vector<Layer>& layers, int stages,
+                           const std::vector<int>& asked) {
+  if (!asked.empty()) {
+    return schedule::split_by_hand(asked, static_cast<int>(layers.size()), stages);
   }
-  const bool positive = std::all_of(asked.begin(), asked.end(), [](int n) { return n > 0; });
-  if (!positive || static_cast<int>(asked.size()) != stages ||
-      std::accumulate(asked.begin(), asked.end(), 0) != count) {
-    std::string text;
-    for (const int n : asked) text += str(text.empty() ? "" : ",", n);
-    throw UsageError(str("split: got ", text, ", wanted ", stages, " numbers from 1 that make ",
-                         count, ", the layers of the model"));
-  }
-  return asked;
+  std::vector<double> costs;
+  for (const Layer& layer : layers) costs.push_back(layer.cost);
+  return schedule::split(costs, stages);
 }
 
 schedule::Schedule schedule_of(int pp, const ParallelOptions& options) {
@@ -51,11 +40,11 @@ Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& option
   for (std::size_t i = 0; i < layers.size(); ++i) {
     for (const auto& [own, tie] : layers[i].tied) tied_layer(layers, tie.layer, i);
   }
-  std::size_t first = 0;
-  for (const int count : split_of(layers.size(), schedule_.stage_count(),
-                                  pp == 1 ? std::vector<int>() : options.split)) {
-    stages_.push_back({first, first + static_cast<std::size_t>(count)});
-    first = stages_.back().last;
+  const std::vector<int> bounds =
+      bounds_of(layers, schedule_.stage_count(), pp == 1 ? std::vector<int>() : options.split);
+  for (std::size_t s = 0; s + 1 < bounds.size(); ++s) {
+    stages_.push_back(
+        {static_cast<std::size_t>(bounds[s]), static_cast<std::size_t>(bounds[s + 1])});
   }
   if (pp == 1) return;
   if (options.engine.stage == 3 && splits_backward()) {

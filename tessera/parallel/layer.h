@@ -44,6 +44,8 @@ struct Layer {
   // recomputation. Flat: they are called as they are inside it, and belong to the unit around it
   // (an embedding whose table the head uses too).
   bool flat = false;
+  double cost =
+      1;  // of running it, beside the others': a pipeline's stages cost as little as can be
 };
 
 // Called with the last layer and its input, in place of loss(input, targets): to predict, say.

@@ -27,7 +27,7 @@ struct ParallelOptions {
 
   std::string schedule = "1f1b";  // of the pipeline: schedule::names()
   int model_chunks = 1;           // stages on each rank, where the schedule interleaves them
-  std::vector<int> split = {};    // how many layers each stage has; empty: evenly
+  std::vector<int> split = {};    // how many layers each stage has; empty: by their costs
   int micro_batches = 1;
 
   nn::Recompute recompute = nn::Recompute::none;

@@ -170,6 +170,9 @@ TEST(Parallelize, AnyMeshStageAndScheduleTrainsAsOneProcess) {
       if (std::string(schedule) == "interleaved") options.model_chunks = 2;
       expect_near(train(layers(tied), "pp=2", options), alone, str(schedule, tied ? " tied" : ""));
     }
+    std::vector<Layer> heavy = layers(tied);
+    heavy[1].cost = 5;  // a stage of its own, with the words
+    expect_near(train(heavy, "pp=2", options_of(1)), alone, str("costs", tied ? " tied" : ""));
     ParallelOptions uneven = options_of(3);
     uneven.split = {1, 7};
     expect_near(train(layers(tied), "pp=2", uneven), alone, str("1,7", tied ? " tied" : ""));
@@ -195,10 +198,11 @@ TEST(Parallelize, MistakesAreNamed) {
     return error_of([&] { train(list, axes, options); });
   };
   EXPECT_TRUE(contains(problem({}, "dp=1", options_of()), "has no layers"));
-  EXPECT_TRUE(contains(problem(layers(false, 1), "pp=4", options_of()), "3 layers for 4"));
+  EXPECT_TRUE(
+      contains(problem(layers(false, 1), "pp=4", options_of()), "3 layers cannot be cut into 4"));
   ParallelOptions options = options_of();
   options.split = {4, 5};
-  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "split: got 4,5"));
+  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "2 stages of 9"));
   options = options_of();
   options.schedule = "zb-v";
   EXPECT_TRUE(contains(problem(layers(true), "pp=2", options), "trained twice"));
