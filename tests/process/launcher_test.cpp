@@ -175,26 +175,38 @@ TEST(Launcher, KillsForWantOfMemoryAreCounted) {
   EXPECT_TRUE(contains(kills.verdict(), "are available now")) << kills.verdict();
 }
 
+// In a process that may have so few files open, all of them taken if `full`.
+int status_of_check(int files, bool full) {
+  Child child([&] {
+    for (int fd = 3; full && fd < files; ++fd) ::dup2(0, fd);
+    const rlimit limit{static_cast<rlim_t>(files), 1024};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    try {
+      check_open_files(20);
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      const bool good = contains(text, "20 ranks need about ") &&
+                        contains(text, " open files in a process, but the limit is " +
+                                           std::to_string(files) + "; raise it (ulimit -n ");
+      return good ? 0 : 1;
+    }
+    return 2;
+  });
+  return child.wait();
+}
+
 TEST(Launcher, TooFewOpenFilesAreAnErrorBeforeTheStart) {
-  for (const int files : {40, 8}) {  // the latter are not enough to count those that are open
-    Child child([&] {
-      for (int fd = 3; files == 8 && fd < 8; ++fd) ::dup2(0, fd);
-      const rlimit limit{static_cast<rlim_t>(files), 1024};
-      setrlimit(RLIMIT_NOFILE, &limit);
-      try {
-        check_open_files(20);
-      } catch (const Error& error) {
-        const std::string text = error.what();
-        const bool good = contains(text, "20 ranks need about ") &&
-                          contains(text, " open files in a process, but the limit is " +
-                                             std::to_string(files) + "; raise it (ulimit -n ");
-        return good ? 0 : 1;
-      }
-      return 2;
-    });
-    EXPECT_EQ(child.wait(), 0) << files;
-  }
+  EXPECT_EQ(status_of_check(40, false), 0);
   check_open_files(1);
+}
+
+TEST(Launcher, TooFewOpenFilesToCountThoseThatAreOpen) {
+#ifdef __SANITIZE_ADDRESS__
+  // UndefinedBehaviorSanitizer opens a pipe to look at an address, and takes it for a bad one where
+  // no descriptor is left.
+  GTEST_SKIP() << "the sanitizer itself needs descriptors";
+#endif
+  EXPECT_EQ(status_of_check(8, true), 0);
 }
 
 // Its output is a file that may grow no more: the run ends with a status, not by a signal.
