@@ -18,6 +18,7 @@
 #include "tessera/parallel/save.h"
 #include "tessera/tensor_parallel/tensor_parallel.h"
 #include "tessera/zero/engine.h"
+#include "tessera/zero/initial_shards.h"
 
 namespace tessera {
 
@@ -32,6 +33,7 @@ using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 using zero::AdamW;
 using zero::Engine;
+using zero::InitialShards;
 using zero::SGD;
 using zero::StepInfo;
 

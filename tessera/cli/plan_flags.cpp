@@ -7,7 +7,8 @@ namespace tessera::cli {
 void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                        planner::Command command, const TakeSetting& take) {
   for (const planner::Field& field : fields) {
-    const std::string flag = "--" + field.name;
+    const std::string flag =
+        str("--", field.name, field.formerly.empty() ? "" : ",--" + field.formerly);
     CLI::Option* const option =
         field.is_flag()
             ? app.add_flag_function(
@@ -17,8 +18,7 @@ void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                   },
                   field.help)
             : app.add_option_function<std::string>(
-                     field.formerly.empty() ? flag : str(flag, ",--", field.formerly),
-                     [take, name = field.name](const std::string& text) { take(name, text); },
+                     flag, [take, name = field.name](const std::string& text) { take(name, text); },
                      field.help)
                   ->type_name(field.type_name());
     option->group(field.group)

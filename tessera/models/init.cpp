@@ -15,11 +15,6 @@ void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape
   fill_initial(param, spec, initial_values(shape)(spec), seed, t, tp);
 }
 
-void initialise_range(const ParamSpec& spec, const ModelShape& shape, std::uint64_t seed, int t,
-                      int tp, std::int64_t begin, const at::Tensor& out) {
-  fill_initial_range(out, spec, initial_values(shape)(spec), seed, t, tp, begin);
-}
-
 InitialValues initial_values(const ModelShape& shape) {
   const double at_end = 0.02 / std::sqrt(2 * static_cast<double>(shape.layers));
   return [at_end](const ParamSpec& spec) -> Initial {

@@ -25,11 +25,6 @@ InitialValues initial_values(const ModelShape& shape);
 void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
                 std::uint64_t seed, int t = 0, int tp = 1);
 
-// Elements [begin, begin + out.numel()) of it, in memory order and fp32, for a rank that keeps only
-// a shard: zero::Options::initial.
-void initialise_range(const ParamSpec& spec, const ModelShape& shape, std::uint64_t seed, int t,
-                      int tp, std::int64_t begin, const at::Tensor& out);
-
 // All parameters of a model, by their specs. Those without memory stay so.
 void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed, int t = 0,
                 int tp = 1);

@@ -47,7 +47,7 @@ Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& option
         {static_cast<std::size_t>(bounds[s]), static_cast<std::size_t>(bounds[s + 1])});
   }
   if (pp == 1) return;
-  if (options.engine.stage == 3 && splits_backward()) {
+  if (options.engine.stage == 3 && schedule::splits_backward(schedule_)) {
     throw UsageError(str("schedule ", options.schedule,
                          " puts off weight gradients, and ZeRO stage 3 frees a layer when it has "
                          "its gradients; wanted another stage, or the schedule 1f1b"));
@@ -55,8 +55,7 @@ Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& option
   if (options.engine.stage == 3 && (options.engine.keep_params || options.engine.keep_unit)) {
     throw UsageError(
         "keep_params or keep_unit in a pipeline: several micro-batches are under way, so that "
-        "parameters would "
-        "be kept almost always; wanted stage 2, or neither");
+        "parameters would be kept almost always; wanted stage 2, or neither");
   }
 }
 
@@ -65,15 +64,6 @@ int Cut::stage_of(std::size_t layer) const {
     if (layer < stages_[s].last) return static_cast<int>(s);
   }
   throw Error(str("layer ", layer, " is on no stage"));
-}
-
-bool Cut::splits_backward() const {
-  for (const auto& actions : schedule_.actions) {
-    for (const schedule::Action& action : actions) {
-      if (action.kind == schedule::Kind::backward_weight) return true;
-    }
-  }
-  return false;
 }
 
 std::size_t tied_layer(const std::vector<Layer>& layers, const std::string& name, std::size_t who) {

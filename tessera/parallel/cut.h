@@ -28,8 +28,6 @@ class Cut {
   const schedule::Schedule& schedule() const { return schedule_; }  // of one stage without pipeline
   Stretch layers_of(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
   int stage_of(std::size_t layer) const;
-  // Whether weight gradients come later than those of inputs.
-  bool splits_backward() const;
 
  private:
   schedule::Schedule schedule_;

@@ -117,7 +117,7 @@ zero::ModelAxes ParallelModel::Impl::model_axes() {
 pipeline::Options ParallelModel::Impl::pipe_options() {
   pipeline::Options pipe;
   pipe.device = options.device;
-  const bool deferred = cut.splits_backward();
+  const bool deferred = schedule::splits_backward(cut.schedule());
   pipe.backward = [this, deferred](const at::Tensor& root, const pipeline::Pass& pass) {
     engine->backward(root, {},
                      {.model_chunk = pass.chunk, .deferred = deferred, .of_one_forward = true});

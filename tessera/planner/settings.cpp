@@ -23,7 +23,10 @@ namespace {
 // 1e+15 as 1000000000000000, 0.001 as it is.
 std::string number_text(double value) {
   char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  const bool whole = value == std::floor(value) && std::abs(value) < 1e16;
+  const auto end =
+      whole ? std::to_chars(text, text + sizeof text, static_cast<std::int64_t>(value)).ptr
+            : std::to_chars(text, text + sizeof text, value).ptr;
   return {text, end};
 }
 

@@ -22,6 +22,15 @@ const char* name(Kind kind) noexcept {
   return "?";
 }
 
+bool splits_backward(const Schedule& schedule) {
+  for (const auto& actions : schedule.actions) {
+    for (const Action& action : actions) {
+      if (action.kind == Kind::backward_weight) return true;
+    }
+  }
+  return false;
+}
+
 Schedule::Home Schedule::home(int stage) const {
   for (int r = 0; r < ranks; ++r) {
     for (int c = 0; c < chunks; ++c) {

@@ -62,6 +62,9 @@ Schedule zero_bubble_v(int ranks, int micros);   // two chunks per rank, laid ou
 const std::vector<std::string>& names();
 Schedule make(std::string_view name, int ranks, int micros, int chunks = 1);
 
+// Whether it takes weight gradients apart from those of inputs, and so puts them off.
+bool splits_backward(const Schedule& schedule);
+
 // What a validated schedule promises.
 struct Proof {
   std::vector<int> in_flight;  // [rank]: most activations of one (micro-batch, chunk) held at once

@@ -1,7 +1,6 @@
 #include "tessera/schedule/split.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -84,33 +83,6 @@ std::vector<int> split_by_hand(const std::vector<int>& layers_per_stage, int lay
                          " layers in all, wanted ", stages, " stages of ", layers));
   }
   return bounds;
-}
-
-std::vector<double> measure(int layers, const std::function<void(int layer)>& run, int times) {
-  using Clock = std::chrono::steady_clock;
-  std::vector<double> seconds;
-  for (int layer = 0; layer < layers; ++layer) {
-    run(layer);
-    std::vector<double> all;
-    for (int i = 0; i < std::max(1, times); ++i) {
-      const auto start = Clock::now();
-      run(layer);
-      all.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    }
-    std::sort(all.begin(), all.end());
-    seconds.push_back(all[all.size() / 2]);
-  }
-  return seconds;
-}
-
-std::string describe_split(const std::vector<int>& bounds) {
-  std::string text = "layers ";
-  for (std::size_t s = 0; s + 1 < bounds.size(); ++s) {
-    if (s > 0) text += " | ";
-    text += str(bounds[s]);
-    if (bounds[s + 1] - 1 > bounds[s]) text += str("-", bounds[s + 1] - 1);
-  }
-  return text;
 }
 
 }  // namespace tessera::schedule

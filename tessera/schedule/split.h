@@ -1,7 +1,5 @@
 #pragma once
 
-#include <functional>
-#include <string>
 #include <vector>
 
 // Cuts a model, given as a list of layers, into stages: each a run of at least one layer. Stage s
@@ -15,11 +13,5 @@ std::vector<int> split(const std::vector<double>& costs, int stages);
 
 // By hand: how many layers each stage gets. Throws UsageError unless they are all of the layers.
 std::vector<int> split_by_hand(const std::vector<int>& layers_per_stage, int layers, int stages);
-
-// Seconds that run(layer) takes for each layer: the median of so many times, after one to warm up.
-std::vector<double> measure(int layers, const std::function<void(int layer)>& run, int times = 3);
-
-// "layers 0-5 | 6-11"
-std::string describe_split(const std::vector<int>& bounds);
 
 }  // namespace tessera::schedule

@@ -15,15 +15,6 @@ schedule::Schedule schedule_of(const TrainConfig& config, const Resolved& resolv
                         static_cast<int>(config.chunks));
 }
 
-bool splits_backward(const schedule::Schedule& schedule) {
-  for (const auto& actions : schedule.actions) {
-    for (const schedule::Action& action : actions) {
-      if (action.kind == schedule::Kind::backward_weight) return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) {
@@ -53,7 +44,7 @@ void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) 
   }
   planner::layers_of_stages(resolved.model, schedule.stage_count(), config.split);
   if (pp == 1) return;
-  if (config.zero == 3 && splits_backward(schedule)) {
+  if (config.zero == 3 && schedule::splits_backward(schedule)) {
     refuse(str("--schedule ", config.schedule,
                " puts off weight gradients, and --zero 3 frees a block when it has its gradients; "
                "wanted another stage, or --schedule 1f1b"));

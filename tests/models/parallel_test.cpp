@@ -261,7 +261,7 @@ TEST(Parallel, ModelsStartWithoutMemory) {
         EXPECT_EQ(item.value().sizes(), whole.sizes()) << spec.name;
         for (std::int64_t begin = 0; begin < whole.numel(); begin += 100) {
           const at::Tensor out = torch::empty({std::min<std::int64_t>(100, whole.numel() - begin)});
-          initialise_range(spec, shape, 3, group.rank(), 2, begin, out);
+          fill_initial_range(out, spec, initial_values(shape)(spec), 3, group.rank(), 2, begin);
           EXPECT_TRUE(at::equal(out, whole.view(-1).narrow(0, begin, out.numel()))) << spec.name;
         }
       }

@@ -79,7 +79,6 @@ TEST(Split, ByHand) {
   EXPECT_THROW(split_by_hand({1, 3, 2}, 7, 3), UsageError);
   EXPECT_THROW(split_by_hand({3, 3}, 6, 3), UsageError);
   EXPECT_THROW(split_by_hand({6, 0}, 6, 2), UsageError);
-  EXPECT_EQ(describe_split({0, 1, 4, 6}), "layers 0 | 1-3 | 4-5");
 }
 
 TEST(Split, WhatCannotBeIsRefused) {
@@ -93,15 +92,6 @@ TEST(Split, WhatCannotBeIsRefused) {
     EXPECT_NE(std::string(error.what()).find("3 layers"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("4 stages"), std::string::npos) << error.what();
   }
-}
-
-TEST(Split, MeasuresEveryLayer) {
-  std::vector<int> calls(4, 0);
-  const std::vector<double> seconds = measure(
-      4, [&](int layer) { ++calls[static_cast<std::size_t>(layer)]; }, 5);
-  EXPECT_EQ(calls, std::vector<int>(4, 6));
-  EXPECT_EQ(seconds.size(), 4u);
-  for (const double s : seconds) EXPECT_GE(s, 0);
 }
 
 }  // namespace
