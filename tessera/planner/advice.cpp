@@ -139,7 +139,7 @@ void about_cuts(const Plan& plan, Lines& out) {
   }
   if (q.tp() > 1 && !q.state_only() && q.model.vocab % q.tp() != 0) {
     out.push_back(str("the vocabulary of ", q.model.vocab, " does not divide by tp ", q.tp(),
-                      "; --pad-vocab makes it ", padded_vocab(q.model.vocab, 128LL * q.tp())));
+                      "; --pad-vocab 128 makes it ", padded_vocab(q.model.vocab, 128LL * q.tp())));
   }
   if (q.sequence_parallel && q.tp() == 1) {
     out.push_back("--sequence-parallel cuts along tp, which is 1: nothing is cut");

@@ -246,7 +246,7 @@ Question described(const RunSettings& s) {
   q.schedule = s.schedule;
   q.chunks = narrow(s.chunks, "chunks");
   q.split = s.split;
-  q.vocab_multiple = s.pad_vocab ? 128 : 0;
+  q.vocab_multiple = narrow(s.pad_vocab, "pad-vocab");
   q.nodes = narrow(s.nodes, "nodes");
   q.per_node = narrow(s.gpus_per_node, "gpus-per-node");
   return q;

@@ -17,7 +17,7 @@ namespace tessera::planner {
 struct RunSettings {
   std::string model = "gpt-tiny";
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, positions = 0;
-  bool pad_vocab = false;
+  std::int64_t pad_vocab = 0;
   std::int64_t params = 0;
 
   std::string data = "synthetic";
@@ -64,6 +64,7 @@ struct RunSettings {
 
   std::string device = "cpu";
   std::string backend = "auto";
+  std::string cuda_graph = "auto";
   std::string comm = "on";
   std::int64_t threads = 0;
   std::int64_t memory_limit = 0;

@@ -109,8 +109,10 @@ void add_model(Table& t) {
       .range(0, 1e7)
       .train();
   t.add("pad-vocab", &S::pad_vocab,
-        "pad the vocabulary to a multiple of 128 · tp, as Megatron does")
-      .plan_only("false");
+        "round each rank's rows of the vocabulary up to a multiple of this, as Megatron does with "
+        "128; left out: 128 on a GPU, 1 on the CPU and for Megatron's layers")
+      .range(0, 1e6)
+      .plan("128 for Tessera on a GPU, else 1");
   t.add("params", &S::params, "a model known by its size alone, as 13B: memory of state, no time")
       .type("COUNT")
       .plan_only();
@@ -249,12 +251,19 @@ void add_optimizer(Table& t) {
 void add_run(Table& t) {
   t.group("Run");
   t.add("device", &S::device, "where to compute").words({"cpu", "cuda"}).train();
-  t.add("backend", &S::backend, "of the collectives").train();
+  t.add("backend", &S::backend,
+        "of the collectives; auto: shm, with --device cuda nccl where every rank has a GPU")
+      .train();
+  t.add("cuda-graph", &S::cuda_graph,
+        "a step as one CUDA graph: auto where it can be, on or an error that says why not, off")
+      .words({"auto", "on", "off"})
+      .train();
   t.add("comm", &S::comm, "off: ranks do not synchronise, for measuring only")
       .words({"on", "off"})
       .train();
   t.add("threads", &S::threads, "of each rank; 0: its share of the cores").range(0, 4096).train();
-  t.add("memory-limit", &S::memory_limit, "bytes a rank may hold, as 2GiB; 0: no limit")
+  t.add("memory-limit", &S::memory_limit,
+        "bytes a rank may hold, as 2GiB, on the GPU with --device cuda; 0: no limit")
       .range(0, kMany)
       .size()
       .train();

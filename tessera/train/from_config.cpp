@@ -79,6 +79,12 @@ c10::Device device_of(const TrainConfig& config, int rank) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(rank % count)};
 }
 
+// Matrices of odd sizes keep tensor cores waiting.
+std::int64_t vocab_multiple(const TrainConfig& config) {
+  if (config.pad_vocab > 0) return config.pad_vocab;
+  return config.device == "cuda" ? 128 : 1;
+}
+
 comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world) {
   check_mesh(config, resolved, world.size());
   const auto parts = static_cast<int>(config.axes.with("dp", 1).world());

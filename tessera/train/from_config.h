@@ -12,6 +12,8 @@ namespace tessera::train {
 std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved);
 // Throws UsageError where there is no such device.
 c10::Device device_of(const TrainConfig& config, int rank);
+// What a rank's rows of the vocabulary are rounded up to.
+std::int64_t vocab_multiple(const TrainConfig& config);
 // Collective. Throws UsageError for what cannot be run on these ranks.
 comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world);
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,

@@ -27,7 +27,8 @@ struct Trainer::Impl {
         source(make_source(config, resolved)),
         trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),
         // With --comm off every rank is a replica of its own, on its own data.
-        model(models::layers_of(resolved.model, nn::ParamOptions::unallocated(at::device(device))),
+        model(models::layers_of(resolved.model, nn::ParamOptions::unallocated(at::device(device)),
+                                vocab_multiple(config)),
               mesh_of(config, resolved, config.comm == "off" ? comm::Group() : world),
               parallel_options(config, resolved, device, ledger)),
         plan(

@@ -238,7 +238,7 @@ TEST(Advice, OfTheOddButPossible) {
       {{{"checkpoint-activations", "selective"}}, "saves nothing"},
       {{{"sequence-parallel", "true"}}, "nothing is cut"},
       {{{"pp", "4"}, {"grad-accum", "64"}, {"schedule", "gpipe"}}, "1f1b has the same bubble"},
-      {{{"model", "gpt2-124m"}, {"tp", "4"}}, "--pad-vocab makes it 50688"},
+      {{{"model", "gpt2-124m"}, {"tp", "4"}}, "--pad-vocab 128 makes it 50688"},
       {{{"model", "gpt2-124m"}, {"seq", "4096"}}, "grown to 4096"},
       {{{"params", "200B"}, {"dp", "64"}, {"zero", "3"}}, "from 100B on"},
       {{{"layout", "bf16-nomaster"}}, "stochastic rounding"},
