@@ -26,6 +26,7 @@ if [ "$preset" = release ] || [ "$preset" = debug ]; then
   else
     key+=" torch .venv $(cat .venv/.tessera-torch 2>/dev/null || true)"
   fi
+  key+=" nvcc $(cat .venv/.tessera-nvcc 2>/dev/null || true)"
 fi
 
 stamp="$dir/.tessera-configured"
@@ -44,7 +45,7 @@ if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; t
     cat "$dir/configure.log" >&2
     exit 1
   fi
-  grep -E '^-- (LibTorch|MPI|hwloc):' "$dir/configure.log" | sed 's/^-- /   /' || true
+  grep -E '^-- (LibTorch|MPI|hwloc|CUDA kernels):' "$dir/configure.log" | sed 's/^-- /   /' || true
   echo "$key" >"$stamp"
 fi
 

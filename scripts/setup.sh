@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Brings a Debian or Ubuntu machine to the point where Tessera can be configured: packages, and a
-# LibTorch in .venv unless TORCH_DIR names one. Quick when there is nothing to do.
-#   scripts/setup.sh [packages|torch]     (both, if not told)
+# Brings a Debian or Ubuntu machine to the point where Tessera can be configured: packages, a
+# LibTorch in .venv unless TORCH_DIR names one, and an nvcc there where the machine has none. Quick
+# when there is nothing to do.
+#   scripts/setup.sh [packages|torch|nvcc]     (all, if not told)
 # PYTHON=… chooses the Python that makes .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -10,6 +11,9 @@ cd "$root"
 log=build/setup.log
 torch_version=2.13.0
 safetensors_version=0.8.0
+# What compiles CUDA kernels (90 MB), without the libraries of a CUDA toolkit.
+nvcc_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+  nvidia-cuda-cccl==13.0.85 nvidia-nvvm==13.0.88)
 
 # Package, and a command or header that shows it to be there when it was not installed by dpkg.
 packages=(
@@ -93,15 +97,15 @@ cuda_requirements() {
     "$1"/torch-*.dist-info/METADATA | tr -d ' '
 }
 
+make_venv() { .venv/bin/python -c pass 2>/dev/null || "$python" -m venv --clear .venv; }
+
 install_torch() {
   local stamp=.venv/.tessera-torch want packages_dir cpu cuda toolkit cuda_packages
   want="$torch_version $(declare -f cuda_requirements install_torch | cksum)"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && [ -x .venv/bin/python ]; then return 0; fi
 
   say "installing torch $torch_version into .venv (as the source of LibTorch)"
-  if ! .venv/bin/python -c pass 2>/dev/null; then
-    "$python" -m venv --clear .venv || fail "$python cannot make a virtual environment"
-  fi
+  make_venv || fail "$python cannot make a virtual environment"
   rm -f "$stamp"
   # Without its Python dependencies: nothing here runs Python code of torch.
   local pip=(quietly "$log" .venv/bin/python -m pip --disable-pip-version-check install --no-compile
@@ -142,15 +146,35 @@ install_safetensors() {
     say "pip could not install safetensors $safetensors_version: the tests against it will be skipped"
 }
 
+# An nvcc of any kind on the machine is left to CMake, which says whether it is new enough.
+install_nvcc() {
+  local stamp=.venv/.tessera-nvcc bin
+  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then return 0; fi
+  if [ "$(cat "$stamp" 2>/dev/null)" = "${nvcc_packages[*]}" ]; then return 0; fi
+  say "installing nvcc into .venv (to compile the kernels for GPUs)"
+  if make_venv && quietly "$log" .venv/bin/python -m pip --disable-pip-version-check install \
+    --no-deps --no-compile "${nvcc_packages[@]}"; then
+    # The packages let nobody but their owner run these.
+    for bin in .venv/lib/python3*/site-packages/nvidia/cu13/{bin,nvvm/bin}/*; do
+      if [ -f "$bin" ]; then chmod a+rx "$bin"; fi
+    done
+    echo "${nvcc_packages[*]}" >"$stamp"
+  else
+    say "pip could not install nvcc: the kernels for GPUs are left out of the build"
+  fi
+}
+
 case "${1:-all}" in
   packages) install_packages ;;
   torch) install_torch ;;
+  nvcc) install_nvcc ;;
   all)
     install_packages
     if [ -z "${TORCH_DIR:-}" ]; then
       install_torch
       install_safetensors
     fi
+    install_nvcc
     ;;
-  *) fail "setup.sh: got \"$1\", wanted packages, torch or nothing" ;;
+  *) fail "setup.sh: got \"$1\", wanted packages, torch, nvcc or nothing" ;;
 esac

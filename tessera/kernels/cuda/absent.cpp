@@ -1,0 +1,40 @@
+// Stands in for the GPU's kernels where no nvcc was found: everything throws.
+#include "tessera/core/errors.h"
+#include "tessera/kernels/cuda/gemm.h"
+#include "tessera/kernels/cuda/layers.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr const char* kAbsent =
+    "this Tessera was built without CUDA kernels (no nvcc was found); install nvcc "
+    "(scripts/setup.sh nvcc) and build again, or train on the CPU";
+
+[[noreturn]] void absent() { throw Error(kAbsent); }
+
+}  // namespace
+
+bool built() { return false; }
+
+// layers.h
+std::size_t column_scratch(std::size_t, std::size_t) { absent(); }
+void norm_forward(const Norm&, void*, void*, float*, float*, Stream) { absent(); }
+void norm_again(const Norm&, const float*, const float*, void*, Stream) { absent(); }
+void norm_backward(const Norm&, const float*, const float*, const void*, const void*, void*, void*,
+                   Sink, Sink, float*, Stream) {
+  absent();
+}
+void gelu_forward(const Gelu&, void*, Stream) { absent(); }
+void gelu_backward(const Gelu&, const void*, void*, void*, Sink, float*, Stream) { absent(); }
+void swiglu_forward(const SwiGlu&, void*, Stream) { absent(); }
+void swiglu_backward(const SwiGlu&, const void*, void*, void*, Stream) { absent(); }
+void rotary(const Rotary&, void*, Stream) { absent(); }
+void side_by_side(const SideBySide&, void*, Stream) { absent(); }
+void column_sums(const Columns&, Sink, float*, Stream) { absent(); }
+void cross_entropy(const CrossEntropy&, void*, float*, int*, Stream) { absent(); }
+
+// gemm.h
+const char* gemm_problem() { return kAbsent; }
+bool gemm(const Gemm&, Workspace, bool, Stream) { absent(); }
+
+}  // namespace tessera::kernels::cuda
