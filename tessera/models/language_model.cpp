@@ -19,16 +19,8 @@ using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 
 // `norm` is {weight} or {weight, shift}.
-at::Tensor apply_norm(const at::Tensor& x, at::ArrayRef<at::Tensor> norm, double eps) {
-  return norm.size() == 2 ? nn::layer_norm(x, norm[0], norm[1], eps)
-                          : nn::rms_norm(x, norm[0], eps);
-}
-
-std::pair<at::Tensor, at::Tensor> apply_add_norm(const at::Tensor& x, const at::Tensor& r,
-                                                 at::ArrayRef<at::Tensor> norm, double eps) {
-  if (norm.size() == 2) return nn::add_layer_norm(x, r, norm[0], norm[1], eps);
-  const at::Tensor sum = x + r;
-  return {nn::rms_norm(sum, norm[0], eps), sum};
+nn::NormWeights norm_of(at::ArrayRef<at::Tensor> norm, double eps) {
+  return {norm[0], norm.size() == 2 ? norm[1] : at::Tensor(), eps};
 }
 
 void check_divides(const char* what, std::int64_t value, int tp, const std::string& remedy) {
@@ -134,18 +126,34 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   proj2_ = register_module(named("proj2"), RowParallelLinear(axis, linear));
 }
 
+// [Note: fused layers] in nn/ops.h.
+at::Tensor BlockImpl::forward_fused(const at::Tensor& in) {
+  const nn::NormWeights first{norm1_->weight, norm1_->bias, norm_eps_};
+  const nn::NormWeights second{norm2_->weight, norm2_->bias, norm_eps_};
+  auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
+  if (rotary_) qkv = nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rotary_base_);
+  const at::Tensor mixed = nn::attention(qkv, heads_, kv_heads_);
+  const at::Tensor middle = nn::linear_add(mixed, proj_->weight, proj_->bias, x);
+  // GELU adds its bias itself.
+  const auto [wide, y] =
+      nn::norm_linear(middle, second, fc_->weight, swiglu_ ? fc_->bias : at::Tensor());
+  return swiglu_ ? nn::swiglu_linear(wide, proj2_->weight, proj2_->bias, y)
+                 : nn::gelu_linear(wide, fc_->bias, proj2_->weight, proj2_->bias, y);
+}
+
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
+  if (axis_.size() == 1 && nn::fuses(x)) return forward_fused(x);
   std::vector<at::Tensor> norms;  // of both, in one all-reduce
   norm1_->add_to(norms);
   norm2_->add_to(norms);
   norms = tensor_parallel::sequence_parallel_params(axis_, norms, name_);
   const at::ArrayRef<at::Tensor> all(norms);
-  const at::Tensor before = apply_norm(x, all.slice(0, all.size() / 2), norm_eps_);
+  const at::Tensor before = nn::norm(x, norm_of(all.slice(0, all.size() / 2), norm_eps_));
   at::Tensor qkv = qkv_->forward(before);
   if (rotary_) qkv = nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rotary_base_);
   const at::Tensor mixed = nn::attention(qkv, heads_, kv_heads_);
   const auto [h, sum] =
-      apply_add_norm(x, proj_->forward(mixed), all.slice(all.size() / 2), norm_eps_);
+      nn::add_norm(x, proj_->forward(mixed), norm_of(all.slice(all.size() / 2), norm_eps_));
   const at::Tensor wide = swiglu_ ? nn::swiglu(fc_->forward(h)) : fc_->forward_gelu(h);
   return sum + proj2_->forward(wide);
 }
@@ -186,8 +194,8 @@ HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbed
 at::Tensor HeadImpl::normed(const at::Tensor& x) {
   std::vector<at::Tensor> norm;
   norm_->add_to(norm);
-  return apply_norm(x, tensor_parallel::sequence_parallel_params(axis_, norm, "norm"),
-                    shape_.norm_eps);
+  return nn::norm(
+      x, norm_of(tensor_parallel::sequence_parallel_params(axis_, norm, "norm"), shape_.norm_eps));
 }
 
 const at::Tensor& HeadImpl::weight() const { return shape_.tied ? tok_->weight : head_->weight; }

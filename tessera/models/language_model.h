@@ -61,6 +61,9 @@ TORCH_MODULE(Table);
 //   mean and deviation of both norms, log-sum-exp:   N · (16 + 4 H)
 // With selective recomputation: x [N, C] and the products qkv [N, 3C], attention [N, C], proj [N,
 // C], fc [N, 4C], proj2 [N, C]:   N · C · 11 · e + N · 4 H; with full: x alone, N · C · e.
+// On a GPU, on one tensor-parallel rank, the norms' and GELU's outputs are not kept either:
+//   x [N, C], qkv [N, 3C], attention [N, C], x + attention [N, C], fc [N, 4C]:   N · C · 10 · e,
+//   and N · (16 + 4 H).
 class BlockImpl : public torch::nn::Module {
  public:
   // `name` is in the labels of its collectives.
@@ -69,6 +72,8 @@ class BlockImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
 
  private:
+  at::Tensor forward_fused(const at::Tensor& x);
+
   tensor_parallel::Axis axis_;
   std::string name_;
   std::int64_t heads_, kv_heads_, head_dim_;  // those of this rank

@@ -16,7 +16,7 @@ namespace tessera::nn {
 class GradientPlace {
  public:
   struct Place {
-    at::Tensor to;  // of the parameter's shape; undefined: there is none, make a tensor
+    at::Tensor to;  // of the parameter's shape and type; undefined: there is none, make a tensor
     bool add = false;
   };
   virtual ~GradientPlace() = default;

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <utility>
 
-// The operations of a transformer as functions with gradients. On the CPU, fp32 and bf16 run on our
-// fused kernels; other devices and types on what ATen has, with the same meaning. All weights are
-// [out, in], as in torch::nn::Linear. N is the number of rows: the product of all dims but the
-// last.
+// The operations of a transformer as functions with gradients. On the CPU (fp32 and bf16) and on a
+// GPU (fp16 too) they run on our fused kernels, if these were built; other devices and types on
+// what ATen has, with the same meaning. All weights are [out, in], as in torch::nn::Linear. N is
+// the number of rows: the product of all dims but the last.
 //
 // Each says what it keeps for backward ("saves"): e is the bytes of an element of the activations.
 // Inputs that the caller keeps anyway (parameters, another operation's output) are marked (shared).
@@ -37,6 +37,36 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
                                                  const at::Tensor& w, const at::Tensor& b,
                                                  double eps = 1e-5);
 
+// A norm over the last dim: LayerNorm where there is a bias, else RMSNorm.
+struct NormWeights {
+  at::Tensor weight, bias;
+  double eps = 1e-5;
+  bool of_one_type() const { return !bias.defined() || bias.scalar_type() == weight.scalar_type(); }
+};
+at::Tensor norm(const at::Tensor& x, const NormWeights& how);
+std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& r,
+                                           const NormWeights& how);  // as add_layer_norm
+
+// [Note: fused layers] What follows takes a norm or an activation function together with the linear
+// layer behind it. On a GPU what lies between the two is not kept but computed again in a pass over
+// memory that backward makes anyway: a transformer's block keeps a third less, no matrix product
+// runs twice, and residuals are added by the products. Elsewhere they are the operations one after
+// the other. `residual` has the shape of the result and its gradient passes through.
+bool fuses(const at::Tensor& x);  // do they, on this tensor?
+// {norm(x) · wᵀ + b, x}. The second is x for whoever reads it next: its gradient is then added
+// inside the norm's own backward. saves: x (shared), 8·N bytes (RMSNorm: 4·N), w, b (shared).
+std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const NormWeights& norm,
+                                              const at::Tensor& w, const at::Tensor& b);
+// x · wᵀ + b + residual. saves: as linear.
+at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+                      const at::Tensor& residual);
+// gelu(x + before) · wᵀ + b + residual. saves: x, N·cols·e.
+at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
+                       const at::Tensor& b, const at::Tensor& residual);
+// swiglu(x) · wᵀ + b + residual. saves: x, N·cols·e.
+at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+                         const at::Tensor& residual);
+
 // Causal self-attention. qkv [B, T, 3·C] holds queries, keys and values side by side, each of
 // `heads` heads; the result is [B, T, C]. The probabilities are computed again in backward, a block
 // of queries at a time. saves: qkv, 3·N·C·e (shared with nothing), and 4·N·heads bytes.
@@ -58,8 +88,9 @@ at::Tensor swiglu(const at::Tensor& x);
 
 // The sum over all rows with target >= 0 of the cross entropy of softmax(hidden · weightᵀ) with
 // that target, as an fp32 scalar. hidden [..., C], weight [V, C], targets [...] int64 (-1:
-// ignored). saves: hidden (shared), weight (shared), and the gradient of the logits: N·V·e.
-// `classes`: only so many rows of the weight are classes, the others are padding and get no
+// ignored). saves: hidden (shared), weight (shared), and the gradient of the logits: N·V·e. On a
+// GPU the logits are never whole: saves the gradients of hidden, N·C·e, and of the weight, V·C·4
+// bytes. `classes`: only so many rows of the weight are classes, the others are padding and get no
 // gradient; -1: all.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets, std::int64_t classes = -1);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/kernels/layers.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
 
@@ -125,6 +126,9 @@ at::Tensor composite(const at::Tensor& x, const at::Tensor& w, const at::Tensor&
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, double eps) {
   if (is_ours(x) && x.numel() > 0) return LayerNorm::apply(x, w, b, eps);
+  if (gpu::takes(x) && b.defined() && w.scalar_type() == b.scalar_type()) {
+    return gpu::norm(x, w, b, eps);
+  }
   return composite(x, w, b, eps);
 }
 
@@ -135,8 +139,27 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
     const tensor_list out = AddLayerNorm::apply(x, r, w, b, eps);
     return {out[0], out[1]};
   }
+  if (gpu::takes(x) && x.scalar_type() == r.scalar_type() && x.sizes() == r.sizes() &&
+      w.scalar_type() == b.scalar_type()) {
+    return gpu::add_norm(x, r, w, b, eps);
+  }
   const at::Tensor sum = x + r;
   return {composite(sum, w, b, eps), sum};
+}
+
+at::Tensor norm(const at::Tensor& x, const NormWeights& how) {
+  return how.bias.defined() ? layer_norm(x, how.weight, how.bias, how.eps)
+                            : rms_norm(x, how.weight, how.eps);
+}
+
+std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& r,
+                                           const NormWeights& how) {
+  if (how.bias.defined()) return add_layer_norm(x, r, how.weight, how.bias, how.eps);
+  if (gpu::takes(x) && x.scalar_type() == r.scalar_type() && x.sizes() == r.sizes()) {
+    return gpu::add_norm(x, r, how.weight, {}, how.eps);
+  }
+  const at::Tensor sum = x + r;
+  return {rms_norm(sum, how.weight, how.eps), sum};
 }
 
 }  // namespace tessera::nn

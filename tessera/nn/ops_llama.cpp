@@ -9,6 +9,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
 
 namespace tessera::nn {
@@ -96,7 +97,7 @@ struct Rotary : public torch::autograd::Function<Rotary> {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& w, double eps) {
-  return RmsNorm::apply(x, w, eps);
+  return gpu::takes(x) ? gpu::norm(x, w, {}, eps) : RmsNorm::apply(x, w, eps);
 }
 
 at::Tensor swiglu(const at::Tensor& x) {
@@ -104,7 +105,7 @@ at::Tensor swiglu(const at::Tensor& x) {
     throw UsageError(str("swiglu got ", x.dim() < 1 ? 0 : x.size(-1),
                          " columns; wanted gates and values side by side, as many of each"));
   }
-  return SwiGlu::apply(x);
+  return gpu::takes(x) ? gpu::swiglu(x) : SwiGlu::apply(x);
 }
 
 at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base) {
@@ -113,7 +114,8 @@ at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, d
                          ", for ", heads, " heads of ", dim,
                          "; wanted [batch, tokens, at least heads · an even width]"));
   }
-  return Rotary::apply(qkv, heads, dim, base);
+  return gpu::takes(qkv) ? gpu::rotary(qkv, heads, dim, base)
+                         : Rotary::apply(qkv, heads, dim, base);
 }
 
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {

@@ -8,6 +8,7 @@
 #include "tessera/core/text.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/nn/deferred.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
@@ -110,6 +111,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   if (is_ours(hidden) && hidden.scalar_type() == weight.scalar_type() && hidden.numel() > 0) {
     check_targets(flat, classes);
     return LinearCrossEntropy::apply(hidden, weight, flat, classes);
+  }
+  if (gpu::takes(hidden) && hidden.scalar_type() == weight.scalar_type()) {
+    return gpu::linear_cross_entropy(hidden, weight, flat, classes);
   }
   const at::Tensor logits = linear(hidden.reshape({-1, hidden.size(-1)}), weight, at::Tensor());
   return at::cross_entropy_loss(logits.to(at::kFloat).narrow(1, 0, classes), flat, {},

@@ -1,0 +1,78 @@
+// What our operations need of tensors on a GPU. Internal.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "tessera/kernels/cuda/cuda.h"
+
+namespace tessera::nn::gpu {
+
+// Can our kernels work on it?
+bool takes(const at::Tensor& tensor);
+
+// The stream that this thread puts work on.
+kernels::cuda::Stream stream_of(const at::Tensor& tensor);
+DType type_of(const at::Tensor& tensor);
+inline void* address(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+}
+// What two-step sums over rows need: kernels/cuda/layers.h.
+at::Tensor column_scratch(const at::Tensor& like, std::int64_t rows, std::int64_t cols);
+
+// The gradient of a parameter that a backward is about to compute: in its place where it has one
+// ([Note: gradient places]), else in a tensor of its own. Of an undefined parameter, or one that
+// wants none: nothing.
+class ParamGradient {
+ public:
+  explicit ParamGradient(const at::Tensor& param);
+  explicit operator bool() const { return to_.defined(); }
+  const at::Tensor& to() const { return to_; }
+  bool add() const { return add_; }
+  kernels::cuda::Sink sink() const;
+  // For autograd, once it has been written.
+  at::Tensor result() const;
+
+ private:
+  at::Tensor to_;
+  bool add_ = false;
+  bool in_place_ = false;
+};
+
+// Products with cuBLASLt, or with ATen where that has nothing. Matrices by rows.
+// x [N, in] · w [out, in]ᵀ + bias [out] + residual [N, out]; the last two may be undefined. The
+// result has `sizes`. Selective recomputation keeps it.
+at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                   const at::Tensor& residual, at::IntArrayRef sizes);
+// dy [N, out] · w: the gradient of x.
+at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w);
+// to [out, in] = dyᵀ · x (+ to). `bias`: likewise the sum of dy over the rows, if wanted.
+void weight_gradient(const at::Tensor& dy, const at::Tensor& x, const ParamGradient& to,
+                     const ParamGradient& bias);
+// out [m, n] = op(a) · op(b) (+ out), of any types that cuBLASLt takes.
+void multiply_into(const at::Tensor& out, const at::Tensor& a, bool transpose_a,
+                   const at::Tensor& b, bool transpose_b, bool add);
+
+// The operations of ops.h on what takes() says.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+                  const at::Tensor& residual);
+at::Tensor norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, double eps);
+std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& r,
+                                           const at::Tensor& w, const at::Tensor& b, double eps);
+std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& norm_w,
+                                              const at::Tensor& norm_b, double eps,
+                                              const at::Tensor& w, const at::Tensor& b);
+at::Tensor gelu(const at::Tensor& x, const at::Tensor& b);
+at::Tensor swiglu(const at::Tensor& x);
+at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
+                       const at::Tensor& b, const at::Tensor& residual);
+at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+                         const at::Tensor& residual);
+at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base);
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets, std::int64_t classes);
+
+}  // namespace tessera::nn::gpu

@@ -1,0 +1,159 @@
+// Tensors, gradients of parameters and matrix products on a GPU.
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/kernels/cuda/gemm.h"
+#include "tessera/kernels/cuda/layers.h"
+#include "tessera/nn/gpu.h"
+#include "tessera/nn/gradient_place.h"
+#include "tessera/nn/ops_support.h"
+#include "tessera/nn/recompute.h"
+
+namespace tessera::nn::gpu {
+
+using kernels::cuda::Epilogue;
+using kernels::cuda::Gemm;
+
+bool takes(const at::Tensor& tensor) {
+  return tensor.is_cuda() && kernels::cuda::built() && tensor.layout() == at::kStrided &&
+         tensor.numel() > 0 && tensor.dim() > 0 &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16 ||
+          tensor.scalar_type() == at::kHalf);
+}
+
+kernels::cuda::Stream stream_of(const at::Tensor& tensor) {
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device()).native_handle();
+}
+
+DType type_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return DType::f32;
+    case at::kBFloat16: return DType::bf16;
+    case at::kHalf: return DType::f16;
+    default:
+      throw UsageError(str("a GPU kernel got a tensor of ", c10::toString(tensor.scalar_type()),
+                           "; wanted float, bfloat16 or half"));
+  }
+}
+
+at::Tensor column_scratch(const at::Tensor& like, std::int64_t rows, std::int64_t cols) {
+  const std::size_t floats = kernels::cuda::column_scratch(count(rows), count(cols));
+  return at::empty({static_cast<std::int64_t>(floats)}, like.options().dtype(at::kFloat));
+}
+
+ParamGradient::ParamGradient(const at::Tensor& param) {
+  if (!param.defined() || !param.requires_grad()) return;
+  const GradientPlace::Place place = take_place(param);
+  if (place.to.defined() && place.to.is_contiguous() &&
+      place.to.scalar_type() == param.scalar_type()) {
+    to_ = place.to;
+    add_ = place.add;
+    in_place_ = true;
+  } else {
+    to_ = at::empty(param.sizes(), param.options());
+  }
+}
+
+kernels::cuda::Sink ParamGradient::sink() const {
+  if (!to_.defined()) return {};
+  return {to_.mutable_data_ptr(), type_of(to_), add_};
+}
+
+at::Tensor ParamGradient::result() const { return in_place_ ? to_.detach() : to_; }
+
+namespace {
+
+// Did cuBLASLt do it?
+bool run_gemm(Gemm& how, const at::Tensor& on) {
+  if (kernels::cuda::gemm_problem() != nullptr) return false;
+  // The caching allocator hands it out again to whatever comes next on this stream.
+  const auto bytes = static_cast<std::int64_t>(kernels::cuda::kGemmWorkspace);
+  const at::Tensor workspace = at::empty({bytes}, on.options().dtype(at::kByte));
+  return kernels::cuda::gemm(how, {workspace.mutable_data_ptr(), kernels::cuda::kGemmWorkspace},
+                             /*tune=*/true, stream_of(on));
+}
+
+at::Tensor product_now(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                       const at::Tensor& residual, at::IntArrayRef sizes) {
+  at::Tensor out = at::empty(sizes, x.options());
+  const at::Tensor b = bias.defined() ? bias.to(x.scalar_type()).contiguous() : bias;
+  Gemm how;
+  how.type = how.out_type = type_of(x);
+  how.m = x.size(0), how.n = w.size(0), how.k = x.size(1);
+  how.transpose_b = true;
+  how.a = address(x), how.b = address(w), how.c = address(residual), how.d = address(out);
+  how.bias = address(b);
+  if (b.defined()) how.epilogue = Epilogue::bias;
+  if (run_gemm(how, x)) return out;
+  at::Tensor rows = out.view({x.size(0), w.size(0)});
+  b.defined() ? at::addmm_out(rows, b, x, w.t()) : at::mm_out(rows, x, w.t());
+  if (residual.defined()) rows.add_(residual);
+  return out;
+}
+
+}  // namespace
+
+at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                   const at::Tensor& residual, at::IntArrayRef sizes) {
+  return keep_in_selective("x · wᵀ", {x, w, bias, residual}, [&]() -> std::vector<at::Tensor> {
+    return {product_now(x, w, bias, residual, sizes)};
+  })[0];
+}
+
+void multiply_into(const at::Tensor& out, const at::Tensor& a, bool transpose_a,
+                   const at::Tensor& b, bool transpose_b, bool add) {
+  Gemm how;
+  how.type = type_of(a), how.out_type = type_of(out);
+  how.m = out.size(0), how.n = out.size(1), how.k = a.size(transpose_a ? 0 : 1);
+  how.transpose_a = transpose_a, how.transpose_b = transpose_b;
+  how.a = address(a), how.b = address(b), how.d = address(out);
+  how.c = add ? how.d : nullptr;
+  if (run_gemm(how, a)) return;
+  const at::Tensor left = transpose_a ? a.t() : a, right = transpose_b ? b.t() : b;
+  at::Tensor place = out;
+  if (out.scalar_type() != a.scalar_type()) {
+    const at::Tensor wide = at::mm(left.to(out.scalar_type()), right.to(out.scalar_type()));
+    add ? place.add_(wide) : place.copy_(wide);
+  } else if (add) {
+    at::addmm_out(place, place, left, right);
+  } else {
+    at::mm_out(place, left, right);
+  }
+}
+
+at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w) {
+  at::Tensor dx = at::empty({dy.size(0), w.size(1)}, dy.options());
+  multiply_into(dx, dy, false, w, false, false);
+  return dx;
+}
+
+void weight_gradient(const at::Tensor& dy, const at::Tensor& x, const ParamGradient& to,
+                     const ParamGradient& bias) {
+  bool summed = false;
+  // The product can sum up the bias's gradient on its way, but not add it to another.
+  const bool together = to && bias && !bias.add() && bias.to().scalar_type() == dy.scalar_type() &&
+                        to.to().scalar_type() == dy.scalar_type();
+  if (together) {
+    Gemm how;
+    how.type = how.out_type = type_of(dy);
+    how.m = dy.size(1), how.n = x.size(1), how.k = dy.size(0);
+    how.transpose_a = true;
+    how.a = address(dy), how.b = address(x), how.d = address(to.to());
+    how.c = to.add() ? how.d : nullptr;
+    how.epilogue = Epilogue::bias_gradient;
+    how.bias_gradient = address(bias.to());
+    summed = run_gemm(how, dy);
+  }
+  if (to && !summed) multiply_into(to.to(), dy, true, x, false, to.add());
+  if (!bias || summed) return;
+  const at::Tensor scratch = column_scratch(dy, dy.size(0), dy.size(1));
+  kernels::cuda::column_sums({type_of(dy), count(dy.size(0)), count(dy.size(1)), address(dy)},
+                             bias.sink(), scratch.mutable_data_ptr<float>(), stream_of(dy));
+}
+
+}  // namespace tessera::nn::gpu
