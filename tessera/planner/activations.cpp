@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::int64_t kRandomState = 5056;  // of the generator, kept by a recomputed segment
 
-// The ledger counts whole lines of 64 bytes.
-constexpr std::int64_t tensor(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+// The ledger counts whole lines of 64 bytes, on a GPU the blocks of its allocator.
+constexpr std::int64_t kLine = 64, kGpuLine = 512;
 
 // Tensors of one rank.
 struct Sizes {
@@ -17,6 +17,9 @@ struct Sizes {
     const std::int64_t rows = q.batch * q.seq, kv = std::max<std::int64_t>(1, m.kv_heads / q.tp);
     const std::int64_t heads = m.heads / q.tp, head = rows * m.head_dim() * q.element;
     const std::int64_t own = q.sequence_parallel ? rows / q.tp : rows;
+    const auto tensor = [line = q.light ? kGpuLine : kLine](std::int64_t bytes) {
+      return (bytes + line - 1) / line * line;
+    };
     stream = tensor(own * m.hidden * q.element);
     entered = tensor(rows * m.hidden * q.element);
     qkv = tensor((heads + 2 * kv) * head);
@@ -27,12 +30,14 @@ struct Sizes {
     norm = (m.biases ? 2 : 1) * tensor(4 * own);
     softmax = tensor(4 * rows * heads);
     logits = tensor(rows * ((m.vocab + q.tp - 1) / q.tp) * q.element);
+    table_rows = tensor(8 * rows) + tensor(rows);
   }
   std::int64_t stream, entered;           // between the layers; where it enters one
   std::int64_t qkv, repeated, attention;  // `repeated`: with as many keys and values as queries
   std::int64_t up, wide;                  // before and after GELU or SwiGLU
   std::int64_t norm, softmax;             // fp32 numbers of each row
   std::int64_t logits;
+  std::int64_t table_rows;  // that a rank looks up, and which of them are another's
 };
 
 // [Note: what a block keeps] With N = batch · seq rows of C = hidden values:
@@ -44,8 +49,19 @@ struct Sizes {
 // between y and out, and between z and down. Sequence-parallel ones have their share of the rest
 // too, but y and z are kept as they enter, whole: selective recomputation also keeps them, rather
 // than gather them again.
+//
+// [Note: light activations] On a GPU without tensor parallelism, fused operations keep less and
+// multiply no matrix again: norms, GELU and SwiGLU are cheap to repeat, so that y, z and g are made
+// once more in backward, keys and values are not repeated, and rotary turns qkv where it lies. Left
+// are x, qkv, a, s, up and the fp32 numbers. The loss is computed a chunk of rows at a time with
+// its gradient, so that instead of the logits the head keeps the gradient of its input.
+std::int64_t light_block_bytes(const Sizes& s) {
+  return 2 * s.stream + s.qkv + s.attention + s.up + 2 * s.norm + s.softmax;
+}
+
 std::int64_t block_bytes(const GptActivations& q) {
   const Sizes s(q);
+  if (q.light && q.recompute == Recompute::none) return light_block_bytes(s);
   const bool gathers = q.sequence_parallel && q.tp > 1;
   switch (q.recompute) {
     case Recompute::none:
@@ -63,12 +79,15 @@ std::int64_t block_bytes(const GptActivations& q) {
 
 std::int64_t gpt_activation_bytes(const GptActivations& q) {
   const Sizes s(q);
-  const std::int64_t rows = q.batch * q.seq, layers = q.layers < 0 ? q.model.layers : q.layers;
+  const std::int64_t layers = q.layers < 0 ? q.model.layers : q.layers;
   std::int64_t bytes = layers * block_bytes(q);
-  // The rows of the table that a rank looks up, and which of them are another's.
-  if (q.embedding && q.tp > 1) bytes += tensor(8 * rows) + tensor(rows);
-  // After the blocks: the last sum, the norm and its result, and the gradient of the logits.
-  if (q.head) bytes += s.stream + s.entered + s.norm + s.logits + 64;
+  if (q.embedding && q.tp > 1) bytes += s.table_rows;
+  if (q.head && q.light) {
+    bytes += 2 * s.stream + s.norm + kGpuLine;
+  } else if (q.head) {
+    // After the blocks: the last sum, the norm and its result, and the gradient of the logits.
+    bytes += s.stream + s.entered + s.norm + s.logits + kLine;
+  }
   return bytes;
 }
 

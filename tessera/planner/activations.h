@@ -20,6 +20,7 @@ struct GptActivations {
   Recompute recompute = Recompute::none;
   int tp = 1;
   bool sequence_parallel = false;
+  bool light = false;  // [Note: light activations]
   // Of the part of the model that a pipeline stage has.
   std::int64_t layers = -1;  // -1: all
   bool embedding = true;

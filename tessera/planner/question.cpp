@@ -13,6 +13,7 @@ namespace {
 // Within these no product of sizes leaves 64 bits.
 constexpr std::int64_t kMostDevices = 10'000'000, kMostSamples = 1'000'000'000,
                        kMostSeq = 100'000'000, kMostMicros = 65'536;
+constexpr int kGpuVocabMultiple = 128;
 
 void in_range(std::string_view flag, std::int64_t value, std::int64_t least, std::int64_t most) {
   if (value < least || value > most) {
@@ -55,7 +56,10 @@ void settle_model(Question& q) {
   // A learned table of positions has a row for each of the sequence's.
   if (q.model.positions > 0) q.model.positions = std::max(q.model.positions, q.seq);
   in_range("vocab-multiple", q.vocab_multiple, 0, 1'000'000);
-  if (q.vocab_multiple > 0) {
+  if (q.vocab_multiple == 0) {
+    q.vocab_multiple = q.software == Software::tessera && *q.gpu ? kGpuVocabMultiple : 1;
+  }
+  if (q.vocab_multiple > 1) {
     q.model.vocab = padded_vocab(q.model.vocab, std::int64_t{q.vocab_multiple} * q.tp());
   }
 }
@@ -178,6 +182,7 @@ void check_cuts(const Question& q) {
 
 void settle_software(Question& q) {
   const bool cpu = q.hardware.cpu;
+  if (!q.gpu) q.gpu = !cpu;
   if (!q.software) q.software = cpu ? Software::tessera : Software::megatron;
   const bool shares = cpu && q.nodes == 1 && q.dp() > 1;
   if (q.gather == Gather::alias && !shares && q.dp() > 1 && q.zero == 3) {

@@ -52,12 +52,15 @@ struct Question {
   Recompute recompute = Recompute::none;
   Attention attention = Attention::fused;
   std::optional<Software> software;  // settled: of Tessera on a CPU, else Megatron-LM's
+  std::optional<bool> gpu;           // settled: by the hardware
   std::optional<Gather> gather;      // settled: alias on a CPU's ranks of one host, else copy
   bool prefetch = true;              // stage 3: the next unit is gathered while one is in use
   std::string schedule = "1f1b";
   int chunks = 0;
   std::string split = "even";  // of the layers into stages: see layers_of_stages
-  int vocab_multiple = 0;      // pad the vocabulary to a multiple of this · tp; 0: not
+  // The vocabulary is padded to a multiple of this · tp. Settled: 128 for Tessera on a GPU, whose
+  // products want aligned widths; else 1, not at all.
+  int vocab_multiple = 0;
 
   Hardware hardware;
   int nodes = 0;
@@ -73,6 +76,10 @@ struct Question {
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
+  // Whether it is Tessera's fused operations of a GPU that run: [Note: light activations].
+  bool light_activations() const {
+    return software == Software::tessera && gpu.value_or(false) && tp() == 1;
+  }
 };
 
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence

@@ -76,6 +76,8 @@ RunQuestion run_question(const Question& q, const Place& place) {
   run.bucket_bytes = q.bucket_bytes;
   run.gather = q.gather.value_or(Gather::copy);
   run.prefetch = q.prefetch;
+  run.gpu = q.gpu.value_or(false);
+  run.light_activations = q.light_activations();
   return run;
 }
 

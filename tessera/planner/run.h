@@ -39,6 +39,8 @@ struct RunQuestion {
   double bucket_bytes = 0;  // 0: by the model, [Note: bucket size]
   Gather gather = Gather::copy;
   bool prefetch = true;
+  bool gpu = false;
+  bool light_activations = false;  // [Note: light activations]
 
   int dp() const { return axes.dp(); }
   int tp() const { return axes.tp(); }

@@ -132,29 +132,14 @@ std::int64_t buffer_bytes(const RunQuestion& q, const std::vector<Placed>& param
   return bytes;
 }
 
-// Of one micro-batch.
-GptActivations activations_of(const RunQuestion& q, const ModelPart& part, Recompute recompute) {
-  GptActivations kept;
-  kept.model = q.model;
-  kept.batch = q.micro_batch;
-  kept.seq = q.seq;
-  kept.element = q.layout.param;
-  kept.recompute = recompute;
-  kept.tp = q.tp();
-  kept.sequence_parallel = q.sequence_parallel;
-  kept.layers = part.last_layer - part.first_layer;
-  kept.embedding = part.embedding;
-  kept.head = part.head;
-  return kept;
-}
 std::int64_t block_bytes(const RunQuestion& q, Recompute recompute) {
-  return gpt_activation_bytes(activations_of(q, {0, 1, false, false}, recompute));
+  return kept_bytes(q, {0, 1, false, false}, recompute);
 }
 
 std::int64_t kept_in_flight(const RunQuestion& q) {
   std::vector<std::int64_t> each;  // of a micro-batch, by chunk
   for (const ModelPart& part : parts_on_rank(q)) {
-    each.push_back(gpt_activation_bytes(activations_of(q, part, q.recompute)));
+    each.push_back(kept_bytes(q, part, q.recompute));
   }
   if (q.pp() == 1) return each.front();
   const Question pipeline = pipeline_question(q);
@@ -177,12 +162,6 @@ std::int64_t kept_in_flight(const RunQuestion& q) {
 std::int64_t activation_bytes(const RunQuestion& q) {
   return kept_in_flight(q) + (sends_on(q) ? boundary(q) : 0);
 }
-
-// A moment of a step: what there is beside state, activations and buffers, and what of the
-// activations has gone by then.
-struct Moment {
-  std::int64_t temporary = 0, gone = 0;
-};
 
 // Values of the tensors that backward makes on one rank.
 struct Widths {
@@ -229,9 +208,8 @@ struct Widths {
 std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Placed>& params,
                                     int model_chunk, const ModelPart& part) {
   const Widths w(q);
-  const std::int64_t e = w.e, sent = sends_on(part) ? boundary(q) : 0;
-  const std::int64_t head =
-      part.head ? gpt_activation_bytes(activations_of(q, {0, 0, false, true}, q.recompute)) : 0;
+  const std::int64_t e = w.e, sent = sent_on(q, part);
+  const std::int64_t head = part.head ? kept_bytes(q, {0, 0, false, true}, q.recompute) : 0;
   const std::int64_t block = block_bytes(q, q.recompute);
   const bool each = q.policy == ReducePolicy::each, again = q.recompute != Recompute::none;
   const bool selective = q.recompute == Recompute::selective;
@@ -273,6 +251,26 @@ std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Plac
 
 }  // namespace
 
+std::int64_t sent_on(const RunQuestion& q, const ModelPart& part) {
+  return sends_on(part) ? boundary(q) : 0;
+}
+
+std::int64_t kept_bytes(const RunQuestion& q, const ModelPart& part, Recompute recompute) {
+  GptActivations kept;
+  kept.model = q.model;
+  kept.batch = q.micro_batch;
+  kept.seq = q.seq;
+  kept.element = q.layout.param;
+  kept.recompute = recompute;
+  kept.tp = q.tp();
+  kept.sequence_parallel = q.sequence_parallel;
+  kept.light = q.light_activations;
+  kept.layers = part.last_layer - part.first_layer;
+  kept.embedding = part.embedding;
+  kept.head = part.head;
+  return gpt_activation_bytes(kept);
+}
+
 RunMemory run_memory(const RunQuestion& q) {
   const Sharding sharded = sharding_of_stage(q.stage);
   const std::vector<Placed> params = placed_params(q);
@@ -295,7 +293,9 @@ RunMemory run_memory(const RunQuestion& q) {
   std::int64_t most = 0;  // beside all activations
   int model_chunk = 0;
   for (const ModelPart& each : parts_on_rank(q)) {
-    for (const Moment& moment : moments_of_part(q, params, model_chunk, each)) {
+    for (const Moment& moment : q.light_activations
+                                    ? light_moments(q, each)
+                                    : moments_of_part(q, params, model_chunk, each)) {
       memory.temporary = std::max(memory.temporary, moment.temporary);
       most = std::max(most, moment.temporary - moment.gone);
     }

@@ -304,6 +304,7 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
   question.hardware.cpu =
       config.device == "cpu" && shares.value_or(comm::backend_kind(config.backend).shares_memory);
   question.software = planner::Software::tessera;
+  question.gpu = config.device == "cuda";
   question.model = resolved.model;
   question.seq = resolved.seq;
   question.axes = resolved.axes.with("dp", resolved.ranks);
