@@ -1,0 +1,286 @@
+// The operations of nn/ops.h on a GPU against the same formulas in double precision on the CPU,
+// with their gradients. Skipped without a GPU.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/kernels/cuda/cuda.h"
+#include "tessera/nn/gradient_place.h"
+#include "tessera/nn/ops.h"
+
+namespace tessera::nn {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Function = std::function<Tensors(const Tensors&)>;
+
+std::string missing() {
+  if (!torch::cuda::is_available()) return "no GPU";
+  if (!kernels::cuda::built()) return "built without CUDA kernels";
+  return "";
+}
+#define NEEDS_GPU() \
+  if (const std::string why = missing(); !why.empty()) GTEST_SKIP() << why
+
+// Values that the type can hold, in double.
+Tensors values(const std::vector<std::vector<std::int64_t>>& shapes, at::ScalarType type) {
+  Tensors out;
+  for (const auto& shape : shapes) {
+    out.push_back(at::randn(shape, at::kDouble).mul_(0.5).to(type).to(at::kDouble));
+  }
+  return out;
+}
+
+// Outputs, then the gradients of all inputs from the sum of (output · fixed weights).
+Tensors run(const Function& f, const Tensors& inputs, c10::Device device, at::ScalarType type) {
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) {
+    leaves.push_back(input.to(device, type).detach().clone().set_requires_grad(true));
+  }
+  const Tensors outputs = f(leaves);
+  at::Tensor sum;
+  for (const at::Tensor& out : outputs) {
+    const at::Tensor wave = at::arange(out.numel(), at::kDouble).mul_(0.37).sin_().view_as(out);
+    const at::Tensor term = (out * wave.to(device, out.scalar_type())).sum();
+    sum = sum.defined() ? sum + term : term;
+  }
+  sum.backward();
+  Tensors results;
+  for (const at::Tensor& out : outputs) results.push_back(out.detach().to(at::kCPU, at::kDouble));
+  for (const at::Tensor& leaf : leaves) results.push_back(leaf.grad().to(at::kCPU, at::kDouble));
+  return results;
+}
+
+void compare(const std::string& what, const Function& ours, const Function& reference,
+             const std::vector<std::vector<std::int64_t>>& shapes) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    at::manual_seed(7);
+    const Tensors inputs = values(shapes, type);
+    const Tensors want = run(reference, inputs, at::kCPU, at::kDouble);
+    const Tensors got = run(ours, inputs, {at::kCUDA, 0}, type);
+    ASSERT_EQ(got.size(), want.size());
+    const double tolerance = type == at::kFloat ? 2e-3 : type == at::kHalf ? 1e-2 : 4e-2;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i].sizes(), want[i].sizes());
+      const double scale = want[i].abs().max().item<double>() + 1e-6;
+      const double off = (got[i] - want[i]).abs().max().item<double>() / scale;
+      EXPECT_LT(off, tolerance) << what << " in " << c10::toString(type) << ", result " << i
+                                << " of shape " << want[i].sizes();
+    }
+  }
+}
+
+at::Tensor norm_reference(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
+  if (b.defined()) return at::layer_norm(x, {x.size(-1)}, w, b, 1e-5);
+  return x * (x.square().mean(-1, true) + 1e-5).rsqrt() * w;
+}
+at::Tensor swiglu_reference(const at::Tensor& x) {
+  const auto parts = x.chunk(2, -1);
+  return at::silu(parts[0]) * parts[1];
+}
+
+TEST(GpuOps, NormsAndWhatFollowsThem) {
+  NEEDS_GPU();
+  for (const std::int64_t cols : {16, 40, 768, 1600}) {
+    for (const std::int64_t tokens : {1, 7, 130}) {
+      compare(
+          "layer norm",
+          [](const Tensors& t) -> Tensors { return {nn::layer_norm(t[0], t[1], t[2])}; },
+          [](const Tensors& t) -> Tensors { return {norm_reference(t[0], t[1], t[2])}; },
+          {{2, tokens, cols}, {cols}, {cols}});
+      compare(
+          "rms norm", [](const Tensors& t) -> Tensors { return {nn::rms_norm(t[0], t[1])}; },
+          [](const Tensors& t) -> Tensors { return {norm_reference(t[0], t[1], {})}; },
+          {{2, tokens, cols}, {cols}});
+      compare(
+          "norm of a sum",
+          [](const Tensors& t) -> Tensors {
+            const auto [y, sum] = nn::add_norm(t[0], t[1], {t[2], t[3]});
+            return {y, sum};
+          },
+          [](const Tensors& t) -> Tensors {
+            const at::Tensor sum = t[0] + t[1];
+            return {norm_reference(sum, t[2], t[3]), sum};
+          },
+          {{2, tokens, cols}, {2, tokens, cols}, {cols}, {cols}});
+      compare(
+          "norm and linear",
+          [](const Tensors& t) -> Tensors {
+            const auto [y, x] = nn::norm_linear(t[0], {t[1], t[2]}, t[3], t[4]);
+            return {y, x};
+          },
+          [](const Tensors& t) -> Tensors {
+            return {at::linear(norm_reference(t[0], t[1], t[2]), t[3], t[4]), t[0]};
+          },
+          {{2, tokens, cols}, {cols}, {cols}, {24, cols}, {24}});
+    }
+  }
+}
+
+TEST(GpuOps, LinearWithAndWithoutAllThatIsOptional) {
+  NEEDS_GPU();
+  compare(
+      "linear", [](const Tensors& t) -> Tensors { return {nn::linear(t[0], t[1], t[2])}; },
+      [](const Tensors& t) -> Tensors { return {at::linear(t[0], t[1], t[2])}; },
+      {{3, 50, 72}, {136, 72}, {136}});
+  compare(
+      "linear, odd sizes", [](const Tensors& t) -> Tensors { return {nn::linear(t[0], t[1], {})}; },
+      [](const Tensors& t) -> Tensors { return {at::linear(t[0], t[1])}; }, {{5, 13}, {7, 13}});
+  compare(
+      "linear and residual",
+      [](const Tensors& t) -> Tensors { return {nn::linear_add(t[0], t[1], t[2], t[3])}; },
+      [](const Tensors& t) -> Tensors { return {at::linear(t[0], t[1], t[2]) + t[3]}; },
+      {{3, 50, 72}, {136, 72}, {136}, {3, 50, 136}});
+}
+
+TEST(GpuOps, ActivationFunctionsAndWhatFollowsThem) {
+  NEEDS_GPU();
+  for (const std::int64_t cols : {16, 104, 3072}) {
+    compare(
+        "gelu", [](const Tensors& t) -> Tensors { return {nn::gelu(t[0], t[1])}; },
+        [](const Tensors& t) -> Tensors { return {at::gelu(t[0] + t[1], "tanh")}; },
+        {{2, 33, cols}, {cols}});
+    compare(
+        "swiglu", [](const Tensors& t) -> Tensors { return {nn::swiglu(t[0])}; },
+        [](const Tensors& t) -> Tensors { return {swiglu_reference(t[0])}; }, {{2, 33, 2 * cols}});
+    compare(
+        "gelu and linear",
+        [](const Tensors& t) -> Tensors { return {nn::gelu_linear(t[0], t[1], t[2], t[3], t[4])}; },
+        [](const Tensors& t) -> Tensors {
+          return {at::linear(at::gelu(t[0] + t[1], "tanh"), t[2], t[3]) + t[4]};
+        },
+        {{2, 33, cols}, {cols}, {48, cols}, {48}, {2, 33, 48}});
+    compare(
+        "swiglu and linear",
+        [](const Tensors& t) -> Tensors { return {nn::swiglu_linear(t[0], t[1], {}, t[2])}; },
+        [](const Tensors& t) -> Tensors {
+          return {at::linear(swiglu_reference(t[0]), t[1]) + t[2]};
+        },
+        {{2, 33, 2 * cols}, {48, cols}, {2, 33, 48}});
+  }
+}
+
+// x is no leaf, so that it may be turned where it is; and it is used twice.
+TEST(GpuOps, Rotary) {
+  NEEDS_GPU();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const auto f = [](const at::Tensor& leaf) {
+      const at::Tensor x = leaf * 2;
+      return nn::rotary(x, 3, 16, 1e4);
+    };
+    at::manual_seed(3);
+    const at::Tensor start = at::randn({2, 9, 80}).to(type);
+    at::Tensor results[2], gradients[2];
+    for (const int gpu : {0, 1}) {
+      const c10::Device device = gpu ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
+      const at::Tensor leaf = start.to(device).clone().set_requires_grad(true);
+      const at::Tensor y = f(leaf);
+      (y * y.detach().cos()).sum().backward();
+      results[gpu] = y.detach().cpu().to(at::kFloat);
+      gradients[gpu] = leaf.grad().cpu().to(at::kFloat);
+    }
+    const double tolerance = type == at::kFloat ? 1e-4 : 4e-2;
+    EXPECT_LT((results[0] - results[1]).abs().max().item<double>(), tolerance);
+    EXPECT_LT((gradients[0] - gradients[1]).abs().max().item<double>(), 2 * tolerance);
+  }
+}
+
+TEST(GpuOps, LossOfManyBlocksOfRows) {
+  NEEDS_GPU();
+  // 300,000 classes: a block of rows is smaller than all of them.
+  for (const std::int64_t padding : {0, 39}) {
+    const std::int64_t rows = 700, classes = 300001 - 39, cols = 16;
+    at::manual_seed(5);
+    at::Tensor targets = at::randint(classes, {rows}, at::kLong);
+    targets.index_put_({at::tensor({3, 600})}, at::tensor({-1, -1}));
+    const at::Tensor h = at::randn({rows, cols}), w = at::randn({classes + padding, cols});
+    const auto gradients = [&](c10::Device device, at::ScalarType type, bool ours) -> Tensors {
+      const at::Tensor x = h.to(device, type).set_requires_grad(true);
+      const at::Tensor weight = w.to(device, type).set_requires_grad(true);
+      const at::Tensor y = targets.to(device);
+      const at::Tensor loss =
+          ours ? nn::linear_cross_entropy(x, weight, y, classes)
+               : at::cross_entropy_loss(at::linear(x, weight).narrow(1, 0, classes), y, {},
+                                        at::Reduction::Sum, -1);
+      (loss * 0.25).backward();
+      return {loss.detach().cpu().to(at::kDouble), x.grad().cpu().to(at::kDouble),
+              weight.grad().cpu().to(at::kDouble)};
+    };
+    const Tensors want = gradients(at::kCPU, at::kFloat, false);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const Tensors got = gradients({at::kCUDA, 0}, type, true);
+      const double tolerance = type == at::kFloat ? 2e-3 : 3e-2;
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        const double scale = want[i].abs().max().item<double>();
+        EXPECT_LT((got[i] - want[i]).abs().max().item<double>(), tolerance * scale)
+            << c10::toString(type) << ", result " << i << ", padding " << padding;
+      }
+    }
+  }
+}
+
+// A hook that is a place: gradients of two passes add up in it, to the same bits as without.
+struct Hook final : torch::autograd::PostAccumulateGradHook, GradientPlace {
+  explicit Hook(at::Tensor p) : param(std::move(p)), place(at::empty_like(param)) {}
+  void operator()(const at::Tensor&) override { taken = false; }
+  Place take() override {
+    if (taken) return {};
+    taken = true;
+    const bool add = param.grad().defined();
+    if (add) param.mutable_grad().reset();
+    ++times;
+    return {place, add};
+  }
+  at::Tensor param, place;
+  bool taken = false;
+  int times = 0;
+};
+
+TEST(GpuOps, GradientsGoToTheirPlaces) {
+  NEEDS_GPU();
+  const auto train = [](bool places, int* taken) -> Tensors {
+    at::manual_seed(11);
+    const auto on = at::device(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
+    Tensors params;
+    for (const std::vector<std::int64_t>& shape :
+         std::vector<std::vector<std::int64_t>>{{64}, {64}, {256, 64}, {256}, {64, 256}, {64}}) {
+      params.push_back(at::randn(shape, on).mul_(0.2).set_requires_grad(true));
+    }
+    std::vector<Hook*> hooks;
+    for (const at::Tensor& p : params) {
+      if (!places) break;
+      auto hook = std::make_unique<Hook>(p.detach());
+      hook->param = p;
+      hooks.push_back(hook.get());
+      torch::autograd::impl::set_post_acc_grad_hooks(p, std::move(hook));
+    }
+    for (int pass = 0; pass < 2; ++pass) {
+      const at::Tensor x = at::randn({40, 64}, on);
+      const auto [wide, same] = nn::norm_linear(x, {params[0], params[1]}, params[2], {});
+      const at::Tensor y = nn::gelu_linear(wide, params[3], params[4], params[5], same);
+      // The second weight once more: one of its uses finds the place taken.
+      (y + nn::linear(gelu(wide, params[3]), params[4], {})).square().sum().backward();
+    }
+    Tensors out;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      out.push_back(params[i].grad().clone());
+      if (places) *taken += hooks[i]->times;
+      if (places) torch::autograd::impl::set_post_acc_grad_hooks(params[i], nullptr);
+    }
+    return out;
+  };
+  int taken = 0;
+  const Tensors without = train(false, nullptr), with = train(true, &taken);
+  EXPECT_GE(taken, 12);
+  for (std::size_t i = 0; i < with.size(); ++i) {
+    const double scale = without[i].abs().max().item<double>();
+    EXPECT_LT((with[i] - without[i]).abs().max().item<double>(), 0.02 * scale) << i;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::nn
