@@ -16,16 +16,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-std::optional<at::Tensor> given(const at::Tensor& t) {
-  return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
-}
-
-std::vector<std::int64_t> sizes_with_last(const at::Tensor& x, std::int64_t last) {
-  std::vector<std::int64_t> sizes = x.sizes().vec();
-  sizes.back() = last;
-  return sizes;
-}
-
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b,
@@ -35,7 +25,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     ctx->saved_data["sizes"] = x.sizes().vec();
     remember_deferral(ctx);
     return product(rows, w, b.value_or(at::Tensor()), residual ? as_rows(*residual) : at::Tensor(),
-                   sizes_with_last(x, w.size(0)));
+                   with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const tensor_list saved = ctx->get_saved_variables();
@@ -109,14 +99,14 @@ struct ActFunction : torch::autograd::Function<ActFunction> {
     const Activation a{static_cast<Act>(act), as_rows(x), bias.value_or(at::Tensor())};
     ctx->save_for_backward({a.x, a.bias});
     ctx->saved_data["act"] = act;
-    return a.forward().view(sizes_with_last(x, a.cols()));
+    return a.forward().view(with_last(x, a.cols()));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const tensor_list saved = ctx->get_saved_variables();
     const Activation a{static_cast<Act>(ctx->saved_data["act"].toInt()), saved[0], saved[1]};
     const ParamGradient dbias(a.bias);
     const at::Tensor dx = a.backward(as_rows(grads[0]), false, {}, dbias);
-    return {dx.view(sizes_with_last(grads[0], dx.size(1))), at::Tensor(), dbias.result()};
+    return {dx.view(with_last(grads[0], dx.size(1))), at::Tensor(), dbias.result()};
   }
 };
 
@@ -132,7 +122,7 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
     ctx->saved_data["act"] = act;
     remember_deferral(ctx);
     return product(a.forward(), w, b.value_or(at::Tensor()),
-                   residual ? as_rows(*residual) : at::Tensor(), sizes_with_last(x, w.size(0)));
+                   residual ? as_rows(*residual) : at::Tensor(), with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const tensor_list saved = ctx->get_saved_variables();
@@ -155,7 +145,7 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
     }
     const ParamGradient dw(defer ? at::Tensor() : w), db(b);
     weight_gradient(dout, y, dw, db);
-    return {dx.view(sizes_with_last(grads[0], dx.size(1))),
+    return {dx.view(with_last(grads[0], dx.size(1))),
             at::Tensor(),
             dbefore.result(),
             dw.result(),
@@ -199,11 +189,11 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                   const at::Tensor& residual) {
-  return LinearFunction::apply(x, w, given(b), given(residual));
+  return LinearFunction::apply(x, w, if_any(b), if_any(residual));
 }
 
 at::Tensor gelu(const at::Tensor& x, const at::Tensor& b) {
-  return ActFunction::apply(x, static_cast<std::int64_t>(Act::gelu), given(b));
+  return ActFunction::apply(x, static_cast<std::int64_t>(Act::gelu), if_any(b));
 }
 at::Tensor swiglu(const at::Tensor& x) {
   return ActFunction::apply(x, static_cast<std::int64_t>(Act::swiglu), std::nullopt);
@@ -211,13 +201,13 @@ at::Tensor swiglu(const at::Tensor& x) {
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
                        const at::Tensor& b, const at::Tensor& residual) {
-  return ActLinear::apply(x, static_cast<std::int64_t>(Act::gelu), given(before), w, given(b),
-                          given(residual));
+  return ActLinear::apply(x, static_cast<std::int64_t>(Act::gelu), if_any(before), w, if_any(b),
+                          if_any(residual));
 }
 at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                          const at::Tensor& residual) {
-  return ActLinear::apply(x, static_cast<std::int64_t>(Act::swiglu), std::nullopt, w, given(b),
-                          given(residual));
+  return ActLinear::apply(x, static_cast<std::int64_t>(Act::swiglu), std::nullopt, w, if_any(b),
+                          if_any(residual));
 }
 
 at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base) {

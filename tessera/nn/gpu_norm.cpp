@@ -15,10 +15,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-std::optional<at::Tensor> if_any(const at::Tensor& t) {
-  return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
-}
-
 // What a backward needs of a norm: s = x (+ residual) as rows, and its statistics.
 struct Kept {
   at::Tensor s, weight, bias, mean, rstd;  // no bias: RMSNorm, which has no mean either
@@ -138,9 +134,8 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     keep(ctx, out.kept, {w, b.value_or(at::Tensor())});
     ctx->set_materialize_grads(false);
     remember_deferral(ctx);
-    std::vector<std::int64_t> sizes = x.sizes().vec();
-    sizes.back() = w.size(0);
-    return {product(out.y, w, b.value_or(at::Tensor()), {}, sizes), x.variable_data()};
+    return {product(out.y, w, b.value_or(at::Tensor()), {}, with_last(x, w.size(0))),
+            x.variable_data()};
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const at::Tensor past = grads[1];
@@ -166,9 +161,12 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     }
     const ParamGradient dw(defer ? at::Tensor() : w), db(b);
     weight_gradient(dout, y, dw, db);
-    std::vector<std::int64_t> sizes = grads[0].sizes().vec();
-    sizes.back() = kept.s.size(1);
-    return {g.dx.view(sizes), g.dw, g.db, at::Tensor(), dw.result(), db.result()};
+    return {g.dx.view(with_last(grads[0], kept.s.size(1))),
+            g.dw,
+            g.db,
+            at::Tensor(),
+            dw.result(),
+            db.result()};
   }
 };
 

@@ -23,12 +23,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-std::vector<std::int64_t> with_last(const at::Tensor& x, std::int64_t last) {
-  std::vector<std::int64_t> sizes = x.sizes().vec();
-  sizes.back() = last;
-  return sizes;
-}
-
 }  // namespace
 
 ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "tessera/kernels/types.h"
 
@@ -26,6 +28,18 @@ inline std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
 // [..., cols] as [rows, cols], without gaps.
 inline at::Tensor as_rows(const at::Tensor& tensor) {
   return tensor.contiguous().view({-1, tensor.size(-1)});
+}
+
+// The sizes of x with another last dim.
+inline std::vector<std::int64_t> with_last(const at::Tensor& x, std::int64_t last) {
+  std::vector<std::int64_t> sizes = x.sizes().vec();
+  sizes.back() = last;
+  return sizes;
+}
+
+// For functions with gradients, which want it so.
+inline std::optional<at::Tensor> if_any(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
 // The address of row r of a contiguous matrix.
