@@ -19,6 +19,7 @@ enum class Epilogue : std::uint8_t {
   gelu_bias,      // aux = product + bias, d = gelu(aux)
   bias_gradient,  // for d = aᵀ · b: bias_gradient [m] = the sum of the rows of a  (weight
                   // gradients)
+  // The last two want out_type = type, and GELU wants n to be a multiple of 8.
 };
 
 // d [m, n] = op(a) · op(b) + c, all by rows without gaps. a is [m, k], or [k, m] if transposed; b
