@@ -18,12 +18,17 @@
 namespace tessera::zero {
 namespace {
 
-// Autograd calls it when a parameter's gradient has been accumulated.
+// Autograd calls it when a parameter's gradient has been accumulated; and who computes gradients
+// may ask it where to put this one.
 template <typename Impl>
-struct GradHook final : torch::autograd::PostAccumulateGradHook {
+struct GradHook final : torch::autograd::PostAccumulateGradHook, nn::GradientPlace {
   GradHook(std::weak_ptr<Impl> owner, int index) : engine(std::move(owner)), param(index) {}
   void operator()(const torch::autograd::Variable&) override {
     if (const auto alive = engine.lock()) alive->on_gradient(param);
+  }
+  Place take() override {
+    const auto alive = engine.lock();
+    return alive ? alive->take_place(param) : Place();
   }
   std::weak_ptr<Impl> engine;
   int param;
@@ -218,6 +223,12 @@ void Engine::Impl::leave_backward(int unit) {
   if (unit != 0 && passes.unit_done(unit)) gatherer.reshard(unit);
 }
 
+// Gradients of deferred passes come in their own time, and are all taken in by finish_pass().
+nn::GradientPlace::Place Engine::Impl::take_place(int index) {
+  if (!passes.in_backward() || passes.deferring() || passes.deferred_open()) return {};
+  return reducer.take_place(index, nn::recomputing_depth());
+}
+
 void Engine::Impl::on_gradient(int index) {
   if (!passes.in_backward()) {
     if (passes.deferred_open()) return;  // finish_pass() takes it in
@@ -228,6 +239,9 @@ void Engine::Impl::on_gradient(int index) {
   const Param& param = plan.params[static_cast<std::size_t>(index)];
   // Autograd calls also where an operation had no gradient to give: it comes later, or never.
   if (!param.tensor.grad().defined()) return;
+  // Inside a recomputed segment, while the backward around it has the place: autograd adds what
+  // that one has to this gradient, and calls again.
+  if (reducer.taken_outside(index, nn::recomputing_depth())) return;
   // [Note: last gradient] Outside recomputed segments autograd adds up all uses of a parameter
   // before it calls. Inside, each segment has a graph of its own: only of a parameter whose unit is
   // that segment, and was used once, is this known to be all. Others wait for the end of the pass.

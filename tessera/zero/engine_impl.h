@@ -28,6 +28,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void enter_backward(int unit);
   void leave_backward(int unit);
   void on_gradient(int param);
+  nn::GradientPlace::Place take_place(int param);
 
   // A step, in step.cpp.
   void begin_step(int micro_batches);

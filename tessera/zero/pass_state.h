@@ -41,6 +41,7 @@ class PassState {
   void end_backward();
   void fail_backward();
   bool in_backward() const { return in_backward_; }
+  bool deferring() const { return pass_.deferred; }  // the pass under way
   bool failed() const { return failed_; }
   // A failed pass counts as done, as it does on the ranks where it went well.
   void close_failed();

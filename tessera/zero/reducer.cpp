@@ -12,6 +12,11 @@ at::TensorOptions grad_options(const Space& space) {
   return at::device(space.device).dtype(space.grad_dtype);
 }
 
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.const_data_ptr() == b.const_data_ptr() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
 }  // namespace
 
 Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
@@ -25,7 +30,8 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
       overlap_(options.overlap_grad_reduce),
       states_(plan.buckets.size()),
       used_(plan.params.size()),
-      arrived_(plan.params.size()) {
+      arrived_(plan.params.size()),
+      taken_(plan.params.size(), kNobody) {
   for (const Space& space : plan.spaces) {
     if (!space.trainable) {
       grads_.emplace_back();
@@ -71,8 +77,27 @@ void Reducer::begin_pass(int model_chunk, bool reduce) {
     const std::vector<int>& params = plan_.buckets[b].range.params;
     states_[b].started = false;
     states_[b].pending = static_cast<int>(params.size());
-    for (const int index : params) arrived_[static_cast<std::size_t>(index)] = false;
+    for (const int index : params) {
+      arrived_[static_cast<std::size_t>(index)] = false;
+      taken_[static_cast<std::size_t>(index)] = kNobody;
+    }
   }
+}
+
+nn::GradientPlace::Place Reducer::take_place(int index, int depth) {
+  const auto i = static_cast<std::size_t>(index);
+  Param& p = plan_.params[i];
+  if (!in_place_ || taken_[i] != kNobody || p.model_chunk != model_chunk_ ||
+      states_[static_cast<std::size_t>(p.bucket)].started ||
+      views_[i].scalar_type() != p.tensor.scalar_type()) {
+    return {};
+  }
+  at::Tensor& grad = p.tensor.mutable_grad();
+  const bool add = grad.defined();
+  if (add && !grad.is_same(views_[i])) return {};
+  taken_[i] = depth;
+  grad.reset();  // what it holds is part of the result, so autograd must not add it once more
+  return {views_[i], add};
 }
 
 void Reducer::on_gradient(int index, bool last) {
@@ -100,9 +125,10 @@ void Reducer::on_gradient(int index, bool last) {
   used_[i] = true;
   if (in_place_) {
     if (!grad.is_same(views_[i])) {
-      views_[i].copy_(grad);
+      if (!same_memory(grad, views_[i])) views_[i].copy_(grad);
       grad = views_[i];
     }
+    taken_[i] = kNobody;
   } else if ((!reduce_ || !last) &&
              grad.scalar_type() != plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype) {
     grad = grad.to(plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype);

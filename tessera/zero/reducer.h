@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/nn/gradient_place.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/plan.h"
 
@@ -27,6 +28,16 @@ class Reducer {
   // out now.
   void begin_step();
   void begin_pass(int model_chunk, bool reduce);
+  // [Note: gradient places] in nn/gradient_place.h: where autograd's result is to lie, for who can
+  // put it there. Nothing where gradients go through buckets, or have another type than the
+  // parameter, to which autograd would round them; nothing for the second use of a parameter.
+  // `depth`: of the recomputed segments around the backward that asks.
+  nn::GradientPlace::Place take_place(int param, int depth);
+  // A backward around the one at `depth` has written to the place, and not yet told autograd.
+  bool taken_outside(int param, int depth) const {
+    const int taker = taken_[static_cast<std::size_t>(param)];
+    return taker != kNobody && taker < depth;
+  }
   // Autograd has left a gradient in param.tensor.grad(). `last`: none will follow in this pass.
   void on_gradient(int param, bool last);
   void end_pass();
@@ -78,6 +89,8 @@ class Reducer {
   std::size_t next_slot_ = 0;
   std::vector<State> states_;
   std::vector<bool> used_, arrived_;
+  static constexpr int kNobody = -1;
+  std::vector<int> taken_;  // the depth at which the place of a gradient was taken
   int model_chunk_ = 0;
   std::size_t next_ = 0;  // bucket to start, if it is of the model chunk
   bool reduce_ = false;
