@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/memory/device_report.h"
 
 namespace tessera::memory {
 namespace {
@@ -63,15 +64,17 @@ class CountingAllocator final : public c10::Allocator {
                                                    "more than there can be"));
     }
     const std::int64_t charged = charged_bytes(static_cast<std::int64_t>(bytes));
-    if (state.ledger) state.ledger->charge(state.category, charged);
+    const bool counted = state.ledger && state.ledger->counts_host();
+    if (counted) state.ledger->charge(state.category, charged);
     const std::size_t block = static_cast<std::size_t>(charged) + sizeof(Header);
     void* const memory = cache().take(block);
     if (memory == nullptr) {
-      if (state.ledger) state.ledger->release(state.category, charged);
+      if (counted) state.ledger->release(state.category, charged);
       throw OutOfMemoryError(out_of_memory_message(state.ledger.get(), state.category, charged,
                                                    "which the system refuses"));
     }
-    auto* const header = new (memory) Header{state.ledger, block, charged, state.category};
+    auto* const header =
+        new (memory) Header{counted ? state.ledger : nullptr, block, charged, state.category};
     void* const data = header + 1;
     if (c10::memoryProfilingEnabled()) {
       c10::reportMemoryUsageToProfiler(data, charged, 0, 0, device);
@@ -101,7 +104,8 @@ void install() {
 bool installed() { return c10::GetCPUAllocator() == &allocator(); }
 
 OwnerScope::OwnerScope(std::shared_ptr<Ledger> ledger)
-    : previous_(std::exchange(thread_state().ledger, std::move(ledger))) {}
+    : report_(ledger && !ledger->counts_host() ? report_device_memory(ledger) : nullptr),
+      previous_(std::exchange(thread_state().ledger, std::move(ledger))) {}
 OwnerScope::~OwnerScope() { thread_state().ledger = std::move(previous_); }
 std::shared_ptr<Ledger> current_ledger() { return thread_state().ledger; }
 

@@ -24,6 +24,7 @@ class OwnerScope {
   OwnerScope& operator=(const OwnerScope&) = delete;
 
  private:
+  std::shared_ptr<void> report_;  // [Note: device memory]; null on the CPU
   std::shared_ptr<Ledger> previous_;
 };
 // Whom this thread's allocations are charged to; null outside any scope.

@@ -3,6 +3,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 namespace tessera::memory {
 namespace {
 
@@ -27,8 +29,9 @@ std::optional<Usage> device_usage(c10::Device device) {
   c10::DeviceAllocator* const allocator = allocator_of(device);
   if (allocator == nullptr) return std::nullopt;
   const auto stats = allocator->getDeviceStats(index_of(device));
+  // With what blocks are rounded up by, as the ledger counts them.
   const auto& bytes =
-      stats.requested_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+      stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
   return Usage{bytes.current, bytes.peak};
 }
 
@@ -36,21 +39,34 @@ namespace {
 
 // LibTorch before it had this question answers nothing.
 template <class Allocator>
-std::optional<std::int64_t> free_bytes(Allocator& allocator, c10::DeviceIndex index) {
+std::optional<std::pair<std::int64_t, std::int64_t>> free_and_total(Allocator& allocator,
+                                                                    c10::DeviceIndex index) {
   if constexpr (requires { allocator.getMemoryInfo(index); }) {
     try {
-      return static_cast<std::int64_t>(allocator.getMemoryInfo(index).first);
+      const auto [free, total] = allocator.getMemoryInfo(index);
+      return std::pair{static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
     } catch (const c10::Error&) {  // an allocator that cannot say
     }
   }
   return std::nullopt;
 }
 
+std::optional<std::pair<std::int64_t, std::int64_t>> memory_of(c10::Device device) {
+  c10::DeviceAllocator* const allocator = allocator_of(device);
+  if (allocator == nullptr) return std::nullopt;
+  return free_and_total(*allocator, index_of(device));
+}
+
 }  // namespace
 
 std::optional<std::int64_t> device_free(c10::Device device) {
-  c10::DeviceAllocator* const allocator = allocator_of(device);
-  return allocator == nullptr ? std::nullopt : free_bytes(*allocator, index_of(device));
+  const auto memory = memory_of(device);
+  return memory ? std::optional(memory->first) : std::nullopt;
+}
+
+std::optional<std::int64_t> device_total(c10::Device device) {
+  const auto memory = memory_of(device);
+  return memory ? std::optional(memory->second) : std::nullopt;
 }
 
 void reset_device_peak(c10::Device device) {

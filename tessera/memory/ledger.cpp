@@ -37,7 +37,8 @@ void Ledger::Counter::add(std::int64_t bytes) noexcept {
   raise_to(peak, now.fetch_add(bytes, kRelaxed) + bytes);
 }
 
-Ledger::Ledger(std::string owner, std::int64_t limit) : owner_(std::move(owner)), limit_(limit) {
+Ledger::Ledger(std::string owner, std::int64_t limit, CountedMemory counted)
+    : owner_(std::move(owner)), limit_(limit), counted_(counted) {
   if (limit < 0) throw UsageError(str("the memory limit is ", limit, "; wanted 0 (none) or more"));
 }
 
@@ -57,6 +58,11 @@ void Ledger::charge(MemoryCategory category, std::int64_t bytes) {
 void Ledger::release(MemoryCategory category, std::int64_t bytes) noexcept {
   counter(category).now.fetch_sub(bytes, kRelaxed);
   total_.now.fetch_sub(bytes, kRelaxed);
+}
+
+void Ledger::note(MemoryCategory category, std::int64_t bytes) noexcept {
+  total_.add(bytes);
+  counter(category).add(bytes);
 }
 
 LedgerCounts Ledger::counts() const noexcept {
@@ -93,7 +99,8 @@ std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category,
 
 Charge::Charge(std::shared_ptr<Ledger> ledger, MemoryCategory category, std::int64_t bytes)
     : category_(category), bytes_(bytes) {
-  if (ledger) ledger->charge(category, bytes);
+  if (!ledger || !ledger->counts_host()) return;
+  ledger->charge(category, bytes);
   ledger_ = std::move(ledger);  // only what was charged is released
 }
 

@@ -25,21 +25,29 @@ struct LedgerCounts {
   }
 };
 
+// Which memory a ledger counts: a rank that computes on a GPU counts that alone.
+enum class CountedMemory : std::uint8_t { host, device };
+
 // What one rank holds, by category. Counting is lock-free, so any thread may charge.
 class Ledger {
  public:
   // `limit`: bytes the rank may hold in all; 0 is no limit. `owner` stands in the error.
-  explicit Ledger(std::string owner = "this process", std::int64_t limit = 0);
+  explicit Ledger(std::string owner = "this process", std::int64_t limit = 0,
+                  CountedMemory counted = CountedMemory::host);
 
   // Throws OutOfMemoryError, with the ledger in it, where the limit would be passed; then nothing
   // has been charged.
   void charge(MemoryCategory category, std::int64_t bytes);
   void release(MemoryCategory category, std::int64_t bytes) noexcept;
+  // Counts what somebody else has handed out already, whatever the limit: a device's allocator
+  // keeps that itself, see DeviceLimit.
+  void note(MemoryCategory category, std::int64_t bytes) noexcept;
 
   LedgerCounts counts() const noexcept;
   void reset_peak() noexcept;  // the peaks start again from what is in use now
   const std::string& owner() const noexcept { return owner_; }
   std::int64_t limit() const noexcept { return limit_; }
+  bool counts_host() const noexcept { return counted_ == CountedMemory::host; }
   // A table of a few lines: category, now, peak.
   std::string report() const;
 
@@ -55,6 +63,7 @@ class Ledger {
 
   const std::string owner_;
   const std::int64_t limit_;
+  const CountedMemory counted_;
   std::array<Counter, kMemoryCategories> categories_;
   Counter total_;
 };
@@ -64,8 +73,9 @@ class Ledger {
 std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category, std::int64_t bytes,
                                   const std::string& reason);
 
-// A charge that lasts as long as the value: for memory that no allocator of ours hands out, such as
-// shared segments. A default-constructed one, or one of a null ledger, is nothing.
+// A charge that lasts as long as the value: for host memory that no allocator of ours hands out,
+// such as shared segments. A default-constructed one, or one of a null ledger or of one that counts
+// a device, is nothing.
 class Charge {
  public:
   Charge() = default;

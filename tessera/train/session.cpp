@@ -77,7 +77,10 @@ void check_device(const TrainConfig& config, const comm::Group& world) {
   if (device.is_cpu()) return;
   at::empty({1}, at::device(device));  // wakes the device: before, nothing is known of it
   if (const auto free = memory::device_free(device)) {
-    check_device_memory(config, resolve(config, world.size()), *free, device.str());
+    const bool limited = config.memory_limit > 0 && config.memory_limit < *free;
+    check_device_memory(config, resolve(config, world.size()),
+                        limited ? config.memory_limit : *free,
+                        limited ? "--memory-limit" : device.str());
   }
 }
 

@@ -28,8 +28,8 @@ double seconds(Clock::time_point from, Clock::time_point to) {
 
 // The state of the engine is looked at where all of it is there: between backward and update.
 void Trainer::Impl::note_state() {
-  if (!device.is_cpu()) return;  // LibTorch's own allocators of other devices know no categories
   const memory::LedgerCounts counts = ledger->counts();
+  if (counts.total.now == 0) return;  // a profiler of LibTorch has the place: [Note: device memory]
   for (const MemoryCategory category :
        {MemoryCategory::params, MemoryCategory::grads, MemoryCategory::optimizer}) {
     std::int64_t& most = measured[std::string(name(category))];
@@ -47,7 +47,7 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
   if (name == "forward") now.forward_s += took;
   if (name.starts_with("backward")) now.backward_s += took;
   if (bubble) now.bubble_s += in_all;
-  if (name == "forward" && device.is_cpu()) {
+  if (name == "forward" && ledger->counts().total.now > 0) {
     std::int64_t& most = measured["activations"];
     most = std::max(most, ledger->counts()[MemoryCategory::activations].now);
   }
@@ -59,7 +59,9 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
 Trainer::Trainer(TrainConfig config, comm::Group world) {
   memory::install();
   apply_threads(config);
-  auto ledger = std::make_shared<memory::Ledger>(str("rank ", world.rank()), config.memory_limit);
+  auto ledger = std::make_shared<memory::Ledger>(
+      str("rank ", world.rank()), config.memory_limit,
+      config.device == "cpu" ? memory::CountedMemory::host : memory::CountedMemory::device);
   const memory::OwnerScope owner(ledger);
   impl_ = std::make_unique<Impl>(std::move(config), std::move(world), ledger);
 }
@@ -123,6 +125,7 @@ StepMetrics Trainer::step() {
   impl.sent.tp += static_cast<std::int64_t>(tp.sent_bytes);
   impl.sent.pp += static_cast<std::int64_t>(pp.sent_bytes);
   memory::LedgerCounts counts = impl.ledger->counts();
+  const bool by_category = counts.total.now > 0;
   if (const auto device = memory::device_usage(impl.device)) counts.total = *device;
   out.mem_bytes = counts.total.now;
   out.mem_peak_bytes = counts.total.peak;
@@ -130,7 +133,7 @@ StepMetrics Trainer::step() {
        {std::pair<const char*, std::int64_t>{"buffers", counts[MemoryCategory::buffers].peak},
         {"temporary", counts[MemoryCategory::temporary].peak},
         {"peak", counts.total.peak}}) {
-    if (!impl.device.is_cpu() && std::string_view(name) != "peak") continue;
+    if (!by_category && std::string_view(name) != "peak") continue;
     impl.measured[name] = std::max(impl.measured[name], bytes);
   }
   out.loss = info.loss;

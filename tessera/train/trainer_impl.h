@@ -8,6 +8,7 @@
 #include "tessera/core/text.h"
 #include "tessera/data/sampler.h"
 #include "tessera/memory/allocator.h"
+#include "tessera/memory/device_limit.h"
 #include "tessera/models/language_model.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/saving.h"
@@ -24,6 +25,7 @@ struct Trainer::Impl {
         resolved(resolve(config, world.size())),
         ledger(std::move(l)),
         device(device_of(config, world.rank())),
+        limit(device, config.memory_limit),
         source(make_source(config, resolved)),
         trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),
         // With --comm off every rank is a replica of its own, on its own data.
@@ -65,6 +67,7 @@ struct Trainer::Impl {
   const std::optional<double> predicted_s = predicted_step(config, resolved);  // of a step
   const std::shared_ptr<memory::Ledger> ledger;
   const c10::Device device;
+  const memory::DeviceLimit limit;  // before anything lies on the device
   const std::unique_ptr<data::Source> source;
   // Before the model: its calls are told of to the end.
   Trace trace;

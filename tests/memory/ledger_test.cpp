@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/memory/device_blocks.h"
 
 namespace tessera::memory {
 namespace {
@@ -83,6 +86,44 @@ TEST(Ledger, TheLimitRefusesAndChargesNothing) {
   ledger.release(Category::params, 1);
   EXPECT_NO_THROW(ledger.charge(Category::activations, 1));
   EXPECT_THROW(Ledger("x", -1), UsageError);
+}
+
+TEST(Ledger, WhatIsNotedCountsBeyondTheLimitToo) {
+  Ledger ledger("rank 3", 1000, CountedMemory::device);
+  ledger.note(Category::params, 900);
+  ledger.note(Category::grads, 200);
+  ledger.release(Category::params, 900);
+  EXPECT_EQ(ledger.counts().total.now, 200);
+  EXPECT_EQ(ledger.counts().total.peak, 1100);
+  EXPECT_EQ(ledger.counts()[Category::params].peak, 900);
+}
+
+TEST(DeviceBlocks, ThreadsTakeAndGiveInAnyOrder) {
+  DeviceBlocks blocks;
+  const auto ledger = std::make_shared<Ledger>("r", 0, CountedMemory::device);
+  constexpr int kThreads = 4, kBlocks = 2000;
+  static std::array<char, kThreads * kBlocks> places;
+  const auto all = [&](const auto& work) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) threads.emplace_back([&, t] { work(t); });
+    for (std::thread& thread : threads) thread.join();
+  };
+  all([&](int t) {
+    for (int i = 0; i < kBlocks; ++i) {
+      blocks.take(&places[t * kBlocks + i], ledger, static_cast<Category>(i % 6), i);
+    }
+  });
+  EXPECT_EQ(ledger->counts().total.now, kThreads * kBlocks * (kBlocks - 1) / 2);
+  all([&](int t) {  // those of the next thread, from the end
+    for (int i = kBlocks - 1; i >= 0; --i) {
+      blocks.give(&places[(t + 1) % kThreads * kBlocks + i]);
+      blocks.give(&places[(t + 1) % kThreads * kBlocks + i]);  // gone already
+    }
+  });
+  const LedgerCounts counts = ledger->counts();
+  EXPECT_EQ(counts.total.now, 0);
+  for (const Usage& each : counts.categories) EXPECT_EQ(each.now, 0);
+  EXPECT_EQ(ledger.use_count(), 1);  // nothing holds it any more
 }
 
 TEST(Charge, LastsAsLongAsTheValue) {
