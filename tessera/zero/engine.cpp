@@ -294,7 +294,8 @@ void Engine::backward(const at::Tensor& output, const at::Tensor& gradient,
   impl_->backward(output, gradient, pass);
 }
 void Engine::finish_pass(int model_chunk) { impl_->finish_pass(model_chunk); }
-StepInfo Engine::step(std::optional<double> lr) { return impl_->step(lr); }
+PendingStep Engine::start_step(std::optional<double> lr) { return impl_->start_step(lr); }
+StepInfo Engine::step(std::optional<double> lr) { return impl_->start_step(lr).get(); }
 void Engine::finish_reduction() { impl_->finish_reduction(); }
 void Engine::discard() { impl_->discard(); }
 void Engine::synchronize() { impl_->gatherer.wait_all(); }

@@ -21,8 +21,31 @@ namespace tessera::zero {
 struct StepInfo {
   double loss = 0;  // global mean: over tokens where begin() gave them, else over micro-batches
                     // (0 where no rank of ModelAxes::group counts one)
-  double grad_norm = 0;  // of the global gradient, before clipping
-  bool skipped = false;  // not finite, and Options::on_non_finite is skip
+  double grad_norm = 0;   // of the global gradient, before clipping
+  bool skipped = false;   // not finite, and Options::on_non_finite is skip
+  double loss_scale = 1;  // layout fp16: what the loss was multiplied by; such steps are skipped
+                          // where it was too much
+};
+
+// A step whose work may still be under way on a device. A small value: copy it, keep it, drop it.
+class PendingStep {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool ready() const = 0;
+    virtual StepInfo get() = 0;
+  };
+  PendingStep() = default;
+  explicit PendingStep(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  // Waits until it is known how it went. Throws Error if something was not finite and
+  // Options::on_non_finite is stop; nothing was updated then.
+  StepInfo get() const;
+  bool ready() const { return state_ == nullptr || state_->ready(); }
+
+ private:
+  std::shared_ptr<State> state_;
 };
 
 // Seconds of this rank since the last reset.
@@ -113,6 +136,26 @@ class Engine {
 
   // Norm, clipping, update, and the gather of new parameters. `lr` replaces the optimizer's.
   StepInfo step(std::optional<double> lr = std::nullopt);
+
+  // [Note: steps on a device] The same without waiting for its result: start_step(lr).get(). Where
+  // kernels for the device are built in, and the optimizer treats every element alone, all of a
+  // step is decided there (norm, clipping, whether it is skipped, updates counted), and the host
+  // only puts work on the current stream. Elsewhere the step is over when this returns (or
+  // throws).
+  PendingStep start_step(std::optional<double> lr = std::nullopt);
+
+  // [Note: captured steps] Such a step can be captured into a CUDA graph: begin(), forwards,
+  // backward() and start_step() on a stream that is being captured do what they always do, but put
+  // everything into the graph; the result of that start_step() is nothing. Whatever changes from
+  // step to step is read from device memory, which prepare_step() fills. So, for each step:
+  //   engine.prepare_step({.tokens = …}, lr);  graph.replay();  pending = engine.replayed();
+  // all on one stream. Steps in between that are not captured are allowed. Parameters that had a
+  // gradient when the step was captured have one in every replay.
+  //
+  // Why steps of this engine cannot be captured; "" if they can.
+  std::string capture_problem() const;
+  void prepare_step(const Begin& begin, std::optional<double> lr = std::nullopt);
+  PendingStep replayed();
 
   // Waits until the gradients are reduced, without updating anything: `.grad` can be looked at
   // where it is kept whole (stage 0). discard() then forgets the step under way.

@@ -37,7 +37,8 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void finish_reduction();
   void add_tied();
   void discard();
-  StepInfo step(std::optional<double> lr);
+  PendingStep start_step(std::optional<double> lr);
+  StepInfo step_on_host(std::optional<double> lr);
 
   const std::shared_ptr<torch::nn::Module> model;
   const comm::Group group;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -10,6 +11,23 @@
 #include "tessera/zero/step_sums.h"
 
 namespace tessera::zero {
+namespace {
+
+struct DoneStep final : PendingStep::State {
+  explicit DoneStep(const StepInfo& known) : info(known) {}
+  bool ready() const override { return true; }
+  StepInfo get() override { return info; }
+  StepInfo info;
+};
+
+}  // namespace
+
+StepInfo PendingStep::get() const {
+  if (state_ == nullptr) {
+    throw UsageError("this step was only captured: replayed() gives the result of running it");
+  }
+  return state_->get();
+}
 
 void Engine::Impl::begin_step(int micro_batches) {
   passes.begin_step(micro_batches);
@@ -95,9 +113,13 @@ void Engine::Impl::discard() {
   passes.end_step();
 }
 
-StepInfo Engine::Impl::step(std::optional<double> lr) {
+PendingStep Engine::Impl::start_step(std::optional<double> lr) {
   passes.check_step();
   finish_reduction();
+  return PendingStep(std::make_shared<DoneStep>(step_on_host(lr)));
+}
+
+StepInfo Engine::Impl::step_on_host(std::optional<double> lr) {
   StepSums mine;
   optimizer_time.time([&] { mine.squares = update->sum_of_squares(reducer); });
   mine.loss = loss.sum();
