@@ -16,6 +16,8 @@ bool takes(const at::Tensor& tensor);
 
 // The stream that this thread puts work on.
 kernels::cuda::Stream stream_of(const at::Tensor& tensor);
+// Does that go into a CUDA graph instead of being run?
+bool recording(const at::Tensor& tensor);
 DType type_of(const at::Tensor& tensor);
 inline void* address(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;

@@ -8,6 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/gemm.h"
+#include "tessera/kernels/cuda/gemm_runtime.h"
 #include "tessera/kernels/cuda/layers.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/gradient_place.h"
@@ -28,6 +29,10 @@ bool takes(const at::Tensor& tensor) {
 
 kernels::cuda::Stream stream_of(const at::Tensor& tensor) {
   return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device()).native_handle();
+}
+
+bool recording(const at::Tensor& tensor) {
+  return kernels::cuda::built() && kernels::cuda::capturing(stream_of(tensor));
 }
 
 DType type_of(const at::Tensor& tensor) {

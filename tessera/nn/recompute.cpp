@@ -11,6 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/nn/deferred.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/recorder.h"
 
 namespace tessera::nn {
@@ -30,6 +31,9 @@ class RandomState {
     generators_.push_back(at::detail::getDefaultCPUGenerator());
     for (const at::Tensor& tensor : tensors) {
       if (!tensor.defined() || !tensor.is_cuda()) continue;
+      // A graph has random numbers of its own at every launch, and its generator has no state that
+      // could be read: whoever records one makes sure that nothing draws from it.
+      if (gpu::recording(tensor)) continue;
       const at::Generator& generator = at::globalContext().defaultGenerator(tensor.device());
       if (generator != generators_.back()) generators_.push_back(generator);
     }

@@ -11,6 +11,7 @@
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/parallel/cut.h"
+#include "tessera/parallel/graphed_steps.h"
 #include "tessera/parallel/start.h"
 #include "tessera/pipeline/executor.h"
 
@@ -28,6 +29,9 @@ struct ParallelModel::Impl {
                        const Finish* finish);
   at::Tensor forward(int chunk, const at::Tensor& input, int micro);
   bool pipelined() const { return mesh.axes().pp() > 1; }
+  void run_passes(int micro_batches);
+  void start_passes(const std::vector<MicroBatch>& batches);
+  zero::PendingStep step_now(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
 
   comm::Mesh mesh;
   ParallelOptions options;
@@ -40,7 +44,8 @@ struct ParallelModel::Impl {
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
-  std::vector<MicroBatch> batches;  // of the step under way, on the device
+  std::vector<MicroBatch> batches;                 // of the step under way, on the device
+  std::unique_ptr<parallel::GraphedSteps> graphs;  // on a GPU, unless they are switched off
   std::function<void(const pipeline::Span&)> on_span;
 };
 
@@ -62,6 +67,13 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   engine_options.initial = start.source();
   engine_options.micro_batches = options.micro_batches;
   engine.emplace(module, mesh.dp(), engine_options);
+  if (options.device.is_cuda() && options.graphs != Graphs::never) {
+    graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine);
+    if (const std::string problem = graphs->problem();
+        options.graphs == Graphs::always && !problem.empty()) {
+      throw UsageError(str("steps cannot run as a CUDA graph: ", problem));
+    }
+  }
   if (!pipelined()) return;
 
   std::vector<pipeline::Chunk> list;
@@ -158,37 +170,67 @@ ParallelModel& ParallelModel::operator=(ParallelModel&&) noexcept = default;
 ParallelModel::~ParallelModel() = default;
 
 zero::StepInfo ParallelModel::step(const std::vector<MicroBatch>& batches) {
-  run(batches);
-  return impl_->engine->step();
+  return start_step(batches, {}).get();
 }
 
-void ParallelModel::run(const std::vector<MicroBatch>& batches) {
-  Impl& impl = *impl_;
-  if (impl.pipelined() && static_cast<int>(batches.size()) != impl.options.micro_batches) {
-    throw UsageError(str("got ", batches.size(), " micro-batches, but the pipeline's schedule is ",
-                         "for ParallelOptions::micro_batches = ", impl.options.micro_batches));
+// `batches` of the step are on the device.
+void ParallelModel::Impl::run_passes(int micro_batches) {
+  if (executor) return executor->run();
+  using Clock = std::chrono::steady_clock;
+  for (int micro = 0; micro < micro_batches; ++micro) {
+    const Clock::time_point began = Clock::now();
+    const at::Tensor loss = forward(0, {}, micro);
+    const Clock::time_point middle = Clock::now();
+    if (on_span) on_span({schedule::Kind::forward, micro, 0, began, middle});
+    engine->backward(loss);
+    if (on_span) on_span({schedule::Kind::backward, micro, 0, middle, Clock::now()});
+  }
+}
+
+void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given) {
+  if (pipelined() && static_cast<int>(given.size()) != options.micro_batches) {
+    throw UsageError(str("got ", given.size(), " micro-batches, but the pipeline's schedule is ",
+                         "for ParallelOptions::micro_batches = ", options.micro_batches));
   }
   struct Forget {
     std::vector<MicroBatch>& list;
     ~Forget() { list.clear(); }
-  } forget{impl.batches};
-  impl.batches.clear();
+  } forget{batches};
+  batches.clear();
+  // From pinned memory the copy does not keep the host waiting.
   const auto there = [&](const at::Tensor& t) {
-    return t.defined() ? t.to(impl.options.device) : t;
+    return t.defined() ? t.to(options.device, /*non_blocking=*/options.device.is_cuda()) : t;
   };
-  for (const MicroBatch& batch : batches) {
-    impl.batches.push_back({there(batch.input), there(batch.targets)});
+  for (const MicroBatch& batch : given) {
+    batches.push_back({there(batch.input), there(batch.targets)});
   }
-  if (impl.executor) return impl.executor->run();
-  using Clock = std::chrono::steady_clock;
-  for (int micro = 0; micro < static_cast<int>(batches.size()); ++micro) {
-    const Clock::time_point began = Clock::now();
-    const at::Tensor loss = impl.forward(0, {}, micro);
-    const Clock::time_point middle = Clock::now();
-    if (impl.on_span) impl.on_span({schedule::Kind::forward, micro, 0, began, middle});
-    impl.engine->backward(loss);
-    if (impl.on_span) impl.on_span({schedule::Kind::backward, micro, 0, middle, Clock::now()});
-  }
+  run_passes(static_cast<int>(given.size()));
+}
+
+void ParallelModel::run(const std::vector<MicroBatch>& batches) { impl_->start_passes(batches); }
+
+zero::PendingStep ParallelModel::Impl::step_now(const std::vector<MicroBatch>& given,
+                                                const StepNumbers& numbers) {
+  engine->begin({.micro_batches = static_cast<int>(given.size()), .tokens = numbers.tokens});
+  start_passes(given);
+  return engine->start_step(numbers.lr);
+}
+
+zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batches,
+                                            const StepNumbers& numbers) {
+  Impl& impl = *impl_;
+  if (!impl.graphs) return impl.step_now(batches, numbers);
+  const zero::Begin begin{.micro_batches = static_cast<int>(batches.size()),
+                          .tokens = numbers.tokens};
+  return impl.graphs->step(begin, numbers.lr, batches, [&](const std::vector<MicroBatch>& now) {
+    return impl.step_now(now, numbers);
+  });
+}
+
+bool ParallelModel::graphed() const { return impl_->graphs && impl_->graphs->recorded(); }
+std::string ParallelModel::graph_problem() const {
+  if (impl_->graphs) return impl_->graphs->problem();
+  return impl_->options.device.is_cuda() ? "they are switched off" : "the model is not on a GPU";
 }
 
 at::Tensor ParallelModel::predict(const at::Tensor& input, const Finish& finish) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,10 @@ namespace pipeline {
 struct Span;
 }
 
+// A step on a GPU as one CUDA graph, [Note: graphs] in step_graph.h: where it can be, always (an
+// error says why it cannot), never.
+enum class Graphs : std::uint8_t { automatic, always, never };
+
 // How a model is spread over the ranks, and trained.
 struct ParallelOptions {
   bool sequence_parallel = false;  // the tensor-parallel ranks share the sequence too
@@ -34,6 +39,7 @@ struct ParallelOptions {
   std::uint64_t seed = 0;                   // of the parameters
   InitialValues initial = initial_default;  // of each
   c10::Device device = c10::kCPU;
+  Graphs graphs = Graphs::automatic;
   zero::Options engine = {};  // stage, layout, optimizer, …; its axes are filled in
 };
 
@@ -57,6 +63,16 @@ class ParallelModel {
   // One step of the optimizer, from as many micro-batches as the options say. Their losses are
   // means, as is the one that comes back, which is the same on all ranks. Collective.
   zero::StepInfo step(const std::vector<MicroBatch>& batches);
+  // The same without waiting for what it was like: PendingStep::get() tells. On a GPU the host then
+  // prepares the next step while this one runs, and steps that repeat themselves become a graph.
+  struct StepNumbers {
+    std::optional<double> lr = std::nullopt;      // in place of the optimizer's
+    std::optional<double> tokens = std::nullopt;  // as in zero::Begin: losses are sums then
+  };
+  zero::PendingStep start_step(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
+  // Are steps launched as a graph by now? And what speaks against it: "" if nothing does.
+  bool graphed() const;
+  std::string graph_problem() const;
   // Its forward and backward passes alone; engine().begin() before and engine().step() after it.
   void run(const std::vector<MicroBatch>& batches);
   // What `finish` makes of the last layer and its input, on every rank of the replica, without

@@ -1,0 +1,118 @@
+#include "tessera/parallel/graphed_steps.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+
+#include <mutex>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/text.h"
+
+namespace tessera::parallel {
+namespace {
+
+// Steps that run one by one first: libraries choose their algorithms and get their memory in them.
+constexpr int kBefore = 2;
+
+bool alike(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+}
+
+at::Tensor place_for(const at::Tensor& tensor, c10::Device device) {
+  return tensor.defined() ? at::empty(tensor.sizes(), tensor.options().device(device)) : tensor;
+}
+
+// How many random numbers the device has given out.
+at::Tensor random_state(c10::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+std::string problem_of(bool pipelined, const zero::Engine& engine) {
+  if (const char* problem = StepGraph::problem()) return problem;
+  if (pipelined) return "the stages of a pipeline wait for each other on the host";
+  return engine.capture_problem();
+}
+
+}  // namespace
+
+GraphedSteps::GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine)
+    : device_(device),
+      engine_(engine),
+      stream_(own_stream(device)),
+      problem_(problem_of(pipelined, engine)) {}
+
+bool GraphedSteps::fits(const Batches& batches) const {
+  if (batches.size() != batches_.size()) return false;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    if (!alike(batches[i].input, batches_[i].input)) return false;
+    if (!alike(batches[i].targets, batches_[i].targets)) return false;
+  }
+  return true;
+}
+
+void GraphedSteps::copy_in(const Batches& batches) {
+  const auto copy = [](const at::Tensor& to, const at::Tensor& from) {
+    if (to.defined()) to.copy_(from, /*non_blocking=*/true);
+  };
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    copy(batches_[i].input, batches[i].input);
+    copy(batches_[i].targets, batches[i].targets);
+  }
+}
+
+zero::PendingStep GraphedSteps::one_by_one(const Batches& batches, const Step& now) {
+  if (!problem_.empty()) return now(batches);
+  const at::Tensor before = random_state(device_);
+  zero::PendingStep step = now(batches);
+  if (!at::equal(before, random_state(device_))) {
+    problem_ = "the model draws random numbers on the device, which would be the same every time";
+  }
+  return step;
+}
+
+zero::PendingStep GraphedSteps::step(const zero::Begin& begin, std::optional<double> lr,
+                                     const Batches& batches, const Step& now) {
+  if (!problem_.empty()) return now(batches);
+  const OtherStream other(stream_);
+  if (!fits(batches)) {
+    // Other shapes than before. A graph that is there already keeps its own.
+    if (graph_.recorded()) return now(batches);
+    batches_.clear();
+    for (const MicroBatch& batch : batches) {
+      batches_.push_back({place_for(batch.input, device_), place_for(batch.targets, device_)});
+    }
+    alike_ = 0;
+  }
+  if (graph_.recorded()) {
+    engine_.prepare_step(begin, lr);
+    copy_in(batches);
+    graph_.launch();
+    return engine_.replayed();
+  }
+  if (alike_++ < kBefore) return one_by_one(batches, now);
+  return record(begin, lr, batches, now);
+}
+
+zero::PendingStep GraphedSteps::record(const zero::Begin& begin, std::optional<double> lr,
+                                       const Batches& batches, const Step& now) {
+  try {
+    graph_.record(device_, [&] { now(batches_); });
+  } catch (const std::exception& error) {
+    problem_ = str("recording one failed: ", error.what());
+    Logger().warn(str("steps run one by one, not as a CUDA graph: ", problem_));
+    engine_.discard();
+    return now(batches);
+  }
+  engine_.prepare_step(begin, lr);
+  copy_in(batches);
+  graph_.launch();
+  return engine_.replayed();
+}
+
+}  // namespace tessera::parallel
