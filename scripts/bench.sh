@@ -5,19 +5,20 @@
 #   scripts/bench.sh train [--stages 0,3] [--dtype fp32] …  only training
 #   scripts/bench.sh parallel [--widths 256] …              only tensor and pipeline parallelism
 #   scripts/bench.sh checkpoint [--dir D] …                 only saving and loading
+#   scripts/bench.sh gpu [--quick] [--curves] …             on the GPU that there is, beside PyTorch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
 parts=(comm train parallel checkpoint)
 what=all
-for part in "${parts[@]}"; do
+for part in "${parts[@]}" gpu; do
   if [ "${1:-}" = "$part" ]; then what="$part" && shift && break; fi
 done
 for word in "$@"; do
   case "$word" in
     -h | --help)
-      sed -n '2,7s/^# //p' scripts/bench.sh
+      sed -n '2,8s/^# //p' scripts/bench.sh
       if [ "$what" != all ]; then exec python3 "benchmarks/compare_$what.py" --help; fi
       exit 0
       ;;
@@ -28,12 +29,14 @@ if [ "$what" = all ]; then
   for word in "$@"; do
     case "$previous$word" in
       --rounds | --rounds=* | --quick | --no-docs | "number "*) ;;
-      *) fail "bench.sh: got \"$word\"; wanted --rounds N, --quick or --no-docs, or first one of: ${parts[*]}" ;;
+      *) fail "bench.sh: got \"$word\"; wanted --rounds N, --quick or --no-docs, or first one of: ${parts[*]} gpu" ;;
     esac
     if [ "$word" = --rounds ]; then previous="number "; else previous=; fi
   done
 fi
 scripts/build.sh release
+# Its peer is the torch with CUDA that a machine with a GPU has anyway.
+if [ "$what" = gpu ]; then exec python3 benchmarks/compare_gpu.py "$@"; fi
 scripts/peers.sh
 for part in "${parts[@]}"; do
   case "$what" in

@@ -1,0 +1,424 @@
+#!/usr/bin/env python3
+"""Training steps of Tessera beside PyTorch's on the GPU of this machine, now.
+
+GPT-2 of 1.5 and 0.1 billion parameters, sequences of 1024, AdamW with fp32 masters (layout bf16):
+  rows    xl15, xl1 (gpt2-xl, batch 15 and 1), s4, s32 (gpt2-124m, batch 4 and 32)
+  peers   PyTorch eager and torch.compile (benchmarks/peer_gpu.py), which take turns in one process;
+          --autocast adds those with fp32 parameters under torch.autocast
+For each row all programs take turns, --turns times; a turn warms up, then has --reps repetitions of
+--steps steps. Peers give unused memory back after theirs. Prints a table of the median and the
+least time of a step and of the peak of the allocator, writes build/bench/gpu.json and, with
+--write, the table in docs/benchmarks.md.
+
+--curves trains gpt2-124m 200 steps from the same parameters on the same data with Tessera and with
+PyTorch's autocast, and compares the losses; beside it what another seed makes of it.
+
+Needs a GPU and a Python with torch (--python); without a GPU it says so and ends with status 0.
+
+Protocol of peer_gpu.py --serve: it prints {"ready": true, …}; on "go KIND STEPS REPS" it trains and
+prints {"ms": [of each repetition], "peak": bytes, "loss": x, …}; on "quit" it ends.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import served
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Model, batch, and what is wanted: milliseconds and GB at the peak.
+ROWS = {"xl15": ("gpt2-xl", 15, 265, 50), "xl1": ("gpt2-xl", 1, 40, None),
+        "s4": ("gpt2-124m", 4, 11, None), "s32": ("gpt2-124m", 32, 55, None)}
+LABELS = {"tessera": "Tessera", "eager": "PyTorch eager", "compile": "PyTorch compile",
+          "autocast-eager": "PyTorch autocast", "autocast-compile": "PyTorch autocast, compile"}
+WARMUP = 4  # steps of Tessera that are not counted: products are tried out, the graph is captured
+BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
+ADAMW = ["--weight-decay", "0.1", "--beta1", "0.9", "--beta2", "0.95"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", default=",".join(ROWS), help="with commas (all)")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--reps", type=int, default=1, help="repetitions of a turn (1)")
+    parser.add_argument("--steps", type=int, default=10, help="of a repetition (10)")
+    parser.add_argument("--quick", action="store_true",
+                        help="one turn of three repetitions; compiles a block, not the model")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-eager", action="store_true")
+    parser.add_argument("--no-tessera", action="store_true")
+    parser.add_argument("--autocast", action="store_true", help="the peers under autocast too")
+    parser.add_argument("--compile", choices=["whole", "blocks"], default=None)
+    parser.add_argument("--compile-mode", default="default")
+    parser.add_argument("--attention", default="default", help="of the peers: default, cudnn, flash")
+    parser.add_argument("--curves", action="store_true", help="compare losses instead")
+    parser.add_argument("--curve-steps", type=int, default=200)
+    parser.add_argument("--curve-batch", type=int, default=8)
+    parser.add_argument("--data", type=pathlib.Path, help="a text (default: the sources here)")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--json", type=pathlib.Path, help="the report (build/bench/gpu.json)")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--python", default=sys.executable, help="a Python with torch")
+    parser.add_argument("--hardware", default="", help="predict the step by this entry of the planner")
+    parser.add_argument("--hardware-file", type=pathlib.Path, help="where that entry is")
+    parser.add_argument("--tessera-args", default="", help="more words for tessera train")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds of one turn")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda",
+                        help="cpu: tries this program out with a tiny model")
+    o = parser.parse_args()
+    if o.quick:
+        o.turns, o.reps = 1, 3
+    o.compile = o.compile or ("blocks" if o.quick else "whole")
+    o.rows = o.rows.split(",")
+    unknown = [row for row in o.rows if row not in ROWS]
+    if unknown:
+        parser.error(f"--rows: got {unknown[0]}, wanted some of {', '.join(ROWS)}")
+    for name in ("turns", "reps", "steps", "curve_steps", "curve_batch"):
+        if getattr(o, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: got {getattr(o, name)}, wanted 1 or more")
+    o.json = o.json or o.build / ("bench/gpu_curves.json" if o.curves else "bench/gpu.json")
+    return o
+
+
+def note(text):
+    print(f"compare_gpu: {text}", file=sys.stderr, flush=True)
+
+
+def probe(o):
+    """What the peers' Python says of itself and of the GPU, or why there is none."""
+    words = [o.python, str(ROOT / "benchmarks/peer_gpu.py"), "--probe"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    except OSError as error:
+        return None, f"{o.python} cannot be run ({error.strerror})"
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        return None, f"{o.python} has no working torch: {said}"
+    about = json.loads(done.stdout.splitlines()[-1])
+    if about["gpu"] is None and o.device == "cuda":
+        return None, f"torch {about['torch']} finds no GPU"
+    return about, None
+
+
+def card():
+    """What nvidia-smi knows of the card."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    done = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,power.limit",
+                           "--format=csv,noheader"], capture_output=True, text=True)
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout else ""
+
+
+def make_text(o, folder):
+    """Our own sources and pages: a text that both sides read byte by byte."""
+    if o.data:
+        return o.data
+    path = folder / "text.txt"
+    parts = [p.read_text(errors="ignore") for kind in ("docs/*.md", "tessera/**/*.h",
+                                                       "tessera/**/*.cpp")
+             for p in sorted(ROOT.glob(kind))]
+    path.write_text("".join(parts).replace("\0", ""))
+    return path
+
+
+class Peer(served.Served):
+    def turn(self, kind, steps, reps, timeout):
+        self.process.stdin.write(f"go {kind} {steps} {reps}\n".encode())
+        self.process.stdin.flush()
+        return self._answer("ms", timeout)
+
+
+def start_peer(o, model, batch, layout, data):
+    words = [o.python, ROOT / "benchmarks/peer_gpu.py", "--serve", "--model", model, "--batch",
+             batch, "--layout", layout, "--data", data, "--compile", o.compile, "--compile-mode",
+             o.compile_mode, "--attention", o.attention, "--device", o.device]
+    if o.device == "cpu":
+        words += ["--seq", 64, "--vocab", 256]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore",
+                   "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    log = o.build / f"bench/logs/gpu-{model}-{batch}-{layout}.log"
+    return Peer(f"{layout} {model} {batch}", words, environment, log)
+
+
+def tessera_words(o, model, batch, steps, data, metrics, more=()):
+    sizes = ["--model", model, "--seq", 1024]
+    if o.device == "cpu":
+        sizes = ["--layers", 2, "--hidden", 64, "--heads", 2, "--vocab", 256, "--positions", 1024,
+                 "--seq", 64]
+    words = [o.build / "bin/tessera", "train", "--device", o.device, "--ranks", 1, *sizes,
+             "--micro-batch", batch, "--layout", "bf16", "--steps", steps, "--data", data,
+             "--metrics", metrics, "--samples", 0, "--lr", "1e-4", "--clip", 1, *ADAMW, *more]
+    if o.hardware:
+        words += ["--hardware", o.hardware]
+        if o.hardware_file:
+            words += ["--hardware-file", o.hardware_file]
+    return [str(word) for word in words] + o.tessera_args.split()
+
+
+def run_tessera(o, model, batch, steps, data, folder, more=()):
+    """The lines of its metrics, each with the time it came, and those of the summary."""
+    pipe = folder / "metrics.pipe"
+    if pipe.exists():
+        pipe.unlink()
+    os.mkfifo(pipe)
+    lines = []
+
+    def read():
+        with open(pipe) as file:
+            for line in file:
+                lines.append((time.monotonic(), json.loads(line)))
+
+    # Daemon: where the program never opens the pipe, nobody waits for it.
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    words = tessera_words(o, model, batch, steps, data, pipe, more)
+    log = o.build / f"bench/logs/gpu-tessera-{model}-{batch}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as out:
+        began = time.monotonic()
+        try:
+            status = subprocess.run(words, stdout=out, stderr=out, timeout=o.timeout).returncode
+        except subprocess.TimeoutExpired:
+            raise served.ProgramFailed(f"no end within {o.timeout:g} s (see {log})") from None
+        except OSError as error:
+            raise served.ProgramFailed(f"{words[0]}: {error.strerror}") from None
+    if status != 0:
+        said = [line for line in log.read_text(errors="replace").splitlines() if "tessera" in line]
+        raise served.ProgramFailed(f"ended with status {status}; "
+                                   f"{said[-1][:300] if said else ''} (see {log})")
+    reader.join(30)
+    taken = [(when, line) for when, line in lines if "step" in line and "loss" in line]
+    summary = next((line for _, line in lines if "summary" in line), {}).get("summary", {})
+    if len(taken) != steps:
+        raise served.ProgramFailed(f"wrote {len(taken)} lines of metrics for {steps} steps")
+    return began, taken, summary
+
+
+def tessera_turn(o, model, batch, data, folder):
+    steps = WARMUP + o.reps * o.steps
+    began, taken, summary = run_tessera(o, model, batch, steps, data, folder)
+    ms = []
+    for rep in range(o.reps):
+        first = WARMUP - 1 + rep * o.steps
+        ms.append((taken[first + o.steps][0] - taken[first][0]) * 1e3 / o.steps)
+    counted = [line for _, line in taken[WARMUP:]]
+    return {"kind": "tessera", "ms": ms, "peak": max(line["mem_peak_bytes"] for line in counted),
+            "loss": counted[-1]["loss"], "start_s": taken[0][0] - began,
+            "step_ms": statistics.median(line["step_s"] * 1e3 for line in counted),
+            "phases_ms": {name: statistics.median(line[name] * 1e3 for line in counted)
+                          for name in ("forward_s", "backward_s", "optimizer_s")},
+            "predicted": summary.get("predicted"), "measured": summary.get("measured")}
+
+
+def peer_kinds(o):
+    return [kind for kind, out in (("eager", o.no_eager), ("compile", o.no_compile)) if not out]
+
+
+def measure_row(o, row, data, folder, left_out):
+    """kind -> the answers of its turns."""
+    model, batch, _, _ = ROWS[row]
+    if o.device == "cpu":
+        model, batch = "test", min(batch, 2)
+    answers = {}
+    peers = {}
+    layouts = {"bf16": ""} | ({"autocast": "autocast-"} if o.autocast else {})
+    try:
+        for turn in range(o.turns):
+            work = [] if o.no_tessera else [("tessera", None, None)]
+            work += [(before + kind, layout, kind) for layout, before in layouts.items()
+                     for kind in peer_kinds(o)]
+            at = turn % max(len(work), 1)
+            for name, layout, kind in work[at:] + work[:at]:
+                if name in left_out.get(row, {}):
+                    continue
+                began = time.monotonic()
+                try:
+                    if layout is None:
+                        answer = tessera_turn(o, model, batch, data, folder)
+                    else:
+                        if layout not in peers:
+                            peers[layout] = start_peer(o, model, batch, layout, data)
+                        answer = peers[layout].turn(kind, o.steps, o.reps, o.timeout)
+                except (served.ProgramFailed, BrokenPipeError) as error:
+                    left_out.setdefault(row, {})[name] = str(error)
+                    note(f"{row}, {name} is left out: {error}")
+                    if layout in peers:
+                        peers.pop(layout).stop(grace=0)
+                    continue
+                answers.setdefault(name, []).append(answer)
+                note(f"{row} {name}: {min(answer['ms']):.1f} ms, {answer['peak'] / 1e9:.1f} GB, "
+                     f"loss {answer['loss']:.3f}; {time.monotonic() - began:.0f} s in all")
+    finally:
+        for peer in peers.values():
+            peer.stop(grace=30)
+    return answers
+
+
+def summary(answers):
+    ms = [value for answer in answers for value in answer["ms"]]
+    return {"median": statistics.median(ms), "least": min(ms),
+            "peak": max(answer["peak"] for answer in answers), "repetitions": len(ms)}
+
+
+def markdown(results):
+    kinds = [kind for kind in LABELS if any(kind in r["programs"] for r in results)]
+    lines = ["| ms a step, median (least) / peak GB | " + " | ".join(LABELS[k] for k in kinds)
+             + " | want |", "|---|" + "---|" * (len(kinds) + 1)]
+    for result in results:
+        model, batch, want, peak = ROWS[result["row"]]
+        cells = []
+        for kind in kinds:
+            s = result["programs"].get(kind)
+            cells.append(f"{s['median']:.1f} ({s['least']:.1f}) / {s['peak'] / 1e9:.1f}" if s else "–")
+        want = f"≤ {want}" + (f" / ≤ {peak}" if peak else "")
+        lines.append(f"| {model}, batch {batch} | " + " | ".join(cells) + f" | {want} |")
+    return "\n".join(lines)
+
+
+def extras(results):
+    """What Tessera's own figures say besides."""
+    lines = []
+    for result in results:
+        ours = result["programs"].get("tessera")
+        if not ours:
+            continue
+        last = ours["turns"][-1]
+        text = f"{result['row']}: first step after {last['start_s']:.1f} s"
+        predicted, measured = last.get("predicted") or {}, last.get("measured") or {}
+        if predicted.get("step_s"):
+            text += (f"; predicted {predicted['step_s'] * 1e3:.1f} ms "
+                     f"({predicted['step_s'] * 1e3 / ours['median'] - 1:+.1%})")
+        rows = []
+        for name, want in (predicted.get("memory") or {}).items():
+            got = (measured.get("memory") or {}).get(name)
+            if got and want:
+                rows.append(f"{name} {want / 1e9:.3f}/{got / 1e9:.3f} GB ({want / got - 1:+.1%})")
+        if rows:
+            text += "; memory predicted/measured: " + ", ".join(rows)
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def description(report):
+    peers, commit = report["peers"], report["commit"]
+    return (f"{report['date']}: {report['card'] or peers['gpu']}. Tessera {commit}; "
+            f"torch {peers['torch']}, CUDA {peers['cuda']}, cuDNN {peers.get('cudnn')}. "
+            f"Sequences of 1024, layout bf16 with fp32 masters; {report['turns']} turns of "
+            f"{report['reps']} × {report['steps']} steps; compile: "
+            f"{'the whole model' if report['compile'] == 'whole' else 'each block'}, mode "
+            f"{report['compile_mode']}; attention of PyTorch: {report['attention']}.")
+
+
+def write_docs(report):
+    page = ROOT / "docs/benchmarks.md"
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"compare_gpu: {page} has lost its markers; wanted {BEGIN} and {END}")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n{description(report)}\n\n{report['table']}\n{END}{after}")
+
+
+def commit():
+    done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
+                          capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def compare(o, about, data, folder):
+    results, left_out = [], {}
+    for row in o.rows:
+        answers = measure_row(o, row, data, folder, left_out)
+        results.append({"row": row, "programs": {kind: {**summary(every), "turns": every}
+                                                 for kind, every in answers.items()}})
+    report = {"date": datetime.date.today().isoformat(), "card": card(), "peers": about,
+              "commit": commit(), "turns": o.turns, "reps": o.reps, "steps": o.steps,
+              "compile": o.compile, "compile_mode": o.compile_mode, "attention": o.attention,
+              "left_out": left_out, "results": results, "table": markdown(results)}
+    print(f"{description(report)}\n\n{report['table']}\n\n{extras(results)}")
+    return report
+
+
+def differences(a, b):
+    """Of two curves: the largest and the mean difference, and the mean of the last quarter."""
+    each = [abs(x - y) for x, y in zip(a, b)]
+    tail = each[-max(len(each) // 4, 1):]
+    return {"max": max(each), "mean": statistics.mean(each), "mean_at_end": statistics.mean(tail)}
+
+
+def peer_curve(o, model, data, start, lrs, seed, folder):
+    """Losses of PyTorch under autocast."""
+    words = [o.python, ROOT / "benchmarks/peer_gpu.py", "--model", model, "--batch", o.curve_batch,
+             "--layout", "autocast", "--data", data, "--lrs", lrs, "--curve", o.curve_steps,
+             "--attention", o.attention, "--device", o.device, "--seed", seed]
+    words += ["--seq", 64, "--vocab", 256] if o.device == "cpu" else ["--vocab", 50257]
+    words += ["--start", start] if start else []
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True,
+                          timeout=o.timeout)
+    if done.returncode != 0:
+        raise SystemExit(f"compare_gpu: peer_gpu.py failed: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])["losses"]
+
+
+def curves(o, about, data, folder):
+    """The same start, data and learning rates for both."""
+    model = "gpt2-124m" if o.device == "cuda" else "test"
+    shape = ("--lr", "3e-4", "--lr-schedule", "constant", "--warmup", 20, "--seed", 0)
+    # A step of size 0 leaves the parameters as they were: their checkpoint is the start.
+    first = folder / "first"
+    run_tessera(o, model, o.curve_batch, 1, data, folder,
+                ("--lr", 0, "--seed", 0, "--save", first))
+    start = folder / "start.safetensors"
+    subprocess.run([str(o.build / "bin/tessera"), "checkpoint", "export", str(first), str(start)],
+                   check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(first)
+    _, taken, _ = run_tessera(o, model, o.curve_batch, o.curve_steps, data, folder, shape)
+    ours = [line["loss"] for _, line in taken]
+    lrs = folder / "lrs.txt"
+    lrs.write_text("".join(f"{line['lr']!r}\n" for _, line in taken))
+    theirs = peer_curve(o, model, data, start, lrs, 0, folder)
+    other = peer_curve(o, model, data, None, lrs, 1, folder)
+    report = {"date": datetime.date.today().isoformat(), "card": card(), "peers": about,
+              "commit": commit(), "model": model, "batch": o.curve_batch, "steps": o.curve_steps,
+              "tessera": ours, "autocast": theirs, "autocast_other_seed": other,
+              "tessera_to_autocast": differences(ours, theirs),
+              "autocast_to_other_seed": differences(theirs, other)}
+    print(f"{model}, batch {o.curve_batch}, {o.curve_steps} steps from the same parameters on the "
+          f"same data; loss {ours[0]:.4f} → {ours[-1]:.4f} (Tessera), {theirs[0]:.4f} → "
+          f"{theirs[-1]:.4f} (PyTorch autocast)")
+    for label, key in (("Tessera – autocast", "tessera_to_autocast"),
+                       ("autocast – autocast with another seed", "autocast_to_other_seed")):
+        d = report[key]
+        print(f"  {label}: max {d['max']:.5f}, mean {d['mean']:.5f}, "
+              f"mean of the last quarter {d['mean_at_end']:.5f}")
+    return report
+
+
+def main():
+    o = arguments()
+    about, why = probe(o)
+    if why:
+        print(f"compare_gpu: skipped: {why}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="compare_gpu-") as name:
+        folder = pathlib.Path(name)
+        data = make_text(o, folder)
+        report = (curves if o.curves else compare)(o, about, data, folder)
+    o.json.parent.mkdir(parents=True, exist_ok=True)
+    o.json.write_text(json.dumps(report, indent=1) + "\n")
+    if o.write and not o.curves:
+        write_docs(report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
