@@ -131,6 +131,7 @@ int take_part(train::TrainConfig config) {
   try {
     comm::InitOptions init;
     init.backend = config.backend;
+    init.cuda = config.device == "cuda";
     const auto giving_up = [&](const std::string& why) {
       process::note_failure(comm::detect_launch().rank, last_step, why);
     };

@@ -12,6 +12,7 @@
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/c10d_store.h"
 #include "tessera/comm/dry/backend.h"
+#include "tessera/comm/gpus.h"
 #include "tessera/comm/hierarchical/backend.h"
 #include "tessera/comm/mpi/backend.h"
 #include "tessera/comm/mpi/runtime.h"
@@ -164,12 +165,30 @@ class PrefixedStore final : public Store {
   std::string prefix_;
 };
 
-std::string choose(const std::string& asked, const Peers& peers) {
-  if (asked != "auto") return asked;
-  for (int r = 0; r < peers.size(); ++r) {
-    if (!peers.same_host(r)) return "two-level";
+// What all ranks know of their GPUs: rank 0 decides for all.
+std::string choose_for_gpus(Store& page, const Launch& launch, bool one_host,
+                            std::chrono::milliseconds timeout) {
+  const GpuFacts mine{gpu_count(), launch.local_size, nccl::why_not()};
+  page.set(str("gpus/", launch.rank), to_text(mine));
+  if (launch.rank == 0) {
+    std::vector<GpuFacts> all;
+    for (int r = 0; r < launch.size; ++r) {
+      all.push_back(gpu_facts(page.get(str("gpus/", r), timeout)));
+    }
+    const BackendChoice choice = choose_for_gpus(all, one_host);
+    if (!choice.note.empty()) write_all(2, str("tessera: ", choice.note, "\n"));
+    page.set("backend", choice.kind);
   }
-  return "shm";
+  return page.get("backend", timeout);
+}
+
+std::string choose(const InitOptions& options, const Launch& launch, const Peers& peers,
+                   Store& page) {
+  if (options.backend != "auto") return options.backend;
+  bool one_host = true;
+  for (int r = 0; r < peers.size(); ++r) one_host = one_host && peers.same_host(r);
+  if (options.cuda) return choose_for_gpus(page, launch, one_host, options.comm.timeout);
+  return one_host ? "shm" : "two-level";
 }
 
 }  // namespace
@@ -208,13 +227,13 @@ Group init(const InitOptions& options) {
   PrefixedStore page(rendezvous.store, prefix);
   auto peers = connect_peers(page, launch.rank, launch.size,
                              {timeout, rendezvous.secret, prefix, rendezvous.address});
+  const std::string kind = choose(options, launch, *peers, page);
   // All are in. Whoever comes from now on comes for the next init().
   if (rendezvous.server) rendezvous.server->stop_listening();
   if (base->mpi) base->mpi->watch_peers(peers);  // so that MPI's end does not wait for a dead rank
 
   std::vector<int> everybody(static_cast<std::size_t>(launch.size));
   std::iota(everybody.begin(), everybody.end(), 0);
-  const std::string kind = choose(options.backend, *peers);
   const auto runtime = [&] {
     if (!base->mpi) {
       throw UsageError(str("backend ", kind, " needs MPI, but this process was started by ",

@@ -31,8 +31,10 @@ struct Launch {
 Launch detect_launch();
 
 struct InitOptions {
-  // "auto" is shm on one host and two-level on several. Or "shm", "mpi", "two-level", "nccl".
+  // "auto" is shm on one host and two-level on several; for tensors on GPUs nccl, where every rank
+  // has one of its own. Or "shm", "mpi", "two-level", "nccl".
   std::string backend = "auto";
+  bool cuda = false;  // the tensors will be on GPUs
   GroupOptions comm;
   bool deterministic = false;  // nccl: sums in rank order, as everywhere else
   // Name or address of the network interface at which to listen for other hosts. "" is that of

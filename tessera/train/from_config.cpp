@@ -1,12 +1,12 @@
 #include "tessera/train/from_config.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/models/init.h"
 #include "tessera/train/mesh_check.h"
@@ -70,13 +70,14 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   return options;
 }
 
-c10::Device device_of(const TrainConfig& config, int rank) {
+c10::Device device_of(const TrainConfig& config, int rank, int ranks) {
   if (config.device == "cpu") return c10::Device(c10::kCPU);
-  const int count = at::hasCUDA() ? static_cast<int>(at::detail::getCUDAHooks().deviceCount()) : 0;
-  if (count == 0) {
+  const int gpus = comm::gpu_count();
+  if (gpus == 0) {
     throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
   }
-  return {c10::kCUDA, static_cast<c10::DeviceIndex>(rank % count)};
+  return {c10::kCUDA,
+          static_cast<c10::DeviceIndex>(comm::gpu_of(comm::local_rank_of(rank, ranks), gpus))};
 }
 
 // Matrices of odd sizes keep tensor cores waiting.

@@ -10,8 +10,8 @@ namespace tessera::train {
 
 // From what the user says to what the parts of a run want to know.
 std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved);
-// Throws UsageError where there is no such device.
-c10::Device device_of(const TrainConfig& config, int rank);
+// Of this rank of so many. Throws UsageError where there is no such device.
+c10::Device device_of(const TrainConfig& config, int rank, int ranks);
 // What a rank's rows of the vocabulary are rounded up to.
 std::int64_t vocab_multiple(const TrainConfig& config);
 // Collective. Throws UsageError for what cannot be run on these ranks.

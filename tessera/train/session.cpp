@@ -73,7 +73,7 @@ std::string ending(Trainer& trainer, const Summary& summary,
 
 // Before the model is built: an error with numbers, rather than one from the allocator.
 void check_device(const TrainConfig& config, const comm::Group& world) {
-  const c10::Device device = device_of(config, world.rank());
+  const c10::Device device = device_of(config, world.rank(), world.size());
   if (device.is_cpu()) return;
   at::empty({1}, at::device(device));  // wakes the device: before, nothing is known of it
   if (const auto free = memory::device_free(device)) {
@@ -88,7 +88,7 @@ void check_device(const TrainConfig& config, const comm::Group& world) {
 
 Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int rank) {
   check_mesh(config, resolved, ranks);
-  device_of(config, rank);
+  device_of(config, rank, ranks);
   Fd held;
   const bool writes = rank == 0;
   if (writes && !config.metrics.empty()) held = check_lines(config.metrics, "--metrics");

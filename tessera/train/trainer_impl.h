@@ -24,7 +24,7 @@ struct Trainer::Impl {
         world(std::move(w)),
         resolved(resolve(config, world.size())),
         ledger(std::move(l)),
-        device(device_of(config, world.rank())),
+        device(device_of(config, world.rank(), world.size())),
         limit(device, config.memory_limit),
         source(make_source(config, resolved)),
         trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),

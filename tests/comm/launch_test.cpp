@@ -9,6 +9,7 @@
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/c10d_store.h"
+#include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 
 namespace tessera::comm {
@@ -185,6 +186,17 @@ TEST(Launch, Srun) {
     EXPECT_GE(launch.master_port, 20000);
     EXPECT_LT(launch.master_port, 40000);
   }
+}
+
+TEST(Launch, TheRankAmongThoseOfItsHost) {
+  Environment second({{"RANK", "5"},
+                      {"WORLD_SIZE", "8"},
+                      {"LOCAL_RANK", "1"},
+                      {"LOCAL_WORLD_SIZE", "4"},
+                      {"MASTER_ADDR", "10.0.0.1"},
+                      {"MASTER_PORT", "1"}});
+  EXPECT_EQ(local_rank_of(5, 8), 1);
+  EXPECT_EQ(local_rank_of(2, 4), 2);  // a world of its own, of threads
 }
 
 // torchrun's agent hosts a store that anybody can write to.
