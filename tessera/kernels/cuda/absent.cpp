@@ -1,7 +1,9 @@
 // Stands in for the GPU's kernels where no nvcc was found: everything throws.
 #include "tessera/core/errors.h"
 #include "tessera/kernels/cuda/gemm.h"
+#include "tessera/kernels/cuda/gemm_runtime.h"
 #include "tessera/kernels/cuda/layers.h"
+#include "tessera/kernels/cuda/optimizer.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -36,5 +38,24 @@ void cross_entropy(const CrossEntropy&, void*, float*, int*, Stream) { absent();
 // gemm.h
 const char* gemm_problem() { return kAbsent; }
 bool gemm(const Gemm&, Workspace, bool, Stream) { absent(); }
+
+// gemm_runtime.h, what others use of it
+bool capturing(Stream) { return false; }
+
+// optimizer.h
+void sum_of_squares(const SquarePiece*, std::size_t, double*, const double*, const std::uint8_t*,
+                    std::size_t, void*, Stream) {
+  absent();
+}
+void add_sums(const void*, int, std::size_t, bool, void*, Stream) { absent(); }
+void decide(const rules::Rule&, double, const Decision&, Stream) { absent(); }
+void update(const rules::Rule&, const UpdateTypes&, const UpdatePiece*, std::size_t,
+            const ParamStep*, Stream) {
+  absent();
+}
+void update(const rules::Rule&, const rules::Step&, const UpdateTypes&, const UpdatePiece&,
+            std::uint64_t, Stream) {
+  absent();
+}
 
 }  // namespace tessera::kernels::cuda

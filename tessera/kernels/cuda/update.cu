@@ -1,0 +1,270 @@
+// One step of an optimizer on all elements: AdamW on bf16 with a master copy moves 28 bytes for
+// each element, and memory is what it waits for. So threads side by side take elements side by
+// side, 16 bytes of fp32 or 8 of 16-bit numbers at a time, and each has several such loads in
+// flight.
+#include <cstring>
+#include <type_traits>
+
+#include "tessera/core/philox.h"
+#include "tessera/kernels/cuda/device.cuh"
+#include "tessera/kernels/cuda/optimizer.h"
+#include "tessera/kernels/cuda/rules.cuh"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kFour = 4;   // elements of a thread in a row
+constexpr std::uint32_t kAhead = 2;  // of these at a time
+constexpr std::uint32_t kRound = kThreads * kFour * kAhead;
+
+__device__ __forceinline__ void load_four(const float* from, float (&x)[4]) {
+  const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
+  x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+}
+template <class T>
+__device__ __forceinline__ void load_four(const T* from, float (&x)[4]) {
+  const uint2 words = __ldcs(reinterpret_cast<const uint2*>(from));
+  const float2 low = wide_pair<T>(words.x), high = wide_pair<T>(words.y);
+  x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+}
+__device__ __forceinline__ void store_four(float* to, const float (&x)[4]) {
+  __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
+}
+template <class T>
+__device__ __forceinline__ void store_four(T* to, const float (&x)[4]) {
+  const uint2 words{narrow_pair<T>(x[0], x[1]), narrow_pair<T>(x[2], x[3])};
+  *reinterpret_cast<uint2*>(to) = words;
+}
+
+// A parameter's numbers and its piece, of a table or of the one that is given.
+struct Work {
+  const UpdatePiece* pieces;  // null: `one`, cut by the blocks
+  const ParamStep* steps;
+  UpdatePiece one;
+  ParamStep one_step;
+  std::uint64_t seed;
+};
+
+template <class G, class P>
+struct Piece {
+  const G* grad;
+  float* a;
+  float* b;
+  float* master;
+  P* param;
+  std::uint64_t begin;
+  std::uint32_t count;
+};
+
+template <class G, class P>
+__device__ __forceinline__ Piece<G, P> piece_of(const Work& work) {
+  if (work.pieces != nullptr) {
+    const UpdatePiece& each = work.pieces[blockIdx.x];
+    return {static_cast<const G*>(each.grad), each.a,     each.b,    each.master,
+            static_cast<P*>(each.param),      each.begin, each.count};
+  }
+  const std::uint32_t skip = blockIdx.x * kUpdatePiece;
+  const std::uint32_t left = work.one.count - skip;
+  const auto moved = [skip](float* x) { return x == nullptr ? nullptr : x + skip; };
+  return {static_cast<const G*>(work.one.grad) + skip,
+          moved(work.one.a),
+          moved(work.one.b),
+          moved(work.one.master),
+          static_cast<P*>(work.one.param) + skip,
+          work.one.begin + skip,
+          left < kUpdatePiece ? left : kUpdatePiece};
+}
+
+__device__ __forceinline__ const ParamStep& step_of(const Work& work) {
+  return work.pieces == nullptr ? work.one_step : work.steps[work.pieces[blockIdx.x].index];
+}
+
+template <int states, bool has_master, class G, class P>
+__device__ __forceinline__ bool is_fast(const Piece<G, P>& piece) {
+  auto bits = reinterpret_cast<std::uintptr_t>(piece.grad) % (kFour * sizeof(G)) +
+              reinterpret_cast<std::uintptr_t>(piece.param) % (kFour * sizeof(P));
+  if constexpr (states > 0) bits += reinterpret_cast<std::uintptr_t>(piece.a) % 16;
+  if constexpr (states > 1) bits += reinterpret_cast<std::uintptr_t>(piece.b) % 16;
+  if constexpr (has_master) bits += reinterpret_cast<std::uintptr_t>(piece.master) % 16;
+  return bits == 0;
+}
+
+template <class F, class G, class P, bool has_master>
+__global__ void __launch_bounds__(kThreads) update_pieces(const Work work) {
+  const ParamStep& step = step_of(work);
+  if (step.active == 0) return;
+  const F formula = *reinterpret_cast<const F*>(step.numbers);
+  const Piece<G, P> s = piece_of<G, P>(work);
+  const std::uint32_t rounds = is_fast<F::states, has_master>(s) ? s.count / kRound * kRound : 0;
+  for (std::uint32_t at = threadIdx.x * kFour; at < rounds; at += kRound) {
+    float a[kAhead][kFour], b[kAhead][kFour], value[kAhead][kFour], grad[kAhead][kFour];
+#pragma unroll
+    for (std::uint32_t u = 0; u < kAhead; ++u) {
+      const std::uint32_t i = at + u * kThreads * kFour;
+      load_four(s.grad + i, grad[u]);
+      if constexpr (F::states > 0) load_four(s.a + i, a[u]);
+      if constexpr (F::states > 1) load_four(s.b + i, b[u]);
+      if constexpr (has_master) {
+        load_four(s.master + i, value[u]);
+      } else {
+        load_four(s.param + i, value[u]);
+      }
+    }
+#pragma unroll
+    for (std::uint32_t u = 0; u < kAhead; ++u) {
+#pragma unroll
+      for (std::uint32_t k = 0; k < kFour; ++k) {
+        value[u][k] = formula.update(grad[u][k], value[u][k], a[u][k], b[u][k]);
+      }
+    }
+#pragma unroll
+    for (std::uint32_t u = 0; u < kAhead; ++u) {
+      const std::uint32_t i = at + u * kThreads * kFour;
+      if constexpr (F::states > 0) store_four(s.a + i, a[u]);
+      if constexpr (F::states > 1) store_four(s.b + i, b[u]);
+      if constexpr (has_master) store_four(s.master + i, value[u]);
+      store_four(s.param + i, value[u]);
+    }
+  }
+  for (std::uint32_t i = rounds + threadIdx.x; i < s.count; i += kThreads) {
+    float a = 0, b = 0;
+    if constexpr (F::states > 0) a = s.a[i];
+    if constexpr (F::states > 1) b = s.b[i];
+    float value = 0;
+    if constexpr (has_master) {
+      value = s.master[i];
+    } else {
+      value = wide(s.param[i]);
+    }
+    value = formula.update(wide(s.grad[i]), value, a, b);
+    if constexpr (F::states > 0) s.a[i] = a;
+    if constexpr (F::states > 1) s.b[i] = b;
+    if constexpr (has_master) s.master[i] = value;
+    s.param[i] = narrow<P>(value);
+  }
+}
+
+// Words of the Philox block `counter`, (step << 32) + 16 · group + j.
+__device__ __forceinline__ void philox_block(std::uint32_t low, std::uint32_t high,
+                                             std::uint64_t stream, std::uint64_t seed,
+                                             std::uint32_t (&words)[4]) {
+  constexpr std::uint32_t m0 = philox::multiplier[0], m1 = philox::multiplier[1];
+  constexpr std::uint32_t w0 = philox::weyl[0], w1 = philox::weyl[1];
+  std::uint32_t c0 = low, c1 = high;
+  auto c2 = static_cast<std::uint32_t>(stream), c3 = static_cast<std::uint32_t>(stream >> 32);
+  auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < philox::rounds; ++round) {
+    const std::uint32_t a_high = __umulhi(m0, c0), a_low = m0 * c0;
+    const std::uint32_t b_high = __umulhi(m1, c2), b_low = m1 * c2;
+    c0 = b_high ^ c1 ^ k0;
+    c1 = b_low;
+    c2 = a_high ^ c3 ^ k1;
+    c3 = a_low;
+    k0 += w0;
+    k1 += w1;
+  }
+  words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
+}
+
+// bf16 without a master copy. A Philox block has the noise of eight elements that lie 16 apart: a
+// thread takes those, and 16 threads a group of 128.
+template <class F, class G>
+__global__ void __launch_bounds__(kThreads) update_pieces_noisily(const Work work) {
+  constexpr int kElements = 8, kSixteen = 16, kGroup = 128;
+  const ParamStep& step = step_of(work);
+  if (step.active == 0) return;
+  const F formula = *reinterpret_cast<const F*>(step.numbers);
+  const std::uint64_t stream = step.stream;
+  const std::uint32_t update = step.count;
+  const Piece<G, bf16> s = piece_of<G, bf16>(work);
+  const std::uint64_t end = s.begin + s.count;
+  const std::uint32_t j = threadIdx.x % kSixteen;
+  for (std::uint64_t group = s.begin / kGroup + threadIdx.x / kSixteen; group * kGroup < end;
+       group += kThreads / kSixteen) {
+    std::uint32_t words[4];
+    philox_block(static_cast<std::uint32_t>(kSixteen * group + j), update, stream, work.seed,
+                 words);
+    float grad[kElements], value[kElements], a[kElements], b[kElements];
+    // Where an element is in the piece; those outside of it wrap to something large.
+    const auto place = [&](int e) {
+      return static_cast<std::uint32_t>(group * kGroup + e * kSixteen + j - s.begin);
+    };
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      const std::uint32_t i = place(e);
+      if (i >= s.count) continue;
+      grad[e] = wide(s.grad[i]);
+      value[e] = wide(s.param[i]);
+      if constexpr (F::states > 0) a[e] = s.a[i];
+      if constexpr (F::states > 1) b[e] = s.b[i];
+    }
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      const std::uint32_t i = place(e);
+      if (i >= s.count) continue;
+      const float exact = formula.update(grad[e], value[e], a[e], b[e]);
+      if constexpr (F::states > 0) s.a[i] = a[e];
+      if constexpr (F::states > 1) s.b[i] = b[e];
+      const std::uint32_t noise = e < 4 ? words[e] & 0xffffu : words[e - 4] >> 16;
+      const std::uint32_t bits = __float_as_uint(exact) + (isnan(exact) ? 0u : noise);
+      s.param[i] = __ushort_as_bfloat16(static_cast<unsigned short>(bits >> 16));
+    }
+  }
+}
+
+template <class F>
+void launch(const UpdateTypes& types, const Work& work, std::size_t blocks, Stream stream) {
+  const auto grid = static_cast<unsigned>(blocks);
+  const bool same = types.grad == types.param, whole = types.grad == DType::f32;
+  if (types.param == DType::f32 && !types.master) {
+    with_type(types.grad, "update", [&]<class G>() {
+      update_pieces<F, G, float, false><<<grid, kThreads, 0, native(stream)>>>(work);
+    });
+  } else if (types.param == DType::bf16 && types.master && (same || whole)) {
+    same ? update_pieces<F, bf16, bf16, true><<<grid, kThreads, 0, native(stream)>>>(work)
+         : update_pieces<F, float, bf16, true><<<grid, kThreads, 0, native(stream)>>>(work);
+  } else if (types.param == DType::f16 && types.master && (same || whole)) {
+    same ? update_pieces<F, f16, f16, true><<<grid, kThreads, 0, native(stream)>>>(work)
+         : update_pieces<F, float, f16, true><<<grid, kThreads, 0, native(stream)>>>(work);
+  } else if (types.param == DType::bf16 && !types.master && (same || whole)) {
+    same ? update_pieces_noisily<F, bf16><<<grid, kThreads, 0, native(stream)>>>(work)
+         : update_pieces_noisily<F, float><<<grid, kThreads, 0, native(stream)>>>(work);
+  } else {
+    throw UsageError(std::string("the GPU's kernel update got parameters in ") + name(types.param) +
+                     (types.master ? " with" : " without") + " a master copy and gradients in " +
+                     name(types.grad) +
+                     "; wanted f32 without, bf16 with or without, or f16 with one, and gradients "
+                     "of the same type or f32");
+  }
+  check_launch("update", blocks, kUpdatePiece);
+}
+
+}  // namespace
+
+void update(const rules::Rule& rule, const UpdateTypes& types, const UpdatePiece* pieces,
+            std::size_t count, const ParamStep* steps, Stream stream) {
+  if (count == 0) return;
+  with_formula(rule, [&]<class F>(const auto&) {
+    launch<F>(types, {pieces, steps, {}, {}, types.seed}, count, stream);
+  });
+}
+
+void update(const rules::Rule& rule, const rules::Step& step, const UpdateTypes& types,
+            const UpdatePiece& shard, std::uint64_t noise_stream, Stream stream) {
+  if (shard.count == 0) return;
+  with_formula(rule, [&]<class F>(const auto& how) {
+    ParamStep numbers;
+    const F formula(how, step.lr, step.weight_decay, step.count, step.grad_scale);
+    static_assert(std::is_trivially_copyable_v<F> && sizeof(F) <= sizeof(numbers.numbers));
+    std::memcpy(numbers.numbers, &formula, sizeof(F));
+    numbers.active = 1;
+    numbers.count = static_cast<std::uint32_t>(step.count);
+    numbers.stream = noise_stream;
+    launch<F>(types, {nullptr, nullptr, shard, numbers, types.seed},
+              divide_up(shard.count, kUpdatePiece), stream);
+  });
+}
+
+}  // namespace tessera::kernels::cuda
