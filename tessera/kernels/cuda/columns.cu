@@ -1,0 +1,125 @@
+#include "tessera/kernels/cuda/columns.cuh"
+
+#include <algorithm>
+
+#include "tessera/kernels/cuda/layers.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr int kFinishRows = 16;
+
+__device__ __forceinline__ void put(const Sink& sink, std::size_t at, float value) {
+  if (sink.type == DType::f32) {
+    float* to = static_cast<float*>(sink.to) + at;
+    *to = sink.add ? *to + value : value;
+  } else if (sink.type == DType::bf16) {
+    bf16* to = static_cast<bf16*>(sink.to) + at;
+    *to = narrow<bf16>(sink.add ? wide(*to) + value : value);
+  } else {
+    f16* to = static_cast<f16*>(sink.to) + at;
+    *to = narrow<f16>(sink.add ? wide(*to) + value : value);
+  }
+}
+
+__global__ void __launch_bounds__(32 * kFinishRows)
+    finish_columns_kernel(const float* __restrict__ scratch, std::size_t groups, std::size_t cols,
+                          std::size_t split, Sink a, Sink b) {
+  __shared__ float all[kFinishRows][32];
+  const std::size_t column = std::size_t{blockIdx.x} * 32 + threadIdx.x;
+  float sum = 0;
+  if (column < cols) {
+#pragma unroll 8
+    for (std::size_t group = threadIdx.y; group < groups; group += kFinishRows) {
+      sum += scratch[group * cols + column];
+    }
+  }
+  all[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= cols) return;
+#pragma unroll
+  for (int row = 1; row < kFinishRows; ++row) sum += all[row][threadIdx.x];
+  const Sink sink = column < split ? a : b;
+  if (sink.to != nullptr) put(sink, column < split ? column : column - split, sum);
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(32 * kTileRows)
+    column_sums_kernel(Tiles tiles, std::size_t cols, const T* x, float* scratch) {
+  const std::size_t pack = tiles.pack(), end = tiles.end_row();
+  const bool inside = pack < tiles.packs;
+  x += pack * V;
+  float sums[V] = {};
+  for (std::size_t row = tiles.first_row(); row < end; row += kTileStep) {
+    Pack<T, V> packs[kRowsAtOnce];
+#pragma unroll
+    for (int u = 0; u < kRowsAtOnce; ++u) {
+      const std::size_t r = row + u * kTileRows;
+      packs[u] = inside && r < end ? Pack<T, V>::load(x + r * cols) : Pack<T, V>::zero();
+    }
+#pragma unroll
+    for (int u = 0; u < kRowsAtOnce; ++u) {
+      float values[V];
+      packs[u].get(values);
+#pragma unroll
+      for (int i = 0; i < V; ++i) sums[i] += values[i];
+    }
+  }
+  leave_columns<V>(tiles, cols, sums, scratch);
+}
+
+}  // namespace
+
+bool built() { return true; }
+
+std::size_t max_column_groups(std::size_t rows, std::size_t cols) {
+  constexpr std::size_t kFloats = 4'400'000;  // 18 MB
+  return std::min(rows,
+                  std::clamp<std::size_t>(kFloats / std::max<std::size_t>(cols, 1), 132, 792));
+}
+
+std::size_t column_scratch(std::size_t rows, std::size_t cols) {
+  return max_column_groups(rows, cols) * cols;
+}
+
+Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums) {
+  Tiles tiles;
+  tiles.rows = rows;
+  tiles.packs = divide_up(cols, pack);
+  tiles.across = static_cast<unsigned>(divide_up(tiles.packs, 32));
+  tiles.group_rows = kTileStep;
+  if (sums && rows > 0) {
+    // Enough blocks to keep a large GPU busy several times over, at most eight steps each.
+    const std::size_t steps = rows * tiles.across / (kTileStep * 132 * 16);
+    tiles.group_rows *= std::clamp<std::size_t>(steps, 1, 8);
+    const std::size_t fewest = divide_up(rows, max_column_groups(rows, cols));
+    tiles.group_rows = std::max(tiles.group_rows, divide_up(fewest, kTileStep) * kTileStep);
+  }
+  tiles.groups = divide_up(rows, tiles.group_rows);
+  return tiles;
+}
+
+void finish_columns(const float* scratch, std::size_t groups, std::size_t cols, std::size_t split,
+                    Sink a, Sink b, Stream stream) {
+  if (cols == 0 || (a.to == nullptr && b.to == nullptr)) return;
+  finish_columns_kernel<<<static_cast<unsigned>(divide_up(cols, 32)), dim3(32, kFinishRows), 0,
+                          native(stream)>>>(scratch, groups, cols, split, a, b);
+  check_launch("finish_columns", groups, cols);
+}
+
+void column_sums(const Columns& in, Sink out, float* scratch, Stream stream) {
+  if (in.cols == 0 || out.to == nullptr) return;
+  with_type(in.type, "column_sums", [&]<class T>() {
+    const T* x = static_cast<const T*>(in.x);
+    const bool whole = in.cols % kWide<T> == 0 && is_aligned(x);
+    const Tiles tiles = make_tiles(in.rows, in.cols, whole ? kWide<T> : 1, true);
+    if (tiles.groups > 0) {
+      const auto kernel = whole ? &column_sums_kernel<T, kWide<T>> : &column_sums_kernel<T, 1>;
+      kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, in.cols, x, scratch);
+      check_launch("column_sums", in.rows, in.cols);
+    }
+    finish_columns(scratch, tiles.groups, in.cols, in.cols, out, {}, stream);
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,230 @@
+// What the kernels here are made of: 16 bytes at a time, sums within a row, types chosen at run
+// time.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "tessera/core/errors.h"
+#include "tessera/kernels/cuda/cuda.h"
+
+namespace tessera::kernels::cuda {
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+__device__ __forceinline__ float wide(float x) { return x; }
+__device__ __forceinline__ float wide(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float wide(f16 x) { return __half2float(x); }
+template <class T>
+__device__ __forceinline__ T narrow(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return x;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return __float2half_rn(x);
+  }
+}
+
+// Two elements in one word, from and to floats.
+template <class T>
+__device__ __forceinline__ float2 wide_pair(std::uint32_t word) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+  } else {
+    return __half22float2(*reinterpret_cast<const __half2*>(&word));
+  }
+}
+template <class T>
+__device__ __forceinline__ std::uint32_t narrow_pair(float low, float high) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+}
+
+// How many elements are 16 bytes.
+template <class T>
+constexpr int kWide = 16 / static_cast<int>(sizeof(T));
+
+// V elements as they lie in memory: 16 bytes of them, or a single one.
+template <class T, int V>
+struct Pack {
+  static_assert(V == kWide<T>);
+  uint4 words;
+
+  static __device__ __forceinline__ Pack zero() { return {uint4{0, 0, 0, 0}}; }
+  static __device__ __forceinline__ Pack load(const T* from) {
+    return {*reinterpret_cast<const uint4*>(from)};
+  }
+  __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<uint4*>(to) = words; }
+  __device__ __forceinline__ void get(float (&x)[V]) const {
+    const std::uint32_t w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (V == 4) {
+        x[i] = __uint_as_float(w[i]);
+      } else {
+        const float2 pair = wide_pair<T>(w[i]);
+        x[2 * i] = pair.x;
+        x[2 * i + 1] = pair.y;
+      }
+    }
+  }
+  // From here on the compiler takes it for something new: it is unpacked once more where it is
+  // needed, and its floats need not be kept meanwhile.
+  __device__ __forceinline__ void keep_packed() {
+    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+  }
+  static __device__ __forceinline__ Pack of(const float (&x)[V]) {
+    std::uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (V == 4) {
+        w[i] = __float_as_uint(x[i]);
+      } else {
+        w[i] = narrow_pair<T>(x[2 * i], x[2 * i + 1]);
+      }
+    }
+    return {uint4{w[0], w[1], w[2], w[3]}};
+  }
+};
+template <class T>
+struct Pack<T, 1> {
+  T value;
+
+  static __device__ __forceinline__ Pack zero() { return {narrow<T>(0.0f)}; }
+  static __device__ __forceinline__ Pack load(const T* from) { return {*from}; }
+  __device__ __forceinline__ void store(T* to) const { *to = value; }
+  __device__ __forceinline__ void get(float (&x)[1]) const { x[0] = wide(value); }
+  static __device__ __forceinline__ Pack of(const float (&x)[1]) { return {narrow<T>(x[0])}; }
+};
+
+// A vector over the columns (weights, a bias) of a type that is known at run time: small, read by
+// every block, and so from the cache. Nothing there: zeros.
+struct Columnwise {
+  const void* data = nullptr;
+  DType type = DType::f32;
+
+  template <int V>
+  __device__ __forceinline__ void get(std::size_t column, float (&x)[V]) const {
+    if (data == nullptr) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) x[i] = 0;
+    } else if (type == DType::f32) {
+      get_as<float>(column, x);
+    } else if (type == DType::bf16) {
+      get_as<bf16>(column, x);
+    } else {
+      get_as<f16>(column, x);
+    }
+  }
+
+  // The same where it is there, and of that type.
+  template <class T, int V>
+  __device__ __forceinline__ void get_as(std::size_t column, float (&x)[V]) const {
+    const T* from = static_cast<const T*>(data) + column;
+    if constexpr (V == 1) {
+      x[0] = wide(*from);
+    } else {
+      constexpr int W = V < kWide<T> ? V : kWide<T>;  // f32 beside 16-bit: two loads for one
+      if constexpr (W == kWide<T>) {
+#pragma unroll
+        for (int i = 0; i < V; i += W) {
+          float part[W];
+          Pack<T, W>::load(from + i).get(part);
+#pragma unroll
+          for (int j = 0; j < W; ++j) x[i + j] = part[j];
+        }
+      } else {  // four 16-bit ones
+        const uint2 words = *reinterpret_cast<const uint2*>(from);
+        const float2 low = wide_pair<T>(words.x), high = wide_pair<T>(words.y);
+        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+      }
+    }
+  }
+};
+
+// The sum over a warp, in all its lanes.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, distance);
+  }
+  return x;
+}
+
+// The sum over the G threads of a row, in all of them. `shared` is written: G / 32 floats, that the
+// threads do not use for anything else until they next meet.
+template <int G>
+__device__ __forceinline__ float group_sum(float x, float* shared) {
+  x = warp_sum(x);
+  if constexpr (G > 32) {
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+#pragma unroll
+    for (int i = 0; i < G / 32; ++i) x += shared[i];
+  }
+  return x;
+}
+
+// exp and 1 / (1 + exp(-x)): to the last digits for f32, to about 1e-6 for what is rounded anyway.
+template <class T>
+__device__ __forceinline__ float exp_for(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return expf(x);
+  } else {
+    return __expf(x);
+  }
+}
+template <class T>
+__device__ __forceinline__ float sigmoid_for(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return 1.0f / (1.0f + expf(-x));
+  } else {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + __expf(-x)));
+    return result;
+  }
+}
+
+// f.operator()<T>() with the C++ type of `type`.
+template <class F>
+void with_type(DType type, const char* kernel, F&& f) {
+  switch (type) {
+    case DType::f32: return f.template operator()<float>();
+    case DType::bf16: return f.template operator()<bf16>();
+    case DType::f16: return f.template operator()<f16>();
+    default:
+      throw UsageError(std::string("the GPU's kernel ") + kernel + " got elements of type " +
+                       name(type) + "; wanted f32, bf16 or f16");
+  }
+}
+
+inline bool is_aligned(const void* pointer, std::size_t bytes = 16) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+inline void check_launch(const char* kernel, std::size_t rows, std::size_t cols) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return;
+  throw Error(std::string("the GPU's kernel ") + kernel + " over [" + std::to_string(rows) + ", " +
+              std::to_string(cols) + "] could not be started: " + cudaGetErrorString(error));
+}
+
+constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+}  // namespace tessera::kernels::cuda

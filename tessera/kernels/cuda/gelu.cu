@@ -1,4 +1,0 @@
-#include "tessera/kernels/cuda/layers.h"
-namespace tessera::kernels::cuda {
-bool built() { return true; }
-}

@@ -1,0 +1,179 @@
+// Rotary embeddings, and matrices put side by side.
+#include <cmath>
+
+#include "tessera/kernels/cuda/columns.cuh"
+#include "tessera/kernels/cuda/layers.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr int kRotaryThreads = 128;
+constexpr std::size_t kRotaryPairs = 256;  // dim / 2 at most
+
+// How far a pair turns from one token to the next, in whole turns: the angle of token 131072 has
+// lost no digits that fp32 could show when it is brought back to below one turn.
+struct Turns {
+  double per_token[kRotaryPairs];
+};
+
+// V neighbours in shared memory.
+template <int V>
+__device__ __forceinline__ void read_shared(const float* from, float (&to)[V]) {
+  if constexpr (V == 1) {
+    to[0] = *from;
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  }
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kRotaryThreads)
+    rotary_kernel(Rotary how, T* x, const __grid_constant__ Turns turns) {
+  constexpr int kAtOnce = 2;
+  __shared__ __align__(16) float cosines[kRotaryPairs];
+  __shared__ __align__(16) float sines[kRotaryPairs];
+  const unsigned half = static_cast<unsigned>(how.dim / 2), across = half / V;
+  const unsigned all = static_cast<unsigned>(how.heads) * across;
+  const std::size_t row = blockIdx.x;
+  x += row * how.stride;
+
+  Pack<T, V> low[kAtOnce], high[kAtOnce];
+  unsigned pair[kAtOnce];
+  T* place[kAtOnce];
+  const auto read = [&](unsigned first) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const unsigned at = first + u * kRotaryThreads;
+      if (at >= all) break;
+      pair[u] = at % across * V;
+      place[u] = x + (std::size_t{at / across} * how.dim + pair[u]);
+      low[u] = Pack<T, V>::load(place[u]);
+      high[u] = Pack<T, V>::load(place[u] + half);
+    }
+  };
+  read(threadIdx.x);  // on its way while the angles are made
+
+  const double token = static_cast<double>(row % how.tokens);
+  for (unsigned i = threadIdx.x; i < half; i += kRotaryThreads) {
+    const double angle = token * turns.per_token[i];
+    float s, c;
+    sincospif(2.0f * static_cast<float>(angle - rint(angle)), &s, &c);
+    cosines[i] = c;
+    sines[i] = how.back ? -s : s;
+  }
+  __syncthreads();
+
+  for (unsigned first = threadIdx.x; first < all;) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (first + u * kRotaryThreads >= all) break;
+      float a[V], b[V], c[V], s[V];
+      low[u].get(a);
+      high[u].get(b);
+      read_shared<V>(cosines + pair[u], c);
+      read_shared<V>(sines + pair[u], s);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float old = a[i];
+        a[i] = old * c[i] - b[i] * s[i];
+        b[i] = b[i] * c[i] + old * s[i];
+      }
+      Pack<T, V>::of(a).store(place[u]);
+      Pack<T, V>::of(b).store(place[u] + half);
+    }
+    first += kAtOnce * kRotaryThreads;
+    read(first);
+  }
+}
+
+template <class T>
+struct Parts {
+  const T* data[3];
+  std::size_t cols[3];
+};
+
+template <class T, int V>
+__global__ void __launch_bounds__(32 * kTileRows)
+    side_by_side_kernel(Tiles tiles, std::size_t cols, Parts<T> parts, T* out) {
+  const std::size_t pack = tiles.pack(), end = tiles.end_row();
+  if (pack >= tiles.packs) return;
+  out += pack * V;
+  const T* from = parts.data[0];
+  std::size_t column = pack * V, width = parts.cols[0];
+  if (column >= width) {
+    column -= width;
+    from = parts.data[1];
+    width = parts.cols[1];
+    if (column >= width) {
+      column -= width;
+      from = parts.data[2];
+      width = parts.cols[2];
+    }
+  }
+  from += column;
+  for (std::size_t row = tiles.first_row(); row < end; row += kTileStep) {
+    Pack<T, V> packs[kRowsAtOnce];
+#pragma unroll
+    for (int u = 0; u < kRowsAtOnce; ++u) {
+      const std::size_t r = row + u * kTileRows;
+      if (r < end) packs[u] = Pack<T, V>::load(from + r * width);
+    }
+#pragma unroll
+    for (int u = 0; u < kRowsAtOnce; ++u) {
+      const std::size_t r = row + u * kTileRows;
+      if (r < end) packs[u].store(out + r * cols);
+    }
+  }
+}
+
+}  // namespace
+
+void rotary(const Rotary& how, void* x, Stream stream) {
+  if (how.rows == 0 || how.heads == 0 || how.dim == 0) return;
+  if (how.dim % 2 != 0 || how.dim / 2 > kRotaryPairs || how.tokens == 0 ||
+      how.heads * how.dim > how.stride) {
+    throw UsageError(
+        "rotary: got " + std::to_string(how.heads) + " heads of width " + std::to_string(how.dim) +
+        " in rows of " + std::to_string(how.stride) + " and " + std::to_string(how.tokens) +
+        " tokens; wanted an even width of at most " + std::to_string(2 * kRotaryPairs) +
+        ", heads that fit into the rows, and at least one token");
+  }
+  Turns turns{};
+  for (std::size_t i = 0; i < how.dim / 2; ++i) {
+    const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(how.dim);
+    turns.per_token[i] = std::pow(how.base, exponent) / (2 * 3.14159265358979323846);
+  }
+  with_type(how.type, "rotary", [&]<class T>() {
+    constexpr int W = kWide<T>;
+    const bool whole = how.dim / 2 % W == 0 && how.stride % W == 0 && is_aligned(x);
+    const auto kernel = whole ? &rotary_kernel<T, W> : &rotary_kernel<T, 1>;
+    kernel<<<static_cast<unsigned>(how.rows), kRotaryThreads, 0, native(stream)>>>(
+        how, static_cast<T*>(x), turns);
+    check_launch("rotary", how.rows, how.stride);
+  });
+}
+
+void side_by_side(const SideBySide& in, void* out, Stream stream) {
+  const std::size_t cols = in.cols[0] + in.cols[1] + in.cols[2];
+  if (in.rows == 0 || cols == 0) return;
+  with_type(in.type, "side_by_side", [&]<class T>() {
+    Parts<T> parts;
+    bool whole = is_aligned(out);
+    for (int i = 0; i < 3; ++i) {
+      parts.data[i] = static_cast<const T*>(in.parts[i]);
+      parts.cols[i] = in.cols[i];
+      whole = whole && in.cols[i] % kWide<T> == 0 && is_aligned(in.parts[i]);
+    }
+    const Tiles tiles = make_tiles(in.rows, cols, whole ? kWide<T> : 1, false);
+    const auto kernel = whole ? &side_by_side_kernel<T, kWide<T>> : &side_by_side_kernel<T, 1>;
+    kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, cols, parts,
+                                                               static_cast<T*>(out));
+    check_launch("side_by_side", in.rows, cols);
+  });
+}
+
+}  // namespace tessera::kernels::cuda
