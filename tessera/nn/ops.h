@@ -70,10 +70,12 @@ at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Ten
 // Causal self-attention. qkv [B, T, 3·C] holds queries, keys and values side by side, each of
 // `heads` heads; the result is [B, T, C]. The probabilities are computed again in backward, a block
 // of queries at a time. saves: qkv, 3·N·C·e (shared with nothing), and 4·N·heads bytes.
-// In selective recomputation the result (N·C·e) and these 4·N·heads bytes are kept.
+// In selective recomputation the result (N·C·e) and these 4·N·heads bytes are kept. On a GPU the
+// result is saved too (shared with the linear layer behind it).
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads);
 // Grouped-query attention: qkv [B, T, (heads + 2·kv_heads)·d], and heads / kv_heads heads in a row
-// use the same keys and values. saves besides: these repeated, 3·N·C·e (until backward).
+// use the same keys and values. saves besides: these repeated, 3·N·C·e (until backward); on a GPU
+// nothing is repeated but for fp32, and that not kept.
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads);
 
 // Rotary positions: the first `heads` heads of width `dim` in each token t of [B, T, ...] are

@@ -280,6 +280,7 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads) {
                          " heads; wanted [batch, tokens, 3 · heads · width of a head]"));
   }
   if (is_ours(qkv) && qkv.numel() > 0) return Attention::apply(qkv, heads);
+  if (at::Tensor out = gpu_attention(qkv, heads, heads); out.defined()) return out;
   const auto parts = qkv.chunk(3, 2);
   const auto split = [&](const at::Tensor& x) {  // [B, H, T, d]
     return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);

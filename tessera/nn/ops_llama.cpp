@@ -11,6 +11,7 @@
 #include "tessera/core/text.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
+#include "tessera/nn/ops_attention.h"
 
 namespace tessera::nn {
 namespace {
@@ -127,6 +128,7 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
                          " kv-heads; wanted [batch, tokens, (heads + 2 · kv-heads) · width of a "
                          "head], and heads a multiple of kv-heads"));
   }
+  if (at::Tensor out = gpu_attention(qkv, heads, kv_heads); out.defined()) return out;
   const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads), times = heads / kv_heads;
   const at::Tensor kv = qkv.narrow(2, heads * dim, 2 * kv_heads * dim)
                             .unflatten(2, {2 * kv_heads, 1, dim})

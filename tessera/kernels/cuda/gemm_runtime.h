@@ -4,7 +4,7 @@
 
 #include "tessera/kernels/cuda/cuda.h"
 
-// What choosing an algorithm needs of the CUDA runtime. Internal.
+// What choosing an algorithm needs of the CUDA runtime.
 namespace tessera::kernels::cuda {
 
 bool has_gpu();

@@ -1,0 +1,240 @@
+#include <ATen/SDPBackend.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/core/errors.h"
+#include "tessera/kernels/cuda/layers.h"
+#include "tessera/nn/gpu.h"
+#include "tessera/nn/ops_attention.h"
+#include "tessera/nn/ops_support.h"
+#include "tessera/nn/recompute.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// Each [B, heads, T, d], not copied.
+struct HeadViews {
+  at::Tensor q, k, v;
+};
+
+HeadViews views_of(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  const std::int64_t all = heads + 2 * kv_heads;
+  const at::Tensor apart = qkv.view({qkv.size(0), qkv.size(1), all, qkv.size(2) / all});
+  return {apart.narrow(2, 0, heads).transpose(1, 2),
+          apart.narrow(2, heads, kv_heads).transpose(1, 2),
+          apart.narrow(2, heads + kv_heads, kv_heads).transpose(1, 2)};
+}
+
+// [B, T, heads · d] as [B, heads, T, d], and back (a copy only if its strides ask for one).
+at::Tensor by_heads(const at::Tensor& x, std::int64_t heads) {
+  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+}
+at::Tensor by_tokens(const at::Tensor& x) {
+  return x.transpose(1, 2).reshape({x.size(0), x.size(2), x.size(1) * x.size(3)});
+}
+
+// Keys or values once for every head that uses them, and the gradients summed up again.
+at::Tensor repeated(const at::Tensor& x, std::int64_t times) {
+  return x.unsqueeze(2)
+      .expand({-1, -1, times, -1, -1})
+      .reshape({x.size(0), x.size(1) * times, x.size(2), x.size(3)});
+}
+at::Tensor summed(const at::Tensor& x, std::int64_t times) {
+  return x.unflatten(1, {x.size(1) / times, times}).sum(2);
+}
+
+// Only efficient attention wants as many heads of keys as of queries.
+bool repeats_keys(AttentionKernel kernel, std::int64_t heads, std::int64_t kv_heads) {
+  return kernel == AttentionKernel::efficient && heads != kv_heads;
+}
+
+HeadViews operands(AttentionKernel kernel, const at::Tensor& qkv, std::int64_t heads,
+                   std::int64_t kv_heads) {
+  HeadViews in = views_of(qkv, heads, kv_heads);
+  if (repeats_keys(kernel, heads, kv_heads)) {
+    in.k = repeated(in.k, heads / kv_heads);
+    in.v = repeated(in.v, heads / kv_heads);
+  }
+  return in;
+}
+
+// [B, T, all the heads], side by side.
+at::Tensor joined(const HeadViews& grad) {
+  const at::Tensor parts[3] = {grad.q.transpose(1, 2), grad.k.transpose(1, 2),
+                               grad.v.transpose(1, 2)};  // [B, T, heads, d]
+  const std::int64_t batch = grad.q.size(0), tokens = grad.q.size(2), dim = grad.q.size(3);
+  bool dense = gpu::takes(grad.q) && dim % 8 == 0;
+  std::int64_t heads = 0;
+  for (const at::Tensor& part : parts) {
+    dense = dense && part.is_contiguous() &&
+            reinterpret_cast<std::uintptr_t>(part.const_data_ptr()) % 16 == 0;
+    heads += part.size(2);
+  }
+  if (!dense) return at::cat({by_tokens(grad.q), by_tokens(grad.k), by_tokens(grad.v)}, 2);
+  at::Tensor out = at::empty({batch, tokens, heads * dim}, grad.q.options());
+  kernels::cuda::SideBySide in{
+      .type = gpu::type_of(out), .rows = count(batch * tokens), .parts = {}, .cols = {}};
+  for (int i = 0; i < 3; ++i) {
+    in.parts[i] = parts[i].const_data_ptr();
+    in.cols[i] = count(parts[i].size(2) * dim);
+  }
+  const c10::DeviceGuard guard(out.device());
+  kernels::cuda::side_by_side(in, out.mutable_data_ptr(), gpu::stream_of(out));
+  return out;
+}
+
+AttentionChoice choice_of_torch(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  // As it would choose where gradients are recorded, be they or not.
+  const at::AutoGradMode recording(true);
+  HeadViews in = views_of(qkv.detach(), heads, kv_heads);
+  in.q.requires_grad_();
+  switch (static_cast<at::SDPBackend>(
+      at::_fused_sdp_choice(in.q, in.k, in.v, {}, 0.0, true, {}, heads != kv_heads))) {
+    case at::SDPBackend::cudnn_attention:
+      return {AttentionKernel::cudnn, "torch finds cuDNN's fastest on this GPU"};
+    case at::SDPBackend::flash_attention:
+      return {AttentionKernel::flash, "torch finds flash attention fastest of what it may use"};
+    case at::SDPBackend::efficient_attention:
+      return {AttentionKernel::efficient, "the others cannot be used on this GPU"};
+    default: return {AttentionKernel::none, "torch may use none on this GPU"};
+  }
+}
+
+}  // namespace
+
+const char* name(AttentionKernel kernel) {
+  switch (kernel) {
+    case AttentionKernel::cudnn: return "cudnn";
+    case AttentionKernel::flash: return "flash";
+    case AttentionKernel::efficient: return "efficient";
+    case AttentionKernel::none: return "none";
+  }
+  return "?";
+}
+
+AttentionChoice attention_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  if (!qkv.is_cuda()) return {AttentionKernel::none, "it is not on a GPU"};
+  if (qkv.numel() == 0) return {AttentionKernel::none, "there is nothing to compute"};
+  const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads);
+  if (qkv.scalar_type() == at::kFloat) {
+    if (dim % 4 != 0) return {AttentionKernel::none, "the width of a head is no multiple of 4"};
+    return {AttentionKernel::efficient, "fp32: the others take half precision only"};
+  }
+  if (qkv.scalar_type() != at::kBFloat16 && qkv.scalar_type() != at::kHalf) {
+    return {AttentionKernel::none, "they take fp32, bf16 and fp16"};
+  }
+  if (dim % 8 != 0) return {AttentionKernel::none, "the width of a head is no multiple of 8"};
+  return choice_of_torch(qkv, heads, kv_heads);
+}
+
+std::vector<at::Tensor> gpu_attention_forward(AttentionKernel kernel, const at::Tensor& qkv,
+                                              std::int64_t heads, std::int64_t kv_heads) {
+  const HeadViews in = operands(kernel, qkv, heads, kv_heads);
+  switch (kernel) {
+    case AttentionKernel::cudnn: {
+      const auto r = at::_scaled_dot_product_cudnn_attention(
+          in.q, in.k, in.v, {}, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true);
+      return {by_tokens(std::get<0>(r)), std::get<1>(r), std::get<6>(r), std::get<7>(r)};
+    }
+    case AttentionKernel::flash: {
+      const auto r = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0,
+                                                             /*is_causal=*/true);
+      return {by_tokens(std::get<0>(r)), std::get<1>(r), std::get<6>(r), std::get<7>(r)};
+    }
+    case AttentionKernel::efficient: {
+      const auto r = at::_scaled_dot_product_efficient_attention(
+          in.q, in.k, in.v, {}, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true);
+      return {by_tokens(std::get<0>(r)), std::get<1>(r), std::get<2>(r), std::get<3>(r)};
+    }
+    case AttentionKernel::none: break;
+  }
+  throw UsageError("attention on a GPU was asked for without a kernel; call nn::attention");
+}
+
+at::Tensor gpu_attention_backward(AttentionKernel kernel, const at::Tensor& qkv, std::int64_t heads,
+                                  std::int64_t kv_heads, const at::Tensor& dout,
+                                  const std::vector<at::Tensor>& forward) {
+  const HeadViews in = operands(kernel, qkv, heads, kv_heads);
+  const at::Tensor d = by_heads(dout, heads), out = by_heads(forward[0], heads);
+  const at::Tensor &lse = forward[1], &seed = forward[2], &offset = forward[3], absent;
+  const std::int64_t tokens = qkv.size(1);
+  HeadViews grad;
+  switch (kernel) {
+    case AttentionKernel::cudnn:
+      std::tie(grad.q, grad.k, grad.v) = at::_scaled_dot_product_cudnn_attention_backward(
+          d, in.q, in.k, in.v, out, lse, seed, offset, absent, absent, absent, tokens, tokens, 0.0,
+          /*is_causal=*/true);
+      break;
+    case AttentionKernel::flash:
+      std::tie(grad.q, grad.k, grad.v) = at::_scaled_dot_product_flash_attention_backward(
+          d, in.q, in.k, in.v, out, lse, absent, absent, tokens, tokens, 0.0, /*is_causal=*/true,
+          seed, offset);
+      break;
+    case AttentionKernel::efficient:
+      std::tie(grad.q, grad.k, grad.v, std::ignore) =
+          at::_scaled_dot_product_efficient_attention_backward(
+              d, in.q, in.k, in.v, absent, out, lse, seed, offset, 0.0, {true, true, true, false},
+              /*is_causal=*/true);
+      break;
+    case AttentionKernel::none:
+      throw UsageError("attention on a GPU was asked for without a kernel; call nn::attention");
+  }
+  if (repeats_keys(kernel, heads, kv_heads)) {
+    grad.k = summed(grad.k, heads / kv_heads);
+    grad.v = summed(grad.v, heads / kv_heads);
+  }
+  return joined(grad);
+}
+
+namespace {
+
+struct GpuAttention : public torch::autograd::Function<GpuAttention> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
+                            std::int64_t kv_heads, std::int64_t kernel) {
+    const at::Tensor x = qkv.contiguous();
+    const auto results = keep_in_selective("attention", {x}, [&] {
+      return gpu_attention_forward(static_cast<AttentionKernel>(kernel), x, heads, kv_heads);
+    });
+    tensor_list saved = {x};
+    saved.insert(saved.end(), results.begin(), results.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["heads"] = heads;
+    ctx->saved_data["kv_heads"] = kv_heads;
+    ctx->saved_data["kernel"] = kernel;
+    return results[0];
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto kernel = static_cast<AttentionKernel>(ctx->saved_data["kernel"].toInt());
+    return {gpu_attention_backward(kernel, saved[0], ctx->saved_data["heads"].toInt(),
+                                   ctx->saved_data["kv_heads"].toInt(), grads[0].contiguous(),
+                                   {saved.begin() + 1, saved.end()}),
+            at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor gpu_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  if (!qkv.is_cuda()) return {};
+  const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads);
+  if (qkv.numel() == 0) return qkv.narrow(2, 0, heads * dim).clone();  // empty too
+  const AttentionChoice choice = attention_kernel(qkv, heads, kv_heads);
+  if (choice.kernel == AttentionKernel::none) return {};
+  return GpuAttention::apply(qkv, heads, kv_heads, static_cast<std::int64_t>(choice.kernel));
+}
+
+}  // namespace tessera::nn
