@@ -31,6 +31,7 @@ struct Sizes {
     softmax = tensor(4 * rows * heads);
     logits = tensor(rows * ((m.vocab + q.tp - 1) / q.tp) * q.element);
     table_rows = tensor(8 * rows) + tensor(rows);
+    table = tensor(4 * m.vocab * m.hidden);
   }
   std::int64_t stream, entered;           // between the layers; where it enters one
   std::int64_t qkv, repeated, attention;  // `repeated`: with as many keys and values as queries
@@ -38,6 +39,7 @@ struct Sizes {
   std::int64_t norm, softmax;             // fp32 numbers of each row
   std::int64_t logits;
   std::int64_t table_rows;  // that a rank looks up, and which of them are another's
+  std::int64_t table;       // a whole one in fp32
 };
 
 // [Note: what a block keeps] With N = batch · seq rows of C = hidden values:
@@ -53,15 +55,19 @@ struct Sizes {
 // [Note: light activations] On a GPU without tensor parallelism, fused operations keep less and
 // multiply no matrix again: norms, GELU and SwiGLU are cheap to repeat, so that y, z and g are made
 // once more in backward, keys and values are not repeated, and rotary turns qkv where it lies. Left
-// are x, qkv, a, s, up and the fp32 numbers. The loss is computed a chunk of rows at a time with
-// its gradient, so that instead of the logits the head keeps the gradient of its input.
-std::int64_t light_block_bytes(const Sizes& s) {
-  return 2 * s.stream + s.qkv + s.attention + s.up + 2 * s.norm + s.softmax;
+// are x, qkv, a, s, up and the fp32 numbers; products add what goes past them, so that selective
+// recomputation keeps the same but for the norms' numbers. The loss is computed a chunk of rows at
+// a time with its gradients: instead of the logits the head keeps the gradient of its input, and
+// that of its table in fp32.
+std::int64_t light_block_bytes(const GptActivations& q, const Sizes& s) {
+  if (q.recompute == Recompute::full) return s.stream + kGpuLine;
+  const std::int64_t norms = q.recompute == Recompute::none ? 2 * s.norm : kGpuLine;
+  return 2 * s.stream + s.qkv + s.attention + s.up + norms + s.softmax;
 }
 
 std::int64_t block_bytes(const GptActivations& q) {
   const Sizes s(q);
-  if (q.light && q.recompute == Recompute::none) return light_block_bytes(s);
+  if (q.light) return light_block_bytes(q, s);
   const bool gathers = q.sequence_parallel && q.tp > 1;
   switch (q.recompute) {
     case Recompute::none:
@@ -83,7 +89,7 @@ std::int64_t gpt_activation_bytes(const GptActivations& q) {
   std::int64_t bytes = layers * block_bytes(q);
   if (q.embedding && q.tp > 1) bytes += s.table_rows;
   if (q.head && q.light) {
-    bytes += 2 * s.stream + s.norm + kGpuLine;
+    bytes += 2 * s.stream + s.norm + s.table + kGpuLine;
   } else if (q.head) {
     // After the blocks: the last sum, the norm and its result, and the gradient of the logits.
     bytes += s.stream + s.entered + s.norm + s.logits + kLine;

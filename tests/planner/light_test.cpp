@@ -41,7 +41,7 @@ TEST(Light, BlocksKeepWhatNoProductCanMakeCheaply) {
           const Question q = settle(on_gpu(gpt, batch, 1024, layout));
           const std::int64_t e = q.layout.param;
           const std::int64_t block = n * width * 10 * e + n * (16 + 4 * heads);
-          const std::int64_t head = 2 * n * width * e + 8 * n + 512;
+          const std::int64_t head = 2 * n * width * e + 8 * n + 512 + 4 * 50304 * width;
           EXPECT_EQ(run_memory(run_question(q)).activations, layers * block + head);
 
           const ModelShape llama = llama_like(layers, width, heads, 1, 3 * width, 32000);
@@ -49,7 +49,7 @@ TEST(Light, BlocksKeepWhatNoProductCanMakeCheaply) {
           const std::int64_t qkv = width + 2 * 64;
           const std::int64_t gated = n * e * (3 * width + qkv + 6 * width) + n * (8 + 4 * heads);
           EXPECT_EQ(run_memory(run_question(l)).activations,
-                    layers * gated + 2 * n * width * e + 4 * n + 512);
+                    layers * gated + 2 * n * width * e + 4 * n + 512 + 4 * 32000 * width);
         }
       }
     }
