@@ -141,9 +141,10 @@ __global__ void __launch_bounds__(kLossThreads, 2)
   for (unsigned c = classes + threadIdx.x; c < cols; c += kLossThreads) x[c] = narrow<T>(0.0f);
   __syncthreads();
   if (threadIdx.x == 0) {
-    losses[row] = mine.top - chosen + logf(mine.sum);
+    const float loss = mine.top - chosen + logf(mine.sum);
+    losses[row] = loss;
     // Not p - 1, which has lost its digits where p is nearly 1.
-    x[target] = narrow<T>(expm1f(chosen - log_sum));
+    x[target] = narrow<T>(expm1f(-loss));
   }
 }
 
