@@ -21,12 +21,14 @@ struct StateLayout {
 
   int optimizer() const { return master + moments; }
   int total() const { return param + grad + optimizer(); }
+  bool fp16() const { return name == "fp16"; }  // 16 bits are those, not bf16
 
   friend bool operator==(const StateLayout&, const StateLayout&) = default;
 };
 
 // "bf16" 2+2+12 = 16, "bf16-fp32grad" 2+4+12 = 18, "bf16-nomaster" 2+2+8 = 12 (trains well only
-// with stochastic rounding), "fp32" 4+4+8 = 16.
+// with stochastic rounding), "fp16" 2+2+12 = 16 (for GPUs without bf16; its loss is scaled up),
+// "fp32" 4+4+8 = 16, which is the last.
 const std::vector<StateLayout>& state_layouts();
 
 // One of those by name, or "p,g,o" in bytes for what-if questions (such as "2,6,12"): the engine

@@ -22,6 +22,7 @@ namespace {
 
 constexpr const char* kUpdates = "updates";
 constexpr std::string_view kUpdatesOf = "updates/";
+constexpr const char* kLossScale = "updates/ loss scale";  // no parameter is called so
 
 DType stored_dtype(const zero::StateShard& shard) {
   if (const auto found = comm::find_dtype(shard.values.scalar_type())) return *found;
@@ -219,6 +220,10 @@ void put_counts(Extra& extra, const zero::StepCounts& counts) {
   for (const auto& [param, updates] : counts.updates) {
     if (updates != counts.steps) extra[str(kUpdatesOf, param)] = str(updates);
   }
+  // A power of two: a whole number.
+  if (counts.loss_scale > 0) {
+    extra[kLossScale] = str(static_cast<std::int64_t>(counts.loss_scale));
+  }
 }
 
 zero::StepCounts take_counts(Extra& extra, const std::string& where) {
@@ -232,6 +237,10 @@ zero::StepCounts take_counts(Extra& extra, const std::string& where) {
   const auto steps = extra.find(kUpdates);
   counts.steps = read(steps == extra.end() ? std::string() : steps->second);
   if (steps != extra.end()) extra.erase(steps);
+  if (const auto scale = extra.find(kLossScale); scale != extra.end()) {
+    counts.loss_scale = static_cast<double>(read(scale->second));
+    extra.erase(scale);
+  }
   for (auto at = extra.lower_bound(std::string(kUpdatesOf));
        at != extra.end() && std::string_view(at->first).starts_with(kUpdatesOf);
        at = extra.erase(at)) {

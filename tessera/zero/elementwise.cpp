@@ -6,8 +6,12 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 
+#include <limits>
+
 #include "tessera/core/philox.h"
+#include "tessera/kernels/cuda/optimizer.h"
 #include "tessera/kernels/optimizer.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/zero/formulas.h"
 
 namespace tessera::zero {
@@ -38,6 +42,40 @@ void fused(const rules::Rule& rule, const rules::Step& step, const ShardTensors&
     kernels::update(rule, step, mine, at_element<float>(shard.a, from),
                     at_element<float>(shard.b, from));
   });
+}
+
+// Whether it is done: a GPU that has a kernel for it.
+bool fused_on_gpu(const rules::Rule& rule, const rules::Step& step, const ShardTensors& shard) {
+  const at::Tensor &param = shard.param, &grad = shard.grad;
+  const auto fits = [](const at::Tensor& state) {
+    return !state.defined() || (state.scalar_type() == at::kFloat && state.is_contiguous());
+  };
+  if (!nn::gpu::takes(param) || !nn::gpu::takes(grad) || !param.is_contiguous() ||
+      !grad.is_contiguous() || !fits(shard.a) || !fits(shard.b) || !fits(shard.master) ||
+      param.numel() > std::numeric_limits<std::int32_t>::max()) {
+    return false;
+  }
+  kernels::cuda::UpdateTypes types;
+  types.param = nn::gpu::type_of(param);
+  types.grad = nn::gpu::type_of(grad);
+  types.master = shard.master.defined();
+  types.seed = shard.seed;
+  const bool narrow = types.param != DType::f32;
+  if (narrow ? (types.grad != types.param && types.grad != DType::f32) ||
+                   (types.param == DType::f16 && !types.master)
+             : types.master) {
+    return false;
+  }
+  kernels::cuda::UpdatePiece piece;
+  piece.grad = grad.const_data_ptr();
+  piece.a = at_element<float>(shard.a, 0);
+  piece.b = at_element<float>(shard.b, 0);
+  piece.master = at_element<float>(shard.master, 0);
+  piece.param = param.mutable_data_ptr();
+  piece.begin = static_cast<std::uint64_t>(shard.begin);
+  piece.count = static_cast<std::uint32_t>(param.numel());
+  kernels::cuda::update(rule, step, types, piece, shard.stream, nn::gpu::stream_of(param));
+  return true;
 }
 
 void composite(const rules::Rule& rule, const rules::Step& step, const ShardTensors& shard) {
@@ -75,7 +113,7 @@ void update_shard(const rules::Rule& rule, const rules::Step& step, const ShardT
   const auto grad_type = kernel_type(shard.grad);
   if (param_type && grad_type) {
     fused(rule, step, shard, *param_type, *grad_type);
-  } else {
+  } else if (!fused_on_gpu(rule, step, shard)) {
     composite(rule, step, shard);
   }
 }

@@ -21,7 +21,8 @@ struct ShardTensors {
   std::uint64_t stream = 0, seed = 0;
 };
 
-// One step of a rule: one pass of the fused kernel on the CPU, its formula in ATen elsewhere.
+// One step of a rule: one pass of a fused kernel, on the CPU or a GPU; where there is none for the
+// types, its formula in ATen.
 void update_shard(const rules::Rule& rule, const rules::Step& step, const ShardTensors& shard);
 
 // The type by which the kernels know this tensor's elements; nothing if they do not take it.

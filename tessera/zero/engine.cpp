@@ -59,9 +59,10 @@ struct UnitWatch final : nn::UnitObserver {
 // [Note: cast inputs] in options.h.
 std::optional<at::ScalarType> cast_of_inputs(const Plan& plan, int unit, const Options& options) {
   if (!options.cast_inputs || options.layout.param != 2) return std::nullopt;
+  const at::ScalarType narrow = options.layout.fp16() ? at::kHalf : at::kBFloat16;
   for (const Param& param : plan.params) {
     const at::ScalarType type = plan.spaces[static_cast<std::size_t>(param.space)].dtype;
-    if (type == at::kBFloat16 && (unit == 0 || param.unit == unit)) return type;
+    if (type == narrow && (unit == 0 || param.unit == unit)) return type;
   }
   return std::nullopt;
 }
@@ -72,10 +73,10 @@ const Options& checked(const Options& options) {
     if (!good) throw UsageError(problem);
   };
   const auto& known = state_layouts();
-  require(
-      std::find(known.begin(), known.end(), options.layout) != known.end(),
-      str("layout ", quote(options.layout.name),
-          " is for planning only; the engine runs bf16, bf16-fp32grad, bf16-nomaster and fp32"));
+  require(std::find(known.begin(), known.end(), options.layout) != known.end(),
+          str("layout ", quote(options.layout.name),
+              " is for planning only; the engine runs bf16, bf16-fp32grad, bf16-nomaster, fp16 and "
+              "fp32"));
   require(options.micro_batches >= 1,
           str("micro_batches: got ", options.micro_batches, ", wanted at least 1"));
   require(options.bucket_bytes >= 0, str("bucket_bytes: got ", options.bucket_bytes,
@@ -119,6 +120,15 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
     if (param.bucket >= 0 && torch::autograd::impl::post_acc_grad_hooks(param.tensor) != nullptr) {
       throw UsageError("this model has an engine already; destroy it before making another");
     }
+  }
+  device_problem = StepOnDevice::problem(plan, *update);
+  if (options.layout.fp16() && !device_problem.empty()) {
+    throw UsageError(str("layout fp16 scales the loss in the step on a GPU, and here ",
+                         device_problem, "; take the layout bf16"));
+  }
+  if (device_problem.empty()) {
+    device = std::make_unique<StepOnDevice>(UpdateContext{plan, options, group, buffers, gatherer},
+                                            *update, reducer);
   }
   // A master copy starts with the values before they are rounded.
   gatherer.fill(options, [this](int index, const at::Tensor& values) {
@@ -306,7 +316,17 @@ Engine::NoSync::~NoSync() { impl_->passes.leave_no_sync(); }
 
 const Options& Engine::options() const { return impl_->options; }
 const comm::Group& Engine::group() const { return impl_->group; }
-std::int64_t Engine::steps() const { return impl_->update->steps(); }
+std::int64_t Engine::steps() const {
+  impl_->settle();
+  return impl_->update->steps();
+}
+std::string Engine::capture_problem() const {
+  return impl_->device ? impl_->device->capture_problem() : impl_->device_problem;
+}
+void Engine::prepare_step(const Begin& begin, std::optional<double> lr) {
+  impl_->prepare_step(begin, lr);
+}
+PendingStep Engine::replayed() { return impl_->replayed(); }
 std::int64_t Engine::traveling_param_bytes() const {
   return impl_->plan.param_bytes(/*frozen=*/impl_->gatherer.shards());
 }

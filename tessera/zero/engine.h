@@ -77,6 +77,7 @@ enum class StateScope : std::uint8_t {
 struct StepCounts {
   std::int64_t steps = 0;
   std::map<std::string, std::int64_t> updates;  // of each parameter
+  double loss_scale = 0;                        // layout fp16; 0: not known
 };
 
 struct Begin {

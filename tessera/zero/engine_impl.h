@@ -8,6 +8,7 @@
 #include "tessera/zero/global_loss.h"
 #include "tessera/zero/pass_state.h"
 #include "tessera/zero/reducer.h"
+#include "tessera/zero/step_on_device.h"
 #include "tessera/zero/update.h"
 
 namespace tessera::zero {
@@ -32,6 +33,9 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
 
   // A step, in step.cpp.
   void begin_step(int micro_batches);
+  void end_step();
+  bool on_device(const at::Tensor& output) const;
+  at::Tensor scaled_up(const at::Tensor& root) const;
   void backward(const at::Tensor& output, const at::Tensor& gradient, const BackwardPass& pass);
   void finish_pass(int model_chunk);
   void finish_reduction();
@@ -39,6 +43,10 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void discard();
   PendingStep start_step(std::optional<double> lr);
   StepInfo step_on_host(std::optional<double> lr);
+  void prepare_step(const Begin& begin, std::optional<double> lr);
+  PendingStep replayed();
+  // The host counts steps and updates again where the device has counted them.
+  void settle();
 
   const std::shared_ptr<torch::nn::Module> model;
   const comm::Group group;
@@ -48,6 +56,10 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   Gatherer gatherer;
   Reducer reducer;
   std::unique_ptr<Update> update;
+  std::string device_problem;            // why `device` is not there
+  std::unique_ptr<StepOnDevice> device;  // [Note: steps on a device]
+  bool unsettled = false;
+  double loss_scale = 0;  // as settle() found it
   PassState passes;
   GlobalLoss loss;
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;

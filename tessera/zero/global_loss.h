@@ -22,6 +22,7 @@ class GlobalLoss {
   double scale(Stopwatch& waiting);
   void add(const at::Tensor& scaled_loss);
   double sum() const { return sum_.defined() ? sum_.item<double>() : 0; }
+  const at::Tensor& total() const { return sum_; }  // the same where it is; undefined for 0
 
  private:
   const comm::Group group_;

@@ -31,12 +31,18 @@ class RuleUpdate final : public Update {
       if (p.bucket < 0 || !used[i]) continue;
       ++updates_[i];
       if (held(p).size == 0) continue;
-      ShardTensors shard = tensors(index, reducer);
-      if (!states_.empty()) shard.a = shard_of_state(states_[0], index);
-      if (states_.size() > 1) shard.b = shard_of_state(states_[1], index);
-      update_shard(rule_, step_of(index, lr, weight_decay_, scale), shard);
+      update_shard(rule_, step_of(index, lr, weight_decay_, scale), shard(index, reducer));
     }
   }
+
+  ShardTensors shard(int index, const Reducer& reducer) const override {
+    ShardTensors result = tensors(index, reducer);
+    if (!states_.empty()) result.a = shard_of_state(states_[0], index);
+    if (states_.size() > 1) result.b = shard_of_state(states_[1], index);
+    return result;
+  }
+  const rules::Rule* rule() const override { return &rule_; }
+  double weight_decay() const override { return weight_decay_; }
 
   std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
     std::vector<std::pair<std::string, at::Tensor>> result;

@@ -50,7 +50,8 @@ class Owners {
 at::ScalarType stored_as(const at::Tensor& param, const StateLayout& layout,
                          const ParamPolicy& policy) {
   const bool cast = param.scalar_type() == at::kFloat && layout.param == 2 && !policy.keep_fp32;
-  return cast ? at::kBFloat16 : param.scalar_type();
+  if (!cast) return param.scalar_type();
+  return layout.fp16() ? at::kHalf : at::kBFloat16;
 }
 
 Space space_for(const at::Tensor& param, const StateLayout& layout, const ParamPolicy& policy) {

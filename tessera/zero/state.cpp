@@ -61,7 +61,9 @@ std::vector<StateShard> Engine::state(StateScope scope) {
 }
 
 StepCounts Engine::progress() const {
+  impl_->settle();
   StepCounts progress;
+  progress.loss_scale = impl_->loss_scale;
   progress.steps = impl_->update->steps();
   for (std::size_t i = 0; i < impl_->plan.params.size(); ++i) {
     progress.updates[impl_->plan.params[i].name] = impl_->update->updates()[i];
@@ -82,6 +84,9 @@ void Engine::resume(const StepCounts& progress) {
     const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
     if (master.defined()) impl.gatherer.param_shard(static_cast<int>(i)).copy_(master);
   }
+  if (impl.device) impl.device->set_counts({progress.steps, progress.loss_scale, updates});
+  impl.unsettled = false;
+  impl.loss_scale = progress.loss_scale;
   impl.update->resume(progress.steps, std::move(updates));
   impl.gatherer.all_gather_updated();
   impl.gatherer.wait_all();

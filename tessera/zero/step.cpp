@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -35,6 +36,16 @@ void Engine::Impl::begin_step(int micro_batches) {
   reducer.begin_step();
 }
 
+bool Engine::Impl::on_device(const at::Tensor& output) const {
+  return device != nullptr && !output.is_cpu();
+}
+
+// [Note: loss scaling] in kernels/cuda/optimizer.h.
+at::Tensor Engine::Impl::scaled_up(const at::Tensor& root) const {
+  const at::Tensor scale = device ? device->loss_scale() : at::Tensor();
+  return scale.defined() ? root * (root.is_cpu() ? scale.cpu() : scale) : root;
+}
+
 void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient,
                             const BackwardPass& pass) {
   const bool is_loss = !gradient.defined();
@@ -47,7 +58,12 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
   const bool reduce = passes.reduces(pass.model_chunk) && !pass.deferred;
   const double scale = loss.scale(reducer.exposed());
   reducer.begin_pass(pass.model_chunk, reduce);
-  const at::Tensor root = is_loss ? output * scale : output;
+  at::Tensor counted, root = output;
+  if (is_loss) {
+    counted =
+        on_device(output) ? output * device->factor(scale, output.scalar_type()) : output * scale;
+    root = scaled_up(counted);
+  }
   passes.begin_backward(pass);
   try {
     if (root.requires_grad()) root.backward(gradient);
@@ -58,7 +74,7 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
   passes.end_backward();
   reducer.end_pass();
   gatherer.end_backward();
-  if (is_loss) loss.add(root);
+  if (is_loss) loss.add(counted);
 }
 
 void Engine::Impl::finish_pass(int model_chunk) {
@@ -116,7 +132,51 @@ void Engine::Impl::discard() {
 PendingStep Engine::Impl::start_step(std::optional<double> lr) {
   passes.check_step();
   finish_reduction();
-  return PendingStep(std::make_shared<DoneStep>(step_on_host(lr)));
+  if (device == nullptr) return PendingStep(std::make_shared<DoneStep>(step_on_host(lr)));
+  const at::Tensor sum = loss.total();
+  optimizer_time.time([&] {
+    device->decide(sum.defined() ? sum.to(plan.params.front().tensor.device()) : sum,
+                   reducer.used(), lr.value_or(update->default_lr()), reducer.exposed());
+  });
+  end_step();
+  // Where it is skipped the device updates nothing, and the gather moves what was there.
+  optimizer_time.time([&] { device->update(); });
+  gatherer.all_gather_updated();
+  unsettled = true;
+  return device->result();
+}
+
+void Engine::Impl::prepare_step(const Begin& begin, std::optional<double> lr) {
+  if (device == nullptr) {
+    throw UsageError(str("steps of this engine cannot be captured: ", device_problem));
+  }
+  if (passes.stepping()) throw UsageError("prepare_step() in the middle of a step; call step()");
+  loss.begin(begin.micro_batches > 0 ? begin.micro_batches : options.micro_batches);
+  if (begin.tokens) loss.weigh_by_tokens(*begin.tokens);
+  device->prepare(loss.scale(reducer.exposed()), lr.value_or(update->default_lr()));
+}
+
+PendingStep Engine::Impl::replayed() {
+  if (device == nullptr) {
+    throw UsageError(str("steps of this engine cannot be captured: ", device_problem));
+  }
+  unsettled = true;
+  return device->replayed();
+}
+
+void Engine::Impl::settle() {
+  if (!std::exchange(unsettled, false)) return;
+  StepOnDevice::Counts counts = device->counts();
+  update->resume(counts.steps, std::move(counts.updates));
+  if (device->loss_scale().defined()) loss_scale = counts.loss_scale;
+}
+
+void Engine::Impl::end_step() {
+  passes.end_step();
+  gatherer.begin_update();
+  if (model->is_training() && options.broadcast_buffers) {
+    broadcast_module_buffers(*model, group, reducer.exposed());
+  }
 }
 
 StepInfo Engine::Impl::step_on_host(std::optional<double> lr) {
@@ -129,11 +189,7 @@ StepInfo Engine::Impl::step_on_host(std::optional<double> lr) {
   StepInfo info;
   info.loss = sums.loss;
   info.grad_norm = std::sqrt(sums.squares);
-  passes.end_step();
-  gatherer.begin_update();
-  if (model->is_training() && options.broadcast_buffers) {
-    broadcast_module_buffers(*model, group, reducer.exposed());
-  }
+  end_step();
   if (!std::isfinite(info.grad_norm) || !std::isfinite(info.loss)) {
     if (options.on_non_finite == OnNonFinite::stop) {
       throw Error(str("the gradient or the loss is not finite in step ", update->steps() + 1,

@@ -60,32 +60,37 @@ at::Tensor Update::master_shard(int index) const {
                                                      : at::Tensor();
 }
 
-double Update::sum_of_squares(const Reducer& reducer) const {
-  double sum = 0;
-  const auto add = [&sum](const at::Tensor& values) {
-    if (values.numel() == 0) return;
-    if (const auto type = kernel_type(values)) {
-      sum += kernels::sum_of_squares(values.const_data_ptr(), *type,
-                                     static_cast<std::size_t>(values.numel()));
-    } else {
-      sum += values.to(at::kDouble).square().sum().item<double>();
-    }
-  };
+void Update::each_counted(const Reducer& reducer,
+                          const std::function<void(const at::Tensor& grad)>& visit) const {
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {
     if (plan_.params[i].bucket < 0) continue;
     const at::Tensor grad = reducer.owned_grad(static_cast<int>(i));
     if (counted_.empty()) {
-      add(grad);
+      if (grad.numel() > 0) visit(grad);
       continue;
     }
     const ShardRange mine = shard_of(plan_.params[i], group_.rank());
     for (const Run& run : counted_[i]) {
       const std::int64_t begin = std::max(run.local, mine.begin);
       const std::int64_t end = std::min(run.local + run.count, mine.begin + mine.size);
-      if (begin < end) add(grad.narrow(0, begin - mine.begin, end - begin));
+      if (begin < end) visit(grad.narrow(0, begin - mine.begin, end - begin));
     }
   }
-  return sum;
+}
+
+double Update::sum_of_squares(const Reducer& reducer) const {
+  double sum = 0;
+  at::Tensor elsewhere;  // the sum of what there is no kernel for
+  each_counted(reducer, [&](const at::Tensor& values) {
+    if (const auto type = kernel_type(values)) {
+      sum += kernels::sum_of_squares(values.const_data_ptr(), *type,
+                                     static_cast<std::size_t>(values.numel()));
+    } else {
+      const at::Tensor squares = values.to(at::kDouble).square().sum();
+      elsewhere = elsewhere.defined() ? elsewhere + squares : squares;
+    }
+  });
+  return elsewhere.defined() ? sum + elsewhere.item<double>() : sum;
 }
 
 void Update::resume(std::int64_t steps, std::vector<std::int64_t> updates) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,9 +35,21 @@ class Update {
   // of the elements that this rank counts (ModelAxes::counted).
   double sum_of_squares(const Reducer& reducer) const;
 
+  // The elements that it adds up, one flat stretch after the other.
+  void each_counted(const Reducer& reducer,
+                    const std::function<void(const at::Tensor& grad)>& visit) const;
+
   // One step. Gradients are multiplied by `scale`; parameters not in `used` stay as they are.
   virtual void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
                      double scale) = 0;
+
+  // A parameter as its rule sees it, with its states.
+  virtual ShardTensors shard(int param, const Reducer& reducer) const {
+    return tensors(param, reducer);
+  }
+  // The rule that is all this optimizer does, with its weight decay; null: it does more.
+  virtual const rules::Rule* rule() const { return nullptr; }
+  virtual double weight_decay() const { return 0; }
 
   // The fp32 copy of what this rank holds of a parameter, flat; undefined where there is none.
   at::Tensor master_shard(int param) const;

@@ -101,6 +101,8 @@ TEST(Layout, Parsing) {
   EXPECT_EQ(parse_state_layout("bf16").total(), 16);
   EXPECT_EQ(parse_state_layout("bf16-fp32grad").total(), 18);
   EXPECT_EQ(parse_state_layout("bf16-nomaster").total(), 12);
+  EXPECT_EQ(parse_state_layout("fp16").total(), 16);
+  EXPECT_TRUE(parse_state_layout("fp16").fp16());
   EXPECT_EQ(parse_state_layout("fp32").total(), 16);
   EXPECT_EQ(parse_state_layout("2,6,12").total(), 20);
   for (const char* bad : {"", "bf61", "2,6", "2,6,12,1", "2,-6,12", "2, 6,12", "9999,1,1"}) {

@@ -1,0 +1,371 @@
+#include "tessera/zero/step_on_device.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/philox.h"
+#include "tessera/core/text.h"
+#include "tessera/nn/gpu.h"
+#include "tessera/zero/step_sums.h"
+
+namespace tessera::zero {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+std::optional<DType> gpu_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return DType::f32;
+    case at::kBFloat16: return DType::bf16;
+    case at::kHalf: return DType::f16;
+    default: return std::nullopt;
+  }
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+at::Tensor pinned_bytes(std::size_t bytes) {
+  return at::empty({static_cast<std::int64_t>(bytes)}, at::dtype(at::kByte).pinned_memory(true));
+}
+
+template <class T>
+T* data_of(const at::Tensor& bytes) {
+  return bytes.defined() ? static_cast<T*>(bytes.mutable_data_ptr()) : nullptr;
+}
+
+// The result of a step on its way to the host.
+class StepOnItsWay final : public PendingStep::State {
+ public:
+  StepOnItsWay(const at::Tensor& result, c10::Device device, bool stops, bool scaled)
+      : host_(pinned_bytes(sizeof(cuda::StepResult))),
+        arrived_(device.type()),
+        stops_(stops),
+        scaled_(scaled) {
+    host_.copy_(result, /*non_blocking=*/true);
+    arrived_.record(current_stream(device));
+  }
+  bool ready() const override { return arrived_.query(); }
+  StepInfo get() override {
+    arrived_.synchronize();
+    cuda::StepResult result;
+    std::memcpy(&result, host_.const_data_ptr(), sizeof(result));
+    // A scale that was too large is no reason to stop, unless it is none.
+    const bool overflow = scaled_ && std::isfinite(result.loss) && result.loss_scale > 1;
+    if (result.skipped != 0 && stops_ && !overflow) {
+      throw Error(str("the gradient or the loss is not finite in step ", result.steps + 1,
+                      " (norm ", result.norm, ", loss ", result.loss,
+                      "); lower the learning rate, clip, or skip such steps "
+                      "(on_non_finite = skip)"));
+    }
+    StepInfo info;
+    info.loss = result.loss;
+    info.grad_norm = result.norm;
+    info.skipped = result.skipped != 0;
+    info.loss_scale = result.loss_scale;
+    return info;
+  }
+
+ private:
+  const at::Tensor host_;
+  c10::Event arrived_;
+  const bool stops_, scaled_;
+};
+
+comm::Call control_call(const char* label) {
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = label;
+  return call;
+}
+
+bool is_scaled(const Plan& plan) {
+  return std::any_of(plan.spaces.begin(), plan.spaces.end(), [](const Space& space) {
+    return space.trainable && space.grad_dtype == at::kHalf;
+  });
+}
+
+}  // namespace
+
+std::string StepOnDevice::problem(const Plan& plan, const Update& update) {
+  if (!plan.params.front().tensor.is_cuda()) return "the model is not on a GPU";
+  if (!cuda::built()) return "this program has no kernels for GPUs (nvcc was not found)";
+  if (update.rule() == nullptr) return "the optimizer does not treat every element alone";
+  for (const Space& space : plan.spaces) {
+    if (!space.trainable) continue;
+    const auto param = gpu_type(space.dtype), grad = gpu_type(space.grad_dtype);
+    const bool known =
+        param && grad && (*grad == *param || *grad == DType::f32) &&
+        (*param == DType::f32 ? !space.master : *param == DType::bf16 || space.master);
+    if (!known) return str("there is no kernel for parameters of type ", space.describe());
+  }
+  return "";
+}
+
+StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
+                           const Reducer& reducer)
+    : plan_(context.plan),
+      options_(context.options),
+      group_(context.group),
+      ledger_(context.buffers.ledger()),
+      device_(context.plan.params.front().tensor.device()),
+      rule_(*update.rule()),
+      weight_decay_(update.weight_decay()),
+      scaled_(is_scaled(context.plan)) {
+  const memory::OwnerScope owner(ledger_);
+  const memory::CategoryScope scope(MemoryCategory::optimizer);
+  const std::size_t params = plan_.params.size();
+  input_.resize(sizeof(cuda::StepInput) + params);
+  const cuda::StepInput first;
+  std::memcpy(input_.data(), &first, sizeof(first));
+  device_input_ = memory(input_.size());
+  const auto number = [&](std::size_t at, at::ScalarType type) {
+    const auto size = static_cast<std::int64_t>(c10::elementSize(type));
+    return device_input_.narrow(0, static_cast<std::int64_t>(at), size).view(type).squeeze(0);
+  };
+  factor32_ = number(offsetof(cuda::StepInput, factor32), at::kFloat);
+  factor64_ = number(offsetof(cuda::StepInput, factor), at::kDouble);
+  sums_ = memory(cuda::sums_bytes(params));
+  rows_ = memory(cuda::sums_bytes(params) * static_cast<std::size_t>(group_.size()));
+  parts_ = memory(sizeof(cuda::StepSums) * static_cast<std::size_t>(options_.axes.group.size()));
+  result_ = memory(sizeof(cuda::StepResult));
+  steps_ = memory(sizeof(cuda::ParamStep) * params);
+  cuda::StepState state;
+  if (scaled_) state.loss_scale = cuda::kFirstLossScale;
+  state_ = on_device(&state, sizeof(state));
+  loss_scale_ = state_.narrow(0, offsetof(cuda::StepState, loss_scale), sizeof(double))
+                    .view(at::kDouble)
+                    .squeeze(0);
+  updates_ = at::zeros({static_cast<std::int64_t>(params)}, at::device(device_).dtype(at::kLong));
+  make_tables(update, reducer, options_.seed);
+}
+
+bool StepOnDevice::capturing() const { return nn::gpu::recording(sums_); }
+cuda::Stream StepOnDevice::stream() const { return nn::gpu::stream_of(sums_); }
+
+at::Tensor StepOnDevice::memory(std::size_t bytes) const {
+  return at::zeros({static_cast<std::int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
+}
+
+at::Tensor StepOnDevice::on_device(const void* data, std::size_t bytes) const {
+  // from_blob wants memory that may be written to; it is only read.
+  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::kByte)
+      .to(device_);
+}
+
+void StepOnDevice::make_tables(const Update& update, const Reducer& reducer, std::uint64_t seed) {
+  std::vector<cuda::ParamInfo> infos;
+  for (const Param& p : plan_.params) {
+    infos.push_back({p.policy.lr_scale, p.policy.decay ? 1 : 0, stream_of(p.name)});
+  }
+  infos_ = on_device(infos.data(), infos.size() * sizeof(cuda::ParamInfo));
+
+  // [Note: same norm] Cut within what a rank owns of a parameter, which is the same at every stage.
+  std::vector<cuda::SquarePiece> squares;
+  update.each_counted(reducer, [&](const at::Tensor& grad) {
+    const auto* from = static_cast<const std::byte*>(grad.const_data_ptr());
+    for (std::int64_t at = 0; at < grad.numel(); at += cuda::kSquarePiece) {
+      const auto count = std::min<std::int64_t>(grad.numel() - at, cuda::kSquarePiece);
+      squares.push_back({from + at * grad.element_size(), static_cast<std::uint32_t>(count),
+                         *gpu_type(grad.scalar_type())});
+    }
+  });
+  square_count_ = squares.size();
+  squares_ = on_device(squares.data(), squares.size() * sizeof(cuda::SquarePiece));
+  partials_ = memory(std::max<std::size_t>(1, squares.size()) * sizeof(double));
+
+  std::vector<std::vector<cuda::UpdatePiece>> pieces(plan_.spaces.size());
+  for (std::size_t i = 0; i < plan_.params.size(); ++i) {
+    const Param& p = plan_.params[i];
+    if (p.bucket < 0) continue;
+    const ShardTensors shard = update.shard(static_cast<int>(i), reducer);
+    const auto moved = [](const at::Tensor& tensor, std::int64_t at) {
+      return tensor.defined() ? tensor.mutable_data_ptr<float>() + at : nullptr;
+    };
+    for (std::int64_t at = 0; at < shard.param.numel(); at += cuda::kUpdatePiece) {
+      cuda::UpdatePiece piece;
+      piece.grad = static_cast<const std::byte*>(shard.grad.const_data_ptr()) +
+                   at * shard.grad.element_size();
+      piece.a = moved(shard.a, at);
+      piece.b = moved(shard.b, at);
+      piece.master = moved(shard.master, at);
+      piece.param =
+          static_cast<std::byte*>(shard.param.mutable_data_ptr()) + at * shard.param.element_size();
+      piece.begin = static_cast<std::uint64_t>(shard.begin + at);
+      piece.count = static_cast<std::uint32_t>(
+          std::min<std::int64_t>(shard.param.numel() - at, cuda::kUpdatePiece));
+      piece.index = static_cast<std::uint32_t>(i);
+      pieces[static_cast<std::size_t>(p.space)].push_back(piece);
+    }
+  }
+  for (std::size_t s = 0; s < pieces.size(); ++s) {
+    if (pieces[s].empty()) continue;
+    const Space& space = plan_.spaces[s];
+    SpaceTable table;
+    table.types = {*gpu_type(space.dtype), *gpu_type(space.grad_dtype), space.master, seed};
+    table.pieces = on_device(pieces[s].data(), pieces[s].size() * sizeof(cuda::UpdatePiece));
+    table.count = pieces[s].size();
+    spaces_.push_back(std::move(table));
+  }
+}
+
+// Copies what the host wants to the device, if something of it is new. The pinned memory is not
+// used again before the copy is over: torch's allocator sees to that.
+void StepOnDevice::send() {
+  if (has_sent_ && sent_ == input_) return;
+  const at::Tensor host = pinned_bytes(input_.size());
+  std::memcpy(host.mutable_data_ptr(), input_.data(), input_.size());
+  device_input_.copy_(host, /*non_blocking=*/true);
+  sent_ = input_;
+  has_sent_ = true;
+}
+
+void StepOnDevice::set_used(const std::vector<bool>& used) {
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    input_[sizeof(cuda::StepInput) + i] = used[i] ? 1 : 0;
+  }
+}
+
+at::Tensor StepOnDevice::factor(double value, at::ScalarType type) {
+  const auto single = static_cast<float>(value);
+  std::memcpy(input_.data() + offsetof(cuda::StepInput, factor), &value, sizeof(value));
+  std::memcpy(input_.data() + offsetof(cuda::StepInput, factor32), &single, sizeof(single));
+  if (!capturing()) send();
+  return type == at::kDouble ? factor64_ : factor32_;
+}
+
+at::Tensor StepOnDevice::loss_scale() const { return scaled_ ? loss_scale_ : at::Tensor(); }
+
+void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used, double lr,
+                          Stopwatch& waiting) {
+  if (capturing()) {
+    captured_ = used;
+  } else {
+    set_used(used);
+    std::memcpy(input_.data() + offsetof(cuda::StepInput, lr), &lr, sizeof(lr));
+    send();
+  }
+  const auto* const bytes = data_of<std::uint8_t>(device_input_) + sizeof(cuda::StepInput);
+  cuda::sum_of_squares(data_of<cuda::SquarePiece>(squares_), square_count_,
+                       data_of<double>(partials_), data_of<double>(loss), bytes,
+                       plan_.params.size(), data_of<void>(sums_), stream());
+  exchange(waiting);
+  cuda::Decision what;
+  what.input = data_of<cuda::StepInput>(device_input_);
+  what.sums = data_of<void>(sums_);
+  what.params = plan_.params.size();
+  what.infos = data_of<cuda::ParamInfo>(infos_);
+  what.clip_norm = options_.clip_norm;
+  what.scaled = scaled_;
+  what.state = data_of<cuda::StepState>(state_);
+  what.updates = data_of<std::int64_t>(updates_);
+  what.steps = data_of<cuda::ParamStep>(steps_);
+  what.result = data_of<cuda::StepResult>(result_);
+  cuda::decide(rule_, weight_decay_, what, stream());
+}
+
+// As sum_over_ranks and sum_over_model do it, in the same order.
+void StepOnDevice::exchange(Stopwatch& waiting) {
+  const comm::Group& parts = options_.axes.group;
+  const bool staged =
+      (group_.size() > 1 && !group_.on_device()) || (parts.size() > 1 && !parts.on_device());
+  if (staged) return exchange_on_host(waiting);
+  const auto gather = [&](const comm::Group& group, const at::Tensor& all, const at::Tensor& mine,
+                          const char* label) {
+    const comm::Work work =
+        group.all_gather(all.view(at::kDouble), mine.view(at::kDouble), control_call(label));
+    waiting.time([&] { work.wait(); });
+  };
+  const std::size_t params = plan_.params.size();
+  if (group_.size() > 1) {
+    gather(group_, rows_, sums_, "norm, loss and used parameters");
+    cuda::add_sums(data_of<void>(rows_), group_.size(), params, options_.axes.counts_loss,
+                   data_of<void>(sums_), stream());
+  } else if (!options_.axes.counts_loss) {
+    cuda::add_sums(data_of<void>(sums_), 1, params, false, data_of<void>(sums_), stream());
+  }
+  if (parts.size() > 1) {
+    gather(parts, parts_, sums_.narrow(0, 0, sizeof(cuda::StepSums)),
+           "norm and loss of the parts of the model");
+    cuda::add_sums(data_of<void>(parts_), parts.size(), 0, true, data_of<void>(sums_), stream());
+  }
+}
+
+void StepOnDevice::exchange_on_host(Stopwatch& waiting) {
+  const at::Tensor host = sums_.cpu();
+  auto* const header = data_of<cuda::StepSums>(host);
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(header + 1);
+  StepSums mine;
+  mine.squares = header->squares;
+  mine.loss = header->loss;
+  for (std::size_t i = 0; i < plan_.params.size(); ++i) mine.used.push_back(bytes[i] != 0);
+  StepSums all = sum_over_ranks(group_, mine, waiting);
+  sum_over_model(options_.axes, all, waiting);
+  header->squares = all.squares;
+  header->loss = all.loss;
+  for (std::size_t i = 0; i < plan_.params.size(); ++i) bytes[i] = all.used[i] ? 1 : 0;
+  sums_.copy_(host);
+}
+
+void StepOnDevice::update() {
+  for (const SpaceTable& space : spaces_) {
+    cuda::update(rule_, space.types, data_of<cuda::UpdatePiece>(space.pieces), space.count,
+                 data_of<cuda::ParamStep>(steps_), stream());
+  }
+}
+
+PendingStep StepOnDevice::result() { return capturing() ? PendingStep() : replayed(); }
+
+PendingStep StepOnDevice::replayed() {
+  const bool stops = options_.on_non_finite == OnNonFinite::stop;
+  return PendingStep(std::make_shared<StepOnItsWay>(result_, device_, stops, scaled_));
+}
+
+void StepOnDevice::prepare(double factor, double lr) {
+  set_used(captured_);
+  this->factor(factor, at::kFloat);
+  std::memcpy(input_.data() + offsetof(cuda::StepInput, lr), &lr, sizeof(lr));
+  send();
+}
+
+std::string StepOnDevice::capture_problem() const {
+  const auto staged = [](const comm::Group& group) {
+    return group.size() > 1 && !group.on_device();
+  };
+  const auto& ties = options_.axes.ties;
+  if (staged(group_) || staged(options_.axes.group) ||
+      std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return staged(tie.group); })) {
+    return str("ranks exchange through host memory (backend ", group_.backend(), ")");
+  }
+  return "";
+}
+
+StepOnDevice::Counts StepOnDevice::counts() const {
+  cuda::StepState state;
+  std::memcpy(&state, state_.cpu().const_data_ptr(), sizeof(state));
+  const at::Tensor updates = updates_.cpu();
+  const auto* const begin = updates.const_data_ptr<std::int64_t>();
+  return {state.steps, state.loss_scale, {begin, begin + updates.numel()}};
+}
+
+void StepOnDevice::set_counts(const Counts& counts) {
+  cuda::StepState state;
+  state.steps = counts.steps;
+  if (scaled_) state.loss_scale = counts.loss_scale > 0 ? counts.loss_scale : cuda::kFirstLossScale;
+  state_.copy_(on_device(&state, sizeof(state)));
+  updates_.copy_(on_device(counts.updates.data(), counts.updates.size() * sizeof(std::int64_t))
+                     .view(at::kLong));
+}
+
+}  // namespace tessera::zero
