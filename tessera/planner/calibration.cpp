@@ -104,6 +104,7 @@ std::string hardware_toml(const Hardware& h) {
              "\ngradient_passes = ", h.gradient_passes, "\ninside = ", link(h.inside),
              "\nbetween = ", link(h.between), "\nrail_share = ", h.rail_share,
              "\nper_node = ", h.per_node, "\ncpu = ", h.cpu ? "true" : "false",
+             "\ntessera = ", h.tessera ? "true" : "false",
              "\nwatts = ", h.watts, "\nprice_per_hour = ", h.price_per_hour, "\n");
 }
 

@@ -40,6 +40,7 @@ struct Hardware {
   double rail_share = 1;
   int per_node = 8;
   bool cpu = false;  // devices are shares of a host's processor and memory, as Tessera's ranks have
+  bool tessera = false;  // what software makes of it was measured with Tessera's
 
   double watts = 0;           // per device, with its share of the node
   double price_per_hour = 0;  // per device; 0: unknown

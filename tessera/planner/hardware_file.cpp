@@ -90,13 +90,13 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
     *known.at(entry) = value;
     return;
   }
-  if (key == "cpu") {
+  if (key == "cpu" || key == "tessera") {
     const auto* value = node.as_boolean();
     if (value == nullptr) throw UsageError("wanted true or false");
-    entry.cpu = value->get();
+    (key == "cpu" ? entry.cpu : entry.tessera) = value->get();
     return;
   }
-  std::vector<std::string> names = {"like", "cpu"};
+  std::vector<std::string> names = {"like", "cpu", "tessera"};
   for (const Key& known : keys()) names.emplace_back(known.name);
   for (const CountKey& known : kCounts) {
     names.emplace_back(known.name);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/planner/light_time.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/step_time.h"
 
@@ -94,6 +95,7 @@ class LayerBuilder {
 }  // namespace
 
 PartWork layer_work(const Question& q) {
+  if (q.light_activations()) return light_layer_work(q);
   const LayerBuilder b(q);
   const LayerSizes& s = b.s;
   const double t = s.tokens, h = s.hidden, context = s.heads * s.head;
@@ -128,6 +130,7 @@ PartWork layer_work(const Question& q) {
 }
 
 PartWork embedding_work(const Question& q) {
+  if (q.light_activations()) return light_embedding_work(q);
   const LayerBuilder b(q);
   PartWork work;
   work.forward = b.pass(5 * b.s.tokens * b.s.hidden, 12);
@@ -138,6 +141,7 @@ PartWork embedding_work(const Question& q) {
 }
 
 PartWork head_work(const Question& q) {
+  if (q.light_activations()) return light_head_work(q);
   const LayerBuilder b(q);
   const LayerSizes& s = b.s;
   PartWork work;

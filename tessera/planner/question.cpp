@@ -183,7 +183,8 @@ void check_cuts(const Question& q) {
 void settle_software(Question& q) {
   const bool cpu = q.hardware.cpu;
   if (!q.gpu) q.gpu = !cpu;
-  if (!q.software) q.software = cpu ? Software::tessera : Software::megatron;
+  const bool ours = cpu || q.hardware.tessera;
+  if (!q.software) q.software = ours ? Software::tessera : Software::megatron;
   const bool shares = cpu && q.nodes == 1 && q.dp() > 1;
   if (q.gather == Gather::alias && !shares && q.dp() > 1 && q.zero == 3) {
     throw UsageError(str("--gather: got alias, which needs ranks of one host that share memory; ",

@@ -54,6 +54,7 @@ struct Question {
   std::optional<Software> software;  // settled: of Tessera on a CPU, else Megatron-LM's
   std::optional<bool> gpu;           // settled: by the hardware
   std::optional<Gather> gather;      // settled: alias on a CPU's ranks of one host, else copy
+  bool cuda_graph = true;            // Tessera on a GPU: a step is launched at once, if it can be
   bool prefetch = true;              // stage 3: the next unit is gathered while one is in use
   std::string schedule = "1f1b";
   int chunks = 0;
@@ -76,6 +77,8 @@ struct Question {
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
+  // Whether the host launches kernels one by one: [Note: host and device].
+  bool launches() const { return !light_activations() || !cuda_graph || pp() > 1; }
   // Whether it is Tessera's fused operations of a GPU that run: [Note: light activations].
   bool light_activations() const {
     return software == Software::tessera && gpu.value_or(false) && tp() == 1;

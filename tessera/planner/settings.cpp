@@ -243,6 +243,7 @@ Question described(const RunSettings& s) {
   }
   if (s.gather != "auto") q.gather = s.gather == "alias" ? Gather::alias : Gather::copy;
   q.prefetch = s.prefetch;
+  q.cuda_graph = s.cuda_graph != "off";
   q.schedule = s.schedule;
   q.chunks = narrow(s.chunks, "chunks");
   q.split = s.split;

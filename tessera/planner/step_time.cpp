@@ -37,6 +37,13 @@ void add(ChunkTime& to, const ChunkTime& part, double times) {
   to.tp_backward += times * part.tp_backward;
 }
 
+// As this run sees it: a graph launches its kernels at once.
+Hardware seen_by(const Question& q) {
+  Hardware hardware = q.hardware;
+  if (!q.launches()) hardware.launch = 0;
+  return hardware;
+}
+
 double hop_time(const Question& q) {
   const double sent =
       collective_time(q.hardware, Collective::send, hop_bytes(q), 2, stages_share_node(q) ? 2 : 1);
@@ -56,9 +63,10 @@ double left(double transfer, double parts, double hiding) {
 
 std::vector<std::vector<ChunkTime>> chunk_times(const Question& q) {
   const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
-  const ChunkTime layer = part_time(q.hardware, layer_work(q), reduce);
-  const ChunkTime embedding = part_time(q.hardware, embedding_work(q), reduce);
-  const ChunkTime head = part_time(q.hardware, head_work(q), reduce);
+  const Hardware hardware = seen_by(q);
+  const ChunkTime layer = part_time(hardware, layer_work(q), reduce);
+  const ChunkTime embedding = part_time(hardware, embedding_work(q), reduce);
+  const ChunkTime head = part_time(hardware, head_work(q), reduce);
   const double hop = q.pp() > 1 ? hop_time(q) : 0;
   std::vector<std::vector<ChunkTime>> times;
   for (const auto& shares : stage_shares(q)) {
@@ -117,8 +125,8 @@ double optimizer_time(const Question& q, double params) {
   const double per_param =
       2.0 * q.layout.optimizer() + q.layout.param + q.hardware.gradient_passes * q.layout.grad;
   const double shard = params / (sharding_of_stage(q.zero).optimizer ? q.dp() : 1);
-  constexpr double kLaunches = 30;
-  return elapsed(q.hardware, {pass_time(q.hardware, shard * per_param), kLaunches});
+  const double launches = q.light_activations() ? 4 : 30;
+  return elapsed(seen_by(q), {pass_time(q.hardware, shard * per_param), launches});
 }
 
 StepTime step_time(const Question& q) {

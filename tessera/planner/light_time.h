@@ -1,0 +1,12 @@
+#pragma once
+
+#include "tessera/planner/layer_time.h"
+
+namespace tessera::planner {
+
+// Likewise for Tessera's operations on a GPU: [Note: light activations].
+PartWork light_layer_work(const Question& settled);
+PartWork light_embedding_work(const Question& settled);
+PartWork light_head_work(const Question& settled);
+
+}  // namespace tessera::planner

@@ -1,0 +1,85 @@
+// How long steps of Tessera's own operations on a GPU take.
+
+#include <gtest/gtest.h>
+
+#include "tessera/planner/calibration.h"
+#include "tessera/planner/kernel_time.h"
+#include "tessera/planner/light_time.h"
+#include "tessera/planner/plan.h"
+
+namespace tessera::planner {
+namespace {
+
+Question on_h200(const ModelShape& model, std::int64_t batch, std::int64_t seq = 1024) {
+  Question q;
+  q.model = model;
+  q.hardware = Catalogue().find("h200");
+  q.layout = parse_state_layout("bf16");
+  q.micro_batch = batch, q.seq = seq;
+  return settle(q);
+}
+
+// With memory and attention for free what is left is the products of a layer: three for each
+// matrix, whose operations are six for each of its elements and tokens.
+TEST(LightTime, ALayersProductsAreThreeForEachMatrix) {
+  for (const char* name : {"gpt2-124m", "gpt2-xl", "llama3-8b"}) {
+    Question q = on_h200(find_model_shape(name), 16);
+    q.hardware.memory_bandwidth = 1e18;
+    q.hardware.attention_efficiency = 1;
+    q.hardware.product_efficiency = 0.01;  // so that nothing else counts
+    q.hardware.kernel_start = 0;
+    const PartWork work = light_layer_work(q);
+    const double device =
+        work.forward.device + work.backward_input.device + work.backward_weight.device;
+    const ModelShape& m = q.model;
+    const double matrices =
+        static_cast<double>(m.layer_params() - (m.biases ? 2 : 1) * 2 * m.hidden);
+    const double least = 6 * matrices * 16 * 1024 / (q.hardware.peak_16bit * 0.01);
+    EXPECT_GT(device, 0.99 * least) << name;  // biases are no products
+    EXPECT_LT(device, 1.25 * least) << name;  // waves of tiles are not all full
+  }
+}
+
+TEST(LightTime, AGraphLaunchesForNothing) {
+  Question q = on_h200(find_model_shape("gpt2-124m"), 1);
+  const double graph = step_time(q).step();
+  q.hardware.launch *= 10;
+  EXPECT_EQ(step_time(q).step(), graph);
+  q.cuda_graph = false;
+  EXPECT_GT(step_time(q).step(), graph);
+}
+
+TEST(LightTime, RecomputingTakesTime) {
+  Question q = on_h200(find_model_shape("gpt2-xl"), 8);
+  double before = step_time(q).step();
+  for (const Recompute what : {Recompute::selective, Recompute::full}) {
+    q.recompute = what;
+    EXPECT_GT(step_time(q).step(), before);
+    before = step_time(q).step();
+  }
+}
+
+TEST(LightTime, MoreOfAnythingTakesLonger) {
+  const double one = step_time(on_h200(find_model_shape("gpt2-124m"), 8)).step();
+  EXPECT_GT(step_time(on_h200(find_model_shape("gpt2-124m"), 9)).step(), one);
+  EXPECT_GT(step_time(on_h200(find_model_shape("gpt2-124m"), 8, 1536)).step(), 1.5 * one);
+  ModelShape wider = find_model_shape("gpt2-124m");
+  wider.vocab *= 2;
+  EXPECT_GT(step_time(on_h200(wider, 8)).step(), one);
+}
+
+// The hardware says whose runs its constants are of; a question may say otherwise.
+TEST(LightTime, TheEntryIsOfTesserasOwnRuns) {
+  Question q = on_h200(find_model_shape("gpt2-xl"), 15);
+  EXPECT_EQ(q.software, Software::tessera);
+  EXPECT_TRUE(q.light_activations());
+  q.software = Software::megatron;
+  EXPECT_GT(step_time(settle(q)).step(), step_time(on_h200(q.model, 15)).step());
+  Question other;
+  other.model = find_model_shape("gpt2-xl");
+  other.hardware = Catalogue().find("h100");
+  EXPECT_EQ(settle(other).software, Software::megatron);
+}
+
+}  // namespace
+}  // namespace tessera::planner
