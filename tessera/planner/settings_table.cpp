@@ -190,7 +190,7 @@ void add_parallelism(Table& t) {
       .plan("0");
   t.add("layout", &S::layout,
         "types of parameters, gradients, optimizer state: bf16, bf16-fp32grad, bf16-nomaster, "
-        "fp32; a plan counts bytes such as 2,6,12 too")
+        "fp16 (GPUs), fp32; a plan counts bytes such as 2,6,12 too")
       .words(layout_names())
       .type("NAME")
       .free_in_plans()
