@@ -28,7 +28,8 @@ void fill_initial(const at::Tensor& param, const ParamSpec& spec, const Initial&
                   std::uint64_t seed, int t, int tp);
 
 // Elements [begin, begin + out.numel()) of that, in memory order, for a rank that keeps only a
-// shard of it (zero::Options::initial). `out`: contiguous fp32 on the CPU.
+// shard of it (zero::Options::initial). `out`: contiguous fp32, on the CPU, or on a GPU for which
+// there are kernels.
 void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Initial& initial,
                         std::uint64_t seed, int t, int tp, std::int64_t begin);
 

@@ -6,6 +6,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/kernels/cuda/cuda.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/parallel/parallelize.h"
 
@@ -56,12 +57,14 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
 }
 
 zero::InitialSource Start::source() const {
-  return
+  zero::InitialSource source =
       [filled = filled_, initial = options_.initial, seed = options_.seed, t = mesh_.place().tp(),
        tp = mesh_.axes().tp()](const std::string& name, std::int64_t begin, const at::Tensor& out) {
         const ParamSpec& spec = filled.at(name);
         fill_initial_range(out, spec, initial(spec), seed, t, tp, begin);
       };
+  source.on_device = kernels::cuda::built();
+  return source;
 }
 
 void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& ties) {

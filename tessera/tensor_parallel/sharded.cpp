@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 
@@ -10,6 +11,8 @@
 #include "tessera/core/normals.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
+#include "tessera/kernels/cuda/normals.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/unallocated.h"
 
 namespace tessera::tensor_parallel {
@@ -49,10 +52,30 @@ std::vector<ParamSpec> find_specs(const torch::nn::Module& model, const std::str
 
 void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
                        std::int64_t begin, std::uint64_t seed, double deviation, double mean) {
+  if (nn::gpu::takes(out) && out.scalar_type() == at::kFloat && out.is_contiguous()) {
+    const std::vector<Run> runs = local_runs(spec, t, tp);
+    // from_blob wants memory that may be written to; it is only read.
+    const at::Tensor table =
+        at::from_blob(const_cast<Run*>(runs.data()),
+                      {static_cast<std::int64_t>(runs.size() * sizeof(Run))}, at::kByte)
+            .to(out.device());
+    kernels::cuda::Normals how;
+    how.seed = seed;
+    how.stream = stream_of(spec.name);
+    how.deviation = static_cast<float>(deviation);
+    how.mean = static_cast<float>(mean);
+    how.runs = static_cast<const Run*>(table.const_data_ptr());
+    how.run_count = runs.size();
+    how.begin = begin;
+    how.count = out.numel();
+    kernels::cuda::fill_normals(how, out.mutable_data_ptr<float>(), nn::gpu::stream_of(out));
+    return;
+  }
   if (!out.is_cpu() || out.scalar_type() != at::kFloat || !out.is_contiguous()) {
     throw UsageError(str("initial values of ", quote(spec.name), " go into ",
                          c10::toString(out.scalar_type()), " on ", out.device().str(),
-                         "; wanted contiguous fp32 on the CPU"));
+                         "; wanted contiguous fp32, on the CPU or on a GPU for which there are "
+                         "kernels"));
   }
   const Philox random(seed, stream_of(spec.name));
   const std::vector<Run> runs = local_runs(spec, t, tp);

@@ -131,9 +131,9 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
                                             *update, reducer);
   }
   // A master copy starts with the values before they are rounded.
-  gatherer.fill(options, [this](int index, const at::Tensor& values) {
+  gatherer.fill(options, [this](int index, std::int64_t at, const at::Tensor& values) {
     const at::Tensor master = update->master_shard(index);
-    if (master.defined()) master.copy_(values);
+    if (master.defined()) master.narrow(0, at, values.numel()).copy_(values);
   });
 }
 
@@ -185,7 +185,8 @@ void Engine::Impl::close() noexcept {
 // All ranks have the same parameters and buffers, or all are told that they have not. At stage 3
 // each element has one owner, and nothing of it can differ.
 void Engine::Impl::check_start() {
-  if (group.simulated()) return;  // the others' values are not there
+  // The others' values are not there, or there are none.
+  if (group.simulated() || group.size() == 1) return;
   if (options.broadcast_start) broadcast_module_buffers(*model, group, reducer.exposed());
   std::uint64_t hash = 0;
   Gatherer::Reader reader(gatherer);

@@ -29,8 +29,10 @@ class Gatherer {
   // Collective: takes the parameters over, whose own memory is free then. They start with what they
   // have, or with rank 0's values (Options::broadcast_start); those without memory from
   // Options::initial. `taken` is given what this rank updates of each parameter before it is
-  // rounded to the layout's type.
-  void fill(const Options& options, const std::function<void(int, const at::Tensor&)>& taken);
+  // rounded to the layout's type, in one or more stretches: where in that one begins, and its
+  // values.
+  using Taken = std::function<void(int param, std::int64_t at, const at::Tensor& values)>;
+  void fill(const Options& options, const Taken& taken);
 
   // What this rank updates of a parameter: its shard, or all of it at stage 0; flat.
   at::Tensor param_shard(int param) const;
@@ -85,6 +87,8 @@ class Gatherer {
   // What a parameter starts with, flat: in `place` already if it could be written there.
   at::Tensor own_values(const Options& options, const Param& param, const at::Tensor& place) const;
   at::Tensor all_values(const Options& options, const Param& param, const at::Tensor& place) const;
+  void write_initial(const Options& options, int index, const at::Tensor& place,
+                     const Taken& taken) const;
   void check_initial(const Options& options) const;
   void start_unshard(int unit, const char* why, comm::Traffic traffic);
   void unshard(int unit, const char* why, comm::Traffic traffic = comm::Traffic::model);

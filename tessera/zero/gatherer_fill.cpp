@@ -22,6 +22,8 @@ comm::Call start_call(const Param& param) {
   return call;
 }
 
+constexpr std::int64_t kStretch = std::int64_t{1} << 25;  // elements
+
 // Written to `place` where that takes fp32, else to memory of their own.
 at::Tensor initial_values(const Options& options, const Param& param, ShardRange range,
                           const at::Tensor& place = {}) {
@@ -65,8 +67,34 @@ at::Tensor Gatherer::all_values(const Options& options, const Param& param,
   return all.narrow(0, 0, param.numel);
 }
 
-void Gatherer::fill(const Options& options,
-                    const std::function<void(int, const at::Tensor&)>& taken) {
+// On the parameter's own device, a stretch at a time: nothing there has room for a large parameter
+// in fp32 besides.
+void Gatherer::write_initial(const Options& options, int index, const at::Tensor& place,
+                             const Taken& taken) const {
+  const Param& param = plan_.params[static_cast<std::size_t>(index)];
+  const ShardRange own = shard_of(param, group_.rank());
+  const ShardRange kept = sharded_ ? own : ShardRange{0, param.numel};
+  const ShardRange updated = sharding_.optimizer ? own : kept;
+  at::Tensor stretch;
+  for (std::int64_t at = 0; at < kept.size; at += kStretch) {
+    const std::int64_t count = std::min(kStretch, kept.size - at), begin = kept.begin + at;
+    const at::Tensor to = place.narrow(0, at, count);
+    const bool fits = place.scalar_type() == at::kFloat;
+    if (!fits && !stretch.defined()) {
+      stretch = at::empty({std::min(kStretch, kept.size)}, place.options().dtype(at::kFloat));
+    }
+    const at::Tensor values = fits ? to : stretch.narrow(0, 0, count);
+    options.initial.write(param.name, begin, values);
+    if (!fits) to.copy_(values);
+    const std::int64_t from = std::max(begin, updated.begin);
+    const std::int64_t end = std::min(begin + count, updated.begin + updated.size);
+    if (from < end) {
+      taken(index, from - updated.begin, values.narrow(0, from - begin, end - from));
+    }
+  }
+}
+
+void Gatherer::fill(const Options& options, const Taken& taken) {
   check_initial(options);
   const at::NoGradGuard no_grad;
   const memory::OwnerScope owner(buffers_.ledger());
@@ -81,11 +109,17 @@ void Gatherer::fill(const Options& options,
         const at::Tensor& store = stores_[static_cast<std::size_t>(param.space)].tensor;
         const at::Tensor place =
             sharded_ ? param_shard(index) : store.narrow(0, param.offset, param.numel);
+        if (nn::is_unallocated(param.tensor) && options.initial.on_device && !place.is_cpu() &&
+            !has_own_shard_only(options, param)) {
+          write_initial(options, index, place, taken);
+          param.tensor.set_data(view_of(param, state.full[r], range.begin));
+          continue;
+        }
         const at::Tensor values =
             sharded_ ? own_values(options, param, place) : all_values(options, param, place);
         if (!values.is_same(place)) place.copy_(values);
         const bool cut = !sharded_ && sharding_.optimizer;
-        taken(index, cut ? values.narrow(0, own.begin, own.size) : values);
+        taken(index, 0, cut ? values.narrow(0, own.begin, own.size) : values);
         param.tensor.set_data(view_of(param, state.full[r], range.begin));
       }
     }

@@ -12,8 +12,9 @@ namespace tessera::zero {
 
 // [Note: initial values] Where parameters without memory (nn::unallocated) start. The function
 // writes elements [begin, begin + out.numel()) of this rank's parameter `name`, in memory order,
-// into `out`: flat, fp32, on the CPU. Every rank must give the same value for an element. The
-// engine asks for what a rank keeps, unit by unit, so that no rank ever holds the whole model.
+// into `out`: flat, fp32, on the CPU (or see on_device). Every rank must give the same value for an
+// element. The engine asks for what a rank keeps, unit by unit, so that no rank ever holds the
+// whole model.
 struct InitialSource {
   using Write =
       std::function<void(const std::string& name, std::int64_t begin, const at::Tensor& out)>;
@@ -25,6 +26,8 @@ struct InitialSource {
   explicit operator bool() const { return static_cast<bool>(write); }
 
   Write write;
+  // `out` may be on the device of the parameters, whose current stream then gets the work.
+  bool on_device = false;
   // Parameters of which it has this rank's shard alone, from values on which the ranks have agreed
   // already. What else a rank keeps of them comes from the other ranks. Null: none.
   std::function<bool(const std::string& name)> own_shard_only;

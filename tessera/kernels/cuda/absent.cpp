@@ -3,6 +3,7 @@
 #include "tessera/kernels/cuda/gemm.h"
 #include "tessera/kernels/cuda/gemm_runtime.h"
 #include "tessera/kernels/cuda/layers.h"
+#include "tessera/kernels/cuda/normals.h"
 #include "tessera/kernels/cuda/optimizer.h"
 
 namespace tessera::kernels::cuda {
@@ -41,6 +42,9 @@ bool gemm(const Gemm&, Workspace, bool, Stream) { absent(); }
 
 // gemm_runtime.h, what others use of it
 bool capturing(Stream) { return false; }
+
+// normals.h
+void fill_normals(const Normals&, float*, Stream) { absent(); }
 
 // optimizer.h
 void sum_of_squares(const SquarePiece*, std::size_t, double*, const double*, const std::uint8_t*,

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "tessera/core/philox.h"
 #include "tessera/kernels/cuda/device.cuh"
 #include "tessera/kernels/cuda/optimizer.h"
+#include "tessera/kernels/cuda/philox.cuh"
 #include "tessera/kernels/cuda/rules.cuh"
 
 namespace tessera::kernels::cuda {
@@ -143,29 +143,6 @@ __global__ void __launch_bounds__(kThreads) update_pieces(const Work work) {
     if constexpr (has_master) s.master[i] = value;
     s.param[i] = narrow<P>(value);
   }
-}
-
-// Words of the Philox block `counter`, (step << 32) + 16 · group + j.
-__device__ __forceinline__ void philox_block(std::uint32_t low, std::uint32_t high,
-                                             std::uint64_t stream, std::uint64_t seed,
-                                             std::uint32_t (&words)[4]) {
-  constexpr std::uint32_t m0 = philox::multiplier[0], m1 = philox::multiplier[1];
-  constexpr std::uint32_t w0 = philox::weyl[0], w1 = philox::weyl[1];
-  std::uint32_t c0 = low, c1 = high;
-  auto c2 = static_cast<std::uint32_t>(stream), c3 = static_cast<std::uint32_t>(stream >> 32);
-  auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-#pragma unroll
-  for (int round = 0; round < philox::rounds; ++round) {
-    const std::uint32_t a_high = __umulhi(m0, c0), a_low = m0 * c0;
-    const std::uint32_t b_high = __umulhi(m1, c2), b_low = m1 * c2;
-    c0 = b_high ^ c1 ^ k0;
-    c1 = b_low;
-    c2 = a_high ^ c3 ^ k1;
-    c3 = a_low;
-    k0 += w0;
-    k1 += w1;
-  }
-  words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
 // bf16 without a master copy. A Philox block has the noise of eight elements that lie 16 apart: a
