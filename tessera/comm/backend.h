@@ -27,7 +27,7 @@ struct Attachments {
   std::shared_ptr<void> keep = {};    // kept alive until the operation has ended
   std::function<void()> before = {};  // run just before it, on the thread that runs it
   std::function<void()> after = {};   // and just after it succeeded
-  // Told when it has succeeded: from when to when it ran. Not by backends that run on a GPU.
+  // Told when it has succeeded: from when to when it ran.
   std::function<void(Observer::Time begin, Observer::Time end)> ran = {};
 };
 
@@ -61,6 +61,12 @@ class Backend {
   virtual std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) = 0;
 
   virtual TrafficCounts traffic() const = 0;
+  // Counts what was sent without a call: by the replay of a CUDA graph that holds calls.
+  virtual void add_traffic(const TrafficCounts&) {}
+
+  // Tells the backend of memory that calls will use again and again, so that it may reach it more
+  // directly; until the handle goes, which is before the memory does. Null where that is no use.
+  virtual std::shared_ptr<void> register_buffer(void*, std::size_t) { return nullptr; }
 
   // What it can; callers ask for this and never compare kind().
   //

@@ -167,6 +167,16 @@ void TrafficMeter::charge(const Collective& call, int ranks, int rank) noexcept 
   calls_[static_cast<std::size_t>(call.op)].fetch_add(1, std::memory_order_relaxed);
 }
 
+void TrafficMeter::add(const TrafficCounts& counts) noexcept {
+  sent_.fetch_add(counts.sent_bytes, std::memory_order_relaxed);
+  control_.fetch_add(counts.control_bytes, std::memory_order_relaxed);
+  copied_.fetch_add(counts.copied_bytes, std::memory_order_relaxed);
+  busy_.fetch_add(counts.busy_ns, std::memory_order_relaxed);
+  for (std::size_t op = 0; op < calls_.size(); ++op) {
+    calls_[op].fetch_add(counts.calls[op], std::memory_order_relaxed);
+  }
+}
+
 TrafficCounts TrafficMeter::counts() const noexcept {
   TrafficCounts counts;
   counts.sent_bytes = sent_.load(std::memory_order_relaxed);

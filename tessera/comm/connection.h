@@ -12,7 +12,7 @@
 
 namespace tessera::comm {
 
-enum class ControlMessage : std::uint32_t { segment = 1, failure = 2, leave = 3 };
+enum class ControlMessage : std::uint32_t { segment = 1, failure = 2, leave = 3, note = 4 };
 inline constexpr std::size_t kLongestText = 64 * 1024;  // of a message; a longer one is no peer's
 
 // The control connection to one peer, once it stands: messages of a type and a text, one of them

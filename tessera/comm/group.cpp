@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/comm/capture.h"
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/staging.h"
 #include "tessera/comm/torch_dtype.h"
@@ -98,6 +99,11 @@ void Group::observe(std::shared_ptr<Observer> observer) const {
   state_->observer = std::move(observer);
 }
 
+std::shared_ptr<void> Group::register_buffer(const at::Tensor& buffer) const {
+  if (buffer.is_cpu() || !on_device() || buffer.numel() == 0) return nullptr;
+  return state_->backend->register_buffer(buffer.data_ptr(), buffer.nbytes());
+}
+
 Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in) const {
   for (const at::Tensor* tensor : {&out, &in}) {
     if (!tensor->defined()) continue;
@@ -122,17 +128,21 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
   Backend& host = device.host();
   what.in = in.defined() ? in.const_data_ptr() : nullptr;
   what.out = out.defined() ? out.data_ptr() : nullptr;
-  if (what.parts && !((on_host ? host : device).takes_parts() && on_host)) {
+  const bool staged = !on_host && &host == &device;
+  if (what.parts && !(on_host || staged ? host : device).takes_parts()) {
     return submit_parts(what, out, in);
   }
   require(!what.shared || host.shares_memory(), what,
           [&] { return str("the backend ", backend(), " has no memory that ranks share"); });
-  const bool staged = !on_host && &host == &device;
   if (staged && size() == 1) {
     check(what, 1, 0);  // a copy in the current stream is all that one rank needs
     if (what.in != what.out && out.defined()) out.copy_(in.view(out.sizes()), true);
     return Work();
   }
+  require(!staged || !capturing_on((in.defined() ? in : out).device()), what, [&] {
+    return str("the backend ", backend(), " moves it through host memory, which a CUDA graph that ",
+               "is being captured cannot hold; use backend nccl, or no graph");
+  });
   Attachments attachments;
   std::shared_ptr<const Collective> told;
   if (observer) {

@@ -61,6 +61,15 @@ class Group {
   bool simulated() const { return state_->backend->simulated(); }
   bool on_device() const { return state_->backend->on_device(); }
   TrafficCounts traffic() const { return state_->backend->traffic(); }
+  // A call that goes into a CUDA graph is counted when it is captured, as if it ran then. So what
+  // the graph sends is the difference of traffic() before and after the capture; whoever replays it
+  // counts that for the second replay and every later one.
+  void add_traffic(const TrafficCounts& counts) const { state_->backend->add_traffic(counts); }
+
+  // For a device tensor that calls use again and again: NCCL may then read and write it directly
+  // instead of through its own buffers. Keep the handle as long as the tensor, and not longer than
+  // the group. Null where that is of no use.
+  std::shared_ptr<void> register_buffer(const at::Tensor& buffer) const;
 
   // The call that this rank made last, in words; "" if there was none. For diagnostics.
   std::string last_call() const;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "tessera/comm/notes.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -32,7 +33,8 @@ class LocalSegment final : public Segment {
 
 // What the threads share.
 struct SharedState {
-  explicit SharedState(int ranks) : states(static_cast<std::size_t>(ranks)) {
+  explicit SharedState(int ranks)
+      : states(static_cast<std::size_t>(ranks)), notes(static_cast<std::size_t>(ranks)) {
     for (auto& state : states) state.store(PeerState::alive);
   }
 
@@ -46,6 +48,8 @@ struct SharedState {
     std::size_t takers;
   };
   std::map<std::string, Offer> offers;
+  std::uint64_t gone = 0;      // ranks that left
+  std::vector<NoteBox> notes;  // by who gets them
 };
 
 class LocalPeers final : public Peers {
@@ -55,6 +59,7 @@ class LocalPeers final : public Peers {
   ~LocalPeers() override {
     std::lock_guard lock(shared_->mutex);
     shared_->states[static_cast<std::size_t>(rank_)].store(PeerState::left);
+    ++shared_->gone;
     shared_->changed.notify_all();
   }
 
@@ -106,7 +111,31 @@ class LocalPeers final : public Peers {
                     leader);
   }
 
+  void send_note(int rank, const std::string& topic, const std::string& bytes) override {
+    check_note(topic, bytes);
+    std::lock_guard lock(shared_->mutex);
+    shared_->notes[static_cast<std::size_t>(rank)].keep(rank_, topic, bytes);
+    shared_->changed.notify_all();
+  }
+  std::optional<std::string> take_note(int rank, const std::string& topic) override {
+    std::lock_guard lock(shared_->mutex);
+    return own_notes().take(rank, topic);
+  }
+  std::uint64_t notes_heard() const override {
+    std::lock_guard lock(shared_->mutex);
+    return own_notes().heard();
+  }
+  void wait_for_notes(std::uint64_t seen, std::chrono::milliseconds longest) const override {
+    std::unique_lock lock(shared_->mutex);
+    const std::uint64_t gone = shared_->gone;
+    shared_->changed.wait_for(lock, longest, [&] {
+      return own_notes().heard() != seen || shared_->gone != gone || shared_->failed.load();
+    });
+  }
+
  private:
+  NoteBox& own_notes() const { return shared_->notes[static_cast<std::size_t>(rank_)]; }
+
   const std::shared_ptr<SharedState> shared_;
   const int rank_;
 };

@@ -14,8 +14,8 @@ class Observer {
   virtual ~Observer() = default;
 
   // The call moved data, or waited for its peers, from begin to end. A send or receive begins when
-  // those before it, to or from the same rank, have ended. Host memory only: calls that run on a
-  // GPU are not reported.
+  // those before it, to or from the same rank, have ended. Of a call over nccl it is the time on
+  // the GPU, told a little later; of one inside a CUDA graph nothing is told.
   virtual void ran(const Collective& call, Time begin, Time end) = 0;
   // A thread that needed the result was blocked from begin to end.
   virtual void waited(const Collective& call, Time begin, Time end) = 0;

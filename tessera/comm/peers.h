@@ -38,8 +38,8 @@ struct Failure {
 };
 [[noreturn]] void raise(const Failure& failure);
 
-// The control plane of a job: who is there, who died and why, and the passing round of memory. It
-// carries no data. Ranks here are ranks of the whole job.
+// The control plane of a job: who is there, who died and why, the passing round of memory, and
+// short notes. It carries no tensors. Ranks here are ranks of the whole job.
 //
 // [Note: liveness] Every rank holds a connection to every other one. A connection that closes
 // without an announcement is a death; the kernel closes it whatever killed the process, so a death
@@ -65,6 +65,17 @@ class Peers {
   virtual std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
                                          std::size_t bytes, Pages pages,
                                          std::chrono::milliseconds timeout) = 0;
+
+  // [Note: notes] A few bytes (up to kLongestNote) for another rank, kept for it under a topic
+  // until it takes them; in order for each sender and topic. Sending never waits.
+  virtual void send_note(int rank, const std::string& topic, const std::string& bytes) = 0;
+  // The oldest one from that rank, if any has come.
+  virtual std::optional<std::string> take_note(int rank, const std::string& topic) = 0;
+  // How many notes have come, and a wait until there are more than `seen`, a peer is gone or the
+  // job has failed, but not for longer than `longest`.
+  virtual std::uint64_t notes_heard() const = 0;
+  virtual void wait_for_notes(std::uint64_t seen, std::chrono::milliseconds longest) const = 0;
 };
+inline constexpr std::size_t kLongestNote = 48 * 1024;
 
 }  // namespace tessera::comm

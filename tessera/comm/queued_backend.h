@@ -21,6 +21,7 @@ class QueuedBackend : public Backend {
   int size() const final { return static_cast<int>(members_.size()); }
   std::string name() const final { return name_; }
   TrafficCounts traffic() const final { return meter_->counts(); }
+  void add_traffic(const TrafficCounts& counts) final { meter_->add(counts); }
   Work submit(Collective call, Attachments attachments) final;
 
  protected:

@@ -14,17 +14,23 @@ bool same_buffer(const Record& a, const Record& b) {
 }  // namespace
 
 bool same_call(const Record& a, const Record& b) {
-  return a.op == b.op && a.peer == b.peer && a.form == b.form && same_buffer(a, b) &&
-         (!is_reduction(a.op) || a.reduce == b.reduce);
+  return a.op == b.op && a.peer == b.peer && a.form == b.form && a.parts_hash == b.parts_hash &&
+         same_buffer(a, b) && (!is_reduction(a.op) || a.reduce == b.reduce);
 }
 
 Record make_record(const Collective& call) {
   const auto form =
       static_cast<std::uint8_t>(call.shared + 2 * (call.parts != nullptr) + 4 * call.in_place());
-  Record record{call.op,   call.dtype, call.reduce,           form,
-                call.peer, call.count, hash_text(call.label), {}};
+  Record record{
+      call.op, call.dtype, call.reduce, form, call.peer, call.count, hash_text(call.label), 0, {}};
   call.label.copy(record.label, sizeof(record.label) - 1);
   return record;
+}
+
+std::uint64_t hash_parts(const Collective& call) {
+  if (!call.parts) return 0;
+  const std::vector<std::size_t>& parts = *call.parts;
+  return mix(mix(kHashStart, parts.size()), parts.data(), parts.size() * sizeof(std::size_t)) | 1;
 }
 
 std::string describe(const Record& record) {
@@ -38,7 +44,8 @@ std::string describe(const Record& record) {
   // Two long labels may differ only behind what fits: the hash in the text shows that they do.
   if (hash_text(call.label) != record.label_hash)
     call.label += str("… #", record.label_hash % 10'000);
-  return describe(call);
+  return describe(call) +
+         (record.parts_hash == 0 ? "" : str(" in parts (#", record.parts_hash % 10'000, ")"));
 }
 
 void compare_calls(int ranks, const std::function<const Record&(int rank)>& record,

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "tessera/comm/connection.h"
+#include "tessera/comm/notes.h"
 #include "tessera/comm/peers_rendezvous.h"
 #include "tessera/comm/shared_memory.h"
 #include "tessera/comm/socket.h"
@@ -168,6 +169,27 @@ class SocketPeers final : public Peers {
                     leader);
   }
 
+  void send_note(int rank, const std::string& topic, const std::string& bytes) override {
+    check_note(topic, bytes);
+    std::string text = topic;
+    text += '\0';
+    tell(rank, ControlMessage::note, text += bytes);
+  }
+  std::optional<std::string> take_note(int rank, const std::string& topic) override {
+    std::lock_guard lock(mutex_);
+    return notes_.take(rank, topic);
+  }
+  std::uint64_t notes_heard() const override {
+    std::lock_guard lock(mutex_);
+    return notes_.heard();
+  }
+  void wait_for_notes(std::uint64_t seen, std::chrono::milliseconds longest) const override {
+    std::unique_lock lock(mutex_);
+    const std::uint64_t gone = gone_;
+    changed_.wait_for(lock, longest,
+                      [&] { return notes_.heard() != seen || gone_ != gone || failed_.load(); });
+  }
+
  private:
   Connection& connection(int rank) { return *connections_[static_cast<std::size_t>(rank)]; }
 
@@ -198,6 +220,7 @@ class SocketPeers final : public Peers {
     std::lock_guard lock(mutex_);
     auto& current = states_[static_cast<std::size_t>(rank)];
     if (current.load() == PeerState::alive) current.store(state);
+    ++gone_;
     changed_.notify_all();
   }
 
@@ -270,6 +293,9 @@ class SocketPeers final : public Peers {
     std::lock_guard lock(mutex_);
     if (type == ControlMessage::segment && descriptor.open()) {
       offers_.emplace(text, std::move(descriptor));
+    } else if (type == ControlMessage::note) {
+      const std::size_t end = text.find('\0');
+      if (end != std::string::npos) notes_.keep(rank, text.substr(0, end), text.substr(end + 1));
     } else if (type == ControlMessage::failure && !failed_.load()) {
       std::istringstream in(text);
       int kind = 0;
@@ -288,7 +314,9 @@ class SocketPeers final : public Peers {
   std::vector<bool> same_host_;
   std::vector<std::unique_ptr<Connection>> connections_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
+  std::uint64_t gone_ = 0;  // ranks
+  NoteBox notes_;
   std::atomic<bool> failed_{false};
   Failure failure_;
   std::map<std::string, Fd> offers_;

@@ -14,7 +14,9 @@ struct TrafficCounts {
   std::uint64_t sent_bytes = 0;     // ring-equivalent, Traffic::model, padding included
   std::uint64_t control_bytes = 0;  // ring-equivalent, Traffic::control
   std::uint64_t copied_bytes = 0;   // physically written by this rank's copy and reduce loops
-  std::uint64_t busy_ns = 0;        // spent in these loops, where the backend has loops of its own
+  // Spent in these loops, where the backend has loops of its own; over nccl the time that calls
+  // were on the GPU, waiting for other ranks included.
+  std::uint64_t busy_ns = 0;
   std::array<std::uint64_t, kOpCount> calls{};
 };
 TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
@@ -28,6 +30,8 @@ class TrafficMeter {
   void busy(std::chrono::nanoseconds time) noexcept {
     busy_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
   }
+  // What was sent without being charged call by call.
+  void add(const TrafficCounts& counts) noexcept;
   TrafficCounts counts() const noexcept;
 
  private:

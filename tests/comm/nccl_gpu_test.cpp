@@ -196,12 +196,14 @@ TEST(CudaNccl, TwoRanksAreExactInDeterministicMode) {
 TEST(CudaNccl, TwoRanksSendBeforeTheyReceiveAndCollectivesGoOn) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
-    for (const bool check : {true, false}) {
+    using Check = nccl::NcclOptions::Check;
+    for (const Check check : {Check::never, Check::new_calls, Check::every_call}) {
       nccl::NcclOptions options;
-      options.check_calls = check;
+      options.check = check;
       const std::vector<int> both = {0, 1};
       const Group group(
-          shared_gpu(host->subgroup(both, check ? "checked" : "free"), peers, {}, options));
+          shared_gpu(host->subgroup(both, "check " + std::to_string(static_cast<int>(check))),
+                     peers, {}, options));
       const int other = 1 - group.rank();
       std::vector<Work> works;
       std::vector<at::Tensor> got;

@@ -39,6 +39,7 @@ class DryBackend final : public Backend {
   std::string kind() const override { return "dry"; }
   std::string name() const override { return name_; }
   TrafficCounts traffic() const override { return meter_.counts(); }
+  void add_traffic(const TrafficCounts& counts) override { meter_.add(counts); }
   bool shares_memory() const override { return true; }
   bool simulated() const override { return true; }
   bool takes_parts() const override { return true; }

@@ -37,6 +37,16 @@ class GroupPeers final : public Peers {
                                  std::chrono::milliseconds timeout) override {
     return peers_->share(name, members, bytes, pages, timeout);
   }
+  void send_note(int rank, const std::string& topic, const std::string& bytes) override {
+    peers_->send_note(rank, topic, bytes);
+  }
+  std::optional<std::string> take_note(int rank, const std::string& topic) override {
+    return peers_->take_note(rank, topic);
+  }
+  std::uint64_t notes_heard() const override { return peers_->notes_heard(); }
+  void wait_for_notes(std::uint64_t seen, std::chrono::milliseconds longest) const override {
+    peers_->wait_for_notes(seen, longest);
+  }
 
   void give_up() noexcept { given_up_.store(true); }
 

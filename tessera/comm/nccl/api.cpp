@@ -25,11 +25,15 @@ class Symbols {
 
   template <typename Function>
   void load(const char* name, Function& function) {
-    void* at = dlsym(handle_ != nullptr ? handle_ : RTLD_DEFAULT, name);
-    if (at == nullptr && problem_.empty()) {
+    find(name, function);
+    if (function == nullptr && problem_.empty()) {
       problem_ = str("the NCCL in this process has no ", name, "; 2.14 or later is needed");
     }
-    function = reinterpret_cast<Function>(at);
+  }
+  // Null if it is not there.
+  template <typename Function>
+  void find(const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(handle_ != nullptr ? handle_ : RTLD_DEFAULT, name));
   }
 
   const std::string& problem() const { return problem_; }
@@ -68,8 +72,8 @@ Library load() {
   library.problem = symbols.problem();
   library.loaded = library.problem.empty();
   if (!library.loaded) return library;
-  api.stream_is_capturing = reinterpret_cast<decltype(api.stream_is_capturing)>(
-      dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+  symbols.find("ncclCommRegister", api.comm_register);
+  symbols.find("ncclCommDeregister", api.comm_deregister);
   int version = 0;
   api.get_version(&version);
   library.version = spell(version);
@@ -84,11 +88,6 @@ void Api::check(Result result, const char* call) const {
   throw Error(str("NCCL's ", call, " failed: ", get_error_string(result),
                   detail != nullptr && *detail != '\0' ? str(" (", detail, ")") : "",
                   "; NCCL_DEBUG=INFO makes it say more"));
-}
-
-bool Api::capturing(Stream stream) const {
-  int status = 0;
-  return stream_is_capturing != nullptr && stream_is_capturing(stream, &status) == 0 && status != 0;
 }
 
 const Library& library() {

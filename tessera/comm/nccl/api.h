@@ -42,13 +42,12 @@ struct Api {
   Result (*recv)(void* out, std::size_t, Type, int peer, Comm, Stream);
   Result (*group_start)();
   Result (*group_end)();
-  // Of the CUDA runtime, which comes with NCCL.
-  int (*stream_is_capturing)(Stream, int* status);
+  // Since 2.19; null in an older one.
+  Result (*comm_register)(Comm, void* data, std::size_t bytes, void** handle);
+  Result (*comm_deregister)(Comm, void* handle);
 
   // Throws Error that names the call and says what NCCL says.
   void check(Result result, const char* call) const;
-  // Whether what is put on the stream goes into a CUDA graph instead of being run.
-  bool capturing(Stream stream) const;
 };
 
 struct Library {

@@ -4,11 +4,15 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 
+#include "tessera/comm/call_log.h"
+#include "tessera/comm/capture.h"
 #include "tessera/comm/local_peers.h"
 #include "tessera/comm/nccl/progress.h"
 #include "tessera/comm/record.h"
@@ -27,13 +31,15 @@ int device_count() {
 struct RankInfo {
   std::int32_t rank = 0;  // in the job
   std::uint8_t deterministic = 0;
-  std::uint8_t check_calls = 0;
+  std::uint8_t check = 0;
   std::uint8_t unused[2] = {};
   UniqueId id{};          // of the first rank: names the communicator
   char version[16] = {};  // of NCCL
   char problem[232] = {};
 };
 static_assert(sizeof(RankInfo) == 384, "no padding: it travels between processes");
+
+constexpr const char* kCheckNames[] = {"no calls", "new calls", "every call"};
 
 void put(char* to, std::size_t size, const std::string& text) {
   to[text.copy(to, size - 1)] = '\0';
@@ -57,13 +63,12 @@ std::vector<RankInfo> exchange_rank_info(Backend& host, const RankInfo& own, Tra
     }
   }
   for (const RankInfo& each : all) {
-    const bool same = each.deterministic == own.deterministic &&
-                      each.check_calls == own.check_calls &&
+    const bool same = each.deterministic == own.deterministic && each.check == own.check &&
                       std::strcmp(each.version, own.version) == 0;
     if (same) continue;
     const auto tell = [](const RankInfo& who) {
       return str("rank ", who.rank, " has NCCL ", who.version, ", deterministic ",
-                 who.deterministic != 0, ", check_calls ", who.check_calls != 0);
+                 who.deterministic != 0, ", compares ", kCheckNames[who.check % 3]);
     };
     throw UsageError(str("group ", host.name(), " over nccl: ", tell(own), " but ", tell(each),
                          "; all ranks need the same"));
@@ -74,17 +79,18 @@ std::vector<RankInfo> exchange_rank_info(Backend& host, const RankInfo& own, Tra
 class NcclBackend final : public Backend {
  public:
   NcclBackend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers, int device,
-              GroupOptions options, NcclOptions nccl)
+              GroupOptions options, NcclOptions nccl, std::shared_ptr<LaunchOrder> order)
       : host_(std::move(host)),
         peers_(std::move(peers)),
         device_(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
         options_(options),
         nccl_(nccl),
+        order_(std::move(order)),
         meter_(std::make_shared<TrafficMeter>()) {
     RankInfo own;
     own.rank = peers_ ? peers_->rank() : host_->rank();
     own.deterministic = nccl_.deterministic;
-    own.check_calls = nccl_.check_calls;
+    own.check = static_cast<std::uint8_t>(nccl_.check);
     put(own.version, sizeof(own.version), version());
     put(own.problem, sizeof(own.problem), problem());
     const bool first = host_->rank() == 0;
@@ -99,6 +105,7 @@ class NcclBackend final : public Backend {
   std::string kind() const override { return "nccl"; }
   std::string name() const override { return host_->name(); }
   bool on_device() const override { return true; }
+  bool takes_parts() const override { return true; }
   Backend& host() override { return *host_; }
 
   // What went through host memory counts too, except our own agreements.
@@ -108,9 +115,12 @@ class NcclBackend final : public Backend {
     sum.sent_bytes += host.sent_bytes;
     sum.control_bytes += host.control_bytes;
     sum.copied_bytes += host.copied_bytes;
+    sum.busy_ns += host.busy_ns;
     for (std::size_t op = 0; op < sum.calls.size(); ++op) sum.calls[op] += host.calls[op];
     return sum;
   }
+
+  void add_traffic(const TrafficCounts& counts) override { meter_->add(counts); }
 
   Work submit(Collective call, Attachments attachments) override {
     if (call.op == Op::barrier) return host_->submit(std::move(call), std::move(attachments));
@@ -125,13 +135,25 @@ class NcclBackend final : public Backend {
     // The order of the agreements must be the order on the GPU.
     std::lock_guard lock(mutex_);
     meter_->charge(call, size(), rank());
-    if (is_point_to_point(call.op)) return message(std::move(call), std::move(attachments.keep));
     Submission submission;
-    submission.number = ++sequence_;
-    if (nccl_.check_calls && size() > 1) submission.prepare = agree(call, submission.number);
-    submission.call = std::move(call);
+    submission.record = make_record(call);
+    submission.record.parts_hash = hash_parts(call);
     submission.keep = std::move(attachments.keep);
+    submission.ran = std::move(attachments.ran);
+    submission.call = std::move(call);
+    const bool captured = capturing_on(device_);
+    if (is_point_to_point(submission.call.op)) return message(std::move(submission), captured);
+    submission.number = captured ? 0 : ++sequence_;
+    const std::uint64_t key = CallLog::key(submission.record, CallLog::Kind::collectives);
+    if (!captured && agreed_->must_agree(key, nccl_.check, size())) {
+      submission.prepare = agree(submission.call, submission.record, submission.number, key);
+    }
     return progress_->submit(*collectives_, std::move(submission));
+  }
+
+  std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override {
+    std::lock_guard lock(mutex_);
+    return size() == 1 ? nullptr : progress_->register_buffer(*collectives_, data, bytes);
   }
 
   std::shared_ptr<SymmetricMemory> symmetric(std::size_t bytes) override {
@@ -140,19 +162,46 @@ class NcclBackend final : public Backend {
 
   std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) override {
     return std::make_shared<NcclBackend>(host_->subgroup(members, std::move(name)), peers_,
-                                         device_.index(), options_, nccl_);
+                                         device_.index(), options_, nccl_, order_);
   }
 
  private:
+  // The calls that the ranks have agreed on. What was refused is forgotten, by the thread that
+  // heard it and before the caller does, so that all ranks agree on it anew.
+  class Agreed {
+   public:
+    bool must_agree(std::uint64_t key, NcclOptions::Check check, int ranks) {
+      if (ranks == 1 || check == NcclOptions::Check::never) return false;
+      if (check == NcclOptions::Check::every_call) return true;
+      const std::lock_guard lock(mutex_);
+      // All ranks forget at the same call. Labels that are never the same make no one's memory
+      // grow.
+      if (keys_.size() >= kMostKeys) keys_.clear();
+      return keys_.insert(key).second;
+    }
+    void forget(std::uint64_t key) {
+      const std::lock_guard lock(mutex_);
+      keys_.erase(key);
+    }
+
+   private:
+    static constexpr std::size_t kMostKeys = 100'000;
+    std::mutex mutex_;
+    std::unordered_set<std::uint64_t> keys_;
+  };
+
   // One direction between this rank and another.
   struct PeerChannel {
     NcclProgress::Channel* handle = nullptr;
     std::uint64_t messages = 0;
+    Agreed agreed;
     UniqueId id{};  // made by the sender; the receiver has it from the first header
-    bool is_open = false;
+    std::atomic<bool> is_open{false};
 
     void open() {
-      if (!std::exchange(is_open, true)) NcclProgress::open(*handle, id);
+      if (is_open.load()) return;
+      NcclProgress::open(*handle, id);
+      is_open.store(true);
     }
   };
   struct MessageHeader {
@@ -175,17 +224,23 @@ class NcclBackend final : public Backend {
   }
 
   void start(const std::vector<RankInfo>& all) {
-    GroupContext context{name(), device_, nccl_.deterministic, options_.timeout, peers_,
-                         {},     meter_};
+    GroupContext context{name(), device_, nccl_.deterministic, options_.timeout, peers_, {},
+                         meter_, order_};
     if (!context.peers) context.peers = make_local_peers(1).front();
-    for (const RankInfo& each : all) context.members.push_back(each.rank);
+    for (const RankInfo& each : all) members_.push_back(each.rank);
+    context.members = members_;
     if (size() > 1) {
       std::vector<int> everybody;
       for (int r = 0; r < size(); ++r) everybody.push_back(r);
       answers_ = host_->subgroup(everybody, name() + "/answers");
     }
     progress_ = std::make_unique<NcclProgress>(library().api, std::move(context));
-    collectives_ = &progress_->add_channel(rank(), size());
+    collectives_ = &progress_->add_channel(rank(), size(), NcclProgress::Use::collectives);
+    if (compares()) {
+      NcclProgress::set_log(*collectives_,
+                            std::make_shared<CallLog>(peers_, members_, str("calls of ", name()),
+                                                      name(), CallLog::Kind::collectives));
+    }
     Submission opening;
     opening.prepare = [channel = collectives_, id = all.front().id] {
       NcclProgress::open(*channel, id);
@@ -207,35 +262,45 @@ class NcclBackend final : public Backend {
                          ", wanted ", device_.str(), ", the GPU of this rank"));
   }
 
-  // [Note: agreement] Every rank tells the others of its call through host memory, and lets it go
-  // to the GPU when it has heard the same from all. Telling happens at the call, in order; hearing
-  // on the channel's thread. So a call that some ranks do not make, or make differently, never
-  // reaches a GPU, the ranks stay in step after the error, and the host's own watch finds who is
-  // missing.
-  std::function<void()> agree(const Collective& call, std::uint64_t number) {
+  bool compares() const { return size() > 1 && nccl_.check != NcclOptions::Check::never; }
+
+  // [Note: agreement] Before a call goes to the GPU for the first time, every rank tells the others
+  // of it through host memory and waits until it has heard the same from all. Telling happens at
+  // the call, in order; hearing on another thread. So a call that some ranks do not make, or make
+  // differently, never reaches a GPU, the ranks stay in step after the error, and the host's own
+  // watch finds who is missing. A plan makes the same calls again in every step: those go to the
+  // GPU at once, and the ranks compare what they have called behind it ([Note: call log]), so that
+  // a difference is still an error that names the calls, which then ends the job.
+  std::function<void()> agree(const Collective& call, const Record& record, std::uint64_t number,
+                              std::uint64_t key) {
     auto records = std::make_shared<std::vector<Record>>(static_cast<std::size_t>(size()));
     Record& own = (*records)[static_cast<std::size_t>(rank())];
-    own = make_record(call);
+    own = record;
     Collective gather = bytes_call(Op::all_gather, &own, records->data(),
                                    records->size() * sizeof(Record), -1, "agreement over nccl");
     agreements_.charge(gather, size(), rank());
-    return [records, &own, number, group = name(),
-            told = host_->submit(std::move(gather), {.keep = records})] {
-      hear(told, number, own, group);
-      const auto record = [&](int r) -> const Record& {
-        return (*records)[static_cast<std::size_t>(r)];
-      };
-      compare_calls(static_cast<int>(records->size()), record, number, group);
+    const Work told = host_->submit(std::move(gather), {.keep = records});
+    return [told, records, number, group = name(), key, agreed = agreed_, what = describe(call)] {
+      try {
+        hear(told, number, what, group);
+        const auto from = [&](int r) -> const Record& {
+          return (*records)[static_cast<std::size_t>(r)];
+        };
+        compare_calls(static_cast<int>(records->size()), from, number, group);
+      } catch (...) {
+        agreed->forget(key);
+        throw;
+      }
     };
   }
 
-  static void hear(const Work& told, std::uint64_t number, const Record& call,
+  static void hear(const Work& told, std::uint64_t number, const std::string& call,
                    const std::string& group) {
     try {
       told.wait();
     } catch (const PeerError& error) {
       throw PeerError(
-          str("#", number, " ", describe(call), " of group ", group, " over nccl: ", error.what()),
+          str("#", number, " ", call, " of group ", group, " over nccl: ", error.what()),
           error.rank());
     }
   }
@@ -243,51 +308,81 @@ class NcclBackend final : public Backend {
   // The sender's header carries the id of a communicator that the two ranks will have to
   // themselves. Headers go through the host group and answers through a second one, because the
   // same two ranks may at the same time exchange messages in the other direction.
-  Work message(Collective call, std::shared_ptr<void> keep) {
+  Work message(Submission submission, bool captured) {
+    const Collective& call = submission.call;
     const bool sending = call.op == Op::send;
     const int peer = call.peer;
     std::shared_ptr<PeerChannel>& channel = channels_[{peer, sending}];
+    if (captured && !(channel && channel->is_open.load())) {
+      throw UsageError(
+          str(describe(call), " of group ", name(),
+              " over nccl: two ranks cannot meet for the first time while a CUDA graph "
+              "is captured; exchange a message in this direction before"));
+    }
     if (!channel) {
       channel = std::make_shared<PeerChannel>();
       if (sending) new_id(channel->id);
-      channel->handle = &progress_->add_channel(sending ? 0 : 1, 2);
+      channel->handle = &progress_->add_channel(sending ? 0 : 1, 2, NcclProgress::Use::messages);
+      if (compares()) set_message_log(*channel, peer, sending);
     }
-    Submission submission;
-    submission.number = ++channel->messages;
-    if (nccl_.check_calls || submission.number == 1) {
-      struct Headers {
-        MessageHeader sent, got;
-      };
-      auto headers = std::make_shared<Headers>();
-      headers->sent.record = make_record(call);
-      if (sending) headers->sent.id = channel->id;
-      Collective out = bytes_call(Op::send, &headers->sent, nullptr, sizeof(MessageHeader), peer,
-                                  "header of a message over nccl");
-      Collective in = bytes_call(Op::recv, nullptr, &headers->got, sizeof(MessageHeader), peer,
-                                 "header of a message over nccl");
-      agreements_.charge(sending ? out : in, size(), rank());
-      const Attachments with{.keep = headers};
-      const Work sent = (sending ? host_ : answers_)->submit(std::move(out), with);
-      const Work got = (sending ? answers_ : host_)->submit(std::move(in), with);
-      submission.prepare = [=, channel = channel, own = rank(), group = name(),
-                            number = submission.number] {
-        hear(sent, number, headers->sent.record, group);
-        hear(got, number, headers->sent.record, group);
+    const std::uint64_t key = CallLog::key(submission.record, CallLog::Kind::messages);
+    submission.number = captured ? 0 : ++channel->messages;
+    if (!captured &&
+        (channel->agreed.must_agree(key, nccl_.check, size()) || submission.number == 1)) {
+      submission.prepare = agree_on_message(submission, channel, key);
+    } else if (!channel->is_open.load()) {  // behind one that is agreed on just now
+      submission.prepare = [channel = channel] { channel->open(); };
+    }
+    submission.call.peer = sending ? 1 : 0;
+    return progress_->submit(*channel->handle, std::move(submission));
+  }
+
+  void set_message_log(PeerChannel& channel, int peer, bool sending) const {
+    const int from = sending ? rank() : peer, to = sending ? peer : rank();
+    const auto job_rank = [&](int r) { return members_[static_cast<std::size_t>(r)]; };
+    const std::string what = str(name(), " from rank ", job_rank(from), " to ", job_rank(to));
+    NcclProgress::set_log(
+        *channel.handle,
+        std::make_shared<CallLog>(peers_, std::vector<int>{job_rank(from), job_rank(to)},
+                                  str("messages of ", what), what, CallLog::Kind::messages));
+  }
+
+  std::function<void()> agree_on_message(const Submission& submission,
+                                         const std::shared_ptr<PeerChannel>& channel,
+                                         std::uint64_t key) {
+    const bool sending = submission.call.op == Op::send;
+    const int peer = submission.call.peer;
+    struct Headers {
+      MessageHeader sent, got;
+    };
+    auto headers = std::make_shared<Headers>();
+    headers->sent.record = submission.record;
+    if (sending) headers->sent.id = channel->id;
+    Collective out = bytes_call(Op::send, &headers->sent, nullptr, sizeof(MessageHeader), peer,
+                                "header of a message over nccl");
+    Collective in = bytes_call(Op::recv, nullptr, &headers->got, sizeof(MessageHeader), peer,
+                               "header of a message over nccl");
+    agreements_.charge(sending ? out : in, size(), rank());
+    const Attachments with{.keep = headers};
+    const Work sent = (sending ? host_ : answers_)->submit(std::move(out), with);
+    const Work got = (sending ? answers_ : host_)->submit(std::move(in), with);
+    return [=, own = rank(), group = name(), number = submission.number,
+            what = describe(submission.call)] {
+      try {
+        hear(sent, number, what, group);
+        hear(got, number, what, group);
         if (!sending && number == 1) channel->id = headers->got.id;
         const Record& send = (sending ? headers->sent : headers->got).record;
         const Record& recv = (sending ? headers->got : headers->sent).record;
         const std::string problem =
             compare_message(send, sending ? own : peer, recv, sending ? peer : own, group);
         if (!problem.empty()) throw UsageError(problem);
-        channel->open();
-      };
-    } else {
-      submission.prepare = [channel = channel] { channel->open(); };
-    }
-    submission.call = std::move(call);
-    submission.call.peer = sending ? 1 : 0;
-    submission.keep = std::move(keep);
-    return progress_->submit(*channel->handle, std::move(submission));
+      } catch (...) {
+        channel->agreed.forget(key);
+        throw;
+      }
+      channel->open();
+    };
   }
 
   const std::shared_ptr<Backend> host_;
@@ -295,7 +390,10 @@ class NcclBackend final : public Backend {
   const c10::Device device_;
   const GroupOptions options_;
   const NcclOptions nccl_;
+  const std::shared_ptr<LaunchOrder> order_;
   const std::shared_ptr<TrafficMeter> meter_;
+  const std::shared_ptr<Agreed> agreed_ = std::make_shared<Agreed>();
+  std::vector<int> members_;  // ranks of the job
   TrafficMeter agreements_;
   std::shared_ptr<Backend> answers_;
   std::mutex mutex_;
@@ -327,7 +425,8 @@ std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared
     throw UsageError(str("group ", host->name(), " of ", host->size(),
                          " ranks over nccl needs peers that watch over them"));
   }
-  return std::make_shared<NcclBackend>(std::move(host), std::move(peers), device, options, nccl);
+  return std::make_shared<NcclBackend>(std::move(host), std::move(peers), device, options, nccl,
+                                       std::make_shared<LaunchOrder>());
 }
 
 }  // namespace tessera::comm::nccl

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,10 +19,14 @@ struct NcclOptions {
   // Reductions by an exchange of shards and our own sum in rank order instead of NCCL's: the same
   // bytes, and the same bits in every run and on every backend.
   bool deterministic = false;
-  // Before a call goes to the GPU the ranks compare it through host memory, so that calls that do
-  // not match are an error on every rank. Without it they hang until the timeout or give garbage.
-  // Work::wait() then waits for every rank to have made the call, and not only its stream does.
-  bool check_calls = true;
+  // [Note: agreement] in backend.cpp: calls that do not match are an error on every rank. Without
+  // it they hang until the timeout or give garbage.
+  enum class Check : std::uint8_t {
+    never,
+    new_calls,   // before a call that this group has not made yet
+    every_call,  // before every call: Work::wait() then waits for all ranks to have made it
+  };
+  Check check = Check::new_calls;
 };
 
 // The ranks of `host`, each with its GPU `device`. `host` moves what lives in host memory, among it

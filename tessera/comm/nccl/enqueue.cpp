@@ -3,8 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include <exception>
+#include <deque>
 #include <functional>
+#include <vector>
 
 #include "tessera/comm/nccl/ordered.h"
 #include "tessera/comm/torch_dtype.h"
@@ -24,11 +25,36 @@ Type to_type(DType type) {
   }
 }
 
+// What NCCL starts together, and runs as one where it can.
+void in_one_group(const Api& api, const char* name, const std::function<void()>& calls) {
+  api.check(api.group_start(), name);
+  try {
+    calls();
+  } catch (...) {
+    api.group_end();
+    throw;
+  }
+  api.check(api.group_end(), name);
+}
+
 // [Note: whose sum] NCCL adds along its rings, in the type of the buffer: for sums that is the
 // default, exact for integers and within rounding for floats. We add, over an exchange of shards
 // that moves the same bytes, whenever it would not be right or is asked to be exact: in
 // deterministic mode, for min and max (NCCL loses NaNs), for averages of integers (its sum may
 // wrap), and for reduce_scatter of a buffer that does not divide by the ranks.
+bool we_add(const Collective& call, int ranks, bool deterministic) {
+  if (ranks == 1 || !is_reduction(call.op)) return false;
+  const bool integer =
+      call.dtype == DType::i32 || call.dtype == DType::i64 || call.dtype == DType::u8;
+  return deterministic || call.reduce == ReduceOp::min || call.reduce == ReduceOp::max ||
+         (call.reduce == ReduceOp::avg && integer);
+}
+
+bool divides(const Collective& call, int ranks) {
+  return call.count % static_cast<std::size_t>(ranks) == 0;
+}
+
+// Of one call without parts. Its steps are taken by enqueue(), those of all parts together.
 class Enqueue {
  public:
   Enqueue(const Place& place, const Collective& call, TrafficMeter& meter)
@@ -42,34 +68,64 @@ class Enqueue {
         in_(static_cast<std::byte*>(const_cast<void*>(call.in))),
         out_(static_cast<std::byte*>(call.out)),
         own_(shard_of(call.count, place.ranks, place.rank)),
-        even_(call.count % static_cast<std::size_t>(place.ranks) == 0) {}
+        even_(divides(call, place.ranks)),
+        ours_(we_add(call, place.ranks, place.deterministic)) {}
 
-  void run() {
-    if (call_.count == 0) return;
+  // Shards are sent and received one by one; everything else is one call of NCCL.
+  bool is_exchange() const {
+    return ours_ || (!even_ && (call_.op == Op::reduce_scatter || call_.op == Op::all_gather)) ||
+           call_.op == Op::all_to_all;
+  }
+
+  void before() {
+    if (call_.op == Op::all_gather) {
+      copy(at_shard(out_, place_.rank), in_, own_.size);
+    } else if (call_.op == Op::all_to_all) {
+      keep_own(in_, out_);
+    } else {
+      shards_ = temporary(own_.size * static_cast<std::size_t>(place_.ranks));
+      keep_own(in_, base());
+    }
+  }
+
+  void one_call() {
     switch (call_.op) {
-      case Op::all_reduce: return ours() ? ordered() : all_reduce();
-      case Op::reduce_scatter: return ours() || !even_ ? ordered() : reduce_scatter();
-      case Op::reduce: return ours() ? ordered() : reduce();
-      case Op::all_gather: return gather(in_, out_);
-      case Op::all_to_all: return exchange(in_, out_);
+      case Op::all_reduce: return all_reduce();
+      case Op::reduce_scatter: return reduce_scatter();
+      case Op::reduce: return reduce();
+      case Op::all_gather: return gather_evenly(in_, out_);
       case Op::broadcast: return broadcast();
       case Op::send: return check(api_.send(in_, call_.count, type_, call_.peer, comm(), stream_));
       case Op::recv: return check(api_.recv(out_, call_.count, type_, call_.peer, comm(), stream_));
+      case Op::all_to_all:
       case Op::barrier: return;
     }
+  }
+
+  // Inside an ncclGroup.
+  void messages() {
+    if (call_.op == Op::all_gather) return gather_messages(in_, out_);
+    exchange_messages(in_, call_.op == Op::all_to_all ? out_ : base());
+  }
+
+  void after() {
+    if (!ours_ && !(call_.op == Op::reduce_scatter && !even_)) return;
+    const int ranks = place_.ranks;
+    std::vector<at::Tensor> sources;
+    for (int r = 0; r < ranks; ++r) {
+      sources.push_back(view(base() + static_cast<std::size_t>(r) * own_.size * size_, own_.size));
+    }
+    const bool scatter = call_.op == Op::reduce_scatter;
+    const at::Tensor sum = scatter ? view(out_, own_.size) : sources.front();
+    reduce_in_order(sum, sources, call_.reduce, call_.reduce == ReduceOp::avg ? ranks : 1);
+    meter_.copied(own_.size * size_);
+    if (call_.op == Op::all_reduce) gather(base(), out_);
+    if (call_.op == Op::reduce) gather_on_root(base(), out_);
   }
 
  private:
   Comm comm() const { return place_.comm; }
   void check(Result result) const { api_.check(result, name(call_.op)); }
-
-  bool ours() const {
-    if (place_.ranks == 1) return false;
-    const bool integer =
-        call_.dtype == DType::i32 || call_.dtype == DType::i64 || call_.dtype == DType::u8;
-    return place_.deterministic || call_.reduce == ReduceOp::min || call_.reduce == ReduceOp::max ||
-           (call_.reduce == ReduceOp::avg && integer);
-  }
 
   // Of one rank every reduction is the copy that NCCL makes of a sum.
   Combine combine() const {
@@ -89,17 +145,7 @@ class Enqueue {
     check(api_.broadcast(in_, out_, call_.count, type_, call_.peer, comm(), stream_));
   }
 
-  // Several sends and receives that NCCL runs together.
-  void together(const std::function<void()>& calls) {
-    check(api_.group_start());
-    try {
-      calls();
-    } catch (...) {
-      api_.group_end();
-      throw;
-    }
-    check(api_.group_end());
-  }
+  void together(const std::function<void()>& calls) { in_one_group(api_, name(call_.op), calls); }
   void send(const std::byte* from, std::size_t count, int to) {
     if (count > 0) check(api_.send(from, count, type_, to, comm(), stream_));
   }
@@ -119,29 +165,33 @@ class Enqueue {
 
   // from: this rank's shard; to: all shards.
   void gather(std::byte* from, std::byte* to) {
-    if (even_) return check(api_.all_gather(from, to, own_.size, type_, comm(), stream_));
+    if (even_) return gather_evenly(from, to);
     copy(at_shard(to, place_.rank), from, own_.size);
-    together([&] {
-      for (int r = 0; r < place_.ranks; ++r) {
-        if (r == place_.rank) continue;
-        send(from, own_.size, r);
-        receive(at_shard(to, r), shard(r).size, r);
-      }
-    });
+    together([&] { gather_messages(from, to); });
+  }
+  void gather_evenly(std::byte* from, std::byte* to) {
+    check(api_.all_gather(from, to, own_.size, type_, comm(), stream_));
+  }
+  void gather_messages(std::byte* from, std::byte* to) {
+    for (int r = 0; r < place_.ranks; ++r) {
+      if (r == place_.rank) continue;
+      send(from, own_.size, r);
+      receive(at_shard(to, r), shard(r).size, r);
+    }
   }
 
-  // from: a shard for everybody; to: this rank's shard from everybody, in submission.
-  void exchange(std::byte* from, std::byte* to) {
-    const std::size_t stride = own_.size * size_;
-    copy(to + static_cast<std::size_t>(place_.rank) * stride, at_shard(from, place_.rank),
-         own_.size);
-    together([&] {
-      for (int r = 0; r < place_.ranks; ++r) {
-        if (r == place_.rank) continue;
-        send(at_shard(from, r), shard(r).size, r);
-        receive(to + static_cast<std::size_t>(r) * stride, own_.size, r);
-      }
-    });
+  // from: a shard for everybody; to: this rank's shard from everybody, in order of the ranks.
+  void exchange_messages(std::byte* from, std::byte* to) {
+    for (int r = 0; r < place_.ranks; ++r) {
+      if (r == place_.rank) continue;
+      send(at_shard(from, r), shard(r).size, r);
+      receive(to + static_cast<std::size_t>(r) * own_.size * size_, own_.size, r);
+    }
+  }
+  // The part of an exchange that needs nobody.
+  void keep_own(std::byte* from, std::byte* to) {
+    copy(to + static_cast<std::size_t>(place_.rank) * own_.size * size_,
+         at_shard(from, place_.rank), own_.size);
   }
 
   void gather_on_root(std::byte* from, std::byte* to) {
@@ -155,22 +205,8 @@ class Enqueue {
     });
   }
 
-  void ordered() {
-    const int ranks = place_.ranks;
-    const at::Tensor shards = temporary(own_.size * static_cast<std::size_t>(ranks));
-    auto* base = static_cast<std::byte*>(shards.data_ptr());
-    exchange(in_, base);
-    std::vector<at::Tensor> sources;
-    for (int r = 0; r < ranks; ++r) {
-      sources.push_back(view(base + static_cast<std::size_t>(r) * own_.size * size_, own_.size));
-    }
-    const bool scatter = call_.op == Op::reduce_scatter;
-    const at::Tensor sum = scatter ? view(out_, own_.size) : sources.front();
-    reduce_in_order(sum, sources, call_.reduce, call_.reduce == ReduceOp::avg ? ranks : 1);
-    meter_.copied(own_.size * size_);
-    if (call_.op == Op::all_reduce) gather(base, out_);
-    if (call_.op == Op::reduce) gather_on_root(base, out_);
-  }
+  // This rank's shard from everybody.
+  std::byte* base() const { return static_cast<std::byte*>(shards_.data_ptr()); }
 
   at::TensorOptions options() const {
     return at::TensorOptions().dtype(to_scalar_type(call_.dtype)).device(place_.stream.device());
@@ -195,12 +231,48 @@ class Enqueue {
   std::byte* const out_;
   const Shard own_;
   const bool even_;
+  const bool ours_;
+  at::Tensor shards_;
 };
 
 }  // namespace
 
+bool uses_tensors(const Collective& call, int rank, int ranks, bool deterministic) {
+  if (call.op == Op::all_to_all || we_add(call, ranks, deterministic)) return true;
+  if (call.op != Op::reduce_scatter && call.op != Op::all_gather) return false;
+  bool uneven = false;
+  for_each_part(call, ranks, rank,
+                [&](const Collective& part) { uneven = uneven || !divides(part, ranks); });
+  return uneven;
+}
+
+// [Note: one call] in progress.h. NCCL's collectives are one group and our sends and receives
+// another: NCCL does not promise that the two mix.
 void enqueue(const Place& place, const Collective& call, TrafficMeter& meter) {
-  Enqueue(place, call, meter).run();
+  std::vector<Collective> parts;
+  for_each_part(call, place.ranks, place.rank, [&](const Collective& part) {
+    if (part.count > 0 && part.op != Op::barrier) parts.push_back(part);
+  });
+  std::deque<Enqueue> steps;
+  std::size_t exchanges = 0;
+  for (const Collective& part : parts) {
+    exchanges += steps.emplace_back(place, part, meter).is_exchange();
+  }
+  const auto each = [&](bool exchange, void (Enqueue::*step)()) {
+    for (Enqueue& part : steps) {
+      if (part.is_exchange() == exchange) (part.*step)();
+    }
+  };
+  each(true, &Enqueue::before);
+  const std::size_t calls = steps.size() - exchanges;
+  if (calls == 1) each(false, &Enqueue::one_call);
+  if (calls > 1) {
+    in_one_group(place.api, name(call.op), [&] { each(false, &Enqueue::one_call); });
+  }
+  if (exchanges > 0) {
+    in_one_group(place.api, name(call.op), [&] { each(true, &Enqueue::messages); });
+  }
+  each(true, &Enqueue::after);
 }
 
 }  // namespace tessera::comm::nccl

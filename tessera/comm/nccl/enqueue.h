@@ -18,6 +18,9 @@ struct Place {
   bool deterministic;
 };
 
+// Whether the call needs copies or sums of our own besides what NCCL does.
+bool uses_tensors(const Collective& call, int rank, int ranks, bool deterministic);
+
 // Puts a collective, send or receive (to or from rank `call.peer` of the communicator) on the
 // stream and returns. Allocates on that stream what it needs besides the buffers of the call.
 void enqueue(const Place& place, const Collective& call, TrafficMeter& meter);

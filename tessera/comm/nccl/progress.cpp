@@ -1,9 +1,12 @@
-// Calls on their way to the GPU: submission, the channels' threads, the end.
+// Calls on their way to the GPU: submission, launch, the end.
 
 #include "tessera/comm/nccl/progress.h"
 
+#include <c10/core/StreamGuard.h>
+
 #include <utility>
 
+#include "tessera/comm/capture.h"
 #include "tessera/comm/nccl/enqueue.h"
 #include "tessera/comm/nccl/progress_state.h"
 #include "tessera/comm/signal.h"
@@ -15,8 +18,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A little spinning before a sleep: a thread that sleeps comes back microseconds late, twice in
-// every call (the channel's thread to the submission, the caller to its being issued).
+// A little spinning before a sleep: a thread that sleeps comes back microseconds late.
 template <typename Condition>
 void spin_until(const Condition& condition) {
   const auto end = Clock::now() + 30us;
@@ -27,11 +29,11 @@ void spin_until(const Condition& condition) {
 
 }  // namespace
 
-NcclProgress::Item::Item(std::shared_ptr<State> owner, Submission what)
+NcclProgress::Item::Item(std::shared_ptr<State> owner, Submission what, bool into_graph)
     : state(std::move(owner)),
       submission(std::move(what)),
-      ready(state->context.device.type()),
-      finished(state->context.device.type()) {}
+      captured(into_graph),
+      events(state->events->take(into_graph)) {}
 
 void NcclProgress::Item::wait() {
   spin_until([this] { return settled.load(std::memory_order_acquire); });
@@ -41,12 +43,12 @@ void NcclProgress::Item::wait() {
     if (error) std::rethrow_exception(error);
     if (ended && !captured) return;
   }
-  finished.block(state->guard.getStream(state->context.device));
+  events->finished.block(state->guard.getStream(state->context.device));
 }
 
 bool NcclProgress::Item::done() const {
   std::lock_guard lock(state->mutex);
-  return ended || (issued && finished.query());
+  return ended || (issued && events->finished.query());
 }
 
 // The right to call NCCL. Once the group has failed nobody gets it, so communicators can be
@@ -67,13 +69,15 @@ void NcclProgress::State::leave(Channel& channel) {
 
 void NcclProgress::State::issue(Channel& channel, Item& next) {
   const Submission& submission = next.submission;
-  if (submission.prepare) submission.prepare();
+  const CallEvents& events_of = *next.events;
   enter(channel, &submission);
   try {
-    next.ready.block(channel.stream);
+    const c10::StreamGuard on(channel.stream);
+    events_of.ready.block(channel.stream);
+    if (!next.captured) next.events->begun.record(channel.stream);
     enqueue({api, channel.comm, channel.stream, channel.rank, channel.ranks, context.deterministic},
             submission.call, *context.meter);
-    next.finished.record(channel.stream);
+    next.events->finished.record(channel.stream);
   } catch (const std::exception& error) {
     leave(channel);
     broke(describe(&submission), error);
@@ -81,8 +85,54 @@ void NcclProgress::State::issue(Channel& channel, Item& next) {
   leave(channel);
 }
 
+// Waits until the ranks have agreed on it.
+void NcclProgress::State::meet(Channel& channel, Item& next) {
+  Submission& submission = next.submission;
+  if (!submission.prepare) return;
+  if (channel.log) channel.log->expect(submission.number, submission.record);
+  try {
+    submission.prepare();
+  } catch (...) {
+    if (channel.log) channel.log->expect_nothing();
+    throw;
+  }
+  if (channel.log) channel.log->expect_nothing();
+}
+
+// Brings the oldest pending item of the channel to the GPU.
+void NcclProgress::State::launch(Channel& channel, const std::shared_ptr<Item>& next) {
+  std::exception_ptr error;
+  try {
+    if (channel.use == Use::collectives) meet(channel, *next);
+    const bool compared = channel.log && !next->captured && next->submission.number > 0;
+    if (compared) channel.log->add(next->submission.number, next->submission.record);
+    issue(channel, *next);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  Dropped dropped;
+  next->submission.prepare = nullptr;
+  {
+    std::lock_guard lock(mutex);
+    if (next->ended) return;  // failed meanwhile, together with all that was pending
+    std::erase(channel.pending, next);
+    next->since = Clock::now();
+    if (error || next->captured) {
+      end(*next, error, dropped);
+    } else {
+      next->issued = true;
+      next->settled.store(true, std::memory_order_release);
+      channel.in_flight.push_back(next);
+      wake_watchdog();
+    }
+    changed.notify_all();
+  }
+  dropped.let_go();
+}
+
 void NcclProgress::open(Channel& channel, const UniqueId& id) {
   State& state = channel.state;
+  state.guard.setDevice(state.context.device);
   state.enter(channel, nullptr);
   Comm comm = nullptr;
   const Result result = state.api.comm_init_rank(&comm, channel.ranks, id, channel.rank);
@@ -95,53 +145,57 @@ void NcclProgress::open(Channel& channel, const UniqueId& id) {
   }
 }
 
+// Messages that must be agreed on, and those behind them.
 void NcclProgress::State::run_channel(Channel& channel) {
   guard.setDevice(context.device);
-  guard.exchangeStream(channel.stream);
+  ignore_captures_of_other_threads();
   std::unique_lock lock(mutex);
   for (;;) {
-    if (channel.pending.empty() && !stopping) {
-      const std::uint32_t seen = channel.arrivals.load(std::memory_order_relaxed);
-      lock.unlock();
-      spin_until([&] { return channel.arrivals.load(std::memory_order_relaxed) != seen; });
-      lock.lock();
-    }
-    channel.submitted.wait(lock, [&] { return stopping || !channel.pending.empty(); });
-    if (channel.pending.empty()) break;
-    const std::shared_ptr<Item> next = channel.pending.front();
+    channel.submitted.wait(lock, [&] { return stopping || !channel.unmet.empty(); });
+    if (channel.unmet.empty()) break;
+    const std::shared_ptr<Item> next = channel.unmet.front();
     lock.unlock();
     std::exception_ptr error;
     try {
-      issue(channel, *next);
+      meet(channel, *next);
     } catch (...) {
       error = std::current_exception();
     }
     Dropped dropped;
-    next->submission.prepare = nullptr;
-    lock.lock();
-    if (next->ended) continue;  // failed meanwhile, together with all that was pending
-    channel.pending.pop_front();
-    next->since = Clock::now();
-    if (error || next->captured) {
-      end(*next, error, dropped);
+    if (error) {
+      lock.lock();
+      if (!next->ended) {
+        std::erase(channel.pending, next);
+        end(*next, error, dropped);
+        changed.notify_all();
+      }
+      lock.unlock();
+      dropped.let_go();
     } else {
-      next->issued = true;
-      next->settled.store(true, std::memory_order_release);
-      channel.in_flight.push_back(next);
-      wake_watchdog();
+      launch(channel, next);
     }
-    changed.notify_all();
-    lock.unlock();
-    dropped.clear();
     lock.lock();
+    channel.unmet.pop_front();  // only now: what comes later must not overtake it
   }
-  const Comm comm = std::exchange(channel.comm, nullptr);
-  // After a failure anywhere a peer may never come to the end of the communicator.
-  const bool failed = failure != nullptr || context.peers->failure().has_value();
-  lock.unlock();
-  if (comm != nullptr) failed ? api.comm_abort(comm) : api.comm_destroy(comm);
-  lock.lock();
-  channel.ended = true;
+  channel.thread_ended = true;
+  changed.notify_all();
+}
+
+void NcclProgress::State::close_channels() {
+  guard.setDevice(context.device);
+  std::vector<Comm> comms;
+  bool failing = false;
+  {
+    std::lock_guard lock(mutex);
+    for (Channel& channel : channels) comms.push_back(std::exchange(channel.comm, nullptr));
+    // After a failure anywhere a peer may never come to the end of the communicator.
+    failing = failure != nullptr || context.peers->failure().has_value();
+  }
+  for (const Comm comm : comms) {
+    if (comm != nullptr) failing ? api.comm_abort(comm) : api.comm_destroy(comm);
+  }
+  std::lock_guard lock(mutex);
+  closed = true;
   changed.notify_all();
 }
 
@@ -167,15 +221,17 @@ NcclProgress::~NcclProgress() {
   state.stopping = true;
   state.watchdog_woken.notify_all();
   for (Channel& channel : state.channels) channel.submitted.notify_all();
+  std::thread closer([all = state_] { all->close_channels(); });
   const auto longest_wait = failing ? std::chrono::milliseconds(500) : 10s;
   // One that destroys us itself, for what an operation kept alive, is not waited for.
   const auto awaited = [self = std::this_thread::get_id()](const std::thread& thread, bool ended) {
     return !ended && thread.joinable() && thread.get_id() != self;
   };
   state.changed.wait_for(lock, longest_wait, [&] {
-    bool all = !awaited(state.watchdog, state.watchdog_ended);
-    for (const Channel& channel : state.channels)
-      all = all && !awaited(channel.thread, channel.ended);
+    bool all = !awaited(state.watchdog, state.watchdog_ended) && state.closed;
+    for (const Channel& channel : state.channels) {
+      all = all && !awaited(channel.thread, channel.thread_ended);
+    }
     return all;
   });
   const auto release = [&](std::thread& thread, bool ended) {
@@ -189,37 +245,96 @@ NcclProgress::~NcclProgress() {
     }
   };
   release(state.watchdog, state.watchdog_ended);
-  for (Channel& channel : state.channels) release(channel.thread, channel.ended);
+  release(closer, state.closed);
+  for (Channel& channel : state.channels) release(channel.thread, channel.thread_ended);
+  lock.unlock();
+  dropped.let_go();
 }
 
-NcclProgress::Channel& NcclProgress::add_channel(int rank, int ranks) {
+NcclProgress::Channel& NcclProgress::add_channel(int rank, int ranks, Use use) {
   std::lock_guard lock(state_->mutex);
   const auto& device = state_->context.device;
   return state_->channels.emplace_back(
-      *state_, state_->guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true), rank, ranks);
+      *state_, state_->guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true), rank, ranks,
+      use);
+}
+
+void NcclProgress::set_log(Channel& channel, std::shared_ptr<CallLog> log) {
+  std::lock_guard lock(channel.state.mutex);
+  channel.log = std::move(log);
 }
 
 Work NcclProgress::submit(Channel& channel, Submission submission) {
-  auto item = std::make_shared<Item>(state_, std::move(submission));
-  const c10::Stream current = state_->guard.getStream(state_->context.device);
-  item->captured = state_->api.capturing(current.native_handle());
-  item->ready.record(current);
+  State& state = *state_;
+  const c10::Stream current = state.guard.getStream(state.context.device);
+  const bool captured = capturing(current);
+  auto item = std::make_shared<Item>(state_, std::move(submission), captured);
+  item->events->ready.record(current);
+  // Sums of our own are tensor operations: these must not run where a caller's thread records what
+  // it does, or counts whose memory it takes.
+  const bool own_thread =
+      uses_tensors(item->submission.call, channel.rank, channel.ranks, state.context.deterministic);
+  const bool collective = channel.use == Use::collectives;
+  const bool new_call = item->submission.prepare != nullptr;
+  // What is captured goes on the channel's stream: nothing that is not may come there meanwhile.
+  if (captured && !state.context.order->wait_until_empty([&] { return !state.failed.load(); })) {
+    std::lock_guard lock(state.mutex);
+    std::rethrow_exception(state.failure);
+  }
   State::Dropped dropped;
+  bool unmet = false;
   {
-    std::lock_guard lock(state_->mutex);
-    if (state_->failure) std::rethrow_exception(state_->failure);
-    if (!item->captured) state_->reap(dropped);
+    std::lock_guard lock(state.mutex);
+    if (state.failure) std::rethrow_exception(state.failure);
+    if (!captured) {
+      state.reap(dropped);
+      if (item->submission.ran) {
+        if (!state.clock) state.clock.emplace(state.context.device);
+        item->anchor = state.clock->anchor();
+      }
+    }
     channel.pending.push_back(item);
-    channel.arrivals.fetch_add(1, std::memory_order_relaxed);
-    if (!channel.thread.joinable()) {
-      channel.thread = std::thread([state = state_, &channel] { state->run_channel(channel); });
+    unmet = !collective && (new_call || own_thread || !channel.unmet.empty());
+    if (unmet) {
+      channel.unmet.push_back(item);
+      if (!channel.thread.joinable()) {
+        channel.thread = std::thread([all = state_, &channel] { all->run_channel(channel); });
+      }
+      channel.submitted.notify_one();
     }
-    if (!state_->watchdog.joinable()) {
-      state_->watchdog = std::thread([state = state_] { state->run_watchdog(); });
+    if (!state.watchdog.joinable()) {
+      state.watchdog = std::thread([all = state_] { all->run_watchdog(); });
     }
-    channel.submitted.notify_one();
+    if (new_call) state.wake_watchdog();
+  }
+  dropped.let_go();
+  const auto go = [all = state_, &channel, item] { all->launch(channel, item); };
+  if (collective) {
+    const bool queued = new_call || own_thread;
+    state.context.order->put(go, queued ? LaunchOrder::How::on_thread : LaunchOrder::How::now);
+  } else if (!unmet) {
+    go();
   }
   return Work(std::move(item));
+}
+
+std::shared_ptr<void> NcclProgress::register_buffer(Channel& channel, void* data,
+                                                    std::size_t bytes) {
+  const std::shared_ptr<State> state = state_;
+  if (state->api.comm_register == nullptr || state->api.comm_deregister == nullptr) return nullptr;
+  if (!state->context.order->wait_until_empty([&] { return !state->failed.load(); }))
+    return nullptr;
+  void* registered = nullptr;
+  state->enter(channel, nullptr);
+  const Result result = state->api.comm_register(channel.comm, data, bytes, &registered);
+  state->leave(channel);
+  if (result != Result::success || registered == nullptr) return nullptr;
+  return {registered, [state, &channel](void* handle) {
+            std::unique_lock lock(state->mutex);
+            state->changed.wait(lock, [&] { return state->failure || !channel.inside; });
+            // A communicator that is gone has forgotten it.
+            if (channel.comm != nullptr) state->api.comm_deregister(channel.comm, handle);
+          }};
 }
 
 }  // namespace tessera::comm::nccl

@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "tessera/comm/backend.h"
+#include "tessera/comm/call_log.h"
 #include "tessera/comm/nccl/api.h"
+#include "tessera/comm/nccl/launch_order.h"
 #include "tessera/comm/peers.h"
+#include "tessera/comm/record.h"
 #include "tessera/comm/traffic.h"
 
 namespace tessera::comm::nccl {
@@ -24,6 +27,7 @@ struct GroupContext {
   std::shared_ptr<Peers> peers;
   std::vector<int> members;  // ranks of the job, by rank of the group
   std::shared_ptr<TrafficMeter> meter;
+  std::shared_ptr<LaunchOrder> order;  // of the process: all its groups have the same
 };
 
 // One call on its way to the GPU.
@@ -31,31 +35,45 @@ struct Submission {
   Collective call;  // `peer` is a rank of the channel's communicator
   std::uint64_t number = 0;
   std::shared_ptr<void> keep;
-  // Returns when every rank of the channel has made this call, or throws. Runs on the channel's
-  // thread and opens the channel if this is the first call. Owns what it uses: a thread that hangs
-  // is left behind when the group goes.
+  // Null for a call that its ranks have agreed on before. Else it returns when every rank of the
+  // channel has made this call, or throws, and opens the channel if this is the first call. Runs on
+  // another thread than the caller's, and owns what it uses: a thread that hangs is left behind
+  // when the group goes.
   std::function<void()> prepare;
+  // Told when it has ended from when to when it was on the GPU.
+  std::function<void(Observer::Time begin, Observer::Time end)> ran;
+  Record record;  // as the ranks compare it
 };
 
 // Feeds a group's communicators and watches over what runs on the GPU.
 //
-// [Note: channels] A channel is a communicator, a stream of its own and a thread that feeds them:
-// one channel for the collectives of the group, and one for each neighbour and direction of send
-// and recv, so that a message waits only for the messages before it. Only that thread calls NCCL:
-// should NCCL block because a peer has gone, no caller is blocked with it.
+// [Note: channels] A channel is a communicator and a stream of its own: one for the collectives of
+// the group, and one for each neighbour and direction of send and recv, so that a message waits
+// only for the messages before it.
 //
-// The thread takes a submission, waits until the ranks have agreed on it, makes the stream wait for
-// what the caller's stream had done at the time of the call, and enqueues it. Work::wait() blocks
-// the calling thread until then, that is until every rank has made the call; for the result itself
+// A call makes the channel's stream wait for what the caller's stream had done at that time, and is
+// enqueued there: at once by the caller if the ranks know it, else when they have agreed on it, by
+// another thread ([Note: launch order]). So NCCL makes its connections, where it may block because
+// a peer has gone, on no thread of the caller. Work::wait() blocks the calling thread until the
+// call is enqueued, which for a new one means until every rank has made it; for the result itself
 // it only makes the caller's stream wait.
+//
+// [Note: one call] A call with parts, which is a bucket or a unit, is one ncclGroup: NCCL makes one
+// kernel of it (a few where there are hundreds of parts), and we one event before and two behind
+// it. Packing the parts into one buffer, rank by rank, would make it one operation of NCCL too, but
+// costs a pass over the bytes and a second buffer (for gpt2-xl in bf16 3 GB read and written each
+// way of each step, 2 · 1.4 ms of an H200), and small parts are what the pass is slow at as well;
+// while which elements a rank owns must not depend on what travels together ([Note: parts]).
 //
 // [Note: report first] One more thread, the watchdog, looks while anything runs on the GPU whether
 // a peer died or reported a failure, NCCL found an error, or the time is up. Then it tells all
 // ranks, fails every call that has not ended, and last aborts the communicators: kernels that wait
 // for a dead rank end only so, and what they leave behind must not pass for a result.
 //
-// Calls made while the caller's stream is captured into a CUDA graph go into the graph and are not
-// watched; the graph's owner keeps their buffers.
+// [Note: captured calls] Calls made while the caller's stream is captured into a CUDA graph go into
+// the graph. Nothing has run, so there is nothing to watch, to agree on or to time, and the graph's
+// owner keeps the buffers. Every replay runs them again; whoever replays counts that
+// (Group::add_traffic), and waits for the graph with a deadline of his own.
 class NcclProgress {
  public:
   struct Channel;
@@ -66,8 +84,11 @@ class NcclProgress {
   NcclProgress(const NcclProgress&) = delete;
   NcclProgress& operator=(const NcclProgress&) = delete;
 
+  enum class Use { collectives, messages };
   // A channel in which this process is `rank` of `ranks`.
-  Channel& add_channel(int rank, int ranks);
+  Channel& add_channel(int rank, int ranks, Use use);
+  // Where the channel's calls are compared with those of its other ranks.
+  static void set_log(Channel& channel, std::shared_ptr<CallLog> log);
   // Puts a submission behind the others of the channel. Throws what ended the group, if anything
   // did.
   Work submit(Channel& channel, Submission submission);
@@ -75,6 +96,10 @@ class NcclProgress {
   // Makes the channel's communicator; all its ranks call it at the same time. Only in
   // Submission::prepare.
   static void open(Channel& channel, const UniqueId& id);
+
+  // Tells NCCL of memory that calls of the channel will use again and again. The handle ends that.
+  // Null if this NCCL has no such function or refuses.
+  std::shared_ptr<void> register_buffer(Channel& channel, void* data, std::size_t bytes);
 
  private:
   struct State;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "tessera/comm/capture.h"
 #include "tessera/comm/nccl/progress_state.h"
 #include "tessera/core/errors.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr auto kTick = 10ms;  // how often the GPU and the peers are looked at
 constexpr auto kGrace = 1s;   // for the control plane to learn what NCCL noticed first
+constexpr auto kSlow = 2s;    // after that the ranks tell each other what they have called
 
 }  // namespace
 
@@ -56,24 +58,34 @@ void NcclProgress::State::broke(const std::string& doing, const std::exception& 
 std::optional<Failure> NcclProgress::State::look() {
   std::string doing;
   std::optional<Clock::time_point> since;
+  std::shared_ptr<CallLog> log;  // of what has taken longest
   Result result = Result::success;
+  bool pending = false;
   {
     std::lock_guard lock(mutex);
-    const auto consider = [&](Clock::time_point began, std::string what) {
+    const auto consider = [&](Clock::time_point began, const Channel& channel,
+                              const Submission* what) {
       if (since && *since <= began) return;
       since = began;
-      doing = std::move(what);
+      doing = describe(what);
+      log = channel.log;
     };
     for (const Channel& channel : channels) {
-      if (channel.inside) consider(*channel.inside, describe(channel.doing));
+      pending = pending || !channel.pending.empty();
+      if (channel.inside) consider(*channel.inside, channel, channel.doing);
       if (channel.in_flight.empty()) continue;
       const Item& first = *channel.in_flight.front();
-      consider(first.since, describe(&first.submission));
+      consider(first.since, channel, &first.submission);
       if (!channel.inside && channel.comm != nullptr && result == Result::success) {
         api.comm_get_async_error(channel.comm, &result);
       }
     }
   }
+  // What only waits to be launched hears of a failure from what it waits for, unless that is of
+  // another group.
+  if (!pending || !context.peers->failure()) failed_since.reset();
+  if (pending && context.peers->failure() && !failed_since) failed_since = Clock::now();
+  if (failed_since && Clock::now() - *failed_since > kGrace) return context.peers->failure();
   if (!since) return std::nullopt;
   // One that left had ended its part, so ours ends soon, unless it gave up.
   bool left = false;
@@ -89,24 +101,47 @@ std::optional<Failure> NcclProgress::State::look() {
     broke(doing, Error(str("NCCL says: ", api.get_error_string(result))));
   }
   if (Clock::now() - *since < context.timeout) return std::nullopt;
+  const CallLog::Late late = log ? log->late() : CallLog::Late{};
   return Failure{
-      Failure::Kind::peer, -1, own_rank(),
+      Failure::Kind::peer, late.rank, own_rank(),
       str(doing, " did not end within ", context.timeout.count() / 1000.0,
-          " s of its start on the GPU of rank ", own_rank(),
-          ", and no rank has died: one may be busy or stuck, or not have made the call")};
+          " s of its start on the GPU of rank ", own_rank(), ", and no rank has died: ",
+          late.rank < 0 ? "one may be busy or stuck, or not have made the call" : late.text)};
+}
+
+// [Note: agreement]: what the ranks do not tell each other before a call, they do now and then.
+std::optional<Failure> NcclProgress::State::compare_logs() {
+  std::vector<std::pair<std::shared_ptr<CallLog>, bool>> logs;  // and whether it is stuck
+  {
+    std::lock_guard lock(mutex);
+    for (const Channel& channel : channels) {
+      if (!channel.log) continue;
+      const bool slow =
+          !channel.in_flight.empty() && Clock::now() - channel.in_flight.front()->since > kSlow;
+      logs.emplace_back(channel.log, slow);
+    }
+  }
+  for (const auto& [log, slow] : logs) {
+    if (auto found = log->look(slow)) return found;
+  }
+  return std::nullopt;
 }
 
 void NcclProgress::State::run_watchdog() {
   guard.setDevice(context.device);
+  ignore_captures_of_other_threads();
+  const bool alone = context.members.size() == 1;
   std::unique_lock lock(mutex);
   while (!stopping && !failure) {
     if (idle()) {
       watchdog_sleeps = true;
-      watchdog_woken.wait(lock);
+      // Not for ever: another rank may want to know what this one has called.
+      alone ? watchdog_woken.wait(lock) : (void)watchdog_woken.wait_for(lock, kGrace);
       watchdog_sleeps = false;
-      continue;
+      if (stopping || failure || alone) continue;
+    } else {
+      watchdog_woken.wait_for(lock, kTick);
     }
-    watchdog_woken.wait_for(lock, kTick);
     Dropped dropped;
     std::exception_ptr broken;
     try {
@@ -115,10 +150,12 @@ void NcclProgress::State::run_watchdog() {
       broken = std::current_exception();
     }
     lock.unlock();
-    dropped.clear();
+    dropped.let_go();
     try {
       if (broken) std::rethrow_exception(broken);
-      if (const auto found = look()) {
+      auto found = look();
+      if (!found) found = compare_logs();
+      if (found) {
         context.peers->report(*found);
         fail(retold(*found));
       }
@@ -153,6 +190,7 @@ void NcclProgress::State::fail(std::exception_ptr error) {
     std::unique_lock lock(mutex);
     if (failure) return;
     failure = error;
+    failed.store(true);
     try {
       reap(dropped);
     } catch (...) {  // CUDA is broken: nothing has ended
@@ -171,6 +209,7 @@ void NcclProgress::State::fail(std::exception_ptr error) {
       }
     }
   }
+  dropped.let_go();
   for (const Comm comm : doomed) api.comm_abort(comm);
 }
 
