@@ -16,6 +16,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
+// The gradient of the residual, if there was one.
+at::Tensor past_product(AutogradContext* ctx, const at::Tensor& gradient) {
+  return ctx->saved_data["residual"].toBool() ? gradient : at::Tensor();
+}
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b,
@@ -23,6 +28,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor rows = as_rows(x);
     ctx->save_for_backward({rows, w, b.value_or(at::Tensor())});
     ctx->saved_data["sizes"] = x.sizes().vec();
+    ctx->saved_data["residual"] = residual.has_value();
     remember_deferral(ctx);
     return product(rows, w, b.value_or(at::Tensor()), residual ? as_rows(*residual) : at::Tensor(),
                    with_last(x, w.size(0)));
@@ -46,7 +52,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     }
     const ParamGradient dw(defer ? at::Tensor() : w), db(b);
     weight_gradient(dy, x, dw, db);
-    return {dx, dw.result(), db.result(), grads[0]};
+    return {dx, dw.result(), db.result(), past_product(ctx, grads[0])};
   }
 };
 
@@ -120,6 +126,7 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
     const Activation a{static_cast<Act>(act), as_rows(x), before.value_or(at::Tensor())};
     ctx->save_for_backward({a.x, a.bias, w, b.value_or(at::Tensor())});
     ctx->saved_data["act"] = act;
+    ctx->saved_data["residual"] = residual.has_value();
     remember_deferral(ctx);
     return product(a.forward(), w, b.value_or(at::Tensor()),
                    residual ? as_rows(*residual) : at::Tensor(), with_last(x, w.size(0)));
@@ -150,7 +157,7 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
             dbefore.result(),
             dw.result(),
             db.result(),
-            grads[0]};
+            past_product(ctx, grads[0])};
   }
 };
 

@@ -1,6 +1,8 @@
 #include "tessera/parallel/step_graph.h"
 
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
