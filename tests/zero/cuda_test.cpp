@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
+#include "tessera/core/errors.h"
+#include "tessera/kernels/cuda/cuda.h"
 #include "tests/comm/cuda_cases.h"
 #include "tests/zero/oracle.h"
 
@@ -18,6 +22,7 @@ void compare_stages(const comm::Group& group, bool ordered) {
   at::globalContext().setAllowTF32CuDNN(false);
   for (const std::string net : {"mlp", "conv", "tied", "odd"}) {
     for (const StateLayout& layout : state_layouts()) {
+      if (layout.fp16() && !kernels::cuda::built()) continue;
       for (const int micro_batches : {1, 2}) {
         std::vector<Result> stages;
         Case run;
@@ -63,6 +68,105 @@ void compare_recompute(const comm::Group& group) {
       EXPECT_EQ(train(group, run).hash, want.hash) << nn::name(mode) << " stage " << stage;
     }
   }
+}
+
+// One rank on the GPU; every step's result is asked for `late` steps later.
+struct Training {
+  std::vector<StepInfo> infos;
+  std::vector<at::Tensor> params;
+  StepCounts progress;
+};
+Training run_alone(const Options& options, c10::Device device, int steps, std::size_t late,
+                   int poisoned = -1) {
+  auto net = std::make_shared<Tied>();
+  net->initialise(7);
+  net->to(device);
+  Engine engine(net, comm::Group(), options);
+  Training run;
+  std::vector<PendingStep> pending;
+  for (int step = 0; step < steps; ++step) {
+    const Batch batch = on(net->batch(batch_seed(step, 0, 0)), device);
+    const at::Tensor loss = forward_loss(engine, *net, batch);
+    engine.backward(step == poisoned ? loss * std::numeric_limits<double>::infinity() : loss);
+    pending.push_back(engine.start_step(0.01 / (step + 1)));
+    if (pending.size() > late) run.infos.push_back(pending[pending.size() - 1 - late].get());
+  }
+  while (run.infos.size() < pending.size()) run.infos.push_back(pending[run.infos.size()].get());
+  engine.synchronize();
+  run.progress = engine.progress();
+  for (const auto& [name, value] : engine.full_parameters()) run.params.push_back(value.cpu());
+  return run;
+}
+
+void expect_near(const Training& got, const Training& want, double tolerance,
+                 const std::string& what) {
+  ASSERT_EQ(got.infos.size(), want.infos.size());
+  for (std::size_t i = 0; i < want.infos.size(); ++i) {
+    EXPECT_NEAR(got.infos[i].loss, want.infos[i].loss, tolerance) << what << ", step " << i;
+    EXPECT_NEAR(got.infos[i].grad_norm, want.infos[i].grad_norm, tolerance) << what;
+  }
+  for (std::size_t i = 0; i < want.params.size(); ++i) {
+    EXPECT_TRUE(at::allclose(got.params[i], want.params[i], tolerance, tolerance)) << what;
+  }
+}
+
+TEST(EngineOnCuda, AStepIsThatOfTheCpuWheneverItsResultIsRead) {
+  NEEDS_GPU();
+  run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
+    const c10::Device gpu(c10::kCUDA, 0);
+    for (const Optimizer& optimizer : std::vector<Optimizer>{
+             AdamW{.lr = 1e-2}, SGD{.lr = 0.1, .momentum = 0.9}, Lion{}, Muon{}}) {
+      Options options;
+      options.optimizer = optimizer;
+      options.clip_norm = 0.5;
+      const std::string what = str("optimizer ", optimizer.index());
+      const Training on_cpu = run_alone(options, c10::kCPU, 6, 0);
+      const Training now = run_alone(options, gpu, 6, 0), later = run_alone(options, gpu, 6, 2);
+      // Lion moves by the sign, Muon multiplies in bf16: these may be off by a step here and there.
+      expect_near(now, on_cpu, optimizer.index() < 2 ? 2e-4 : 5e-2, what);
+      EXPECT_EQ(now.progress.steps, 6) << what;
+      EXPECT_EQ(now.progress.updates, on_cpu.progress.updates) << what;
+      for (std::size_t i = 0; i < now.params.size(); ++i) {
+        EXPECT_TRUE(at::equal(now.params[i], later.params[i])) << what;
+      }
+      for (std::size_t i = 0; i < now.infos.size(); ++i) {
+        EXPECT_EQ(now.infos[i].loss, later.infos[i].loss) << what;
+        EXPECT_EQ(now.infos[i].grad_norm, later.infos[i].grad_norm) << what;
+      }
+    }
+  });
+}
+
+TEST(EngineOnCuda, StepsThatAreNotFiniteAreSkippedOrStop) {
+  NEEDS_GPU();
+  run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
+    const c10::Device gpu(c10::kCUDA, 0);
+    Options options;
+    options.on_non_finite = OnNonFinite::skip;
+    const Training skipped = run_alone(options, gpu, 4, 1, 2);
+    EXPECT_TRUE(skipped.infos[2].skipped);
+    EXPECT_FALSE(skipped.infos[3].skipped);
+    EXPECT_EQ(skipped.progress.steps, 3);
+    for (const auto& [name, updates] : skipped.progress.updates) EXPECT_EQ(updates, 3) << name;
+    options.on_non_finite = OnNonFinite::stop;
+    EXPECT_THROW(run_alone(options, gpu, 4, 1, 2), Error);
+  });
+}
+
+TEST(EngineOnCuda, HalfPrecisionTrainsWithAScaledLoss) {
+  NEEDS_GPU();
+  run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
+    if (!kernels::cuda::built()) return;
+    const c10::Device gpu(c10::kCUDA, 0);
+    Options options;
+    const Training want = run_alone(options, gpu, 8, 0);
+    options.layout = parse_state_layout("fp16");
+    const Training got = run_alone(options, gpu, 8, 0);
+    expect_near(got, want, 2e-2, "fp16");
+    EXPECT_EQ(got.infos.back().loss_scale, 65536);
+    EXPECT_EQ(got.progress.loss_scale, 65536);
+    EXPECT_THROW(run_alone(options, c10::kCPU, 1, 0), UsageError);
+  });
 }
 
 TEST(EngineOnCuda, TwoRanksOverSharedMemory) {
