@@ -67,7 +67,7 @@ void synchronize();
 
 // Half a unit in the last place, and a little.
 inline double rounding(DType type) {
-  return type == DType::bf16 ? 0x1.1p-9 : type == DType::f16 ? 0x1.1p-12 : 0x1.1p-24;
+  return type == DType::bf16 ? 0x1.1p-8 : type == DType::f16 ? 0x1.1p-11 : 0x1.1p-24;
 }
 
 // Downloads `got`, which may be off by `relative` of the wanted value or of `unit` (the size of the
