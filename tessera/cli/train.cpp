@@ -44,6 +44,7 @@ constexpr const char* kTrainExamples =
     "  tessera train --dp 2 --tp 2 --pp 2 --zero 1 --grad-accum 8 --threads 1\n"
     "  tessera train --zero 2 --print-config > run.toml; tessera train --config run.toml\n"
     "  mpirun -n 4 tessera train --zero 2               (joins the ranks of a launcher)\n"
+    "  tessera train --backend dry --ranks 64 --zero 3 --steps 3    what one rank of 64 holds\n"
     "\n"
     "Flags override the file of --config. Ctrl-C ends the run after the step that is under way.";
 
@@ -132,6 +133,7 @@ int take_part(train::TrainConfig config) {
     comm::InitOptions init;
     init.backend = config.backend;
     init.cuda = config.device == "cuda";
+    init.dry_ranks = train::ranks_wanted(config);
     const auto giving_up = [&](const std::string& why) {
       process::note_failure(comm::detect_launch().rank, last_step, why);
     };
@@ -236,13 +238,16 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
     return std::nullopt;
   }
   if (started_here()) return ready;  // whoever started this rank has checked the rest
+  // Processes that there will be on this host.
+  const int here = comm::backend_kind(config.backend).simulated ? 1
+                   : launch.launcher == "alone"                 ? ready.ranks
+                                                                : launch.local_size;
   if (launch.launcher == "alone") {
-    if (ready.ranks > 1) process::check_open_files(ready.ranks);  // first: the rest opens files
-    warn_of_crowding(ready.ranks, static_cast<int>(config.threads));
+    if (here > 1) process::check_open_files(here);  // first: the rest opens files
+    warn_of_crowding(here, static_cast<int>(config.threads));
   }
   ready.held = train::check_run(config, ready.resolved, ready.ranks, launch.rank);
-  check_memory(config, ready.resolved,
-               launch.launcher == "alone" ? ready.ranks : launch.local_size);
+  check_memory(config, ready.resolved, here);
   // Where tessera train starts the ranks, it holds the folder itself, over all restarts.
   if (launch.rank == 0) ready.folder = claim_folder(config);
   return ready;
@@ -264,7 +269,8 @@ int train_command(int argc, char** argv) {
   if (!ready) return 0;
   const train::TrainConfig& config = ready->config;
   const int ranks = ready->ranks;
-  if (launch.launcher != "alone" || (ranks == 1 && config.max_restarts == 0)) {
+  const bool dry = comm::backend_kind(config.backend).simulated;
+  if (launch.launcher != "alone" || dry || (ranks == 1 && config.max_restarts == 0)) {
     return take_part(config);
   }
   if (comm::backend_kind(config.backend).needs_mpi) {

@@ -14,15 +14,17 @@ struct BackendKind {
   bool shares_memory = false;  // every rank maps the symmetric memory of all
   bool needs_mpi = false;      // its ranks are started by mpirun
   bool needs_gpu = false;      // every rank has a GPU of its own
+  bool simulated = false;      // one process plays rank 0 of many
 };
 
 // The first is the default: on one host it is shm, on several two-level.
-inline constexpr std::array<BackendKind, 5> kBackendKinds = {{
+inline constexpr std::array<BackendKind, 6> kBackendKinds = {{
     {.name = "auto", .shares_memory = true},
     {.name = "shm", .shares_memory = true},
     {.name = "mpi", .needs_mpi = true},
     {.name = "two-level", .needs_mpi = true},
     {.name = "nccl", .needs_gpu = true},
+    {.name = "dry", .shares_memory = true, .simulated = true},
 }};
 
 inline std::vector<std::string> backend_names() {

@@ -12,6 +12,7 @@
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/c10d_store.h"
 #include "tessera/comm/dry/backend.h"
+#include "tessera/comm/dry/device_backend.h"
 #include "tessera/comm/gpus.h"
 #include "tessera/comm/hierarchical/backend.h"
 #include "tessera/comm/mpi/backend.h"
@@ -202,6 +203,17 @@ Group init(const InitOptions& options) {
   const Launch launch = detect_launch();
   const auto timeout = options.comm.timeout;
   auto base = std::make_shared<WorldState>();
+  if (backend_kind(options.backend).simulated) {
+    if (launch.size > 1) {
+      throw UsageError(str("backend ", options.backend, " plays one rank of many in one process, ",
+                           "and ", launch.launcher, " started ", launch.size,
+                           "; start it once, alone"));
+    }
+    std::shared_ptr<Backend> backend = dry::make_backend(0, options.dry_ranks, "world");
+    if (!options.cuda) return Group(std::move(backend));
+    const auto gpu = static_cast<c10::DeviceIndex>(gpu_of(launch.local_rank, gpu_count()));
+    return Group(dry::make_device_backend(std::move(backend), {c10::kCUDA, gpu}));
+  }
   if (launch.size == 1) {
     base->backend = dry::make_backend(0, 1, "world");
     if (options.backend == "nccl") {

@@ -12,6 +12,8 @@ namespace tessera::parallel {
 // Lengths first, then the texts padded to the longest.
 std::vector<std::string> gather_texts(const comm::Group& group, const std::string& mine,
                                       const char* label) {
+  // Ranks that are not there say what this one does.
+  if (group.simulated()) return {static_cast<std::size_t>(group.size()), mine};
   comm::Call call;
   call.traffic = comm::Traffic::control;
   call.label = label;

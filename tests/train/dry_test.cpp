@@ -1,0 +1,100 @@
+// One process plays rank 0 of many: what it holds is what the formulas say, for any number of
+// ranks.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/dry/backend.h"
+#include "tessera/comm/dry/device_backend.h"
+#include "tessera/core/errors.h"
+#include "tessera/train/trainer.h"
+#include "tests/text.h"
+
+namespace tessera::train {
+namespace {
+
+TrainConfig dry_config(const std::vector<std::pair<std::string, std::string>>& given) {
+  TrainConfig config;
+  config.backend = "dry";
+  for (const auto& [name, text] : given) set(config, field(name), text);
+  return config;
+}
+
+void expect_as_planned(const TrainConfig& config, int ranks, const std::string& what) {
+  Trainer trainer(config, comm::Group(comm::dry::make_backend(0, ranks, "world")));
+  for (int step = 0; step < 2; ++step) trainer.step();
+  const Summary summary = trainer.summary();
+  for (const auto& [row, share] : std::vector<std::pair<std::string, double>>{{"params", 0.01},
+                                                                              {"grads", 0.01},
+                                                                              {"optimizer", 0.01},
+                                                                              {"activations", 0.03},
+                                                                              {"buffers", 0.03},
+                                                                              {"peak", 0.03}}) {
+    const auto want = static_cast<double>(summary.predicted.memory.at(row));
+    const auto got = static_cast<double>(summary.measured.memory.at(row));
+    EXPECT_NEAR(got, want, share * want + 64 * 64) << what << " " << row;
+  }
+  ASSERT_TRUE(summary.predicted.sent && summary.measured.sent);
+  EXPECT_EQ(summary.measured.sent->dp, summary.predicted.sent->dp) << what;
+}
+
+TEST(Dry, ARankHoldsAndSendsWhatIsPlanned) {
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    for (const int ranks : {1, 2, 8, 64}) {
+      const std::string count = std::to_string(ranks);
+      expect_as_planned(
+          dry_config({{"zero", stage}, {"ranks", count}, {"hidden", "128"}, {"micro-batch", "4"}}),
+          ranks, "stage " + std::string(stage) + ", " + count + " ranks");
+    }
+  }
+  expect_as_planned(dry_config({{"zero", "3"}, {"ranks", "8"}, {"gather", "copy"}}), 8, "copies");
+}
+
+TEST(Dry, NothingIsSavedOrResumed) {
+  for (const char* flag : {"save", "resume"}) {
+    const TrainConfig config = dry_config({{flag, "somewhere"}});
+    EXPECT_TRUE(contains(error_of([&] { resolve(config, 8); }), "--" + std::string(flag))) << flag;
+  }
+}
+
+// The backend for devices, on memory of the host: others' shards are this rank's own, and what is
+// received is zero.
+TEST(Dry, ADevicesValuesAreMadeUpFromThisRanks) {
+  using comm::Collective;
+  for (const int ranks : {1, 2, 5}) {
+    const auto host = comm::dry::make_backend(0, ranks, "world");
+    const auto backend = comm::dry::make_device_backend(host, c10::Device(c10::kCPU));
+    EXPECT_TRUE(backend->on_device() && backend->simulated());
+    const std::vector<float> mine = {1, 2, 3, 4};
+    std::vector<float> all(4 * static_cast<std::size_t>(ranks), -1);
+    Collective gather;
+    gather.op = comm::Op::all_gather;
+    gather.dtype = DType::f32;
+    gather.count = all.size();
+    gather.in = mine.data(), gather.out = all.data();
+    backend->submit(gather).wait();
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], mine[i % 4]);
+
+    std::vector<float> part(4, -1);
+    Collective scatter = gather;
+    scatter.op = comm::Op::reduce_scatter;
+    scatter.in = all.data(), scatter.out = part.data();
+    backend->submit(scatter).wait();
+    EXPECT_EQ(part, mine);
+    if (ranks == 1) continue;
+    Collective receive = gather;
+    receive.op = comm::Op::recv;
+    receive.peer = 1, receive.count = 4;
+    receive.in = nullptr, receive.out = part.data();
+    backend->submit(receive).wait();
+    EXPECT_EQ(part, std::vector<float>(4, 0));
+    EXPECT_EQ(backend->traffic().sent_bytes,
+              2 * ring_bytes(gather, ranks, 0));  // what is received is not sent
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
