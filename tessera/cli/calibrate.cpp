@@ -1,28 +1,24 @@
 // tessera calibrate: measures this machine and writes it down as an entry for --hardware-file.
 
-#include <ATen/Context.h>
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
+#include <cmath>
 #include <string>
 #include <vector>
 
-#include "tessera/cli/bench_comm.h"
+#include "tessera/cli/calibrate_measure.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/machine.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
-#include "tessera/models/gpt.h"
-#include "tessera/nn/matmul.h"
-#include "tessera/planner/calibration.h"
-#include "tessera/planner/formulas.h"
+#include "tessera/planner/kernel_time.h"
 #include "tessera/process/own_ranks.h"
 
 namespace tessera::cli {
@@ -31,127 +27,187 @@ namespace {
 constexpr const char* kCalibrateExamples =
     "  tessera calibrate --ranks 2 --out mine.toml\n"
     "  tessera plan --hardware-file mine.toml --hardware this-machine --model gpt2-124m --dp 2\n"
+    "  tessera calibrate --device cuda --out gpu.toml\n"
+    "  tessera train --device cuda --hardware-file gpu.toml --hardware this-machine\n"
     "\n"
     "All ranks measure at the same time, as they would train: products, memory, small GPTs "
     "forward\n"
-    "and backward, and collectives. Keep the machine otherwise idle.";
+    "and backward, and collectives; on a GPU attention and the optimizer too. Keep the machine\n"
+    "otherwise idle.";
 
 struct CalibrateArguments {
-  int ranks = 2, threads = 0;
-  std::string name = "this-machine", layout = "fp32", out;
+  int ranks = 0, threads = 0;  // ranks 0: 2 on the CPU, 1 on a GPU
+  std::string name = "this-machine", device = "cpu", layout, out;
   double seconds = 1;  // of each measurement
+
+  bool gpu() const { return device == "cuda"; }
 };
 
-// The median time of a call, on ranks that start together.
-double median_seconds(const comm::Group& world, double budget, const std::function<void()>& call) {
-  using Clock = std::chrono::steady_clock;
-  call();
-  world.barrier();
-  std::vector<double> times;
-  double total = 0;
-  while (times.size() < 3 || (total < budget && times.size() < 10'000)) {
-    const auto start = Clock::now();
-    call();
-    times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    total += times.back();
+// A measured machine, and what its entry says of how it was measured.
+struct Measured {
+  planner::Hardware machine;
+  std::string notes;  // lines of comments
+};
+
+Measured measure_cpu(const Bench& bench) {
+  constexpr std::int64_t kSize = 1024;  // large for a processor's caches
+  Measured result{planner::Catalogue().find("cpu"), ""};
+  planner::Hardware& machine = result.machine;
+  machine.memory = static_cast<double>(memory_info().total) / bench.world.size();
+  machine.units = at::get_num_threads();
+  machine.peak_fp32 = product_rate(bench, at::kFloat, kSize, kSize, kSize);
+  machine.peak_16bit = product_rate(bench, at::kBFloat16, kSize, kSize, kSize);
+  machine.memory_bandwidth = memory_rate(bench);
+  machine.launch = launch_time({bench.world, bench.device, std::min(bench.budget, 0.1)});
+  return result;
+}
+
+// The entry of a card by what its driver calls it: "NVIDIA H200". Of an unknown one peaks are what
+// is measured, and what is not measured (links, watts) is h200's.
+const char* known_card(const std::string& name) {
+  constexpr std::pair<const char*, const char*> kCards[] = {{"B200", "b200"},
+                                                            {"H200", "h200"},
+                                                            {"H100", "h100"},
+                                                            {"A100", "a100-80"},
+                                                            {"V100", "v100-32"}};
+  for (const auto& [part, entry] : kCards) {
+    if (name.find(part) != std::string::npos) return entry;
   }
-  world.barrier();
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
-                   times.end());
-  return times[times.size() / 2];
+  return nullptr;
 }
 
-// FLOP/s of a product that is large for a processor's caches.
-double product_rate(const comm::Group& world, double budget, at::ScalarType dtype) {
-  constexpr std::int64_t kSize = 1024;
-  const at::Tensor a = at::randn({kSize, kSize}).to(dtype), b = at::randn({kSize, kSize}).to(dtype);
-  const double seconds = median_seconds(world, budget, [&] { nn::gemm_nt(a, b); });
-  return 2.0 * kSize * kSize * kSize / seconds;
-}
-
-double memory_rate(const comm::Group& world, double budget) {
-  const at::Tensor a = at::ones({16 << 20}), b = at::ones({16 << 20});
-  at::Tensor sum = at::empty_like(a);
-  const double seconds = median_seconds(world, budget, [&] { at::add_out(sum, a, b); });
-  return 3.0 * 4 * static_cast<double>(a.numel()) / seconds;
-}
-
-double launch_time(const comm::Group& world, double budget) {
-  const at::Tensor a = at::ones({8}), b = at::ones({8});
-  at::Tensor sum = at::empty_like(a);
-  return median_seconds(world, budget, [&] { at::add_out(sum, a, b); });
-}
-
-// Small models that differ in what they spend their time on.
-std::vector<planner::PassSample> measure_passes(const comm::Group& world,
-                                                const CalibrateArguments& arguments) {
-  struct Shape {
-    std::int64_t layers, hidden, heads, vocab, seq, batch;
+Measured measure_gpu(const Bench& bench) {
+  struct Product {
+    std::int64_t m, n, k;
   };
-  constexpr Shape kShapes[] = {{2, 512, 8, 8192, 256, 2},  {2, 512, 8, 512, 256, 2},
-                               {2, 256, 4, 512, 1024, 1},  {1, 256, 4, 16384, 128, 2},
-                               {1, 1024, 16, 512, 128, 2}, {4, 256, 4, 512, 256, 2}};
-  std::vector<planner::PassSample> samples;
-  for (const Shape& shape : kShapes) {
-    planner::Question q;
-    q.model = gpt_shape(shape.layers, shape.hidden, shape.heads, shape.vocab, shape.seq);
-    q.layout = parse_state_layout(arguments.layout);
-    q.micro_batch = shape.batch;
-    q = planner::settle(q);
-    const auto dtype = q.layout.param == 4 ? at::kFloat : at::kBFloat16;
-    models::Gpt model(q.model, 1, at::TensorOptions().dtype(dtype));
-    const at::Tensor ids = at::randint(shape.vocab, {shape.batch, shape.seq}, at::kLong);
-    samples.push_back(
-        {q, median_seconds(world, arguments.seconds, [&] { model->loss(ids, ids).backward(); })});
+  // The largest, and those of a wide and of a narrow model.
+  constexpr Product kProducts[] = {{8192, 8192, 8192}, {15360, 6400, 1600}, {15360, 1600, 6400},
+                                   {16384, 3072, 768}, {8192, 8192, 2048},  {1024, 4800, 1600},
+                                   {2560, 50304, 1600}};
+  const planner::Catalogue catalogue;
+  const planner::Hardware ours = catalogue.find("h200");
+  const std::vector<Gpu> cards = driver_gpus().value_or(std::vector<Gpu>());
+  const auto index = static_cast<std::size_t>(bench.device.index());
+  const Gpu card = index < cards.size() ? cards[index] : Gpu{"an unknown GPU", 0, 0};
+  const char* const known = known_card(card.name);
+  Measured result{catalogue.find(known != nullptr ? known : "h200"), ""};
+  planner::Hardware& machine = result.machine;
+  machine.tessera = true;
+  // What the software that is measured here makes of it.
+  machine.launch = launch_time({bench.world, bench.device, std::min(bench.budget, 0.1)});
+  machine.kernel_start = ours.kernel_start;
+  machine.logit_bytes = ours.logit_bytes;
+  machine.reserve = ours.reserve, machine.usable = ours.usable;
+  if (card.memory > 0) machine.memory = static_cast<double>(card.memory);
+  if (card.units > 0) machine.units = card.units;
+  machine.memory_bandwidth = memory_rate(bench);
+  machine.memory_efficiency = 0.95;
+  std::vector<double> rates;
+  std::string products;
+  for (const Product& p : kProducts) {
+    rates.push_back(product_rate(bench, at::kBFloat16, p.m, p.n, p.k));
+    products += str(products.empty() ? "" : ", ", p.m, "x", p.n, "x", p.k, " ",
+                    std::lround(rates.back() * 1e-12));
   }
-  return samples;
+  if (known == nullptr) {
+    machine.peak_16bit = *std::max_element(rates.begin(), rates.end());
+    machine.peak_fp32 = product_rate(bench, at::kFloat, 4096, 4096, 4096);
+  }
+  machine.product_efficiency = 1;
+  double share = 0;  // of what they would take at the peak, its logarithm
+  for (std::size_t i = 0; i < rates.size(); ++i) {
+    const auto m = static_cast<double>(kProducts[i].m), n = static_cast<double>(kProducts[i].n),
+               k = static_cast<double>(kProducts[i].k);
+    const double seconds = 2 * m * n * k / rates[i];
+    share += std::log(planner::product_time(machine, 2, m, n, k) / seconds);
+  }
+  machine.product_efficiency =
+      std::clamp(std::exp(share / static_cast<double>(rates.size())), 0.01, 1.0);
+  const double attention = attention_rate(bench);
+  machine.attention_efficiency = std::clamp(attention / machine.peak_16bit, 0.01, 1.0);
+  result.notes = str("# ", card.name, ". Products, TFLOP/s: ", products,
+                     ".\n# Attention, forward and backward: ", std::lround(attention * 1e-12),
+                     " TFLOP/s. Sum of two tensors: ", std::lround(machine.memory_bandwidth * 1e-9),
+                     " GB/s.\n");
+  return result;
 }
 
-// A ring's latency and bandwidth from a short and a long all-reduce.
-planner::Link measure_link(const comm::Group& world, double budget) {
-  BenchOptions options;
-  options.ops = {"all_reduce"};
-  options.sizes = {4 << 10, 25 << 20};
-  options.memories = {world.shares_memory() && world.size() > 1 ? "symmetric" : "ordinary"};
-  options.seconds = budget;
-  const std::vector<BenchResult> results = bench_comm(world, options);
-  const int n = world.size();
-  planner::Link link;
-  const double shorter = results[0].ms * 1e-3, longer = results[1].ms * 1e-3;
-  link.latency = shorter / (2.0 * (n - 1));
-  link.bandwidth = planner::ring_all_reduce_bytes(static_cast<double>(results[1].bytes), n) /
-                   std::max(longer - shorter, 1e-9);
-  return link;
+// An update by what it takes here, said as the bytes of gradient that it goes over.
+void set_update(const Bench& bench, const std::string& layout, Measured& result) {
+  constexpr std::int64_t kParams = 256 << 20;
+  planner::Hardware& machine = result.machine;
+  const double seconds = update_time(bench, layout, kParams);
+  const StateLayout bytes = parse_state_layout(layout);
+  const double moved = seconds * machine.memory_bandwidth * machine.memory_efficiency / kParams;
+  machine.gradient_passes =
+      std::clamp((moved - 2.0 * bytes.optimizer() - bytes.param) / bytes.grad, 0.0, 100.0);
+  result.notes += str("# Update of 2^28 parameters: ", std::lround(seconds * 1e6), " us.\n");
 }
 
-int measure(const CalibrateArguments& arguments) {
-  comm::Group world = comm::init({});
-  const int threads = at::get_num_threads();
-  const double budget = arguments.seconds;
-  planner::Hardware machine = planner::Catalogue().find("cpu");
+int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
+  comm::InitOptions init;
+  if (arguments.gpu() && launch.size > 1) init.backend = "nccl";
+  comm::Group world = comm::init(init);
+  const c10::Device device =
+      arguments.gpu() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(comm::gpu_of(
+                                                    launch.local_rank, comm::gpu_count())))
+                      : c10::Device(c10::kCPU);
+  c10::OptionalDeviceGuard guard;
+  if (arguments.gpu()) guard.reset_device(device);
+  const Bench bench{world, device, arguments.seconds};
+  Measured result = arguments.gpu() ? measure_gpu(bench) : measure_cpu(bench);
+  planner::Hardware& machine = result.machine;
   machine.name = arguments.name;
-  machine.memory = static_cast<double>(memory_info().total) / world.size();
-  machine.units = threads;
-  machine.per_node = world.size();
-  machine.peak_fp32 = product_rate(world, budget, at::kFloat);
-  machine.peak_16bit = product_rate(world, budget, at::kBFloat16);
-  machine.memory_bandwidth = memory_rate(world, budget);
-  machine.launch = launch_time(world, std::min(budget, 0.1));
-  if (world.size() > 1) machine.inside = measure_link(world, budget);
-  const std::vector<planner::PassSample> samples = measure_passes(world, arguments);
+  if (!arguments.gpu() || world.size() > 1) machine.per_node = world.size();
+  if (world.size() > 1) machine.inside = measure_link(bench);
+  const std::vector<planner::PassSample> samples = measure_passes(bench, arguments.layout);
+  if (!samples.empty()) machine = planner::calibrate(machine, samples);
+  if (arguments.gpu()) set_update(bench, arguments.layout, result);
   if (world.rank() != 0) return 0;
-  machine = planner::calibrate(machine, samples);
-  const double error = planner::calibration_error(machine, samples);
-  const std::string text = str(
-      "# Measured by tessera calibrate: ", world.size(), " ranks of ", threads, " threads, layout ",
-      arguments.layout, ".\n# The steps it was set from are met within ",
-      std::max(1L, std::lround(100 * error)), "% on average.\n", planner::hardware_toml(machine));
+  std::string text = str("# Measured by tessera calibrate: ", world.size(),
+                         world.size() == 1 ? " rank" : " ranks", " of ", at::get_num_threads(),
+                         " threads, layout ", arguments.layout, ".\n", result.notes);
+  if (samples.empty()) {
+    text += "# The host was too slow to keep the device busy: no passes were measured.\n";
+  } else {
+    const double error = planner::calibration_error(machine, samples);
+    text += str("# The steps it was set from are met within ",
+                std::max(1L, std::lround(100 * error)), "% on average");
+    if (arguments.gpu()) {
+      text += ":";
+      for (const planner::PassSample& sample : samples) {
+        planner::Question q = sample.question;
+        q.hardware = machine;
+        text += str(" ", std::lround(1e6 * planner::pass_seconds(q)), "/",
+                    std::lround(1e6 * sample.seconds));
+      }
+      text += " us";
+    }
+    text += ".\n";
+  }
+  text += planner::hardware_toml(machine);
   if (arguments.out.empty()) {
     write_all(1, text);
     return 0;
   }
   publish(arguments.out, text);
   return 0;
+}
+
+// What is left out follows from the device.
+void settle_arguments(CalibrateArguments& arguments) {
+  if (arguments.ranks == 0) arguments.ranks = arguments.gpu() ? 1 : 2;
+  if (arguments.layout.empty()) arguments.layout = arguments.gpu() ? "bf16" : "fp32";
+  if (!arguments.gpu()) return;
+  const int gpus = comm::gpu_count();
+  if (gpus == 0) {
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+  }
+  if (arguments.ranks > gpus) {
+    throw UsageError(str("--ranks: got ", arguments.ranks, ", but there ",
+                         gpus == 1 ? "is one GPU" : str("are ", gpus, " GPUs"),
+                         "; wanted at most that many"));
+  }
 }
 
 }  // namespace
@@ -161,21 +217,24 @@ int calibrate_command(int argc, char** argv) {
   CommandLine line("calibrate", "Measures this machine for the planner.", kCalibrateExamples);
   CLI::App& app = line.app();
   line.integer(app, "-n,--ranks", arguments.ranks, 1, 4096,
-               "ranks to start on this machine; under a launcher those that are there");
+               "ranks to start on this machine (CPU: 2, GPU: 1); under a launcher those that are "
+               "there");
+  line.choice(app, "--device", arguments.device, {"cpu", "cuda"}, "what to measure");
   line.integer(app, "--threads", arguments.threads, 0, 4096,
                "of each rank; 0 is its share of the cores");
   app.add_option("--name", arguments.name, "of the entry")->default_str(arguments.name);
   line.choice(app, "--layout", arguments.layout, {"fp32", "bf16", "bf16-fp32grad"},
-              "what the models that it measures are made of");
+              "what the models that it measures are made of (CPU: fp32, GPU: bf16)");
   app.add_option("-o,--out", arguments.out, "file to write; otherwise the entry is printed");
   line.seconds(app, "--time", arguments.seconds, "time of each measurement");
   if (!line.parse(argc, argv)) return 0;
+  settle_arguments(arguments);
   // Better known before half a minute of measurements than after it.
   if (!arguments.out.empty()) check_publishable(arguments.out, "--out");
   const comm::Launch launch = comm::detect_launch();
-  if (launch.launcher != "alone") {
+  if (launch.launcher != "alone" || arguments.ranks == 1) {
     if (arguments.threads > 0) at::set_num_threads(arguments.threads);
-    return measure(arguments);
+    return measure(arguments, launch);
   }
   return process::start_ranks(
       {.ranks = arguments.ranks, .threads = arguments.threads, .name = "calibrate"},

@@ -165,6 +165,8 @@ std::optional<std::vector<Gpu>> driver_gpus() {
   const auto get = symbol<int (*)(int*, int)>(library, "cuDeviceGet");
   const auto name = symbol<int (*)(char*, int, int)>(library, "cuDeviceGetName");
   const auto memory = symbol<int (*)(std::size_t*, int)>(library, "cuDeviceTotalMem_v2");
+  const auto attribute = symbol<int (*)(int*, int, int)>(library, "cuDeviceGetAttribute");
+  constexpr int kMultiprocessors = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
   if (!init || !count || !get || !name || !memory || init(0) != 0) return std::nullopt;
   int devices = 0;
   if (count(&devices) != 0) return std::nullopt;
@@ -176,7 +178,9 @@ std::optional<std::vector<Gpu>> driver_gpus() {
     if (get(&device, i) != 0) continue;
     name(text, sizeof text, device);
     memory(&bytes, device);
-    gpus.push_back({text, static_cast<std::int64_t>(bytes)});
+    int units = 0;
+    if (!attribute || attribute(&units, kMultiprocessors, device) != 0) units = 0;
+    gpus.push_back({text, static_cast<std::int64_t>(bytes), units});
   }
   return gpus;
 }

@@ -35,6 +35,7 @@ std::vector<Limit> limits();
 struct Gpu {
   std::string name;
   std::int64_t memory = 0;
+  int units = 0;  // multiprocessors; 0: not known
 };
 // What the NVIDIA driver shows, whether or not LibTorch can use it; no value: no driver.
 std::optional<std::vector<Gpu>> driver_gpus();
