@@ -124,7 +124,7 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
       weight_decay_(update.weight_decay()),
       scaled_(is_scaled(context.plan)) {
   const memory::OwnerScope owner(ledger_);
-  const memory::CategoryScope scope(MemoryCategory::optimizer);
+  const memory::CategoryScope scope(MemoryCategory::buffers);
   const std::size_t params = plan_.params.size();
   input_.resize(sizeof(cuda::StepInput) + params);
   const cuda::StepInput first;

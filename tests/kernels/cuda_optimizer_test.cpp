@@ -8,12 +8,18 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -404,6 +410,73 @@ TEST(CudaOptimizer, OneParameterWithTheHostsNumbers) {
     expect_near(gpu.param, want.param, 1e-6, 0.1, "param");
     expect_near(gpu.a, want.a, 4e-7, 0.01, "first state");
   }
+}
+
+// Prints how fast it is: --gtest_also_run_disabled_tests --gtest_filter='*Speed'.
+TEST(CudaOptimizer, DISABLED_Speed) {
+  NEEDS_GPU_KERNELS();
+  const std::int64_t n = std::int64_t{1} << 30;
+  const c10::Stream stream =
+      c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(c10::Device(c10::kCUDA, 0));
+  const auto milliseconds = [&](const std::function<void()>& work) {
+    work();
+    c10::Event begin(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+    c10::Event end(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+    begin.record(stream);
+    for (int i = 0; i < 5; ++i) work();
+    end.record(stream);
+    end.synchronize();
+    return begin.elapsedTime(end) / 5;
+  };
+  const auto tell = [&](const std::string& what, double bytes, double ms) {
+    std::printf("%-28s %6.2f ms for 2^30 elements, %5.2f TB/s\n", what.c_str(), ms,
+                bytes * static_cast<double>(n) / ms / 1e9);
+  };
+  for (const Storage& how : kStorages) {
+    const auto zeros = [&](at::ScalarType type) {
+      return at::zeros({n}, at::device(at::kCUDA).dtype(type));
+    };
+    const Flat flat{zeros(how.param), how.master ? zeros(at::kFloat) : at::Tensor(),
+                    zeros(how.grad), zeros(at::kFloat), zeros(at::kFloat)};
+    std::vector<UpdatePiece> list;
+    std::vector<SquarePiece> squares;
+    for (std::int64_t at = 0; at < n; at += kUpdatePiece) {
+      list.push_back({bytes_at(flat.grad, at), as<float>(flat.a) + at, as<float>(flat.b) + at,
+                      how.master ? as<float>(flat.master) + at : nullptr, bytes_at(flat.param, at),
+                      static_cast<std::uint64_t>(at), kUpdatePiece, 0});
+      if (at % kSquarePiece == 0) {
+        squares.push_back({bytes_at(flat.grad, at), kSquarePiece, gpu_type(how.grad)});
+      }
+    }
+    const at::Tensor pieces = on_gpu(list), square_pieces = on_gpu(squares);
+    ParamStep numbers;
+    std::fill(std::begin(numbers.numbers), std::end(numbers.numbers), 0.5f);
+    numbers.active = numbers.count = 1;
+    const at::Tensor steps = on_gpu(std::vector<ParamStep>(1, numbers));
+    const UpdateTypes types{gpu_type(how.param), gpu_type(how.grad), how.master, 1};
+    const double param = static_cast<double>(c10::elementSize(how.param));
+    const double grad = static_cast<double>(c10::elementSize(how.grad));
+    const double bytes = 16 + grad + param + (how.master ? 8 : param);
+    tell(str("adamw ", c10::toString(how.param), how.master ? "+master, " : ", ",
+             c10::toString(how.grad)),
+         bytes, milliseconds([&] {
+           update(rules::AdamW{}, types, as<UpdatePiece>(pieces), list.size(), as<ParamStep>(steps),
+                  stream.native_handle());
+         }));
+    const at::Tensor sums = zeros(at::kByte).narrow(0, 0, 64), used = at::zeros_like(sums);
+    const at::Tensor partials = zeros(at::kByte);
+    tell("  squares", grad, milliseconds([&] {
+           sum_of_squares(as<SquarePiece>(square_pieces), squares.size(), as<double>(partials),
+                          nullptr, as<std::uint8_t>(used), 1, as<void>(sums),
+                          stream.native_handle());
+         }));
+  }
+  const at::Tensor out = at::zeros({n}, at::device(at::kCUDA));
+  const at::Tensor table = on_gpu(std::vector<tessera::Run>{{0, 0, n}});
+  tell("normals", 4, milliseconds([&] {
+         fill_normals({1, 2, 0.02f, 0, as<tessera::Run>(table), 1, 0, n}, as<float>(out),
+                      stream.native_handle());
+       }));
 }
 
 TEST(CudaNormals, AreThoseOfTheCpu) {
