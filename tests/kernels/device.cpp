@@ -148,7 +148,9 @@ void expect_close(DeviceArray& got, const std::vector<double>& wanted, double re
     // Of f16, the smallest steps are all of the same size.
     const double step =
         std::max(rounding(got.type()) * (size + before), got.type() == DType::f16 ? 0x1p-25 : 0.0);
-    ASSERT_NEAR(got[i], wanted[i], before + step) << what << "[" << i << "] of " << wanted.size();
+    if (std::abs(got[i] - wanted[i]) <= before + step) continue;
+    FAIL() << what << "[" << i << "] of " << wanted.size() << " is " << got[i] << ", wanted "
+           << wanted[i] << " within " << before + step;
   }
 }
 

@@ -6,8 +6,9 @@
 #include "tessera/kernels/cuda/cuda.h"
 
 // What stands between the matrix products of a transformer, on a GPU. Matrices are [rows, cols],
-// row after row without gaps, 16-byte aligned, and cols is a multiple of 8 (of 16 bytes). Outputs
-// may be inputs (the same pointer) where said. The slow reference of each is in tests/kernels/.
+// row after row without gaps. They are quick where they are 16-byte aligned and cols is a multiple
+// of 16 bytes, slow otherwise, and for norms of rows of more than 32 kB. Outputs may be inputs (the
+// same pointer) where said. The slow reference of each is in tests/kernels/.
 namespace tessera::kernels::cuda {
 
 // Sums over rows are made in two steps: blocks of rows, then the blocks. What the first leaves for
