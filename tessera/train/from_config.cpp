@@ -66,6 +66,9 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.initial = models::initial_values(resolved.model);
   options.device = device;
+  options.graphs = config.cuda_graph == "on"    ? Graphs::always
+                   : config.cuda_graph == "off" ? Graphs::never
+                                                : Graphs::automatic;
   options.engine = engine_options(config, resolved, std::move(ledger));
   return options;
 }

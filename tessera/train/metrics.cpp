@@ -61,6 +61,14 @@ std::string to_json(const StepMetrics& step) {
       {"control_bytes", step.control_bytes},
   };
   if (step.bubble_s > 0) json["bubble_s"] = json_number(step.bubble_s);
+  if (step.graph_s > 0) json["graph_s"] = json_number(step.graph_s);
+  if (step.gpu) {
+    json["gpu"] = {{"utilisation", step.gpu->utilisation},
+                   {"memory_used_bytes", step.gpu->memory_used},
+                   {"sm_mhz", step.gpu->sm_mhz},
+                   {"power_w", json_number(step.gpu->power_w)},
+                   {"temperature_c", step.gpu->temperature_c}};
+  }
   if (step.skipped) json["skipped"] = true;
   if (step.save_exposed_s) json["save_exposed_s"] = json_number(*step.save_exposed_s);
   return json.dump();

@@ -9,6 +9,7 @@
 
 #include "tessera/core/fd.h"
 #include "tessera/core/memory_category.h"
+#include "tessera/process/nvml.h"
 
 namespace tessera::train {
 
@@ -27,11 +28,14 @@ struct StepMetrics {
   double optimizer_s = 0;
   double bubble_s = 0;              // of the exposed: waiting for other stages of a pipeline
   double passes_s = 0;              // from the first forward to the last backward
+  double graph_s = 0;               // on a GPU, of a step that is one CUDA graph: all of it
   std::int64_t mem_bytes = 0;       // at the end of the step
   std::int64_t mem_peak_bytes = 0;  // the most within it
   std::int64_t sent_bytes = 0;
   std::int64_t control_bytes = 0;
   bool skipped = false;
+  std::optional<process::GpuReading>
+      gpu;                               // while it was launched; no value where NVML is not there
   std::optional<double> save_exposed_s;  // that a save after it held training up
 
   double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }

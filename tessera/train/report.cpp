@@ -84,7 +84,7 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
   if (steps.empty()) return "";
   // The first steps pay for what is done once: buffers, orders, caches.
   const std::size_t first = std::min<std::size_t>(steps.size() / 10 + 1, steps.size() - 1);
-  double forward = 0, backward = 0, exposed = 0, optimizer = 0, whole = 0, comm = 0;
+  double forward = 0, backward = 0, exposed = 0, optimizer = 0, whole = 0, comm = 0, graph = 0;
   for (std::size_t i = first; i < steps.size(); ++i) {
     forward += steps[i].forward_s;
     backward += steps[i].backward_s;
@@ -92,21 +92,24 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
     optimizer += steps[i].optimizer_s;
     whole += steps[i].step_s;
     comm += steps[i].comm_s;
+    graph += steps[i].graph_s;
   }
   const auto count = static_cast<double>(steps.size() - first);
   const auto row = [&](const char* name, double seconds) -> std::vector<std::string> {
     return {name, format_time(seconds / count),
             whole > 0 ? fixed(100 * seconds / whole, 1) + "%" : ""};
   };
-  const double compute = forward + backward + optimizer;
+  const double compute = forward + backward + optimizer + graph;
   const double rest = std::max(0.0, whole - compute - exposed);
-  std::string text = table({{"time per step", "mean", "share"},
-                            row("forward", forward),
-                            row("backward", backward),
-                            row("exposed communication", exposed),
-                            row("optimizer", optimizer),
-                            row("other", rest),
-                            row("step", whole)});
+  std::vector<std::vector<std::string>> rows = {{"time per step", "mean", "share"},
+                                                row("forward", forward),
+                                                row("backward", backward),
+                                                row("exposed communication", exposed),
+                                                row("optimizer", optimizer)};
+  if (graph > 0) rows.push_back(row("all of it, as a CUDA graph", graph));
+  rows.push_back(row("other", rest));
+  rows.push_back(row("step", whole));
+  std::string text = table(rows);
   const double ratio = compute > 0 ? comm / compute : 0;
   // What is exposed beyond the transfers themselves is waiting for ranks that are late.
   const std::string hidden =

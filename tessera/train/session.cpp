@@ -29,8 +29,11 @@ namespace {
 std::string status(const StepMetrics& step, const Summary* summary = nullptr) {
   const double rate = summary != nullptr ? summary->tokens_per_s : step.tokens_per_s();
   const double time = summary != nullptr ? summary->step_s : step.step_s;
+  const std::string gpu =
+      step.gpu ? str("  GPU ", step.gpu->utilisation, "% ", std::llround(step.gpu->power_w), " W")
+               : std::string();
   return str("loss ", fixed(step.loss, 4), "  ", format_count(std::llround(rate)), " tokens/s  ",
-             format_time(time), "/step  ", format_bytes(step.mem_peak_bytes));
+             format_time(time), "/step  ", format_bytes(step.mem_peak_bytes), gpu);
 }
 
 std::string ending(Trainer& trainer, const Summary& summary,
@@ -49,6 +52,7 @@ std::string ending(Trainer& trainer, const Summary& summary,
     text += str("  pipeline bubble ", fixed(100 * *summary.bubble, 1), "% of the passes; ",
                 fixed(100 * *summary.predicted_bubble, 1), "% if all stages took the same time\n");
   }
+  text += trainer.graph_note();
   for (const SlowRank& slow : summary.slow_ranks) {
     text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
                 fixed(slow.factor, 2), " × the median of the ranks\n");
@@ -159,27 +163,39 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       };
     }
     process::StepWatchdog watchdog({}, actions);
+    std::size_t written = 0;  // rows of the history that are in the file
     while (trainer.steps_done() < config.steps && !interrupted) {
       watchdog.begin(trainer.steps_done() + 1);
-      const StepMetrics step = trainer.step();
+      trainer.launch();
+      // A step whose gradients may have to be undone is waited for; others run while the next one
+      // is prepared.
+      trainer.finish(config.on_nan == "rollback" ? 0 : 1);
       watchdog.end();
       note_step();
-      if (step.skipped && config.on_nan == "rollback") {
+      if (config.on_nan == "rollback" && trainer.history().back().skipped) {
+        const std::int64_t step = trainer.history().back().step;
         const std::string from = trainer.roll_back();
+        written = trainer.history().size();
         if (speaks) {
-          write_all(2, str("\nstep ", step.step, ": the gradient is not finite; back to ", from,
+          write_all(2, str("\nstep ", step, ": the gradient is not finite; back to ", from,
                            ", and past the data up to this step\n"));
         }
         continue;
       }
-      if (bar) bar->update(trainer.steps_done(), status(step));
       const auto wish =
           static_cast<Wish>(trainer.agree(static_cast<int>(wishes ? wishes() : Wish::none)));
       interrupted = wish == Wish::stop;
       const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
       const bool last = trainer.steps_done() == config.steps;
-      if (saves && (due || last || wish != Wish::none)) trainer.save();
-      if (lines) lines->write(to_json(trainer.history().back()));
+      const bool saved = saves && (due || last || wish != Wish::none);
+      if (saved || last || interrupted) trainer.finish();
+      if (bar && !trainer.history().empty()) {
+        bar->update(trainer.steps_done(), status(trainer.history().back()));
+      }
+      if (saved) trainer.save();
+      for (; written < trainer.history().size(); ++written) {
+        if (lines) lines->write(to_json(trainer.history()[written]));
+      }
     }
     if (bar) bar->finish();
   }

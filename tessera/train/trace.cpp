@@ -28,6 +28,11 @@ void Trace::begin_step(std::int64_t step) {
   step_ = kept ? step : 0;
 }
 
+bool Trace::keeps() const {
+  const std::lock_guard lock(mutex_);
+  return step_ != 0;
+}
+
 void Trace::keep(const std::string& track, Span span) {
   const std::lock_guard lock(mutex_);
   if (step_ == 0) return;

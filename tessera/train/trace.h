@@ -25,6 +25,7 @@ class Trace {
 
   // What comes now belongs to this step; 0: to none, and is not kept.
   void begin_step(std::int64_t step);
+  bool keeps() const;  // what comes now
   // Of the track "compute". micro: which micro-batch, -1 if that does not apply.
   void span(const std::string& name, Time begin, Time end, int micro = -1);
   // Of the track of an axis; sends and receives have one for each peer.

@@ -26,7 +26,13 @@ class Trainer {
   // One optimizer step. Throws Error for gradients that are not finite, unless the configuration
   // says skip.
   StepMetrics step();
-  std::int64_t steps_done() const;  // those before a resumption too
+  // The same in two halves. launch() returns when the step's work is under way on the device (on
+  // the CPU: done); finish() waits until at most so many launched steps are, puts the others into
+  // history(), and throws for gradients as step() does. One step under way keeps a GPU busy; calls
+  // that need to know more finish all of them.
+  void launch();
+  void finish(std::size_t under_way_at_most = 0);
+  std::int64_t steps_done() const;  // launched; those before a resumption too
 
   // Collective: goes on where --resume says; the folder, or nothing for a fresh start. `notes` gets
   // what was passed over, and why.
@@ -57,7 +63,9 @@ class Trainer {
   memory::Ledger& ledger() const;  // what this rank holds
   const Resolved& resolved() const;
   std::string describe() const;  // a few lines: what is going to be trained, and how
-  const std::vector<StepMetrics>& history() const;
+  // On a GPU, a line: whether steps ran as a CUDA graph, and if not, why. "" on the CPU.
+  std::string graph_note() const;
+  const std::vector<StepMetrics>& history() const;  // of the steps that are finished
 
  private:
   struct Impl;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -10,12 +12,20 @@
 #include "tessera/memory/allocator.h"
 #include "tessera/memory/device_limit.h"
 #include "tessera/models/language_model.h"
+#include "tessera/process/nvml.h"
 #include "tessera/train/from_config.h"
+#include "tessera/train/phase_clock.h"
 #include "tessera/train/saving.h"
 #include "tessera/train/trace.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::train {
+
+using HostTime = std::chrono::steady_clock::time_point;
+inline HostTime host_now() { return std::chrono::steady_clock::now(); }
+inline double seconds_between(HostTime from, HostTime to) {
+  return std::chrono::duration<double>(to - from).count();
+}
 
 struct Trainer::Impl {
   // Everything is made, and every call runs, in a scope that charges `l` ([Note: owner]).
@@ -37,7 +47,8 @@ struct Trainer::Impl {
             train::plan(config, resolved, model.mesh().place(), model.mesh().dp().shares_memory())),
         sampler{resolved.axes.dp(), resolved.grad_accum, config.micro_batch},
         replica(config.comm == "off" ? world.rank() : model.mesh().place().dp()),
-        saver(config, resolved, model, config.comm == "off" ? comm::Group() : world) {
+        saver(config, resolved, model, config.comm == "off" ? comm::Group() : world),
+        gpu(device.is_cpu() ? -1 : device.index()) {
     model.watch([this](const pipeline::Span& span) { on_span(span); });
     for (const auto& [axis, group] : model.groups()) {
       group.observe(std::make_shared<CallListener>(axis, trace, waited));
@@ -50,6 +61,13 @@ struct Trainer::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
+  void launch();
+  std::vector<data::Batch> next_batches();
+  zero::PendingStep step_on_host(const std::vector<MicroBatch>& batches, double tokens);
+  zero::PendingStep step_on_device(const std::vector<MicroBatch>& batches, double tokens);
+  void note_memory(bool replayed);
+  // Until at most so many steps are under way.
+  void finish(std::size_t under_way_at_most);
   void on_span(const pipeline::Span& span);
   void note_state();
   void compare_ranks(Summary& out) const;
@@ -58,6 +76,7 @@ struct Trainer::Impl {
   std::int64_t samples(std::int64_t steps) const {
     return steps * sampler.global_batch() + sample_shift;
   }
+  std::int64_t steps_done() const { return steps_before + launched; }
   double waited_s() const { return static_cast<double>(waited.load()) * 1e-9; }
   zero::Engine& engine() { return model.engine(); }
 
@@ -83,9 +102,20 @@ struct Trainer::Impl {
   // Of the next sample, against steps · batch: after data was passed over, or with another batch.
   std::int64_t sample_shift = 0;
   int rollbacks = 0;
-  std::vector<StepMetrics> history;
-  StepMetrics now;       // of the step under way
-  MemoryBytes measured;  // the most of each category where it is looked at
+  // [Note: steps under way] On a GPU a step is launched while the one before still runs: what came
+  // of it is read when the next one has been launched.
+  struct UnderWay {
+    StepMetrics metrics;
+    zero::PendingStep step;
+  };
+  std::int64_t launched = 0;            // steps, in this run
+  std::deque<UnderWay> under_way;       // of those
+  std::vector<StepMetrics> history;     // the others
+  StepMetrics now;                      // of the step that is being launched
+  PhaseClock clock{device};             // of a GPU
+  process::GpuMonitor gpu;              // likewise
+  std::int64_t peak_outside_graph = 0;  // bytes, in the last step that allocated any
+  MemoryBytes measured;                 // the most of each category where it is looked at
   SentBytes sent;
 };
 

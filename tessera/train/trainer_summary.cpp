@@ -14,6 +14,7 @@ namespace tessera::train {
 
 // What the ranks' steps were like, side by side: ranks that are slow, and the bubble of a pipeline.
 void Trainer::Impl::compare_ranks(Summary& out) const {
+  if (world.simulated() && world.size() > 1) return;  // nobody to compare with
   constexpr std::array<std::pair<const char*, double StepMetrics::*>, 5> kPhases = {
       {{"forward", &StepMetrics::forward_s},
        {"backward", &StepMetrics::backward_s},
@@ -58,6 +59,8 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
 Summary Trainer::summary() {
   Impl& impl = *impl_;
   const memory::OwnerScope owner(impl.ledger);
+  impl.finish(0);
+  impl.clock.pause();
   impl.engine().synchronize();
   Summary out;
   impl.compare_ranks(out);
@@ -101,6 +104,13 @@ Summary Trainer::summary() {
              {"comm", impl.config.comm},
              {"data", impl.config.data}};
   return out;
+}
+
+std::string Trainer::graph_note() const {
+  if (impl_->device.is_cpu()) return "";
+  if (impl_->model.graphed()) return "  steps ran as one CUDA graph\n";
+  const std::string problem = impl_->model.graph_problem();
+  return problem.empty() ? "" : str("  steps did not run as a CUDA graph: ", problem, "\n");
 }
 
 std::string Trainer::describe() const {

@@ -51,6 +51,28 @@ TEST(Trainer, LeavesThreadsAsItFoundThem) {
   EXPECT_EQ(own->counts().total.now, 0);
 }
 
+TEST(Trainer, AStepInTwoHalvesIsTheSameStep) {
+  TrainConfig config = small();
+  config.steps = 6;
+  Trainer whole(config, comm::Group()), halves(config, comm::Group());
+  for (int step = 1; step <= 6; ++step) {
+    const StepMetrics one = whole.step();
+    halves.launch();
+    EXPECT_EQ(halves.steps_done(), step);
+    halves.finish(1);  // on the CPU nothing is under way any more
+    ASSERT_EQ(halves.history().size(), static_cast<std::size_t>(step));
+    const StepMetrics& other = halves.history().back();
+    EXPECT_EQ(one.step, other.step);
+    EXPECT_EQ(one.loss, other.loss);
+    EXPECT_EQ(one.grad_norm, other.grad_norm);
+    EXPECT_GT(other.forward_s, 0);
+    EXPECT_GT(other.backward_s, 0);
+    EXPECT_EQ(other.graph_s, 0);
+    EXPECT_FALSE(other.gpu.has_value());
+  }
+  EXPECT_EQ(whole.summary().params_hash, halves.summary().params_hash);
+}
+
 TEST(Trainer, CheckingARunChangesNoThreads) {
   const int before = at::get_num_threads();
   TrainConfig config = small();

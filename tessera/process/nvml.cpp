@@ -1,0 +1,98 @@
+#include "tessera/process/nvml.h"
+
+#include <dlfcn.h>
+
+namespace tessera::process {
+namespace {
+
+constexpr auto kRereadAfter = std::chrono::milliseconds(500);
+constexpr int kSmClock = 1, kOfTheChip = 0;  // numbers of NVML's
+
+template <typename Function>
+void find_in(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+}
+
+// NVML counts all GPUs of the machine, CUDA those that it was left with, in an order of its own:
+// what both know is where a GPU is plugged in.
+std::string bus_of(int cuda_device) {
+  void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);  // stays loaded
+  if (library == nullptr) return "";
+  int (*init)(unsigned) = nullptr;
+  int (*get)(int*, int) = nullptr;
+  int (*bus)(char*, int, int) = nullptr;
+  find_in(library, "cuInit", init);
+  find_in(library, "cuDeviceGet", get);
+  find_in(library, "cuDeviceGetPCIBusId", bus);
+  int device = 0;
+  char text[64] = "";
+  if (init == nullptr || get == nullptr || bus == nullptr || init(0) != 0 ||
+      get(&device, cuda_device) != 0 || bus(text, sizeof text, device) != 0) {
+    return "";
+  }
+  return text;
+}
+
+}  // namespace
+
+const NvmlApi* nvml() {
+  // Never closed: whoever watches may do so to the end.
+  static const NvmlApi* const started = []() -> const NvmlApi* {
+    void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (library == nullptr) return nullptr;
+    static NvmlApi api;
+    find_in(library, "nvmlInit_v2", api.init);
+    find_in(library, "nvmlSystemGetDriverVersion", api.driver_version);
+    find_in(library, "nvmlDeviceGetHandleByPciBusId_v2", api.device_by_bus);
+    find_in(library, "nvmlDeviceGetUtilizationRates", api.utilisation);
+    find_in(library, "nvmlDeviceGetMemoryInfo", api.memory);
+    find_in(library, "nvmlDeviceGetClockInfo", api.clock);
+    find_in(library, "nvmlDeviceGetPowerUsage", api.power);
+    find_in(library, "nvmlDeviceGetTemperature", api.temperature);
+    return api.init != nullptr && api.init() == 0 ? &api : nullptr;
+  }();
+  return started;
+}
+
+std::string driver_version() {
+  char text[96] = "";
+  const NvmlApi* const api = nvml();
+  if (api == nullptr || api->driver_version == nullptr) return "";
+  return api->driver_version(text, sizeof text) == 0 ? text : "";
+}
+
+GpuMonitor::GpuMonitor(int cuda_device) {
+  if (cuda_device < 0) return;
+  const NvmlApi* const api = nvml();
+  if (api == nullptr || api->device_by_bus == nullptr) return;
+  const std::string bus = bus_of(cuda_device);
+  if (!bus.empty() && api->device_by_bus(bus.c_str(), &device_) == 0) api_ = api;
+}
+
+std::optional<GpuReading> GpuMonitor::read(Clock::time_point now) {
+  if (api_ == nullptr) return std::nullopt;
+  if (read_at_ && now - *read_at_ < kRereadAfter) return last_;
+  read_at_ = now;
+  last_ = {};
+  NvmlApi::Utilisation utilisation;
+  NvmlApi::Memory memory;
+  unsigned number = 0;
+  if (api_->utilisation != nullptr && api_->utilisation(device_, &utilisation) == 0) {
+    last_.utilisation = static_cast<int>(utilisation.gpu);
+  }
+  if (api_->memory != nullptr && api_->memory(device_, &memory) == 0) {
+    last_.memory_used = static_cast<std::int64_t>(memory.used);
+  }
+  if (api_->clock != nullptr && api_->clock(device_, kSmClock, &number) == 0) {
+    last_.sm_mhz = static_cast<int>(number);
+  }
+  if (api_->power != nullptr && api_->power(device_, &number) == 0) {
+    last_.power_w = static_cast<double>(number) * 1e-3;
+  }
+  if (api_->temperature != nullptr && api_->temperature(device_, kOfTheChip, &number) == 0) {
+    last_.temperature_c = static_cast<int>(number);
+  }
+  return last_;
+}
+
+}  // namespace tessera::process

@@ -1,0 +1,248 @@
+// A step of the trainer: its launch, and what is made of it when it is over.
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/memory/device_usage.h"
+#include "tessera/pipeline/executor.h"
+#include "tessera/train/trainer_impl.h"
+
+namespace tessera::train {
+namespace {
+
+// From memory that a GPU can read by itself, so that the copy keeps nobody waiting. LibTorch keeps
+// such memory, and uses it again when the copy is over.
+at::Tensor for_device(const at::Tensor& tensor, c10::Device device) {
+  return device.is_cpu() || !tensor.defined() ? tensor : tensor.pin_memory();
+}
+
+// A GPU would fail as a whole, some time later, and say nothing of the token.
+void check_tokens(const at::Tensor& tokens, std::int64_t least, std::int64_t vocabulary,
+                  const char* what) {
+  if (tokens.numel() == 0) return;
+  const auto [low, high] = at::aminmax(tokens);
+  const std::int64_t lowest = low.item<std::int64_t>(), highest = high.item<std::int64_t>();
+  if (lowest >= least && highest < vocabulary) return;
+  throw UsageError(str("a ", what, " is ", lowest < least ? lowest : highest, ", wanted 0 to ",
+                       vocabulary - 1, least < 0 ? ", or -1 for one that does not count" : ""));
+}
+
+// What the phases of a GPU add up to.
+void put_times(StepMetrics& out, const PhaseClock::Step& times) {
+  out.step_s = times.step_s;
+  for (const PhaseClock::Phase& phase : times.phases) {
+    if (phase.name == "forward") out.forward_s += phase.seconds;
+    if (phase.name.starts_with("backward")) out.backward_s += phase.seconds;
+    if (phase.name.starts_with("receive")) out.bubble_s += phase.seconds;
+    if (phase.name == "optimizer") {
+      out.optimizer_s += phase.seconds;
+    } else {
+      out.passes_s += phase.seconds;
+    }
+  }
+  if (out.forward_s == 0) {
+    out.graph_s = times.work_s;
+    out.passes_s = out.optimizer_s = 0;
+  }
+}
+
+PhaseClock::Time moved_by(PhaseClock::Time time, double by) {
+  return time +
+         std::chrono::duration_cast<PhaseClock::Time::duration>(std::chrono::duration<double>(by));
+}
+
+}  // namespace
+
+// The state of the engine is looked at where all of it is there: between backward and update.
+void Trainer::Impl::note_state() {
+  const memory::LedgerCounts counts = ledger->counts();
+  if (counts.total.now == 0) return;  // a profiler of LibTorch has the place: [Note: device memory]
+  for (const MemoryCategory category :
+       {MemoryCategory::params, MemoryCategory::grads, MemoryCategory::optimizer}) {
+    std::int64_t& most = measured[std::string(name(category))];
+    most = std::max(most, counts[category].now);
+  }
+}
+
+// A pass, or a wait for another stage, has ended; on a GPU, has been launched.
+void Trainer::Impl::on_span(const pipeline::Span& span) {
+  const std::string name = schedule::name(span.kind);
+  if (name == "forward" && ledger->counts().total.now > 0) {
+    std::int64_t& most = measured["activations"];
+    most = std::max(most, ledger->counts()[MemoryCategory::activations].now);
+  }
+  if (!device.is_cpu()) {
+    clock.mark(name, span.micro);
+    if (name.starts_with("backward")) note_state();
+    return;
+  }
+  const double waited_now = waited_s();
+  const double in_all = seconds_between(span.begin, span.end);
+  const double took = in_all - (waited_now - std::exchange(counted, waited_now));
+  const bool bubble = name.starts_with("receive");
+  if (name == "forward") now.forward_s += took;
+  if (name.starts_with("backward")) now.backward_s += took;
+  if (bubble) now.bubble_s += in_all;
+  trace.span(bubble ? "bubble: " + name : name, span.begin, span.end, span.micro);
+}
+
+std::vector<data::Batch> Trainer::Impl::next_batches() {
+  std::vector<data::Batch> batches;
+  for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
+    const std::uint64_t first =
+        sampler.first(steps_done(), replica, k) + static_cast<std::uint64_t>(sample_shift);
+    batches.push_back(source->batch(first, sampler.micro_batch));
+    if (device.is_cpu()) continue;
+    check_tokens(batches.back().ids, 0, resolved.model.vocab, "token");
+    check_tokens(batches.back().targets, data::kIgnored, resolved.model.vocab, "target");
+  }
+  return batches;
+}
+
+// The passes and the update on the CPU, with the times of both.
+zero::PendingStep Trainer::Impl::step_on_host(const std::vector<MicroBatch>& batches,
+                                              double tokens) {
+  engine().begin({.micro_batches = static_cast<int>(batches.size()), .tokens = tokens});
+  counted = waited_s();
+  const HostTime passes = host_now();
+  model.run(batches);
+  now.passes_s = seconds_between(passes, host_now());
+  note_state();
+  const double waited = waited_s();
+  const HostTime update = host_now();
+  zero::PendingStep step = engine().start_step(now.lr);
+  const HostTime end = host_now();
+  now.optimizer_s = seconds_between(update, end) - (waited_s() - waited);
+  trace.span("optimizer", update, end);
+  return step;
+}
+
+zero::PendingStep Trainer::Impl::step_on_device(const std::vector<MicroBatch>& batches,
+                                                double tokens) {
+  clock.begin_step();
+  zero::PendingStep step = model.start_step(batches, {.lr = now.lr, .tokens = tokens});
+  clock.mark("optimizer");
+  clock.end_step();
+  now.gpu = gpu.read();
+  return step;
+}
+
+void Trainer::Impl::launch() {
+  StepMetrics& out = now;
+  out = {};
+  out.step = steps_done() + 1;
+  out.lr = config.lr * resolved.schedule.factor(steps_done());
+  out.tokens = resolved.tokens_per_step();
+  const bool replays = model.graphed();
+  ledger->reset_peak();
+  memory::reset_device_peak(device);
+  trace.begin_step(out.step);
+  const double waited_before = counted = waited_s();
+  const ParallelModel::Sent before = model.sent();
+  const HostTime began = host_now();
+
+  std::vector<MicroBatch> batches;
+  std::int64_t predicted = 0;
+  for (const data::Batch& batch : next_batches()) {
+    predicted += batch.predicted;
+    batches.push_back({for_device(batch.ids, device), for_device(batch.targets, device)});
+  }
+  const auto tokens = static_cast<double>(predicted);
+  zero::PendingStep step =
+      device.is_cpu() ? step_on_host(batches, tokens) : step_on_device(batches, tokens);
+  const HostTime end = host_now();
+  note_state();
+  out.comm_exposed_s = waited_s() - waited_before;
+  out.step_s = seconds_between(began, end);  // on a GPU that of the launch, until more is known
+  if (device.is_cpu()) {
+    trace.span(str("step ", out.step), began, end);
+    trace.begin_step(0);
+  }
+
+  const ParallelModel::Sent after = model.sent();
+  const comm::TrafficCounts dp = after.dp - before.dp, tp = after.tp - before.tp,
+                            pp = after.pp - before.pp;
+  const comm::TrafficCounts all = dp + tp + pp;
+  out.comm_s = static_cast<double>(all.busy_ns) * 1e-9;
+  out.sent_bytes = static_cast<std::int64_t>(all.sent_bytes);
+  out.control_bytes = static_cast<std::int64_t>(all.control_bytes);
+  sent.dp += static_cast<std::int64_t>(dp.sent_bytes);
+  sent.tp += static_cast<std::int64_t>(tp.sent_bytes);
+  sent.pp += static_cast<std::int64_t>(pp.sent_bytes);
+  note_memory(replays);
+  ++launched;
+  under_way.push_back({out, std::move(step)});
+}
+
+// The most that was held in this step. A CUDA graph has its memory from when it was recorded, and
+// allocates nothing: then the step that was recorded counts.
+void Trainer::Impl::note_memory(bool replayed) {
+  memory::LedgerCounts counts = ledger->counts();
+  const bool by_category = counts.total.now > 0;
+  if (const auto usage = memory::device_usage(device)) counts.total = *usage;
+  if (replayed) counts.total.peak = std::max(counts.total.peak, peak_outside_graph);
+  peak_outside_graph = counts.total.peak;
+  now.mem_bytes = counts.total.now;
+  now.mem_peak_bytes = counts.total.peak;
+  for (const auto& [name, bytes] :
+       {std::pair<const char*, std::int64_t>{"buffers", counts[MemoryCategory::buffers].peak},
+        {"temporary", counts[MemoryCategory::temporary].peak},
+        {"peak", counts.total.peak}}) {
+    if (!by_category && std::string_view(name) != "peak") continue;
+    measured[name] = std::max(measured[name], bytes);
+  }
+}
+
+void Trainer::Impl::finish(std::size_t under_way_at_most) {
+  while (under_way.size() > under_way_at_most) {
+    UnderWay oldest = std::move(under_way.front());
+    under_way.pop_front();
+    StepMetrics& out = oldest.metrics;
+    const zero::StepInfo info = oldest.step.get();
+    out.loss = info.loss;
+    out.grad_norm = info.grad_norm;
+    out.skipped = info.skipped;
+    if (!device.is_cpu()) {
+      const PhaseClock::Step times = clock.take();
+      put_times(out, times);
+      for (const PhaseClock::Phase& phase : times.phases) {
+        const auto begin = moved_by(times.began, phase.from_s);
+        trace.span(phase.name, begin, moved_by(begin, phase.seconds), phase.micro);
+      }
+      trace.span(str("step ", out.step), times.began, moved_by(times.began, times.work_s));
+    }
+    history.push_back(out);
+    const bool alone = world.simulated() && world.size() > 1;  // others' values are made up
+    if (info.skipped && config.on_nan == "stop" && !alone) {
+      throw Error(str("step ", out.step, ": the gradient is not finite (loss ", info.loss,
+                      ", norm ", info.grad_norm, "). Lower --lr (now ", out.lr,
+                      "), raise --warmup, or go on "
+                      "past such steps with --on-nan skip"));
+    }
+  }
+}
+
+void Trainer::launch() {
+  const memory::OwnerScope owner(impl_->ledger);
+  impl_->launch();
+}
+
+void Trainer::finish(std::size_t under_way_at_most) {
+  const memory::OwnerScope owner(impl_->ledger);
+  // On the CPU nothing is ever under way, and while a trace is written its spans stay apart.
+  const bool apart = impl_->device.is_cpu() || impl_->trace.keeps();
+  impl_->finish(apart ? 0 : under_way_at_most);
+}
+
+StepMetrics Trainer::step() {
+  launch();
+  finish();
+  return impl_->history.back();
+}
+
+}  // namespace tessera::train

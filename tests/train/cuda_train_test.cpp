@@ -1,0 +1,166 @@
+// Training on a GPU: memory, times and steps that overlap. Skipped where there is none.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/memory/device_usage.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::train {
+namespace {
+
+class CudaTrain : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "skipped: no CUDA device here";
+  }
+  static TrainConfig config() {
+    TrainConfig config;
+    config.layers = 4;
+    config.hidden = 512;
+    config.heads = 8;
+    config.vocab = 4000;
+    config.seq = 256;
+    config.micro_batch = 8;
+    config.grad_accum = 2;
+    config.steps = 8;
+    config.device = "cuda";
+    config.layout = "bf16";
+    config.samples = 0;
+    return config;
+  }
+};
+
+TEST_F(CudaTrain, StepsThatOverlapAreTheSameSteps) {
+  for (const char* graph : {"off", "auto"}) {
+    TrainConfig run = config();
+    run.cuda_graph = graph;
+    std::vector<double> losses;
+    Trainer whole(run, comm::Group());
+    for (int i = 0; i < run.steps; ++i) losses.push_back(whole.step().loss);
+    EXPECT_LT(losses.back(), losses.front());
+
+    Trainer halves(run, comm::Group());
+    for (int i = 0; i < run.steps; ++i) {
+      halves.launch();
+      halves.finish(1);
+      EXPECT_EQ(halves.history().size(), static_cast<std::size_t>(i));  // one is under way
+      EXPECT_EQ(halves.steps_done(), i + 1);
+    }
+    halves.finish();
+    ASSERT_EQ(halves.history().size(), losses.size());
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_NEAR(halves.history()[i].loss, losses[i], 1e-3 * losses[i]) << graph << i;
+      EXPECT_EQ(halves.history()[i].step, static_cast<std::int64_t>(i) + 1);
+    }
+  }
+}
+
+TEST_F(CudaTrain, TimesAreThoseOfTheDevice) {
+  TrainConfig run = config();
+  run.cuda_graph = "off";
+  Trainer apart(run, comm::Group());
+  for (int i = 0; i < run.steps; ++i) {
+    apart.launch();
+    apart.finish(1);
+  }
+  apart.finish();
+  for (std::size_t i = 2; i < apart.history().size(); ++i) {
+    const StepMetrics& step = apart.history()[i];
+    EXPECT_GT(step.forward_s, 0);
+    EXPECT_GT(step.backward_s, 0);
+    EXPECT_GT(step.optimizer_s, 0);
+    EXPECT_EQ(step.graph_s, 0);
+    EXPECT_LE(step.forward_s + step.backward_s + step.optimizer_s, step.step_s * 1.01 + 1e-4);
+    std::printf("forward %.3f ms, backward %.3f, optimizer %.3f, step %.3f\n", 1e3 * step.forward_s,
+                1e3 * step.backward_s, 1e3 * step.optimizer_s, 1e3 * step.step_s);
+  }
+  run.cuda_graph = "auto";
+  Trainer graph(run, comm::Group());
+  for (int i = 0; i < run.steps; ++i) graph.step();
+  std::printf("%s", graph.graph_note().c_str());
+  const StepMetrics& last = graph.history().back();
+  std::printf("graph %.3f ms, step %.3f\n", 1e3 * last.graph_s, 1e3 * last.step_s);
+  if (graph.graph_note().find("ran as one") != std::string::npos) {
+    EXPECT_GT(last.graph_s, 0);
+    EXPECT_EQ(last.forward_s, 0);
+    // The memory of the recorded step counts for those that replay it.
+    EXPECT_GE(last.mem_peak_bytes, graph.history()[1].mem_peak_bytes * 9 / 10);
+  }
+}
+
+TEST_F(CudaTrain, PredictedStateIsMeasured) {
+  for (const char* layout : {"bf16", "fp32"}) {
+    for (const char* graph : {"off", "auto"}) {
+      TrainConfig run = config();
+      run.layout = layout;
+      run.cuda_graph = graph;
+      Trainer trainer(run, comm::Group());
+      for (int i = 0; i < 5; ++i) trainer.step();
+      const Summary summary = trainer.summary();
+      for (const char* part : {"params", "grads", "optimizer", "activations", "peak"}) {
+        const auto got = summary.measured.memory.find(part);
+        ASSERT_NE(got, summary.measured.memory.end()) << part;
+        const auto want = static_cast<double>(summary.predicted.memory.at(part));
+        const double off = static_cast<double>(got->second) / want - 1;
+        std::printf("%s graph %s %s: predicted %.0f, measured %lld, %+.2f%%\n", layout, graph, part,
+                    want, static_cast<long long>(got->second), 100 * off);
+        if (std::string(part) != "activations" && std::string(part) != "peak") {
+          EXPECT_LE(std::abs(off), 0.01) << layout << " " << part;
+        }
+      }
+      // What the ledger counts is what the allocator has handed out since the trainer was made.
+      const auto usage = memory::device_usage(c10::Device(c10::kCUDA, 0));
+      ASSERT_TRUE(usage.has_value());
+      EXPECT_NEAR(static_cast<double>(trainer.ledger().counts().total.now),
+                  static_cast<double>(usage->now), 0.02 * static_cast<double>(usage->now) + 80e6);
+    }
+  }
+}
+
+TEST_F(CudaTrain, TheLimitIsKeptAndItsErrorHasTheLedger) {
+  TrainConfig run = config();
+  run.micro_batch = 64;
+  run.memory_limit = 700'000'000;
+  try {
+    Trainer trainer(run, comm::Group());
+    for (int i = 0; i < 3; ++i) trainer.step();
+    FAIL() << trainer.ledger().report();
+  } catch (const OutOfMemoryError& error) {
+    const std::string text = error.what();
+    for (const char* part :
+         {"rank 0", "limit of", "params", "optimizer", "activations", "--memory-limit"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    }
+    std::printf("%s\n", text.c_str());
+  } catch (const UsageError& error) {
+    GTEST_SKIP() << "skipped: " << error.what();
+  }
+  // The process goes on, and without a limit there is none.
+  run.memory_limit = 0;
+  Trainer trainer(run, comm::Group());
+  EXPECT_GT(trainer.step().mem_peak_bytes, 700'000'000);
+}
+
+TEST_F(CudaTrain, NothingIsLeftBehind) {
+  const c10::Device gpu(c10::kCUDA, 0);
+  at::empty({1}, at::device(gpu));
+  const auto run_once = [&] {
+    Trainer trainer(config(), comm::Group());
+    trainer.launch();
+    trainer.launch();
+    trainer.finish(1);
+  };
+  run_once();
+  const std::int64_t after_one = memory::device_usage(gpu)->now;
+  run_once();
+  EXPECT_LE(memory::device_usage(gpu)->now, after_one + (1 << 20));
+}
+
+}  // namespace
+}  // namespace tessera::train
