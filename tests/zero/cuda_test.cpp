@@ -7,6 +7,8 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/kernels/cuda/cuda.h"
+#include "tessera/nn/unallocated.h"
+#include "tessera/tensor_parallel/sharded.h"
 #include "tests/comm/cuda_cases.h"
 #include "tests/zero/oracle.h"
 
@@ -166,6 +168,77 @@ TEST(EngineOnCuda, HalfPrecisionTrainsWithAScaledLoss) {
     EXPECT_EQ(got.infos.back().loss_scale, 65536);
     EXPECT_EQ(got.progress.loss_scale, 65536);
     EXPECT_THROW(run_alone(options, c10::kCPU, 1, 0), UsageError);
+  });
+}
+
+// A rank of tp, and any range of it.
+TEST(StartOnCuda, NumbersAreThoseOfTheCpu) {
+  NEEDS_GPU();
+  run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
+    if (!kernels::cuda::built()) return;
+    const std::vector<ParamSpec> specs = {{"whole", {37, 29}, -1, {}},
+                                          {"rows", {48, 20}, 0, {{48, 4}}},
+                                          {"columns", {30, 64}, 1, {{64, 4}}},
+                                          {"padded", {45, 7}, 0, {}, 8},
+                                          {"bias", {33}, -1, {}}};
+    for (const ParamSpec& spec : specs) {
+      for (const int tp : {1, 2, 4}) {
+        for (int t = 0; t < tp; ++t) {
+          const std::int64_t count = c10::multiply_integers(local_shape(spec, t, tp));
+          for (const std::int64_t begin : {std::int64_t{0}, count / 3, count - 1}) {
+            const at::Tensor want = at::empty({count - begin});
+            const at::Tensor got = at::empty({count - begin}, at::device(kGpu));
+            for (const at::Tensor& out : {want, got}) {
+              tensor_parallel::fill_normal_range(out, spec, t, tp, begin, 9, 0.5, 0.25);
+            }
+            EXPECT_TRUE(at::allclose(got.cpu(), want, 1e-6, 1e-7))
+                << spec.name << ", rank " << t << " of " << tp << " from " << begin;
+          }
+        }
+      }
+    }
+  });
+}
+
+// One parameter is longer than what is written at a time.
+struct StartNet : torch::nn::Module {
+  StartNet() {
+    const auto on_gpu = at::device(kGpu);
+    big = register_parameter("big", nn::unallocated({5800, 5801}, on_gpu));
+    odd = register_parameter("odd", nn::unallocated({13, 7}, on_gpu));
+  }
+  at::Tensor big, odd;
+};
+
+void compare_start(const comm::Group& group) {
+  for (const std::string layout : {"fp32", "bf16"}) {
+    for (int stage = 0; stage < 4; ++stage) {
+      Options options;
+      options.stage = stage;
+      options.layout = parse_state_layout(layout);
+      options.optimizer = SGD{};
+      const auto write = [](const std::string& name, std::int64_t begin, const at::Tensor& out) {
+        const bool big = name == "big";
+        const ParamSpec spec{name, {big ? 5800 : 13, big ? 5801 : 7}, -1, {}};
+        tensor_parallel::fill_normal_range(out, spec, 0, 1, begin, 9, 0.5, 0.25);
+      };
+      options.initial = InitialSource(write);
+      options.initial.on_device = true;
+      Engine engine(std::make_shared<StartNet>(), group, options);
+      for (const auto& [name, value] : engine.full_parameters()) {
+        const at::Tensor want = at::empty({value.numel()});
+        write(name, 0, want);
+        EXPECT_TRUE(at::allclose(value.cpu().view(-1), want, 1e-6, 1e-7))
+            << name << ", stage " << stage << ", " << layout;
+      }
+    }
+  }
+}
+
+TEST(StartOnCuda, ParametersStartThereShardByShard) {
+  NEEDS_GPU();
+  run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers>) {
+    if (kernels::cuda::built()) compare_start(comm::Group(host));
   });
 }
 
