@@ -9,6 +9,8 @@
 #include "tessera/comm/mpi/runtime.h"
 #include "tessera/comm/nccl/backend.h"
 #include "tessera/core/log.h"
+#include "tessera/kernels/cuda/cuda.h"
+#include "tessera/process/nvml.h"
 #include "tessera/version.h"
 
 namespace tessera::cli {
@@ -25,6 +27,9 @@ DoctorReport examine() {
   report.torch = torch_info();
   report.mpi = unless_empty(comm::mpi::version());
   report.nccl = unless_empty(comm::nccl::version());
+  report.cublaslt = unless_empty(cublaslt_version());
+  report.driver = unless_empty(process::driver_version());
+  report.cuda_kernels = kernels::cuda::built();
   report.cpu = cpu_info();
   report.topology = process::topology();
   report.cpu_quota = process::cpu_quota();

@@ -48,7 +48,11 @@ std::string gpu_rows(const DoctorReport& report) {
   if (!report.gpus) return row("GPUs", "none: no NVIDIA driver (libcuda.so.1) here");
   if (report.gpus->empty()) return row("GPUs", "none: the driver shows no device");
   std::string text;
-  for (const Gpu& gpu : *report.gpus) text += row("GPU", gpu.name + ", " + size(gpu.memory));
+  for (const Gpu& gpu : *report.gpus) {
+    text += row("GPU", str(gpu.name, ", ", size(gpu.memory),
+                           gpu.capability.empty() ? "" : ", compute capability " + gpu.capability));
+  }
+  if (report.driver) text += row("", "driver " + *report.driver);
   if (report.torch.gpus < static_cast<int>(report.gpus->size())) {
     text += row("", str("LibTorch can use ", report.torch.gpus, " of them"));
   }
@@ -82,6 +86,10 @@ std::string to_text(const DoctorReport& report) {
   text += row("", report.torch.library);
   text += row("MPI", report.mpi.value_or("none"));
   text += row("NCCL", report.nccl.value_or("none"));
+  text += row("cuBLASLt", report.cublaslt.value_or("none"));
+  text += row("GPU kernels", report.cuda_kernels
+                                 ? "built in"
+                                 : "not built: no nvcc was found (scripts/setup.sh nvcc)");
   text += row("topology", topology.source);
   text += "\nMachine\n";
   text += row("CPU", str(report.cpu.model, " (", report.cpu.architecture, ")"));
@@ -111,6 +119,9 @@ std::string to_json(const DoctorReport& report) {
       {"libtorch_cuda", report.torch.cuda_build ? Json(report.torch.cuda_version) : Json(nullptr)},
       {"mpi", or_null(report.mpi)},
       {"nccl", or_null(report.nccl)},
+      {"cublaslt", or_null(report.cublaslt)},
+      {"cuda_kernels", report.cuda_kernels},
+      {"driver", or_null(report.driver)},
       {"topology", report.topology.source}};
   json["cpu"] = {{"model", report.cpu.model},
                  {"architecture", report.cpu.architecture},
@@ -132,7 +143,10 @@ std::string to_json(const DoctorReport& report) {
                   {"devices", Json::array()}};
   if (report.gpus) {
     for (const Gpu& gpu : *report.gpus) {
-      json["gpus"]["devices"].push_back({{"name", gpu.name}, {"memory_bytes", gpu.memory}});
+      json["gpus"]["devices"].push_back(
+          {{"name", gpu.name},
+           {"memory_bytes", gpu.memory},
+           {"capability", gpu.capability.empty() ? Json(nullptr) : Json(gpu.capability)}});
     }
   }
   json["backends"] = Json::array();

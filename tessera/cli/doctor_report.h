@@ -18,6 +18,9 @@ struct DoctorReport {
   TorchInfo torch;
   std::optional<std::string> mpi;   // no value: not in this build
   std::optional<std::string> nccl;  // no value: none was found
+  std::optional<std::string> cublaslt;
+  std::optional<std::string> driver;  // of NVIDIA's GPUs
+  bool cuda_kernels = false;          // are ours in this program?
   CpuInfo cpu;
   process::Topology topology;
   std::optional<double> cpu_quota;

@@ -166,7 +166,8 @@ std::optional<std::vector<Gpu>> driver_gpus() {
   const auto name = symbol<int (*)(char*, int, int)>(library, "cuDeviceGetName");
   const auto memory = symbol<int (*)(std::size_t*, int)>(library, "cuDeviceTotalMem_v2");
   const auto attribute = symbol<int (*)(int*, int, int)>(library, "cuDeviceGetAttribute");
-  constexpr int kMultiprocessors = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+  constexpr int kMultiprocessors = 16;     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
   if (!init || !count || !get || !name || !memory || init(0) != 0) return std::nullopt;
   int devices = 0;
   if (count(&devices) != 0) return std::nullopt;
@@ -180,9 +181,27 @@ std::optional<std::vector<Gpu>> driver_gpus() {
     memory(&bytes, device);
     int units = 0;
     if (!attribute || attribute(&units, kMultiprocessors, device) != 0) units = 0;
-    gpus.push_back({text, static_cast<std::int64_t>(bytes), units});
+    int major = 0, minor = 0;
+    const bool known = attribute && attribute(&major, kMajor, device) == 0 &&
+                       attribute(&minor, kMinor, device) == 0;
+    gpus.push_back({text, static_cast<std::int64_t>(bytes), units,
+                    known ? str(major, ".", minor) : std::string()});
   }
   return gpus;
+}
+
+std::string cublaslt_version() {
+  const char* const name = "cublasLtGetVersion";
+  auto get = reinterpret_cast<std::size_t (*)()>(::dlsym(RTLD_DEFAULT, name));
+  Library library;  // as long as it is asked
+  for (const char* file : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
+    if (get != nullptr) break;
+    library.reset(::dlopen(file, RTLD_LAZY | RTLD_LOCAL));
+    if (library) get = symbol<std::size_t (*)()>(library, name);
+  }
+  if (get == nullptr) return "";
+  const std::size_t version = get();  // 130002 is 13.0.2
+  return str(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
 }  // namespace tessera::cli

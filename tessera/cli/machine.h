@@ -35,9 +35,12 @@ std::vector<Limit> limits();
 struct Gpu {
   std::string name;
   std::int64_t memory = 0;
-  int units = 0;  // multiprocessors; 0: not known
+  int units = 0;                // multiprocessors; 0: not known
+  std::string capability = {};  // "9.0"; "" where the driver does not say
 };
 // What the NVIDIA driver shows, whether or not LibTorch can use it; no value: no driver.
 std::optional<std::vector<Gpu>> driver_gpus();
+// "13.0.2", of the cuBLASLt that LibTorch brought along, else of the loader's; "" for none.
+std::string cublaslt_version();
 
 }  // namespace tessera::cli

@@ -91,16 +91,21 @@ DoctorReport example() {
   report.topology.cores = {{0, 0, {0}}, {0, 0, {1}}};
   report.memory.total = std::int64_t{16} << 30;
   report.limits = {{"open files", 1024, false}, {"stack", std::nullopt, true}};
-  report.gpus = std::vector<Gpu>{{"H200", std::int64_t{140} << 30}};
+  report.gpus = std::vector<Gpu>{{"H200", std::int64_t{140} << 30, 132, "9.0"}};
+  report.driver = "580.65.06";
+  report.cublaslt = "13.0.2";
+  report.cuda_kernels = true;
   report.backends = {{"shm", true, "memfds"}, {"mpi", false, "not built"}};
   return report;
 }
 
 TEST(DoctorReport, TextShowsEveryPart) {
   const std::string text = to_text(example());
-  for (const char* part : {"0.1.0", "2.13.0", "Arm Neoverse N1", "NEON", "2 cores", "1 socket",
-                           "16 GiB", "open files 1,024", "stack unlimited", "H200, 140 GiB",
-                           "LibTorch can use 0 of them", "shm", "works  memfds", "not built"}) {
+  for (const char* part :
+       {"0.1.0", "2.13.0", "Arm Neoverse N1", "NEON", "2 cores", "1 socket", "16 GiB",
+        "open files 1,024", "stack unlimited", "H200, 140 GiB, compute capability 9.0",
+        "driver 580.65.06", "13.0.2", "built in", "LibTorch can use 0 of them", "shm",
+        "works  memfds", "not built"}) {
     EXPECT_TRUE(contains(text, part)) << part << " not in\n" << text;
   }
 }
@@ -114,6 +119,10 @@ TEST(DoctorReport, JsonShowsTheSame) {
   EXPECT_EQ(json["limits"]["open files"], 1024);
   EXPECT_TRUE(json["limits"]["stack"].is_null());
   EXPECT_EQ(json["gpus"]["devices"][0]["name"], "H200");
+  EXPECT_EQ(json["gpus"]["devices"][0]["capability"], "9.0");
+  EXPECT_EQ(json["versions"]["driver"], "580.65.06");
+  EXPECT_EQ(json["versions"]["cublaslt"], "13.0.2");
+  EXPECT_EQ(json["versions"]["cuda_kernels"], true);
   EXPECT_EQ(json["backends"].size(), 2u);
   EXPECT_EQ(json["backends"][1]["works"], false);
 }
