@@ -262,10 +262,10 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                          ", which needs --device cuda; wanted auto, shm or mpi"));
   }
   if (comm::backend_kind(config.backend).simulated) {
-    for (const auto& [asked, flag] : {std::pair(!config.save.empty(), "--save"),
-                                      std::pair(config.resume != "none", "--resume"),
-                                      std::pair(config.max_restarts > 0, "--max-restarts"),
-                                      std::pair(config.comm == "off", "--comm off")}) {
+    for (const auto& [asked, flag] :
+         {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),
+          std::pair(config.max_restarts > 0, "--max-restarts"),
+          std::pair(config.comm == "off", "--comm off")}) {
       if (!asked) continue;
       throw UsageError(str("--backend: got ", config.backend, " with ", flag,
                            ", but the other ranks are not there: what it trains is of no use; "

@@ -69,6 +69,7 @@ std::string to_json(const StepMetrics& step) {
                    {"power_w", json_number(step.gpu->power_w)},
                    {"temperature_c", step.gpu->temperature_c}};
   }
+  if (step.loss_scale != 1) json["loss_scale"] = json_number(step.loss_scale);
   if (step.skipped) json["skipped"] = true;
   if (step.save_exposed_s) json["save_exposed_s"] = json_number(*step.save_exposed_s);
   return json.dump();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -34,10 +35,14 @@ struct StepMetrics {
   std::int64_t sent_bytes = 0;
   std::int64_t control_bytes = 0;
   bool skipped = false;
+  double loss_scale = 1;  // layout fp16: what the loss was multiplied by
   std::optional<process::GpuReading>
       gpu;                               // while it was launched; no value where NVML is not there
   std::optional<double> save_exposed_s;  // that a save after it held training up
 
+  // Skipped for numbers that were none: not for a scale of fp16 that was too large, which falls by
+  // itself.
+  bool broke() const { return skipped && !(loss_scale > 1 && std::isfinite(loss)); }
   double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }
 };
 

@@ -207,6 +207,7 @@ void Trainer::Impl::finish(std::size_t under_way_at_most) {
     out.loss = info.loss;
     out.grad_norm = info.grad_norm;
     out.skipped = info.skipped;
+    out.loss_scale = info.loss_scale;
     if (!device.is_cpu()) {
       const PhaseClock::Step times = clock.take();
       put_times(out, times);
