@@ -172,7 +172,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       trainer.finish(config.on_nan == "rollback" ? 0 : 1);
       watchdog.end();
       note_step();
-      if (config.on_nan == "rollback" && trainer.history().back().skipped) {
+      if (config.on_nan == "rollback" && trainer.history().back().broke()) {
         const std::int64_t step = trainer.history().back().step;
         const std::string from = trainer.roll_back();
         written = trainer.history().size();

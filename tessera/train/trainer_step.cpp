@@ -219,7 +219,7 @@ void Trainer::Impl::finish(std::size_t under_way_at_most) {
     }
     history.push_back(out);
     const bool alone = world.simulated() && world.size() > 1;  // others' values are made up
-    if (info.skipped && config.on_nan == "stop" && !alone) {
+    if (out.broke() && config.on_nan == "stop" && !alone) {
       throw Error(str("step ", out.step, ": the gradient is not finite (loss ", info.loss,
                       ", norm ", info.grad_norm, "). Lower --lr (now ", out.lr,
                       "), raise --warmup, or go on "

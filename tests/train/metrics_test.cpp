@@ -53,6 +53,31 @@ TEST(Metrics, SavesAreWhereTheyWere) {
   EXPECT_DOUBLE_EQ(json["save_exposed_percent"], 20);
 }
 
+TEST(Metrics, AScaleThatWasTooLargeBreaksNothing) {
+  StepMetrics step;
+  step.skipped = true;
+  EXPECT_TRUE(step.broke());
+  step.loss_scale = 65536;
+  EXPECT_FALSE(step.broke());
+  EXPECT_EQ(Json::parse(to_json(step))["loss_scale"], 65536);
+  step.loss = std::nan("");
+  EXPECT_TRUE(step.broke());
+  EXPECT_FALSE(StepMetrics().broke());
+}
+
+TEST(Metrics, AGpusStepSaysMore) {
+  StepMetrics step;
+  step.graph_s = 0.25;
+  step.gpu = process::GpuReading{97, 1000, 1980, 650.5, 60};
+  const Json json = Json::parse(to_json(step));
+  EXPECT_EQ(json["graph_s"], 0.25);
+  EXPECT_EQ(json["gpu"]["utilisation"], 97);
+  EXPECT_EQ(json["gpu"]["memory_used_bytes"], 1000);
+  EXPECT_EQ(json["gpu"]["sm_mhz"], 1980);
+  EXPECT_EQ(json["gpu"]["power_w"], 650.5);
+  EXPECT_EQ(json["gpu"]["temperature_c"], 60);
+}
+
 TEST(Metrics, WhatIsNotFiniteIsNull) {
   StepMetrics step;
   step.loss = std::nan("");
