@@ -32,8 +32,8 @@ Launch detect_launch();
 
 struct InitOptions {
   // "auto" is shm on one host and two-level on several; for tensors on GPUs nccl, where every rank
-  // has one of its own. Or "shm", "mpi", "two-level", "nccl"; or "dry": this process alone is rank 0
-  // of `dry_ranks`, as dry/backend.h says.
+  // has one of its own. Or "shm", "mpi", "two-level", "nccl"; or "dry": this process alone is rank
+  // 0 of `dry_ranks`, as dry/backend.h says.
   std::string backend = "auto";
   int dry_ranks = 1;
   bool cuda = false;  // the tensors will be on GPUs
