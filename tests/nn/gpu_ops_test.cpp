@@ -201,8 +201,8 @@ TEST(GpuOps, LossOfManyBlocksOfRows) {
     targets.index_put_({at::tensor({3, 600})}, at::tensor({-1, -1}, at::kLong));
     const at::Tensor h = at::randn({rows, cols}), w = at::randn({classes + padding, cols});
     const auto gradients = [&](c10::Device device, at::ScalarType type, bool ours) -> Tensors {
-      const at::Tensor x = h.to(device, type).set_requires_grad(true);
-      const at::Tensor weight = w.to(device, type).set_requires_grad(true);
+      const at::Tensor x = h.to(device, type).clone().set_requires_grad(true);
+      const at::Tensor weight = w.to(device, type).clone().set_requires_grad(true);
       const at::Tensor y = targets.to(device);
       const at::Tensor loss =
           ours ? nn::linear_cross_entropy(x, weight, y, classes)
@@ -228,7 +228,13 @@ TEST(GpuOps, LossOfManyBlocksOfRows) {
 // A hook that is a place: gradients of two passes add up in it, to the same bits as without.
 struct Hook final : torch::autograd::PostAccumulateGradHook, GradientPlace {
   explicit Hook(at::Tensor p) : param(std::move(p)), place(at::empty_like(param)) {}
-  void operator()(const at::Tensor&) override { taken = false; }
+  // As the engine does: what autograd has made of several uses goes to the place.
+  void operator()(const at::Tensor&) override {
+    taken = false;
+    at::Tensor& grad = param.mutable_grad();
+    if (!grad.is_alias_of(place)) place.copy_(grad);
+    grad = place;
+  }
   Place take() override {
     if (taken) return {};
     taken = true;
