@@ -64,7 +64,7 @@ class Enqueue {
         meter_(meter),
         type_(to_type(call.dtype)),
         size_(size_of(call.dtype)),
-        stream_(place.stream.native_handle()),
+        stream_(place.stream),
         in_(static_cast<std::byte*>(const_cast<void*>(call.in))),
         out_(static_cast<std::byte*>(call.out)),
         own_(shard_of(call.count, place.ranks, place.rank)),
@@ -209,7 +209,7 @@ class Enqueue {
   std::byte* base() const { return static_cast<std::byte*>(shards_.data_ptr()); }
 
   at::TensorOptions options() const {
-    return at::TensorOptions().dtype(to_scalar_type(call_.dtype)).device(place_.stream.device());
+    return at::TensorOptions().dtype(to_scalar_type(call_.dtype)).device(place_.device);
   }
   at::Tensor temporary(std::size_t count) const {
     return at::empty({static_cast<std::int64_t>(count)}, options());
@@ -217,7 +217,7 @@ class Enqueue {
   at::Tensor view(std::byte* data, std::size_t count) const {
     if (count == 0) return temporary(0);
     return at::from_blob(
-        data, {static_cast<std::int64_t>(count)}, [](void*) {}, options(), place_.stream.device());
+        data, {static_cast<std::int64_t>(count)}, [](void*) {}, options(), place_.device);
   }
 
   const Place& place_;

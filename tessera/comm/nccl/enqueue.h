@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/Stream.h>
+#include <c10/core/Device.h>
 
 #include "tessera/comm/collective.h"
 #include "tessera/comm/nccl/api.h"
@@ -8,11 +8,13 @@
 
 namespace tessera::comm::nccl {
 
-// Where a collective is put: a communicator and the stream it runs on, which is the current one.
+// Where a collective is put: a communicator and the stream it runs on, which is the current one of
+// the device.
 struct Place {
   const Api& api;
   Comm comm;
-  c10::Stream stream;
+  c10::Device device;
+  Stream stream;
   int rank;
   int ranks;
   bool deterministic;

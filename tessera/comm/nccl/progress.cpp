@@ -75,7 +75,8 @@ void NcclProgress::State::issue(Channel& channel, Item& next) {
     const c10::StreamGuard on(channel.stream);
     events_of.ready.block(channel.stream);
     if (!next.captured) next.events->begun.record(channel.stream);
-    enqueue({api, channel.comm, channel.stream, channel.rank, channel.ranks, context.deterministic},
+    enqueue({api, channel.comm, context.device, channel.stream.native_handle(), channel.rank,
+             channel.ranks, context.deterministic},
             submission.call, *context.meter);
     next.events->finished.record(channel.stream);
   } catch (const std::exception& error) {

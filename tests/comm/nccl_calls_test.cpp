@@ -1,0 +1,404 @@
+// How calls reach NCCL, with one of our own in its place: threads as ranks, host memory as the
+// GPU's. And the order of launches, and the log of calls, which need no GPU either.
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <barrier>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "tessera/comm/call_log.h"
+#include "tessera/comm/local_peers.h"
+#include "tessera/comm/nccl/enqueue.h"
+#include "tessera/comm/nccl/launch_order.h"
+#include "tessera/comm/threads.h"
+#include "tests/comm/oracle.h"
+
+namespace tessera::comm::nccl {
+namespace {
+
+using comm::testing::Bytes;
+using Sizes = std::vector<std::size_t>;
+
+// A pretended NCCL of sums of floats. What a rank puts into one group runs in one go, when all
+// ranks have ended theirs: everybody reads, then everybody writes.
+struct Pretended {
+  struct Task {
+    Op op;
+    const float* in;
+    float* out;
+    std::size_t count;
+    int peer;
+  };
+  explicit Pretended(int size) : ranks(size), tasks(static_cast<std::size_t>(size)), all(size) {}
+
+  const int ranks;
+  std::vector<std::vector<Task>> tasks;  // of each rank, in this go
+  std::barrier<> all;
+  std::mutex mutex;
+  int rounds = 0, calls = 0;
+
+  void run(int rank, std::vector<Task> own) {
+    {
+      const std::lock_guard lock(mutex);
+      calls += static_cast<int>(own.size());
+      rounds += rank == 0;
+    }
+    tasks[static_cast<std::size_t>(rank)] = own;
+    all.arrive_and_wait();
+    std::vector<std::vector<float>> results;
+    std::map<int, std::size_t> received;
+    for (std::size_t i = 0; i < own.size(); ++i) results.push_back(result(rank, i, received));
+    all.arrive_and_wait();
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (results[i].empty()) continue;
+      std::memcpy(own[i].out, results[i].data(), results[i].size() * sizeof(float));
+    }
+    all.arrive_and_wait();
+  }
+
+  std::vector<float> result(int rank, std::size_t i, std::map<int, std::size_t>& received) const {
+    const auto of = [&](int r) -> const std::vector<Task>& {
+      return tasks[static_cast<std::size_t>(r)];
+    };
+    const Task& task = of(rank)[i];
+    if (task.op == Op::send) return {};
+    if (task.op == Op::recv) {
+      std::size_t skip = received[task.peer]++;
+      for (const Task& other : of(task.peer)) {
+        if (other.op != Op::send || other.peer != rank || skip-- > 0) continue;
+        EXPECT_EQ(other.count, task.count);
+        return {other.in, other.in + task.count};
+      }
+      ADD_FAILURE() << "rank " << rank << " receives what nobody sends";
+      return std::vector<float>(task.count);
+    }
+    std::vector<float> sum;
+    for (int r = 0; r < ranks; ++r) {
+      const Task& other = of(r).at(i);
+      EXPECT_EQ(other.op, task.op);
+      EXPECT_EQ(other.count, task.count);
+      if (task.op == Op::all_gather) {
+        sum.insert(sum.end(), other.in, other.in + task.count);
+        continue;
+      }
+      const bool scatter = task.op == Op::reduce_scatter;
+      const float* from =
+          other.in + (scatter ? static_cast<std::size_t>(rank) * task.count : std::size_t{0});
+      sum.resize(task.count);
+      for (std::size_t k = 0; k < task.count; ++k) sum[k] += from[k];
+    }
+    return sum;
+  }
+};
+
+struct Caller {
+  Pretended* nccl = nullptr;
+  int rank = 0;
+  int depth = 0;
+  std::vector<Pretended::Task> group;
+};
+thread_local Caller caller;
+
+Result put(Op op, const void* in, void* out, std::size_t count, int peer = -1) {
+  caller.group.push_back(
+      {op, static_cast<const float*>(in), static_cast<float*>(out), count, peer});
+  if (caller.depth == 0) caller.nccl->run(caller.rank, std::exchange(caller.group, {}));
+  return Result::success;
+}
+
+Api pretended_api() {
+  Api api{};
+  api.all_reduce = [](const void* in, void* out, std::size_t n, Type, Combine, Comm, Stream) {
+    return put(Op::all_reduce, in, out, n);
+  };
+  api.reduce_scatter = [](const void* in, void* out, std::size_t n, Type, Combine, Comm, Stream) {
+    return put(Op::reduce_scatter, in, out, n);
+  };
+  api.all_gather = [](const void* in, void* out, std::size_t n, Type, Comm, Stream) {
+    return put(Op::all_gather, in, out, n);
+  };
+  api.send = [](const void* in, std::size_t n, Type, int peer, Comm, Stream) {
+    return put(Op::send, in, nullptr, n, peer);
+  };
+  api.recv = [](void* out, std::size_t n, Type, int peer, Comm, Stream) {
+    return put(Op::recv, nullptr, out, n, peer);
+  };
+  api.group_start = [] {
+    ++caller.depth;
+    return Result::success;
+  };
+  api.group_end = [] {
+    if (--caller.depth == 0) caller.nccl->run(caller.rank, std::exchange(caller.group, {}));
+    return Result::success;
+  };
+  return api;
+}
+
+// What every rank has afterwards: the shards of reduce_scatter, then the whole of all_gather.
+struct Outcome {
+  std::vector<std::vector<float>> buffers;  // by rank
+  int rounds = 0, calls = 0;
+};
+
+Outcome run_parts(int ranks, const Sizes& sizes, bool in_place, bool deterministic, bool one_by_one,
+                  Op op) {
+  Pretended nccl(ranks);
+  const Api api = pretended_api();
+  Outcome outcome;
+  outcome.buffers.resize(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      caller = {&nccl, r, 0, {}};
+      Collective call;
+      call.op = op;
+      call.dtype = DType::f32;
+      call.parts = std::make_shared<Sizes>(sizes);
+      for (const std::size_t size : sizes) call.count += size;
+      std::vector<float> large(call.count), small(own_count(call, ranks, r), -1);
+      for (std::size_t i = 0; i < large.size(); ++i) {
+        large[i] = static_cast<float>((i * 7 + 3) % 23 + 100 * static_cast<std::size_t>(r));
+      }
+      for (std::size_t i = 0; i < small.size(); ++i) {
+        small[i] = static_cast<float>(i % 31 + 1000 * static_cast<std::size_t>(r));
+      }
+      const bool gather = op == Op::all_gather;
+      call.in = gather && !in_place ? small.data() : large.data();
+      call.out = gather || in_place ? large.data() : small.data();
+      TrafficMeter meter;
+      const Place place{api, nullptr, c10::Device(c10::kCPU), nullptr, r, ranks, deterministic};
+      if (one_by_one) {
+        for_each_part(call, ranks, r, [&](const Collective& part) { enqueue(place, part, meter); });
+      } else {
+        enqueue(place, call, meter);
+      }
+      std::vector<float>& result = outcome.buffers[static_cast<std::size_t>(r)];
+      result = large;
+      result.insert(result.end(), small.begin(), small.end());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  outcome.rounds = nccl.rounds;
+  outcome.calls = nccl.calls;
+  return outcome;
+}
+
+TEST(NcclParts, AreOneGroupWithTheValuesOfOneCallEach) {
+  const std::vector<Sizes> cases = {{12}, {12, 24, 36, 12}, {5, 0, 7, 64}, {12, 1, 24}, {1, 2, 3}};
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const Sizes& sizes : cases) {
+      bool uneven = false;
+      for (const std::size_t size : sizes) {
+        uneven = uneven || size % static_cast<std::size_t>(ranks) != 0;
+      }
+      for (const Op op : {Op::reduce_scatter, Op::all_gather}) {
+        for (const bool in_place : {false, true}) {
+          for (const bool deterministic : {false, true}) {
+            SCOPED_TRACE(::testing::Message()
+                         << name(op) << " of " << ::testing::PrintToString(sizes) << " over "
+                         << ranks << (in_place ? " in place" : "")
+                         << (deterministic ? " deterministic" : ""));
+            const Outcome together = run_parts(ranks, sizes, in_place, deterministic, false, op);
+            const Outcome apart = run_parts(ranks, sizes, in_place, deterministic, true, op);
+            EXPECT_EQ(together.buffers, apart.buffers);
+            EXPECT_EQ(together.calls, apart.calls);
+            // One group of NCCL's own collectives, and one of exchanges where there are any.
+            const bool exchanges =
+                ranks > 1 && (uneven || (deterministic && op == Op::reduce_scatter));
+            EXPECT_LE(together.rounds, 1 + (exchanges ? 1 : 0));
+            EXPECT_GE(together.rounds, 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Tasks that were put while one waits run after it, in order; then the caller runs its own again.
+TEST(NcclLaunchOrder, IsTheOrderOfTheCalls) {
+  LaunchOrder order;
+  std::mutex mutex;
+  std::condition_variable opened;
+  bool open = false;
+  std::vector<std::pair<int, std::thread::id>> ran;
+  const auto note = [&](int which) {
+    const std::lock_guard lock(mutex);
+    ran.emplace_back(which, std::this_thread::get_id());
+  };
+  order.put([&] { note(0); }, LaunchOrder::How::now);
+  order.put(
+      [&] {
+        std::unique_lock lock(mutex);
+        opened.wait(lock, [&] { return open; });
+        ran.emplace_back(1, std::this_thread::get_id());
+      },
+      LaunchOrder::How::on_thread);
+  for (int i = 2; i < 50; ++i) order.put([&note, i] { note(i); }, LaunchOrder::How::now);
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(ran.size(), 1u);
+    open = true;
+    opened.notify_all();
+  }
+  EXPECT_TRUE(order.wait_until_empty([] { return true; }));
+  order.put([&] { note(50); }, LaunchOrder::How::now);
+  ASSERT_EQ(ran.size(), 51u);
+  const std::thread::id here = std::this_thread::get_id();
+  for (int i = 0; i <= 50; ++i) {
+    EXPECT_EQ(ran[static_cast<std::size_t>(i)].first, i);
+    EXPECT_EQ(ran[static_cast<std::size_t>(i)].second == here, i == 0 || i == 50) << i;
+  }
+}
+
+TEST(NcclLaunchOrder, WaitingEndsWhenItMakesNoSense) {
+  LaunchOrder order;
+  std::mutex mutex;
+  mutex.lock();
+  order.put([&] { const std::lock_guard lock(mutex); }, LaunchOrder::How::on_thread);
+  EXPECT_FALSE(order.wait_until_empty([] { return false; }));
+  mutex.unlock();
+  EXPECT_TRUE(order.wait_until_empty([] { return true; }));
+}
+
+Record record(const std::string& label, std::size_t count = 4, Op op = Op::all_reduce) {
+  Collective call;
+  call.op = op;
+  call.dtype = DType::f32;
+  call.count = count;
+  call.label = label;
+  return make_record(call);
+}
+
+class Logs {
+ public:
+  explicit Logs(int ranks, CallLog::Kind kind = CallLog::Kind::collectives)
+      : peers_(make_local_peers(ranks)) {
+    std::vector<int> members;
+    for (int r = 0; r < ranks; ++r) members.push_back(r);
+    for (const auto& peers : peers_) {
+      logs_.push_back(std::make_unique<CallLog>(peers, members, "topic", "group", kind));
+    }
+  }
+  CallLog& operator[](int rank) { return *logs_[static_cast<std::size_t>(rank)]; }
+  // What some rank finds, after all have looked a few times.
+  std::string look(int stuck = -1) {
+    for (int round = 0; round < 4; ++round) {
+      for (std::size_t r = 0; r < logs_.size(); ++r) {
+        if (const auto found = logs_[r]->look(static_cast<int>(r) == stuck)) {
+          EXPECT_EQ(found->kind, Failure::Kind::usage);
+          return found->text;
+        }
+      }
+    }
+    return "";
+  }
+
+ private:
+  std::vector<std::shared_ptr<Peers>> peers_;
+  std::vector<std::unique_ptr<CallLog>> logs_;
+};
+
+TEST(CallLog, SaysNothingOfTheSameCalls) {
+  Logs logs(3);
+  for (std::uint64_t n = 1; n <= 1000; ++n) {
+    for (int r = 0; r < 3; ++r) logs[r].add(n, record("call " + std::to_string(n % 10)));
+    if (n % 17 == 0) {
+      ASSERT_EQ(logs.look(n % 2 == 0 ? 1 : -1), "");
+    }
+  }
+}
+
+TEST(CallLog, KnowsWhoHasNotComeAsFar) {
+  Logs logs(3);
+  for (std::uint64_t n = 1; n <= 1000; ++n) {
+    for (int r = 0; r < 3; ++r) logs[r].add(n, record("call " + std::to_string(n % 10)));
+  }
+  EXPECT_EQ(logs[0].late().rank, 1);  // it has not said anything
+  // One ahead of the others, and one that waits to be heard.
+  logs[0].add(1001, record("ahead"));
+  logs[1].expect(1001, record("ahead"));
+  EXPECT_EQ(logs.look(0), "");
+  EXPECT_NE(logs[0].late().rank, 0);
+  EXPECT_NE(logs[0].late().text.find("#1000 all_reduce(sum, 4 × f32, \"call 0\")"),
+            std::string::npos)
+      << logs[0].late().text;
+}
+
+TEST(CallLog, NamesTheCallInWhichRanksDiffer) {
+  for (const std::uint64_t where : {1, 5, 63, 64, 65, 130, 500}) {
+    for (const bool hangs : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << "#" << where << (hangs ? " hangs" : " goes on"));
+      Logs logs(2);
+      std::string found;
+      for (std::uint64_t n = 1; found.empty() && n <= where + 2 * CallLog::kEvery; ++n) {
+        logs[0].add(n, record("a"));
+        logs[1].add(n, record(n == where ? "b" : "a"));
+        const bool last = hangs && n == where;
+        found = logs.look(last ? 0 : -1);
+        if (last) break;
+      }
+      EXPECT_NE(found.find("in call #" + std::to_string(where) + " of group group"),
+                std::string::npos)
+          << found;
+      EXPECT_NE(found.find("\"a\""), std::string::npos) << found;
+      EXPECT_NE(found.find("\"b\""), std::string::npos) << found;
+    }
+  }
+}
+
+TEST(CallLog, NamesACallThatWaitsWhereAnotherRan) {
+  for (const int waits : {0, 1}) {
+    Logs logs(2);
+    for (int r = 0; r < 2; ++r) logs[r].add(1, record("same"));
+    logs[waits].expect(2, record("new", 9));
+    EXPECT_EQ(logs.look(), "");
+    logs[1 - waits].add(2, record("known"));
+    const std::string found = logs.look(1 - waits);
+    EXPECT_NE(found.find("9 × f32, \"new\""), std::string::npos) << found;
+    EXPECT_NE(found.find("\"known\""), std::string::npos) << found;
+  }
+}
+
+TEST(CallLog, OfACallThatWasRefusedNothingStays) {
+  Logs logs(2);
+  logs[0].expect(1, record("x"));
+  logs[1].expect(1, record("y"));
+  EXPECT_EQ(logs.look(0), "");  // the two find out themselves
+  logs[0].expect_nothing();
+  logs[1].expect_nothing();
+  for (int r = 0; r < 2; ++r) logs[r].add(2, record("z"));
+  EXPECT_EQ(logs.look(1), "");
+}
+
+TEST(CallLog, TheSidesOfAMessageAreTheSameCall) {
+  Logs logs(2, CallLog::Kind::messages);
+  for (std::uint64_t n = 1; n <= 200; ++n) {
+    logs[0].add(n, record("m", n, Op::send));
+    logs[1].add(n, record("m", n, Op::recv));
+    ASSERT_EQ(logs.look(), "");
+  }
+  logs[0].add(201, record("m", 1, Op::send));
+  logs[1].add(201, record("m", 2, Op::recv));
+  EXPECT_NE(logs.look(0).find("#201"), std::string::npos);
+}
+
+TEST(CallLog, PartsAreWhatRanksMustAgreeOnToo) {
+  Collective call;
+  call.op = Op::all_gather;
+  call.count = 8;
+  call.parts = std::make_shared<Sizes>(Sizes{4, 4});
+  Record one = make_record(call), other = one;
+  one.parts_hash = hash_parts(call);
+  call.parts = std::make_shared<Sizes>(Sizes{2, 6});
+  other.parts_hash = hash_parts(call);
+  EXPECT_FALSE(same_call(one, other));
+  EXPECT_NE(CallLog::key(one, CallLog::Kind::collectives),
+            CallLog::key(other, CallLog::Kind::collectives));
+}
+
+}  // namespace
+}  // namespace tessera::comm::nccl
