@@ -27,7 +27,8 @@ void norms(Roofline& roofline, std::size_t rows, std::size_t cols) {
   void* dx = roofline.memory(n);
   auto* mean = static_cast<float*>(roofline.memory(rows * 4));
   auto* rstd = static_cast<float*>(roofline.memory(rows * 4));
-  auto* scratch = static_cast<float*>(roofline.memory(4 * column_scratch(rows, 2 * cols)));
+  auto* scratch = static_cast<float*>(roofline.memory(4 * column_scratch(rows, 3 * cols)));
+  auto* dx_sums = static_cast<float*>(roofline.memory(cols * 4));
   const Sink dw{roofline.memory(cols * kElement), DType::bf16, false};
   const Sink db{roofline.memory(cols * kElement), DType::bf16, false};
   const double one = static_cast<double>(n);
@@ -40,10 +41,13 @@ void norms(Roofline& roofline, std::size_t rows, std::size_t cols) {
   run("norm", 2, [&](Stream s) { norm_forward(alone, y, nullptr, mean, rstd, s); });
   run("norm again", 2, [&](Stream s) { norm_again(alone, mean, rstd, y, s); });
   run("norm backward + past", 4, [&](Stream s) {
-    norm_backward(alone, mean, rstd, in.residual, sum, dx, nullptr, dw, db, scratch, s);
+    norm_backward(alone, mean, rstd, in.residual, sum, dx, nullptr, dw, db, nullptr, scratch, s);
   });
   run("norm backward + past + y", 5, [&](Stream s) {
-    norm_backward(alone, mean, rstd, in.residual, sum, dx, y, dw, db, scratch, s);
+    norm_backward(alone, mean, rstd, in.residual, sum, dx, y, dw, db, nullptr, scratch, s);
+  });
+  run("norm backward + past + y + sums", 5, [&](Stream s) {
+    norm_backward(alone, mean, rstd, in.residual, sum, dx, y, dw, db, dx_sums, scratch, s);
   });
   roofline.forget();
 }
@@ -90,7 +94,11 @@ void attention(Roofline& roofline, std::size_t rows, std::size_t tokens, std::si
   in.rows = rows;
   for (int i = 0; i < 3; ++i) in.parts[i] = roofline.memory(n), in.cols[i] = cols;
   roofline.measure("side by side", text(rows, 3 * cols), 6.0 * static_cast<double>(n), 0,
-                   [&](Stream s) { side_by_side(in, x, s); });
+                   [&](Stream s) { side_by_side(in, x, nullptr, nullptr, s); });
+  auto* sums = static_cast<float*>(roofline.memory(4 * 3 * cols));
+  auto* scratch = static_cast<float*>(roofline.memory(4 * column_scratch(rows, 3 * cols)));
+  roofline.measure("side by side + sums", text(rows, 3 * cols), 6.0 * static_cast<double>(n), 0,
+                   [&](Stream s) { side_by_side(in, x, sums, scratch, s); });
   roofline.forget();
 }
 

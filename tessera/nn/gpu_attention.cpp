@@ -92,7 +92,7 @@ at::Tensor joined(const HeadViews& grad) {
     in.cols[i] = count(parts[i].size(2) * dim);
   }
   const c10::DeviceGuard guard(out.device());
-  kernels::cuda::side_by_side(in, out.mutable_data_ptr(), gpu::stream_of(out));
+  kernels::cuda::side_by_side(in, out.mutable_data_ptr(), nullptr, nullptr, gpu::stream_of(out));
   return out;
 }
 

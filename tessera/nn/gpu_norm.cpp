@@ -85,7 +85,7 @@ NormGradients run_backward(const Kept& kept, const at::Tensor& dy, const at::Ten
   const at::Tensor scratch = column_scratch(dy, dy.size(0), 2 * dy.size(1));
   kernels::cuda::norm_backward(kept.kernel(), kept.mean_data(), kept.rstd_data(), address(dy),
                                address(dsum), address(dx), address(y), dw.sink(), db.sink(),
-                               scratch.mutable_data_ptr<float>(), stream_of(dy));
+                               nullptr, scratch.mutable_data_ptr<float>(), stream_of(dy));
   return {dx, dw.result(), db.result()};
 }
 

@@ -115,6 +115,32 @@ TEST(CudaColumns, Sums) {
   });
 }
 
+TEST(CudaColumns, SumsArePutWhereTheyAreWanted) {
+  TESSERA_NEEDS_GPU();
+  std::mt19937 random(11);
+  for (const std::size_t cols : {1u, 127u, 128u, 129u, 4800u}) {
+    const DeviceArray sums = normal_array(DType::f32, cols, random, 10);
+    each_sink(cols, random, [&](DeviceArray& out, Sink sink, std::vector<double> wanted) {
+      for (std::size_t i = 0; i < cols; ++i) wanted[i] += sums[i];
+      put_sums(sums.as<float>(), cols, sink, nullptr);
+      expect_close(out, wanted, 1e-7, 10, "sums");
+    });
+    put_sums(sums.as<float>(), cols, {}, nullptr);
+  }
+}
+
+// Scratch for more columns is enough for fewer, whatever the rows.
+TEST(CudaColumns, ScratchGrowsWithColumns) {
+  if (!built()) GTEST_SKIP() << "skipped: no CUDA kernels are built";
+  for (const std::size_t rows : {0u, 1u, 131u, 500u, 100000u}) {
+    std::size_t before = 0;
+    for (std::size_t cols = 0; cols < 60000; cols += 13) {
+      ASSERT_LE(before, column_scratch(rows, cols)) << rows << " " << cols;
+      before = column_scratch(rows, cols);
+    }
+  }
+}
+
 TEST(CudaSideBySide, CopiesEveryElement) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(3);
@@ -123,7 +149,7 @@ TEST(CudaSideBySide, CopiesEveryElement) {
                                    {64, 8, 24}, {100, 64, 64}};
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& cols : widths) {
-      for (const std::size_t rows : {1u, 7u, 33u, 100u}) {
+      for (const std::size_t rows : {0u, 1u, 7u, 33u, 100u, 700u}) {
         const std::size_t all = cols[0] + cols[1] + cols[2];
         const DeviceArray parts[3] = {normal_array(type, rows * cols[0], random),
                                       normal_array(type, rows * cols[1], random),
@@ -142,8 +168,18 @@ TEST(CudaSideBySide, CopiesEveryElement) {
         }
         for (int p = 0; p < 3; ++p) in.parts[p] = parts[p].data(), in.cols[p] = cols[p];
         DeviceArray out(type, rows * all);
-        side_by_side(in, out.data(), nullptr);
+        side_by_side(in, out.data(), nullptr, nullptr, nullptr);
         expect_close(out, wanted, 0, 0, "side by side");
+
+        std::vector<double> totals(all);
+        for (std::size_t i = 0; i < wanted.size(); ++i) totals[i % all] += wanted[i];
+        DeviceArray again(type, rows * all), sums(DType::f32, all);
+        DeviceArray scratch(DType::f32, column_scratch(rows, all));
+        side_by_side(in, again.data(), sums.as<float>(), scratch.as<float>(), nullptr);
+        expect_close(again, wanted, 0, 0, "side by side, with sums");
+        expect_close(sums, totals, 2e-6, std::sqrt(rows + 1.0), "sums");
+        scratch.download();
+        EXPECT_TRUE(scratch.guarded());
       }
     }
   }

@@ -12,7 +12,7 @@ struct NormCase {
   DeviceArray x, residual, weight, bias, dy, dsum;
   Norm in;
   // In double precision.
-  std::vector<double> s, mean, rstd, z, y, dx, dx_past, dweight, dbias;
+  std::vector<double> s, mean, rstd, z, y, dx, dx_past, dweight, dbias, dx_sums;
   double worst = 1;  // a row whose elements are nearly equal has few digits left: its norm is large
 
   NormCase(const Case& c, bool centred, bool with_residual, bool with_bias, std::mt19937& random)
@@ -30,7 +30,8 @@ struct NormCase {
         dx(x.size()),
         dx_past(x.size()),
         dweight(c.cols),
-        dbias(c.cols) {
+        dbias(c.cols),
+        dx_sums(c.cols) {
     in.type = c.type;
     in.weight_type = c.other;
     in.centred = centred;
@@ -68,6 +69,7 @@ struct NormCase {
       for (std::size_t i = r * c.cols; i < (r + 1) * c.cols; ++i) {
         dx[i] = rstd[r] * (dy[i] * weight[i % c.cols] - g_mean - z[i] * gz_mean);
         dx_past[i] = dx[i] + dsum[i];
+        dx_sums[i % c.cols] += dx_past[i];
       }
     }
   }
@@ -111,8 +113,12 @@ TEST(CudaNorm, Backward) {
       mean.upload();
       rstd.upload();
       const float* means = centred ? mean.as<float>() : nullptr;
-      DeviceArray scratch(DType::f32, column_scratch(c.rows, 2 * c.cols));
+      DeviceArray scratch(DType::f32, column_scratch(c.rows, 3 * c.cols));
+      DeviceArray less_scratch(DType::f32, column_scratch(c.rows, 2 * c.cols));
+      DeviceArray dx_sums(DType::f32, c.cols);
       const double many = 3 * std::sqrt(c.rows + 1.0) * k.worst;
+      // Where the kernel adds up what it has rounded, each of the rows is off by that.
+      const double of_rounded = 4e-6 + rounding(c.type);
 
       // With everything; each kind of sink for both.
       each_sink(c.cols, random, [&](DeviceArray& dw, Sink to, std::vector<double> dw_wanted) {
@@ -122,24 +128,30 @@ TEST(CudaNorm, Backward) {
         add_to(db_wanted, k.dbias);
         norm_backward(k.in, means, rstd.as<float>(), k.dy.data(), k.dsum.data(), dx.data(),
                       y.data(), to, centred ? Sink{db.data(), to.type, to.add} : Sink{},
-                      scratch.as<float>(), nullptr);
+                      dx_sums.as<float>(), scratch.as<float>(), nullptr);
         expect_close(dx, k.dx_past, 4e-6, 4 * k.worst, "dx");
         expect_close(y, k.y, 4e-6 * k.worst, 4, "y");
         expect_close(dw, dw_wanted, 4e-6, many, "dweight");
         if (centred) expect_close(db, db_wanted, 4e-6, many, "dbias");
+        expect_close(dx_sums, k.dx_sums, of_rounded, 4 * many, "sums of dx");
       });
-      scratch.download();
-      EXPECT_TRUE(scratch.guarded());
 
       // In the place of dy, without what went past; and in the place of that, without sums.
       DeviceArray in_place(k.dy), past(k.dsum), dw(DType::f32, c.cols);
       norm_backward(k.in, means, rstd.as<float>(), in_place.data(), nullptr, in_place.data(),
-                    nullptr, {dw.data(), DType::f32, false}, {}, scratch.as<float>(), nullptr);
+                    nullptr, {dw.data(), DType::f32, false}, {}, nullptr, less_scratch.as<float>(),
+                    nullptr);
       expect_close(in_place, k.dx, 4e-6, 4 * k.worst, "dx in dy's place");
       expect_close(dw, k.dweight, 4e-6, many, "dweight alone");
       norm_backward(k.in, means, rstd.as<float>(), k.dy.data(), past.data(), past.data(), nullptr,
-                    {}, {}, nullptr, nullptr);
+                    {}, {}, nullptr, nullptr, nullptr);
       expect_close(past, k.dx_past, 4e-6, 4 * k.worst, "dx in dsum's place");
+      norm_backward(k.in, means, rstd.as<float>(), k.dy.data(), k.dsum.data(), in_place.data(),
+                    nullptr, {}, {}, dx_sums.as<float>(), scratch.as<float>(), nullptr);
+      expect_close(dx_sums, k.dx_sums, of_rounded, 4 * many, "sums of dx alone");
+      scratch.download();
+      less_scratch.download();
+      EXPECT_TRUE(scratch.guarded() && less_scratch.guarded());
     }
   });
 }
@@ -153,15 +165,17 @@ TEST(CudaNorm, ManyRows) {
     const NormCase k(c, true, false, true, random);
     DeviceArray y(type, k.x.size()), dx(type, k.x.size()), mean(DType::f32, c.rows);
     DeviceArray rstd(DType::f32, c.rows), dw(DType::f32, c.cols), db(DType::f32, c.cols);
-    DeviceArray scratch(DType::f32, column_scratch(c.rows, 2 * c.cols));
+    DeviceArray scratch(DType::f32, column_scratch(c.rows, 3 * c.cols));
+    DeviceArray sums(DType::f32, c.cols);
     norm_forward(k.in, y.data(), nullptr, mean.as<float>(), rstd.as<float>(), nullptr);
     norm_backward(k.in, mean.as<float>(), rstd.as<float>(), k.dy.data(), k.dsum.data(), dx.data(),
                   nullptr, {dw.data(), DType::f32, false}, {db.data(), DType::f32, false},
-                  scratch.as<float>(), nullptr);
+                  sums.as<float>(), scratch.as<float>(), nullptr);
     expect_close(y, k.y, 4e-6, 4, "y");
     expect_close(dx, k.dx_past, 4e-6, 4, "dx");
     expect_close(dw, k.dweight, 4e-6, 200, "dweight");
     expect_close(db, k.dbias, 4e-6, 200, "dbias");
+    expect_close(sums, k.dx_sums, 4e-6, 200, "sums of dx");
   }
 }
 
@@ -287,9 +301,9 @@ TEST(CudaLayers, TheSameBitsEveryTimeAndFromAGraph) {
   std::vector<DeviceArray> out;
   for (int i = 0; i < 5; ++i) out.emplace_back(c.type, k.x.size());
   for (int i = 0; i < 3; ++i) out.emplace_back(DType::f32, c.rows);
-  for (int i = 0; i < 4; ++i) out.emplace_back(c.type, c.cols);
+  for (int i = 0; i < 5; ++i) out.emplace_back(c.type, c.cols);
   out.emplace_back(logits);
-  DeviceArray scratch(DType::f32, column_scratch(c.rows, 2 * c.cols));
+  DeviceArray scratch(DType::f32, column_scratch(c.rows, 3 * c.cols)), dx_sums(DType::f32, c.cols);
   const auto sink = [&](int i) { return Sink{out[i].data(), c.type, false}; };
   const auto all = [&](Stream stream) {
     norm_forward(k.in, out[0].data(), out[1].data(), out[5].as<float>(), out[6].as<float>(),
@@ -297,11 +311,13 @@ TEST(CudaLayers, TheSameBitsEveryTimeAndFromAGraph) {
     Norm in = k.in;
     in.x = out[1].data();
     norm_backward(in, out[5].as<float>(), out[6].as<float>(), k.dy.data(), k.dsum.data(),
-                  out[2].data(), out[3].data(), sink(8), sink(9), scratch.as<float>(), stream);
+                  out[2].data(), out[3].data(), sink(8), sink(9), dx_sums.as<float>(),
+                  scratch.as<float>(), stream);
+    put_sums(dx_sums.as<float>(), c.cols, sink(12), stream);
     gelu_backward({c.type, c.type, c.rows, c.cols, out[0].data(), k.bias.data()}, k.dy.data(),
                   out[4].data(), nullptr, sink(10), scratch.as<float>(), stream);
     column_sums({c.type, c.rows, c.cols, out[2].data()}, sink(11), scratch.as<float>(), stream);
-    cross_entropy({c.type, 20, 5000, 5000, targets.as<std::int64_t>()}, out[12].data(),
+    cross_entropy({c.type, 20, 5000, 5000, targets.as<std::int64_t>()}, out[13].data(),
                   out[7].as<float>(), nullptr, stream);
   };
   all(nullptr);
@@ -311,8 +327,8 @@ TEST(CudaLayers, TheSameBitsEveryTimeAndFromAGraph) {
     first.emplace_back(array);
   }
   for (int run = 0; run < 3; ++run) {
-    for (std::size_t i = 0; i < 12; ++i) out[i].upload();
-    DeviceArray& rows = out[12];
+    for (std::size_t i = 0; i < 13; ++i) out[i].upload();
+    DeviceArray& rows = out[13];
     for (std::size_t i = 0; i < rows.size(); ++i) rows.set(i, logits[i]);
     rows.upload();
     if (run < 2) {

@@ -24,7 +24,7 @@ std::size_t column_scratch(std::size_t, std::size_t) { absent(); }
 void norm_forward(const Norm&, void*, void*, float*, float*, Stream) { absent(); }
 void norm_again(const Norm&, const float*, const float*, void*, Stream) { absent(); }
 void norm_backward(const Norm&, const float*, const float*, const void*, const void*, void*, void*,
-                   Sink, Sink, float*, Stream) {
+                   Sink, Sink, float*, float*, Stream) {
   absent();
 }
 void gelu_forward(const Gelu&, void*, Stream) { absent(); }
@@ -32,8 +32,9 @@ void gelu_backward(const Gelu&, const void*, void*, void*, Sink, float*, Stream)
 void swiglu_forward(const SwiGlu&, void*, Stream) { absent(); }
 void swiglu_backward(const SwiGlu&, const void*, void*, void*, Stream) { absent(); }
 void rotary(const Rotary&, void*, Stream) { absent(); }
-void side_by_side(const SideBySide&, void*, Stream) { absent(); }
+void side_by_side(const SideBySide&, void*, float*, float*, Stream) { absent(); }
 void column_sums(const Columns&, Sink, float*, Stream) { absent(); }
+void put_sums(const float*, std::size_t, Sink, Stream) { absent(); }
 void cross_entropy(const CrossEntropy&, void*, float*, int*, Stream) { absent(); }
 
 // gemm.h

@@ -206,7 +206,7 @@ void gelu_backward(const Gelu& in, const void* dy, void* dx, void* y, Sink dbias
       whole ? gelu_backward_as<T, kWide<T>>(in, dy, dx, y, sums, scratch, tiles, stream)
             : gelu_backward_as<T, 1>(in, dy, dx, y, sums, scratch, tiles, stream);
     }
-    finish_columns(scratch, tiles.groups, in.cols, in.cols, dbias, {}, stream);
+    finish_columns(scratch, tiles.groups, {in.cols, 1, {dbias}}, stream);
   });
 }
 

@@ -7,7 +7,10 @@
 namespace tessera::kernels::cuda {
 namespace {
 
+constexpr std::size_t kScratchFloats = 4'400'000;  // 18 MB
+constexpr std::size_t kFewestGroups = 132, kMostGroups = 792;
 constexpr int kFinishRows = 16;
+constexpr int kPutThreads = 128;
 
 __device__ __forceinline__ void put(const Sink& sink, std::size_t at, float value) {
   if (sink.type == DType::f32) {
@@ -23,10 +26,11 @@ __device__ __forceinline__ void put(const Sink& sink, std::size_t at, float valu
 }
 
 __global__ void __launch_bounds__(32 * kFinishRows)
-    finish_columns_kernel(const float* __restrict__ scratch, std::size_t groups, std::size_t cols,
-                          std::size_t split, Sink a, Sink b) {
+    finish_columns_kernel(const float* __restrict__ scratch, std::size_t groups,
+                          ColumnSinks sinks) {
   __shared__ float all[kFinishRows][32];
   const std::size_t column = std::size_t{blockIdx.x} * 32 + threadIdx.x;
+  const std::size_t cols = sinks.cols * sinks.parts;
   float sum = 0;
   if (column < cols) {
 #pragma unroll 8
@@ -39,8 +43,15 @@ __global__ void __launch_bounds__(32 * kFinishRows)
   if (threadIdx.y != 0 || column >= cols) return;
 #pragma unroll
   for (int row = 1; row < kFinishRows; ++row) sum += all[row][threadIdx.x];
-  const Sink sink = column < split ? a : b;
-  if (sink.to != nullptr) put(sink, column < split ? column : column - split, sum);
+  const std::size_t part = column / sinks.cols;
+  const Sink sink = part == 0 ? sinks.to[0] : part == 1 ? sinks.to[1] : sinks.to[2];
+  if (sink.to != nullptr) put(sink, column - part * sinks.cols, sum);
+}
+
+__global__ void __launch_bounds__(kPutThreads)
+    put_sums_kernel(const float* sums, std::size_t cols, Sink to) {
+  const std::size_t column = std::size_t{blockIdx.x} * kPutThreads + threadIdx.x;
+  if (column < cols) put(to, column, sums[column]);
 }
 
 template <class T, int V>
@@ -73,13 +84,14 @@ __global__ void __launch_bounds__(32 * kTileRows)
 bool built() { return true; }
 
 std::size_t max_column_groups(std::size_t rows, std::size_t cols) {
-  constexpr std::size_t kFloats = 4'400'000;  // 18 MB
-  return std::min(rows,
-                  std::clamp<std::size_t>(kFloats / std::max<std::size_t>(cols, 1), 132, 792));
+  return std::min(rows, std::clamp<std::size_t>(kScratchFloats / std::max<std::size_t>(cols, 1),
+                                                kFewestGroups, kMostGroups));
 }
 
 std::size_t column_scratch(std::size_t rows, std::size_t cols) {
-  return max_column_groups(rows, cols) * cols;
+  // As above, without the division's rounding: nowhere does it fall with more columns.
+  return std::min(rows * cols, std::clamp<std::size_t>(kScratchFloats, kFewestGroups * cols,
+                                                       kMostGroups * cols));
 }
 
 Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums) {
@@ -99,11 +111,14 @@ Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums) {
   return tiles;
 }
 
-void finish_columns(const float* scratch, std::size_t groups, std::size_t cols, std::size_t split,
-                    Sink a, Sink b, Stream stream) {
-  if (cols == 0 || (a.to == nullptr && b.to == nullptr)) return;
+void finish_columns(const float* scratch, std::size_t groups, const ColumnSinks& sinks,
+                    Stream stream) {
+  const std::size_t cols = sinks.cols * sinks.parts;
+  bool wanted = false;
+  for (int i = 0; i < sinks.parts; ++i) wanted = wanted || sinks.to[i].to != nullptr;
+  if (cols == 0 || !wanted) return;
   finish_columns_kernel<<<static_cast<unsigned>(divide_up(cols, 32)), dim3(32, kFinishRows), 0,
-                          native(stream)>>>(scratch, groups, cols, split, a, b);
+                          native(stream)>>>(scratch, groups, sinks);
   check_launch("finish_columns", groups, cols);
 }
 
@@ -118,8 +133,15 @@ void column_sums(const Columns& in, Sink out, float* scratch, Stream stream) {
       kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, in.cols, x, scratch);
       check_launch("column_sums", in.rows, in.cols);
     }
-    finish_columns(scratch, tiles.groups, in.cols, in.cols, out, {}, stream);
+    finish_columns(scratch, tiles.groups, {in.cols, 1, {out}}, stream);
   });
+}
+
+void put_sums(const float* sums, std::size_t cols, Sink to, Stream stream) {
+  if (cols == 0 || to.to == nullptr) return;
+  put_sums_kernel<<<static_cast<unsigned>(divide_up(cols, kPutThreads)), kPutThreads, 0,
+                    native(stream)>>>(sums, cols, to);
+  check_launch("put_sums", 1, cols);
 }
 
 }  // namespace tessera::kernels::cuda

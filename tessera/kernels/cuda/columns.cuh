@@ -60,8 +60,14 @@ __device__ __forceinline__ void leave_columns(const Tiles& tiles, std::size_t co
   }
 }
 
-// The sum of `groups` rows of `scratch`: the first `split` columns go to a, the others to b.
-void finish_columns(const float* scratch, std::size_t groups, std::size_t cols, std::size_t split,
-                    Sink a, Sink b, Stream stream);
+// Where the columns of a row of scratch go: `parts` times `cols` of them.
+struct ColumnSinks {
+  std::size_t cols = 0;
+  int parts = 1;
+  Sink to[3] = {};
+};
+// The sum of `groups` rows of `scratch`.
+void finish_columns(const float* scratch, std::size_t groups, const ColumnSinks& sinks,
+                    Stream stream);
 
 }  // namespace tessera::kernels::cuda

@@ -12,7 +12,7 @@
 namespace tessera::kernels::cuda {
 
 // Sums over rows are made in two steps: blocks of rows, then the blocks. What the first leaves for
-// the second is written to `scratch`, of at least so many floats.
+// the second is written to `scratch`, of at least so many floats. More columns never need less.
 std::size_t column_scratch(std::size_t rows, std::size_t cols);
 
 // LayerNorm (or RMSNorm: not centred, no bias) over each row of s = x + residual, or of x alone:
@@ -33,11 +33,12 @@ void norm_forward(const Norm& in, void* y, void* sum, float* mean, float* rstd, 
 // y once more, from s in in.x (in.residual is ignored) and what forward has left.
 void norm_again(const Norm& in, const float* mean, const float* rstd, void* y, Stream stream);
 // in.x is s. dx = the gradient through the norm, plus dsum (may be null); dx may be dy or dsum.
-// `y`, if not null, receives the output once more (it may not be another's place).
-// scratch: column_scratch(rows, 2 * cols).
+// `y`, if not null, receives the output once more (it may not be another's place). `dx_sums`, if
+// not null, receives the sums of dx over the rows, [cols]. scratch: column_scratch(rows, 2 * cols),
+// with dx_sums column_scratch(rows, 3 * cols).
 void norm_backward(const Norm& in, const float* mean, const float* rstd, const void* dy,
-                   const void* dsum, void* dx, void* y, Sink dweight, Sink dbias, float* scratch,
-                   Stream stream);
+                   const void* dsum, void* dx, void* y, Sink dweight, Sink dbias, float* dx_sums,
+                   float* scratch, Stream stream);
 
 // The tanh approximation of GELU, of x + bias (bias may be null).
 struct Gelu {
@@ -74,14 +75,16 @@ struct Rotary {
 };
 void rotary(const Rotary& how, void* x, Stream stream);
 
-// out [rows, cols[0] + cols[1] + cols[2]] = three matrices side by side.
+// out [rows, cols[0] + cols[1] + cols[2]] = three matrices side by side. `sums`, if not null,
+// receives the sums of all these columns over the rows; scratch: column_scratch(rows, all columns),
+// unused without sums.
 struct SideBySide {
   DType type = DType::bf16;
   std::size_t rows = 0;
   const void* parts[3] = {};
   std::size_t cols[3] = {};
 };
-void side_by_side(const SideBySide& in, void* out, Stream stream);
+void side_by_side(const SideBySide& in, void* out, float* sums, float* scratch, Stream stream);
 
 // The sum of each column of x.
 struct Columns {
@@ -90,6 +93,8 @@ struct Columns {
   const void* x = nullptr;
 };
 void column_sums(const Columns& in, Sink out, float* scratch, Stream stream);
+// Sums that are there already, to where they are wanted.
+void put_sums(const float* sums, std::size_t cols, Sink to, Stream stream);
 
 // Cross entropy of each row of logits with its target. losses[row] = log sum exp - logit of the
 // target, and the row becomes the gradient of that (softmax - onehot), zero from `classes` on. A

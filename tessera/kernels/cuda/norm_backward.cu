@@ -18,7 +18,7 @@ struct Backward {
   const T* dsum;
   T* dx;
   T* y;
-  float* scratch;  // a row of 2 · cols per block: dweight, dbias; null: not wanted
+  float* scratch;  // a row per block: dweight, dbias and, if wanted, dx; null: not wanted
 };
 
 // The means over a row of dy · weight and dy · weight · z, z being the normalised row.
@@ -52,14 +52,14 @@ __device__ __forceinline__ void block_sums(RowMeans (&sums)[R], RowMeans (*share
 // A block takes R rows at a time, each thread K packs of each: so many loads are in flight, and the
 // block meets once for all of them. Its columns being always the same, a thread adds up their
 // dweight and dbias in registers.
-template <class T, class W, int K, int R, int Threads, int Beside>
+template <class T, class W, int K, int R, int Threads, int Beside, bool DxSums>
 __global__ void __launch_bounds__(Threads, Beside) norm_backward_kernel(Backward<T> in) {
   constexpr int V = kWide<T>;
   constexpr bool kLate = K == 4;  // dsum is read where it is needed: there is no room for it before
   __shared__ RowMeans shared[2][Threads / 32][R];
   const unsigned packs = static_cast<unsigned>(in.cols / V);
   const float count = static_cast<float>(in.cols);
-  float dweight[K][V] = {}, dbias[K][V] = {};
+  float dweight[K][V] = {}, dbias[K][V] = {}, dx_sums[K][V] = {};
 
   int turn = 0;
   for (std::size_t first = std::size_t{blockIdx.x} * R; first < in.rows;
@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(Threads, Beside) norm_backward_kernel(Backward
         for (int i = 0; i < V; ++i) {
           z[i] = (z[i] - mean[r]) * rstd[r];
           g[i] = past[i] + rstd[r] * (g[i] * w[i] - g_mean - z[i] * gz_mean);
+          if constexpr (DxSums) dx_sums[k][i] += g[i];
         }
         Pack<T, V>::of(g).store(in.dx + begin);
         if (in.y != nullptr) {
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(Threads, Beside) norm_backward_kernel(Backward
   }
 
   if (in.scratch == nullptr) return;
-  float* mine = in.scratch + std::size_t{blockIdx.x} * 2 * in.cols;
+  float* mine = in.scratch + std::size_t{blockIdx.x} * (DxSums ? 3 : 2) * in.cols;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const unsigned at = threadIdx.x + k * blockDim.x;
@@ -158,6 +159,7 @@ __global__ void __launch_bounds__(Threads, Beside) norm_backward_kernel(Backward
     for (int i = 0; i < V; ++i) {
       mine[at * V + i] = dweight[k][i];
       mine[in.cols + at * V + i] = dbias[k][i];
+      if constexpr (DxSums) mine[2 * in.cols + at * V + i] = dx_sums[k][i];
     }
   }
 }
@@ -214,23 +216,24 @@ __global__ void __launch_bounds__(kAnyRow) norm_backward_any_kernel(Backward<T> 
 
 // How many rows of scratch it leaves. So many blocks as a large GPU has room for at once.
 template <class T, class W, int K, int R, int Threads, int Beside>
-std::size_t start_norm_backward(const Backward<T>& in, cudaStream_t stream) {
+std::size_t start_norm_backward(const Backward<T>& in, bool dx_sums, cudaStream_t stream) {
   const std::size_t packs = in.cols / kWide<T>;
   const std::size_t threads = divide_up(divide_up(packs, K), 32) * 32;
   const std::size_t beside = std::clamp<std::size_t>(Beside * Threads / threads, 1, 6);
   const std::size_t groups =
-      std::min({divide_up(in.rows, R), 132 * beside, max_column_groups(in.rows, 2 * in.cols)});
-  norm_backward_kernel<T, W, K, R, Threads, Beside>
-      <<<static_cast<unsigned>(groups), static_cast<unsigned>(threads), 0, stream>>>(in);
+      std::min({divide_up(in.rows, R), 132 * beside, max_column_groups(in.rows, 3 * in.cols)});
+  const auto kernel = dx_sums ? &norm_backward_kernel<T, W, K, R, Threads, Beside, true>
+                              : &norm_backward_kernel<T, W, K, R, Threads, Beside, false>;
+  kernel<<<static_cast<unsigned>(groups), static_cast<unsigned>(threads), 0, stream>>>(in);
   return groups;
 }
 
 template <class T, class W>
-std::size_t start_norm_backward_fast(const Backward<T>& in, std::size_t packs,
+std::size_t start_norm_backward_fast(const Backward<T>& in, std::size_t packs, bool dx_sums,
                                      cudaStream_t stream) {
-  if (packs <= 256) return start_norm_backward<T, W, 1, 2, 256, 3>(in, stream);
-  if (packs <= 512) return start_norm_backward<T, W, 2, 2, 256, 2>(in, stream);
-  return start_norm_backward<T, W, 4, 1, 512, 1>(in, stream);
+  if (packs <= 256) return start_norm_backward<T, W, 1, 2, 256, 3>(in, dx_sums, stream);
+  if (packs <= 512) return start_norm_backward<T, W, 2, 2, 256, 2>(in, dx_sums, stream);
+  return start_norm_backward<T, W, 4, 1, 512, 1>(in, dx_sums, stream);
 }
 
 template <class T>
@@ -252,11 +255,11 @@ std::size_t start_norm_backward_any(const Backward<T>& in, cudaStream_t stream) 
 }  // namespace
 
 void norm_backward(const Norm& in, const float* mean, const float* rstd, const void* dy,
-                   const void* dsum, void* dx, void* y, Sink dweight, Sink dbias, float* scratch,
-                   Stream stream) {
+                   const void* dsum, void* dx, void* y, Sink dweight, Sink dbias, float* dx_sums,
+                   float* scratch, Stream stream) {
   if (in.cols == 0) return;
   with_type(in.type, "norm_backward", [&]<class T>() {
-    const bool sums = dweight.to != nullptr || dbias.to != nullptr;
+    const bool sums = dweight.to != nullptr || dbias.to != nullptr || dx_sums != nullptr;
     const Backward<T> how{in.rows,
                           in.cols,
                           static_cast<const T*>(in.x),
@@ -276,18 +279,23 @@ void norm_backward(const Norm& in, const float* mean, const float* rstd, const v
     const std::size_t packs = in.cols / kWide<T>;
     const cudaStream_t s = native(stream);
     std::size_t groups = 0;
+    bool any = false;
     if (in.rows == 0) {
       // The sums of no rows are zeros.
     } else if (!whole || packs > 4 * 512 ||
                (in.weight_type != in.type && in.weight_type != DType::f32)) {
+      any = true;
       groups = start_norm_backward_any(how, s);
     } else if (in.weight_type == in.type) {
-      groups = start_norm_backward_fast<T, T>(how, packs, s);
+      groups = start_norm_backward_fast<T, T>(how, packs, dx_sums != nullptr, s);
     } else {
-      groups = start_norm_backward_fast<T, float>(how, packs, s);
+      groups = start_norm_backward_fast<T, float>(how, packs, dx_sums != nullptr, s);
     }
     check_launch("norm_backward", in.rows, in.cols);
-    finish_columns(scratch, groups, 2 * in.cols, in.cols, dweight, dbias, stream);
+    const Sink past{dx_sums, DType::f32, false};
+    finish_columns(scratch, groups,
+                   {in.cols, any || dx_sums == nullptr ? 2 : 3, {dweight, dbias, past}}, stream);
+    if (any) column_sums({in.type, in.rows, in.cols, dx}, past, scratch, stream);
   });
 }
 

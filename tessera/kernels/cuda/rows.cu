@@ -96,11 +96,12 @@ struct Parts {
   std::size_t cols[3];
 };
 
-template <class T, int V>
+template <class T, int V, bool Sums>
 __global__ void __launch_bounds__(32 * kTileRows)
-    side_by_side_kernel(Tiles tiles, std::size_t cols, Parts<T> parts, T* out) {
-  const std::size_t pack = tiles.pack(), end = tiles.end_row();
-  if (pack >= tiles.packs) return;
+    side_by_side_kernel(Tiles tiles, std::size_t cols, Parts<T> parts, T* out, float* scratch) {
+  const std::size_t pack = tiles.pack();
+  const std::size_t end = pack < tiles.packs ? tiles.end_row() : 0;  // beyond: nothing to do
+  float sums[V] = {};
   out += pack * V;
   const T* from = parts.data[0];
   std::size_t column = pack * V, width = parts.cols[0];
@@ -125,9 +126,17 @@ __global__ void __launch_bounds__(32 * kTileRows)
 #pragma unroll
     for (int u = 0; u < kRowsAtOnce; ++u) {
       const std::size_t r = row + u * kTileRows;
-      if (r < end) packs[u].store(out + r * cols);
+      if (r >= end) break;
+      packs[u].store(out + r * cols);
+      if constexpr (Sums) {
+        float values[V];
+        packs[u].get(values);
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums[i] += values[i];
+      }
     }
   }
+  if constexpr (Sums) leave_columns<V>(tiles, cols, sums, scratch);
 }
 
 }  // namespace
@@ -157,9 +166,9 @@ void rotary(const Rotary& how, void* x, Stream stream) {
   });
 }
 
-void side_by_side(const SideBySide& in, void* out, Stream stream) {
+void side_by_side(const SideBySide& in, void* out, float* sums, float* scratch, Stream stream) {
   const std::size_t cols = in.cols[0] + in.cols[1] + in.cols[2];
-  if (in.rows == 0 || cols == 0) return;
+  if (cols == 0) return;
   with_type(in.type, "side_by_side", [&]<class T>() {
     Parts<T> parts;
     bool whole = is_aligned(out);
@@ -168,11 +177,18 @@ void side_by_side(const SideBySide& in, void* out, Stream stream) {
       parts.cols[i] = in.cols[i];
       whole = whole && in.cols[i] % kWide<T> == 0 && is_aligned(in.parts[i]);
     }
-    const Tiles tiles = make_tiles(in.rows, cols, whole ? kWide<T> : 1, false);
-    const auto kernel = whole ? &side_by_side_kernel<T, kWide<T>> : &side_by_side_kernel<T, 1>;
-    kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, cols, parts,
-                                                               static_cast<T*>(out));
-    check_launch("side_by_side", in.rows, cols);
+    constexpr int W = kWide<T>;
+    const Tiles tiles = make_tiles(in.rows, cols, whole ? W : 1, sums != nullptr);
+    const auto kernel =
+        sums == nullptr
+            ? (whole ? &side_by_side_kernel<T, W, false> : &side_by_side_kernel<T, 1, false>)
+            : (whole ? &side_by_side_kernel<T, W, true> : &side_by_side_kernel<T, 1, true>);
+    if (in.rows > 0) {
+      kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, cols, parts,
+                                                                 static_cast<T*>(out), scratch);
+      check_launch("side_by_side", in.rows, cols);
+    }
+    finish_columns(scratch, tiles.groups, {cols, 1, {{sums, DType::f32, false}}}, stream);
   });
 }
 
