@@ -233,7 +233,10 @@ TEST(CudaCrossEntropy, LossAndGradient) {
       cross_entropy({type, rows, cols, classes, there.as<std::int64_t>()}, logits.data(),
                     losses.as<float>(), bad.as<int>(), nullptr);
       expect_close(losses, wanted.losses, 2e-6, 4, "loss");
-      expect_close(logits, wanted.gradient, type == DType::f32 ? 4e-6 : 1e-5, 0.01, "gradient");
+      // Of 16-bit logits top · log2(e) is rounded to fp32 before it is taken from x · log2(e): a
+      // probability of 1 is off by a few steps of a number of about 10.
+      const bool whole = type == DType::f32;
+      expect_close(logits, wanted.gradient, whole ? 4e-6 : 1e-5, whole ? 0.01 : 0.2, "gradient");
       bad.download();
       EXPECT_EQ(bad[0], 0);
     }
@@ -280,7 +283,8 @@ TEST(CudaCrossEntropy, CertainTokensMaskedOnesAndNan) {
                   losses.as<float>(), nullptr, nullptr);
     losses.download();
     logits.download();
-    EXPECT_NEAR(losses[0], wanted.losses[0], 1e-7 + 1e-4 * wanted.losses[0]);
+    // Sums around 1 in fp32; and see LossAndGradient for what logits of this size cost more.
+    EXPECT_NEAR(losses[0], wanted.losses[0], 2e-6);
     EXPECT_NEAR(losses[1], wanted.losses[1], 1e-5);
     EXPECT_NEAR(logits[5], wanted.gradient[5], std::abs(wanted.gradient[5]) / 200);
     for (const std::size_t c : {0u, 5u, 4099u, 4100u, 4101u, 4103u}) {
