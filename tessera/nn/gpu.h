@@ -44,6 +44,13 @@ class ParamGradient {
   bool in_place_ = false;
 };
 
+// [Note: known sums] The gradient of a bias is the sum of a gradient over its rows. Whoever makes
+// that gradient in a pass of its own gets the sums with it, and leaves them here for the linear
+// layer to which autograd hands it next, on the same thread. They count for this very tensor,
+// unchanged.
+void remember_sums(const at::Tensor& gradient, const at::Tensor& sums);  // fp32, [columns]
+at::Tensor known_sums(const at::Tensor& gradient);                       // undefined: not known
+
 // Products with cuBLASLt, or with ATen where that has nothing. Matrices by rows.
 // x [N, in] · w [out, in]ᵀ + bias [out] + residual [N, out]; the last two may be undefined. The
 // result has `sizes`. Selective recomputation keeps it.
@@ -51,9 +58,10 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b
                    const at::Tensor& residual, at::IntArrayRef sizes);
 // dy [N, out] · w: the gradient of x.
 at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w);
-// to [out, in] = dyᵀ · x (+ to). `bias`: likewise the sum of dy over the rows, if wanted.
-void weight_gradient(const at::Tensor& dy, const at::Tensor& x, const ParamGradient& to,
-                     const ParamGradient& bias);
+// to [out, in] = dyᵀ · x (+ to), if it is wanted.
+void weight_gradient(const at::Tensor& dy, const at::Tensor& x, const ParamGradient& to);
+// to [out] = the sum of `gradient` over its rows (+ to), if it is wanted.
+void bias_gradient(const at::Tensor& gradient, const ParamGradient& to);
 // out [m, n] = op(a) · op(b) (+ out), of any types that cuBLASLt takes.
 void multiply_into(const at::Tensor& out, const at::Tensor& a, bool transpose_a,
                    const at::Tensor& b, bool transpose_b, bool add);

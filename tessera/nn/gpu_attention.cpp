@@ -92,7 +92,12 @@ at::Tensor joined(const HeadViews& grad) {
     in.cols[i] = count(parts[i].size(2) * dim);
   }
   const c10::DeviceGuard guard(out.device());
-  kernels::cuda::side_by_side(in, out.mutable_data_ptr(), nullptr, nullptr, gpu::stream_of(out));
+  const std::int64_t cols = heads * dim;
+  const at::Tensor sums = at::empty({cols}, out.options().dtype(at::kFloat));
+  const at::Tensor scratch = gpu::column_scratch(out, batch * tokens, cols);
+  kernels::cuda::side_by_side(in, out.mutable_data_ptr(), sums.mutable_data_ptr<float>(),
+                              scratch.mutable_data_ptr<float>(), gpu::stream_of(out));
+  gpu::remember_sums(out, sums);
   return out;
 }
 

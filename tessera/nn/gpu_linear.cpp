@@ -51,7 +51,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       });
     }
     const ParamGradient dw(defer ? at::Tensor() : w), db(b);
-    weight_gradient(dy, x, dw, db);
+    weight_gradient(dy, x, dw);
+    bias_gradient(grads[0], db);
     return {dx, dw.result(), db.result(), past_product(ctx, grads[0])};
   }
 };
@@ -151,7 +152,8 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
       });
     }
     const ParamGradient dw(defer ? at::Tensor() : w), db(b);
-    weight_gradient(dout, y, dw, db);
+    weight_gradient(dout, y, dw);
+    bias_gradient(grads[0], db);
     return {dx.view(with_last(grads[0], dx.size(1))),
             at::Tensor(),
             dbefore.result(),

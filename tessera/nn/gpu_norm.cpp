@@ -75,6 +75,13 @@ Kept kept_of(AutogradContext* ctx, const tensor_list& saved) {
 
 struct NormGradients {
   at::Tensor dx, dw, db;
+  at::Tensor sums;  // of dx, over the rows; undefined: nobody will ask
+
+  at::Tensor dx_as(at::IntArrayRef sizes) const {
+    at::Tensor result = dx.view(sizes);
+    remember_sums(result, sums);
+    return result;
+  }
 };
 
 // All as rows. dx may be dy. dsum may be undefined. `y`: where the output is wanted once more, or
@@ -82,11 +89,15 @@ struct NormGradients {
 NormGradients run_backward(const Kept& kept, const at::Tensor& dy, const at::Tensor& dsum,
                            const at::Tensor& dx, const at::Tensor& y) {
   const ParamGradient dw(kept.weight), db(kept.bias);
-  const at::Tensor scratch = column_scratch(dy, dy.size(0), 2 * dy.size(1));
+  const at::Tensor scratch = column_scratch(dy, dy.size(0), 3 * dy.size(1));
+  // A model with biases in its norms has them in the linears that dx goes to.
+  at::Tensor sums;
+  if (kept.bias.defined()) sums = at::empty({dy.size(1)}, dy.options().dtype(at::kFloat));
   kernels::cuda::norm_backward(kept.kernel(), kept.mean_data(), kept.rstd_data(), address(dy),
                                address(dsum), address(dx), address(y), dw.sink(), db.sink(),
-                               nullptr, scratch.mutable_data_ptr<float>(), stream_of(dy));
-  return {dx, dw.result(), db.result()};
+                               static_cast<float*>(address(sums)),
+                               scratch.mutable_data_ptr<float>(), stream_of(dy));
+  return {dx, dw.result(), db.result(), sums};
 }
 
 // {norm(x + r), x + r}, or {norm(x)}.
@@ -116,7 +127,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
       const Kept kept = kept_of(ctx, ctx->get_saved_variables());
       g = run_backward(kept, as_rows(grads[0]), past.defined() ? as_rows(past) : past,
                        at::empty_like(kept.s), {});
-      g.dx = g.dx.view(grads[0].sizes());
+      g.dx = g.dx_as(grads[0].sizes());
     } else {
       g.dx = past;
     }
@@ -160,8 +171,9 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
       });
     }
     const ParamGradient dw(defer ? at::Tensor() : w), db(b);
-    weight_gradient(dout, y, dw, db);
-    return {g.dx.view(with_last(grads[0], kept.s.size(1))),
+    weight_gradient(dout, y, dw);
+    bias_gradient(grads[0], db);
+    return {g.dx_as(with_last(grads[0], kept.s.size(1))),
             g.dw,
             g.db,
             at::Tensor(),

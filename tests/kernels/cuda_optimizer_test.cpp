@@ -496,7 +496,8 @@ TEST(CudaNormals, AreThoseOfTheCpu) {
   }
   const at::Tensor table = on_gpu(runs);
   for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{1}, std::int64_t{12003}}) {
-    const at::Tensor out = at::full({length - begin}, 9, at::device(at::kCUDA));
+    const at::Tensor out =
+        at::full({length - begin}, 9.0f, at::device(at::kCUDA).dtype(at::kFloat));
     fill_normals({42, stream_of("wte.weight"), 0.02f, 0.25f, as<tessera::Run>(table), runs.size(),
                   begin, length - begin},
                  as<float>(out), nullptr);
