@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the same small model on several meshes, each rank a process, and compares the losses.
 
-    meshes_agree.py build/bin/tessera [--device cuda]
+    meshes_agree.py build/bin/tessera [--device cuda [--backend nccl]]
 """
 import argparse
 import json
@@ -18,7 +18,18 @@ MESHES = [
     "--pp 2 --zero 1 --split 3,1",
     "--pp 2 --schedule zb-h1",
     "--pp 2 --schedule interleaved --chunks 2 --zero 2 --dp 2",
-    "--tp 2 --pp 2 --zero 1 --checkpoint-activations full",
+    "--tp 2 --pp 2 --zero 1 --recompute full",
+]
+# On a GPU also alone, where a step is a graph, and with all that a graph may hold.
+ON_A_GPU = [
+    "--dp 1 --cuda-graph on",
+    "--dp 1 --cuda-graph off",
+    "--dp 1 --zero 3 --cuda-graph on",
+    "--dp 1 --recompute selective --cuda-graph on",
+    "--dp 1 --recompute full --cuda-graph on",
+    "--dp 2 --zero 1 --recompute selective",
+    "--dp 2 --zero 2",
+    "--pp 2 --recompute selective",
 ]
 COMMON = ("--layers 4 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 16 --steps 6 "
           "--warmup 0 --samples 0 --threads 1").split()
@@ -42,12 +53,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", default="auto")
     given = parser.parse_args()
     device = ["--device", given.device]
+    meshes = MESHES + (ON_A_GPU if given.device == "cuda" else [])
     with tempfile.TemporaryDirectory() as folder:
         want = losses(given.program, ["--dp", "1", "--micro-batch", "16", *device], folder)
-        for mesh in MESHES:
-            flags = [*mesh.split(), "--micro-batch", "2", *device]
+        for mesh in meshes:
+            backend = [] if mesh.startswith("--dp 1") else ["--backend", given.backend]
+            flags = [*mesh.split(), "--micro-batch", "2", *device, *backend]
             got = losses(given.program, flags, folder)
             worst = max(abs(a - b) / a for a, b in zip(want, got))
             print(f"{given.device}: {mesh:60} losses differ by at most {worst:.1e}", flush=True)
