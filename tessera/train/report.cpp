@@ -83,7 +83,10 @@ std::string traffic_table(const Summary& summary, const Axes& axes) {
 std::string time_table(const std::vector<StepMetrics>& steps) {
   if (steps.empty()) return "";
   // The first steps pay for what is done once: buffers, orders, caches.
-  const std::size_t first = std::min<std::size_t>(steps.size() / 10 + 1, steps.size() - 1);
+  std::size_t first = std::min<std::size_t>(steps.size() / 10 + 1, steps.size() - 1);
+  // Of steps that are a graph, those before it was there too.
+  const bool graphed = steps.back().graph_s > 0;
+  while (graphed && steps[first].graph_s <= 0) ++first;
   double forward = 0, backward = 0, exposed = 0, optimizer = 0, whole = 0, comm = 0, graph = 0;
   for (std::size_t i = first; i < steps.size(); ++i) {
     forward += steps[i].forward_s;
@@ -101,12 +104,15 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
   };
   const double compute = forward + backward + optimizer + graph;
   const double rest = std::max(0.0, whole - compute - exposed);
-  std::vector<std::vector<std::string>> rows = {{"time per step", "mean", "share"},
-                                                row("forward", forward),
-                                                row("backward", backward),
-                                                row("exposed communication", exposed),
-                                                row("optimizer", optimizer)};
-  if (graph > 0) rows.push_back(row("all of it, as a CUDA graph", graph));
+  std::vector<std::vector<std::string>> rows = {{"time per step", "mean", "share"}};
+  if (graphed) {
+    rows.push_back(row("all of it, as a CUDA graph", graph));
+  } else {
+    rows.push_back(row("forward", forward));
+    rows.push_back(row("backward", backward));
+    rows.push_back(row("exposed communication", exposed));
+    rows.push_back(row("optimizer", optimizer));
+  }
   rows.push_back(row("other", rest));
   rows.push_back(row("step", whole));
   std::string text = table(rows);
