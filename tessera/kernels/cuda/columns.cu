@@ -9,49 +9,65 @@ namespace {
 
 constexpr std::size_t kScratchFloats = 4'400'000;  // 18 MB
 constexpr std::size_t kFewestGroups = 132, kMostGroups = 792;
-constexpr int kFinishRows = 16;
+constexpr int kFinishRows = 32;
+constexpr int kFinishAtOnce = 8;
 constexpr int kPutThreads = 128;
 
+__device__ __forceinline__ float there(const Sink& sink, std::size_t at) {
+  if (sink.type == DType::f32) return static_cast<const float*>(sink.to)[at];
+  if (sink.type == DType::bf16) return wide(static_cast<const bf16*>(sink.to)[at]);
+  return wide(static_cast<const f16*>(sink.to)[at]);
+}
 __device__ __forceinline__ void put(const Sink& sink, std::size_t at, float value) {
   if (sink.type == DType::f32) {
-    float* to = static_cast<float*>(sink.to) + at;
-    *to = sink.add ? *to + value : value;
+    static_cast<float*>(sink.to)[at] = value;
   } else if (sink.type == DType::bf16) {
-    bf16* to = static_cast<bf16*>(sink.to) + at;
-    *to = narrow<bf16>(sink.add ? wide(*to) + value : value);
+    static_cast<bf16*>(sink.to)[at] = narrow<bf16>(value);
   } else {
-    f16* to = static_cast<f16*>(sink.to) + at;
-    *to = narrow<f16>(sink.add ? wide(*to) + value : value);
+    static_cast<f16*>(sink.to)[at] = narrow<f16>(value);
   }
 }
 
+// Nothing here takes long but waiting for memory: so each thread asks for all it needs at once.
 __global__ void __launch_bounds__(32 * kFinishRows)
-    finish_columns_kernel(const float* __restrict__ scratch, std::size_t groups,
-                          ColumnSinks sinks) {
+    finish_columns_kernel(const float* __restrict__ scratch, unsigned groups, ColumnSinks sinks) {
   __shared__ float all[kFinishRows][32];
-  const std::size_t column = std::size_t{blockIdx.x} * 32 + threadIdx.x;
-  const std::size_t cols = sinks.cols * sinks.parts;
+  const unsigned part_cols = static_cast<unsigned>(sinks.cols), cols = part_cols * sinks.parts;
+  const unsigned column = blockIdx.x * 32 + threadIdx.x;
+  const unsigned part = column < part_cols ? 0 : column < 2 * part_cols ? 1 : 2;
+  const Sink sink = part == 0 ? sinks.to[0] : part == 1 ? sinks.to[1] : sinks.to[2];
+  const unsigned at = column - part * part_cols;
+  const bool writes = threadIdx.y == 0 && column < cols && sink.to != nullptr;
+  const bool adds = writes && sink.add;
+  const float before = adds ? there(sink, at) : 0.0f;
+
   float sum = 0;
-  if (column < cols) {
-#pragma unroll 8
-    for (std::size_t group = threadIdx.y; group < groups; group += kFinishRows) {
-      sum += scratch[group * cols + column];
+  if (column < cols && sink.to != nullptr) {
+    const float* from = scratch + column;
+    for (unsigned first = threadIdx.y; first < groups; first += kFinishRows * kFinishAtOnce) {
+      float values[kFinishAtOnce];
+#pragma unroll
+      for (int u = 0; u < kFinishAtOnce; ++u) {
+        const unsigned group = first + u * kFinishRows;
+        values[u] = group < groups ? from[std::size_t{group} * cols] : 0.0f;
+      }
+#pragma unroll
+      for (int u = 0; u < kFinishAtOnce; ++u) sum += values[u];
     }
   }
   all[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y != 0 || column >= cols) return;
+  if (!writes) return;
 #pragma unroll
   for (int row = 1; row < kFinishRows; ++row) sum += all[row][threadIdx.x];
-  const std::size_t part = column / sinks.cols;
-  const Sink sink = part == 0 ? sinks.to[0] : part == 1 ? sinks.to[1] : sinks.to[2];
-  if (sink.to != nullptr) put(sink, column - part * sinks.cols, sum);
+  put(sink, at, adds ? before + sum : sum);
 }
 
 __global__ void __launch_bounds__(kPutThreads)
     put_sums_kernel(const float* sums, std::size_t cols, Sink to) {
   const std::size_t column = std::size_t{blockIdx.x} * kPutThreads + threadIdx.x;
-  if (column < cols) put(to, column, sums[column]);
+  if (column >= cols) return;
+  put(to, column, to.add ? there(to, column) + sums[column] : sums[column]);
 }
 
 template <class T, int V>
@@ -118,7 +134,7 @@ void finish_columns(const float* scratch, std::size_t groups, const ColumnSinks&
   for (int i = 0; i < sinks.parts; ++i) wanted = wanted || sinks.to[i].to != nullptr;
   if (cols == 0 || !wanted) return;
   finish_columns_kernel<<<static_cast<unsigned>(divide_up(cols, 32)), dim3(32, kFinishRows), 0,
-                          native(stream)>>>(scratch, groups, sinks);
+                          native(stream)>>>(scratch, static_cast<unsigned>(groups), sinks);
   check_launch("finish_columns", groups, cols);
 }
 

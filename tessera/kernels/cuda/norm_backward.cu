@@ -26,141 +26,186 @@ struct RowMeans {
   float g = 0, gz = 0;
 };
 
-// Both sums for R rows at once, over the block, in all threads.
-template <int R>
-__device__ __forceinline__ void block_sums(RowMeans (&sums)[R], RowMeans (*shared)[R]) {
-  const unsigned warps = blockDim.x / 32;
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    sums[r].g = warp_sum(sums[r].g);
-    sums[r].gz = warp_sum(sums[r].gz);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32][r] = sums[r];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int r = 0; r < R; ++r) sums[r] = {};
-  for (unsigned warp = 0; warp < warps; ++warp) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const RowMeans part = shared[warp][r];
-      sums[r].g += part.g;
-      sums[r].gz += part.gz;
-    }
-  }
+// [Note: norm backward] A row is taken by a group of threads, each with K packs of it, and an SM
+// has one block of several groups. A thread keeps to its columns and adds up their sums in
+// registers over all rows of its group. So that memory never waits for the arithmetic, the rows to
+// come are copied to shared memory meanwhile: each thread copies for itself what it will read, and
+// has to meet others only for the means over the row.
+constexpr unsigned kNormBlocks = 132;    // the SMs of a large GPU
+constexpr unsigned kMostRowGroups = 15;  // a block has 16 barriers, and one is that of all threads
+constexpr unsigned kMostStages = 3;
+
+template <int K>
+constexpr unsigned kBlockThreads = K == 1 ? 896 : 512;  // for their registers
+
+__device__ __forceinline__ void copy_ahead(uint4* to, const void* from) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ __forceinline__ void end_of_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but so many of the last groups of copies of this thread are there.
+template <int N>
+__device__ __forceinline__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// A block takes R rows at a time, each thread K packs of each: so many loads are in flight, and the
-// block meets once for all of them. Its columns being always the same, a thread adds up their
-// dweight and dbias in registers.
-template <class T, class W, int K, int R, int Threads, int Beside, bool DxSums>
-__global__ void __launch_bounds__(Threads, Beside) norm_backward_kernel(Backward<T> in) {
+// All threads of a group meet.
+__device__ __forceinline__ void meet(unsigned group, unsigned threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
+}
+
+template <class T, class W, int K, bool DxSums>
+__global__ void __launch_bounds__(kBlockThreads<K>, 1)
+    norm_backward_kernel(Backward<T> in, unsigned group_threads, unsigned stages) {
   constexpr int V = kWide<T>;
-  constexpr bool kLate = K == 4;  // dsum is read where it is needed: there is no room for it before
-  __shared__ RowMeans shared[2][Threads / 32][R];
+  constexpr unsigned kParts = DxSums ? 3 : 2;
+  extern __shared__ uint4 staged[];  // [stages][s, dy, dsum][K][threads of the block]
+  __shared__ RowMeans partial[2][kBlockThreads<K> / 32];
+  const unsigned groups = blockDim.x / group_threads, group = threadIdx.x / group_threads;
+  const unsigned lane = threadIdx.x - group * group_threads;
+  const unsigned warps = group_threads / 32, first_warp = group * warps;
   const unsigned packs = static_cast<unsigned>(in.cols / V);
-  const float count = static_cast<float>(in.cols);
+  const unsigned matrix = K * blockDim.x;  // of a stage
+  const float per_column = 1.0f / static_cast<float>(in.cols);
+  const std::size_t start = blockIdx.x + std::size_t{group} * gridDim.x;
+  const std::size_t step = std::size_t{gridDim.x} * groups;
   float dweight[K][V] = {}, dbias[K][V] = {}, dx_sums[K][V] = {};
 
-  int turn = 0;
-  for (std::size_t first = std::size_t{blockIdx.x} * R; first < in.rows;
-       first += std::size_t{gridDim.x} * R, turn ^= 1) {
-    Pack<T, V> s[R][K], dy[R][K], dsum[R][K];
-    float mean[R], rstd[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const std::size_t row = first + r, begin = row * in.cols;
-      const bool there = row < in.rows;
+  const auto fetch = [&](std::size_t row, unsigned stage) {
+    if (row < in.rows) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        const unsigned at = threadIdx.x + k * blockDim.x;
-        const bool here = there && at < packs;
-        s[r][k] = here ? Pack<T, V>::load(in.s + begin + at * V) : Pack<T, V>::zero();
-        dy[r][k] = here ? Pack<T, V>::load(in.dy + begin + at * V) : Pack<T, V>::zero();
-        dsum[r][k] = here && !kLate && in.dsum != nullptr
-                         ? Pack<T, V>::load(in.dsum + begin + at * V)
-                         : Pack<T, V>::zero();
+        const unsigned at = lane + k * group_threads;
+        if (at >= packs) break;
+        const std::size_t begin = row * in.cols + at * V;
+        uint4* const to = staged + stage * 3 * matrix + k * blockDim.x + threadIdx.x;
+        copy_ahead(to, in.s + begin);
+        copy_ahead(to + matrix, in.dy + begin);
+        if (in.dsum != nullptr) copy_ahead(to + 2 * matrix, in.dsum + begin);
       }
-      mean[r] = there && in.centred ? in.mean[row] : 0.0f;
-      rstd[r] = there ? in.rstd[row] : 0.0f;
     }
+    end_of_copies();  // an empty group counts as well
+  };
+  for (unsigned stage = 0; stage + 1 < stages; ++stage) fetch(start + stage * step, stage);
 
-    RowMeans sums[R];
+  float next_mean = 0, next_rstd = 0;
+  const auto fetch_numbers = [&](std::size_t row) {
+    if (row >= in.rows) return;
+    if (in.centred) next_mean = in.mean[row];
+    next_rstd = in.rstd[row];
+  };
+  fetch_numbers(start);
+
+  unsigned stage = 0, turn = 0;
+  for (std::size_t row = start; row < in.rows; row += step, turn ^= 1) {
+    // Into the stage of the row before this one, which this thread is done with.
+    fetch(row + (stages - 1) * step, stage == 0 ? stages - 1 : stage - 1);
+    const float mean = next_mean, rstd = next_rstd;
+    fetch_numbers(row + step);
+    if (stages == 3) {
+      await_copies<2>();
+    } else if (stages == 2) {
+      await_copies<1>();
+    } else {
+      await_copies<0>();
+    }
+    const uint4* const mine = staged + stage * 3 * matrix + threadIdx.x;
+
+    RowMeans means;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const unsigned at = threadIdx.x + k * blockDim.x;
-      float w[V];
-      in.weight.template get_as<W>(at < packs ? at * V : 0, w);
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        float z[V], g[V];
-        s[r][k].get(z);
-        dy[r][k].get(g);
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-          z[i] = (z[i] - mean[r]) * rstd[r];
-          dweight[k][i] += g[i] * z[i];
-          dbias[k][i] += g[i];
-          g[i] *= w[i];
-          sums[r].g += g[i];
-          sums[r].gz += g[i] * z[i];
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        s[r][k].keep_packed();
-        dy[r][k].keep_packed();
-      }
-    }
-    block_sums<R>(sums, shared[turn]);
-
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const unsigned at = threadIdx.x + k * blockDim.x;
+      const unsigned at = lane + k * group_threads;
       if (at >= packs) break;
-      float w[V], b[V] = {};
+      float w[V], z[V], g[V];
       in.weight.template get_as<W>(at * V, w);
-      if (in.y != nullptr && in.bias.data != nullptr) in.bias.template get_as<W>(at * V, b);
+      Pack<T, V>{mine[k * blockDim.x]}.get(z);
+      Pack<T, V>{mine[matrix + k * blockDim.x]}.get(g);
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
-        if (first + r >= in.rows) break;
-        const std::size_t begin = (first + r) * in.cols + at * V;
-        const float g_mean = in.centred ? sums[r].g / count : 0.0f, gz_mean = sums[r].gz / count;
-        float z[V], g[V], past[V];
-        if (kLate && in.dsum != nullptr) dsum[r][k] = Pack<T, V>::load(in.dsum + begin);
-        s[r][k].get(z);
-        dy[r][k].get(g);
-        dsum[r][k].get(past);
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-          z[i] = (z[i] - mean[r]) * rstd[r];
-          g[i] = past[i] + rstd[r] * (g[i] * w[i] - g_mean - z[i] * gz_mean);
-          if constexpr (DxSums) dx_sums[k][i] += g[i];
-        }
-        Pack<T, V>::of(g).store(in.dx + begin);
-        if (in.y != nullptr) {
-#pragma unroll
-          for (int i = 0; i < V; ++i) z[i] = z[i] * w[i] + b[i];
-          Pack<T, V>::of(z).store(in.y + begin);
-        }
+      for (int i = 0; i < V; ++i) {
+        z[i] = (z[i] - mean) * rstd;
+        dweight[k][i] += g[i] * z[i];
+        dbias[k][i] += g[i];
+        g[i] *= w[i];
+        means.g += g[i];
+        means.gz += g[i] * z[i];
       }
     }
+    means.g = warp_sum(means.g);
+    means.gz = warp_sum(means.gz);
+    // Two places by turns: nobody writes to one before all have met for the other.
+    if (threadIdx.x % 32 == 0) partial[turn][threadIdx.x / 32] = means;
+    meet(group, group_threads);
+    means = {};
+    for (unsigned warp = 0; warp < warps; ++warp) {
+      const RowMeans part = partial[turn][first_warp + warp];
+      means.g += part.g;
+      means.gz += part.gz;
+    }
+    const float g_mean = in.centred ? means.g * per_column : 0.0f;
+    const float gz_mean = means.gz * per_column;
+
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const unsigned at = lane + k * group_threads;
+      if (at >= packs) break;
+      const std::size_t begin = row * in.cols + at * V;
+      float w[V], z[V], g[V], past[V] = {};
+      in.weight.template get_as<W>(at * V, w);
+      Pack<T, V>{mine[k * blockDim.x]}.get(z);
+      Pack<T, V>{mine[matrix + k * blockDim.x]}.get(g);
+      if (in.dsum != nullptr) Pack<T, V>{mine[2 * matrix + k * blockDim.x]}.get(past);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        z[i] = (z[i] - mean) * rstd;
+        g[i] = past[i] + rstd * (g[i] * w[i] - g_mean - z[i] * gz_mean);
+        if constexpr (DxSums) dx_sums[k][i] += g[i];
+      }
+      Pack<T, V>::of(g).store(in.dx + begin);
+      if (in.y != nullptr) {
+        float b[V] = {};
+        if (in.bias.data != nullptr) in.bias.template get_as<W>(at * V, b);
+#pragma unroll
+        for (int i = 0; i < V; ++i) z[i] = z[i] * w[i] + b[i];
+        Pack<T, V>::of(z).store(in.y + begin);
+      }
+    }
+    stage = stage + 1 == stages ? 0 : stage + 1;
   }
 
   if (in.scratch == nullptr) return;
-  float* mine = in.scratch + std::size_t{blockIdx.x} * (DxSums ? 3 : 2) * in.cols;
+  // The groups of the block together, in the place of the rows.
+  const unsigned all = kParts * static_cast<unsigned>(in.cols);
+  float* const to = in.scratch + std::size_t{blockIdx.x} * all;
+  await_copies<0>();
+  __syncthreads();
+  float* const sums = groups == 1 ? to : reinterpret_cast<float*>(staged) + group * all;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const unsigned at = threadIdx.x + k * blockDim.x;
+    const unsigned at = lane + k * group_threads;
     if (at >= packs) break;
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      mine[at * V + i] = dweight[k][i];
-      mine[in.cols + at * V + i] = dbias[k][i];
-      if constexpr (DxSums) mine[2 * in.cols + at * V + i] = dx_sums[k][i];
+    for (int i = 0; i < V; i += 4) {
+      const auto put = [&](unsigned part, const float(&x)[V]) {
+        *reinterpret_cast<float4*>(sums + part * in.cols + at * V + i) =
+            float4{x[i], x[i + 1], x[i + 2], x[i + 3]};
+      };
+      put(0, dweight[k]);
+      put(1, dbias[k]);
+      if constexpr (DxSums) put(2, dx_sums[k]);
     }
+  }
+  if (groups == 1) return;
+  __syncthreads();
+  const auto* const quads = reinterpret_cast<const float4*>(staged);
+  for (unsigned at = threadIdx.x; at < all / 4; at += blockDim.x) {
+    float4 total = quads[at];
+    for (unsigned other = 1; other < groups; ++other) {
+      const float4 more = quads[other * (all / 4) + at];
+      total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+    }
+    reinterpret_cast<float4*>(to)[at] = total;
   }
 }
 
@@ -214,26 +259,42 @@ __global__ void __launch_bounds__(kAnyRow) norm_backward_any_kernel(Backward<T> 
   });
 }
 
-// How many rows of scratch it leaves. So many blocks as a large GPU has room for at once.
-template <class T, class W, int K, int R, int Threads, int Beside>
-std::size_t start_norm_backward(const Backward<T>& in, bool dx_sums, cudaStream_t stream) {
-  const std::size_t packs = in.cols / kWide<T>;
-  const std::size_t threads = divide_up(divide_up(packs, K), 32) * 32;
-  const std::size_t beside = std::clamp<std::size_t>(Beside * Threads / threads, 1, 6);
-  const std::size_t groups =
-      std::min({divide_up(in.rows, R), 132 * beside, max_column_groups(in.rows, 3 * in.cols)});
-  const auto kernel = dx_sums ? &norm_backward_kernel<T, W, K, R, Threads, Beside, true>
-                              : &norm_backward_kernel<T, W, K, R, Threads, Beside, false>;
-  kernel<<<static_cast<unsigned>(groups), static_cast<unsigned>(threads), 0, stream>>>(in);
-  return groups;
+// How many rows of scratch it leaves.
+template <class T, class W, int K>
+std::size_t start_norm_backward(const Backward<T>& in, std::size_t packs, bool dx_sums,
+                                cudaStream_t stream) {
+  const unsigned threads = static_cast<unsigned>(divide_up(divide_up(packs, K), 32) * 32);
+  const unsigned groups = std::min(kBlockThreads<K> / threads, kMostRowGroups);
+  const std::size_t stage = std::size_t{3} * K * sizeof(uint4) * threads * groups;
+  int device = 0, room = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  // Several groups need two for their sums: there is room for these on every GPU since sm_80.
+  constexpr std::size_t kOther = 1024;
+  const std::size_t stages = std::clamp<std::size_t>(
+      (static_cast<std::size_t>(room) - kOther) / stage, groups > 1 ? 2 : 1, kMostStages);
+  const auto kernel =
+      dx_sums ? &norm_backward_kernel<T, W, K, true> : &norm_backward_kernel<T, W, K, false>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(stage * stages));
+  // Rather one group of each SM than all groups of a few.
+  const std::size_t blocks = std::min<std::size_t>(in.rows, kNormBlocks);
+  kernel<<<static_cast<unsigned>(blocks), threads * groups, stage * stages, stream>>>(
+      in, threads, static_cast<unsigned>(stages));
+  return blocks;
 }
+
+// The longest row, in packs, that the threads of a block can take.
+constexpr std::size_t kMostPacks = 4 * kBlockThreads<4>;
 
 template <class T, class W>
 std::size_t start_norm_backward_fast(const Backward<T>& in, std::size_t packs, bool dx_sums,
                                      cudaStream_t stream) {
-  if (packs <= 256) return start_norm_backward<T, W, 1, 2, 256, 3>(in, dx_sums, stream);
-  if (packs <= 512) return start_norm_backward<T, W, 2, 2, 256, 2>(in, dx_sums, stream);
-  return start_norm_backward<T, W, 4, 1, 512, 1>(in, dx_sums, stream);
+  if (packs <= kBlockThreads<1> / 2)
+    return start_norm_backward<T, W, 1>(in, packs, dx_sums, stream);
+  if (packs <= 2 * kBlockThreads<2>)
+    return start_norm_backward<T, W, 2>(in, packs, dx_sums, stream);
+  return start_norm_backward<T, W, 4>(in, packs, dx_sums, stream);
 }
 
 template <class T>
@@ -275,14 +336,14 @@ void norm_backward(const Norm& in, const float* mean, const float* rstd, const v
                           sums ? scratch : nullptr};
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.weight) &&
                        is_aligned(in.bias) && is_aligned(dy) && is_aligned(dsum) &&
-                       is_aligned(dx) && is_aligned(y);
+                       is_aligned(dx) && is_aligned(y) && is_aligned(scratch);
     const std::size_t packs = in.cols / kWide<T>;
     const cudaStream_t s = native(stream);
     std::size_t groups = 0;
     bool any = false;
     if (in.rows == 0) {
       // The sums of no rows are zeros.
-    } else if (!whole || packs > 4 * 512 ||
+    } else if (!whole || packs > kMostPacks ||
                (in.weight_type != in.type && in.weight_type != DType::f32)) {
       any = true;
       groups = start_norm_backward_any(how, s);
