@@ -1,11 +1,24 @@
 # nvcc, for the kernels in tessera/kernels/cuda. It is called directly, as a program that makes
 # object files: CMake's own CUDA language wants a whole toolkit, and would be wanted by everybody.
 #   TESSERA_NVCC                 nvcc's path, or OFF; empty: looked for
-#   TESSERA_CUDA_ARCHITECTURES   80, 90, …: machine code for each, and PTX of the last
+#   TESSERA_CUDA_ARCHITECTURES   80, 90, …: machine code for each, and PTX of the last; empty: the
+#                                GPUs of this machine, or 80 where it has none: newer ones compile
+#                                that PTX when a program first runs there
 # Defines TESSERA_CUDA_KERNELS (can they be compiled?), TESSERA_CUDART (the static runtime),
 # TESSERA_CUDA_INCLUDE, and tessera_cuda_sources.
 set(TESSERA_NVCC "" CACHE STRING "nvcc, which compiles the kernels for GPUs; empty: looked for; OFF: none")
-set(TESSERA_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures to compile kernels for")
+set(TESSERA_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures to compile kernels for; empty: this machine's")
+set(architectures "${TESSERA_CUDA_ARCHITECTURES}")
+if(architectures STREQUAL "")
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE architectures RESULT_VARIABLE status ERROR_QUIET)
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]" architectures "${architectures}")
+  string(REPLACE "." "" architectures "${architectures}")
+  list(REMOVE_DUPLICATES architectures)
+  if(NOT status EQUAL 0 OR architectures STREQUAL "")
+    set(architectures 80)
+  endif()
+endif()
 set(TESSERA_CUDA_KERNELS FALSE)
 
 # Sets `problem` to "" if `nvcc` can compile for us, and otherwise to why not.
@@ -62,10 +75,10 @@ function(tessera_try_nvcc nvcc problem)
 endfunction()
 
 set(TESSERA_NVCC_FLAGS -std=c++20 -ccbin "${CMAKE_CXX_COMPILER}")
-foreach(architecture ${TESSERA_CUDA_ARCHITECTURES})
+foreach(architecture ${architectures})
   list(APPEND TESSERA_NVCC_FLAGS -gencode "arch=compute_${architecture},code=sm_${architecture}")
 endforeach()
-list(GET TESSERA_CUDA_ARCHITECTURES -1 last)
+list(GET architectures -1 last)
 list(APPEND TESSERA_NVCC_FLAGS -gencode "arch=compute_${last},code=compute_${last}")
 
 set(note "")
@@ -91,7 +104,7 @@ else()
       set(note "left out: ${problem}")
     else()
       set(TESSERA_CUDA_KERNELS TRUE)
-      list(JOIN TESSERA_CUDA_ARCHITECTURES ", " note)
+      list(JOIN architectures ", " note)
       set(note "nvcc ${TESSERA_NVCC_VERSION} (${nvcc}) for ${note}")
     endif()
   endif()
