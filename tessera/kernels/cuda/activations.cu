@@ -21,24 +21,37 @@ __device__ __forceinline__ float gelu_slope(float x, float gate) {
   return gate + near * gate * (1.0f - gate) * inner;
 }
 
+// Exponentials take more than half as long as memory: the next rows are on their way while those of
+// this one are made. The blocks that an SM has room for share all rows among them.
+constexpr int kGeluRows = 2;    // at once
+constexpr int kGeluBeside = 5;  // blocks of an SM
+constexpr std::size_t kGeluStep = kGeluRows * kTileRows;
+
 template <class T, int V>
-__global__ void __launch_bounds__(32 * kTileRows)
+__global__ void __launch_bounds__(32 * kTileRows, kGeluBeside)
     gelu_forward_kernel(Tiles tiles, std::size_t cols, const T* x, Columnwise bias, T* y) {
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   if (pack >= tiles.packs) return;
-  float b[V];
-  bias.get(pack * V, b);
   x += pack * V;
   y += pack * V;
-  for (std::size_t row = tiles.first_row(); row < end; row += kTileStep) {
-    Pack<T, V> packs[kRowsAtOnce];
+  Pack<T, V> next[kGeluRows];
+  const auto read = [&](std::size_t row) {
 #pragma unroll
-    for (int u = 0; u < kRowsAtOnce; ++u) {
+    for (int u = 0; u < kGeluRows; ++u) {
       const std::size_t r = row + u * kTileRows;
-      packs[u] = r < end ? Pack<T, V>::load(x + r * cols) : Pack<T, V>::zero();
+      next[u] = r < end ? Pack<T, V>::load(x + r * cols) : Pack<T, V>::zero();
     }
+  };
+  read(tiles.first_row());
+  float b[V];
+  bias.get(pack * V, b);
+  for (std::size_t row = tiles.first_row(); row < end; row += kGeluStep) {
+    Pack<T, V> packs[kGeluRows];
 #pragma unroll
-    for (int u = 0; u < kRowsAtOnce; ++u) {
+    for (int u = 0; u < kGeluRows; ++u) packs[u] = next[u];
+    read(row + kGeluStep);
+#pragma unroll
+    for (int u = 0; u < kGeluRows; ++u) {
       const std::size_t r = row + u * kTileRows;
       float v[V];
       packs[u].get(v);
@@ -185,7 +198,8 @@ void gelu_forward(const Gelu& in, void* y, Stream stream) {
   with_type(in.type, "gelu_forward", [&]<class T>() {
     const bool whole =
         in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.bias) && is_aligned(y);
-    const Tiles tiles = make_tiles(in.rows, in.cols, whole ? kWide<T> : 1, false);
+    const Tiles tiles =
+        make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kGeluStep, 132 * kGeluBeside);
     const auto kernel = whole ? &gelu_forward_kernel<T, kWide<T>> : &gelu_forward_kernel<T, 1>;
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
         tiles, in.cols, static_cast<const T*>(in.x), Columnwise{in.bias, in.bias_type},

@@ -127,6 +127,15 @@ Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums) {
   return tiles;
 }
 
+Tiles make_long_tiles(std::size_t rows, std::size_t cols, int pack, std::size_t step,
+                      std::size_t blocks) {
+  Tiles tiles = make_tiles(rows, cols, pack, false);
+  const std::size_t most = std::max<std::size_t>(blocks / tiles.across, 1);
+  tiles.group_rows = divide_up(divide_up(rows, most), step) * step;
+  tiles.groups = divide_up(rows, tiles.group_rows);
+  return tiles;
+}
+
 void finish_columns(const float* scratch, std::size_t groups, const ColumnSinks& sinks,
                     Stream stream) {
   const std::size_t cols = sinks.cols * sinks.parts;

@@ -41,6 +41,9 @@ std::size_t max_column_groups(std::size_t rows, std::size_t cols);
 
 // `sums`: the blocks leave partial sums, so that few of them are better.
 Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums);
+// With so many rows in each block, a multiple of `step`, that there are at most so many blocks.
+Tiles make_long_tiles(std::size_t rows, std::size_t cols, int pack, std::size_t step,
+                      std::size_t blocks);
 
 // Adds up a thread's sums over the block and writes them to the block's row of `scratch`.
 template <int V>

@@ -179,6 +179,20 @@ __device__ __forceinline__ float group_sum(float x, float* shared) {
   return x;
 }
 
+// 16 bytes to shared memory, while this thread goes on.
+__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ __forceinline__ void end_of_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but so many of the last groups of copies of this thread are there.
+template <int N>
+__device__ __forceinline__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // exp and 1 / (1 + exp(-x)): to the last digits for f32, to about 1e-6 for what is rounded anyway.
 template <class T>
 __device__ __forceinline__ float exp_for(float x) {

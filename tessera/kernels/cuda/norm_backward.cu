@@ -38,19 +38,6 @@ constexpr unsigned kMostStages = 3;
 template <int K>
 constexpr unsigned kBlockThreads = K == 1 ? 896 : 512;  // for their registers
 
-__device__ __forceinline__ void copy_ahead(uint4* to, const void* from) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ __forceinline__ void end_of_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until all but so many of the last groups of copies of this thread are there.
-template <int N>
-__device__ __forceinline__ void await_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 // All threads of a group meet.
 __device__ __forceinline__ void meet(unsigned group, unsigned threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tessera/kernels/cuda/columns.cuh"
 #include "tessera/kernels/cuda/norm.cuh"
 
@@ -18,85 +20,125 @@ struct Forward {
   float* rstd;
 };
 
-// A row in the registers of G threads, K packs in each: it is read once. Rows of up to 256 packs
-// get a warp, several of them to a block, and then nobody waits for another warp.
-template <class T, int K, int G>
-__global__ void __launch_bounds__(G == 32 ? 128 : G) norm_forward_kernel(Forward<T> in) {
+// Blocks of an SM: so many registers do K packs need, and those of the next row.
+template <int K, int G, bool Residual>
+constexpr int beside() {
+  if (G == 512) return 1;
+  if (G == 256) return Residual ? 2 : 3;
+  if (K == 2) return 8;
+  if (K == 4) return Residual ? 5 : 7;
+  return Residual ? 4 : 5;
+}
+
+// A row in the registers of G threads, K packs in each: it is read once, and where there is room
+// for it the next one is on its way meanwhile. Rows of up to 224 packs get a warp, several of them
+// to a block, and then nobody waits for another warp; their weights stay in shared memory.
+template <class T, class W, int K, int G, bool Residual>
+__global__ void __launch_bounds__(G == 32 ? 128 : G, beside<K, G, Residual>())
+    norm_forward_kernel(Forward<T> in) {
   constexpr int V = kWide<T>;
   constexpr int kRows = G == 32 ? 4 : 1;
-  __shared__ float shared[2][G / 32];
-  const std::size_t row = std::size_t{blockIdx.x} * kRows + threadIdx.x / G;
-  if (row >= in.rows) return;  // whole warps, and only where there are several rows in a block
+  constexpr bool kAhead = K < 8;
+  extern __shared__ uint4 weights[];  // of a warp's rows: weight, bias
+  __shared__ float shared[3][G / 32];
   const unsigned lane = threadIdx.x % G, packs = static_cast<unsigned>(in.cols / V);
-  const T* x = in.x + row * in.cols;
+  const std::size_t step = std::size_t{gridDim.x} * kRows;
+  std::size_t row = std::size_t{blockIdx.x} * kRows + threadIdx.x / G;
 
-  Pack<T, V> s[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const unsigned at = lane + k * G;
-    s[k] = at < packs ? Pack<T, V>::load(x + at * V) : Pack<T, V>::zero();
-  }
-  if (in.residual != nullptr) {
-    const T* residual = in.residual + row * in.cols;
-    T* sum = in.sum + row * in.cols;
-    Pack<T, V> r[K];
+  Pack<T, V> next[K], next_residual[Residual ? K : 1];
+  const auto read = [&](std::size_t from) {
+    const T* x = in.x + from * in.cols;
+    const T* residual = in.residual + from * in.cols;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const unsigned at = lane + k * G;
-      r[k] = at < packs ? Pack<T, V>::load(residual + at * V) : Pack<T, V>::zero();
+      const bool here = from < in.rows && at < packs;  // beyond the row there are zeros
+      next[k] = here ? Pack<T, V>::load(x + at * V) : Pack<T, V>::zero();
+      if constexpr (Residual) {
+        next_residual[k] = here ? Pack<T, V>::load(residual + at * V) : Pack<T, V>::zero();
+      }
     }
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const unsigned at = lane + k * G;
-      float a[V], b[V];
-      s[k].get(a);
-      r[k].get(b);
-#pragma unroll
-      for (int i = 0; i < V; ++i) a[i] += b[i];
-      s[k] = Pack<T, V>::of(a);  // the norm is that of what is kept
-      if (at < packs) s[k].store(sum + at * V);
+  };
+  if constexpr (kAhead) read(row);
+
+  Columnwise weight = in.weight, bias = in.bias;
+  if constexpr (G == 32) {
+    const unsigned all = static_cast<unsigned>(in.cols * sizeof(W) / sizeof(uint4));
+    for (unsigned at = threadIdx.x; at < all; at += kRows * G) {
+      copy_ahead(weights + at, static_cast<const uint4*>(weight.data) + at);
+      if (bias.data != nullptr) {
+        copy_ahead(weights + all + at, static_cast<const uint4*>(bias.data) + at);
+      }
     }
+    end_of_copies();
+    await_copies<0>();
+    __syncthreads();
+    weight.data = weights;
+    if (bias.data != nullptr) bias.data = weights + all;
   }
 
   const float count = static_cast<float>(in.cols);
-  float mean = 0;
-  if (in.centred) {
+  for (int turn = 0; row < in.rows; row += step, turn ^= 1) {
+    if constexpr (!kAhead) read(row);
+    Pack<T, V> s[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) {  // beyond the row there are zeros
+    for (int k = 0; k < K; ++k) {
+      s[k] = next[k];
+      if constexpr (Residual) {
+        const unsigned at = lane + k * G;
+        float a[V], b[V];
+        s[k].get(a);
+        next_residual[k].get(b);
+#pragma unroll
+        for (int i = 0; i < V; ++i) a[i] += b[i];
+        s[k] = Pack<T, V>::of(a);  // the norm is that of what is kept
+        if (at < packs) s[k].store(in.sum + row * in.cols + at * V);
+      }
+    }
+    if constexpr (kAhead) read(row + step);
+
+    float mean = 0;
+    if (in.centred) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        float a[V];
+        s[k].get(a);
+#pragma unroll
+        for (int i = 0; i < V; ++i) mean += a[i];
+      }
+      mean = group_sum<G>(mean, shared[0]) / count;
+    }
+    float squares = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      s[k].keep_packed();
+      if (lane + k * G >= packs) continue;
       float a[V];
       s[k].get(a);
 #pragma unroll
-      for (int i = 0; i < V; ++i) mean += a[i];
+      for (int i = 0; i < V; ++i) squares += (a[i] - mean) * (a[i] - mean);
     }
-    mean = group_sum<G>(mean, shared[0]) / count;
-  }
-  float squares = 0;
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    if (lane + k * G >= packs) break;
-    float a[V];
-    s[k].get(a);
-#pragma unroll
-    for (int i = 0; i < V; ++i) squares += (a[i] - mean) * (a[i] - mean);
-  }
-  const float rstd = rsqrtf(group_sum<G>(squares, shared[1]) / count + in.eps);
+    // Two places by turns: nobody writes to one before all have met for the other.
+    const float rstd = rsqrtf(group_sum<G>(squares, shared[1 + turn]) / count + in.eps);
 
-  T* y = in.y + row * in.cols;
+    T* y = in.y + row * in.cols;
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const unsigned at = lane + k * G;
-    if (at >= packs) break;
-    float a[V], w[V], b[V];
-    s[k].get(a);
-    in.weight.get(at * V, w);
-    in.bias.get(at * V, b);
+    for (int k = 0; k < K; ++k) {
+      const unsigned at = lane + k * G;
+      s[k].keep_packed();
+      if (at >= packs) continue;
+      float a[V], w[V], b[V] = {};
+      s[k].get(a);
+      weight.template get_as<W>(at * V, w);
+      if (bias.data != nullptr) bias.template get_as<W>(at * V, b);
 #pragma unroll
-    for (int i = 0; i < V; ++i) a[i] = (a[i] - mean) * rstd * w[i] + b[i];
-    Pack<T, V>::of(a).store(y + at * V);
-  }
-  if (lane == 0) {
-    if (in.centred) in.mean[row] = mean;
-    in.rstd[row] = rstd;
+      for (int i = 0; i < V; ++i) a[i] = (a[i] - mean) * rstd * w[i] + b[i];
+      Pack<T, V>::of(a).store(y + at * V);
+    }
+    if (lane == 0) {
+      if (in.centred) in.mean[row] = mean;
+      in.rstd[row] = rstd;
+    }
   }
 }
 
@@ -168,11 +210,34 @@ __global__ void __launch_bounds__(32 * kTileRows) norm_again_kernel(Tiles tiles,
   }
 }
 
-template <class T, int K, int G>
+template <class T, class W, int K, int G, bool Residual>
 void start_norm_forward(const Forward<T>& in, cudaStream_t stream) {
   constexpr int kRows = G == 32 ? 4 : 1;
-  norm_forward_kernel<T, K, G>
-      <<<static_cast<unsigned>(divide_up(in.rows, kRows)), G * kRows, 0, stream>>>(in);
+  const std::size_t blocks =
+      std::min<std::size_t>(divide_up(in.rows, kRows), 132 * beside<K, G, Residual>());
+  const std::size_t weights = G == 32 ? 2 * in.cols * sizeof(W) : 0;
+  norm_forward_kernel<T, W, K, G, Residual>
+      <<<static_cast<unsigned>(blocks), G * kRows, weights, stream>>>(in);
+}
+
+constexpr std::size_t kMostPacks = 512 * 8;  // of a row, for the threads of a block
+
+template <class T, class W, bool Residual>
+void start_norm_forward_fast(const Forward<T>& in, cudaStream_t stream) {
+  const std::size_t packs = in.cols / kWide<T>;
+  if (packs <= 32 * 2) return start_norm_forward<T, W, 2, 32, Residual>(in, stream);
+  if (packs <= 32 * 4) return start_norm_forward<T, W, 4, 32, Residual>(in, stream);
+  if (packs <= 32 * 7) return start_norm_forward<T, W, 7, 32, Residual>(in, stream);
+  if (packs <= 128 * 4) return start_norm_forward<T, W, 4, 128, Residual>(in, stream);
+  if (packs <= 256 * 4) return start_norm_forward<T, W, 4, 256, Residual>(in, stream);
+  if (packs <= 256 * 8) return start_norm_forward<T, W, 8, 256, Residual>(in, stream);
+  return start_norm_forward<T, W, 8, 512, Residual>(in, stream);
+}
+
+template <class T, class W>
+void start_norm_forward_with(const Forward<T>& in, cudaStream_t stream) {
+  in.residual == nullptr ? start_norm_forward_fast<T, W, false>(in, stream)
+                         : start_norm_forward_fast<T, W, true>(in, stream);
 }
 
 }  // namespace
@@ -195,24 +260,14 @@ void norm_forward(const Norm& in, void* y, void* sum, float* mean, float* rstd, 
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.residual) &&
                        is_aligned(in.weight) && is_aligned(in.bias) && is_aligned(y) &&
                        is_aligned(sum);
-    const std::size_t packs = in.cols / kWide<T>;
     const cudaStream_t s = native(stream);
-    if (!whole || packs > 512 * 8) {
+    if (!whole || in.cols / kWide < T >> kMostPacks ||
+        (in.weight_type != in.type && in.weight_type != DType::f32)) {
       norm_forward_any_kernel<T><<<static_cast<unsigned>(in.rows), kAnyRow, 0, s>>>(how);
-    } else if (packs <= 32 * 2) {
-      start_norm_forward<T, 2, 32>(how, s);
-    } else if (packs <= 32 * 4) {
-      start_norm_forward<T, 4, 32>(how, s);
-    } else if (packs <= 32 * 7) {
-      start_norm_forward<T, 7, 32>(how, s);
-    } else if (packs <= 128 * 4) {
-      start_norm_forward<T, 4, 128>(how, s);
-    } else if (packs <= 256 * 4) {
-      start_norm_forward<T, 4, 256>(how, s);
-    } else if (packs <= 256 * 8) {
-      start_norm_forward<T, 8, 256>(how, s);
+    } else if (in.weight_type == in.type) {
+      start_norm_forward_with<T, T>(how, s);
     } else {
-      start_norm_forward<T, 8, 512>(how, s);
+      start_norm_forward_with<T, float>(how, s);
     }
     check_launch("norm_forward", in.rows, in.cols);
   });
