@@ -40,9 +40,32 @@ __device__ double piece_squares(const T* x, std::uint32_t count) {
   constexpr std::uint32_t stride = kSquareThreads * kTogether;
   for (std::uint32_t base = 0; base < count; base += kSquareAhead * stride) {
     float values[kSquareAhead][kTogether];
+    if (aligned && base + kSquareAhead * stride <= count) {
+      // All loads before anything that waits for one of them.
+      constexpr int W = kWide<T>;
+      Pack<T, W> packs[kSquareAhead][kTogether / W];
 #pragma unroll
-    for (int u = 0; u < kSquareAhead; ++u) {
-      load_squares(x, count, base + u * stride + threadIdx.x * kTogether, aligned, values[u]);
+      for (int u = 0; u < kSquareAhead; ++u) {
+#pragma unroll
+        for (int i = 0; i < kTogether / W; ++i) {
+          packs[u][i] = Pack<T, W>::load(x + base + u * stride + threadIdx.x * kTogether + i * W);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kSquareAhead; ++u) {
+#pragma unroll
+        for (int i = 0; i < kTogether / W; ++i) {
+          float part[W];
+          packs[u][i].get(part);
+#pragma unroll
+          for (int j = 0; j < W; ++j) values[u][i * W + j] = part[j];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kSquareAhead; ++u) {
+        load_squares(x, count, base + u * stride + threadIdx.x * kTogether, aligned, values[u]);
+      }
     }
 #pragma unroll
     for (int u = 0; u < kSquareAhead; ++u) {

@@ -1,7 +1,6 @@
 // One step of an optimizer on all elements: AdamW on bf16 with a master copy moves 28 bytes for
 // each element, and memory is what it waits for. So threads side by side take elements side by
-// side, 16 bytes of fp32 or 8 of 16-bit numbers at a time, and each has several such loads in
-// flight.
+// side, 16 bytes of fp32 or 8 of 16-bit numbers at a time, and each reads ahead.
 #include <cstring>
 #include <type_traits>
 
@@ -14,27 +13,36 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::uint32_t kThreads = 256;
-constexpr std::uint32_t kFour = 4;   // elements of a thread in a row
-constexpr std::uint32_t kAhead = 2;  // of these at a time
-constexpr std::uint32_t kRound = kThreads * kFour * kAhead;
+constexpr std::uint32_t kFour = 4;  // elements of a thread in a row
+constexpr std::uint32_t kRound = kThreads * kFour;
+constexpr int kUpdateBeside = 4;  // blocks of an SM
 
-__device__ __forceinline__ void load_four(const float* from, float (&x)[4]) {
-  const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
-  x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-}
+// Four elements as they lie in memory. Nothing here is read twice: the cache need not keep it.
 template <class T>
-__device__ __forceinline__ void load_four(const T* from, float (&x)[4]) {
-  const uint2 words = __ldcs(reinterpret_cast<const uint2*>(from));
-  const float2 low = wide_pair<T>(words.x), high = wide_pair<T>(words.y);
-  x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
-}
-__device__ __forceinline__ void store_four(float* to, const float (&x)[4]) {
-  __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
-}
+struct Four {
+  using Words = std::conditional_t<sizeof(T) == 4, float4, uint2>;
+  Words words;
+
+  __device__ __forceinline__ void load(const T* from) {
+    words = __ldcs(reinterpret_cast<const Words*>(from));
+  }
+  __device__ __forceinline__ void get(float (&x)[4]) const {
+    if constexpr (sizeof(T) == 4) {
+      x[0] = words.x, x[1] = words.y, x[2] = words.z, x[3] = words.w;
+    } else {
+      const float2 low = wide_pair<T>(words.x), high = wide_pair<T>(words.y);
+      x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+    }
+  }
+};
 template <class T>
 __device__ __forceinline__ void store_four(T* to, const float (&x)[4]) {
-  const uint2 words{narrow_pair<T>(x[0], x[1]), narrow_pair<T>(x[2], x[3])};
-  *reinterpret_cast<uint2*>(to) = words;
+  if constexpr (sizeof(T) == 4) {
+    __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
+  } else {
+    __stcs(reinterpret_cast<uint2*>(to),
+           uint2{narrow_pair<T>(x[0], x[1]), narrow_pair<T>(x[2], x[3])});
+  }
 }
 
 // A parameter's numbers and its piece, of a table or of the one that is given.
@@ -91,43 +99,47 @@ __device__ __forceinline__ bool is_fast(const Piece<G, P>& piece) {
 }
 
 template <class F, class G, class P, bool has_master>
-__global__ void __launch_bounds__(kThreads) update_pieces(const Work work) {
+__global__ void __launch_bounds__(kThreads, kUpdateBeside) update_pieces(const Work work) {
   const ParamStep& step = step_of(work);
   if (step.active == 0) return;
   const F formula = *reinterpret_cast<const F*>(step.numbers);
   const Piece<G, P> s = piece_of<G, P>(work);
   const std::uint32_t rounds = is_fast<F::states, has_master>(s) ? s.count / kRound * kRound : 0;
-  for (std::uint32_t at = threadIdx.x * kFour; at < rounds; at += kRound) {
-    float a[kAhead][kFour], b[kAhead][kFour], value[kAhead][kFour], grad[kAhead][kFour];
-#pragma unroll
-    for (std::uint32_t u = 0; u < kAhead; ++u) {
-      const std::uint32_t i = at + u * kThreads * kFour;
-      load_four(s.grad + i, grad[u]);
-      if constexpr (F::states > 0) load_four(s.a + i, a[u]);
-      if constexpr (F::states > 1) load_four(s.b + i, b[u]);
-      if constexpr (has_master) {
-        load_four(s.master + i, value[u]);
-      } else {
-        load_four(s.param + i, value[u]);
-      }
+  // What the next round needs is on its way during this one.
+  Four<G> next_grad;
+  Four<float> next_a, next_b;
+  Four<std::conditional_t<has_master, float, P>> next_value;
+  const auto read = [&](std::uint32_t i) {
+    next_grad.load(s.grad + i);
+    if constexpr (F::states > 0) next_a.load(s.a + i);
+    if constexpr (F::states > 1) next_b.load(s.b + i);
+    if constexpr (has_master) {
+      next_value.load(s.master + i);
+    } else {
+      next_value.load(s.param + i);
     }
+  };
+  std::uint32_t i = threadIdx.x * kFour;
+  if (i < rounds) read(i);
+  while (i < rounds) {
+    float a[kFour], b[kFour], value[kFour], grad[kFour];
+    next_grad.get(grad);
+    if constexpr (F::states > 0) next_a.get(a);
+    if constexpr (F::states > 1) next_b.get(b);
+    next_value.get(value);
+    const std::uint32_t here = i;
+    i += kRound;
+    if (i < rounds) read(i);
 #pragma unroll
-    for (std::uint32_t u = 0; u < kAhead; ++u) {
-#pragma unroll
-      for (std::uint32_t k = 0; k < kFour; ++k) {
-        value[u][k] = formula.update(grad[u][k], value[u][k], a[u][k], b[u][k]);
-      }
+    for (std::uint32_t k = 0; k < kFour; ++k) {
+      value[k] = formula.update(grad[k], value[k], a[k], b[k]);
     }
-#pragma unroll
-    for (std::uint32_t u = 0; u < kAhead; ++u) {
-      const std::uint32_t i = at + u * kThreads * kFour;
-      if constexpr (F::states > 0) store_four(s.a + i, a[u]);
-      if constexpr (F::states > 1) store_four(s.b + i, b[u]);
-      if constexpr (has_master) store_four(s.master + i, value[u]);
-      store_four(s.param + i, value[u]);
-    }
+    if constexpr (F::states > 0) store_four(s.a + here, a);
+    if constexpr (F::states > 1) store_four(s.b + here, b);
+    if constexpr (has_master) store_four(s.master + here, value);
+    store_four(s.param + here, value);
   }
-  for (std::uint32_t i = rounds + threadIdx.x; i < s.count; i += kThreads) {
+  for (i = rounds + threadIdx.x; i < s.count; i += kThreads) {
     float a = 0, b = 0;
     if constexpr (F::states > 0) a = s.a[i];
     if constexpr (F::states > 1) b = s.b[i];
