@@ -177,34 +177,51 @@ __global__ void __launch_bounds__(kAnyRow) norm_forward_any_kernel(Forward<T> in
   }
 }
 
+constexpr int kAgainRows = 2;    // at once, and as many on their way
+constexpr int kAgainBeside = 4;  // blocks of an SM
+constexpr std::size_t kAgainStep = kAgainRows * kTileRows;
+
 template <class T, int V>
-__global__ void __launch_bounds__(32 * kTileRows) norm_again_kernel(Tiles tiles, Forward<T> in) {
+__global__ void __launch_bounds__(32 * kTileRows, kAgainBeside)
+    norm_again_kernel(Tiles tiles, Forward<T> in) {
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   if (pack >= tiles.packs) return;
+  const T* x = in.x + pack * V;
+  T* y = in.y + pack * V;
+  Pack<T, V> next[kAgainRows];
+  float next_mean[kAgainRows], next_rstd[kAgainRows];
+  const auto read = [&](std::size_t row) {
+#pragma unroll
+    for (int u = 0; u < kAgainRows; ++u) {
+      const std::size_t r = row + u * kTileRows;
+      const bool here = r < end;
+      next[u] = here ? Pack<T, V>::load(x + r * in.cols) : Pack<T, V>::zero();
+      next_mean[u] = here && in.centred ? in.mean[r] : 0.0f;
+      next_rstd[u] = here ? in.rstd[r] : 0.0f;
+    }
+  };
+  read(tiles.first_row());
   float w[V], b[V];
   in.weight.get(pack * V, w);
   in.bias.get(pack * V, b);
-  const T* x = in.x + pack * V;
-  T* y = in.y + pack * V;
-  for (std::size_t row = tiles.first_row(); row < end; row += kTileStep) {
-    Pack<T, V> packs[kRowsAtOnce];
-    float means[kRowsAtOnce], rstds[kRowsAtOnce];
+  for (std::size_t row = tiles.first_row(); row < end; row += kAgainStep) {
+    Pack<T, V> packs[kAgainRows];
+    float mean[kAgainRows], rstd[kAgainRows];
 #pragma unroll
-    for (int u = 0; u < kRowsAtOnce; ++u) {
-      const std::size_t r = row + u * kTileRows;
-      const bool here = r < end;
-      packs[u] = here ? Pack<T, V>::load(x + r * in.cols) : Pack<T, V>::zero();
-      means[u] = here && in.centred ? in.mean[r] : 0.0f;
-      rstds[u] = here ? in.rstd[r] : 0.0f;
+    for (int u = 0; u < kAgainRows; ++u) {
+      packs[u] = next[u];
+      mean[u] = next_mean[u];
+      rstd[u] = next_rstd[u];
     }
+    read(row + kAgainStep);
 #pragma unroll
-    for (int u = 0; u < kRowsAtOnce; ++u) {
+    for (int u = 0; u < kAgainRows; ++u) {
       const std::size_t r = row + u * kTileRows;
       if (r >= end) break;
       float a[V];
       packs[u].get(a);
 #pragma unroll
-      for (int i = 0; i < V; ++i) a[i] = (a[i] - means[u]) * rstds[u] * w[i] + b[i];
+      for (int i = 0; i < V; ++i) a[i] = (a[i] - mean[u]) * rstd[u] * w[i] + b[i];
       Pack<T, V>::of(a).store(y + r * in.cols);
     }
   }
@@ -288,7 +305,8 @@ void norm_again(const Norm& in, const float* mean, const float* rstd, void* y, S
     how.rstd = const_cast<float*>(rstd);
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.weight) &&
                        is_aligned(in.bias) && is_aligned(y);
-    const Tiles tiles = make_tiles(in.rows, in.cols, whole ? kWide<T> : 1, false);
+    const Tiles tiles =
+        make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kAgainStep, 132 * kAgainBeside);
     const auto kernel = whole ? &norm_again_kernel<T, kWide<T>> : &norm_again_kernel<T, 1>;
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, how);
     check_launch("norm_again", in.rows, in.cols);
