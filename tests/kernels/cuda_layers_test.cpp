@@ -51,6 +51,24 @@ TEST(CudaGelu, ForwardAndBackward) {
   });
 }
 
+// Enough rows for every block to go round several times.
+TEST(CudaGelu, ManyRows) {
+  TESSERA_NEEDS_GPU();
+  std::mt19937 random(12);
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const std::size_t rows = 3333, cols = 1600;
+    DeviceArray x = normal_array(type, rows * cols, random, 2);
+    const DeviceArray bias = normal_array(type, cols, random);
+    std::vector<double> y(x.size());
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const double z = x[i] + bias[i % cols];
+      y[i] = z * sigmoid(std::sqrt(8 / M_PI) * (z + 0.044715 * z * z * z));
+    }
+    gelu_forward({type, type, rows, cols, x.data(), bias.data()}, x.data(), nullptr);
+    expect_close(x, y, 2e-6, 0.05, "y in x's place");
+  }
+}
+
 TEST(CudaGelu, FarOut) {
   TESSERA_NEEDS_GPU();
   const std::vector<double> values = {0, 5, -5, 12, -12, 1e4, -1e4, 1e20, -1e20, 3e38, -3e38, 1e30};

@@ -156,26 +156,42 @@ TEST(CudaNorm, Backward) {
   });
 }
 
-// Enough rows for every block to go round several times.
+// Enough rows for every block to go round several times, in each of the ways to share out a row.
 TEST(CudaNorm, ManyRows) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(6);
-  for (const DType type : {DType::f32, DType::bf16}) {
-    const Case c{type, type, 3333, 1600, 0};
-    const NormCase k(c, true, false, true, random);
-    DeviceArray y(type, k.x.size()), dx(type, k.x.size()), mean(DType::f32, c.rows);
-    DeviceArray rstd(DType::f32, c.rows), dw(DType::f32, c.cols), db(DType::f32, c.cols);
+  struct Long {
+    DType type;
+    std::size_t rows, cols;
+    bool centred, residual;
+  };
+  for (const Long& l :
+       {Long{DType::bf16, 3333, 1600, true, false}, Long{DType::bf16, 3333, 768, false, true},
+        Long{DType::bf16, 5000, 384, true, true}, Long{DType::f32, 1500, 1600, false, false},
+        Long{DType::f32, 450, 4096, false, true}, Long{DType::f32, 450, 8192, false, false},
+        Long{DType::f32, 300, 9216, false, true}}) {
+    SCOPED_TRACE(testing::Message() << name(l.type) << " [" << l.rows << ", " << l.cols << "]");
+    const Case c{l.type, l.type, l.rows, l.cols, 0};
+    const NormCase k(c, l.centred, l.residual, l.centred, random);
+    DeviceArray y(c.type, k.x.size()), sum(c.type, k.x.size()), dx(c.type, k.x.size());
+    DeviceArray again(c.type, k.x.size()), mean(DType::f32, c.rows), rstd(DType::f32, c.rows);
+    DeviceArray dw(DType::f32, c.cols), db(DType::f32, c.cols), sums(DType::f32, c.cols);
     DeviceArray scratch(DType::f32, column_scratch(c.rows, 3 * c.cols));
-    DeviceArray sums(DType::f32, c.cols);
-    norm_forward(k.in, y.data(), nullptr, mean.as<float>(), rstd.as<float>(), nullptr);
-    norm_backward(k.in, mean.as<float>(), rstd.as<float>(), k.dy.data(), k.dsum.data(), dx.data(),
+    norm_forward(k.in, y.data(), sum.data(), mean.as<float>(), rstd.as<float>(), nullptr);
+    expect_close(y, k.y, 4e-6, 4, "y");
+    Norm in = k.in;
+    if (l.residual) in.x = sum.data();
+    norm_again(in, mean.as<float>(), rstd.as<float>(), again.data(), nullptr);
+    expect_close(again, k.y, 4e-6, 4, "y again");
+    norm_backward(in, mean.as<float>(), rstd.as<float>(), k.dy.data(), k.dsum.data(), dx.data(),
                   nullptr, {dw.data(), DType::f32, false}, {db.data(), DType::f32, false},
                   sums.as<float>(), scratch.as<float>(), nullptr);
-    expect_close(y, k.y, 4e-6, 4, "y");
     expect_close(dx, k.dx_past, 4e-6, 4, "dx");
     expect_close(dw, k.dweight, 4e-6, 200, "dweight");
     expect_close(db, k.dbias, 4e-6, 200, "dbias");
     expect_close(sums, k.dx_sums, 4e-6, 200, "sums of dx");
+    scratch.download();
+    EXPECT_TRUE(scratch.guarded());
   }
 }
 
