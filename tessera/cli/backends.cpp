@@ -102,6 +102,7 @@ std::vector<BackendStatus> backend_statuses(const BackendFacts& facts) {
       row("mpi", facts.mpi_problem, facts.mpi_version),
       row("two-level", two_level_problem, "shm inside a host, mpi between hosts"),
       row("nccl", nccl_problem, str("NCCL ", facts.nccl_version, ", ", facts.usable_gpus, " GPUs")),
+      row("tcp", "", "small tensors, over the connections that ranks have anyway"),
       row("dry", "", "one process plays one rank of many")};
 }
 

@@ -18,12 +18,13 @@ struct BackendKind {
 };
 
 // The first is the default: on one host it is shm, on several two-level.
-inline constexpr std::array<BackendKind, 6> kBackendKinds = {{
+inline constexpr std::array<BackendKind, 7> kBackendKinds = {{
     {.name = "auto", .shares_memory = true},
     {.name = "shm", .shares_memory = true},
     {.name = "mpi", .needs_mpi = true},
     {.name = "two-level", .needs_mpi = true},
     {.name = "nccl", .needs_gpu = true},
+    {.name = "tcp"},
     {.name = "dry", .shares_memory = true, .simulated = true},
 }};
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "tessera/comm/socket_peers.h"
 #include "tessera/comm/store_client.h"
 #include "tessera/comm/store_server.h"
+#include "tessera/comm/tcp/backend.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/sha256.h"
@@ -192,6 +194,28 @@ std::string choose(const InitOptions& options, const Launch& launch, const Peers
   return one_host ? "shm" : "two-level";
 }
 
+std::shared_ptr<Backend> start_nccl(const Launch& launch, const std::shared_ptr<Peers>& peers,
+                                    const std::shared_ptr<mpi::Runtime>& mpi,
+                                    const std::vector<int>& everybody, const InitOptions& options) {
+  int here = 0;
+  for (int r = 0; r < peers->size(); ++r) here += peers->same_host(r);
+  if (here > 1 && !launch.knows_local_rank) {
+    throw UsageError(str("rank ", launch.rank, " is one of ", here,
+                         " on its host and does not know which GPU is its own; start it with a ",
+                         "launcher, or set LOCAL_RANK to 0 … ", here - 1));
+  }
+  // What is in host memory: the start of NCCL, agreements, whatever the program keeps there.
+  std::shared_ptr<Backend> host =
+      here == peers->size() ? shm::make_backend(peers, everybody, "world", options.comm)
+      : mpi                 ? mpi::make_backend(peers, mpi, everybody, "world", options.comm)
+                            : tcp::make_backend(peers, everybody, "world", options.comm);
+  // A guard besides [Note: launch order]. Before NCCL reads it, and not over what the user says.
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  nccl::NcclOptions nccl{options.deterministic};
+  if (launch.check_every_call) nccl.check = nccl::NcclOptions::Check::every_call;
+  return nccl::make_backend(std::move(host), peers, launch.local_rank, options.comm, nccl);
+}
+
 }  // namespace
 
 Group init(const InitOptions& options) {
@@ -249,7 +273,9 @@ Group init(const InitOptions& options) {
   const auto runtime = [&] {
     if (!base->mpi) {
       throw UsageError(str("backend ", kind, " needs MPI, but this process was started by ",
-                           launch.launcher, "; start it with mpirun"));
+                           launch.launcher,
+                           "; start it with mpirun. Without MPI ranks on several hosts can use "
+                           "backend nccl if they have GPUs, and backend tcp for small tensors"));
     }
     return base->mpi;
   };
@@ -257,12 +283,12 @@ Group init(const InitOptions& options) {
     base->backend = mpi::make_backend(peers, runtime(), everybody, "world", options.comm);
   } else if (kind == "two-level") {
     base->backend = hierarchical::make_backend(peers, runtime(), everybody, "world", options.comm);
+  } else if (kind == "tcp") {
+    base->backend = tcp::make_backend(peers, everybody, "world", options.comm);
+  } else if (kind == "nccl") {
+    base->backend = start_nccl(launch, peers, base->mpi, everybody, options);
   } else {
     base->backend = shm::make_backend(peers, everybody, "world", options.comm);
-    if (kind == "nccl") {
-      base->backend = nccl::make_backend(base->backend, peers, launch.local_rank, options.comm,
-                                         {options.deterministic});
-    }
   }
   Group world(std::shared_ptr<Backend>(base, base->backend.get()));
   world.barrier();  // nobody still reads the store

@@ -13,8 +13,9 @@ struct Launch {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  bool one_host = false;       // all ranks are surely on one
-  std::string master_address;  // of the store; empty under plain mpirun: MPI passes it round
+  bool knows_local_rank = false;  // else nobody said: 0, or the rank where all are on one host
+  bool one_host = false;          // all ranks are surely on one
+  std::string master_address;     // of the store; empty under plain mpirun: MPI passes it round
   int master_port = 0;
   bool launcher_hosts_store = false;  // otherwise rank 0 does
   bool c10d_store = false;            // the agent of a torchrun hosts one of c10d's, not ours
@@ -22,12 +23,13 @@ struct Launch {
   int secret_fd = -1;                 // inherited descriptor that holds the job's secret
   std::string secret_file;            // or the file that does
   std::string interface;              // "" is the one that leads to the store
+  bool check_every_call = false;      // nccl: see NcclOptions::Check
 };
 
 // Reads the variables of tessera run and torchrun (RANK, WORLD_SIZE, …), of Open MPI's mpirun and
 // of Slurm's srun, in this order, and TESSERA_STORE (address:port, by tessera run),
-// TESSERA_SECRET_FD, TESSERA_SECRET_FILE and TESSERA_INTERFACE. Throws UsageError when they make no
-// sense.
+// TESSERA_SECRET_FD, TESSERA_SECRET_FILE, TESSERA_INTERFACE and TESSERA_CHECK_EVERY_CALL. Throws
+// UsageError when they make no sense.
 Launch detect_launch();
 
 struct InitOptions {

@@ -49,6 +49,26 @@ std::string first_host(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
+// How many tasks a Slurm step has on this node: "2(x3),1" are two on each of three nodes, then one.
+int tasks_of_this_node() {
+  const auto list = variable("SLURM_STEP_TASKS_PER_NODE");
+  const auto node = number("SLURM_NODEID");
+  const char* at = list ? list->data() : nullptr;
+  const char* const end = list ? at + list->size() : nullptr;
+  for (int first = 0; node && at < end;) {
+    int tasks = 0, nodes = 1;
+    at = std::from_chars(at, end, tasks).ptr;
+    if (end - at > 2 && at[0] == '(' && at[1] == 'x') {
+      at = std::from_chars(at + 2, end, nodes).ptr + 1;
+    }
+    if (*node < first + nodes && tasks > 0) return tasks;
+    first += nodes;
+    if (at >= end || *at != ',') break;
+    ++at;
+  }
+  return number("SLURM_NTASKS_PER_NODE").value_or(1);
+}
+
 // "address:port", as tessera run tells it.
 void read_store(const std::string& text, Launch& launch) {
   const auto colon = text.rfind(':');
@@ -79,8 +99,6 @@ Launch detect_launch() {
     launch.launcher = "torchrun";
     launch.rank = need("RANK", "WORLD_SIZE");
     launch.size = need("WORLD_SIZE", "RANK");
-    launch.local_rank = number("LOCAL_RANK").value_or(launch.rank);
-    launch.local_size = number("LOCAL_WORLD_SIZE").value_or(launch.size);
     launch.c10d_store = variable("TORCHELASTIC_USE_AGENT_STORE").value_or("False") == "True";
     const auto store = variable("TESSERA_STORE");
     launch.launcher_hosts_store = launch.c10d_store || store;
@@ -92,6 +110,10 @@ Launch detect_launch() {
     }
     launch.one_host = number("LOCAL_WORLD_SIZE") == launch.size ||
                       is_loopback(launch.master_address) || launch.master_address == "localhost";
+    // A Kubernetes PyTorchJob says neither: its ranks have a pod of their own each.
+    launch.local_size = number("LOCAL_WORLD_SIZE").value_or(launch.one_host ? launch.size : 1);
+    launch.local_rank = number("LOCAL_RANK").value_or(launch.one_host ? launch.rank : 0);
+    launch.knows_local_rank = launch.one_host || number("LOCAL_RANK");
     launch.run = str(variable("TORCHELASTIC_RUN_ID").value_or("run"), "/",
                      variable("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   } else if (variable("OMPI_COMM_WORLD_SIZE")) {
@@ -100,6 +122,7 @@ Launch detect_launch() {
     launch.size = *number("OMPI_COMM_WORLD_SIZE");
     launch.local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK").value_or(0);
     launch.local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(1);
+    launch.knows_local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK").has_value();
     launch.one_host = launch.local_size == launch.size;
     launch.run = "mpirun";
   } else if (variable("SLURM_PROCID") && variable("SLURM_NTASKS") && variable("SLURM_STEP_ID")) {
@@ -107,10 +130,12 @@ Launch detect_launch() {
     launch.rank = *number("SLURM_PROCID");
     launch.size = *number("SLURM_NTASKS");
     launch.local_rank = number("SLURM_LOCALID").value_or(0);
-    launch.local_size = number("SLURM_NTASKS_PER_NODE").value_or(1);
+    launch.local_size = tasks_of_this_node();
+    launch.knows_local_rank = number("SLURM_LOCALID").has_value();
     const auto hosts = number("SLURM_STEP_NUM_NODES");
     launch.one_host = (hosts ? hosts : number("SLURM_NNODES")) == 1;
-    const auto nodes = variable("SLURM_STEP_NODELIST");
+    auto nodes = variable("SLURM_STEP_NODELIST");
+    if (!nodes) nodes = variable("SLURM_NODELIST");
     launch.master_address =
         variable("MASTER_ADDR").value_or(nodes ? first_host(*nodes) : "127.0.0.1");
     // Every task of a step computes the same port, and two steps of a host hardly ever the same.
@@ -123,6 +148,7 @@ Launch detect_launch() {
   launch.secret_fd = number("TESSERA_SECRET_FD").value_or(-1);
   launch.secret_file = variable("TESSERA_SECRET_FILE").value_or("");
   launch.interface = variable("TESSERA_INTERFACE").value_or("");
+  launch.check_every_call = number("TESSERA_CHECK_EVERY_CALL").value_or(0) != 0;
   // Under Slurm and by hand rank 0 hosts the store; if all are here, where only they can reach it.
   if (launch.one_host && !launch.launcher_hosts_store && !launch.master_address.empty()) {
     launch.master_address = "127.0.0.1";
