@@ -51,6 +51,10 @@ class Environment {
                                          "SLURM_JOB_ID",
                                          "SLURM_NNODES",
                                          "SLURM_STEP_NUM_NODES",
+                                         "SLURM_NODELIST",
+                                         "SLURM_NODEID",
+                                         "SLURM_STEP_TASKS_PER_NODE",
+                                         "TESSERA_CHECK_EVERY_CALL",
                                          "TESSERA_STORE",
                                          "TESSERA_SECRET_FD",
                                          "TESSERA_SECRET_FILE",
@@ -197,6 +201,51 @@ TEST(Launch, TheRankAmongThoseOfItsHost) {
                       {"MASTER_PORT", "1"}});
   EXPECT_EQ(local_rank_of(5, 8), 1);
   EXPECT_EQ(local_rank_of(2, 4), 2);  // a world of its own, of threads
+}
+
+TEST(Launch, TasksOfASlurmNode) {
+  const Variables base = {{"SLURM_PROCID", "3"},        {"SLURM_NTASKS", "8"},
+                          {"SLURM_LOCALID", "1"},       {"SLURM_STEP_ID", "0"},
+                          {"SLURM_NODELIST", "n[1-4]"}, {"SLURM_STEP_NUM_NODES", "4"}};
+  const auto tasks = [&](const std::string& list, const std::string& node) {
+    auto variables = base;
+    variables.emplace_back("SLURM_STEP_TASKS_PER_NODE", list);
+    variables.emplace_back("SLURM_NODEID", node);
+    Environment srun(variables);
+    EXPECT_EQ(detect_launch().master_address, "n1");
+    EXPECT_TRUE(detect_launch().knows_local_rank);
+    return detect_launch().local_size;
+  };
+  EXPECT_EQ(tasks("2(x4)", "3"), 2);
+  EXPECT_EQ(tasks("2(x3),1", "2"), 2);
+  EXPECT_EQ(tasks("2(x3),1", "3"), 1);
+  EXPECT_EQ(tasks("4,3(x2),7", "0"), 4);
+  EXPECT_EQ(tasks("4,3(x2),7", "2"), 3);
+  EXPECT_EQ(tasks("4,3(x2),7", "3"), 7);
+  for (const char* nonsense : {"", "x", "2(x", "(x2)", "2(x1)", ",", "2(x1),"}) {
+    EXPECT_EQ(tasks(nonsense, "3"), 1) << nonsense;
+  }
+}
+
+TEST(Launch, RanksOfAPyTorchJobHaveAPodEach) {
+  const Variables base = {{"RANK", "3"},
+                          {"WORLD_SIZE", "4"},
+                          {"MASTER_ADDR", "job-master-0"},
+                          {"MASTER_PORT", "23456"}};
+  Environment pod(base);
+  const Launch launch = detect_launch();
+  EXPECT_EQ(launch.local_rank, 0);
+  EXPECT_EQ(launch.local_size, 1);
+  EXPECT_FALSE(launch.knows_local_rank);
+  EXPECT_FALSE(launch.one_host);
+  EXPECT_FALSE(launch.check_every_call);
+  auto here = base;
+  here.emplace_back("LOCAL_WORLD_SIZE", "4");
+  here.emplace_back("TESSERA_CHECK_EVERY_CALL", "1");
+  Environment one_host(here);
+  EXPECT_EQ(detect_launch().local_rank, 3);
+  EXPECT_TRUE(detect_launch().knows_local_rank);
+  EXPECT_TRUE(detect_launch().check_every_call);
 }
 
 // torchrun's agent hosts a store that anybody can write to.
