@@ -170,6 +170,7 @@ void turn(const at::Tensor& x, std::int64_t heads, std::int64_t dim, double base
   how.tokens = count(x.size(1)), how.heads = count(heads), how.dim = count(dim);
   how.base = base, how.back = back;
   kernels::cuda::rotary(how, address(x), stream_of(x));
+  x.unsafeGetTensorImpl()->bump_version();  // whatever was known of it
 }
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {

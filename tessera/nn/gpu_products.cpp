@@ -160,9 +160,12 @@ void bias_gradient(const at::Tensor& gradient, const ParamGradient& to) {
 
 namespace {
 
+// By the memory: a recomputed segment hands on an alias.
 struct Known {
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  Weak tensor{at::Tensor().getIntrusivePtr()};
+  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  Weak storage{c10::intrusive_ptr<c10::StorageImpl>()};
+  const void* data = nullptr;
+  std::int64_t count = 0;
   std::uint32_t version = 0;
   at::Tensor sums;
 };
@@ -179,16 +182,19 @@ std::uint32_t version_of(const at::Tensor& tensor) {
 void remember_sums(const at::Tensor& gradient, const at::Tensor& sums) {
   if (!gradient.defined() || !sums.defined()) return;
   next_known = (next_known + 1) % known.size();
-  known[next_known] = {Known::Weak(gradient.getIntrusivePtr()), version_of(gradient), sums};
+  known[next_known] = {Known::Weak(gradient.storage().getWeakStorageImpl()),
+                       gradient.const_data_ptr(), gradient.numel(), version_of(gradient), sums};
 }
 
 at::Tensor known_sums(const at::Tensor& gradient) {
   for (Known& each : known) {
     if (!each.sums.defined()) continue;
-    if (each.tensor.expired()) {  // nobody will ask any more
+    if (each.storage.expired()) {  // nobody will ask any more
       each = {};
-    } else if (each.tensor._unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
-               each.version == version_of(gradient) && each.sums.numel() == gradient.size(-1)) {
+    } else if (each.storage._unsafe_get_target() == gradient.storage().unsafeGetStorageImpl() &&
+               each.data == gradient.const_data_ptr() && each.count == gradient.numel() &&
+               each.version == version_of(gradient) && each.sums.numel() == gradient.size(-1) &&
+               gradient.is_contiguous()) {
       return each.sums;
     }
   }

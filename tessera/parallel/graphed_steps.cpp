@@ -41,11 +41,13 @@ std::string problem_of(bool pipelined, const zero::Engine& engine) {
 
 }  // namespace
 
-GraphedSteps::GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine)
+GraphedSteps::GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine,
+                           std::vector<comm::Group> groups)
     : device_(device),
       engine_(engine),
       stream_(own_stream(device)),
-      problem_(problem_of(pipelined, engine)) {}
+      problem_(problem_of(pipelined, engine)),
+      groups_(std::move(groups)) {}
 
 bool GraphedSteps::fits(const Batches& batches) const {
   if (batches.size() != batches_.size()) return false;
@@ -90,10 +92,8 @@ zero::PendingStep GraphedSteps::step(const zero::Begin& begin, std::optional<dou
     alike_ = 0;
   }
   if (graph_.recorded()) {
-    engine_.prepare_step(begin, lr);
-    copy_in(batches);
-    graph_.launch();
-    return engine_.replayed();
+    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i].add_traffic(sent_[i]);
+    return launch(begin, lr, batches);
   }
   if (alike_++ < kBefore) return one_by_one(batches, now);
   return record(begin, lr, batches, now);
@@ -101,6 +101,7 @@ zero::PendingStep GraphedSteps::step(const zero::Begin& begin, std::optional<dou
 
 zero::PendingStep GraphedSteps::record(const zero::Begin& begin, std::optional<double> lr,
                                        const Batches& batches, const Step& now) {
+  for (const comm::Group& group : groups_) sent_.push_back(group.traffic());
   try {
     graph_.record(device_, [&] { now(batches_); });
   } catch (const std::exception& error) {
@@ -109,6 +110,12 @@ zero::PendingStep GraphedSteps::record(const zero::Begin& begin, std::optional<d
     engine_.discard();
     return now(batches);
   }
+  for (std::size_t i = 0; i < groups_.size(); ++i) sent_[i] = groups_[i].traffic() - sent_[i];
+  return launch(begin, lr, batches);
+}
+
+zero::PendingStep GraphedSteps::launch(const zero::Begin& begin, std::optional<double> lr,
+                                       const Batches& batches) {
   engine_.prepare_step(begin, lr);
   copy_in(batches);
   graph_.launch();

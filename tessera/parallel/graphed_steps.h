@@ -17,7 +17,10 @@ class GraphedSteps {
   // One step as it is, with batches that may be on the host.
   using Step = std::function<zero::PendingStep(const Batches&)>;
 
-  GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine);
+  // `groups`: all that a step talks over. What it sent when it was recorded it sends at every
+  // launch.
+  GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine,
+               std::vector<comm::Group> groups);
 
   zero::PendingStep step(const zero::Begin& begin, std::optional<double> lr, const Batches& batches,
                          const Step& now);
@@ -28,6 +31,8 @@ class GraphedSteps {
  private:
   bool fits(const Batches& batches) const;
   void copy_in(const Batches& batches);
+  zero::PendingStep launch(const zero::Begin& begin, std::optional<double> lr,
+                           const Batches& batches);
   zero::PendingStep one_by_one(const Batches& batches, const Step& now);
   zero::PendingStep record(const zero::Begin& begin, std::optional<double> lr,
                            const Batches& batches, const Step& now);
@@ -39,6 +44,8 @@ class GraphedSteps {
   int alike_ = 0;    // steps in a row with batches of these shapes
   Batches batches_;  // on the device: what the graph reads
   StepGraph graph_;
+  std::vector<comm::Group> groups_;
+  std::vector<comm::TrafficCounts> sent_;  // by each of them, in one step
 };
 
 }  // namespace tessera::parallel

@@ -68,7 +68,10 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   engine_options.micro_batches = options.micro_batches;
   engine.emplace(module, mesh.dp(), engine_options);
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
-    graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine);
+    // Without pipelines these are all; the world may be one of them.
+    std::vector<comm::Group> groups = {mesh.dp(), mesh.tp(), model};
+    graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine,
+                                                      std::move(groups));
     if (const std::string problem = graphs->problem();
         options.graphs == Graphs::always && !problem.empty()) {
       throw UsageError(str("steps cannot run as a CUDA graph: ", problem));

@@ -93,10 +93,13 @@ TEST(CudaTiming, Nccl) {
       setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
       std::vector<int> all;
       for (int r = 0; r < host->size(); ++r) all.push_back(r);
-      for (const bool check : {true, false}) {
+      using Check = nccl::NcclOptions::Check;
+      for (const Check check : {Check::every_call, Check::new_calls, Check::never}) {
         for (const bool deterministic : {false, true}) {
           const std::string name = std::string("nccl, ") +
-                                   (check ? "calls checked, " : "calls not checked, ") +
+                                   (check == Check::every_call  ? "every call checked, "
+                                    : check == Check::new_calls ? "new calls checked, "
+                                                                : "calls not checked, ") +
                                    (deterministic ? "deterministic," : "native,");
           measure(Group(nccl::make_backend(host->subgroup(all, name), peers, 0, {},
                                            {deterministic, check})),

@@ -310,7 +310,8 @@ TEST(CudaNccl, ARankThatThrowsIsNamed) {
     if (group.rank() == 1) throw DataError("(this is part of the test)");
     const auto began = std::chrono::steady_clock::now();
     try {
-      group.all_reduce(x).wait();
+      // A call that is new: ranks agree on it before it is launched.
+      group.all_reduce(x, {ReduceOp::sum, Traffic::model, "after"}).wait();
       ADD_FAILURE() << "no error";
     } catch (const PeerError& error) {
       EXPECT_EQ(error.rank(), 1) << error.what();
