@@ -9,11 +9,8 @@ namespace tessera {
 
 const std::vector<StateLayout>& state_layouts() {
   static const std::vector<StateLayout> all = {
-      {"bf16", 2, 2, 4, 8},
-      {"bf16-fp32grad", 2, 4, 4, 8},
-      {"bf16-nomaster", 2, 2, 0, 8},
-      {"fp16", 2, 2, 4, 8},
-      {"fp32", 4, 4, 0, 8},
+      {"bf16", 2, 2, 4, 8}, {"bf16-fp32grad", 2, 4, 4, 8}, {"bf16-nomaster", 2, 2, 0, 8},
+      {"fp16", 2, 2, 4, 8}, {"fp32", 4, 4, 0, 8},
   };
   return all;
 }

@@ -95,9 +95,9 @@ struct Options {
   std::function<bool(const std::string& unit)> keep_unit = nullptr;
   Gather gather = Gather::automatic;
   // [Note: cast inputs] Floating-point tensors that enter the model, or a unit, as arguments are
-  // cast to bf16 (or fp16) where the layout keeps that unit's parameters so (the root: any parameter), as
-  // FSDP2's cast_forward_inputs does. Outputs stay as they are; gradients flow back in the input's
-  // own type.
+  // cast to bf16 (or fp16) where the layout keeps that unit's parameters so (the root: any
+  // parameter), as FSDP2's cast_forward_inputs does. Outputs stay as they are; gradients flow back
+  // in the input's own type.
   bool cast_inputs = true;
   bool broadcast_start = true;    // of rank 0's parameters; false: all ranks have loaded the same
   InitialSource initial = {};     // of parameters without memory, [Note: initial values]

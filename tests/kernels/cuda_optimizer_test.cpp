@@ -479,32 +479,5 @@ TEST(CudaOptimizer, DISABLED_Speed) {
        }));
 }
 
-TEST(CudaNormals, AreThoseOfTheCpu) {
-  NEEDS_GPU_KERNELS();
-  const Philox random(42, stream_of("wte.weight"));
-  // Columns 3 to 7 of rows of 10, and some padding behind them.
-  std::vector<tessera::Run> runs;
-  for (std::int64_t row = 0; row < 5000; ++row) {
-    runs.push_back({row * 10 + 3 + (std::int64_t{1} << 33), row * 5, 5});
-  }
-  const std::int64_t length = 25000 + 77;
-  std::vector<float> want(static_cast<std::size_t>(length));
-  for (const tessera::Run& run : runs) {
-    tessera::fill_normals(random, static_cast<std::uint64_t>(run.whole),
-                          static_cast<std::uint64_t>(run.count), 0.02f, want.data() + run.local);
-    for (std::int64_t i = 0; i < run.count; ++i) want[run.local + i] += 0.25f;
-  }
-  const at::Tensor table = on_gpu(runs);
-  for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{1}, std::int64_t{12003}}) {
-    const at::Tensor out =
-        at::full({length - begin}, 9.0f, at::device(at::kCUDA).dtype(at::kFloat));
-    fill_normals({42, stream_of("wte.weight"), 0.02f, 0.25f, as<tessera::Run>(table), runs.size(),
-                  begin, length - begin},
-                 as<float>(out), nullptr);
-    expect_near(out, at::from_blob(want.data() + begin, {length - begin}), 1e-6, 1e-3,
-                str("from ", begin));
-  }
-}
-
 }  // namespace
 }  // namespace tessera::kernels::cuda
