@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <cstdint>
 #include <utility>
@@ -14,8 +15,19 @@ namespace tessera::nn::gpu {
 // Can our kernels work on it?
 bool takes(const at::Tensor& tensor);
 
-// The stream that this thread puts work on.
-kernels::cuda::Stream stream_of(const at::Tensor& tensor);
+// The stream that this thread puts work on. A kernel is launched on the device that is current:
+// while this lives, which is to the end of the call that it is an argument of, that is the
+// tensor's.
+class StreamOf {
+ public:
+  explicit StreamOf(const at::Tensor& tensor);
+  operator kernels::cuda::Stream() const { return stream_; }  // NOLINT: that is what it is for
+
+ private:
+  c10::DeviceGuard guard_;
+  kernels::cuda::Stream stream_;
+};
+inline StreamOf stream_of(const at::Tensor& tensor) { return StreamOf(tensor); }
 // Does that go into a CUDA graph instead of being run?
 bool recording(const at::Tensor& tensor);
 DType type_of(const at::Tensor& tensor);

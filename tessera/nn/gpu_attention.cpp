@@ -9,7 +9,6 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/core/errors.h"
@@ -91,7 +90,6 @@ at::Tensor joined(const HeadViews& grad) {
     in.parts[i] = parts[i].const_data_ptr();
     in.cols[i] = count(parts[i].size(2) * dim);
   }
-  const c10::DeviceGuard guard(out.device());
   const std::int64_t cols = heads * dim;
   const at::Tensor sums = at::empty({cols}, out.options().dtype(at::kFloat));
   const at::Tensor scratch = gpu::column_scratch(out, batch * tokens, cols);

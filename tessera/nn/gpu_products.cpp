@@ -29,9 +29,9 @@ bool takes(const at::Tensor& tensor) {
           tensor.scalar_type() == at::kHalf);
 }
 
-kernels::cuda::Stream stream_of(const at::Tensor& tensor) {
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device()).native_handle();
-}
+StreamOf::StreamOf(const at::Tensor& tensor)
+    : guard_(tensor.device()),
+      stream_(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device()).native_handle()) {}
 
 bool recording(const at::Tensor& tensor) {
   return kernels::cuda::built() && kernels::cuda::capturing(stream_of(tensor));

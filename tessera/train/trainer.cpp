@@ -1,6 +1,7 @@
 #include "tessera/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 #include <utility>
@@ -26,6 +27,11 @@ Trainer::Trainer(TrainConfig config, comm::Group world) {
       str("rank ", world.rank()), config.memory_limit,
       config.device == "cpu" ? memory::CountedMemory::host : memory::CountedMemory::device);
   const memory::OwnerScope owner(ledger);
+  // A rank's own GPU is the current one from here on: what LibTorch makes without being told where
+  // (contexts, pinned memory) would otherwise go to the first one, for all ranks of a host.
+  if (const c10::Device device = device_of(config, world.rank(), world.size()); !device.is_cpu()) {
+    c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
+  }
   impl_ = std::make_unique<Impl>(std::move(config), std::move(world), ledger);
 }
 Trainer::~Trainer() {

@@ -152,7 +152,7 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
 }
 
 bool StepOnDevice::capturing() const { return nn::gpu::recording(sums_); }
-cuda::Stream StepOnDevice::stream() const { return nn::gpu::stream_of(sums_); }
+nn::gpu::StreamOf StepOnDevice::stream() const { return nn::gpu::StreamOf(sums_); }
 
 at::Tensor StepOnDevice::memory(std::size_t bytes) const {
   return at::zeros({static_cast<std::int64_t>(bytes)}, at::device(device_).dtype(at::kByte));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/kernels/cuda/optimizer.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/zero/engine.h"
 #include "tessera/zero/update.h"
 
@@ -55,7 +56,7 @@ class StepOnDevice {
     std::size_t count = 0;
   };
   bool capturing() const;
-  kernels::cuda::Stream stream() const;
+  nn::gpu::StreamOf stream() const;
   at::Tensor memory(std::size_t bytes) const;
   at::Tensor on_device(const void* data, std::size_t bytes) const;
   void make_tables(const Update& update, const Reducer& reducer, std::uint64_t seed);
