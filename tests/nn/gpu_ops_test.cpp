@@ -1,8 +1,11 @@
 // The operations of nn/ops.h on a GPU against the same formulas in double precision on the CPU,
 // with their gradients. Skipped without a GPU.
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/cuda.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <functional>
 #include <string>
