@@ -36,7 +36,7 @@ install(TARGETS tessera_checkpoint EXPORT tessera-checkpoint
 install(EXPORT tessera-checkpoint NAMESPACE tessera:: FILE tesseraCheckpointTargets.cmake
         DESTINATION "${TESSERA_CMAKE_DIR}")
 if(TESSERA_TORCH)
-  install(TARGETS tessera tessera_process EXPORT tessera-torch ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  install(TARGETS tessera tessera_process tessera_data tessera_huggingface EXPORT tessera-torch ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(EXPORT tessera-torch NAMESPACE tessera:: FILE tesseraTorchTargets.cmake
           DESTINATION "${TESSERA_CMAKE_DIR}")
   install(FILES "${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake"

@@ -26,15 +26,17 @@ MAY_USE = {
     "tensor_parallel": ["comm", "nn"],
     "zero": ["comm", "memory", "nn"],
     "pipeline": ["comm", "memory", "nn", "schedule"],
-    "data": ["core"],
+    "data": ["checkpoint"],
+    "huggingface": ["checkpoint"],
     "parallel": ["zero", "pipeline", "tensor_parallel", "checkpoint"],
-    "models": ["planner", "parallel"],
+    "models": ["planner", "parallel", "huggingface"],
     "checkpoint": ["core"],
     "train": ["simulator", "process", "models", "zero", "pipeline", "data", "checkpoint"],
     "dashboard": ["train"],
     "cli": ["dashboard"],
 }
-TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "process", "kernels", "checkpoint"}
+TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "process", "kernels", "checkpoint",
+                    "huggingface"}
 # Headers directly under tessera/ that every room may include.
 SHARED_HEADERS = {"tessera/version.h"}
 

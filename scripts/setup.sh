@@ -36,6 +36,9 @@ packages=(
   "libopenmpi-dev mpi.h"
   "openmpi-bin mpirun"
   "libhwloc-dev hwloc.h"
+  "libpcre2-dev pcre2.h"
+  "zlib1g-dev zlib.h"
+  "libzstd-dev zstd.h"
   "iproute2 ip"
 )
 
