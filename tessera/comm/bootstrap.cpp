@@ -213,7 +213,9 @@ std::shared_ptr<Backend> start_nccl(const Launch& launch, const std::shared_ptr<
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   nccl::NcclOptions nccl{options.deterministic};
   if (launch.check_every_call) nccl.check = nccl::NcclOptions::Check::every_call;
-  return nccl::make_backend(std::move(host), peers, launch.local_rank, options.comm, nccl);
+  const int gpu = nccl::shares_gpus() && gpu_count() > 0 ? gpu_of(launch.local_rank, gpu_count())
+                                                         : launch.local_rank;
+  return nccl::make_backend(std::move(host), peers, gpu, options.comm, nccl);
 }
 
 }  // namespace

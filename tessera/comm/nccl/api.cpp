@@ -77,6 +77,7 @@ Library load() {
   int version = 0;
   api.get_version(&version);
   library.version = spell(version);
+  library.number = version;
   return library;
 }
 

@@ -54,6 +54,7 @@ struct Library {
   bool loaded = false;
   std::string problem;  // why it is not loaded
   std::string version;  // "2.28.9"
+  int number = 0;       // 22809
   Api api{};
 };
 

@@ -418,6 +418,7 @@ std::string why_not() {
 }
 
 std::string version() { return library().version; }
+bool shares_gpus() { return library().number >= 23000; }
 
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers,
                                       int device, GroupOptions options, NcclOptions nccl) {

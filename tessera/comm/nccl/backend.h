@@ -14,6 +14,9 @@ namespace tessera::comm::nccl {
 bool available();
 std::string why_not();
 std::string version();  // "2.28.9", or ""
+// Can ranks share a GPU? Since 2.30, where the user allows it (NCCL_MULTI_RANK_GPU_ENABLE=1; else
+// NCCL refuses, and says so).
+bool shares_gpus();
 
 struct NcclOptions {
   // Reductions by an exchange of shards and our own sum in rank order instead of NCCL's: the same
