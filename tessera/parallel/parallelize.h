@@ -48,6 +48,10 @@ struct ParallelOptions {
 struct MicroBatch {
   at::Tensor input;
   at::Tensor targets;
+  // [Note: pass]: int32 [B, T] as in nn::Pass, undefined where a row is one document; and the
+  // number of row 0 in its step's global batch.
+  at::Tensor document_starts = {};
+  std::uint64_t first_sample = 0;
 };
 
 // What one rank has of a model that is cut over a mesh: its chunks, the engine that trains them,
