@@ -17,24 +17,66 @@ ModelShape named_gpt(std::string name, std::int64_t layers, std::int64_t hidden,
 
 ModelShape named_llama(std::string name, std::int64_t layers, std::int64_t hidden,
                        std::int64_t heads, std::int64_t kv_heads, std::int64_t ffn,
-                       std::int64_t vocab, double rotary_base = 1e4) {
-  return {std::move(name), layers, hidden, heads, kv_heads, ffn,
-          vocab,           0,      true,   false, false,    rotary_base};
+                       std::int64_t vocab, std::int64_t context, double rotary_base = 1e4) {
+  ModelShape shape{std::move(name), layers, hidden, heads, kv_heads, ffn,
+                   vocab,           0,      true,   false, false,    rotary_base};
+  shape.context = context;
+  return shape;
+}
+
+// Llama 3.1 and 3.2: positions of Llama 3 stretched.
+ModelShape stretched(ModelShape shape, double factor, bool tied = false) {
+  shape.rotary_scaling = {RotaryScaling::Kind::llama3, factor, 1, 4, 8192};
+  shape.tied = tied;
+  return shape;
+}
+
+ModelShape named_qwen(std::string name, std::int64_t layers, std::int64_t hidden,
+                      std::int64_t heads, std::int64_t kv_heads, std::int64_t ffn,
+                      std::int64_t vocab, std::int64_t context, bool tied) {
+  ModelShape shape =
+      named_llama(std::move(name), layers, hidden, heads, kv_heads, ffn, vocab, context, 1e6);
+  shape.biases.qkv = true;
+  shape.tied = tied;
+  shape.norm_eps = 1e-6;
+  return shape;
+}
+
+ModelShape windowed(ModelShape shape, std::int64_t window) {
+  shape.window = window;
+  return shape;
 }
 
 }  // namespace
 
+const char* name(Activation activation) {
+  switch (activation) {
+    case Activation::gelu_tanh: return "gelu_tanh";
+    case Activation::gelu: return "gelu";
+    case Activation::relu: return "relu";
+  }
+  return "?";
+}
+
+const char* name(RotaryScaling::Kind kind) {
+  switch (kind) {
+    case RotaryScaling::Kind::none: return "none";
+    case RotaryScaling::Kind::linear: return "linear";
+    case RotaryScaling::Kind::llama3: return "llama3";
+  }
+  return "?";
+}
+
 std::int64_t ModelShape::layer_params() const {
-  const std::int64_t kv = kv_heads * head_dim();
-  const std::int64_t attention = 2 * hidden * hidden + 2 * hidden * kv;  // q, out; k, v
-  const std::int64_t mlp = (swiglu ? 3 : 2) * hidden * ffn;
-  const std::int64_t norms = 2 * hidden;
-  const std::int64_t extra = biases ? (2 * hidden + 2 * kv) + (ffn + hidden) + 2 * hidden : 0;
-  return attention + mlp + norms + extra;
+  const std::int64_t q = q_width(), qkv = q + 2 * kv_width(), up = (swiglu ? 2 : 1) * ffn;
+  const std::int64_t matrices = hidden * (qkv + q) + hidden * (up + ffn);
+  const std::int64_t norms = (biases.norm ? 4 : 2) * hidden;
+  return matrices + norms + (biases.qkv ? qkv : 0) + (biases.out ? hidden : 0) +
+         (biases.mlp ? up + hidden : 0);
 }
 
 std::int64_t ModelShape::embedding_params() const { return (vocab + positions) * hidden; }
-std::int64_t ModelShape::final_norm_params() const { return (biases ? 2 : 1) * hidden; }
+std::int64_t ModelShape::final_norm_params() const { return (biases.norm ? 2 : 1) * hidden; }
 std::int64_t ModelShape::head_params() const { return tied ? 0 : vocab * hidden; }
 std::int64_t ModelShape::params() const {
   return block_params() + embedding_params() + final_norm_params() + head_params();
@@ -44,7 +86,7 @@ const std::vector<ModelShape>& model_shapes() {
   static const std::vector<ModelShape> all = {
       // 256 tokens: bytes, or the digits of a small task.
       {"gpt-tiny", 4, 128, 4, 4, 512, 256, 256, false, true, true},
-      named_llama("llama-tiny", 4, 128, 4, 2, 352, 256),
+      named_llama("llama-tiny", 4, 128, 4, 2, 352, 256, 0),
       named_gpt("gpt2-124m", 12, 768, 12, 1024),
       named_gpt("gpt2-355m", 24, 1024, 16, 1024),
       named_gpt("gpt2-774m", 36, 1280, 20, 1024),
@@ -57,20 +99,37 @@ const std::vector<ModelShape>& model_shapes() {
       named_gpt("gpt3-6.7b", 32, 4096, 32, 2048),
       named_gpt("gpt3-13b", 40, 5120, 40, 2048),  // printed as 5140, which 40 heads do not divide
       named_gpt("gpt3-175b", 96, 12288, 96, 2048),
-      named_llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
-      named_llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
-      named_llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
-      named_llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 5e5),
-      named_llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 5e5),
-      named_llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5),
+      named_llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
+      named_llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
+      named_llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
+      named_llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, 5e5),
+      named_llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, 5e5),
+      stretched(named_llama("llama3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, 5e5), 8),
+      stretched(named_llama("llama3.1-70b", 80, 8192, 64, 8, 28672, 128256, 131072, 5e5), 8),
+      stretched(named_llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256, 131072, 5e5), 8),
+      stretched(named_llama("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, 5e5), 32, true),
+      stretched(named_llama("llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, 5e5), 32, true),
+      named_qwen("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, 32768, true),
+      named_qwen("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, 131072, true),
+      named_qwen("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, false),
+      windowed(named_llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768), 4096),
   };
   return all;
 }
 
 ModelShape find_model_shape(std::string_view name) {
+  constexpr std::pair<std::string_view, std::string_view> elsewhere[] = {
+      {"gpt2", "gpt2-124m"},
+      {"gpt2-medium", "gpt2-355m"},
+      {"gpt2-large", "gpt2-774m"},
+      {"gpt2-1558m", "gpt2-xl"}};
+  std::string_view own = name;
+  for (const auto& [other, ours] : elsewhere) {
+    if (name == other) own = ours;
+  }
   std::vector<std::string> names;
   for (const ModelShape& shape : model_shapes()) {
-    if (shape.name == name) return shape;
+    if (shape.name == own) return shape;
     names.push_back(shape.name);
   }
   throw UsageError(str("model ", quote(name), " is unknown", did_you_mean(name, names),
@@ -91,20 +150,52 @@ ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t head
   return shape;
 }
 
+namespace {
+
+void check_rotary(const ModelShape& shape) {
+  if (!(shape.rotary_base > 0)) {
+    throw UsageError(str("the base of rotary positions is ", shape.rotary_base, "; wanted > 0"));
+  }
+  if (shape.head_dim() % 2 != 0) {
+    throw UsageError(str("heads of width ", shape.head_dim(),
+                         " cannot be turned in pairs by rotary positions; wanted an even width"));
+  }
+  const RotaryScaling& scaling = shape.rotary_scaling;
+  if (scaling.kind == RotaryScaling::Kind::none) return;
+  if (!(scaling.factor > 0)) {
+    throw UsageError(str("the factor of rotary scaling is ", scaling.factor, "; wanted > 0"));
+  }
+  if (scaling.kind == RotaryScaling::Kind::llama3 &&
+      (!(scaling.low_freq_factor > 0) || !(scaling.high_freq_factor > scaling.low_freq_factor) ||
+       scaling.original_positions < 1)) {
+    throw UsageError(str("llama3's rotary scaling has low_freq_factor ", scaling.low_freq_factor,
+                         ", high_freq_factor ", scaling.high_freq_factor,
+                         " and original positions ", scaling.original_positions,
+                         "; wanted 0 < low < high, and at least one position"));
+  }
+}
+
+}  // namespace
+
 void check(const ModelShape& shape) {
-  const auto positive = [](const char* what, std::int64_t value, std::int64_t most) {
-    if (value < 1 || value > most) {
-      throw UsageError(str(what, " is ", value, "; wanted 1 to ", most));
+  const auto within = [](const char* what, std::int64_t value, std::int64_t least,
+                         std::int64_t most) {
+    if (value < least || value > most) {
+      throw UsageError(str(what, " is ", value, "; wanted ", least, " to ", most));
     }
   };
-  // Within these bounds no count overflows 64 bits: 10^5 · (16 · 10^12) < 2^63.
-  positive("layers", shape.layers, 100'000);
-  positive("hidden", shape.hidden, 1'000'000);
-  positive("heads", shape.heads, 100'000);
-  positive("kv-heads", shape.kv_heads, shape.heads);
-  positive("ffn", shape.ffn, 8'000'000);
-  positive("vocab", shape.vocab, 100'000'000);
-  if (shape.hidden % shape.heads != 0) {
+  // Within these bounds no count overflows 64 bits: 10^5 · (40 · 10^12) < 2^63.
+  within("layers", shape.layers, 1, 100'000);
+  within("hidden", shape.hidden, 1, 1'000'000);
+  within("heads", shape.heads, 1, 100'000);
+  within("kv-heads", shape.kv_heads, 1, shape.heads);
+  within("ffn", shape.ffn, 1, 8'000'000);
+  within("vocab", shape.vocab, 1, 100'000'000);
+  within("a head's width", shape.head_width, 0, 4'000'000 / shape.heads);
+  within("positions", shape.positions, 0, std::int64_t{1} << 40);
+  within("window", shape.window, 0, std::int64_t{1} << 40);
+  within("the first layer with a window", shape.window_from, 0, shape.layers);
+  if (shape.head_width == 0 && shape.hidden % shape.heads != 0) {
     throw UsageError(str("hidden is ", shape.hidden, ", which ", shape.heads,
                          " heads do not divide; wanted a multiple of heads"));
   }
@@ -112,6 +203,11 @@ void check(const ModelShape& shape) {
     throw UsageError(str("heads is ", shape.heads, ", which ", shape.kv_heads,
                          " kv-heads do not divide; wanted a multiple of kv-heads"));
   }
+  if (!(shape.norm_eps >= 0) || !(shape.init_range >= 0)) {
+    throw UsageError(str("the norms' epsilon is ", shape.norm_eps, " and init_range ",
+                         shape.init_range, "; wanted numbers from 0 on"));
+  }
+  if (shape.rotary()) check_rotary(shape);
 }
 
 std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple) {

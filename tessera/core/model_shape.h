@@ -7,7 +7,39 @@
 
 namespace tessera {
 
-// The sizes of a transformer, as `--layers --hidden …` give them.
+// Which linears have biases, and whether norms have a shift: LayerNorm with, RMSNorm without.
+struct Biases {
+  Biases(bool all = true) : qkv(all), out(all), mlp(all), norm(all) {}  // NOLINT: all or none
+  Biases(bool of_qkv, bool of_out, bool of_mlp, bool of_norm)
+      : qkv(of_qkv), out(of_out), mlp(of_mlp), norm(of_norm) {}
+
+  bool qkv, out;  // of attention: queries, keys and values together; the linear behind them
+  bool mlp;
+  bool norm;
+  bool any_linear() const { return qkv || out || mlp; }
+  bool operator==(const Biases&) const = default;
+};
+
+// The function between the two matrices of an MLP without gate.
+enum class Activation : std::uint8_t { gelu_tanh, gelu, relu };
+const char* name(Activation activation);
+
+// How the frequencies of rotary positions are changed for sequences longer than those of the
+// first training: all divided by the factor, or (llama3) those of long waves alone.
+struct RotaryScaling {
+  enum class Kind : std::uint8_t { none, linear, llama3 };
+  Kind kind = Kind::none;
+  double factor = 1;
+  // llama3: waves longer than original_positions / low_freq_factor are divided by the factor, those
+  // shorter than original_positions / high_freq_factor are not, and between it is interpolated.
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  std::int64_t original_positions = 8192;
+  bool operator==(const RotaryScaling&) const = default;
+};
+const char* name(RotaryScaling::Kind kind);
+
+// A transformer: its sizes, as `--layers --hidden …` give them, and what it is made of.
 struct ModelShape {
   std::string name;  // empty if given by its sizes
   std::int64_t layers = 0;
@@ -16,14 +48,27 @@ struct ModelShape {
   std::int64_t kv_heads = 0;  // fewer than heads: grouped-query attention
   std::int64_t ffn = 0;       // width between the two (SwiGLU: three) matrices of the MLP
   std::int64_t vocab = 0;
-  std::int64_t positions = 0;  // rows of a learned position table; 0: rotary, no parameters
-  bool swiglu = false;         // three matrices instead of two
-  bool biases = true;          // linears have biases, and norms have a shift
-  bool tied = true;            // the output head is the embedding
-  double rotary_base = 1e4;    // of rotary positions
-  double norm_eps = 1e-5;      // added to the variance in norms
+  std::int64_t positions = 0;   // rows of a learned position table; 0: rotary, no parameters
+  bool swiglu = false;          // three matrices instead of two
+  Biases biases = true;         // which linears have them, and norms a shift
+  bool tied = true;             // the output head is the embedding
+  double rotary_base = 1e4;     // of rotary positions
+  double norm_eps = 1e-5;       // added to the variance in norms
+  std::int64_t head_width = 0;  // 0: hidden / heads
+  Activation activation = Activation::gelu_tanh;  // of an MLP without gate (not swiglu)
+  RotaryScaling rotary_scaling = {};
+  // A token sees itself and the window - 1 before it, in layers from window_from on. 0: all.
+  std::int64_t window = 0;
+  std::int64_t window_from = 0;
+  std::int64_t context = 0;  // rotary: the longest sequence it is made for; 0: nothing said
+  double init_range = 0.02;  // the deviation of matrices at the start
 
-  std::int64_t head_dim() const { return hidden / heads; }
+  std::int64_t head_dim() const { return head_width > 0 ? head_width : hidden / heads; }
+  std::int64_t q_width() const { return heads * head_dim(); }  // of all queries
+  std::int64_t kv_width() const { return kv_heads * head_dim(); }
+  bool rotary() const { return positions == 0; }
+  // What attention of a layer sees; 0: all.
+  std::int64_t window_of(std::int64_t layer) const { return layer >= window_from ? window : 0; }
 
   // Parameters, all exact.
   std::int64_t layer_params() const;
@@ -34,8 +79,10 @@ struct ModelShape {
   std::int64_t params() const;
 };
 
-// gpt-tiny, gpt2-124m … gpt2-xl, gpt3-125m … gpt3-175b, llama2-*, llama3-*, llama3.1-405b.
+// gpt-tiny, gpt2-124m … gpt2-xl, gpt3-125m … gpt3-175b, llama2-*, llama3-*, llama3.1-*, llama3.2-*,
+// qwen2.5-*, mistral-7b.
 const std::vector<ModelShape>& model_shapes();
+// By one of these names, or as GPT-2's are called elsewhere (gpt2, gpt2-medium, …, gpt2-1558m).
 ModelShape find_model_shape(std::string_view name);  // throws UsageError with the near name
 
 // A GPT-2-like shape from its sizes. Throws UsageError naming the size that cannot be.

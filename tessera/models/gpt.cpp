@@ -7,7 +7,7 @@ namespace tessera::models {
 
 void check_gpt_shape(const ModelShape& shape) {
   check(shape);
-  if (shape.positions < 1 || shape.swiglu || !shape.biases || !shape.tied ||
+  if (shape.positions < 1 || shape.swiglu || shape.biases != Biases(true) || !shape.tied ||
       shape.kv_heads != shape.heads) {
     throw UsageError(str("model ", quote(shape.name),
                          " is not GPT-2-like; wanted learned positions, an MLP of two matrices, "

@@ -100,23 +100,28 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
       rotary_base_(shape.rotary_base),
       swiglu_(shape.swiglu),
       norm_eps_(shape.norm_eps) {
-  const std::int64_t width = shape.hidden, ffn = shape.ffn, kv = shape.kv_heads * head_dim_;
+  const std::int64_t width = shape.hidden, ffn = shape.ffn;
+  const std::int64_t q = shape.q_width(), kv = shape.kv_width();
   LinearOptions linear;
-  linear.bias = shape.biases;
   linear.tensors = options;
   const auto named = [&](const char* child) {
     linear.label = str(name, ".", child);
     return child;
   };
-  norm1_ = register_module("norm1", Norm(width, shape.biases, options));
+  norm1_ = register_module("norm1", Norm(width, shape.biases.norm, options));
   linear.in = width;
-  linear.out = width + 2 * kv;
-  linear.outputs = {{width, shape.heads}, {kv, shape.kv_heads, true}, {kv, shape.kv_heads, true}};
+  linear.out = q + 2 * kv;
+  linear.bias = shape.biases.qkv;
+  linear.outputs = {{q, shape.heads}, {kv, shape.kv_heads, true}, {kv, shape.kv_heads, true}};
   qkv_ = register_module(named("qkv"), ColumnParallelLinear(axis, linear));
+  linear.in = q;
   linear.out = width;
+  linear.bias = shape.biases.out;
   linear.outputs = {};
   proj_ = register_module(named("proj"), RowParallelLinear(axis, linear));
-  norm2_ = register_module("norm2", Norm(width, shape.biases, options));
+  norm2_ = register_module("norm2", Norm(width, shape.biases.norm, options));
+  linear.in = width;
+  linear.bias = shape.biases.mlp;
   linear.out = (swiglu_ ? 2 : 1) * ffn;
   if (swiglu_) linear.outputs = {{ffn}, {ffn}};
   fc_ = register_module(named("fc"), ColumnParallelLinear(axis, linear));
@@ -179,7 +184,7 @@ HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbed
     tok_ = register_module("tok",
                            tok.is_empty() ? make_table(shape, axis, options, pad_vocab_to) : tok);
   }
-  norm_ = register_module("norm", Norm(shape.hidden, shape.biases, options));
+  norm_ = register_module("norm", Norm(shape.hidden, shape.biases.norm, options));
   if (shape.tied) return;
   LinearOptions head;
   head.in = shape.hidden;

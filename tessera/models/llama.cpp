@@ -19,7 +19,8 @@ void check_llama_shape(const ModelShape& shape) {
 }
 
 bool is_llama(const ModelShape& shape) {
-  return shape.positions == 0 && shape.swiglu && !shape.biases;
+  return shape.positions == 0 && shape.swiglu && !shape.biases.out && !shape.biases.mlp &&
+         !shape.biases.norm;
 }
 
 LlamaImpl::LlamaImpl(const ModelShape& shape, std::uint64_t seed, const nn::ParamOptions& options,

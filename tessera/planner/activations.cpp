@@ -27,7 +27,7 @@ struct Sizes {
     attention = tensor(heads * head);
     up = tensor((m.swiglu ? 2 : 1) * rows * m.ffn / q.tp * q.element);
     wide = tensor(rows * m.ffn / q.tp * q.element);
-    norm = (m.biases ? 2 : 1) * tensor(4 * own);
+    norm = (m.biases.norm ? 2 : 1) * tensor(4 * own);
     softmax = tensor(4 * rows * heads);
     logits = tensor(rows * ((m.vocab + q.tp - 1) / q.tp) * q.element);
     table_rows = tensor(8 * rows) + tensor(rows);

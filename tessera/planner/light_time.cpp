@@ -22,6 +22,7 @@ class LightBuilder {
         turned(q.model.positions == 0
                    ? real((q.model.heads + q.model.kv_heads) * q.model.head_dim())
                    : 0),
+        q_width(real(q.model.q_width())),
         qkv(real((q.model.heads + 2 * q.model.kv_heads) * q.model.head_dim())) {}
 
   Work product(double m, double n, double k) const {
@@ -34,7 +35,12 @@ class LightBuilder {
   }
   // Forward is two products below the diagonal; backward has five.
   Work attention(double products, double launches) const {
-    const double flops = rows * real(q_.seq) * real(q_.model.heads * q_.model.head_dim());
+    // With a window, so many keys for each query.
+    const std::int64_t window = q_.model.window_of(q_.model.layers - 1), seq = q_.seq;
+    const double keys = window > 0 && window < seq
+                            ? 2 * real(window) - real(window) * real(window) / real(seq)
+                            : real(seq);
+    const double flops = rows * keys * q_width;
     return {fused_attention_time(q_.hardware, e, products * flops), launches};
   }
 
@@ -43,7 +49,7 @@ class LightBuilder {
 
  public:
   const int e;
-  const double rows, width, ffn, up, vocab, turned, qkv;
+  const double rows, width, ffn, up, vocab, turned, q_width, qkv;
 };
 
 // As nn/gpu_loss.cpp takes them.
@@ -55,23 +61,23 @@ PartWork light_layer_work(const Question& q) {
   const LightBuilder b(q);
   const double n = b.rows, h = b.width;
   PartWork work;
-  work.forward =
-      b.product(n, b.qkv, h) + b.product(n, h, h) + b.product(n, b.up, h) + b.product(n, h, b.ffn);
+  work.forward = b.product(n, b.qkv, h) + b.product(n, h, b.q_width) + b.product(n, b.up, h) +
+                 b.product(n, h, b.ffn);
   work.forward += b.attention(2, 2);
   const Work cheap = b.pass(2 * h) * 2 + b.pass(b.up + b.ffn);  // both norms, the function
   work.forward += cheap;
   if (b.turned > 0) work.forward += b.pass(2 * b.turned);
-  work.backward_input =
-      b.product(n, h, b.qkv) + b.product(n, h, h) + b.product(n, h, b.up) + b.product(n, b.ffn, h);
+  work.backward_input = b.product(n, h, b.qkv) + b.product(n, b.q_width, h) +
+                        b.product(n, h, b.up) + b.product(n, b.ffn, h);
   work.backward_input += b.attention(5, 4);
   work.backward_input += b.pass(2 * b.qkv);              // three gradients side by side
   work.backward_input += b.pass(2 * (b.up + b.ffn), 2);  // the function, and its output again
   work.backward_input += b.pass(5 * h, 2) * 2;           // norms, and their outputs again
   if (b.turned > 0) work.backward_input += b.pass(2 * b.turned);
-  work.backward_weight =
-      b.product(b.qkv, h, n) + b.product(h, h, n) + b.product(b.up, h, n) + b.product(h, b.ffn, n);
+  work.backward_weight = b.product(b.qkv, h, n) + b.product(h, b.q_width, n) +
+                         b.product(b.up, h, n) + b.product(h, b.ffn, n);
   // Sums over the rows for biases that no product makes on its way.
-  if (q.model.biases) work.backward_weight += b.pass(b.qkv + 2 * h, 6);
+  if (q.model.biases.any_linear()) work.backward_weight += b.pass(b.qkv + 2 * h, 6);
   if (q.recompute == Recompute::selective) work.recompute = cheap;
   if (q.recompute == Recompute::full) work.recompute = work.forward;
   return work;

@@ -81,7 +81,7 @@ ModelShape grown(const Question& q, std::int64_t n) {
   m.name.clear();
   m.heads = n * step;
   m.kv_heads = m.heads / group;
-  m.hidden = m.heads * base.head_dim();
+  m.hidden = base.hidden * m.heads / base.heads;
   m.ffn = m.hidden * base.ffn / base.hidden;
   const double layers = real(base.layers) * real(m.hidden) / real(base.hidden);
   m.layers = std::max<std::int64_t>(std::llround(layers), std::int64_t{q.pp()} * q.chunks);

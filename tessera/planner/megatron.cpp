@@ -11,7 +11,7 @@ MegatronReport megatron_report(const Question& q) {
   }
   const ModelShape& m = q.model;
   const double h = real(m.hidden), layers = real(m.layers);
-  const double attention = 2 * h * h + 2 * h * real(m.kv_heads * m.head_dim());
+  const double attention = 2 * h * real(m.q_width()) + 2 * h * real(m.kv_width());
   const double mlp = (m.swiglu ? 3 : 2) * h * real(m.ffn);
   const double table = real(padded_vocab(m.vocab, 128LL * q.tp())) * h;
   MegatronReport report;

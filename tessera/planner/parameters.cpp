@@ -21,7 +21,7 @@ class ParamBuilder {
   void whole(const std::string& name, std::int64_t length) { add(name, {length}, -1, {}); }
   void norm(const std::string& name) {
     whole(name + ".weight", shape_.hidden);
-    if (shape_.biases) whole(name + ".bias", shape_.hidden);
+    if (shape_.biases.norm) whole(name + ".bias", shape_.hidden);
   }
   void rows(const std::string& name, std::int64_t in, const std::vector<Segment>& segments,
             bool bias) {
@@ -31,9 +31,9 @@ class ParamBuilder {
     add(name + ".weight", {out, in}, 0, kept);
     if (bias) add(name + ".bias", {out}, 0, kept);
   }
-  void columns(const std::string& name, std::int64_t in) {
+  void columns(const std::string& name, std::int64_t in, bool bias) {
     add(name + ".weight", {shape_.hidden, in}, 1, {});
-    if (shape_.biases) whole(name + ".bias", shape_.hidden);
+    if (bias) whole(name + ".bias", shape_.hidden);
   }
   Segment cut(std::int64_t length, std::int64_t most) const {
     return {length, std::min<std::int64_t>(most, tp_)};
@@ -58,7 +58,7 @@ class ParamBuilder {
 }  // namespace
 
 std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part) {
-  const std::int64_t h = shape.hidden, kv = shape.kv_heads * shape.head_dim();
+  const std::int64_t h = shape.hidden, q = shape.q_width(), kv = shape.kv_width();
   ParamBuilder build(shape, tp);
   const bool copy = part.head && shape.tied && !part.embedding;
   if (part.embedding) build.rows("tok", h, {{shape.vocab, tp}}, false);
@@ -72,13 +72,13 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
     build.norm(block + "norm1");
     build.rows(
         block + "qkv", h,
-        {build.cut(h, shape.heads), build.cut(kv, shape.kv_heads), build.cut(kv, shape.kv_heads)},
-        shape.biases);
-    build.columns(block + "proj", h);
+        {build.cut(q, shape.heads), build.cut(kv, shape.kv_heads), build.cut(kv, shape.kv_heads)},
+        shape.biases.qkv);
+    build.columns(block + "proj", q, shape.biases.out);
     build.norm(block + "norm2");
     std::vector<Segment> wide(shape.swiglu ? 2 : 1, build.cut(shape.ffn, shape.ffn));
-    build.rows(block + "fc", h, wide, shape.biases);
-    build.columns(block + "proj2", shape.ffn);
+    build.rows(block + "fc", h, wide, shape.biases.mlp);
+    build.columns(block + "proj2", shape.ffn, shape.biases.mlp);
   }
   if (part.head) {
     if (copy) build.rows("tok", h, {{shape.vocab, tp}}, false);

@@ -14,13 +14,13 @@ double kept_per_token(const Question& q, bool scores) {
   const ModelShape& m = q.model;
   const double e = element_bytes(q), tp = q.tp(), h = real(m.hidden);
   // Dropout keeps a byte per value; models without biases train without it.
-  const double mask = m.biases ? 1 : 0;
+  const double mask = m.biases.out ? 1 : 0;
   // Inputs of two norms, of the attention's products and of the MLP's; two masks.
-  const double on_all = 4 * e + 2 * mask;
+  const double on_all = 4 * e + 2 * mask, q_width = real(m.q_width()) / h;
   // Queries, keys and values; what attention gives; the MLP before and after its function (SwiGLU:
   // gate, up and their product).
   const double kv = 2 * e * std::max(real(m.kv_heads) / tp, 1.0) * real(m.head_dim()) / h;
-  const double cut = 2 * e + (m.swiglu ? 3 : 2) * e * real(m.ffn) / h;
+  const double cut = 2 * e * q_width + (m.swiglu ? 3 : 2) * e * real(m.ffn) / h;
   const double matrix = scores ? (2 * e + mask) * real(m.heads) * real(q.seq) / h : 0;
   return (q.sequence_parallel ? on_all / tp : on_all) + kv + (cut + matrix) / tp;
 }
@@ -31,12 +31,12 @@ double layer_params_on_rank(const Question& q) {
   const ModelShape& m = q.model;
   const double h = real(m.hidden), ffn = real(m.ffn), tp = q.tp();
   const double kv = std::max(real(m.kv_heads) / tp, 1.0) * real(m.head_dim());
-  double cut = 2 * h * h + (m.swiglu ? 3 : 2) * h * ffn;
-  double whole = 2 * h + 2 * h * kv;
-  if (m.biases) {
-    cut += h + ffn;
-    whole += 2 * h + 2 * h + 2 * kv;
-  }
+  const double q_width = real(m.q_width()), up = (m.swiglu ? 2 : 1) * ffn;
+  double cut = 2 * h * q_width + h * (up + ffn);
+  double whole = (m.biases.norm ? 4 : 2) * h + 2 * h * kv;
+  if (m.biases.qkv) cut += q_width, whole += 2 * kv;
+  if (m.biases.out) whole += h;
+  if (m.biases.mlp) cut += up, whole += h;
   return cut / tp + whole;
 }
 

@@ -128,7 +128,7 @@ auto named(const char* flag, const Body& body) {
 // Sizes over those of a named model, if there is one: what follows from a size follows again.
 void put_sizes(ModelShape& m, const RunSettings& s) {
   const bool grouped = m.kv_heads != m.heads;
-  if (s.layers > 0) m.layers = s.layers;
+  if (s.layers > 0) m.layers = s.layers, m.window_from = std::min(m.window_from, s.layers);
   if (s.hidden > 0) {
     const auto real = [](std::int64_t value) { return static_cast<double>(value); };
     m.ffn = m.hidden > 0 && m.swiglu ? static_cast<std::int64_t>(std::min(
@@ -136,6 +136,7 @@ void put_sizes(ModelShape& m, const RunSettings& s) {
                                      : 4 * std::min<std::int64_t>(s.hidden, 1'000'000'000);
     m.hidden = s.hidden;
   }
+  if (s.hidden > 0 || s.heads > 0) m.head_width = 0;
   if (s.heads > 0) m.heads = s.heads;
   if (s.heads > 0 && !grouped) m.kv_heads = s.heads;
   if (s.kv_heads > 0) m.kv_heads = s.kv_heads;

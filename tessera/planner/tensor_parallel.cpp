@@ -16,7 +16,7 @@ TensorParallelTraffic tensor_parallel_traffic(const TensorParallelQuestion& q) {
   const double rows = static_cast<double>(q.batch) * static_cast<double>(q.seq);
   const auto layers = static_cast<double>(q.layers < 0 ? m.layers : q.layers);
   const double once = half(rows * hidden, q.element);
-  const double norm = (m.biases ? 2 : 1) * hidden;
+  const double norm = (m.biases.norm ? 2 : 1) * hidden;
   const bool cut = q.sequence_parallel;
 
   const double layers_forward = layers * 4 * once;
@@ -25,7 +25,7 @@ TensorParallelTraffic tensor_parallel_traffic(const TensorParallelQuestion& q) {
   if (cut) sent.norms = layers * 2 * half(2 * norm, q.element);
   if (m.kv_heads < q.tp) {
     const auto kv = static_cast<double>(2 * m.kv_heads * m.head_dim());
-    sent.shared = layers * 2 * half(kv * (hidden + (m.biases ? 1 : 0)), q.element);
+    sent.shared = layers * 2 * half(kv * (hidden + (m.biases.qkv ? 1 : 0)), q.element);
   }
   sent.forward = layers_forward;
   sent.backward = layers_forward;

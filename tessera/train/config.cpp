@@ -68,6 +68,8 @@ ModelShape resolve_model(const TrainConfig& config) {
       shape.layers = or_else(config.layers, shape.layers);
       shape.ffn = shape.ffn * or_else(config.hidden, shape.hidden) / shape.hidden;
       shape.hidden = or_else(config.hidden, shape.hidden);
+      shape.window_from = std::min(shape.window_from, shape.layers);
+      if (config.hidden > 0 || config.heads > 0) shape.head_width = 0;
       if (config.heads > 0) {
         shape.kv_heads = std::max<std::int64_t>(1, shape.kv_heads * config.heads / shape.heads);
         shape.heads = config.heads;

@@ -11,16 +11,27 @@
 namespace tessera::train {
 namespace {
 
+nlohmann::json biases_json(const Biases& biases) {
+  return {{"qkv", biases.qkv}, {"out", biases.out}, {"mlp", biases.mlp}, {"norm", biases.norm}};
+}
+
 // What of a saved model's shape is not that of this one, in words; "" if all of it is.
 std::string other_model(const std::string& saved, const ModelShape& shape) {
   nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
   if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
-  if (!was.contains("rotary_base")) was["rotary_base"] = 1e4;  // before they could be others
-  if (!was.contains("norm_eps")) was["norm_eps"] = 1e-5;
+  // What was not written before it could be another.
+  const nlohmann::json usual = nlohmann::json::parse(shape_json(ModelShape{}));
+  for (const char* later : {"rotary_base", "norm_eps", "head_width", "activation", "rotary_scaling",
+                            "window", "window_from"}) {
+    if (!was.contains(later)) was[later] = usual[later];
+  }
+  if (const auto it = was.find("biases"); it != was.end() && it->is_boolean()) {
+    *it = biases_json(it->get<bool>());
+  }
   const nlohmann::json own = nlohmann::json::parse(shape_json(shape));
   std::vector<std::string> differences;
   for (const auto& [key, value] : own.items()) {
-    if (key == "name" || !was.contains(key) || was[key] == value) continue;
+    if (key == "name" || key == "context" || !was.contains(key) || was[key] == value) continue;
     differences.push_back(str(key, " was ", was[key].dump(), " and is ", value.dump()));
   }
   return join(differences, ", ");
@@ -29,13 +40,33 @@ std::string other_model(const std::string& saved, const ModelShape& shape) {
 }  // namespace
 
 std::string shape_json(const ModelShape& shape) {
-  const nlohmann::json json = {{"name", shape.name},         {"layers", shape.layers},
-                               {"hidden", shape.hidden},     {"heads", shape.heads},
-                               {"kv_heads", shape.kv_heads}, {"ffn", shape.ffn},
-                               {"vocab", shape.vocab},       {"positions", shape.positions},
-                               {"swiglu", shape.swiglu},     {"biases", shape.biases},
-                               {"tied", shape.tied},         {"rotary_base", shape.rotary_base},
-                               {"norm_eps", shape.norm_eps}};
+  const RotaryScaling& scaled = shape.rotary_scaling;
+  nlohmann::json scaling = {{"kind", name(scaled.kind)}};
+  if (scaled.kind != RotaryScaling::Kind::none) scaling["factor"] = scaled.factor;
+  if (scaled.kind == RotaryScaling::Kind::llama3) {
+    scaling["low_freq_factor"] = scaled.low_freq_factor;
+    scaling["high_freq_factor"] = scaled.high_freq_factor;
+    scaling["original_positions"] = scaled.original_positions;
+  }
+  const nlohmann::json json = {{"name", shape.name},
+                               {"layers", shape.layers},
+                               {"hidden", shape.hidden},
+                               {"heads", shape.heads},
+                               {"kv_heads", shape.kv_heads},
+                               {"ffn", shape.ffn},
+                               {"vocab", shape.vocab},
+                               {"positions", shape.positions},
+                               {"swiglu", shape.swiglu},
+                               {"biases", biases_json(shape.biases)},
+                               {"tied", shape.tied},
+                               {"rotary_base", shape.rotary_base},
+                               {"norm_eps", shape.norm_eps},
+                               {"head_width", shape.head_width},
+                               {"activation", name(shape.activation)},
+                               {"rotary_scaling", scaling},
+                               {"window", shape.window},
+                               {"window_from", shape.window_from},
+                               {"context", shape.context}};
   return json.dump();
 }
 

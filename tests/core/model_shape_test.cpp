@@ -14,6 +14,11 @@ TEST(ModelShape, ParameterCountsAreExact) {
       {"llama2-7b", 6'738'415'616},   {"llama2-13b", 13'015'864'320},
       {"llama2-70b", 68'976'648'192}, {"llama3-8b", 8'030'261'248},
       {"llama3-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
+      {"llama3.1-8b", 8'030'261'248}, {"llama3.1-70b", 70'553'706'496},
+      {"llama3.2-1b", 1'235'814'400}, {"llama3.2-3b", 3'212'749'824},
+      {"qwen2.5-0.5b", 494'032'768},  {"qwen2.5-1.5b", 1'543'714'304},
+      {"qwen2.5-7b", 7'615'616'512},  {"mistral-7b", 7'241'732'096},
+      {"gpt2", 124'439'808},          {"gpt2-1558m", 1'557'611'200},
   };
   for (const auto& [name, params] : known) EXPECT_EQ(find_model_shape(name).params(), params);
 }
@@ -38,6 +43,35 @@ TEST(ModelShape, NonsenseIsRefused) {
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("did you mean gpt2-xl"), std::string::npos);
   }
+}
+
+TEST(ModelShape, WhatCannotBeIsRefusedByName) {
+  const auto refused = [](auto change, const char* word) {
+    ModelShape shape = find_model_shape("llama3.2-1b");
+    change(shape);
+    try {
+      check(shape);
+      ADD_FAILURE() << word;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+  };
+  refused([](ModelShape& s) { s.head_width = 63; }, "even width");
+  refused([](ModelShape& s) { s.head_width = -1; }, "a head's width");
+  refused([](ModelShape& s) { s.window = -1; }, "window");
+  refused([](ModelShape& s) { s.window_from = 17; }, "first layer with a window");
+  refused([](ModelShape& s) { s.rotary_base = 0; }, "base");
+  refused([](ModelShape& s) { s.rotary_scaling.factor = 0; }, "factor");
+  refused([](ModelShape& s) { s.rotary_scaling.high_freq_factor = 1; }, "high_freq_factor");
+  refused([](ModelShape& s) { s.norm_eps = -1; }, "epsilon");
+}
+
+TEST(ModelShape, HeadsMayBeOfAnotherWidth) {
+  ModelShape shape = find_model_shape("qwen2.5-0.5b");
+  const std::int64_t before = shape.layer_params();
+  shape.head_width = 128;  // twice as wide
+  check(shape);
+  EXPECT_EQ(shape.layer_params() - before, 896 * (2 * 896 + 2 * 128) + 896 + 2 * 128);
 }
 
 TEST(ModelShape, ThePartsAddUp) {

@@ -33,7 +33,7 @@ TEST(LightTime, ALayersProductsAreThreeForEachMatrix) {
         work.forward.device + work.backward_input.device + work.backward_weight.device;
     const ModelShape& m = q.model;
     const double matrices =
-        static_cast<double>(m.layer_params() - (m.biases ? 2 : 1) * 2 * m.hidden);
+        static_cast<double>(m.layer_params() - (m.biases.norm ? 2 : 1) * 2 * m.hidden);
     const double least = 6 * matrices * 16 * 1024 / (q.hardware.peak_16bit * 0.01);
     EXPECT_GT(device, 0.99 * least) << name;  // biases are no products
     EXPECT_LT(device, 1.25 * least) << name;  // waves of tiles are not all full
