@@ -14,7 +14,7 @@ help:
 	@echo 'make soak     set up, build, and run every test, the long matrices too'
 	@echo 'make lint     format, include directions, file lengths'
 	@echo 'make format   clang-format every first-party source'
-	@echo 'make clean    remove the build folders (clean-all: .venv too)'
+	@echo 'make clean    remove the build folders (clean-all: the Python environments too)'
 	@echo
 	@echo 'README.md says how long each takes. JOBS=n limits the compilers; TORCH_DIR=dir uses a LibTorch that is already there.'
 
@@ -30,9 +30,11 @@ train: setup
 	@build/bin/tessera train --ranks 2 --zero 2 --metrics build/train.jsonl
 
 test: setup
+	@scripts/interop.sh
 	@scripts/test.sh
 
 soak: build
+	@scripts/interop.sh
 	@scripts/test.sh soak
 
 bench: build
@@ -51,4 +53,4 @@ clean:
 
 .PHONY: clean-all
 clean-all: clean
-	rm -rf .venv .peers-venv
+	rm -rf .venv .peers-venv .interop-venv
