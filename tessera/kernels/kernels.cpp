@@ -102,4 +102,21 @@ void cross_entropy_rows(void* logits, Type type, std::size_t rows, std::size_t c
 void widen(const std::uint16_t* from, float* to, std::size_t n) { best().widen(from, to, n); }
 void narrow(const float* from, std::uint16_t* to, std::size_t n) { best().narrow(from, to, n); }
 
+void few_rows_linear(const FewRows& in, float* y, std::size_t first, std::size_t last) {
+  best().few_rows_linear(in, y, first, last);
+}
+
+void cached_attention(const CachedAttention& in, float* scores, float* out) {
+  best().cached_attention(in, scores, out);
+}
+
+void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t rows,
+                   std::size_t cols, float* y) {
+  best().rms_norm_rows(x, weight, eps, rows, cols, y);
+}
+
+void silu_product(const float* gate, const float* value, std::size_t n, float* y) {
+  best().silu_product(gate, value, n, y);
+}
+
 }  // namespace tessera::kernels

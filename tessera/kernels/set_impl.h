@@ -1,6 +1,7 @@
 // All kernels of one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
+#include "tessera/kernels/decode_impl.h"
 #include "tessera/kernels/gelu_impl.h"
 #include "tessera/kernels/layer_norm_impl.h"
 #include "tessera/kernels/norm_impl.h"
@@ -25,6 +26,10 @@ const KernelSet set = {
     .cross_entropy_rows = cross_entropy_rows,
     .widen = widen,
     .narrow = narrow,
+    .few_rows_linear = few_rows_linear,
+    .cached_attention = cached_attention,
+    .rms_norm_rows = rms_norm_rows,
+    .silu_product = silu_product,
 };
 
 }  // namespace tessera::kernels::HWY_NAMESPACE

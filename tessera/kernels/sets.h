@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "tessera/kernels/decode.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/norm.h"
 #include "tessera/kernels/optimizer.h"
@@ -31,6 +32,10 @@ struct KernelSet {
   decltype(&kernels::cross_entropy_rows) cross_entropy_rows;
   decltype(&kernels::widen) widen;
   decltype(&kernels::narrow) narrow;
+  decltype(&kernels::few_rows_linear) few_rows_linear;
+  decltype(&kernels::cached_attention) cached_attention;
+  decltype(&kernels::rms_norm_rows) rms_norm_rows;
+  decltype(&kernels::silu_product) silu_product;
 };
 
 // Those that this processor can run, the best last.

@@ -1,0 +1,211 @@
+// Decoding for one instruction set: see [Note: sets] in core/simd.h.
+#pragma once
+
+#include "tessera/kernels/decode.h"
+#include "tessera/kernels/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
+namespace {
+
+// [Note: few rows] Each element of the result is one chain of sums over the columns, a vector at a
+// time, and then across its lanes: always the same chain, whatever tile it is computed in, so that
+// a text does not depend on those beside it. A tile of R outputs and N rows keeps as many chains
+// going as hide the latency of one; more than kMostRows rows take turns, while the weights of the
+// tile are still in the first cache.
+constexpr std::size_t kMostRows = 4;
+
+template <std::size_t R, std::size_t N, class T>
+TESSERA_INLINE void few_rows_tile(const FewRows& in, const T* w, const float* x, std::size_t o,
+                                  std::size_t row, float* y) {
+  F sums[R][N];
+  TESSERA_UNROLL for (std::size_t r = 0; r < R; ++r) {
+    TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) sums[r][n] = zero();
+  }
+  const auto step = [&](std::size_t i, auto part) TESSERA_HERE {
+    F vectors[N];
+    TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) vectors[n] = load(x + n * in.in + i, part);
+    TESSERA_UNROLL for (std::size_t r = 0; r < R; ++r) {
+      const F weights = load(w + r * in.in + i, part);
+      TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) {
+        sums[r][n] = fma(weights, vectors[n], sums[r][n]);
+      }
+    }
+  };
+  std::size_t i = 0;
+  for (; i + lanes <= in.in; i += lanes) step(i, All{});
+  if (i < in.in) step(i, Some{in.in - i});
+  TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) {
+    float* to = y + (row + n) * in.out + o;
+    TESSERA_UNROLL for (std::size_t r = 0; r < R; ++r) {
+      float sum = add_across(sums[r][n]);
+      if (in.bias != nullptr) sum += in.bias[o + r];
+      to[r] = in.add ? to[r] + sum : sum;
+    }
+  }
+}
+
+// Outputs of a tile, by the registers that there are.
+#if HWY_TARGET == HWY_NEON || HWY_TARGET == HWY_AVX3
+constexpr std::size_t kOutputs[] = {8, 8, 4};
+#else
+constexpr std::size_t kOutputs[] = {8, 4, 2};
+#endif
+
+template <std::size_t R, class T>
+TESSERA_INLINE void few_rows_tiles(const FewRows& in, const T* weight, std::size_t o, float* y) {
+  const T* w = weight + o * in.in;
+  std::size_t row = 0;
+  for (; row + kMostRows <= in.rows; row += kMostRows) {
+    few_rows_tile<R, kMostRows>(in, w, in.x + row * in.in, o, row, y);
+  }
+  const float* x = in.x + row * in.in;
+  switch (in.rows - row) {
+    case 1: return few_rows_tile<R, 1>(in, w, x, o, row, y);
+    case 2: return few_rows_tile<R, 2>(in, w, x, o, row, y);
+    case 3: return few_rows_tile<R, 3>(in, w, x, o, row, y);
+    default: return;
+  }
+}
+
+template <std::size_t R, class T>
+TESSERA_INLINE void few_rows_range(const FewRows& in, const T* weight, float* y, std::size_t first,
+                                   std::size_t last) {
+  std::size_t o = first;
+  for (; o + R <= last; o += R) few_rows_tiles<R>(in, weight, o, y);
+  for (; o < last; ++o) few_rows_tiles<1>(in, weight, o, y);
+}
+
+void few_rows_linear(const FewRows& in, float* y, std::size_t first, std::size_t last) {
+  const auto run = [&](const auto* weight) {
+    switch (in.rows) {
+      case 0: return;
+      case 1: return few_rows_range<kOutputs[0]>(in, weight, y, first, last);
+      case 2: return few_rows_range<kOutputs[1]>(in, weight, y, first, last);
+      default: return few_rows_range<kOutputs[2]>(in, weight, y, first, last);
+    }
+  };
+  if (in.type == Type::f32) {
+    run(static_cast<const float*>(in.weight));
+  } else {
+    run(static_cast<const std::uint16_t*>(in.weight));
+  }
+}
+
+// Products of the query with `n` keys in a row: as many chains at once.
+template <std::size_t N, class T>
+TESSERA_INLINE void scores_of(const float* q, const T* k, std::size_t dim, float scale,
+                              float* scores) {
+  F sums[N];
+  TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) sums[n] = zero();
+  const auto step = [&](std::size_t i, auto part) TESSERA_HERE {
+    const F query = load(q + i, part);
+    TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) {
+      sums[n] = fma(query, load(k + n * dim + i, part), sums[n]);
+    }
+  };
+  std::size_t i = 0;
+  for (; i + lanes <= dim; i += lanes) step(i, All{});
+  if (i < dim) step(i, Some{dim - i});
+  TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) scores[n] = scale * add_across(sums[n]);
+}
+
+// Elements [at, at + M vectors) of the sum of values, weighted.
+template <std::size_t M, class T>
+TESSERA_INLINE void weighted_values(const CachedAttention& in, const float* scores, float by,
+                                    std::size_t at, float* out) {
+  F sums[M];
+  TESSERA_UNROLL for (std::size_t m = 0; m < M; ++m) sums[m] = zero();
+  const T* v = static_cast<const T*>(in.v) + at;
+  for (std::size_t t = 0; t < in.tokens; ++t, v += in.dim) {
+    const F share = splat(scores[t]);
+    TESSERA_UNROLL for (std::size_t m = 0; m < M; ++m) {
+      sums[m] = fma(share, load(v + m * lanes), sums[m]);
+    }
+  }
+  TESSERA_UNROLL for (std::size_t m = 0; m < M; ++m) store(out + at + m * lanes, sums[m] * by);
+}
+
+template <class T>
+void cached_attention_of(const CachedAttention& in, float* scores, float* out) {
+  constexpr std::size_t kKeys = 8;
+  const T* k = static_cast<const T*>(in.k);
+  for (std::size_t h = 0; h < in.heads; ++h) {
+    const float* q = in.q + h * in.dim;
+    float* to = out + h * in.dim;
+    std::size_t t = 0;
+    for (; t + kKeys <= in.tokens; t += kKeys) {
+      scores_of<kKeys>(q, k + t * in.dim, in.dim, in.scale, scores + t);
+    }
+    for (; t < in.tokens; ++t) scores_of<1>(q, k + t * in.dim, in.dim, in.scale, scores + t);
+
+    float most = scores[0];
+    for (std::size_t i = 1; i < in.tokens; ++i) most = most < scores[i] ? scores[i] : most;
+    F total = zero();
+    // What is behind the end counts as nothing.
+    each_vector(
+        in.tokens,
+        [&](std::size_t i, auto part) TESSERA_HERE { return load(scores + i, part, -1e30f); },
+        [&](F x) TESSERA_HERE { return exp_negative(x - most); },
+        [&](std::size_t i, F e, auto part) TESSERA_HERE {
+          store(scores + i, e, part);
+          total += e;
+        });
+    const float by = 1.0f / add_across(total);
+
+    constexpr std::size_t kWide = 8;
+    std::size_t at = 0;
+    for (; at + kWide * lanes <= in.dim; at += kWide * lanes) {
+      weighted_values<kWide, T>(in, scores, by, at, to);
+    }
+    for (; at + lanes <= in.dim; at += lanes) weighted_values<1, T>(in, scores, by, at, to);
+    for (; at < in.dim; ++at) {
+      float sum = 0;
+      const T* v = static_cast<const T*>(in.v) + at;
+      for (std::size_t i = 0; i < in.tokens; ++i) sum += scores[i] * load_one(v + i * in.dim);
+      to[at] = sum * by;
+    }
+  }
+}
+
+void cached_attention(const CachedAttention& in, float* scores, float* out) {
+  if (in.tokens == 0) return;
+  if (in.type == Type::f32) {
+    cached_attention_of<float>(in, scores, out);
+  } else {
+    cached_attention_of<std::uint16_t>(in, scores, out);
+  }
+}
+
+void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t rows,
+                   std::size_t cols, float* y) {
+  for (std::size_t r = 0; r < rows; ++r) {
+    const float* from = x + r * cols;
+    float* to = y + r * cols;
+    F squares = zero();
+    each_vector(
+        cols, [&](std::size_t i, auto part) TESSERA_HERE { return load(from + i, part); }, Same{},
+        [&](std::size_t, F value, auto) TESSERA_HERE { squares = fma(value, value, squares); });
+    const float mean = add_across(squares) / static_cast<float>(cols);
+    const float scale = 1.0f / __builtin_sqrtf(mean + eps);
+    each_vector(
+        cols,
+        [&](std::size_t i, auto part)
+            TESSERA_HERE { return load(from + i, part) * scale * load(weight + i, part); },
+        Same{},
+        [&](std::size_t i, F value, auto part) TESSERA_HERE { store(to + i, value, part); });
+  }
+}
+
+void silu_product(const float* gate, const float* value, std::size_t n, float* y) {
+  each_vector(
+      n,
+      [&](std::size_t i, auto part)
+          TESSERA_HERE { return F2(load(gate + i, part), load(value + i, part)); },
+      [&](F2 in) TESSERA_HERE { return in.a / (1.0f + exp(zero() - in.a)) * in.b; },
+      [&](std::size_t i, F out, auto part) TESSERA_HERE { store(y + i, out, part); });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
