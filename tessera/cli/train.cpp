@@ -216,6 +216,9 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   for (const auto& [name, text] : given.flags) {
     set(config, train::field(name), text);
     named.push_back(name);
+    if (name == "steps" && config.steps == 0) {
+      throw UsageError("--steps: got 0, wanted at least 1; leave it out for --epochs, or 240");
+    }
   }
   if (launch.launcher != "alone") {
     const bool asked = std::find(named.begin(), named.end(), "ranks") != named.end();

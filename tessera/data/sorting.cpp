@@ -26,7 +26,7 @@ class Sorting final : public Source {
   std::int64_t vocab() const override { return kVocab; }
   std::int64_t seq() const override { return seq_; }
 
-  void fill(std::uint64_t sample, std::span<Token> ids, std::span<Token> targets) const override {
+  void fill(std::uint64_t sample, const Row& row) const override {
     const std::int64_t length = 2 * digits_ + 2;
     const std::int64_t problems = (seq_ + length - 1) / length;
     for (std::int64_t problem = 0; problem < problems; ++problem) {
@@ -35,9 +35,9 @@ class Sorting final : public Source {
       const std::vector<Token> text = problem_text(number);
       for (std::int64_t i = 0; i < length && problem * length + i < seq_; ++i) {
         const auto at = static_cast<std::size_t>(problem * length + i);
-        ids[at] = text[static_cast<std::size_t>(i)];
+        row.ids[at] = text[static_cast<std::size_t>(i)];
         const bool answering = i >= digits_ && i < 2 * digits_;
-        targets[at] = answering ? text[static_cast<std::size_t>(i) + 1] : kIgnored;
+        row.targets[at] = answering ? text[static_cast<std::size_t>(i) + 1] : kIgnored;
       }
     }
   }

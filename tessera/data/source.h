@@ -21,6 +21,14 @@ struct Batch {
   at::Tensor ids;
   at::Tensor targets;
   std::int64_t predicted = 0;  // targets that are not kIgnored
+  // int32 [B, T]: the position at which the document of each token begins, as in nn/pass.h.
+  // Undefined where rows are not separated.
+  at::Tensor document_starts = {};
+};
+// One sample of it, to be filled.
+struct Row {
+  std::span<Token> ids, targets;
+  std::span<std::int32_t> starts = {};  // empty: nobody asks
 };
 
 // What a trained model is asked at the end, and what it should say.
@@ -39,7 +47,20 @@ class Source {
   virtual std::string name() const = 0;
   virtual std::int64_t vocab() const = 0;  // every token is below
   virtual std::int64_t seq() const = 0;    // T
-  virtual void fill(std::uint64_t sample, std::span<Token> ids, std::span<Token> targets) const = 0;
+  // From any thread.
+  virtual void fill(std::uint64_t sample, const Row& row) const = 0;
+
+  // Do rows hold documents that must not see each other? Then fill() says where they begin.
+  virtual bool separate() const { return false; }
+  // So many samples are all there is, and what follows is the next epoch. 0: they never end.
+  virtual std::uint64_t samples_per_epoch() const { return 0; }
+  virtual std::string fingerprint() const { return ""; }  // of the tokenizer; "": not known
+  // Of text, that a predicted token stands for, on average; 0: not known.
+  virtual double bytes_per_token() const { return 0; }
+  // Which tokens a sample has, for errors: "document 3 from its token 128 of tokens.bin".
+  virtual std::string where(std::uint64_t sample) const;
+  // Lines for people, said once before training: what is left out or cut.
+  virtual std::vector<std::string> notes() const { return {}; }
 
   virtual Question question(std::uint64_t number) const = 0;
   // A line that shows the question and what a model answered; where the answer can be judged it

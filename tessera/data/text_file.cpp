@@ -105,12 +105,12 @@ class TextFile final : public Source {
   std::int64_t vocab() const override { return 256; }
   std::int64_t seq() const override { return seq_; }
 
-  void fill(std::uint64_t sample, std::span<Token> ids, std::span<Token> targets) const override {
+  void fill(std::uint64_t sample, const Row& row) const override {
     const auto window =
         file_.bytes().subspan(offset(sample, seq_ + 1), static_cast<std::size_t>(seq_ + 1));
     for (std::size_t t = 0; t + 1 < window.size(); ++t) {
-      ids[t] = window[t];
-      targets[t] = window[t + 1];
+      row.ids[t] = window[t];
+      row.targets[t] = window[t + 1];
     }
   }
 

@@ -21,9 +21,17 @@ struct RunSettings {
   std::int64_t params = 0;
 
   std::string data = "synthetic";
+  std::string val_data;
+  double val_fraction = 0;
+  std::string order = "auto";
+  std::string documents = "join";
+  std::string pack = "documents";
+  std::int64_t epochs = 0;
+  std::string last_batch = "drop";
+  std::int64_t data_ahead = 2;
   std::int64_t seed = 0;
 
-  std::int64_t steps = 240;
+  std::int64_t steps = 0;
   std::int64_t micro_batch = 16;
   std::int64_t grad_accum = 0;
   std::int64_t global_batch = 0;

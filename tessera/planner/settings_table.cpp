@@ -120,11 +120,43 @@ void add_model(Table& t) {
 
 void add_batch(Table& t) {
   t.group("Data");
-  t.add("data", &S::data, "synthetic (sorting digits) or a text file (UTF-8), read by bytes")
+  t.add("data", &S::data,
+        "synthetic (sorting digits), a text file (UTF-8, read by bytes), what tessera data prepare "
+        "wrote, a .bin of tokens, or several with their weights: a=0.7,b=0.3")
+      .train();
+  t.add("val-data", &S::val_data, "data to validate on; likewise").train();
+  t.add("val-fraction", &S::val_fraction,
+        "share at the end of --data, by whole documents, that is validated on and not trained")
+      .range(0, 0.5)
+      .train();
+  t.add("order", &S::order,
+        "of the samples: shuffled anew every epoch, sequential, or windows at random places; auto: "
+        "random for a text file without --epochs, else shuffled")
+      .words({"auto", "shuffle", "sequential", "random"})
+      .train();
+  t.add("documents", &S::documents,
+        "in one row: joined, or separate, so that none attends to another")
+      .words({"join", "separate"})
+      .train();
+  t.add("pack", &S::pack,
+        "rows full of documents one behind the other, or none: one document a row, padded or cut")
+      .words({"documents", "none"})
+      .train();
+  t.add("epochs", &S::epochs, "how often to take all of --data; --steps bounds it")
+      .range(0, 1e9)
+      .train();
+  t.add("last-batch", &S::last_batch,
+        "of the last epoch, if samples are missing: dropped, or padded with what is not learnt")
+      .words({"drop", "pad"})
+      .train();
+  t.add("data-ahead", &S::data_ahead, "steps whose data is prepared while others are computed")
+      .range(0, 1000)
       .train();
   t.add("seed", &S::seed, "of parameters and data").range(0, kMany).train();
   t.group("Batch");
-  t.add("steps", &S::steps, "optimizer steps").range(1, kMany).train();
+  t.add("steps", &S::steps, "optimizer steps; left out: what --epochs takes, or else 240")
+      .range(0, kMany)
+      .train();
   t.add("micro-batch", &S::micro_batch, "sequences a rank computes at once")
       .range(1, 1e9)
       .plan("1");

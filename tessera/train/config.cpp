@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::int64_t kSeq = 64;
 constexpr std::int64_t kWarmup = 20;
+constexpr std::int64_t kSteps = 240;
 
 bool is_text(const Field& field) {
   return std::holds_alternative<std::string TrainConfig::*>(field.member);
@@ -234,9 +235,10 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                : config.grad_reduce == "each" ? ReducePolicy::each
                                               : ReducePolicy::last;
   out.recompute = planner::parse_recompute(config.recompute);
-  out.schedule = {parse_lr_schedule(config.lr_schedule), config.warmup, config.steps,
+  out.steps = config.steps > 0 ? config.steps : kSteps;
+  out.schedule = {parse_lr_schedule(config.lr_schedule), config.warmup, out.steps,
                   config.decay_share, config.min_lr_ratio};
-  if (config.warmup < 0) out.schedule.warmup = std::min(kWarmup, config.steps / 5);
+  if (config.warmup < 0) out.schedule.warmup = std::min(kWarmup, out.steps / 5);
   try {
     check(out.schedule);
   } catch (const UsageError& error) {

@@ -48,6 +48,7 @@ struct Resolved {
   std::int64_t seq = 1;
   std::int64_t grad_accum = 1;
   std::int64_t global_batch = 1;  // over all ranks
+  std::int64_t steps = 1;         // of a run from its beginning
 
   std::int64_t tokens_per_step() const { return global_batch * seq; }
 };

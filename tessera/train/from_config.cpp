@@ -53,6 +53,14 @@ std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resol
   return data::text_file(config.data, resolved.seq, seed);
 }
 
+std::unique_ptr<data::Source> make_validation_source(const TrainConfig& config,
+                                                     const Resolved& resolved) {
+  if (config.val_data.empty()) return nullptr;
+  const auto seed = static_cast<std::uint64_t>(config.seed);
+  if (config.val_data == "synthetic") return data::sorting(resolved.seq, seed);
+  return data::text_file(config.val_data, resolved.seq, seed);
+}
+
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger) {
   ParallelOptions options;

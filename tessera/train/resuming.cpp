@@ -97,10 +97,11 @@ void check_fits(const std::string& folder, const SavedRun& saved, const TrainCon
   if (const std::string other = other_model(saved.model, resolved.model); !other.empty()) {
     throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
   }
-  if (saved.step > config.steps) {
-    throw UsageError(str("--steps: got ", config.steps, ", but ", folder, " was saved after step ",
-                         saved.step, ", so that there is nothing to train; wanted more than ",
-                         saved.step, ", or an earlier checkpoint"));
+  if (saved.step > resolved.steps) {
+    throw UsageError(str("--steps: got ", resolved.steps, ", but ", folder,
+                         " was saved after step ", saved.step,
+                         ", so that there is nothing to train; wanted more than ", saved.step,
+                         ", or an earlier checkpoint"));
   }
 }
 

@@ -126,8 +126,8 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     for (const std::string& note : notes) write_all(2, note + "\n");
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
-    if (trainer.steps_done() >= config.steps) {
-      write_all(2, str("nothing is left to train: all ", plural(config.steps, "step"),
+    if (trainer.steps_done() >= trainer.steps_in_all()) {
+      write_all(2, str("nothing is left to train: all ", plural(trainer.steps_in_all(), "step"),
                        " are done; a larger --steps goes on\n"));
     }
   }
@@ -144,7 +144,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       shown.label = "training";
       shown.unit = "step";
       shown.before = trainer.steps_done();
-      bar.emplace(config.steps, shown);
+      bar.emplace(trainer.steps_in_all(), shown);
     }
     process::OwnStack stack;  // before the watchdog, which asks it from a thread of its own
     const auto say = [&](const std::string& what) {
@@ -164,7 +164,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     }
     process::StepWatchdog watchdog({}, actions);
     std::size_t written = 0;  // rows of the history that are in the file
-    while (trainer.steps_done() < config.steps && !interrupted) {
+    while (trainer.steps_done() < trainer.steps_in_all() && !interrupted) {
       watchdog.begin(trainer.steps_done() + 1);
       trainer.launch();
       // A step whose gradients may have to be undone is waited for; others run while the next one
@@ -186,7 +186,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
           static_cast<Wish>(trainer.agree(static_cast<int>(wishes ? wishes() : Wish::none)));
       interrupted = wish == Wish::stop;
       const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
-      const bool last = trainer.steps_done() == config.steps;
+      const bool last = trainer.steps_done() == trainer.steps_in_all();
       const bool saved = saves && (due || last || wish != Wish::none);
       if (saved || last || interrupted) trainer.finish();
       if (bar && !trainer.history().empty()) {

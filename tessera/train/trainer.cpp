@@ -40,6 +40,7 @@ Trainer::~Trainer() {
 }
 
 std::int64_t Trainer::steps_done() const { return impl_->steps_done(); }
+std::int64_t Trainer::steps_in_all() const { return impl_->resolved.steps; }
 
 std::string Trainer::whereabouts() const {
   std::string text;

@@ -33,6 +33,8 @@ class Trainer {
   void launch();
   void finish(std::size_t under_way_at_most = 0);
   std::int64_t steps_done() const;  // launched; those before a resumption too
+  // To the end of the run, those before a resumption too.
+  std::int64_t steps_in_all() const;
 
   // Collective: goes on where --resume says; the folder, or nothing for a fresh start. `notes` gets
   // what was passed over, and why.

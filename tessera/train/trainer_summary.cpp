@@ -119,7 +119,7 @@ std::string Trainer::describe() const {
   return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
              " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
              plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),
-             ": ", plural(impl.config.steps, "step"), " of ", impl.resolved.global_batch, " × ",
+             ": ", plural(impl.resolved.steps, "step"), " of ", impl.resolved.global_batch, " × ",
              plural(impl.resolved.seq, "token"), " = ", plural(impl.resolved.axes.dp(), "replica"),
              " × ", impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"),
              "\nZeRO-", impl.config.zero, ", ", impl.config.layout, ", ",

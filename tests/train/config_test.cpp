@@ -244,7 +244,7 @@ TEST(Config, ValuesOutOfBoundsAreRefusedByName) {
   }
   EXPECT_TRUE(contains(setting("weight-decay", "-1"), "--weight-decay"));
   EXPECT_TRUE(contains(setting("clip", "inf"), "--clip"));
-  EXPECT_TRUE(contains(setting("steps", "0"), "--steps"));
+  EXPECT_TRUE(contains(setting("steps", "-1"), "--steps"));
   EXPECT_TRUE(contains(setting("steps", "9223372036854775808"), "--steps"));
   EXPECT_TRUE(contains(setting("layout", "bf17"), "did you mean bf16?"));
   EXPECT_TRUE(contains(setting("checkpoint-activations", "al"), "none, selective, full"));
