@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,8 +18,12 @@ namespace tessera::data {
 //   tokens-00000.idx   u64 little-endian: where each document ends, counted in tokens
 //   tokens-00000.mask  only where some tokens are not to be learnt: a bit a token, lowest first
 //   tokenizer files    as they were, for whoever decodes
-// A single .bin of llm.c (header of 256 int32, magic 20240520) or of nanoGPT (u16, no header) is
-// read too: with one document where it says nothing of their ends.
+// A document may go on in the next shard; it is counted where it ends, and its end there is counted
+// from the beginning of that shard. While prepare runs, prepare.json says how far it came.
+// A single .bin of llm.c (header of 256 int32, magic 20240520 and u16, or magic 20240801 and u32)
+// or of nanoGPT (u16, no header) is read too, as one document: it says nothing of their ends.
+inline constexpr const char* kPreparingName = "prepare.json";
+
 struct Document {
   std::uint64_t begin = 0, end = 0;  // tokens, counted over all shards
 };
@@ -48,7 +53,14 @@ class TokenData {
 std::unique_ptr<TokenData> open_tokens(const std::string& path);
 bool is_token_data(const std::string& path);  // a folder with tokens.json, or a .bin
 // Reads all of it: checksums, and every id below `vocab` (its own where that is 0). Throws
-// DataError with the document and the position.
-void verify_tokens(const TokenData& data, std::int64_t vocab = 0);
+// DataError with the document and the position. `told` hears of the bytes done so far. (read()
+// refuses an id that is not below vocab() too, where that is known.)
+void verify_tokens(const TokenData& data, std::int64_t vocab = 0,
+                   const std::function<void(std::uint64_t)>& told = {});
+
+class Tokenizer;
+// What the tokens were made with, from the files beside them; nothing for a .bin. Throws DataError
+// where these are not those.
+std::unique_ptr<Tokenizer> tokenizer_of(const TokenData& data);
 
 }  // namespace tessera::data

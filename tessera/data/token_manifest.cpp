@@ -23,8 +23,7 @@ constexpr std::uint64_t kTokensVersion = 1;
 // The members of an object, with errors that name them.
 class TokenFields {
  public:
-  TokenFields(const TokenJson& value, std::string where)
-      : value_(value), where_(std::move(where)) {
+  TokenFields(const TokenJson& value, std::string where) : value_(value), where_(std::move(where)) {
     if (!value.is_object()) throw DataError(str(where_, " is no object of JSON"));
   }
   const TokenJson& get(const char* name) const {
@@ -205,7 +204,8 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
       throw DataError(str(where, " names ", quote(shard.name + ".bin"), " twice"));
     }
     tokens += shard.tokens;  // both at most kMostTokens
-    if (tokens > kMostTokens) throw DataError(str(where, " has more than ", kMostTokens, " tokens"));
+    if (tokens > kMostTokens)
+      throw DataError(str(where, " has more than ", kMostTokens, " tokens"));
     manifest.shards.push_back(std::move(shard));
   }
   const std::uint64_t said = top.count("tokens", kMostTokens);

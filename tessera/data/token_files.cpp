@@ -1,0 +1,176 @@
+#include "tessera/data/token_files.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+// Widens, and returns the largest: one pass that the compiler makes vectors of.
+template <typename Stored>
+std::uint32_t widen(const std::byte* from, std::span<std::int64_t> out) {
+  Stored largest = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    Stored id;
+    std::memcpy(&id, from + i * sizeof(Stored), sizeof(Stored));
+    largest = std::max(largest, id);
+    out[i] = id;
+  }
+  return largest;
+}
+
+}  // namespace
+
+std::uint64_t TokenFile::end_of(std::uint64_t document) const {
+  if (!indexed) return about.tokens;
+  std::uint64_t end;
+  std::memcpy(&end, idx.bytes().data() + 8 * document, 8);
+  return end;
+}
+
+std::uint32_t TokenFile::token(std::uint64_t at) const {
+  std::uint32_t id = 0;
+  const auto bytes = static_cast<std::size_t>(width);
+  std::memcpy(&id, bin.bytes().data() + data_begin + at * bytes, bytes);
+  return id;
+}
+
+TokenFiles::TokenFiles(std::string path, std::optional<TokenManifest> manifest,
+                       std::vector<TokenFile> files)
+    : path_(std::move(path)), manifest_(std::move(manifest)), files_(std::move(files)) {
+  std::uint64_t open_since = 0;
+  for (TokenFile& file : files_) {
+    file.first_token = tokens_;
+    file.first_document = documents_;
+    file.open_since = open_since;
+    tokens_ += file.about.tokens;
+    documents_ += file.about.documents;
+    if (file.about.documents == 0) continue;
+    const std::uint64_t last = file.end_of(file.about.documents - 1);
+    if (last > file.about.tokens) {
+      throw DataError(str(quote(file.path), ": its index has a document that ends at token ", last,
+                          ", but it has ", file.about.tokens, " tokens"));
+    }
+    open_since = file.first_token + last;
+  }
+  if (open_since != tokens_) {
+    throw DataError(str(quote(path_), ": the last document ends at token ", open_since, " of ",
+                        tokens_, ": the index is cut short"));
+  }
+}
+
+std::size_t TokenFiles::file_of_token(std::uint64_t token) const {
+  const auto after = std::upper_bound(
+      files_.begin(), files_.end(), token,
+      [](std::uint64_t at, const TokenFile& file) { return at < file.first_token; });
+  return static_cast<std::size_t>(after - files_.begin()) - 1;
+}
+
+void TokenFiles::check_range(std::uint64_t begin, std::uint64_t count) const {
+  if (begin > tokens_ || count > tokens_ - begin) {
+    throw UsageError(str("tokens ", begin, " to ", begin + count, " of ", quote(path_),
+                         ", which has ", tokens_));
+  }
+}
+
+Document TokenFiles::document(std::uint64_t number) const {
+  if (number >= documents_) {
+    throw UsageError(str("document ", number, " of ", quote(path_), ", which has ", documents_));
+  }
+  // The last that begins with at most so many documents: those without any are behind one another.
+  const auto after = std::upper_bound(
+      files_.begin(), files_.end(), number,
+      [](std::uint64_t at, const TokenFile& file) { return at < file.first_document; });
+  const TokenFile& file = *(after - 1);
+  const std::uint64_t local = number - file.first_document;
+  const std::uint64_t end = file.end_of(local);
+  const std::uint64_t begin =
+      local == 0 ? file.open_since : file.first_token + file.end_of(local - 1);
+  if (end > file.about.tokens || begin >= file.first_token + end) {
+    throw DataError(str(quote(file.path), ": its index has document ", number, " from token ",
+                        begin, " to ", file.first_token + end, " of ", tokens_,
+                        ": it was changed; run `tessera data verify`"));
+  }
+  return {begin, file.first_token + end};
+}
+
+std::uint64_t TokenFiles::document_at(std::uint64_t token) const {
+  check_range(token, 1);
+  const TokenFile& file = files_[file_of_token(token)];
+  std::uint64_t low = 0, high = file.about.documents;  // the first whose end is behind the token
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    if (file.end_of(middle) > token - file.first_token) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  const std::uint64_t number = file.first_document + low;
+  const Document found = number < documents_ ? document(number) : Document{};
+  if (token < found.begin || token >= found.end) {
+    throw DataError(str(quote(file.path), ": its index has no document at token ", token,
+                        ": it was changed; run `tessera data verify`"));
+  }
+  return number;
+}
+
+void TokenFiles::refuse_id(std::uint64_t at, std::uint64_t id, std::int64_t vocab) const {
+  const std::uint64_t number = document_at(at);
+  const TokenFile& file = files_[file_of_token(at)];
+  throw DataError(str(quote(file.path), ": token ", at - document(number).begin, " of document ",
+                      number, " (", at, " of all) is ", id, ", wanted less than ", vocab,
+                      ", the vocabulary: it was made for another tokenizer, or changed"));
+}
+
+void TokenFiles::read(std::uint64_t begin, std::span<std::int64_t> out) const {
+  check_range(begin, out.size());
+  for (std::size_t which = out.empty() ? 0 : file_of_token(begin); !out.empty(); ++which) {
+    const TokenFile& file = files_[which];
+    const std::uint64_t local = begin - file.first_token;
+    const auto count =
+        static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), file.about.tokens - local));
+    const std::byte* const from =
+        file.bin.bytes().data() + file.data_begin + local * static_cast<std::uint64_t>(file.width);
+    const auto part = out.first(count);
+    const std::uint32_t largest =
+        file.width == 2 ? widen<std::uint16_t>(from, part) : widen<std::uint32_t>(from, part);
+    if (vocab() != 0 && largest >= vocab()) {
+      const auto bad =
+          std::find_if(part.begin(), part.end(), [&](std::int64_t id) { return id >= vocab(); });
+      refuse_id(begin + static_cast<std::uint64_t>(bad - part.begin()),
+                static_cast<std::uint64_t>(*bad), vocab());
+    }
+    out = out.subspan(count);
+    begin += count;
+  }
+}
+
+void TokenFiles::read_mask(std::uint64_t begin, std::span<std::uint8_t> out) const {
+  check_range(begin, out.size());
+  if (!masked()) {
+    std::fill(out.begin(), out.end(), std::uint8_t{1});
+    return;
+  }
+  for (std::size_t which = out.empty() ? 0 : file_of_token(begin); !out.empty(); ++which) {
+    const TokenFile& file = files_[which];
+    const std::uint64_t local = begin - file.first_token;
+    const auto count =
+        static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), file.about.tokens - local));
+    const std::byte* const bits = file.mask.bytes().data();
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t at = local + i;
+      out[i] = static_cast<std::uint8_t>(static_cast<unsigned>(bits[at / 8]) >> (at % 8) & 1u);
+    }
+    out = out.subspan(count);
+    begin += count;
+  }
+}
+
+}  // namespace tessera::data
