@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Writes tessera/data/unicode_tables.h: the characters that tokenizers ask about, as the Python
+package `tokenizers` knows them. Its parts follow different versions of Unicode, so it is asked
+itself, character by character, and not a file of one version.
+
+    .interop-venv/bin/python scripts/make_unicode_tables.py [output]
+"""
+import os
+import sys
+import unicodedata
+
+from tokenizers import AddedToken, Regex, Tokenizer, __version__, models, normalizers, pre_tokenizers
+
+ALL = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+BLOCKS = [[chr(c) for c in ALL[i : i + 256]] for i in range(0, len(ALL), 256)]
+
+
+def removed_by(splitter):
+    """The characters that a splitter with `removed` takes away."""
+    gone = set()
+    for block in BLOCKS:
+        left = set("".join(piece for piece, _ in splitter.pre_tokenize_str("".join(block))))
+        gone |= {ord(c) for c in block if c not in left}
+    return gone
+
+
+def matched(pattern):
+    return removed_by(pre_tokenizers.Split(Regex(pattern), "removed"))
+
+
+def digits():
+    """What Digits cuts off: each in a piece of its own."""
+    found = set()
+    splitter = pre_tokenizers.Digits(individual_digits=True)
+    for block in BLOCKS:
+        text = "".join("a" + c for c in block) + "a"
+        found |= {ord(piece) for piece, _ in splitter.pre_tokenize_str(text) if len(piece) == 1}
+    return found - {ord("a")}
+
+
+def word_characters():
+    """What may not stand beside a token that is a single word."""
+    mark = "\u2603"
+    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+    tokenizer.add_tokens([AddedToken(mark, single_word=True, normalized=False)])
+    found = set()
+    for c in ALL:
+        if chr(c) != mark and not tokenizer.encode(mark + chr(c)).ids[:1] == [1]:
+            found.add(c)
+    return found
+
+
+def runs(members):
+    """Gaps and lengths in turn."""
+    out, at, members = [], 0, sorted(members)
+    i = 0
+    while i < len(members):
+        j = i
+        while j + 1 < len(members) and members[j + 1] == members[j] + 1:
+            j += 1
+        out += [members[i] - at, j + 1 - i]
+        at = members[j] + 1
+        i = j + 1
+    return out
+
+
+def normalization():
+    nfc, nfd = normalizers.NFC().normalize_str, normalizers.NFD().normalize_str
+    pairs, singles, classes = [], [], {}
+    last_pair = last_single = 0
+    for c in ALL:
+        if 0xAC00 <= c < 0xAC00 + 11172:
+            continue
+        text = unicodedata.decomposition(chr(c))
+        if text and "<" not in text and nfd(chr(c)) != chr(c):
+            parts = [int(part, 16) for part in text.split()]
+            if len(parts) == 1:
+                singles += [c - last_single, parts[0]]
+                last_single = c
+            else:
+                composes = nfc("".join(map(chr, parts))) == chr(c)
+                pairs += [c - last_pair, parts[0], parts[1] if composes else -parts[1]]
+                last_pair = c
+        rank = unicodedata.combining(chr(c))
+        # Two marks that the package does not put in order are none to it.
+        low, high = chr(0x334), chr(0x345)  # 1 and 240, the least and the greatest class
+        if rank and (nfd("q" + high + chr(c)) != "q" + high + chr(c) if rank < 240 else True):
+            classes.setdefault(rank, []).append(c)
+    return pairs, singles, classes
+
+
+def numbers(name, comment, values, kind="std::int32_t"):
+    lines, line = [], " "
+    for value in values:
+        part = f" {value},"
+        if len(line) + len(part) > 100:
+            lines.append(line)
+            line = " "
+        line += part
+    lines.append(line)
+    return f"// {comment}\ninline constexpr {kind} {name}[] = {{\n" + "\n".join(lines) + "\n};\n"
+
+
+def main():
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(root, "tessera/data/unicode_tables.h")
+    letters, numerals, spaces = matched(r"\p{L}"), matched(r"\p{N}"), matched(r"\s")
+    words = word_characters()
+    more = digits()
+    assert more >= numerals
+    pairs, singles, classes = normalization()
+    ranks = []
+    for rank in sorted(classes):
+        each = runs(classes[rank])
+        ranks += [rank, len(each) // 2] + each
+    text = f"""#pragma once
+
+// Written by scripts/make_unicode_tables.py from tokenizers {__version__}. Not to be edited.
+// In lists of runs: characters that are left out and characters that are in, in turn.
+
+#include <cstdint>
+
+// clang-format off
+namespace tessera::data::unicode_tables {{
+
+"""
+    text += numbers("kLetters", "Runs of \\p{L}.", runs(letters)) + "\n"
+    text += numbers("kNumbers", "Runs of \\p{N}.", runs(numerals)) + "\n"
+    text += numbers("kMoreDigits", "Runs of what Digits cuts off besides.", runs(more - numerals)) + "\n"
+    text += numbers("kSpaces", "Runs of \\s.", runs(spaces)) + "\n"
+    text += numbers("kWords", "Runs of \\w, as it is asked about around single words.", runs(words)) + "\n"
+    text += numbers("kPairs", "A character (how far after the last) and the two it is made of; the second is negative\n// where they do not compose.", pairs) + "\n"
+    text += numbers("kSingles", "A character (how far after the last) and the one that stands for it.", singles) + "\n"
+    text += numbers("kRanks", "A combining class, how many runs of it follow, and these, from 0 for each class.", ranks)
+    text += "\n}  // namespace tessera::data::unicode_tables\n"
+    with open(out, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,352 @@
+#include "tessera/data/bpe_tokenizer.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/data/tokenizer_added.h"
+#include "tessera/data/tokenizer_decoder.h"
+#include "tessera/data/unicode.h"
+#include "tessera/data/utf8.h"
+
+namespace tessera::data {
+namespace {
+
+// Calls piece(begin, end, matches) for matches and for what is between them.
+template <typename Piece>
+void each_match(const PreTokenizerStep& step, std::string_view text, PatternScratch& scratch,
+                const Piece& piece) {
+  if (step.kind == PreTokenizerStep::Kind::digits) {
+    const std::uint8_t* classes = unicode().classes.data();
+    std::size_t done = 0;
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t begin = at;
+      if ((classes[utf8_next(text, at)] & kDigit) == 0) continue;
+      if (done < begin) piece(done, begin, false);
+      piece(begin, at, true);
+      done = at;
+    }
+    if (done < text.size()) piece(done, text.size(), false);
+    return;
+  }
+  std::size_t done = 0;
+  PatternMatch match;
+  while (done < text.size() && step.pattern->find(text, done, match, scratch)) {
+    if (done < match.begin) piece(done, match.begin, step.invert);
+    piece(match.begin, match.end, !step.invert);
+    done = match.end;
+  }
+  if (done < text.size()) piece(done, text.size(), step.invert);
+}
+
+// Calls word(begin, end) for the pieces that a split leaves.
+template <typename Word>
+void each_word(const PreTokenizerStep& step, std::string_view text, PatternScratch& scratch,
+               const Word& word) {
+  std::size_t begin = 0, end = 0;  // what waits for what comes next
+  bool last = false;               // whether that matches
+  const auto flush = [&] {
+    if (begin < end) word(begin, end);
+    begin = end;
+  };
+  switch (step.behavior) {
+    case SplitBehavior::isolated:
+      each_match(step, text, scratch,
+                 [&](std::size_t from, std::size_t to, bool) { word(from, to); });
+      return;
+    case SplitBehavior::removed:
+      each_match(step, text, scratch, [&](std::size_t from, std::size_t to, bool matches) {
+        if (!matches) word(from, to);
+      });
+      return;
+    case SplitBehavior::contiguous:
+      each_match(step, text, scratch, [&](std::size_t, std::size_t to, bool matches) {
+        if (matches != last) flush();
+        end = to;
+        last = matches;
+      });
+      break;
+    case SplitBehavior::merged_with_previous:
+      each_match(step, text, scratch, [&](std::size_t, std::size_t to, bool matches) {
+        if (!matches || last) flush();
+        end = to;
+        last = matches;
+      });
+      break;
+    case SplitBehavior::merged_with_next:
+      each_match(step, text, scratch, [&](std::size_t, std::size_t to, bool matches) {
+        if (matches || !last) flush();
+        end = to;
+        last = matches;
+      });
+      break;
+  }
+  flush();
+}
+
+class BpeTokenizer final : public Tokenizer {
+ public:
+  BpeTokenizer(TokenizerSpec spec, const std::string& name, std::optional<TokenId> end,
+               std::optional<TokenId> begin)
+      : spec_(std::move(spec)), name_(name), end_(end), begin_(begin), bpe_(spec_.model) {
+    std::vector<std::string> texts;
+    const auto put = [&](TokenId id, const std::string& text) {
+      if (id >= texts.size()) texts.resize(id + 1), exists_.resize(id + 1);
+      texts[id] = text;
+      exists_[id] = true;
+    };
+    for (const auto& [text, id] : spec_.model.ids) put(id, text);
+    for (const AddedToken& token : spec_.added) put(token.id, token.content);
+    special_.resize(texts.size());
+    for (const AddedToken& token : spec_.added) special_[token.id] = token.special;
+    vocab_ = static_cast<std::int64_t>(texts.size());
+    decoder_.emplace(spec_, std::move(texts));
+    for (const std::optional<TokenId>& id : {end_, begin_}) {
+      if (id && (*id >= exists_.size() || !exists_[*id])) {
+        throw DataError(str(name, ": the files beside it say that token ", *id,
+                            " begins or ends a text, and there is none of this number: are they of "
+                            "another model?"));
+      }
+    }
+    // Special tokens first, as where two are the same once they are normalized.
+    Scratch scratch;
+    for (const bool special : {true, false}) {
+      for (const AddedToken& token : spec_.added) {
+        if (token.special != special) continue;
+        if (!token.normalized) {
+          raw_.add(token, token.content);
+          continue;
+        }
+        const std::string text(normalized(token.content, scratch));
+        if (text.empty()) {
+          throw DataError(str(name, ": nothing is left of the added token ", quote(token.content),
+                              " when it is normalized"));
+        }
+        normal_.add(token, text);
+      }
+    }
+    cut_ = mark_to_cut_before();
+  }
+
+  std::string name() const override { return name_; }
+  std::int64_t vocab() const override { return vocab_; }
+  std::string fingerprint() const override { return spec_.fingerprint; }
+  std::optional<TokenId> find(std::string_view token) const override {
+    return find_token(spec_, token);
+  }
+  bool is_special(TokenId id) const override { return id < special_.size() && special_[id]; }
+  std::optional<TokenId> end_of_text() const override { return end_; }
+  std::optional<TokenId> begin_of_text() const override { return begin_; }
+
+  void encode(std::string_view text, std::vector<TokenId>& out,
+              const EncodeOptions& options) const override {
+    if (const std::size_t good = utf8_valid_until(text); good != text.size()) {
+      throw DataError(str("the text to encode is no UTF-8 at byte ", good,
+                          ": it is to go through clean_utf8() first"));
+    }
+    if (text.size() >= (std::uint64_t{1} << 31)) {
+      throw DataError(str("got a text of ", text.size(),
+                          " bytes to encode, wanted less than 2 GiB: cut it into documents"));
+    }
+    const std::size_t before = out.size();
+    std::unique_ptr<Scratch> scratch = borrow();
+    try {
+      if (options.around) out.insert(out.end(), spec_.before.begin(), spec_.before.end());
+      encode_with(*scratch, text, out, options.special);
+      if (options.around) out.insert(out.end(), spec_.behind.begin(), spec_.behind.end());
+    } catch (...) {
+      out.resize(before);
+      throw;
+    }
+    give_back(std::move(scratch));
+  }
+
+  std::string decode(std::span<const TokenId> ids, bool skip_special) const override {
+    std::vector<TokenId> kept;
+    for (const TokenId id : ids) {
+      if (id >= exists_.size() || !exists_[id]) {
+        throw DataError(
+            str("there is no token ", id, " in ", name_, ", whose vocabulary is ", vocab_));
+      }
+      if (skip_special && !special_[id]) kept.push_back(id);
+    }
+    return decoder_->decode(skip_special ? std::span<const TokenId>(kept) : ids);
+  }
+
+ private:
+  // What a thread writes to while it encodes. Kept for the next call, since it remembers words.
+  struct Scratch {
+    PatternScratch pattern;
+    Bpe::Scratch bpe;
+    std::string normal, other;           // of normalized()
+    std::vector<std::string> rewritten;  // by steps that change the text, one for each
+  };
+
+  std::unique_ptr<Scratch> borrow() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (scratches_.empty()) return std::make_unique<Scratch>();
+    std::unique_ptr<Scratch> scratch = std::move(scratches_.back());
+    scratches_.pop_back();
+    return scratch;
+  }
+  void give_back(std::unique_ptr<Scratch> scratch) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    scratches_.push_back(std::move(scratch));
+  }
+
+  // In scratch.normal.
+  std::string_view normalized(std::string_view text, Scratch& scratch) const {
+    using Kind = NormalizerStep::Kind;
+    std::string& now = scratch.normal;
+    now.assign(text);
+    for (const NormalizerStep& step : spec_.normalizer) {
+      switch (step.kind) {
+        case Kind::nfc:
+        case Kind::nfd:
+          if (!surely_normal(now, step.kind == Kind::nfc)) {
+            now = normalize(now, step.kind == Kind::nfc);
+          }
+          break;
+        case Kind::prepend:
+          if (!now.empty()) now.insert(0, step.text);
+          break;
+        case Kind::replace: {
+          std::string& next = scratch.other;
+          next.clear();
+          std::size_t done = 0;
+          PatternMatch match;
+          while (done < now.size() && step.pattern->find(now, done, match, scratch.pattern)) {
+            next.append(now, done, match.begin - done).append(step.text);
+            done = match.end;
+          }
+          next.append(now, done);
+          now.swap(next);
+          break;
+        }
+      }
+    }
+    return now;
+  }
+
+  void encode_with(Scratch& scratch, std::string_view text, std::vector<TokenId>& out,
+                   bool special) const {
+    scratch.rewritten.resize(spec_.pre_tokenizer.size());
+    const auto token = [&](TokenId id) { out.push_back(id); };
+    const auto section = [&](std::size_t begin, std::size_t end) {
+      std::string_view part = text.substr(begin, end - begin);
+      if (!spec_.normalizer.empty()) part = normalized(part, scratch);
+      const auto piece = [&](std::size_t from, std::size_t to) {
+        words(scratch, part.substr(from, to - from), 0, begin == 0 && from == 0, out);
+      };
+      if (normal_.empty()) {
+        if (!part.empty()) piece(0, part.size());
+      } else {
+        normal_.split(part, special, piece, token);
+      }
+    };
+    if (raw_.empty()) {
+      if (!text.empty()) section(0, text.size());
+    } else {
+      raw_.split(text, special, section, token);
+    }
+  }
+
+  // What is left of a text from step `number` of the pre-tokenizer on. `first`: begins the text.
+  void words(Scratch& scratch, std::string_view text, std::size_t number, bool first,
+             std::vector<TokenId>& out) const {
+    using Kind = PreTokenizerStep::Kind;
+    if (number == spec_.pre_tokenizer.size()) return one_word(scratch, text, out);
+    const PreTokenizerStep& step = spec_.pre_tokenizer[number];
+    if (step.kind == Kind::byte_level) {
+      if (step.prefix_space && !text.starts_with(' ')) {
+        std::string& with = scratch.rewritten[number];
+        with.assign(1, ' ').append(text);
+        text = with;
+      }
+      if (step.pattern == nullptr) return bpe_.encode(text, scratch.bpe, out);
+      each_word(step, text, scratch.pattern, [&](std::size_t begin, std::size_t end) {
+        bpe_.encode(text.substr(begin, end - begin), scratch.bpe, out);
+      });
+      return;
+    }
+    if (step.kind == Kind::metaspace) {
+      using Prepend = PreTokenizerStep::Prepend;
+      std::string& with = scratch.rewritten[number];
+      with.clear();
+      const bool has = text.starts_with(' ') || text.starts_with(step.replacement);
+      if (!has && (step.prepend == Prepend::always || (step.prepend == Prepend::first && first))) {
+        with = step.replacement;
+      }
+      std::size_t done = 0;
+      for (std::size_t at = text.find(' '); at != std::string_view::npos;
+           at = text.find(' ', done)) {
+        with.append(text.substr(done, at - done)).append(step.replacement);
+        done = at + 1;
+      }
+      with.append(text.substr(done));
+      text = with;
+      if (!step.cut) return words(scratch, text, number + 1, first, out);
+    }
+    each_word(step, text, scratch.pattern, [&](std::size_t begin, std::size_t end) {
+      words(scratch, text.substr(begin, end - begin), number + 1, first && begin == 0, out);
+    });
+  }
+
+  // Cut before marks where that changes nothing, so that words are short and known ones are found.
+  void one_word(Scratch& scratch, std::string_view text, std::vector<TokenId>& out) const {
+    if (!cut_.empty()) {
+      std::size_t done = 0;
+      for (std::size_t at = text.find(cut_); at != std::string_view::npos;) {
+        if (done < at) {
+          bpe_.encode(text.substr(done, at - done), scratch.bpe, out);
+          done = at;
+        }
+        while (text.substr(at, cut_.size()) == cut_) at += cut_.size();
+        at = text.find(cut_, at);
+      }
+      text.remove_prefix(done);
+    }
+    bpe_.encode(text, scratch.bpe, out);
+  }
+
+  // What the file puts in the place of spaces, if a text may be cut there.
+  std::string mark_to_cut_before() const {
+    std::string mark = "\xe2\x96\x81";
+    for (const PreTokenizerStep& step : spec_.pre_tokenizer) {
+      if (step.kind == PreTokenizerStep::Kind::metaspace) mark = step.replacement;
+    }
+    return may_cut_before(spec_.model, mark) ? mark : "";
+  }
+
+  TokenizerSpec spec_;
+  std::string name_;
+  std::optional<TokenId> end_, begin_;
+  Bpe bpe_;
+  std::int64_t vocab_ = 0;
+  std::vector<bool> exists_, special_;
+  std::optional<TokenDecoder> decoder_;
+  AddedTokenFinder raw_, normal_;  // in the text as it is, and in normalized text
+  std::string cut_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Scratch>> scratches_;  // that no thread uses now
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_bpe_tokenizer(TokenizerSpec spec, const std::string& name,
+                                              std::optional<TokenId> end,
+                                              std::optional<TokenId> begin) {
+  return std::make_unique<BpeTokenizer>(std::move(spec), name, end, begin);
+}
+
+std::optional<TokenId> find_token(const TokenizerSpec& spec, std::string_view token) {
+  for (const AddedToken& each : spec.added) {
+    if (each.content == token) return each.id;
+  }
+  const auto found = spec.model.ids.find(std::string(token));
+  if (found == spec.model.ids.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace tessera::data

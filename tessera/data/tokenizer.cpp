@@ -1,0 +1,110 @@
+#include "tessera/data/tokenizer.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/sha256.h"
+#include "tessera/core/text.h"
+#include "tessera/data/bpe_tokenizer.h"
+#include "tessera/data/tokenizer_spec.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr std::int64_t kMostTokenizerBytes = std::int64_t{256} << 20;
+constexpr std::int64_t kMostConfigBytes = std::int64_t{16} << 20;
+constexpr TokenId kByteEnd = 256;
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  std::string name() const override { return "bytes"; }
+  std::int64_t vocab() const override { return kByteEnd + 1; }
+  std::string fingerprint() const override { return to_hex(sha256("tessera bytes 1")); }
+  void encode(std::string_view text, std::vector<TokenId>& out,
+              const EncodeOptions&) const override {
+    const std::size_t before = out.size();
+    out.resize(before + text.size());
+    std::transform(text.begin(), text.end(), out.begin() + static_cast<std::ptrdiff_t>(before),
+                   [](char c) { return TokenId{static_cast<unsigned char>(c)}; });
+  }
+  std::string decode(std::span<const TokenId> ids, bool) const override {
+    std::string out;
+    out.reserve(ids.size());
+    for (const TokenId id : ids) {
+      if (id > kByteEnd) {
+        throw DataError(str("there is no token ", id, " among bytes, whose vocabulary is 257"));
+      }
+      if (id != kByteEnd) out.push_back(static_cast<char>(id));
+    }
+    return out;
+  }
+  std::optional<TokenId> find(std::string_view token) const override {
+    if (token.size() != 1) return std::nullopt;
+    return static_cast<unsigned char>(token[0]);
+  }
+  bool is_special(TokenId id) const override { return id == kByteEnd; }
+  std::optional<TokenId> end_of_text() const override { return kByteEnd; }
+  std::optional<TokenId> begin_of_text() const override { return std::nullopt; }
+};
+
+bool is_folder(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool is_there(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0;
+}
+
+// The tokens that begin and end a text: by name in one file or another, else by number.
+NumberedTokens end_tokens(const std::string& folder, const TokenizerSpec& spec) {
+  NumberedTokens out;
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const std::string path = folder + name;
+    if (!is_there(path)) continue;
+    const NamedTokens named = parse_named_tokens(read_small_file(path, kMostConfigBytes), path);
+    const auto number = [&](const std::string& token, std::optional<TokenId>& id) {
+      if (token.empty() || id) return;
+      id = find_token(spec, token);
+      if (!id) {
+        throw DataError(str(path, " names the token ", quote(token),
+                            ", which the tokenizer.json beside it is without: is it of another "
+                            "model?"));
+      }
+    };
+    number(named.begin, out.begin);
+    number(named.end, out.end);
+  }
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const std::string path = folder + name;
+    if ((out.begin && out.end) || !is_there(path)) continue;
+    const NumberedTokens numbered =
+        parse_numbered_tokens(read_small_file(path, kMostConfigBytes), path);
+    if (!out.begin) out.begin = numbered.begin;
+    if (!out.end) out.end = numbered.end;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& where) {
+  if (where == "bytes") return byte_tokenizer();
+  const std::string path = is_folder(where) ? where + "/tokenizer.json" : where;
+  const std::string text = read_small_file(
+      path, kMostTokenizerBytes,
+      "\"bytes\", a tokenizer.json as the tokenizers package writes it, or a folder that has one");
+  TokenizerSpec spec = parse_tokenizer(text, path);
+  const std::size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash + 1);
+  const NumberedTokens ends = end_tokens(folder, spec);
+  return make_bpe_tokenizer(std::move(spec), path, ends.end, ends.begin);
+}
+
+}  // namespace tessera::data

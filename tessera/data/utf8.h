@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera::data {
+
+// How many bytes the character has that begins with this byte. In valid UTF-8 only.
+inline std::size_t utf8_length(char first) {
+  const auto byte = static_cast<unsigned char>(first);
+  return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
+}
+
+// The character at `at`, which moves on behind it. In valid UTF-8 only.
+inline char32_t utf8_next(std::string_view text, std::size_t& at) {
+  const auto byte = [&](std::size_t i) {
+    return static_cast<char32_t>(static_cast<unsigned char>(text[i]));
+  };
+  const char32_t first = byte(at);
+  if (first < 0x80) return ++at, first;
+  if (first < 0xe0) {
+    at += 2;
+    return (first & 0x1f) << 6 | (byte(at - 1) & 0x3f);
+  }
+  if (first < 0xf0) {
+    at += 3;
+    return (first & 0x0f) << 12 | (byte(at - 2) & 0x3f) << 6 | (byte(at - 1) & 0x3f);
+  }
+  at += 4;
+  return (first & 0x07) << 18 | (byte(at - 3) & 0x3f) << 12 | (byte(at - 2) & 0x3f) << 6 |
+         (byte(at - 1) & 0x3f);
+}
+
+// Where the character begins that ends at `at`, which is not 0. In valid UTF-8 only.
+inline std::size_t utf8_before(std::string_view text, std::size_t at) {
+  do --at;
+  while ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80);
+  return at;
+}
+
+inline void append_utf8(std::string& out, char32_t c) {
+  const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
+  if (c < 0x80) {
+    put(c);
+  } else if (c < 0x800) {
+    put(0xc0 | c >> 6), put(0x80 | (c & 0x3f));
+  } else if (c < 0x10000) {
+    put(0xe0 | c >> 12), put(0x80 | (c >> 6 & 0x3f)), put(0x80 | (c & 0x3f));
+  } else {
+    put(0xf0 | c >> 18), put(0x80 | (c >> 12 & 0x3f)), put(0x80 | (c >> 6 & 0x3f));
+    put(0x80 | (c & 0x3f));
+  }
+}
+
+// How many bytes from `at` on are whole characters: all, or up to the first byte that is wrong.
+std::size_t utf8_valid_until(std::string_view text, std::size_t at = 0);
+
+}  // namespace tessera::data
