@@ -58,31 +58,40 @@ void StepWatchdog::end() {
   changed_.notify_all();
 }
 
+// `usual`: the median; 0 while there is none.
+void StepWatchdog::tell(Lock& lock, const std::function<void(const std::string&)>& action,
+                        double usual) {
+  if (!action) return;
+  const double taken = std::chrono::duration<double>(Clock::now() - began_).count();
+  std::string text = str("step ", step_, " has taken ", format_time(taken));
+  if (usual > 0) {
+    text += str(", ", fixed(taken / usual, 0), " × the median of ", format_time(usual));
+  }
+  lock.unlock();
+  try {
+    action(text);
+  } catch (...) {  // what cannot be told does not end the training: nobody here could catch it
+  }
+  lock.lock();
+}
+
 void StepWatchdog::watch() {
   std::unique_lock lock(mutex_);
   while (!over_) {
-    if (step_ == 0 || seconds_.size() < options_.enough) {
+    if (step_ == 0) {
       changed_.wait(lock);
       continue;
     }
     const std::int64_t step = step_;
-    const double usual = median({seconds_.begin(), seconds_.end()});
-    const auto tell = [&](const std::function<void(const std::string&)>& action) {
-      if (!action) return;
-      const double taken = std::chrono::duration<double>(Clock::now() - began_).count();
-      lock.unlock();
-      try {
-        action(str("step ", step, " has taken ", format_time(taken), ", ", fixed(taken / usual, 0),
-                   " × the median of ", format_time(usual)));
-      } catch (...) {  // what cannot be told does not end the training: nobody here could catch it
-      }
-      lock.lock();
-    };
-    if (!lasts(lock, step, std::max(options_.least, options_.report_after * usual))) continue;
-    tell(actions_.report);
+    const bool known = seconds_.size() >= options_.enough;
+    const double usual = known ? median({seconds_.begin(), seconds_.end()}) : 0;
+    const double soon =
+        known ? std::max(options_.least, options_.report_after * usual) : options_.first;
+    if (!lasts(lock, step, soon)) continue;
+    tell(lock, actions_.report, usual);
     const double longest = std::max(options_.least_give_up, options_.give_up_after * usual);
-    if (step_ != step || !lasts(lock, step, longest)) continue;
-    tell(actions_.give_up);
+    if (known && (step_ != step || !lasts(lock, step, longest))) continue;
+    if (known) tell(lock, actions_.give_up, usual);
     changed_.wait(lock, [&] { return over_ || step_ != step; });
   }
 }

@@ -22,8 +22,10 @@ class StepWatchdog {
     double least = 2;           // seconds; nothing shorter is worth a report
     double least_give_up = 60;  // nor this worth giving up
     std::size_t enough = 5;     // steps before there is a median
+    double first = 60;          // seconds after which a step before that is told of
   };
-  // Both are called from the watching thread, with "step 57 has taken 3.1 s, 11 × the median".
+  // Both are called from the watching thread, with "step 57 has taken 3.1 s, 11 × the median". One
+  // of the first steps is only told of: nobody knows how long they should take.
   struct Actions {
     std::function<void(const std::string&)> report;   // once for a step
     std::function<void(const std::string&)> give_up;  // after that; may be null
@@ -39,6 +41,8 @@ class StepWatchdog {
  private:
   using Clock = std::chrono::steady_clock;
   void watch();
+  using Lock = std::unique_lock<std::mutex>;
+  void tell(Lock& lock, const std::function<void(const std::string&)>& action, double usual);
 
   // Waits until the step has been watched for so long, or is over: false then. [Note: watched time]
   // Only time in which this thread ran counts, so a process that was stopped does not hang.

@@ -79,5 +79,23 @@ TEST(StepWatchdog, SaysNothingBeforeItKnowsWhatIsUsual) {
   EXPECT_EQ(reports, 0);
 }
 
+TEST(StepWatchdog, TellsOfAFirstStepThatHangsAndDoesNotGiveItUp) {
+  std::atomic<int> reports{0}, given_up{0};
+  std::string said;
+  {
+    StepWatchdog dog({.least_give_up = 0, .enough = 100, .first = 0.01},
+                     {[&](const std::string& what) { said = what, ++reports; },
+                      [&](const std::string&) { ++given_up; }});
+    dog.begin(1);
+    EXPECT_TRUE(reaches(reports, 1));
+    dog.end();
+    dog.begin(2);
+    EXPECT_TRUE(reaches(reports, 2));  // and the next one that does
+    dog.end();
+  }
+  EXPECT_EQ(given_up, 0);
+  EXPECT_EQ(said.rfind("step 2 has taken", 0), 0U) << said;
+}
+
 }  // namespace
 }  // namespace tessera::process

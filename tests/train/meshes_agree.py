@@ -38,7 +38,11 @@ COMMON = ("--layers 4 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 1
 def losses(program, flags, folder):
     metrics = pathlib.Path(folder) / "metrics.jsonl"
     command = [program, "train", *COMMON, *flags, "--metrics", str(metrics)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired as late:
+        said = (late.stderr or b"").decode(errors="replace")
+        sys.exit(f"{' '.join(command)}\nstood still for {late.timeout} s; it had said:\n{said}")
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\nfailed with status {done.returncode}:\n{done.stderr}")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
