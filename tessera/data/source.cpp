@@ -10,6 +10,12 @@ namespace tessera::data {
 
 std::string Source::where(std::uint64_t sample) const { return str("sample ", sample); }
 
+void blank(const Row& row) {
+  std::fill(row.ids.begin(), row.ids.end(), Token{0});
+  std::fill(row.targets.begin(), row.targets.end(), kIgnored);
+  std::fill(row.starts.begin(), row.starts.end(), 0);
+}
+
 Batch Source::batch(std::uint64_t first, std::int64_t count) const {
   const auto options = at::TensorOptions().dtype(at::kLong);
   Batch out{at::empty({count, seq()}, options), at::empty({count, seq()}, options), 0};

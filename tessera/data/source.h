@@ -45,7 +45,7 @@ class Source {
   virtual ~Source() = default;
 
   virtual std::string name() const = 0;
-  virtual std::int64_t vocab() const = 0;  // every token is below
+  virtual std::int64_t vocab() const = 0;  // every token is below; 0: not known
   virtual std::int64_t seq() const = 0;    // T
   // From any thread.
   virtual void fill(std::uint64_t sample, const Row& row) const = 0;
@@ -61,6 +61,9 @@ class Source {
   virtual std::string where(std::uint64_t sample) const;
   // Lines for people, said once before training: what is left out or cut.
   virtual std::vector<std::string> notes() const { return {}; }
+  // Throws DataError, with the place, if a token is not below this and nobody knows that yet; then
+  // all of them are read.
+  virtual void check(std::int64_t vocabulary) const { static_cast<void>(vocabulary); }
 
   virtual Question question(std::uint64_t number) const = 0;
   // A line that shows the question and what a model answered; where the answer can be judged it
@@ -71,13 +74,26 @@ class Source {
   Batch batch(std::uint64_t first, std::int64_t count) const;
 };
 
+// A row of which nothing is learnt.
+void blank(const Row& row);
+
 // [Note: sorting] Seven digits, a bar, the same digits in order, and so on until the sequence is
 // full; only the sorted half is predicted. A small transformer goes from knowing nothing, ln(vocab)
 // where vocab is the model's, to nearly no mistakes.
 std::unique_ptr<Source> sorting(std::int64_t seq, std::uint64_t seed);
 
-// Windows of a file, byte by byte: tokens 0 to 255. Throws UsageError where there is no such
-// file, and DataError for one that is empty or shorter than a window.
+// Windows of a file at random places, byte by byte: tokens 0 to 255. Throws UsageError where there
+// is no such file, and DataError for one that is empty or shorter than a window.
 std::unique_ptr<Source> text_file(const std::string& path, std::int64_t seq, std::uint64_t seed);
+
+// Samples of several sources of the same length, in these proportions: see [Note: interleave]. An
+// epoch has as many samples as theirs have together, in whatever proportion they come.
+std::unique_ptr<Source> mixture(std::vector<std::unique_ptr<Source>> sources,
+                                std::vector<std::uint64_t> weights);
+// All samples of one source, then all of the next; each has an end.
+std::unique_ptr<Source> one_after_another(std::vector<std::unique_ptr<Source>> sources);
+// `count` samples of another, from its number `first` on, and blank ones after them.
+std::unique_ptr<Source> part_of(std::unique_ptr<Source> source, std::uint64_t first,
+                                std::uint64_t count);
 
 }  // namespace tessera::data

@@ -87,6 +87,15 @@ ModelShape resolve_model(const TrainConfig& config) {
   }
 }
 
+std::int64_t multiply_samples(std::int64_t epochs, std::uint64_t samples) {
+  constexpr std::int64_t kMostSamples = std::int64_t{1} << 53;
+  if (samples > static_cast<std::uint64_t>(kMostSamples / epochs)) {
+    throw UsageError(str("--epochs: got ", epochs, ", of ", samples,
+                         " samples each; wanted at most 2^53 in all"));
+  }
+  return epochs * static_cast<std::int64_t>(samples);
+}
+
 void resolve_batch(const TrainConfig& config, int ranks, Resolved& out) {
   const std::int64_t micro = config.micro_batch * ranks;
   if (config.global_batch == 0) {
@@ -109,6 +118,31 @@ void resolve_batch(const TrainConfig& config, int ranks, Resolved& out) {
   }
   out.grad_accum = global / micro;
   out.global_batch = global;
+}
+
+// Data is opened where it has to say something: how many samples there are, or which tokenizer
+// wrote them.
+void resolve_data(const TrainConfig& config, Resolved& out) {
+  std::int64_t vocab = config.data == "synthetic" ? 12 : 256;
+  if (config.epochs > 0 || data::has_tokens(config.data)) {
+    const data::DataFacts facts = data::facts_of(data_options(config, out));
+    out.tokenizer = facts.fingerprint;
+    vocab = facts.vocab;
+    if (config.epochs > 0) {
+      out.samples_in_all = multiply_samples(config.epochs, facts.samples_per_epoch);
+    }
+  }
+  if (out.model.vocab < vocab) {
+    throw UsageError(str("--vocab: got ", out.model.vocab, ", but --data ", config.data, " has ",
+                         vocab, " different tokens; wanted ", vocab, " or more"));
+  }
+  out.steps = steps_in_all(config, out, 0);
+  if (out.steps == 0) {
+    throw DataError(str("--epochs: got ", config.epochs, " of --data ", config.data, ", which are ",
+                        plural(out.samples_in_all, "sample"), ", fewer than the ", out.global_batch,
+                        " of a step; wanted more epochs, --last-batch pad, or a "
+                        "smaller batch"));
+  }
 }
 
 struct Elastic {
@@ -211,6 +245,27 @@ std::string to_toml(const TrainConfig& config) {
   return text;
 }
 
+data::DataOptions data_options(const TrainConfig& config, const Resolved& resolved) {
+  return {.data = config.data,
+          .val_data = config.val_data,
+          .val_fraction = config.val_fraction,
+          .order = config.order,
+          .documents = config.documents,
+          .pack = config.pack,
+          .epochs = config.epochs,
+          .seq = resolved.seq,
+          .seed = static_cast<std::uint64_t>(config.seed)};
+}
+
+std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
+                          std::int64_t sample_shift) {
+  if (resolved.samples_in_all == 0) return config.steps > 0 ? config.steps : kSteps;
+  const std::int64_t left = std::max<std::int64_t>(0, resolved.samples_in_all - sample_shift);
+  const std::int64_t fill = config.last_batch == "pad" ? resolved.global_batch - 1 : 0;
+  const std::int64_t steps = (left + fill) / resolved.global_batch;
+  return config.steps > 0 ? std::min(config.steps, steps) : steps;
+}
+
 Resolved resolve(const TrainConfig& config, int ranks) {
   // The bounds first: a configuration may come from code as well.
   for (const Field& each : fields()) {
@@ -219,6 +274,13 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   }
   Resolved out;
   out.model = resolve_model(config);
+  out.model.lora = {config.lora_rank, config.lora_alpha, config.lora_targets};
+  check_lora(out.model);
+  if (out.model.lora.any() && config.overlap_tp && config.axes.tp() > 1) {
+    throw UsageError(
+        "--overlap-tp: got --lora-rank too, and products with adapters do not run while the ranks "
+        "talk; wanted one of them");
+  }
   out.layout = parse_state_layout(config.layout);
   std::visit(
       [&](const auto& rule) {
@@ -235,15 +297,6 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                : config.grad_reduce == "each" ? ReducePolicy::each
                                               : ReducePolicy::last;
   out.recompute = planner::parse_recompute(config.recompute);
-  out.steps = config.steps > 0 ? config.steps : kSteps;
-  out.schedule = {parse_lr_schedule(config.lr_schedule), config.warmup, out.steps,
-                  config.decay_share, config.min_lr_ratio};
-  if (config.warmup < 0) out.schedule.warmup = std::min(kWarmup, out.steps / 5);
-  try {
-    check(out.schedule);
-  } catch (const UsageError& error) {
-    throw UsageError(str("--", error.what()));
-  }
   const std::int64_t most = out.model.positions;  // 0: any length
   out.seq = config.seq > 0 ? config.seq : most > 0 ? std::min(kSeq, most) : kSeq;
   if (most > 0 && out.seq > most) {
@@ -255,11 +308,6 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                          " ranks of --tp ", config.axes.tp(),
                          " --sequence-parallel do not divide; wanted ",
                          (out.seq / config.axes.tp() + 1) * config.axes.tp()));
-  }
-  const std::int64_t tokens = config.data == "synthetic" ? 12 : 256;
-  if (out.model.vocab < tokens) {
-    throw UsageError(str("--vocab: got ", out.model.vocab, ", but --data ", config.data, " has ",
-                         tokens, " different tokens; wanted ", tokens, " or more"));
   }
   if (config.device == "cpu" && comm::backend_kind(config.backend).needs_gpu) {
     throw UsageError(str("--backend: got ", config.backend,
@@ -304,6 +352,15 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                          " without --hardware, the name of an entry; wanted both"));
   }
   resolve_batch(config, out.axes.dp(), out);
+  resolve_data(config, out);
+  out.schedule = {parse_lr_schedule(config.lr_schedule), config.warmup, out.steps,
+                  config.decay_share, config.min_lr_ratio};
+  if (config.warmup < 0) out.schedule.warmup = std::min(kWarmup, out.steps / 5);
+  try {
+    check(out.schedule);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--", error.what()));
+  }
   constexpr std::int64_t kMostTokens = 1'000'000'000'000'000;
   if (out.global_batch > kMostTokens / out.seq) {
     throw UsageError(str("--micro-batch ", config.micro_batch, ": a step has ", out.global_batch,

@@ -9,6 +9,7 @@
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
+#include "tessera/data/data_set.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/settings.h"
 
@@ -47,13 +48,21 @@ struct Resolved {
   int ranks = 1;  // that share an engine: dp, or 1 with --comm off
   std::int64_t seq = 1;
   std::int64_t grad_accum = 1;
-  std::int64_t global_batch = 1;  // over all ranks
-  std::int64_t steps = 1;         // of a run from its beginning
+  std::int64_t global_batch = 1;    // over all ranks
+  std::int64_t steps = 1;           // of a run from its beginning
+  std::int64_t samples_in_all = 0;  // of --epochs; 0: they never end
+  std::string tokenizer;  // the fingerprint of the one that --data was made with; "": not known
 
   std::int64_t tokens_per_step() const { return global_batch * seq; }
 };
-// Throws UsageError naming the flag, its value and what would work.
+// Throws UsageError naming the flag, its value and what would work; and for --epochs, or data that
+// has a tokenizer, what data/data_set.h throws.
 Resolved resolve(const TrainConfig& config, int ranks);
+// What the settings say of the data.
+data::DataOptions data_options(const TrainConfig& config, const Resolved& resolved);
+// Steps of a run to its end, if the first sample of step s has the number s · global batch + shift.
+std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
+                          std::int64_t sample_shift);
 // The run as the planner asks about it, settled: the one question behind everything that is
 // predicted. What it says of the device is where it computes, and nothing of its speed and size.
 // `shares`: the ranks of a dp group share memory; not said: as --backend has it.

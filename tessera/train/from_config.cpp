@@ -48,17 +48,15 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
 }  // namespace
 
 std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved) {
-  const auto seed = static_cast<std::uint64_t>(config.seed);
-  if (config.data == "synthetic") return data::sorting(resolved.seq, seed);
-  return data::text_file(config.data, resolved.seq, seed);
+  auto source = data::training_source(data_options(config, resolved));
+  // What is behind the last epoch fills its last batch up.
+  const auto end = static_cast<std::uint64_t>(resolved.samples_in_all);
+  return end > 0 ? data::part_of(std::move(source), 0, end) : std::move(source);
 }
 
 std::unique_ptr<data::Source> make_validation_source(const TrainConfig& config,
                                                      const Resolved& resolved) {
-  if (config.val_data.empty()) return nullptr;
-  const auto seed = static_cast<std::uint64_t>(config.seed);
-  if (config.val_data == "synthetic") return data::sorting(resolved.seq, seed);
-  return data::text_file(config.val_data, resolved.seq, seed);
+  return data::validation_source(data_options(config, resolved));
 }
 
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,

@@ -27,6 +27,8 @@ struct StepMetrics {
   double comm_s = 0;          // in the loops of collectives, hidden or not
   double comm_exposed_s = 0;  // waiting for communication
   double optimizer_s = 0;
+  double data_s = 0;                // waiting for data
+  double data_prepare_s = 0;        // what a thread beside the training took to prepare it
   double bubble_s = 0;              // of the exposed: waiting for other stages of a pipeline
   double passes_s = 0;              // from the first forward to the last backward
   double graph_s = 0;               // on a GPU, of a step that is one CUDA graph: all of it
@@ -76,8 +78,9 @@ struct Summary {
   std::optional<double> predicted_bubble, bubble;
   std::vector<SlowRank> slow_ranks;
   std::string params_hash;
-  double tokens_per_s = 0;  // median over steps
-  double step_s = 0;        // likewise
+  double tokens_per_s = 0;                // median over steps
+  double step_s = 0;                      // likewise
+  double data_s = 0, data_prepare_s = 0;  // likewise
   double first_loss = 0, last_loss = 0;
   std::int64_t steps = 0;    // taken in this run
   std::int64_t skipped = 0;  // of them, for gradients that were not finite
@@ -85,6 +88,8 @@ struct Summary {
   double save_exposed_s = 0;  // mean of the saves
   bool interrupted = false;
 
+  // How many times faster data is prepared than it is trained on.
+  double data_rate() const { return data_prepare_s > 0 ? step_s / data_prepare_s : 0; }
   double save_exposed_percent() const { return step_s > 0 ? 100 * save_exposed_s / step_s : 0; }
   std::map<std::string, std::string> run;  // model, stage, layout, … for the reader
 };

@@ -70,6 +70,64 @@ std::string shape_json(const ModelShape& shape) {
   return json.dump();
 }
 
+ModelShape parse_shape_json(const std::string& json, const std::string& where) {
+  try {
+    const nlohmann::json from = nlohmann::json::parse(json);
+    ModelShape shape;
+    const auto take = [&](const char* key, auto& to) {
+      if (from.contains(key)) to = from[key].get<std::decay_t<decltype(to)>>();
+    };
+    take("name", shape.name);
+    for (const auto& [key, to] : {std::pair<const char*, std::int64_t*>{"layers", &shape.layers},
+                                  {"hidden", &shape.hidden},
+                                  {"heads", &shape.heads},
+                                  {"kv_heads", &shape.kv_heads},
+                                  {"ffn", &shape.ffn},
+                                  {"vocab", &shape.vocab},
+                                  {"positions", &shape.positions}}) {
+      *to = from.at(key).get<std::int64_t>();
+    }
+    take("swiglu", shape.swiglu);
+    take("tied", shape.tied);
+    take("rotary_base", shape.rotary_base);
+    take("norm_eps", shape.norm_eps);
+    take("head_width", shape.head_width);
+    take("window", shape.window);
+    take("window_from", shape.window_from);
+    take("context", shape.context);
+    if (const auto it = from.find("biases"); it != from.end()) {
+      shape.biases = it->is_boolean()
+                         ? Biases(it->get<bool>())
+                         : Biases(it->at("qkv"), it->at("out"), it->at("mlp"), it->at("norm"));
+    }
+    if (from.contains("activation")) {
+      const std::string word = from["activation"];
+      for (const Activation each : {Activation::gelu_tanh, Activation::gelu, Activation::relu}) {
+        if (word == name(each)) shape.activation = each;
+      }
+    }
+    if (const auto it = from.find("rotary_scaling"); it != from.end()) {
+      using Kind = RotaryScaling::Kind;
+      const std::string word = it->at("kind");
+      RotaryScaling& scaling = shape.rotary_scaling;
+      for (const Kind each : {Kind::none, Kind::linear, Kind::llama3}) {
+        if (word == name(each)) scaling.kind = each;
+      }
+      scaling.factor = it->value("factor", scaling.factor);
+      scaling.low_freq_factor = it->value("low_freq_factor", scaling.low_freq_factor);
+      scaling.high_freq_factor = it->value("high_freq_factor", scaling.high_freq_factor);
+      scaling.original_positions = it->value("original_positions", scaling.original_positions);
+    }
+    check(shape);
+    return shape;
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(str(where, ": does not say what model it is of (", error.what(),
+                        "); wanted a checkpoint that tessera train saved"));
+  } catch (const UsageError& error) {
+    throw DataError(str(where, ": the model that it names cannot be: ", error.what()));
+  }
+}
+
 std::string checkpoint_to_resume(const TrainConfig& config) {
   const std::string& path = config.resume;
   const auto refuse = [&](const std::string& is) {
@@ -97,11 +155,25 @@ void check_fits(const std::string& folder, const SavedRun& saved, const TrainCon
   if (const std::string other = other_model(saved.model, resolved.model); !other.empty()) {
     throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
   }
-  if (saved.step > resolved.steps) {
-    throw UsageError(str("--steps: got ", resolved.steps, ", but ", folder,
-                         " was saved after step ", saved.step,
-                         ", so that there is nothing to train; wanted more than ", saved.step,
-                         ", or an earlier checkpoint"));
+  if (!saved.tokenizer.empty() && !resolved.tokenizer.empty() &&
+      saved.tokenizer != resolved.tokenizer) {
+    throw UsageError(str("--resume: ", folder, " was trained on the tokens of another tokenizer (",
+                         saved.tokenizer, ") than --data ", config.data, " has (",
+                         resolved.tokenizer,
+                         "): its ids mean other things; wanted data prepared with the same one"));
+  }
+  const bool countable = saved.step <= checkpoint::kMostCount / resolved.global_batch;
+  const std::int64_t shift = countable ? saved.samples - saved.step * resolved.global_batch : 0;
+  const std::int64_t steps = steps_in_all(config, resolved, shift);
+  if (saved.step > steps) {
+    throw UsageError(str("--steps: got ", steps, ", but ", folder, " was saved after step ",
+                         saved.step, ", so that there is nothing to train; wanted more than ",
+                         saved.step, ", or an earlier checkpoint"));
+  }
+  if (!countable) {
+    throw DataError(str(folder, ": ", saved.step, " steps of --global-batch ",
+                        resolved.global_batch, " take more samples than can be counted (",
+                        checkpoint::kMostCount, ")"));
   }
 }
 
@@ -128,10 +200,12 @@ void check_resume(const TrainConfig& config, const Resolved& resolved) {
     checkpoint::Checkpoint from(folder);
     if (!newest) from.check_files();
     const checkpoint::Description& about = from.about();
-    const auto optimizer = about.extra.find("optimizer");
+    const auto extra = [&](const char* key) {
+      const auto found = about.extra.find(key);
+      return found == about.extra.end() ? std::string() : found->second;
+    };
     check_fits(folder,
-               {about.step, about.model,
-                optimizer == about.extra.end() ? std::string() : optimizer->second},
+               {about.step, about.model, extra("optimizer"), extra("tokenizer"), about.samples},
                config, resolved);
     steps = about.step;
   }

@@ -19,6 +19,8 @@ struct SavedRun {
   std::int64_t step = 0;
   std::string model;  // as shape_json() writes it
   std::string optimizer;
+  std::string tokenizer;     // the fingerprint of that of its data; "": not known
+  std::int64_t samples = 0;  // taken from the data
 };
 void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
                 const Resolved& resolved);
@@ -32,5 +34,7 @@ void check_resume(const TrainConfig& config, const Resolved& resolved);
 
 // The shape of a model, as a checkpoint has it.
 std::string shape_json(const ModelShape& shape);
+// And back. `where` names the checkpoint in errors. Throws DataError for what is no model's.
+ModelShape parse_shape_json(const std::string& json, const std::string& where);
 
 }  // namespace tessera::train

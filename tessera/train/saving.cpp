@@ -14,6 +14,14 @@ std::string value_of(const Extra& extra, const char* key) {
   return found == extra.end() ? std::string() : found->second;
 }
 
+// What decides which samples there are, besides data, seed and length.
+std::string reading(const TrainConfig& config) {
+  std::string order = config.order;
+  if (order == "auto" && config.epochs > 0) order = "shuffle";
+  return str("--order ", order, " --documents ", config.documents, " --pack ", config.pack,
+             " --val-fraction ", config.val_fraction);
+}
+
 SaveOptions save_options(const TrainConfig& config) {
   SaveOptions options;
   options.keep_last = static_cast<int>(config.keep_last);
@@ -35,6 +43,8 @@ Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel&
 void Saver::save(std::int64_t steps, std::int64_t samples) {
   const Extra extra = {{"optimizer", config_.optimizer},
                        {"data", config_.data},
+                       {"reading", reading(config_)},
+                       {"tokenizer", resolved_.tokenizer},
                        {"seq", str(resolved_.seq)},
                        {"global_batch", str(resolved_.global_batch)},
                        {"micro_batch", str(config_.micro_batch)},
@@ -65,12 +75,14 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
   const std::string& folder = loaded.folder;
   const auto was = [&](const char* key) { return value_of(loaded.extra, key); };
   std::vector<std::string> notes;
+  // Checkpoints from before there were other ways of reading say nothing of it.
+  const std::string read = was("reading").empty() ? reading(TrainConfig{}) : was("reading");
   if (loaded.seed != static_cast<std::uint64_t>(config_.seed) || was("data") != config_.data ||
-      was("seq") != str(resolved_.seq)) {
+      was("seq") != str(resolved_.seq) || read != reading(config_)) {
     notes.push_back(str("other samples: ", folder, " was saved with --seed ", loaded.seed,
-                        " --data ", was("data"), " --seq ", was("seq"),
+                        " --data ", was("data"), " --seq ", was("seq"), " ", read,
                         ", and this run has --seed ", config_.seed, " --data ", config_.data,
-                        " --seq ", resolved_.seq));
+                        " --seq ", resolved_.seq, " ", reading(config_)));
   }
   const std::string batch = str(resolved_.global_batch);
   if (!was("global_batch").empty() && was("global_batch") != batch) {
@@ -97,13 +109,10 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
 LoadOptions Saver::load_options() const {
   LoadOptions options;
   options.check = [this](const Loaded& loaded) {
-    check_fits(loaded.folder, {loaded.step, loaded.model, value_of(loaded.extra, "optimizer")},
+    check_fits(loaded.folder,
+               {loaded.step, loaded.model, value_of(loaded.extra, "optimizer"),
+                value_of(loaded.extra, "tokenizer"), loaded.samples},
                config_, resolved_);
-    if (loaded.step > checkpoint::kMostCount / resolved_.global_batch) {
-      throw DataError(str(loaded.folder, ": ", loaded.step, " steps of --global-batch ",
-                          resolved_.global_batch, " take more samples than can be counted (",
-                          checkpoint::kMostCount, ")"));
-    }
   };
   return options;
 }

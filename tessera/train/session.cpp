@@ -52,6 +52,11 @@ std::string ending(Trainer& trainer, const Summary& summary,
     text += str("  pipeline bubble ", fixed(100 * *summary.bubble, 1), "% of the passes; ",
                 fixed(100 * *summary.predicted_bubble, 1), "% if all stages took the same time\n");
   }
+  if (summary.data_prepare_s > 0) {
+    text += str("  data: ", format_time(summary.data_s), " waited for in a step; prepared in ",
+                format_time(summary.data_prepare_s), ", ", fixed(summary.data_rate(), 0),
+                " × as fast as it is trained on\n");
+  }
   text += trainer.graph_note();
   for (const SlowRank& slow : summary.slow_ranks) {
     text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
@@ -88,6 +93,24 @@ void check_device(const TrainConfig& config, const comm::Group& world) {
   }
 }
 
+// Before ranks are started: data that is only read later is not found wrong hours into the run.
+void check_validation(const TrainConfig& config, const Resolved& resolved) {
+  const auto source = make_validation_source(config, resolved);
+  if (!source) return;
+  if (source->vocab() > resolved.model.vocab) {
+    throw UsageError(str("--val-data: ", source->name(), " has ", source->vocab(),
+                         " different tokens; wanted at most the ", resolved.model.vocab,
+                         " of the model"));
+  }
+  if (!source->fingerprint().empty() && !resolved.tokenizer.empty() &&
+      source->fingerprint() != resolved.tokenizer) {
+    throw UsageError(str("--val-data: ", source->name(), " was made with another tokenizer (",
+                         source->fingerprint(), ") than --data ", config.data, " (",
+                         resolved.tokenizer, "); wanted the same"));
+  }
+  source->check(resolved.model.vocab);
+}
+
 }  // namespace
 
 Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int rank) {
@@ -97,7 +120,8 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   const bool writes = rank == 0;
   if (writes && !config.metrics.empty()) held = check_lines(config.metrics, "--metrics");
   if (writes && !config.trace.empty()) check_writable(config.trace, "--trace");
-  make_source(config, resolved);
+  make_source(config, resolved)->check(resolved.model.vocab);
+  check_validation(config, resolved);
   predicted_step(config, resolved);
   check_resume(config, resolved);
   return held;
@@ -120,7 +144,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
                 "measuring only; the loss is that of rank 0.\n");
     }
   }
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = trainer.data_notes();
   const auto resumed = trainer.resume(notes);
   if (speaks) {
     for (const std::string& note : notes) write_all(2, note + "\n");

@@ -45,6 +45,10 @@ void Trace::span(const std::string& name, Time begin, Time end, int micro) {
   keep("compute", {.name = name, .begin = begin, .end = end, .micro = micro});
 }
 
+void Trace::span_on(const std::string& track, const std::string& name, Time begin, Time end) {
+  keep(track, {.name = name, .begin = begin, .end = end});
+}
+
 void Trace::call(const std::string& axis, const comm::Collective& call, Time begin, Time end) {
   // Calls of one queue run one after the other, and messages between two ranks too; but all of
   // these side by side.

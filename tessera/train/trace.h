@@ -28,6 +28,8 @@ class Trace {
   bool keeps() const;  // what comes now
   // Of the track "compute". micro: which micro-batch, -1 if that does not apply.
   void span(const std::string& name, Time begin, Time end, int micro = -1);
+  // Of a track by its name.
+  void span_on(const std::string& track, const std::string& name, Time begin, Time end);
   // Of the track of an axis; sends and receives have one for each peer.
   void call(const std::string& axis, const comm::Collective& call, Time begin, Time end);
 

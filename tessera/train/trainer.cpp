@@ -40,7 +40,7 @@ Trainer::~Trainer() {
 }
 
 std::int64_t Trainer::steps_done() const { return impl_->steps_done(); }
-std::int64_t Trainer::steps_in_all() const { return impl_->resolved.steps; }
+std::int64_t Trainer::steps_in_all() const { return impl_->steps_in_all(); }
 
 std::string Trainer::whereabouts() const {
   std::string text;
@@ -156,6 +156,7 @@ void Trainer::write_trace() const {
   train::write_trace(impl_->config.trace, events);
 }
 
+std::vector<std::string> Trainer::data_notes() const { return impl_->source->notes(); }
 const TrainConfig& Trainer::config() const { return impl_->config; }
 const Resolved& Trainer::resolved() const { return impl_->resolved; }
 const std::vector<StepMetrics>& Trainer::history() const { return impl_->history; }

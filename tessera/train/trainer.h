@@ -64,7 +64,8 @@ class Trainer {
   const TrainConfig& config() const;
   memory::Ledger& ledger() const;  // what this rank holds
   const Resolved& resolved() const;
-  std::string describe() const;  // a few lines: what is going to be trained, and how
+  std::vector<std::string> data_notes() const;  // what of the data is left out or cut
+  std::string describe() const;                 // a few lines: what is going to be trained, and how
   // On a GPU, a line: whether steps ran as a CUDA graph, and if not, why. "" on the CPU.
   std::string graph_note() const;
   const std::vector<StepMetrics>& history() const;  // of the steps that are finished

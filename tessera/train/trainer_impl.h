@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/core/text.h"
+#include "tessera/data/prefetch.h"
 #include "tessera/data/sampler.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/memory/device_limit.h"
@@ -48,7 +49,10 @@ struct Trainer::Impl {
         sampler{resolved.axes.dp(), resolved.grad_accum, config.micro_batch},
         replica(config.comm == "off" ? world.rank() : model.mesh().place().dp()),
         saver(config, resolved, model, config.comm == "off" ? comm::Group() : world),
-        gpu(device.is_cpu() ? -1 : device.index()) {
+        gpu(device.is_cpu() ? -1 : device.index()),
+        data([this](std::uint64_t first) { return make_batches(first); },
+             static_cast<std::uint64_t>(sampler.global_batch()),
+             static_cast<std::size_t>(config.data_ahead)) {
     model.watch([this](const pipeline::Span& span) { on_span(span); });
     for (const auto& [axis, group] : model.groups()) {
       group.observe(std::make_shared<CallListener>(axis, trace, waited));
@@ -62,7 +66,9 @@ struct Trainer::Impl {
   Impl& operator=(const Impl&) = delete;
 
   void launch();
-  std::vector<data::Batch> next_batches();
+  // This rank's part of the step that begins with sample `first`. From a thread of its own.
+  std::vector<data::Batch> make_batches(std::uint64_t first) const;
+  std::vector<MicroBatch> next_batches(double& tokens);
   zero::PendingStep step_on_host(const std::vector<MicroBatch>& batches, double tokens);
   zero::PendingStep step_on_device(const std::vector<MicroBatch>& batches, double tokens);
   void note_memory(bool replayed);
@@ -77,6 +83,7 @@ struct Trainer::Impl {
     return steps * sampler.global_batch() + sample_shift;
   }
   std::int64_t steps_done() const { return steps_before + launched; }
+  std::int64_t steps_in_all() const { return train::steps_in_all(config, resolved, sample_shift); }
   double waited_s() const { return static_cast<double>(waited.load()) * 1e-9; }
   zero::Engine& engine() { return model.engine(); }
 
@@ -117,6 +124,7 @@ struct Trainer::Impl {
   std::int64_t peak_outside_graph = 0;  // bytes, in the last step that allocated any
   MemoryBytes measured;                 // the most of each category where it is looked at
   SentBytes sent;
+  data::Prefetch data;  // last: its thread uses the others
 };
 
 }  // namespace tessera::train

@@ -1,6 +1,8 @@
 // A step of the trainer: its launch, and what is made of it when it is over.
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/ParallelGuard.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,15 +23,19 @@ at::Tensor for_device(const at::Tensor& tensor, c10::Device device) {
   return device.is_cpu() || !tensor.defined() ? tensor : tensor.pin_memory();
 }
 
-// A GPU would fail as a whole, some time later, and say nothing of the token.
-void check_tokens(const at::Tensor& tokens, std::int64_t least, std::int64_t vocabulary,
-                  const char* what) {
-  if (tokens.numel() == 0) return;
-  const auto [low, high] = at::aminmax(tokens);
-  const std::int64_t lowest = low.item<std::int64_t>(), highest = high.item<std::int64_t>();
-  if (lowest >= least && highest < vocabulary) return;
-  throw UsageError(str("a ", what, " is ", lowest < least ? lowest : highest, ", wanted 0 to ",
-                       vocabulary - 1, least < 0 ? ", or -1 for one that does not count" : ""));
+// A GPU would fail as a whole, some time later, and say nothing of the token; ranks that share a
+// vocabulary would each take it for another's.
+void check_tokens(const data::Source& source, std::uint64_t first, const at::Tensor& tokens,
+                  std::int64_t least, std::int64_t vocabulary, std::int64_t ahead) {
+  const auto* const all = tokens.const_data_ptr<data::Token>();
+  const std::int64_t count = tokens.numel();
+  const auto* const bad = std::find_if(
+      all, all + count, [&](data::Token token) { return token < least || token >= vocabulary; });
+  if (bad == all + count) return;
+  const std::int64_t at = bad - all, length = source.seq();
+  throw DataError(str("--data: token ", *bad, " at place ", at % length + ahead, " of ",
+                      source.where(first + static_cast<std::uint64_t>(at / length)),
+                      ": wanted 0 to ", vocabulary - 1, ", as the model has them"));
 }
 
 // What the phases of a GPU add up to.
@@ -91,16 +97,41 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
   trace.span(bubble ? "bubble: " + name : name, span.begin, span.end, span.micro);
 }
 
-std::vector<data::Batch> Trainer::Impl::next_batches() {
+std::vector<data::Batch> Trainer::Impl::make_batches(std::uint64_t first) const {
+  const memory::OwnerScope owner(ledger);
+  const c10::ParallelGuard alone(true);  // no threads besides those that compute
+  if (!device.is_cpu()) c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
   std::vector<data::Batch> batches;
   for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
-    const std::uint64_t first =
-        sampler.first(steps_done(), replica, k) + static_cast<std::uint64_t>(sample_shift);
-    batches.push_back(source->batch(first, sampler.micro_batch));
-    if (device.is_cpu()) continue;
-    check_tokens(batches.back().ids, 0, resolved.model.vocab, "token");
-    check_tokens(batches.back().targets, data::kIgnored, resolved.model.vocab, "target");
+    const std::uint64_t sample = first + sampler.first(0, replica, k);
+    data::Batch batch = source->batch(sample, sampler.micro_batch);
+    check_tokens(*source, sample, batch.ids, 0, resolved.model.vocab, 0);
+    check_tokens(*source, sample, batch.targets, data::kIgnored, resolved.model.vocab, 1);
+    for (at::Tensor* each : {&batch.ids, &batch.targets, &batch.document_starts}) {
+      *each = for_device(*each, device);
+    }
+    batches.push_back(std::move(batch));
   }
+  return batches;
+}
+
+// With the targets of this rank that count.
+std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
+  const HostTime began = host_now();
+  data::Prefetch::Step step = data.take(static_cast<std::uint64_t>(samples(steps_done())));
+  const HostTime end = host_now();
+  now.data_s = seconds_between(began, end);
+  now.data_prepare_s = seconds_between(step.begin, step.end);
+  trace.span("wait: data", began, end);
+  trace.span_on("data", str("data of step ", now.step), step.begin, step.end);
+  std::vector<MicroBatch> batches;
+  std::int64_t predicted = 0, micro = 0;
+  for (data::Batch& batch : step.batches) {
+    predicted += batch.predicted;
+    batches.push_back({std::move(batch.ids), std::move(batch.targets),
+                       std::move(batch.document_starts), sampler.first(0, replica, micro++)});
+  }
+  tokens = static_cast<double>(predicted);
   return batches;
 }
 
@@ -136,7 +167,9 @@ void Trainer::Impl::launch() {
   StepMetrics& out = now;
   out = {};
   out.step = steps_done() + 1;
-  out.lr = config.lr * resolved.schedule.factor(steps_done());
+  LrSchedule schedule = resolved.schedule;
+  schedule.total = steps_in_all();
+  out.lr = config.lr * schedule.factor(steps_done());
   out.tokens = resolved.tokens_per_step();
   const bool replays = model.graphed();
   ledger->reset_peak();
@@ -146,13 +179,8 @@ void Trainer::Impl::launch() {
   const ParallelModel::Sent before = model.sent();
   const HostTime began = host_now();
 
-  std::vector<MicroBatch> batches;
-  std::int64_t predicted = 0;
-  for (const data::Batch& batch : next_batches()) {
-    predicted += batch.predicted;
-    batches.push_back({for_device(batch.ids, device), for_device(batch.targets, device)});
-  }
-  const auto tokens = static_cast<double>(predicted);
+  double tokens = 0;
+  const std::vector<MicroBatch> batches = next_batches(tokens);
   zero::PendingStep step =
       device.is_cpu() ? step_on_host(batches, tokens) : step_on_device(batches, tokens);
   const HostTime end = host_now();

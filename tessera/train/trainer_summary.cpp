@@ -75,10 +75,12 @@ Summary Trainer::summary() {
     out.measured.sent = SentBytes{impl.sent.dp / steps, impl.sent.tp / steps, impl.sent.pp / steps};
   }
   out.params_hash = hex(impl.model.params_hash(), 16);
-  std::vector<double> rates, times;
+  std::vector<double> rates, times, waits, preparations;
   for (const StepMetrics& step : impl.history) {
     rates.push_back(step.tokens_per_s());
     times.push_back(step.step_s);
+    waits.push_back(step.data_s);
+    preparations.push_back(step.data_prepare_s);
     out.skipped += step.skipped ? 1 : 0;
     out.saves += step.save_exposed_s ? 1 : 0;
     out.save_exposed_s += step.save_exposed_s.value_or(0);
@@ -86,6 +88,8 @@ Summary Trainer::summary() {
   if (out.saves > 0) out.save_exposed_s /= static_cast<double>(out.saves);
   out.tokens_per_s = median(std::move(rates));
   out.step_s = median(std::move(times));
+  out.data_s = median(std::move(waits));
+  out.data_prepare_s = median(std::move(preparations));
   out.predicted.step_s = impl.predicted_s;
   out.measured.step_s = out.step_s;
   out.steps = static_cast<std::int64_t>(impl.history.size());

@@ -1,0 +1,187 @@
+#include "tessera/data/data_set.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/text.h"
+#include "tessera/data/interleave.h"
+#include "tessera/data/source.h"
+#include "tessera/data/token_views.h"
+#include "tessera/data/windows.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr const char* kSynthetic = "synthetic";
+// Samples of the synthetic task that are validated on: far from any that is trained, or asked.
+constexpr std::uint64_t kValidation = std::uint64_t{1} << 61, kValidationSamples = 256;
+
+struct Named {
+  std::string path, weight;  // weight: "" if none was given
+};
+
+// "a=0.7,b=0.3", "a,b" or one path, which may have commas and equals signs if it is there.
+std::vector<Named> parse_data(const std::string& text) {
+  if (text == kSynthetic || kind_of_file(text) != "nothing") return {{text, ""}};
+  std::vector<Named> out;
+  for (std::size_t from = 0; from <= text.size();) {
+    const std::size_t comma = std::min(text.find(',', from), text.size());
+    const std::string piece = text.substr(from, comma - from);
+    from = comma + 1;
+    const std::size_t equals = piece.rfind('=');
+    const bool weighed = equals != std::string::npos && kind_of_file(piece) == "nothing";
+    out.push_back(weighed ? Named{piece.substr(0, equals), piece.substr(equals + 1)}
+                          : Named{piece, ""});
+    if (out.back().path.empty()) {
+      throw UsageError(str("--data: got ", quote(text),
+                           ", of which a part has no name; wanted a path, or several with "
+                           "their weights: a=0.7,b=0.3"));
+    }
+  }
+  const auto given =
+      std::count_if(out.begin(), out.end(), [](const Named& each) { return !each.weight.empty(); });
+  if (given != 0 && given != static_cast<std::ptrdiff_t>(out.size())) {
+    throw UsageError(str("--data: got ", quote(text),
+                         ", where some have a weight and others none; wanted all or none"));
+  }
+  return out;
+}
+
+bool is_tokens(const std::string& path) {
+  return path != kSynthetic && (is_token_data(path) || kind_of_file(path) == "a folder");
+}
+
+std::shared_ptr<const TokenData> open_data(const std::string& path, const char* flag) {
+  if (!is_tokens(path)) return text_tokens(path);
+  try {
+    return open_tokens(path);
+  } catch (const UsageError& error) {
+    throw UsageError(str(flag, ": ", error.what()));
+  } catch (const DataError& error) {
+    throw DataError(str(flag, ": ", error.what()));
+  }
+}
+
+Order order_of(const DataOptions& options, const std::string& path) {
+  if (options.order == "sequential") return Order::sequential;
+  if (options.order == "shuffle") return Order::shuffle;
+  const bool walks = options.epochs > 0 || options.pack == "none";
+  if (options.order == "random") {
+    if (walks) {
+      throw UsageError(str("--order: got random with ",
+                           options.epochs > 0 ? "--epochs, which it has none of"
+                                              : "--pack none, whose rows are whole documents",
+                           "; wanted shuffle or sequential"));
+    }
+    return Order::random;
+  }
+  return walks || is_tokens(path) ? Order::shuffle : Order::random;
+}
+
+WindowOptions window_options(const DataOptions& options, std::uint64_t stream) {
+  WindowOptions out;
+  out.seq = options.seq;
+  out.seed = options.seed;
+  out.stream = stream;
+  out.packed = options.pack != "none";
+  out.separate = options.documents == "separate";
+  return out;
+}
+
+// With what shows its tokens to people.
+std::unique_ptr<Source> cut(const std::shared_ptr<const TokenData>& part, const std::string& path,
+                            const TokenData& whole, const WindowOptions& options) {
+  return windows(part, options, is_tokens(path) ? decoder_of(whole) : Decode(decode_bytes));
+}
+
+std::unique_ptr<Source> training_part(const DataOptions& options, const std::string& path,
+                                      std::uint64_t stream) {
+  if (path == kSynthetic) return sorting(options.seq, options.seed);
+  const auto whole = open_data(path, "--data");
+  WindowOptions how = window_options(options, stream);
+  how.order = order_of(options, path);
+  return cut(options.val_fraction > 0 ? split(whole, options.val_fraction).training : whole, path,
+             *whole, how);
+}
+
+std::unique_ptr<Source> validation_part(const DataOptions& options, const std::string& path,
+                                        const char* flag) {
+  if (path == kSynthetic) {
+    return part_of(sorting(options.seq, options.seed), kValidation, kValidationSamples);
+  }
+  const auto whole = open_data(path, flag);
+  WindowOptions how = window_options(options, 0);
+  how.order = Order::sequential;
+  how.tail = true;
+  const bool own = !options.val_data.empty();
+  return cut(own ? whole : split(whole, options.val_fraction).validation, path, *whole, how);
+}
+
+void check_options(const DataOptions& options) {
+  if (!options.val_data.empty() && options.val_fraction > 0) {
+    throw UsageError(str("--val-fraction: got ", options.val_fraction, " with --val-data ",
+                         options.val_data, "; wanted one of the two"));
+  }
+  if (options.val_fraction == 0 && options.epochs == 0) return;
+  for (const Named& each : parse_data(options.data)) {
+    if (each.path != kSynthetic) continue;
+    throw UsageError(str(options.epochs > 0 ? "--epochs" : "--val-fraction", ": got ",
+                         options.epochs > 0 ? str(options.epochs) : str(options.val_fraction),
+                         " with --data synthetic, which has no end; wanted ",
+                         options.epochs > 0 ? "--steps" : "--val-data synthetic"));
+  }
+}
+
+}  // namespace
+
+bool has_tokens(const std::string& data) {
+  const std::vector<Named> all = parse_data(data);
+  return std::any_of(all.begin(), all.end(),
+                     [](const Named& each) { return is_tokens(each.path); });
+}
+
+std::unique_ptr<Source> training_source(const DataOptions& options) {
+  check_options(options);
+  const std::vector<Named> all = parse_data(options.data);
+  if (all.size() == 1) return training_part(options, all.front().path, 0);
+  std::vector<std::unique_ptr<Source>> sources;
+  std::vector<std::string> texts;
+  std::vector<std::uint64_t> counts;
+  for (const Named& each : all) {
+    sources.push_back(training_part(options, each.path, sources.size()));
+    texts.push_back(each.weight);
+    counts.push_back(sources.back()->samples_per_epoch());
+    if (each.weight.empty() && counts.back() == 0) {
+      throw UsageError(str("--data: ", each.path,
+                           " has no end, so that it needs a weight, as in a=0.7,b=0.3",
+                           each.path == kSynthetic ? "" : ", or --order shuffle"));
+    }
+  }
+  const bool weighed = !texts.front().empty();
+  return mixture(std::move(sources),
+                 weighed ? whole_weights(texts, "--data") : weights_of_counts(std::move(counts)));
+}
+
+std::unique_ptr<Source> validation_source(const DataOptions& options) {
+  check_options(options);
+  const bool own = !options.val_data.empty();
+  if (!own && options.val_fraction == 0) return nullptr;
+  std::vector<std::unique_ptr<Source>> sources;
+  for (const Named& each : parse_data(own ? options.val_data : options.data)) {
+    sources.push_back(validation_part(options, each.path, own ? "--val-data" : "--data"));
+  }
+  auto all =
+      sources.size() == 1 ? std::move(sources.front()) : one_after_another(std::move(sources));
+  const std::uint64_t count = all->samples_per_epoch();
+  return part_of(std::move(all), 0, count);
+}
+
+DataFacts facts_of(const DataOptions& options) {
+  const auto source = training_source(options);
+  return {source->vocab(), source->fingerprint(), source->samples_per_epoch()};
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,137 @@
+#include "tessera/data/token_views.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/data/mapped_file.h"
+#include "tessera/data/printable.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr std::size_t kLookedAt = 16 << 20;  // bytes: enough to tell a text from something else
+
+// Images, archives and the like train as well as texts do, to no use.
+void refuse_binary(std::span<const unsigned char> bytes, const std::string& path) {
+  bytes = bytes.first(std::min(bytes.size(), kLookedAt));
+  for (std::size_t at = 0; at < bytes.size();) {
+    const std::size_t length = bytes[at] == 0 ? 0 : valid_length(bytes.subspan(at));
+    if (length == 0) {
+      constexpr const char* kHex = "0123456789abcdef";
+      throw DataError(str("--data: ", quote(path), " is no text: the byte at offset ", at, " is 0x",
+                          kHex[bytes[at] >> 4], kHex[bytes[at] & 15],
+                          bytes[at] == 0 ? "" : ", which is not UTF-8 there",
+                          "; wanted a text in UTF-8 (iconv converts other encodings)"));
+    }
+    at += length;
+  }
+}
+
+class TextTokens final : public TokenData {
+ public:
+  explicit TextTokens(std::string path)
+      : path_(std::move(path)),
+        file_(open_regular(path_,
+                           "synthetic or a text file, a .bin of tokens, or a folder that tessera "
+                           "data prepare has finished",
+                           "--data"),
+              path_) {
+    refuse_binary(bytes(), path_);
+  }
+
+  std::string path() const override { return path_; }
+  std::uint64_t tokens() const override { return file_.size(); }
+  std::uint64_t documents() const override { return file_.size() > 0 ? 1 : 0; }
+  std::int64_t vocab() const override { return 256; }
+  std::string fingerprint() const override { return ""; }
+  std::uint64_t bytes_of_text() const override { return file_.size(); }
+  bool masked() const override { return false; }
+  Document document(std::uint64_t) const override { return {0, file_.size()}; }
+  std::uint64_t document_at(std::uint64_t) const override { return 0; }
+  void read(std::uint64_t begin, std::span<std::int64_t> out) const override {
+    const auto from = bytes().subspan(begin, out.size());
+    std::copy(from.begin(), from.end(), out.begin());
+  }
+  void read_mask(std::uint64_t, std::span<std::uint8_t> out) const override {
+    std::fill(out.begin(), out.end(), std::uint8_t{1});
+  }
+
+ private:
+  std::span<const unsigned char> bytes() const {
+    return {reinterpret_cast<const unsigned char*>(file_.bytes().data()), file_.bytes().size()};
+  }
+
+  std::string path_;
+  MappedFile file_;
+};
+
+// Tokens [begin, end) of others, which begin and end documents where there are several.
+class PartOfTokens final : public TokenData {
+ public:
+  PartOfTokens(std::shared_ptr<const TokenData> all, std::uint64_t begin, std::uint64_t end)
+      : all_(std::move(all)), begin_(begin), end_(end), first_(all_->document_at(begin)) {
+    documents_ = all_->document_at(end - 1) - first_ + 1;
+  }
+
+  std::string path() const override { return all_->path(); }
+  std::uint64_t tokens() const override { return end_ - begin_; }
+  std::uint64_t documents() const override { return documents_; }
+  std::int64_t vocab() const override { return all_->vocab(); }
+  std::string fingerprint() const override { return all_->fingerprint(); }
+  std::uint64_t bytes_of_text() const override {
+    const double share = static_cast<double>(tokens()) / static_cast<double>(all_->tokens());
+    return static_cast<std::uint64_t>(
+        std::llround(share * static_cast<double>(all_->bytes_of_text())));
+  }
+  bool masked() const override { return all_->masked(); }
+  Document document(std::uint64_t number) const override {
+    const Document whole = all_->document(first_ + number);
+    return {std::max(whole.begin, begin_) - begin_, std::min(whole.end, end_) - begin_};
+  }
+  std::uint64_t document_at(std::uint64_t token) const override {
+    return all_->document_at(begin_ + token) - first_;
+  }
+  void read(std::uint64_t begin, std::span<std::int64_t> out) const override {
+    all_->read(begin_ + begin, out);
+  }
+  void read_mask(std::uint64_t begin, std::span<std::uint8_t> out) const override {
+    all_->read_mask(begin_ + begin, out);
+  }
+
+ private:
+  std::shared_ptr<const TokenData> all_;
+  std::uint64_t begin_, end_, first_;
+  std::uint64_t documents_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<const TokenData> text_tokens(const std::string& path) {
+  return std::make_shared<TextTokens>(path);
+}
+
+SplitTokens split(const std::shared_ptr<const TokenData>& data, double fraction) {
+  const std::uint64_t all = data->tokens();
+  std::uint64_t at =
+      all -
+      std::min(all, static_cast<std::uint64_t>(std::llround(fraction * static_cast<double>(all))));
+  if (data->documents() > 1 && at < all) {
+    const Document there = data->document(data->document_at(at));
+    at = there.begin > 0 ? there.begin : there.end;
+  }
+  if (at == 0 || at >= all) {
+    throw DataError(str("--val-fraction: got ", fraction, ", but ", quote(data->path()), " has ",
+                        plural(static_cast<std::int64_t>(data->documents()), "document"), " and ",
+                        plural(static_cast<std::int64_t>(all), "token"),
+                        ", which leaves nothing on one side; wanted another share, or --val-data"));
+  }
+  return {std::make_shared<PartOfTokens>(data, 0, at),
+          std::make_shared<PartOfTokens>(data, at, all)};
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,103 @@
+#include "tessera/data/prefetch.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tests/text.h"
+
+namespace tessera::data {
+namespace {
+
+std::vector<Batch> batch_of(std::uint64_t first) {
+  return {{at::full({1}, static_cast<std::int64_t>(first), at::kLong), {}, 0}};
+}
+std::uint64_t number(const Prefetch::Step& step) {
+  return static_cast<std::uint64_t>(step.batches.at(0).ids.item<std::int64_t>());
+}
+
+TEST(Prefetch, GivesTheStepsInOrder) {
+  for (const std::size_t ahead : {0, 1, 2, 5}) {
+    Prefetch data(batch_of, 8, ahead);
+    for (std::uint64_t step = 0; step < 50; ++step)
+      EXPECT_EQ(number(data.take(8 * step)), 8 * step);
+    // Back, and on from another number, as after a resumption with another batch.
+    for (std::uint64_t step = 0; step < 20; ++step) {
+      EXPECT_EQ(number(data.take(80 + 8 * step)), 80 + 8 * step);
+    }
+    EXPECT_EQ(number(data.take(3)), 3u);
+    EXPECT_EQ(number(data.take(11)), 11u);
+  }
+}
+
+// It prepares so many steps, and no more.
+TEST(Prefetch, StaysSoFarAhead) {
+  constexpr std::size_t kAhead = 3;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t most = 0;
+  Prefetch data(
+      [&](std::uint64_t first) {
+        const std::lock_guard lock(mutex);
+        most = std::max(most, first);
+        changed.notify_all();
+        return batch_of(first);
+      },
+      1, kAhead);
+  for (std::uint64_t step = 0; step < 20; ++step) {
+    data.take(step);
+    std::unique_lock lock(mutex);
+    // All that it may prepare gets prepared.
+    EXPECT_TRUE(
+        changed.wait_for(lock, std::chrono::seconds(60), [&] { return most >= step + kAhead; }));
+    EXPECT_EQ(most, step + kAhead);
+  }
+}
+
+// What goes wrong is thrown for its step, with its text; those before come first.
+TEST(Prefetch, ErrorsBelongToTheirStep) {
+  for (const std::size_t ahead : {0, 1, 4}) {
+    std::atomic<bool> bad{true};
+    Prefetch data(
+        [&](std::uint64_t first) {
+          if (first == 3 && bad) throw DataError("document 7 is broken");
+          return batch_of(first);
+        },
+        1, ahead);
+    for (std::uint64_t step = 0; step < 3; ++step) EXPECT_EQ(number(data.take(step)), step);
+    EXPECT_EQ(error_of([&] { data.take(3); }), "document 7 is broken");
+    EXPECT_THROW(data.take(3), DataError);
+    bad = false;
+    EXPECT_EQ(number(data.take(3)), 3u);
+    EXPECT_EQ(number(data.take(4)), 4u);
+  }
+}
+
+TEST(Prefetch, EndsWhileItIsBusy) {
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> running{0};
+    {
+      Prefetch data(
+          [&](std::uint64_t first) {
+            ++running;
+            auto out = batch_of(first);
+            --running;
+            return out;
+          },
+          1, 4);
+      if (round % 2 == 0) data.take(0);
+    }
+    EXPECT_EQ(running, 0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::data
