@@ -1,0 +1,258 @@
+#include "tessera/huggingface/export.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/checkpoint/dtype.h"
+#include "tessera/checkpoint/safetensors_writer.h"
+#include "tessera/checkpoint/strict_json.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/index.h"
+#include "tessera/core/text.h"
+#include "tessera/huggingface/config.h"
+#include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/shape_json.h"
+
+namespace tessera::huggingface {
+namespace {
+
+using checkpoint::bytes_of;
+using checkpoint::Checkpoint;
+using checkpoint::Outgoing;
+using checkpoint::Rounding;
+
+constexpr std::int64_t kMostBytesCopied = std::int64_t{512} << 20;
+
+const char* torch_name(DType dtype) {
+  return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
+}
+
+// Gives a piece of a parameter, as the folder has it, from the checkpoint.
+class PieceSource {
+ public:
+  PieceSource(Checkpoint& from, std::string param, const Piece& piece, std::int64_t width,
+              DType dtype, checkpoint::BytesDone done)
+      : from_(from),
+        want_{std::move(param), "param", dtype, {}, nullptr},
+        piece_(piece),
+        width_(width),
+        done_(std::move(done)) {}
+
+  const std::byte* operator()(std::int64_t offset, std::int64_t bytes, std::byte* staging) {
+    done_(bytes);
+    const std::int64_t size = bytes_of(want_.dtype);
+    if (!piece_.transposed) {
+      load(piece_.row * width_ + offset / size, bytes / size, staging);
+      return staging;
+    }
+    // Of these there is one in memory at a time: a linear of GPT-2, some megabytes.
+    if (offset == 0) fill();
+    const std::byte* const at = turned_.data() + offset;
+    if (offset + bytes < static_cast<std::int64_t>(turned_.size())) return at;
+    std::memcpy(staging, at, as_size(bytes));
+    turned_ = {};
+    return staging;
+  }
+
+ private:
+  void load(std::int64_t begin, std::int64_t count, std::byte* into) {
+    want_.runs = {{begin, 0, count}};
+    want_.into = into;
+    from_.load({want_}, Rounding::nearest);
+  }
+  void fill() {
+    const std::int64_t size = bytes_of(want_.dtype), rows = piece_.rows;
+    std::vector<std::byte> plain(as_size(rows * width_ * size));
+    load(piece_.row * width_, rows * width_, plain.data());
+    turned_.resize(plain.size());
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t column = 0; column < width_; ++column) {
+        std::memcpy(turned_.data() + (column * rows + row) * size,
+                    plain.data() + (row * width_ + column) * size, as_size(size));
+      }
+    }
+  }
+
+  Checkpoint& from_;
+  checkpoint::WantedShard want_;
+  const Piece piece_;
+  const std::int64_t width_;
+  const checkpoint::BytesDone done_;
+  std::vector<std::byte> turned_;
+};
+
+// The model's parameters, and no others, are in the checkpoint.
+void check_params(const Checkpoint& from, const std::vector<ParamPieces>& params) {
+  std::vector<std::string> problems;
+  std::set<std::string> known;
+  for (const ParamPieces& param : params) {
+    known.insert(param.param);
+    const ParamSpec* const spec = from.find(param.param);
+    if (spec == nullptr) {
+      problems.push_back("missing " + param.param);
+    } else if (spec->shape != param.shape) {
+      problems.push_back(param.param + " has another shape");
+    } else if (!from.states(param.param).contains("param")) {
+      problems.push_back(param.param + " has no state \"param\"");
+    }
+  }
+  for (const ParamSpec& spec : from.about().params) {
+    if (!known.contains(spec.name)) problems.push_back("extra " + spec.name);
+  }
+  if (problems.empty()) return;
+  throw UsageError(
+      str(from.folder(), ": its parameters are not those of its model: ", join(problems, ", ")));
+}
+
+// The config.json that the model came with, if it still says what the model is: it has more to tell
+// (ids of special tokens) than the shape has.
+std::string config_text(const ModelShape& shape, const std::string& companions, DType dtype) {
+  const std::string fresh = config_json(shape, torch_name(dtype));
+  const std::string path = companions + "/" + kConfigName;
+  if (companions.empty() || !has_config(companions)) return fresh;
+  const std::string text = read_small_file(path, kMostBytesCopied);
+  try {
+    if (shape_json(parse_config(text, path).shape) != shape_json(parse_config(fresh, path).shape)) {
+      return fresh;
+    }
+  } catch (const DataError&) {
+    return fresh;  // the folder of a tokenizer may have one of another kind
+  }
+  auto kept = nlohmann::ordered_json::parse(text);
+  kept.erase("dtype");
+  kept["torch_dtype"] = torch_name(dtype);
+  return kept.dump(2) + "\n";
+}
+
+struct FilePlan {
+  std::vector<Outgoing> tensors;
+  std::int64_t bytes = 0;
+};
+
+std::vector<FilePlan> plan_files(Checkpoint& from, const std::vector<ParamPieces>& params,
+                                 const FolderOptions& options) {
+  std::vector<FilePlan> plans(1);
+  const auto done = [told = options.told,
+                     total = std::make_shared<std::int64_t>(0)](std::int64_t bytes) {
+    *total += bytes;
+    if (told) told(*total);
+  };
+  for (const ParamPieces& param : params) {
+    const DType stored = from.states(param.param).at("param");
+    const DType dtype = options.dtype.value_or(stored);
+    if (!checkpoint::convertible(stored, dtype)) {
+      throw UsageError(str("parameter ", quote(param.param), " is ",
+                           checkpoint::stored_name(stored), ", which cannot be written as ",
+                           checkpoint::stored_name(dtype)));
+    }
+    const std::int64_t width = param.shape.size() > 1 ? param.shape[1] : 1;
+    for (const Piece& piece : param.pieces) {
+      const std::int64_t bytes = piece.rows * width * bytes_of(dtype);
+      if (plans.back().bytes > 0 && plans.back().bytes + bytes > options.shard_bytes) {
+        plans.emplace_back();
+      }
+      Outgoing& out = plans.back().tensors.emplace_back();
+      plans.back().bytes += bytes;
+      out.entry.name = piece.tensor;
+      out.entry.dtype = dtype;
+      out.entry.shape = piece.shape;
+      out.source = PieceSource(from, param.param, piece, width, dtype, done);
+    }
+  }
+  return plans;
+}
+
+std::string shard_name(std::size_t i, std::size_t count) {
+  if (count == 1) return kModelName;
+  char text[64];
+  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, count);
+  return text;
+}
+
+// Where the folder may appear, without slashes behind its name.
+std::string target_of(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const std::string kind = kind_of_file(path);
+  if (kind == "nothing") return path;
+  if (kind != "a folder")
+    throw UsageError(str(path, " is ", kind, "; wanted the name of a new folder"));
+  if (!checkpoint::local_files()->list(path).empty()) {
+    throw UsageError(
+        str(path, " is there already, and not empty; wanted the name of a new folder"));
+  }
+  return path;
+}
+
+}  // namespace
+
+WrittenFolder export_folder(Checkpoint& from, const std::string& path,
+                            const FolderOptions& options) {
+  const std::string target = target_of(path);
+  if (options.shard_bytes < 1) {
+    throw UsageError(str("--shard-size: got ", options.shard_bytes, ", wanted at least 1 byte"));
+  }
+  if (!options.tokenizer.empty() && kind_of_file(options.tokenizer) != "a folder") {
+    throw UsageError(str("--tokenizer: ", quote(options.tokenizer), " is ",
+                         kind_of_file(options.tokenizer), "; wanted a folder"));
+  }
+  const ModelShape shape = parse_shape(from.about().model, from.folder());
+  family_of(shape);  // throws for what is of none
+  const std::vector<ParamPieces> params = pieces_of(shape);
+  check_params(from, params);
+  const std::string companions =
+      options.tokenizer.empty() ? companions_of(from.folder()) : options.tokenizer;
+  std::vector<FilePlan> plans = plan_files(from, params, options);
+  const DType dtype = plans.front().tensors.front().entry.dtype;
+
+  checkpoint::FileSystem& files = *options.files;
+  const std::size_t slash = target.rfind('/');
+  const std::string above = slash == std::string::npos ? "." : target.substr(0, slash + 1);
+  const std::string draft = str(above, "/.tmp-", target.substr(slash + 1), "-", ::getpid());
+  checkpoint::remove_tree(files, draft);
+  files.make_folder(draft);
+  WrittenFolder written;
+  try {
+    nlohmann::ordered_json index;
+    index["metadata"]["total_size"] = 0;
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      const std::string name = shard_name(i, plans.size());
+      checkpoint::write_safetensors(files, draft + "/" + name, plans[i].tensors,
+                                    {{"format", "pt"}});
+      for (const Outgoing& tensor : plans[i].tensors) index["weight_map"][tensor.entry.name] = name;
+      written.bytes += plans[i].bytes;
+      ++written.files;
+    }
+    index["metadata"]["total_size"] = written.bytes;
+    if (plans.size() > 1) {
+      checkpoint::write_text(files, draft + "/" + kIndexName, index.dump(2) + "\n");
+    }
+    checkpoint::write_text(files, draft + "/" + kConfigName, config_text(shape, companions, dtype));
+    if (!companions.empty()) {
+      for (const std::string& name : companion_names()) {
+        if (kind_of_file(companions + "/" + name) != "a regular file") continue;
+        checkpoint::write_text(files, draft + "/" + name,
+                               checkpoint::read_text(*checkpoint::local_files(),
+                                                     file_in(companions, name), kMostBytesCopied));
+        written.companions.push_back(name);
+      }
+    }
+    files.sync_folder(draft);
+    files.rename(draft, target);
+    files.sync_folder(above);
+  } catch (const std::exception&) {
+    try {
+      checkpoint::remove_tree(files, draft);
+    } catch (const DataError&) {  // the first error is the one to tell
+    }
+    throw;
+  }
+  return written;
+}
+
+}  // namespace tessera::huggingface

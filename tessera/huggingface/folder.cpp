@@ -1,0 +1,206 @@
+#include "tessera/huggingface/folder.h"
+
+#include <climits>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/checkpoint/strict_json.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/text.h"
+
+namespace tessera::huggingface {
+namespace {
+
+using checkpoint::stored_name;
+
+constexpr std::int64_t kMostIndexBytes = std::int64_t{256} << 20;
+constexpr std::size_t kMostFiles = 10'000;
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (const std::int64_t size : shape) sizes.push_back(std::to_string(size));
+  return str("[", join(sizes, ", "), "]");
+}
+
+// The path without links and dots, or "" where nothing is.
+std::string real_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> found(::realpath(path.c_str(), nullptr),
+                                                          &std::free);
+  return found ? std::string(found.get()) : std::string();
+}
+
+std::string parent(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+bool read_dtype(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+void check_name(const std::string& name, const std::string& where) {
+  const bool plain = !name.empty() && name.size() <= NAME_MAX &&
+                     name.find('/') == std::string::npos && name.find('\0') == std::string::npos &&
+                     name.ends_with(".safetensors") && name.front() != '.';
+  if (plain) return;
+  throw DataError(str(where, ": a tensor is said to lie in ", quote(name),
+                      "; wanted the name of a .safetensors file in the same folder"));
+}
+
+}  // namespace
+
+std::string file_in(const std::string& folder, const std::string& name) {
+  const std::string path = folder + "/" + name;
+  const std::string top = real_path(folder), real = real_path(path);
+  if (top.empty()) throw DataError(str(folder, " is not there"));
+  if (real.empty()) throw DataError(str(path, " is not there"));
+  const auto within = [&](const std::string& place) { return real.starts_with(place + "/"); };
+  if (within(top)) return real;
+  const std::string above = parent(top);
+  if (above.ends_with("/snapshots") && within(parent(above) + "/blobs")) return real;
+  throw DataError(
+      str(path, " is a link to ", real, ", outside of its folder; put the file itself there"));
+}
+
+std::map<std::string, std::string> parse_index(std::string_view json, const std::string& where) {
+  const nlohmann::json index = checkpoint::parse_strictly(json, 16, where);
+  const auto wrong = [&](const std::string& what) {
+    throw DataError(str(where, " ", what, "; wanted \"weight_map\", the file of each tensor"));
+  };
+  if (!index.is_object() || !index.contains("weight_map")) wrong("has no \"weight_map\"");
+  const nlohmann::json& files = index["weight_map"];
+  if (!files.is_object() || files.empty())
+    wrong("has a \"weight_map\" that is no object, or empty");
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, file] : files.items()) {
+    if (!file.is_string()) wrong(str("gives no file for ", quote(tensor)));
+    check_name(file.get_ref<const std::string&>(), where);
+    out[tensor] = file.get<std::string>();
+  }
+  return out;
+}
+
+Folder::Folder(const std::string& path) : path_(path), config_(read_config(path)) {
+  open_files();
+  check_tensors();
+}
+
+void Folder::open(const std::string& name) {
+  OpenFile& file = files_.emplace_back();
+  file.path = path_ + "/" + name;
+  file.file = checkpoint::local_files()->open(file_in(path_, name));
+  file.header = checkpoint::read_header(*file.file, file.path);
+}
+
+void Folder::open_files() {
+  const std::string single = path_ + "/" + kModelName, index = path_ + "/" + kIndexName;
+  std::map<std::string, std::string> where;
+  if (kind_of_file(single) != "nothing") {
+    open(kModelName);
+  } else if (kind_of_file(index) != "nothing") {
+    where = parse_index(read_small_file(file_in(path_, kIndexName), kMostIndexBytes), index);
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : where) names.insert(file);
+    if (names.size() > kMostFiles) {
+      throw DataError(str(index, " names ", names.size(), " files; wanted at most ", kMostFiles));
+    }
+    std::vector<std::string> missing;
+    for (const std::string& name : names) {
+      if (kind_of_file(path_ + "/" + name) == "nothing") missing.push_back(name);
+    }
+    if (!missing.empty()) {
+      throw DataError(str(path_, " lacks files that its index names: ", join(missing, ", ")));
+    }
+    for (const std::string& name : names) open(name);
+  } else {
+    const bool older = kind_of_file(path_ + "/pytorch_model.bin") != "nothing" ||
+                       kind_of_file(path_ + "/pytorch_model.bin.index.json") != "nothing";
+    throw DataError(str(path_, " has no ", kModelName, " and no ", kIndexName,
+                        older ? "; its pytorch_model.bin is not read: save_pretrained() of a "
+                                "newer transformers writes safetensors"
+                              : "; wanted a folder that save_pretrained() wrote"));
+  }
+  std::vector<std::string> problems;
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    for (const checkpoint::TensorEntry& entry : files_[i].header.tensors) {
+      const auto listed = where.find(entry.name);
+      const bool here = where.empty() ||
+                        (listed != where.end() && files_[i].path == path_ + "/" + listed->second);
+      if (!here) {
+        problems.push_back(str("  ", files_[i].path, " has ", entry.name, " ",
+                               shape_text(entry.shape), ", which the index ",
+                               listed == where.end() ? "does not name" : "puts elsewhere"));
+      } else {
+        tensors_[entry.name] = {&entry, i};
+      }
+    }
+  }
+  for (const auto& [tensor, file] : where) {
+    if (!tensors_.contains(tensor)) {
+      problems.push_back(str("  ", path_, "/", file, " lacks ", tensor));
+    }
+  }
+  if (!problems.empty()) {
+    throw DataError(str(index, " does not fit its files:\n", join(problems, "\n")));
+  }
+}
+
+void Folder::check_tensors() {
+  const std::string prefix = prefix_of(shape());
+  // Files of the model without its head have no prefix.
+  bool prefixed = false;
+  for (const auto& [name, place] : tensors_) prefixed = prefixed || name.starts_with(prefix);
+  std::set<std::string> used;
+  std::vector<std::string> missing, others;
+  for (ParamPieces& param : pieces_of(shape())) {
+    for (Piece& piece : param.pieces) {
+      if (!prefixed && piece.tensor.starts_with(prefix)) piece.tensor.erase(0, prefix.size());
+      const auto found = tensors_.find(piece.tensor);
+      if (found == tensors_.end()) {
+        missing.push_back(str("  missing ", piece.tensor, " ", shape_text(piece.shape)));
+        continue;
+      }
+      used.insert(piece.tensor);
+      const checkpoint::TensorEntry& entry = *found->second.entry;
+      if (entry.shape != piece.shape) {
+        others.push_back(str("  ", piece.tensor, " is ", shape_text(entry.shape), ", wanted ",
+                             shape_text(piece.shape)));
+      }
+      if (!read_dtype(entry.dtype)) {
+        others.push_back(
+            str("  ", piece.tensor, " is ", stored_name(entry.dtype), ", wanted F32, BF16 or F16"));
+      } else if (bytes_ == 0 || size_of(entry.dtype) > size_of(dtype_)) {
+        dtype_ = entry.dtype;
+      }
+      bytes_ += entry.bytes();
+    }
+    const std::string name = param.param;
+    params_.emplace(name, std::move(param));
+  }
+  for (const auto& [name, place] : tensors_) {
+    if (used.contains(name) || is_buffer(shape(), name)) continue;
+    if (shape().tied && name == "lm_head.weight") {  // a copy of the embedding
+      const std::vector<std::int64_t> wanted = {shape().vocab, shape().hidden};
+      if (place.entry->shape != wanted) {
+        others.push_back(str("  ", name, " is ", shape_text(place.entry->shape), ", wanted ",
+                             shape_text(wanted)));
+      }
+      continue;
+    }
+    others.push_back(str("  extra ", name, " ", shape_text(place.entry->shape), " ",
+                         stored_name(place.entry->dtype)));
+  }
+  if (missing.empty() && others.empty()) return;
+  missing.insert(missing.end(), others.begin(), others.end());
+  throw DataError(str(path_, ": the tensors are not those of its config.json (", config_.family,
+                      ", ", plural(shape().layers, "layer"), "):\n", join(missing, "\n")));
+}
+
+const std::vector<std::int64_t>& Folder::shape_of(const std::string& param) const {
+  const auto found = params_.find(param);
+  if (found == params_.end()) {
+    throw UsageError(str(path_, " has no parameter ", quote(param)));
+  }
+  return found->second.shape;
+}
+
+}  // namespace tessera::huggingface

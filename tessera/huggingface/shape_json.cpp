@@ -1,0 +1,117 @@
+#include "tessera/huggingface/shape_json.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/checkpoint/strict_json.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::huggingface {
+namespace {
+
+using Kind = RotaryScaling::Kind;
+
+// By the words that name() gives.
+template <typename Enum>
+Enum named(const nlohmann::json& word, std::initializer_list<Enum> all) {
+  for (const Enum each : all) {
+    if (word.get<std::string>() == name(each)) return each;
+  }
+  throw UsageError(str("got ", word.dump(), ", which is none of the words for it"));
+}
+
+template <typename T>
+void take(const nlohmann::json& json, const char* key, T& into) {
+  if (const auto it = json.find(key); it != json.end()) into = it->get<T>();
+}
+
+Biases biases_of(const nlohmann::json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  return {json.at("qkv").get<bool>(), json.at("out").get<bool>(), json.at("mlp").get<bool>(),
+          json.at("norm").get<bool>()};
+}
+
+}  // namespace
+
+std::string shape_json(const ModelShape& shape) {
+  const RotaryScaling& scaled = shape.rotary_scaling;
+  nlohmann::json scaling = {{"kind", name(scaled.kind)}};
+  if (scaled.kind != Kind::none) scaling["factor"] = scaled.factor;
+  if (scaled.kind == Kind::llama3) {
+    scaling["low_freq_factor"] = scaled.low_freq_factor;
+    scaling["high_freq_factor"] = scaled.high_freq_factor;
+    scaling["original_positions"] = scaled.original_positions;
+  }
+  const Biases& has = shape.biases;
+  const nlohmann::json biases = {
+      {"qkv", has.qkv}, {"out", has.out}, {"mlp", has.mlp}, {"norm", has.norm}};
+  const nlohmann::json json = {{"name", shape.name},
+                               {"layers", shape.layers},
+                               {"hidden", shape.hidden},
+                               {"heads", shape.heads},
+                               {"kv_heads", shape.kv_heads},
+                               {"ffn", shape.ffn},
+                               {"vocab", shape.vocab},
+                               {"positions", shape.positions},
+                               {"swiglu", shape.swiglu},
+                               {"biases", biases},
+                               {"tied", shape.tied},
+                               {"rotary_base", shape.rotary_base},
+                               {"norm_eps", shape.norm_eps},
+                               {"head_width", shape.head_width},
+                               {"activation", name(shape.activation)},
+                               {"rotary_scaling", scaling},
+                               {"window", shape.window},
+                               {"window_from", shape.window_from},
+                               {"context", shape.context}};
+  return json.dump();
+}
+
+ModelShape parse_shape(std::string_view text, const std::string& where) {
+  const nlohmann::json json = checkpoint::parse_strictly(text, 8, where);
+  if (!json.is_object() || !json.contains("layers")) {
+    throw DataError(
+        str(where, " does not say what model it has: it was not saved by tessera train"));
+  }
+  ModelShape shape;
+  try {
+    take(json, "name", shape.name);
+    for (const auto& [key, member] :
+         {std::pair("layers", &ModelShape::layers), std::pair("hidden", &ModelShape::hidden),
+          std::pair("heads", &ModelShape::heads), std::pair("kv_heads", &ModelShape::kv_heads),
+          std::pair("ffn", &ModelShape::ffn), std::pair("vocab", &ModelShape::vocab),
+          std::pair("positions", &ModelShape::positions)}) {
+      shape.*member = json.at(key).get<std::int64_t>();
+    }
+    take(json, "swiglu", shape.swiglu);
+    if (json.contains("biases")) shape.biases = biases_of(json["biases"]);
+    take(json, "tied", shape.tied);
+    take(json, "rotary_base", shape.rotary_base);
+    take(json, "norm_eps", shape.norm_eps);
+    take(json, "head_width", shape.head_width);
+    if (json.contains("activation")) {
+      shape.activation =
+          named(json["activation"], {Activation::gelu_tanh, Activation::gelu, Activation::relu});
+    }
+    if (json.contains("rotary_scaling")) {
+      const nlohmann::json& scaling = json["rotary_scaling"];
+      RotaryScaling& into = shape.rotary_scaling;
+      into.kind = named(scaling.at("kind"), {Kind::none, Kind::linear, Kind::llama3});
+      take(scaling, "factor", into.factor);
+      take(scaling, "low_freq_factor", into.low_freq_factor);
+      take(scaling, "high_freq_factor", into.high_freq_factor);
+      take(scaling, "original_positions", into.original_positions);
+    }
+    take(json, "window", shape.window);
+    take(json, "window_from", shape.window_from);
+    take(json, "context", shape.context);
+    check(shape);
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(str(where, ": the shape of its model cannot be read: ", error.what()));
+  } catch (const UsageError& error) {
+    throw DataError(str(where, ": no model has such a shape: ", error.what()));
+  }
+  return shape;
+}
+
+}  // namespace tessera::huggingface
