@@ -1,5 +1,6 @@
 #include "tessera/core/model_shape.h"
 
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -80,6 +81,33 @@ std::int64_t ModelShape::final_norm_params() const { return (biases.norm ? 2 : 1
 std::int64_t ModelShape::head_params() const { return tied ? 0 : vocab * hidden; }
 std::int64_t ModelShape::params() const {
   return block_params() + embedding_params() + final_norm_params() + head_params();
+}
+
+std::vector<double> rotary_rates(std::int64_t width, double base, const RotaryScaling& scaling) {
+  using Kind = RotaryScaling::Kind;
+  constexpr float two_pi = 6.28318530717958647692f;
+  const auto factor = static_cast<float>(scaling.factor);
+  const auto low = static_cast<float>(scaling.low_freq_factor);
+  const auto high = static_cast<float>(scaling.high_freq_factor);
+  const auto original = static_cast<float>(scaling.original_positions);
+  std::vector<double> rates;
+  for (std::int64_t i = 0; i < width / 2; ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(width);
+    // pow in fp64 and rounded: what a good pow of fp32 gives.
+    float rate = 1.0f / static_cast<float>(std::pow(base, double{exponent}));
+    if (scaling.kind == Kind::linear) rate /= factor;
+    if (scaling.kind == Kind::llama3) {
+      const float wave = two_pi / rate;
+      if (wave > original / low) {
+        rate /= factor;
+      } else if (!(wave < original / high)) {
+        const float smooth = (original / wave - low) / (high - low);
+        rate = (1 - smooth) * rate / factor + smooth * rate;
+      }
+    }
+    rates.push_back(rate);
+  }
+  return rates;
 }
 
 const std::vector<ModelShape>& model_shapes() {

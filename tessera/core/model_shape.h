@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/lora.h"
+
 namespace tessera {
 
 // Which linears have biases, and whether norms have a shift: LayerNorm with, RMSNorm without.
@@ -62,6 +64,7 @@ struct ModelShape {
   std::int64_t window_from = 0;
   std::int64_t context = 0;  // rotary: the longest sequence it is made for; 0: nothing said
   double init_range = 0.02;  // the deviation of matrices at the start
+  Lora lora = {};            // [Note: adapters]; what follows counts the model without them
 
   std::int64_t head_dim() const { return head_width > 0 ? head_width : hidden / heads; }
   std::int64_t q_width() const { return heads * head_dim(); }  // of all queries
@@ -78,6 +81,11 @@ struct ModelShape {
   std::int64_t head_params() const;        // 0 if tied
   std::int64_t params() const;
 };
+
+// How far pair i of a head turns from one token to the next: base^(-2i / width), scaled. Computed
+// in fp32 as Hugging Face's models do, which have learned with exactly these.
+std::vector<double> rotary_rates(std::int64_t width, double base,
+                                 const RotaryScaling& scaling = {});
 
 // gpt-tiny, gpt2-124m … gpt2-xl, gpt3-125m … gpt3-175b, llama2-*, llama3-*, llama3.1-*, llama3.2-*,
 // qwen2.5-*, mistral-7b.

@@ -70,7 +70,8 @@ struct Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b) {
     const at::Tensor rows = as_rows(x);
-    ctx->save_for_backward({rows, w});
+    // The gradient of a frozen weight is not wanted, and so x is not.
+    ctx->save_for_backward({w.requires_grad() ? rows : at::Tensor(), w});
     ctx->saved_data["sizes"] = x.sizes().vec();
     if (b) ctx->saved_data["bias"] = b->scalar_type();
     remember_deferral(ctx);

@@ -17,6 +17,10 @@ Initial initial_kept(const ParamSpec&) { return {.keep = true}; }
 void fill_initial(const at::Tensor& param, const ParamSpec& spec, const Initial& initial,
                   std::uint64_t seed, int t, int tp) {
   if (initial.keep) return;
+  if (initial.uniform != 0) {
+    tensor_parallel::fill_uniform(param, spec, t, tp, seed, initial.uniform, initial.mean);
+    return;
+  }
   tensor_parallel::fill_normal(param, spec, t, tp, seed, initial.deviation, initial.mean);
 }
 
@@ -25,6 +29,11 @@ void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Init
   if (initial.keep) {
     throw UsageError(str("parameter ", quote(spec.name),
                          " starts as its layer made it; there is no element of it without that"));
+  }
+  if (initial.uniform != 0) {
+    tensor_parallel::fill_uniform_range(out, spec, t, tp, begin, seed, initial.uniform,
+                                        initial.mean);
+    return;
   }
   tensor_parallel::fill_normal_range(out, spec, t, tp, begin, seed, initial.deviation,
                                      initial.mean);

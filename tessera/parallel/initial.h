@@ -9,12 +9,13 @@
 
 namespace tessera {
 
-// What a parameter starts with: normal numbers that depend on the seed, its name and the element
+// What a parameter starts with: random numbers that depend on the seed, its name and the element
 // alone, so that any mesh starts alike. Or what its layer's constructor gave it.
 struct Initial {
   double mean = 0;
-  double deviation = 0;
-  bool keep = false;  // as it was made, by the first rank that has it
+  double deviation = 0;  // of normal numbers
+  double uniform = 0;    // or, if this is not 0: of numbers spread evenly over mean ± this
+  bool keep = false;     // as it was made, by the first rank that has it
 };
 using InitialValues = std::function<Initial(const ParamSpec&)>;
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/planner/adapters.h"
+
 namespace tessera::planner {
 namespace {
 
@@ -86,8 +88,8 @@ std::int64_t block_bytes(const GptActivations& q) {
 std::int64_t gpt_activation_bytes(const GptActivations& q) {
   const Sizes s(q);
   const std::int64_t layers = q.layers < 0 ? q.model.layers : q.layers;
-  std::int64_t bytes = layers * block_bytes(q);
-  if (q.embedding && q.tp > 1) bytes += s.table_rows;
+  std::int64_t bytes = layers * block_bytes(q) + adapter_activation_bytes(q, layers);
+  if (q.embedding && q.tp > 1 && !q.model.lora.any()) bytes += s.table_rows;
   if (q.head && q.light) {
     bytes += 2 * s.stream + s.norm + s.table + kGpuLine;
   } else if (q.head) {

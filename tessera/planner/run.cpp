@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/core/shard.h"
+#include "tessera/planner/adapters.h"
 #include "tessera/planner/pipeline.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run_parts.h"
@@ -84,7 +85,8 @@ RunQuestion run_question(const Question& q, const Place& place) {
 std::vector<std::int64_t> hidden_matrices(const RunQuestion& q) {
   std::vector<std::int64_t> sizes;
   for (const ModelPart& part : parts_on_rank(q)) {
-    for (const ParamSpec& spec : model_params(q.model, q.tp(), part)) {
+    for (const ParamSpec& spec :
+         q.model.lora.any() ? adapter_params(q.model, part) : model_params(q.model, q.tp(), part)) {
       if (spec.shape.size() != 2 || !spec.name.starts_with("blocks.")) continue;
       sizes.push_back(elements_on_rank(q, spec));
     }
@@ -107,14 +109,19 @@ static std::int64_t matrix_traffic(const RunQuestion& q, bool sharded) {
 RunPlan plan_run(const RunQuestion& q) {
   RunPlan plan{run_memory(q)};
   const Sharding sharded = sharding_of_stage(q.stage);
-  std::int64_t part = 0;  // elements of all chunks of one rank
+  const bool adapted = q.model.lora.any();
+  std::int64_t part = 0;     // elements of all chunks of one rank
+  std::int64_t trained = 0;  // those of them that are not frozen
   for (const ModelPart& each : parts_on_rank(q)) {
     for (const ParamSpec& spec : model_params(q.model, q.tp(), each)) {
       const std::int64_t own = elements_on_rank(q, spec);
       part += shard_size(own, q.dp());
-      const bool tied = q.pp() > 1 && q.model.tied && spec.name == "tok.weight";
+      const bool tied = q.pp() > 1 && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
       plan.sent_pp += tied_elements(own, q.dp(), q.place.dp(), sharded.optimizer) * q.layout.grad;
+    }
+    for (const ParamSpec& spec : adapter_params(q.model, each)) {
+      trained += shard_size(elements_on_rank(q, spec), q.dp());
     }
     TensorParallelQuestion tensor;
     tensor.model = q.model;
@@ -137,12 +144,15 @@ RunPlan plan_run(const RunQuestion& q) {
     plan.sent_pp += std::llround(pipeline_bytes(schedule, q.place.pp(), boundary));
   }
 
+  if (!adapted) trained = part;
+  // Frozen ones are gathered where nobody has them whole, and never change.
+  const std::int64_t gathered = !adapted ? part : trained + (sharded.params ? part : 0);
   TrafficQuestion traffic;
   traffic.stage = q.stage;
   traffic.dp = q.dp();
   traffic.micro_batches = q.accumulation;
-  traffic.param_bytes = static_cast<double>(part * q.dp() * q.layout.param);
-  traffic.grad_bytes = static_cast<double>(part * q.dp() * q.layout.grad);
+  traffic.param_bytes = static_cast<double>(gathered * q.dp() * q.layout.param);
+  traffic.grad_bytes = static_cast<double>(trained * q.dp() * q.layout.grad);
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.

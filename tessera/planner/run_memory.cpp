@@ -5,6 +5,7 @@
 
 #include "tessera/core/bucket_size.h"
 #include "tessera/core/shard.h"
+#include "tessera/planner/adapters.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
@@ -23,6 +24,7 @@ struct Placed {
   int model_chunk = 0;      // which chunk of the model it is in
   bool block = false;
   bool down = false;  // the second matrix of an MLP, whose gradient is the first of its block
+  bool frozen = false;
 };
 
 // What a part of the model has in no block, and in each of its blocks, which are alike: elements of
@@ -31,6 +33,7 @@ struct PartParams {
   struct Param {
     std::int64_t elements = 0;
     bool down = false;
+    bool frozen = false;
   };
   std::vector<Param> outside, block;
   std::int64_t layers = 0;
@@ -43,7 +46,11 @@ PartParams params_of(const RunQuestion& q, const ModelPart& part) {
   for (const ParamSpec& spec : model_params(q.model, q.tp(), first)) {
     const bool block = spec.name.starts_with("blocks.");
     const bool down = spec.name.ends_with(".proj2.weight");
-    (block ? params.block : params.outside).push_back({elements_on_rank(q, spec), down});
+    (block ? params.block : params.outside)
+        .push_back({elements_on_rank(q, spec), down, q.model.lora.any()});
+  }
+  for (const ParamSpec& spec : adapter_params(q.model, first)) {
+    params.block.push_back({elements_on_rank(q, spec)});
   }
   return params;
 }
@@ -56,7 +63,8 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
   for (const ModelPart& part : parts_on_rank(q)) {
     const PartParams params = params_of(q, part);
     const auto place = [&](const PartParams::Param& param, bool block) {
-      all.push_back({shard_size(param.elements, q.dp()) * q.dp(), model_chunk, block, param.down});
+      all.push_back({shard_size(param.elements, q.dp()) * q.dp(), model_chunk, block, param.down,
+                     param.frozen});
     };
     for (const PartParams::Param& param : params.outside) place(param, false);
     for (std::int64_t layer = 0; layer < params.layers; ++layer) {
@@ -71,7 +79,7 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
 double bucket_limit(const RunQuestion& q, const std::vector<Placed>& params) {
   if (q.bucket_bytes > 0) return q.bucket_bytes;
   std::int64_t elements = 0;
-  for (const Placed& param : params) elements += param.padded;
+  for (const Placed& param : params) elements += param.frozen ? 0 : param.padded;
   return static_cast<double>(default_bucket_bytes(elements * q.layout.grad));
 }
 
@@ -83,7 +91,7 @@ std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& par
   for (std::size_t i = params.size(); i-- > 0;) {
     const bool other = i + 1 < params.size() && params[i + 1].model_chunk != params[i].model_chunk;
     if (other) elements = 0;
-    elements += params[i].padded;
+    elements += params[i].frozen ? 0 : params[i].padded;
     largest = std::max(largest, elements);
     if (static_cast<double>(elements * q.layout.grad) >= limit) elements = 0;
   }
@@ -179,15 +187,17 @@ struct Widths {
     down_weight = h * (q.model.ffn / q.tp());
     up_weight = (q.model.swiglu ? 2 : 1) * down_weight;
     batch = 16 * rows * q.accumulation;
+    if (q.model.lora.any()) kept_weights = 0;
   }
   // Bytes of the gradients that a product of x with a weight makes from dy; where values have 16
   // bits, with the fp32 copies of a processor that multiplies no others.
   std::int64_t product(std::int64_t x, std::int64_t dy, std::int64_t weight) const {
-    return e * (x + weight) + (e < 4 ? 4 * (dy + x + weight) : 0);
+    return e * (x + kept_weights * weight) + (e < 4 ? 4 * (dy + x + weight) : 0);
   }
   std::int64_t loss() const {
-    return e < 4 ? e * (entered + table) + 4 * (logits + 2 * entered + table)
-                 : e * (2 * entered + table);
+    const std::int64_t own = kept_weights * table;
+    return e < 4 ? e * (entered + own) + 4 * (logits + 2 * entered + table)
+                 : e * (2 * entered + own);
   }
   // Of GELU, or of SwiGLU, which computes in fp32.
   std::int64_t function(bool swiglu) const {
@@ -196,7 +206,8 @@ struct Widths {
   }
   std::int64_t e;
   std::int64_t stream, entered, wide, up, qkv, logits, table, down_weight, up_weight;
-  std::int64_t batch;  // bytes of ids and targets
+  std::int64_t batch;             // bytes of ids and targets
+  std::int64_t kept_weights = 1;  // 0: weights are frozen, and have no gradients
 };
 
 // [Note: a run's temporary] Backward of a part: of the loss; of each block, from the last, the
@@ -213,7 +224,8 @@ std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Plac
   const std::int64_t block = block_bytes(q, q.recompute);
   const bool each = q.policy == ReducePolicy::each, again = q.recompute != Recompute::none;
   const bool selective = q.recompute == Recompute::selective;
-  const bool table_waits = part.head && (each || (q.model.tied && part.embedding));
+  const bool frozen = q.model.lora.any();
+  const bool table_waits = !frozen && part.head && (each || (q.model.tied && part.embedding));
   const std::int64_t always = w.batch + (table_waits ? e * w.table : 0);
   const std::int64_t turned = selective && q.model.positions == 0 ? e * w.qkv : 0;
   const std::int64_t recomputed =
@@ -232,7 +244,7 @@ std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Plac
       all.push_back(
           {beside + e * open + w.product(w.wide, w.stream, w.down_weight), gone + dropped});
     }
-    open += each ? params[i].padded : 0;
+    open += each && !params[i].frozen ? params[i].padded : 0;
     if (static_cast<double>(open * q.layout.grad) >= limit) open = 0;
     if (!params[i].down) continue;
     // What the products have read goes: of what is recomputed, or of what was kept.
@@ -245,7 +257,7 @@ std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Plac
                    gone + dropped + (again ? 0 : read) + (full ? 0 : before)});
     gone += block;
   }
-  if (part.embedding) all.push_back({always + e * (open + w.stream + w.table), gone});
+  if (part.embedding && !frozen) all.push_back({always + e * (open + w.stream + w.table), gone});
   return all;
 }
 
@@ -274,14 +286,17 @@ std::int64_t kept_bytes(const RunQuestion& q, const ModelPart& part, Recompute r
 RunMemory run_memory(const RunQuestion& q) {
   const Sharding sharded = sharding_of_stage(q.stage);
   const std::vector<Placed> params = placed_params(q);
-  std::int64_t whole = 0;
-  for (const Placed& param : params) whole += param.padded;
-  const std::int64_t part = whole / q.dp();
+  std::int64_t whole = 0, trained = 0;
+  for (const Placed& param : params) {
+    whole += param.padded;
+    trained += param.frozen ? 0 : param.padded;
+  }
   const bool grads_cut = sharded.grads && q.policy == ReducePolicy::each;
   RunMemory memory;
-  memory.params = (sharded.params ? part : whole) * q.layout.param;
-  memory.grads = (grads_cut ? part : whole) * q.layout.grad;
-  memory.optimizer = (sharded.optimizer ? part : whole) * q.layout.optimizer();
+  const auto share = [&](std::int64_t all, bool cut) { return cut ? all / q.dp() : all; };
+  memory.params = share(whole, sharded.params) * q.layout.param;
+  memory.grads = share(trained, grads_cut) * q.layout.grad;
+  memory.optimizer = share(trained, sharded.optimizer) * q.layout.optimizer();
   if (q.layout.matrix_moments >= 0) {
     for (const std::int64_t elements : hidden_matrices(q)) {
       memory.optimizer -= shard_size(elements, q.dp()) * (sharded.optimizer ? 1 : q.dp()) *

@@ -19,6 +19,10 @@ struct RunSettings {
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, positions = 0;
   std::int64_t pad_vocab = 0;
   std::int64_t params = 0;
+  std::int64_t lora_rank = 0;
+  double lora_alpha = 16;
+  std::string lora_targets = "auto";
+  std::string lora_from;
 
   std::string data = "synthetic";
   std::string val_data;

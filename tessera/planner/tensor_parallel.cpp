@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "tessera/planner/adapters.h"
+
 namespace tessera::planner {
 
 TensorParallelTraffic tensor_parallel_traffic(const TensorParallelQuestion& q) {
@@ -21,25 +23,30 @@ TensorParallelTraffic tensor_parallel_traffic(const TensorParallelQuestion& q) {
 
   const double layers_forward = layers * 4 * once;
   sent.recompute = q.recompute == Recompute::full ? layers_forward : 0;
-  sent.layers = 2 * layers_forward + sent.recompute;
-  if (cut) sent.norms = layers * 2 * half(2 * norm, q.element);
-  if (m.kv_heads < q.tp) {
+  const bool frozen = m.lora.any();
+  const AdapterTraffic adapted = frozen ? adapter_traffic(q, static_cast<std::int64_t>(layers))
+                                        : AdapterTraffic{layers_forward};
+  sent.layers = layers_forward + adapted.activations + sent.recompute;
+  sent.adapters = adapted.adapters;
+  if (cut && !frozen) sent.norms = layers * 2 * half(2 * norm, q.element);
+  if (m.kv_heads < q.tp && !frozen) {
     const auto kv = static_cast<double>(2 * m.kv_heads * m.head_dim());
     sent.shared = layers * 2 * half(kv * (hidden + (m.biases.qkv ? 1 : 0)), q.element);
   }
   sent.forward = layers_forward;
-  sent.backward = layers_forward;
+  sent.backward = adapted.activations + adapted.adapters;
   if (q.embedding) {
-    sent.embedding = 2 * once;
+    const double back = cut && !frozen ? once : 0;
+    sent.embedding = (cut ? once : 2 * once) + back;
     sent.forward += cut ? once : 2 * once;
-    sent.backward += cut ? once : 0;
+    sent.backward += back;
   }
   if (q.head) {
     sent.head = 2 * once;
     sent.loss = 2 * half(rows, 4) + 2 * half(2 * rows, 4);
     sent.forward += sent.loss + (cut ? once : 0);
     sent.backward += cut ? once : 2 * once;
-    if (cut) sent.norms += 2 * half(norm, q.element);
+    if (cut && !frozen) sent.norms += 2 * half(norm, q.element);
   }
   sent.backward += sent.norms + sent.shared;
   return sent;

@@ -33,6 +33,7 @@ struct TensorParallelTraffic {
   double layers = 0, embedding = 0, head = 0;  // activations and their gradients
   double loss = 0;                             // three numbers for each token
   double norms = 0, shared = 0;                // gradients of norms, and of shared kv-heads
+  double adapters = 0;                         // gradients of what all ranks have of these
 };
 
 // [Note: tensor-parallel traffic] With n = batch · seq · hidden elements, an all-reduce sends
@@ -45,7 +46,8 @@ struct TensorParallelTraffic {
 // a step are the same, but for the gradients of norms: one all-reduce for each layer and for the
 // last norm. Fewer kv-heads than ranks: the gradients of the keys' and values' weights (of all
 // kv-heads) are summed once for each layer. Full recomputation repeats the forward of the layers;
-// selective keeps what the collectives returned, and repeats none.
+// selective keeps what the collectives returned, and repeats none. Where all but adapters is frozen
+// (planner/adapters.h), norms and shared weights have no gradients, and none goes to the embedding.
 TensorParallelTraffic tensor_parallel_traffic(const TensorParallelQuestion& question);
 
 }  // namespace tessera::planner

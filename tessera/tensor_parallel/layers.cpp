@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/ops.h"
 
@@ -63,6 +64,13 @@ at::Tensor local_param(const ParamSpec& spec, const Axis& axis, const nn::ParamO
   return nn::new_parameter(local_shape(spec, axis.rank(), axis.size()), options);
 }
 
+void check_no_overlap(const LinearOptions& options, const Axis& axis) {
+  if (options.adapters.empty() || !axis.overlap || axis.size() == 1) return;
+  throw UsageError(str(quote(options.label),
+                       " has adapters, whose products do not run while the ranks talk; wanted "
+                       "tensor parallelism without overlap (--overlap-tp)"));
+}
+
 std::vector<ParamSpec> with_bias(const ParamSpec& weight, const ParamSpec& bias, bool has_bias) {
   return has_bias ? std::vector<ParamSpec>{weight, bias} : std::vector<ParamSpec>{weight};
 }
@@ -82,6 +90,24 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOption
   if (options.bias) {
     bias = register_parameter("bias", local_param(bias_spec_, axis_, options.tensors));
   }
+  check_no_overlap(options, axis_);
+  for (const AdapterOptions& each : options.adapters) {
+    const std::int64_t all = each.part < 0 ? options.out : nth(options.outputs, each.part).length;
+    auto cut = segments;
+    std::int64_t from = 0;
+    if (each.part >= 0) {
+      cut = {nth(segments, each.part)};
+      for (int part = 0; part < each.part; ++part) {
+        from +=
+            local_shape(spec_of("before", {nth(segments, part).length}, 0, {nth(segments, part)}),
+                        axis_.rank(), axis_.size())[0];
+      }
+    }
+    adapted_from_.push_back(from);
+    adapters_.push_back(register_module(
+        each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}),
+                           spec_of("B", {all, each.rank}, 0, cut), each.scale, options.tensors)));
+  }
 }
 
 std::pair<at::Tensor, at::Tensor> ColumnParallelLinearImpl::parameters_in_use() const {
@@ -92,15 +118,22 @@ std::pair<at::Tensor, at::Tensor> ColumnParallelLinearImpl::parameters_in_use() 
   return {summed[0], bias.defined() ? summed[1] : at::Tensor()};
 }
 
+at::Tensor ColumnParallelLinearImpl::product(const at::Tensor& x, const at::Tensor& w,
+                                             const at::Tensor& b) const {
+  if (adapters_.empty()) return column_parallel_linear(axis_, x, w, b, label_);
+  return adapted_linear(copy_to_region(axis_, x, label_), w, b,
+                        adapters_in_use(axis_, adapters_, adapted_from_, label_));
+}
+
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
   const auto [w, b] = parameters_in_use();
-  return column_parallel_linear(axis_, x, w, b, label_);
+  return product(x, w, b);
 }
 
 at::Tensor ColumnParallelLinearImpl::forward_gelu(const at::Tensor& x) {
   if (!bias.defined() || !nn::gelu_adds_bias(x)) return nn::gelu(forward(x));
   const auto [w, b] = parameters_in_use();
-  return nn::gelu(column_parallel_linear(axis_, x, w, at::Tensor(), label_), b);
+  return nn::gelu(product(x, w, at::Tensor()), b);
 }
 
 std::vector<ParamSpec> ColumnParallelLinearImpl::specs() const {
@@ -120,10 +153,21 @@ RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& opt
   if (options.bias) {
     bias = register_parameter("bias", local_param(bias_spec_, axis_, options.tensors));
   }
+  check_no_overlap(options, axis_);
+  for (const AdapterOptions& each : options.adapters) {
+    adapters_.push_back(register_module(
+        each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}, 1),
+                           spec_of("B", {options.out, each.rank}), each.scale, options.tensors)));
+  }
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
-  return row_parallel_linear(axis_, x, weight, bias, label_);
+  if (adapters_.empty()) return row_parallel_linear(axis_, x, weight, bias, label_);
+  const std::vector<std::int64_t> from(adapters_.size());
+  const auto uses = adapters_in_use(axis_, adapters_, from, label_);
+  if (axis_.size() == 1) return adapted_linear(x, weight, bias, uses);
+  const at::Tensor own = adapted_linear(x, weight, at::Tensor(), uses);
+  return reduce_from_region(axis_, bias.defined() ? add_once(axis_.group, own, bias) : own, label_);
 }
 
 std::vector<ParamSpec> RowParallelLinearImpl::specs() const {

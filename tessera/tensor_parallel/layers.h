@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/nn/unallocated.h"
+#include "tessera/tensor_parallel/adapter.h"
 #include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/sharded.h"
 
@@ -37,6 +38,7 @@ struct LinearOptions {
   // are rounded up to a multiple of this; those beyond `out` are zeros. 0: they must divide it.
   std::int64_t pad_to = 0;
   nn::ParamOptions tensors = {};
+  std::vector<AdapterOptions> adapters = {};  // beside it; not with Axis::overlap
 };
 
 // y [..., own outputs] = x · wᵀ + b for the outputs of this rank, from copy_to_region(x).
@@ -51,11 +53,14 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public Sharded {
 
  private:
   std::pair<at::Tensor, at::Tensor> parameters_in_use() const;
+  at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const;
 
   Axis axis_;
   std::string label_;
   ParamSpec weight_spec_, bias_spec_;
   bool shared_ = false;
+  std::vector<Adapter> adapters_;
+  std::vector<std::int64_t> adapted_from_;  // the first output of each
 };
 TORCH_MODULE(ColumnParallelLinear);
 
@@ -73,6 +78,7 @@ class RowParallelLinearImpl : public torch::nn::Module, public Sharded {
   Axis axis_;
   std::string label_;
   ParamSpec weight_spec_, bias_spec_;
+  std::vector<Adapter> adapters_;
 };
 TORCH_MODULE(RowParallelLinear);
 

@@ -40,7 +40,7 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
     const Gathered gathered = gather_matmul(cut->axis, x, w, b.value_or(at::Tensor()), cut->label);
     std::vector<std::int64_t> sizes = x.sizes().vec();
     if (cut->axis.sequence) sizes[sizes.size() - 2] *= cut->axis.size();
-    ctx->save_for_backward({gathered.x, w});
+    ctx->save_for_backward({w.requires_grad() ? gathered.x : at::Tensor(), w});
     ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
     ctx->saved_data["sizes"] = sizes;
     if (b) ctx->saved_data["bias"] = b->scalar_type();
@@ -73,7 +73,8 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
                             const std::optional<at::Tensor>& b) {
     const Axis& axis = cut->axis;
     const at::Tensor rows = matrix(x);
-    ctx->save_for_backward({rows, w});
+    ctx->save_for_backward({w.requires_grad() ? rows : at::Tensor(), w});
+    ctx->saved_data["overlaps"] = overlaps(axis, x, w);
     ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
     ctx->saved_data["sizes"] = x.sizes().vec();
     if (b) ctx->saved_data["bias"] = b->scalar_type();
@@ -94,7 +95,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     const at::Tensor &x = saved[0], &w = saved[1];
     at::Tensor dy;
     nn::ProductGradients g;
-    if (cut.axis.sequence && overlaps(cut.axis, x, w)) {
+    if (cut.axis.sequence && ctx->saved_data["overlaps"].toBool()) {
       const RowGradients gradients =
           gather_matmul_backward(cut.axis, grads[0], w, ctx->needs_input_grad(0), cut.label);
       dy = gradients.dy;
@@ -106,7 +107,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     }
     if (g.dx.defined()) g.dx = g.dx.view(ctx->saved_data["sizes"].toIntVector());
     at::Tensor db;
-    if (const auto bias = ctx->saved_data["bias"]; !bias.isNone()) {
+    if (const auto bias = ctx->saved_data["bias"]; !bias.isNone() && ctx->needs_input_grad(2)) {
       db = dy.sum(0).to(bias.toScalarType());
     }
     return {at::Tensor(), g.dx, g.dw, db};

@@ -125,6 +125,28 @@ void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, s
   }
 }
 
+void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
+                        std::int64_t begin, std::uint64_t seed, double bound, double mean) {
+  const at::NoGradGuard no_grad;
+  const Philox random(seed, stream_of(spec.name));
+  const at::Tensor values = at::empty({out.numel()}, at::kFloat).zero_();
+  auto* to = values.mutable_data_ptr<float>();
+  for (const Run& run : local_runs(spec, t, tp)) {
+    const std::int64_t from = std::max(begin, run.local);
+    const std::int64_t end = std::min(begin + out.numel(), run.local + run.count);
+    for (std::int64_t at = from; at < end; ++at) {
+      const double even = random.uniform(static_cast<std::uint64_t>(run.whole + at - run.local));
+      to[at - begin] = static_cast<float>(mean + bound * (2 * even - 1));
+    }
+  }
+  out.copy_(values.view(out.sizes()));
+}
+
+void fill_uniform(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
+                  double bound, double mean) {
+  fill_uniform_range(part, spec, t, tp, 0, seed, bound, mean);
+}
+
 void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed, double deviation) {
   const at::NoGradGuard no_grad;
   const std::vector<ParamSpec> specs = find_specs(model);

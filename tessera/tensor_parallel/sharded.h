@@ -34,6 +34,13 @@ void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, s
 void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
                        std::int64_t begin, std::uint64_t seed, double deviation, double mean = 0);
 
+// The same with numbers that are spread evenly over mean ± bound: number i of the stream's uniform
+// ones. `out` may be on any device. For what is small: adapters.
+void fill_uniform(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
+                  double bound, double mean = 0);
+void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
+                        std::int64_t begin, std::uint64_t seed, double bound, double mean = 0);
+
 // The parameters of a model as if one process had made it: those of more than one dim by
 // fill_normal, biases 0, other vectors 1. Parameters without memory stay so.
 void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed,

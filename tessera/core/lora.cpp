@@ -1,0 +1,151 @@
+#include "tessera/core/lora.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/model_shape.h"
+#include "tessera/core/text.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kMostRank = 1 << 16;
+
+struct Word {
+  const char* word;
+  std::vector<std::string> targets;
+};
+// Words for several at once, or as others say them.
+const std::vector<Word>& words() {
+  static const std::vector<Word> all = {{"q_proj", {"q"}},
+                                        {"k_proj", {"k"}},
+                                        {"v_proj", {"v"}},
+                                        {"qkv", {"q", "k", "v", "qkv"}},
+                                        {"c_attn", {"qkv"}},
+                                        {"proj", {"o"}},
+                                        {"o_proj", {"o"}},
+                                        {"attn.c_proj", {"o"}},
+                                        {"gate_proj", {"gate"}},
+                                        {"up_proj", {"up"}},
+                                        {"fc", {"gate", "up", "fc"}},
+                                        {"c_fc", {"fc"}},
+                                        {"proj2", {"down"}},
+                                        {"down_proj", {"down"}},
+                                        {"mlp.c_proj", {"down"}},
+                                        {"c_proj", {"o", "down"}},
+                                        {"auto", {"q", "v", "qkv"}}};
+  return all;
+}
+
+// What a word stands for; itself, if it is no such word.
+std::vector<std::string> meant_by(const std::string& word) {
+  for (const Word& each : words()) {
+    if (word == each.word) return each.targets;
+  }
+  return {word};
+}
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::vector<std::string> list;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    std::string word = text.substr(begin, end - begin);
+    word.erase(std::remove(word.begin(), word.end(), ' '), word.end());
+    list.push_back(std::move(word));
+    begin = end + 1;
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<Adapter> possible_adapters(const ModelShape& shape) {
+  const std::int64_t h = shape.hidden, q = shape.q_width(), kv = shape.kv_width();
+  const ParamSpec::Segment queries{q, shape.heads}, keys{kv, shape.kv_heads};
+  std::vector<Adapter> all;
+  const bool gpt = !shape.rotary();
+  const std::string attention = gpt ? "attn." : "self_attn.";
+  if (gpt) {
+    all.push_back(
+        {"qkv", "qkv", "lora", "attn.c_attn", -1, h, q + 2 * kv, false, {queries, keys, keys}});
+  } else {
+    all.push_back({"q", "qkv", "lora_q", attention + "q_proj", 0, h, q, false, {queries}});
+    all.push_back({"k", "qkv", "lora_k", attention + "k_proj", 1, h, kv, false, {keys}});
+    all.push_back({"v", "qkv", "lora_v", attention + "v_proj", 2, h, kv, false, {keys}});
+  }
+  all.push_back({"o", "proj", "lora", attention + (gpt ? "c_proj" : "o_proj"), -1, q, h, true});
+  const ParamSpec::Segment wide{shape.ffn, shape.ffn};
+  if (shape.swiglu) {
+    all.push_back({"gate", "fc", "lora_gate", "mlp.gate_proj", 0, h, shape.ffn, false, {wide}});
+    all.push_back({"up", "fc", "lora_up", "mlp.up_proj", 1, h, shape.ffn, false, {wide}});
+  } else {
+    all.push_back({"fc", "fc", "lora", "mlp.c_fc", -1, h, shape.ffn, false, {wide}});
+  }
+  all.push_back(
+      {"down", "proj2", "lora", gpt ? "mlp.c_proj" : "mlp.down_proj", -1, shape.ffn, h, true});
+  return all;
+}
+
+std::vector<Adapter> adapters_of(const ModelShape& shape) {
+  if (!shape.lora.any()) return {};
+  std::vector<Adapter> all = possible_adapters(shape);
+  if (shape.lora.targets == "all") return all;
+  std::vector<std::string> asked, known;
+  for (const Adapter& adapter : all) known.push_back(adapter.target);
+  for (const std::string& word : split_words(shape.lora.targets)) {
+    bool any = false;
+    for (const std::string& target : meant_by(word)) {
+      if (std::find(known.begin(), known.end(), target) == known.end()) continue;
+      asked.push_back(target);
+      any = true;
+    }
+    if (any) continue;
+    throw UsageError(str("--lora-targets: got ", quote(word), " in ", quote(shape.lora.targets),
+                         "; wanted auto, all, or some of ", join(known, ", "),
+                         " with commas between, which is what a block of this model has",
+                         did_you_mean(word, known)));
+  }
+  std::erase_if(all, [&](const Adapter& adapter) {
+    return std::find(asked.begin(), asked.end(), adapter.target) == asked.end();
+  });
+  return all;
+}
+
+void check_lora(const ModelShape& shape) {
+  const Lora& lora = shape.lora;
+  if (lora.rank == 0) return;
+  if (lora.rank < 0 || lora.rank > kMostRank) {
+    throw UsageError(str("--lora-rank: got ", lora.rank, "; wanted 1 to ", kMostRank,
+                         ", or 0 for a model without adapters"));
+  }
+  if (!std::isfinite(lora.alpha) || lora.alpha <= 0) {
+    throw UsageError(str("--lora-alpha: got ", lora.alpha, "; wanted a positive number"));
+  }
+  adapters_of(shape);
+}
+
+AdapterSpecs specs_of(const Adapter& adapter, std::int64_t rank, const std::string& block) {
+  const std::string prefix = str(block, ".", adapter.linear, ".", adapter.module, ".");
+  AdapterSpecs specs;
+  specs.a.name = prefix + "A";
+  specs.a.shape = {rank, adapter.in};
+  specs.a.tp_dim = adapter.cut_inputs ? 1 : -1;
+  specs.b.name = prefix + "B";
+  specs.b.shape = {adapter.out, rank};
+  specs.b.tp_dim = adapter.cut_inputs ? -1 : 0;
+  specs.b.segments = adapter.segments;
+  return specs;
+}
+
+bool is_adapter_param(std::string_view name) {
+  const std::size_t last = name.rfind('.');
+  if (last == std::string_view::npos) return false;
+  const std::string_view param = name.substr(last + 1), path = name.substr(0, last);
+  if (param != "A" && param != "B") return false;
+  const std::size_t dot = path.rfind('.');
+  const std::string_view module = dot == std::string_view::npos ? path : path.substr(dot + 1);
+  return module == "lora" || module.starts_with("lora_");
+}
+
+}  // namespace tessera

@@ -1,0 +1,114 @@
+#include "tessera/planner/adapters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "tessera/core/text.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr std::int64_t kAlign = 64;  // the ledger counts whole lines
+std::int64_t lines(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace
+
+std::vector<ParamSpec> adapter_params(const ModelShape& shape, const ModelPart& part) {
+  std::vector<ParamSpec> all;
+  const std::vector<Adapter> adapters = adapters_of(shape);
+  for (std::int64_t layer = part.first_layer; layer < part.last_layer; ++layer) {
+    for (const Adapter& adapter : adapters) {
+      const AdapterSpecs specs = specs_of(adapter, shape.lora.rank, str("blocks.", layer));
+      all.push_back(specs.a);
+      all.push_back(specs.b);
+    }
+  }
+  return all;
+}
+
+BlockFlow::BlockFlow(const ModelShape& shape, bool wanted) : input(wanted) {
+  qkv = proj = fc = proj2 = false;
+  for (const Adapter& adapter : adapters_of(shape)) {
+    (adapter.linear == "qkv"    ? qkv
+     : adapter.linear == "proj" ? proj
+     : adapter.linear == "fc"   ? fc
+                                : proj2) = true;
+  }
+  attention = input || qkv;
+  middle = attention || proj;
+  wide = middle || fc;
+}
+
+std::int64_t adapter_activation_bytes(const GptActivations& q, std::int64_t layers) {
+  const ModelShape& m = q.model;
+  if (!m.lora.any() || layers == 0 || q.recompute == Recompute::full) return 0;
+  const std::int64_t rows = q.batch * q.seq;
+  std::map<std::string, std::int64_t> ranks;  // of a linear's adapters together
+  for (const Adapter& adapter : adapters_of(m)) ranks[adapter.linear] += m.lora.rank;
+  std::int64_t low = 0;  // x · Aᵀ of each linear
+  for (const auto& [linear, rank] : ranks) low += lines(rows * rank * q.element);
+  const BlockFlow all(m, true);
+  const std::int64_t entered = lines(rows * m.hidden * q.element);
+  if (q.recompute == Recompute::selective) {
+    // Before the sum over the ranks, too.
+    return layers * (low + (q.tp > 1 ? (all.proj + all.proj2) * entered : 0));
+  }
+  const std::int64_t own = q.sequence_parallel ? rows / q.tp : rows;
+  const std::int64_t heads = m.heads / q.tp, head = rows * m.head_dim() * q.element;
+  const std::int64_t stream = lines(own * m.hidden * q.element);
+  const std::int64_t norm = (m.biases.norm ? 2 : 1) * lines(4 * own);
+  const std::int64_t repeated = lines(3 * heads * head), attention = lines(heads * head);
+  const std::int64_t softmax = lines(4 * rows * heads);
+  const std::int64_t wide = lines(rows * m.ffn / q.tp * q.element);
+  const std::int64_t up = lines((m.swiglu ? 2 : 1) * rows * m.ffn / q.tp * q.element);
+  // A frozen linear without adapter needs its weight alone.
+  const std::int64_t inputs = (all.qkv ? 0 : entered) + (all.proj ? 0 : attention) +
+                              (all.fc ? 0 : entered) + (all.proj2 ? 0 : wide);
+  std::int64_t bytes = layers * (low - inputs);
+  if (!q.embedding) return bytes;
+  // The first block: what no gradient flows through is not kept.
+  const BlockFlow first(m, false);
+  bytes -= stream + norm;  // x, and the numbers of its norm
+  if (!first.attention) bytes -= repeated + softmax;
+  if (!first.middle) bytes -= stream + norm;
+  if (!first.wide) bytes -= up;
+  return bytes;
+}
+
+AdapterTraffic adapter_traffic(const TensorParallelQuestion& q, std::int64_t layers) {
+  const ModelShape& m = q.model;
+  AdapterTraffic sent;
+  if (q.tp == 1 || layers == 0) return sent;
+  const auto half = [&](double elements) {  // of an all-reduce
+    return (q.tp - 1) * std::ceil(elements / q.tp) * q.element;
+  };
+  const double once = half(static_cast<double>(q.batch) * static_cast<double>(q.seq) *
+                           static_cast<double>(m.hidden));
+  const bool cut = q.sequence_parallel;
+  const auto of_block = [&](const BlockFlow& flow) {
+    const double into = cut ? 1 : 2, out_of = cut ? 1 : 0;
+    return once * (into * (flow.input + flow.middle) + out_of * (flow.middle + 1));
+  };
+  sent.activations = static_cast<double>(layers) * of_block(BlockFlow(m, true));
+  if (q.embedding) {
+    sent.activations += of_block(BlockFlow(m, false)) - of_block(BlockFlow(m, true));
+  }
+  std::map<std::string, double> whole;  // elements that all ranks have, by linear
+  double shared = 0;                    // of kv-heads that several ranks have
+  for (const Adapter& adapter : adapters_of(m)) {
+    const auto rank = static_cast<double>(m.lora.rank);
+    whole[adapter.linear] +=
+        rank * static_cast<double>(adapter.cut_inputs ? adapter.out : adapter.in);
+    for (const ParamSpec::Segment& segment : adapter.segments) {
+      if (segment.parts < q.tp) shared += rank * static_cast<double>(segment.length);
+    }
+  }
+  for (const auto& [linear, elements] : whole) sent.adapters += 2 * half(elements);
+  if (shared > 0) sent.adapters += 2 * half(shared);
+  sent.adapters *= static_cast<double>(layers);
+  return sent;
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/planner/activations.h"
+#include "tessera/planner/parameters.h"
+#include "tessera/planner/tensor_parallel.h"
+
+// What adapters ([Note: adapters] in core/lora.h) change for a rank: everything else is frozen, has
+// no gradient and no optimizer state, and backward stops where no adapter is behind.
+namespace tessera::planner {
+
+// Parameters of the adapters in a part of the model, in the order of its blocks.
+std::vector<ParamSpec> adapter_params(const ModelShape& shape, const ModelPart& part);
+
+// Through which products of a block a gradient flows. `input`: one of the block's input is wanted;
+// in the first block behind a frozen embedding it is not.
+struct BlockFlow {
+  BlockFlow(const ModelShape& shape, bool input);
+  bool input;                 // into qkv's input
+  bool attention;             // into attention's result
+  bool middle;                // into the sum behind it
+  bool wide;                  // into what stands between the MLP's matrices
+  bool qkv, proj, fc, proj2;  // which linears have adapters
+};
+
+// Bytes that all blocks of a part keep more than without adapters; negative if less.
+std::int64_t adapter_activation_bytes(const GptActivations& question, std::int64_t layers);
+
+// Bytes to the tensor-parallel peers in backward, of all blocks of a part: the gradients of
+// activations, and of what all ranks have of adapters.
+struct AdapterTraffic {
+  double activations = 0;
+  double adapters = 0;
+};
+AdapterTraffic adapter_traffic(const TensorParallelQuestion& question, std::int64_t layers);
+
+}  // namespace tessera::planner

@@ -1,0 +1,171 @@
+#include "tessera/tensor_parallel/adapter.h"
+
+#include <ATen/ops/cat.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+#include <utility>
+
+#include "tessera/nn/matmul.h"
+#include "tessera/nn/recompute.h"
+#include "tessera/tensor_parallel/layers.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+struct Placement : torch::CustomClassHolder {
+  std::vector<double> scales;
+  std::vector<std::int64_t> first;  // column of each
+  std::vector<std::int64_t> sizes;  // of x
+  std::optional<at::ScalarType> bias;
+};
+
+at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
+
+// y += scale · h · bᵀ
+void add_product(const at::Tensor& y, const at::Tensor& h, const at::Tensor& b, double scale) {
+  if (nn::multiplies_in_fp32(y)) {
+    y.add_(nn::gemm_nt(h.contiguous(), b), scale);
+  } else {
+    y.addmm_(h, b.t(), 1, scale);
+  }
+}
+
+// `matrices` are A and B of each adapter in turn. The A's stand below one another, so that x is
+// multiplied with all of them at once.
+struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
+  static at::Tensor all_a(at::TensorList matrices) {
+    tensor_list list;
+    for (std::size_t i = 0; i < matrices.size(); i += 2) list.push_back(matrices[i]);
+    return list.size() == 1 ? list[0] : at::cat(list);
+  }
+
+  static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Placement>& where,
+                            const at::Tensor& x, const at::Tensor& w,
+                            const std::optional<at::Tensor>& bias, at::TensorList matrices) {
+    const at::Tensor rows = rows_of(x);
+    where->sizes = x.sizes().vec();
+    if (bias) where->bias = bias->scalar_type();
+    tensor_list operands = {x, w};
+    operands.insert(operands.end(), matrices.begin(), matrices.end());
+    const tensor_list made =
+        nn::keep_in_selective("adapted linear", operands, [&]() -> tensor_list {
+          const at::Tensor h = nn::gemm_nt(rows, all_a(matrices));
+          const at::Tensor y = nn::gemm_nt(rows, w, bias.value_or(at::Tensor()));
+          std::int64_t begin = 0;
+          for (std::size_t i = 0; i < where->first.size(); ++i) {
+            const at::Tensor &a = matrices[2 * i], &b = matrices[2 * i + 1];
+            add_product(y.narrow(1, where->first[i], b.size(0)), h.narrow(1, begin, a.size(0)), b,
+                        where->scales[i]);
+            begin += a.size(0);
+          }
+          return {y, h};
+        });
+    tensor_list saved = {rows, w, made[1]};
+    saved.insert(saved.end(), matrices.begin(), matrices.end());
+    ctx->save_for_backward(saved);
+    ctx->saved_data["where"] = c10::IValue::make_capsule(where);
+    std::vector<std::int64_t> sizes = where->sizes;
+    sizes.back() = w.size(0);
+    return made[0].view(sizes);
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    auto capsule = ctx->saved_data["where"].toCapsule();
+    const Placement& where = *static_cast<Placement*>(capsule.get());
+    const tensor_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &h = saved[2];
+    const at::TensorList matrices = at::TensorList(saved).slice(3);
+    const at::Tensor dy = rows_of(grads[0]);
+    const bool want_x = ctx->needs_input_grad(0);
+    const std::size_t first = where.bias ? 3 : 2;  // among the inputs that are tensors
+    const auto wanted = [&](std::size_t i) { return ctx->needs_input_grad(first + i); };
+
+    tensor_list dh, result(4 + matrices.size());
+    bool want_low = want_x;  // dh, of all
+    for (std::size_t i = 0; i < where.first.size(); ++i) want_low = want_low || wanted(2 * i);
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < where.first.size(); ++i) {
+      const at::Tensor &a = matrices[2 * i], &b = matrices[2 * i + 1];
+      const auto g =
+          nn::product_gradients(dy.narrow(1, where.first[i], b.size(0)),
+                                h.narrow(1, begin, a.size(0)), b, want_low, wanted(2 * i + 1));
+      begin += a.size(0);
+      if (g.dw.defined()) result[4 + 2 * i + 1] = g.dw.mul_(where.scales[i]);
+      if (want_low) dh.push_back(g.dx.mul_(where.scales[i]));
+    }
+    nn::ProductGradients g = nn::product_gradients(dy, x, w, want_x, ctx->needs_input_grad(1));
+    if (want_low) {
+      const at::Tensor all = dh.size() == 1 ? dh[0] : at::cat(dh, 1);
+      const auto low = nn::product_gradients(all, x, all_a(matrices), want_x, true);
+      if (want_x) g.dx.add_(low.dx);
+      begin = 0;
+      for (std::size_t i = 0; i < where.first.size(); ++i) {
+        const std::int64_t rank = matrices[2 * i].size(0);
+        if (wanted(2 * i)) result[4 + 2 * i] = low.dw.narrow(0, begin, rank);
+        begin += rank;
+      }
+    }
+    if (want_x) result[1] = g.dx.view(where.sizes);
+    result[2] = g.dw;
+    if (where.bias && ctx->needs_input_grad(2)) result[3] = dy.sum(0).to(*where.bias);
+    return result;
+  }
+};
+
+}  // namespace
+
+AdapterImpl::AdapterImpl(const Axis& axis, const ParamSpec& a, const ParamSpec& b, double s,
+                         const nn::ParamOptions& options)
+    : scale(s), a_(a), b_(b) {
+  const auto make = [&](const ParamSpec& spec) {
+    return register_parameter(
+        spec.name, nn::new_parameter(local_shape(spec, axis.rank(), axis.size()), options));
+  };
+  A = make(a_);
+  B = make(b_);
+}
+
+at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+                          const std::vector<AdapterUse>& adapters) {
+  auto where = c10::make_intrusive<Placement>();
+  tensor_list matrices;
+  for (const AdapterUse& use : adapters) {
+    where->scales.push_back(use.scale);
+    where->first.push_back(use.first);
+    matrices.push_back(use.a);
+    matrices.push_back(use.b);
+  }
+  return AdaptedLinear::apply(where, x, w, b.defined() ? std::optional(b) : std::nullopt,
+                              at::TensorList(matrices));
+}
+
+std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adapter>& adapters,
+                                        const std::vector<std::int64_t>& first,
+                                        const std::string& label) {
+  tensor_list whole, b;  // on every rank; B's that are cut
+  std::vector<ParamSpec> cut;
+  for (const Adapter& adapter : adapters) {
+    const std::vector<ParamSpec> specs = adapter->specs();
+    whole.push_back(specs[0].tp_dim < 0 ? adapter->A : adapter->B);
+    if (specs[0].tp_dim >= 0) continue;
+    b.push_back(adapter->B);
+    cut.push_back(specs[1]);
+  }
+  whole = copy_to(axis.group, whole, label + " adapters");
+  b = sum_shared(axis.group, b, cut, label + " adapters");
+  std::vector<AdapterUse> uses;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    const Adapter& adapter = adapters[i];
+    const bool by_outputs = adapter->specs()[0].tp_dim < 0;
+    uses.push_back({by_outputs ? whole[i] : adapter->A, by_outputs ? b[next++] : whole[i],
+                    adapter->scale, first[i]});
+  }
+  return uses;
+}
+
+}  // namespace tessera::tensor_parallel
