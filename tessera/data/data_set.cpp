@@ -10,6 +10,7 @@
 #include "tessera/data/interleave.h"
 #include "tessera/data/source.h"
 #include "tessera/data/token_views.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/data/windows.h"
 
 namespace tessera::data {
@@ -142,6 +143,8 @@ bool has_tokens(const std::string& data) {
   return std::any_of(all.begin(), all.end(),
                      [](const Named& each) { return is_tokens(each.path); });
 }
+
+std::string text_fingerprint() { return byte_tokenizer()->fingerprint(); }
 
 std::unique_ptr<Source> training_source(const DataOptions& options) {
   check_options(options);

@@ -23,6 +23,8 @@ struct DataOptions {
 
 // Is any of --data tokens, whose vocabulary is that of their tokenizer?
 bool has_tokens(const std::string& data);
+// The tokenizer of text files: a byte a token.
+std::string text_fingerprint();
 
 // synthetic, a text file, token data, or several of them: "a=0.7,b=0.3". Without weights they come
 // in proportion to their sizes. Throws UsageError that names the flag, or DataError.

@@ -10,6 +10,7 @@
 #include "tessera/core/units.h"
 #include "tessera/data/mapped_file.h"
 #include "tessera/data/printable.h"
+#include "tessera/data/tokenizer.h"
 
 namespace tessera::data {
 namespace {
@@ -48,7 +49,7 @@ class TextTokens final : public TokenData {
   std::uint64_t tokens() const override { return file_.size(); }
   std::uint64_t documents() const override { return file_.size() > 0 ? 1 : 0; }
   std::int64_t vocab() const override { return 256; }
-  std::string fingerprint() const override { return ""; }
+  std::string fingerprint() const override { return byte_tokenizer()->fingerprint(); }
   std::uint64_t bytes_of_text() const override { return file_.size(); }
   bool masked() const override { return false; }
   Document document(std::uint64_t) const override { return {0, file_.size()}; }

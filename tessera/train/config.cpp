@@ -1,6 +1,7 @@
 #include "tessera/train/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -123,7 +124,9 @@ void resolve_batch(const TrainConfig& config, int ranks, Resolved& out) {
 // Data is opened where it has to say something: how many samples there are, or which tokenizer
 // wrote them.
 void resolve_data(const TrainConfig& config, Resolved& out) {
-  std::int64_t vocab = config.data == "synthetic" ? 12 : 256;
+  const bool synthetic = config.data == "synthetic";
+  std::int64_t vocab = synthetic ? 12 : 256;
+  if (!synthetic) out.tokenizer = data::text_fingerprint();
   if (config.epochs > 0 || data::has_tokens(config.data)) {
     const data::DataFacts facts = data::facts_of(data_options(config, out));
     out.tokenizer = facts.fingerprint;
@@ -266,6 +269,24 @@ std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
   return config.steps > 0 ? std::min(config.steps, steps) : steps;
 }
 
+// [Note: batch and rate] A larger batch has less noise, and takes larger steps: in proportion
+// (Goyal et al., 2017, for SGD), or by the root (Krizhevsky, 2014; Malladi et al., 2022, for Adam).
+double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
+  if (config.lr_scaling == "none") {
+    if (config.lr_reference_batch > 0) {
+      throw UsageError("--lr-reference-batch needs --lr-scaling linear or sqrt");
+    }
+    return config.lr;
+  }
+  if (config.lr_reference_batch == 0) {
+    throw UsageError(str("--lr-scaling: got ", config.lr_scaling,
+                         ", which needs --lr-reference-batch, the global batch that --lr is for"));
+  }
+  const double ratio =
+      static_cast<double>(resolved.global_batch) / static_cast<double>(config.lr_reference_batch);
+  return config.lr * (config.lr_scaling == "linear" ? ratio : std::sqrt(ratio));
+}
+
 Resolved resolve(const TrainConfig& config, int ranks) {
   // The bounds first: a configuration may come from code as well.
   for (const Field& each : fields()) {
@@ -333,6 +354,14 @@ Resolved resolve(const TrainConfig& config, int ranks) {
               "wanted both"));
     }
   }
+  for (const auto& [asked, flag] : {std::pair(config.eval_every > 0, "--eval-every"),
+                                    std::pair(config.eval_batches > 0, "--eval-batches")}) {
+    if (asked && config.val_data.empty() && config.val_fraction == 0) {
+      throw UsageError(
+          str(flag, " needs data to validate on; wanted --val-data or --val-fraction too"));
+    }
+  }
+  out.lr = scaled_lr(config, out);
   for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
                                     std::pair(config.save_every > 0, "--save-every"),
                                     std::pair(config.max_restarts > 0, "--max-restarts"),

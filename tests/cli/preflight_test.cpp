@@ -82,7 +82,7 @@ TEST_F(Preflight, FilesThatAreNone) {
   expect_refused({"--config", folder}, 2, {"--config: ", "is a folder; wanted a TOML file"});
   expect_refused({"--config", waiting}, 2, {"--config: ", "is a pipe"});
   expect_refused({"--config", ""}, 2, {"--config: cannot read \"\""});
-  expect_refused({"--data", folder}, 2, {"--data: ", "is a folder; wanted synthetic or"});
+  expect_refused({"--data", folder}, 2, {"--data: ", "has no tokens.json"});
   expect_refused({"--data", waiting}, 2, {"--data: ", "is a pipe"});
   expect_refused({"--data", "/dev/zero"}, 2, {"--data: ", "is a character device"});
   expect_refused({"--data", file("empty", "")}, 1, {"--data: ", "0 bytes"});

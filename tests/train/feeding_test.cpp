@@ -1,0 +1,251 @@
+// What training reads: epochs, mixtures, documents and masks on meshes, and where a run goes on.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/train/from_config.h"
+#include "tessera/train/session.h"
+#include "tessera/train/trainer.h"
+#include "tests/text.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Feeding : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "tessera-feeding-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string operator/(const std::string& name) const { return (folder_ / name).string(); }
+  // Tokens below `vocab`, as nanoGPT writes them.
+  std::string bin(const std::string& name, std::size_t count, std::uint16_t vocab = 64) const {
+    std::mt19937 random(static_cast<unsigned>(count));
+    std::vector<std::uint16_t> tokens(count);
+    for (auto& each : tokens) each = static_cast<std::uint16_t>(random() % vocab);
+    std::ofstream out(folder_ / name, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(tokens.data()),
+              static_cast<std::streamsize>(2 * count));
+    return *this / name;
+  }
+
+ private:
+  fs::path folder_;
+};
+
+TrainConfig config_of(const std::string& data, std::int64_t dp = 1, std::int64_t micro = 2) {
+  TrainConfig config;
+  config.layers = 1;
+  config.hidden = 16;
+  config.heads = 2;
+  config.vocab = 64;
+  config.seq = 8;
+  config.global_batch = 4;
+  config.micro_batch = micro;
+  config.warmup = 0;
+  config.axes.set("dp", static_cast<int>(dp));
+  config.data = data;
+  config.threads = 1;
+  return config;
+}
+
+// Trains to the end, or to a step; what the losses of rank 0 were, step by step.
+std::vector<double> losses(const TrainConfig& config, std::int64_t to = 1 << 20) {
+  std::vector<double> out;
+  const auto ranks = static_cast<int>(config.axes.dp() * config.axes.tp() * config.axes.pp());
+  comm::run_threads(ranks, [&](std::shared_ptr<comm::Backend> backend) {
+    const comm::Group world(std::move(backend));
+    Trainer trainer(config, world);
+    std::vector<std::string> notes;
+    trainer.resume(notes);
+    while (trainer.steps_done() < std::min(to, trainer.steps_in_all())) trainer.step();
+    if (!config.save.empty()) trainer.save();
+    trainer.finish_saving();
+    if (world.rank() != 0) return;
+    for (const StepMetrics& step : trainer.history()) out.push_back(step.loss);
+  });
+  return out;
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5 * want[i]) << i;
+}
+
+TEST_F(Feeding, EpochsGiveTheSteps) {
+  TrainConfig config = config_of(bin("a.bin", 8 * 11 + 1));  // 11 samples
+  config.epochs = 3;                                         // 33 samples, 8.25 steps of 4
+  EXPECT_EQ(resolve(config, 1).steps, 8);
+  config.last_batch = "pad";
+  EXPECT_EQ(resolve(config, 1).steps, 9);
+  EXPECT_EQ(resolve(config, 1).schedule.total, 9);
+  config.steps = 5;
+  EXPECT_EQ(resolve(config, 1).steps, 5);
+  config.steps = 50;
+  EXPECT_EQ(resolve(config, 1).steps, 9);
+  config.epochs = 0;
+  EXPECT_EQ(resolve(config, 1).steps, 50);
+  config.steps = 0;
+  EXPECT_EQ(resolve(config, 1).steps, 240);
+  config.epochs = 1;
+  config.last_batch = "drop";
+  config.global_batch = 12;
+  EXPECT_TRUE(contains(error_of([&] { resolve(config, 1); }), "11 samples, fewer than the 12"));
+}
+
+// The padding of a last batch is not learnt: with one real sample in it, on the rank that has it
+// and on one that has none, the loss is that of this sample.
+TEST_F(Feeding, ALastBatchIsPadded) {
+  TrainConfig config = config_of(bin("a.bin", 8 * 9 + 1));  // 9 samples: 4, 4, 1
+  config.epochs = 1;
+  config.last_batch = "pad";
+  config.lr = 0;
+  const std::vector<double> alone = losses(config);
+  ASSERT_EQ(alone.size(), 3u);
+  TrainConfig single = config;
+  single.global_batch = single.micro_batch = 1;
+  const std::vector<double> one_by_one = losses(single);
+  ASSERT_EQ(one_by_one.size(), 9u);
+  EXPECT_NEAR(alone[2], one_by_one[8], 1e-6);
+  EXPECT_NEAR(alone[0], (one_by_one[0] + one_by_one[1] + one_by_one[2] + one_by_one[3]) / 4, 1e-6);
+  config.lr = 1e-2;
+  const std::vector<double> want = losses(config);
+  for (const int stage : {0, 3}) {
+    config.axes.set("dp", 2);
+    config.zero = stage;
+    expect_near(losses(config), want);
+  }
+  config.zero = 0;
+  config.axes.set("dp", 1);
+  config.axes.set("pp", 2);
+  config.layers = 2;
+  const std::vector<double> piped = losses(config);
+  ASSERT_EQ(piped.size(), 3u);
+  for (const double loss : piped) EXPECT_TRUE(std::isfinite(loss));
+}
+
+// A step in which nothing at all is learnt changes nothing and has no loss.
+TEST_F(Feeding, NothingToLearnIsNoError) {
+  TrainConfig config = config_of(bin("a.bin", 8 * 9 + 1), 2, 1);
+  const Resolved resolved = resolve(config, 2);
+  const auto source = data::part_of(make_source(config, resolved), 0, 0);
+  EXPECT_EQ(source->batch(0, 4).predicted, 0);
+  config.epochs = 1;
+  config.last_batch = "pad";
+  config.global_batch = 16;  // rank 1 has 8 rows, 7 of them blank
+  const std::vector<double> got = losses(config);
+  ASSERT_EQ(got.size(), 1u);
+  EXPECT_TRUE(std::isfinite(got[0]) && got[0] > 0);
+}
+
+// Interrupted anywhere, in the middle of an epoch too: the same bits as without.
+TEST_F(Feeding, AResumedRunReadsOn) {
+  const std::string a = bin("a.bin", 8 * 13 + 1), b = bin("b.bin", 8 * 7 + 1);
+  for (const std::string& data : {a, str(a, "=0.7,", b, "=0.3"), a + "," + b}) {
+    TrainConfig config = config_of(data, 2, 1);
+    config.epochs = 2;
+    config.documents = "join";
+    const std::vector<double> whole = losses(config);
+    ASSERT_GE(whole.size(), 6u);
+    for (const std::int64_t stop : {1, 4}) {
+      TrainConfig part = config;
+      part.save = *this / str("run-", stop, "-", data.size());
+      std::vector<double> got = losses(part, stop);
+      part.resume = "auto";
+      const std::vector<double> rest = losses(part);
+      got.insert(got.end(), rest.begin(), rest.end());
+      EXPECT_EQ(got, whole) << data << " stopped at " << stop;
+      // On another mesh and with another micro-batch: the same samples.
+      TrainConfig other = config_of(data, 1, 4);
+      other.epochs = 2;
+      other.resume = str(part.save, "/step-0000000", stop);
+      const std::vector<double> on = losses(other);
+      expect_near(on, {whole.begin() + stop, whole.end()});
+    }
+  }
+}
+
+// With another batch a run goes on with the next sample, and ends where the last epoch does.
+TEST_F(Feeding, AnotherBatchEndsWithTheEpochsToo) {
+  TrainConfig config = config_of(bin("a.bin", 8 * 22 + 1));
+  config.epochs = 1;  // 22 samples: five steps of 4 and 2 left
+  config.lr = 0;
+  TrainConfig single = config;
+  single.global_batch = single.micro_batch = 1;
+  const std::vector<double> each = losses(single);
+  config.save = *this / "run";
+  losses(config, 2);  // 8 samples
+  config.resume = "auto";
+  config.global_batch = 6;
+  config.last_batch = "pad";
+  const std::vector<double> rest = losses(config);
+  ASSERT_EQ(rest.size(), 3u);  // 14 samples: 6, 6, 2
+  const auto mean = [&](std::size_t from, std::size_t to) {
+    double sum = 0;
+    for (std::size_t i = from; i < to; ++i) sum += each[i];
+    return sum / static_cast<double>(to - from);
+  };
+  expect_near(rest, {mean(8, 14), mean(14, 20), mean(20, 22)});
+}
+
+TEST_F(Feeding, ReadingAheadChangesNothing) {
+  TrainConfig config = config_of(bin("a.bin", 500), 2, 1);
+  config.steps = 6;
+  const std::vector<double> want = losses(config);
+  for (const std::int64_t ahead : {0, 1, 7}) {
+    config.data_ahead = ahead;
+    EXPECT_EQ(losses(config), want);
+  }
+}
+
+TEST_F(Feeding, TokensThatTheModelDoesNotHaveAreNamed) {
+  TrainConfig config = config_of(bin("a.bin", 500, 70));
+  config.steps = 100;
+  // Before the first step, with the place.
+  const std::string before =
+      error_of([&] { static_cast<void>(check_run(config, resolve(config, 1), 1)); });
+  EXPECT_TRUE(contains(before, "document 0")) << before;
+  // And where nobody has checked.
+  const std::string during = error_of([&] { losses(config); });
+  EXPECT_TRUE(contains(during, "--data: token 6")) << during;
+  EXPECT_TRUE(contains(during, "wanted 0 to 63")) << during;
+  TrainConfig validated = config_of(bin("b.bin", 500));
+  validated.val_data = *this / "a.bin";
+  EXPECT_TRUE(
+      contains(error_of([&] { static_cast<void>(check_run(validated, resolve(validated, 1), 1)); }),
+               "a.bin"));
+}
+
+TEST_F(Feeding, WaitingForDataIsMeasured) {
+  TrainConfig config = config_of(bin("a.bin", 500));
+  config.steps = 3;
+  comm::run_threads(1, [&](std::shared_ptr<comm::Backend> backend) {
+    const comm::Group world(std::move(backend));
+    Trainer trainer(config, world);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    EXPECT_GT(trainer.history()[0].data_s, 0);
+    EXPECT_GT(trainer.history()[2].data_prepare_s, 0);
+    const Summary summary = trainer.summary();
+    EXPECT_GT(summary.data_rate(), 0);
+    EXPECT_TRUE(contains(to_json(summary), "\"data_times_training\":"));
+    EXPECT_TRUE(contains(to_json(trainer.history()[2]), "\"data_s\":"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::train
