@@ -41,6 +41,7 @@ struct RunSettings {
   std::int64_t global_batch = 0;
   std::int64_t seq = 0;
   std::string recompute = "none";
+  double dropout = 0, attention_dropout = 0;
   std::string software, attention = "fused";
 
   std::int64_t ranks = 0, gpus = 0;
@@ -64,6 +65,8 @@ struct RunSettings {
 
   std::string optimizer = "adamw";
   double lr = 3e-3;
+  std::string lr_scaling = "none";
+  std::int64_t lr_reference_batch = 0;
   std::string lr_schedule = "cosine";
   std::int64_t warmup = -1;
   double min_lr_ratio = 0.1;
@@ -97,7 +100,9 @@ struct RunSettings {
   std::string hardware_file;
   std::int64_t nodes = 0, gpus_per_node = 0;
   double price_per_hour = -1, watts = -1;  // -1: the hardware's
+  std::int64_t eval_every = 0, eval_batches = 0;
   std::string metrics;
+  std::string tensorboard;
   std::string trace;
   std::int64_t trace_steps = 20;
   std::int64_t samples = 4;

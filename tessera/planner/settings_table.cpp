@@ -195,6 +195,13 @@ void add_batch(Table& t) {
       .formerly("checkpoint-activations")
       .words({"none", "selective", "full"})
       .plan("none");
+  t.add("dropout", &S::dropout,
+        "share of embeddings, and of what layers add to the residual stream, that is dropped")
+      .range(0, 0.99)
+      .train();
+  t.add("attention-dropout", &S::attention_dropout, "share of attention's probabilities dropped")
+      .range(0, 0.99)
+      .train();
   t.add("software", &S::software,
         "whose layers they are: what Tessera's keep for backward, or Megatron-LM's")
       .words({"megatron", "tessera"})
@@ -274,6 +281,13 @@ void add_optimizer(Table& t) {
   t.group("Optimizer");
   t.add("optimizer", &S::optimizer, "rule of the update").train();
   t.add("lr", &S::lr, "highest learning rate").range(0, 1e3).train();
+  t.add("lr-scaling", &S::lr_scaling,
+        "for another batch than --lr-reference-batch: the rate times their ratio, or its root")
+      .words({"none", "linear", "sqrt"})
+      .train();
+  t.add("lr-reference-batch", &S::lr_reference_batch, "sequences of the global batch --lr is for")
+      .range(0, 1e12)
+      .train();
   t.add("lr-schedule", &S::lr_schedule, "how it falls after the warm-up")
       .words({"constant", "linear", "cosine", "wsd"})
       .train();
@@ -369,8 +383,20 @@ void add_hardware(Table& t) {
   t.add("watts", &S::watts, "of one device, for the energy of a step")
       .range(0, kMany)
       .plan_only("the hardware's");
+  t.group("Evaluation");
+  t.add("eval-every", &S::eval_every,
+        "steps between evaluations on the validation data; 0: only at the end")
+      .range(0, kMany)
+      .train();
+  t.add("eval-batches", &S::eval_batches,
+        "global batches of each; 0: all of the data, or 16 where it never ends")
+      .range(0, kMany)
+      .train();
   t.group("Output");
   t.add("metrics", &S::metrics, "write a JSON line per step to this file").train();
+  t.add("tensorboard", &S::tensorboard, "write event files for TensorBoard into this folder")
+      .type("DIR")
+      .train();
   t.add("trace", &S::trace, "write spans of the first steps to this file, for Perfetto").train();
   t.add("trace-steps", &S::trace_steps, "how many steps that file has").range(1, 1e6).train();
   t.add("samples", &S::samples, "answers of the trained model to show").range(0, 1000).train();

@@ -271,7 +271,7 @@ std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
 
 // [Note: batch and rate] A larger batch has less noise, and takes larger steps: in proportion
 // (Goyal et al., 2017, for SGD), or by the root (Krizhevsky, 2014; Malladi et al., 2022, for Adam).
-double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
+static double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
   if (config.lr_scaling == "none") {
     if (config.lr_reference_batch > 0) {
       throw UsageError("--lr-reference-batch needs --lr-scaling linear or sqrt");

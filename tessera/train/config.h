@@ -44,6 +44,7 @@ struct Resolved {
   ReducePolicy policy = ReducePolicy::last;
   planner::Recompute recompute = planner::Recompute::none;
   LrSchedule schedule;
+  double lr = 0;  // the highest: --lr, scaled for the batch as --lr-scaling says
   Axes axes;      // dp: replicas of the model
   int ranks = 1;  // that share an engine: dp, or 1 with --comm off
   std::int64_t seq = 1;

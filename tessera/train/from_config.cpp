@@ -69,6 +69,8 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.split = layers_of_stages(config, resolved);
   options.micro_batches = static_cast<int>(resolved.grad_accum);
   options.recompute = nn::parse_recompute(config.recompute);
+  options.dropout = config.dropout;
+  options.attention_dropout = config.attention_dropout;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.initial = models::initial_values(resolved.model);
   options.device = device;

@@ -74,6 +74,7 @@ std::string to_json(const StepMetrics& step) {
   if (step.loss_scale != 1) json["loss_scale"] = json_number(step.loss_scale);
   if (step.skipped) json["skipped"] = true;
   if (step.save_exposed_s) json["save_exposed_s"] = json_number(*step.save_exposed_s);
+  if (step.evaluation) json["eval"] = Json::parse(to_json(*step.evaluation));
   return json.dump();
 }
 
@@ -103,6 +104,7 @@ std::string to_json(const Summary& summary) {
     inner["save_exposed_s"] = json_number(summary.save_exposed_s);
     inner["save_exposed_percent"] = json_number(summary.save_exposed_percent());
   }
+  if (summary.evaluation) inner["eval"] = Json::parse(to_json(*summary.evaluation));
   for (const SlowRank& slow : summary.slow_ranks) {
     inner["slow_ranks"].push_back(
         {{"rank", slow.rank}, {"phase", slow.phase}, {"factor", json_number(slow.factor)}});

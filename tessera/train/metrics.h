@@ -11,6 +11,7 @@
 #include "tessera/core/fd.h"
 #include "tessera/core/memory_category.h"
 #include "tessera/process/nvml.h"
+#include "tessera/train/evaluation.h"
 
 namespace tessera::train {
 
@@ -41,6 +42,7 @@ struct StepMetrics {
   std::optional<process::GpuReading>
       gpu;                               // while it was launched; no value where NVML is not there
   std::optional<double> save_exposed_s;  // that a save after it held training up
+  std::optional<Evaluation> evaluation;  // after it, on the validation data
 
   // Skipped for numbers that were none: not for a scale of fp16 that was too large, which falls by
   // itself.
@@ -87,6 +89,7 @@ struct Summary {
   std::int64_t saves = 0;
   double save_exposed_s = 0;  // mean of the saves
   bool interrupted = false;
+  std::optional<Evaluation> evaluation;  // the last one
 
   // How many times faster data is prepared than it is trained on.
   double data_rate() const { return data_prepare_s > 0 ? step_s / data_prepare_s : 0; }

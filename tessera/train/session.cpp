@@ -21,6 +21,7 @@
 #include "tessera/train/mesh_check.h"
 #include "tessera/train/report.h"
 #include "tessera/train/resuming.h"
+#include "tessera/train/tensorboard.h"
 #include "tessera/train/trace.h"
 
 namespace tessera::train {
@@ -32,8 +33,10 @@ std::string status(const StepMetrics& step, const Summary* summary = nullptr) {
   const std::string gpu =
       step.gpu ? str("  GPU ", step.gpu->utilisation, "% ", std::llround(step.gpu->power_w), " W")
                : std::string();
-  return str("loss ", fixed(step.loss, 4), "  ", format_count(std::llround(rate)), " tokens/s  ",
-             format_time(time), "/step  ", format_bytes(step.mem_peak_bytes), gpu);
+  const std::string validated =
+      step.evaluation ? str("  eval ", fixed(step.evaluation->loss(), 4)) : std::string();
+  return str("loss ", fixed(step.loss, 4), validated, "  ", format_count(std::llround(rate)),
+             " tokens/s  ", format_time(time), "/step  ", format_bytes(step.mem_peak_bytes), gpu);
 }
 
 std::string ending(Trainer& trainer, const Summary& summary,
@@ -74,6 +77,9 @@ std::string ending(Trainer& trainer, const Summary& summary,
   text += str("\n  loss ", fixed(summary.first_loss, 4), " → ", fixed(summary.last_loss, 4), " in ",
               plural(summary.steps, "step"), ", ", format_count(std::llround(summary.tokens_per_s)),
               " tokens/s; parameters ", summary.params_hash, "\n");
+  if (summary.evaluation) {
+    text += str("  validation: ", describe(*summary.evaluation), "\n");
+  }
   if (summary.skipped > 0) {
     text += str("  ", plural(summary.skipped, "step"), " skipped: gradients were not finite\n");
   }
@@ -120,6 +126,9 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   const bool writes = rank == 0;
   if (writes && !config.metrics.empty()) held = check_lines(config.metrics, "--metrics");
   if (writes && !config.trace.empty()) check_writable(config.trace, "--trace");
+  if (writes && !config.tensorboard.empty()) {
+    check_event_folder(config.tensorboard, "--tensorboard");
+  }
   make_source(config, resolved)->check(resolved.model.vocab);
   check_validation(config, resolved);
   predicted_step(config, resolved);
@@ -159,6 +168,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     if (told.last_step != nullptr) *told.last_step = trainer.steps_done();
   };
   note_step();
+  std::optional<EventFile> events;
+  if (!config.tensorboard.empty() && speaks) {
+    events.emplace(config.tensorboard, "--tensorboard", trainer.steps_done() + 1);
+  }
   const bool saves = !config.save.empty();
   bool interrupted = false;
   {
@@ -213,12 +226,15 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       const bool last = trainer.steps_done() == trainer.steps_in_all();
       const bool saved = saves && (due || last || wish != Wish::none);
       if (saved || last || interrupted) trainer.finish();
+      const bool evaluates = config.eval_every > 0 && trainer.steps_done() % config.eval_every == 0;
+      if (trainer.validates() && !interrupted && (evaluates || last)) trainer.evaluate();
       if (bar && !trainer.history().empty()) {
         bar->update(trainer.steps_done(), status(trainer.history().back()));
       }
       if (saved) trainer.save();
       for (; written < trainer.history().size(); ++written) {
         if (lines) lines->write(to_json(trainer.history()[written]));
+        if (events) events->write(trainer.history()[written]);
       }
     }
     if (bar) bar->finish();

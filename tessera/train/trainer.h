@@ -54,6 +54,12 @@ class Trainer {
   // Collective: the largest of what the ranks say.
   int agree(int wish) const;
 
+  // Is there data to validate on?
+  bool validates() const;
+  // Collective: the loss on it, by --eval-batches. Training goes on as if nothing had been; the
+  // result is noted with the last step.
+  Evaluation evaluate();
+
   // Collective: answers of the model to questions of the data, a line each.
   std::vector<std::string> answers(std::int64_t count);
   // Collective: what was predicted, and what came.

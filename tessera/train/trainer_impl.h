@@ -38,6 +38,7 @@ struct Trainer::Impl {
         device(device_of(config, world.rank(), world.size())),
         limit(device, config.memory_limit),
         source(make_source(config, resolved)),
+        validation(make_validation_source(config, resolved)),
         trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),
         // With --comm off every rank is a replica of its own, on its own data.
         model(models::layers_of(resolved.model, nn::ParamOptions::unallocated(at::device(device)),
@@ -78,6 +79,7 @@ struct Trainer::Impl {
   void note_state();
   void compare_ranks(Summary& out) const;
   std::vector<data::Token> answer(const data::Question& question);
+  Evaluation evaluate();
   // Taken from the data so far, over all ranks.
   std::int64_t samples(std::int64_t steps) const {
     return steps * sampler.global_batch() + sample_shift;
@@ -95,6 +97,7 @@ struct Trainer::Impl {
   const c10::Device device;
   const memory::DeviceLimit limit;  // before anything lies on the device
   const std::unique_ptr<data::Source> source;
+  const std::unique_ptr<data::Source> validation;  // null: there is none
   // Before the model: its calls are told of to the end.
   Trace trace;
   CallListener::Waited waited{0};  // for communication, since the run began
@@ -124,6 +127,7 @@ struct Trainer::Impl {
   std::int64_t peak_outside_graph = 0;  // bytes, in the last step that allocated any
   MemoryBytes measured;                 // the most of each category where it is looked at
   SentBytes sent;
+  std::optional<Evaluation> evaluation;  // the last one
   data::Prefetch data;  // last: its thread uses the others
 };
 

@@ -141,7 +141,7 @@ zero::PendingStep Trainer::Impl::step_on_host(const std::vector<MicroBatch>& bat
   engine().begin({.micro_batches = static_cast<int>(batches.size()), .tokens = tokens});
   counted = waited_s();
   const HostTime passes = host_now();
-  model.run(batches);
+  model.run(batches, static_cast<std::uint64_t>(now.step - 1));
   now.passes_s = seconds_between(passes, host_now());
   note_state();
   const double waited = waited_s();
@@ -156,7 +156,8 @@ zero::PendingStep Trainer::Impl::step_on_host(const std::vector<MicroBatch>& bat
 zero::PendingStep Trainer::Impl::step_on_device(const std::vector<MicroBatch>& batches,
                                                 double tokens) {
   clock.begin_step();
-  zero::PendingStep step = model.start_step(batches, {.lr = now.lr, .tokens = tokens});
+  zero::PendingStep step = model.start_step(
+      batches, {.lr = now.lr, .tokens = tokens, .step = static_cast<std::uint64_t>(now.step - 1)});
   clock.mark("optimizer");
   clock.end_step();
   now.gpu = gpu.read();
@@ -169,7 +170,7 @@ void Trainer::Impl::launch() {
   out.step = steps_done() + 1;
   LrSchedule schedule = resolved.schedule;
   schedule.total = steps_in_all();
-  out.lr = config.lr * schedule.factor(steps_done());
+  out.lr = resolved.lr * schedule.factor(steps_done());
   out.tokens = resolved.tokens_per_step();
   const bool replays = model.graphed();
   ledger->reset_peak();

@@ -91,6 +91,7 @@ Summary Trainer::summary() {
   out.data_s = median(std::move(waits));
   out.data_prepare_s = median(std::move(preparations));
   out.predicted.step_s = impl.predicted_s;
+  out.evaluation = impl.evaluation;
   out.measured.step_s = out.step_s;
   out.steps = static_cast<std::int64_t>(impl.history.size());
   if (!impl.history.empty()) {
@@ -120,6 +121,13 @@ std::string Trainer::graph_note() const {
 std::string Trainer::describe() const {
   const Impl& impl = *impl_;
   const ModelShape& shape = impl.resolved.model;
+  const std::string scaling =
+      impl.config.lr_scaling == "none"
+          ? std::string()
+          : str("learning rate ", impl.resolved.lr, ": ", impl.config.lr, " for a batch of ",
+                impl.config.lr_reference_batch, ", ",
+                impl.config.lr_scaling == "sqrt" ? "by the root of " : "times ",
+                impl.resolved.global_batch, " / ", impl.config.lr_reference_batch, "\n");
   return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
              " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
              plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),
@@ -129,7 +137,8 @@ std::string Trainer::describe() const {
              "\nZeRO-", impl.config.zero, ", ", impl.config.layout, ", ",
              impl.world.size() == 1 ? "alone" : impl.world.backend(), ", ",
              plural(at::get_num_threads(), "thread"), " per rank on ",
-             impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n");
+             impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n",
+             scaling);
 }
 
 }  // namespace tessera::train

@@ -1,0 +1,198 @@
+// tessera evaluate: how well a trained model predicts tokens, on one rank or a mesh of them.
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/comm/backend_kind.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/gpus.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/progress.h"
+#include "tessera/core/text.h"
+#include "tessera/data/data_set.h"
+#include "tessera/data/tokenizer.h"
+#include "tessera/process/own_ranks.h"
+#include "tessera/train/evaluate.h"
+#include "tessera/train/model_files.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kEvaluateExamples =
+    "  tessera evaluate --from runs/a --data synthetic --batches 20\n"
+    "  tessera evaluate --from runs/a --data synthetic --batches 20 --dp 2 --json\n"
+    "  tessera evaluate --from runs/a --data synthetic --batches 4 --tp 2 --dtype bf16\n"
+    "  tessera evaluate --from runs/b --data book.txt --seq 64 --batch 4\n"
+    "\n"
+    "--from takes a checkpoint of any mesh, the folder of a run or a Hugging Face folder; --data\n"
+    "what --val-data of tessera train takes. The result is the same on every mesh.";
+
+struct EvaluateArguments {
+  std::string from, data, documents = "join", dtype = "auto", device = "cpu", backend = "auto";
+  int batch = 8, batches = 0, seq = 0, dp = 1, tp = 1, pp = 1, threads = 0;
+  bool json = false;
+
+  Axes axes() const { return Axes({{"dp", dp}, {"tp", tp}, {"pp", pp}}); }
+  int ranks() const { return dp * tp * pp; }
+};
+
+// Tokens of another tokenizer are numbers without a meaning.
+void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& files,
+                          const data::Source& source) {
+  if (source.vocab() > files.shape().vocab) {
+    throw UsageError(str("--data: ", source.name(), " has ", source.vocab(),
+                         " different tokens; wanted at most the ", files.shape().vocab,
+                         " of the model in ", files.folder()));
+  }
+  std::string own = files.tokenizer();
+  if (own.empty() && files.huggingface() && !source.fingerprint().empty()) {
+    own = data::load_tokenizer(files.folder())->fingerprint();
+  }
+  if (own == source.fingerprint() || (own.empty() && !files.huggingface())) return;
+  if (source.fingerprint().empty() && !data::has_tokens(a.data)) {
+    throw UsageError(str("--data: ", quote(a.data),
+                         " would be read byte by byte, and the model of ", files.folder(),
+                         " was trained with a tokenizer; wanted tokens of it, "
+                         "as tessera data prepare makes them"));
+  }
+  if (own.empty() || source.fingerprint().empty()) return;  // tokens that say nothing of it
+  throw UsageError(str("--data: ", source.name(), " was made with another tokenizer (",
+                       source.fingerprint(), ") than the model of ", files.folder(), " (", own,
+                       "); wanted the same"));
+}
+
+struct Opened {
+  std::unique_ptr<train::ModelFiles> files;
+  std::unique_ptr<data::Source> source;
+};
+Opened open_all(const EvaluateArguments& a) {
+  Opened all;
+  all.files = train::open_model(a.from);
+  const ModelShape& shape = all.files->shape();
+  data::DataOptions options;
+  options.val_data = a.data;
+  options.documents = a.documents;
+  options.seq = a.seq > 0              ? a.seq
+                : all.files->seq() > 0 ? all.files->seq()
+                : shape.positions > 0  ? std::min<std::int64_t>(shape.positions, 1024)
+                                       : 1024;
+  if (shape.positions > 0 && options.seq > shape.positions) {
+    throw UsageError(str("--seq: got ", options.seq, ", but the model has ", shape.positions,
+                         " positions; wanted at most that"));
+  }
+  all.source = data::validation_source(options);
+  check_same_tokenizer(a, *all.files, *all.source);
+  all.source->check(shape.vocab);
+  train::batches_of(*all.source, a.batch, a.batches);
+  return all;
+}
+
+int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
+  comm::InitOptions init;
+  init.backend = a.backend;
+  init.cuda = a.device == "cuda";
+  const comm::Group world = comm::init(init);
+  const comm::Mesh mesh(world, a.axes());
+  train::EvaluateOptions options;
+  options.batch = a.batch;
+  options.batches = a.batches;
+  options.type = a.dtype == "auto"   ? all.files->type()
+                 : a.dtype == "bf16" ? at::kBFloat16
+                                     : at::kFloat;
+  if (a.device == "cuda") {
+    const int gpu = comm::gpu_of(comm::local_rank_of(world.rank(), world.size()),
+                                 std::max(1, comm::gpu_count()));
+    options.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+    c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(options.device);
+  }
+  std::optional<Progress> bar;
+  const auto show = [&](std::int64_t done, std::int64_t total) {
+    if (world.rank() != 0) return;
+    if (!bar) {
+      ProgressOptions shown;
+      shown.label = "evaluating";
+      shown.unit = "batch";
+      bar.emplace(total, shown);
+    }
+    bar->update(done);
+  };
+  const train::Evaluation result = train::evaluate(*all.files, *all.source, mesh, options, show);
+  if (bar) bar->finish();
+  if (world.rank() == 0) {
+    if (a.json) {
+      auto json = nlohmann::ordered_json::parse(train::to_json(result));
+      json["from"] = all.files->folder();
+      json["data"] = all.source->name();
+      json["seq"] = all.source->seq();
+      json["dtype"] = options.type == at::kFloat ? "fp32" : "bf16";
+      json["mesh"] = {{"dp", a.dp}, {"tp", a.tp}, {"pp", a.pp}};
+      write_all(1,
+                json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    } else {
+      write_all(1, str(all.source->name(), ": ", train::describe(result), "\n"));
+    }
+  }
+  world.barrier();
+  return 0;
+}
+
+}  // namespace
+
+int evaluate_command(int argc, char** argv) {
+  EvaluateArguments a;
+  CommandLine line("evaluate", "Measures the loss of a trained model on tokens or text.",
+                   kEvaluateExamples);
+  CLI::App& app = line.app();
+  app.add_option("--from", a.from, "the trained model")->required()->type_name("FOLDER");
+  app.add_option("--data", a.data, "tokens or a text file, which it should not have seen")
+      ->required()
+      ->type_name("PATH");
+  line.integer(app, "--batches", a.batches, 0, 1 << 30, "so many at most; 0: all of the data");
+  line.integer(app, "--batch", a.batch, 1, 1 << 20, "sequences computed at once");
+  line.integer(app, "--seq", a.seq, 0, 1 << 24,
+               "tokens in a sequence; 0: as in training, or at most 1024");
+  line.choice(app, "--documents", a.documents, {"join", "separate"},
+              "whether tokens attend to other documents of their sequence");
+  line.integer(app, "--dp", a.dp, 1, 4096, "replicas, which share the data");
+  line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix");
+  line.integer(app, "--pp", a.pp, 1, 4096, "ranks that share the layers");
+  line.choice(app, "--dtype", a.dtype, {"auto", "bf16", "fp32"}, "auto: as the model is stored");
+  line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
+  line.choice(app, "--backend", a.backend, comm::backend_names(), "of the collectives");
+  line.integer(app, "--threads", a.threads, 0, 4096, "of each rank; 0: its share of the cores");
+  app.add_flag("--json", a.json, "print JSON");
+  if (!line.parse(argc, argv)) return 0;
+
+  const comm::Launch launch = comm::detect_launch();
+  if (comm::backend_kind(a.backend).simulated) {
+    throw UsageError(str("--backend: got ", a.backend, ", whose other ranks are not there"));
+  }
+  if (launch.launcher != "alone" && launch.size != a.ranks()) {
+    throw UsageError(str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.ranks(),
+                         ", but ", launch.launcher, " started ", launch.size,
+                         " ranks; wanted as many"));
+  }
+  if (a.device == "cuda" && comm::gpu_count() == 0) {
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+  }
+  if (a.threads > 0) at::set_num_threads(a.threads);
+  // Whatever is wrong is said once, before ranks are started.
+  Opened all = open_all(a);
+  if (launch.launcher != "alone" || a.ranks() == 1) {
+    return take_part_in_evaluation(a, std::move(all));
+  }
+  if (comm::backend_kind(a.backend).needs_mpi) {
+    return process::become_mpirun(a.ranks(), process::own_command(argc, argv));
+  }
+  return process::start_ranks({.ranks = a.ranks(), .threads = a.threads, .name = "evaluate"},
+                              process::own_command(argc, argv));
+}
+
+}  // namespace tessera::cli

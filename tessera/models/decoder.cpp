@@ -1,0 +1,148 @@
+#include "tessera/models/decoder.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/index.h"
+#include "tessera/core/lora.h"
+#include "tessera/core/text.h"
+#include "tessera/models/language_model.h"
+#include "tessera/nn/unallocated.h"
+
+namespace tessera::models {
+namespace {
+
+DecoderOptions settled(const ModelShape& shape, DecoderOptions options) {
+  if (options.type != at::kFloat && options.type != at::kBFloat16) {
+    throw UsageError(
+        str("a decoder got type ", c10::toString(options.type), "; wanted float or bfloat16"));
+  }
+  if (options.slots < 1) throw UsageError(str("slots is ", options.slots, "; wanted 1 or more"));
+  if (options.capacity == 0) options.capacity = shape.positions > 0 ? shape.positions : 2048;
+  if (options.capacity < 1 || (shape.positions > 0 && options.capacity > shape.positions)) {
+    throw UsageError(str("texts of ", options.capacity,
+                         " tokens were asked for, and the model has ", shape.positions,
+                         " positions; wanted at most so many"));
+  }
+  return options;
+}
+
+}  // namespace
+
+Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options)
+    : shape_(shape), options_(settled(shape, options)), lengths_(as_size(options_.slots), 0) {}
+
+void Decoder::check_slot(std::int64_t slot) const {
+  if (slot >= 0 && slot < options_.slots) return;
+  throw UsageError(str("slot is ", slot, "; wanted 0 to ", options_.slots - 1));
+}
+
+std::int64_t Decoder::length(std::int64_t slot) const {
+  check_slot(slot);
+  return nth(lengths_, slot);
+}
+
+Decoder::Row Decoder::next(std::int64_t slot, std::int64_t token) {
+  if (token < 0 || token >= shape_.vocab) {
+    throw UsageError(str("a token is ", token, "; wanted 0 to ", shape_.vocab - 1,
+                         ": is this the tokenizer of another model?"));
+  }
+  std::int64_t& length = nth(lengths_, slot);
+  if (length >= options_.capacity) {
+    throw UsageError(str("a text is longer than the ", options_.capacity,
+                         " tokens that the decoder was made for"));
+  }
+  return {slot, length++, token};
+}
+
+at::Tensor Decoder::read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) {
+  check_slot(slot);
+  if (tokens.empty()) throw UsageError("a text to continue is empty; wanted a token at least");
+  nth(lengths_, slot) = 0;
+  rows_.clear();
+  for (const std::int64_t token : tokens) rows_.push_back(next(slot, token));
+  return run(rows_, !all);
+}
+
+at::Tensor Decoder::step(std::span<const std::int64_t> slots,
+                         std::span<const std::int64_t> tokens) {
+  if (slots.empty() || slots.size() != tokens.size() || slots.size() > as_size(options_.slots)) {
+    throw UsageError(str("a step got ", slots.size(), " slots and ", tokens.size(),
+                         " tokens; wanted one for each, of at most ", options_.slots));
+  }
+  rows_.clear();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    check_slot(slots[i]);
+    if (std::find(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i), slots[i]) !=
+        slots.begin() + static_cast<std::ptrdiff_t>(i)) {
+      throw UsageError(str("a step got slot ", slots[i], " twice"));
+    }
+    rows_.push_back(next(slots[i], tokens[i]));
+  }
+  return run(rows_, false);
+}
+
+DecoderWeights read_weights(const ModelShape& given, at::ScalarType type, at::ScalarType vectors,
+                            c10::Device device, const ReadParam& read) {
+  ModelShape shape = given;
+  shape.lora = {};  // whoever reads adds what adapters have learnt to the matrices beside them
+  DecoderWeights weights;
+  weights.blocks.resize(as_size(shape.layers));
+  const auto place = [&](const std::string& name) -> at::Tensor* {
+    const auto at = [&](const char* what, at::Tensor& tensor) -> at::Tensor* {
+      return name.ends_with(what) ? &tensor : nullptr;
+    };
+    if (!name.starts_with("blocks.")) {
+      if (name == "tok.weight") return &weights.tok;
+      if (name == "pos.weight") return &weights.pos;
+      if (name == "norm.weight") return &weights.norm;
+      if (name == "norm.bias") return &weights.norm_bias;
+      if (name == "head.weight") return &weights.head;
+      return nullptr;
+    }
+    BlockWeights& b = weights.blocks.at(std::stoul(name.substr(7)));
+    for (at::Tensor* found :
+         {at(".norm1.weight", b.norm1), at(".norm1.bias", b.norm1_bias), at(".qkv.weight", b.qkv),
+          at(".qkv.bias", b.qkv_bias), at(".proj.weight", b.proj), at(".proj.bias", b.proj_bias),
+          at(".norm2.weight", b.norm2), at(".norm2.bias", b.norm2_bias), at(".fc.weight", b.fc),
+          at(".fc.bias", b.fc_bias), at(".proj2.weight", b.proj2),
+          at(".proj2.bias", b.proj2_bias)}) {
+      if (found != nullptr) return found;
+    }
+    return nullptr;
+  };
+  // The model itself says which parameters there are.
+  const auto model = make_model(shape, {}, 0, nn::ParamOptions::unallocated());
+  for (const auto& item : model->named_parameters()) {
+    at::Tensor* const to = place(item.key());
+    if (to == nullptr) {
+      throw Error(str("a decoder does not know what to do with parameter ", quote(item.key())));
+    }
+    const at::Tensor host =
+        at::empty(item.value().sizes(), item.value().dim() > 1 ? type : vectors);
+    read(item.key(), host);
+    *to = host.to(device);
+  }
+  if (shape.tied) weights.head = weights.tok;
+  return weights;
+}
+
+RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens) {
+  const std::int64_t dim = shape.head_dim(), half = dim / 2;
+  RotaryTable table{at::empty({tokens, half}, at::kFloat), at::empty({tokens, half}, at::kFloat)};
+  const std::vector<double> rates = rotary_rates(dim, shape.rotary_base, shape.rotary_scaling);
+  for (std::int64_t i = 0; i < half; ++i) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      // In fp32, as training has it.
+      const float angle = static_cast<float>(t) * static_cast<float>(nth(rates, i));
+      table.cos.data_ptr<float>()[t * half + i] = std::cos(angle);
+      table.sin.data_ptr<float>()[t * half + i] = std::sin(angle);
+    }
+  }
+  return table;
+}
+
+}  // namespace tessera::models

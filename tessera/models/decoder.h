@@ -1,0 +1,90 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/core/model_shape.h"
+
+namespace tessera::models {
+
+// Fills a whole parameter, by its name in layers_of(), in the type of `into`, which is on the CPU.
+using ReadParam = std::function<void(const std::string& name, const at::Tensor& into)>;
+
+struct DecoderOptions {
+  at::ScalarType type = at::kFloat;  // of matrices and of the cache: float or bfloat16
+  c10::Device device = c10::kCPU;
+  std::int64_t slots = 1;     // texts that are written side by side
+  std::int64_t capacity = 0;  // tokens of each, at most; 0: as many as the model has positions
+};
+
+// [Note: decoding] A model that reads texts and continues them, a token at a time: what attention
+// has to know of earlier tokens, their keys and values, is kept in a cache, a slot for each text.
+// Everything lies in one process; nothing is recorded for gradients. On the CPU all but matrices
+// and the cache is fp32, and a text's numbers have the same bits whatever is written beside it.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+
+  // Forgets what was in the slot and reads a text. Returns the logits behind its last token, fp32
+  // [V], or, with `all`, behind each, [T, V]. On the CPU, as all logits here; they are good until
+  // the next call.
+  at::Tensor read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all = false);
+  // One more token for each of these slots, all different: logits behind them, [slots, V].
+  at::Tensor step(std::span<const std::int64_t> slots, std::span<const std::int64_t> tokens);
+
+  std::int64_t length(std::int64_t slot) const;  // tokens in it
+  const ModelShape& shape() const { return shape_; }
+  const DecoderOptions& options() const { return options_; }
+
+ protected:
+  // A token of a text, and where in it.
+  struct Row {
+    std::int64_t slot = 0, position = 0, token = 0;
+  };
+  Decoder(const ModelShape& shape, const DecoderOptions& options);
+  // Through the model: rows of one slot in a row, or one of each. Logits of the last row or all.
+  virtual at::Tensor run(std::span<const Row> rows, bool last_only) = 0;
+
+  const ModelShape shape_;
+  const DecoderOptions options_;  // settled
+
+ private:
+  void check_slot(std::int64_t slot) const;
+  Row next(std::int64_t slot, std::int64_t token);
+
+  std::vector<std::int64_t> lengths_;
+  std::vector<Row> rows_;
+};
+
+// Throws UsageError for a shape that is no model of ours, or a capacity beyond its positions.
+std::unique_ptr<Decoder> make_decoder(const ModelShape& shape, const DecoderOptions& options,
+                                      const ReadParam& read);
+// From ATen's operations alone, on any device: what a GPU runs, and a slow reference for the CPU.
+std::unique_ptr<Decoder> make_plain_decoder(const ModelShape& shape, const DecoderOptions& options,
+                                            const ReadParam& read);
+
+// For the implementations.
+struct BlockWeights {
+  at::Tensor norm1, norm1_bias, qkv, qkv_bias, proj, proj_bias;
+  at::Tensor norm2, norm2_bias, fc, fc_bias, proj2, proj2_bias;  // biases: undefined where none is
+};
+struct DecoderWeights {
+  at::Tensor tok, pos, norm, norm_bias, head;  // head: tok where tied
+  std::vector<BlockWeights> blocks;
+};
+// Matrices of type `type`, all else of type `vectors`.
+DecoderWeights read_weights(const ModelShape& shape, at::ScalarType type, at::ScalarType vectors,
+                            c10::Device device, const ReadParam& read);
+// Angles of rotary positions: cos and sin, fp32 [tokens, d / 2].
+struct RotaryTable {
+  at::Tensor cos, sin;
+};
+RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens);
+
+}  // namespace tessera::models

@@ -1,0 +1,350 @@
+// [Note: decoding] on the CPU: a few rows go through our own kernels, which read every matrix once;
+// the many rows of a text that is read go through matrix products, some hundred at a time.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/half.h"
+#include "tessera/core/index.h"
+#include "tessera/kernels/decode.h"
+#include "tessera/kernels/layers.h"
+#include "tessera/models/decoder.h"
+
+namespace tessera::models {
+namespace {
+
+using kernels::FewRows;
+using kernels::Type;
+
+constexpr std::int64_t kFew = 8;      // rows of a text that our own kernel still takes
+constexpr std::int64_t kChunk = 256;  // rows of a text that go through the model together
+constexpr std::int64_t kTile = 8;     // outputs that a thread takes at once
+
+const float* floats(const at::Tensor& t) { return t.defined() ? t.data_ptr<float>() : nullptr; }
+
+// f(first, last) for parts of [0, n), which are whole tiles.
+template <class Body>
+void share_out(std::int64_t n, const Body& f) {
+  at::parallel_for(0, (n + kTile - 1) / kTile, 1, [&](std::int64_t begin, std::int64_t end) {
+    f(as_size(begin * kTile), as_size(std::min(n, end * kTile)));
+  });
+}
+
+class HostDecoder final : public Decoder {
+ public:
+  HostDecoder(const ModelShape& shape, const DecoderOptions& options, const ReadParam& read)
+      : Decoder(shape, options),
+        type_(options_.type == at::kFloat ? Type::f32 : Type::bf16),
+        weights_(read_weights(shape, options_.type, at::kFloat, c10::kCPU, read)) {
+    const std::int64_t most = std::max(options_.slots, std::min(kChunk, options_.capacity));
+    const auto rows_of = [&](std::int64_t width) { return at::empty({most, width}, at::kFloat); };
+    x_ = rows_of(shape.hidden);
+    h_ = rows_of(shape.hidden);
+    qkv_ = rows_of(shape.q_width() + 2 * shape.kv_width());
+    mixed_ = rows_of(shape.q_width());
+    wide_ = rows_of((shape.swiglu ? 2 : 1) * shape.ffn);
+    acted_ = shape.swiglu ? rows_of(shape.ffn) : wide_;
+    statistics_ = rows_of(2);
+    scores_ = at::empty({at::get_num_threads(), options_.capacity}, at::kFloat);
+    logits_ = at::empty({options_.slots, shape.vocab}, at::kFloat);
+    if (shape.rotary()) rotary_ = rotary_table(shape, options_.capacity);
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      const auto cache = [&] {
+        return at::empty({options_.slots, shape.kv_heads, options_.capacity, shape.head_dim()},
+                         options_.type);
+      };
+      keys_.push_back(cache());
+      values_.push_back(cache());
+    }
+  }
+
+ protected:
+  at::Tensor run(std::span<const Row> rows, bool last_only) override;
+
+ private:
+  void embed(std::span<const Row> rows);
+  void norm(const at::Tensor& weight, const at::Tensor& bias, std::int64_t first, std::int64_t rows,
+            float* to);
+  // y = x · wᵀ + b, or that added to y. `after(first, last)` goes over outputs that are there.
+  template <class After>
+  void linear(std::int64_t rows, bool few, const at::Tensor& x, const at::Tensor& weight,
+              const at::Tensor& bias, const at::Tensor& y, bool add, const After& after);
+  void linear(std::int64_t rows, bool few, const at::Tensor& x, const at::Tensor& weight,
+              const at::Tensor& bias, const at::Tensor& y, bool add = false) {
+    linear(rows, few, x, weight, bias, y, add, [](std::size_t, std::size_t) {});
+  }
+  at::Tensor as_floats(const at::Tensor& weight);
+  void attention(std::int64_t layer, std::span<const Row> rows, bool few);
+  void turn(float* head, std::int64_t position) const;
+  void keep(std::int64_t layer, const Row& row, std::int64_t kv_head, float* qkv);
+  void look_back(std::int64_t layer, const Row& row, std::int64_t kv_head, const float* qkv,
+                 float* out);
+  void mlp(const BlockWeights& block, std::int64_t rows, bool few);
+  void activate(std::int64_t rows, const at::Tensor& bias, std::size_t first, std::size_t last);
+  void block(std::int64_t layer, std::span<const Row> rows, bool few);
+  void chunk(std::span<const Row> rows, bool few);
+
+  const Type type_;
+  const DecoderWeights weights_;
+  at::Tensor x_, h_, qkv_, mixed_, wide_, acted_, statistics_, scores_, logits_;  // [rows, …]
+  at::Tensor widened_;                                                            // of a matrix
+  RotaryTable rotary_;
+  std::vector<at::Tensor> keys_, values_;  // [slots, kv heads, capacity, d]
+};
+
+void HostDecoder::embed(std::span<const Row> rows) {
+  const std::int64_t width = shape_.hidden;
+  const auto row_of = [&](const at::Tensor& table, std::int64_t row, std::int64_t i) {
+    return type_ == Type::f32
+               ? table.data_ptr<float>()[row * width + i]
+               : from_bf16(static_cast<const std::uint16_t*>(table.data_ptr())[row * width + i]);
+  };
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    float* const to = x_.data_ptr<float>() + static_cast<std::int64_t>(r) * width;
+    for (std::int64_t i = 0; i < width; ++i) {
+      to[i] = row_of(weights_.tok, rows[r].token, i);
+      if (weights_.pos.defined()) to[i] += row_of(weights_.pos, rows[r].position, i);
+    }
+  }
+}
+
+void HostDecoder::norm(const at::Tensor& weight, const at::Tensor& bias, std::int64_t first,
+                       std::int64_t rows, float* to) {
+  const float* const x = x_.data_ptr<float>() + first * shape_.hidden;
+  const auto cols = as_size(shape_.hidden);
+  const auto eps = static_cast<float>(shape_.norm_eps);
+  at::parallel_for(0, rows, kFew, [&](std::int64_t begin, std::int64_t end) {
+    const auto count = as_size(end - begin), skipped = as_size(begin) * cols;
+    if (!shape_.biases.norm) {
+      kernels::rms_norm_rows(x + skipped, floats(weight), eps, count, cols, to + skipped);
+      return;
+    }
+    float* const statistics = statistics_.data_ptr<float>() + 2 * begin;
+    kernels::layer_norm_forward(
+        {Type::f32, count, cols, x + skipped, nullptr, floats(weight), floats(bias), eps},
+        to + skipped, nullptr, statistics, statistics + count);
+  });
+}
+
+at::Tensor HostDecoder::as_floats(const at::Tensor& weight) {
+  if (type_ == Type::f32) return weight;
+  if (!widened_.defined() || widened_.numel() < weight.numel()) {
+    widened_ = at::empty({weight.numel()}, at::kFloat);
+  }
+  const auto* const from = static_cast<const std::uint16_t*>(weight.data_ptr());
+  float* const to = widened_.data_ptr<float>();
+  at::parallel_for(0, weight.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+    kernels::widen(from + begin, to + begin, as_size(end - begin));
+  });
+  return widened_.narrow(0, 0, weight.numel()).view(weight.sizes());
+}
+
+template <class After>
+void HostDecoder::linear(std::int64_t rows, bool few, const at::Tensor& x, const at::Tensor& weight,
+                         const at::Tensor& bias, const at::Tensor& y, bool add,
+                         const After& after) {
+  const std::int64_t out = weight.size(0);
+  float* const to = y.data_ptr<float>();
+  if (few) {
+    const FewRows what{type_,
+                       as_size(rows),
+                       as_size(weight.size(1)),
+                       as_size(out),
+                       floats(x),
+                       weight.data_ptr(),
+                       floats(bias),
+                       add};
+    share_out(out, [&](std::size_t first, std::size_t last) {
+      kernels::few_rows_linear(what, to, first, last);
+      after(first, last);
+    });
+    return;
+  }
+  at::Tensor result = y.narrow(0, 0, rows);
+  const at::Tensor from = x.narrow(0, 0, rows), matrix = as_floats(weight).t();
+  if (add) {
+    at::addmm_out(result, result, from, matrix);
+  } else {
+    at::mm_out(result, from, matrix);
+  }
+  share_out(out, [&](std::size_t first, std::size_t last) {
+    if (bias.defined()) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::size_t o = first; o < last; ++o)
+          to[r * out + static_cast<std::int64_t>(o)] += floats(bias)[o];
+      }
+    }
+    after(first, last);
+  });
+}
+
+void HostDecoder::turn(float* head, std::int64_t position) const {
+  const std::int64_t half = shape_.head_dim() / 2;
+  const float* const cos = rotary_.cos.data_ptr<float>() + position * half;
+  const float* const sin = rotary_.sin.data_ptr<float>() + position * half;
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = head[i], b = head[half + i];
+    head[i] = a * cos[i] - b * sin[i];
+    head[half + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+// Queries, keys and values of this kv head get their position; the latter two go into the cache.
+void HostDecoder::keep(std::int64_t layer, const Row& row, std::int64_t kv_head, float* qkv) {
+  const std::int64_t dim = shape_.head_dim(), group = shape_.heads / shape_.kv_heads;
+  float* const key = qkv + shape_.q_width() + kv_head * dim;
+  const float* const value = key + shape_.kv_width();
+  if (shape_.rotary()) {
+    for (std::int64_t h = 0; h < group; ++h) turn(qkv + (kv_head * group + h) * dim, row.position);
+    turn(key, row.position);
+  }
+  const std::int64_t at =
+      ((row.slot * shape_.kv_heads + kv_head) * options_.capacity + row.position) * dim;
+  for (const auto& [cache, from] : {std::pair<at::Tensor&, const float*>{nth(keys_, layer), key},
+                                    {nth(values_, layer), value}}) {
+    if (type_ == Type::f32) {
+      std::copy(from, from + dim, cache.data_ptr<float>() + at);
+    } else {
+      kernels::narrow(from, static_cast<std::uint16_t*>(cache.data_ptr()) + at, as_size(dim));
+    }
+  }
+}
+
+void HostDecoder::look_back(std::int64_t layer, const Row& row, std::int64_t kv_head,
+                            const float* qkv, float* out) {
+  const std::int64_t dim = shape_.head_dim(), group = shape_.heads / shape_.kv_heads;
+  const std::int64_t window = shape_.window_of(layer);
+  const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, row.position + 1 - window) : 0;
+  const std::int64_t at =
+      ((row.slot * shape_.kv_heads + kv_head) * options_.capacity + first) * dim;
+  const auto behind = [&](const at::Tensor& cache) {
+    return static_cast<const char*>(cache.data_ptr()) +
+           at * static_cast<std::int64_t>(cache.element_size());
+  };
+  kernels::cached_attention(
+      {type_, as_size(group), as_size(dim), as_size(row.position + 1 - first),
+       qkv + kv_head * group * dim, behind(nth(keys_, layer)), behind(nth(values_, layer)),
+       static_cast<float>(1 / std::sqrt(static_cast<double>(dim)))},
+      scores_.data_ptr<float>() + at::get_thread_num() * options_.capacity,
+      out + kv_head * group * dim);
+}
+
+void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool few) {
+  const std::int64_t heads = shape_.kv_heads, count = static_cast<std::int64_t>(rows.size());
+  float* const qkv = qkv_.data_ptr<float>();
+  float* const out = mixed_.data_ptr<float>();
+  const auto each = [&](const auto& f) {
+    at::parallel_for(0, count * heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t row = i / heads;
+        f(nth(rows, row), i % heads, qkv + row * qkv_.size(1), out + row * mixed_.size(1));
+      }
+    });
+  };
+  // Rows of one text look at each other's keys: these come first.
+  const bool alone = few && (count == 1 || rows[0].slot != rows[1].slot);
+  if (!alone) {
+    each([&](const Row& row, std::int64_t head, float* from, float*) {
+      keep(layer, row, head, from);
+    });
+  }
+  each([&](const Row& row, std::int64_t head, float* from, float* to) {
+    if (alone) keep(layer, row, head, from);
+    look_back(layer, row, head, from, to);
+  });
+}
+
+// Columns [first, last) of the MLP's inner layer, whose linear has left out a bias that GELU adds.
+void HostDecoder::activate(std::int64_t rows, const at::Tensor& bias, std::size_t first,
+                           std::size_t last) {
+  const std::int64_t ffn = shape_.ffn;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* const from = wide_.data_ptr<float>() + r * wide_.size(1);
+    if (shape_.swiglu) {
+      kernels::silu_product(from + first, from + ffn + first, last - first,
+                            acted_.data_ptr<float>() + r * ffn + first);
+    } else if (shape_.activation == Activation::gelu_tanh) {
+      kernels::gelu_forward({Type::f32, 1, last - first, from + first,
+                             bias.defined() ? floats(bias) + first : nullptr},
+                            from + first);
+    } else {
+      for (std::size_t i = first; i < last; ++i) {
+        const float x = from[i] + (bias.defined() ? floats(bias)[i] : 0.0f);
+        from[i] = shape_.activation == Activation::relu
+                      ? std::max(0.0f, x)
+                      : 0.5f * x * (1 + std::erf(x * 0.70710678f));
+      }
+    }
+  }
+}
+
+void HostDecoder::mlp(const BlockWeights& block, std::int64_t rows, bool few) {
+  const auto after = [&](std::size_t first, std::size_t last) {
+    activate(rows, shape_.swiglu ? at::Tensor() : block.fc_bias, first, last);
+  };
+  if (shape_.swiglu) {
+    // Gate and value of a column are computed by different threads.
+    linear(rows, few, h_, block.fc, block.fc_bias, wide_);
+    share_out(shape_.ffn, after);
+  } else {
+    linear(rows, few, h_, block.fc, {}, wide_, false, after);
+  }
+  linear(rows, few, acted_, block.proj2, block.proj2_bias, x_, true);
+}
+
+void HostDecoder::block(std::int64_t layer, std::span<const Row> rows, bool few) {
+  const BlockWeights& block = nth(weights_.blocks, layer);
+  const auto count = static_cast<std::int64_t>(rows.size());
+  norm(block.norm1, block.norm1_bias, 0, count, h_.data_ptr<float>());
+  linear(count, few, h_, block.qkv, block.qkv_bias, qkv_);
+  attention(layer, rows, few);
+  linear(count, few, mixed_, block.proj, block.proj_bias, x_, true);
+  norm(block.norm2, block.norm2_bias, 0, count, h_.data_ptr<float>());
+  mlp(block, count, few);
+}
+
+void HostDecoder::chunk(std::span<const Row> rows, bool few) {
+  embed(rows);
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) block(layer, rows, few);
+}
+
+at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
+  const at::NoGradGuard no_gradients;
+  const auto count = static_cast<std::int64_t>(rows.size());
+  if (at::get_num_threads() > scores_.size(0)) {
+    scores_ = at::empty({at::get_num_threads(), options_.capacity}, at::kFloat);
+  }
+  // A step of any number of texts takes the same way, so that none depends on how many there are.
+  const bool step = count > 1 && rows[0].slot != rows[1].slot;
+  at::Tensor logits = logits_;
+  if (!last_only && count > options_.slots) logits = at::empty({count, shape_.vocab}, at::kFloat);
+  for (std::int64_t begin = 0; begin < count;) {
+    const std::int64_t size = step ? count : std::min(kChunk, count - begin);
+    chunk(rows.subspan(as_size(begin), as_size(size)), step || size <= kFew);
+    begin += size;
+    const bool last = begin == count;
+    if (last_only && !last) continue;
+    // The head, for the rows that were asked for.
+    const std::int64_t from = last_only ? size - 1 : 0, heads = size - from;
+    norm(weights_.norm, weights_.norm_bias, from, heads, h_.data_ptr<float>());
+    linear(heads, step || heads <= kFew, h_, weights_.head, {},
+           last_only ? logits : logits.narrow(0, begin - size, size));
+  }
+  return last_only ? logits.select(0, 0) : logits.narrow(0, 0, count);
+}
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_decoder(const ModelShape& shape, const DecoderOptions& options,
+                                      const ReadParam& read) {
+  if (!options.device.is_cpu()) return make_plain_decoder(shape, options, read);
+  return std::make_unique<HostDecoder>(shape, options, read);
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,145 @@
+// [Note: decoding] from ATen's operations, on any device.
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "tessera/core/index.h"
+#include "tessera/models/decoder.h"
+#include "tessera/nn/ops.h"
+
+namespace tessera::models {
+namespace {
+
+class PlainDecoder final : public Decoder {
+ public:
+  PlainDecoder(const ModelShape& shape, const DecoderOptions& options, const ReadParam& read)
+      : Decoder(shape, options),
+        weights_(read_weights(shape, options_.type, options_.type, options_.device, read)) {
+    if (shape.rotary()) {
+      rotary_ = rotary_table(shape, options_.capacity);
+      rotary_.cos = rotary_.cos.to(options_.device);
+      rotary_.sin = rotary_.sin.to(options_.device);
+    }
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      const auto cache = [&] {
+        return at::zeros({options_.slots, shape.kv_heads, options_.capacity, shape.head_dim()},
+                         at::device(options_.device).dtype(options_.type));
+      };
+      keys_.push_back(cache());
+      values_.push_back(cache());
+    }
+  }
+
+ protected:
+  at::Tensor run(std::span<const Row> rows, bool last_only) override {
+    const at::NoGradGuard no_gradients;
+    const auto count = static_cast<std::int64_t>(rows.size());
+    std::vector<std::int64_t> slots, positions, tokens;
+    for (const Row& row : rows) {
+      slots.push_back(row.slot);
+      positions.push_back(row.position);
+      tokens.push_back(row.token);
+    }
+    const auto there = [&](const std::vector<std::int64_t>& list) {
+      return at::tensor(list, at::kLong).to(options_.device);
+    };
+    slots_ = there(slots);
+    positions_ = there(positions);
+    longest_ = 1 + *std::max_element(positions.begin(), positions.end());
+    step_ = count > 1 && slots[0] != slots[1];
+    slot_ = slots[0];
+
+    at::Tensor x = weights_.tok.index_select(0, there(tokens));  // [N, C]
+    if (weights_.pos.defined()) x = x + weights_.pos.index_select(0, positions_);
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) x = block(layer, x);
+    if (last_only) x = x.narrow(0, count - 1, 1);
+    x = nn::norm(x, {weights_.norm, weights_.norm_bias, shape_.norm_eps});
+    const at::Tensor logits = at::linear(x, weights_.head).to(c10::kCPU, at::kFloat);
+    return last_only ? logits.select(0, 0) : logits;
+  }
+
+ private:
+  at::Tensor turned(const at::Tensor& heads) const {  // [N, H, d]
+    const at::Tensor cos = rotary_.cos.index_select(0, positions_).unsqueeze(1);
+    const at::Tensor sin = rotary_.sin.index_select(0, positions_).unsqueeze(1);
+    const auto parts = heads.to(at::kFloat).chunk(2, -1);
+    return at::cat({parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin}, -1)
+        .to(heads.scalar_type());
+  }
+
+  // Which of the positions each row sees: [N, longest].
+  at::Tensor seen(std::int64_t layer) const {
+    const at::Tensor all = at::arange(longest_, positions_.options()).unsqueeze(0);
+    const at::Tensor own = positions_.unsqueeze(1);
+    at::Tensor mask = all <= own;
+    if (const std::int64_t window = shape_.window_of(layer); window > 0) {
+      mask = mask.logical_and(all > own - window);
+    }
+    return mask;
+  }
+
+  at::Tensor attention(std::int64_t layer, const at::Tensor& qkv) {
+    const std::int64_t count = qkv.size(0), dim = shape_.head_dim();
+    const auto parts =
+        qkv.split_with_sizes({shape_.q_width(), shape_.kv_width(), shape_.kv_width()}, -1);
+    at::Tensor q = parts[0].view({count, shape_.heads, dim});
+    at::Tensor k = parts[1].view({count, shape_.kv_heads, dim});
+    const at::Tensor v = parts[2].view({count, shape_.kv_heads, dim});
+    if (shape_.rotary()) {
+      q = turned(q);
+      k = turned(k);
+    }
+    const at::Tensor &keys = nth(keys_, layer), &values = nth(values_, layer);
+    keys.transpose(1, 2).index_put_({slots_, positions_}, k);
+    values.transpose(1, 2).index_put_({slots_, positions_}, v);
+    const std::int64_t times = shape_.heads / shape_.kv_heads;
+    const auto known = [&](const at::Tensor& cache) {  // [N or 1, H, longest, d]
+      const at::Tensor own = step_ ? cache.index_select(0, slots_) : cache.narrow(0, slot_, 1);
+      return own.narrow(2, 0, longest_).repeat_interleave(times, 1);
+    };
+    // One query of each text, or all those of one.
+    const at::Tensor queries = step_ ? q.unsqueeze(2) : q.transpose(0, 1).unsqueeze(0);
+    const at::Tensor mask =
+        step_ ? seen(layer).unsqueeze(1).unsqueeze(1) : seen(layer).unsqueeze(0).unsqueeze(0);
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention(queries, known(keys), known(values), mask);
+    return step_ ? mixed.reshape({count, shape_.q_width()})
+                 : mixed.squeeze(0).transpose(0, 1).reshape({count, shape_.q_width()});
+  }
+
+  at::Tensor block(std::int64_t layer, const at::Tensor& in) {
+    const BlockWeights& w = nth(weights_.blocks, layer);
+    const double eps = shape_.norm_eps;
+    const at::Tensor qkv =
+        at::linear(nn::norm(in, {w.norm1, w.norm1_bias, eps}), w.qkv, w.qkv_bias);
+    const at::Tensor x = in + at::linear(attention(layer, qkv), w.proj, w.proj_bias);
+    at::Tensor wide = at::linear(nn::norm(x, {w.norm2, w.norm2_bias, eps}), w.fc, w.fc_bias);
+    if (shape_.swiglu) {
+      const auto parts = wide.chunk(2, -1);
+      wide = at::silu(parts[0]) * parts[1];
+    } else if (shape_.activation == Activation::relu) {
+      wide = at::relu(wide);
+    } else {
+      wide = at::gelu(wide, shape_.activation == Activation::gelu ? "none" : "tanh");
+    }
+    return x + at::linear(wide, w.proj2, w.proj2_bias);
+  }
+
+  const DecoderWeights weights_;
+  RotaryTable rotary_;
+  std::vector<at::Tensor> keys_, values_;  // [slots, kv heads, capacity, d]
+  // Of the rows under way.
+  at::Tensor slots_, positions_;
+  std::int64_t longest_ = 0, slot_ = 0;
+  bool step_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_plain_decoder(const ModelShape& shape, const DecoderOptions& options,
+                                            const ReadParam& read) {
+  return std::make_unique<PlainDecoder>(shape, options, read);
+}
+
+}  // namespace tessera::models

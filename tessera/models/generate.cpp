@@ -1,0 +1,149 @@
+#include "tessera/models/generate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::models {
+namespace {
+
+using GenerateClock = std::chrono::steady_clock;
+
+double since(GenerateClock::time_point began) {
+  return std::chrono::duration<double>(GenerateClock::now() - began).count();
+}
+
+// Bytes of the character that a first byte begins; 1 for what begins none.
+std::size_t length_of_character(unsigned char first) {
+  if (first >= 0xf0 && first < 0xf8) return 4;
+  if (first >= 0xe0 && first < 0xf0) return 3;
+  if (first >= 0xc2 && first < 0xe0) return 2;
+  return 1;
+}
+
+// Bytes at the end that begin a character and do not end it.
+std::size_t unfinished(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xc0) == 0x80) continue;  // goes on with one that began before
+    return length_of_character(byte) > back ? back : 0;
+  }
+  return 0;
+}
+
+// Bytes at the end that may be the beginning of `stop`.
+std::size_t begun(std::string_view text, std::string_view stop) {
+  for (std::size_t n = std::min(text.size(), stop.size() - 1); n > 0; --n) {
+    if (text.ends_with(stop.substr(0, n))) return n;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Generated generate(Decoder& decoder, std::span<const std::vector<std::int64_t>> texts,
+                   const GenerateOptions& options, const OnToken& on_token) {
+  check(options.sampling);
+  Generated out;
+  struct Writing {
+    std::int64_t slot = 0;
+    std::size_t text = 0;
+    std::int64_t written = 0, token = 0;
+  };
+  std::vector<Writing> writing;
+  std::vector<std::int64_t> free_slots, slots, tokens;
+  for (std::int64_t slot = decoder.options().slots; slot-- > 0;) free_slots.push_back(slot);
+  std::vector<Candidate> scratch;
+
+  // Chooses what follows, and says whether the text goes on.
+  const auto write = [&](Writing& one, const float* logits) {
+    const double uniform =
+        uniform_of(options.seed, one.text, static_cast<std::uint64_t>(one.written));
+    one.token = sample({logits, static_cast<std::size_t>(decoder.shape().vocab)}, options.sampling,
+                       uniform, scratch);
+    ++one.written;
+    ++out.tokens;
+    return on_token(one.text, one.token) && one.written < options.tokens &&
+           decoder.length(one.slot) < decoder.options().capacity;
+  };
+  std::size_t next = 0;
+  while (next < texts.size() || !writing.empty()) {
+    while (next < texts.size() && !free_slots.empty() && options.tokens > 0) {
+      const auto began = GenerateClock::now();
+      Writing one{free_slots.back(), next, 0, 0};
+      const at::Tensor logits = decoder.read(one.slot, texts[next]);
+      out.read += static_cast<std::int64_t>(texts[next].size());
+      out.read_s += since(began);
+      ++next;
+      if (!write(one, logits.data_ptr<float>())) continue;
+      free_slots.pop_back();
+      writing.push_back(one);
+    }
+    if (options.tokens <= 0) break;
+    if (writing.empty()) continue;
+    const auto began = GenerateClock::now();
+    slots.clear();
+    tokens.clear();
+    for (const Writing& one : writing) {
+      slots.push_back(one.slot);
+      tokens.push_back(one.token);
+    }
+    out.stepped += static_cast<std::int64_t>(slots.size());
+    const at::Tensor logits = decoder.step(slots, tokens);
+    const float* row = logits.data_ptr<float>();
+    std::erase_if(writing, [&](Writing& one) {
+      const bool goes_on = write(one, row);
+      row += logits.size(1);
+      if (!goes_on) free_slots.push_back(one.slot);
+      return !goes_on;
+    });
+    out.write_s += since(began);
+  }
+  return out;
+}
+
+TextStream::TextStream(std::vector<std::string> stops) : stops_(std::move(stops)) {
+  for (const std::string& stop : stops_) {
+    if (stop.empty()) throw UsageError("a text that ends the answer is empty; wanted some text");
+  }
+}
+
+std::string TextStream::take(bool all) {
+  std::size_t end = std::string::npos;
+  for (const std::string& stop : stops_) end = std::min(end, held_.find(stop));
+  if (end != std::string::npos) {
+    stopped_ = true;
+    std::string text = held_.substr(0, end);
+    held_.clear();
+    return text;
+  }
+  std::size_t back = 0;
+  if (!all) {
+    back = unfinished(held_);
+    for (const std::string& stop : stops_) back = std::max(back, begun(held_, stop));
+  }
+  std::string text = held_.substr(0, held_.size() - back);
+  held_.erase(0, held_.size() - back);
+  // A byte that no character begins or goes on with is shown as such.
+  return text;
+}
+
+std::string TextStream::push(std::string_view bytes) {
+  if (stopped_) return "";
+  held_ += bytes;
+  return take(false);
+}
+
+std::string TextStream::finish() {
+  if (stopped_) return "";
+  if (const std::size_t open = unfinished(held_); open > 0) {
+    held_.resize(held_.size() - open);
+    held_ += "\xef\xbf\xbd";
+  }
+  return take(true);
+}
+
+}  // namespace tessera::models

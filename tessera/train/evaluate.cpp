@@ -1,0 +1,119 @@
+#include "tessera/train/evaluate.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <memory>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/models/language_model.h"
+#include "tessera/nn/pass.h"
+#include "tessera/tensor_parallel/sharded.h"
+
+namespace tessera::train {
+namespace {
+
+// The layers of this rank, with their values.
+std::shared_ptr<models::LanguageModel> load_part(ModelFiles& files, const comm::Mesh& mesh,
+                                                 const EvaluateOptions& options) {
+  ModelShape shape = files.shape();
+  shape.lora = {};
+  const int pp = mesh.axes().pp(), stage = mesh.place().pp();
+  if (pp > shape.layers) {
+    throw UsageError(str("--pp: got ", pp, " for a model of ", plural(shape.layers, "layer"),
+                         "; wanted at most so many"));
+  }
+  models::Part part;
+  part.tp = mesh.tp();
+  part.first_layer = shape.layers * stage / pp;
+  part.last_layer = shape.layers * (stage + 1) / pp;
+  part.embedding = stage == 0;
+  part.head = stage == pp - 1;
+  auto model = models::make_model(
+      shape, part, 0,
+      nn::ParamOptions::unallocated(at::device(options.device).dtype(options.type)));
+  const std::vector<ParamSpec> specs = tensor_parallel::find_specs(*model);
+  std::size_t next = 0;
+  for (auto& item : model->named_parameters()) {
+    const at::Tensor host = at::empty(item.value().sizes(), options.type);
+    files.read(specs.at(next++), host, part.tp.rank(), part.tp.size());
+    item.value().set_data(host.to(options.device));
+  }
+  return model;
+}
+
+Evaluation sum_over(const comm::Group& world, const Evaluation& own) {
+  const at::Tensor mine = at::empty({2}, at::kDouble);
+  mine.data_ptr<double>()[0] = own.loss_sum;
+  mine.data_ptr<double>()[1] = static_cast<double>(own.tokens);
+  const at::Tensor all = at::empty({2 * world.size()}, at::kDouble);
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "evaluation";
+  world.all_gather(all, mine, call).wait();
+  Evaluation sum;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    sum.loss_sum += all.data_ptr<double>()[2 * rank];
+    sum.tokens += static_cast<std::int64_t>(all.data_ptr<double>()[2 * rank + 1]);
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::int64_t batches_of(const data::Source& source, std::int64_t batch, std::int64_t batches) {
+  const auto samples = static_cast<std::int64_t>(source.samples_per_epoch());
+  if (samples == 0) {
+    if (batches > 0) return batches;
+    throw UsageError(str(source.name(),
+                         " never ends; wanted the number of batches to evaluate (--batches, or "
+                         "--eval-batches in training)"));
+  }
+  const std::int64_t all = (samples + batch - 1) / batch;
+  return batches > 0 ? std::min(batches, all) : all;
+}
+
+Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::Mesh& mesh,
+                    const EvaluateOptions& options,
+                    const std::function<void(std::int64_t, std::int64_t)>& done) {
+  const at::NoGradGuard no_gradients;
+  const std::int64_t count = batches_of(source, options.batch, options.batches);
+  const auto model = load_part(files, mesh, options);
+  const models::Part& part = model->part();
+  const comm::Group& pp = mesh.pp();
+  const auto there = [&](const at::Tensor& t) { return t.defined() ? t.to(options.device) : t; };
+  comm::Call call;
+  call.label = "evaluation";
+
+  Evaluation own;
+  for (std::int64_t i = mesh.place().dp(); i < count; i += mesh.axes().dp()) {
+    const data::Batch batch =
+        source.batch(static_cast<std::uint64_t>(i * options.batch), options.batch);
+    auto pass = std::make_shared<nn::Pass>();
+    nn::with_documents(*pass, batch.document_starts, options.device);
+    const nn::PassScope scope(pass);
+    at::Tensor x = there(batch.ids);
+    if (!part.embedding) {
+      x = at::empty({options.batch, source.seq(), model->shape().hidden},
+                    at::device(options.device).dtype(options.type));
+      pp.recv(x, pp.rank() - 1, call).wait();
+    }
+    if (part.head) {
+      const double loss = model->loss(x, there(batch.targets)).item<double>();
+      // Tensor-parallel ranks all have it: one counts.
+      if (mesh.place().tp() == 0) {
+        own.loss_sum += loss;
+        own.tokens += batch.predicted;
+      }
+    } else {
+      pp.send(model->forward_part(x).contiguous(), pp.rank() + 1, call).wait();
+    }
+    if (done) done(i / mesh.axes().dp() + 1, (count - 1) / mesh.axes().dp() + 1);
+  }
+  Evaluation all = sum_over(mesh.world(), own);
+  all.bytes = static_cast<double>(all.tokens) * source.bytes_per_token();
+  return all;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,95 @@
+#include "tessera/train/init_from.h"
+
+#include <memory>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/lora.h"
+#include "tessera/core/text.h"
+#include "tessera/huggingface/huggingface.h"
+#include "tessera/huggingface/shape_json.h"
+
+namespace tessera::train {
+namespace {
+
+// The checkpoint that `path` is or has; "" where it is a folder of Hugging Face's.
+std::string start_checkpoint(const std::string& path) {
+  if (checkpoint::local_files()->exists(path + "/" + checkpoint::kManifestName)) return path;
+  if (huggingface::has_config(path)) return "";
+  const std::string kind = kind_of_file(path);
+  std::string is = kind == "nothing" ? "not there" : kind;
+  if (kind == "a folder") {
+    const checkpoint::Latest latest = checkpoint::find_latest(path);
+    if (!latest.folder.empty()) return latest.folder;
+    is = latest.skipped.empty() ? "a folder without a config.json or a checkpoint"
+                                : str("a folder without a checkpoint that can be read: ",
+                                      join(latest.skipped, "; "));
+  }
+  throw UsageError(str("--init-from: ", quote(path), " is ", is,
+                       "; wanted a folder of Hugging Face's (config.json, model.safetensors), a "
+                       "checkpoint, or the folder of a run"));
+}
+
+[[noreturn]] void refuse_param(const std::string& path, const ParamSpec& spec) {
+  throw UsageError(str("--init-from: ", path, " has no parameter ", quote(spec.name),
+                       ", or in another shape; it is another model"));
+}
+
+}  // namespace
+
+ModelShape initial_shape(const std::string& path) {
+  const std::string folder = start_checkpoint(path);
+  if (folder.empty()) return huggingface::read_config(path).shape;
+  const checkpoint::Checkpoint from(folder);
+  ModelShape shape = huggingface::parse_shape(from.about().model, folder);
+  return shape;
+}
+
+void check_start(const TrainConfig& config, const Resolved&) {
+  if (config.init_from.empty()) return;
+  const std::string folder = start_checkpoint(config.init_from);
+  if (folder.empty()) {
+    const huggingface::Folder whole(config.init_from);
+  } else {
+    checkpoint::Checkpoint(folder).check_files();
+  }
+}
+
+StoredValues stored_start(const TrainConfig& config) {
+  StoredValues stored;
+  if (config.init_from.empty()) return stored;
+  const std::string folder = start_checkpoint(config.init_from);
+  if (folder.empty()) {
+    const auto from = std::make_shared<huggingface::Folder>(config.init_from);
+    stored.has = [from](const ParamSpec& spec) {
+      if (from->has(spec.name) && from->shape_of(spec.name) == spec.shape) return true;
+      if (is_adapter_param(spec.name)) return false;
+      refuse_param(from->path(), spec);
+    };
+    stored.read = [from](const ParamSpec& spec, const std::vector<Run>& runs, float* into) {
+      from->read(spec.name, runs, DType::f32, reinterpret_cast<std::byte*>(into));
+    };
+    return stored;
+  }
+  const auto from = std::make_shared<checkpoint::Checkpoint>(folder);
+  stored.has = [from](const ParamSpec& spec) {
+    const ParamSpec* const there = from->find(spec.name);
+    if (there != nullptr && there->shape == spec.shape) return true;
+    if (is_adapter_param(spec.name)) return false;
+    refuse_param(from->folder(), spec);
+  };
+  stored.read = [from](const ParamSpec& spec, const std::vector<Run>& runs, float* into) {
+    from->load({{spec.name, "param", DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
+  };
+  return stored;
+}
+
+void keep_companions(const TrainConfig& config) {
+  if (config.init_from.empty() || config.save.empty()) return;
+  const std::string folder = start_checkpoint(config.init_from);
+  const std::string from = folder.empty() ? config.init_from : huggingface::companions_of(folder);
+  if (!from.empty()) huggingface::keep_companions(from, config.save);
+}
+
+}  // namespace tessera::train

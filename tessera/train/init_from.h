@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/core/model_shape.h"
+#include "tessera/parallel/initial.h"
+#include "tessera/train/config.h"
+
+namespace tessera::train {
+
+// What --init-from means: a folder of Hugging Face's, a checkpoint, or the folder of a run (its
+// newest good checkpoint). Nothing here is collective; all throw UsageError that begins with the
+// flag for what is neither, and DataError for what cannot be read.
+
+// The model that lies there.
+ModelShape initial_shape(const std::string& path);
+
+// Looks at all files, and compares them with the model: before ranks are started.
+void check_start(const TrainConfig& config, const Resolved& resolved);
+
+// What the parameters start with; nothing where there is no --init-from.
+StoredValues stored_start(const TrainConfig& config);
+
+// The tokenizer's files and others that came with it are kept in --save, for the export:
+// [Note: companions]. By one rank.
+void keep_companions(const TrainConfig& config);
+
+}  // namespace tessera::train

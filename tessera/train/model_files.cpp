@@ -1,0 +1,126 @@
+#include "tessera/train/model_files.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/text.h"
+#include "tessera/huggingface/folder.h"
+#include "tessera/train/resuming.h"
+
+namespace tessera::train {
+namespace {
+
+DType dtype_of(const at::Tensor& into) {
+  if (!into.device().is_cpu() || !into.is_contiguous() ||
+      (into.scalar_type() != at::kFloat && into.scalar_type() != at::kBFloat16)) {
+    throw UsageError("a parameter is read into memory of the CPU, float or bfloat16, in one piece");
+  }
+  return into.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
+}
+
+void check_shape(const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
+  const std::vector<std::int64_t> wanted = local_shape(spec, t, tp);
+  if (into.sizes() == at::IntArrayRef(wanted)) return;
+  throw UsageError(tessera::str("parameter ", quote(spec.name), " is read into ", into.sizes(),
+                                "; wanted memory of the shape ", at::IntArrayRef(wanted)));
+}
+
+class CheckpointFiles final : public ModelFiles {
+ public:
+  explicit CheckpointFiles(const std::string& folder) : from_(folder) {
+    from_.check_files();
+    const checkpoint::Description& about = from_.about();
+    folder_ = folder;
+    shape_ = parse_shape_json(about.model, folder);
+    about_ = str("step ", about.step);
+    const auto extra = [&](const char* key) {
+      const auto found = about.extra.find(key);
+      return found == about.extra.end() ? std::string() : found->second;
+    };
+    data_ = extra("data").empty() ? "unknown" : extra("data");
+    tokenizer_ = extra("tokenizer");
+    seq_ = std::atoll(extra("seq").c_str());
+    const auto states = from_.states("tok.weight");
+    const auto state = states.find("param");
+    type_ = state != states.end() && state->second != DType::f32 ? at::kBFloat16 : at::kFloat;
+  }
+
+  void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
+    check_shape(spec, into, t, tp);
+    from_.expect({spec});
+    checkpoint::WantedShard wanted;
+    wanted.param = spec.name;
+    wanted.state = "param";
+    wanted.dtype = dtype_of(into);
+    wanted.runs = local_runs(spec, t, tp);
+    wanted.into = static_cast<std::byte*>(into.data_ptr());
+    if (checkpoint::count_of(wanted.runs) < into.numel()) into.zero_();
+    from_.load({wanted}, checkpoint::Rounding::nearest);
+  }
+
+ private:
+  checkpoint::Checkpoint from_;
+};
+
+class HuggingFaceFiles final : public ModelFiles {
+ public:
+  explicit HuggingFaceFiles(const std::string& folder) : from_(folder) {
+    folder_ = folder;
+    shape_ = from_.shape();
+    about_ = from_.config().family;
+    type_ = from_.dtype() == DType::f32 ? at::kFloat : at::kBFloat16;
+    // Both may name it; what is for generation comes first.
+    for (const char* name : {"generation_config.json", "config.json"}) {
+      const std::string path = folder + "/" + name;
+      if (kind_of_file(path) != "a regular file") continue;
+      const auto json = nlohmann::json::parse(read_small_file(path, 1 << 24), nullptr,
+                                              /*allow_exceptions=*/false);
+      if (!json.is_object() || !json.contains("eos_token_id")) continue;
+      const nlohmann::json& ends = json["eos_token_id"];
+      for (const nlohmann::json& end : ends.is_array() ? ends : nlohmann::json::array({ends})) {
+        if (end.is_number_integer()) end_tokens_.push_back(end.get<std::int64_t>());
+      }
+      if (!end_tokens_.empty()) break;
+    }
+  }
+
+  void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
+    check_shape(spec, into, t, tp);
+    const std::vector<Run> runs = local_runs(spec, t, tp);
+    if (checkpoint::count_of(runs) < into.numel()) into.zero_();
+    from_.read(spec.name, runs, dtype_of(into), static_cast<std::byte*>(into.data_ptr()));
+  }
+
+ private:
+  huggingface::Folder from_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelFiles> open_model(const std::string& from) {
+  const auto refuse = [&](const std::string& is) {
+    throw UsageError(str("--from: ", quote(from), " is ", is,
+                         "; wanted a checkpoint (step-… with a ", checkpoint::kManifestName,
+                         "), the folder of a run, or a Hugging Face folder with a config.json"));
+  };
+  const std::string kind = kind_of_file(from);
+  if (kind != "a folder") refuse(kind == "nothing" ? "not there" : kind);
+  if (checkpoint::local_files()->exists(from + "/" + checkpoint::kManifestName)) {
+    return std::make_unique<CheckpointFiles>(from);
+  }
+  if (huggingface::has_config(from)) return std::make_unique<HuggingFaceFiles>(from);
+  const checkpoint::Latest latest = checkpoint::find_latest(from);
+  if (latest.folder.empty()) {
+    refuse(latest.skipped.empty() ? "a folder without a model"
+                                  : str("a folder without a checkpoint that can be read: ",
+                                        join(latest.skipped, "; ")));
+  }
+  return std::make_unique<CheckpointFiles>(latest.folder);
+}
+
+}  // namespace tessera::train

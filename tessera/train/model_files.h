@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/core/model_shape.h"
+#include "tessera/core/param_spec.h"
+
+namespace tessera::train {
+
+// A trained model on disk, to be used and not trained on: a checkpoint of tessera train, of
+// whatever mesh, or a folder of Hugging Face's. Only what is asked for is read.
+class ModelFiles {
+ public:
+  virtual ~ModelFiles() = default;
+
+  const ModelShape& shape() const { return shape_; }
+  const std::string& folder() const { return folder_; }    // the one that was found
+  const std::string& described() const { return about_; }  // "step 240", say
+  at::ScalarType type() const { return type_; }            // of the parameters as they lie there
+  const std::string& data() const { return data_; }  // what --data said; "" for Hugging Face's
+  std::int64_t seq() const { return seq_; }          // tokens of a sequence in training; 0: unknown
+  // The fingerprint of the tokenizer that it was trained with; "": not known.
+  const std::string& tokenizer() const { return tokenizer_; }
+  bool huggingface() const { return data_.empty(); }
+  // Tokens that end a text, where the files say so.
+  const std::vector<std::int64_t>& end_tokens() const { return end_tokens_; }
+
+  // What tensor-parallel rank t of tp has of a parameter, into memory of this shape on the CPU,
+  // float or bfloat16, rounded to nearest. Padding becomes 0. Throws DataError.
+  virtual void read(const ParamSpec& spec, const at::Tensor& into, int t = 0, int tp = 1) = 0;
+
+ protected:
+  ModelShape shape_;
+  std::string folder_, about_, data_, tokenizer_;
+  at::ScalarType type_ = at::kFloat;
+  std::int64_t seq_ = 0;
+  std::vector<std::int64_t> end_tokens_;
+};
+
+// `from`: a checkpoint, the folder of a run (its newest good one), or a folder with a config.json.
+// Throws UsageError that begins with the flag --from, or DataError.
+std::unique_ptr<ModelFiles> open_model(const std::string& from);
+
+}  // namespace tessera::train

@@ -1,0 +1,73 @@
+// The trainer looks at data that it does not learn from.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <memory>
+
+#include "tessera/nn/pass.h"
+#include "tessera/train/evaluate.h"
+#include "tessera/train/trainer_impl.h"
+
+namespace tessera::train {
+
+// The same samples on every mesh: step-like batches of the validation data, from its beginning,
+// divided over replicas as those of training are. Nothing that training uses is touched: the
+// model is run without gradients between two steps.
+Evaluation Trainer::Impl::evaluate() {
+  const at::NoGradGuard no_gradients;
+  const std::int64_t asked = validation->samples_per_epoch() == 0 && config.eval_batches == 0
+                                 ? kEndlessBatches
+                                 : config.eval_batches;
+  const std::int64_t batches = batches_of(*validation, sampler.global_batch(), asked);
+  double sums[2] = {0, 0};  // of losses, and of tokens that were predicted
+  for (std::int64_t b = 0; b < batches; ++b) {
+    for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
+      const data::Batch batch =
+          validation->batch(sampler.first(b, replica, k), sampler.micro_batch);
+      auto pass = std::make_shared<nn::Pass>();
+      nn::with_documents(*pass, batch.document_starts, device);
+      const nn::PassScope scope(pass);
+      const at::Tensor targets = batch.targets.to(device);
+      const at::Tensor loss =
+          model.predict(batch.ids, [&](torch::nn::Module& last, const at::Tensor& x) {
+            return dynamic_cast<models::HeadImpl&>(last).forward(x, targets);
+          });
+      sums[0] += loss.item<double>();
+      sums[1] += static_cast<double>(batch.predicted);
+    }
+  }
+  // Every rank of a replica has the same.
+  const comm::Group& dp = model.mesh().dp();
+  const at::Tensor mine = at::empty({2}, at::kDouble),
+                   all = at::empty({2 * dp.size()}, at::kDouble);
+  std::copy(sums, sums + 2, mine.data_ptr<double>());
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "evaluation";
+  dp.all_gather(all, mine, call).wait();
+  Evaluation out;
+  for (int r = 0; r < dp.size(); ++r) {
+    out.loss_sum += all.data_ptr<double>()[2 * r];
+    out.tokens += static_cast<std::int64_t>(all.data_ptr<double>()[2 * r + 1]);
+  }
+  out.bytes = static_cast<double>(out.tokens) * validation->bytes_per_token();
+  return out;
+}
+
+bool Trainer::validates() const { return impl_->validation != nullptr; }
+
+Evaluation Trainer::evaluate() {
+  Impl& impl = *impl_;
+  const memory::OwnerScope owner(impl.ledger);
+  impl.finish(0);
+  impl.clock.pause();
+  const HostTime began = host_now();
+  Evaluation out = impl.evaluate();
+  out.seconds = seconds_between(began, host_now());
+  if (!impl.history.empty()) impl.history.back().evaluation = out;
+  impl.evaluation = out;
+  return out;
+}
+
+}  // namespace tessera::train

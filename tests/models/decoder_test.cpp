@@ -1,0 +1,211 @@
+// A decoder with its cache gives the logits of the whole model, at every position.
+
+#include "tessera/models/decoder.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/index.h"
+#include "tessera/models/generate.h"
+#include "tessera/models/language_model.h"
+#include "tests/text.h"
+
+namespace tessera::models {
+namespace {
+
+ModelShape small_gpt() { return gpt_shape(2, 24, 3, 61, 320); }
+
+ModelShape small_llama() {
+  ModelShape shape = find_model_shape("llama-tiny");
+  shape.layers = 2;
+  shape.hidden = 32;
+  shape.heads = 4;
+  shape.kv_heads = 2;
+  shape.ffn = 44;
+  shape.vocab = 61;
+  return shape;
+}
+
+std::vector<ModelShape> shapes() {
+  std::vector<ModelShape> all = {small_gpt(), small_llama()};
+  ModelShape& scaled = all.emplace_back(small_llama());  // as Llama 3.1's, tied, one kv head
+  scaled.kv_heads = 1;
+  scaled.tied = true;
+  scaled.rotary_base = 5e5;
+  scaled.rotary_scaling = {RotaryScaling::Kind::llama3, 8, 1, 4, 32};
+  ModelShape& qwen = all.emplace_back(small_llama());
+  qwen.biases = {true, false, false, false};
+  qwen.rotary_scaling = {RotaryScaling::Kind::linear, 2};
+  ModelShape& mistral = all.emplace_back(small_llama());
+  mistral.window = 5;
+  mistral.window_from = 1;
+  mistral.head_width = 12;
+  return all;
+}
+
+// What it starts with, but for vectors, which start with 0 or 1 and would hide a mistake.
+std::shared_ptr<LanguageModel> make_random(const ModelShape& shape) {
+  auto model = make_model(shape, {}, 3);
+  const at::NoGradGuard no_gradients;
+  torch::manual_seed(1);
+  for (at::Tensor& p : model->parameters()) p.add_(at::randn_like(p), 0.2);
+  return model;
+}
+
+ReadParam reader(const std::shared_ptr<LanguageModel>& model) {
+  return [model](const std::string& name, const at::Tensor& into) {
+    const at::NoGradGuard no_gradients;
+    into.copy_(model->named_parameters()[name]);
+  };
+}
+
+std::vector<std::int64_t> random_text(const ModelShape& shape, std::size_t length, int seed) {
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::vector<std::int64_t> text(length);
+  for (std::int64_t& token : text) {
+    token = std::uniform_int_distribution<std::int64_t>(0, shape.vocab - 1)(random);
+  }
+  return text;
+}
+
+at::Tensor full(LanguageModel& model, const std::vector<std::int64_t>& text) {
+  const at::NoGradGuard no_gradients;
+  return model.forward(at::tensor(text, at::kLong).unsqueeze(0)).select(0, 0);  // [T, V]
+}
+
+double apart(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+using Make = decltype(&make_decoder);
+
+void expect_equal_at_every_position(Make make, at::ScalarType type, double bound) {
+  for (const ModelShape& shape : shapes()) {
+    SCOPED_TRACE(testing::Message() << "positions " << shape.positions << " kv-heads "
+                                    << shape.kv_heads << " window " << shape.window);
+    const auto model = make_random(shape);
+    const auto decoder = make(shape, {.type = type, .slots = 3, .capacity = 300}, reader(model));
+    // Prompts of different lengths: of one token, few, and more than a chunk.
+    const std::size_t lengths[] = {1, 7, 280}, more = 12;
+    std::vector<std::vector<std::int64_t>> texts;
+    std::vector<at::Tensor> wanted;
+    for (std::int64_t slot = 0; slot < 3; ++slot) {
+      const std::size_t length = lengths[slot];
+      texts.push_back(random_text(shape, length + more, static_cast<int>(slot)));
+      wanted.push_back(full(*model, texts.back()));
+      const std::vector<std::int64_t> prompt(
+          texts.back().begin(), texts.back().begin() + static_cast<std::ptrdiff_t>(length));
+      const at::Tensor all = decoder->read(slot, prompt, true);
+      ASSERT_LE(apart(all, wanted.back().narrow(0, 0, static_cast<std::int64_t>(length))), bound);
+      const at::Tensor last = decoder->read(slot, prompt);
+      ASSERT_LE(apart(last, wanted.back().select(0, static_cast<std::int64_t>(length) - 1)), bound);
+    }
+    for (std::size_t i = 0; i < more; ++i) {
+      // All of them, in another order each time, and now and then one alone.
+      std::vector<std::int64_t> slots = {2, 0, 1}, tokens;
+      std::rotate(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i % 3), slots.end());
+      for (const auto& group :
+           {std::vector<std::int64_t>{slots[0], slots[1]}, std::vector<std::int64_t>{slots[2]}}) {
+        tokens.clear();
+        for (const std::int64_t slot : group) tokens.push_back(nth(texts, slot)[lengths[slot] + i]);
+        const at::Tensor logits = decoder->step(group, tokens);
+        for (std::size_t k = 0; k < group.size(); ++k) {
+          const auto at = static_cast<std::int64_t>(lengths[group[k]] + i);
+          ASSERT_LE(apart(logits.select(0, static_cast<std::int64_t>(k)),
+                          nth(wanted, group[k]).select(0, at)),
+                    bound)
+              << "slot " << group[k] << " position " << at;
+        }
+      }
+    }
+  }
+}
+
+TEST(Decoder, HasTheLogitsOfTheWholeModel) {
+  expect_equal_at_every_position(make_decoder, at::kFloat, 1e-4);
+}
+TEST(Decoder, HasThemFromPlainOperationsToo) {
+  expect_equal_at_every_position(make_plain_decoder, at::kFloat, 1e-4);
+}
+// Loosely: parameters and cache are rounded to 8 bits.
+TEST(Decoder, HasThemNearlyInBf16) {
+  expect_equal_at_every_position(make_decoder, at::kBFloat16, 0.35);
+}
+
+TEST(Generate, WritesWhatTheWholeModelWouldTokenByToken) {
+  for (const ModelShape& shape : shapes()) {
+    const auto model = make_random(shape);
+    const auto decoder = make_decoder(shape, {.slots = 2, .capacity = 64}, reader(model));
+    std::vector<std::vector<std::int64_t>> texts;
+    for (const int length : {3, 11, 1, 20, 6}) {
+      texts.push_back(random_text(shape, as_size(length), length));
+    }
+    std::vector<std::vector<std::int64_t>> got(texts.size());
+    GenerateOptions options;
+    options.tokens = 15;
+    options.sampling.temperature = 0;
+    const Generated counts =
+        generate(*decoder, texts, options, [&](std::size_t i, std::int64_t token) {
+          got[i].push_back(token);
+          return i != 1 || got[i].size() < 4;  // one ends before the others
+        });
+    EXPECT_EQ(counts.tokens, 4 * 15 + 4);
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      std::vector<std::int64_t> text = texts[i];
+      for (const std::int64_t token : got[i]) {
+        ASSERT_EQ(full(*model, text)[-1].argmax().item<std::int64_t>(), token) << "text " << i;
+        text.push_back(token);
+      }
+      EXPECT_EQ(got[i].size(), i == 1 ? 4U : 15U);
+    }
+  }
+}
+
+// The seed and a text's own number decide, not what is written beside it, nor how many at once.
+TEST(Generate, ATextDoesNotDependOnTheOthers) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const ModelShape shape = small_llama();
+    const auto model = make_random(shape);
+    std::vector<std::vector<std::int64_t>> texts;
+    for (int i = 0; i < 7; ++i) texts.push_back(random_text(shape, as_size(1 + 5 * i), i));
+    const auto written = [&](std::int64_t slots, std::uint64_t seed) {
+      const auto decoder =
+          make_decoder(shape, {.type = type, .slots = slots, .capacity = 64}, reader(model));
+      std::vector<std::vector<std::int64_t>> got(texts.size());
+      GenerateOptions options;
+      options.tokens = 20;
+      options.seed = seed;
+      options.sampling = {0.9, 40, 0.95, 0.01};
+      generate(*decoder, texts, options, [&](std::size_t i, std::int64_t token) {
+        got[i].push_back(token);
+        return true;
+      });
+      return got;
+    };
+    const auto one = written(1, 5);
+    EXPECT_EQ(one, written(3, 5));
+    EXPECT_EQ(one, written(7, 5));
+    EXPECT_NE(one, written(3, 6));
+  }
+}
+
+TEST(Decoder, RefusesWhatItCannotDo) {
+  const ModelShape shape = small_gpt();
+  const auto model = make_random(shape);
+  EXPECT_TRUE(
+      contains(error_of([&] { make_decoder(shape, {.capacity = 321}, reader(model)); }), "320"));
+  const auto decoder = make_decoder(shape, {.slots = 2, .capacity = 4}, reader(model));
+  const std::vector<std::int64_t> wrong = {1, 61}, none, longer = {1, 2, 3, 4, 5};
+  EXPECT_TRUE(contains(error_of([&] { decoder->read(0, wrong); }), "0 to 60"));
+  EXPECT_TRUE(contains(error_of([&] { decoder->read(0, none); }), "empty"));
+  EXPECT_TRUE(contains(error_of([&] { decoder->read(0, longer); }), "4"));
+  EXPECT_TRUE(contains(error_of([&] { decoder->read(2, wrong); }), "0 to 1"));
+  const std::vector<std::int64_t> twice = {1, 1}, tokens = {3, 3};
+  EXPECT_TRUE(contains(error_of([&] { decoder->step(twice, tokens); }), "twice"));
+}
+
+}  // namespace
+}  // namespace tessera::models
