@@ -40,12 +40,15 @@ void layer_norm_forward(const LayerNorm& in, void* y, void* sum, float* mean, fl
 void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rstd, const void* dy,
                          const void* dsum, void* dx, float* dweight, float* dbias);
 
-// Attention's softmax under the causal mask: row r sees its first min(first + r, cols) columns.
+// Attention's softmax under the causal mask: row r sees its first min(first + r, cols) columns,
+// without the skipped[r] at their beginning (windows, documents).
 struct CausalRows {
   Type type = Type::f32;
   std::size_t rows = 0, cols = 0;
   std::size_t first = 1;  // columns that row 0 sees, at least 1
   float scale = 1;        // multiplies the scores
+  // Of each row, less than what it sees; null: none.
+  const std::int32_t* skipped = nullptr;
 };
 // scores become probabilities, 0 where masked; lse[row] = log of the sum of exp(scale · score).
 void softmax_causal_forward(const CausalRows& in, void* scores, float* lse);

@@ -134,17 +134,24 @@ void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rs
   }
 }
 
+namespace {
+std::size_t skipped(const CausalRows& in, std::size_t row) {
+  return in.skipped == nullptr ? 0 : static_cast<std::size_t>(in.skipped[row]);
+}
+}  // namespace
+
 void softmax_causal_forward(const CausalRows& in, void* scores, float* lse) {
   for (std::size_t r = 0; r < in.rows; ++r) {
     double top = -INFINITY, sum = 0;
     const auto score = [&](std::size_t c) {
       return double{in.scale} * get(scores, in.type, r * in.cols + c);
     };
-    const std::size_t n = std::min(in.first + r, in.cols);
-    for (std::size_t c = 0; c < n; ++c) top = std::max(top, score(c));
-    for (std::size_t c = 0; c < n; ++c) sum += std::exp(score(c) - top);
+    const std::size_t n = std::min(in.first + r, in.cols), begin = skipped(in, r);
+    for (std::size_t c = begin; c < n; ++c) top = std::max(top, score(c));
+    for (std::size_t c = begin; c < n; ++c) sum += std::exp(score(c) - top);
     for (std::size_t c = 0; c < in.cols; ++c) {
-      put(scores, in.type, r * in.cols + c, c < n ? std::exp(score(c) - top) / sum : 0.0);
+      put(scores, in.type, r * in.cols + c,
+          c >= begin && c < n ? std::exp(score(c) - top) / sum : 0.0);
     }
     lse[r] = static_cast<float>(top + std::log(sum));
   }
@@ -152,16 +159,16 @@ void softmax_causal_forward(const CausalRows& in, void* scores, float* lse) {
 
 void softmax_causal_backward(const CausalRows& in, void* scores, void* dprobs, const float* lse) {
   for (std::size_t r = 0; r < in.rows; ++r) {
-    const std::size_t n = std::min(in.first + r, in.cols);
+    const std::size_t n = std::min(in.first + r, in.cols), begin = skipped(in, r);
     double dot = 0;
     std::vector<double> p(in.cols);
-    for (std::size_t c = 0; c < n; ++c) {
+    for (std::size_t c = begin; c < n; ++c) {
       p[c] = std::exp(double{in.scale} * get(scores, in.type, r * in.cols + c) - lse[r]);
       dot += p[c] * get(dprobs, in.type, r * in.cols + c);
     }
     for (std::size_t c = 0; c < in.cols; ++c) {
       const double d = p[c] * (get(dprobs, in.type, r * in.cols + c) - dot) * in.scale;
-      put(dprobs, in.type, r * in.cols + c, c < n ? d : 0.0);
+      put(dprobs, in.type, r * in.cols + c, c >= begin && c < n ? d : 0.0);
       put(scores, in.type, r * in.cols + c, p[c]);
     }
   }

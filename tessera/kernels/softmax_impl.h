@@ -85,12 +85,17 @@ TESSERA_INLINE std::size_t seen(const CausalRows& in, std::size_t row) {
   return n < in.cols ? n : in.cols;
 }
 
+TESSERA_INLINE std::size_t skipped(const CausalRows& in, std::size_t row) {
+  return in.skipped == nullptr ? 0 : static_cast<std::size_t>(in.skipped[row]);
+}
+
 template <class T>
 void softmax_causal_forward(const CausalRows& in, T* scores, float* lse) {
   for (std::size_t r = 0; r < in.rows; ++r) {
     T* row = scores + r * in.cols;
-    const std::size_t n = seen(in, r);
-    lse[r] = softmax_row(row, n, in.scale);
+    const std::size_t n = seen(in, r), begin = skipped(in, r);
+    lse[r] = softmax_row(row + begin, n - begin, in.scale);
+    clear(row, 0, begin);
     clear(row, n, in.cols);
   }
 }
@@ -99,9 +104,12 @@ void softmax_causal_forward(const CausalRows& in, T* scores, float* lse) {
 template <class T>
 void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const float* lse) {
   for (std::size_t r = 0; r < in.rows; ++r) {
+    const std::size_t begin = skipped(in, r), n = seen(in, r) - begin;
     T* p = scores + r * in.cols;
     T* d = dprobs + r * in.cols;
-    const std::size_t n = seen(in, r);
+    clear(p, 0, begin);
+    clear(d, 0, begin);
+    p += begin, d += begin;
     const float whole = lse[r];
     F total = zero();
     each_vector(
@@ -123,8 +131,8 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
           return F2{load(p + i, part), load(d + i, part)};
         },
         [&](F2 f) TESSERA_HERE { return f.a * (f.b - shift) * in.scale; }, writer(d));
-    clear(p, n, in.cols);
-    clear(d, n, in.cols);
+    clear(p, n, in.cols - begin);
+    clear(d, n, in.cols - begin);
   }
 }
 

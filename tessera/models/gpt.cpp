@@ -8,7 +8,8 @@ namespace tessera::models {
 void check_gpt_shape(const ModelShape& shape) {
   check(shape);
   if (shape.positions < 1 || shape.swiglu || shape.biases != Biases(true) || !shape.tied ||
-      shape.kv_heads != shape.heads) {
+      shape.kv_heads != shape.heads || shape.window != 0 || shape.head_width != 0 ||
+      shape.activation != Activation::gelu_tanh) {
     throw UsageError(str("model ", quote(shape.name),
                          " is not GPT-2-like; wanted learned positions, an MLP of two matrices, "
                          "biases, a tied head and as many kv-heads as heads"));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/models/lora.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/tensor_parallel/sharded.h"
 
@@ -16,13 +17,16 @@ void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape
 }
 
 InitialValues initial_values(const ModelShape& shape) {
-  const double at_end = 0.02 / std::sqrt(2 * static_cast<double>(shape.layers));
-  return [at_end](const ParamSpec& spec) -> Initial {
+  const double usual = shape.init_range;
+  const double at_end =
+      shape.rotary() ? usual : usual / std::sqrt(2 * static_cast<double>(shape.layers));
+  return [at_end, usual](const ParamSpec& spec) -> Initial {
+    if (is_adapter_param(spec.name)) return initial_of_adapter(spec);
     if (spec.name.ends_with(".bias")) return {};
     if (spec.shape.size() == 1) return {.mean = 1};
     const bool ends_branch =
         spec.name.ends_with(".proj.weight") || spec.name.ends_with(".proj2.weight");
-    return {.deviation = ends_branch ? at_end : 0.02};
+    return {.deviation = ends_branch ? at_end : usual};
   };
 }
 

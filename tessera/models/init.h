@@ -14,8 +14,9 @@ class Module;
 
 namespace tessera::models {
 
-// A parameter of a language model as GPT-2 starts: biases 0, norms 1, matrices normal with
-// deviation 0.02, those that end a residual branch with that over sqrt(2 · layers).
+// A parameter of a language model as it was published to start: biases 0, norms 1, matrices normal
+// with deviation init_range (0.02). GPT-2, the models with learned positions: those that end a
+// residual branch with that over sqrt(2 · layers). Llama and its kin have no such exception.
 InitialValues initial_values(const ModelShape& shape);
 
 // Gives a parameter these values. `param` is what

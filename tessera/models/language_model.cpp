@@ -1,12 +1,16 @@
 #include "tessera/models/language_model.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+
 #include <algorithm>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/models/gpt.h"
 #include "tessera/models/init.h"
-#include "tessera/models/llama.h"
+#include "tessera/models/lora.h"
 #include "tessera/nn/ops.h"
 
 namespace tessera::models {
@@ -27,6 +31,13 @@ void check_divides(const char* what, std::int64_t value, int tp, const std::stri
   if (value % tp == 0) return;
   throw UsageError(
       str(what, " is ", value, ", which ", tp, " tensor-parallel ranks do not divide; ", remedy));
+}
+
+// What is added to the residual stream, or starts it: [Note: dropout] in nn/pass.h.
+at::Tensor dropped(const Axis& axis, const at::Tensor& x, const nn::Pass* pass,
+                   const std::string& operation) {
+  const nn::Dropout how = nn::dropout_of(pass, operation);
+  return how.rate == 0 ? x : nn::dropout(x, how, axis.sequence ? axis.rank() * x.size(1) : 0);
 }
 
 VocabParallelEmbedding make_table(const ModelShape& shape, const Axis& axis,
@@ -90,22 +101,25 @@ TableImpl::TableImpl(std::int64_t rows, std::int64_t width, const nn::ParamOptio
     : weight(register_parameter("weight", nn::new_parameter({rows, width}, options))) {}
 
 BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::string& name,
-                     const nn::ParamOptions& options)
+                     const nn::ParamOptions& options, std::int64_t layer)
     : axis_(axis),
       name_(name),
       heads_(shape.heads / axis.size()),
       kv_heads_(std::max<std::int64_t>(1, shape.kv_heads / axis.size())),
       head_dim_(shape.head_dim()),
-      rotary_(shape.positions == 0),
-      rotary_base_(shape.rotary_base),
+      window_(shape.window_of(layer)),
       swiglu_(shape.swiglu),
-      norm_eps_(shape.norm_eps) {
+      activation_(shape.activation),
+      norm_eps_(shape.norm_eps),
+      adapted_(shape.lora.any()) {
   const std::int64_t width = shape.hidden, ffn = shape.ffn;
   const std::int64_t q = shape.q_width(), kv = shape.kv_width();
+  if (shape.rotary()) rates_ = rotary_rates(head_dim_, shape.rotary_base, shape.rotary_scaling);
   LinearOptions linear;
   linear.tensors = options;
   const auto named = [&](const char* child) {
     linear.label = str(name, ".", child);
+    linear.adapters = adapters_beside(shape, child);
     return child;
   };
   norm1_ = register_module("norm1", Norm(width, shape.biases.norm, options));
@@ -131,41 +145,71 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   proj2_ = register_module(named("proj2"), RowParallelLinear(axis, linear));
 }
 
+at::Tensor BlockImpl::attend(const at::Tensor& qkv, const nn::Pass* pass) const {
+  nn::AttentionOptions options;
+  options.window = window_;
+  if (pass != nullptr) {
+    options.document_starts = pass->document_starts;
+    options.document_bounds = pass->document_bounds;
+    options.longest_document = pass->longest_document;
+    options.dropout = nn::attention_dropout_of(pass, name_ + ".attention");
+    options.first_head = axis_.rank() * heads_;
+  }
+  const at::Tensor turned =
+      rates_.empty() ? qkv : nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rates_);
+  return nn::attention(turned, heads_, kv_heads_, options);
+}
+
+at::Tensor BlockImpl::activate(const at::Tensor& x) const {
+  switch (activation_) {
+    case Activation::gelu_tanh: return nn::gelu(x);
+    case Activation::gelu: return at::gelu(x, "none");
+    case Activation::relu: return at::relu(x);
+  }
+  return x;
+}
+
 // [Note: fused layers] in nn/ops.h.
-at::Tensor BlockImpl::forward_fused(const at::Tensor& in) {
+at::Tensor BlockImpl::forward_fused(const at::Tensor& in, const nn::Pass* pass) {
   const nn::NormWeights first{norm1_->weight, norm1_->bias, norm_eps_};
   const nn::NormWeights second{norm2_->weight, norm2_->bias, norm_eps_};
-  auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
-  if (rotary_) qkv = nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rotary_base_);
-  const at::Tensor mixed = nn::attention(qkv, heads_, kv_heads_);
+  const auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
+  const at::Tensor mixed = attend(qkv, pass);
   const at::Tensor middle = nn::linear_add(mixed, proj_->weight, proj_->bias, x);
   // GELU adds its bias itself.
+  const bool gelu = !swiglu_ && activation_ == Activation::gelu_tanh;
   const auto [wide, y] =
-      nn::norm_linear(middle, second, fc_->weight, swiglu_ ? fc_->bias : at::Tensor());
+      nn::norm_linear(middle, second, fc_->weight, gelu ? at::Tensor() : fc_->bias);
+  if (!swiglu_ && !gelu) return nn::linear_add(activate(wide), proj2_->weight, proj2_->bias, y);
   return swiglu_ ? nn::swiglu_linear(wide, proj2_->weight, proj2_->bias, y)
                  : nn::gelu_linear(wide, fc_->bias, proj2_->weight, proj2_->bias, y);
 }
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
-  if (axis_.size() == 1 && nn::fuses(x)) return forward_fused(x);
+  const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
+  // The fused operations know nothing of adapters and of dropout.
+  const bool drops = pass != nullptr && pass->dropout > 0;
+  if (axis_.size() == 1 && !adapted_ && !drops && nn::fuses(x)) {
+    return forward_fused(x, pass.get());
+  }
   std::vector<at::Tensor> norms;  // of both, in one all-reduce
   norm1_->add_to(norms);
   norm2_->add_to(norms);
   norms = tensor_parallel::sequence_parallel_params(axis_, norms, name_);
   const at::ArrayRef<at::Tensor> all(norms);
   const at::Tensor before = nn::norm(x, norm_of(all.slice(0, all.size() / 2), norm_eps_));
-  at::Tensor qkv = qkv_->forward(before);
-  if (rotary_) qkv = nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rotary_base_);
-  const at::Tensor mixed = nn::attention(qkv, heads_, kv_heads_);
-  const auto [h, sum] =
-      nn::add_norm(x, proj_->forward(mixed), norm_of(all.slice(all.size() / 2), norm_eps_));
-  const at::Tensor wide = swiglu_ ? nn::swiglu(fc_->forward(h)) : fc_->forward_gelu(h);
-  return sum + proj2_->forward(wide);
+  const at::Tensor mixed = attend(qkv_->forward(before), pass.get());
+  const at::Tensor out = dropped(axis_, proj_->forward(mixed), pass.get(), name_ + ".proj");
+  const auto [h, sum] = nn::add_norm(x, out, norm_of(all.slice(all.size() / 2), norm_eps_));
+  const at::Tensor wide = swiglu_                                ? nn::swiglu(fc_->forward(h))
+                          : activation_ == Activation::gelu_tanh ? fc_->forward_gelu(h)
+                                                                 : activate(fc_->forward(h));
+  return sum + dropped(axis_, proj2_->forward(wide), pass.get(), name_ + ".proj2");
 }
 
 EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
                              const nn::ParamOptions& options, std::int64_t pad_vocab_to)
-    : shape_(shape) {
+    : shape_(shape), axis_(axis) {
   tok = register_module("tok", make_table(shape, axis, options, pad_vocab_to));
   if (shape.positions > 0) {
     pos_ = register_module("pos", Table(shape.positions, shape.hidden, options));
@@ -174,7 +218,18 @@ EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
 
 at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
   check_ids(shape_, ids);
-  return tok->forward(ids, pos_ ? pos_->weight.narrow(0, 0, ids.size(1)) : at::Tensor());
+  const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
+  return dropped(axis_, tok->forward(ids, positions_of(ids, pass.get())), pass.get(), "embedding");
+}
+
+at::Tensor EmbeddingImpl::positions_of(const at::Tensor& ids, const nn::Pass* pass) const {
+  if (!pos_) return {};
+  if (pass == nullptr || !pass->document_starts.defined()) {
+    return pos_->weight.narrow(0, 0, ids.size(1));
+  }
+  const at::Tensor& starts = pass->document_starts;
+  const at::Tensor places = at::arange(ids.size(1), starts.options()) - starts;
+  return at::embedding(pos_->weight, places);
 }
 
 HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbedding tok,
@@ -220,11 +275,7 @@ at::Tensor HeadImpl::logits(const at::Tensor& x) {
 std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& options,
                              std::int64_t pad_vocab_to) {
   using torch::nn::AnyModule;
-  if (is_llama(shape)) {
-    check_llama_shape(shape);
-  } else {
-    check_gpt_shape(shape);
-  }
+  check(shape);
   std::vector<Layer> layers;
   layers.push_back({.name = "embedding",
                     .make =
@@ -233,9 +284,10 @@ std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& op
                         },
                     .flat = true});
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    layers.push_back({.name = str("blocks.", layer), .make = [shape, options](const auto& at) {
-                        return AnyModule(Block(shape, at.tp, at.name, options));
-                      }});
+    layers.push_back(
+        {.name = str("blocks.", layer), .make = [shape, options, layer](const auto& at) {
+           return AnyModule(Block(shape, at.tp, at.name, options, layer));
+         }});
   }
   Layer head{.name = "head", .make = [=](const LayerContext& at) {
                const auto embedding =
@@ -247,6 +299,15 @@ std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& op
   head.flat = true;
   if (shape.tied) head.tied["tok.weight"] = {"embedding", "tok.weight"};
   layers.push_back(std::move(head));
+  if (!shape.lora.any()) return layers;
+  check_lora(shape);
+  for (Layer& layer : layers) {
+    layer.make = [make = layer.make](const LayerContext& at) {
+      AnyModule module = make(at);
+      freeze_base(*module.ptr());
+      return module;
+    };
+  }
   return layers;
 }
 
@@ -302,8 +363,7 @@ at::Tensor LanguageModel::forward(const at::Tensor& x) {
 
 std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& part,
                                           std::uint64_t seed, const nn::ParamOptions& options) {
-  if (is_llama(shape)) return std::make_shared<LlamaImpl>(shape, seed, options, part);
-  return std::make_shared<GptImpl>(shape, seed, options, part);
+  return std::make_shared<LanguageModel>(shape, seed, options, part);
 }
 
 }  // namespace tessera::models

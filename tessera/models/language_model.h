@@ -11,6 +11,7 @@
 
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
+#include "tessera/nn/pass.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/parallel/model_chunk.h"
 #include "tessera/tensor_parallel/tensor_parallel.h"
@@ -66,21 +67,26 @@ TORCH_MODULE(Table);
 //   and N · (16 + 4 H).
 class BlockImpl : public torch::nn::Module {
  public:
-  // `name` is in the labels of its collectives.
+  // `name` is in the labels of its collectives, and says what dropout drops; `layer`: which of the
+  // model's.
   BlockImpl(const ModelShape& shape, const tensor_parallel::Axis& axis, const std::string& name,
-            const nn::ParamOptions& options);
+            const nn::ParamOptions& options, std::int64_t layer = 0);
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
 
  private:
-  at::Tensor forward_fused(const at::Tensor& x);
+  at::Tensor forward_fused(const at::Tensor& x, const nn::Pass* pass);
+  at::Tensor attend(const at::Tensor& qkv, const nn::Pass* pass) const;
+  at::Tensor activate(const at::Tensor& x) const;  // of an MLP without gate
 
   tensor_parallel::Axis axis_;
   std::string name_;
   std::int64_t heads_, kv_heads_, head_dim_;  // those of this rank
-  bool rotary_;
-  double rotary_base_;
+  std::vector<double> rates_;                 // of rotary positions; empty: learned ones
+  std::int64_t window_;                       // of attention; 0: all
   bool swiglu_;
+  Activation activation_;
   double norm_eps_;
+  bool adapted_;  // [Note: adapters]
   Norm norm1_{nullptr}, norm2_{nullptr};
   tensor_parallel::ColumnParallelLinear qkv_{nullptr}, fc_{nullptr};
   tensor_parallel::RowParallelLinear proj_{nullptr}, proj2_{nullptr};
@@ -99,7 +105,11 @@ class EmbeddingImpl : public torch::nn::Module {
   tensor_parallel::VocabParallelEmbedding tok{nullptr};
 
  private:
+  // Rows for each token, where there is a table: they begin again with each document.
+  at::Tensor positions_of(const at::Tensor& ids, const nn::Pass* pass) const;
+
   ModelShape shape_;
+  tensor_parallel::Axis axis_;
   Table pos_{nullptr};
 };
 TORCH_MODULE(Embedding);
@@ -141,6 +151,10 @@ std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& op
 // copy of tok.weight; whoever runs the parts sums the gradients of both.
 class LanguageModel : public parallel::ModelChunkImpl {
  public:
+  // On the meta device, and where options do not allocate, nothing is initialised.
+  explicit LanguageModel(const ModelShape& shape, std::uint64_t seed = 0,
+                         const nn::ParamOptions& options = {}, const Part& part = {});
+
   // Through this part's layers: int64 ids [B, T] if it has the embedding, else hidden states, to
   // hidden states [B, T, C] (sequence-parallel: [B, T / tp, C]) before the final norm.
   at::Tensor forward_part(const at::Tensor& x);
@@ -151,11 +165,6 @@ class LanguageModel : public parallel::ModelChunkImpl {
   const ModelShape& shape() const { return shape_; }
   const Part& part() const { return part_; }
 
- protected:
-  // On the meta device, and where options do not allocate, nothing is initialised.
-  LanguageModel(const ModelShape& shape, std::uint64_t seed, const nn::ParamOptions& options,
-                const Part& part);
-
  private:
   HeadImpl& head();
 
@@ -163,7 +172,7 @@ class LanguageModel : public parallel::ModelChunkImpl {
   Part part_;
 };
 
-// A Gpt or a Llama, by the shape. Throws UsageError for a shape that is neither.
+// Throws UsageError for a shape or a part that cannot be.
 std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& part = {},
                                           std::uint64_t seed = 0,
                                           const nn::ParamOptions& options = {});

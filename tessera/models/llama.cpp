@@ -9,18 +9,13 @@ void check_llama_shape(const ModelShape& shape) {
   check(shape);
   if (!is_llama(shape)) {
     throw UsageError(str("model ", quote(shape.name),
-                         " is not Llama-like; wanted rotary positions (positions 0), SwiGLU and no "
-                         "biases"));
-  }
-  if (shape.head_dim() % 2 != 0) {
-    throw UsageError(str("heads of width ", shape.head_dim(),
-                         " cannot be turned in pairs by rotary positions; wanted an even width"));
+                         " is not Llama-like; wanted rotary positions (positions 0), SwiGLU and "
+                         "RMSNorm"));
   }
 }
 
 bool is_llama(const ModelShape& shape) {
-  return shape.positions == 0 && shape.swiglu && !shape.biases.out && !shape.biases.mlp &&
-         !shape.biases.norm;
+  return shape.rotary() && shape.swiglu && !shape.biases.norm;
 }
 
 LlamaImpl::LlamaImpl(const ModelShape& shape, std::uint64_t seed, const nn::ParamOptions& options,

@@ -4,9 +4,9 @@
 
 namespace tessera::models {
 
-// Llama: rotary positions, blocks with RMSNorm first and SwiGLU, no biases, grouped
-// queries if there are fewer kv-heads, a head of its own unless the shape is tied. fc.weight has
-// the rows of the gate, then those of the values.
+// Llama and its kin (Qwen2, Mistral): rotary positions, blocks with RMSNorm first and SwiGLU,
+// grouped queries if there are fewer kv-heads, biases and windows where the shape has them, a head
+// of its own unless it is tied. fc.weight has the rows of the gate, then those of the values.
 class LlamaImpl : public LanguageModel {
  public:
   explicit LlamaImpl(const ModelShape& shape, std::uint64_t seed = 0,

@@ -1,5 +1,8 @@
+#include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
@@ -99,6 +102,31 @@ at::Tensor joined(const HeadViews& grad) {
   return out;
 }
 
+// What flash attention wants to know of a window and of documents. These it takes one after
+// another, [all tokens, heads, d], by their bounds.
+struct FlashMask {
+  FlashMask(const at::Tensor& qkv, const AttentionOptions* options) : longest(qkv.size(1)) {
+    if (options == nullptr) return;
+    if (options->window > 0) left = options->window - 1, right = 0;
+    if (!options->document_starts.defined()) return;
+    if (!options->document_bounds.defined()) {
+      throw UsageError(
+          "attention on a GPU got document starts without their bounds; make the pass with "
+          "nn::with_documents");
+    }
+    bounds = options->document_bounds;
+    longest = options->longest_document;
+  }
+  // [B, heads, T, d] as it wants them.
+  at::Tensor in(const at::Tensor& x) const {
+    const at::Tensor by_token = x.transpose(1, 2);
+    return bounds ? by_token.reshape({-1, x.size(1), x.size(3)}) : by_token;
+  }
+  std::optional<at::Tensor> bounds;
+  std::optional<std::int64_t> left, right;
+  std::int64_t longest;
+};
+
 AttentionChoice choice_of_torch(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
   // As it would choose where gradients are recorded, be they or not.
   const at::AutoGradMode recording(true);
@@ -124,15 +152,24 @@ const char* name(AttentionKernel kernel) {
     case AttentionKernel::flash: return "flash";
     case AttentionKernel::efficient: return "efficient";
     case AttentionKernel::none: return "none";
+    case AttentionKernel::flash_masked: return "flash with a mask";
   }
   return "?";
 }
 
-AttentionChoice attention_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+AttentionChoice attention_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                                 const AttentionOptions& options) {
   if (!qkv.is_cuda()) return {AttentionKernel::none, "it is not on a GPU"};
   if (qkv.numel() == 0) return {AttentionKernel::none, "there is nothing to compute"};
   const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads);
-  if (qkv.scalar_type() == at::kFloat) {
+  if (options.any()) {
+    if (options.dropout.rate > 0) {
+      return {AttentionKernel::none, "probabilities are dropped by masks of our own"};
+    }
+    if (qkv.scalar_type() == at::kFloat) {
+      return {AttentionKernel::none, "fp32 with a window or documents"};
+    }
+  } else if (qkv.scalar_type() == at::kFloat) {
     if (dim % 4 != 0) return {AttentionKernel::none, "the width of a head is no multiple of 4"};
     return {AttentionKernel::efficient, "fp32: the others take half precision only"};
   }
@@ -140,13 +177,28 @@ AttentionChoice attention_kernel(const at::Tensor& qkv, std::int64_t heads, std:
     return {AttentionKernel::none, "they take fp32, bf16 and fp16"};
   }
   if (dim % 8 != 0) return {AttentionKernel::none, "the width of a head is no multiple of 8"};
-  return choice_of_torch(qkv, heads, kv_heads);
+  if (!options.any()) return choice_of_torch(qkv, heads, kv_heads);
+  // In torch's own eyes a mask would rule flash attention out, but it can do these.
+  if (dim > 256 || !at::globalContext().userEnabledFlashSDP()) {
+    return {AttentionKernel::none, "flash attention may not be used, or heads are too wide for it"};
+  }
+  return {AttentionKernel::flash_masked, "it takes windows and documents"};
 }
 
 std::vector<at::Tensor> gpu_attention_forward(AttentionKernel kernel, const at::Tensor& qkv,
-                                              std::int64_t heads, std::int64_t kv_heads) {
+                                              std::int64_t heads, std::int64_t kv_heads,
+                                              const AttentionOptions* options) {
   const HeadViews in = operands(kernel, qkv, heads, kv_heads);
   switch (kernel) {
+    case AttentionKernel::flash_masked: {
+      const FlashMask mask(qkv, options);
+      const auto r = at::_flash_attention_forward(
+          mask.in(in.q), mask.in(in.k), mask.in(in.v), mask.bounds, mask.bounds, mask.longest,
+          mask.longest, 0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
+          std::optional<double>(), mask.left, mask.right);
+      return {std::get<0>(r).reshape({qkv.size(0), qkv.size(1), -1}), std::get<1>(r),
+              std::get<2>(r), std::get<3>(r)};
+    }
     case AttentionKernel::cudnn: {
       const auto r = at::_scaled_dot_product_cudnn_attention(
           in.q, in.k, in.v, {}, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true);
@@ -169,7 +221,8 @@ std::vector<at::Tensor> gpu_attention_forward(AttentionKernel kernel, const at::
 
 at::Tensor gpu_attention_backward(AttentionKernel kernel, const at::Tensor& qkv, std::int64_t heads,
                                   std::int64_t kv_heads, const at::Tensor& dout,
-                                  const std::vector<at::Tensor>& forward) {
+                                  const std::vector<at::Tensor>& forward,
+                                  const AttentionOptions* options) {
   const HeadViews in = operands(kernel, qkv, heads, kv_heads);
   const at::Tensor d = by_heads(dout, heads), out = by_heads(forward[0], heads);
   const at::Tensor &lse = forward[1], &seed = forward[2], &offset = forward[3], absent;
@@ -192,6 +245,18 @@ at::Tensor gpu_attention_backward(AttentionKernel kernel, const at::Tensor& qkv,
               d, in.q, in.k, in.v, absent, out, lse, seed, offset, 0.0, {true, true, true, false},
               /*is_causal=*/true);
       break;
+    case AttentionKernel::flash_masked: {
+      const FlashMask mask(qkv, options);
+      std::tie(grad.q, grad.k, grad.v) = at::_flash_attention_backward(
+          mask.in(d), mask.in(in.q), mask.in(in.k), mask.in(in.v), mask.in(out), lse,
+          mask.bounds.value_or(at::Tensor()), mask.bounds.value_or(at::Tensor()), mask.longest,
+          mask.longest, 0.0, /*is_causal=*/true, seed, offset, std::optional<double>(), mask.left,
+          mask.right);
+      for (at::Tensor* part : {&grad.q, &grad.k, &grad.v}) {
+        *part = part->view({qkv.size(0), tokens, -1, part->size(-1)}).transpose(1, 2);
+      }
+      break;
+    }
     case AttentionKernel::none:
       throw UsageError("attention on a GPU was asked for without a kernel; call nn::attention");
   }
@@ -206,11 +271,14 @@ namespace {
 
 struct GpuAttention : public torch::autograd::Function<GpuAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
-                            std::int64_t kv_heads, std::int64_t kernel) {
+                            std::int64_t kv_heads, std::int64_t kernel,
+                            const c10::intrusive_ptr<KeptOptions>& how) {
     const at::Tensor x = qkv.contiguous();
     const auto results = keep_in_selective("attention", {x}, [&] {
-      return gpu_attention_forward(static_cast<AttentionKernel>(kernel), x, heads, kv_heads);
+      return gpu_attention_forward(static_cast<AttentionKernel>(kernel), x, heads, kv_heads,
+                                   options_in(how));
     });
+    if (how) ctx->saved_data["how"] = c10::IValue::make_capsule(how);
     tensor_list saved = {x};
     saved.insert(saved.end(), results.begin(), results.end());
     ctx->save_for_backward(std::move(saved));
@@ -222,22 +290,25 @@ struct GpuAttention : public torch::autograd::Function<GpuAttention> {
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto saved = ctx->get_saved_variables();
     const auto kernel = static_cast<AttentionKernel>(ctx->saved_data["kernel"].toInt());
+    const auto how = kept_options(*ctx);
     return {gpu_attention_backward(kernel, saved[0], ctx->saved_data["heads"].toInt(),
                                    ctx->saved_data["kv_heads"].toInt(), grads[0].contiguous(),
-                                   {saved.begin() + 1, saved.end()}),
-            at::Tensor(), at::Tensor(), at::Tensor()};
+                                   {saved.begin() + 1, saved.end()}, options_in(how)),
+            at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-at::Tensor gpu_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+at::Tensor gpu_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                         const AttentionOptions& options) {
   if (!qkv.is_cuda()) return {};
   const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads);
   if (qkv.numel() == 0) return qkv.narrow(2, 0, heads * dim).clone();  // empty too
-  const AttentionChoice choice = attention_kernel(qkv, heads, kv_heads);
+  const AttentionChoice choice = attention_kernel(qkv, heads, kv_heads, options);
   if (choice.kernel == AttentionKernel::none) return {};
-  return GpuAttention::apply(qkv, heads, kv_heads, static_cast<std::int64_t>(choice.kernel));
+  return GpuAttention::apply(qkv, heads, kv_heads, static_cast<std::int64_t>(choice.kernel),
+                             keep_options(options));
 }
 
 }  // namespace tessera::nn

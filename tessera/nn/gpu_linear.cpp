@@ -26,7 +26,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                             const std::optional<at::Tensor>& b,
                             const std::optional<at::Tensor>& residual) {
     const at::Tensor rows = as_rows(x);
-    ctx->save_for_backward({rows, w, b.value_or(at::Tensor())});
+    ctx->save_for_backward({w.requires_grad() ? rows : at::Tensor(), w, b.value_or(at::Tensor())});
     ctx->saved_data["sizes"] = x.sizes().vec();
     ctx->saved_data["residual"] = residual.has_value();
     remember_deferral(ctx);
@@ -163,25 +163,26 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
   }
 };
 
-void turn(const at::Tensor& x, std::int64_t heads, std::int64_t dim, double base, bool back) {
+void turn(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
+          const std::vector<double>& rates, bool back) {
   kernels::cuda::Rotary how;
   how.type = type_of(x);
   how.rows = count(x.size(0) * x.size(1)), how.stride = count(x.size(2));
   how.tokens = count(x.size(1)), how.heads = count(heads), how.dim = count(dim);
-  how.base = base, how.back = back;
+  how.rates = rates.data(), how.back = back;
   kernels::cuda::rotary(how, address(x), stream_of(x));
   x.unsafeGetTensorImpl()->bump_version();  // whatever was known of it
 }
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, std::int64_t heads,
-                            std::int64_t dim, double base, bool in_place) {
+                            std::int64_t dim, const std::vector<double>& rates, bool in_place) {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
-    ctx->saved_data["base"] = base;
+    ctx->saved_data["rates"] = rates;
     if (in_place) ctx->mark_dirty({x});
     const at::Tensor out = in_place ? x : x.clone(at::MemoryFormat::Contiguous);
-    turn(out, heads, dim, base, false);
+    turn(out, heads, dim, rates, false);
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
@@ -190,7 +191,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
                      grads[0].storage().use_count() == 1;
     const at::Tensor dx = own ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
     turn(dx, ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
-         ctx->saved_data["base"].toDouble(), true);
+         ctx->saved_data["rates"].toDoubleVector(), true);
     return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -220,12 +221,13 @@ at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Ten
                           if_any(residual));
 }
 
-at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base) {
+at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
+                  const std::vector<double>& rates) {
   // In place where that is nobody's business: what a linear has just made, and no selective segment
   // keeps.
   const bool in_place = qkv.is_contiguous() && !qkv.is_leaf() && !qkv.is_view() &&
                         at::GradMode::is_enabled() && Recorder::current() == nullptr;
-  return RotaryFunction::apply(qkv, heads, dim, base, in_place);
+  return RotaryFunction::apply(qkv, heads, dim, rates, in_place);
 }
 
 }  // namespace tessera::nn::gpu

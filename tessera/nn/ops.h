@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
+
+#include "tessera/nn/pass.h"
 
 // The operations of a transformer as functions with gradients. On the CPU (fp32 and bf16) and on a
 // GPU (fp16 too) they run on our fused kernels, if these were built; other devices and types on
@@ -14,7 +17,7 @@
 // Inputs that the caller keeps anyway (parameters, another operation's output) are marked (shared).
 namespace tessera::nn {
 
-// x · wᵀ + b. b may be undefined. saves: x (shared), w (shared).
+// x · wᵀ + b. b may be undefined. saves: x (shared; not if w is frozen), w (shared).
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 
 // The tanh approximation, of x + b if b is defined. saves: x, N·cols·e, and b (shared).
@@ -73,13 +76,31 @@ at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Ten
 // In selective recomputation the result (N·C·e) and these 4·N·heads bytes are kept. On a GPU the
 // result is saved too (shared with the linear layer behind it).
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads);
+// What a query sees beside the causal mask, and what is dropped of its probabilities.
+struct AttentionOptions {
+  std::int64_t window = 0;          // of keys up to the query's own; 0: all before it
+  at::Tensor document_starts = {};  // int32 [B, T] as in Pass; undefined: one document
+  at::Tensor document_bounds = {};  // int32 [documents + 1] as in Pass, for a GPU
+  std::int64_t longest_document = 0;
+  Dropout dropout = {};
+  std::int64_t first_head = 0;  // of these, in the whole model
+
+  bool any() const { return window > 0 || document_starts.defined() || dropout.rate > 0; }
+};
 // Grouped-query attention: qkv [B, T, (heads + 2·kv_heads)·d], and heads / kv_heads heads in a row
 // use the same keys and values. saves besides: these repeated, 3·N·C·e (until backward); on a GPU
 // nothing is repeated but for fp32, and that not kept.
-at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads);
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                     const AttentionOptions& options = {});
+
+// x [B, rows, cols], each value times 0 or 1 / (1 - rate): [Note: dropout] in pass.h. Row 0 of each
+// sample here is row `first_row` of the whole. saves: nothing.
+at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row = 0);
 
 // Rotary positions: the first `heads` heads of width `dim` in each token t of [B, T, ...] are
-// turned, elements i and i + dim / 2 together by the angle t · base^(-2i / dim). saves: nothing.
+// turned, elements i and i + dim / 2 together by the angle t · rates[i]. saves: nothing.
+at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
+                  const std::vector<double>& rates);  // [dim / 2], as rotary_rates() has them
 at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base = 1e4);
 
 // x / sqrt(mean(x²) + eps) · w over the last dim. saves: x (shared), w (shared), 4·N bytes.

@@ -2,19 +2,35 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <cstdint>
 #include <vector>
 
+#include "tessera/nn/ops.h"
+
 namespace tessera::nn {
+
+// Options between forward and backward; null: nothing beside the causal mask.
+struct KeptOptions : torch::CustomClassHolder {
+  AttentionOptions options;
+};
+c10::intrusive_ptr<KeptOptions> keep_options(const AttentionOptions& options);
+c10::intrusive_ptr<KeptOptions> kept_options(torch::autograd::AutogradContext& ctx);
+const AttentionOptions* options_in(const c10::intrusive_ptr<KeptOptions>& how);
+
+// bool [B or 1, 1, T, T]: which keys each query sees.
+at::Tensor attention_mask(const AttentionOptions& options, std::int64_t tokens, c10::Device device);
 
 // Where products of bf16 are fast, heads are brought together before them; see ops_attention.cpp.
 bool gathers_heads(const at::Tensor& qkv);
 
 // {result [B, T, C], log-sum-exp [B, heads, T]} of a contiguous qkv [B, T, 3·C].
-std::vector<at::Tensor> attention_forward(const at::Tensor& qkv, std::int64_t heads, bool gather);
+std::vector<at::Tensor> attention_forward(const at::Tensor& qkv, std::int64_t heads, bool gather,
+                                          const AttentionOptions* options = nullptr);
 at::Tensor attention_backward(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
-                              const at::Tensor& lse, bool gather);
+                              const at::Tensor& lse, bool gather,
+                              const AttentionOptions* options = nullptr);
 
 // [Note: attention on a GPU] One of torch's three kernels is called by name, forward and backward,
 // and always leaves the statistics that backward needs: torch's own attention leaves them out where
@@ -25,6 +41,8 @@ enum class AttentionKernel : std::uint8_t {
   flash,
   efficient,
   none,  // none of them can: torch's own attention, made of matrix products
+  // Flash attention again, by the door that takes a window and documents one after another.
+  flash_masked,
 };
 const char* name(AttentionKernel kernel);
 struct AttentionChoice {
@@ -33,16 +51,20 @@ struct AttentionChoice {
 };
 // Which one for a qkv [B, T, (heads + 2 · kv_heads) · d] on a GPU, and why. Depends on type, sizes,
 // device and torch's settings alone.
-AttentionChoice attention_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads);
+AttentionChoice attention_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                                 const AttentionOptions& options = {});
 
 // {result [B, T, heads · d], statistics…} of a contiguous qkv.
 std::vector<at::Tensor> gpu_attention_forward(AttentionKernel kernel, const at::Tensor& qkv,
-                                              std::int64_t heads, std::int64_t kv_heads);
+                                              std::int64_t heads, std::int64_t kv_heads,
+                                              const AttentionOptions* options = nullptr);
 // The gradient of qkv, from that of the result and what forward returned.
 at::Tensor gpu_attention_backward(AttentionKernel kernel, const at::Tensor& qkv, std::int64_t heads,
                                   std::int64_t kv_heads, const at::Tensor& dout,
-                                  const std::vector<at::Tensor>& forward);
+                                  const std::vector<at::Tensor>& forward,
+                                  const AttentionOptions* options = nullptr);
 // The whole operation. Undefined where no kernel can (or it is not on a GPU).
-at::Tensor gpu_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads);
+at::Tensor gpu_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                         const AttentionOptions& options = {});
 
 }  // namespace tessera::nn

@@ -1,17 +1,15 @@
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <cmath>
-
 #include "tessera/core/errors.h"
+#include "tessera/core/model_shape.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
-#include "tessera/nn/ops_attention.h"
 
 namespace tessera::nn {
 namespace {
@@ -61,12 +59,11 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
 };
 
 // Turns the first `heads` heads of each token by its position, or back.
-at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base,
-                        bool back) {
+at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
+                        const std::vector<double>& rates, bool back) {
   const std::int64_t half = dim / 2, tokens = qkv.size(1);
   const auto fp32 = qkv.options().dtype(at::kFloat);
-  const at::Tensor rate =
-      (at::arange(half, fp32) * (-2.0 / static_cast<double>(dim)) * std::log(base)).exp_();
+  const at::Tensor rate = at::tensor(rates, at::kDouble).to(fp32);
   const at::Tensor angle = at::arange(tokens, fp32).unsqueeze(1) * rate;  // [T, d / 2]
   const at::Tensor cos = angle.cos().unsqueeze(1);
   const at::Tensor sin = (back ? angle.sin().neg_() : angle.sin()).unsqueeze(1);
@@ -82,15 +79,15 @@ at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t 
 
 struct Rotary : public torch::autograd::Function<Rotary> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
-                            std::int64_t dim, double base) {
+                            std::int64_t dim, const std::vector<double>& rates) {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
-    ctx->saved_data["base"] = base;
-    return apply_rotary(qkv, heads, dim, base, false);
+    ctx->saved_data["rates"] = rates;
+    return apply_rotary(qkv, heads, dim, rates, false);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     return {apply_rotary(grads[0], ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
-                         ctx->saved_data["base"].toDouble(), true),
+                         ctx->saved_data["rates"].toDoubleVector(), true),
             at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -110,31 +107,20 @@ at::Tensor swiglu(const at::Tensor& x) {
 }
 
 at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base) {
-  if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2)) {
-    throw UsageError(str("rotary got a tensor of ", qkv.dim(), " dims, the last of ", qkv.size(-1),
-                         ", for ", heads, " heads of ", dim,
-                         "; wanted [batch, tokens, at least heads · an even width]"));
-  }
-  return gpu::takes(qkv) ? gpu::rotary(qkv, heads, dim, base)
-                         : Rotary::apply(qkv, heads, dim, base);
+  return rotary(qkv, heads, dim, rotary_rates(dim, base));
 }
 
-at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
-  if (heads == kv_heads) return attention(qkv, heads);
-  if (qkv.dim() != 3 || kv_heads < 1 || heads % kv_heads != 0 ||
-      qkv.size(2) % (heads + 2 * kv_heads) != 0) {
-    throw UsageError(str("attention got a tensor of ", qkv.dim(), " dims, the last of ",
-                         qkv.size(-1), ", for ", heads, " heads and ", kv_heads,
-                         " kv-heads; wanted [batch, tokens, (heads + 2 · kv-heads) · width of a "
-                         "head], and heads a multiple of kv-heads"));
+at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
+                  const std::vector<double>& rates) {
+  if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2) ||
+      static_cast<std::int64_t>(rates.size()) != dim / 2) {
+    throw UsageError(str("rotary got a tensor of ", qkv.dim(), " dims, the last of ", qkv.size(-1),
+                         ", for ", heads, " heads of ", dim, " with ", rates.size(),
+                         " rates; wanted [batch, tokens, at least heads · an even width], and a "
+                         "rate for each pair"));
   }
-  if (at::Tensor out = gpu_attention(qkv, heads, kv_heads); out.defined()) return out;
-  const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads), times = heads / kv_heads;
-  const at::Tensor kv = qkv.narrow(2, heads * dim, 2 * kv_heads * dim)
-                            .unflatten(2, {2 * kv_heads, 1, dim})
-                            .expand({-1, -1, -1, times, -1})
-                            .reshape({qkv.size(0), qkv.size(1), 2 * heads * dim});
-  return attention(at::cat({qkv.narrow(2, 0, heads * dim), kv}, 2), heads);
+  return gpu::takes(qkv) ? gpu::rotary(qkv, heads, dim, rates)
+                         : Rotary::apply(qkv, heads, dim, rates);
 }
 
 }  // namespace tessera::nn

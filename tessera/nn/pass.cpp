@@ -1,6 +1,14 @@
 #include "tessera/nn/pass.h"
 
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
 #include <utility>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/philox.h"
+#include "tessera/core/text.h"
 
 namespace tessera::nn {
 namespace {
@@ -10,6 +18,56 @@ thread_local std::shared_ptr<const Pass> current;  // [Note: pass]
 }  // namespace
 
 std::shared_ptr<const Pass> current_pass() { return current; }
+
+void with_documents(Pass& pass, const at::Tensor& given, c10::Device device) {
+  if (!given.defined()) return;
+  if (given.scalar_type() != at::kInt || given.dim() != 2 || !given.is_cpu()) {
+    throw UsageError(tessera::str("document starts are ", given.sizes(), " of type ",
+                                  c10::toString(given.scalar_type()), " on ", given.device().str(),
+                                  "; wanted int32 [batch, tokens] on the host"));
+  }
+  const at::Tensor starts = given.contiguous();
+  const std::int64_t rows = starts.size(0), tokens = starts.size(1);
+  const std::int32_t* data = starts.const_data_ptr<std::int32_t>();
+  std::vector<std::int32_t> bounds;
+  for (std::int64_t b = 0; b < rows; ++b) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int32_t start = data[b * tokens + t];
+      const std::int32_t before = t == 0 ? 0 : data[b * tokens + t - 1];
+      if (start != before && start != t) {
+        throw UsageError(str("the document of token ", t, " in row ", b, " begins at ", start,
+                             "; wanted ", before, ", as for the token before, or ", t));
+      }
+      if (start == t) bounds.push_back(static_cast<std::int32_t>(b * tokens + t));
+    }
+  }
+  bounds.push_back(static_cast<std::int32_t>(rows * tokens));
+  pass.longest_document = 0;
+  for (std::size_t i = 1; i < bounds.size(); ++i) {
+    pass.longest_document =
+        std::max<std::int64_t>(pass.longest_document, bounds[i] - bounds[i - 1]);
+  }
+  const at::Tensor list = at::empty({static_cast<std::int64_t>(bounds.size())}, at::kInt);
+  std::copy(bounds.begin(), bounds.end(), list.mutable_data_ptr<std::int32_t>());
+  pass.document_starts = starts.to(device);
+  pass.document_bounds = list.to(device);
+}
+
+namespace {
+
+Dropout dropout_with(const Pass* pass, double rate, std::string_view operation) {
+  if (rate == 0) return {};
+  return {rate, pass->seed, stream_of(operation), pass->first_sample};
+}
+
+}  // namespace
+
+Dropout dropout_of(const Pass* pass, std::string_view operation) {
+  return dropout_with(pass, pass == nullptr ? 0 : pass->dropout, operation);
+}
+Dropout attention_dropout_of(const Pass* pass, std::string_view operation) {
+  return dropout_with(pass, pass == nullptr ? 0 : pass->attention_dropout, operation);
+}
 
 PassScope::PassScope(std::shared_ptr<const Pass> pass)
     : before_(std::exchange(current, std::move(pass))) {}

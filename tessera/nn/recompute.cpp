@@ -12,6 +12,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/gpu.h"
+#include "tessera/nn/pass.h"
 #include "tessera/nn/recorder.h"
 
 namespace tessera::nn {
@@ -62,6 +63,7 @@ struct Segment : torch::CustomClassHolder {
   std::optional<Recorder> recorder;
   std::optional<RandomState> random;
   c10::intrusive_ptr<DeferredGradients> deferral = DeferredGradients::current();
+  std::shared_ptr<const Pass> pass = current_pass();
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
     if (!recorder) return f(std::move(inputs));
@@ -109,6 +111,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     {
       const at::AutoGradMode with_grad(true);
       const DeferredGradients::Scope deferring(segment->deferral);
+      const PassScope same(segment->pass);
       if (segment->recorder) segment->recorder->replay();
       outputs = segment->run(inputs);
       segment->recorder.reset();

@@ -42,11 +42,11 @@ std::string problem_of(bool pipelined, const zero::Engine& engine) {
 }  // namespace
 
 GraphedSteps::GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine,
-                           std::vector<comm::Group> groups)
+                           std::vector<comm::Group> groups, std::string problem)
     : device_(device),
       engine_(engine),
       stream_(own_stream(device)),
-      problem_(problem_of(pipelined, engine)),
+      problem_(problem.empty() ? problem_of(pipelined, engine) : std::move(problem)),
       groups_(std::move(groups)) {}
 
 bool GraphedSteps::fits(const Batches& batches) const {

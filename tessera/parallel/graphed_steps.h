@@ -18,9 +18,9 @@ class GraphedSteps {
   using Step = std::function<zero::PendingStep(const Batches&)>;
 
   // `groups`: all that a step talks over. What it sent when it was recorded it sends at every
-  // launch.
+  // launch. `problem`: what is known to speak against a graph.
   GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine,
-               std::vector<comm::Group> groups);
+               std::vector<comm::Group> groups, std::string problem = "");
 
   zero::PendingStep step(const zero::Begin& begin, std::optional<double> lr, const Batches& batches,
                          const Step& now);

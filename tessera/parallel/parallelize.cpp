@@ -8,8 +8,10 @@
 #include <optional>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
+#include "tessera/nn/pass.h"
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/graphed_steps.h"
 #include "tessera/parallel/start.h"
@@ -29,8 +31,10 @@ struct ParallelModel::Impl {
                        const Finish* finish);
   at::Tensor forward(int chunk, const at::Tensor& input, int micro);
   bool pipelined() const { return mesh.axes().pp() > 1; }
+  bool drops() const { return options.dropout > 0 || options.attention_dropout > 0; }
   void run_passes(int micro_batches);
-  void start_passes(const std::vector<MicroBatch>& batches);
+  void start_passes(const std::vector<MicroBatch>& batches, std::uint64_t step);
+  std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::uint64_t step) const;
   zero::PendingStep step_now(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
 
   comm::Mesh mesh;
@@ -44,8 +48,9 @@ struct ParallelModel::Impl {
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
-  std::vector<MicroBatch> batches;                 // of the step under way, on the device
-  std::unique_ptr<parallel::GraphedSteps> graphs;  // on a GPU, unless they are switched off
+  std::vector<MicroBatch> batches;                      // of the step under way, on the device
+  std::vector<std::shared_ptr<const nn::Pass>> passes;  // of each
+  std::unique_ptr<parallel::GraphedSteps> graphs;       // on a GPU, unless they are switched off
   std::function<void(const pipeline::Span&)> on_span;
 };
 
@@ -70,8 +75,10 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
     // Without pipelines these are all; the world may be one of them.
     std::vector<comm::Group> groups = {mesh.dp(), mesh.tp(), model};
+    const std::string dropping =
+        drops() ? "every step drops other values, which are chosen on the host" : "";
     graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine,
-                                                      std::move(groups));
+                                                      std::move(groups), dropping);
     if (const std::string problem = graphs->problem();
         options.graphs == Graphs::always && !problem.empty()) {
       throw UsageError(str("steps cannot run as a CUDA graph: ", problem));
@@ -163,6 +170,7 @@ at::Tensor ParallelModel::Impl::forward(int chunk, const at::Tensor& input, int 
   const memory::CategoryScope category(MemoryCategory::activations);
   const MicroBatch& batch = batches[static_cast<std::size_t>(micro)];
   const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
+  const nn::PassScope pass(passes[static_cast<std::size_t>(micro)]);
   return run_chunk(chunk, first ? batch.input : input, batch.targets, nullptr);
 }
 
@@ -173,7 +181,9 @@ ParallelModel& ParallelModel::operator=(ParallelModel&&) noexcept = default;
 ParallelModel::~ParallelModel() = default;
 
 zero::StepInfo ParallelModel::step(const std::vector<MicroBatch>& batches) {
-  return start_step(batches, {}).get();
+  StepNumbers numbers;
+  if (impl_->drops()) numbers.step = static_cast<std::uint64_t>(impl_->engine->steps());
+  return start_step(batches, numbers).get();
 }
 
 // `batches` of the step are on the device.
@@ -190,39 +200,68 @@ void ParallelModel::Impl::run_passes(int micro_batches) {
   }
 }
 
-void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given) {
+std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& batch,
+                                                             std::uint64_t step) const {
+  if (!batch.document_starts.defined() && !drops()) return nullptr;
+  auto pass = std::make_shared<nn::Pass>();
+  nn::with_documents(*pass, batch.document_starts, options.device);
+  pass->dropout = options.dropout;
+  pass->attention_dropout = options.attention_dropout;
+  // A block of its own for every step: word 0 and 1 of it.
+  const PhiloxBlock words = Philox(options.seed, stream_of("dropout")).block(step);
+  pass->seed = std::uint64_t{words[1]} << 32 | words[0];
+  pass->first_sample = batch.first_sample;
+  return pass;
+}
+
+void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std::uint64_t step) {
   if (pipelined() && static_cast<int>(given.size()) != options.micro_batches) {
     throw UsageError(str("got ", given.size(), " micro-batches, but the pipeline's schedule is ",
                          "for ParallelOptions::micro_batches = ", options.micro_batches));
   }
   struct Forget {
-    std::vector<MicroBatch>& list;
-    ~Forget() { list.clear(); }
-  } forget{batches};
+    Impl& impl;
+    ~Forget() {
+      impl.batches.clear();
+      impl.passes.clear();
+    }
+  } forget{*this};
   batches.clear();
+  passes.clear();
   // From pinned memory the copy does not keep the host waiting.
   const auto there = [&](const at::Tensor& t) {
     return t.defined() ? t.to(options.device, /*non_blocking=*/options.device.is_cuda()) : t;
   };
   for (const MicroBatch& batch : given) {
     batches.push_back({there(batch.input), there(batch.targets)});
+    passes.push_back(pass_of(batch, step));
   }
   run_passes(static_cast<int>(given.size()));
 }
 
-void ParallelModel::run(const std::vector<MicroBatch>& batches) { impl_->start_passes(batches); }
+void ParallelModel::run(const std::vector<MicroBatch>& batches, std::uint64_t step) {
+  impl_->start_passes(batches, step);
+}
 
 zero::PendingStep ParallelModel::Impl::step_now(const std::vector<MicroBatch>& given,
                                                 const StepNumbers& numbers) {
   engine->begin({.micro_batches = static_cast<int>(given.size()), .tokens = numbers.tokens});
-  start_passes(given);
+  start_passes(given, numbers.step);
   return engine->start_step(numbers.lr);
 }
 
 zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batches,
                                             const StepNumbers& numbers) {
   Impl& impl = *impl_;
-  if (!impl.graphs) return impl.step_now(batches, numbers);
+  const bool documents = std::any_of(batches.begin(), batches.end(), [](const MicroBatch& batch) {
+    return batch.document_starts.defined();
+  });
+  if (documents && impl.options.graphs == Graphs::always) {
+    throw UsageError(
+        "steps cannot run as a CUDA graph: rows hold several documents, whose number changes from "
+        "step to step; let documents see each other, or do without graphs");
+  }
+  if (!impl.graphs || documents) return impl.step_now(batches, numbers);
   const zero::Begin begin{.micro_batches = static_cast<int>(batches.size()),
                           .tokens = numbers.tokens};
   return impl.graphs->step(begin, numbers.lr, batches, [&](const std::vector<MicroBatch>& now) {

@@ -36,8 +36,10 @@ struct ParallelOptions {
   int micro_batches = 1;
 
   nn::Recompute recompute = nn::Recompute::none;
-  std::uint64_t seed = 0;                   // of the parameters
-  InitialValues initial = initial_default;  // of each
+  double dropout = 0, attention_dropout = 0;  // in steps, not in predict(): [Note: dropout]
+  std::uint64_t seed = 0;                     // of the parameters, and of what is dropped
+  InitialValues initial = initial_default;    // of each
+  StoredValues stored = {};                   // instead, of those that it has
   c10::Device device = c10::kCPU;
   Graphs graphs = Graphs::automatic;
   zero::Options engine = {};  // stage, layout, optimizer, …; its axes are filled in
@@ -72,13 +74,14 @@ class ParallelModel {
   struct StepNumbers {
     std::optional<double> lr = std::nullopt;      // in place of the optimizer's
     std::optional<double> tokens = std::nullopt;  // as in zero::Begin: losses are sums then
+    std::uint64_t step = 0;                       // its number: what is dropped in it
   };
   zero::PendingStep start_step(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
   // Are steps launched as a graph by now? And what speaks against it: "" if nothing does.
   bool graphed() const;
   std::string graph_problem() const;
   // Its forward and backward passes alone; engine().begin() before and engine().step() after it.
-  void run(const std::vector<MicroBatch>& batches);
+  void run(const std::vector<MicroBatch>& batches, std::uint64_t step = 0);
   // What `finish` makes of the last layer and its input, on every rank of the replica, without
   // gradients. Slow and simple: stage after stage. Collective over the replica.
   at::Tensor predict(const at::Tensor& input, const Finish& finish);

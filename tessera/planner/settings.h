@@ -17,6 +17,7 @@ namespace tessera::planner {
 struct RunSettings {
   std::string model = "gpt-tiny";
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, positions = 0;
+  std::string init_from;
   std::int64_t pad_vocab = 0;
   std::int64_t params = 0;
   std::int64_t lora_rank = 0;

@@ -93,9 +93,15 @@ Words layout_names() {
 void add_model(Table& t) {
   t.group("Model");
   t.add("model", &S::model,
-        "gpt-tiny, llama-tiny, gpt2-124m … gpt2-xl, or another of tessera plan --list-models")
+        "gpt-tiny, llama-tiny, gpt2-124m … gpt2-xl, another of tessera plan --list-models, or a "
+        "folder with a config.json of Hugging Face's")
       .type("NAME")
       .plan("gpt2-xl");
+  t.add("init-from", &S::init_from,
+        "start with the parameters of this folder: Hugging Face's, a checkpoint's, or a run's; "
+        "--model is then the one that is there")
+      .type("DIR")
+      .train();
   t.add("layers", &S::layers, "blocks; this and the next ones replace what --model has")
       .range(0, 1e5);
   t.add("hidden", &S::hidden, "width between the layers; left out: as the model has").range(0, 1e6);

@@ -431,8 +431,8 @@ TEST(Parallel, RefusesWhatCannotBeCut) {
     refused(gpt(), {.first_layer = 2, .last_layer = 4}, "layers 2 to 4");
     refused(gpt(), {.first_layer = 2, .last_layer = 1}, "layers 2 to 1");
     shape = llama(4);
-    shape.biases = true;
-    refused(shape, {}, "not GPT-2-like");
+    shape.head_width = 3;
+    refused(shape, {}, "even width");
     // Sequences are known only later.
     const auto model = make_model(gpt(), {.tp = group, .sequence_parallel = true});
     EXPECT_THROW(model->forward_part(torch::zeros({1, 6}, torch::kLong)), UsageError);

@@ -1,5 +1,6 @@
 // Stands in for the GPU's kernels where no nvcc was found: everything throws.
 #include "tessera/core/errors.h"
+#include "tessera/kernels/cuda/dropout.h"
 #include "tessera/kernels/cuda/gemm.h"
 #include "tessera/kernels/cuda/gemm_runtime.h"
 #include "tessera/kernels/cuda/layers.h"
@@ -43,6 +44,9 @@ bool gemm(const Gemm&, Workspace, bool, Stream) { absent(); }
 
 // gemm_runtime.h, what others use of it
 bool capturing(Stream) { return false; }
+
+// dropout.h
+void dropout(const Dropout&, const void*, void*, Stream) { absent(); }
 
 // normals.h
 void fill_normals(const Normals&, float*, Stream) { absent(); }

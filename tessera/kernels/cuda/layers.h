@@ -72,6 +72,7 @@ struct Rotary {
   std::size_t rows = 0, stride = 0, tokens = 0, heads = 0, dim = 0;
   double base = 1e4;
   bool back = false;
+  const double* rates = nullptr;  // [dim / 2] on the host, in place of base^(-2i / dim)
 };
 void rotary(const Rotary& how, void* x, Stream stream);
 

@@ -154,7 +154,8 @@ void rotary(const Rotary& how, void* x, Stream stream) {
   Turns turns{};
   for (std::size_t i = 0; i < how.dim / 2; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(how.dim);
-    turns.per_token[i] = std::pow(how.base, exponent) / (2 * 3.14159265358979323846);
+    const double rate = how.rates != nullptr ? how.rates[i] : std::pow(how.base, exponent);
+    turns.per_token[i] = rate / (2 * 3.14159265358979323846);
   }
   with_type(how.type, "rotary", [&]<class T>() {
     constexpr int W = kWide<T>;

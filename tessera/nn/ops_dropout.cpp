@@ -1,0 +1,89 @@
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/kernels/cuda/dropout.h"
+#include "tessera/kernels/dropout.h"
+#include "tessera/kernels/dropout_rule.h"
+#include "tessera/nn/gpu.h"
+#include "tessera/nn/ops.h"
+#include "tessera/nn/ops_support.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+struct KeptDropout : torch::CustomClassHolder {
+  Dropout how;
+  std::int64_t first_row = 0;
+};
+
+void drop_rows(const at::Tensor& x, const KeptDropout& kept) {
+  const Dropout& how = kept.how;
+  const std::int64_t rows = x.size(1), cols = x.size(2);
+  if (gpu::takes(x)) {
+    const kernels::cuda::Dropout there = {.type = gpu::type_of(x),
+                                          .rows = count(x.size(0) * rows),
+                                          .cols = count(cols),
+                                          .rows_per_sample = count(rows),
+                                          .first_row = count(kept.first_row),
+                                          .seed = how.seed,
+                                          .stream = how.stream,
+                                          .first_sample = how.first_sample,
+                                          .rate = how.rate};
+    kernels::cuda::dropout(there, gpu::address(x), gpu::address(x), gpu::stream_of(x));
+    return;
+  }
+  const at::Tensor matrix = x.view({-1, cols});
+  at::parallel_for(0, matrix.size(0), 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::uint64_t sample = how.first_sample + static_cast<std::uint64_t>(r / rows);
+      const kernels::Dropout mask = {.seed = how.seed,
+                                     .stream = kernels::stream_of_sample(how.stream, sample),
+                                     .rate = how.rate,
+                                     .width = count(cols)};
+      kernels::drop(mask, type_of(matrix), static_cast<std::uint64_t>(kept.first_row + r % rows), 0,
+                    row_out(matrix, r), count(cols));
+    }
+  });
+}
+
+struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const c10::intrusive_ptr<KeptDropout>& kept) {
+    ctx->saved_data["how"] = c10::IValue::make_capsule(kept);
+    at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
+    drop_rows(out, *kept);
+    return out;
+  }
+  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const auto kept =
+        c10::static_intrusive_pointer_cast<KeptDropout>(ctx->saved_data["how"].toCapsule());
+    at::Tensor dx = grads[0].clone(at::MemoryFormat::Contiguous);
+    drop_rows(dx, *kept);
+    return {dx, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row) {
+  if (how.rate == 0) return x;
+  if (!(how.rate > 0) || how.rate >= 1 || x.dim() != 3) {
+    throw UsageError(str("dropout got a rate of ", how.rate, " and a tensor of ", x.dim(),
+                         " dims; wanted 0 <= rate < 1, and [batch, rows, columns]"));
+  }
+  if (!gpu::takes(x) && !is_ours(x)) {
+    throw UsageError(str("dropout got values of type ", c10::toString(x.scalar_type()), " on ",
+                         x.device().str(), "; wanted fp32 or bf16, or on a GPU fp16 too"));
+  }
+  auto kept = c10::make_intrusive<KeptDropout>();
+  kept->how = how;
+  kept->first_row = first_row;
+  return DropoutFunction::apply(x, kept);
+}
+
+}  // namespace tessera::nn
