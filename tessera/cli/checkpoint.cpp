@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/lock.h"
 #include "tessera/checkpoint/reshard.h"
+#include "tessera/cli/checkpoint_export.h"
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
@@ -31,6 +32,7 @@ constexpr const char* kCheckpointExamples =
     "  tessera checkpoint diff runs/a/step-00000120 runs/b/step-00000120\n"
     "  tessera checkpoint reshard runs/a runs/wide --dp 4 --tp 2\n"
     "  tessera checkpoint export runs/a model.safetensors --dtype bf16\n"
+    "  tessera checkpoint export runs/a out/model --format huggingface\n"
     "\n"
     "`tessera checkpoint COMMAND --help` describes a command.";
 constexpr const char* kInspectExamples =
@@ -53,7 +55,9 @@ constexpr const char* kReshardExamples =
     "  tessera checkpoint reshard runs/a runs/one                    a single file";
 constexpr const char* kExportExamples =
     "  tessera checkpoint export runs/a model.safetensors --dtype bf16\n"
-    "  tessera checkpoint export runs/a/step-00000120 moments.safetensors --state moment1";
+    "  tessera checkpoint export runs/a/step-00000120 moments.safetensors --state moment1\n"
+    "  tessera checkpoint export runs/a out/model --format huggingface --dtype bf16\n"
+    "  tessera checkpoint export runs/a out/model --format huggingface --tokenizer folder";
 
 std::string padded(const std::string& text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
@@ -198,28 +202,6 @@ int reshard(const std::string& path, const std::string& to, const Axes& mesh) {
              : 1;
 }
 
-int export_to(const std::string& path, const std::string& to, const std::string& state,
-              const std::string& dtype) {
-  Checkpoint from = open_checkpoint(path);
-  checkpoint::ExportOptions options;
-  options.state = state;
-  try {
-    if (!dtype.empty()) options.dtype = parse_dtype(dtype);
-  } catch (const UsageError& error) {
-    throw UsageError(str("--dtype: ", error.what()));
-  }
-  std::int64_t written = 0;
-  {
-    MegabyteBar bar("exporting", from.bytes());
-    options.told = bar.function();
-    written = checkpoint::export_model(from, to, options);
-  }
-  return write_all(1, str(to, ": ", from.about().params.size(), " tensors of step ",
-                          from.about().step, ", ", format_bytes(written), "\n"))
-             ? 0
-             : 1;
-}
-
 }  // namespace
 
 int checkpoint_command(int argc, char** argv) {
@@ -227,8 +209,9 @@ int checkpoint_command(int argc, char** argv) {
                    "Looks at checkpoints, compares them, and writes them anew. A folder is one "
                    "checkpoint, or a run's: then its newest good one is taken.",
                    kCheckpointExamples);
-  std::string path, other, state, dtype;
+  std::string path, other;
   VerifyOptions checks;
+  ExportArguments exported;
   bool json = false, params = false;
   std::array<int, kAxes> sizes;
   sizes.fill(1);
@@ -273,10 +256,29 @@ int checkpoint_command(int argc, char** argv) {
     line.integer(reshards, str("--", axis.name), sizes[i], 1, 1 << 20, std::string(kAxisHelps[i]));
   }
   CLI::App& exports =
-      command("export", "Writes the parameters as one plain safetensors file.", kExportExamples);
-  exports.add_option("FILE", other, "the file to write")->required()->type_name("");
-  exports.add_option("--state", state, "which state; otherwise param, and buffers");
-  exports.add_option("--dtype", dtype, "f32, bf16 or f16, rounded to nearest; otherwise as stored");
+      command("export",
+              "Writes the parameters as one plain safetensors file, or as a folder that Hugging "
+              "Face's from_pretrained() reads.",
+              kExportExamples);
+  exports.add_option("TO", exported.to, "the file or the folder to write")
+      ->required()
+      ->type_name("");
+  exports
+      .add_option("--format", exported.format,
+                  "safetensors: a file with Tessera's names; huggingface: a folder")
+      ->check(CLI::IsMember({"safetensors", "huggingface"}));
+  exports.add_option("--state", exported.state, "which state; otherwise param, and buffers");
+  exports.add_option("--dtype", exported.dtype,
+                     "f32, bf16 or f16, rounded to nearest; otherwise as stored");
+  exports
+      .add_option("--shard-size", exported.shard_size,
+                  "huggingface: a larger model is several files, with an index")
+      ->type_name("SIZE");
+  exports
+      .add_option("--tokenizer", exported.tokenizer,
+                  "huggingface: a folder whose tokenizer files and generation_config.json to copy; "
+                  "otherwise those that the run started from")
+      ->type_name("DIR");
   line.app().require_subcommand(1);
   if (!line.parse(argc, argv)) return 0;
 
@@ -288,7 +290,8 @@ int checkpoint_command(int argc, char** argv) {
     for (std::size_t i = 0; i < kAxes; ++i) mesh.set(kAxisNames[i], sizes[i]);
     return reshard(path, other, mesh);
   }
-  return export_to(path, other, state, dtype);
+  exported.from = path;
+  return export_checkpoint(exported);
 }
 
 }  // namespace tessera::cli

@@ -90,7 +90,7 @@ int explain_command(int argc, char** argv) {
     throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
   }
   if (words.settings.has("dp") && line.app().count("--ranks") == 0) {
-    words.arguments.ranks = words.settings.question(planner::Catalogue()).dp();
+    words.arguments.ranks = words.settings.question(make_catalogue()).dp();
   }
   if (!words.bandwidth.empty()) words.arguments.bandwidth = parse_rate(words.bandwidth);
   if (!std::isfinite(words.arguments.overhead)) {
@@ -101,7 +101,7 @@ int explain_command(int argc, char** argv) {
   const bool modelled = words.settings.has("model") || words.settings.has("layers") ||
                         words.settings.has("hidden") || words.settings.has("heads");
   if (words.topic == "bubble" && !modelled) words.settings.set("params", "1B");
-  words.arguments.plan = planner::make_plan(words.settings.question(planner::Catalogue()));
+  words.arguments.plan = planner::make_plan(words.settings.question(make_catalogue()));
   for (const ExplainTopic& topic : explain_topics()) {
     if (topic.name == words.topic) return write_all(1, topic.text(words.arguments)) ? 0 : 1;
   }

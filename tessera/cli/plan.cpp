@@ -85,7 +85,7 @@ void check_modes(const PlanArguments& arguments) {
 }
 
 planner::Catalogue catalogue_of(const PlanArguments& arguments) {
-  planner::Catalogue catalogue;
+  planner::Catalogue catalogue = make_catalogue();
   if (!arguments.hardware_file.empty()) catalogue.read(arguments.hardware_file);
   return catalogue;
 }

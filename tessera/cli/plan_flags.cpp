@@ -1,6 +1,7 @@
 #include "tessera/cli/plan_flags.h"
 
 #include "tessera/core/text.h"
+#include "tessera/huggingface/config.h"
 
 namespace tessera::cli {
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/planner/hardware.h"
 #include "tessera/planner/settings.h"
 
 namespace tessera::cli {
@@ -14,6 +15,9 @@ namespace tessera::cli {
 using TakeSetting = std::function<void(const std::string& name, const std::string& text)>;
 void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                        planner::Command command, const TakeSetting& take);
+
+// The built-in entries, and folders of Hugging Face's among the models.
+planner::Catalogue make_catalogue();
 
 // Those of a question.
 void add_plan_flags(CLI::App& app, planner::Settings& settings);

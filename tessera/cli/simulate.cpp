@@ -186,7 +186,7 @@ void write_file(const char* flag, const std::string& path, const std::string& te
 }
 
 planner::Catalogue catalogue_for(const SimulateArguments& a) {
-  planner::Catalogue catalogue;
+  planner::Catalogue catalogue = make_catalogue();
   try {
     if (!a.hardware_file.empty()) catalogue.read(a.hardware_file);
   } catch (const Error& error) {

@@ -45,6 +45,10 @@ std::string shape_json(const ModelShape& shape) {
   const Biases& has = shape.biases;
   const nlohmann::json biases = {
       {"qkv", has.qkv}, {"out", has.out}, {"mlp", has.mlp}, {"norm", has.norm}};
+  nlohmann::json lora;  // null: it has no adapters
+  if (shape.lora.any()) {
+    lora = {{"rank", shape.lora.rank}, {"alpha", shape.lora.alpha}, {"targets", targets_of(shape)}};
+  }
   const nlohmann::json json = {{"name", shape.name},
                                {"layers", shape.layers},
                                {"hidden", shape.hidden},
@@ -63,7 +67,8 @@ std::string shape_json(const ModelShape& shape) {
                                {"rotary_scaling", scaling},
                                {"window", shape.window},
                                {"window_from", shape.window_from},
-                               {"context", shape.context}};
+                               {"context", shape.context},
+                               {"lora", lora}};
   return json.dump();
 }
 
@@ -105,7 +110,13 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
     take(json, "window", shape.window);
     take(json, "window_from", shape.window_from);
     take(json, "context", shape.context);
+    if (json.contains("lora") && !json["lora"].is_null()) {
+      const nlohmann::json& lora = json["lora"];
+      shape.lora = {lora.at("rank").get<std::int64_t>(), lora.at("alpha").get<double>(),
+                    lora.at("targets").get<std::string>()};
+    }
     check(shape);
+    check_lora(shape);
   } catch (const nlohmann::json::exception& error) {
     throw DataError(str(where, ": the shape of its model cannot be read: ", error.what()));
   } catch (const UsageError& error) {

@@ -1,5 +1,8 @@
 #include "tessera/parallel/initial.h"
 
+#include <ATen/ops/empty.h>
+
+#include "tessera/checkpoint/shard.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/tensor_parallel/sharded.h"
@@ -37,6 +40,15 @@ void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Init
   }
   tensor_parallel::fill_normal_range(out, spec, t, tp, begin, seed, initial.deviation,
                                      initial.mean);
+}
+
+void fill_stored_range(const at::Tensor& out, const ParamSpec& spec, const StoredValues& stored,
+                       int t, int tp, std::int64_t begin) {
+  const std::vector<Run> runs = checkpoint::cut(local_runs(spec, t, tp), begin, out.numel());
+  const at::Tensor host = out.is_cpu() ? out : at::empty({out.numel()}, at::kFloat);
+  if (checkpoint::count_of(runs) != out.numel()) host.zero_();
+  if (!runs.empty()) stored.read(spec, runs, host.mutable_data_ptr<float>());
+  if (!out.is_cpu()) out.copy_(host);
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "tessera/core/param_spec.h"
 
@@ -18,6 +19,18 @@ struct Initial {
   bool keep = false;     // as it was made, by the first rank that has it
 };
 using InitialValues = std::function<Initial(const ParamSpec&)>;
+
+// Values that lie somewhere, in files say, and that the parameters that are there start with
+// instead. `read` puts elements of the whole parameter behind `into`, as Run::local says; every
+// rank asks for what it keeps.
+struct StoredValues {
+  std::function<bool(const ParamSpec&)> has;
+  std::function<void(const ParamSpec&, const std::vector<Run>& runs, float* into)> read;
+};
+// Elements [begin, begin + out.numel()) of what tensor-parallel rank t of tp has, in memory order;
+// padding is 0. `out`: contiguous fp32, on any device.
+void fill_stored_range(const at::Tensor& out, const ParamSpec& spec, const StoredValues& stored,
+                       int t, int tp, std::int64_t begin);
 
 // Biases 0, other vectors 1, the rest with deviation 0.02.
 Initial initial_default(const ParamSpec& spec);

@@ -46,6 +46,12 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
     }
     counted_[spec.name] = copy ? std::vector<Run>() : counted_runs(spec, t, tp);
     specs_.push_back(spec);
+    if (const StoredValues& stored = options_.stored; stored.has && stored.has(spec)) {
+      nn::deallocate(item.value());
+      filled_[spec.name] = spec;
+      stored_.insert(spec.name);
+      continue;
+    }
     const Initial initial = options_.initial(spec);
     if (initial.keep) {
       kept_.insert(spec.name);
@@ -58,9 +64,11 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
 
 zero::InitialSource Start::source() const {
   zero::InitialSource source =
-      [filled = filled_, initial = options_.initial, seed = options_.seed, t = mesh_.place().tp(),
+      [filled = filled_, lying = stored_, stored = options_.stored, initial = options_.initial,
+       seed = options_.seed, t = mesh_.place().tp(),
        tp = mesh_.axes().tp()](const std::string& name, std::int64_t begin, const at::Tensor& out) {
         const ParamSpec& spec = filled.at(name);
+        if (lying.contains(name)) return fill_stored_range(out, spec, stored, t, tp, begin);
         fill_initial_range(out, spec, initial(spec), seed, t, tp, begin);
       };
   source.on_device = kernels::cuda::built();

@@ -37,6 +37,7 @@ class Start {
   std::map<std::string, std::string> tied_;  // raw name, less its chunk: name in the whole model
   std::map<std::string, bool> flat_;         // by the name of a layer
   std::set<std::string> kept_;
+  std::set<std::string> stored_;             // those that lie in options_.stored
   std::map<std::string, ParamSpec> filled_;  // those that are not
 };
 

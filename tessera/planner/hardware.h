@@ -1,8 +1,12 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "tessera/core/model_shape.h"
 
 namespace tessera::planner {
 
@@ -57,8 +61,16 @@ class Catalogue {
   const std::vector<Hardware>& all() const { return all_; }
   const Hardware& find(std::string_view name) const;  // throws UsageError with the near name
 
+  // What --model names: by find_model_shape(), or by what a program that knows more names put here.
+  using FindModel = std::function<ModelShape(const std::string& name)>;
+  void find_models_by(FindModel find) { find_model_ = std::move(find); }
+  ModelShape model(const std::string& name) const {
+    return find_model_ ? find_model_(name) : find_model_shape(name);
+  }
+
  private:
   std::vector<Hardware> all_;
+  FindModel find_model_;
 };
 
 }  // namespace tessera::planner

@@ -284,7 +284,7 @@ Question Settings::question(const Catalogue& catalogue) const {
     q.model.positions = 1;  // grows with the sequence
     if (q.seq == 0) q.seq = 1024;
   } else {
-    q.model = named("model", [&] { return find_model_shape(s.model); });
+    q.model = named("model", [&] { return catalogue.model(s.model); });
   }
   put_sizes(q.model, s);
   return q;

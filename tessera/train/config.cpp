@@ -9,9 +9,13 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/huggingface/config.h"
+#include "tessera/huggingface/shape_json.h"
 #include "tessera/kernels/rules.h"
 #include "tessera/planner/step_time.h"
 #include "tessera/schedule/schedule.h"
+#include "tessera/train/init_from.h"
+#include "tessera/train/resuming.h"
 
 namespace tessera::train {
 namespace {
@@ -53,10 +57,34 @@ std::string toml_value(const TrainConfig& config, const Field& field) {
   return text;
 }
 
+// The model of --init-from. Others of --model and sizes of their own cannot start with it.
+ModelShape resolve_start(const TrainConfig& config) {
+  ModelShape shape = initial_shape(config.init_from);
+  if (config.layers + config.hidden + config.heads + config.vocab + config.positions > 0) {
+    throw UsageError(
+        "--init-from: got --layers, --hidden, --heads, --vocab or --positions too, but the sizes "
+        "are those of the model that is there; leave them out");
+  }
+  if (config.model == TrainConfig().model) return shape;
+  ModelShape named;
+  try {
+    named = huggingface::find_model(config.model);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--model: ", error.what()));
+  }
+  const std::string other = other_shape(huggingface::shape_json(named), shape);
+  if (!other.empty()) {
+    throw UsageError(str("--init-from: ", config.init_from, " has another model than --model ",
+                         config.model, ": ", other, "; leave --model out"));
+  }
+  return shape;
+}
+
 ModelShape resolve_model(const TrainConfig& config) {
   ModelShape shape;
+  if (!config.init_from.empty()) return resolve_start(config);
   try {
-    shape = find_model_shape(config.model);
+    shape = huggingface::find_model(config.model);
   } catch (const UsageError& error) {
     throw UsageError(str("--model: ", error.what(), " (--layers, --hidden, --heads, --vocab)"));
   }
@@ -338,6 +366,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
     for (const auto& [asked, flag] :
          {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),
           std::pair(config.max_restarts > 0, "--max-restarts"),
+          std::pair(!config.init_from.empty(), "--init-from"),
           std::pair(config.comm == "off", "--comm off")}) {
       if (!asked) continue;
       throw UsageError(str("--backend: got ", config.backend, " with ", flag,

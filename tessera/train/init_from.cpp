@@ -7,8 +7,10 @@
 #include "tessera/core/files.h"
 #include "tessera/core/lora.h"
 #include "tessera/core/text.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/huggingface/huggingface.h"
 #include "tessera/huggingface/shape_json.h"
+#include "tessera/parallel/initial.h"
 
 namespace tessera::train {
 namespace {
@@ -22,9 +24,9 @@ std::string start_checkpoint(const std::string& path) {
   if (kind == "a folder") {
     const checkpoint::Latest latest = checkpoint::find_latest(path);
     if (!latest.folder.empty()) return latest.folder;
-    is = latest.skipped.empty() ? "a folder without a config.json or a checkpoint"
-                                : str("a folder without a checkpoint that can be read: ",
-                                      join(latest.skipped, "; "));
+    is = latest.skipped.empty()
+             ? "a folder without a config.json or a checkpoint"
+             : str("a folder without a checkpoint that can be read: ", join(latest.skipped, "; "));
   }
   throw UsageError(str("--init-from: ", quote(path), " is ", is,
                        "; wanted a folder of Hugging Face's (config.json, model.safetensors), a "
@@ -36,19 +38,46 @@ std::string start_checkpoint(const std::string& path) {
                        ", or in another shape; it is another model"));
 }
 
+// The fingerprint of the tokenizer that the model was trained with; "" where nothing says it.
+std::string tokenizer_of_start(const std::string& path, const std::string& folder) {
+  if (!folder.empty()) {
+    const checkpoint::Checkpoint from(folder);
+    const auto found = from.about().extra.find("tokenizer");
+    return found == from.about().extra.end() ? std::string() : found->second;
+  }
+  if (kind_of_file(path + "/tokenizer.json") != "a regular file") return "";
+  try {
+    return data::load_tokenizer(path)->fingerprint();
+  } catch (const Error&) {
+    return "";  // one that cannot be read here made no data either
+  }
+}
+
+void refuse_other_tokenizer(const TrainConfig& config, const Resolved& resolved,
+                            const std::string& folder) {
+  if (resolved.tokenizer.empty()) return;
+  const std::string own = tokenizer_of_start(config.init_from, folder);
+  if (own.empty() || own == resolved.tokenizer) return;
+  throw UsageError(str("--init-from: ", config.init_from, " has another tokenizer (", own,
+                       ") than --data ", config.data, " was made with (", resolved.tokenizer,
+                       "): its ids mean other things; prepare the data with the model's own: "
+                       "tessera data prepare --tokenizer ",
+                       config.init_from));
+}
+
 }  // namespace
 
 ModelShape initial_shape(const std::string& path) {
   const std::string folder = start_checkpoint(path);
   if (folder.empty()) return huggingface::read_config(path).shape;
   const checkpoint::Checkpoint from(folder);
-  ModelShape shape = huggingface::parse_shape(from.about().model, folder);
-  return shape;
+  return huggingface::parse_shape(from.about().model, folder);
 }
 
-void check_start(const TrainConfig& config, const Resolved&) {
+void check_start(const TrainConfig& config, const Resolved& resolved) {
   if (config.init_from.empty()) return;
   const std::string folder = start_checkpoint(config.init_from);
+  refuse_other_tokenizer(config, resolved, folder);
   if (folder.empty()) {
     const huggingface::Folder whole(config.init_from);
   } else {

@@ -3,8 +3,11 @@
 #include <string>
 
 #include "tessera/core/model_shape.h"
-#include "tessera/parallel/initial.h"
 #include "tessera/train/config.h"
+
+namespace tessera {
+struct StoredValues;  // parallel/initial.h
+}
 
 namespace tessera::train {
 

@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
+#include "tessera/huggingface/shape_json.h"
 
 namespace tessera::train {
 namespace {
@@ -15,14 +16,15 @@ nlohmann::json biases_json(const Biases& biases) {
   return {{"qkv", biases.qkv}, {"out", biases.out}, {"mlp", biases.mlp}, {"norm", biases.norm}};
 }
 
-// What of a saved model's shape is not that of this one, in words; "" if all of it is.
-std::string other_model(const std::string& saved, const ModelShape& shape) {
+}  // namespace
+
+std::string other_shape(const std::string& saved, const ModelShape& shape) {
   nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
   if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
   // What was not written before it could be another.
   const nlohmann::json usual = nlohmann::json::parse(shape_json(ModelShape{}));
   for (const char* later : {"rotary_base", "norm_eps", "head_width", "activation", "rotary_scaling",
-                            "window", "window_from"}) {
+                            "window", "window_from", "lora"}) {
     if (!was.contains(later)) was[later] = usual[later];
   }
   if (const auto it = was.find("biases"); it != was.end() && it->is_boolean()) {
@@ -37,95 +39,10 @@ std::string other_model(const std::string& saved, const ModelShape& shape) {
   return join(differences, ", ");
 }
 
-}  // namespace
-
-std::string shape_json(const ModelShape& shape) {
-  const RotaryScaling& scaled = shape.rotary_scaling;
-  nlohmann::json scaling = {{"kind", name(scaled.kind)}};
-  if (scaled.kind != RotaryScaling::Kind::none) scaling["factor"] = scaled.factor;
-  if (scaled.kind == RotaryScaling::Kind::llama3) {
-    scaling["low_freq_factor"] = scaled.low_freq_factor;
-    scaling["high_freq_factor"] = scaled.high_freq_factor;
-    scaling["original_positions"] = scaled.original_positions;
-  }
-  const nlohmann::json json = {{"name", shape.name},
-                               {"layers", shape.layers},
-                               {"hidden", shape.hidden},
-                               {"heads", shape.heads},
-                               {"kv_heads", shape.kv_heads},
-                               {"ffn", shape.ffn},
-                               {"vocab", shape.vocab},
-                               {"positions", shape.positions},
-                               {"swiglu", shape.swiglu},
-                               {"biases", biases_json(shape.biases)},
-                               {"tied", shape.tied},
-                               {"rotary_base", shape.rotary_base},
-                               {"norm_eps", shape.norm_eps},
-                               {"head_width", shape.head_width},
-                               {"activation", name(shape.activation)},
-                               {"rotary_scaling", scaling},
-                               {"window", shape.window},
-                               {"window_from", shape.window_from},
-                               {"context", shape.context}};
-  return json.dump();
-}
+std::string shape_json(const ModelShape& shape) { return huggingface::shape_json(shape); }
 
 ModelShape parse_shape_json(const std::string& json, const std::string& where) {
-  try {
-    const nlohmann::json from = nlohmann::json::parse(json);
-    ModelShape shape;
-    const auto take = [&](const char* key, auto& to) {
-      if (from.contains(key)) to = from[key].get<std::decay_t<decltype(to)>>();
-    };
-    take("name", shape.name);
-    for (const auto& [key, to] : {std::pair<const char*, std::int64_t*>{"layers", &shape.layers},
-                                  {"hidden", &shape.hidden},
-                                  {"heads", &shape.heads},
-                                  {"kv_heads", &shape.kv_heads},
-                                  {"ffn", &shape.ffn},
-                                  {"vocab", &shape.vocab},
-                                  {"positions", &shape.positions}}) {
-      *to = from.at(key).get<std::int64_t>();
-    }
-    take("swiglu", shape.swiglu);
-    take("tied", shape.tied);
-    take("rotary_base", shape.rotary_base);
-    take("norm_eps", shape.norm_eps);
-    take("head_width", shape.head_width);
-    take("window", shape.window);
-    take("window_from", shape.window_from);
-    take("context", shape.context);
-    if (const auto it = from.find("biases"); it != from.end()) {
-      shape.biases = it->is_boolean()
-                         ? Biases(it->get<bool>())
-                         : Biases(it->at("qkv"), it->at("out"), it->at("mlp"), it->at("norm"));
-    }
-    if (from.contains("activation")) {
-      const std::string word = from["activation"];
-      for (const Activation each : {Activation::gelu_tanh, Activation::gelu, Activation::relu}) {
-        if (word == name(each)) shape.activation = each;
-      }
-    }
-    if (const auto it = from.find("rotary_scaling"); it != from.end()) {
-      using Kind = RotaryScaling::Kind;
-      const std::string word = it->at("kind");
-      RotaryScaling& scaling = shape.rotary_scaling;
-      for (const Kind each : {Kind::none, Kind::linear, Kind::llama3}) {
-        if (word == name(each)) scaling.kind = each;
-      }
-      scaling.factor = it->value("factor", scaling.factor);
-      scaling.low_freq_factor = it->value("low_freq_factor", scaling.low_freq_factor);
-      scaling.high_freq_factor = it->value("high_freq_factor", scaling.high_freq_factor);
-      scaling.original_positions = it->value("original_positions", scaling.original_positions);
-    }
-    check(shape);
-    return shape;
-  } catch (const nlohmann::json::exception& error) {
-    throw DataError(str(where, ": does not say what model it is of (", error.what(),
-                        "); wanted a checkpoint that tessera train saved"));
-  } catch (const UsageError& error) {
-    throw DataError(str(where, ": the model that it names cannot be: ", error.what()));
-  }
+  return huggingface::parse_shape(json, where);
 }
 
 std::string checkpoint_to_resume(const TrainConfig& config) {
@@ -152,7 +69,7 @@ void check_fits(const std::string& folder, const SavedRun& saved, const TrainCon
     throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", saved.optimizer,
                          ", and this run has ", config.optimizer, "; wanted the same"));
   }
-  if (const std::string other = other_model(saved.model, resolved.model); !other.empty()) {
+  if (const std::string other = other_shape(saved.model, resolved.model); !other.empty()) {
     throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
   }
   if (!saved.tokenizer.empty() && !resolved.tokenizer.empty() &&

@@ -32,6 +32,8 @@ std::string later_checkpoint(const TrainConfig& config, std::int64_t steps);
 // All of these for what --resume says.
 void check_resume(const TrainConfig& config, const Resolved& resolved);
 
+// What of a saved shape is not that of this one, in words; "" if all of it is.
+std::string other_shape(const std::string& saved, const ModelShape& shape);
 // The shape of a model, as a checkpoint has it.
 std::string shape_json(const ModelShape& shape);
 // And back. `where` names the checkpoint in errors. Throws DataError for what is no model's.

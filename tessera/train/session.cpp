@@ -17,6 +17,7 @@
 #include "tessera/process/stack.h"
 #include "tessera/process/step_watchdog.h"
 #include "tessera/train/from_config.h"
+#include "tessera/train/init_from.h"
 #include "tessera/train/memory_check.h"
 #include "tessera/train/mesh_check.h"
 #include "tessera/train/report.h"
@@ -133,6 +134,7 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   check_validation(config, resolved);
   predicted_step(config, resolved);
   check_resume(config, resolved);
+  check_start(config, resolved);
   return held;
 }
 
@@ -157,6 +159,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   const auto resumed = trainer.resume(notes);
   if (speaks) {
     for (const std::string& note : notes) write_all(2, note + "\n");
+    if (!resumed) keep_companions(config);
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
     if (trainer.steps_done() >= trainer.steps_in_all()) {
