@@ -155,5 +155,24 @@ TEST_F(Examples, OfTrain) {
   }
 }
 
+// What both continue from: a run of two steps.
+TEST_F(Examples, OfGenerateAndEvaluate) {
+  if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
+  std::ofstream(folder / "prompts.txt") << "3141592|\n2718281|\n";
+  std::ofstream(folder / "question.txt") << "1234567|";
+  const std::string train = "tessera train --ranks 1 --steps 2 --samples 0 --micro-batch 2 --save ";
+  for (const char* run : {"runs/a", "runs/b --data book.txt --model llama-tiny"}) {
+    const Outcome trained = shell(train + run);
+    ASSERT_EQ(trained.status, 0) << trained.err;
+  }
+  for (const char* command : {"generate", "evaluate"}) {
+    for (const std::string& example : of(command)) {
+      const Outcome got = shell(example);
+      EXPECT_EQ(got.status, 0) << example << "\n" << got.err;
+      EXPECT_FALSE(got.out.empty() && !contains(example, " > ")) << example;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cli

@@ -1,0 +1,218 @@
+// `tessera generate` and `tessera evaluate` as a user calls them, on what `tessera train` saved.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/processes.h"
+#include "tests/text.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+Outcome tessera(Words words) {
+  words.insert(words.begin(), TESSERA_PROGRAM);
+  Capture out, err;
+  const int status = execute(words, out, err);
+  return {status, out.text(), err.text()};
+}
+
+std::vector<Json> lines_of(const std::string& text) {
+  std::vector<Json> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+// Models that are trained once, for all tests.
+class Generate : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "tessera-generate-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder = name;
+    std::ofstream text(folder / "text.txt");
+    for (int i = 0; i < 400; ++i) text << "grüße, line " << i % 10 << "\n";
+    text.close();
+    const std::string data = folder / "text.txt", run = folder / "bytes";
+    const Outcome trained = tessera({"train",
+                                     "--model",
+                                     "llama-tiny",
+                                     "--layers",
+                                     "2",
+                                     "--hidden",
+                                     "64",
+                                     "--heads",
+                                     "4",
+                                     "--data",
+                                     data,
+                                     "--val-data",
+                                     data,
+                                     "--eval-every",
+                                     "20",
+                                     "--eval-batches",
+                                     "2",
+                                     "--seq",
+                                     "48",
+                                     "--micro-batch",
+                                     "4",
+                                     "--grad-accum",
+                                     "1",
+                                     "--steps",
+                                     "60",
+                                     "--samples",
+                                     "0",
+                                     "--ranks",
+                                     "2",
+                                     "--zero",
+                                     "3",
+                                     "--threads",
+                                     "1",
+                                     "--save",
+                                     run,
+                                     "--tensorboard",
+                                     folder / "board",
+                                     "--metrics",
+                                     folder / "metrics.jsonl"});
+    ASSERT_EQ(trained.status, 0) << trained.err;
+    out = trained.out;
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(folder); }
+
+  static Outcome generate(Words words) {
+    words.insert(words.begin(), {"generate", "--from", folder / "bytes"});
+    return tessera(words);
+  }
+
+  static inline std::filesystem::path folder;
+  static inline std::string out;
+};
+
+TEST_F(Generate, ContinuesATextAsItLearntIt) {
+  const Outcome got = generate({"--prompt", "grüße, ", "--tokens", "5", "--temperature", "0"});
+  EXPECT_EQ(got.status, 0) << got.err;
+  EXPECT_EQ(got.out, "grüße, line \n");
+  EXPECT_TRUE(contains(got.err, "5 tokens in")) << got.err;
+}
+
+TEST_F(Generate, TheSeedDecidesAndNotTheBatch) {
+  Words words = {"--tokens", "30", "--seed", "3", "--json"};
+  for (const char* prompt : {"gr", "line", "a", "grüße, line 5\n", "x"}) {
+    words.insert(words.end(), {"--prompt", prompt});
+  }
+  const auto texts = [&](const Words& more) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    const Outcome got = generate(all);
+    EXPECT_EQ(got.status, 0) << got.err;
+    std::vector<Json> lines = lines_of(got.out);
+    EXPECT_EQ(lines.size(), 6U);
+    EXPECT_EQ(lines.back().at("summary").at("tokens"), 150);
+    lines.pop_back();
+    return lines;
+  };
+  const auto one = texts({"--batch", "1"});
+  EXPECT_EQ(one, texts({"--batch", "3"}));
+  EXPECT_EQ(one, texts({"--batch", "8", "--threads", "1"}));
+  EXPECT_NE(one, texts({"--batch", "8", "--seed", "4"}));
+  EXPECT_EQ(one[0].at("prompt"), "gr");
+  EXPECT_EQ(one[0].at("ended"), "tokens");
+  EXPECT_EQ(one[0].at("tokens").size(), 30U);
+}
+
+TEST_F(Generate, StopsBeforeATextThatEndsIt) {
+  const Outcome got = generate({"--prompt", "grü", "--tokens", "60", "--temperature", "0", "--stop",
+                                "zzz", "--stop", "ne ", "--json"});
+  EXPECT_EQ(got.status, 0) << got.err;
+  const Json text = lines_of(got.out)[0];
+  EXPECT_EQ(text.at("text"), "ße, li");
+  EXPECT_EQ(text.at("ended"), "stop");
+}
+
+TEST_F(Generate, TakesPromptsFromAFile) {
+  std::ofstream(folder / "p.txt") << "gr\n\nline\n";
+  std::ofstream(folder / "p.jsonl") << R"({"prompt": "gr"})"
+                                    << "\n"
+                                    << R"({"prompt": "line"})";
+  const auto texts = [&](const char* name) {
+    const Outcome got = generate({"--prompts", folder / name, "--tokens", "9", "--dtype", "bf16"});
+    EXPECT_EQ(got.status, 0) << got.err;
+    return got.out;
+  };
+  EXPECT_EQ(texts("p.txt"), texts("p.jsonl"));
+  EXPECT_TRUE(contains(texts("p.txt"), "\n\nline"));
+}
+
+TEST_F(Generate, RefusesWhatCannotBe) {
+  const auto error = [&](const Words& words, const char* part) {
+    const Outcome got = generate(words);
+    EXPECT_EQ(got.status, 2) << got.err;
+    EXPECT_TRUE(contains(got.err, part)) << got.err;
+  };
+  error({"--prompt", "a", "--top-p", "0"}, "--top-p is 0");
+  error({"--prompt", "a", "--temperature", "-1"}, "--temperature");
+  error({"--prompt", "300", "--tokenizer", "ids"}, "0 to 255");
+  error({"--prompt", "a", "--prompts", "b"}, "one of them");
+  error({"--prompts", folder / "nothing"}, "--prompts");
+  const Outcome none = tessera({"generate", "--from", folder / "text.txt", "--prompt", "a"});
+  EXPECT_EQ(none.status, 2);
+  EXPECT_TRUE(contains(none.err, "config.json")) << none.err;
+}
+
+TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
+  const auto evaluation = [&](const Words& more) {
+    Words words = {"evaluate", "--from", folder / "bytes", "--data", folder / "text.txt",
+                   "--batch",  "4",      "--batches",      "6",      "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome got = tessera(words);
+    EXPECT_EQ(got.status, 0) << got.err;
+    return Json::parse(got.out);
+  };
+  const Json alone = evaluation({});
+  const double loss = alone.at("loss");
+  EXPECT_LT(loss, 2);
+  EXPECT_NEAR(alone.at("perplexity").get<double>(), std::exp(loss), 1e-9);
+  EXPECT_NEAR(alone.at("bits_per_byte").get<double>(), loss / std::log(2.0), 1e-3);
+  EXPECT_EQ(alone.at("seq"), 48);
+  for (const Words& mesh : {Words{"--dp", "2"}, Words{"--tp", "2", "--pp", "2"}}) {
+    const Json got = evaluation(mesh);
+    EXPECT_NEAR(got.at("loss").get<double>(), loss, 1e-6 * loss);
+    EXPECT_EQ(got.at("tokens"), alone.at("tokens"));
+  }
+  EXPECT_NEAR(evaluation({"--dtype", "bf16"}).at("loss").get<double>(), loss, 0.02);
+}
+
+// What a run says of its validation: in its metrics, its tables and TensorBoard's files.
+TEST_F(Generate, TheRunItselfWasEvaluated) {
+  std::ifstream in(folder / "metrics.jsonl");
+  std::stringstream text;
+  text << in.rdbuf();
+  const std::vector<Json> lines = lines_of(text.str());
+  ASSERT_EQ(lines.size(), 61U);
+  for (std::size_t i = 0; i < 60; ++i) EXPECT_EQ(lines[i].contains("eval"), i % 20 == 19) << i;
+  EXPECT_EQ(lines[60].at("summary").at("eval"), lines[59].at("eval"));
+  EXPECT_LT(lines[59].at("eval").at("loss").get<double>(),
+            lines[19].at("eval").at("loss").get<double>());
+  EXPECT_TRUE(contains(out, "validation: loss ")) << out;
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "board")) {
+    EXPECT_TRUE(contains(entry.path().filename().string(), "events.out.tfevents."));
+    EXPECT_GT(entry.file_size(), 60U * 100);
+    ++files;
+  }
+  EXPECT_EQ(files, 1);
+}
+
+}  // namespace
+}  // namespace tessera::cli

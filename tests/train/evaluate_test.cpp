@@ -1,0 +1,220 @@
+// Evaluation: the same number on every mesh, in training and afterwards, and training none the
+// wiser.
+
+#include "tessera/train/evaluate.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/data/data_set.h"
+#include "tessera/train/trainer.h"
+#include "tests/text.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Evaluate : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "tessera-evaluate-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    folder = pattern;
+    std::ofstream text(folder / "text.txt");
+    // Not a whole number of windows, let alone of batches.
+    for (int i = 0; i < 211; ++i) text << "line " << i * i % 97 << " of a text\n";
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  TrainConfig config(int dp, int tp, int pp, int zero) const {
+    TrainConfig config;
+    config.model = "llama-tiny";
+    config.layers = 2;
+    config.hidden = 32;
+    config.heads = 4;
+    config.vocab = 256;
+    config.seq = 16;
+    config.data = config.val_data = folder / "text.txt";
+    config.steps = 4;
+    config.global_batch = 8;
+    config.micro_batch = 2;
+    config.warmup = 0;
+    config.zero = zero;
+    config.axes.set("dp", dp);
+    config.axes.set("tp", tp);
+    config.axes.set("pp", pp);
+    config.save = folder / "run";
+    config.async_save = false;
+    return config;
+  }
+
+  template <class Body>
+  static void on_ranks(const Axes& axes, const Body& body) {
+    comm::GroupOptions options;
+    options.timeout = std::chrono::seconds(60);
+    comm::run_threads(
+        static_cast<int>(axes.world()),
+        [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
+        options);
+  }
+
+  fs::path folder;
+};
+
+struct Trained {
+  std::string hash;
+  std::vector<double> losses, evaluations;
+};
+Trained train_on(const TrainConfig& config, bool evaluates, bool saves = false) {
+  Trained out;
+  comm::GroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  comm::run_threads(
+      static_cast<int>(config.axes.world()),
+      [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Group world(std::move(backend));
+        Trainer trainer(config, world);
+        std::vector<double> evaluations;
+        if (evaluates) evaluations.push_back(trainer.evaluate().loss());
+        for (int step = 0; step < 4; ++step) {
+          trainer.step();
+          if (evaluates && step % 2 == 1) evaluations.push_back(trainer.evaluate().loss());
+        }
+        if (saves) {
+          trainer.save();
+          trainer.finish_saving();
+        }
+        const Summary summary = trainer.summary();
+        if (world.rank() != 0) return;
+        out.hash = summary.params_hash;
+        for (const StepMetrics& step : trainer.history()) out.losses.push_back(step.loss);
+        out.evaluations = evaluations;
+        EXPECT_EQ(trainer.history()[1].evaluation.has_value(), evaluates);
+        EXPECT_FALSE(trainer.history()[0].evaluation.has_value() && !evaluates);
+      },
+      options);
+  return out;
+}
+
+TEST_F(Evaluate, LeavesNoTraceInTraining) {
+  std::vector<double> first;
+  for (const auto& [dp, tp, pp, zero] : std::vector<std::array<int, 4>>{{1, 1, 1, 0},
+                                                                        {2, 1, 1, 0},
+                                                                        {2, 1, 1, 1},
+                                                                        {2, 1, 1, 2},
+                                                                        {2, 1, 1, 3},
+                                                                        {1, 2, 1, 0},
+                                                                        {1, 1, 2, 1},
+                                                                        {2, 1, 2, 3}}) {
+    SCOPED_TRACE(str("dp ", dp, " tp ", tp, " pp ", pp, " stage ", zero));
+    TrainConfig run = config(dp, tp, pp, zero);
+    run.save.clear();
+    const Trained with = train_on(run, true), without = train_on(run, false);
+    EXPECT_EQ(with.hash, without.hash);
+    EXPECT_EQ(with.losses, without.losses);
+    ASSERT_EQ(with.evaluations.size(), 3U);
+    EXPECT_LT(with.evaluations[2], with.evaluations[0]);
+    // And the same on every mesh. Parameters differ in their last digits after some steps.
+    if (first.empty()) first = with.evaluations;
+    EXPECT_NEAR(with.evaluations[0], first[0], 1e-6 * first[0]);
+    EXPECT_NEAR(with.evaluations[2], first[2], 1e-4 * first[2]);
+  }
+}
+
+TEST_F(Evaluate, IsTheSameOnEveryMeshFromACheckpointOfAnother) {
+  const TrainConfig run = config(2, 1, 1, 2);
+  const Trained trained = train_on(run, true, true);
+  data::DataOptions read;
+  read.val_data = run.val_data;
+  read.seq = 16;
+  Evaluation wanted;
+  for (const char* mesh : {"dp=1", "dp=2", "dp=3", "tp=2", "pp=2", "tp=2,pp=2", "dp=2,tp=2"}) {
+    on_ranks(Axes(mesh), [&](const comm::Group& world) {
+      const auto files = open_model(run.save);
+      const auto source = data::validation_source(read);
+      EvaluateOptions options;
+      options.batch = 4;
+      const Evaluation got = evaluate(*files, *source, comm::Mesh(world, Axes(mesh)), options);
+      if (world.rank() != 0) return;
+      if (wanted.tokens == 0) wanted = got;
+      EXPECT_NEAR(got.loss(), wanted.loss(), 1e-6 * wanted.loss()) << mesh;
+      EXPECT_EQ(got.tokens, wanted.tokens);
+    });
+  }
+  // Each token but the first is predicted once; in training's batches too.
+  EXPECT_EQ(wanted.tokens, static_cast<std::int64_t>(fs::file_size(run.val_data)) - 1);
+  EXPECT_NEAR(wanted.loss(), trained.evaluations.back(), 1e-6 * wanted.loss());
+  EXPECT_NEAR(wanted.perplexity(), std::exp(wanted.loss()), 1e-9);
+  // A token is a byte.
+  EXPECT_NEAR(wanted.bits_per_byte(), wanted.loss() / std::log(2.0), 1e-3);
+}
+
+TEST_F(Evaluate, TakesAsManyBatchesAsItIsTold) {
+  const TrainConfig run = config(1, 1, 1, 0);
+  train_on(run, false, true);
+  data::DataOptions read;
+  read.val_data = run.val_data;
+  read.seq = 16;
+  const auto source = data::validation_source(read);
+  const auto files = open_model(run.save);
+  const comm::Mesh mesh{comm::Group(), Axes()};
+  EvaluateOptions options;
+  options.batch = 4;
+  options.batches = 2;
+  EXPECT_EQ(evaluate(*files, *source, mesh, options).tokens, 2 * 4 * 16);
+  const auto endless = data::training_source({});
+  EXPECT_TRUE(contains(error_of([&] { batches_of(*endless, 4, 0); }), "--batches"));
+  EXPECT_EQ(batches_of(*endless, 4, 7), 7);
+}
+
+TEST_F(Evaluate, SaysWhatIsNoModel) {
+  EXPECT_TRUE(contains(error_of([&] { open_model(folder / "none"); }), "not there"));
+  EXPECT_TRUE(contains(error_of([&] { open_model(folder / "text.txt"); }), "a regular file"));
+  EXPECT_TRUE(contains(error_of([&] { open_model(folder); }), "a folder without a model"));
+}
+
+TEST_F(Evaluate, NeedsDataToValidateOn) {
+  TrainConfig run = config(1, 1, 1, 0);
+  run.val_data.clear();
+  run.eval_every = 2;
+  EXPECT_TRUE(contains(error_of([&] { resolve(run, 1); }), "--eval-every needs data"));
+}
+
+TEST(LearningRate, GrowsWithTheBatchAsAsked) {
+  TrainConfig run;
+  run.lr = 1e-3;
+  run.micro_batch = 32;
+  run.grad_accum = 4;
+  EXPECT_EQ(resolve(run, 2).lr, 1e-3);
+  run.lr_scaling = "linear";
+  EXPECT_TRUE(contains(error_of([&] { resolve(run, 2); }), "--lr-reference-batch"));
+  run.lr_reference_batch = 64;
+  EXPECT_DOUBLE_EQ(resolve(run, 2).lr, 4e-3);
+  run.lr_scaling = "sqrt";
+  EXPECT_DOUBLE_EQ(resolve(run, 2).lr, 2e-3);
+  run.lr_scaling = "none";
+  EXPECT_TRUE(contains(error_of([&] { resolve(run, 2); }), "--lr-scaling"));
+  // It is what a step is taken with, and what the run says of itself.
+  run.lr_scaling = "linear";
+  run.layers = 1;
+  run.hidden = 16;
+  run.heads = 2;
+  run.vocab = 12;
+  run.seq = 16;
+  run.micro_batch = 1;
+  run.lr_schedule = "constant";
+  run.warmup = 0;
+  run.lr_reference_batch = 2;
+  Trainer trainer(run, comm::Group());
+  EXPECT_DOUBLE_EQ(trainer.step().lr, 2e-3);
+  EXPECT_TRUE(contains(trainer.describe(), "learning rate 0.002: 0.001 for a batch of 2"));
+}
+
+}  // namespace
+}  // namespace tessera::train
