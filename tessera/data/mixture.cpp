@@ -183,7 +183,10 @@ class PartOfSource final : public Source {
   std::int64_t vocab() const override { return whole_->vocab(); }
   std::int64_t seq() const override { return whole_->seq(); }
   bool separate() const override { return whole_->separate(); }
-  std::uint64_t samples_per_epoch() const override { return count_; }
+  std::uint64_t samples_per_epoch() const override {
+    const std::uint64_t whole = whole_->samples_per_epoch();
+    return whole == 0 ? count_ : std::min(whole, count_);
+  }
   std::string fingerprint() const override { return whole_->fingerprint(); }
   double bytes_per_token() const override { return whole_->bytes_per_token(); }
   void fill(std::uint64_t sample, const Row& row) const override {

@@ -38,6 +38,20 @@ void check_tokens(const data::Source& source, std::uint64_t first, const at::Ten
                       ": wanted 0 to ", vocabulary - 1, ", as the model has them"));
 }
 
+// Of a step's data, which was made outside the ledger's scope: how much of it lies ready at any
+// time would be chance.
+std::int64_t bytes_of(const std::vector<MicroBatch>& batches) {
+  std::int64_t bytes = 0;
+  for (const MicroBatch& batch : batches) {
+    for (const at::Tensor& each : {batch.input, batch.targets, batch.document_starts}) {
+      if (each.defined()) {
+        bytes += memory::charged_bytes(static_cast<std::int64_t>(each.nbytes()));
+      }
+    }
+  }
+  return bytes;
+}
+
 // What the phases of a GPU add up to.
 void put_times(StepMetrics& out, const PhaseClock::Step& times) {
   out.step_s = times.step_s;
@@ -98,7 +112,6 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
 }
 
 std::vector<data::Batch> Trainer::Impl::make_batches(std::uint64_t first) const {
-  const memory::OwnerScope owner(ledger);
   const c10::ParallelGuard alone(true);  // no threads besides those that compute
   if (!device.is_cpu()) c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
   std::vector<data::Batch> batches;
@@ -182,6 +195,7 @@ void Trainer::Impl::launch() {
 
   double tokens = 0;
   const std::vector<MicroBatch> batches = next_batches(tokens);
+  const memory::Charge held(ledger, MemoryCategory::temporary, bytes_of(batches));
   zero::PendingStep step =
       device.is_cpu() ? step_on_host(batches, tokens) : step_on_device(batches, tokens);
   const HostTime end = host_now();

@@ -11,6 +11,16 @@
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
+namespace {
+
+std::string samples_of(const data::Source& source) {
+  const auto samples = static_cast<std::int64_t>(source.samples_per_epoch());
+  if (samples == 0) return "";
+  return str(" (an epoch has ", format_grouped(samples), samples == 1 ? " sample" : " samples",
+             source.separate() ? ", documents apart)" : ")");
+}
+
+}  // namespace
 
 // What the ranks' steps were like, side by side: ranks that are slow, and the bubble of a pipeline.
 void Trainer::Impl::compare_ranks(Summary& out) const {
@@ -131,12 +141,12 @@ std::string Trainer::describe() const {
   return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
              " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
              plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),
-             ": ", plural(impl.resolved.steps, "step"), " of ", impl.resolved.global_batch, " × ",
-             plural(impl.resolved.seq, "token"), " = ", plural(impl.resolved.axes.dp(), "replica"),
-             " × ", impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"),
-             "\nZeRO-", impl.config.zero, ", ", impl.config.layout, ", ",
-             impl.world.size() == 1 ? "alone" : impl.world.backend(), ", ",
-             plural(at::get_num_threads(), "thread"), " per rank on ",
+             samples_of(*impl.source), ": ", plural(impl.resolved.steps, "step"), " of ",
+             impl.resolved.global_batch, " × ", plural(impl.resolved.seq, "token"), " = ",
+             plural(impl.resolved.axes.dp(), "replica"), " × ", impl.resolved.grad_accum, " × ",
+             plural(impl.config.micro_batch, "sequence"), "\nZeRO-", impl.config.zero, ", ",
+             impl.config.layout, ", ", impl.world.size() == 1 ? "alone" : impl.world.backend(),
+             ", ", plural(at::get_num_threads(), "thread"), " per rank on ",
              impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n",
              scaling);
 }

@@ -9,12 +9,15 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <tuple>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/data/prepare.h"
 #include "tessera/train/from_config.h"
+#include "tessera/train/resuming.h"
 #include "tessera/train/session.h"
 #include "tessera/train/trainer.h"
 #include "tests/text.h"
@@ -229,6 +232,116 @@ TEST_F(Feeding, TokensThatTheModelDoesNotHaveAreNamed) {
   EXPECT_TRUE(
       contains(error_of([&] { static_cast<void>(check_run(validated, resolve(validated, 1), 1)); }),
                "a.bin"));
+}
+
+// Documents that share a row but do not see each other have the losses of documents alone.
+TEST_F(Feeding, SeparateDocumentsAreAsIfAlone) {
+  constexpr int kLength = 16;  // with the token that ends it: two fill a row of 32
+  std::mt19937 random(5);
+  std::ofstream lines(*this / "lines.jsonl");
+  for (int i = 0; i < 48; ++i) {
+    std::string text;
+    for (int c = 0; c + 1 < kLength; ++c) text += static_cast<char>('a' + random() % 26);
+    lines << "{\"text\": \"" << text << "\"}\n";
+  }
+  lines.close();
+  data::PrepareOptions prepared;
+  prepared.inputs = {*this / "lines.jsonl"};
+  prepared.out = *this / "tokens";
+  prepared.threads = 1;
+  data::prepare(prepared);
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    TrainConfig alone = config_of(prepared.out);
+    alone.model = model;
+    alone.heads = model[0] == 'l' ? 0 : 2;
+    alone.hidden = model[0] == 'l' ? 0 : 16;
+    alone.vocab = 257;
+    alone.order = "sequential";
+    alone.pack = "none";
+    alone.seq = kLength;
+    alone.global_batch = 8;
+    alone.steps = 3;
+    const std::vector<double> want = losses(alone);
+    TrainConfig packed = alone;
+    packed.pack = "documents";
+    packed.documents = "separate";
+    packed.seq = 2 * kLength;
+    packed.positions = alone.positions = 2 * kLength;
+    packed.global_batch = 4;
+    for (const auto& [dp, tp, pp] :
+         {std::tuple(1, 1, 1), std::tuple(2, 1, 1), std::tuple(1, 2, 1), std::tuple(1, 1, 2)}) {
+      packed.layers = alone.layers = pp;
+      packed.axes.set("dp", dp);
+      packed.axes.set("tp", tp);
+      packed.axes.set("pp", pp);
+      const std::vector<double> got = losses(packed), ref = losses(alone);
+      ASSERT_EQ(got.size(), 3u);
+      for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(got[i], ref[i], 1e-4) << model << " " << i;
+    }
+    packed.axes = alone.axes;
+    packed.layers = 1;
+    packed.documents = "join";
+    EXPECT_GT(std::abs(losses(packed)[2] - want[2]), 1e-4);
+  }
+}
+
+// Only responses are learnt, in rows of their own or packed.
+TEST_F(Feeding, OnlyResponsesAreLearnt) {
+  std::ofstream lines(*this / "pairs.jsonl");
+  for (int i = 0; i < 20; ++i) {
+    lines << "{\"prompt\": \"" << std::string(static_cast<std::size_t>(3 + i % 4), 'q')
+          << "\", \"response\": \"" << std::string(static_cast<std::size_t>(1 + i % 9), 'r')
+          << "\"}\n";
+  }
+  lines.close();
+  data::PrepareOptions prepared;
+  prepared.inputs = {*this / "pairs.jsonl"};
+  prepared.out = *this / "pairs";
+  prepared.format = data::DocumentFormat::prompt;
+  prepared.threads = 1;
+  data::prepare(prepared);
+  for (const char* pack : {"documents", "none"}) {
+    TrainConfig config = config_of(prepared.out, 2, 1);
+    config.vocab = 257;
+    config.pack = pack;
+    config.epochs = 1;
+    config.last_batch = "pad";
+    const Resolved resolved = resolve(config, 2);
+    const auto source = make_source(config, resolved);
+    std::int64_t learnt = 0;
+    for (std::int64_t i = 0; i < resolved.samples_in_all; ++i) {
+      const data::Batch batch = source->batch(static_cast<std::uint64_t>(i), 1);
+      learnt += batch.predicted;
+      for (std::int64_t t = 0; t < batch.targets.size(1); ++t) {
+        const auto target = batch.targets[0][t].item<data::Token>();
+        EXPECT_TRUE(target == data::kIgnored || target == 'r' || target == 256) << target;
+      }
+    }
+    EXPECT_GT(learnt, 60);
+    for (const double loss : losses(config)) EXPECT_TRUE(std::isfinite(loss));
+    EXPECT_EQ(source->notes().empty(), config.pack == "documents");
+    EXPECT_TRUE(
+        contains(source->show(source->question(0), std::vector<data::Token>{'r', 'r'}), "q → rr"))
+        << source->show(source->question(0), std::vector<data::Token>{'r', 'r'});
+  }
+}
+
+// What was learnt of one tokenizer's ids means nothing with another's.
+TEST_F(Feeding, AnotherTokenizerIsRefused) {
+  std::ofstream(*this / "a.txt") << std::string(300, 'a');
+  TrainConfig config = config_of(*this / "a.txt");
+  config.vocab = 256;
+  config.steps = 2;
+  config.save = *this / "run";
+  losses(config);
+  const Resolved resolved = resolve(config, 1);
+  EXPECT_FALSE(resolved.tokenizer.empty());
+  Resolved other = resolved;
+  other.tokenizer = "another";
+  config.resume = "auto";
+  EXPECT_EQ(error_of([&] { check_resume(config, resolved); }), "");
+  const std::string problem = error_of([&] { check_resume(config, other); });
+  EXPECT_TRUE(contains(problem, "another tokenizer (" + resolved.tokenizer)) << problem;
 }
 
 TEST_F(Feeding, WaitingForDataIsMeasured) {
