@@ -1,7 +1,7 @@
 #pragma once
 
-#include <pthread.h>
 #include <signal.h>
+#include <sys/types.h>
 
 #include <array>
 #include <atomic>
@@ -29,17 +29,30 @@ class OwnStack {
   static constexpr int kFrames = 20;
 
  private:
+  friend std::vector<struct ThreadCalls> other_stacks(std::chrono::milliseconds patience);
+  explicit OwnStack(pid_t thread);  // another one's, for as long as it lives
+  int ask();
   enum State : int { idle, asked, walking, done };
   static int signal_number();
   static void on_signal(int number, siginfo_t* info, void* context);
   void walk(void* interrupted_at);
 
-  pthread_t thread_;
+  pid_t thread_;
   // Above the thread's own calls are those of the handler.
   std::array<void*, kFrames + 8> frames_{};
   int count_ = 0, first_ = 0;
   std::atomic<int> state_{idle};
 };
+
+// The calls that all other threads of this process are in. Threads that do the same (workers that
+// wait for work) are one entry.
+struct ThreadCalls {
+  std::string name;  // as the system has it
+  int threads = 1;
+  std::vector<std::string> calls;  // as OwnStack::read() gives them
+};
+std::vector<ThreadCalls> other_stacks(
+    std::chrono::milliseconds patience = std::chrono::milliseconds(200));
 
 // What is known of an address of code: module and offset, as addr2line takes them, and the function
 // if the module names it.

@@ -191,6 +191,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       std::string text =
           str("tessera train: rank ", world.rank(), ": ", what, "; ", trainer.whereabouts(), "\n");
       for (const std::string& call : stack.read()) text += "    " + call + "\n";
+      for (const process::ThreadCalls& other : process::other_stacks()) {
+        text += str("  ", plural(other.threads, "thread"), " called ", quote(other.name), ":\n");
+        for (const std::string& call : other.calls) text += "    " + call + "\n";
+      }
       write_all(2, text);
     };
     process::StepWatchdog::Actions actions{say, nullptr};

@@ -123,6 +123,33 @@ TEST(OwnStack, TwoThreadsDoNotMix) {
   turn.notify_all();
 }
 
+TEST(OwnStack, AllOtherThreadsAreShownAndThoseThatDoTheSameOnce) {
+  std::mutex mutex;
+  std::condition_variable turn;
+  std::atomic<bool> go_on{false};
+  Busy spins([&] { tessera_test_spins(go_on); });
+  const auto wait = [&] { tessera_test_waits(mutex, turn, go_on); };
+  Busy waits(wait), waits_too(wait);
+  for (Busy* each : {&waits, &waits_too}) stack_with(each->stack(), "tessera_test_waits");
+  stack_with(spins.stack(), "tessera_test_spins");
+  int spinning = 0, waiting = 0, entries = 0;
+  for (const ThreadCalls& one : other_stacks(std::chrono::seconds(10))) {
+    const std::string text = join(one.calls, "\n");
+    if (text.find("tessera_test_spins") != std::string::npos) spinning += one.threads;
+    if (text.find("tessera_test_waits") == std::string::npos) continue;
+    waiting += one.threads;
+    ++entries;
+  }
+  EXPECT_EQ(spinning, 1);
+  EXPECT_EQ(waiting, 2);
+  EXPECT_EQ(entries, 1);
+  {
+    const std::lock_guard lock(mutex);
+    go_on = true;
+  }
+  turn.notify_all();
+}
+
 // A signal that comes late, when nobody waits for it any more, harms nothing; the next who asks
 // gets the answer.
 TEST(OwnStack, AnAnswerThatComesLate) {
