@@ -8,87 +8,70 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// [Note: few rows] Each element of the result is one chain of sums over the columns, a vector at a
-// time, and then across its lanes: always the same chain, whatever tile it is computed in, so that
-// a text does not depend on those beside it. A tile of R outputs and N rows keeps as many chains
-// going as hide the latency of one; more than kMostRows rows take turns, while the weights of the
-// tile are still in the first cache.
-constexpr std::size_t kMostRows = 4;
+// [Note: few rows] Weights are read from their first to their last, one output after the other:
+// that is how memory gives most, and more than to readers of several rows at once. Each element of
+// the result is kChains chains of sums over the columns, which hide the latency of one, then added
+// up: always the same chains, so that a text does not depend on those beside it. More than
+// kMostRows rows take turns, while the weights of the output are still in the first cache.
+constexpr std::size_t kChains = 4;
+#if HWY_TARGET == HWY_NEON || HWY_TARGET == HWY_AVX3
+constexpr std::size_t kMostRows = 4;  // of 32 registers, chains take 16
+#else
+constexpr std::size_t kMostRows = 2;
+#endif
 
-template <std::size_t R, std::size_t N, class T>
-TESSERA_INLINE void few_rows_tile(const FewRows& in, const T* w, const float* x, std::size_t o,
-                                  std::size_t row, float* y) {
-  F sums[R][N];
-  TESSERA_UNROLL for (std::size_t r = 0; r < R; ++r) {
-    TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) sums[r][n] = zero();
+template <std::size_t N, class T>
+TESSERA_INLINE void few_rows_output(const FewRows& in, const T* w, std::size_t o, std::size_t row,
+                                    float* y) {
+  const std::size_t cols = in.in;
+  const float* x[N];
+  TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) x[n] = in.x + (row + n) * cols;
+  F sums[kChains][N];
+  TESSERA_UNROLL for (std::size_t c = 0; c < kChains; ++c) {
+    TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) sums[c][n] = zero();
   }
-  const auto step = [&](std::size_t i, auto part) TESSERA_HERE {
-    F vectors[N];
-    TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) vectors[n] = load(x + n * in.in + i, part);
-    TESSERA_UNROLL for (std::size_t r = 0; r < R; ++r) {
-      const F weights = load(w + r * in.in + i, part);
-      TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) {
-        sums[r][n] = fma(weights, vectors[n], sums[r][n]);
-      }
+  const auto step = [&](std::size_t i, std::size_t c, auto part) TESSERA_HERE {
+    const F weights = load(w + i, part);
+    TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) {
+      sums[c][n] = fma(weights, load(x[n] + i, part), sums[c][n]);
     }
   };
   std::size_t i = 0;
-  for (; i + lanes <= in.in; i += lanes) step(i, All{});
-  if (i < in.in) step(i, Some{in.in - i});
+  for (; i + kChains * lanes <= cols; i += kChains * lanes) {
+    TESSERA_UNROLL for (std::size_t c = 0; c < kChains; ++c) step(i + c * lanes, c, All{});
+  }
+  for (; i + lanes <= cols; i += lanes) step(i, 0, All{});
+  if (i < cols) step(i, 0, Some{cols - i});
   TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) {
-    float* to = y + (row + n) * in.out + o;
-    TESSERA_UNROLL for (std::size_t r = 0; r < R; ++r) {
-      float sum = add_across(sums[r][n]);
-      if (in.bias != nullptr) sum += in.bias[o + r];
-      to[r] = in.add ? to[r] + sum : sum;
+    float sum = add_across((sums[0][n] + sums[1][n]) + (sums[2][n] + sums[3][n]));
+    if (in.bias != nullptr) sum += in.bias[o];
+    float& to = y[(row + n) * in.out + o];
+    to = in.add ? to + sum : sum;
+  }
+}
+
+template <class T>
+void few_rows_linear(const FewRows& in, const T* weight, float* y, std::size_t first,
+                     std::size_t last) {
+  for (std::size_t o = first; o < last; ++o) {
+    const T* w = weight + o * in.in;
+    std::size_t row = 0;
+    for (; row + kMostRows <= in.rows; row += kMostRows) {
+      few_rows_output<kMostRows>(in, w, o, row, y);
     }
+    if (row + 2 <= in.rows) {
+      few_rows_output<2>(in, w, o, row, y);
+      row += 2;
+    }
+    if (row < in.rows) few_rows_output<1>(in, w, o, row, y);
   }
-}
-
-// Outputs of a tile, by the registers that there are.
-#if HWY_TARGET == HWY_NEON || HWY_TARGET == HWY_AVX3
-constexpr std::size_t kOutputs[] = {8, 8, 4};
-#else
-constexpr std::size_t kOutputs[] = {8, 4, 2};
-#endif
-
-template <std::size_t R, class T>
-TESSERA_INLINE void few_rows_tiles(const FewRows& in, const T* weight, std::size_t o, float* y) {
-  const T* w = weight + o * in.in;
-  std::size_t row = 0;
-  for (; row + kMostRows <= in.rows; row += kMostRows) {
-    few_rows_tile<R, kMostRows>(in, w, in.x + row * in.in, o, row, y);
-  }
-  const float* x = in.x + row * in.in;
-  switch (in.rows - row) {
-    case 1: return few_rows_tile<R, 1>(in, w, x, o, row, y);
-    case 2: return few_rows_tile<R, 2>(in, w, x, o, row, y);
-    case 3: return few_rows_tile<R, 3>(in, w, x, o, row, y);
-    default: return;
-  }
-}
-
-template <std::size_t R, class T>
-TESSERA_INLINE void few_rows_range(const FewRows& in, const T* weight, float* y, std::size_t first,
-                                   std::size_t last) {
-  std::size_t o = first;
-  for (; o + R <= last; o += R) few_rows_tiles<R>(in, weight, o, y);
-  for (; o < last; ++o) few_rows_tiles<1>(in, weight, o, y);
 }
 
 void few_rows_linear(const FewRows& in, float* y, std::size_t first, std::size_t last) {
-  const auto run = [&](const auto* weight) {
-    switch (in.rows) {
-      case 0: return;
-      case 1: return few_rows_range<kOutputs[0]>(in, weight, y, first, last);
-      case 2: return few_rows_range<kOutputs[1]>(in, weight, y, first, last);
-      default: return few_rows_range<kOutputs[2]>(in, weight, y, first, last);
-    }
-  };
   if (in.type == Type::f32) {
-    run(static_cast<const float*>(in.weight));
+    few_rows_linear(in, static_cast<const float*>(in.weight), y, first, last);
   } else {
-    run(static_cast<const std::uint16_t*>(in.weight));
+    few_rows_linear(in, static_cast<const std::uint16_t*>(in.weight), y, first, last);
   }
 }
 
