@@ -114,6 +114,25 @@ std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t
   return ~by_table(static_cast<const unsigned char*>(data), bytes, ~crc);
 }
 
+// A checksum is a polynomial modulo that of CRC-32C, its highest bit the coefficient of x^0, and n
+// bytes behind a text multiply its checksum by x^(8n).
+std::uint32_t crc32c_joined(std::uint32_t a, std::uint32_t b, std::uint64_t bytes_of_b) {
+  const auto times = [](std::uint32_t f, std::uint32_t g) {
+    std::uint32_t product = 0;
+    for (std::uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
+      if ((f & bit) != 0) product ^= g;
+      g = (g >> 1) ^ ((g & 1u) != 0 ? 0x82f63b78u : 0u);
+    }
+    return product;
+  };
+  std::uint32_t power = 0x00800000u;  // x^8
+  for (; bytes_of_b != 0; bytes_of_b >>= 1) {
+    if ((bytes_of_b & 1u) != 0) a = times(a, power);
+    power = times(power, power);
+  }
+  return a ^ b;
+}
+
 void crc32c_blocks(const std::byte* data, std::int64_t bytes, std::vector<std::uint32_t>& out) {
   std::int64_t at = 0;
   for (; instruction() && bytes - at >= 4 * kBlockBytes; at += 4 * kBlockBytes) {

@@ -13,6 +13,8 @@ namespace tessera::checkpoint {
 std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc = 0);
 // The same by table; for processors without the instruction, and for tests.
 std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t crc = 0);
+// That of ab, from those of a and of b, which has so many bytes.
+std::uint32_t crc32c_joined(std::uint32_t a, std::uint32_t b, std::uint64_t bytes_of_b);
 inline std::uint32_t crc32c(std::string_view text) { return crc32c(text.data(), text.size()); }
 
 // [Note: blocks] A tensor's checksums are one per block of this many bytes, counted from its

@@ -1,0 +1,274 @@
+#include "tessera/data/documents.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/data/json_line.h"
+#include "tessera/data/split_text.h"
+
+namespace tessera::data {
+namespace {
+
+bool is_all_blank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos;
+}
+
+// A field that has to be a string, and stands there once.
+struct StringField {
+  explicit StringField(std::string field) : name(std::move(field)) {}
+
+  std::string name;
+  std::string storage;
+  std::string_view text;
+  bool there = false;
+
+  void read(JsonReader& json) {
+    if (there) json.fail(str("it has ", quote(name), " twice"));
+    if (json.peek() != '"') json.fail(str(quote(name), " is no string"));
+    text = json.string(storage);
+    there = true;
+  }
+};
+
+// Those that change what a conversation is, and that the built-in templates have no place for.
+bool is_unknown_to_templates(std::string_view key) {
+  for (const char* name : {"tools", "functions", "tool_calls", "function_call", "tool_call_id",
+                           "weight", "train", "prefix", "reasoning_content"}) {
+    if (key == name) return true;
+  }
+  return false;
+}
+
+ChatMessage read_message(JsonReader& json) {
+  StringField role("role"), content("content");
+  if (json.peek() != '{') json.fail("a message is no object with \"role\" and \"content\"");
+  json.object([&](std::string_view key) {
+    if (key == role.name) return role.read(json);
+    if (key == content.name) return content.read(json);
+    if (is_unknown_to_templates(key)) {
+      json.fail(
+          str("a message has ", quote(key), ", which the built-in templates know nothing of"));
+    }
+    json.skip_value(2);
+  });
+  for (const StringField* field : {&role, &content}) {
+    if (!field->there) json.fail(str("a message has no ", quote(field->name)));
+  }
+  return {std::string(role.text), std::string(content.text)};
+}
+
+// Its text without what is no UTF-8, or an error that says where it is.
+CleanText clean_part(const InputPart& part, BadUtf8 policy, std::string& storage) {
+  try {
+    return clean_utf8(part.text(), policy, storage);
+  } catch (const DataError& error) {
+    throw DataError(
+        str(quote(part.file->path), ", counted from byte ", part.offset, ": ", error.what()));
+  }
+}
+
+template <typename Stored>
+void store(const std::vector<TokenId>& ids, std::int64_t vocab, TokenPart& part) {
+  part.tokens.resize(ids.size() * sizeof(Stored));
+  TokenId largest = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    largest = std::max(largest, ids[i]);
+    const auto id = static_cast<Stored>(ids[i]);
+    std::memcpy(part.tokens.data() + i * sizeof(Stored), &id, sizeof(Stored));
+  }
+  if (!ids.empty() && largest >= vocab) {
+    throw Error(
+        str("the tokenizer gave ", largest, ", which is not below its vocabulary of ", vocab));
+  }
+}
+
+}  // namespace
+
+void DocumentCounts::add(const DocumentCounts& other) {
+  documents += other.documents;
+  bytes_of_text += other.bytes_of_text;
+  learnt += other.learnt;
+  replaced += other.replaced;
+  empty += other.empty;
+}
+
+struct DocumentEncoder::Work {
+  std::vector<TokenId> ids;
+  std::vector<std::uint8_t> learnt;
+  std::vector<std::uint64_t> ends;
+  DocumentCounts& counts;
+  std::string clean;  // storage of clean_utf8()
+};
+
+DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, DocumentOptions options)
+    : tokenizer_(tokenizer),
+      options_(std::move(options)),
+      width_(bytes_per_token(tokenizer.vocab())),
+      bytes_(tokenizer.name() == "bytes" && !options_.special_text && !options_.begin) {
+  if (options_.format == DocumentFormat::chat) {
+    template_.emplace(options_.chat_template, tokenizer_, options_.end);
+  }
+}
+
+TokenPart DocumentEncoder::encode(const InputPart& part, DocumentCounts& counts) const {
+  if (bytes_ && !part.file->jsonl) return encode_bytes(part, counts);
+  Work work{.ids = {}, .learnt = {}, .ends = {}, .counts = counts, .clean = {}};
+  work.ids.reserve(part.bytes.size() / 3);
+  part.file->jsonl ? encode_lines(part, work) : encode_text(part, work);
+  TokenPart out;
+  width_ == 2 ? store<std::uint16_t>(work.ids, tokenizer_.vocab(), out)
+              : store<std::uint32_t>(work.ids, tokenizer_.vocab(), out);
+  out.ends = std::move(work.ends);
+  out.learnt = std::move(work.learnt);
+  counts.documents += out.ends.size();
+  counts.learnt +=
+      static_cast<std::uint64_t>(std::count(out.learnt.begin(), out.learnt.end(), std::uint8_t{1}));
+  out.crc = checkpoint::crc32c(out.tokens.data(), out.tokens.size());
+  return out;
+}
+
+void DocumentEncoder::append(std::string_view text, Work& work) const {
+  tokenizer_.encode(text, work.ids, {.special = options_.special_text, .around = false});
+  work.counts.bytes_of_text += text.size();
+}
+
+void DocumentEncoder::end_document(Work& work) const {
+  work.ids.push_back(options_.end);
+  work.ends.push_back(work.ids.size());
+}
+
+void DocumentEncoder::encode_text(const InputPart& part, Work& work) const {
+  const CleanText clean = clean_part(part, options_.bad_utf8, work.clean);
+  work.counts.replaced += static_cast<std::uint64_t>(clean.replaced);
+  split_text(clean.text, options_.split, part.begun, part.open, [&](const TextPiece& piece) {
+    if (piece.begins && options_.begin) work.ids.push_back(*options_.begin);
+    append(piece.text, work);
+    if (piece.ends) end_document(work);
+  });
+}
+
+// The same, where every byte is its own token.
+TokenPart DocumentEncoder::encode_bytes(const InputPart& part, DocumentCounts& counts) const {
+  std::string storage;
+  const CleanText clean = clean_part(part, options_.bad_utf8, storage);
+  counts.replaced += static_cast<std::uint64_t>(clean.replaced);
+  TokenPart out;
+  // The end of a document takes the place of a line's, or of the part's.
+  out.tokens.resize(2 * (clean.text.size() + 1));
+  std::byte* at = out.tokens.data();
+  const auto end = static_cast<std::uint16_t>(options_.end);
+  split_text(clean.text, options_.split, part.begun, part.open, [&](const TextPiece& piece) {
+    for (std::size_t i = 0; i < piece.text.size(); ++i) {
+      const std::uint16_t id = static_cast<unsigned char>(piece.text[i]);
+      std::memcpy(at + 2 * i, &id, 2);
+    }
+    at += 2 * piece.text.size();
+    counts.bytes_of_text += piece.text.size();
+    if (!piece.ends) return;
+    std::memcpy(at, &end, 2);
+    at += 2;
+    out.ends.push_back(static_cast<std::uint64_t>(at - out.tokens.data()) / 2);
+  });
+  out.tokens.resize(static_cast<std::size_t>(at - out.tokens.data()));
+  out.crc = checkpoint::crc32c(out.tokens.data(), out.tokens.size());
+  counts.documents += out.ends.size();
+  return out;
+}
+
+void DocumentEncoder::encode_lines(const InputPart& part, Work& work) const {
+  const std::string_view text = part.text();
+  std::uint64_t number = part.line;
+  for (std::size_t begin = 0; begin < text.size(); ++number) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (is_all_blank(line)) continue;
+    const auto where = [&] { return str(quote(part.file->path), " line ", number); };
+    try {
+      const CleanText clean = clean_utf8(line, options_.bad_utf8, work.clean);
+      work.counts.replaced += static_cast<std::uint64_t>(clean.replaced);
+      encode_line(clean.text, work);
+    } catch (const JsonProblem& problem) {
+      throw DataError(str(where(), " byte ", problem.at() + 1, ": ", problem.what()));
+    } catch (const Error& error) {
+      throw DataError(str(where(), ": ", error.what()));
+    }
+  }
+}
+
+void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
+  JsonReader json(line, options_.bad_utf8 == BadUtf8::refuse);
+  StringField text(options_.text_field), prompt("prompt"), response("response"),
+      completion("completion");
+  std::vector<ChatMessage> messages;
+  bool conversation = false;
+  std::vector<std::string> others;  // a few of the names that are there instead
+  if (json.peek() != '{') json.fail("wanted an object in braces");
+  json.object([&](std::string_view key) {
+    const DocumentFormat format = options_.format;
+    if (format == DocumentFormat::text && key == text.name) return text.read(json);
+    if (format == DocumentFormat::prompt) {
+      for (StringField* field : {&prompt, &response, &completion}) {
+        if (key == field->name) return field->read(json);
+      }
+    }
+    if (format == DocumentFormat::chat && key == "messages") {
+      if (conversation) json.fail("it has \"messages\" twice");
+      if (json.peek() != '[') json.fail("\"messages\" is no list");
+      conversation = true;
+      return json.array([&] { messages.push_back(read_message(json)); });
+    }
+    if (format == DocumentFormat::chat && is_unknown_to_templates(key)) {
+      json.fail(str("it has ", quote(key), ", which the built-in templates know nothing of"));
+    }
+    if (others.size() < 8) others.push_back(quote(key));
+    json.skip_value(1);
+  });
+  json.finish();
+  work.counts.replaced += static_cast<std::uint64_t>(json.replaced());
+
+  const auto missing = [&](const std::string& what, const std::string& advice) {
+    throw DataError(
+        str("it has no ", what, others.empty() ? "" : str(", but ", join(others, ", ")), advice));
+  };
+  if (options_.format == DocumentFormat::text) {
+    if (!text.there) missing(quote(text.name), "; choose the field with --text-field");
+    if (text.text.empty()) {
+      ++work.counts.empty;
+      return;
+    }
+    if (options_.begin) work.ids.push_back(*options_.begin);
+    append(text.text, work);
+    end_document(work);
+    return;
+  }
+  if (options_.format == DocumentFormat::prompt) {
+    if (!prompt.there) missing("\"prompt\"", "; wanted \"prompt\" and \"response\"");
+    if (response.there && completion.there) {
+      throw DataError("it has \"response\" and \"completion\"; wanted one of them");
+    }
+    if (!response.there && !completion.there) {
+      missing("\"response\" and no \"completion\"", "; wanted one of them beside \"prompt\"");
+    }
+    if (options_.begin) work.ids.push_back(*options_.begin);
+    append(prompt.text, work);
+    work.learnt.resize(work.ids.size(), 0);
+    append(response.there ? response.text : completion.text, work);
+    end_document(work);
+    work.learnt.resize(work.ids.size(), 1);
+    return;
+  }
+  if (!conversation) missing("\"messages\"", "; wanted a list of {\"role\", \"content\"}");
+  if (std::none_of(messages.begin(), messages.end(),
+                   [](const ChatMessage& one) { return one.role == "assistant"; })) {
+    throw DataError("it has no message of the role \"assistant\": there is nothing to learn");
+  }
+  ChatTemplate::Out out{work.ids, work.learnt, work.counts.bytes_of_text};
+  template_->append(messages, {.special = options_.special_text, .around = false}, out);
+  work.ends.push_back(work.ids.size());
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,353 @@
+#include "tessera/data/prepare.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <thread>
+
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/lock.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/publish.h"
+#include "tessera/core/sha256.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/data/prepare_names.h"
+#include "tessera/data/prepare_run.h"
+#include "tessera/data/prepare_state.h"
+#include "tessera/data/token_data.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+using Call = std::map<std::string, std::string>;
+
+constexpr std::int64_t kMostStateBytes = std::int64_t{256} << 20;
+constexpr const char* kNames = "names";    // of the inputs, and their sizes: the same anywhere
+constexpr const char* kInputs = "inputs";  // as they lie on this machine
+constexpr const char* kAppendedTo = "appended_to";
+
+DocumentOptions document_options(const PrepareOptions& options, const Tokenizer& tokenizer) {
+  DocumentOptions out;
+  out.format = options.format;
+  out.split = options.split;
+  out.text_field = options.text_field;
+  out.chat_template = options.chat_template;
+  out.bad_utf8 = options.bad_utf8;
+  out.special_text = options.special_text;
+  const std::optional<TokenId> end =
+      options.end_token.empty() ? tokenizer.end_of_text() : tokenizer.find(options.end_token);
+  if (!end) {
+    throw UsageError(
+        options.end_token.empty()
+            ? str("the tokenizer ", quote(options.tokenizer),
+                  " names no token that ends a document; choose one with --end-token")
+            : str("--end-token: the tokenizer has no token ", quote(options.end_token)));
+  }
+  out.end = *end;
+  const std::optional<TokenId> begin = tokenizer.begin_of_text();
+  if (options.begin == PrepareOptions::Begin::always && !begin) {
+    throw UsageError("--begin-token always: the tokenizer names no token that begins a text");
+  }
+  if (options.begin == PrepareOptions::Begin::as_tokenizer && begin) {
+    std::vector<TokenId> around;
+    tokenizer.encode("", around, {.special = false, .around = true});
+    if (!around.empty() && around.front() == *begin) out.begin = begin;
+  }
+  if (options.begin == PrepareOptions::Begin::always) out.begin = begin;
+  return out;
+}
+
+// All that decides the bytes.
+Call call_of(const PrepareOptions& options, const DocumentOptions& documents,
+             const Tokenizer& tokenizer, const InputList& list) {
+  Sha256 names, inputs;
+  for (const InputFile& file : list.files) {
+    names.add(str(fs::path(file.path).filename().string(), "\n", file.bytes, "\n"));
+    inputs.add(str(fs::absolute(file.path).lexically_normal().string(), "\n", file.bytes, "\n",
+                   file.changed, "\n"));
+  }
+  Call call = {{"tokenizer", tokenizer.fingerprint()},
+               {"format", name_of(options.format)},
+               {"invalid_utf8", options.bad_utf8 == BadUtf8::replace ? "replace" : "refuse"},
+               {"special_text", options.special_text ? "allowed" : "text"},
+               {"begin_token", documents.begin ? std::to_string(*documents.begin) : "none"},
+               {"end_token", std::to_string(documents.end)},
+               {"part_bytes", std::to_string(options.part_bytes)},
+               {"shard_bytes", std::to_string(options.shard_bytes)},
+               {kNames, to_hex(names.finish())},
+               {kInputs, to_hex(inputs.finish())}};
+  const auto any = [&](bool jsonl) {
+    return std::any_of(list.files.begin(), list.files.end(),
+                       [&](const InputFile& file) { return file.jsonl == jsonl; });
+  };
+  if (any(false)) call["split_documents"] = name_of(options.split);
+  if (any(true) && options.format == DocumentFormat::text) call["text_field"] = options.text_field;
+  if (options.format == DocumentFormat::chat) call["template"] = options.chat_template;
+  return call;
+}
+
+// A number for the call that is the same on every machine.
+std::string number_of(Call call) {
+  call.erase(kInputs);
+  Sha256 all;
+  for (const auto& [key, value] : call) all.add(str(key, "=", value, "\n"));
+  return to_hex(all.finish()).substr(0, 16);
+}
+
+std::string differences(const Call& before, const Call& now) {
+  std::vector<std::string> all;
+  Call every = before;
+  every.insert(now.begin(), now.end());
+  for (const auto& [key, value] : every) {
+    const auto then = before.find(key), today = now.find(key);
+    const bool there = then != before.end() && today != now.end();
+    if (key == kNames || (there && then->second == today->second)) continue;
+    const auto shown = [&](auto at, const Call& in) {
+      return at == in.end() ? "none" : quote(at->second.substr(0, 40));
+    };
+    all.push_back(key == kInputs
+                      ? "the input files"
+                      : str(key, " (", shown(then, before), ", now ", shown(today, now), ")"));
+  }
+  return join(all, ", ");
+}
+
+std::string in_folder(const std::string& folder, const std::string& name) {
+  return str(folder, "/", name);
+}
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
+}
+
+// A folder of somebody else's is not written into.
+void check_out(const std::string& out) {
+  std::error_code error;
+  if (out.empty()) throw UsageError("--out: got \"\", wanted the folder to write");
+  if (!is_there(out)) return;
+  if (!fs::is_directory(out, error)) {
+    throw UsageError(str("--out: ", quote(out), " is ", kind_of_file(out), "; wanted a folder"));
+  }
+  if (is_there(in_folder(out, kTokensName)) || is_there(in_folder(out, kPreparingName))) return;
+  for (const std::string& name : checkpoint::local_files()->list(out)) {
+    if (name.starts_with(".")) continue;
+    throw UsageError(str("--out: ", quote(out), " has other files in it, such as ", quote(name),
+                         "; wanted a new folder, an empty one, or one with tokens"));
+  }
+}
+
+bool is_shard_file(const std::string& name) {
+  return name.starts_with("tokens-") &&
+         (name.ends_with(".bin") || name.ends_with(".idx") || name.ends_with(".mask"));
+}
+
+// tokens.json first: without it nothing takes the folder for finished.
+void remove_tokens(const std::string& out) {
+  const auto files = checkpoint::local_files();
+  files->remove(in_folder(out, kTokensName));
+  for (const std::string& name : files->list(out)) {
+    if (is_shard_file(name)) files->remove(in_folder(out, name));
+  }
+  files->remove(in_folder(out, kPreparingName));
+}
+
+// Not a document was found: what was made for them goes away again.
+void remove_nothing(const std::string& out, bool appended) {
+  ::unlink(in_folder(out, kPreparingName).c_str());
+  if (appended) return;
+  for (const char* name : kTokenizerFiles) ::unlink(in_folder(out, name).c_str());
+  ::unlink(in_folder(out, ".lock").c_str());
+  ::rmdir(out.c_str());
+}
+
+void copy_tokenizer(const std::string& from, const std::string& out) {
+  if (from == "bytes") return;
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  std::error_code error;
+  const bool folder = fs::is_directory(from, error);
+  const fs::path beside = folder ? fs::path(from) : fs::path(from).parent_path();
+  if (fs::equivalent(beside.empty() ? "." : beside, out, error)) return;
+  for (const char* name : kTokenizerFiles) {
+    fs::path path = beside / name;
+    if (!folder && std::string(name) == "tokenizer.json") path = from;
+    if (fs::is_regular_file(path, error)) {
+      publish(in_folder(out, name), read_small_file(path.string(), kMost));
+    }
+  }
+}
+
+// What a call finds in the folder, and goes on from.
+struct Start {
+  PrepareState state;
+  std::optional<TokenManifest> base;  // what is appended to
+  bool finished = false;
+};
+
+Start start_from(const PrepareOptions& options, const Tokenizer& tokenizer, bool masked,
+                 Call& call) {
+  const std::string& out = options.out;
+  const std::string state_path = in_folder(out, kPreparingName);
+  Start start;
+  if (options.restart) {
+    remove_tokens(out);
+  } else if (is_there(in_folder(out, kTokensName))) {
+    TokenManifest manifest = read_token_manifest(out);
+    const auto last = manifest.reading.find("call");
+    const std::string number = last == manifest.reading.end() ? "" : last->second;
+    std::optional<PrepareState> left;  // by a run that ended between its last two steps
+    if (is_there(state_path)) {
+      left = parse_prepare_state(read_small_file(state_path, kMostStateBytes), state_path);
+      if (number_of(left->call) != number) left.reset();
+    }
+    Call same = call;
+    if (left && left->call.contains(kAppendedTo)) same[kAppendedTo] = left->call.at(kAppendedTo);
+    if (number_of(left ? same : call) == number) {
+      if (left) checkpoint::local_files()->remove(state_path);
+      start.finished = true;
+      start.base = std::move(manifest);
+      return start;
+    }
+    if (!options.append) {
+      throw UsageError(str("--out: ", quote(out), " has ",
+                           format_grouped(static_cast<std::int64_t>(manifest.tokens())),
+                           " tokens of another call already; choose another folder, add to them "
+                           "with --append, or replace them with --restart"));
+    }
+    if (manifest.fingerprint != tokenizer.fingerprint()) {
+      throw UsageError(str("--append: the tokens in ", quote(out), " are those of the tokenizer ",
+                           quote(manifest.tokenizer), " (", manifest.fingerprint.substr(0, 12),
+                           "), but --tokenizer ", options.tokenizer, " is ",
+                           quote(tokenizer.name()), " (", tokenizer.fingerprint().substr(0, 12),
+                           "); one folder has one tokenizer"));
+    }
+    if (manifest.masked != masked) {
+      throw UsageError(str(
+          "--append: the tokens in ", quote(out),
+          manifest.masked ? " say which are to be learnt" : " are all to be learnt",
+          ", those of --format ", name_of(options.format), manifest.masked ? " do not" : " are not",
+          "; prepare them into a folder of their own"));
+    }
+    call[kAppendedTo] = checkpoint::to_hex({checkpoint::crc32c(to_text(manifest))});
+    for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
+      if (manifest.shards[i].name != shard_name(i)) {
+        throw UsageError(str("--append: the shards in ", quote(out), " have other names; wanted ",
+                             shard_name(i), ".bin"));
+      }
+    }
+    start.state.writer.finished = manifest.shards;
+    start.base = std::move(manifest);
+  }
+  start.state.call = call;
+  if (!is_there(state_path)) return start;
+  PrepareState state =
+      parse_prepare_state(read_small_file(state_path, kMostStateBytes), state_path);
+  if (state.call != call) {
+    throw UsageError(str("--out: ", quote(out), " is unfinished, of a call that differed in ",
+                         differences(state.call, call),
+                         "; finish that one, choose another folder, or begin anew with --restart"));
+  }
+  start.state = std::move(state);
+  return start;
+}
+
+}  // namespace
+
+PrepareSummary prepare(const PrepareOptions& options) {
+  const auto tokenizer = load_tokenizer(options.tokenizer);
+  const DocumentOptions documents = document_options(options, *tokenizer);
+  const DocumentEncoder encoder(*tokenizer, documents);
+  const InputList list = list_inputs(options.inputs, options.out);
+  if (options.format != DocumentFormat::text) {
+    for (const InputFile& file : list.files) {
+      if (file.jsonl) continue;
+      throw UsageError(str("--format ", name_of(options.format), ": ", quote(file.path),
+                           " is no file of JSON lines by its name; wanted .jsonl or .ndjson"));
+    }
+  }
+  Call call = call_of(options, documents, *tokenizer, list);
+  check_out(options.out);
+  const checkpoint::FolderLock lock(options.out, "tessera data prepare");
+
+  PrepareSummary summary;
+  summary.input_bytes = list.bytes;
+  summary.input_files = list.files.size();
+  summary.left_out = list.left_out;
+  Start start = start_from(options, *tokenizer, encoder.masked(), call);
+  if (start.finished) {
+    summary.manifest = std::move(*start.base);
+    summary.was_finished = true;
+    return summary;
+  }
+  PrepareState& state = start.state;
+  const std::string state_path = in_folder(options.out, kPreparingName);
+  if (!is_there(state_path)) publish(state_path, to_text(state));
+  copy_tokenizer(options.tokenizer, options.out);
+
+  const std::uint64_t documents_before = start.base ? start.base->documents() : 0;
+  TokenWriter writer({.folder = options.out,
+                      .bytes_per_token = bytes_per_token(tokenizer->vocab()),
+                      .masked = encoder.masked(),
+                      .shard_bytes = options.shard_bytes},
+                     state.writer);
+  PartReader reader(list,
+                    {.split = options.split,
+                     .part_bytes = options.part_bytes,
+                     .longest_line = options.longest_line},
+                    state.position);
+  summary.resumed_at = state.position.offset + reader.consumed();
+  RunOptions running;
+  running.threads = options.threads > 0
+                        ? options.threads
+                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  running.save_seconds = options.save_seconds;
+  running.save = [&](const InputPosition& position, const WriterState& written,
+                     const DocumentCounts& counts) {
+    publish(state_path, to_text(PrepareState{call, position, written, counts}));
+  };
+  if (options.told) {
+    running.told = [&](std::uint64_t done) { options.told(done, list.bytes); };
+  }
+  PrepareRun run(reader, encoder, writer, running, state.counts);
+  run.run();
+  summary.counts = run.counts();
+  summary.empty_files = reader.position().empty_files;
+  summary.cuts = reader.position().cuts;
+
+  TokenManifest& manifest = summary.manifest;
+  manifest.shards = writer.finish();
+  if (manifest.documents() == documents_before) {
+    remove_nothing(options.out, start.base.has_value());
+    throw DataError(str(
+        "no documents in the input: ", plural(static_cast<std::int64_t>(list.files.size()), "file"),
+        " with ", list.bytes, " bytes, and nothing to learn in them"));
+  }
+  manifest.tokenizer = tokenizer->name();
+  manifest.fingerprint = tokenizer->fingerprint();
+  manifest.vocab = tokenizer->vocab();
+  manifest.end_of_text = documents.end;
+  manifest.bytes_per_token = bytes_per_token(tokenizer->vocab());
+  manifest.masked = encoder.masked();
+  manifest.bytes_of_text =
+      summary.counts.bytes_of_text + (start.base ? start.base->bytes_of_text : 0);
+  for (const char* key : {"format", "split_documents", "text_field", "template", "invalid_utf8",
+                          "special_text", "begin_token"}) {
+    if (const auto found = call.find(key); found != call.end())
+      manifest.reading[key] = found->second;
+  }
+  manifest.reading["input"] =
+      str(plural(static_cast<std::int64_t>(list.files.size()), "file"), ", ", list.bytes, " bytes");
+  manifest.reading["replaced"] = std::to_string(summary.counts.replaced);
+  manifest.reading["call"] = number_of(call);
+  checkpoint::local_files()->sync_folder(options.out);
+  publish(in_folder(options.out, kTokensName), to_text(manifest));
+  checkpoint::local_files()->remove(state_path);
+  return summary;
+}
+
+}  // namespace tessera::data
