@@ -34,4 +34,10 @@ void add_plan_flags(CLI::App& app, planner::Settings& settings) {
       [&settings](const std::string& name, const std::string& text) { settings.set(name, text); });
 }
 
+planner::Catalogue make_catalogue() {
+  planner::Catalogue catalogue;
+  catalogue.find_models_by([](const std::string& name) { return huggingface::find_model(name); });
+  return catalogue;
+}
+
 }  // namespace tessera::cli
