@@ -76,6 +76,13 @@ std::int64_t ModelShape::layer_params() const {
          (biases.mlp ? up + hidden : 0);
 }
 
+double ModelShape::keys_seen(std::int64_t tokens) const {
+  const auto all = static_cast<double>(tokens), near = static_cast<double>(window);
+  if (window == 0 || window >= tokens) return all;
+  const double some = static_cast<double>(layers - window_from) / static_cast<double>(layers);
+  return all + some * (2 * near - near * near / all - all);
+}
+
 std::int64_t ModelShape::embedding_params() const { return (vocab + positions) * hidden; }
 std::int64_t ModelShape::final_norm_params() const { return (biases.norm ? 2 : 1) * hidden; }
 std::int64_t ModelShape::head_params() const { return tied ? 0 : vocab * hidden; }

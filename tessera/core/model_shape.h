@@ -73,6 +73,10 @@ struct ModelShape {
   // What attention of a layer sees; 0: all.
   std::int64_t window_of(std::int64_t layer) const { return layer >= window_from ? window : 0; }
 
+  // How many keys a query sees, times two, on average over queries and layers: so many as there are
+  // tokens, unless there is a window. What attention costs is in proportion.
+  double keys_seen(std::int64_t tokens) const;
+
   // Parameters, all exact.
   std::int64_t layer_params() const;
   std::int64_t block_params() const { return layers * layer_params(); }

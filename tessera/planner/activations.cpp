@@ -64,17 +64,23 @@ struct Sizes {
 std::int64_t light_block_bytes(const GptActivations& q, const Sizes& s) {
   if (q.recompute == Recompute::full) return s.stream + kGpuLine;
   const std::int64_t norms = q.recompute == Recompute::none ? 2 * s.norm : kGpuLine;
-  return 2 * s.stream + s.qkv + s.attention + s.up + norms + s.softmax;
+  // GELU as it is exactly is torch's, and the product behind it keeps its output.
+  const std::int64_t function =
+      !q.model.swiglu && q.model.activation == Activation::gelu ? s.wide : 0;
+  return 2 * s.stream + s.qkv + s.attention + s.up + norms + s.softmax + function;
 }
 
 std::int64_t block_bytes(const GptActivations& q) {
   const Sizes s(q);
   if (q.light) return light_block_bytes(q, s);
   const bool gathers = q.sequence_parallel && q.tp > 1;
+  // ReLU's backward reads its output alone.
+  const bool relu = !q.model.swiglu && q.model.activation == Activation::relu;
+  const std::int64_t before = relu ? 0 : s.up;
   switch (q.recompute) {
     case Recompute::none:
-      return 2 * s.stream + 2 * s.entered + s.repeated + s.attention + s.up + s.wide + 2 * s.norm +
-             s.softmax;
+      return 2 * s.stream + 2 * s.entered + s.repeated + s.attention + before + s.wide +
+             2 * s.norm + s.softmax;
     case Recompute::selective:
       return 3 * s.stream + (gathers ? 2 * s.entered : 0) + s.qkv + s.attention + s.up + s.softmax +
              kRandomState;

@@ -24,7 +24,7 @@ struct LayerSizes {
     up = ffn * (q.model.swiglu ? 2 : 1);
     seq = real(q.seq);
     sequences = real(q.micro_batch) * heads;
-    scores = sequences * seq * seq;
+    scores = sequences * seq * q.model.keys_seen(q.seq);
     // What a row-parallel product gave is whole on every rank, unless the sequence is cut.
     whole = tokens * hidden / (q.sequence_parallel ? q.tp() : 1);
     // A gradient is added to: the product's result read, the sum read and written.

@@ -35,12 +35,7 @@ class LightBuilder {
   }
   // Forward is two products below the diagonal; backward has five.
   Work attention(double products, double launches) const {
-    // With a window, so many keys for each query.
-    const std::int64_t window = q_.model.window_of(q_.model.layers - 1), seq = q_.seq;
-    const double keys = window > 0 && window < seq
-                            ? 2 * real(window) - real(window) * real(window) / real(seq)
-                            : real(seq);
-    const double flops = rows * keys * q_width;
+    const double flops = rows * q_.model.keys_seen(q_.seq) * q_width;
     return {fused_attention_time(q_.hardware, e, products * flops), launches};
   }
 

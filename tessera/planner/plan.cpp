@@ -27,21 +27,14 @@ const char* name(Bound bound) {
   return "?";
 }
 
-// Over all layers, how many keys a query's scores are counted for: the whole sequence, as papers do
-// without regard to what is masked, or the window.
-double keys_seen(const ModelShape& m, std::int64_t seq) {
-  const bool windowed = m.window > 0 && m.window < seq;
-  const std::int64_t layers = windowed ? std::max<std::int64_t>(0, m.layers - m.window_from) : 0;
-  return real(m.layers - layers) * real(seq) + real(layers) * real(m.window);
-}
-
 double model_flops(const Question& q) {
   if (q.state_only()) return 0;
   const ModelShape& m = q.model;
   const double h = real(m.hidden), q_width = real(m.q_width()), kv = real(m.kv_width());
   const double matrices = 2 * h * q_width + 2 * h * kv + (m.swiglu ? 3 : 2) * h * real(m.ffn);
-  const double per_token =
-      2 * (real(m.layers) * matrices + keys_seen(m, q.seq) * 2 * q_width + h * real(m.vocab));
+  // Scores, and their product with the values.
+  const double attention = 2 * m.keys_seen(q.seq) * q_width;
+  const double per_token = 2 * (real(m.layers) * (matrices + attention) + h * real(m.vocab));
   return 3 * per_token * real(q.global_batch) * real(q.seq);
 }
 

@@ -28,8 +28,12 @@ ModelShape wide_llama(std::int64_t kv_heads) {
 
 TEST(Activations, AreWhatTheLedgersCount) {
   memory::install();
-  for (const ModelShape& shape :
-       {gpt_shape(2, 64, 4, 100, 64), wide_llama(4), wide_llama(2), wide_llama(1)}) {
+  ModelShape qwen = wide_llama(2), mistral = wide_llama(2), relu = gpt_shape(2, 64, 4, 100, 64);
+  qwen.name = "qwen", qwen.biases.qkv = true, qwen.tied = true, qwen.head_width = 24;
+  mistral.name = "mistral", mistral.window = 16;
+  relu.name = "relu", relu.activation = Activation::relu;
+  for (const ModelShape& shape : {gpt_shape(2, 64, 4, 100, 64), wide_llama(4), wide_llama(2),
+                                  wide_llama(1), qwen, mistral, relu}) {
     for (const int tp : {1, 2, 4}) {
       for (const bool sequence : {false, true}) {
         for (const auto mode :

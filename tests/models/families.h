@@ -1,0 +1,148 @@
+#pragma once
+
+// Small models of every family, and the network they are said to be, written down in double
+// precision.
+
+#include <torch/types.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/core/model_shape.h"
+
+namespace tessera::models::test {
+
+using Params = std::map<std::string, at::Tensor>;
+
+inline ModelShape small_llama(const char* name, std::int64_t vocab = 101) {
+  ModelShape shape;
+  shape.name = name;
+  shape.layers = 3;
+  shape.hidden = 32;
+  shape.heads = 4;
+  shape.kv_heads = 2;
+  shape.ffn = 44;
+  shape.vocab = vocab;
+  shape.swiglu = true;
+  shape.biases = false;
+  shape.tied = false;
+  return shape;
+}
+
+// A vocabulary that no number of ranks divides, unless another is given.
+inline std::vector<ModelShape> families(std::int64_t vocab = 101) {
+  std::vector<ModelShape> all;
+  ModelShape gpt = gpt_shape(3, 32, 4, vocab, 64);
+  gpt.name = "gpt";
+  all.push_back(gpt);
+  gpt.name = "gpt with exact gelu, a head of its own";
+  gpt.activation = Activation::gelu;
+  gpt.tied = false;
+  all.push_back(gpt);
+  gpt.name = "gpt with relu and wide heads";
+  gpt.activation = Activation::relu;
+  gpt.head_width = 12;
+  gpt.tied = true;
+  all.push_back(gpt);
+  ModelShape llama = small_llama("llama 3.1", vocab);
+  llama.rotary_scaling = {RotaryScaling::Kind::llama3, 4, 1, 4, 16};
+  llama.rotary_base = 50;
+  all.push_back(llama);
+  llama = small_llama("llama with biases", vocab);
+  llama.biases = Biases(true, true, true, false);
+  llama.rotary_scaling = {RotaryScaling::Kind::linear, 2};
+  llama.head_width = 6;
+  all.push_back(llama);
+  ModelShape qwen = small_llama("qwen2.5", vocab);
+  qwen.biases.qkv = true;
+  qwen.tied = true;
+  qwen.norm_eps = 1e-6;
+  qwen.kv_heads = 1;
+  all.push_back(qwen);
+  qwen.name = "qwen2.5 with a window in later layers";
+  qwen.window = 5;
+  qwen.window_from = 1;
+  all.push_back(qwen);
+  ModelShape mistral = small_llama("mistral", vocab);
+  mistral.window = 7;
+  all.push_back(mistral);
+  return all;
+}
+
+// The sum of cross entropies, with documents that begin where `starts` says (undefined: none).
+inline at::Tensor family_loss(const ModelShape& s, Params& p, const at::Tensor& ids,
+                              const at::Tensor& targets, const at::Tensor& starts = {}) {
+  const std::int64_t batch = ids.size(0), tokens = ids.size(1), d = s.head_dim();
+  const at::Tensor at = torch::arange(tokens, torch::kLong);
+  const at::Tensor begin =
+      starts.defined() ? starts.to(torch::kLong) : torch::zeros({batch, tokens}, torch::kLong);
+  const auto linear = [&](const at::Tensor& x, const std::string& name) {
+    at::Tensor y = at::matmul(x, p[name + ".weight"].t());
+    return p.count(name + ".bias") ? y + p[name + ".bias"] : y;
+  };
+  const auto norm = [&](const at::Tensor& x, const std::string& name) {
+    const at::Tensor c = s.biases.norm ? x - x.mean(-1, true) : x;
+    const at::Tensor unit = c / (c.square().mean(-1, true) + s.norm_eps).sqrt();
+    const at::Tensor y = unit * p[name + ".weight"];
+    return s.biases.norm ? y + p[name + ".bias"] : y;
+  };
+  const auto rates =
+      torch::tensor(rotary_rates(d, s.rotary_base, s.rotary_scaling), torch::kDouble);
+  const auto turn = [&](const at::Tensor& x) {  // [B, T, H, d]
+    const at::Tensor angle = (at.view({tokens, 1}) * rates).view({tokens, 1, d / 2});
+    const at::Tensor a = x.narrow(3, 0, d / 2), b = x.narrow(3, d / 2, d / 2);
+    return at::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
+  };
+  at::Tensor x = torch::embedding(p["tok.weight"], ids);
+  if (s.positions > 0) x = x + torch::embedding(p["pos.weight"], at - begin);
+  for (std::int64_t layer = 0; layer < s.layers; ++layer) {
+    const std::string block = "blocks." + std::to_string(layer) + ".";
+    const at::Tensor qkv = linear(norm(x, block + "norm1"), block + "qkv");
+    const auto heads = [&](std::int64_t first, std::int64_t n) {
+      return qkv.narrow(2, first * d, n * d).view({batch, tokens, n, d});
+    };
+    const std::int64_t times = s.heads / s.kv_heads;
+    at::Tensor q = heads(0, s.heads), k = heads(s.heads, s.kv_heads);
+    if (s.rotary()) q = turn(q), k = turn(k);
+    k = k.repeat_interleave(times, 2);
+    const at::Tensor v = heads(s.heads + s.kv_heads, s.kv_heads).repeat_interleave(times, 2);
+    at::Tensor seen = (at.view({1, tokens, 1}) >= at) & (begin.unsqueeze(2) <= at);
+    if (s.window_of(layer) > 0) seen = seen & (at.view({1, tokens, 1}) - at < s.window_of(layer));
+    const at::Tensor scores =
+        torch::einsum("bthd,bshd->bhts", {q, k}) / std::sqrt(static_cast<double>(d));
+    const at::Tensor p_seen = scores.masked_fill(~seen.unsqueeze(1), -1e300).softmax(-1);
+    const at::Tensor mixed = torch::einsum("bhts,bshd->bthd", {p_seen, v});
+    x = x + linear(mixed.reshape({batch, tokens, s.heads * d}), block + "proj");
+    at::Tensor wide = linear(norm(x, block + "norm2"), block + "fc");
+    if (s.swiglu) {
+      const auto up = wide.chunk(2, -1);
+      wide = torch::silu(up[0]) * up[1];
+    } else if (s.activation == Activation::relu) {
+      wide = torch::relu(wide);
+    } else {
+      wide = torch::gelu(wide, s.activation == Activation::gelu ? "none" : "tanh");
+    }
+    x = x + linear(wide, block + "proj2");
+  }
+  const at::Tensor head = p[s.tied ? "tok.weight" : "head.weight"];
+  const at::Tensor logits = at::matmul(norm(x, "norm"), head.t());
+  return torch::cross_entropy_loss(logits.view({-1, s.vocab}), targets.reshape({-1}), {},
+                                   at::Reduction::Sum, -1);
+}
+
+// Three documents in row 0, others in the rows behind; the last token of each has no target.
+inline at::Tensor packed_starts(std::int64_t rows, std::int64_t tokens) {
+  const at::Tensor starts = torch::zeros({rows, tokens}, torch::kInt);
+  for (std::int64_t b = 0; b < rows; ++b) {
+    std::int64_t begin = 0;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      if ((t + 3 * b) % (5 + b) == 4) begin = t;
+      starts[b][t] = begin;
+    }
+  }
+  return starts;
+}
+
+}  // namespace tessera::models::test
