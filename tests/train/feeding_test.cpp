@@ -142,20 +142,6 @@ TEST_F(Feeding, ALastBatchIsPadded) {
   for (const double loss : piped) EXPECT_TRUE(std::isfinite(loss));
 }
 
-// A step in which nothing at all is learnt changes nothing and has no loss.
-TEST_F(Feeding, NothingToLearnIsNoError) {
-  TrainConfig config = config_of(bin("a.bin", 8 * 9 + 1), 2, 1);
-  const Resolved resolved = resolve(config, 2);
-  const auto source = data::part_of(make_source(config, resolved), 0, 0);
-  EXPECT_EQ(source->batch(0, 4).predicted, 0);
-  config.epochs = 1;
-  config.last_batch = "pad";
-  config.global_batch = 16;  // rank 1 has 8 rows, 7 of them blank
-  const std::vector<double> got = losses(config);
-  ASSERT_EQ(got.size(), 1u);
-  EXPECT_TRUE(std::isfinite(got[0]) && got[0] > 0);
-}
-
 // Interrupted anywhere, in the middle of an epoch too: the same bits as without.
 TEST_F(Feeding, AResumedRunReadsOn) {
   const std::string a = bin("a.bin", 8 * 13 + 1), b = bin("b.bin", 8 * 7 + 1);
