@@ -30,9 +30,11 @@ TEST(Metrics, AStepHasExactlyTheseKeys) {
   step.step_s = 0.5;
   const Json json = Json::parse(to_json(step));
   const std::vector<std::string> keys = {
-      "step",      "loss",           "grad_norm",  "lr",           "tokens",         "tokens_per_s",
-      "step_s",    "forward_s",      "backward_s", "comm_s",       "comm_exposed_s", "optimizer_s",
-      "mem_bytes", "mem_peak_bytes", "sent_bytes", "control_bytes"};
+      "step",       "loss",           "grad_norm",      "lr",
+      "tokens",     "tokens_per_s",   "step_s",         "forward_s",
+      "backward_s", "comm_s",         "comm_exposed_s", "optimizer_s",
+      "data_s",     "data_prepare_s", "mem_bytes",      "mem_peak_bytes",
+      "sent_bytes", "control_bytes"};
   EXPECT_EQ(json.size(), keys.size());
   for (const std::string& key : keys) EXPECT_TRUE(json.contains(key)) << key;
   EXPECT_EQ(json["tokens_per_s"], 200.0);
