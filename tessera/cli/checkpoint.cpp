@@ -57,7 +57,9 @@ constexpr const char* kExportExamples =
     "  tessera checkpoint export runs/a model.safetensors --dtype bf16\n"
     "  tessera checkpoint export runs/a/step-00000120 moments.safetensors --state moment1\n"
     "  tessera checkpoint export runs/a out/model --format huggingface --dtype bf16\n"
-    "  tessera checkpoint export runs/a out/model --format huggingface --tokenizer folder";
+    "  tessera checkpoint export runs/a out/model --format huggingface --tokenizer folder\n"
+    "  tessera checkpoint export runs/tuned out/adapter --format peft --base folder\n"
+    "  tessera checkpoint export runs/tuned out/merged --format huggingface --base folder";
 
 std::string padded(const std::string& text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
@@ -265,11 +267,17 @@ int checkpoint_command(int argc, char** argv) {
       ->type_name("");
   exports
       .add_option("--format", exported.format,
-                  "safetensors: a file with Tessera's names; huggingface: a folder")
-      ->check(CLI::IsMember({"safetensors", "huggingface"}));
+                  "safetensors: a file with Tessera's names; huggingface: a folder; peft: the "
+                  "folder of a run's adapters (--lora-rank) that peft reads")
+      ->check(CLI::IsMember({"safetensors", "huggingface", "peft"}));
   exports.add_option("--state", exported.state, "which state; otherwise param, and buffers");
   exports.add_option("--dtype", exported.dtype,
                      "f32, bf16 or f16, rounded to nearest; otherwise as stored");
+  exports
+      .add_option("--base", exported.base,
+                  "of a run with adapters: the model it was tuned from. huggingface: the adapters "
+                  "are added to it (needed); peft: its name in adapter_config.json")
+      ->type_name("DIR");
   exports
       .add_option("--shard-size", exported.shard_size,
                   "huggingface: a larger model is several files, with an index")

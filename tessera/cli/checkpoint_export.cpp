@@ -10,6 +10,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/huggingface/export.h"
+#include "tessera/huggingface/peft.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,6 +49,7 @@ int export_huggingface(const ExportArguments& arguments) {
   huggingface::FolderOptions options;
   options.dtype = export_dtype(arguments.dtype);
   options.tokenizer = arguments.tokenizer;
+  options.base = arguments.base;
   try {
     options.shard_bytes = parse_bytes(arguments.shard_size);
   } catch (const UsageError& error) {
@@ -70,9 +72,31 @@ int export_huggingface(const ExportArguments& arguments) {
              : 1;
 }
 
+int export_peft(const ExportArguments& arguments) {
+  if (!arguments.state.empty() || !arguments.tokenizer.empty()) {
+    throw UsageError("--format peft: got --state or --tokenizer, and it has adapters alone");
+  }
+  huggingface::AdapterOptions options;
+  options.dtype = export_dtype(arguments.dtype).value_or(DType::f32);
+  checkpoint::Checkpoint from = open_checkpoint(arguments.from);
+  options.base = arguments.base;
+  if (const auto start = from.about().extra.find("init_from");
+      options.base.empty() && start != from.about().extra.end()) {
+    options.base = start->second;
+  }
+  const huggingface::WrittenAdapter written =
+      huggingface::export_adapter(from, arguments.to, options);
+  return write_all(1, str(arguments.to, ": step ", from.about().step, ", ",
+                          plural(written.tensors, "tensor"), " of adapters, ",
+                          format_bytes(written.bytes), "\n"))
+             ? 0
+             : 1;
+}
+
 }  // namespace
 
 int export_checkpoint(const ExportArguments& arguments) {
+  if (arguments.format == "peft") return export_peft(arguments);
   return arguments.format == "huggingface" ? export_huggingface(arguments) : export_file(arguments);
 }
 

@@ -112,6 +112,12 @@ std::vector<Adapter> adapters_of(const ModelShape& shape) {
   return all;
 }
 
+std::string targets_of(const ModelShape& shape) {
+  std::vector<std::string> names;
+  for (const Adapter& adapter : adapters_of(shape)) names.push_back(adapter.target);
+  return join(names, ",");
+}
+
 void check_lora(const ModelShape& shape) {
   const Lora& lora = shape.lora;
   if (lora.rank == 0) return;

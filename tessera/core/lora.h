@@ -46,6 +46,8 @@ std::vector<Adapter> possible_adapters(const ModelShape& shape);
 // q, k, v, o, gate, up, down of a Llama; qkv, o, fc, down of a GPT; the names that PEFT gives them
 // (q_proj, c_attn, …); "auto" (q and v, or qkv, as PEFT's default) and "all". Throws UsageError.
 std::vector<Adapter> adapters_of(const ModelShape& shape);
+// Those in one line, "q,v", however they were asked for.
+std::string targets_of(const ModelShape& shape);
 // Throws UsageError for what is no adapter at all.
 void check_lora(const ModelShape& shape);
 

@@ -17,6 +17,7 @@
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config.h"
 #include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/merge.h"
 #include "tessera/huggingface/shape_json.h"
 
 namespace tessera::huggingface {
@@ -36,17 +37,21 @@ const char* torch_name(DType dtype) {
 // Gives a piece of a parameter, as the folder has it, from the checkpoint.
 class PieceSource {
  public:
-  PieceSource(Checkpoint& from, std::string param, const Piece& piece, std::int64_t width,
-              DType dtype, checkpoint::BytesDone done)
-      : from_(from),
-        want_{std::move(param), "param", dtype, {}, nullptr},
+  // Puts elements of a parameter, of that type, behind the pointer.
+  using Load = std::function<void(const std::string& param, std::int64_t begin, std::int64_t count,
+                                  DType dtype, std::byte* into)>;
+  PieceSource(Load load, std::string param, const Piece& piece, std::int64_t width, DType dtype,
+              checkpoint::BytesDone done)
+      : load_(std::move(load)),
+        param_(std::move(param)),
+        dtype_(dtype),
         piece_(piece),
         width_(width),
         done_(std::move(done)) {}
 
   const std::byte* operator()(std::int64_t offset, std::int64_t bytes, std::byte* staging) {
     done_(bytes);
-    const std::int64_t size = bytes_of(want_.dtype);
+    const std::int64_t size = bytes_of(dtype_);
     if (!piece_.transposed) {
       load(piece_.row * width_ + offset / size, bytes / size, staging);
       return staging;
@@ -62,12 +67,10 @@ class PieceSource {
 
  private:
   void load(std::int64_t begin, std::int64_t count, std::byte* into) {
-    want_.runs = {{begin, 0, count}};
-    want_.into = into;
-    from_.load({want_}, Rounding::nearest);
+    load_(param_, begin, count, dtype_, into);
   }
   void fill() {
-    const std::int64_t size = bytes_of(want_.dtype), rows = piece_.rows;
+    const std::int64_t size = bytes_of(dtype_), rows = piece_.rows;
     std::vector<std::byte> plain(as_size(rows * width_ * size));
     load(piece_.row * width_, rows * width_, plain.data());
     turned_.resize(plain.size());
@@ -79,8 +82,9 @@ class PieceSource {
     }
   }
 
-  Checkpoint& from_;
-  checkpoint::WantedShard want_;
+  const Load load_;
+  const std::string param_;
+  const DType dtype_;
   const Piece piece_;
   const std::int64_t width_;
   const checkpoint::BytesDone done_;
@@ -135,7 +139,38 @@ struct FilePlan {
   std::int64_t bytes = 0;
 };
 
-std::vector<FilePlan> plan_files(Checkpoint& from, const std::vector<ParamPieces>& params,
+// Where the parameters come from, and as what.
+struct ModelSource {
+  PieceSource::Load load;
+  std::function<DType(const std::string& param)> dtype;
+};
+
+ModelSource from_checkpoint(Checkpoint& from) {
+  return {[&from](const std::string& param, std::int64_t begin, std::int64_t count, DType dtype,
+                  std::byte* into) {
+            from.load({{param, "param", dtype, {{begin, 0, count}}, into, {}}}, Rounding::nearest);
+          },
+          [&from](const std::string& param) { return from.states(param).at("param"); }};
+}
+
+// With the adapters of `from` added to the model beside them.
+ModelSource merged_source(Checkpoint& from, const ModelShape& shape, const std::string& base) {
+  auto merged = std::make_shared<MergedModel>(
+      shape, open_base(base, shape),
+      [&from](const std::string& param, const std::vector<Run>& runs, float* into) {
+        from.load({{param, "param", DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
+      });
+  return {[merged](const std::string& param, std::int64_t begin, std::int64_t count, DType dtype,
+                   std::byte* into) {
+            std::vector<float> values(as_size(count));
+            merged->read(param, {{begin, 0, count}}, values.data());
+            checkpoint::convert(DType::f32, reinterpret_cast<const std::byte*>(values.data()),
+                                dtype, into, count, Rounding::nearest);
+          },
+          [](const std::string&) { return DType::f32; }};
+}
+
+std::vector<FilePlan> plan_files(const ModelSource& from, const std::vector<ParamPieces>& params,
                                  const FolderOptions& options) {
   std::vector<FilePlan> plans(1);
   const auto done = [told = options.told,
@@ -144,7 +179,7 @@ std::vector<FilePlan> plan_files(Checkpoint& from, const std::vector<ParamPieces
     if (told) told(*total);
   };
   for (const ParamPieces& param : params) {
-    const DType stored = from.states(param.param).at("param");
+    const DType stored = from.dtype(param.param);
     const DType dtype = options.dtype.value_or(stored);
     if (!checkpoint::convertible(stored, dtype)) {
       throw UsageError(str("parameter ", quote(param.param), " is ",
@@ -162,7 +197,7 @@ std::vector<FilePlan> plan_files(Checkpoint& from, const std::vector<ParamPieces
       out.entry.name = piece.tensor;
       out.entry.dtype = dtype;
       out.entry.shape = piece.shape;
-      out.source = PieceSource(from, param.param, piece, width, dtype, done);
+      out.source = PieceSource(from.load, param.param, piece, width, dtype, done);
     }
   }
   return plans;
@@ -201,13 +236,24 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
     throw UsageError(str("--tokenizer: ", quote(options.tokenizer), " is ",
                          kind_of_file(options.tokenizer), "; wanted a folder"));
   }
-  const ModelShape shape = parse_shape(from.about().model, from.folder());
+  ModelShape shape = parse_shape(from.about().model, from.folder());
   family_of(shape);  // throws for what is of none
   const std::vector<ParamPieces> params = pieces_of(shape);
-  check_params(from, params);
+  const bool adapted = shape.lora.any();
+  if (adapted == options.base.empty()) {
+    throw UsageError(
+        adapted ? str("--base: ", from.folder(),
+                      " has adapters alone; wanted the model they are for, a folder of Hugging "
+                      "Face's or a checkpoint, or --format peft")
+                : str("--base: ", from.folder(), " has no adapters to add to another model"));
+  }
+  if (!adapted) check_params(from, params);
+  const ModelSource source =
+      adapted ? merged_source(from, shape, options.base) : from_checkpoint(from);
+  shape.lora = {};
   const std::string companions =
       options.tokenizer.empty() ? companions_of(from.folder()) : options.tokenizer;
-  std::vector<FilePlan> plans = plan_files(from, params, options);
+  std::vector<FilePlan> plans = plan_files(source, params, options);
   const DType dtype = plans.front().tensors.front().entry.dtype;
 
   checkpoint::FileSystem& files = *options.files;

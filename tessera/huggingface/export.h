@@ -24,6 +24,9 @@ std::string companions_of(const std::string& checkpoint_folder);
 struct FolderOptions {
   std::optional<DType> dtype;  // f32, bf16 or f16, rounded to nearest; empty: as stored
   std::int64_t shard_bytes = 5'000'000'000;  // of a file, at most, unless a single tensor is larger
+  // Of a checkpoint with adapters: the model beside them, a folder of Hugging Face's or a
+  // checkpoint. What is written has them added: [Note: merged adapters].
+  std::string base;
   std::string tokenizer;  // a folder with companions; empty: those of the checkpoint, if it has any
   std::shared_ptr<checkpoint::FileSystem> files = checkpoint::local_files();
   checkpoint::BytesDone told;

@@ -8,6 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
+#include "tessera/parallel/frozen.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/parallel/save.h"
 #include "tessera/parallel/state_shards.h"
@@ -40,6 +41,7 @@ class Attempt {
     const std::vector<std::string> found = agree([&] { return open(); });
     if (found.empty()) return false;
     check_all_wanted(found);
+    check_frozen();
     touched_ = true;
     if (agree([&] { return read(); }).empty()) return false;
     what_.engine.resume(options_.params_only ? what_.engine.progress() : counts_);
@@ -84,9 +86,12 @@ class Attempt {
     const checkpoint::Description& about = from_->about();
     loaded_ = {folder_,      about.step, about.extra, about.samples, about.seed, about.model,
                about.layout, about.mesh, {}};
+    if (const auto found = loaded_.extra.find(parallel::kFrozen); found != loaded_.extra.end()) {
+      frozen_ = found->second;
+    }
     counts_ = parallel::take_counts(loaded_.extra, folder_);
     if (options_.check) options_.check(loaded_);
-    state_ = parallel::state_to_load(what_, options_.params_only);
+    state_ = parallel::state_to_load(what_, options_.params_only, frozen_.empty());
     try {
       from_->expect(state_.specs);
     } catch (const DataError& error) {
@@ -145,6 +150,18 @@ class Attempt {
                          "; it was saved by another model"));
   }
 
+  // Collective: what the checkpoint leaves out is here, and as it was.
+  void check_frozen() {
+    if (frozen_.empty()) return;
+    const std::string own = parallel::fingerprint_of_frozen(what_);
+    if (own == frozen_) return;
+    throw UsageError(
+        str(folder_, " has no frozen parameters, only what was trained beside them, and ",
+            own.empty() ? std::string("here none is frozen")
+                        : str("those here are others: fingerprint ", own, ", wanted ", frozen_),
+            "; start from the model that was fine-tuned (--init-from), and freeze it"));
+  }
+
   std::string read() {
     const at::NoGradGuard no_grad;
     from_->load(state_.shards);
@@ -159,6 +176,7 @@ class Attempt {
   parallel::StateToLoad state_;
   zero::StepCounts counts_;
   Loaded loaded_;
+  std::string frozen_;  // the fingerprint of what it leaves out
   std::string problem_;
   bool touched_ = false;
 };

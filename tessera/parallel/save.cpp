@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
+#include "tessera/parallel/frozen.h"
 #include "tessera/parallel/parallelize.h"
 #include "tessera/parallel/state_shards.h"
 
@@ -24,8 +25,10 @@ checkpoint::SaveOptions options_of(const SaveOptions& options, const zero::Engin
   return out;
 }
 
+// `frozen`: the fingerprint of what is left out, if anything is.
 checkpoint::Description describe(const Checkpointable& what, const Extra& extra,
-                                 const RunFacts& facts, std::vector<ParamSpec> specs) {
+                                 const RunFacts& facts, std::vector<ParamSpec> specs,
+                                 const std::string& frozen) {
   checkpoint::Description about;
   about.step = facts.step < 0 ? what.engine.steps() : facts.step;
   about.samples = facts.samples;
@@ -36,6 +39,7 @@ checkpoint::Description describe(const Checkpointable& what, const Extra& extra,
   about.model = facts.model;
   about.extra = extra;
   parallel::put_counts(about.extra, what.engine.progress());
+  if (!frozen.empty()) about.extra[parallel::kFrozen] = frozen;
   about.params = std::move(specs);
   return about;
 }
@@ -94,8 +98,9 @@ Saved save(const Checkpointable& what, const std::string& dir, const Extra& extr
   parallel::check_keys(extra);
   const checkpoint::Team team = parallel::team_of(what.world);
   const auto lock = lock_folder(team, dir, options);
-  parallel::StateToSave state = parallel::state_to_save(what);
-  return told(checkpoint::save(dir, describe(what, extra, facts, std::move(state.specs)),
+  parallel::StateToSave state = parallel::state_to_save(what, options.frozen);
+  const std::string frozen = options.frozen ? "" : parallel::fingerprint_of_frozen(what);
+  return told(checkpoint::save(dir, describe(what, extra, facts, std::move(state.specs), frozen),
                                state.shards, team, options_of(options, what.engine)));
 }
 
@@ -105,10 +110,19 @@ struct AsyncSave::Impl {
                                    ? comm::Group()
                                    : what.world.split(0, what.world.rank(), "checkpoint"))),
         lock(lock_folder(team, dir, options)),
+        frozen(options.frozen ? std::string() : parallel::fingerprint_of_frozen(what)),
+        saves_frozen(options.frozen),
         saver(dir, team, options_of(options, what.engine)) {}
+
+  checkpoint::Description about(const Checkpointable& what, const Extra& extra,
+                                const RunFacts& facts, parallel::StateToSave& state) const {
+    return describe(what, extra, facts, std::move(state.specs), frozen);
+  }
 
   const checkpoint::Team team;
   const std::unique_ptr<checkpoint::FolderLock> lock;  // goes after the saver
+  const std::string frozen;                            // their fingerprint, which does not change
+  const bool saves_frozen;
   checkpoint::AsyncSaver saver;
 };
 
@@ -120,15 +134,14 @@ AsyncSave& AsyncSave::operator=(AsyncSave&&) noexcept = default;
 
 void AsyncSave::start(const Checkpointable& what, const Extra& extra, const RunFacts& facts) {
   parallel::check_keys(extra);
-  parallel::StateToSave state = parallel::state_to_save(what);
-  impl_->saver.start(describe(what, extra, facts, std::move(state.specs)), state.shards);
+  parallel::StateToSave state = parallel::state_to_save(what, impl_->saves_frozen);
+  impl_->saver.start(impl_->about(what, extra, facts, state), state.shards);
 }
 
 Saved AsyncSave::save_now(const Checkpointable& what, const Extra& extra, const RunFacts& facts) {
   parallel::check_keys(extra);
-  parallel::StateToSave state = parallel::state_to_save(what);
-  return told(
-      impl_->saver.save_now(describe(what, extra, facts, std::move(state.specs)), state.shards));
+  parallel::StateToSave state = parallel::state_to_save(what, impl_->saves_frozen);
+  return told(impl_->saver.save_now(impl_->about(what, extra, facts, state), state.shards));
 }
 
 Saved AsyncSave::wait() { return told(impl_->saver.wait()); }

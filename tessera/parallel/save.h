@@ -53,6 +53,9 @@ struct SaveOptions {
   bool return_failures = false;
   // Told, on the first rank, of failures that are tried again or returned. Null: the log.
   std::function<void(const std::string&)> warn = nullptr;
+  // Parameters that are not trained too. False: the checkpoint has their fingerprint alone, and who
+  // loads it has them already: [Note: frozen parameters in checkpoints] in frozen.h.
+  bool frozen = true;
   // Nobody else may save into the folder meanwhile. False: the caller has seen to that.
   bool lock = true;
 };
@@ -101,8 +104,9 @@ struct LoadOptions {
 
 // Collective. Loads what save() saved, on any number of ranks, any mesh and any stage: from `dir`
 // if it is a checkpoint itself, else from the newest one in it that can be read. Every byte that is
-// read is verified. Throws UsageError if there is none, or if it is of another model or optimizer,
-// and DataError if it is damaged: then the engine holds nothing of use.
+// read is verified. Of a checkpoint without frozen parameters the engine's own must be the same.
+// Throws UsageError if there is none, or if it is of another model or optimizer, and DataError if
+// it is damaged: then the engine holds nothing of use.
 Loaded load(const Checkpointable& what, const std::string& dir, const LoadOptions& options = {});
 // The same, but nothing if `dir` has no checkpoint, or is not there yet.
 std::optional<Loaded> load_if_any(const Checkpointable& what, const std::string& dir,

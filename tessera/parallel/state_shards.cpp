@@ -8,6 +8,7 @@
 #include <charconv>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/torch_dtype.h"
@@ -15,6 +16,7 @@
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/memory/ledger.h"
+#include "tessera/parallel/frozen.h"
 #include "tessera/parallel/gather_texts.h"
 
 namespace tessera::parallel {
@@ -127,11 +129,42 @@ std::optional<std::int64_t> parse_count(const std::string& text) {
 
 }  // namespace
 
-StateToSave state_to_save(const Checkpointable& what) {
+namespace {
+
+// An engine knows of those that this rank has elements of, whatever the stage.
+std::set<std::string> frozen_params(const Checkpointable& what) {
+  const std::vector<std::string> names = what.engine.frozen_params();
+  return {names.begin(), names.end()};
+}
+
+// Without those of parameters that are left out.
+std::vector<ParamSpec> specs_without(std::vector<ParamSpec> specs,
+                                     const std::set<std::string>& left_out) {
+  std::erase_if(specs, [&](const ParamSpec& spec) { return left_out.contains(spec.name); });
+  return specs;
+}
+
+}  // namespace
+
+std::vector<FrozenShard> frozen_shards(const Checkpointable& what) {
+  const at::NoGradGuard no_grad;
+  std::vector<FrozenShard> out;
+  Specs specs(what);
+  for (const zero::StateShard& shard : what.engine.state(zero::StateScope::owned)) {
+    if (!shard.frozen) continue;
+    std::vector<Run> runs = runs_of(shard, specs.counted(shard));
+    if (!runs.empty()) out.push_back({shard.param, shard.values, std::move(runs)});
+  }
+  return out;
+}
+
+StateToSave state_to_save(const Checkpointable& what, bool frozen) {
   const at::NoGradGuard no_grad;
   StateToSave out;
   Specs specs(what);
+  const std::set<std::string> left_out = frozen ? std::set<std::string>() : frozen_params(what);
   for (const zero::StateShard& shard : what.engine.state(zero::StateScope::owned)) {
+    if (left_out.contains(shard.param)) continue;
     // Of what this rank has, the elements that no rank before it has too.
     std::vector<Run> runs = runs_of(shard, specs.counted(shard));
     if (runs.empty()) continue;
@@ -152,15 +185,17 @@ StateToSave state_to_save(const Checkpointable& what) {
       on_host(values, count, into).copy_(values.narrow(0, begin, count));
     };
   }
-  out.specs = specs.take();
+  out.specs = specs_without(specs.take(), left_out);
   return out;
 }
 
-StateToLoad state_to_load(const Checkpointable& what, bool params_only) {
+StateToLoad state_to_load(const Checkpointable& what, bool params_only, bool frozen) {
   const at::NoGradGuard no_grad;
   StateToLoad out;
   Specs specs(what);
+  const std::set<std::string> left_out = frozen ? std::set<std::string>() : frozen_params(what);
   for (const zero::StateShard& shard : what.engine.state(zero::StateScope::held)) {
+    if (left_out.contains(shard.param)) continue;
     if (params_only && shard.state != "param" && shard.state != "buffer") continue;
     checkpoint::WantedShard& wanted = out.shards.emplace_back();
     wanted.param = shard.param;
@@ -182,7 +217,7 @@ StateToLoad state_to_load(const Checkpointable& what, bool params_only) {
       values.narrow(0, begin, count).copy_(on_host(values, count, from));
     };
   }
-  out.specs = specs.take();
+  out.specs = specs_without(specs.take(), left_out);
   return out;
 }
 
@@ -227,6 +262,7 @@ void put_counts(Extra& extra, const zero::StepCounts& counts) {
 }
 
 zero::StepCounts take_counts(Extra& extra, const std::string& where) {
+  extra.erase(kFrozen);
   zero::StepCounts counts;
   const auto read = [&](const std::string& text) {
     const auto count = parse_count(text);

@@ -20,7 +20,16 @@ struct StateToSave {
   std::vector<checkpoint::Shard> shards;
   std::vector<at::Tensor> kept;  // as long as they are used
 };
-StateToSave state_to_save(const Checkpointable& what);
+// `frozen`: parameters that are not trained too.
+StateToSave state_to_save(const Checkpointable& what, bool frozen = true);
+
+// What this rank has of frozen parameters and no rank before it, as elements of the whole model.
+struct FrozenShard {
+  std::string param;
+  at::Tensor values;  // flat
+  std::vector<Run> runs;
+};
+std::vector<FrozenShard> frozen_shards(const Checkpointable& what);
 
 struct StateToLoad {
   std::vector<ParamSpec> specs;
@@ -29,7 +38,8 @@ struct StateToLoad {
   std::vector<std::pair<at::Tensor, at::Tensor>>
       copies;  // to the first, from the second, at the end
 };
-StateToLoad state_to_load(const Checkpointable& what, bool params_only);
+// `frozen`: as above; without them, they stay as they are.
+StateToLoad state_to_load(const Checkpointable& what, bool params_only, bool frozen = true);
 
 // How the ranks of a group talk about a checkpoint.
 checkpoint::Team team_of(const comm::Group& group);

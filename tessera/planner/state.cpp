@@ -15,6 +15,10 @@ StateBytes state_bytes(const StateLayout& layout, int stage, double params, int 
   return state_bytes(layout, stage, params, dp, default_reduce_policy(stage));
 }
 
+StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int dp) {
+  return {layout.param * (sharding_of_stage(stage).params ? params / dp : params), 0, 0};
+}
+
 double largest_model(const StateLayout& layout, int stage, int dp, double bytes) {
   return bytes / state_bytes(layout, stage, 1.0, dp).total();
 }

@@ -22,6 +22,9 @@ StateBytes state_bytes(const StateLayout& layout, int stage, double params, int 
                        ReducePolicy policy);
 StateBytes state_bytes(const StateLayout& layout, int stage, double params, int dp);
 
+// Parameters that are not trained: no gradients, no master copies, no moments.
+StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int dp);
+
 // The largest number of parameters whose state fits.
 double largest_model(const StateLayout& layout, int stage, int dp, double bytes);
 

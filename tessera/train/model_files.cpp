@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "tessera/checkpoint/checkpoint.h"
@@ -10,6 +11,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/merge.h"
 #include "tessera/train/resuming.h"
 
 namespace tessera::train {
@@ -45,6 +47,10 @@ class CheckpointFiles final : public ModelFiles {
     data_ = extra("data").empty() ? "unknown" : extra("data");
     tokenizer_ = extra("tokenizer");
     seq_ = std::atoll(extra("seq").c_str());
+    if (shape_.lora.any()) {
+      add_adapters_to(extra("init_from"));
+      return;
+    }
     const auto states = from_.states("tok.weight");
     const auto state = states.find("param");
     type_ = state != states.end() && state->second != DType::f32 ? at::kBFloat16 : at::kFloat;
@@ -52,6 +58,13 @@ class CheckpointFiles final : public ModelFiles {
 
   void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
     check_shape(spec, into, t, tp);
+    if (merged_) {
+      dtype_of(into);
+      const at::Tensor wide = at::empty(into.sizes(), at::kFloat).zero_();
+      merged_->read(spec.name, local_runs(spec, t, tp), wide.mutable_data_ptr<float>());
+      into.copy_(wide);
+      return;
+    }
     from_.expect({spec});
     checkpoint::WantedShard wanted;
     wanted.param = spec.name;
@@ -64,7 +77,25 @@ class CheckpointFiles final : public ModelFiles {
   }
 
  private:
+  // Of a run with adapters a checkpoint has these alone. Together with the model they are for, they
+  // are read as one without: [Note: merged adapters].
+  void add_adapters_to(const std::string& base) {
+    if (base.empty()) {
+      throw UsageError(str("--from: ", folder_,
+                           " has adapters alone, and the model they are for was not started from "
+                           "files (--init-from)"));
+    }
+    merged_.emplace(
+        shape_, huggingface::open_base(base, shape_),
+        [this](const std::string& param, const std::vector<Run>& runs, float* into) {
+          from_.load({{param, "param", DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
+        });
+    about_ += str(", adapters added to ", base);
+    shape_.lora = {};
+  }
+
   checkpoint::Checkpoint from_;
+  std::optional<huggingface::MergedModel> merged_;
 };
 
 class HuggingFaceFiles final : public ModelFiles {

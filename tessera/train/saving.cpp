@@ -28,6 +28,8 @@ SaveOptions save_options(const TrainConfig& config) {
   options.keep_every = config.keep_every;
   options.retries = static_cast<int>(config.save_retries);
   options.return_failures = config.on_save_error == "warn";
+  // Of a model that is fine-tuned by adapters, these alone: --init-from has the rest.
+  options.frozen = config.lora_rank == 0 && config.lora_from.empty();
   options.lock = false;  // whoever starts the ranks holds it
   return options;
 }
@@ -41,14 +43,15 @@ Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel&
 }
 
 void Saver::save(std::int64_t steps, std::int64_t samples) {
-  const Extra extra = {{"optimizer", config_.optimizer},
-                       {"data", config_.data},
-                       {"reading", reading(config_)},
-                       {"tokenizer", resolved_.tokenizer},
-                       {"seq", str(resolved_.seq)},
-                       {"global_batch", str(resolved_.global_batch)},
-                       {"micro_batch", str(config_.micro_batch)},
-                       {"overlap_tp", config_.overlap_tp ? "yes" : "no"}};
+  Extra extra = {{"optimizer", config_.optimizer},
+                 {"data", config_.data},
+                 {"reading", reading(config_)},
+                 {"tokenizer", resolved_.tokenizer},
+                 {"seq", str(resolved_.seq)},
+                 {"global_batch", str(resolved_.global_batch)},
+                 {"micro_batch", str(config_.micro_batch)},
+                 {"overlap_tp", config_.overlap_tp ? "yes" : "no"}};
+  if (!config_.init_from.empty()) extra["init_from"] = config_.init_from;
   const RunFacts facts = {steps, samples, static_cast<std::uint64_t>(config_.seed),
                           shape_json(resolved_.model)};
   if (config_.async_save) {

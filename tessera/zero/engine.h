@@ -68,6 +68,7 @@ struct StateShard {
   std::int64_t begin = 0;  // where it begins in this rank's parameter, in memory order
   at::Tensor values;       // flat
   std::vector<std::int64_t> sizes, strides;  // of this rank's parameter or buffer
+  bool frozen = false;                       // a parameter that is not trained
 };
 enum class StateScope : std::uint8_t {
   owned,  // each element on exactly one rank of the group: what this rank saves
@@ -76,7 +77,7 @@ enum class StateScope : std::uint8_t {
 // How far training has come.
 struct StepCounts {
   std::int64_t steps = 0;
-  std::map<std::string, std::int64_t> updates;  // of each parameter
+  std::map<std::string, std::int64_t> updates;  // of each parameter that is trained
   double loss_scale = 0;                        // layout fp16; 0: not known
 };
 
@@ -88,6 +89,11 @@ struct Begin {
 // [Note: stages] One engine; a stage says what of {optimizer state, gradients, parameters} each
 // rank keeps only its shard of: 0 nothing, 1 the first, 2 the first two, 3 all. Whatever the stage,
 // bucket size or overlap, the parameters after a step have the same bits.
+//
+// [Note: frozen parameters] Those with requires_grad() == false when the engine is made. They have
+// the layout's type, and neither gradient nor master copy nor optimizer state; nothing of them is
+// reduced, and norms, clipping and decay do not see them. Stages 0 to 2 keep them whole, stage 3
+// shards and gathers them with their units. Which they are does not change while the engine lives.
 //
 // Most programs use DataParallel below, which knows the model's type.
 class Engine {
@@ -175,6 +181,8 @@ class Engine {
 
   // All state between two steps, in declaration order.
   std::vector<StateShard> state(StateScope scope);
+  // Names of the frozen parameters, in the same order.
+  std::vector<std::string> frozen_params() const;
   StepCounts progress() const;
   // Collective: state(StateScope::held) has been overwritten, and training goes on from there.
   void resume(const StepCounts& progress);

@@ -33,8 +33,10 @@ std::vector<StateShard> Engine::state(StateScope scope) {
       }
     };
     if (param.bucket < 0) {  // frozen: never cut below stage 3
+      const std::size_t before = shards.size();
       add("param", sharded.params ? impl.gatherer.param_shard(index) : reader.elements(index),
           !sharded.params);
+      if (shards.size() > before) shards.back().frozen = true;
       continue;
     }
     const at::Tensor master = impl.update->master_shard(index);
@@ -60,12 +62,21 @@ std::vector<StateShard> Engine::state(StateScope scope) {
   return shards;
 }
 
+std::vector<std::string> Engine::frozen_params() const {
+  std::vector<std::string> names;
+  for (const Param& param : impl_->plan.params) {
+    if (param.bucket < 0) names.push_back(param.name);
+  }
+  return names;
+}
+
 StepCounts Engine::progress() const {
   impl_->settle();
   StepCounts progress;
   progress.loss_scale = impl_->loss_scale;
   progress.steps = impl_->update->steps();
   for (std::size_t i = 0; i < impl_->plan.params.size(); ++i) {
+    if (impl_->plan.params[i].bucket < 0) continue;
     progress.updates[impl_->plan.params[i].name] = impl_->update->updates()[i];
   }
   return progress;

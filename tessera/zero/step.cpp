@@ -131,6 +131,11 @@ void Engine::Impl::discard() {
 
 PendingStep Engine::Impl::start_step(std::optional<double> lr) {
   passes.check_step();
+  if (plan.buckets.empty() && options.axes.group.size() == 1) {
+    throw UsageError(
+        "step(): all parameters are frozen, and there is nothing to train; call "
+        "requires_grad_(true) for some before the engine is made");
+  }
   finish_reduction();
   if (device == nullptr) return PendingStep(std::make_shared<DoneStep>(step_on_host(lr)));
   const at::Tensor sum = loss.total();

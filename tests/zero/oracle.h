@@ -27,12 +27,22 @@ struct Case {
   Options options;
   nn::Recompute recompute = nn::Recompute::none;
   c10::Device device{c10::kCPU};
+  std::vector<std::string> frozen = {};  // what the names of frozen parameters begin with
 
   std::string describe() const {
     return str(net, ", ", ranks, " ranks, stage ", options.stage, ", layout ", options.layout.name,
                ", ", options.micro_batches, " micro-batches, bucket ", options.bucket_bytes);
   }
 };
+
+// Freezes what the case says.
+inline void freeze(torch::nn::Module& net, const Case& run) {
+  for (const auto& item : net.named_parameters()) {
+    for (const std::string& prefix : run.frozen) {
+      if (item.key().starts_with(prefix)) item.value().set_requires_grad(false);
+    }
+  }
+}
 
 struct Result {
   std::uint64_t hash = 0;
@@ -56,6 +66,7 @@ inline Result train(const comm::Group& group, const Case& run) {
   net->initialise(group.rank() == 0 ? 7 : 99);  // the start is rank 0's
   net->set_rank(group.rank());
   net->to(run.device);
+  freeze(*net, run);
   Options options = run.options;
   // Batch norm wants its parameters in the type of its statistics.
   if (run.net == "conv") {
@@ -124,6 +135,7 @@ inline Result train(const Case& run) {
 inline Result train_alone(const Case& run) {
   auto net = make_net(run.net);
   net->initialise(7);
+  freeze(*net, run);
   std::vector<at::Tensor> params;
   for (const at::Tensor& p : net->parameters()) {
     if (p.requires_grad()) params.push_back(p);

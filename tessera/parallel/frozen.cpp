@@ -1,0 +1,71 @@
+#include "tessera/parallel/frozen.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <set>
+
+#include "tessera/core/philox.h"
+#include "tessera/core/text.h"
+#include "tessera/parallel/gather_texts.h"
+#include "tessera/parallel/state_shards.h"
+
+namespace tessera::parallel {
+namespace {
+
+constexpr std::int64_t kStretchAtOnce = std::int64_t{1} << 22;  // elements
+
+// The finalizer of splitmix64.
+std::uint64_t spread_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t sum_of(const at::Tensor& values, const std::vector<Run>& runs, std::uint64_t stream) {
+  std::atomic<std::uint64_t> sum{0};
+  for (const Run& run : runs) {
+    for (std::int64_t at = 0; at < run.count; at += kStretchAtOnce) {
+      const std::int64_t count = std::min(kStretchAtOnce, run.count - at);
+      const at::Tensor some =
+          values.narrow(0, run.local + at, count).to(at::kCPU).to(at::kBFloat16).contiguous();
+      const auto* bits = static_cast<const std::uint16_t*>(some.const_data_ptr());
+      const auto first = static_cast<std::uint64_t>(run.whole + at);
+      at::parallel_for(0, count, 1 << 14, [&](std::int64_t from, std::int64_t end) {
+        std::uint64_t part = 0;
+        for (std::int64_t i = from; i < end; ++i) {
+          part += (bits[i] + std::uint64_t{1}) *
+                  spread_bits(stream + first + static_cast<std::uint64_t>(i));
+        }
+        sum += part;
+      });
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::string fingerprint_of_frozen(const Checkpointable& what) {
+  const at::NoGradGuard no_grad;
+  std::uint64_t sum = 0;
+  bool any = false;
+  for (const FrozenShard& shard : frozen_shards(what)) {
+    sum += sum_of(shard.values, shard.runs, stream_of(shard.param));
+    any = true;
+  }
+  std::uint64_t all = 0;
+  bool anywhere = false;
+  const std::string mine = any ? hex(sum) : std::string();
+  for (const std::string& text : gather_texts(what.world, mine, "frozen parameters")) {
+    if (text.empty()) continue;
+    all += std::stoull(text, nullptr, 16);
+    anywhere = true;
+  }
+  return anywhere ? hex(all) : std::string();
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,181 @@
+"""Adapters of `tessera train --lora-rank`, beside those of the Python package peft.
+
+For a small random model of each family: training beside peft's, export to peft and as a merged
+model, and import of an adapter that peft wrote.
+
+    peft_test.py TESSERA [FAMILY...]      run by the Python of .interop-venv
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+SKIP = 77
+try:
+    import torch
+    import transformers
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from safetensors.torch import load_file
+except ImportError as error:
+    print(f"skipped: {error}; make interop installs what this compares with", flush=True)
+    sys.exit(SKIP)
+
+SEQ, BATCH, STEPS, RANK, ALPHA, LR = 24, 2, 3, 4, 6, 1e-2
+TARGETS = {
+    "gpt2": ["c_attn", "attn.c_proj", "mlp.c_proj", "c_fc"],
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "qwen2": ["q_proj", "v_proj"],
+    "mistral": ["k_proj", "o_proj", "down_proj"],
+}
+OURS = {"gpt2": "all", "llama": "all", "qwen2": "auto", "mistral": "k,o,down_proj"}
+
+
+def small_config(family):
+    if family == "gpt2":
+        return transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+                                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    kind = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config,
+            "mistral": transformers.MistralConfig}[family]
+    more = {"mistral": {"sliding_window": 16}}.get(family, {})
+    return kind(vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+                tie_word_embeddings=family == "qwen2", **more)
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\nfailed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def check(what, good, detail=""):
+    if not good:
+        raise SystemExit(f"FAILED: {what} {detail}")
+
+
+def logits_of(model, ids):
+    model.eval()
+    with torch.no_grad():
+        return model(ids).logits.float()
+
+
+def lora_of(family):
+    return LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[family], lora_dropout=0.0,
+                      fan_in_fan_out=family == "gpt2", task_type="CAUSAL_LM")
+
+
+def base_model(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def losses_of(lines):
+    steps = [json.loads(line) for line in lines.splitlines()]
+    return [step["loss"] for step in steps if "step" in step and "loss" in step]
+
+
+def train_with_peft(base, adapter, tokens):
+    """The losses of the same steps, from the same adapters."""
+    model = PeftModel.from_pretrained(base_model(base), adapter, is_trainable=True)
+    model.eval()  # no dropout; gradients flow all the same
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
+    losses = []
+    for step in range(STEPS):
+        rows = [tokens[(step * BATCH + row) * SEQ:][:SEQ + 1] for row in range(BATCH)]
+        ids = torch.tensor([row[:-1] for row in rows])
+        targets = torch.tensor([row[1:] for row in rows])
+        logits = model(ids).logits.float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def check_family(tessera, family, work):
+    torch.manual_seed(1)
+    base, peft_dir = f"{work}/{family}", f"{work}/{family}-peft"
+    model = transformers.AutoModelForCausalLM.from_config(small_config(family)).float()
+    model.save_pretrained(base)
+    tuned = get_peft_model(base_model(base), lora_of(family))
+    with torch.no_grad():
+        for name, p in tuned.named_parameters():
+            if "lora_B" in name:
+                p.normal_(0, 0.1)
+    tuned.save_pretrained(peft_dir)
+    text = bytes((i * 7 + i // 5 + i * i % 11) % 96 + 32 for i in range(2000))
+    with open(f"{work}/text.txt", "wb") as out:
+        out.write(text)
+    common = [tessera, "train", "--init-from", base, "--data", f"{work}/text.txt", "--seq", str(SEQ),
+              "--micro-batch", str(BATCH), "--samples", "0", "--order", "sequential", "--clip", "0",
+              "--lr", str(LR), "--lr-schedule", "constant", "--warmup", "0", "--weight-decay", "0"]
+
+    # An adapter of peft's, trained a few steps here and there.
+    metrics = f"{work}/{family}.jsonl"
+    run(*common, "--lora-from", peft_dir, "--ranks", "1", "--steps", str(STEPS), "--metrics", metrics,
+        "--save", f"{work}/{family}-run")
+    with open(metrics) as lines:
+        ours = losses_of(lines.read())
+    theirs, trained = train_with_peft(base, peft_dir, list(text))
+    check(f"{family}: losses", len(ours) == STEPS, ours)
+    for mine, other in zip(ours, theirs):
+        check(f"{family}: losses of training", abs(mine - other) < 1e-3, f"{ours} {theirs}")
+
+    # What was trained, back in peft.
+    ids = torch.tensor([list(text[:40]), list(text[100:140])])
+    wanted = logits_of(trained, ids)
+    out = f"{work}/{family}-adapter"
+    run(tessera, "checkpoint", "export", f"{work}/{family}-run", out, "--format", "peft")
+    back = PeftModel.from_pretrained(base_model(base), out)
+    error = (logits_of(back, ids) - wanted).abs().max().item()
+    check(f"{family}: logits after training, export and import", error < 2e-3, error)
+    expected = logits_of(back, ids)
+    plain = logits_of(base_model(base), ids)
+    check(f"{family}: the adapters matter", (expected - plain).abs().max().item() > 1e-2)
+
+    # And as one model.
+    merged = f"{work}/{family}-merged"
+    run(tessera, "checkpoint", "export", f"{work}/{family}-run", merged, "--format", "huggingface",
+        "--base", base)
+    error = (logits_of(base_model(merged), ids) - expected).abs().max().item()
+    check(f"{family}: logits of the merged model", error < 1e-4, error)
+
+    # An adapter of ours on two tensor-parallel ranks, from its own start.
+    run(*common, "--lora-rank", str(RANK), "--lora-alpha", str(ALPHA), "--lora-targets",
+        OURS[family], "--tp", "2", "--steps", "2", "--save", f"{work}/{family}-own")
+    own = f"{work}/{family}-own-adapter"
+    run(tessera, "checkpoint", "export", f"{work}/{family}-own", own, "--format", "peft",
+        "--base", base)
+    with open(f"{own}/adapter_config.json") as config:
+        said = json.load(config)
+    check(f"{family}: adapter_config.json", said["base_model_name_or_path"] == base and
+          said["r"] == RANK and said["lora_alpha"] == ALPHA, said)
+    tensors, known = load_file(f"{own}/adapter_model.safetensors"), load_file(
+        f"{peft_dir}/adapter_model.safetensors")
+    check(f"{family}: names of tensors", tensors.keys() == known.keys(),
+          sorted(tensors.keys() ^ known.keys()))
+    check(f"{family}: shapes", all(tensors[k].shape == known[k].shape for k in known))
+    run(tessera, "checkpoint", "export", f"{work}/{family}-own", f"{own}-merged", "--format",
+        "huggingface", "--base", base)
+    expected = logits_of(PeftModel.from_pretrained(base_model(base), own), ids)
+    error = (logits_of(base_model(f"{own}-merged"), ids) - expected).abs().max().item()
+    check(f"{family}: logits of our own adapters", error < 1e-4, error)
+    print(f"{family}: as peft has it; losses {ours} and {theirs}", flush=True)
+
+
+def main():
+    tessera = sys.argv[1]
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory(prefix="tessera-peft-") as work:
+        for family in sys.argv[2:] or TARGETS:
+            check_family(tessera, family, work)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

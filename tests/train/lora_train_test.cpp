@@ -1,0 +1,256 @@
+// Fine-tuning by adapters: on any mesh, at any stage, with any schedule as in one process; with the
+// memory and the bytes of the plan; saved without the model, and resumed with it.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <map>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/train/trainer.h"
+#include "tests/text.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::int64_t kBatch = 8;
+constexpr int kTuningSteps = 4;
+
+TrainConfig tuned(const std::string& model, const std::string& targets = "all") {
+  TrainConfig config;
+  config.model = model;
+  config.layers = 4;
+  config.hidden = 32;
+  config.heads = 4;
+  config.vocab = 64;
+  config.seq = 16;
+  config.steps = kTuningSteps;
+  config.global_batch = kBatch;
+  config.micro_batch = kBatch;
+  config.lr = 5e-2;
+  config.warmup = 0;
+  config.seed = 5;
+  config.lora_rank = 4;
+  config.lora_targets = targets;
+  config.axes.set("dp", 1);
+  return config;
+}
+
+struct Cut {
+  int dp = 1, tp = 1, pp = 1;
+};
+TrainConfig on_cut(TrainConfig config, const Cut& cut, int accumulation) {
+  config.axes.set("dp", cut.dp);
+  config.axes.set("tp", cut.tp);
+  config.axes.set("pp", cut.pp);
+  config.micro_batch = kBatch / cut.dp / accumulation;
+  return config;
+}
+
+std::string words(const TrainConfig& config) {
+  return str(config.model, " ", config.lora_targets, ", dp ", config.axes.dp(), ", tp ",
+             config.axes.tp(), ", pp ", config.axes.pp(), ", stage ", config.zero, ", micro-batch ",
+             config.micro_batch, ", ", config.schedule, ", ", config.recompute, ", ", config.layout,
+             config.sequence_parallel ? ", sequence-parallel" : "");
+}
+
+struct Outcomes {
+  std::vector<StepMetrics> steps;  // of rank 0
+  std::vector<Summary> summaries;
+};
+
+void on_ranks(const TrainConfig& config, const std::function<void(Trainer&, int)>& body) {
+  comm::GroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  comm::run_threads(
+      static_cast<int>(config.axes.world()),
+      [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Group world(std::move(backend));
+        Trainer trainer(config, world);
+        body(trainer, world.rank());
+      },
+      options);
+}
+
+Outcomes tune(const TrainConfig& config) {
+  Outcomes out;
+  out.summaries.resize(static_cast<std::size_t>(config.axes.world()));
+  on_ranks(config, [&](Trainer& trainer, int rank) {
+    for (int step = 0; step < kTuningSteps; ++step) trainer.step();
+    out.summaries[static_cast<std::size_t>(rank)] = trainer.summary();
+    if (rank == 0) out.steps = trainer.history();
+  });
+  return out;
+}
+
+const Outcomes& in_one_process(const TrainConfig& config) {
+  static std::map<std::string, Outcomes> known;
+  const std::string key = config.model + config.lora_targets;
+  if (!known.contains(key)) known[key] = tune(tuned(config.model, config.lora_targets));
+  return known[key];
+}
+
+void expect_same(const TrainConfig& config) {
+  const Outcomes& want = in_one_process(config);
+  const Outcomes got = tune(config);
+  ASSERT_EQ(got.steps.size(), want.steps.size()) << words(config);
+  for (std::size_t i = 0; i < want.steps.size(); ++i) {
+    ASSERT_NEAR(got.steps[i].loss, want.steps[i].loss, 1e-4 * want.steps[i].loss)
+        << "step " << i << ": " << words(config);
+    ASSERT_NEAR(got.steps[i].grad_norm, want.steps[i].grad_norm, 1e-3 * want.steps[i].grad_norm)
+        << "step " << i << ": " << words(config);
+  }
+  for (std::size_t r = 0; r < got.summaries.size(); ++r) {
+    const Outcome &predicted = got.summaries[r].predicted, &measured = got.summaries[r].measured;
+    const std::string who = str("rank ", r, ": ", words(config));
+    EXPECT_EQ(predicted.sent->dp, measured.sent->dp) << who;
+    EXPECT_EQ(predicted.sent->tp, measured.sent->tp) << who;
+    EXPECT_EQ(predicted.sent->pp, measured.sent->pp) << who;
+    for (const char* category : {"params", "grads", "optimizer"}) {
+      const auto planned = static_cast<double>(predicted.memory.at(category));
+      EXPECT_NEAR(static_cast<double>(measured.memory.at(category)), planned, 0.01 * planned)
+          << category << ", " << who;
+    }
+    EXPECT_EQ(got.summaries[r].params_hash, got.summaries[0].params_hash) << who;
+  }
+}
+
+TEST(LoraTraining, EveryMeshAndStageAsOneProcess) {
+  int turn = 0;
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const Cut& cut : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}, Cut{2, 2, 1}, Cut{2, 1, 2},
+                           Cut{1, 2, 2}, Cut{2, 2, 2}}) {
+      for (int stage = 0; stage < 4; ++stage) {
+        if (cut.dp == 1 && stage % 3 != 0) continue;
+        const char* targets = ++turn % 3 == 0 ? "auto" : turn % 3 == 1 ? "all" : "fc,o";
+        TrainConfig config =
+            on_cut(tuned(model, targets), cut, turn % 2 == 0 && cut.pp == 1 ? 1 : 4);
+        config.zero = stage;
+        config.sequence_parallel = cut.tp > 1 && turn % 2 == 0;
+        config.recompute = turn % 5 == 0 ? "full" : turn % 5 == 1 ? "selective" : "none";
+        if (cut.pp > 1 && turn % 4 == 0) config.schedule = "zb-h1";
+        if (cut.pp > 1 && turn % 4 == 1) config.schedule = "interleaved", config.chunks = 2;
+        if (cut.pp > 1 && turn % 4 == 2) config.split = "3,1";
+        expect_same(config);
+      }
+    }
+  }
+}
+
+// Memory of a run in all its rows, and that it is little.
+TEST(LoraTraining, MemoryIsAsPlanned) {
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const char* targets : {"auto", "all"}) {
+      for (const char* recompute : {"none", "full"}) {
+        TrainConfig config = on_cut(tuned(model, targets), {2, 1, 1}, 2);
+        config.recompute = recompute;
+        config.zero = 2;
+        const Outcomes got = tune(config);
+        for (const char* row : {"params", "grads", "optimizer", "activations", "peak"}) {
+          const auto want = static_cast<double>(got.summaries[0].predicted.memory.at(row));
+          EXPECT_NEAR(static_cast<double>(got.summaries[0].measured.memory.at(row)), want,
+                      (std::string(row) == "peak" ? 0.1 : 0.02) * want)
+              << words(config) << " " << row;
+        }
+        const auto& memory = got.summaries[0].measured.memory;
+        EXPECT_LT(memory.at("grads") + memory.at("optimizer"), memory.at("params") / 2);
+      }
+    }
+  }
+}
+
+struct Folder {
+  Folder() {
+    char name[] = "/tmp/tessera-lora-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+TEST(LoraTraining, SavesTheAdaptersAloneAndGoesOn) {
+  const Folder folder;
+  TrainConfig config = on_cut(tuned("llama-tiny"), {2, 1, 1}, 1);
+  config.save = folder.path;
+  config.zero = 1;
+  std::vector<double> whole;
+  std::string hash;
+  on_ranks(config, [&](Trainer& trainer, int rank) {
+    for (int step = 0; step < kTuningSteps; ++step) {
+      const StepMetrics& metrics = trainer.step();
+      if (rank == 0) whole.push_back(metrics.loss);
+      if (step == 1) trainer.save();
+    }
+    trainer.finish_saving();
+    if (const Summary summary = trainer.summary(); rank == 0) hash = summary.params_hash;
+  });
+  std::string at;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path)) {
+    if (entry.is_directory()) at = entry.path();
+  }
+  checkpoint::Checkpoint from(at);
+  ASSERT_FALSE(from.about().params.empty());
+  for (const ParamSpec& spec : from.about().params) {
+    EXPECT_TRUE(is_adapter_param(spec.name)) << spec.name;
+  }
+  EXPECT_TRUE(contains(from.about().model, "\"rank\":4"));
+
+  // On the same mesh to the bit; on another within rounding.
+  for (const Cut& cut : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}}) {
+    TrainConfig again = on_cut(config, cut, cut.pp > 1 ? 4 : 1);
+    again.resume = at;
+    again.save.clear();
+    again.zero = cut.dp > 1 ? 3 : 0;
+    on_ranks(again, [&](Trainer& trainer, int rank) {
+      std::vector<std::string> notes;
+      ASSERT_TRUE(trainer.resume(notes));
+      for (std::size_t step = 2; step < whole.size(); ++step) {
+        const double loss = trainer.step().loss;
+        EXPECT_NEAR(loss, whole[step], 1e-4 * whole[step]) << words(again) << " rank " << rank;
+      }
+      const Summary summary = trainer.summary();
+      EXPECT_TRUE(cut.dp == 1 || summary.params_hash == hash) << words(again);
+    });
+  }
+
+  // Another base, another rank, or no adapters: refused, in words.
+  const auto refused = [&](const std::function<void(TrainConfig&)>& change) {
+    TrainConfig other = on_cut(config, {1, 1, 1}, 1);
+    other.resume = at;
+    other.save.clear();
+    change(other);
+    std::string words;
+    on_ranks(other, [&](Trainer& trainer, int) {
+      std::vector<std::string> notes;
+      words = error_of([&] { trainer.resume(notes); });
+    });
+    return words;
+  };
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.seed = 6; }), "fingerprint"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_rank = 8; }), "lora was"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_targets = "q"; }), "lora was"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_rank = 0; }), "lora was"));
+  EXPECT_EQ(refused([](TrainConfig& c) { c.layout = "bf16"; }), "");
+}
+
+TEST(LoraTraining, RefusesWhatItCannotDo) {
+  const auto problem = [](const std::function<void(TrainConfig&)>& change) {
+    TrainConfig config = tuned("llama-tiny");
+    change(config);
+    return error_of([&] { resolve(config, static_cast<int>(config.axes.world())); });
+  };
+  EXPECT_EQ(problem([](TrainConfig&) {}), "");
+  EXPECT_TRUE(contains(problem([](TrainConfig& c) { c.lora_targets = "c_attn"; }), "some of q, k"));
+  EXPECT_TRUE(contains(problem([](TrainConfig& c) {
+                         c.overlap_tp = true;
+                         c.axes.set("tp", 2);
+                       }),
+                       "--overlap-tp"));
+}
+
+}  // namespace
+}  // namespace tessera::train
