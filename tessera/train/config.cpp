@@ -14,6 +14,7 @@
 #include "tessera/kernels/rules.h"
 #include "tessera/planner/step_time.h"
 #include "tessera/schedule/schedule.h"
+#include "tessera/train/adapters.h"
 #include "tessera/train/init_from.h"
 #include "tessera/train/resuming.h"
 
@@ -323,13 +324,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   }
   Resolved out;
   out.model = resolve_model(config);
-  out.model.lora = {config.lora_rank, config.lora_alpha, config.lora_targets};
-  check_lora(out.model);
-  if (out.model.lora.any() && config.overlap_tp && config.axes.tp() > 1) {
-    throw UsageError(
-        "--overlap-tp: got --lora-rank too, and products with adapters do not run while the ranks "
-        "talk; wanted one of them");
-  }
+  out.model.lora = adapters_asked(config, out.model);
   out.layout = parse_state_layout(config.layout);
   std::visit(
       [&](const auto& rule) {

@@ -9,6 +9,7 @@
 #include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/models/init.h"
+#include "tessera/train/adapters.h"
 #include "tessera/train/init_from.h"
 #include "tessera/train/mesh_check.h"
 
@@ -74,7 +75,7 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.attention_dropout = config.attention_dropout;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.initial = models::initial_values(resolved.model);
-  options.stored = stored_start(config);
+  options.stored = with_adapters(stored_start(config), config, resolved.model);
   options.device = device;
   options.graphs = config.cuda_graph == "on"    ? Graphs::always
                    : config.cuda_graph == "off" ? Graphs::never
