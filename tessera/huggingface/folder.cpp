@@ -17,6 +17,7 @@ using checkpoint::stored_name;
 
 constexpr std::int64_t kMostIndexBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostFiles = 10'000;
+constexpr std::size_t kMostListed = 2'000;  // all that are wrong, of any model that there is
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::vector<std::string> sizes;
@@ -191,6 +192,11 @@ void Folder::check_tensors() {
   }
   if (missing.empty() && others.empty()) return;
   missing.insert(missing.end(), others.begin(), others.end());
+  if (missing.size() > kMostListed) {
+    const std::size_t more = missing.size() - kMostListed;
+    missing.resize(kMostListed);
+    missing.push_back(str("  and ", more, " more"));
+  }
   throw DataError(str(path_, ": the tensors are not those of its config.json (", config_.family,
                       ", ", plural(shape().layers, "layer"), "):\n", join(missing, "\n")));
 }

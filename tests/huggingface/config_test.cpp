@@ -1,0 +1,247 @@
+// config.json and the shape of a model: what is honoured, what is refused, and the way back.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/huggingface/config.h"
+#include "tessera/huggingface/shape_json.h"
+#include "tests/huggingface/made.h"
+#include "tests/text.h"
+
+namespace tessera::huggingface {
+namespace {
+
+using Json = nlohmann::json;
+
+// As transformers writes them.
+Json llama() {
+  return Json::parse(R"({
+    "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 1, "dtype": "float32", "eos_token_id": 2, "head_dim": 8, "hidden_act": "silu",
+    "hidden_size": 16, "initializer_range": 0.03, "intermediate_size": 20,
+    "max_position_embeddings": 2048, "mlp_bias": false, "model_type": "llama",
+    "num_attention_heads": 2, "num_hidden_layers": 3, "num_key_value_heads": 1,
+    "pad_token_id": null, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+      "original_max_position_embeddings": 64, "rope_theta": 500000.0, "rope_type": "llama3"},
+    "tie_word_embeddings": false, "transformers_version": "5.22.2", "use_cache": true,
+    "vocab_size": 50})");
+}
+Json gpt2() {
+  return Json::parse(R"({
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 16, "n_head": 2,
+    "n_layer": 1, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": null,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
+    "summary_use_proj": true, "task_specific_params": {"text-generation": {"do_sample": true}},
+    "vocab_size": 50257})");
+}
+Json mistral() {
+  Json json = llama();
+  for (const char* const name : {"attention_bias", "mlp_bias", "rope_parameters"}) json.erase(name);
+  json["model_type"] = "mistral";
+  json["rope_theta"] = 1000000.0;
+  json["sliding_window"] = 32;
+  return json;
+}
+Json qwen2() {
+  Json json = mistral();
+  json["model_type"] = "qwen2";
+  json["use_sliding_window"] = false;
+  json["max_window_layers"] = 2;
+  return json;
+}
+
+ModelShape shape_of(const Json& json) { return parse_config(json.dump(), "config.json").shape; }
+std::string problem_of(const Json& json) {
+  return error_of([&] { shape_of(json); });
+}
+
+TEST(Config, Families) {
+  const ModelShape l = shape_of(llama());
+  EXPECT_EQ(l.layers, 3);
+  EXPECT_EQ(l.hidden, 16);
+  EXPECT_EQ(l.heads, 2);
+  EXPECT_EQ(l.kv_heads, 1);
+  EXPECT_EQ(l.ffn, 20);
+  EXPECT_EQ(l.vocab, 50);
+  EXPECT_EQ(l.head_dim(), 8);
+  EXPECT_EQ(l.positions, 0);
+  EXPECT_EQ(l.context, 2048);
+  EXPECT_TRUE(l.swiglu);
+  EXPECT_FALSE(l.tied);
+  EXPECT_EQ(l.biases, Biases(false));
+  EXPECT_EQ(l.norm_eps, 1e-6);
+  EXPECT_EQ(l.rotary_base, 5e5);
+  EXPECT_EQ(l.init_range, 0.03);
+  EXPECT_EQ(l.rotary_scaling, (RotaryScaling{RotaryScaling::Kind::llama3, 8, 1, 4, 64}));
+  const Config g = parse_config(gpt2().dump(), "c");
+  EXPECT_EQ(g.shape.ffn, 64);
+  EXPECT_EQ(g.shape.positions, 1024);
+  EXPECT_TRUE(g.shape.tied);
+  EXPECT_EQ(g.shape.biases, Biases(true));
+  EXPECT_EQ(g.shape.activation, Activation::gelu_tanh);
+  EXPECT_EQ(g.dropout, 0.1);
+  EXPECT_EQ(shape_of(mistral()).window, 32);
+  EXPECT_EQ(shape_of(mistral()).rotary_base, 1e6);
+  EXPECT_EQ(shape_of(qwen2()).window, 0);
+  EXPECT_EQ(shape_of(qwen2()).biases, Biases(true, false, false, false));
+}
+
+TEST(Config, WhatChangesTheResultIsHonoured) {
+  Json json = llama();
+  json["head_dim"] = 12;
+  json["attention_bias"] = true;
+  json["mlp_bias"] = true;
+  json["tie_word_embeddings"] = true;
+  ModelShape shape = shape_of(json);
+  EXPECT_EQ(shape.head_dim(), 12);
+  EXPECT_EQ(shape.biases, Biases(true, true, true, false));
+  EXPECT_TRUE(shape.tied);
+  // The older names of rotary positions.
+  json.erase("rope_parameters");
+  json["rope_theta"] = 123.0;
+  json["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  shape = shape_of(json);
+  EXPECT_EQ(shape.rotary_base, 123);
+  EXPECT_EQ(shape.rotary_scaling.kind, RotaryScaling::Kind::linear);
+  EXPECT_EQ(shape.rotary_scaling.factor, 2);
+  json["rope_scaling"] = nullptr;
+  EXPECT_EQ(shape_of(json).rotary_scaling.kind, RotaryScaling::Kind::none);
+  json.erase("rope_theta");
+  EXPECT_EQ(shape_of(json).rotary_base, 1e4);
+  json.erase("num_key_value_heads");
+  EXPECT_EQ(shape_of(json).kv_heads, 2);
+
+  json = gpt2();
+  json["n_inner"] = 40;
+  json["activation_function"] = "gelu";
+  json["layer_norm_epsilon"] = 0.5;
+  shape = shape_of(json);
+  EXPECT_EQ(shape.ffn, 40);
+  EXPECT_EQ(shape.activation, Activation::gelu);
+  EXPECT_EQ(shape.norm_eps, 0.5);
+
+  json = qwen2();
+  json["use_sliding_window"] = true;
+  EXPECT_EQ(shape_of(json).window, 32);
+  EXPECT_EQ(shape_of(json).window_from, 2);
+  json["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention"};
+  EXPECT_EQ(shape_of(json).window_from, 1);
+  json["layer_types"] = {"full_attention", "full_attention", "full_attention"};
+  EXPECT_EQ(shape_of(json).window, 0);
+  json = mistral();
+  json["sliding_window"] = nullptr;
+  EXPECT_EQ(shape_of(json).window, 0);
+  json.erase("sliding_window");  // transformers' default
+  EXPECT_EQ(shape_of(json).window, 4096);
+}
+
+// Each is refused, and by its name.
+TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
+  struct Case {
+    Json base;
+    const char* name;
+    Json value;
+  };
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 2.0}};
+  const std::vector<Case> cases = {
+      {llama(), "hidden_act", "gelu"},
+      {llama(), "rope_scaling", yarn},
+      {llama(), "partial_rotary_factor", 0.5},
+      {llama(), "model_type", "gemma"},
+      {llama(), "quantization_config", {{"bits", 4}}},
+      {llama(), "auto_map", {{"AutoModel", "x.y"}}},
+      {llama(), "logit_scale", 0.5},
+      {llama(), "sliding_window", 16},
+      {llama(), "is_encoder_decoder", true},
+      {llama(), "hidden_size", "16"},
+      {llama(), "hidden_size", 16.0},
+      {llama(), "hidden_size", 0},
+      {llama(), "num_hidden_layers", -1},
+      {llama(), "vocab_size", nullptr},
+      {llama(), "num_hidden_layers", 18446744073709551615u},
+      {llama(), "rms_norm_eps", "1e-5"},
+      {llama(), "rms_norm_eps", -1},
+      {llama(), "tie_word_embeddings", "yes"},
+      {llama(), "layer_types", {"full_attention"}},
+      {gpt2(), "scale_attn_weights", false},
+      {gpt2(), "scale_attn_by_inverse_layer_idx", true},
+      {gpt2(), "add_cross_attention", true},
+      {gpt2(), "activation_function", "silu"},
+      {gpt2(), "pruned_heads", {{"0", {1}}}},
+      {mistral(), "attention_bias", true},
+      {mistral(), "layer_types", {"sliding_attention", "full_attention", "sliding_attention"}},
+      {mistral(), "layer_types", {"full_attention", "full_attention", "full_attention"}},
+      {qwen2(), "layer_types", {"sliding_attention", "full_attention", "full_attention"}},
+      {qwen2(), "layer_types", {"full_attention", "full_attention", "sliding_attention"}},
+  };
+  for (const Case& each : cases) {
+    Json json = each.base;
+    json[each.name] = each.value;
+    if (std::string(each.name) == "rope_scaling") json.erase("rope_parameters");
+    const std::string problem = problem_of(json);
+    EXPECT_TRUE(contains(problem, each.name)) << each.name << ": " << problem;
+    EXPECT_TRUE(contains(problem, "config.json")) << problem;
+  }
+  // Parts of rotary scaling too.
+  Json json = llama();
+  for (const char* const part : {"factor", "low_freq_factor", "original_max_position_embeddings"}) {
+    json = llama();
+    json["rope_parameters"].erase(part);
+    EXPECT_TRUE(contains(problem_of(json), part)) << problem_of(json);
+  }
+  json = llama();
+  json["rope_parameters"]["attention_factor"] = 2.0;
+  EXPECT_TRUE(contains(problem_of(json), "attention_factor"));
+}
+
+TEST(Config, UnknownFieldsThatAreOff) {
+  Json json = llama();
+  json["use_something_new"] = false;
+  json["another"] = nullptr;
+  json["list"] = Json::array();
+  EXPECT_EQ(problem_of(json), "");
+  json["use_something_new"] = true;
+  json["second"] = 3;
+  EXPECT_TRUE(contains(problem_of(json), "\"second\", \"use_something_new\"")) << problem_of(json);
+}
+
+TEST(Config, EveryShapeComesBack) {
+  int count = 0;
+  for (std::vector<ModelShape> shapes : {small_shapes(), model_shapes()}) {
+    for (ModelShape& shape : shapes) {
+      const Config back = parse_config(config_json(shape, "bfloat16"), shape.name);
+      if (shape.rotary() && shape.context == 0) shape.context = 2048;
+      if (shape.window == 0) shape.window_from = 0;
+      if (shape.head_width * shape.heads == shape.hidden) shape.head_width = 0;
+      const std::string name = shape.name;
+      EXPECT_EQ(back.family, family_of(shape));
+      EXPECT_EQ(parse_shape(shape_json(shape), name).name, name);
+      shape.name.clear();
+      EXPECT_EQ(shape_json(back.shape), shape_json(shape)) << name;
+      EXPECT_EQ(shape_json(parse_shape(shape_json(shape), name)), shape_json(shape)) << name;
+      ++count;
+    }
+  }
+  EXPECT_GT(count, 20);
+}
+
+TEST(Config, ShapesOfNoFamily) {
+  ModelShape shape = small_shape("llama");
+  shape.biases.norm = true;
+  EXPECT_TRUE(contains(error_of([&] { config_json(shape, "float32"); }), "shift"));
+  shape = small_shape("gpt2");
+  shape.window = 4;
+  EXPECT_TRUE(contains(error_of([&] { config_json(shape, "float32"); }), "window"));
+  shape = small_shape("mistral");
+  shape.window_from = 1;
+  EXPECT_TRUE(contains(error_of([&] { config_json(shape, "float32"); }), "window"));
+}
+
+}  // namespace
+}  // namespace tessera::huggingface

@@ -1,0 +1,151 @@
+// From checkpoints to folders, and what must not be left behind.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/checkpoint/reshard.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/huggingface/huggingface.h"
+#include "tessera/huggingface/shape_json.h"
+#include "tests/checkpoint/faults.h"
+#include "tests/checkpoint/ranks.h"
+#include "tests/huggingface/made.h"
+#include "tests/text.h"
+
+namespace tessera::huggingface {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Checkpoint;
+using checkpoint::TempFolder;
+
+void expect_model(const std::string& path, const ModelShape& shape) {
+  const Folder folder(path);
+  ModelShape unnamed = shape;
+  unnamed.name.clear();
+  EXPECT_EQ(shape_json(folder.shape()), shape_json(unnamed));
+  for (const ParamPieces& param : pieces_of(shape)) {
+    std::vector<float> got(static_cast<std::size_t>(elements(param.shape)));
+    folder.read(param.param, {{0, 0, static_cast<std::int64_t>(got.size())}}, DType::f32,
+                reinterpret_cast<std::byte*>(got.data()));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i], value_of(param.param, static_cast<std::int64_t>(i))) << param.param << i;
+    }
+  }
+}
+
+TEST(Export, EveryFamilyFromAnyMesh) {
+  const TempFolder dir;
+  for (const ModelShape& shape : small_shapes()) {
+    Checkpoint whole(make_checkpoint(dir / shape.name, shape));
+    checkpoint::reshard(whole, dir / (shape.name + "-mesh"), "dp=2,pp=2");
+    Checkpoint from(checkpoint::find_latest(dir / (shape.name + "-mesh")).folder);
+    const std::string out = dir / (shape.name + "-out/");
+    const WrittenFolder written = export_folder(from, out);
+    EXPECT_EQ(written.files, 1);
+    EXPECT_EQ(written.bytes, 4 * shape.params());
+    EXPECT_TRUE(written.companions.empty());
+    expect_model(out, shape);
+    FolderOptions options;
+    options.dtype = DType::bf16;
+    options.shard_bytes = 10'000;
+    const WrittenFolder several = export_folder(from, out + "-bf16", options);
+    EXPECT_GT(several.files, 2);
+    expect_model(out + "-bf16", shape);
+    const auto index = nlohmann::json::parse(read_all(out + "-bf16/model.safetensors.index.json"));
+    EXPECT_EQ(index["metadata"]["total_size"], 2 * shape.params());
+    for (const auto& [name, file] : index["weight_map"].items()) {
+      EXPECT_TRUE(fs::exists(out + "-bf16/" + file.get<std::string>())) << name;
+    }
+  }
+}
+
+TEST(Export, CompanionsTravelWithTheRun) {
+  const TempFolder dir;
+  const ModelShape shape = small_shape("llama");
+  make_folder(dir / "hub", shape);
+  auto config = nlohmann::json::parse(read_all(dir / "hub/config.json"));
+  config["eos_token_id"] = 7;
+  std::ofstream(dir / "hub/config.json") << config;
+  std::ofstream(dir / "hub/tokenizer.json") << "{\"t\": 1}";
+  std::ofstream(dir / "hub/generation_config.json") << "{}";
+  std::ofstream(dir / "hub/README.md") << "no";
+  keep_companions(dir / "hub", dir / "run");
+  keep_companions(dir / "hub", dir / "run");  // replaces it
+  Checkpoint from(make_checkpoint(dir / "run", shape));
+  EXPECT_NE(companions_of(from.folder()), "");
+  const WrittenFolder written = export_folder(from, dir / "out");
+  EXPECT_EQ(written.companions,
+            (std::vector<std::string>{"generation_config.json", "tokenizer.json"}));
+  EXPECT_EQ(read_all(dir / "out/tokenizer.json"), "{\"t\": 1}");
+  EXPECT_FALSE(fs::exists(dir / "out/README.md"));
+  // The config.json it came with says more than the shape.
+  EXPECT_EQ(nlohmann::json::parse(read_all(dir / "out/config.json"))["eos_token_id"], 7);
+  expect_model(dir / "out", shape);
+  // Another folder of a tokenizer, whose config.json is of another model.
+  make_folder(dir / "other", small_shape("gpt2"));
+  std::ofstream(dir / "other/merges.txt") << "a b";
+  FolderOptions options;
+  options.tokenizer = dir / "other";
+  EXPECT_EQ(export_folder(from, dir / "out2", options).companions,
+            (std::vector<std::string>{"merges.txt"}));
+  expect_model(dir / "out2", shape);
+}
+
+TEST(Export, WhatCannotBeIsSaidBeforeAnythingIsWritten) {
+  const TempFolder dir;
+  const ModelShape shape = small_shape("llama");
+  Checkpoint from(make_checkpoint(dir / "run", shape));
+  fs::create_directory(dir / "full");
+  std::ofstream(dir / "full/x") << "x";
+  EXPECT_TRUE(contains(error_of([&] { export_folder(from, dir / "full"); }), "not empty"));
+  EXPECT_TRUE(contains(error_of([&] { export_folder(from, dir / "full/x"); }), "a regular file"));
+  FolderOptions options;
+  options.tokenizer = dir / "nowhere";
+  EXPECT_TRUE(contains(error_of([&] { export_folder(from, dir / "o", options); }), "--tokenizer"));
+  fs::create_directory(dir / "empty");
+  export_folder(from, dir / "empty");
+  expect_model(dir / "empty", shape);
+  ModelShape odd = shape;
+  odd.biases = Biases(false, true, false, false);
+  Checkpoint other(make_checkpoint(dir / "odd", odd));
+  EXPECT_TRUE(contains(error_of([&] { export_folder(other, dir / "o"); }), "biases"));
+  EXPECT_FALSE(fs::exists(dir / "o"));
+}
+
+TEST(Export, AFailureLeavesNothing) {
+  const TempFolder dir;
+  const ModelShape shape = small_shape("qwen2");
+  Checkpoint from(make_checkpoint(dir / "run", shape));
+  fs::create_directory(dir / "at");
+  int operations = 1;
+  for (int at = 1; at <= operations; ++at) {
+    FolderOptions options;
+    const auto files = std::make_shared<checkpoint::FaultyFiles>(
+        checkpoint::Fault{checkpoint::Fault::Kind::error, at});
+    options.files = files;
+    options.shard_bytes = 20'000;
+    const std::string problem = error_of([&] { export_folder(from, dir / "at/out", options); });
+    if (!files->struck()) break;
+    operations = at + 1;
+    ASSERT_LT(at, 500);
+    if (fs::exists(dir / "at/out")) {  // only syncing the folder above it failed
+      expect_model(dir / "at/out", shape);
+      fs::remove_all(dir / "at/out");
+      continue;
+    }
+    EXPECT_NE(problem, "");
+    EXPECT_TRUE(fs::is_empty(dir / "at")) << at << ": " << problem;
+    fs::remove_all(dir / "at");
+    fs::create_directory(dir / "at");
+  }
+  EXPECT_GT(operations, 10);
+  expect_model(dir / "at/out", shape);
+}
+
+}  // namespace
+}  // namespace tessera::huggingface

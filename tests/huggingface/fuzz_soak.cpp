@@ -1,0 +1,11 @@
+#include <gtest/gtest.h>
+
+#include "tests/huggingface/fuzz.h"
+
+namespace tessera::huggingface {
+namespace {
+
+TEST(FuzzSoak, ConfigsIndexesAndShapes) { fuzz_texts(1'000'000, 2); }
+
+}  // namespace
+}  // namespace tessera::huggingface

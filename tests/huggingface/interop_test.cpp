@@ -1,0 +1,202 @@
+// Models of transformers, loaded here on several meshes: the same answers, the same losses, and
+// back again.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+
+#include "tessera/comm/threads.h"
+#include "tessera/core/text.h"
+#include "tessera/huggingface/huggingface.h"
+#include "tessera/huggingface/shape_json.h"
+#include "tessera/models/init.h"
+#include "tessera/models/language_model.h"
+#include "tessera/parallel/parallelize.h"
+#include "tessera/parallel/save.h"
+#include "tessera/train/init_from.h"
+#include "tests/interop.h"
+#include "tests/text.h"
+
+namespace tessera {
+namespace {
+
+// peer.py, which makes the models and judges what is written of them.
+class Peer {
+ public:
+  explicit Peer(const std::string& folder) {
+    int to[2], from[2];
+    if (::pipe(to) != 0 || ::pipe(from) != 0) throw std::runtime_error("pipe");
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(to[0], 0);
+      ::dup2(from[1], 1);
+      for (const int fd : {to[0], to[1], from[0], from[1]}) ::close(fd);
+      ::execl(kInteropPython, kInteropPython, TESSERA_PEER_SCRIPT, folder.c_str(), nullptr);
+      ::_exit(127);
+    }
+    ::close(to[0]);
+    ::close(from[1]);
+    to_ = ::fdopen(to[1], "w");
+    from_ = ::fdopen(from[0], "r");
+  }
+  ~Peer() {
+    std::fclose(to_);
+    std::fclose(from_);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  void say(const std::string& line) {
+    std::fputs((line + "\n").c_str(), to_);
+    std::fflush(to_);
+  }
+  // The next line; empty if it has ended.
+  std::string hear() {
+    std::string line;
+    for (int c = 0; (c = std::fgetc(from_)) != EOF && c != '\n';) line += static_cast<char>(c);
+    return line;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  std::FILE *to_ = nullptr, *from_ = nullptr;
+};
+
+// A tensor that Python saved.
+at::Tensor read_tensor(const std::string& path, const std::string& name) {
+  const auto file = checkpoint::local_files()->open(path);
+  const checkpoint::Header header = checkpoint::read_header(*file, path);
+  const checkpoint::TensorEntry* const entry = header.find(name);
+  if (entry == nullptr) throw std::runtime_error(name);
+  const at::Tensor out =
+      torch::empty(entry->shape, entry->dtype == DType::i64 ? torch::kLong : torch::kFloat);
+  file->read(header.data_begin + entry->begin, static_cast<std::byte*>(out.data_ptr()),
+             entry->bytes());
+  return out;
+}
+
+struct Reference {
+  at::Tensor ids, logits, batches, losses;
+};
+
+struct InteropMesh {
+  const char* mesh;
+  int stage;
+  std::int64_t pad_to;
+  std::string layout = "fp32";
+};
+
+struct Answer {
+  at::Tensor logits;
+  std::vector<double> losses;
+};
+
+// Loads the folder on a mesh, asks it, saves it in `save` if that is named, and trains it.
+Answer run_on(const InteropMesh& run, const std::string& folder, const Reference& reference,
+              const std::string& save_in = "") {
+  train::TrainConfig config;
+  config.init_from = folder;
+  const ModelShape shape = train::initial_shape(folder);
+  Answer answer;
+  comm::run_threads(
+      static_cast<int>(Axes(run.mesh).world()), [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Mesh mesh(comm::Group(std::move(backend)), Axes(run.mesh));
+        ParallelOptions options;
+        options.stored = train::stored_start(config);
+        options.initial = models::initial_values(shape);
+        options.engine.stage = run.stage;
+        options.engine.layout = parse_state_layout(run.layout);
+        options.engine.optimizer =
+            zero::AdamW{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1};
+        options.engine.clip_norm = 1;
+        ParallelModel model(
+            models::layers_of(shape, nn::ParamOptions::unallocated(at::device(at::kCPU)),
+                              run.pad_to),
+            mesh, std::move(options));
+        const at::Tensor logits =
+            model.predict(reference.ids, [](torch::nn::Module& last, const at::Tensor& x) {
+              return dynamic_cast<models::HeadImpl&>(last).logits(x);
+            });
+        if (mesh.world().rank() == 0) answer.logits = logits.to(at::kFloat);
+        if (!save_in.empty()) {
+          RunFacts facts;
+          facts.model = huggingface::shape_json(shape);
+          save(model, save_in, {}, {}, facts);
+        }
+        for (std::int64_t step = 0; step < reference.batches.size(0); ++step) {
+          const at::Tensor all = reference.batches.select(0, step);
+          const std::int64_t rows = all.size(0) / mesh.axes().dp();
+          const at::Tensor own = all.narrow(0, mesh.place().dp() * rows, rows);
+          const std::int64_t tokens = own.size(1) - 1;
+          ParallelModel::StepNumbers numbers;
+          numbers.tokens = static_cast<double>(rows * tokens);
+          const auto info = model
+                                .start_step({{own.narrow(1, 0, tokens).contiguous(),
+                                              own.narrow(1, 1, tokens).contiguous()}},
+                                            numbers)
+                                .get();
+          if (mesh.world().rank() == 0) answer.losses.push_back(info.loss);
+        }
+      });
+  return answer;
+}
+
+double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
+  TESSERA_NEEDS_INTEROP();
+  std::string dir = "/tmp/tessera-interop-XXXXXX";
+  ASSERT_NE(::mkdtemp(dir.data()), nullptr);
+  {
+    Peer peer(dir);
+    std::istringstream names(peer.hear());
+    std::string name;
+    names >> name;
+    ASSERT_EQ(name, "made");
+    int models = 0;
+    while (names >> name) {
+      SCOPED_TRACE(name);
+      ++models;
+      const std::string folder = dir + "/" + name, path = folder + "/reference.safetensors";
+      const Reference reference = {read_tensor(path, "ids"), read_tensor(path, "logits"),
+                                   read_tensor(path, "batches"), read_tensor(path, "losses")};
+      // The answers say something.
+      ASSERT_GT(reference.logits.std().item<double>(), 0.3);
+      const std::vector<InteropMesh> meshes = {
+          {"dp=1", 0, 1}, {"tp=2", 1, 8}, {"pp=2", 2, 1}, {"dp=2", 3, 1}, {"dp=2,tp=2", 3, 1}};
+      for (const InteropMesh& run : meshes) {
+        SCOPED_TRACE(str(run.mesh, ", stage ", run.stage));
+        const bool saves = std::string(run.mesh) == "dp=2,tp=2";
+        const Answer got = run_on(run, folder, reference, saves ? folder + "-run" : "");
+        EXPECT_LT(largest_difference(got.logits, reference.logits), 1e-4);
+        ASSERT_EQ(got.losses.size(), 3u);
+        for (std::size_t i = 0; i < 3; ++i) {
+          EXPECT_NEAR(got.losses[i], reference.losses[static_cast<std::int64_t>(i)].item<double>(),
+                      1e-3);
+        }
+        EXPECT_GT(std::abs(got.losses[2] - got.losses[0]), 2e-3);  // it was trained
+      }
+      // What was saved on the last mesh, before training, as a folder again.
+      huggingface::keep_companions(folder, folder + "-run");
+      checkpoint::Checkpoint from(checkpoint::find_latest(folder + "-run").folder);
+      huggingface::FolderOptions options;
+      options.shard_bytes = 30'000;
+      huggingface::export_folder(from, folder + "-out", options);
+      peer.say(str("check ", name, " ", folder, "-out"));
+      EXPECT_EQ(peer.hear(), "equal");
+      // And a run that starts from that checkpoint starts with the same.
+      const Answer again = run_on({"pp=2", 1, 4}, folder + "-run", reference);
+      EXPECT_LT(largest_difference(again.logits, reference.logits), 1e-4);
+    }
+    EXPECT_GE(models, 6);
+  }
+  checkpoint::remove_tree(*checkpoint::local_files(), dir);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Small random models of transformers, for interop_test.cpp to load: peer.py DIR.
+
+Makes a folder for each in DIR, with what it answers and how its loss falls in reference.safetensors,
+and prints their names. Then takes lines from stdin: "check NAME FOLDER" loads a folder that Tessera
+wrote and says whether it answers exactly as NAME does. One process for all: importing transformers
+takes seconds."""
+
+import json
+import os
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+ROWS, TOKENS, VOCAB, STEPS = 4, 24, 211, 3
+LR, BETAS, EPS, DECAY, CLIP = 1e-2, (0.9, 0.99), 1e-8, 0.1, 1.0
+
+LLAMA = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+             initializer_range=0.2)
+GPT2 = dict(vocab_size=VOCAB, n_positions=32, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0,
+            embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.2)
+LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, low_freq_factor=1.0,
+              high_freq_factor=4.0, original_max_position_embeddings=16)
+
+
+def configs():
+    t = transformers
+    yield "gpt2", t.GPT2Config(**GPT2), {}
+    yield "gpt2-untied", t.GPT2Config(**{**GPT2, "n_inner": 40, "activation_function": "gelu",
+                                         "tie_word_embeddings": False,
+                                         "layer_norm_epsilon": 1e-3}), {}
+    yield "llama3", t.LlamaConfig(**LLAMA, rope_parameters=LLAMA3), {"max_shard_size": "20KB"}
+    yield "llama-tied", t.LlamaConfig(**{**LLAMA, "num_key_value_heads": 4}, rms_norm_eps=1e-2,
+                                      rope_parameters=dict(rope_type="linear", factor=3.0,
+                                                           rope_theta=1e4),
+                                      tie_word_embeddings=True, attention_bias=True,
+                                      mlp_bias=True, head_dim=12), {"bf16": True}
+    yield "qwen2", t.Qwen2Config(**LLAMA, use_sliding_window=True, sliding_window=6,
+                                 max_window_layers=1, tie_word_embeddings=True), {}
+    yield "mistral", t.MistralConfig(**LLAMA, sliding_window=5), {"max_shard_size": "40KB"}
+
+
+def logits_of(model, ids):
+    model.eval()
+    with torch.no_grad():
+        return model(ids).logits.float()
+
+
+def losses_of(model, batches):
+    model.train()
+    groups = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": DECAY},
+              {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    losses = []
+    for batch in batches:
+        logits = model(batch[:, :-1]).logits.float()
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB),
+                                                 batch[:, 1:].reshape(-1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def make(folder, seed, config, options):
+    torch.manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():  # norms and biases would all be alike
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    path = os.path.join(folder, options["name"])
+    sizes = {k: v for k, v in options.items() if k == "max_shard_size"}
+    if options.get("bf16"):
+        model.to(torch.bfloat16).save_pretrained(path, **sizes)
+        # Anew: the conversion has rounded the rotary frequencies too.
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, attn_implementation="eager", dtype=torch.float32)
+    else:
+        model.save_pretrained(path, **sizes)
+    with open(os.path.join(path, "tokenizer.json"), "w") as file:
+        json.dump({"of": options["name"]}, file)
+    ids = torch.randint(0, VOCAB, (ROWS, TOKENS))
+    batches = torch.randint(0, VOCAB, (STEPS, ROWS, TOKENS + 1))
+    logits = logits_of(model, ids)
+    save_file({"ids": ids, "logits": logits, "batches": batches,
+               "losses": losses_of(model, batches)},
+              os.path.join(path, "reference.safetensors"))
+    return ids, logits
+
+
+def check(folder, path, ids, logits):
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager",
+                                                              dtype=torch.float32)
+    got = logits_of(model, ids)
+    if not torch.equal(got, logits):
+        return f"logits differ by {(got - logits).abs().max().item()}"
+    for name in "tokenizer.json", "generation_config.json":
+        if open(os.path.join(path, name)).read() != open(os.path.join(folder, name)).read():
+            return f"{name} differs"
+    return "equal"
+
+
+def main():
+    folder = sys.argv[1]
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    known = {}
+    for seed, (name, config, options) in enumerate(configs()):
+        known[name] = make(folder, seed, config, {"name": name, **options})
+    print("made", *known, flush=True)
+    for line in sys.stdin:
+        _, name, path = line.split()
+        print(check(os.path.join(folder, name), path, *known[name]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
