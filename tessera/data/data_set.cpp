@@ -25,7 +25,7 @@ struct Named {
 };
 
 // "a=0.7,b=0.3", "a,b" or one path, which may have commas and equals signs if it is there.
-std::vector<Named> parse_data(const std::string& text) {
+std::vector<Named> parse_data(const std::string& text, const char* flag = "--data") {
   if (text == kSynthetic || kind_of_file(text) != "nothing") return {{text, ""}};
   std::vector<Named> out;
   for (std::size_t from = 0; from <= text.size();) {
@@ -37,7 +37,7 @@ std::vector<Named> parse_data(const std::string& text) {
     out.push_back(weighed ? Named{piece.substr(0, equals), piece.substr(equals + 1)}
                           : Named{piece, ""});
     if (out.back().path.empty()) {
-      throw UsageError(str("--data: got ", quote(text),
+      throw UsageError(str(flag, ": got ", quote(text),
                            ", of which a part has no name; wanted a path, or several with "
                            "their weights: a=0.7,b=0.3"));
     }
@@ -45,7 +45,7 @@ std::vector<Named> parse_data(const std::string& text) {
   const auto given =
       std::count_if(out.begin(), out.end(), [](const Named& each) { return !each.weight.empty(); });
   if (given != 0 && given != static_cast<std::ptrdiff_t>(out.size())) {
-    throw UsageError(str("--data: got ", quote(text),
+    throw UsageError(str(flag, ": got ", quote(text),
                          ", where some have a weight and others none; wanted all or none"));
   }
   return out;
@@ -172,9 +172,10 @@ std::unique_ptr<Source> validation_source(const DataOptions& options) {
   check_options(options);
   const bool own = !options.val_data.empty();
   if (!own && options.val_fraction == 0) return nullptr;
+  const char* const flag = own ? "--val-data" : "--data";
   std::vector<std::unique_ptr<Source>> sources;
-  for (const Named& each : parse_data(own ? options.val_data : options.data)) {
-    sources.push_back(validation_part(options, each.path, own ? "--val-data" : "--data"));
+  for (const Named& each : parse_data(own ? options.val_data : options.data, flag)) {
+    sources.push_back(validation_part(options, each.path, flag));
   }
   auto all =
       sources.size() == 1 ? std::move(sources.front()) : one_after_another(std::move(sources));

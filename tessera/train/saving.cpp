@@ -17,7 +17,10 @@ std::string value_of(const Extra& extra, const char* key) {
 // What decides which samples there are, besides data, seed and length.
 std::string reading(const TrainConfig& config) {
   std::string order = config.order;
-  if (order == "auto" && config.epochs > 0) order = "shuffle";
+  if (order == "auto") {
+    const bool walks = config.epochs > 0 || config.pack == "none" || data::has_tokens(config.data);
+    order = walks ? "shuffle" : "random";
+  }
   return str("--order ", order, " --documents ", config.documents, " --pack ", config.pack,
              " --val-fraction ", config.val_fraction);
 }

@@ -130,8 +130,10 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   if (writes && !config.tensorboard.empty()) {
     check_event_folder(config.tensorboard, "--tensorboard");
   }
-  make_source(config, resolved)->check(resolved.model.vocab);
-  check_validation(config, resolved);
+  // All tokens are read where nobody knows how large they are: by one rank.
+  const auto source = make_source(config, resolved);
+  if (writes) source->check(resolved.model.vocab);
+  if (writes) check_validation(config, resolved);
   predicted_step(config, resolved);
   check_resume(config, resolved);
   check_start(config, resolved);
