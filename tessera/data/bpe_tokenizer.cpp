@@ -92,14 +92,32 @@ class BpeTokenizer final : public Tokenizer {
       : spec_(std::move(spec)), name_(name), end_(end), begin_(begin), bpe_(spec_.model) {
     std::vector<std::string> texts;
     const auto put = [&](TokenId id, const std::string& text) {
-      if (id >= texts.size()) texts.resize(id + 1), exists_.resize(id + 1);
+      if (id >= texts.size())
+        texts.resize(id + 1), exists_.resize(id + 1), special_.resize(id + 1),
+            skipped_.resize(id + 1);
       texts[id] = text;
       exists_[id] = true;
     };
     for (const auto& [text, id] : spec_.model.ids) put(id, text);
-    for (const AddedToken& token : spec_.added) put(token.id, token.content);
-    special_.resize(texts.size());
-    for (const AddedToken& token : spec_.added) special_[token.id] = token.special;
+    // Special tokens first, as where two are the same once they are normalized.
+    Scratch scratch;
+    for (const bool special : {true, false}) {
+      for (const AddedToken& token : spec_.added) {
+        if (token.special != special) continue;
+        // What is looked for in normalized text decodes to normalized text too.
+        std::string text = token.content;
+        if (token.normalized) text = normalized(token.content, scratch);
+        if (text.empty()) {
+          throw DataError(str(name, ": nothing is left of the added token ", quote(token.content),
+                              " when it is normalized"));
+        }
+        (token.normalized ? normal_ : raw_).add(token, text);
+        put(token.id, text);
+        special_[token.id] = token.special;
+        // The package finds special tokens to leave out by their text, which this one has lost.
+        skipped_[token.id] = token.special && text == token.content;
+      }
+    }
     vocab_ = static_cast<std::int64_t>(texts.size());
     decoder_.emplace(spec_, std::move(texts));
     for (const std::optional<TokenId>& id : {end_, begin_}) {
@@ -107,23 +125,6 @@ class BpeTokenizer final : public Tokenizer {
         throw DataError(str(name, ": the files beside it say that token ", *id,
                             " begins or ends a text, and there is none of this number: are they of "
                             "another model?"));
-      }
-    }
-    // Special tokens first, as where two are the same once they are normalized.
-    Scratch scratch;
-    for (const bool special : {true, false}) {
-      for (const AddedToken& token : spec_.added) {
-        if (token.special != special) continue;
-        if (!token.normalized) {
-          raw_.add(token, token.content);
-          continue;
-        }
-        const std::string text(normalized(token.content, scratch));
-        if (text.empty()) {
-          throw DataError(str(name, ": nothing is left of the added token ", quote(token.content),
-                              " when it is normalized"));
-        }
-        normal_.add(token, text);
       }
     }
     cut_ = mark_to_cut_before();
@@ -169,7 +170,7 @@ class BpeTokenizer final : public Tokenizer {
         throw DataError(
             str("there is no token ", id, " in ", name_, ", whose vocabulary is ", vocab_));
       }
-      if (skip_special && !special_[id]) kept.push_back(id);
+      if (skip_special && !skipped_[id]) kept.push_back(id);
     }
     return decoder_->decode(skip_special ? std::span<const TokenId>(kept) : ids);
   }
@@ -324,7 +325,7 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<TokenId> end_, begin_;
   Bpe bpe_;
   std::int64_t vocab_ = 0;
-  std::vector<bool> exists_, special_;
+  std::vector<bool> exists_, special_, skipped_;
   std::optional<TokenDecoder> decoder_;
   AddedTokenFinder raw_, normal_;  // in the text as it is, and in normalized text
   std::string cut_;

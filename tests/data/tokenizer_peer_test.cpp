@@ -1,0 +1,116 @@
+// Against the Python package `tokenizers`: the same ids and the same texts.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+
+#include "tessera/core/text.h"
+#include "tessera/data/tokenizer.h"
+#include "tessera/data/tokenizer_pattern.h"
+#include "tests/interop.h"
+#include "tests/text.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What tokenizer_peer.py wrote.
+class Cases {
+ public:
+  explicit Cases(std::string bytes) : bytes_(std::move(bytes)) {}
+  bool more() const { return at_ < bytes_.size(); }
+  std::string text() {
+    const std::size_t size = number();
+    at_ += size;
+    return bytes_.substr(at_ - size, size);
+  }
+  std::vector<TokenId> ids() {
+    std::vector<TokenId> out(number());
+    for (TokenId& id : out) id = number();
+    return out;
+  }
+
+ private:
+  std::uint32_t number() {
+    std::uint32_t value = 0;
+    std::memcpy(&value, bytes_.data() + at_, sizeof value);
+    at_ += sizeof value;
+    return value;
+  }
+  std::string bytes_;
+  std::size_t at_ = 0;
+};
+
+std::string shown(const std::vector<TokenId>& ids) {
+  std::string out;
+  for (std::size_t i = 0; i < ids.size() && i < 40; ++i) out += str(i == 0 ? "" : " ", ids[i]);
+  return out;
+}
+
+std::vector<TokenId> encoded(const Tokenizer& tokenizer, const std::string& text,
+                             const EncodeOptions& options = {}) {
+  std::vector<TokenId> out;
+  tokenizer.encode(text, out, options);
+  return out;
+}
+
+// As text, which is all that the package has: bytes that make no character are replaced.
+std::string as_text(const std::string& bytes) {
+  std::string storage;
+  return std::string(clean_utf8(bytes, BadUtf8::replace, storage).text);
+}
+
+void compare(const fs::path& folder, std::int64_t& strings) {
+  SCOPED_TRACE(folder.filename());
+  const auto tokenizer = load_tokenizer(folder.string());
+  Cases cases(read_all((folder / "cases").string()));
+  const bool bytes = tokenizer->find("<0x0A>").has_value();
+  int failures = 0;
+  while (cases.more() && failures < 5) {
+    const std::string text = cases.text();
+    const std::vector<TokenId> ids = cases.ids(), plain = cases.ids(), around = cases.ids();
+    const std::string decoded = cases.text(), skipped = cases.text();
+    const std::vector<TokenId> drawn = cases.ids();
+    const std::string from_drawn = cases.text();
+    const auto same = [&](const std::vector<TokenId>& got, const std::vector<TokenId>& wanted,
+                          const char* what) {
+      if (got == wanted) return;
+      ++failures;
+      ADD_FAILURE() << what << " of " << quote(text) << "\n got    " << shown(got) << "\n wanted "
+                    << shown(wanted);
+    };
+    same(encoded(*tokenizer, text), ids, "ids");
+    same(encoded(*tokenizer, text, {.special = false}), plain, "ids without special tokens");
+    same(encoded(*tokenizer, text, {.around = true}), around, "ids with those around");
+    EXPECT_EQ(as_text(tokenizer->decode(ids)), decoded) << quote(text);
+    EXPECT_EQ(as_text(tokenizer->decode(ids, true)), skipped) << quote(text);
+    // Of tokens of single bytes that make no characters the package leaves nothing but U+FFFD; here
+    // their bytes come out.
+    if (!bytes || !contains(from_drawn, "\xef\xbf\xbd")) {
+      EXPECT_EQ(as_text(tokenizer->decode(drawn)), from_drawn) << shown(drawn);
+    }
+    ++strings;
+  }
+}
+
+TEST(TokenizerPeer, SameAsTheTokenizersPackage) {
+  TESSERA_NEEDS_INTEROP();
+  if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
+  std::string folder = (fs::temp_directory_path() / "tessera-tokenizers-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string command = str(TESSERA_INTEROP_PYTHON " -B " TESSERA_TOKENIZER_PEER " ", folder,
+                                  "/made ", TESSERA_TOKENIZER_STRINGS);
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  std::int64_t strings = 0;
+  for (const auto& entry : fs::directory_iterator(folder + "/made")) compare(entry.path(), strings);
+  std::cout << strings << " strings\n";
+  EXPECT_GE(strings, 10'000);
+  fs::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace tessera::data

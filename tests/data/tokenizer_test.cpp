@@ -1,0 +1,266 @@
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/data/unicode.h"
+#include "tests/data/tokenizer_files.h"
+#include "tests/text.h"
+
+namespace tessera::data {
+namespace {
+
+using nlohmann::json;
+
+TEST(ByteTokenizer, AnyBytesAndBack) {
+  const auto tokenizer = load_tokenizer("bytes");
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
+  const std::vector<TokenId> ids = ids_of(*tokenizer, all);
+  ASSERT_EQ(ids.size(), 256u);
+  for (TokenId i = 0; i < 256; ++i) EXPECT_EQ(ids[i], i);
+  EXPECT_EQ(tokenizer->decode(ids), all);
+  EXPECT_EQ(tokenizer->vocab(), 257);
+  EXPECT_EQ(tokenizer->end_of_text(), 256u);
+  EXPECT_TRUE(tokenizer->is_special(256));
+  EXPECT_EQ(tokenizer->decode(std::vector<TokenId>{65, 256, 66}), "AB");
+  EXPECT_THROW(tokenizer->decode(std::vector<TokenId>{257}), DataError);
+}
+
+TEST(CleanUtf8, ReplacesLargestParts) {
+  const std::string bad = "\xef\xbf\xbd";
+  const std::vector<std::array<std::string, 2>> cases = {
+      {"", ""},
+      {"abc é 日 😀", "abc é 日 😀"},
+      {"a\xff z", "a" + bad + " z"},
+      {"\xc3", bad},
+      {"\xe2\x82", bad},  // the beginning of a character, once
+      {"\xe2\x82x", bad + "x"},
+      {"\xf0\x9f\x98x", bad + "x"},
+      {"\xc0\x80", bad + bad},                      // a zero in two bytes
+      {"\xed\xa0\x80", bad + bad + bad},            // a surrogate
+      {"\xf4\x90\x80\x80", bad + bad + bad + bad},  // beyond the last character
+      {"\x80\x80", bad + bad},
+      {"\xe0\x80\xaf", bad + bad + bad}};
+  for (const auto& [text, wanted] : cases) {
+    std::string storage;
+    const CleanText clean = clean_utf8(text, BadUtf8::replace, storage);
+    EXPECT_EQ(clean.text, wanted) << quote(text);
+    std::int64_t marks = 0;
+    for (std::size_t at = wanted.find(bad); at != std::string::npos; at = wanted.find(bad, at + 1))
+      ++marks;
+    EXPECT_EQ(clean.replaced, marks) << quote(text);
+    if (text == wanted) {
+      EXPECT_EQ(clean.text.data(), std::string_view(text).data());  // no copy
+    }
+  }
+}
+
+TEST(CleanUtf8, RefusesWithTheOffset) {
+  std::string storage;
+  EXPECT_NO_THROW(clean_utf8("é", BadUtf8::refuse, storage));
+  const std::string error =
+      error_of([&] { clean_utf8("0123456789\xff", BadUtf8::refuse, storage); });
+  EXPECT_TRUE(contains(error, "offset 10") && contains(error, "ff")) << error;
+}
+
+TEST(Normalize, KnownOnes) {
+  EXPECT_EQ(normalize("e\u0301", true), "\u00e9");
+  EXPECT_EQ(normalize("\u00e9", false), "e\u0301");
+  EXPECT_EQ(normalize("\u212b", true), "\u00c5");                // Ångström sign
+  EXPECT_EQ(normalize("q\u0307\u0323", true), "q\u0323\u0307");  // in the order of their classes
+  EXPECT_EQ(normalize("\u1e9b\u0323", true), "\u1e9b\u0323");
+  EXPECT_EQ(normalize("\u1112\u1161\u11ab", true), "\ud55c");
+  EXPECT_EQ(normalize("\ud55c", false), "\u1112\u1161\u11ab");
+  EXPECT_EQ(normalize("\u0958", true), "\u0915\u093c");  // composes no more
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const std::string text = random_text(seed, 20);
+    const std::string composed = normalize(text, true), parts = normalize(text, false);
+    EXPECT_EQ(normalize(composed, true), composed);
+    EXPECT_EQ(normalize(parts, false), parts);
+    EXPECT_EQ(normalize(parts, true), composed);
+    EXPECT_EQ(normalize(composed, false), parts);
+    if (surely_normal(text, true)) {
+      EXPECT_EQ(text, composed);
+    }
+  }
+}
+
+TEST(ByteLevel, ComesBackAndKnowsSpecialTokens) {
+  for (const char* pattern : {"", kLlama3Pattern, kQwen2Pattern}) {
+    const auto tokenizer = tokenizer_of(byte_level_file(pattern));
+    const TokenId end = *tokenizer->find("<|endoftext|>");
+    EXPECT_TRUE(tokenizer->is_special(end));
+    EXPECT_EQ(ids_of(*tokenizer, "<|endoftext|>"), std::vector<TokenId>{end});
+    EXPECT_GT(ids_of(*tokenizer, "<|endoftext|>", {.special = false}).size(), 1u);
+    EXPECT_EQ(tokenizer->decode(std::vector<TokenId>{end, 'a'}, true), "a");
+    for (std::uint64_t seed = 0; seed < 500; ++seed) {
+      const std::string text = random_text(seed, static_cast<int>(seed % 40));
+      for (const bool special : {true, false}) {
+        const std::vector<TokenId> ids = ids_of(*tokenizer, text, {.special = special});
+        EXPECT_EQ(tokenizer->decode(ids), text);
+        for (const TokenId id : ids) ASSERT_LT(id, tokenizer->vocab());
+      }
+    }
+    EXPECT_THROW(ids_of(*tokenizer, "\xff"), DataError);
+    EXPECT_THROW(tokenizer->decode(std::vector<TokenId>{1u << 30}), DataError);
+  }
+}
+
+TEST(SentencePiece, BytesOfUnknownCharacters) {
+  const auto tokenizer = tokenizer_of(sentence_piece_file());
+  const auto tokens = [&](const std::string& text) {
+    std::vector<std::string> out;
+    for (const TokenId id : ids_of(*tokenizer, text)) {
+      out.push_back(tokenizer->decode(std::vector<TokenId>{3 + 'x', id}).substr(1));
+    }
+    return out;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(tokens("the fox"), (Texts{" ", "the", " fox"}));
+  EXPECT_EQ(tokens("in😀"), (Texts{" ", "in", "\xf0", "\x9f", "\x98", "\x80"}));
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    std::string text = random_text(seed, static_cast<int>(1 + seed % 30));
+    if (contains(text, "▁") || contains(text, "<s>")) continue;  // would come back as spaces
+    EXPECT_EQ(tokenizer->decode(ids_of(*tokenizer, text)), text);
+  }
+}
+
+TEST(Files, MergesInBothForms) {
+  json file = byte_level_file("");
+  const auto pairs = tokenizer_of(file);
+  for (json& merge : file["model"]["merges"]) {
+    merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  }
+  const auto strings = tokenizer_of(file);
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const std::string text = random_text(seed, 20);
+    EXPECT_EQ(ids_of(*pairs, text), ids_of(*strings, text));
+  }
+}
+
+TEST(Files, AddedTokensTakeSpacesAndStandAlone) {
+  json file = byte_level_file("");
+  const auto add = [&](const char* content, const char* flag) {
+    json token = {{"id", file["model"]["vocab"].size() + file["added_tokens"].size()},
+                  {"content", content},
+                  {"special", false},
+                  {"normalized", false}};
+    if (flag[0] != '\0') token[flag] = true;
+    file["added_tokens"].push_back(token);
+    return token["id"].get<TokenId>();
+  };
+  const TokenId left = add("<left>", "lstrip"), right = add("<right>", "rstrip");
+  const TokenId alone = add("tok", "single_word"), longer = add("<left>>", "");
+  const auto tokenizer = tokenizer_of(file);
+  const auto counts = [&](const std::string& text) {
+    std::vector<TokenId> out;
+    for (const TokenId id : ids_of(*tokenizer, text)) {
+      if (id >= left) out.push_back(id);
+    }
+    return out;
+  };
+  using Ids = std::vector<TokenId>;
+  EXPECT_EQ(tokenizer->decode(ids_of(*tokenizer, "a  <left>  b")), "a<left>  b");
+  EXPECT_EQ(tokenizer->decode(ids_of(*tokenizer, "a  <right>\n b")), "a  <right>b");
+  EXPECT_EQ(counts("tok a-tok, token étok tok"), (Ids{alone, alone, alone}));
+  EXPECT_EQ(counts("<left>><left>"), (Ids{longer, left}));
+  EXPECT_EQ(counts("<right> <left>"), (Ids{right, left}));
+}
+
+TEST(Files, WhatIsPutAround) {
+  json file = sentence_piece_file();
+  file["post_processor"] = json::parse(R"({"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+      {"SpecialToken": {"id": "</s>", "type_id": 0}}], "pair": [], "special_tokens": {
+      "<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]},
+      "</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}})");
+  const auto tokenizer = tokenizer_of(file);
+  const std::vector<TokenId> plain = ids_of(*tokenizer, "the");
+  const std::vector<TokenId> around = ids_of(*tokenizer, "the", {.around = true});
+  std::vector<TokenId> wanted = {1};
+  wanted.insert(wanted.end(), plain.begin(), plain.end());
+  wanted.push_back(2);
+  EXPECT_EQ(around, wanted);
+  EXPECT_EQ(ids_of(*tokenizer, "", {.around = true}), (std::vector<TokenId>{1, 2}));
+}
+
+TEST(Files, FingerprintIsOfWhatDecides) {
+  const json file = byte_level_file("");
+  const auto print = [](const json& each, int indent) {
+    return parse_tokenizer(each.dump(indent), "t").fingerprint;
+  };
+  EXPECT_EQ(print(file, -1), print(file, 4));
+  EXPECT_EQ(print(file, -1).size(), 64u);
+  json other = file;
+  std::swap(other["model"]["merges"][0], other["model"]["merges"][1]);
+  EXPECT_NE(print(file, -1), print(other, -1));
+  other = file;
+  other["pre_tokenizer"]["add_prefix_space"] = true;
+  EXPECT_NE(print(file, -1), print(other, -1));
+}
+
+TEST(Files, ManyThreadsGetTheSame) {
+  const auto tokenizer = tokenizer_of(byte_level_file("\\p{L}+|[^\\p{L}]"));
+  std::vector<std::vector<TokenId>> alone(60);
+  for (std::size_t i = 0; i < alone.size(); ++i) alone[i] = ids_of(*tokenizer, random_text(i, 40));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (std::size_t i = 0; i < alone.size(); ++i) {
+        EXPECT_EQ(ids_of(*tokenizer, random_text(i, 40)), alone[i]);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+class Folder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = (std::filesystem::temp_directory_path() / "tessera-tokenizer-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(path_.data()), nullptr);
+    write("tokenizer.json", sentence_piece_file());
+  }
+  void TearDown() override { std::filesystem::remove_all(path_); }
+  void write(const std::string& name, const json& value) {
+    std::ofstream(path_ + "/" + name) << value.dump();
+  }
+  std::string path_;
+};
+
+TEST_F(Folder, NamesOfEndsFromTheFilesBeside) {
+  EXPECT_EQ(load_tokenizer(path_)->end_of_text(), std::nullopt);
+  write("config.json", {{"eos_token_id", 2}, {"bos_token_id", 1}});
+  EXPECT_EQ(load_tokenizer(path_)->end_of_text(), 2u);
+  EXPECT_EQ(load_tokenizer(path_ + "/tokenizer.json")->begin_of_text(), 1u);
+  write("generation_config.json", {{"eos_token_id", {0, 2}}});
+  EXPECT_EQ(load_tokenizer(path_)->end_of_text(), 0u);
+  write("tokenizer_config.json", {{"eos_token", "<s>"}, {"bos_token", {{"content", "</s>"}}}});
+  EXPECT_EQ(load_tokenizer(path_)->end_of_text(), 1u);
+  EXPECT_EQ(load_tokenizer(path_)->begin_of_text(), 2u);
+}
+
+TEST_F(Folder, WhatIsBesideMayBeOfAnotherModel) {
+  write("tokenizer_config.json", {{"eos_token", "<|im_end|>"}});
+  EXPECT_TRUE(contains(error_of([&] { load_tokenizer(path_); }), "another model"));
+  write("tokenizer_config.json", json::object());
+  write("config.json", {{"eos_token_id", 128001}});
+  EXPECT_TRUE(contains(error_of([&] { load_tokenizer(path_); }), "another model"));
+}
+
+TEST_F(Folder, NoSuchFile) {
+  EXPECT_THROW(load_tokenizer(path_ + "/other"), UsageError);
+  std::filesystem::remove(path_ + "/tokenizer.json");
+  EXPECT_THROW(load_tokenizer(path_), UsageError);
+  std::ofstream(path_ + "/tokenizer.json") << "";
+  EXPECT_THROW(load_tokenizer(path_), DataError);
+}
+
+}  // namespace
+}  // namespace tessera::data
