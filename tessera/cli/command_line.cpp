@@ -8,6 +8,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -103,6 +104,15 @@ CLI::Option* converted(CLI::App& app, const std::vector<std::string>& words,
 }  // namespace
 
 int print_out(const std::string& text) { return write_all(1, text) ? 0 : 1; }
+
+void write_svg(const std::string& path, const std::function<std::string()>& picture) {
+  if (path.empty()) return;
+  try {
+    publish(path, picture());
+  } catch (const Error& error) {
+    throw UsageError(str("--svg: ", error.what()));
+  }
+}
 
 CommandLine::CommandLine(const std::string& name, const std::string& summary,
                          const std::string& examples)

@@ -10,6 +10,8 @@ namespace tessera::cli {
 
 // A command's answer to stdout; its exit status.
 int print_out(const std::string& text);
+// What --svg names, written whole or not at all; nothing where it names nothing.
+void write_svg(const std::string& path, const std::function<std::string()>& picture);
 
 // A command's options, read by CLI11 under our conventions: --help ends with examples, values are
 // written as core/units.h reads them, and whatever is wrong becomes a UsageError that names the

@@ -1,7 +1,9 @@
 // tessera explain: one formula with the numbers put in. `explain sync` runs the engine on a small
 // network and is part of the torch program.
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +21,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* kExplainExamples =
+    "  tessera explain zero --params 7B --dp 8\n"
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"
     "  tessera explain memory --model gpt2-xl --dp 8 --zero 1\n"
     "  tessera explain memory --params 70B --dp 64 --zero 3 --layout bf16-nomaster\n"
@@ -28,6 +31,16 @@ constexpr const char* kExplainExamples =
     "  tessera explain step --model llama3-8b --dp 8 --zero 1 --global-batch 64\n"
     "  tessera explain schedule --stages 4 --micro-batches 8 --schedule 1f1b\n"
     "  tessera explain sync --ranks 3\n";
+
+// Those that parse their own options.
+struct OwnTopic {
+  std::string_view name, summary;
+  int (*run)(int argc, char** argv);
+};
+constexpr OwnTopic kOwnTopics[] = {
+    {"zero", "DDP and the ZeRO stages side by side", explain_zero},
+    {"schedule", "a pipeline's, drawn", explain_schedule},
+};
 
 struct Words {
   std::string topic;
@@ -44,9 +57,12 @@ void add_explain_options(CommandLine& line, Words& words) {
     names.emplace_back(topic.name);
     help += str("\n", topic.name, ": ", topic.summary);
   }
-  names.emplace_back("schedule");
+  for (const OwnTopic& topic : kOwnTopics) {
+    names.emplace_back(topic.name);
+    help +=
+        str("\n", topic.name, ": ", topic.summary, " (tessera explain ", topic.name, " --help)");
+  }
   names.emplace_back("sync");
-  help += "\nschedule: a pipeline's, drawn (tessera explain schedule --help)";
   help +=
       "\nsync: gradients of a small network before and after synchronisation (tessera explain "
       "sync --help)";
@@ -78,15 +94,17 @@ int explain_command(int argc, char** argv) {
     arguments.insert(arguments.end(), argv + 2, argv + argc);
     return execute_torch_program("explain sync", arguments);
   }
-  if (argc > 1 && std::string_view(argv[1]) == "schedule") {
-    return explain_schedule(argc - 1, argv + 1);
+  for (const OwnTopic& topic : kOwnTopics) {
+    if (argc > 1 && argv[1] == topic.name) return topic.run(argc - 1, argv + 1);
   }
   Words words;
   CommandLine line("explain", "Prints one formula with the numbers put in, step by step.",
                    kExplainExamples);
   add_explain_options(line, words);
   if (!line.parse(argc, argv)) return 0;
-  if (words.topic == "sync" || words.topic == "schedule") {
+  const bool own = std::any_of(std::begin(kOwnTopics), std::end(kOwnTopics),
+                               [&](const OwnTopic& topic) { return topic.name == words.topic; });
+  if (own || words.topic == "sync") {
     throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
   }
   if (words.settings.has("dp") && line.app().count("--ranks") == 0) {

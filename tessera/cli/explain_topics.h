@@ -29,7 +29,8 @@ struct ExplainTopic {
 // In the order of --help.
 const std::vector<ExplainTopic>& explain_topics();
 
-// A topic with options of its own; argv[0] is its name.
+// Topics with options of their own; argv[0] is the topic's name.
 int explain_schedule(int argc, char** argv);
+int explain_zero(int argc, char** argv);
 
 }  // namespace tessera::cli

@@ -31,6 +31,9 @@ constexpr const char* kPlanExamples =
     "  tessera plan --search --model gpt3-175b --gpus 256 --hardware a100-80 --global-batch 1536\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-batch                     largest batch\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-model                     largest model\n"
+    "  tessera plan --model gpt2-xl --zero 1 --sweep dp=1..64 --svg dp.svg    memory and time "
+    "against a flag\n"
+    "  tessera plan --model gpt2-xl --sweep seq=256..1024:256\n"
     "  tessera plan --score runs.csv --hardware a100-80 --attention unfused   predicted against "
     "measured\n"
     "  tessera plan --batch rows.jsonl > plans.jsonl         one question a line; - is stdin\n"
@@ -41,7 +44,7 @@ constexpr const char* kPlanExamples =
 
 struct PlanArguments {
   planner::Settings settings;
-  std::string hardware_file, batch, score, convention = "exact";
+  std::string hardware_file, batch, score, sweep, svg, convention = "exact";
   bool json = false, search = false, max_batch = false, max_model = false;
   bool list_models = false, list_hardware = false;
   int top = 10;
@@ -56,6 +59,11 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
   app.add_flag("--max-batch", arguments.max_batch, "the largest batch, by stage and dp");
   app.add_flag("--max-model", arguments.max_model,
                "the largest model of this form, by stage and dp");
+  app.add_option("--sweep", arguments.sweep,
+                 "plan for several values of a flag: dp=1..64 doubles, seq=1024..8192:1024 takes "
+                 "steps, zero=0,1,2,3 lists; batch stands for micro-batch")
+      ->type_name("FLAG=VALUES");
+  app.add_option("--svg", arguments.svg, "with --sweep: draw it")->type_name("FILE");
   app.add_option("--batch", arguments.batch, "plan each line of a JSONL file")->type_name("FILE");
   app.add_option("--score", arguments.score, "compare with measured runs: a CSV file with step_ms")
       ->type_name("FILE");
@@ -78,10 +86,14 @@ void check_modes(const PlanArguments& arguments) {
   mode(arguments.max_model, "--max-model");
   mode(!arguments.batch.empty(), "--batch");
   mode(!arguments.score.empty(), "--score");
+  mode(!arguments.sweep.empty(), "--sweep");
   mode(arguments.convention == "megatron", "--convention megatron");
   mode(arguments.list_models, "--list-models");
   mode(arguments.list_hardware, "--list-hardware");
   if (modes.size() > 1) throw UsageError(join(modes, " and ") + ": choose one of them");
+  if (!arguments.svg.empty() && arguments.sweep.empty()) {
+    throw UsageError("--svg: is for what --sweep gives; wanted --sweep too");
+  }
 }
 
 planner::Catalogue catalogue_of(const PlanArguments& arguments) {
@@ -141,6 +153,16 @@ int score(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
                                   : report(answer, static_cast<std::size_t>(arguments.top)));
 }
 
+int sweep(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+  const planner::PlanSweep asked = planner::parse_plan_sweep(arguments.sweep);
+  if (arguments.settings.has(asked.setting)) {
+    throw UsageError(str("--sweep: --", asked.setting, " is given too; leave it out"));
+  }
+  const auto rows = planner::sweep_plans(asked, arguments.settings, catalogue);
+  write_svg(arguments.svg, [&] { return planner::plan_sweep_svg(asked, rows); });
+  return print_out(arguments.json ? planner::to_json(asked, rows) + "\n" : report(asked, rows));
+}
+
 template <typename Answer>
 int limits(const PlanArguments& arguments, const planner::Question& question,
            const Answer& answer) {
@@ -161,6 +183,7 @@ int plan_command(int argc, char** argv) {
   if (!arguments.batch.empty()) return plan_lines(arguments, catalogue);
   if (!arguments.score.empty()) return score(arguments, catalogue);
   if (arguments.search) return search(arguments, catalogue);
+  if (!arguments.sweep.empty()) return sweep(arguments, catalogue);
   const planner::Question question = arguments.settings.question(catalogue);
   if (arguments.convention == "megatron") {
     const planner::MegatronReport answer = planner::megatron_report(planner::settle(question));

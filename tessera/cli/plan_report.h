@@ -1,12 +1,14 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tessera/planner/limits.h"
 #include "tessera/planner/megatron.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/score.h"
 #include "tessera/planner/search.h"
+#include "tessera/planner/sweep.h"
 
 // The planner's answers as short tables for a terminal.
 namespace tessera::cli {
@@ -17,6 +19,7 @@ std::string report(const planner::BatchLimits& limits, const planner::Question& 
 std::string report(const planner::ModelLimits& limits, const planner::Question& question);
 std::string report(const planner::MegatronReport& report);
 std::string report(const planner::Score& score, std::size_t worst);
+std::string report(const planner::PlanSweep& sweep, const std::vector<planner::SweptPlan>& rows);
 std::string list_models();
 std::string list_hardware(const planner::Catalogue& catalogue);
 

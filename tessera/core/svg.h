@@ -1,0 +1,48 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+// Pictures as text: a few shapes, numbers with one digit after the point whatever the locale, text
+// escaped. The same calls give the same bytes.
+namespace tessera {
+
+// [Note: colours] What stands for what in every picture of memory. (Told apart by people who see
+// fewer colours, too.)
+namespace colours {
+inline constexpr const char* kParams = "#4477aa";
+inline constexpr const char* kGrads = "#ccbb44";
+inline constexpr const char* kOptimizer = "#aa3377";
+inline constexpr const char* kActivations = "#228833";
+inline constexpr const char* kRest = "#bbbbbb";  // buffers and temporaries
+inline constexpr const char* kTime = "#4477aa";
+inline constexpr const char* kLimit = "#cc3311";
+inline constexpr const char* kRule = "#dddddd";
+}  // namespace colours
+
+// &, <, > and quotes as XML wants them; what no XML may hold becomes a question mark.
+std::string svg_escaped(std::string_view text);
+
+class Svg {
+ public:
+  // On white, with a bold title.
+  Svg(double width, double height, std::string_view title);
+
+  enum class Anchor : unsigned char { start, middle, end };
+  void text(double x, double y, std::string_view text, Anchor anchor = Anchor::start,
+            const char* colour = "#222222");
+  // Widths and heights below nothing are nothing. `tip` is shown where a pointer rests.
+  void box(double x, double y, double width, double height, const char* colour,
+           std::string_view tip = {});
+  void line(double x1, double y1, double x2, double y2, const char* colour, const char* dash = "");
+  void dot(double x, double y, const char* colour, std::string_view tip = {});
+  // A coloured square and what it stands for; returns where the next one may begin.
+  double legend(double x, double y, const char* colour, std::string_view what);
+
+  std::string finish() const { return body_ + "</svg>\n"; }
+
+ private:
+  std::string body_;
+};
+
+}  // namespace tessera
