@@ -56,8 +56,7 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
   app.add_option("--from", a.from, "the trained model")->required()->type_name("FOLDER");
   app.add_option("--prompt", a.prompts, "a text to continue; several times: several texts")
       ->type_name("TEXT")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->allow_extra_args(false);  // one each, also where it looks like a list
   app.add_option("--prompts", a.prompts_file,
                  "a file with a text in each line; .jsonl: {\"prompt\": TEXT}")
       ->type_name("FILE");
@@ -72,8 +71,7 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
       ->capture_default_str();
   app.add_option("--stop", a.stops, "ends a text, and is not shown; several times: any of them")
       ->type_name("TEXT")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->allow_extra_args(false);  // one each, also where it looks like a list
   app.add_flag("--ignore-end", a.ignore_end, "write on past the token that ends a text");
   app.add_option("--seed", a.seed, "of what is drawn")->capture_default_str();
   line.integer(app, "--batch", a.batch, 1, 4096, "texts that are written side by side");

@@ -385,7 +385,6 @@ Resolved resolve(const TrainConfig& config, int ranks) {
           str(flag, " needs data to validate on; wanted --val-data or --val-fraction too"));
     }
   }
-  out.lr = scaled_lr(config, out);
   for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
                                     std::pair(config.save_every > 0, "--save-every"),
                                     std::pair(config.max_restarts > 0, "--max-restarts"),
@@ -405,6 +404,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                          " without --hardware, the name of an entry; wanted both"));
   }
   resolve_batch(config, out.axes.dp(), out);
+  out.lr = scaled_lr(config, out);
   resolve_data(config, out);
   out.schedule = {parse_lr_schedule(config.lr_schedule), config.warmup, out.steps,
                   config.decay_share, config.min_lr_ratio};

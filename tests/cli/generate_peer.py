@@ -1,0 +1,41 @@
+"""Makes a small random model of each family in FOLDER/<family>, continues prompts with transformers,
+and prints both as JSON: {family: [[prompt, continuation], …]}."""
+import json
+import sys
+
+import torch
+import transformers
+
+TOKENS = 24
+sizes = dict(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, intermediate_size=56, max_position_embeddings=128,
+             initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=None)
+scaled = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+models = {
+    "gpt2": transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=97, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.3,
+        eos_token_id=None, bos_token_id=None)),
+    "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        **sizes, tie_word_embeddings=True, rope_parameters=scaled)),
+    "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes)),
+    "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(
+        **sizes, head_dim=12, sliding_window=9)),
+}
+torch.manual_seed(0)
+answers = {}
+for family, model in models.items():
+    model.eval()
+    with torch.no_grad():  # biases and norms start as 0 and 1, which would hide a mistake
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    model.save_pretrained(f"{sys.argv[1]}/{family}")
+    answers[family] = []
+    for length in (1, 5, 40):
+        prompt = torch.randint(0, 97, (1, length))
+        with torch.inference_mode():
+            out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
+                                 max_new_tokens=TOKENS, eos_token_id=None, pad_token_id=0)
+        answers[family].append([prompt[0].tolist(), out[0, length:].tolist()])
+print(json.dumps(answers))
