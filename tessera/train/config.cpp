@@ -454,6 +454,11 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
 
 std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved) {
   if (config.hardware.empty()) return std::nullopt;
+  if (resolved.model.lora.any()) {
+    throw UsageError(
+        "--hardware: the planner knows what adapters hold and send, not how long a step with them "
+        "takes; leave it out with --lora-rank and --lora-from");
+  }
   planner::Catalogue catalogue;
   if (!config.hardware_file.empty()) catalogue.read(config.hardware_file);
   planner::Question asked = question(config, resolved);

@@ -50,7 +50,7 @@ std::string smaller_model(const TrainConfig& config, const Resolved& resolved, s
     other.model = shape.name;
     try {
       if (need(other, resolve(other, world)) > free) continue;
-    } catch (const UsageError&) {  // the other flags are not for this one
+    } catch (const Error&) {  // the other flags are not for this one
       continue;
     }
     most = shape.params();

@@ -25,13 +25,18 @@ std::vector<BucketInfo> Engine::buckets() const {
 std::string Engine::describe() const {
   const Plan& plan = impl_->plan;
   std::int64_t elements = 0;
-  for (const Param& param : plan.params) elements += param.numel;
+  std::int64_t frozen = 0;
+  for (const Param& param : plan.params) {
+    elements += param.numel;
+    if (param.bucket < 0) frozen += param.numel;
+  }
   std::int64_t largest = 0;
   for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
   std::string text =
       str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name, ": ",
-          plural(std::ssize(plan.params), "parameter"), " (", format_count(elements),
-          " elements) in ", plural(std::ssize(plan.units) - 1, "unit"), " and ",
+          plural(std::ssize(plan.params), "parameter"), " (", format_count(elements), " elements",
+          frozen > 0 ? str(", ", format_count(frozen), " frozen") : std::string(), ") in ",
+          plural(std::ssize(plan.units) - 1, "unit"), " and ",
           plural(std::ssize(plan.buckets), "bucket"), " of ", format_bytes(largest),
           " at most over ", plural(plan.ranks, "rank"));
   if (plan.units.size() > 1) return text;

@@ -18,7 +18,7 @@ namespace tessera::train {
 namespace {
 
 constexpr std::int64_t kBatch = 8;
-constexpr int kTuningSteps = 4;
+constexpr int kTuningSteps = 3;
 
 TrainConfig tuned(const std::string& model, const std::string& targets = "all") {
   TrainConfig config;
@@ -126,13 +126,14 @@ TEST(LoraTraining, EveryMeshAndStageAsOneProcess) {
                            Cut{1, 2, 2}, Cut{2, 2, 2}}) {
       for (int stage = 0; stage < 4; ++stage) {
         if (cut.dp == 1 && stage % 3 != 0) continue;
+        if (cut.dp * cut.tp * cut.pp > 4 && stage % 2 == 0) continue;
         const char* targets = ++turn % 3 == 0 ? "auto" : turn % 3 == 1 ? "all" : "fc,o";
         TrainConfig config =
             on_cut(tuned(model, targets), cut, turn % 2 == 0 && cut.pp == 1 ? 1 : 4);
         config.zero = stage;
         config.sequence_parallel = cut.tp > 1 && turn % 2 == 0;
         config.recompute = turn % 5 == 0 ? "full" : turn % 5 == 1 ? "selective" : "none";
-        if (cut.pp > 1 && turn % 4 == 0) config.schedule = "zb-h1";
+        if (cut.pp > 1 && stage < 3 && turn % 4 == 0) config.schedule = "zb-h1";
         if (cut.pp > 1 && turn % 4 == 1) config.schedule = "interleaved", config.chunks = 2;
         if (cut.pp > 1 && turn % 4 == 2) config.split = "3,1";
         expect_same(config);
@@ -245,6 +246,7 @@ TEST(LoraTraining, RefusesWhatItCannotDo) {
   };
   EXPECT_EQ(problem([](TrainConfig&) {}), "");
   EXPECT_TRUE(contains(problem([](TrainConfig& c) { c.lora_targets = "c_attn"; }), "some of q, k"));
+  EXPECT_TRUE(contains(problem([](TrainConfig& c) { c.lora_from = "/no/such"; }), "--lora-from: "));
   EXPECT_TRUE(contains(problem([](TrainConfig& c) {
                          c.overlap_tp = true;
                          c.axes.set("tp", 2);
