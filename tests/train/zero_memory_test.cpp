@@ -55,6 +55,13 @@ TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
                               {{"vocab", "4000"}, {"zero", "2"}},
                               {{"model", "llama-tiny"}, {"zero", "2"}},
                               {{"pp", "2"}, {"grad-accum", "4"}},
+                              {{"model", "qwen2.5-0.5b"},
+                               {"layers", "3"},
+                               {"hidden", "128"},
+                               {"heads", "4"},
+                               {"vocab", "300"},
+                               {"zero", "2"}},
+                              {{"dropout", "0.1"}, {"attention-dropout", "0.1"}},
                               {{"tp", "2"}}};
   for (const char* stage : {"0", "1", "2", "3"}) cases.push_back({{"zero", stage}});
   for (const char* mode : {"selective", "full"}) {
