@@ -66,7 +66,7 @@ void read_merges(TokenizerFields& fields, BpeModel& model) {
   }
 }
 
-BpeModel read_model(const Json& json, const std::string& where) {
+BpeModel read_model(const Json& json, const std::string& where, std::string& missing_unknown) {
   TokenizerFields fields(json, where);
   const std::string type = fields.text("type", json.contains("merges") ? "BPE" : "");
   if (type != "BPE") fields.bad("type", "BPE, the one kind of model that is known here");
@@ -82,7 +82,12 @@ BpeModel read_model(const Json& json, const std::string& where) {
   read_vocabulary(fields, model);
   read_merges(fields, model);
   if (fields.get("unk_token") != nullptr) {
-    model.unknown = id_in(model.ids, fields.text("unk_token"), where, "unk_token");
+    const auto found = model.ids.find(fields.text("unk_token"));
+    if (found == model.ids.end()) {
+      missing_unknown = fields.text("unk_token");
+    } else {
+      model.unknown = found->second;
+    }
   }
   model.fuse_unknown = fields.flag("fuse_unk", false);
   model.byte_fallback = fields.flag("byte_fallback", false);
@@ -155,7 +160,8 @@ TokenizerSpec parse_tokenizer(std::string_view text, const std::string& where) {
     fields.refuse("padding", "which would add tokens to texts. Set it to null in the file");
   }
   TokenizerSpec spec;
-  spec.model = read_model(fields.need("model", "an object"), fields.where("model"));
+  spec.model =
+      read_model(fields.need("model", "an object"), fields.where("model"), spec.missing_unknown);
   if (fields.get("added_tokens") != nullptr) {
     spec.added = read_added(fields.list("added_tokens"), spec.model, fields.where("added_tokens"));
   }

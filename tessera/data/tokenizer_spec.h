@@ -70,6 +70,7 @@ struct TokenizerSpec {
   std::optional<std::vector<DecoderStep>> decoder;  // nothing: tokens with spaces between
   std::vector<TokenId> before, behind;              // what is put around a text
   BpeModel model;
+  std::string missing_unknown;  // a name for unknown characters that no token has
   std::string fingerprint;
 };
 

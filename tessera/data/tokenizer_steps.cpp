@@ -266,6 +266,15 @@ void check_steps(TokenizerSpec& spec, const std::string& where) {
       }
     }
   }
+  // Files of byte-level tokenizers may name one that is never needed.
+  bool needed = !spec.missing_unknown.empty() && !spec.model.byte_level;
+  for (const std::string& byte : byte_alphabet().of_byte) {
+    needed |= !spec.missing_unknown.empty() && spec.model.ids.count(byte) == 0;
+  }
+  if (needed) {
+    throw DataError(str(where, ", model: unk_token ", quote(spec.missing_unknown),
+                        " is not in the vocabulary"));
+  }
   std::size_t tokens = spec.model.ids.size() + spec.added.size();
   TokenId most = 0;
   for (const auto& [text, id] : spec.model.ids) most = std::max(most, id);

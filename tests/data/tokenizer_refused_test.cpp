@@ -38,7 +38,6 @@ TEST(Refused, ByName) {
       {"/model/dropout", "0.1", "dropout"},
       {"/model/continuing_subword_prefix", R"("##")", "continuing_subword_prefix"},
       {"/model/end_of_word_suffix", R"("</w>")", "end_of_word_suffix"},
-      {"/model/unk_token", R"("<unk>")", "<unk>"},
       {"/model/fuse_unk", "1", "fuse_unk"},
       {"/model/extra", "true", "extra"},
       {"/model/vocab", "[]", "vocab"},
@@ -96,6 +95,10 @@ TEST(Refused, ByName) {
       {"/decoder", R"({"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})", "String"},
   };
   for (const Refused& each : all) expect_refused(file, each);
+  expect_refused(sentence_piece_file(), {"/model/unk_token", R"("<none>")", "<none>"});
+  json unneeded = file;
+  unneeded["model"]["unk_token"] = "<none>";
+  EXPECT_NO_THROW(tokenizer_of(unneeded));
 }
 
 TEST(Refused, NotJsonOrTwice) {
