@@ -9,7 +9,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::size_t kBlocks = 16;  // of Philox at once: each round is a loop over them
+constexpr std::size_t kBlocks = 32;  // of Philox at once: each round is a loop over them
 
 // The words of blocks [first, first + kBlocks), four after another.
 void dropout_words(const Dropout& how, std::uint64_t first, std::uint32_t* words) {
