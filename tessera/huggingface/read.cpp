@@ -20,6 +20,8 @@ namespace {
 using checkpoint::bytes_of;
 
 constexpr std::int64_t kJobBytes = std::int64_t{4} << 20;
+constexpr std::int64_t kTransposedBytes = std::int64_t{2} << 20;
+constexpr std::int64_t kSliceBytes = 256 << 10;
 // Below that, a gap between two stretches costs less to read than a second call.
 constexpr std::int64_t kGapBytes = 16 << 10;
 constexpr unsigned kMostThreads = 4;
@@ -38,22 +40,67 @@ void convert_all(DType from, const std::byte* source, DType to, std::byte* targe
   checkpoint::convert(from, source, to, target, count, checkpoint::Rounding::nearest);
 }
 
-// target[j · stride + i] = source[i · width + j]: rows of the source become columns of the target.
+// Rows [i0, i1) and columns [j0, j1) of a source become columns and rows of the target:
+// target[j · stride + i] = source[i · width + j].
+struct Transposed {
+  const std::byte* source;
+  std::int64_t width;
+  std::byte* target;
+  std::int64_t stride;
+};
+
 template <typename T>
-void transpose(const std::byte* source, std::int64_t rows, std::int64_t width, std::int64_t columns,
-               std::byte* target, std::int64_t stride) {
-  constexpr std::int64_t kTile = 32;  // both sides of one stay in the nearest cache
-  for (std::int64_t i0 = 0; i0 < rows; i0 += kTile) {
-    for (std::int64_t j0 = 0; j0 < columns; j0 += kTile) {
-      const std::int64_t i1 = std::min(rows, i0 + kTile), j1 = std::min(columns, j0 + kTile);
-      for (std::int64_t j = j0; j < j1; ++j) {
-        for (std::int64_t i = i0; i < i1; ++i) {
-          std::memcpy(target + (j * stride + i) * std::int64_t{sizeof(T)},
-                      source + (i * width + j) * std::int64_t{sizeof(T)}, sizeof(T));
-        }
+void transpose_plainly(const Transposed& t, std::int64_t i0, std::int64_t i1, std::int64_t j0,
+                       std::int64_t j1) {
+  constexpr std::int64_t kBlock = 16, kSize = sizeof(T);
+  for (std::int64_t i = i0; i < i1; i += kBlock) {
+    for (std::int64_t j = j0; j < j1; ++j) {
+      T line[kBlock];
+      const std::int64_t count = std::min(kBlock, i1 - i);
+      for (std::int64_t k = 0; k < count; ++k) {
+        std::memcpy(line + k, t.source + ((i + k) * t.width + j) * kSize, sizeof(T));
+      }
+      std::memcpy(t.target + (j * t.stride + i) * kSize, line, as_size(count * kSize));
+    }
+  }
+}
+
+using Four = std::uint32_t __attribute__((vector_size(16)));
+
+// 16 rows and 4 columns of 4 bytes at once, so that whole cache lines are written.
+void transpose_16_by_4(const Transposed& t, std::int64_t i, std::int64_t j) {
+  Four out[4][4];
+  for (std::int64_t part = 0; part < 4; ++part) {
+    Four row[4];
+    for (std::int64_t k = 0; k < 4; ++k) {
+      std::memcpy(&row[k], t.source + ((i + 4 * part + k) * t.width + j) * 4, sizeof(Four));
+    }
+    const Four a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+    const Four b = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+    const Four c = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+    const Four d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+    out[0][part] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+    out[1][part] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+    out[2][part] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+    out[3][part] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+  }
+  for (std::int64_t k = 0; k < 4; ++k) {
+    std::memcpy(t.target + ((j + k) * t.stride + i) * 4, out[k], sizeof out[k]);
+  }
+}
+
+void transpose_words(const Transposed& t, std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kPanel = 64;  // rows of the target, each on pages of its own
+  const std::int64_t i1 = rows / 16 * 16, j1 = columns / 4 * 4;
+  for (std::int64_t panel = 0; panel < j1; panel += kPanel) {
+    for (std::int64_t i = 0; i < i1; i += 16) {
+      for (std::int64_t j = panel; j < std::min(j1, panel + kPanel); j += 4) {
+        transpose_16_by_4(t, i, j);
       }
     }
   }
+  transpose_plainly<std::uint32_t>(t, i1, rows, 0, j1);
+  transpose_plainly<std::uint32_t>(t, 0, rows, j1, columns);
 }
 
 }  // namespace
@@ -163,7 +210,7 @@ class Folder::Plan {
     job.count = last_.rows;
     job.stride = last_.stride;
     const std::int64_t row_bytes = last_.piece->rows * bytes_of(job.entry->dtype);
-    const std::int64_t most = std::max<std::int64_t>(1, kJobBytes / row_bytes);
+    const std::int64_t most = std::max<std::int64_t>(1, kTransposedBytes / row_bytes);
     for (std::int64_t done = 0; done < last_.columns; done += most) {
       job.from = last_.column + done;
       job.rows = std::min(most, last_.columns - done);
@@ -195,9 +242,14 @@ void Folder::run(const Job& job, DType as, std::byte* into, std::vector<std::byt
       job.file->file->read(at + job.from * size, target, job.count * size);
       return;
     }
-    std::byte* const buffer = room(raw, job.count * size);
-    job.file->file->read(at + job.from * size, buffer, job.count * size);
-    convert_all(dtype, buffer, as, target, job.count);
+    // By small pieces, which are still in the nearest caches when they are converted.
+    const std::int64_t most = kSliceBytes / size;
+    std::byte* const buffer = room(raw, std::min(most, job.count) * size);
+    for (std::int64_t done = 0; done < job.count; done += most) {
+      const std::int64_t count = std::min(most, job.count - done);
+      job.file->file->read(at + (job.from + done) * size, buffer, count * size);
+      convert_all(dtype, buffer, as, target + done * to_size, count);
+    }
     return;
   }
   const std::int64_t width = job.entry->shape[1];  // of a row of the tensor
@@ -223,10 +275,11 @@ void Folder::run(const Job& job, DType as, std::byte* into, std::vector<std::byt
     buffer = other;
   }
   std::byte* const target = into + job.local * to_size;
+  const Transposed t{buffer, stride, target, job.stride};
   if (to_size == 4) {
-    transpose<std::uint32_t>(buffer, job.rows, stride, job.count, target, job.stride);
+    transpose_words(t, job.rows, job.count);
   } else {
-    transpose<std::uint16_t>(buffer, job.rows, stride, job.count, target, job.stride);
+    transpose_plainly<std::uint16_t>(t, 0, job.rows, 0, job.count);
   }
 }
 

@@ -6,6 +6,8 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <sstream>
@@ -169,18 +171,23 @@ TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
       ASSERT_GT(reference.logits.std().item<double>(), 0.3);
       const std::vector<InteropMesh> meshes = {
           {"dp=1", 0, 1}, {"tp=2", 1, 8}, {"pp=2", 2, 1}, {"dp=2", 3, 1}, {"dp=2,tp=2", 3, 1}};
+      double logits = 0, losses = 0;  // the largest differences
       for (const InteropMesh& run : meshes) {
         SCOPED_TRACE(str(run.mesh, ", stage ", run.stage));
         const bool saves = std::string(run.mesh) == "dp=2,tp=2";
         const Answer got = run_on(run, folder, reference, saves ? folder + "-run" : "");
-        EXPECT_LT(largest_difference(got.logits, reference.logits), 1e-4);
+        logits = std::max(logits, largest_difference(got.logits, reference.logits));
         ASSERT_EQ(got.losses.size(), 3u);
-        for (std::size_t i = 0; i < 3; ++i) {
-          EXPECT_NEAR(got.losses[i], reference.losses[static_cast<std::int64_t>(i)].item<double>(),
-                      1e-3);
+        for (std::int64_t i = 0; i < 3; ++i) {
+          const double wanted = reference.losses[i].item<double>();
+          losses = std::max(losses, std::abs(got.losses[static_cast<std::size_t>(i)] - wanted));
         }
+        EXPECT_LT(logits, 1e-4);
+        EXPECT_LT(losses, 1e-3);
         EXPECT_GT(std::abs(got.losses[2] - got.losses[0]), 2e-3);  // it was trained
       }
+      std::cout << name << ": logits within " << logits << ", losses of three steps within "
+                << losses << "\n";
       // What was saved on the last mesh, before training, as a folder again.
       huggingface::keep_companions(folder, folder + "-run");
       checkpoint::Checkpoint from(checkpoint::find_latest(folder + "-run").folder);
