@@ -21,6 +21,7 @@ struct GptActivations {
   int tp = 1;
   bool sequence_parallel = false;
   bool light = false;  // [Note: light activations]
+  bool gpu = false;    // attention keeps its result there
   // Of the part of the model that a pipeline stage has.
   std::int64_t layers = -1;  // -1: all
   bool embedding = true;

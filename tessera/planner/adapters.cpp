@@ -64,7 +64,7 @@ std::int64_t adapter_activation_bytes(const GptActivations& q, std::int64_t laye
   const std::int64_t wide = lines(rows * m.ffn / q.tp * q.element);
   const std::int64_t up = lines((m.swiglu ? 2 : 1) * rows * m.ffn / q.tp * q.element);
   // A frozen linear without adapter needs its weight alone.
-  const std::int64_t inputs = (all.qkv ? 0 : entered) + (all.proj ? 0 : attention) +
+  const std::int64_t inputs = (all.qkv ? 0 : entered) + (all.proj || q.gpu ? 0 : attention) +
                               (all.fc ? 0 : entered) + (all.proj2 ? 0 : wide);
   std::int64_t bytes = layers * (low - inputs);
   if (!q.embedding) return bytes;

@@ -277,6 +277,7 @@ std::int64_t kept_bytes(const RunQuestion& q, const ModelPart& part, Recompute r
   kept.tp = q.tp();
   kept.sequence_parallel = q.sequence_parallel;
   kept.light = q.light_activations;
+  kept.gpu = q.gpu;
   kept.layers = part.last_layer - part.first_layer;
   kept.embedding = part.embedding;
   kept.head = part.head;

@@ -123,7 +123,7 @@ def check_family(tessera, family, work):
     theirs, trained = train_with_peft(base, peft_dir, list(text))
     check(f"{family}: losses", len(ours) == STEPS, ours)
     for mine, other in zip(ours, theirs):
-        check(f"{family}: losses of training", abs(mine - other) < 1e-3, f"{ours} {theirs}")
+        check(f"{family}: losses of training", abs(mine - other) < 1e-4, f"{ours} {theirs}")
 
     # What was trained, back in peft.
     ids = torch.tensor([list(text[:40]), list(text[100:140])])
@@ -171,6 +171,7 @@ def main():
     tessera = sys.argv[1]
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="tessera-peft-") as work:
         for family in sys.argv[2:] or TARGETS:
             check_family(tessera, family, work)
