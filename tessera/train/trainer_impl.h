@@ -128,7 +128,7 @@ struct Trainer::Impl {
   MemoryBytes measured;                 // the most of each category where it is looked at
   SentBytes sent;
   std::optional<Evaluation> evaluation;  // the last one
-  data::Prefetch data;  // last: its thread uses the others
+  data::Prefetch<std::vector<data::Batch>> data;  // last: its thread uses the others
 };
 
 }  // namespace tessera::train

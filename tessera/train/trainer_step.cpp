@@ -131,7 +131,7 @@ std::vector<data::Batch> Trainer::Impl::make_batches(std::uint64_t first) const 
 // With the targets of this rank that count.
 std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
   const HostTime began = host_now();
-  data::Prefetch::Step step = data.take(static_cast<std::uint64_t>(samples(steps_done())));
+  auto step = data.take(static_cast<std::uint64_t>(samples(steps_done())));
   const HostTime end = host_now();
   now.data_s = seconds_between(began, end);
   now.data_prepare_s = seconds_between(step.begin, step.end);
@@ -139,7 +139,7 @@ std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
   trace.span_on("data", str("data of step ", now.step), step.begin, step.end);
   std::vector<MicroBatch> batches;
   std::int64_t predicted = 0, micro = 0;
-  for (data::Batch& batch : step.batches) {
+  for (data::Batch& batch : step.data) {
     predicted += batch.predicted;
     batches.push_back({std::move(batch.ids), std::move(batch.targets),
                        std::move(batch.document_starts), sampler.first(0, replica, micro++)});

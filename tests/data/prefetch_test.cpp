@@ -1,6 +1,5 @@
 #include "tessera/data/prefetch.h"
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,16 +16,14 @@
 namespace tessera::data {
 namespace {
 
-std::vector<Batch> batch_of(std::uint64_t first) {
-  return {{at::full({1}, static_cast<std::int64_t>(first), at::kLong), {}, 0}};
-}
-std::uint64_t number(const Prefetch::Step& step) {
-  return static_cast<std::uint64_t>(step.batches.at(0).ids.item<std::int64_t>());
-}
+using Data = std::vector<std::uint64_t>;
+using Numbers = Prefetch<Data>;
+Data batch_of(std::uint64_t first) { return {first}; }
+std::uint64_t number(const Numbers::Step& step) { return step.data.at(0); }
 
 TEST(Prefetch, GivesTheStepsInOrder) {
   for (const std::size_t ahead : {0, 1, 2, 5}) {
-    Prefetch data(batch_of, 8, ahead);
+    Numbers data(batch_of, 8, ahead);
     for (std::uint64_t step = 0; step < 50; ++step)
       EXPECT_EQ(number(data.take(8 * step)), 8 * step);
     // Back, and on from another number, as after a resumption with another batch.
@@ -44,7 +41,7 @@ TEST(Prefetch, StaysSoFarAhead) {
   std::mutex mutex;
   std::condition_variable changed;
   std::uint64_t most = 0;
-  Prefetch data(
+  Numbers data(
       [&](std::uint64_t first) {
         const std::lock_guard lock(mutex);
         most = std::max(most, first);
@@ -66,7 +63,7 @@ TEST(Prefetch, StaysSoFarAhead) {
 TEST(Prefetch, ErrorsBelongToTheirStep) {
   for (const std::size_t ahead : {0, 1, 4}) {
     std::atomic<bool> bad{true};
-    Prefetch data(
+    Numbers data(
         [&](std::uint64_t first) {
           if (first == 3 && bad) throw DataError("document 7 is broken");
           return batch_of(first);
@@ -85,7 +82,7 @@ TEST(Prefetch, EndsWhileItIsBusy) {
   for (int round = 0; round < 20; ++round) {
     std::atomic<int> running{0};
     {
-      Prefetch data(
+      Numbers data(
           [&](std::uint64_t first) {
             ++running;
             auto out = batch_of(first);
