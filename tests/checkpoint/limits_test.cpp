@@ -126,7 +126,7 @@ TEST_F(Limits, LinksPipesAndFolders) {
 }
 
 // The whole table, by the library. The commands have it in tests/cli, a resumption in tests/train.
-// A sanitizer makes each many times as dear: there every sixth does, and the commands have all.
+// A sanitizer makes each many times as dear: there every sixth does.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kEvery = 6;
 #else
