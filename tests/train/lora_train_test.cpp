@@ -1,6 +1,7 @@
 // Fine-tuning by adapters: on any mesh, at any stage, with any schedule as in one process; with the
 // memory and the bytes of the plan; saved without the model, and resumed with it.
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -11,6 +12,7 @@
 #include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/train/model_files.h"
 #include "tessera/train/trainer.h"
 #include "tests/text.h"
 
@@ -236,6 +238,73 @@ TEST(LoraTraining, SavesTheAdaptersAloneAndGoesOn) {
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_targets = "q"; }), "lora was"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_rank = 0; }), "lora was"));
   EXPECT_EQ(refused([](TrainConfig& c) { c.layout = "bf16"; }), "");
+}
+
+// A run that was started from another: resumed only beside that, and read as one model.
+TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
+  const Folder base, run;
+  const auto train_and_save = [](const TrainConfig& config, int steps) {
+    on_ranks(config, [&](Trainer& trainer, int) {
+      for (int step = 0; step < steps; ++step) trainer.step();
+      trainer.save();
+      trainer.finish_saving();
+    });
+  };
+  TrainConfig first = tuned("llama-tiny");
+  first.lora_rank = 0;
+  first.save = base.path;
+  train_and_save(first, 1);
+  TrainConfig second = tuned("llama-tiny", "v,gate,o");
+  second.model = TrainConfig().model;
+  second.layers = second.hidden = second.heads = second.vocab = 0;
+  second.init_from = base.path;
+  second.save = run.path;
+  second.axes.set("tp", 2);
+  train_and_save(second, 2);
+
+  const auto whole = open_model(base.path), merged = open_model(run.path);
+  EXPECT_FALSE(merged->shape().lora.any());
+  const ModelShape& shape = merged->shape();
+  checkpoint::Checkpoint adapters(checkpoint::find_latest(run.path).folder);
+  const auto adapter = [&](const ParamSpec& spec) {
+    const at::Tensor values = at::empty(spec.shape);
+    adapters.load({{spec.name,
+                    "param",
+                    DType::f32,
+                    {{0, 0, values.numel()}},
+                    static_cast<std::byte*>(values.data_ptr()),
+                    {}}});
+    return values;
+  };
+  ModelShape asked = shape;
+  asked.lora = {second.lora_rank, second.lora_alpha, second.lora_targets};
+  const auto weight = [&](ModelFiles& files, const char* linear, std::int64_t rows,
+                          std::int64_t columns) {
+    ParamSpec spec;
+    spec.name = str("blocks.2.", linear, ".weight");
+    spec.shape = {rows, columns};
+    const at::Tensor values = at::empty(spec.shape);
+    files.read(spec, values);
+    return values;
+  };
+  const std::int64_t qkv = shape.q_width() + 2 * shape.kv_width(), h = shape.hidden;
+  const auto same = [&](const char* linear, std::int64_t rows, std::int64_t columns) {
+    at::Tensor want = weight(*whole, linear, rows, columns);
+    for (const Adapter& each : adapters_of(asked)) {
+      if (each.linear != linear) continue;
+      const AdapterSpecs specs = specs_of(each, asked.lora.rank, "blocks.2");
+      const at::Tensor a = adapter(specs.a), b = adapter(specs.b);
+      EXPECT_TRUE(b.any().item<bool>()) << linear;
+      // v is the last of qkv, gate the first of fc.
+      want.narrow(0, each.target == "v" ? rows - each.out : 0, each.out)
+          .add_(b.mm(a), asked.lora.scale());
+    }
+    EXPECT_TRUE(at::allclose(weight(*merged, linear, rows, columns), want, 1e-5, 1e-6)) << linear;
+  };
+  same("qkv", qkv, h);
+  same("proj", h, shape.q_width());
+  same("fc", 2 * shape.ffn, h);
+  same("proj2", h, shape.ffn);
 }
 
 TEST(LoraTraining, RefusesWhatItCannotDo) {
