@@ -260,6 +260,32 @@ TEST_F(Train, TextFilesAreReadByBytes) {
   EXPECT_TRUE(contains(outcome.out, " → ")) << outcome.out;
 }
 
+TEST_F(Train, TokensAreTrainedOnByEpochs) {
+  std::ofstream book(folder / "book.jsonl");
+  for (int i = 0; i < 40; ++i) book << "{\"text\": \"line " << i << " of a book\"}\n";
+  book.close();
+  const std::string tokens = (folder / "tokens").string();
+  Capture out, err;
+  ASSERT_EQ(execute({TESSERA_PROGRAM, "data", "prepare", (folder / "book.jsonl").string(), "--out",
+                     tokens},
+                    out, err),
+            0)
+      << err.text();
+  Words words = {"--data",      tokens,     "--layers",       "1",   "--hidden",      "32",
+                 "--heads",     "2",        "--seq",          "16",  "--micro-batch", "2",
+                 "--epochs",    "1",        "--val-fraction", "0.2", "--samples",     "1",
+                 "--documents", "separate", "--ranks",        "2"};
+  EXPECT_TRUE(contains(tessera(words).err, "257 different tokens; wanted 257 or more"))
+      << tessera(words).err;
+  words.insert(words.end(), {"--vocab", "257", "--metrics", metrics.string()});
+  const Outcome outcome = tessera(words);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "an epoch has 35 samples, documents apart")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "8/8 step")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "as fast as it is trained on")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, " → ")) << outcome.out;
+}
+
 // How often each name (without its label) is on each track of each rank; spans of a track are
 // nested or apart, as a viewer wants them.
 std::map<std::string, int> spans_of(const std::filesystem::path& file) {
