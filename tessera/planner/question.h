@@ -50,6 +50,7 @@ struct Question {
   std::int64_t grad_accum = 0;
   std::int64_t global_batch = 0;
   Recompute recompute = Recompute::none;
+  bool dropout = false;  // of the residual stream, which the fused operations of a GPU cannot
   Attention attention = Attention::fused;
   std::optional<Software> software;  // settled: of Tessera on a CPU, else Megatron-LM's
   std::optional<bool> gpu;           // settled: by the hardware
@@ -81,7 +82,8 @@ struct Question {
   bool launches() const { return !light_activations() || !cuda_graph || pp() > 1; }
   // Whether it is Tessera's fused operations of a GPU that run: [Note: light activations].
   bool light_activations() const {
-    return software == Software::tessera && gpu.value_or(false) && tp() == 1 && !model.lora.any();
+    return software == Software::tessera && gpu.value_or(false) && tp() == 1 && !model.lora.any() &&
+           !dropout;
   }
 };
 

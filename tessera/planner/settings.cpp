@@ -238,6 +238,7 @@ Question described(const RunSettings& s) {
   q.grad_accum = s.grad_accum;
   q.global_batch = s.global_batch;
   q.recompute = parse_recompute(s.recompute);
+  q.dropout = s.dropout > 0;
   q.attention = s.attention == "fused" ? Attention::fused : Attention::unfused;
   if (!s.software.empty()) {
     q.software = s.software == "tessera" ? Software::tessera : Software::megatron;
