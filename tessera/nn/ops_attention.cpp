@@ -1,34 +1,22 @@
 #include "tessera/nn/ops_attention.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
 #include <cmath>
 
-#include "tessera/core/errors.h"
-#include "tessera/core/text.h"
 #include "tessera/kernels/dropout.h"
 #include "tessera/kernels/dropout_rule.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
-#include "tessera/nn/recompute.h"
 
 namespace tessera::nn {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::tensor_list;
 
 // [Note: attention in blocks] Heads are taken in groups of G, queries in blocks of `block_rows`,
 // and a block sees only the keys up to its own end: the scores of a block, [G, rows, keys], stay in
@@ -353,139 +341,6 @@ at::Tensor attention_backward(const at::Tensor& qkv, std::int64_t heads, const a
   at::Tensor grad = at::empty_like(x);
   backward_in_place(x, heads, to_fp32(dout), lse, grad, options);
   return qkv.scalar_type() == at::kFloat ? grad : to_bf16(grad);
-}
-
-namespace {
-
-struct Attention : public torch::autograd::Function<Attention> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
-                            const c10::intrusive_ptr<KeptOptions>& how) {
-    const at::Tensor x = qkv.contiguous();
-    const auto results = keep_in_selective("attention", {x}, [&] {
-      return attention_forward(x, heads, gathers_heads(x), options_in(how));
-    });
-    ctx->save_for_backward({x, results[1]});
-    ctx->saved_data["heads"] = heads;
-    if (how) ctx->saved_data["how"] = c10::IValue::make_capsule(how);
-    return results[0];
-  }
-  static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
-    const auto saved = ctx->get_saved_variables();
-    const auto how = kept_options(*ctx);
-    return {attention_backward(saved[0], ctx->saved_data["heads"].toInt(), grads[0].contiguous(),
-                               saved[1], gathers_heads(saved[0]), options_in(how)),
-            at::Tensor(), at::Tensor()};
-  }
-};
-
-void check_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
-                     const AttentionOptions& options) {
-  if (qkv.dim() != 3 || heads < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
-      qkv.size(2) % (heads + 2 * kv_heads) != 0) {
-    throw UsageError(str("attention got a tensor of ", qkv.dim(), " dims, the last of ",
-                         qkv.dim() > 0 ? qkv.size(-1) : 0, ", for ", heads, " heads and ", kv_heads,
-                         " kv-heads; wanted [batch, tokens, (heads + 2 · kv-heads) · width of a "
-                         "head], and heads a multiple of kv-heads"));
-  }
-  const at::Tensor& starts = options.document_starts;
-  if (starts.defined() && (starts.scalar_type() != at::kInt || starts.dim() != 2 ||
-                           starts.size(0) != qkv.size(0) || starts.size(1) != qkv.size(1) ||
-                           starts.device() != qkv.device() || !starts.is_contiguous())) {
-    throw UsageError(tessera::str("attention got document starts ", starts.sizes(), " of type ",
-                                  c10::toString(starts.scalar_type()), " on ",
-                                  starts.device().str(), "; wanted int32 [", qkv.size(0), ", ",
-                                  qkv.size(1), "] on ", qkv.device().str()));
-  }
-  if (options.window < 0 || !(options.dropout.rate >= 0) || options.dropout.rate >= 1) {
-    throw UsageError(str("attention got a window of ", options.window, " and dropout ",
-                         options.dropout.rate,
-                         "; wanted a window from 0 on, and 0 <= dropout < 1"));
-  }
-}
-
-// Keys and values once for every head that uses them: [B, T, 3 · heads · d].
-at::Tensor with_repeated_keys(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
-  const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads), times = heads / kv_heads;
-  const at::Tensor kv = qkv.narrow(2, heads * dim, 2 * kv_heads * dim)
-                            .unflatten(2, {2 * kv_heads, 1, dim})
-                            .expand({-1, -1, -1, times, -1})
-                            .reshape({qkv.size(0), qkv.size(1), 2 * heads * dim});
-  return at::cat({qkv.narrow(2, 0, heads * dim), kv}, 2);
-}
-
-// What no kernel of ours or torch's does at once, by ATen's own operations: [B, T, T] of masks.
-at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
-                                 const AttentionOptions& options) {
-  const auto parts = qkv.chunk(3, 2);
-  const std::int64_t tokens = qkv.size(1);
-  const auto split = [&](const at::Tensor& x) {  // [B, H, T, d]
-    return x.view({x.size(0), tokens, heads, x.size(2) / heads}).transpose(1, 2);
-  };
-  const at::Tensor q = split(parts[0]), k = split(parts[1]), v = split(parts[2]);
-  const auto together = [&](const at::Tensor& x) {
-    return x.transpose(1, 2).reshape(parts[0].sizes());
-  };
-  if (!options.any()) {
-    return together(at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true));
-  }
-  const at::Tensor seen = attention_mask(options, tokens, qkv.device());  // [B or 1, 1, T, T]
-  if (options.dropout.rate == 0) {
-    return together(at::scaled_dot_product_attention(q, k, v, seen));
-  }
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const at::Tensor scores = (at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * scale)
-                                .masked_fill(seen.logical_not(), -INFINITY);
-  const at::Tensor probabilities = at::softmax(scores, -1).to(q.scalar_type());
-  // [B, H · T, T]: a sample's rows are those of its heads, one after another.
-  const at::Tensor dropped =
-      dropout(probabilities.flatten(1, 2), options.dropout, options.first_head * tokens)
-          .view(probabilities.sizes());
-  return together(at::matmul(dropped, v));
-}
-
-}  // namespace
-
-const AttentionOptions* options_in(const c10::intrusive_ptr<KeptOptions>& how) {
-  return how ? &how->options : nullptr;
-}
-c10::intrusive_ptr<KeptOptions> kept_options(AutogradContext& ctx) {
-  const auto found = ctx.saved_data.find("how");
-  if (found == ctx.saved_data.end()) return {};
-  return c10::static_intrusive_pointer_cast<KeptOptions>(found->second.toCapsule());
-}
-c10::intrusive_ptr<KeptOptions> keep_options(const AttentionOptions& options) {
-  if (!options.any()) return {};
-  auto kept = c10::make_intrusive<KeptOptions>();
-  kept->options = options;
-  return kept;
-}
-
-at::Tensor attention_mask(const AttentionOptions& options, std::int64_t tokens,
-                          c10::Device device) {
-  const at::Tensor at = at::arange(tokens, at::device(device).dtype(at::kInt));
-  const at::Tensor query = at.unsqueeze(1);  // [T, 1]
-  at::Tensor seen = query >= at;
-  if (options.window > 0) seen = seen.logical_and(query - at < options.window);
-  seen = seen.unsqueeze(0);
-  if (options.document_starts.defined()) {
-    seen = seen.logical_and(options.document_starts.unsqueeze(2) <= at);
-  }
-  return seen.unsqueeze(1);
-}
-
-at::Tensor attention(const at::Tensor& qkv, std::int64_t heads) {
-  return attention(qkv, heads, heads);
-}
-
-at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
-                     const AttentionOptions& given) {
-  check_attention(qkv, heads, kv_heads, given);
-  AttentionOptions options = given;
-  if (options.window >= qkv.size(1)) options.window = 0;  // all of it is in the window
-  if (at::Tensor out = gpu_attention(qkv, heads, kv_heads, options); out.defined()) return out;
-  const at::Tensor all = heads == kv_heads ? qkv : with_repeated_keys(qkv, heads, kv_heads);
-  if (is_ours(all) && all.numel() > 0) return Attention::apply(all, heads, keep_options(options));
-  return attention_by_products(all, heads, options);
 }
 
 }  // namespace tessera::nn
