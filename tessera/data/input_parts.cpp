@@ -54,10 +54,11 @@ std::size_t place_to_cut(std::string_view text) {
   for (std::size_t i = text.size() - 1; i > least && i > 1; --i) {
     if (text[i - 1] == ' ' && is_ink(text[i - 2]) && is_ink(text[i])) return i - 1;
   }
-  // A character has at most four bytes; what is none is cut anywhere.
-  std::size_t i = text.size() - 1;
-  for (int step = 0; step < 3 && i > 1 && is_inside_character(text[i]); ++step) --i;
-  return std::max<std::size_t>(1, i);
+  // Not before white space: the next part would seem to begin with an empty line.
+  for (std::size_t i = text.size() - 1; i > 0; --i) {
+    if (!is_inside_character(text[i]) && !is_blank(text[i])) return i;
+  }
+  return std::max<std::size_t>(1, text.size() - 1);
 }
 
 PartReader::PartReader(const InputList& list, PartOptions options, InputPosition from)

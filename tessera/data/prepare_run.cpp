@@ -149,7 +149,7 @@ void PrepareRun::watch() {
   std::uint64_t saved = 0;
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait_for(lock, kLookAgain);
+    if (!is_over()) changed_.wait_for(lock, kLookAgain);
     const bool over = is_over();
     const auto now = std::chrono::steady_clock::now();
     const bool due = std::chrono::duration<double>(now - saved_at).count() >= options_.save_seconds;

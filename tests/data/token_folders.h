@@ -1,0 +1,126 @@
+#pragma once
+
+// What the tests of token folders share.
+
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checksum.h"
+#include "tessera/core/publish.h"
+#include "tessera/data/token_manifest.h"
+#include "tessera/data/token_writer.h"
+#include "tests/text.h"
+
+namespace tessera::data {
+
+// A folder that goes away.
+class TempDir {
+ public:
+  TempDir() {
+    // In memory where that is a place: these tests sync thousands of small files.
+    std::error_code error;
+    const std::filesystem::path memory = "/dev/shm";
+    const bool there = std::filesystem::space(memory, error).available > (64u << 20) && !error;
+    const auto parent = there ? memory : std::filesystem::temp_directory_path();
+    std::string name = (parent / "tessera-tokens-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string write_file(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+// Every file of a folder but the lock.
+inline std::map<std::string, std::string> files_of(const std::string& folder) {
+  std::map<std::string, std::string> all;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name != ".lock") all[name] = read_all(entry.path().string());
+  }
+  return all;
+}
+
+// Documents as they should come out.
+struct Expected {
+  std::vector<std::vector<std::int64_t>> documents;
+  std::vector<std::vector<std::uint8_t>> learnt;
+};
+
+// Writes them as parts of so many tokens, which cut documents wherever they end.
+inline TokenManifest write_folder(const std::string& folder, const Expected& expected,
+                                  std::int64_t vocab, bool masked, std::size_t part_tokens,
+                                  std::int64_t shard_bytes) {
+  std::filesystem::create_directories(folder);
+  TokenManifest manifest;
+  manifest.tokenizer = "made up";
+  manifest.fingerprint = "none";
+  manifest.vocab = vocab;
+  manifest.bytes_per_token = bytes_per_token(vocab);
+  manifest.masked = masked;
+  manifest.bytes_of_text = 17;
+  TokenWriter writer({.folder = folder,
+                      .bytes_per_token = manifest.bytes_per_token,
+                      .masked = masked,
+                      .shard_bytes = shard_bytes},
+                     {});
+  const auto width = static_cast<std::size_t>(manifest.bytes_per_token);
+  TokenPart part;
+  const auto flush = [&] {
+    part.crc = checkpoint::crc32c(part.tokens.data(), part.tokens.size());
+    const TokenWriter::Place place = writer.claim(part);
+    writer.write(place, part);
+    part = {};
+  };
+  for (std::size_t d = 0; d < expected.documents.size(); ++d) {
+    for (std::size_t i = 0; i < expected.documents[d].size(); ++i) {
+      const auto id = static_cast<std::uint32_t>(expected.documents[d][i]);
+      const auto* const bytes = reinterpret_cast<const std::byte*>(&id);
+      part.tokens.insert(part.tokens.end(), bytes, bytes + width);
+      if (masked) part.learnt.push_back(expected.learnt[d][i]);
+      if (i + 1 == expected.documents[d].size()) part.ends.push_back(part.tokens.size() / width);
+      if (part.tokens.size() / width == part_tokens) flush();
+    }
+  }
+  flush();
+  manifest.shards = writer.finish();
+  publish(folder + "/" + kTokensName, to_text(manifest));
+  return manifest;
+}
+
+inline Expected random_documents(std::uint64_t seed, std::size_t count, std::int64_t vocab) {
+  std::mt19937_64 random(seed);
+  Expected out;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t length = 1 + random() % (random() % 8 == 0 ? 200 : 12);
+    auto& document = out.documents.emplace_back();
+    auto& learnt = out.learnt.emplace_back();
+    for (std::size_t k = 0; k < length; ++k) {
+      document.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocab)));
+      learnt.push_back(random() % 3 == 0 ? 1 : 0);
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera::data
