@@ -50,7 +50,11 @@ void settle_model(Question& q) {
                          "--model that has what is left out"));
   }
   check_sizes(q.model);
-  if (q.seq == 0) q.seq = q.model.positions > 0 ? q.model.positions : 4096;
+  if (q.seq == 0) {
+    constexpr std::int64_t kUsual = 4096;
+    const std::int64_t most = q.model.context > 0 ? std::min(kUsual, q.model.context) : kUsual;
+    q.seq = q.model.positions > 0 ? q.model.positions : most;
+  }
   in_range("seq", q.seq, 1, kMostSeq);
   in_range("positions", q.model.positions, 0, kMostSeq);
   // A learned table of positions has a row for each of the sequence's.
