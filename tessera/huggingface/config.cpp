@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 
 constexpr std::int64_t kMostConfigBytes = std::int64_t{16} << 20;
 constexpr int kMostConfigDepth = 32;
-constexpr std::int64_t kMostSize = std::int64_t{1} << 40;
+constexpr std::int64_t kMostSize = (std::int64_t{1} << 31) - 1;  // products of two do not overflow
 
 // The fields of an object, each read once; what nobody read is looked at in the end.
 class Fields {

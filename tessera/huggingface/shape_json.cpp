@@ -1,6 +1,7 @@
 #include "tessera/huggingface/shape_json.h"
 
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
@@ -22,7 +23,12 @@ Enum named(const nlohmann::json& word, std::initializer_list<Enum> all) {
 
 template <typename T>
 void take(const nlohmann::json& json, const char* key, T& into) {
-  if (const auto it = json.find(key); it != json.end()) into = it->get<T>();
+  const auto it = json.find(key);
+  if (it == json.end()) return;
+  if (std::is_same_v<T, std::int64_t> && !it->is_number_integer()) {
+    throw UsageError(str(quote(key), " is ", it->dump(), "; wanted a whole number"));
+  }
+  into = it->get<T>();
 }
 
 Biases biases_of(const nlohmann::json& json) {
@@ -86,7 +92,8 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
           std::pair("heads", &ModelShape::heads), std::pair("kv_heads", &ModelShape::kv_heads),
           std::pair("ffn", &ModelShape::ffn), std::pair("vocab", &ModelShape::vocab),
           std::pair("positions", &ModelShape::positions)}) {
-      shape.*member = json.at(key).get<std::int64_t>();
+      json.at(key);  // throws where it is missing
+      take(json, key, shape.*member);
     }
     take(json, "swiglu", shape.swiglu);
     if (json.contains("biases")) shape.biases = biases_of(json["biases"]);

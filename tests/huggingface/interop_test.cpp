@@ -22,6 +22,7 @@
 #include "tessera/parallel/save.h"
 #include "tessera/train/init_from.h"
 #include "tests/interop.h"
+#include "tests/processes.h"
 #include "tests/text.h"
 
 namespace tessera {
@@ -146,6 +147,21 @@ Answer run_on(const InteropMesh& run, const std::string& folder, const Reference
   return answer;
 }
 
+// A run of the program that learns nothing, and its export: what came in goes out.
+void train_and_export(const std::string& folder, const std::string& to) {
+  const std::string run = to + "-run";
+  Capture out, err;
+  const int trained = execute(
+      {TESSERA_PROGRAM, "train", "--init-from", folder, "--ranks", "2",  "--zero",        "3",
+       "--steps",       "2",     "--lr",        "0",    "--seq",   "16", "--micro-batch", "1",
+       "--samples",     "0",     "--save",      run},
+      out, err);
+  ASSERT_EQ(trained, 0) << out.text() << err.text();
+  const int exported = execute(
+      {TESSERA_PROGRAM, "checkpoint", "export", run, to, "--format", "huggingface"}, out, err);
+  ASSERT_EQ(exported, 0) << out.text() << err.text();
+}
+
 double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();
 }
@@ -201,6 +217,11 @@ TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
       EXPECT_LT(largest_difference(again.logits, reference.logits), 1e-4);
     }
     EXPECT_GE(models, 6);
+    for (const char* const each : {"gpt2", "qwen2"}) {
+      train_and_export(str(dir, "/", each), str(dir, "/by-program-", each));
+      peer.say(str("check ", each, " ", dir, "/by-program-", each));
+      EXPECT_EQ(peer.hear(), "equal");
+    }
   }
   checkpoint::remove_tree(*checkpoint::local_files(), dir);
 }
