@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/interop.h"
 #include "tests/processes.h"
 #include "tests/text.h"
 
@@ -108,7 +107,7 @@ TEST_F(Generate, ContinuesATextAsItLearntIt) {
 }
 
 TEST_F(Generate, TheSeedDecidesAndNotTheBatch) {
-  Words words = {"--tokens", "30", "--seed", "3", "--json"};
+  Words words = {"--tokens", "30", "--json"};
   for (const char* prompt : {"gr", "line", "a", "grüße, line 5\n", "x"}) {
     words.insert(words.end(), {"--prompt", prompt});
   }
@@ -119,14 +118,16 @@ TEST_F(Generate, TheSeedDecidesAndNotTheBatch) {
     EXPECT_EQ(got.status, 0) << got.err;
     std::vector<Json> lines = lines_of(got.out);
     EXPECT_EQ(lines.size(), 6U);
+    if (lines.size() != 6) return lines;
     EXPECT_EQ(lines.back().at("summary").at("tokens"), 150);
     lines.pop_back();
     return lines;
   };
-  const auto one = texts({"--batch", "1"});
-  EXPECT_EQ(one, texts({"--batch", "3"}));
-  EXPECT_EQ(one, texts({"--batch", "8", "--threads", "1"}));
+  const auto one = texts({"--batch", "1", "--seed", "3"});
+  EXPECT_EQ(one, texts({"--batch", "3", "--seed", "3"}));
+  EXPECT_EQ(one, texts({"--batch", "8", "--threads", "1", "--seed", "3"}));
   EXPECT_NE(one, texts({"--batch", "8", "--seed", "4"}));
+  ASSERT_EQ(one.size(), 5U);
   EXPECT_EQ(one[0].at("prompt"), "gr");
   EXPECT_EQ(one[0].at("ended"), "tokens");
   EXPECT_EQ(one[0].at("tokens").size(), 30U);
@@ -192,32 +193,6 @@ TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
     EXPECT_EQ(got.at("tokens"), alone.at("tokens"));
   }
   EXPECT_NEAR(evaluation({"--dtype", "bf16"}).at("loss").get<double>(), loss, 0.02);
-}
-
-// Models of all families, as transformers has them, of prompts of different lengths side by side.
-TEST_F(Generate, WritesWhatTransformersWrites) {
-  TESSERA_NEEDS_INTEROP();
-  Capture made, problems;
-  const int status =
-      execute({kInteropPython, TESSERA_GENERATE_PEER, folder.string()}, made, problems);
-  ASSERT_EQ(status, 0) << problems.text();
-  for (const auto& [family, texts] : Json::parse(made.text()).items()) {
-    Words words = {"generate",      "--from", folder / family, "--tokenizer", "ids",
-                   "--temperature", "0",      "--tokens",      "24",          "--ignore-end",
-                   "--json"};
-    for (const Json& text : texts) {
-      std::string prompt;
-      for (const Json& id : text[0]) prompt += id.dump() + " ";
-      words.insert(words.end(), {"--prompt", prompt});
-    }
-    const Outcome got = tessera(words);
-    ASSERT_EQ(got.status, 0) << got.err;
-    const std::vector<Json> lines = lines_of(got.out);
-    ASSERT_EQ(lines.size(), texts.size() + 1);
-    for (std::size_t i = 0; i < texts.size(); ++i) {
-      EXPECT_EQ(lines[i].at("tokens"), texts[i][1]) << family << " " << i;
-    }
-  }
 }
 
 // What a run says of its validation: in its metrics, its tables and TensorBoard's files.
