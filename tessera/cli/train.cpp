@@ -40,6 +40,7 @@ constexpr const char* kTrainExamples =
     "  tessera train --zero 3 --ranks 4 --layout bf16\n"
     "  tessera train --layers 6 --hidden 512 --heads 8 --vocab 8192 --seq 256 --micro-batch 4\n"
     "  tessera train --data book.txt --seq 256 --steps 2000 --metrics out.jsonl\n"
+    "  tessera train --data book.txt --val-fraction 0.2 --seq 64 --eval-every 100 --tensorboard tb\n"
     "  tessera train --global-batch 256 --micro-batch 8 --zero 1 --trace trace.json\n"
     "  tessera train --dp 2 --tp 2 --pp 2 --zero 1 --grad-accum 8 --threads 1\n"
     "  tessera train --zero 2 --print-config > run.toml; tessera train --config run.toml\n"
