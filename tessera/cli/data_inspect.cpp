@@ -7,6 +7,7 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/data.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/data/printable.h"
@@ -126,7 +127,11 @@ std::vector<Sample> samples_of(const TokenData& from, const data::Tokenizer* tok
 }
 
 std::unique_ptr<TokenData> open_data(const std::string& path) {
-  if (path.empty()) throw UsageError("got \"\", wanted a folder of tokens, or a .bin");
+  // Any file could be one of nanoGPT, which has no header: its name has to say so.
+  if (path.empty() || (!path.ends_with(".bin") && kind_of_file(path) == "a regular file")) {
+    throw UsageError(str(quote(path), " is ", path.empty() ? "no name" : kind_of_file(path),
+                         "; wanted a folder of tokens, or a .bin"));
+  }
   return data::open_tokens(path);
 }
 

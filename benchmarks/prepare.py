@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""`tessera data prepare`, beside plain reading of the same file and beside the package `tokenizers`.
+
+Bytes as tokens: how many MB/s of text become a folder of tokens (which has two bytes for each of the
+text), beside one thread that does nothing but read the file; both with the file in memory and after
+its pages were dropped. BPE: beside `tokenizers` with the same threads, which reads the same JSON lines
+and keeps the numbers, but writes nothing. In turns; the median and the best of all rounds.
+
+    .interop-venv/bin/python benchmarks/prepare.py [--rounds N] [--megabytes N] [--dir DIR]
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CORES = len(os.sched_getaffinity(0))
+sys.path.insert(0, str(ROOT / "tests/data"))
+
+
+def text_of(megabytes):
+    """Sources of Python's own library, again and again."""
+    files = sorted(pathlib.Path(os.__file__).parent.rglob("*.py"))
+    texts = [path.read_text(encoding="utf-8", errors="ignore").replace("\0", "") for path in files]
+    texts = [text for text in texts if text]
+    size, all_of_them = 0, []
+    while size < megabytes * 1e6:
+        for text in texts:
+            all_of_them.append(text)
+            size += len(text.encode())
+            if size >= megabytes * 1e6:
+                break
+    return all_of_them, size
+
+
+def drop(path):
+    """Its pages out of memory."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def read(path):
+    begin = time.perf_counter()
+    fd = os.open(path, os.O_RDONLY)
+    buffer = bytearray(1 << 20)
+    view = memoryview(buffer)
+    while os.readv(fd, [view]):
+        pass
+    os.close(fd)
+    return time.perf_counter() - begin
+
+
+def prepare(options, path, out, *flags):
+    shutil.rmtree(out, ignore_errors=True)
+    begin = time.perf_counter()
+    subprocess.run([options.program, "data", "prepare", path, "--out", out, "--threads",
+                    str(options.threads), *flags], check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def shown(label, size, times):
+    rates = [size / 1e6 / each for each in times]
+    print(f"{label:44} {statistics.median(rates):9.1f} {max(rates):9.1f}", flush=True)
+    return statistics.median(rates)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=float, default=400, help="of text for bytes; a tenth for BPE")
+    parser.add_argument("--threads", type=int, default=CORES)
+    parser.add_argument("--dir", help="where the files go; its disk is what is measured")
+    parser.add_argument("--program", default=str(ROOT / "build/bin/tessera"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        path, out = os.path.join(folder, "text.txt"), os.path.join(folder, "tokens")
+        texts, size = text_of(options.megabytes)
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(texts)
+        print(f"{size / 1e6:.0f} MB of text, {options.threads} threads{'':16} median      best  MB/s")
+        for state in ("in memory", "from the disk"):
+            plain, ours = [], []
+            for _ in range(options.rounds):
+                for times, run in ((plain, lambda: read(path)), (ours, lambda: prepare(options, path, out))):
+                    drop(path) if state == "from the disk" else read(path)
+                    times.append(run())
+            reading = shown(f"reading, one thread, {state}", size, plain)
+            rate = shown(f"prepare, bytes, {state}", size, ours)
+            print(f"  that is {rate / reading / options.threads:.2f} x reading x threads")
+
+        try:
+            os.environ["RAYON_NUM_THREADS"] = str(options.threads)
+            os.environ["TOKENIZERS_PARALLELISM"] = "true"
+            import tokenizer_peer as peer
+            from tokenizers import Tokenizer, pre_tokenizers
+        except ImportError as error:
+            print(f"skipped BPE: {error}")
+            return
+        texts, size = text_of(options.megabytes / 10)
+        lines = os.path.join(folder, "text.jsonl")
+        with open(lines, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        import tokenizer_texts
+        tokenizer_texts.corpus = lambda count, seed=1: texts[:: max(1, len(texts) // 4000)]
+        for name, splitter in (("gpt2", pre_tokenizers.ByteLevel(add_prefix_space=False)),
+                               ("llama3", peer.split(peer.LLAMA3))):
+            file = os.path.join(folder, "tokenizer.json")
+            peer.with_end(peer.byte_level(splitter, vocabulary=16000)).save(file)
+            tokenizer = Tokenizer.from_file(file)
+
+            def package():
+                begin = time.perf_counter()
+                with open(lines, encoding="utf-8") as source:
+                    encoded = tokenizer.encode_batch_fast([json.loads(line)["text"] for line in source],
+                                                          add_special_tokens=False)
+                return time.perf_counter() - begin, sum(len(each) for each in encoded) + len(encoded)
+
+            ours, theirs = [], []
+            for _ in range(options.rounds):
+                ours.append(prepare(options, lines, out, "--tokenizer", file, "--end-token", "<|endoftext|>"))
+                seconds, count = package()
+                theirs.append(seconds)
+            have = json.loads(subprocess.run([options.program, "data", "inspect", out, "--json"],
+                                             check=True, capture_output=True).stdout)["tokens"]
+            if have != count:
+                sys.exit(f"{name}: {have} tokens, but {count} of the package")
+            print(f"{size / 1e6:.0f} MB in JSON lines, {name}")
+            theirs_rate = shown("  tokenizers, no files written", size, theirs)
+            print(f"  that is {shown('  prepare', size, ours) / theirs_rate:.2f} x tokenizers")
+
+
+if __name__ == "__main__":
+    main()
