@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/data/tokenizer_spec.h"
 #include "tests/data/tokenizer_fuzz_targets.h"
 #include "tests/text.h"
 
@@ -131,6 +132,14 @@ void run_fuzz(const std::string& kind, void (*target)(std::string_view), std::in
   TokenizerMutator mutator(std::string(TESSERA_FUZZ_DATA) + "/" + kind);
   ASSERT_FALSE(mutator.empty());
   for (std::int64_t i = 0; i < inputs; ++i) target(mutator.next());
+}
+
+// Or all that is made of them would be refused at once.
+TEST(TokenizerFuzz, FilesToBeginWithAreGood) {
+  for (const char* name : {"gpt2", "split", "llama2", "metaspace"}) {
+    const std::string path = std::string(TESSERA_FUZZ_DATA) + "/tokenizer/" + name + ".json";
+    EXPECT_NO_THROW(parse_tokenizer(read_all(path), name)) << path;
+  }
 }
 
 TEST(TokenizerFuzz, Files) { run_fuzz("tokenizer", fuzz_tokenizer, kInputs); }
