@@ -169,8 +169,10 @@ std::string report(const Plan& plan) {
   } else {
     text += str("\nBound by ", name(plan.bound), "; remedy: ", plan.remedy, "\n");
   }
-  if (!plan.advice.empty()) text += "\nAdvice\n";
-  for (const std::string& line : plan.advice) text += "  - " + line + "\n";
+  if (!plan.advice.empty()) text += "\nAdvice, each planned again\n";
+  for (const planner::Advice& advice : plan.advice) text += "  - " + advice.text + "\n";
+  if (!plan.notes.empty()) text += "\nNotes\n";
+  for (const std::string& line : plan.notes) text += "  - " + line + "\n";
   return text;
 }
 

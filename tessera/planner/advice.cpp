@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/changes.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
@@ -12,39 +15,87 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
+// What a change must gain to be told, and what it may cost in time if it gains memory alone.
+constexpr double kRealGain = 0.02, kNoLoss = 0.002;
+constexpr std::size_t kMostAdvice = 4;
+
+Advice promise(const Plan& plan, const Change& change) {
+  Advice advice;
+  advice.flags = change.flags;
+  advice.family = change.family;
+  advice.seconds = plan.time.step() - change.step;
+  advice.bytes = plan.needed() - change.needed;
+  advice.sent = plan.traffic.total() - change.sent;
+  advice.fits = change.fits;
+  return advice;
+}
+
+double time_share(const Plan& plan, const Advice& advice) {
+  const double step = plan.time.step();
+  return step > 0 ? advice.seconds / step : 0;
+}
+double memory_share(const Plan& plan, const Advice& advice) {
+  return plan.needed() > 0 ? advice.bytes / plan.needed() : 0;
+}
+
+// "and sends 8.18 GB instead of 5.45 GB", where it differs.
+std::string sending(const Plan& plan, const Advice& advice) {
+  const double now = plan.traffic.total();
+  if (std::abs(advice.sent) <= kRealGain * now) return "";
+  return str("; sends ", size(now - advice.sent), " instead of ", size(now));
+}
+
+std::string gain_words(const Plan& plan, const Advice& advice) {
+  const Question& q = plan.question;
+  std::string text = advice.flags;
+  const double memory = memory_share(plan, advice);
+  if (!plan.fits) {
+    text += str(" fits: ", of_usable(plan.needed() - advice.bytes, q));
+    if (!q.state_only())
+      text += str(", a step of ", format_time(plan.time.step() - advice.seconds));
+    return text + sending(plan, advice);
+  }
+  const bool faster = time_share(plan, advice) >= kRealGain;
+  const std::string less = str(size(advice.bytes), " (", percent(memory), ")");
+  if (faster) {
+    text += str(" saves ", format_time(advice.seconds), " (", percent(time_share(plan, advice)),
+                ") a step");
+    if (memory >= kRealGain) text += str(" and ", less);
+    if (memory <= -kRealGain) text += str(", and takes ", size(-advice.bytes), " more");
+  } else {
+    text += str(" frees ", less, q.state_only() ? "" : " and takes no longer");
+  }
+  return text + sending(plan, advice);
+}
+
+// Whether it is worth more than the other of its kind.
+bool better(const Plan& plan, const Advice& a, const Advice& b) {
+  const bool a_faster = time_share(plan, a) >= kRealGain;
+  const bool b_faster = time_share(plan, b) >= kRealGain;
+  if (a_faster != b_faster) return a_faster;
+  // By time, but for what nobody could tell apart.
+  if (std::abs(a.seconds - b.seconds) > kNoLoss * plan.time.step()) return a.seconds > b.seconds;
+  return plan.fits && a.bytes > b.bytes;
+}
+
+bool worth_telling(const Plan& plan, const Advice& advice) {
+  if (!advice.fits) return false;
+  if (!plan.fits) return true;
+  if (time_share(plan, advice) >= kRealGain) return true;
+  return memory_share(plan, advice) >= kRealGain && time_share(plan, advice) >= -kNoLoss;
+}
+
 void about_memory(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
   if (!plan.fits) {
     out.push_back(str("does not fit: ", of_usable(plan.needed(), q),
                       q.pp() > 1 ? str(" on pipeline rank ", plan.rank) : "", ", ",
-                      size(-plan.margin), " too much; ", what_would_fit(q)));
-  }
-  if (q.recompute == Recompute::full && plan.fits) {
-    const Instead none = recomputing(q, Recompute::none);
-    if (none.fits) {
-      out.push_back(str("recomputing everything is not needed: without it ",
-                        of_usable(none.total, q),
-                        ", and the forward pass runs once instead of twice (a quarter of the "
-                        "arithmetic less)"));
-    }
+                      size(-plan.margin), " too much"));
   }
   if (q.recompute == Recompute::selective && q.attention == Attention::fused &&
       q.software == Software::megatron) {
     out.push_back(
         "selective recomputation saves nothing here: fused attention already keeps no scores");
-  }
-  if (q.tp() > 1 && !q.sequence_parallel && !q.state_only()) {
-    const Instead cut = instead(q, [](Question& o) { o.sequence_parallel = true; });
-    const double saved = plan.needed() - cut.total;
-    if (saved > 0.05 * plan.needed()) {
-      out.push_back(
-          str("--sequence-parallel would free ", size(saved), " and send the same bytes"));
-    }
-  }
-  if (q.pp() > 1 && q.schedule == "gpipe" && q.micros() > q.pp()) {
-    out.push_back(str("gpipe holds the activations of all ", q.micros(), " micro-batches (",
-                      size(plan.memory.activations), "); 1f1b has the same bubble and holds ",
-                      q.pp()));
   }
   if (q.layout.master == 0 && q.layout.name == "bf16-nomaster") {
     out.push_back("bf16-nomaster has no fp32 copy: it trains well only with stochastic rounding");
@@ -57,44 +108,42 @@ void about_stage(const Plan& plan, Lines& out) {
     if (q.zero > 0) out.push_back(str("--zero ", q.zero, " shards over dp 1, that is not at all"));
     return;
   }
-  const double sent = plan.traffic.dp;
-  const auto sends = [&](int stage) { return traffic_of(at_stage(q, stage).question).dp; };
-  if (q.zero == 3) {
-    const Instead two = at_stage(q, 2);
-    if (two.fits) {
-      out.push_back(str("stage 3 sends ", size(sent), " where stage 2, which fits with ",
-                        of_usable(two.total, q), ", sends ", size(sends(2))));
-    } else if (q.pp() == 1 && !q.state_only()) {
-      const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
-                              real(q.model.hidden) * element_bytes(q);
-      out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(sent),
-                        " of weights and gradients; a pipeline boundary would send ",
-                        size(boundary), " of activations"));
-    }
-  } else if (q.zero == 0) {
-    const double freed = plan.needed() - at_stage(q, 1).total;
-    out.push_back(str("stage 1 would free ", size(freed), " and send ", size(sends(1)),
-                      " instead of ", size(sent)));
-  }
-  if (q.zero == 2 && q.micros() > 1 && q.policy() == ReducePolicy::each) {
-    const Instead one = at_stage(q, 1);
-    out.push_back(
-        str("with ", q.micros(), " micro-batches stage 2 sends ", size(sent), ", stage 1 sends ",
-            size(sends(1)),
-            one.fits ? " and fits with " : " but does not fit: ", of_usable(one.total, q)));
+  if (q.zero == 3 && q.pp() == 1 && !q.state_only() && !at_stage(q, 2).fits) {
+    const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
+                            real(q.model.hidden) * element_bytes(q);
+    out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(plan.traffic.dp),
+                      " of weights and gradients; a pipeline boundary would send ", size(boundary),
+                      " of activations"));
   }
   if (q.zero >= 2 && q.policy() == ReducePolicy::last) {
-    const Instead each = instead(q, [](Question& o) { o.grad_reduce = ReducePolicy::each; });
     out.push_back(str("--grad-reduce last keeps whole gradients at stage ", q.zero, ": ",
-                      size(plan.memory.grads), " and ", size(plan.traffic.dp_last),
-                      " sent; --grad-reduce each needs ",
-                      size(each.total - plan.needed() + plan.memory.grads), " and sends ",
-                      size(plan.traffic.dp_each)));
+                      size(plan.memory.grads), ", and sends ", size(plan.traffic.dp_last),
+                      "; each would send ", size(plan.traffic.dp_each)));
   }
-  if (!q.overlap_grad_reduce && plan.time.dp > 0) {
-    out.push_back(str("reductions that wait for the end of backward serialise the step: ",
-                      format_time(plan.time.dp), " of ", format_time(plan.time.step()),
-                      " is exposed; --overlap-grad-reduce hides what backward can hide"));
+}
+
+void about_bubble(const Plan& plan, Lines& out) {
+  const Question& q = plan.question;
+  const bool closed = q.schedule != "zb-h1" && q.schedule != "zb-v";
+  const double step = plan.time.step();
+  const double bubble = closed     ? bubble_fraction(q.pp(), static_cast<int>(q.micros()), q.chunks)
+                        : step > 0 ? plan.time.bubble / step
+                                   : 0;
+  const std::string numbers = str(q.micros(), " micro-batches for ", q.pp(), " stages idle ",
+                                  percent(bubble), " of the time");
+  const std::int64_t five = (19LL * (q.pp() - 1) + q.chunks - 1) / q.chunks;
+  if (q.micros() < q.pp()) {
+    out.push_back(str(numbers, ": fewer than stages, so some are always empty; at least ", q.pp(),
+                      " keep all busy", closed ? str(", ", five, " bring it to 5%") : ""));
+  } else if (bubble > 0.1 && closed) {
+    const bool more = q.state_only() || q.model.layers >= std::int64_t{q.pp()} * (q.chunks + 1);
+    out.push_back(str(numbers, "; ", five, " would bring it to 5%",
+                      more ? ", or more --chunks with interleaved" : ""));
+  }
+  const bool even = q.model.layers % (std::int64_t{q.pp()} * q.chunks) == 0;
+  if (!q.state_only() && q.split == "even" && !even) {
+    out.push_back(str(q.model.layers, " layers do not divide over ", q.pp() * q.chunks,
+                      " stages: the first ones have one more, and the rest wait for them"));
   }
 }
 
@@ -104,9 +153,7 @@ void about_cuts(const Plan& plan, Lines& out) {
     out.push_back(str("tp ", q.tp(), " goes across hosts of ", q.per_node,
                       " GPUs: ", size(plan.traffic.tp), " a step over links of ",
                       format_rate(q.hardware.between.bandwidth), " instead of ",
-                      format_rate(q.hardware.inside.bandwidth),
-                      "; keep tp inside a host and put pp "
-                      "or dp across"));
+                      format_rate(q.hardware.inside.bandwidth), " inside a host"));
   }
   if (q.tp() <= q.per_node && q.nodes > 1 && q.per_node % q.tp() != 0) {
     out.push_back(str("tp ", q.tp(), " does not divide the ", q.per_node,
@@ -114,29 +161,7 @@ void about_cuts(const Plan& plan, Lines& out) {
                       format_rate(q.hardware.between.bandwidth), " instead of ",
                       format_rate(q.hardware.inside.bandwidth)));
   }
-  if (q.pp() > 1) {
-    const bool closed = q.schedule != "zb-h1" && q.schedule != "zb-v";
-    const double step = plan.time.step();
-    const double bubble = closed ? bubble_fraction(q.pp(), static_cast<int>(q.micros()), q.chunks)
-                          : step > 0 ? plan.time.bubble / step
-                                     : 0;
-    const std::string numbers = str(q.micros(), " micro-batches for ", q.pp(), " stages idle ",
-                                    percent(bubble), " of the time");
-    const std::int64_t five = (19LL * (q.pp() - 1) + q.chunks - 1) / q.chunks;
-    if (q.micros() < q.pp()) {
-      out.push_back(str(numbers, ": fewer than stages, so some are always empty; at least ", q.pp(),
-                        " keep all busy", closed ? str(", ", five, " bring it to 5%") : ""));
-    } else if (bubble > 0.1 && closed) {
-      const bool more = q.state_only() || q.model.layers >= std::int64_t{q.pp()} * (q.chunks + 1);
-      out.push_back(str(numbers, "; ", five, " would bring it to 5%",
-                        more ? ", or more --chunks with interleaved" : ""));
-    }
-    const bool even = q.model.layers % (std::int64_t{q.pp()} * q.chunks) == 0;
-    if (!q.state_only() && q.split == "even" && !even) {
-      out.push_back(str(q.model.layers, " layers do not divide over ", q.pp() * q.chunks,
-                        " stages: the first ones have one more, and the rest wait for them"));
-    }
-  }
+  if (q.pp() > 1) about_bubble(plan, out);
   if (q.tp() > 1 && !q.state_only() && q.model.vocab % q.tp() != 0) {
     out.push_back(str("the vocabulary of ", q.model.vocab, " does not divide by tp ", q.tp(),
                       "; --pad-vocab 128 makes it ", padded_vocab(q.model.vocab, 128LL * q.tp())));
@@ -161,12 +186,31 @@ void about_cuts(const Plan& plan, Lines& out) {
 
 }  // namespace
 
-std::vector<std::string> advice_for(const Plan& plan) {
+std::vector<std::string> notes_for(const Plan& plan) {
   Lines out;
   about_memory(plan, out);
   about_stage(plan, out);
   about_cuts(plan, out);
   return out;
+}
+
+std::vector<Advice> advice_for(const Plan& plan) {
+  std::map<std::string, Advice> best;  // by family
+  for (const Change& change : possible_changes(plan.question)) {
+    // Sharper means where a gentle one does are no advice.
+    if (change.family == "all" && (plan.fits || !best.empty())) continue;
+    Advice advice = promise(plan, change);
+    if (!worth_telling(plan, advice)) continue;
+    const auto [at, first] = best.try_emplace(change.family, advice);
+    if (!first && better(plan, advice, at->second)) at->second = advice;
+  }
+  std::vector<Advice> all;
+  for (auto& [family, advice] : best) all.push_back(std::move(advice));
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const Advice& a, const Advice& b) { return better(plan, a, b); });
+  if (all.size() > kMostAdvice) all.resize(kMostAdvice);
+  for (Advice& advice : all) advice.text = gain_words(plan, advice);
+  return all;
 }
 
 }  // namespace tessera::planner

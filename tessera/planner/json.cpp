@@ -139,7 +139,16 @@ Json plan_json(const Plan& plan) {
   // What binds a step is not known without its time, unless it does not fit.
   json["bound"] = q.state_only() && plan.fits ? Json() : Json(name(plan.bound));
   json["remedy"] = plan.remedy;
-  json["advice"] = plan.advice;
+  Json &advice = json["advice"] = Json::array(), &changes = json["changes"] = Json::array();
+  for (const Advice& each : plan.advice) {
+    advice.push_back(each.text);
+    changes.push_back({{"flags", each.flags},
+                       {"seconds_saved", q.state_only() ? Json() : Json(each.seconds)},
+                       {"bytes_saved", whole_json(each.bytes)},
+                       {"bytes_sent_saved", whole_json(each.sent)},
+                       {"fits", each.fits}});
+  }
+  json["notes"] = plan.notes;
   json["question"] = question_json(q);
   return json;
 }

@@ -76,6 +76,7 @@ Plan plan_numbers(const Question& q) {
 Plan make_plan(const Question& question) {
   Plan plan = plan_numbers(settle(question));
   plan.advice = advice_for(plan);
+  plan.notes = notes_for(plan);
   plan.remedy = remedy_for(plan);
   return plan;
 }

@@ -48,6 +48,19 @@ struct Traffic {
 enum class Bound : std::uint8_t { compute, memory, network };
 const char* name(Bound bound);
 
+// [Note: advice] A change of flags and what it gains, found by planning again with it. It keeps the
+// model, the devices and the global batch. Told only where the gain is real: what did not fit does,
+// or a step takes 2% less, or a rank needs 2% less and the step takes no longer.
+struct Advice {
+  std::string text;
+  std::string flags;   // over those of the question: "--zero 1"
+  std::string family;  // what kind of change it is
+  double seconds = 0;  // that a step takes less; negative: more
+  double bytes = 0;    // that a rank needs less, likewise
+  double sent = 0;     // that a rank sends less, likewise
+  bool fits = false;
+};
+
 struct Plan {
   Question question;  // settled
   // Parameters: of the model; in its blocks and embeddings; on the most loaded rank, before ZeRO.
@@ -68,7 +81,8 @@ struct Plan {
   double needed() const { return assumed ? assumed->memory.total() : memory.total(); }
   Bound bound = Bound::compute;
   std::string remedy;
-  std::vector<std::string> advice;
+  std::vector<Advice> advice;      // what gains most first
+  std::vector<std::string> notes;  // what is odd but possible, with its numbers
 };
 
 // Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
@@ -84,13 +98,14 @@ Traffic traffic_of(const Question& settled);
 // recomputed, with the whole square of attention.
 double model_flops(const Question& settled);
 
-// All but advice and remedy, of a settled question.
+// All but advice, notes and remedy, of a settled question.
 Plan plan_numbers(const Question& settled);
 // Settles, plans and advises.
 Plan make_plan(const Question& question);
 
-// What a plan should be told: each entry has the numbers that led to it.
-std::vector<std::string> advice_for(const Plan& plan);
+std::vector<Advice> advice_for(const Plan& plan);
+std::vector<std::string> notes_for(const Plan& plan);
+// In one line; by the plan's advice, where it has any.
 std::string remedy_for(const Plan& plan);
 // The least change of flags that makes it fit, in the order of what it costs, with the numbers; ""
 // if none does on this mesh.

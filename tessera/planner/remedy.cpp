@@ -11,6 +11,8 @@ namespace {
 
 // A pipeline that idles more than this is told so, rather than to take more GPUs.
 constexpr double kMuchBubble = 0.3;
+// Less than this of a step is nothing to change flags for.
+constexpr double kRealShare = 0.02;
 
 // Where what is no state is too much already, which no sharding of state helps.
 std::string less_in_flight(const Question& q, double rest) {
@@ -38,51 +40,68 @@ std::string over_more_gpus(const Question& q) {
   return text + (q.zero == 3 ? ", or raise --dp" : "");
 }
 
-std::string tensor_parallel_remedy(const Question& q) {
-  if (q.tp() > q.per_node) return str("keep tp inside a host: at most --tp ", q.per_node);
-  // Half of it on twice the replicas: the same GPUs and global batch.
-  const Question& asked = q;
-  const bool halves = q.tp() % 2 == 0 && asked.global_batch % (2LL * q.dp()) == 0;
-  if (!halves) return "less --tp";
-  try {
-    const Instead half = instead(q, [](Question& o) {
-      o.axes.set("tp", o.tp() / 2);
-      o.axes.set("dp", o.dp() * 2);
-      if (o.grad_accum % 2 == 0) {
-        o.grad_accum /= 2;
-      } else {
-        o.micro_batch /= 2;
-      }
-      o = settle(o);
-    });
-    if (half.fits) {
-      return str("--tp ", q.tp() / 2, " with --dp ", 2 * q.dp(),
-                 " fits: ", of_usable(half.total, q));
-    }
-  } catch (const UsageError&) {  // the smaller cut cannot be
-  }
-  return "less --tp, with what makes it fit then: more --pp, a higher --zero or recomputation";
+// Whether faster links would help, and how much: not where steps of a collective or launches count.
+std::string links_remedy(const Plan& plan) {
+  const Question& q = plan.question;
+  Question faster = q;
+  faster.hardware.inside.bandwidth *= 2;
+  faster.hardware.between.bandwidth *= 2;
+  const double saved = plan.time.step() - step_time(faster).step();
+  if (saved < kRealShare * plan.time.step()) return "";
+  return str("links twice as fast would save ", format_time(saved), " (",
+             percent(saved / plan.time.step()), ")");
 }
 
-std::string data_parallel_remedy(const Question& q) {
+// Tokens a second, as a multiple of now, with a change that alters the batch or the devices too.
+double gained(const Plan& plan, const std::function<void(Question&)>& change) {
+  try {
+    Question other = plan.question;
+    change(other);
+    other = settle(other);
+    if (needed_memory(other) > usable_memory(other.hardware)) return 0;
+    const double step = step_time(other).step();
+    const double tokens = real(other.global_batch) * real(other.seq);
+    return step > 0 && plan.tokens_per_s > 0 ? tokens / step / plan.tokens_per_s : 0;
+  } catch (const UsageError&) {  // it cannot be
+    return 0;
+  }
+}
+
+// A larger global batch between synchronisations.
+std::string accumulation_remedy(const Plan& plan) {
+  const Question& q = plan.question;
+  const double more = gained(plan, [](Question& o) { o.grad_accum *= 4, o.global_batch *= 4; });
+  if (more < 1 + kRealShare) return "";
+  return str("--grad-accum ", q.grad_accum * 4, ", a global batch of ", q.global_batch * 4,
+             ", trains ", fixed(more, 2), " times as many tokens a second");
+}
+
+std::string network_remedy(const Plan& plan) {
   std::vector<std::string> ways;
-  for (int stage = 0; stage < q.zero; ++stage) {
-    if (q.zero < 2) break;  // stages 0 and 1 send the same
-    if (!at_stage(q, stage).fits) continue;
-    ways.push_back(str("--zero ", stage, ", which fits"));
+  for (const Advice& advice : plan.advice) {
+    if (advice.seconds < kRealShare * plan.time.step()) continue;
+    ways.push_back(advice.text);
     break;
   }
-  if (!q.overlap_grad_reduce) ways.emplace_back("--overlap-grad-reduce");
-  if (q.zero > 0 && !q.overlap_param_gather) ways.emplace_back("--overlap-param-gather");
-  const bool once = q.policy() == ReducePolicy::last && q.zero < 3;
-  ways.emplace_back(once ? "more accumulation between reductions"
-                         : "a larger --micro-batch, for fewer of them");
-  ways.emplace_back("faster links");
-  std::string text = ways.front();
-  for (std::size_t i = 1; i < ways.size(); ++i) {
-    text += (i + 1 == ways.size() ? ", or " : ", ") + ways[i];
+  for (std::string way : {accumulation_remedy(plan), links_remedy(plan)}) {
+    if (!way.empty()) ways.push_back(std::move(way));
   }
-  return text;
+  return ways.empty() ? "no flag of it and no faster link saves 2%: fewer GPUs for this batch"
+                      : join(ways, "; ");
+}
+
+std::string more_devices(const Plan& plan) {
+  const Question& q = plan.question;
+  const double twice = gained(plan, [](Question& o) {
+    o.axes.set("dp", o.dp() * 2);
+    o.gpus = o.nodes = 0;
+    o.global_batch *= 2;
+  });
+  const std::string text =
+      str("more ", q.software == Software::tessera ? "ranks" : "GPUs", " with --dp");
+  if (twice < 1 + kRealShare) return text;
+  return str(text, ": --dp ", 2 * q.dp(), " trains ", fixed(twice, 2),
+             " times as many tokens a second");
 }
 
 }  // namespace
@@ -169,12 +188,9 @@ std::string remedy_for(const Plan& plan) {
   const StepTime& t = plan.time;
   switch (plan.bound) {
     case Bound::memory: return what_would_fit(q);
-    case Bound::network: {
-      const std::string share = str(percent(t.exposed() / t.step()), " of the step waits for it: ");
-      if (t.tp >= std::max(t.dp, t.pp)) return share + tensor_parallel_remedy(q);
-      if (t.pp >= t.dp) return str(share, q.chunks > 1 ? "fewer --chunks or " : "", "less --pp");
-      return share + data_parallel_remedy(q);
-    }
+    case Bound::network:
+      return str(percent(t.exposed() / t.step()),
+                 " of the step waits for it: ", network_remedy(plan));
     case Bound::compute: break;
   }
   if (t.step() > 0 && t.bubble > kMuchBubble * t.step()) {
@@ -183,8 +199,9 @@ std::string remedy_for(const Plan& plan) {
                q.micro_batch > 1 ? " or a smaller --micro-batch" : "", ", or less --pp");
   }
   if (q.state_only()) return "give --model, or --layers --hidden --heads";
-  const bool spare = q.recompute == Recompute::full && recomputing(q, Recompute::none).fits;
-  return str(spare ? "less recomputation, then " : "", "more ",
+  const bool sooner = !plan.advice.empty() && plan.advice.front().seconds >= kRealShare * t.step();
+  if (!sooner) return more_devices(plan);
+  return str(plan.advice.front().text, ", then more ",
              q.software == Software::tessera ? "ranks" : "GPUs", " with --dp");
 }
 

@@ -130,7 +130,7 @@ std::string stages_svg(const std::vector<StageAnswer>& stages) {
                   ? q.model.name
                   : format_count(std::llround(stages.front().plan.parameters)) + " parameters",
               " over dp ", q.dp(), ", layout ", q.layout.name));
-  constexpr double kBars = 130, kWide = 560, kHigh = 26, kEach = 34;
+  constexpr double kBars = 130, kWide = 500, kHigh = 26, kEach = 34;
   svg.text(20, 56, "What a rank keeps");
   double y = 66;
   for (const StageAnswer& s : stages) {

@@ -1,0 +1,161 @@
+// Every advice is done, and must bring what it promised.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/planner/plan.h"
+#include "tessera/planner/settings.h"
+#include "tests/planner/built_in.h"
+
+namespace tessera::planner {
+namespace {
+
+// "--zero 1 --no-keep-params" over what was asked.
+Settings with_flags(Settings settings, const std::string& flags) {
+  std::istringstream words(flags);
+  std::string flag;
+  for (std::string word; words >> word;) {
+    if (word.rfind("--no-", 0) == 0) {
+      settings.set(word.substr(5), "false");
+      flag.clear();
+    } else if (word.rfind("--", 0) == 0) {
+      flag = word.substr(2);
+      settings.set(flag, "true");  // unless a value follows
+    } else {
+      settings.set(flag, word);
+    }
+  }
+  return settings;
+}
+
+struct Case {
+  Settings settings;
+  std::string words;
+};
+
+std::vector<Case> grid() {
+  std::vector<Case> all;
+  const std::vector<std::vector<std::pair<const char*, const char*>>> meshes = {
+      {{"dp", "8"}},
+      {{"dp", "64"}},
+      {{"tp", "4"}, {"dp", "2"}},
+      {{"tp", "16"}, {"dp", "2"}},
+      {{"pp", "4"}, {"dp", "4"}, {"schedule", "gpipe"}},
+      {{"tp", "2"}, {"pp", "2"}, {"dp", "4"}, {"sequence-parallel", "true"}}};
+  const std::vector<std::vector<std::pair<const char*, const char*>>> oddities = {
+      {},
+      {{"recompute", "full"}, {"overlap-grad-reduce", "false"}},
+      {{"bucket-size", "100kB"}},
+      {{"micro-batch", "4"}, {"attention", "unfused"}},
+      {{"keep-params", "true"}, {"grad-reduce", "last"}, {"overlap-param-gather", "false"}}};
+  for (const char* model : {"gpt3-1.3b", "llama2-7b", "gpt3-6.7b"}) {
+    for (const char* hardware : {"h100", "a100-40"}) {
+      for (const auto& mesh : meshes) {
+        for (const auto& odd : oddities) {
+          for (const char* zero : {"0", "1", "2", "3"}) {
+            Case one;
+            const auto set = [&](const char* key, const char* value) {
+              one.settings.set(key, value);
+              one.words += str(" --", key, " ", value);
+            };
+            set("model", model), set("hardware", hardware), set("zero", zero);
+            set("grad-accum", "8");
+            for (const auto& [key, value] : mesh) set(key, value);
+            for (const auto& [key, value] : odd) set(key, value);
+            all.push_back(std::move(one));
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST(Advice, BringsWhatItPromises) {
+  int advised = 0;
+  std::set<std::string> families;
+  const std::vector<Case> cases = grid();
+  ASSERT_GE(cases.size(), 200U);
+  for (const Case& one : cases) {
+    const Plan plan = make_plan(one.settings.question(built_in()));
+    const double step = plan.time.step(), needed = plan.needed();
+    for (const Advice& advice : plan.advice) {
+      ++advised;
+      families.insert(advice.family);
+      const std::string what = one.words + " | " + advice.text;
+      Plan then;
+      ASSERT_NO_THROW(
+          then = plan_numbers(settle(with_flags(one.settings, advice.flags).question(built_in()))))
+          << what;
+      EXPECT_NEAR(step - then.time.step(), advice.seconds, 1e-9 * step) << what;
+      EXPECT_NEAR(needed - then.needed(), advice.bytes, 1e-9 * needed) << what;
+      EXPECT_NEAR(plan.traffic.total() - then.traffic.total(), advice.sent,
+                  1e-9 * plan.traffic.total())
+          << what;
+      EXPECT_TRUE(then.fits) << what;
+      // The same work on the same devices.
+      EXPECT_EQ(then.question.global_batch, plan.question.global_batch) << what;
+      EXPECT_EQ(then.question.world(), plan.question.world()) << what;
+      EXPECT_DOUBLE_EQ(then.parameters, plan.parameters) << what;
+      // A real gain, and said with its numbers.
+      const bool sooner = advice.seconds >= 0.02 * step;
+      const bool smaller = advice.bytes >= 0.02 * needed && advice.seconds >= -0.002 * step;
+      EXPECT_TRUE(!plan.fits || sooner || smaller) << what;
+      EXPECT_EQ(advice.text.rfind(advice.flags, 0), 0U) << what;
+      const std::string number = !plan.fits ? format_time(then.time.step())
+                                 : sooner   ? format_time(advice.seconds)
+                                            : format_bytes(std::llround(advice.bytes));
+      EXPECT_NE(advice.text.find(number), std::string::npos) << what;
+    }
+    // "links twice as fast" and the like stand only where they help.
+    EXPECT_FALSE(plan.remedy.empty()) << one.words;
+  }
+  EXPECT_GT(advised, 500);
+  EXPECT_GE(families.size(), 8U);
+}
+
+TEST(Advice, ATinyBucketIsToldToGrow) {
+  Settings settings;
+  for (const auto& [key, value] :
+       {std::pair{"model", "llama2-7b"}, {"dp", "8"}, {"zero", "1"}, {"bucket-size", "100kB"}}) {
+    settings.set(key, value);
+  }
+  const Plan plan = make_plan(settings.question(built_in()));
+  ASSERT_EQ(plan.bound, Bound::network);
+  EXPECT_NE(plan.remedy.find("--bucket-size 25MB saves"), std::string::npos) << plan.remedy;
+  EXPECT_EQ(plan.remedy.find("links"), std::string::npos) << plan.remedy;
+}
+
+TEST(Advice, NothingIsSentInsteadOfTheSame) {
+  for (const char* zero : {"0", "1", "2", "3"}) {
+    Settings settings;
+    settings.set("dp", "8"), settings.set("zero", zero);
+    for (const Advice& advice : make_plan(settings.question(built_in())).advice) {
+      const std::size_t at = advice.text.find("; sends ");
+      if (at == std::string::npos) continue;
+      const std::string sends = advice.text.substr(at + 8);
+      const std::size_t instead = sends.find(" instead of ");
+      ASSERT_NE(instead, std::string::npos);
+      EXPECT_NE(sends.substr(0, instead), sends.substr(instead + 12)) << advice.text;
+    }
+  }
+}
+
+TEST(Advice, OfASizeAloneIsOfMemory) {
+  Settings settings;
+  settings.set("params", "3B"), settings.set("dp", "8");
+  const Plan plan = make_plan(settings.question(built_in()));
+  ASSERT_FALSE(plan.advice.empty());
+  for (const Advice& advice : plan.advice) EXPECT_EQ(advice.seconds, 0) << advice.text;
+}
+
+}  // namespace
+}  // namespace tessera::planner
