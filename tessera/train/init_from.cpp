@@ -114,6 +114,14 @@ StoredValues stored_start(const TrainConfig& config) {
   return stored;
 }
 
+std::string start_note(const TrainConfig& config) {
+  if (config.init_from.empty() || !start_checkpoint(config.init_from).empty()) return "";
+  const double dropout = huggingface::read_config(config.init_from).dropout;
+  if (dropout == 0 || config.dropout > 0 || config.attention_dropout > 0) return "";
+  return str(config.init_from, " was made for training with dropout ", dropout,
+             "; this run has none, unless --dropout and --attention-dropout say so");
+}
+
 void keep_companions(const TrainConfig& config) {
   if (config.init_from.empty() || config.save.empty()) return;
   const std::string folder = start_checkpoint(config.init_from);

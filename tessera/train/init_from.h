@@ -24,6 +24,9 @@ void check_start(const TrainConfig& config, const Resolved& resolved);
 // What the parameters start with; nothing where there is no --init-from.
 StoredValues stored_start(const TrainConfig& config);
 
+// What to say of it: "" if nothing.
+std::string start_note(const TrainConfig& config);
+
 // The tokenizer's files and others that came with it are kept in --save, for the export:
 // [Note: companions]. By one rank.
 void keep_companions(const TrainConfig& config);

@@ -161,7 +161,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   const auto resumed = trainer.resume(notes);
   if (speaks) {
     for (const std::string& note : notes) write_all(2, note + "\n");
-    if (!resumed) keep_companions(config);
+    if (!resumed) {
+      keep_companions(config);
+      if (const std::string note = start_note(config); !note.empty()) write_all(2, note + "\n");
+    }
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
     if (trainer.steps_done() >= trainer.steps_in_all()) {
