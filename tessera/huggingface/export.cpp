@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/fingerprint.h"
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config.h"
@@ -143,6 +144,7 @@ struct FilePlan {
 struct ModelSource {
   PieceSource::Load load;
   std::function<DType(const std::string& param)> dtype;
+  std::function<void()> check = [] {};  // after all was read; throws
 };
 
 ModelSource from_checkpoint(Checkpoint& from) {
@@ -155,8 +157,15 @@ ModelSource from_checkpoint(Checkpoint& from) {
 
 // With the adapters of `from` added to the model beside them.
 ModelSource merged_source(Checkpoint& from, const ModelShape& shape, const std::string& base) {
+  const auto& texts = from.about().extra;
+  const auto frozen = texts.find(kFrozenKey);
+  auto checked = std::make_shared<CheckedBase>(
+      open_base(base, shape), frozen == texts.end() ? std::string() : frozen->second);
   auto merged = std::make_shared<MergedModel>(
-      shape, open_base(base, shape),
+      shape,
+      [checked](const std::string& param, const std::vector<Run>& runs, float* into) {
+        checked->read(param, runs, into);
+      },
       [&from](const std::string& param, const std::vector<Run>& runs, float* into) {
         from.load({{param, "param", DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
       });
@@ -167,7 +176,7 @@ ModelSource merged_source(Checkpoint& from, const ModelShape& shape, const std::
             checkpoint::convert(DType::f32, reinterpret_cast<const std::byte*>(values.data()),
                                 dtype, into, count, Rounding::nearest);
           },
-          [](const std::string&) { return DType::f32; }};
+          [](const std::string&) { return DType::f32; }, [checked, base] { checked->check(base); }};
 }
 
 std::vector<FilePlan> plan_files(const ModelSource& from, const std::vector<ParamPieces>& params,
@@ -274,6 +283,7 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
       written.bytes += plans[i].bytes;
       ++written.files;
     }
+    source.check();
     index["metadata"]["total_size"] = written.bytes;
     if (plans.size() > 1) {
       checkpoint::write_text(files, draft + "/" + kIndexName, index.dump(2) + "\n");

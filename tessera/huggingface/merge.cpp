@@ -6,7 +6,10 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/fingerprint.h"
+#include "tessera/core/half.h"
 #include "tessera/core/index.h"
+#include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/folder.h"
 #include "tessera/huggingface/shape_json.h"
@@ -49,14 +52,31 @@ MergedModel::Read open_base(const std::string& path, const ModelShape& shape) {
     found = checkpoint::find_latest(path).folder;
   }
   if (found.empty()) {
-    throw UsageError(str(quote(path),
-                         " is neither a folder of Hugging Face's (config.json) nor a checkpoint"));
+    throw UsageError(
+        str(quote(path), " is neither a folder of Hugging Face's (config.json) nor a checkpoint"));
   }
   const auto from = std::make_shared<checkpoint::Checkpoint>(found);
   if (!same_model(parse_shape(from->about().model, found), shape)) refuse_other(path);
   return [from](const std::string& param, const std::vector<Run>& runs, float* into) {
     from->load({{param, "param", DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
   };
+}
+
+void CheckedBase::read(const std::string& param, const std::vector<Run>& runs, float* into) {
+  base_(param, runs, into);
+  std::vector<std::uint16_t> bits;
+  for (const Run& run : runs) {
+    bits.resize(as_size(run.count));
+    for (std::int64_t i = 0; i < run.count; ++i) nth(bits, i) = to_bf16(into[run.local + i]);
+    sum_ += fingerprint_of(bits.data(), run.count, stream_of(param), run.whole);
+  }
+}
+
+void CheckedBase::check(const std::string& path) const {
+  if (wanted_.empty() || wanted_[0] == kFingerprintOfHalf || wanted_ == hex(sum_)) return;
+  throw UsageError(
+      str("--base: ", path, " is not the model that the adapters were trained beside, ",
+          "though of the same shape: its fingerprint is ", hex(sum_), ", wanted ", wanted_));
 }
 
 MergedModel::MergedModel(const ModelShape& shape, Read base, Read adapters)

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/model_shape.h"
@@ -43,5 +44,21 @@ class MergedModel {
 // Reads the parameters of a model that lies in `path`, a folder of Hugging Face's or a checkpoint,
 // for one of this shape (adapters aside). Throws UsageError if it is another model.
 MergedModel::Read open_base(const std::string& path, const ModelShape& shape);
+
+// The same, where all of it is read once: whether it is the very model that adapters were trained
+// beside, as the fingerprint in their checkpoint says.
+class CheckedBase {
+ public:
+  CheckedBase(MergedModel::Read base, std::string wanted)
+      : base_(std::move(base)), wanted_(std::move(wanted)) {}
+  void read(const std::string& param, const std::vector<Run>& runs, float* into);
+  // Throws UsageError if what was read is another model. `path` names it.
+  void check(const std::string& path) const;
+
+ private:
+  MergedModel::Read base_;
+  std::string wanted_;  // "": nothing is known
+  std::uint64_t sum_ = 0;
+};
 
 }  // namespace tessera::huggingface

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <set>
 
+#include "tessera/core/fingerprint.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/gather_texts.h"
@@ -18,13 +19,6 @@ namespace {
 
 constexpr std::int64_t kStretchAtOnce = std::int64_t{1} << 22;  // elements
 
-// The finalizer of splitmix64.
-std::uint64_t spread_bits(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 std::uint64_t sum_of(const at::Tensor& values, const std::vector<Run>& runs, std::uint64_t stream) {
   std::atomic<std::uint64_t> sum{0};
   for (const Run& run : runs) {
@@ -33,14 +27,8 @@ std::uint64_t sum_of(const at::Tensor& values, const std::vector<Run>& runs, std
       const at::Tensor some =
           values.narrow(0, run.local + at, count).to(at::kCPU).to(at::kBFloat16).contiguous();
       const auto* bits = static_cast<const std::uint16_t*>(some.const_data_ptr());
-      const auto first = static_cast<std::uint64_t>(run.whole + at);
       at::parallel_for(0, count, 1 << 14, [&](std::int64_t from, std::int64_t end) {
-        std::uint64_t part = 0;
-        for (std::int64_t i = from; i < end; ++i) {
-          part += (bits[i] + std::uint64_t{1}) *
-                  spread_bits(stream + first + static_cast<std::uint64_t>(i));
-        }
-        sum += part;
+        sum += tessera::fingerprint_of(bits + from, end - from, stream, run.whole + at + from);
       });
     }
   }
@@ -52,20 +40,23 @@ std::uint64_t sum_of(const at::Tensor& values, const std::vector<Run>& runs, std
 std::string fingerprint_of_frozen(const Checkpointable& what) {
   const at::NoGradGuard no_grad;
   std::uint64_t sum = 0;
-  bool any = false;
+  bool any = false, half = false;
   for (const FrozenShard& shard : frozen_shards(what)) {
     sum += sum_of(shard.values, shard.runs, stream_of(shard.param));
     any = true;
+    half = half || shard.values.scalar_type() == at::kHalf;
   }
   std::uint64_t all = 0;
   bool anywhere = false;
-  const std::string mine = any ? hex(sum) : std::string();
+  const std::string mine = any ? hex(sum) + (half ? str(kFingerprintOfHalf) : "") : std::string();
   for (const std::string& text : gather_texts(what.world, mine, "frozen parameters")) {
     if (text.empty()) continue;
-    all += std::stoull(text, nullptr, 16);
+    all += std::stoull(text, nullptr, 16);  // up to what is no digit
+    half = half || text.back() == kFingerprintOfHalf;
     anywhere = true;
   }
-  return anywhere ? hex(all) : std::string();
+  if (!anywhere) return "";
+  return half ? str(kFingerprintOfHalf, hex(all)) : hex(all);
 }
 
 }  // namespace tessera::parallel

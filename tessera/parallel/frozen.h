@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "tessera/core/fingerprint.h"
 #include "tessera/parallel/save.h"
 
 namespace tessera::parallel {
@@ -16,7 +17,7 @@ namespace tessera::parallel {
 // Collective. "" if nothing is frozen.
 std::string fingerprint_of_frozen(const Checkpointable& what);
 
-// The key under which a checkpoint has it, and says that it has no frozen parameters.
-inline constexpr const char* kFrozen = "updates/ frozen";  // no parameter is called so
+// The key under which a checkpoint has it.
+inline constexpr const char* kFrozen = kFrozenKey;
 
 }  // namespace tessera::parallel

@@ -201,7 +201,8 @@ TEST(MergedModels, AddTheAdaptersToWhateverIsAsked) {
                               101) /
            64.0f;
   };
-  const auto read = [&](const std::string& param, const std::vector<tessera::Run>& runs, float* into) {
+  const auto read = [&](const std::string& param, const std::vector<tessera::Run>& runs,
+                        float* into) {
     for (const tessera::Run& run : runs) {
       for (std::int64_t i = 0; i < run.count; ++i) {
         into[run.local + i] = noise(param, run.whole + i);

@@ -144,6 +144,15 @@ def check_family(tessera, family, work):
     error = (logits_of(base_model(merged), ids) - expected).abs().max().item()
     check(f"{family}: logits of the merged model", error < 1e-4, error)
 
+    # Another model of the same shape is refused.
+    other = f"{work}/{family}-other"
+    transformers.AutoModelForCausalLM.from_config(small_config(family)).float().save_pretrained(other)
+    refused = subprocess.run([tessera, "checkpoint", "export", f"{work}/{family}-run", f"{merged}-2",
+                              "--format", "huggingface", "--base", other], capture_output=True,
+                             text=True)
+    check(f"{family}: another base", refused.returncode != 0 and "fingerprint" in refused.stderr and
+          not os.path.exists(f"{merged}-2"), refused.stderr)
+
     # An adapter of ours on two tensor-parallel ranks, from its own start.
     run(*common, "--lora-rank", str(RANK), "--lora-alpha", str(ALPHA), "--lora-targets",
         OURS[family], "--tp", "2", "--steps", "2", "--save", f"{work}/{family}-own")
