@@ -22,6 +22,9 @@ namespace {
 
 constexpr const char* kExplainExamples =
     "  tessera explain zero --params 7B --dp 8\n"
+    "  tessera explain parallel --model llama2-7b --gpus 8\n"
+    "  tessera explain tensor --model llama2-7b --tp 8 --bandwidth 300GB/s\n"
+    "  tessera explain limits --memory 80GB --layout bf16\n"
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"
     "  tessera explain memory --model gpt2-xl --dp 8 --zero 1\n"
     "  tessera explain memory --params 70B --dp 64 --zero 3 --layout bf16-nomaster\n"
@@ -39,6 +42,7 @@ struct OwnTopic {
 };
 constexpr OwnTopic kOwnTopics[] = {
     {"zero", "DDP and the ZeRO stages side by side", explain_zero},
+    {"parallel", "data, tensor and pipeline parallelism compared", explain_parallel},
     {"schedule", "a pipeline's, drawn", explain_schedule},
 };
 
@@ -70,10 +74,11 @@ void add_explain_options(CommandLine& line, Words& words) {
   line.choice(app, "topic", words.topic, names, help)->required();
   line.bytes(app, "--bytes", a.bytes, "ring: of the buffer");
   line.integer(app, "--ranks", a.ranks, 1, 1'000'000, "ring, overlap: how many; left out: --dp");
-  app.add_option("--bandwidth", words.bandwidth, "ring: of a link, in one direction")
+  app.add_option("--bandwidth", words.bandwidth, "ring, tensor: of a link, in one direction")
       ->type_name("RATE")
       ->default_str(format_rate(a.bandwidth));
-  line.seconds(app, "--latency", a.latency, "ring: of a step");
+  line.seconds(app, "--latency", a.latency, "ring, tensor: of a step");
+  line.bytes(app, "--memory", a.memory, "limits: of a device; 0: what the hardware can fill");
   line.seconds(app, "--transfer", a.transfer, "overlap: time of the communication");
   line.seconds(app, "--hiding", a.hiding, "overlap: time of the computation beside it");
   app.add_option("--overhead", a.overhead, "overlap: cost of each doubling, as a share")
@@ -119,6 +124,10 @@ int explain_command(int argc, char** argv) {
   const bool modelled = words.settings.has("model") || words.settings.has("layers") ||
                         words.settings.has("hidden") || words.settings.has("heads");
   if (words.topic == "bubble" && !modelled) words.settings.set("params", "1B");
+  if (words.topic == "tensor" && !modelled && !words.settings.has("params")) {
+    words.settings.set("model", "llama2-7b");
+    if (!words.settings.has("tp")) words.settings.set("tp", "8");
+  }
   words.arguments.plan = planner::make_plan(words.settings.question(make_catalogue()));
   for (const ExplainTopic& topic : explain_topics()) {
     if (topic.name == words.topic) return write_all(1, topic.text(words.arguments)) ? 0 : 1;

@@ -16,6 +16,7 @@ struct ExplainArguments {
   int ranks = 16;
   double bandwidth = 100e9;  // bytes/s in one direction
   double latency = 0;
+  std::int64_t memory = 0;                  // bytes of a device; 0: what the hardware can fill
   double transfer = 0.0408, hiding = 0.03;  // seconds
   double forward = 0.120, backward = 0.220, hop = 0.005;
   double overhead = 0.05;  // of each doubling of the ranks
@@ -32,5 +33,10 @@ const std::vector<ExplainTopic>& explain_topics();
 // Topics with options of their own; argv[0] is the topic's name.
 int explain_schedule(int argc, char** argv);
 int explain_zero(int argc, char** argv);
+int explain_parallel(int argc, char** argv);
+
+// In explain_sizes.cpp.
+std::string explain_tensor(const ExplainArguments& arguments);
+std::string explain_limits(const ExplainArguments& arguments);
 
 }  // namespace tessera::cli

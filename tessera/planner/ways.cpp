@@ -60,7 +60,7 @@ std::string largest_loss(const Plan& plan) {
                                                   {t.pp, "hops between stages"},
                                                   {t.optimizer, "the optimizer"}};
   const auto* most = std::max_element(std::begin(parts), std::end(parts));
-  return str(percent(most->first / t.step()), " ", most->second);
+  return str(percent(most->first / t.step()), " is ", most->second);
 }
 
 std::string concluded(const std::vector<Way>& ways) {
@@ -85,9 +85,10 @@ std::string concluded(const std::vector<Way>& ways) {
     for (std::size_t i = 0; i + 1 < ways.size(); ++i) {
       const Way& way = ways[i];
       if (!runs(way) || &way == fastest) continue;
-      text += str(way.name, " takes ", fixed(way.plan.time.step() / best.time.step(), 2),
-                  " times as long: ", largest_loss(way.plan), ", ", size(way.plan.traffic.total()),
-                  " sent against ", size(best.traffic.total()), ". ");
+      text +=
+          str(way.name, " takes ", fixed(way.plan.time.step() / best.time.step(), 2),
+              " times as long, of which ", largest_loss(way.plan), "; ",
+              size(way.plan.traffic.total()), " sent against ", size(best.traffic.total()), ". ");
     }
   }
   const Way& mix = ways.back();

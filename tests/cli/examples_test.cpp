@@ -93,7 +93,9 @@ TEST_F(Examples, OfPlan) {
       continue;
     }
     const json got = answer(example);
-    if (contains(example, "--search")) {
+    if (contains(example, "--sweep")) {
+      for (const json& row : got["sweep"]) EXPECT_EQ(row["plan"]["fits"], true) << example;
+    } else if (contains(example, "--search")) {
       ASSERT_FALSE(got["best"].empty()) << example;
     } else if (contains(example, "--max-") || contains(example, "--score") ||
                contains(example, "--convention")) {
@@ -137,6 +139,17 @@ TEST_F(Examples, OfExplain) {
     EXPECT_FALSE(contains(text.out, "does not fit")) << example << "\n" << text.out;
     EXPECT_FALSE(contains(text.out, "Bound by memory")) << example << "\n" << text.out;
     EXPECT_FALSE(contains(text.out, "nan")) << example << "\n" << text.out;
+  }
+}
+
+TEST_F(Examples, OfTopicsWithTheirOwnOptions) {
+  for (const char* topic : {"explain zero", "explain parallel", "explain schedule"}) {
+    for (const std::string& example : of(topic)) {
+      if (contains(example, "tessera train") || contains(example, "--metrics")) continue;
+      const Outcome text = shell(example);
+      EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
+      EXPECT_FALSE(contains(text.out, "nan")) << example << "\n" << text.out;
+    }
   }
 }
 

@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -223,6 +225,156 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
     EXPECT_EQ(outcome.out, "") << expected;
     EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
   }
+}
+
+// One line that says what is wrong, and one where to look; nothing else.
+TEST(PlanProgram, BadInputGetsOneClearLine) {
+  const TextFile foreign("[m\xc3\xa4x]\nlike = \"h100\"\n"), value("[mine]\nmemory = \xc3\xa4\n"),
+      infinite("[mine]\nlike = \"h100\"\nmemory = inf\n"),
+      negative("[mine]\nlike = \"h100\"\nmemory = -5\n");
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"plan", "--params", "nan"}, "--params"},
+      {{"plan", "--params", "-7B"}, "--params"},
+      {{"plan", "--params", "1e30"}, "--params"},
+      {{"plan", "--seq", "1e30"}, "--seq"},
+      {{"plan", "--seq", "nan"}, "--seq"},
+      {{"plan", "--dp", "-1"}, "--dp"},
+      {{"plan", "--dp", "1e30"}, "--dp"},
+      {{"plan", "--dp", "inf"}, "--dp"},
+      {{"plan", "--micro-batch", "1.5"}, "--micro-batch"},
+      {{"plan", "--bucket-size", "-1"}, "--bucket-size"},
+      {{"plan", "--bucket-size", "nan"}, "--bucket-size"},
+      {{"plan", "--bucket-size", "1e30"}, "--bucket-size"},
+      {{"plan", "--watts", "nan"}, "--watts"},
+      {{"plan", "--watts", "1e30"}, "--watts"},
+      {{"plan", "--price-per-hour", "-2"}, "--price-per-hour"},
+      {{"plan", "--price-per-hour", "inf"}, "--price-per-hour"},
+      {{"plan", "--layout", "fp17"}, "--layout"},
+      {{"plan", "--layout", "2,-6,12"}, "--layout"},
+      {{"plan", "--layout", "nan,2,2"}, "--layout"},
+      {{"plan", "--model", "gpt2-\xc3\xa4"}, "--model"},
+      {{"plan", "--gpus", "8", "--dp", "3"}, "--gpus: got 8, but dp 3"},
+      {{"plan", "--gpus", "8", "--pp", "3"}, "--gpus"},
+      {{"plan", "--nodes", "1", "--dp", "16"}, "--nodes"},
+      {{"plan", "--global-batch", "10", "--dp", "4"}, "--global-batch"},
+      {{"plan", "--global-batch", "16", "--dp", "4", "--grad-accum", "3"}, "--grad-accum"},
+      {{"plan", "--hardware-file", foreign.path()}, "line 1"},
+      {{"plan", "--hardware-file", value.path()}, "line 2"},
+      {{"plan", "--hardware-file", infinite.path()}, "memory"},
+      {{"plan", "--hardware-file", negative.path()}, "memory"},
+      {{"plan", "--sweep", "dp=1..1e30"}, "--sweep"},
+      {{"plan", "--sweep", "dp=4..1"}, "--sweep"},
+      {{"plan", "--sweep", "dp=1..4", "--dp", "2"}, "--sweep"},
+      {{"plan", "--sweep", "dp=1..4", "--search"}, "choose one"},
+      {{"plan", "--svg", "x.svg"}, "--svg"},
+      {{"plan", "--sweep", "dp=1..4", "--svg", "/no/such/folder/x.svg"}, "--svg"},
+      {{"explain", "zero", "--params", "nan"}, "--params"},
+      {{"explain", "zero", "--dp", "0"}, "--dp"},
+      {{"explain", "zero", "--gpus", "8", "--dp", "3"}, "--gpus"},
+      {{"explain", "zero", "--svg", "/no/such/folder/x.svg"}, "--svg"},
+      {{"explain", "parallel", "--gpus", "1"}, "--gpus"},
+      {{"explain", "parallel", "--gpus", "-8"}, "--gpus"},
+      {{"explain", "parallel", "--params", "7B"}, "--params"},
+      {{"explain", "parallel", "--tp", "2"}, "--tp"},
+      {{"explain", "tensor", "--params", "7B", "--tp", "2"}, "--params"},
+      {{"explain", "tensor", "--bandwidth", "-1GB/s"}, "rate"},
+      {{"explain", "limits", "--memory", "nan"}, "--memory"},
+      {{"explain", "ring", "--bytes", "1e30"}, "--bytes"},
+      {{"explain", "ring", "--latency", "nan"}, "--latency"}};
+  for (const auto& [arguments, expected] : cases) {
+    const Answer outcome = tessera(arguments);
+    EXPECT_EQ(outcome.status, 2) << expected << "\n" << outcome.out;
+    EXPECT_EQ(outcome.out, "") << expected;
+    EXPECT_TRUE(contains(outcome.err, expected)) << expected << "\n" << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2) << outcome.err;
+  }
+}
+
+TEST(PlanProgram, EveryLayoutHasItsName) {
+  for (const char* layout : {"bf16", "bf16-fp32grad", "bf16-nomaster", "fp16", "fp32", "2,6,12"}) {
+    for (const std::vector<std::string>& arguments :
+         std::vector<std::vector<std::string>>{{"plan", "--dp", "2"},
+                                               {"explain", "zero"},
+                                               {"explain", "limits"},
+                                               {"explain", "memory"},
+                                               {"simulate", "--dp", "2"}}) {
+      std::vector<std::string> all = arguments;
+      all.insert(all.end(), {"--layout", layout});
+      const Answer got = tessera(all);
+      EXPECT_EQ(got.status, 0) << layout << " " << got.err;
+    }
+  }
+  const TextFile line("{\"layout\":\"fp16\"}\n");
+  EXPECT_EQ(plan({"--batch", line.path()}).json()["question"]["layout"], "fp16");
+}
+
+TEST(PlanProgram, Sweeps) {
+  const std::string svg = std::filesystem::temp_directory_path() / "tessera-sweep-test.svg";
+  const Answer text = plan({"--zero", "1", "--sweep", "dp=1..8", "--svg", svg});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "tokens/s")) << text.out;
+  std::ifstream file(svg);
+  const std::string drawn((std::istreambuf_iterator<char>(file)), {});
+  std::filesystem::remove(svg);
+  EXPECT_EQ(drawn.rfind("<svg ", 0), 0U);
+  EXPECT_TRUE(contains(drawn, "</svg>"));
+  const auto json = plan({"--zero", "1", "--sweep", "dp=1..8", "--json"}).json();
+  ASSERT_EQ(json["sweep"].size(), 4U);
+  EXPECT_EQ(json["sweep"][3]["plan"]["question"]["dp"], 8);
+  // What cannot be is named, and the rest is there.
+  const Answer some = plan({"--sweep", "tp=1..8"});
+  EXPECT_EQ(some.status, 0);
+  EXPECT_TRUE(contains(some.out, "does not divide 25 heads")) << some.out;
+}
+
+TEST(ExplainProgram, Zero) {
+  const auto json = tessera({"explain", "zero", "--params", "7B", "--dp", "8", "--json"}).json();
+  EXPECT_EQ(json["stages"][0]["memory"]["total"], 112'000'000'000);
+  EXPECT_EQ(json["stages"][3]["memory"]["total"], 14'000'000'000);
+  EXPECT_EQ(json["stages"][3]["copies"], 1.0);
+  EXPECT_EQ(json["owners"].size(), 8U);
+  const Answer text = tessera({"explain", "zero", "--model", "gpt2-xl", "--dp", "4"});
+  for (const char* part : {"DDP", "ZeRO-3", "optimizer step", "copies", "Who owns"}) {
+    EXPECT_TRUE(contains(text.out, part)) << text.out;
+  }
+}
+
+TEST(ExplainProgram, Parallel) {
+  const std::vector<std::string> ask = {"explain",   "parallel", "--model",
+                                        "llama2-7b", "--gpus",   "8"};
+  const Answer text = tessera(ask);
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "is fastest")) << text.out;
+  std::vector<std::string> with = ask;
+  with.emplace_back("--json");
+  const auto json = tessera(with).json();
+  ASSERT_EQ(json["ways"].size(), 5U);
+  double fastest = 1e9;
+  for (const auto& way : json["ways"]) {
+    ASSERT_TRUE(way.contains("plan")) << way;
+    EXPECT_EQ(way["plan"]["question"]["global_batch"], 64);
+    EXPECT_EQ(way["plan"]["question"]["gpus"], 8);
+    if (way["plan"]["fits"] == true) {
+      fastest = std::min(fastest, way["plan"]["time"]["step"].get<double>());
+    }
+  }
+  EXPECT_EQ(json["ways"][0]["plan"]["fits"], false);  // 16 bytes of 6.7B parameters
+  EXPECT_EQ(json["ways"][4]["plan"]["time"]["step"], fastest);
+  const Answer odd = tessera({"explain", "parallel", "--model", "gpt2-xl", "--gpus", "8"});
+  EXPECT_TRUE(contains(odd.out, "does not divide 25 heads")) << odd.out;
+}
+
+TEST(ExplainProgram, TensorAndLimits) {
+  // TP 8 of 96 layers with h 8192 and 2048 tokens in 16 bits sends 22.5 GB.
+  const Answer tensor =
+      tessera({"explain", "tensor", "--layers", "96", "--hidden", "8192", "--heads", "64", "--seq",
+               "2048", "--tp", "8", "--bandwidth", "300GB/s"});
+  EXPECT_TRUE(contains(tensor.out, "22.5 GB sent")) << tensor.out << tensor.err;
+  EXPECT_TRUE(contains(tessera({"explain", "tensor"}).out, "b·s·h"));
+  EXPECT_TRUE(contains(tessera({"explain", "limits", "--memory", "80GB"}).out, "= 5B parameters"));
+  const Answer old =
+      tessera({"explain", "limits", "--memory", "32GB", "--layout", "2,6,12", "--params", "1B"});
+  EXPECT_TRUE(contains(old.out, "= 1.6B parameters")) << old.out;
 }
 
 TEST(PlanProgram, HelpHasEveryFlag) {
