@@ -1,6 +1,5 @@
 #include "tessera/cli/checkpoint_export.h"
 
-#include <array>
 #include <optional>
 
 #include "tessera/checkpoint/reshard.h"
@@ -18,7 +17,7 @@ namespace {
 std::optional<DType> export_dtype(const std::string& text) {
   if (text.empty()) return std::nullopt;
   try {
-    return parse_dtype(text, std::array{DType::f32, DType::bf16, DType::f16});
+    return parse_dtype(text);
   } catch (const UsageError& error) {
     throw UsageError(str("--dtype: ", error.what()));
   }

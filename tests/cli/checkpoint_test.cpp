@@ -189,7 +189,7 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
       {{"reshard", first_, dir_ / "x", "--dp", "1000000", "--tp", "100"}, 2, "1048576 ranks"},
       {{"reshard", first_, dir_ / "x", "--dp", "two"}, 2, "wanted a whole number"},
       {{"reshard", first_, first_ + "/manifest.json"}, 1, "Not a directory"},
-      {{"export", first_}, 2, "FILE is required: the file to write"},
+      {{"export", first_}, 2, "TO is required: the file or the folder to write"},
       {{"export", first_, dir_.path()}, 2, "it is a folder"},
       {{"export", first_, dir_ / "m", "--dtype", "float32"}, 2, "--dtype: got the type"},
       {{"inspct", first_}, 2, "did you mean inspect?"},
