@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kExplainExamples =
     "  tessera explain zero --params 7B --dp 8\n"
-    "  tessera explain parallel --model llama2-7b --gpus 8\n"
+    "  tessera explain parallel --model gpt3-1.3b --gpus 8\n"
     "  tessera explain tensor --model llama2-7b --tp 8 --bandwidth 300GB/s\n"
     "  tessera explain limits --memory 80GB --layout bf16\n"
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"

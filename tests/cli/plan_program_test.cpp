@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -288,93 +287,6 @@ TEST(PlanProgram, BadInputGetsOneClearLine) {
     EXPECT_TRUE(contains(outcome.err, expected)) << expected << "\n" << outcome.err;
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2) << outcome.err;
   }
-}
-
-TEST(PlanProgram, EveryLayoutHasItsName) {
-  for (const char* layout : {"bf16", "bf16-fp32grad", "bf16-nomaster", "fp16", "fp32", "2,6,12"}) {
-    for (const std::vector<std::string>& arguments :
-         std::vector<std::vector<std::string>>{{"plan", "--dp", "2"},
-                                               {"explain", "zero"},
-                                               {"explain", "limits"},
-                                               {"explain", "memory"},
-                                               {"simulate", "--dp", "2"}}) {
-      std::vector<std::string> all = arguments;
-      all.insert(all.end(), {"--layout", layout});
-      const Answer got = tessera(all);
-      EXPECT_EQ(got.status, 0) << layout << " " << got.err;
-    }
-  }
-  const TextFile line("{\"layout\":\"fp16\"}\n");
-  EXPECT_EQ(plan({"--batch", line.path()}).json()["question"]["layout"], "fp16");
-}
-
-TEST(PlanProgram, Sweeps) {
-  const std::string svg = std::filesystem::temp_directory_path() / "tessera-sweep-test.svg";
-  const Answer text = plan({"--zero", "1", "--sweep", "dp=1..8", "--svg", svg});
-  EXPECT_EQ(text.status, 0) << text.err;
-  EXPECT_TRUE(contains(text.out, "tokens/s")) << text.out;
-  std::ifstream file(svg);
-  const std::string drawn((std::istreambuf_iterator<char>(file)), {});
-  std::filesystem::remove(svg);
-  EXPECT_EQ(drawn.rfind("<svg ", 0), 0U);
-  EXPECT_TRUE(contains(drawn, "</svg>"));
-  const auto json = plan({"--zero", "1", "--sweep", "dp=1..8", "--json"}).json();
-  ASSERT_EQ(json["sweep"].size(), 4U);
-  EXPECT_EQ(json["sweep"][3]["plan"]["question"]["dp"], 8);
-  // What cannot be is named, and the rest is there.
-  const Answer some = plan({"--sweep", "tp=1..8"});
-  EXPECT_EQ(some.status, 0);
-  EXPECT_TRUE(contains(some.out, "does not divide 25 heads")) << some.out;
-}
-
-TEST(ExplainProgram, Zero) {
-  const auto json = tessera({"explain", "zero", "--params", "7B", "--dp", "8", "--json"}).json();
-  EXPECT_EQ(json["stages"][0]["memory"]["total"], 112'000'000'000);
-  EXPECT_EQ(json["stages"][3]["memory"]["total"], 14'000'000'000);
-  EXPECT_EQ(json["stages"][3]["copies"], 1.0);
-  EXPECT_EQ(json["owners"].size(), 8U);
-  const Answer text = tessera({"explain", "zero", "--model", "gpt2-xl", "--dp", "4"});
-  for (const char* part : {"DDP", "ZeRO-3", "optimizer step", "copies", "Who owns"}) {
-    EXPECT_TRUE(contains(text.out, part)) << text.out;
-  }
-}
-
-TEST(ExplainProgram, Parallel) {
-  const std::vector<std::string> ask = {"explain",   "parallel", "--model",
-                                        "llama2-7b", "--gpus",   "8"};
-  const Answer text = tessera(ask);
-  EXPECT_EQ(text.status, 0) << text.err;
-  EXPECT_TRUE(contains(text.out, "is fastest")) << text.out;
-  std::vector<std::string> with = ask;
-  with.emplace_back("--json");
-  const auto json = tessera(with).json();
-  ASSERT_EQ(json["ways"].size(), 5U);
-  double fastest = 1e9;
-  for (const auto& way : json["ways"]) {
-    ASSERT_TRUE(way.contains("plan")) << way;
-    EXPECT_EQ(way["plan"]["question"]["global_batch"], 64);
-    EXPECT_EQ(way["plan"]["question"]["gpus"], 8);
-    if (way["plan"]["fits"] == true) {
-      fastest = std::min(fastest, way["plan"]["time"]["step"].get<double>());
-    }
-  }
-  EXPECT_EQ(json["ways"][0]["plan"]["fits"], false);  // 16 bytes of 6.7B parameters
-  EXPECT_EQ(json["ways"][4]["plan"]["time"]["step"], fastest);
-  const Answer odd = tessera({"explain", "parallel", "--model", "gpt2-xl", "--gpus", "8"});
-  EXPECT_TRUE(contains(odd.out, "does not divide 25 heads")) << odd.out;
-}
-
-TEST(ExplainProgram, TensorAndLimits) {
-  // TP 8 of 96 layers with h 8192 and 2048 tokens in 16 bits sends 22.5 GB.
-  const Answer tensor =
-      tessera({"explain", "tensor", "--layers", "96", "--hidden", "8192", "--heads", "64", "--seq",
-               "2048", "--tp", "8", "--bandwidth", "300GB/s"});
-  EXPECT_TRUE(contains(tensor.out, "22.5 GB sent")) << tensor.out << tensor.err;
-  EXPECT_TRUE(contains(tessera({"explain", "tensor"}).out, "b·s·h"));
-  EXPECT_TRUE(contains(tessera({"explain", "limits", "--memory", "80GB"}).out, "= 5B parameters"));
-  const Answer old =
-      tessera({"explain", "limits", "--memory", "32GB", "--layout", "2,6,12", "--params", "1B"});
-  EXPECT_TRUE(contains(old.out, "= 1.6B parameters")) << old.out;
 }
 
 TEST(PlanProgram, HelpHasEveryFlag) {
