@@ -1,8 +1,12 @@
 #include "tessera/process/launcher.h"
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -75,6 +79,18 @@ std::string signal_name(int signal) {
   return name != nullptr ? str("SIG", name) : str("signal ", signal);
 }
 
+namespace {
+
+std::atomic<pid_t> launching{0};  // the thread that reads signals; a handler has nothing else
+
+extern "C" void tessera_pass_on(int signal) {
+  const int error = errno;
+  ::syscall(SYS_tgkill, ::getpid(), launching.load(), signal);
+  errno = error;
+}
+
+}  // namespace
+
 BlockedSignals::BlockedSignals() {
   sigemptyset(&handled_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) {
@@ -84,10 +100,17 @@ BlockedSignals::BlockedSignals() {
     if (action.sa_handler != SIG_IGN) sigaddset(&handled_, signal);
   }
   sigaddset(&handled_, SIGCHLD);
-  // With SIGCHLD ignored, as some parents leave it, exit statuses would be thrown away.
-  struct sigaction plain {};
-  plain.sa_handler = SIG_DFL;
-  ::sigaction(SIGCHLD, &plain, &child_action_before_);
+  // Also because with SIGCHLD ignored, as some parents leave it, exit statuses would be thrown
+  // away.
+  launching = static_cast<pid_t>(::syscall(SYS_gettid));
+  for (int signal = 1; signal < NSIG; ++signal) {
+    if (sigismember(&handled_, signal) != 1) continue;
+    struct sigaction ours {
+    }, before{};
+    ours.sa_handler = &tessera_pass_on;
+    ours.sa_flags = SA_RESTART;
+    if (::sigaction(signal, &ours, &before) == 0) actions_before_.emplace_back(signal, before);
+  }
   // A closed output, or a file that may grow no more, is seen as a failed write, not as a signal.
   sigset_t blocked = handled_;
   sigaddset(&blocked, SIGPIPE);
@@ -104,8 +127,8 @@ BlockedSignals::~BlockedSignals() {
   const timespec at_once{};
   while (::sigtimedwait(&writes, nullptr, &at_once) > 0) {
   }
+  for (const auto& [signal, action] : actions_before_) ::sigaction(signal, &action, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  ::sigaction(SIGCHLD, &child_action_before_, nullptr);
 }
 
 }  // namespace tessera::process

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::process {
@@ -50,9 +51,9 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, int loca
 // "SIGKILL" for 9, "signal 64" for one without a name.
 std::string signal_name(int signal);
 
-// Blocks the signals that launch() handles, in this thread and those it starts from now on. Made
-// before anything starts a thread: a signal that reaches a thread which does not block it would end
-// the launcher in place of being forwarded.
+// Blocks the signals that launch() handles, in this thread and those it starts from now on. Threads
+// that are there already, or that unblock them (a GPU's driver has one), may get such a signal
+// instead: they pass it on to this one. One at a time in a process.
 class BlockedSignals {
  public:
   BlockedSignals();
@@ -66,7 +67,7 @@ class BlockedSignals {
  private:
   sigset_t handled_;
   sigset_t before_;
-  struct sigaction child_action_before_ {};
+  std::vector<std::pair<int, struct sigaction>> actions_before_;
 };
 
 // Throws an Error unless so many ranks can be started with the open files that this process may

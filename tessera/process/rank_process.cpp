@@ -68,6 +68,14 @@ void make_pipe(Fd& read_end, Fd& write_end) {
   if (spec.out >= 0) ::dup2(spec.out, 1);
   if (spec.err >= 0) ::dup2(spec.err, 2);
   if (spec.inherited >= 0) ::fcntl(spec.inherited, F_SETFD, 0);
+  // Before they are let through: the parent's handlers would swallow them until the program runs.
+  for (int signal = 1; signal < NSIG; ++signal) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};
+    action.sa_handler = SIG_DFL;
+    ::sigaction(signal, &action, nullptr);
+  }
   ::sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr);
   ::execve(spec.path.c_str(), arguments, environment);
   const int error = errno;

@@ -9,12 +9,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tessera/core/errors.h"
@@ -382,6 +385,44 @@ TEST(Launcher, AnOutputThatIsClosedEndsTheRanksAsItWouldAlone) {
   EXPECT_EQ(read(fds[0], &byte, 1), 1);
   close(fds[0]);
   EXPECT_EQ(launcher.wait(), 128 + SIGPIPE) << err.text();
+}
+
+// A thread that was there before and blocks nothing, as the driver of a GPU starts one.
+class Deaf {
+ public:
+  Deaf()
+      : thread_([this] {
+          while (!over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }) {}
+  ~Deaf() {
+    over_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::thread thread_;
+};
+
+TEST(Launcher, SignalsReachItWhateverThreadGetsThem) {
+  Capture out, err;
+  LaunchOptions options = script(2, "trap 'exit 9' TERM; echo ready; while :; do sleep 0.02; done");
+  options.out = out.fd();
+  options.err = err.fd();
+  Child launcher([&] {
+    const Deaf deaf;
+    // Ends of ranks first: one in a few would be lost.
+    for (int i = 0; i < 20; ++i) {
+      LaunchOptions quick = script(2, "exit 0");
+      const BlockedSignals signals;
+      if (launch(quick, signals).status != 0) return 77;
+    }
+    const BlockedSignals signals;
+    return launch(options, signals).status;
+  });
+  ASSERT_TRUE(wait_until([&] { return out.lines().size() == 2; })) << out.text() << err.text();
+  launcher.signal(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 9) << out.text() << err.text();
 }
 
 TEST(Launcher, AnOutputThatNobodyReadsDoesNotBlockSignals) {
