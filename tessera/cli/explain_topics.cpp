@@ -19,7 +19,7 @@ using planner::real;
 
 std::string bytes_text(double bytes) { return format_bytes(std::llround(std::min(bytes, 9e18))); }
 std::string whole_text(double value) { return format_grouped(std::llround(value)); }
-std::string share(double value) { return fixed(100 * value, 1) + "%"; }
+std::string share_text(double value) { return fixed(100 * value, 1) + "%"; }
 
 std::string explain_batch(const ExplainArguments& a) {
   const Question& q = a.plan.question;
@@ -177,11 +177,11 @@ std::string explain_overlap(const ExplainArguments& a) {
       "\n\nBackward runs from the last layer to the first, so the last layers' gradients are "
       "ready first\nand travel while the rest is computed; the first layers' can hide "
       "behind nothing.\n\nThe simple law of scaling, ",
-      share(a.overhead),
+      share_text(a.overhead),
       " for each doubling:\n  efficiency(N) = 1 / (1 + c·log2 N) = 1 / (1 "
       "+ ",
       fixed(a.overhead, 3), " · ", fixed(std::log2(n), 2),
-      ") = ", share(planner::scaling_efficiency(n, a.overhead)), " at N = ", a.ranks, "; ",
+      ") = ", share_text(planner::scaling_efficiency(n, a.overhead)), " at N = ", a.ranks, "; ",
       fixed(n * planner::scaling_efficiency(n, a.overhead), 2),
       " times one GPU\nIt knows neither overlap nor links: `tessera simulate` does.\n");
 }
@@ -210,15 +210,15 @@ std::string bubble_text(const ExplainArguments& a) {
                                        {a.forward * share_of_rank, a.backward / 2 * share_of_rank,
                                         a.backward / 2 * share_of_rank});
     return str("bubble of ", q.schedule, " with P = ", p, " stages and K = ", k,
-               " micro-batches, played action by action: ", share(timing.bubble), "\n",
-               "(1f1b: (P-1) / (K + P-1) = ", share(planner::bubble_fraction(p, k)),
+               " micro-batches, played action by action: ", share_text(timing.bubble), "\n",
+               "(1f1b: (P-1) / (K + P-1) = ", share_text(planner::bubble_fraction(p, k)),
                ")\n\nstep = ", format_time(timing.step), " for T_f ", format_time(a.forward),
                " and T_b ", format_time(a.backward), " of a rank, half of it for the weights");
   }
   return str(
       "bubble = (P-1) / (v·K + P-1), with P stages, K micro-batches, v chunks on a rank\n"
       "       = ",
-      p - 1, " / (", v, "·", k, " + ", p - 1, ") = ", share(planner::bubble_fraction(p, k, v)),
+      p - 1, " / (", v, "·", k, " + ", p - 1, ") = ", share_text(planner::bubble_fraction(p, k, v)),
       "\n", five_percent(p, v), "\n\nstep = (K + P-1) · (T_f + T_b)", v > 1 ? " for v = 1" : "",
       "\n     = ", k + p - 1, " · (", format_time(a.forward), " + ", format_time(a.backward),
       ") = ", format_time(planner::pipeline_time(p, k, a.forward, a.backward)), ", and hops of ",
@@ -262,9 +262,9 @@ std::string explain_step(const ExplainArguments& a) {
              "\n  forward per token = 2 · (matrices + head) + 4·s·h for each layer's "
              "attention\nAt the peak of ",
              q.world(), " × ", flops(peak), "/s: ", format_time(ideal), "\n\n", table.text(),
-             "\nMFU = ", format_time(ideal), " / ", format_time(t.step()), " = ", share(a.plan.mfu),
-             "; ", whole_text(a.plan.tokens_per_s), " tokens/s\nBound by ", name(a.plan.bound),
-             "; remedy: ", a.plan.remedy, "\n");
+             "\nMFU = ", format_time(ideal), " / ", format_time(t.step()), " = ",
+             share_text(a.plan.mfu), "; ", whole_text(a.plan.tokens_per_s), " tokens/s\nBound by ",
+             name(a.plan.bound), "; remedy: ", a.plan.remedy, "\n");
 }
 
 }  // namespace
