@@ -127,7 +127,7 @@ struct Trainer::Impl {
   std::int64_t peak_outside_graph = 0;  // bytes, in the last step that allocated any
   MemoryBytes measured;                 // the most of each category where it is looked at
   SentBytes sent;
-  std::optional<Evaluation> evaluation;  // the last one
+  std::optional<Evaluation> evaluation;           // the last one
   data::Prefetch<std::vector<data::Batch>> data;  // last: its thread uses the others
 };
 
