@@ -12,6 +12,19 @@ extern const char* const kHardwareToml;
 
 Catalogue::Catalogue() { parse(kHardwareToml, "hardware.toml"); }
 
+Topology Hardware::topology(int devices) const {
+  Topology t;
+  t.per_node = devices > 0 ? devices : per_node;
+  t.kind = kind;
+  t.inside = inside;
+  t.nic = between;
+  t.nics = nics == 0
+               ? t.per_node
+               : std::max<int>(1, static_cast<int>(std::int64_t{nics} * t.per_node / per_node));
+  t.switches = switches;
+  return t;
+}
+
 const Hardware& Catalogue::find(std::string_view name) const {
   const auto found =
       std::find_if(all_.begin(), all_.end(), [&](const Hardware& h) { return h.name == name; });

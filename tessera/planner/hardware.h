@@ -7,14 +7,9 @@
 #include <vector>
 
 #include "tessera/core/model_shape.h"
+#include "tessera/planner/topology.h"
 
 namespace tessera::planner {
-
-// A way between two devices: seconds to move n bytes in one direction are latency + n / bandwidth.
-struct Link {
-  double bandwidth = 0;  // bytes per second, one direction, of one device, as collectives reach it
-  double latency = 0;    // seconds that a step of a collective costs besides
-};
 
 // A device, its host and its network, as the catalogue describes them. All of them come from
 // hardware.toml or a file of the user's: numbers are data here, not code.
@@ -37,8 +32,14 @@ struct Hardware {
   double logit_bytes = 0;           // read and written per logit by loss and its gradient
   double gradient_passes = 1;       // times that an optimizer step goes over the gradients
 
-  Link inside;   // between devices of a node
-  Link between;  // between nodes, per device
+  Link inside;                        // between devices of a node
+  Link between;                       // between nodes, of one adapter
+  int nics = 0;                       // adapters of a node; 0: one for each device
+  std::string kind = "NVLink";        // of the links inside
+  std::vector<SwitchLevel> switches;  // above the nodes
+  // Seconds that the kernels beside a collective lose for each second that it goes on: it takes
+  // units and memory bandwidth away from them.
+  double interference = 0;
   // Of the links to other nodes that the ranks of one collective have in a node, the share that it
   // uses at once (it uses one at least).
   double rail_share = 1;
@@ -48,6 +49,9 @@ struct Hardware {
 
   double watts = 0;           // per device, with its share of the node
   double price_per_hour = 0;  // per device; 0: unknown
+
+  // Its network, with so many devices in a node (0: as it has); adapters go with the devices.
+  Topology topology(int devices = 0) const;
 };
 
 // The catalogue that comes with the library, and a user's file over it. An entry of a known name

@@ -43,6 +43,7 @@ const std::vector<Key>& keys() {
       {"logit_bytes", Unit::number, 0, 1e4, TESSERA_AT(logit_bytes)},
       {"gradient_passes", Unit::number, 0, 100, TESSERA_AT(gradient_passes)},
       {"rail_share", Unit::number, 0, 1, TESSERA_AT(rail_share)},
+      {"interference", Unit::number, 0, 10, TESSERA_AT(interference)},
       {"watts", Unit::number, 0, 1e6, TESSERA_AT(watts)},
       {"price_per_hour", Unit::number, 0, 1e6, TESSERA_AT(price_per_hour)},
       {"inside.bandwidth", Unit::rate, 1, 1e18, TESSERA_AT(inside.bandwidth)},
@@ -58,7 +59,8 @@ struct CountKey {
   const char* name;
   int Hardware::*member;
 };
-constexpr CountKey kCounts[] = {{"units", &Hardware::units}, {"per_node", &Hardware::per_node}};
+constexpr CountKey kCounts[] = {
+    {"units", &Hardware::units}, {"per_node", &Hardware::per_node}, {"nics", &Hardware::nics}};
 
 [[noreturn]] void fail(const toml::source_region& at, const std::string& where,
                        const std::string& what) {
@@ -80,6 +82,26 @@ double number(const toml::node& node, Unit unit) {
   }
 }
 
+// [[nodes, oversubscription], ...], nearest first.
+std::vector<SwitchLevel> switch_levels(const toml::node& node) {
+  const std::string wanted =
+      "wanted [[nodes, oversubscription], ...], each level with more nodes than the one below and "
+      "an oversubscription from 1 to 1000";
+  const auto* list = node.as_array();
+  if (list == nullptr) throw UsageError(wanted);
+  std::vector<SwitchLevel> levels;
+  for (const toml::node& each : *list) {
+    const auto* pair = each.as_array();
+    if (pair == nullptr || pair->size() != 2) throw UsageError(wanted);
+    const double nodes = number(*pair->get(0), Unit::number);
+    const double by = number(*pair->get(1), Unit::number);
+    const int before = levels.empty() ? 0 : levels.back().nodes;
+    if (!(nodes > before && nodes <= 1e6 && by >= 1 && by <= 1000)) throw UsageError(wanted);
+    levels.push_back({static_cast<int>(nodes), by});
+  }
+  return levels;
+}
+
 void set_value(Hardware& entry, const std::string& key, const toml::node& node) {
   for (const Key& known : keys()) {
     if (key != known.name) continue;
@@ -90,13 +112,26 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
     *known.at(entry) = value;
     return;
   }
+  if (key == "kind") {
+    const auto* value = node.as_string();
+    const std::vector<std::string> kinds = {"NVLink", "PCIe", "memory"};
+    if (value == nullptr || std::find(kinds.begin(), kinds.end(), value->get()) == kinds.end()) {
+      throw UsageError(str("wanted one of ", join(kinds, ", ")));
+    }
+    entry.kind = value->get();
+    return;
+  }
+  if (key == "switches") {
+    entry.switches = switch_levels(node);
+    return;
+  }
   if (key == "cpu" || key == "tessera") {
     const auto* value = node.as_boolean();
     if (value == nullptr) throw UsageError("wanted true or false");
     (key == "cpu" ? entry.cpu : entry.tessera) = value->get();
     return;
   }
-  std::vector<std::string> names = {"like", "cpu", "tessera"};
+  std::vector<std::string> names = {"like", "cpu", "tessera", "kind", "switches"};
   for (const Key& known : keys()) names.emplace_back(known.name);
   for (const CountKey& known : kCounts) {
     names.emplace_back(known.name);

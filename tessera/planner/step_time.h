@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tessera/planner/question.h"
+#include "tessera/planner/topology.h"
 
 namespace tessera::planner {
 
@@ -33,10 +34,8 @@ struct ChunkTime {
 // [rank][chunk]
 std::vector<std::vector<ChunkTime>> chunk_times(const Question& settled);
 
-// Seconds of a collective over `ranks` ranks of an axis, of which `per_node` share a node. `bytes`
-// is the whole buffer: what every rank has before an all-reduce or a reduce-scatter, and after an
-// all-gather.
-enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, send };
+// Seconds of a collective over `ranks` ranks, of which `per_node` share a node, alone on the
+// network: collective_cost() knows the groups beside it.
 double collective_time(const Hardware& hardware, Collective kind, double bytes, int ranks,
                        int per_node);
 
