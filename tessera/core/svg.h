@@ -7,14 +7,24 @@
 // escaped. The same calls give the same bytes.
 namespace tessera {
 
-// [Note: colours] What stands for what in every picture of memory. (Told apart by people who see
-// fewer colours, too.)
+// [Note: colours] What stands for what in every picture: here, in docs and on the page, whose
+// web/src/palette.css has the same names (tests/web compares them). Told apart by people who see
+// fewer colours, too; after Paul Tol's schemes.
 namespace colours {
 inline constexpr const char* kParams = "#4477aa";
 inline constexpr const char* kGrads = "#ccbb44";
 inline constexpr const char* kOptimizer = "#aa3377";
 inline constexpr const char* kActivations = "#228833";
-inline constexpr const char* kRest = "#bbbbbb";  // buffers and temporaries
+inline constexpr const char* kRest = "#bbbbbb";     // buffers and temporaries
+inline constexpr const char* kForward = "#66ccee";  // passes, and what is sent in them
+inline constexpr const char* kBackward = "#ee6677";
+inline constexpr const char* kWeight = "#f7c0c7";  // backward's second half: gradients of weights
+inline constexpr const char* kStep = "#999999";    // the optimizer's
+inline constexpr const char* kDp = "#dd8822";      // axes
+inline constexpr const char* kTp = "#11998e";
+inline constexpr const char* kPp = "#7a63c4";
+inline constexpr const char* kSimulated = "#4477aa";
+inline constexpr const char* kLaw = "#aa3377";
 inline constexpr const char* kTime = "#4477aa";
 inline constexpr const char* kLimit = "#cc3311";
 inline constexpr const char* kRule = "#dddddd";

@@ -157,9 +157,9 @@ std::string stages_svg(const std::vector<StageAnswer>& stages) {
   for (const StageAnswer& s : stages) {
     svg.text(20, y + 18, s.name);
     double x = kBars;
-    for (const auto& [bytes, colour, what] : {std::tuple{s.forward, "#66ccee", "forward"},
-                                              {s.backward, "#ee6677", "backward"},
-                                              {s.optimizer, "#999999", "optimizer step"}}) {
+    for (const auto& [bytes, colour, what] : {std::tuple{s.forward, colours::kForward, "forward"},
+                                              {s.backward, colours::kBackward, "backward"},
+                                              {s.optimizer, colours::kStep, "optimizer step"}}) {
       const double wide = most_sent > 0 ? kWide * bytes / most_sent : 0;
       svg.box(x, y, wide, kHigh, colour, str(what, " ", size(bytes)));
       x += wide;
@@ -172,9 +172,9 @@ std::string stages_svg(const std::vector<StageAnswer>& stages) {
   x = svg.legend(x, y, colours::kGrads, "gradients");
   x = svg.legend(x, y, colours::kOptimizer, "optimizer");
   if (sized) x = svg.legend(x, y, colours::kActivations, "activations");
-  x = svg.legend(x, y, "#66ccee", "forward");
-  x = svg.legend(x, y, "#ee6677", "backward");
-  svg.legend(x, y, "#999999", "step");
+  x = svg.legend(x, y, colours::kForward, "forward");
+  x = svg.legend(x, y, colours::kBackward, "backward");
+  svg.legend(x, y, colours::kStep, "step");
   return svg.finish();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/core/svg.h"
 #include "tessera/core/text.h"
 
 namespace tessera::schedule {
@@ -40,11 +41,11 @@ std::string caption(const Schedule& schedule, const Durations& durations) {
 
 const char* colour(Kind kind) {
   switch (kind) {
-    case Kind::forward: return "#4e79a7";
-    case Kind::backward: return "#59a14f";
-    case Kind::backward_input: return "#59a14f";
-    case Kind::backward_weight: return "#edc948";
-    default: return "#bab0ac";
+    case Kind::forward: return colours::kForward;
+    case Kind::backward: return colours::kBackward;
+    case Kind::backward_input: return colours::kBackward;
+    case Kind::backward_weight: return colours::kWeight;
+    default: return colours::kRest;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "tessera/core/svg.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/simulator/sweep.h"
@@ -12,8 +13,8 @@ namespace tessera::simulator {
 namespace {
 
 constexpr double kWidth = 330, kHeight = 220, kTop = 64, kLeft = 80, kSecond = 500;
-constexpr const char* kSimulated = "#4477aa";
-constexpr const char* kLaw = "#aa3377";
+constexpr const char* kSimulated = colours::kSimulated;
+constexpr const char* kLaw = colours::kLaw;
 constexpr const char* kIdeal = "#999999";
 
 std::string escaped(const std::string& text) {
