@@ -1,0 +1,137 @@
+// Asking the server. Every number on the page comes from here.
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export interface Refusal {
+  message: string;
+  field?: string | undefined;
+}
+export class RefusedError extends Error {
+  constructor(
+    readonly refusal: Refusal,
+    readonly status: number,
+  ) {
+    super(refusal.message);
+  }
+}
+
+async function read<T>(answer: Response): Promise<T> {
+  const text = await answer.text();
+  let body: unknown;
+  try {
+    body = JSON.parse(text);
+  } catch {
+    throw new RefusedError({ message: text.slice(0, 300) || answer.statusText }, answer.status);
+  }
+  if (!answer.ok) {
+    const error = (body as { error?: Refusal }).error;
+    throw new RefusedError(error ?? { message: answer.statusText }, answer.status);
+  }
+  return body as T;
+}
+
+export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return read<T>(await fetch(path, signal ? { signal } : {}));
+}
+
+export async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
+  return read<T>(
+    await fetch(path, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+      ...(signal ? { signal } : {}),
+    }),
+  );
+}
+
+export interface Answer<T> {
+  data: T | undefined;
+  error: Refusal | undefined;
+  busy: boolean;
+}
+
+const refusal = (error: unknown): Refusal =>
+  error instanceof RefusedError
+    ? error.refusal
+    : { message: "The server does not answer. Is `tessera dashboard` still running?" };
+
+// The answer to the latest question. While one is under way the newest waits and the others are
+// dropped, so a slider that is dragged neither queues requests nor starves. The last good answer
+// stays until the next.
+export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T> {
+  const [state, setState] = useState<Answer<T>>({ data: undefined, error: undefined, busy: false });
+  const wanted = useRef<string>("");
+  const asking = useRef(false);
+  const alive = useRef(true);
+  const key = when ? JSON.stringify(body) : "";
+
+  useEffect(() => {
+    alive.current = true;
+    return () => {
+      alive.current = false;
+    };
+  }, []);
+  useEffect(() => {
+    if (!key) return;
+    wanted.current = key;
+    if (asking.current) return;
+    const ask = async () => {
+      asking.current = true;
+      setState((last) => ({ ...last, busy: true }));
+      let asked = "";
+      let next: Answer<T> | undefined;
+      while (asked !== wanted.current && alive.current) {
+        asked = wanted.current;
+        try {
+          next = { data: await post<T>(path, JSON.parse(asked)), error: undefined, busy: false };
+        } catch (error) {
+          next = { data: undefined, error: refusal(error), busy: false };
+        }
+        const got = next;
+        if (alive.current) {
+          setState((last) => ({
+            data: got.data ?? last.data,
+            error: got.error,
+            busy: asked !== wanted.current,
+          }));
+        }
+      }
+      asking.current = false;
+    };
+    void ask();
+  }, [key, path]);
+  return state;
+}
+
+// Values as they were typed: numbers as numbers, the rest as text, so that the server can say what
+// is wrong with it. Empty ones are left out.
+export function question(values: Record<string, string | boolean>): Record<string, unknown> {
+  const out: Record<string, unknown> = {};
+  for (const [key, value] of Object.entries(values)) {
+    if (value === "") continue;
+    if (value === "true" || value === true) out[key] = true;
+    else if (value === "false" || value === false) out[key] = false;
+    else out[key] = /^-?\d+(\.\d+)?(e[+-]?\d+)?$/i.test(value) ? Number(value) : value;
+  }
+  return out;
+}
+
+export interface About {
+  version: string;
+  models: { name: string; params: number; layers: number; hidden: number; heads: number }[];
+  hardware: { name: string; memory: number; per_node: number }[];
+  layouts: string[];
+  schedules: string[];
+}
+
+let about: Promise<About> | undefined;
+export function useAbout(): About | undefined {
+  const [value, setValue] = useState<About>();
+  useEffect(() => {
+    about ??= get<About>("api/about");
+    about.then(setValue, () => {
+      about = undefined;
+    });
+  }, []);
+  return value;
+}

@@ -1,0 +1,104 @@
+// Stacked bars of memory, one for each stage, with the line that none may cross.
+import { bytes } from "../format";
+import type { Memory, Stage } from "../views/memory";
+import { useWidth } from "./frame";
+
+// Buffers and temporaries share a colour, so they share a piece: what the parts before leave.
+export function pieces(m: Memory): [string, string, number][] {
+  const named: [string, string, number][] = [
+    ["params", "parameters", m.params],
+    ["grads", "gradients", m.grads],
+    ["optimizer", "optimizer state", m.optimizer],
+    ["activations", "activations", m.activations ?? 0],
+  ];
+  const rest = m.total - named.reduce((sum, [, , size]) => sum + size, 0);
+  return [...named, ["rest", "buffers, temporary", Math.max(0, rest)]];
+}
+
+// A round number that holds the whole picture, and how far its lines are apart.
+export function ticks(most: number): number[] {
+  const rough = most / 4;
+  const power = 10 ** Math.floor(Math.log10(rough || 1));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? power * 10;
+  return Array.from({ length: Math.ceil(most / step) + 1 }, (_, i) => i * step);
+}
+
+interface Props {
+  stages: Stage[];
+  capacity: number | null;
+  fitsFrom: Record<string, number | null>;
+  chosen: string;
+  choose: (stage: string) => void;
+}
+
+export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props) {
+  const [ref, width] = useWidth<HTMLDivElement>();
+  const tall = 330;
+  const top = 26;
+  const left = width < 500 ? 46 : 62;
+  const most = Math.max(...stages.map((s) => s.memory.total), (capacity ?? 0) * 1.08);
+  const lines = ticks(most);
+  const scale = lines.at(-1) || 1;
+  const y = (v: number) => top + (tall - top) * (1 - v / scale);
+  const slot = Math.max(1, (width - left) / stages.length);
+  const wide = Math.min(slot * 0.6, 150);
+  return (
+    <div ref={ref} class="bars">
+      {width > 0 && (
+        <svg viewBox={`0 0 ${width} ${tall + 62}`} width={width} height={tall + 62} role="group" aria-label="Memory of one GPU by stage">
+          {lines.map((v) => (
+            <g key={v}>
+              <line class="grid" x1={left} x2={width} y1={y(v)} y2={y(v)} />
+              <text class="soft" x={left - 8} y={y(v) + 4} text-anchor="end">{bytes(v)}</text>
+            </g>
+          ))}
+          {stages.map((s, i) => {
+            const x = left + slot * (i + 0.5);
+            let base = 0;
+            const from = fitsFrom[String(s.stage)];
+            const said = pieces(s.memory).filter(([, , v]) => v > 0).map(([, what, v]) => `${what} ${bytes(v)}`).join(", ");
+            return (
+              <g
+                key={s.stage}
+                class={`column${String(s.stage) === chosen ? " on" : ""}`}
+                role="button"
+                tabIndex={0}
+                aria-pressed={String(s.stage) === chosen}
+                aria-label={`${s.name}: ${bytes(s.memory.total)}, ${s.fits ? "fits" : "does not fit"}; ${said}`}
+                onClick={() => choose(String(s.stage))}
+                onKeyDown={(e) => {
+                  if (e.key === "Enter" || e.key === " ") {
+                    e.preventDefault();
+                    choose(String(s.stage));
+                  }
+                }}
+              >
+                <rect class="hit" x={x - slot / 2 + 3} y={0} width={slot - 6} height={tall + 60} rx={10} />
+                {pieces(s.memory).map(([colour, what, v]) => {
+                  base += v;
+                  return (
+                    <rect key={colour} class={`smooth f-${colour}`} x={x - wide / 2} width={wide} y={y(base)} height={y(base - v) - y(base)}>
+                      <title>{`${what}: ${bytes(v)}`}</title>
+                    </rect>
+                  );
+                })}
+                <text class={`big${s.fits ? "" : " bad"}`} x={x} y={y(s.memory.total) - 8} text-anchor="middle" data-total={s.stage}>
+                  {bytes(s.memory.total)}
+                </text>
+                <text x={x} y={tall + 22} text-anchor="middle" font-weight="600">{s.name}</text>
+                <text class={`soft ${s.fits ? "good" : ""}`} x={x} y={tall + 42} text-anchor="middle">
+                  {from == null ? "never fits" : from <= 1 ? "fits at any DP" : `fits from DP ${from}`}
+                </text>
+              </g>
+            );
+          })}
+          {capacity != null && (
+            <line class="limit" x1={left} x2={width} y1={y(capacity)} y2={y(capacity)}>
+              <title>{`what the GPU can fill: ${bytes(capacity)}`}</title>
+            </line>
+          )}
+        </svg>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,1 @@
+export function CollectivesView() { return <h1>Collectives</h1>; }

@@ -1,0 +1,1 @@
+export function LiveView() { return <h1>Live</h1>; }

@@ -1,0 +1,201 @@
+// Memory of DDP and the ZeRO stages side by side, against what the GPU can hold.
+import { useMemo } from "preact/hooks";
+import { question, useAbout, useAnswer } from "../api";
+import { bytes, count } from "../format";
+import { Choice, doublings, Segments, Slider, Toggle } from "../parts/controls";
+import { Card, Figures, Legend, View } from "../parts/frame";
+import { BATCH, MEMORY_PARTS, modelQuestion, ModelFields, PARALLEL, SHAPE } from "../parts/model";
+import { MemoryBars } from "../parts/memory_bars";
+import { Owners } from "../parts/owners";
+import { useFields } from "../route";
+
+export interface Memory {
+  params: number;
+  grads: number;
+  optimizer: number;
+  activations: number | null;
+  buffers: number | null;
+  temporary: number | null;
+  total: number;
+}
+export interface Stage {
+  stage: number;
+  name: string;
+  sharded: { params: boolean; grads: boolean; optimizer: boolean };
+  memory: Memory;
+  fits: boolean;
+  sent: { forward: number; backward: number; optimizer_step: number; total: number };
+  copies: number;
+  state_in_all: number;
+}
+export interface ZeroAnswer {
+  parameters: number;
+  parameters_on_a_rank: number;
+  stages: Stage[];
+  capacity: number | null;
+  capacity_total?: number | null;
+  fits_from_dp: Record<string, number | null>;
+  owners: { dp_rank: number; first: number; last: number }[];
+  formula: { stage: number; text: string }[];
+  command: string;
+}
+
+const DEFAULTS = {
+  ...SHAPE,
+  ...PARALLEL,
+  ...BATCH,
+  by: "size",
+  params: "7000000000",
+  zero: "2",
+  layout: "bf16",
+  hardware: "h100",
+};
+
+const SIZES = [
+  0.125e9, 0.35e9, 0.76e9, 1e9, 1.3e9, 1.5e9, 2e9, 2.7e9, 3e9, 4e9, 5e9, 6e9, 7e9, 8e9, 10e9, 13e9,
+  20e9, 30e9, 34e9, 50e9, 70e9, 100e9, 130e9, 175e9, 250e9, 405e9, 540e9, 1000e9,
+];
+
+export function MemoryView() {
+  const { at, set } = useFields("memory", DEFAULTS);
+  const about = useAbout();
+  const sized = at.by === "size";
+  const body = useMemo(
+    () =>
+      question({
+        ...(sized ? { params: at.params } : modelQuestion(at)),
+        dp: at.dp,
+        tp: at.tp,
+        pp: at.pp,
+        layout: at.layout,
+        hardware: at.hardware,
+        ...(sized
+          ? {}
+          : {
+              micro_batch: at.micro_batch,
+              seq: at.seq,
+              recompute: at.recompute,
+              sequence_parallel: at.sequence_parallel,
+            }),
+      }),
+    [JSON.stringify(at)],
+  );
+  const { data, error, busy } = useAnswer<ZeroAnswer>("api/zero", body);
+  const chosen = data?.stages.find((s) => String(s.stage) === at.zero);
+  const ddp = data?.stages[0];
+
+  return (
+    <View
+      title="Memory"
+      lead="What one GPU must hold to train, when nothing is sharded and at each stage of ZeRO."
+      error={error}
+      busy={busy}
+      command={data?.command}
+      controls={
+        <>
+          <Segments
+            label="Model"
+            name="by"
+            value={at.by}
+            onChange={(by) => set({ by })}
+            options={[
+              ["size", "by size"],
+              ["model", "by name"],
+              ["shape", "by shape"],
+            ]}
+          />
+          {sized ? (
+            <Slider
+              label="Parameters"
+              name="params"
+              value={at.params}
+              stops={SIZES}
+              show={(v) => (Number.isFinite(Number(v)) ? count(Number(v)) : v)}
+              onChange={(params) => set({ params: params.replace(/\s/g, "") })}
+            />
+          ) : (
+            <ModelFields at={at} set={set} />
+          )}
+          <hr />
+          <Slider label="Data parallel" name="dp" also={["gpus"]} value={at.dp} stops={doublings(1, 1024)} onChange={(dp) => set({ dp })} />
+          <Slider label="Tensor parallel" name="tp" value={at.tp} stops={doublings(1, 16)} onChange={(tp) => set({ tp })} />
+          <Slider label="Pipeline parallel" name="pp" value={at.pp} stops={doublings(1, 64)} onChange={(pp) => set({ pp })} />
+          <Segments
+            label="Stage to look at"
+            name="zero"
+            value={at.zero}
+            onChange={(zero) => set({ zero })}
+            options={[
+              ["0", "DDP"],
+              ["1", "1"],
+              ["2", "2"],
+              ["3", "3"],
+            ]}
+          />
+          <Choice label="State layout" name="layout" value={at.layout} options={about?.layouts ?? []} onChange={(layout) => set({ layout })} />
+          <Choice label="GPU" name="hardware" value={at.hardware} options={(about?.hardware ?? []).map((h) => [h.name, `${h.name} · ${bytes(h.memory)}`])} onChange={(hardware) => set({ hardware })} />
+          <hr />
+          <Slider label="Micro-batch" name="micro_batch" value={at.micro_batch} stops={[1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 32, 64]} onChange={(micro_batch) => set({ micro_batch })} disabled={sized} />
+          <Slider label="Sequence" name="seq" value={at.seq} show={(v) => v || "the model's"} stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]} onChange={(seq) => set({ seq })} disabled={sized} />
+          <Segments label="Recompute" name="recompute" also={["checkpoint_activations"]} value={at.recompute} options={["none", "selective", "full"]} onChange={(recompute) => set({ recompute })} disabled={sized} />
+          <Toggle label="Sequence parallel" name="sequence_parallel" value={at.sequence_parallel === "true"} onChange={(sequence_parallel) => set({ sequence_parallel })} disabled={sized} />
+          {sized && <p class="hint">Activations need a shape: choose a model by name or by shape.</p>}
+        </>
+      }
+      tries={
+        <>
+          <h2>Try</h2>
+          <p>
+            Drag <strong>data parallel</strong> from 1 to 64. DDP's bar stands still: every replica
+            keeps everything. ZeRO-3's shrinks with every doubling.
+          </p>
+          <p>
+            Then choose <strong>by name</strong>, llama2-7b, and raise the micro-batch: what grows
+            now is the activations, and no stage of ZeRO shards those. Recompute does.
+          </p>
+          <h2>Notice</h2>
+          <p>
+            Most of the 16 bytes of a parameter are optimizer state, so <strong>stage 1</strong>{" "}
+            already brings most of the saving, and sends no more than DDP. Stage 3 sends half as much
+            again.
+          </p>
+        </>
+      }
+    >
+      <Card title="One GPU's memory" note={data?.capacity ? `dashed: ${bytes(data.capacity)} that ${at.hardware} can fill` : undefined}>
+        {data && <MemoryBars stages={data.stages} capacity={data.capacity} fitsFrom={data.fits_from_dp} chosen={at.zero} choose={(zero) => set({ zero })} />}
+        <Legend items={sized ? MEMORY_PARTS.slice(0, 3) : MEMORY_PARTS} />
+      </Card>
+      {data && chosen && ddp && (
+        <Card title={`${chosen.name}, in figures`}>
+          <Figures
+            items={[
+              { label: "On each GPU", key: "total", value: bytes(chosen.memory.total), tone: chosen.fits ? "good" : "bad", note: chosen.fits ? "fits" : `more than ${bytes(data.capacity)}` },
+              { label: "Parameters", key: "params", value: bytes(chosen.memory.params) },
+              { label: "Gradients", key: "grads", value: bytes(chosen.memory.grads) },
+              { label: "Optimizer state", key: "optimizer", value: bytes(chosen.memory.optimizer) },
+              ...(chosen.memory.activations == null ? [] : [{ label: "Activations", key: "activations", value: bytes(chosen.memory.activations) }]),
+              { label: "Sent per step", key: "sent", value: bytes(chosen.sent.total), note: `DDP: ${bytes(ddp.sent.total)}` },
+              { label: "Copies of the state", key: "copies", value: chosen.copies.toFixed(2), note: `${bytes(chosen.state_in_all)} in all` },
+            ]}
+          />
+        </Card>
+      )}
+      <div class="two">
+        <Card title="The formula, with the numbers in it">
+          <ul class="formula">
+            {data?.formula.map((f) => (
+              <li key={f.stage} class={String(f.stage) === at.zero ? "on" : ""}>
+                <b>{data.stages[f.stage]?.name}</b> {f.text}
+              </li>
+            ))}
+          </ul>
+        </Card>
+        <Card title="Which rank holds what" note={chosen?.name}>
+          {data && chosen && <Owners stage={chosen} owners={data.owners} parameters={data.parameters_on_a_rank} />}
+          <Legend items={MEMORY_PARTS.slice(0, 3)} />
+        </Card>
+      </div>
+    </View>
+  );
+}

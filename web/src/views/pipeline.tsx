@@ -1,0 +1,1 @@
+export function PipelineView() { return <h1>Pipeline</h1>; }

@@ -1,0 +1,1 @@
+export function PlanView() { return <h1>Plan</h1>; }

@@ -1,0 +1,1 @@
+export function ScalingView() { return <h1>Scaling</h1>; }

@@ -1,0 +1,1 @@
+export function SyncView() { return <h1>Sync</h1>; }

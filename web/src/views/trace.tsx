@@ -1,0 +1,1 @@
+export function TraceView() { return <h1>Trace</h1>; }
