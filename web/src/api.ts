@@ -120,7 +120,7 @@ export interface About {
   version: string;
   models: { name: string; params: number; layers: number; hidden: number; heads: number }[];
   hardware: { name: string; memory: number; per_node: number }[];
-  layouts: string[];
+  layouts: { name: string; param: number; grad: number; optimizer: number; total: number }[];
   schedules: string[];
 }
 

@@ -132,7 +132,7 @@ export function MemoryView() {
               ["3", "3"],
             ]}
           />
-          <Choice label="State layout" name="layout" value={at.layout} options={about?.layouts ?? []} onChange={(layout) => set({ layout })} />
+          <Choice label="State layout" name="layout" value={at.layout} options={(about?.layouts ?? []).map((l) => [l.name, `${l.name} · ${l.total} B`])} onChange={(layout) => set({ layout })} />
           <Choice label="GPU" name="hardware" value={at.hardware} options={(about?.hardware ?? []).map((h) => [h.name, `${h.name} · ${bytes(h.memory)}`])} onChange={(hardware) => set({ hardware })} />
           <hr />
           <Slider label="Micro-batch" name="micro_batch" value={at.micro_batch} stops={[1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 32, 64]} onChange={(micro_batch) => set({ micro_batch })} disabled={sized} />

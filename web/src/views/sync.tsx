@@ -1,1 +1,113 @@
-export function SyncView() { return <h1>Sync</h1>; }
+// One step of a small network on several ranks, really run: each gradient before and after, its
+// bucket, and when that was ready, sent and done.
+import { useMemo } from "preact/hooks";
+import { question, useAnswer } from "../api";
+import { bytes, plain, seconds } from "../format";
+import { range, Slider } from "../parts/controls";
+import { Card, Legend, View } from "../parts/frame";
+import { Lanes, type Span } from "../parts/lanes";
+import { useFields } from "../route";
+
+interface SyncAnswer {
+  ranks: number;
+  parameters: { name: string; elements: number; bucket: number; before: number[][]; after: number[][] | number[] }[];
+  buckets: { index: number; bytes: number; parameters: string[]; ready: number; sent: number; done: number }[];
+  ways: { name: string; seconds: number; spans: Span[] }[];
+  bucket_bytes?: number;
+  command?: string;
+}
+
+const DEFAULTS = { ranks: "2", bucket_size: "1048576", width: "512", layers: "6" };
+
+export function SyncView() {
+  const { at, set } = useFields("sync", DEFAULTS);
+  const body = useMemo(() => question(at), [JSON.stringify(at)]);
+  const { data, error, busy } = useAnswer<SyncAnswer>("api/sync", body);
+  const until = Math.max(...(data?.ways.flatMap((w) => w.spans.map((s) => s.end)) ?? [0]), 0);
+
+  return (
+    <View
+      title="Gradient synchronisation"
+      lead="A real step of a small network: what each rank computed alone, and what all hold after."
+      error={error}
+      busy={busy}
+      command={data?.command}
+      controls={
+        <>
+          <Slider label="Ranks" name="ranks" value={at.ranks} stops={range(2, 4)} onChange={(ranks) => set({ ranks })} />
+          <Slider label="Bucket size" name="bucket_size" value={at.bucket_size} show={(v) => (Number.isFinite(Number(v)) ? bytes(Number(v)) : v)} stops={[65536, 262144, 524288, 1048576, 2097152, 4194304, 8388608, 33554432]} onChange={(bucket_size) => set({ bucket_size })} />
+          <Slider label="Width" name="width" value={at.width} stops={[128, 256, 512, 1024]} onChange={(width) => set({ width })} />
+          <Slider label="Layers" name="layers" value={at.layers} stops={[2, 4, 6, 8]} onChange={(layers) => set({ layers })} />
+          <p class="hint" role="status">{busy ? "Running a step on this machine…" : "Each change runs a step on this machine."}</p>
+        </>
+      }
+      tries={
+        <>
+          <h2>Try</h2>
+          <p>
+            Make the <strong>buckets small</strong>: many calls, each with its own cost. Make them
+            huge: one call that cannot start before backward ends.
+          </p>
+          <h2>Notice</h2>
+          <p>
+            Backward runs from the last layer to the first, so the <strong>last layer's</strong>{" "}
+            bucket is ready first. With overlap it travels while earlier layers still compute. Before,
+            every rank has its own gradient; after, all hold the same.
+          </p>
+        </>
+      }
+    >
+      {data?.ways.map((w) => (
+        <Card key={w.name} title={{ "per-parameter": "One call for each parameter", bucketed: "In buckets, after backward", overlapped: "In buckets, while backward goes on" }[w.name] ?? w.name} note={<span data-figure={`way-${w.name}`}>{seconds(w.seconds)}</span>}>
+          <Lanes spans={w.spans} label={w.name} until={until} />
+        </Card>
+      ))}
+      {data && (
+        <Card>
+          <Legend items={[["forward", "forward"], ["backward", "backward"], ["dp", "all-reduce"]]} />
+        </Card>
+      )}
+      {data && (
+        <Card title="Gradients before and after" note="the first value of each parameter">
+          <div class="scroll" tabIndex={0} role="region" aria-label="Gradients of each parameter">
+            <table>
+              <thead>
+                <tr><th>parameter</th><th>elements</th><th>bucket</th><th>before, rank by rank</th><th>after</th></tr>
+              </thead>
+              <tbody>
+                {data.parameters.map((p) => (
+                  <tr key={p.name}>
+                    <td><code>{p.name}</code></td>
+                    <td>{p.elements.toLocaleString("en-US")}</td>
+                    <td>{p.bucket}</td>
+                    <td><Numbers of={p.before.map((v) => v[0])} tone="differs" /></td>
+                    <td><Numbers of={p.after.map((v) => (Array.isArray(v) ? v[0] : v))} tone="same" /></td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        </Card>
+      )}
+      {data && data.buckets.length > 0 && (
+        <Card title="Buckets, overlapped">
+          <div class="scroll" tabIndex={0} role="region" aria-label="Buckets">
+            <table>
+              <thead><tr><th>bucket</th><th>bytes</th><th>parameters</th><th>ready</th><th>sent</th><th>done</th></tr></thead>
+              <tbody>
+                {data.buckets.map((b) => (
+                  <tr key={b.index}><td>{b.index}</td><td>{bytes(b.bytes)}</td><td>{b.parameters.length}</td><td>{seconds(b.ready)}</td><td>{seconds(b.sent)}</td><td>{seconds(b.done)}</td></tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        </Card>
+      )}
+      {!data && !error && <Card><p class="empty-note">Running a step…</p></Card>}
+    </View>
+  );
+}
+
+function Numbers({ of, tone }: { of: (number | undefined)[]; tone: string }) {
+  return <span class="values">{of.map((v, i) => <span key={i} class={tone}>{plain(v)}</span>)}</span>;
+}

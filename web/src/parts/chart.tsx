@@ -1,0 +1,145 @@
+// Series over steps or sizes, by uPlot.
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { colour, theme } from "../theme";
+import { useWidth } from "./frame";
+
+export interface Series {
+  label: string;
+  colour: string; // a name of the palette, or a colour
+  values: (number | null | undefined)[];
+  dash?: number[];
+  width?: number;
+  points?: boolean;
+}
+export interface Mark {
+  x: number;
+  label: string;
+  colour: string;
+}
+interface Props {
+  x: number[];
+  xLabel: string;
+  series: Series[];
+  show: (v: number | null) => string;
+  showX?: (v: number) => string;
+  height?: number;
+  logX?: 2 | 10;
+  logY?: boolean;
+  zero?: boolean;
+  top?: number;
+  marks?: Mark[];
+  label: string;
+}
+
+const painted = (name: string) => (/^[a-z]+$/.test(name) ? colour(name) : name);
+
+function drawMarks(u: uPlot, marks: Mark[]): void {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.font = `${11 * devicePixelRatio}px sans-serif`;
+  let lastEnd = -Infinity;
+  for (const mark of marks) {
+    const x = Math.round(u.valToPos(mark.x, "x", true));
+    ctx.strokeStyle = ctx.fillStyle = painted(mark.colour);
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    const text = ` ${mark.label}`;
+    if (mark.label && x > lastEnd) {
+      ctx.fillText(text, x, bbox.top + 12 * devicePixelRatio);
+      lastEnd = x + ctx.measureText(text).width;
+    }
+  }
+  ctx.restore();
+}
+
+export function Chart(props: Props) {
+  const [box, width] = useWidth<HTMLDivElement>();
+  const plot = useRef<uPlot | undefined>(undefined);
+  const marks = useRef<Mark[]>([]);
+  marks.current = props.marks ?? [];
+  const { height = 260 } = props;
+  const tone = theme.value;
+  // A new plot when its form changes; new numbers only go into it.
+  const form = JSON.stringify([
+    props.series.map((s) => [s.label, s.colour, s.dash, s.width, s.points]),
+    props.logX, props.logY, props.zero, props.top, props.xLabel, height, tone, width > 0,
+  ]);
+  const data = [props.x, ...props.series.map((s) => s.values)] as uPlot.AlignedData;
+
+  useEffect(() => {
+    if (!box.current || width === 0) return;
+    const axis: uPlot.Axis = {
+      stroke: colour("soft"),
+      font: "12px 'Inter Variable', sans-serif",
+      grid: { stroke: colour("rule"), width: 1 },
+      ticks: { stroke: colour("rule"), width: 1, size: 5 },
+    };
+    const { show, showX = String, logX, logY, zero, top } = props;
+    const made = new uPlot(
+      {
+        width,
+        height,
+        cursor: { drag: { x: true, y: false }, points: { size: 7 } },
+        legend: { live: true },
+        scales: {
+          x: { time: false, ...(logX ? { distr: 3, log: logX } : {}) },
+          y: logY
+            ? { distr: 3 }
+            : { range: (_u, low, high) => bounds(low, high, zero ?? false, top) },
+        },
+        axes: [
+          {
+            ...axis,
+            label: props.xLabel,
+            labelSize: 20,
+            labelFont: "12px 'Inter Variable', sans-serif",
+            values: (_u, at) => at.map((v) => (v == null ? "" : showX(v))),
+          },
+          { ...axis, size: 68, values: (_u, at) => at.map((v) => (v == null ? "" : show(v))) },
+        ],
+        series: [
+          { label: props.xLabel, value: (_u, v) => (v == null ? "–" : showX(v)) },
+          ...props.series.map((s) => ({
+            label: s.label,
+            stroke: painted(s.colour),
+            width: s.width ?? 2,
+            spanGaps: true,
+            points: { show: s.points ?? false, size: 5 },
+            ...(s.dash ? { dash: s.dash } : {}),
+            value: (_u: uPlot, v: number | null) => show(v),
+          })),
+        ],
+        hooks: { draw: [(u) => drawMarks(u, marks.current)] },
+      },
+      data,
+      box.current,
+    );
+    plot.current = made;
+    return () => {
+      plot.current = undefined;
+      made.destroy();
+    };
+  }, [form]);
+  useEffect(() => {
+    if (width > 0) plot.current?.setSize({ width, height });
+  }, [width, height]);
+  useEffect(() => {
+    plot.current?.setData(data);
+  }, [JSON.stringify(data), JSON.stringify(props.marks)]);
+  return <div ref={box} class="chart" role="img" aria-label={props.label} />;
+}
+
+function bounds(low: number | null, high: number | null, zero: boolean, top?: number): [number, number] {
+  const least = zero ? 0 : (low ?? 0);
+  const most = top ?? high ?? 1;
+  const room = (most - least) * 0.06 || Math.abs(most) * 0.1 || 1;
+  return [zero ? 0 : least - room, top ?? most + room];
+}
