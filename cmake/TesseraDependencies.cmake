@@ -61,6 +61,20 @@ foreach(library "PCRE2 libpcre2-8 libpcre2-dev" "ZLIB zlib zlib1g-dev" "ZSTD lib
   endif()
 endforeach()
 
+# For `tessera dashboard`. The library must be the compiled one: its flags are part of its interface.
+set(TESSERA_HAVE_HTTPLIB FALSE)
+if(PkgConfig_FOUND)
+  pkg_check_modules(HTTPLIB QUIET IMPORTED_TARGET GLOBAL cpp-httplib)
+endif()
+if(HTTPLIB_FOUND AND HTTPLIB_VERSION VERSION_GREATER_EQUAL 0.12)
+  message(STATUS "cpp-httplib: ${HTTPLIB_VERSION} is not known here, so no dashboard; wanted 0.11")
+elseif(HTTPLIB_FOUND AND TESSERA_HAVE_ZLIB)
+  set(TESSERA_HAVE_HTTPLIB TRUE)
+  message(STATUS "cpp-httplib: ${HTTPLIB_VERSION}")
+else()
+  message(STATUS "cpp-httplib: not found, so no dashboard (Debian: libcpp-httplib-dev libssl-dev libbrotli-dev zlib1g-dev pkg-config)")
+endif()
+
 set(TESSERA_HAVE_CUDA FALSE)
 if(TESSERA_TORCH)
   set(TORCH_DIR "$ENV{TORCH_DIR}" CACHE PATH "LibTorch, or site-packages/torch; empty: .venv")

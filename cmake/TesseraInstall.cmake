@@ -44,7 +44,7 @@ if(TESSERA_TORCH)
 endif()
 
 # The programs, where the cli room has declared them.
-foreach(program tessera_cli tessera_torch_cli)
+foreach(program tessera_cli tessera_torch_cli tessera_dashboard_cli)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
   endif()

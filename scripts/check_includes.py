@@ -32,11 +32,11 @@ MAY_USE = {
     "models": ["planner", "parallel", "huggingface"],
     "checkpoint": ["core"],
     "train": ["simulator", "process", "models", "zero", "pipeline", "data", "checkpoint"],
-    "dashboard": ["train"],
-    "cli": ["dashboard"],
+    "dashboard": ["simulator", "process"],
+    "cli": ["train", "dashboard"],
 }
 TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "process", "kernels", "checkpoint",
-                    "huggingface"}
+                    "huggingface", "dashboard"}
 # Headers directly under tessera/ that every room may include.
 SHARED_HEADERS = {"tessera/version.h"}
 

@@ -38,6 +38,9 @@ packages=(
   "libhwloc-dev hwloc.h"
   "libpcre2-dev pcre2.h"
   "zlib1g-dev zlib.h"
+  "libcpp-httplib-dev httplib.h"
+  "libssl-dev openssl/ssl.h"
+  "libbrotli-dev brotli/encode.h"
   "libzstd-dev zstd.h"
   "iproute2 ip"
 )

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
@@ -41,15 +42,23 @@ std::vector<std::string> command_names() {
   return names;
 }
 
-int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
-  std::string program = own_folder() + "/tessera-torch";
-  arguments.insert(arguments.begin(), program.data());
+std::string sibling(const std::string& program) { return own_folder() + "/" + program; }
+
+int execute_sibling(const std::string& program, const std::string& how, const std::string& command,
+                    std::vector<char*> arguments) {
+  std::string path = sibling(program);
+  arguments.insert(arguments.begin(), path.data());
   arguments.push_back(nullptr);
-  ::execv(program.c_str(), arguments.data());
-  throw Error(str("the command ", command, " needs ", program,
-                  ", which cannot be started: ", std::strerror(errno),
-                  ". It is built where LibTorch is found: run `make build`, or configure CMake "
-                  "with -DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>"));
+  ::execv(path.c_str(), arguments.data());
+  throw Error(str("the command ", command, " needs ", path,
+                  ", which cannot be started: ", std::strerror(errno), ". ", how));
+}
+
+int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
+  return execute_sibling("tessera-torch",
+                         "It is built where LibTorch is found: run `make build`, or configure "
+                         "CMake with -DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>",
+                         command, std::move(arguments));
 }
 
 int guarded(const std::string& who, const std::function<int()>& body) {

@@ -30,6 +30,11 @@ std::vector<std::string> command_names();
 // Becomes tessera-torch, the sibling of this program, with these arguments; throws Error that says
 // how to get it where there is none. `command` is what the user called.
 int execute_torch_program(const std::string& command, std::vector<char*> arguments);
+// The same for another program beside this one; `how` says how to get it.
+int execute_sibling(const std::string& program, const std::string& how, const std::string& command,
+                    std::vector<char*> arguments);
+// The path of such a program.
+std::string sibling(const std::string& program);
 
 // Runs `body` and turns what it throws into one line on stderr and an exit status: 2 for a
 // UsageError, 1 for all else. `who` begins the line: "tessera run".

@@ -1,0 +1,172 @@
+// What the planner says: the same functions that the commands print with.
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/dashboard/api.h"
+#include "tessera/planner/json.h"
+#include "tessera/planner/stages.h"
+#include "tessera/schedule/schedule.h"
+#include "tessera/version.h"
+
+namespace tessera::dashboard {
+namespace {
+
+Json model_json(const ModelShape& m) {
+  return {{"name", m.name},
+          {"params", m.params()},
+          {"layers", m.layers},
+          {"hidden", m.hidden},
+          {"heads", m.heads},
+          {"kv_heads", m.kv_heads},
+          {"ffn", m.ffn},
+          {"vocab", m.vocab},
+          {"positions", m.positions},
+          {"context", m.rotary() ? m.context : m.positions}};
+}
+
+Json hardware_json(const planner::Hardware& h) {
+  return {{"name", h.name},
+          {"memory", h.memory},
+          {"usable", planner::usable_memory(h)},
+          {"per_node", h.per_node},
+          {"peak_16bit", h.peak_16bit},
+          {"memory_bandwidth", h.memory_bandwidth},
+          {"inside", {{"bandwidth", h.inside.bandwidth}, {"latency", h.inside.latency}}},
+          {"between", {{"bandwidth", h.between.bandwidth}, {"latency", h.between.latency}}},
+          {"cpu", h.cpu},
+          {"watts", h.watts},
+          {"price_per_hour", h.price_per_hour}};
+}
+
+Json setting_json(const planner::Field& field) {
+  std::string key = field.name;
+  std::replace(key.begin(), key.end(), '-', '_');
+  Json json = {{"name", key},
+               {"flag", "--" + field.name},
+               {"group", field.group},
+               {"type", field.type_name()},
+               {"default", field.shown_default(planner::Command::plan)},
+               {"choices", field.choices},
+               {"help", field.help}};
+  if (field.is_flag()) json["type"] = "BOOL";
+  if (field.least < field.most) json["least"] = field.least, json["most"] = field.most;
+  return json;
+}
+
+// The least dp with which the stage fits, everything else as it is; null where none does.
+Json fits_from(const planner::Question& settled, int stage, int most) {
+  const double usable = planner::usable_memory(settled.hardware);
+  const auto fits = [&](int dp) {
+    planner::Question q = settled;
+    q.zero = stage;
+    q.axes.set("dp", dp);
+    q.global_batch = q.micro_batch * q.grad_accum * dp;
+    return planner::needed_memory(q) <= usable;
+  };
+  if (fits(1)) return 1;
+  int least = 1, high = 1;  // does not fit; may fit
+  while (high < most && !fits(high)) least = high, high = std::min(most, 2 * high);
+  if (!fits(high)) return nullptr;
+  while (high - least > 1) {
+    const int middle = least + (high - least) / 2;
+    (fits(middle) ? high : least) = middle;
+  }
+  return high;
+}
+
+// The formula of the state with its numbers.
+std::string stage_formula(const planner::StageAnswer& s) {
+  const planner::Question& q = s.plan.question;
+  const auto term = [&](int bytes, bool cut) {
+    return cut && q.dp() > 1 ? str(bytes, "/", q.dp()) : str(bytes);
+  };
+  const planner::Memory& m = s.plan.memory;
+  const double state = m.params + m.grads + m.optimizer;
+  const auto params = std::llround(std::min(s.plan.on_a_rank, 9e18));
+  return str(format_count(params), " · (", term(q.layout.param, s.sharded.params), " + ",
+             term(q.layout.grad, s.sharded.grads), " + ",
+             term(q.layout.optimizer(), s.sharded.optimizer),
+             ") B = ", format_bytes(std::llround(std::min(state, 9e18))));
+}
+
+}  // namespace
+
+Json about_answer(const Knowledge& known, Ask& ask) {
+  ask.nothing_else();
+  Json models = Json::array(), hardware = Json::array(), settings = Json::array();
+  for (const ModelShape& shape : model_shapes()) models.push_back(model_json(shape));
+  for (const planner::Hardware& each : known.catalogue.all()) {
+    hardware.push_back(hardware_json(each));
+  }
+  for (const planner::Field& field : planner::fields(planner::Command::plan)) {
+    settings.push_back(setting_json(field));
+  }
+  Json layouts = Json::array();
+  for (const StateLayout& layout : state_layouts()) {
+    layouts.push_back({{"name", layout.name},
+                       {"param", layout.param},
+                       {"grad", layout.grad},
+                       {"optimizer", layout.optimizer()},
+                       {"total", layout.total()}});
+  }
+  return {{"version", TESSERA_VERSION},
+          {"models", std::move(models)},
+          {"hardware", std::move(hardware)},
+          {"layouts", std::move(layouts)},
+          {"schedules", schedule::names()},
+          {"settings", std::move(settings)},
+          {"limits",
+           {{"ranks", known.limits.ranks},
+            {"slots", known.limits.slots},
+            {"search_gpus", known.limits.search_gpus}}}};
+}
+
+Json plan_answer(const Knowledge& known, Ask& ask) {
+  (void)ask.question(known.catalogue, known.limits);
+  Json json =
+      Json::parse(planner::to_json(planner::make_plan(ask.settings().question(known.catalogue))));
+  json["command"] = ask.command("plan");
+  return json;
+}
+
+Json zero_answer(const Knowledge& known, Ask& ask) {
+  const bool modelled = ask.has("model") || ask.has("layers") || ask.has("hidden");
+  if (!modelled) ask.otherwise("params", "7B");
+  if (!ask.has("gpus") && !ask.has("nodes")) ask.otherwise("dp", "8");
+  const planner::Question settled = ask.question(known.catalogue, known.limits);
+  const auto stages = planner::compare_stages(settled);
+  Json json = Json::parse(planner::to_json(stages));
+  Json from = Json::object(), formulas = Json::array();
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const planner::StageAnswer& s = stages[i];
+    Json& row = json["stages"][i];
+    row["needed"] = std::llround(std::min(s.plan.needed(), 9e18));
+    row["margin"] = std::llround(std::clamp(s.plan.margin, -9e18, 9e18));
+    const planner::Memory& whole = s.plan.assumed ? s.plan.assumed->memory : s.plan.memory;
+    // Of a model known by its size alone: what one of about that size would need besides.
+    if (s.plan.assumed) {
+      row["assumed"] = {{"activations", std::llround(whole.activations)},
+                        {"buffers", std::llround(whole.buffers)},
+                        {"temporary", std::llround(whole.temporary)},
+                        {"total", std::llround(whole.total())}};
+    }
+    from[std::to_string(s.stage)] = fits_from(settled, s.stage, 1 << 16);
+    formulas.push_back({{"stage", s.stage}, {"text", stage_formula(s)}});
+  }
+  json["capacity"] = planner::usable_memory(settled.hardware);
+  json["capacity_total"] = settled.hardware.memory;
+  json["hardware"] = settled.hardware.name;
+  json["layout_bytes"] = {{"param", settled.layout.param},
+                          {"grad", settled.layout.grad},
+                          {"optimizer", settled.layout.optimizer()}};
+  json["fits_from_dp"] = std::move(from);
+  json["formula"] = std::move(formulas);
+  json["command"] = ask.command("explain zero");
+  return json;
+}
+
+}  // namespace tessera::dashboard

@@ -1,0 +1,179 @@
+#include "tessera/dashboard/ask.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/json.h"
+
+namespace tessera::dashboard {
+namespace {
+
+std::string flag_name(std::string key) {
+  std::replace(key.begin(), key.end(), '_', '-');
+  return key;
+}
+
+[[noreturn]] void refuse_value(const std::string& key, const Json& got, const std::string& wanted) {
+  throw UsageError(str("--", flag_name(key), ": got ",
+                       got.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60),
+                       ", wanted ", wanted));
+}
+
+}  // namespace
+
+Ask::Ask(const std::string& body) {
+  try {
+    body_ = Json::parse(body.empty() ? "{}" : body);
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError(str("the body is no JSON: ", error.what()));
+  }
+  if (!body_.is_object()) {
+    throw UsageError(
+        str("the body: got ", body_.type_name(), ", wanted an object such as {\"dp\":8}"));
+  }
+}
+
+bool Ask::has(std::string_view key) const {
+  const auto found = body_.find(key);
+  return found != body_.end() && !found->is_null();
+}
+
+const Json* Ask::take(const std::string& key) {
+  taken_.insert(key);
+  const auto found = body_.find(key);
+  return found == body_.end() || found->is_null() ? nullptr : &*found;
+}
+
+double Ask::number(const std::string& key, double otherwise, double least, double most) {
+  const Json* const value = take(key);
+  if (value == nullptr) return otherwise;
+  const double number = value->is_number() ? value->get<double>() : std::nan("");
+  if (!(number >= least && number <= most)) {
+    refuse_value(key, *value, str("a number, ", least, " to ", most));
+  }
+  return number;
+}
+
+std::int64_t Ask::integer(const std::string& key, std::int64_t otherwise, std::int64_t least,
+                          std::int64_t most) {
+  const Json* const value = take(key);
+  if (value == nullptr) return otherwise;
+  const double number = value->is_number() ? value->get<double>() : std::nan("");
+  if (!(number >= static_cast<double>(least) && number <= static_cast<double>(most)) ||
+      number != std::floor(number)) {
+    refuse_value(key, *value, str("a whole number, ", least, " to ", most));
+  }
+  return static_cast<std::int64_t>(number);
+}
+
+bool Ask::flag(const std::string& key, bool otherwise) {
+  const Json* const value = take(key);
+  if (value == nullptr) return otherwise;
+  if (!value->is_boolean()) refuse_value(key, *value, "true or false");
+  return value->get<bool>();
+}
+
+std::string Ask::word(const std::string& key, const std::string& otherwise,
+                      const std::vector<std::string>& choices) {
+  const Json* const value = take(key);
+  if (value == nullptr) return otherwise;
+  const std::string text = value->is_string() ? value->get<std::string>() : std::string();
+  if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+    refuse_value(key, *value, join(choices, ", "));
+  }
+  return text;
+}
+
+Json Ask::list(const std::string& key, std::size_t most) {
+  const Json* const value = take(key);
+  if (value == nullptr) return Json::array();
+  if (!value->is_array() || value->size() > most) {
+    refuse_value(key, *value, str("a list of at most ", most));
+  }
+  return *value;
+}
+
+std::vector<std::string> Ask::words(const std::string& key, const std::vector<std::string>& choices,
+                                    std::size_t most) {
+  std::vector<std::string> all;
+  for (const Json& each : list(key, most)) {
+    const std::string text = each.is_string() ? each.get<std::string>() : std::string();
+    if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+      refuse_value(key, each, join(choices, ", "));
+    }
+    all.push_back(text);
+  }
+  return all;
+}
+
+void Ask::otherwise(const std::string& key, const std::string& text) {
+  if (!has(key)) body_[key] = text;
+}
+
+planner::Settings Ask::settings() const {
+  Json rest = Json::object();
+  for (const auto& [key, value] : body_.items()) {
+    if (taken_.count(key) == 0) rest[key] = value;
+  }
+  planner::Settings settings;
+  planner::read_json(settings, rest.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return settings;
+}
+
+planner::Question Ask::question(const planner::Catalogue& catalogue, const Limits& limits) const {
+  planner::Question settled = planner::settle(settings().question(catalogue));
+  check_limits(settled, limits);
+  return settled;
+}
+
+void Ask::nothing_else() const {
+  for (const auto& [key, value] : body_.items()) {
+    if (taken_.count(key) > 0) continue;
+    throw UsageError(str("--", flag_name(key).substr(0, 60), ": is nothing that this view knows",
+                         did_you_mean(key, {taken_.begin(), taken_.end()})));
+  }
+}
+
+std::string Ask::command(const std::string& words, const std::set<std::string>& without) const {
+  std::string text = "tessera " + words;
+  for (const auto& [key, value] : body_.items()) {
+    if (value.is_null() || without.count(key) > 0 || value.is_structured()) continue;
+    const std::string name = flag_name(key);
+    if (value.is_boolean()) {
+      text += str(value.get<bool>() ? " --" : " --no-", shell_word(name));
+    } else {
+      text += str(" --", shell_word(name), " ",
+                  shell_word(value.is_string() ? value.get<std::string>() : value.dump()));
+    }
+  }
+  return text;
+}
+
+void check_limits(const planner::Question& q, const Limits& limits) {
+  if (q.axes.world() > limits.ranks) {
+    throw UsageError(str("--gpus: got ", q.axes.world(), ", wanted at most ", limits.ranks,
+                         " on this page; tessera plan takes more"));
+  }
+  const double slots =
+      static_cast<double>(q.pp()) * static_cast<double>(q.micros()) * static_cast<double>(q.chunks);
+  if (q.pp() > 1 && slots > static_cast<double>(limits.slots)) {
+    throw UsageError(str("--grad-accum: got ", q.micros(), " micro-batches in ", q.pp(),
+                         " stages, wanted at most ", limits.slots,
+                         " in all on this page; tessera plan takes more"));
+  }
+}
+
+std::string shell_word(const std::string& text) {
+  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("-_.,:/+=@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+}  // namespace tessera::dashboard

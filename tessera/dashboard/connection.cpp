@@ -1,0 +1,96 @@
+#include "tessera/dashboard/connection.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace tessera::dashboard {
+namespace {
+
+Connection::Clock::time_point after(double seconds) {
+  return Connection::Clock::now() + std::chrono::duration_cast<Connection::Clock::duration>(
+                                        std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+void Connection::begin_request() {
+  deadline_ = after(seconds_);
+  taken_ = 0;
+  timed_out_ = too_long_ = answered_ = false;
+}
+
+bool Connection::wait(short events, Clock::time_point until) const {
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+    if (left <= 0) return false;
+    pollfd entry{fd_, events, 0};
+    const int ready = ::poll(&entry, 1, static_cast<int>(left) + 1);
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+bool Connection::is_readable() const { return buffered() || wait(POLLIN, deadline_); }
+
+bool Connection::is_writable() const { return wait(POLLOUT, after(seconds_)); }
+
+ssize_t Connection::read(char* to, size_t size) {
+  if (at_ == end_) {
+    if (!wait(POLLIN, deadline_)) {
+      timed_out_ = true;
+      return -1;
+    }
+    const ssize_t got = ::recv(fd_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    if (got <= 0) return got;
+    at_ = 0;
+    end_ = static_cast<std::size_t>(got);
+  }
+  const std::size_t count = std::min({size, end_ - at_, most_bytes_ - taken_});
+  if (count == 0) {
+    too_long_ = true;
+    return -1;
+  }
+  std::memcpy(to, buffer_.data() + at_, count);
+  at_ += count;
+  taken_ += count;
+  return static_cast<ssize_t>(count);
+}
+
+ssize_t Connection::write(const char* from, size_t size) {
+  answered_ = true;
+  const Clock::time_point until = after(seconds_);
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t sent = ::send(fd_, from + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) {
+      done += static_cast<std::size_t>(sent);
+    } else if (errno != EINTR && (errno != EAGAIN || !wait(POLLOUT, until))) {
+      return -1;
+    }
+  }
+  return static_cast<ssize_t>(size);
+}
+
+void Connection::write_plainly(const std::string& text) { (void)write(text.data(), text.size()); }
+
+void Connection::finish() {
+  ::shutdown(fd_, SHUT_WR);
+  // Closing while bytes wait to be read would reset the connection, and the answer with it.
+  const Clock::time_point until = after(std::min(seconds_, 0.5));
+  std::size_t drained = 0;
+  while (drained < (std::size_t{1} << 20) && wait(POLLIN, until)) {
+    const ssize_t got = ::recv(fd_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    if (got <= 0) break;
+    drained += static_cast<std::size_t>(got);
+  }
+}
+
+void Connection::get_remote_ip_and_port(std::string& ip, int& port) const { ip.clear(), port = 0; }
+void Connection::get_local_ip_and_port(std::string& ip, int& port) const { ip.clear(), port = 0; }
+
+}  // namespace tessera::dashboard

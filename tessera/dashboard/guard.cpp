@@ -1,0 +1,122 @@
+#include "tessera/dashboard/guard.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "tessera/core/sha256.h"
+#include "tessera/core/text.h"
+
+namespace tessera::dashboard {
+namespace {
+
+constexpr const char* kCookie = "tessera_token";
+
+bool is_number(const std::string& host) {
+  in_addr four{};
+  in6_addr six{};
+  return ::inet_pton(AF_INET, host.c_str(), &four) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &six) == 1;
+}
+
+bool is_ours(const GuardOptions& options, const std::string& host) {
+  if (host == "localhost" || is_loopback(host)) return true;
+  if (options.any_number && is_number(host)) return true;
+  return std::find(options.hosts.begin(), options.hosts.end(), host) != options.hosts.end();
+}
+
+bool is_token(const GuardOptions& options, const std::string& text) {
+  return equal_in_constant_time(sha256(text), sha256(options.token));
+}
+
+std::string cookie_of(const std::string& header) {
+  const std::string name = str(kCookie, "=");
+  std::size_t at = 0;
+  while (at < header.size()) {
+    const std::size_t end = std::min(header.find(';', at), header.size());
+    std::string_view part = std::string_view(header).substr(at, end - at);
+    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
+    if (part.substr(0, name.size()) == name) return std::string(part.substr(name.size()));
+    at = end + 1;
+  }
+  return "";
+}
+
+std::optional<Answer> refuse_without_token(const GuardOptions& options, const Request& head) {
+  const auto asked = head.query.find("token");
+  if (asked != head.query.end() && is_token(options, asked->second) && head.path == "/") {
+    // Out of the address, which histories and screenshots keep.
+    Answer answer;
+    answer.status = 303;
+    answer.headers["Location"] = "/";
+    answer.headers["Set-Cookie"] =
+        str(kCookie, "=", options.token, "; Path=/; HttpOnly; SameSite=Strict");
+    return answer;
+  }
+  const std::string bearer = head.header("authorization");
+  if (bearer.rfind("Bearer ", 0) == 0 && is_token(options, bearer.substr(7))) return std::nullopt;
+  if (is_token(options, cookie_of(head.header("cookie")))) return std::nullopt;
+  Answer answer =
+      refusal(401, "this dashboard wants its token: open the address that it printed when started");
+  answer.headers["WWW-Authenticate"] = "Bearer";
+  return answer;
+}
+
+}  // namespace
+
+std::string host_of(std::string_view header) {
+  std::string host(header);
+  std::transform(host.begin(), host.end(), host.begin(),
+                 [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+  if (!host.empty() && host.front() == '[') {
+    const std::size_t end = host.find(']');
+    if (end == std::string::npos) return "";
+    const std::string rest = host.substr(end + 1);
+    return rest.empty() || rest.front() == ':' ? host.substr(1, end - 1) : "";
+  }
+  const std::size_t colon = host.find(':');
+  if (colon != std::string::npos && host.find(':', colon + 1) != std::string::npos) return "";
+  host = host.substr(0, colon);
+  if (!host.empty() && host.back() == '.') host.pop_back();
+  return host;
+}
+
+bool is_loopback(std::string_view address) {
+  const std::string text(address);
+  in_addr four{};
+  in6_addr six{};
+  if (::inet_pton(AF_INET, text.c_str(), &four) == 1) return (ntohl(four.s_addr) >> 24U) == 127;
+  return ::inet_pton(AF_INET6, text.c_str(), &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six);
+}
+
+std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request& head) {
+  const std::string host = host_of(head.header("host"));
+  if (!is_ours(options, host)) {
+    return refusal(403, str("Host: got ", quote(head.header("host")),
+                            ", wanted the address that the dashboard printed when started"));
+  }
+  const std::string origin = head.header("origin");
+  const std::size_t slashes = origin.find("://");
+  const std::string from =
+      slashes == std::string::npos ? std::string() : origin.substr(slashes + 3);
+  if (!origin.empty() && from != head.header("host")) {
+    return refusal(403, str("Origin: got ", quote(origin), ", wanted the dashboard's own"));
+  }
+  const std::string site = head.header("sec-fetch-site");
+  if (head.path.rfind("/api/", 0) == 0 && (site == "cross-site" || site == "same-site")) {
+    return refusal(403, "another site may not ask this dashboard");
+  }
+  if (head.method != "GET" && head.method != "HEAD" && head.method != "POST") {
+    Answer answer = refusal(405, str(quote(head.method), ": wanted GET or POST"));
+    answer.headers["Allow"] = "GET, HEAD, POST";
+    return answer;
+  }
+  const std::string type = head.header("content-type");
+  if (head.method == "POST" && type.substr(0, type.find(';')) != "application/json") {
+    return refusal(415, str("Content-Type: got ", quote(type), ", wanted application/json"));
+  }
+  if (!options.token.empty()) return refuse_without_token(options, head);
+  return std::nullopt;
+}
+
+}  // namespace tessera::dashboard

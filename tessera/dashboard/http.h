@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+// Requests and answers, whatever carries them.
+namespace tessera::dashboard {
+
+struct Request {
+  std::string method = "GET";
+  std::string path = "/";                      // decoded, without the query
+  std::map<std::string, std::string> query;    // decoded
+  std::map<std::string, std::string> headers;  // names in small letters
+  std::string body;
+
+  std::string header(const std::string& name) const {
+    const auto found = headers.find(name);
+    return found == headers.end() ? std::string() : found->second;
+  }
+};
+
+// What a page listens to. next() waits a while and returns the text to send, "" for nothing new;
+// `over` ends it.
+class EventSource {
+ public:
+  virtual ~EventSource() = default;
+  virtual std::string next() = 0;
+  virtual bool over() const = 0;
+};
+
+struct Answer {
+  int status = 200;
+  std::string type = "application/json";
+  std::string body;
+  std::map<std::string, std::string> headers;
+  std::shared_ptr<EventSource> events;  // instead of a body
+};
+
+// Who answers. Each may be called by several threads at once.
+struct Site {
+  // Looks at a request whose body has not been read: what is not to go on is answered here.
+  std::function<std::optional<Answer>(const Request& head)> refuse;
+  std::function<Answer(const Request&)> answer;
+};
+
+// {"error":{"message":…,"field":…}}; what a message quotes need not be UTF-8.
+Answer refusal(int status, std::string_view message, std::string_view field = "");
+
+// That every answer has: who may embed it, run what, learn where one came from.
+const std::map<std::string, std::string>& safe_headers();
+
+}  // namespace tessera::dashboard
