@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/checkpoint/checksum.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/data/json_line.h"
@@ -70,16 +69,6 @@ CleanText clean_part(const InputPart& part, BadUtf8 policy, std::string& storage
   }
 }
 
-// Bytes to u16. A function of its own, so that the compiler knows that the two are apart, and makes
-// vectors of it.
-void widen_bytes(const char* __restrict from, std::size_t count, std::byte* __restrict to) {
-  auto* const out = reinterpret_cast<unsigned char*>(to);
-  for (std::size_t i = 0; i < count; ++i) {
-    out[2 * i] = static_cast<unsigned char>(from[i]);
-    out[2 * i + 1] = 0;
-  }
-}
-
 template <typename Stored>
 void store(const std::vector<TokenId>& ids, std::int64_t vocab, TokenPart& part) {
   part.tokens.resize(ids.size() * sizeof(Stored));
@@ -123,8 +112,8 @@ DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, DocumentOptions opt
   }
 }
 
-TokenPart DocumentEncoder::encode(const InputPart& part, DocumentCounts& counts) const {
-  if (bytes_ && !part.file->jsonl) return encode_bytes(part, counts);
+TokenPart DocumentEncoder::encode(InputPart&& part, DocumentCounts& counts) const {
+  if (bytes_ && !part.file->jsonl) return encode_bytes(std::move(part), counts);
   Work work{.ids = {}, .learnt = {}, .ends = {}, .counts = counts, .clean = {}};
   work.ids.reserve(part.bytes.size() / 3);
   part.file->jsonl ? encode_lines(part, work) : encode_text(part, work);
@@ -136,7 +125,7 @@ TokenPart DocumentEncoder::encode(const InputPart& part, DocumentCounts& counts)
   counts.documents += out.ends.size();
   counts.learnt +=
       static_cast<std::uint64_t>(std::count(out.learnt.begin(), out.learnt.end(), std::uint8_t{1}));
-  out.crc = checkpoint::crc32c(out.tokens.data(), out.tokens.size());
+  out.crc = checksum_of(out);
   return out;
 }
 
@@ -161,26 +150,29 @@ void DocumentEncoder::encode_text(const InputPart& part, Work& work) const {
 }
 
 // The same, where every byte is its own token.
-TokenPart DocumentEncoder::encode_bytes(const InputPart& part, DocumentCounts& counts) const {
+TokenPart DocumentEncoder::encode_bytes(InputPart&& part, DocumentCounts& counts) const {
   std::string storage;
   const CleanText clean = clean_part(part, options_.bad_utf8, storage);
   counts.replaced += static_cast<std::uint64_t>(clean.replaced);
   TokenPart out;
+  out.end = static_cast<std::uint16_t>(options_.end);
+  const bool as_it_is = options_.split == SplitDocuments::file && clean.replaced == 0;
   // The end of a document takes the place of a line's, or of the part's.
-  out.tokens.resize(2 * (clean.text.size() + 1));
-  std::byte* at = out.tokens.data();
-  const auto end = static_cast<std::uint16_t>(options_.end);
+  if (!as_it_is) out.text.resize(clean.text.size() + 1);
+  std::size_t size = 0;
   split_text(clean.text, options_.split, part.begun, part.open, [&](const TextPiece& piece) {
-    widen_bytes(piece.text.data(), piece.text.size(), at);
-    at += 2 * piece.text.size();
+    if (!as_it_is && !piece.text.empty()) {
+      std::memcpy(out.text.data() + size, piece.text.data(), piece.text.size());
+    }
+    size += piece.text.size();
     counts.bytes_of_text += piece.text.size();
     if (!piece.ends) return;
-    std::memcpy(at, &end, 2);
-    at += 2;
-    out.ends.push_back(static_cast<std::uint64_t>(at - out.tokens.data()) / 2);
+    if (!as_it_is) out.text[size] = 0;
+    out.ends.push_back(++size);
   });
-  out.tokens.resize(static_cast<std::size_t>(at - out.tokens.data()));
-  out.crc = checkpoint::crc32c(out.tokens.data(), out.tokens.size());
+  if (as_it_is) out.text = std::move(part.bytes);
+  out.text.resize(size);
+  out.crc = checksum_of(out);
   counts.documents += out.ends.size();
   return out;
 }

@@ -50,7 +50,7 @@ class DocumentEncoder {
   DocumentEncoder(const Tokenizer& tokenizer, DocumentOptions options);
 
   // Throws DataError with the file and the line.
-  TokenPart encode(const InputPart& part, DocumentCounts& counts) const;
+  TokenPart encode(InputPart&& part, DocumentCounts& counts) const;
   bool masked() const { return options_.format != DocumentFormat::text; }
 
  private:
@@ -60,7 +60,7 @@ class DocumentEncoder {
   void encode_line(std::string_view line, Work& work) const;
   void append(std::string_view text, Work& work) const;
   void end_document(Work& work) const;
-  TokenPart encode_bytes(const InputPart& part, DocumentCounts& counts) const;
+  TokenPart encode_bytes(InputPart&& part, DocumentCounts& counts) const;
 
   const Tokenizer& tokenizer_;
   DocumentOptions options_;

@@ -45,15 +45,22 @@ bool is_blank_line(std::string_view text, std::size_t begin, std::size_t& end) {
 std::size_t place_to_cut(std::string_view text) {
   const std::size_t least =
       text.size() - text.size() / 4;  // a part that is much shorter helps nobody
-  for (std::size_t i = text.size() - 1; i > least && i > 1; --i) {
-    if (text[i - 1] == '\n' && is_ink(text[i - 2]) && is_ink(text[i])) return i;
-  }
-  for (std::size_t i = text.size() - 1; i > least && i > 1; --i) {
-    if (text[i - 1] == '\n' && !is_blank(text[i - 2]) && !is_blank(text[i])) return i;
-  }
-  for (std::size_t i = text.size() - 1; i > least && i > 1; --i) {
-    if (text[i - 1] == ' ' && is_ink(text[i - 2]) && is_ink(text[i])) return i - 1;
-  }
+  // Behind the last such character that stands between two others as they should be; else 0.
+  const auto last = [&](char c, const auto& fits) {
+    std::size_t i = text.size();
+    for (;;) {
+      const void* const found = i < 2 ? nullptr : ::memrchr(text.data(), c, i - 1);
+      i = found == nullptr
+              ? 0
+              : static_cast<std::size_t>(static_cast<const char*>(found) - text.data()) + 1;
+      if (i <= least || i < 2) return std::size_t{0};
+      if (fits(text[i - 2]) && fits(text[i])) return i;
+    }
+  };
+  const auto is_no_blank = [](char c) { return !is_blank(c); };
+  if (const std::size_t i = last('\n', is_ink); i > 0) return i;
+  if (const std::size_t i = last('\n', is_no_blank); i > 0) return i;
+  if (const std::size_t i = last(' ', is_ink); i > 0) return i - 1;
   // Not before white space: the next part would seem to begin with an empty line.
   for (std::size_t i = text.size() - 1; i > 0; --i) {
     if (!is_inside_character(text[i]) && !is_blank(text[i])) return i;
@@ -126,7 +133,7 @@ std::size_t PartReader::cut(const InputFile& file, bool& open) const {
   return place_to_cut(text);
 }
 
-std::optional<InputPart> PartReader::next() {
+std::optional<InputPart> PartReader::next(Uninitialised<char> spare) {
   for (; at_.file < list_.files.size();) {
     const InputFile& file = list_.files[at_.file];
     if (!stream_) begin_file();
@@ -150,10 +157,11 @@ std::optional<InputPart> PartReader::next() {
       at_ = {at_.file + 1, 0, 1, false, at_.empty_files, at_.cuts};
       if (!unfinished) continue;
     } else {
-      Uninitialised<char> rest(buffer_.begin() + static_cast<std::ptrdiff_t>(end), buffer_.end());
+      spare.resize(buffer_.size() - end);
+      if (!spare.empty()) std::memcpy(spare.data(), buffer_.data() + end, spare.size());
       part.bytes = std::move(buffer_);
       part.bytes.resize(end);
-      buffer_ = std::move(rest);
+      buffer_ = std::move(spare);
     }
     part.number = number_++;
     part.file = &file;

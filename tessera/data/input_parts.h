@@ -60,8 +60,8 @@ class PartReader {
   PartReader(const InputList& list, PartOptions options, InputPosition from = {});
 
   // The next one; nothing at the end. Throws DataError for a file that is no text, is damaged, or
-  // is empty and was given by name.
-  std::optional<InputPart> next();
+  // is empty and was given by name. `spare` is memory that nobody needs any more.
+  std::optional<InputPart> next(Uninitialised<char> spare = {});
   const InputPosition& position() const { return at_; }
   std::uint64_t consumed() const;  // bytes of the files, compressed as they are
 

@@ -290,11 +290,13 @@ PrepareSummary prepare(const PrepareOptions& options) {
   copy_tokenizer(options.tokenizer, options.out);
 
   const std::uint64_t documents_before = start.base ? start.base->documents() : 0;
-  TokenWriter writer({.folder = options.out,
-                      .bytes_per_token = bytes_per_token(tokenizer->vocab()),
-                      .masked = encoder.masked(),
-                      .shard_bytes = options.shard_bytes},
-                     state.writer);
+  TokenWriter writer(
+      {.folder = options.out,
+       .bytes_per_token = bytes_per_token(tokenizer->vocab()),
+       .masked = encoder.masked(),
+       .shard_bytes = options.shard_bytes,
+       .direct_bytes = list.bytes >= options.direct_input ? options.direct_bytes : 0},
+      state.writer);
   PartReader reader(list,
                     {.split = options.split,
                      .part_bytes = options.part_bytes,

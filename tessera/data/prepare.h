@@ -31,6 +31,10 @@ struct PrepareOptions {
   std::int64_t shard_bytes = 256'000'000;
   std::size_t part_bytes = std::size_t{1} << 20;
   std::size_t longest_line = std::size_t{64} << 20;
+  // Parts of so many bytes of tokens are written around the page cache, where there is so much
+  // input at least.
+  std::uint64_t direct_bytes = std::uint64_t{256} << 10;
+  std::uint64_t direct_input = std::uint64_t{64} << 20;
   double save_seconds = 5;  // between two times that the state is written; 0: after each part
   // Bytes of the input that were read so far, and how many there are.
   std::function<void(std::uint64_t done, std::uint64_t total)> told;

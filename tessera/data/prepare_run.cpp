@@ -51,14 +51,19 @@ void PrepareRun::read() {
   const int most = 3 * options_.threads + 1;
   std::uint64_t number = 0;
   for (bool more = true; more;) {
+    Uninitialised<char> spare;
     {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return on_their_way_ < most || failed_; });
       more = !failed_;
+      if (!spare_.empty()) {
+        spare = std::move(spare_.back());
+        spare_.pop_back();
+      }
     }
     std::unique_ptr<Job> job;
     try {
-      std::optional<InputPart> part = more ? reader_.next() : std::nullopt;
+      std::optional<InputPart> part = more ? reader_.next(std::move(spare)) : std::nullopt;
       consumed_ = reader_.consumed();
       if (part) {
         job = std::make_unique<Job>();
@@ -96,6 +101,7 @@ void PrepareRun::claim_in_order() {
 }
 
 void PrepareRun::work() {
+  const WriteBuffer buffer;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return !to_write_.empty() || !to_encode_.empty() || is_over(); });
@@ -110,12 +116,15 @@ void PrepareRun::work() {
       if (!gone) {
         lock.unlock();
         if (writes) {
-          writer_.write(job->place, job->tokens);
+          writer_.write(job->place, job->tokens, buffer);
         } else {
-          job->tokens = encoder_.encode(job->part, job->counts);
-          job->part.bytes = {};
+          job->tokens = encoder_.encode(std::move(job->part), job->counts);
         }
         lock.lock();
+        Uninitialised<char>& bytes = writes ? job->tokens.text : job->part.bytes;
+        if (!bytes.empty() && spare_.size() < static_cast<std::size_t>(options_.threads)) {
+          spare_.push_back(std::move(bytes));
+        }
         gone = writes;
         if (writes) {
           marks_.at(number).written = true;

@@ -75,6 +75,7 @@ class PrepareRun {
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Job>> to_encode_, to_write_;
   std::map<std::uint64_t, std::unique_ptr<Job>> encoded_;
+  std::vector<Uninitialised<char>> spare_;  // memory of parts that are written
   std::map<std::uint64_t, Mark> marks_;  // of parts that are claimed, but not all before is written
   std::optional<Mark> done_;             // of the last part that all up to it are written
   std::uint64_t next_claim_ = 0, next_done_ = 0;

@@ -7,18 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/data/shard_file.h"
 #include "tessera/data/token_manifest.h"
-#include "tessera/data/uninitialised.h"
+#include "tessera/data/token_part.h"
 
 namespace tessera::data {
-
-// The tokens of one part of the input, as they will lie in a shard.
-struct TokenPart {
-  Uninitialised<std::byte> tokens;   // u16 or u32
-  std::vector<std::uint64_t> ends;   // of the documents that end in it, counted from its beginning
-  std::vector<std::uint8_t> learnt;  // a byte a token; empty where there is no mask
-  std::uint32_t crc = 0;             // of `tokens`
-};
 
 // How far a folder came: enough to go on from there.
 struct WriterState {
@@ -34,6 +27,8 @@ struct WriterOptions {
   int bytes_per_token = 2;
   bool masked = false;
   std::int64_t shard_bytes = 256'000'000;  // of tokens; a part that is larger has one of its own
+  // Parts of so many bytes are written around the page cache; 0: none is. See the note there.
+  std::uint64_t direct_bytes = 0;
 };
 
 // [Note: writing tokens] Parts are claimed in their order, which says where each lies: that takes
@@ -53,8 +48,8 @@ class TokenWriter {
   };
   // Where the next part lies; its `ends` become those of the shard. One call at a time.
   Place claim(TokenPart& part);
-  // Writes it there.
-  void write(const Place& place, const TokenPart& part) const;
+  // Writes it there. The buffer is the thread's own.
+  void write(const Place& place, const TokenPart& part, const WriteBuffer& buffer) const;
   // As it is after all claims so far.
   const WriterState& state() const { return state_; }
   // Makes durable what was written of shards up to `upto`: all writes of parts before must be done.

@@ -1,5 +1,7 @@
 #include "tessera/data/utf8.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "tessera/core/errors.h"
@@ -33,18 +35,86 @@ Utf8Piece utf8_piece(std::string_view text, std::size_t at) {
   return {true, size};
 }
 
+// [Note: checking UTF-8] A machine with nine states. What a byte does to all of them is one number,
+// six bits a state: a state is where its six bits are, and these are where the next one's are. So a
+// byte is a load, which does not wait for the byte before it, and a shift, which does.
+enum Utf8State : unsigned {
+  kUtf8Wrong = 0,     // and stays so
+  kUtf8Whole = 6,     // between two characters
+  kUtf8One = 12,      // one more byte of a character comes
+  kUtf8Two = 18,      // two
+  kUtf8Three = 24,    // three
+  kUtf8AfterE0 = 30,  // the next must not be small: there is a shorter way to write it
+  kUtf8AfterEd = 36,  // or large: that is half of a pair
+  kUtf8AfterF0 = 42,  // as after E0
+  kUtf8AfterF4 = 48,  // or large: there are no such characters
+};
+constexpr std::size_t kUtf8Block = 64;
+
+constexpr std::array<std::uint64_t, 256> utf8_steps() {
+  std::array<std::uint64_t, 256> steps{};
+  const auto put = [&](unsigned low, unsigned high, Utf8State from, Utf8State to) {
+    for (unsigned byte = low; byte <= high; ++byte) steps[byte] |= std::uint64_t{to} << from;
+  };
+  put(0x00, 0x7f, kUtf8Whole, kUtf8Whole);
+  put(0xc2, 0xdf, kUtf8Whole, kUtf8One);
+  put(0xe0, 0xe0, kUtf8Whole, kUtf8AfterE0);
+  put(0xe1, 0xec, kUtf8Whole, kUtf8Two);
+  put(0xed, 0xed, kUtf8Whole, kUtf8AfterEd);
+  put(0xee, 0xef, kUtf8Whole, kUtf8Two);
+  put(0xf0, 0xf0, kUtf8Whole, kUtf8AfterF0);
+  put(0xf1, 0xf3, kUtf8Whole, kUtf8Three);
+  put(0xf4, 0xf4, kUtf8Whole, kUtf8AfterF4);
+  put(0x80, 0xbf, kUtf8One, kUtf8Whole);
+  put(0x80, 0xbf, kUtf8Two, kUtf8One);
+  put(0x80, 0xbf, kUtf8Three, kUtf8Two);
+  put(0xa0, 0xbf, kUtf8AfterE0, kUtf8One);
+  put(0x80, 0x9f, kUtf8AfterEd, kUtf8One);
+  put(0x90, 0xbf, kUtf8AfterF0, kUtf8Two);
+  put(0x80, 0x8f, kUtf8AfterF4, kUtf8Two);
+  return steps;
+}
+constexpr std::array<std::uint64_t, 256> kUtf8Steps = utf8_steps();
+
+// In words, without a branch in between: the compiler makes vectors of it.
+bool is_ascii(const unsigned char* bytes, std::size_t count) {
+  std::uint64_t any = 0;
+  if (count == kUtf8Block) {
+    for (std::size_t i = 0; i < kUtf8Block; i += 8) {
+      std::uint64_t word;
+      std::memcpy(&word, bytes + i, 8);
+      any |= word;
+    }
+    return (any & 0x8080808080808080U) == 0;
+  }
+  for (std::size_t i = 0; i < count; ++i) any |= bytes[i];
+  return any < 0x80;
+}
+
 }  // namespace
 
 std::size_t utf8_valid_until(std::string_view text, std::size_t at) {
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(text.data());
+  std::size_t whole = at;  // up to here there are whole characters
+  std::uint64_t state = kUtf8Whole;
   while (at < text.size()) {
-    std::uint64_t word = 0;
-    if (at + sizeof word <= text.size()) {
-      std::memcpy(&word, text.data() + at, sizeof word);
-      if ((word & 0x8080808080808080U) == 0) {
-        at += sizeof word;
-        continue;
-      }
+    const std::size_t end = std::min(text.size(), at + kUtf8Block);
+    if (state == kUtf8Whole && is_ascii(bytes + at, end - at)) {
+      whole = at = end;
+      continue;
     }
+    for (; at < end; ++at) state = kUtf8Steps[bytes[at]] >> state & 63;
+    if (state == kUtf8Wrong) break;
+    // A character may go on in the next block; its first byte is one of the last three.
+    whole = end;
+    if (state != kUtf8Whole) {
+      do --whole;
+      while ((bytes[whole] & 0xc0) == 0x80);
+    }
+  }
+  if (state == kUtf8Whole) return text.size();
+  // Something is wrong in the last block: the slow way says where.
+  for (at = whole; at < text.size();) {
     const Utf8Piece piece = utf8_piece(text, at);
     if (!piece.whole) return at;
     at += piece.size;

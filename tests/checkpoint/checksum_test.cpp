@@ -49,6 +49,17 @@ TEST(Checksum, AllWaysAgreeAtEverySizeAndPlace) {
   }
 }
 
+// Long ones are taken in strands of 2 KiB, four at a time.
+TEST(Checksum, LongTexts) {
+  const std::string text = noise(20'000, 9);
+  for (std::size_t size = 8'100; size < text.size(); size += 97) {
+    const std::size_t begin = size % 11, whole = size - begin;
+    const std::uint32_t wanted = crc32c_portable(text.data() + begin, whole, 5);
+    ASSERT_EQ(crc32c(text.data() + begin, whole, 5), wanted) << size;
+  }
+  EXPECT_EQ(crc32c(text), slow_crc(text));
+}
+
 TEST(Checksum, FindsEveryFlippedBitAndPairs) {
   std::string text = noise(600, 8);
   const std::uint32_t right = crc32c(text);

@@ -125,6 +125,8 @@ TEST_F(Prepare, DocumentsAreThoseOfTheReference) {
           all.threads = threads;
           all.shard_bytes = 1500;
           all.save_seconds = threads == 2 ? 0 : 5;
+          all.direct_input = 0;  // with 2 threads around the page cache
+          all.direct_bytes = threads == 2 ? 1 : 0;
           std::filesystem::remove_all(all.out);
           const PrepareSummary summary = prepare(all);
           EXPECT_EQ(summary.counts.documents, wanted.size());

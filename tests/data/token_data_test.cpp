@@ -9,6 +9,7 @@
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/data/utf8.h"
 #include "tests/data/token_folders.h"
 
 namespace tessera::data {
@@ -65,6 +66,104 @@ TEST(TokenData, IsWhatWasWritten) {
         }
       }
     }
+  }
+}
+
+// Around the page cache: parts of any size, which begin and end anywhere in a block.
+TEST(TokenData, DirectWritesGiveTheSameFiles) {
+  const TempDir dir;
+  std::mt19937_64 random(5);
+  for (const std::int64_t vocab : {40'000, 200'000}) {
+    Expected expected;
+    for (int d = 0; d < 30; ++d) {
+      expected.documents.emplace_back(1 + random() % 4000);
+      for (std::int64_t& id : expected.documents.back()) {
+        id = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocab));
+      }
+      expected.learnt.emplace_back(expected.documents.back().size(), 1);
+    }
+    for (const std::size_t part : {700, 2048, 5001, 30'000}) {
+      const std::string plain = dir / str("plain", vocab, "-", part);
+      const std::string direct = dir / str("direct", vocab, "-", part);
+      write_folder(plain, expected, vocab, false, part, 100'000);
+      write_folder(direct, expected, vocab, false, part, 100'000, 4096);
+      EXPECT_TRUE(files_of(plain) == files_of(direct)) << part;
+      verify_tokens(*open_tokens(direct));
+    }
+  }
+}
+
+// A part that is bytes gives the file what its tokens would.
+TEST(TokenData, BytesAreWidenedOnTheirWay) {
+  std::mt19937_64 random(6);
+  for (int round = 0; round < 200; ++round) {
+    TokenPart part;
+    part.end = 256;
+    part.text.resize(1 + random() % 300);
+    std::vector<std::uint16_t> wanted;
+    for (char& byte : part.text) {
+      byte = static_cast<char>(random());
+      wanted.push_back(static_cast<unsigned char>(byte));
+      if (random() % 5 != 0) continue;
+      wanted.back() = part.end;
+      part.ends.push_back(wanted.size());
+    }
+    const auto* const bytes = reinterpret_cast<const std::byte*>(wanted.data());
+    ASSERT_EQ(part.bytes(), 2 * wanted.size());
+    ASSERT_EQ(checksum_of(part), checkpoint::crc32c(bytes, part.bytes()));
+    const std::uint64_t first = random() % 1000;
+    for (std::uint64_t& end : part.ends) end += first;
+    const std::size_t from = random() % wanted.size(),
+                      count = random() % (wanted.size() - from + 1);
+    std::vector<std::byte> got(2 * count);
+    part.copy(2 * from, 2 * count, got.data(), first);
+    ASSERT_TRUE(std::equal(got.begin(), got.end(), bytes + 2 * from)) << from << " " << count;
+  }
+}
+
+// Against the plain rule: a text is whole as long as each character is, taken one by one.
+TEST(TokenData, Utf8IsCheckedAsByTheRule) {
+  const auto slow = [](const std::string& text) {
+    std::size_t at = 0;
+    while (at < text.size()) {
+      const auto byte = [&](std::size_t i) {
+        return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
+      };
+      const std::size_t size = byte(0) < 0x80   ? 1
+                               : byte(0) < 0xc0 ? 0
+                               : byte(0) < 0xe0 ? 2
+                               : byte(0) < 0xf0 ? 3
+                               : byte(0) < 0xf8 ? 4
+                                                : 0;
+      if (size == 0) return at;
+      char32_t c = size == 1 ? byte(0) : byte(0) & (0x7fu >> size);
+      for (std::size_t i = 1; i < size; ++i) {
+        if ((byte(i) & 0xc0) != 0x80) return at;
+        c = c << 6 | (byte(i) & 0x3f);
+      }
+      std::string again;
+      if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return at;
+      append_utf8(again, c);
+      if (again.size() != size) return at;  // there is a shorter way to write it
+      at += size;
+    }
+    return at;
+  };
+  std::mt19937_64 random(8);
+  for (int round = 0; round < 20'000; ++round) {
+    std::string text(random() % 130, 'a');
+    for (std::uint64_t k = random() % 30; k > 0; --k) {
+      append_utf8(text, static_cast<char32_t>(random() % 4 == 0 ? random() % 0x110000
+                                              : random() % 2    ? random() % 0x900
+                                                                : 0xd700 + random() % 0x2000));
+      text.append(random() % 20, 'b');
+    }
+    if (!text.empty() && random() % 2 == 0) {
+      text[random() % text.size()] = static_cast<char>(random());
+    }
+    if (random() % 4 == 0)
+      text.resize(text.size() - std::min<std::size_t>(text.size(), random() % 4));
+    ASSERT_EQ(utf8_valid_until(text), slow(text)) << round;
   }
 }
 

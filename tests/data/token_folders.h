@@ -70,7 +70,7 @@ struct Expected {
 // Writes them as parts of so many tokens, which cut documents wherever they end.
 inline TokenManifest write_folder(const std::string& folder, const Expected& expected,
                                   std::int64_t vocab, bool masked, std::size_t part_tokens,
-                                  std::int64_t shard_bytes) {
+                                  std::int64_t shard_bytes, std::uint64_t direct_bytes = 0) {
   std::filesystem::create_directories(folder);
   TokenManifest manifest;
   manifest.tokenizer = "made up";
@@ -82,14 +82,16 @@ inline TokenManifest write_folder(const std::string& folder, const Expected& exp
   TokenWriter writer({.folder = folder,
                       .bytes_per_token = manifest.bytes_per_token,
                       .masked = masked,
-                      .shard_bytes = shard_bytes},
+                      .shard_bytes = shard_bytes,
+                      .direct_bytes = direct_bytes},
                      {});
+  const WriteBuffer buffer(2 * kDirectBlock);
   const auto width = static_cast<std::size_t>(manifest.bytes_per_token);
   TokenPart part;
   const auto flush = [&] {
     part.crc = checkpoint::crc32c(part.tokens.data(), part.tokens.size());
     const TokenWriter::Place place = writer.claim(part);
-    writer.write(place, part);
+    writer.write(place, part, buffer);
     part = {};
   };
   for (std::size_t d = 0; d < expected.documents.size(); ++d) {

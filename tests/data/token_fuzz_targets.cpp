@@ -49,8 +49,12 @@ std::vector<std::string> documents_by_parts(std::string_view text, bool jsonl, D
   std::vector<TokenId> ids;
   std::vector<std::string> documents;
   DocumentCounts counts;
-  while (const std::optional<InputPart> part = reader.next()) {
-    const TokenPart tokens = encoder.encode(*part, counts);
+  while (std::optional<InputPart> part = reader.next()) {
+    TokenPart tokens = encoder.encode(std::move(*part), counts);
+    must(tokens.crc == checksum_of(tokens), "a checksum", text);
+    Uninitialised<std::byte> stored(tokens.bytes());
+    tokens.copy(0, stored.size(), stored.data());
+    tokens.tokens = std::move(stored);
     must(!encoder.masked() || tokens.learnt.size() == tokens.tokens.size() / 2, "a mask", text);
     std::size_t end = 0;
     for (std::size_t i = 0; i < tokens.tokens.size() / 2; ++i) {
