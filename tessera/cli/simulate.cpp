@@ -149,9 +149,9 @@ void check_arguments(const SimulateArguments& a) {
 // Times that the user gives stand for the model's: all stages alike, and nothing else takes time.
 void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
   for (auto& rank : s.chunks) {
-    for (simulator::Chunk& chunk : rank) {
-      chunk.forward = a.forward / s.schedule.chunks;
-      chunk.backward_input = chunk.backward_weight = a.backward / 2 / s.schedule.chunks;
+    for (planner::StepChunk& chunk : rank) {
+      chunk.forward = a.forward / s.chunks_per_rank();
+      chunk.backward_input = chunk.backward_weight = a.backward / 2 / s.chunks_per_rank();
       chunk.tp_forward = chunk.tp_backward = 0;
     }
   }
@@ -161,9 +161,10 @@ void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
 }
 
 simulator::Scenario scenario_for(const SimulateArguments& a, const planner::Question& settled) {
-  simulator::Scenario s = simulator::scenario_of(settled);
+  simulator::Scenario s;
+  static_cast<planner::Step&>(s) = planner::describe_step(settled);
   if (a.given_forward) take_given_times(a, s);
-  s.fabric.algorithm = simulator::parse_algorithm(a.collective);
+  s.topology.algorithm = planner::parse_algorithm(a.collective);
   s.jitter = a.jitter;
   s.stragglers = a.stragglers;
   s.seed = static_cast<std::uint64_t>(a.seed);
@@ -231,7 +232,7 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
     if (!a.given_forward) sweep.fits.push_back(fits[row.size]);
   }
   if (a.collective == "mixed" && !last.scenario.irregular() && sweep.rows.back().refused.empty()) {
-    last.scenario.fabric.algorithm = simulator::Algorithm::automatic;
+    last.scenario.topology.algorithm = planner::Algorithm::automatic;
     sweep.quicker = last.tokens / simulate(last.scenario).step;
   }
   if (!a.svg.empty()) {
@@ -269,7 +270,7 @@ int simulate_command(int argc, char** argv) {
   if (!a.given_forward) s.fit = fit_of(s.question);
   if (a.collective == "mixed" && s.scenario.dp() > 1 && !s.scenario.irregular()) {
     simulator::Scenario other = s.scenario;
-    other.fabric.algorithm = simulator::Algorithm::automatic;
+    other.topology.algorithm = planner::Algorithm::automatic;
     s.quicker = simulate(other).step;
   }
   if (!a.given_forward && !s.scenario.irregular()) {

@@ -38,10 +38,8 @@ double distance(const Hardware& hardware, const std::vector<PassSample>& samples
 
 double pass_seconds(const Question& q) {
   double seconds = 0;
-  for (const auto& rank : chunk_times(q)) {
-    for (const ChunkTime& chunk : rank) {
-      seconds += chunk.forward + chunk.backward_input + chunk.backward_weight;
-    }
+  for (const auto& rank : describe_step(q).chunks) {
+    for (const StepChunk& chunk : rank) seconds += chunk.total();
   }
   return seconds;
 }
@@ -92,6 +90,12 @@ std::string hardware_toml(const Hardware& h) {
   const auto link = [](const Link& l) {
     return str("{ bandwidth = ", l.bandwidth, ", latency = ", l.latency, " }");
   };
+  std::string levels;
+  for (const SwitchLevel& level : h.switches) {
+    levels += str(levels.empty() ? "\nswitches = [" : ", ", "[", level.nodes, ", ",
+                  level.oversubscription, "]");
+  }
+  if (!levels.empty()) levels += "]";
   // A float in TOML has a point or an exponent; these fields take whole numbers as well.
   return str(
       "[", h.name, "]\nmemory = ", std::llround(h.memory), "\nreserve = ", std::llround(h.reserve),
@@ -101,10 +105,13 @@ std::string hardware_toml(const Hardware& h) {
       "\nattention_efficiency = ", h.attention_efficiency,
       "\nmemory_efficiency = ", h.memory_efficiency, "\nlaunch = ", h.launch,
       "\nkernel_start = ", h.kernel_start, "\nlogit_bytes = ", h.logit_bytes,
-      "\ngradient_passes = ", h.gradient_passes, "\ninside = ", link(h.inside),
-      "\nbetween = ", link(h.between), "\nrail_share = ", h.rail_share, "\nper_node = ", h.per_node,
-      "\ncpu = ", h.cpu ? "true" : "false", "\ntessera = ", h.tessera ? "true" : "false",
-      "\nwatts = ", h.watts, "\nprice_per_hour = ", h.price_per_hour, "\n");
+      "\ngradient_passes = ", h.gradient_passes, "\naccumulate_passes = ", h.accumulate_passes,
+      "\nlayer_launches = ", h.layer_launches, "\ninside = ", link(h.inside),
+      "\nbetween = ", link(h.between), h.nics > 0 ? str("\nnics = ", h.nics) : "", levels,
+      "\nper_node = ", h.per_node, "\ninterference = ", h.interference, "\nkind = \"", h.kind,
+      "\"\ncpu = ", h.cpu ? "true" : "false",
+      h.software.empty() ? "" : str("\nsoftware = \"", h.software, "\""), "\nwatts = ", h.watts,
+      "\nprice_per_hour = ", h.price_per_hour, "\n");
 }
 
 }  // namespace tessera::planner

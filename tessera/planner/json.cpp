@@ -38,7 +38,8 @@ Json question_json(const Question& q) {
   json["gpus"] = q.world();
   for (const Axis& axis : q.axes.written()) json[std::string(axis.name)] = axis.size;
   json["sequence_parallel"] = q.sequence_parallel;
-  json["slice_hops"] = q.slice_hops;
+  json["slice_hops"] = q.slice_hops.value_or(false);
+  json["order"] = q.order;
   json["zero"] = q.zero;
   json["layout"] = q.layout.name;
   json["grad_reduce"] = q.policy() == ReducePolicy::each ? "each" : "last";

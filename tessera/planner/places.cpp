@@ -1,22 +1,49 @@
 #include "tessera/planner/places.h"
 
+#include <algorithm>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
 namespace tessera::planner {
 
-std::vector<AxisSize> axis_order(const Question& q) {
-  return {{"tp", q.tp()}, {"dp", q.dp()}, {"pp", q.pp()}};
+std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
+  std::vector<AxisSize> all;
+  std::size_t begin = 0;
+  while (begin <= order.size()) {
+    const std::size_t end = std::min(order.find(',', begin), order.size());
+    const std::string_view name = order.substr(begin, end - begin);
+    const bool known = std::find(kAxisNames.begin(), kAxisNames.end(), name) != kAxisNames.end();
+    const bool again = std::any_of(all.begin(), all.end(),
+                                   [&](const AxisSize& each) { return each.name == name; });
+    if (!known || again) break;
+    all.push_back({std::string(name), axes.size(name)});
+    begin = end + 1;
+  }
+  if (all.size() != kAxes || begin <= order.size()) {
+    throw UsageError(str("got ", quote(order),
+                         ", wanted dp, tp and pp once each, innermost first, such as ",
+                         kUsualOrder));
+  }
+  return all;
+}
+
+std::vector<AxisSize> axis_order(const Question& q) { return in_order(q.order, q.axes); }
+
+Places places_on(const Topology& topology, const std::vector<AxisSize>& order) {
+  Places result;
+  result.topology = topology;
+  result.tp = axis_place(topology, order, "tp");
+  result.dp = axis_place(topology, order, "dp");
+  result.hop = neighbour_place(topology, order, "pp");
+  // As far apart as stages can be, and no more of them at work than in a hop.
+  result.tied = result.hop;
+  result.tied.span = axis_place(topology, order, "pp").span;
+  return result;
 }
 
 Places places(const Question& q) {
-  Places result;
-  result.topology = q.hardware.topology(q.per_node);
-  const std::vector<AxisSize> order = axis_order(q);
-  result.tp = axis_place(result.topology, order, "tp");
-  result.dp = axis_place(result.topology, order, "dp");
-  result.hop = neighbour_place(result.topology, order, "pp");
-  // As far apart as stages can be, and no more of them at work than in a hop.
-  result.tied = result.hop;
-  result.tied.span = axis_place(result.topology, order, "pp").span;
-  return result;
+  return places_on(q.hardware.topology(q.per_node), axis_order(q));
 }
 
 }  // namespace tessera::planner

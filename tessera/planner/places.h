@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/planner/question.h"
@@ -19,6 +20,9 @@ struct Places {
     return collective_cost(topology, kind, bytes, place).seconds(topology);
   }
 };
+Places places_on(const Topology& topology, const std::vector<AxisSize>& order);
+// "tp,dp,pp" with the sizes of the axes. Throws UsageError unless each of them is there once.
+std::vector<AxisSize> in_order(std::string_view order, const Axes& axes);
 // The axes of a run, innermost first.
 std::vector<AxisSize> axis_order(const Question& settled);
 Places places(const Question& settled);

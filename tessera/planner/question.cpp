@@ -5,6 +5,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/parameters.h"
+#include "tessera/planner/places.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
@@ -103,6 +104,14 @@ void settle_mesh(Question& q) {
   }
 }
 
+void settle_order(Question& q) {
+  try {
+    axis_order(q);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--order: ", error.what()));
+  }
+}
+
 void settle_batch(Question& q) {
   in_range("micro-batch", q.micro_batch, 0, kMostSamples);
   in_range("grad-accum", q.grad_accum, 0, kMostSamples);
@@ -187,8 +196,13 @@ void check_cuts(const Question& q) {
 void settle_software(Question& q) {
   const bool cpu = q.hardware.cpu;
   if (!q.gpu) q.gpu = !cpu;
-  const bool ours = cpu || q.hardware.tessera;
-  if (!q.software) q.software = ours ? Software::tessera : Software::megatron;
+  if (!q.software) {
+    q.software =
+        cpu ? Software::tessera
+            : parse_software(q.hardware.software.empty() ? "megatron" : q.hardware.software);
+  }
+  q.hardware.run_by(name(*q.software));
+  if (!q.slice_hops) q.slice_hops = q.software == Software::megatron;
   const bool shares = cpu && q.nodes == 1 && q.dp() > 1;
   if (q.gather == Gather::alias && !shares && q.dp() > 1 && q.zero == 3) {
     throw UsageError(str("--gather: got alias, which needs ranks of one host that share memory; ",
@@ -219,11 +233,32 @@ void check_countable(const Question& q) {
 }  // namespace
 
 std::string_view name(Software software) {
-  return software == Software::tessera ? "tessera" : "megatron";
+  switch (software) {
+    case Software::tessera: return "tessera";
+    case Software::pytorch: return "pytorch";
+    default: return "megatron";
+  }
+}
+
+std::string_view title(Software software) {
+  switch (software) {
+    case Software::tessera: return "Tessera";
+    case Software::pytorch: return "PyTorch";
+    default: return "Megatron-LM";
+  }
+}
+
+Software parse_software(std::string_view text) {
+  for (const Software each : {Software::megatron, Software::tessera, Software::pytorch}) {
+    if (text == name(each)) return each;
+  }
+  throw UsageError(str("--software: got ", quote(text), ", wanted megatron, pytorch or tessera",
+                       did_you_mean(text, {"megatron", "pytorch", "tessera"})));
 }
 
 Question settle(Question q) {
   settle_mesh(q);
+  settle_order(q);
   settle_software(q);
   settle_model(q);
   sharding_of_stage(q.zero);

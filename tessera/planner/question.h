@@ -16,11 +16,14 @@ namespace tessera::planner {
 
 enum class Attention : std::uint8_t { fused, unfused };  // unfused keeps the matrix of scores
 
-// [Note: software] Whose run it is: programs keep different things for backward. Megatron-LM's
+// [Note: whose run] Whose run it is: programs keep different things for backward. Megatron-LM's
 // layers keep what Korthikanti et al. (2022) count, dropout's masks among them; Tessera's keep what
 // planner/activations.h counts, and its state is padded: [Note: shards of a parameter].
-enum class Software : std::uint8_t { megatron, tessera };
+// Plain PyTorch keeps much the same as Megatron-LM; how long it takes is its own: hardware.h.
+enum class Software : std::uint8_t { megatron, tessera, pytorch };
 std::string_view name(Software software);
+std::string_view title(Software software);       // as it is written in a sentence
+Software parse_software(std::string_view text);  // throws UsageError
 
 // How stage 3 of Tessera brings parameters together: `alias` where ranks share memory.
 enum class Gather : std::uint8_t { alias, copy };
@@ -32,12 +35,13 @@ struct Question {
   double params = 0;  // of a model known by its size alone: then only state can be asked for
   std::int64_t seq = 0;
 
-  Axes axes{{"dp", 0}};  // dp 0: what gpus or nodes leave, else 1
-  int gpus = 0;          // all of them
+  Axes axes{{"dp", 0}};                          // dp 0: what gpus or nodes leave, else 1
+  int gpus = 0;                                  // all of them
+  std::string order = std::string(kUsualOrder);  // innermost first: [Note: order of axes]
   bool sequence_parallel = false;
   // [Note: slices] Ranks along tp have the same result of a stage. Tessera's pass it on each for
   // itself; Megatron-LM's send a slice each, which those of the next stage gather along tp.
-  bool slice_hops = false;
+  std::optional<bool> slice_hops;  // settled: of Megatron-LM
   int zero = 0;
   StateLayout layout = parse_state_layout("bf16");
   std::optional<ReducePolicy> grad_reduce;
@@ -52,7 +56,7 @@ struct Question {
   Recompute recompute = Recompute::none;
   bool dropout = false;  // of the residual stream, which the fused operations of a GPU cannot
   Attention attention = Attention::fused;
-  std::optional<Software> software;  // settled: of Tessera on a CPU, else Megatron-LM's
+  std::optional<Software> software;  // settled: of Tessera on a CPU, else the hardware's
   std::optional<bool> gpu;           // settled: by the hardware
   std::optional<Gather> gather;      // settled: alias on a CPU's ranks of one host, else copy
   bool cuda_graph = true;            // Tessera on a GPU: a step is launched at once, if it can be

@@ -224,7 +224,8 @@ Question described(const RunSettings& s) {
   q.axes = s.axes;
   q.gpus = narrow(s.gpus, "gpus");
   q.sequence_parallel = s.sequence_parallel;
-  q.slice_hops = s.slice_hops;
+  if (s.slice_hops) q.slice_hops = true;
+  if (!s.axis_order.empty()) q.order = s.axis_order;
   q.zero = static_cast<int>(s.zero);
   q.layout = named("layout", [&] { return parse_state_layout(s.layout); });
   if (s.grad_reduce != "auto") {
@@ -241,7 +242,7 @@ Question described(const RunSettings& s) {
   q.dropout = s.dropout > 0;
   q.attention = s.attention == "fused" ? Attention::fused : Attention::unfused;
   if (!s.software.empty()) {
-    q.software = s.software == "tessera" ? Software::tessera : Software::megatron;
+    q.software = parse_software(s.software);
   }
   if (s.gather != "auto") q.gather = s.gather == "alias" ? Gather::alias : Gather::copy;
   q.prefetch = s.prefetch;
@@ -275,6 +276,7 @@ Question Settings::question(const Catalogue& catalogue) const {
     throw UsageError("--params: a model known by its size alone has no --model and no sizes");
   }
   Question q = described(s);
+  if (has("slice-hops")) q.slice_hops = s.slice_hops;
   q.hardware = named("hardware", [&] { return catalogue.find(s.hardware); });
   if (s.price_per_hour >= 0) q.hardware.price_per_hour = s.price_per_hour;
   if (s.watts >= 0) q.hardware.watts = s.watts;

@@ -49,6 +49,7 @@ struct RunSettings {
   Axes axes{{"dp", 0}};
   bool sequence_parallel = false;
   bool slice_hops = false;
+  std::string axis_order;
   bool overlap_tp = false;
   std::string schedule = "1f1b";
   std::string split = "even";

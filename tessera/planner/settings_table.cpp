@@ -209,9 +209,9 @@ void add_batch(Table& t) {
       .range(0, 0.99)
       .train();
   t.add("software", &S::software,
-        "whose layers they are: what Tessera's keep for backward, or Megatron-LM's")
-      .words({"megatron", "tessera"})
-      .plan_only("cpu: tessera, else megatron");
+        "whose run it is: what its layers keep for backward, and how fast it is on that hardware")
+      .words({"megatron", "pytorch", "tessera"})
+      .plan_only("cpu, h200: tessera, else megatron");
   t.add("attention", &S::attention, "unfused keeps the matrix of scores")
       .words({"fused", "unfused"})
       .plan_only("fused");
@@ -236,9 +236,13 @@ void add_parallelism(Table& t) {
   t.add("overlap-tp", &S::overlap_tp,
         "with --tp: multiply while what the ranks of that axis exchange is on its way")
       .train();
+  t.add("order", &S::axis_order,
+        "of the axes on the devices, innermost first: the ranks of the first fill a node")
+      .type("AXES")
+      .plan_only(kUsualOrder.data());
   t.add("slice-hops", &S::slice_hops,
         "between stages a rank sends 1/tp, gathered again, as Megatron does")
-      .plan_only("false");
+      .plan_only("by the software");
   t.add("schedule", &S::schedule, "order of a pipeline's passes")
       .words(schedule::names())
       .plan("1f1b");

@@ -19,7 +19,9 @@ enum class Algorithm : std::uint8_t { mixed, ring, tree, automatic };
 Algorithm parse_algorithm(std::string_view text);  // throws UsageError
 
 // A level of switches above the nodes, nearest first: so many nodes are joined below one of them,
-// and what leaves it shares links that carry 1/oversubscription of what comes in.
+// and what leaves it shares links that carry 1/oversubscription of what comes in. Adapters are on
+// rails: the same one of every node is on the same switches, so a group with one member in each
+// node stays on its rail and finds no such level in its way.
 struct SwitchLevel {
   int nodes = 0;
   double oversubscription = 1;
@@ -59,9 +61,12 @@ struct GroupPlace {
 //   rings side by side take a part of the buffer each. All groups that cross the border of a node
 //   at the same time share its adapters; one group uses as many of them as belong to its devices
 //   there (nics · m / per_node, one at least), so one that fills the node has them all.
-// - A tree moves 2D for an all-reduce and V for the others, in log2 levels.
+// - A tree moves 2D for an all-reduce and V for the others, in log2 levels. Two binary trees, each
+//   with half of the buffer, send 2D out of a node; between two nodes, where each is the root of
+//   one, just D. `mixed` and `automatic` take that as NCCL does.
 // - A send between nodes uses one adapter, shared with the other devices that send.
-// - Above a switch that does not hold the whole group, what crosses has 1/oversubscription.
+// - Above a switch that does not hold the whole group, what crosses has 1/oversubscription, unless
+//   it stays on a rail.
 struct CollectiveCost {
   double latency = 0;
   double inside_bytes = 0;   // through the link of a device to its node
@@ -75,6 +80,7 @@ CollectiveCost collective_cost(const Topology& topology, Collective kind, double
 
 // [Note: order of axes] Ranks are numbered along the axes of `order`, the first of them innermost,
 // and fill nodes one after another. "tp,dp,pp" keeps tensor parallelism's neighbours nearest.
+inline constexpr std::string_view kUsualOrder = "tp,dp,pp";
 struct AxisSize {
   std::string name;
   int size = 1;

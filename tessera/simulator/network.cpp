@@ -1,65 +1,19 @@
 #include "tessera/simulator/network.h"
 
 #include <algorithm>
-#include <bit>
-
-#include "tessera/core/errors.h"
-#include "tessera/core/text.h"
 
 namespace tessera::simulator {
-namespace {
 
-int levels_of_tree(int n) { return n <= 1 ? 0 : std::bit_width(static_cast<unsigned>(n - 1)); }
-
-CollectiveLoad load_on_levels(const Fabric& fabric, double volume, int m, int nodes) {
-  CollectiveLoad load;
-  if (nodes == 1 || m > 1) load.bytes[kInside] = volume;
-  if (nodes > 1) load.bytes[kBetween] = volume / std::max(1.0, m * fabric.rail_share);
+Load load_of(const planner::CollectiveCost& cost, const planner::Topology& topology) {
+  Load load;
+  load.latency = cost.latency;
+  if (cost.inside_bytes > 0) load.seconds[kInside] = cost.inside_bytes / topology.inside.bandwidth;
+  if (cost.far_bytes > 0) load.seconds[kBetween] = cost.far_bytes / cost.far_bandwidth;
   return load;
 }
 
-}  // namespace
-
-Algorithm parse_algorithm(std::string_view text) {
-  if (text == "mixed") return Algorithm::mixed;
-  if (text == "ring") return Algorithm::ring;
-  if (text == "tree") return Algorithm::tree;
-  if (text == "auto") return Algorithm::automatic;
-  throw UsageError(str("got ", quote(text), ", wanted mixed, ring, tree or auto",
-                       did_you_mean(text, {"mixed", "ring", "tree", "auto"})));
-}
-
-double CollectiveLoad::seconds(const Fabric& fabric) const {
-  double transfer = 0;
-  if (bytes[kInside] > 0) transfer = bytes[kInside] / fabric.inside.bandwidth;
-  if (bytes[kBetween] > 0)
-    transfer = std::max(transfer, bytes[kBetween] / fabric.between.bandwidth);
-  return transfer + latency;
-}
-
-CollectiveLoad collective_load(const Fabric& fabric, planner::Collective kind, double bytes,
-                               int ranks, int per_node) {
-  if (ranks <= 1) return {};
-  const int m = std::clamp(per_node, 1, ranks), nodes = (ranks + m - 1) / m;
-  const int trips = kind == planner::Collective::all_reduce ? 2 : 1;
-  const double volume = trips * (ranks - 1.0) / ranks * bytes;
-  const double near = fabric.inside.latency, far = fabric.between.latency;
-  CollectiveLoad ring = load_on_levels(fabric, volume, m, nodes);
-  ring.latency = trips * ((m - 1) * near + (nodes - 1) * far);
-  CollectiveLoad tree = load_on_levels(fabric, trips == 2 ? 2 * bytes : volume, m, nodes);
-  tree.latency = trips * (levels_of_tree(m) * near + levels_of_tree(nodes) * far);
-  if (fabric.algorithm == Algorithm::mixed) {
-    const int rounds = std::min(nodes - 1, 2 * levels_of_tree(nodes));
-    ring.latency = trips * ((m - 1) * near + rounds * far);
-  }
-  if (fabric.algorithm <= Algorithm::ring) return ring;
-  if (fabric.algorithm == Algorithm::tree) return tree;
-  return ring.seconds(fabric) <= tree.seconds(fabric) ? ring : tree;
-}
-
-Network::Network(const Fabric& fabric, int groups, int members, EventQueue& queue)
-    : fabric_(fabric),
-      members_(members),
+Network::Network(int groups, int members, EventQueue& queue)
+    : members_(members),
       queue_(queue),
       on_port_(static_cast<std::size_t>(groups) * static_cast<std::size_t>(members) * 4),
       groups_(static_cast<std::size_t>(groups)) {
@@ -68,7 +22,7 @@ Network::Network(const Fabric& fabric, int groups, int members, EventQueue& queu
   }
 }
 
-std::uint32_t Network::send(double now, int from, int to, Level level, double bytes) {
+std::uint32_t Network::send(double now, int from, int to, Level level, double seconds) {
   std::uint32_t id = 0;
   if (free_.empty()) {
     id = static_cast<std::uint32_t>(flows_.size());
@@ -78,14 +32,15 @@ std::uint32_t Network::send(double now, int from, int to, Level level, double by
     free_.pop_back();
   }
   Flow& flow = flows_[id];
-  flow.left = bytes;
+  flow.left = 1;
+  flow.alone = seconds;
   flow.rate = 0;
   flow.since = now;
   flow.from = from;
   flow.to = to;
   flow.level = level;
   ++flow.version;
-  if (bytes <= 0) {
+  if (seconds <= 0) {
     queue_.push(now, Event::transferred, id, flow.version);
   } else {
     occupy(now, id, true);
@@ -101,7 +56,7 @@ bool Network::transferred(double now, const Event& event) {
   return true;
 }
 
-void Network::start_collective(double now, int group, const CollectiveLoad& load) {
+void Network::start_collective(double now, int group, const Load& load) {
   Group& each = groups_[static_cast<std::size_t>(group)];
   each.active = true;
   each.load = load;
@@ -109,7 +64,7 @@ void Network::start_collective(double now, int group, const CollectiveLoad& load
   each.collective.rate = 0;
   each.collective.since = now;
   ++each.collective.version;
-  if (load.bytes[kInside] <= 0 && load.bytes[kBetween] <= 0) {
+  if (load.seconds[kInside] <= 0 && load.seconds[kBetween] <= 0) {
     queue_.push(now, Event::reduced, static_cast<std::uint32_t>(group), each.collective.version);
     return;
   }
@@ -129,7 +84,7 @@ bool Network::reduced(double now, const Event& event) {
 int Network::crossing(int device, bool out, Level level) const {
   const Group& group = groups_[static_cast<std::size_t>(group_of(device))];
   const int messages = static_cast<int>(on_port_[port(device, out, level)].size());
-  return messages + (group.active && group.load.bytes[level] > 0 ? 1 : 0);
+  return messages + (group.active && group.load.seconds[level] > 0 ? 1 : 0);
 }
 
 void Network::list(Group& group, std::uint32_t id, bool out, bool on) {
@@ -176,7 +131,7 @@ void Network::re_rate(double now, std::uint32_t id) {
   Flow& flow = flows_[id];
   const int n =
       std::max(crossing(flow.from, true, flow.level), crossing(flow.to, false, flow.level));
-  set_rate(now, flow, bandwidth(flow.level) / n, Event::transferred, id);
+  set_rate(now, flow, 1 / (flow.alone * n), Event::transferred, id);
 }
 
 void Network::re_rate_messages(double now, int group) {
@@ -189,12 +144,11 @@ void Network::re_rate_collective(double now, int id) {
   Group& group = groups_[static_cast<std::size_t>(id)];
   double seconds = 0;
   for (const Level level : {kInside, kBetween}) {
-    if (group.load.bytes[level] <= 0) continue;
+    if (group.load.seconds[level] <= 0) continue;
     const auto& ports = group.ports[level];
     std::size_t most = ports.size() - 1;
     while (most > 0 && ports[most] == 0) --most;
-    seconds = std::max(seconds,
-                       group.load.bytes[level] / bandwidth(level) * static_cast<double>(most + 1));
+    seconds = std::max(seconds, group.load.seconds[level] * static_cast<double>(most + 1));
   }
   set_rate(now, group.collective, 1 / seconds, Event::reduced, static_cast<std::uint32_t>(id));
 }

@@ -1,11 +1,11 @@
 #include "tessera/simulator/run.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/philox.h"
 #include "tessera/core/text.h"
+#include "tessera/simulator/group_run.h"
+#include "tessera/simulator/pace.h"
 
 namespace tessera::simulator {
 
@@ -13,21 +13,36 @@ using schedule::Kind;
 
 Run::Run(const Scenario& scenario, int replicas, int traced)
     : s_(scenario),
+      schedule_(scenario.make_schedule()),
+      places_(scenario.places()),
+      strides_(scenario.strides()),
       replicas_(replicas),
       traced_(traced),
-      programs_(make_programs(scenario)),
-      network_(scenario.fabric, scenario.pp(), replicas, queue_),
+      programs_(make_programs(scenario, schedule_)),
+      network_(scenario.pp(), replicas, queue_),
       workers_(static_cast<std::size_t>(scenario.pp()) * static_cast<std::size_t>(replicas)),
       groups_(static_cast<std::size_t>(scenario.pp())),
-      waiting_(workers_.size() * static_cast<std::size_t>(scenario.schedule.chunks) * 2, 0) {
+      waiting_(workers_.size() * static_cast<std::size_t>(schedule_.chunks) * 2, 0),
+      slow_(slowness(scenario)) {
   for (std::size_t w = 0; w < workers_.size(); ++w) {
     workers_[w].p = static_cast<int>(w) / replicas_;
   }
-  if (!s_.stragglers.empty()) {
-    slow_.assign(static_cast<std::size_t>(s_.world()), 1.0);
-    for (const Straggler& each : s_.stragglers) {
-      slow_[static_cast<std::size_t>(each.rank)] *= each.factor;
+  for (const Program& program : programs_) {
+    auto& loads = loads_.emplace_back();
+    for (const Program::Transfers& each : program.chunks) {
+      loads.push_back(
+          {load_of(each.gather.cost, s_.topology), load_of(each.reduce.cost, s_.topology)});
     }
+  }
+  for (const Level level : {kInside, kBetween}) {
+    Load& hop = hop_[level];
+    if (s_.hop_bytes > 0) {
+      const planner::GroupPlace near{2, 2, 1, 1};
+      hop = load_of(collective_cost(s_.topology, planner::Collective::send, s_.hop_bytes,
+                                    level == kInside ? near : places_.hop),
+                    s_.topology);
+    }
+    hop.latency += s_.hop_latency;
   }
 }
 
@@ -36,7 +51,7 @@ Result Run::result() {
   while (!queue_.empty()) handle(queue_.pop());
   for (const Worker& worker : workers_) {
     if (worker.state == State::done) continue;
-    throw Error(str("schedule ", s_.schedule.name, ": pipeline rank ", worker.p,
+    throw Error(str("schedule ", s_.schedule, ": pipeline rank ", worker.p,
                     " waits for ever at action ", worker.op));
   }
   sum_tied();
@@ -73,11 +88,11 @@ void Run::sum_tied() {
   for (int d = 0; d < replicas_; ++d) {
     const auto a = static_cast<std::uint32_t>(d);
     const auto b = static_cast<std::uint32_t>(last * replicas_ + d);
-    const bool same_node = s_.node(s_.rank(0, d)) == s_.node(s_.rank(last, d));
+    const bool same_node = s_.node(strides_.rank(0, d)) == s_.node(strides_.rank(last, d));
     const double begin = std::max(workers_[a].since, workers_[b].since);
-    const double end = begin + collective_load(s_.fabric, planner::Collective::all_reduce,
-                                               s_.tied_bytes, 2, same_node ? 2 : 1)
-                                   .seconds(s_.fabric);
+    const double end =
+        begin + places_.seconds(planner::Collective::all_reduce, s_.tied_bytes,
+                                same_node ? planner::GroupPlace{2, 2, 1, 1} : places_.tied);
     for (const std::uint32_t w : {a, b}) {
       Worker& worker = workers_[w];
       worker.time.bubble += begin - worker.since;
@@ -92,8 +107,8 @@ void Run::sum_tied() {
 void Run::start() {
   for (std::uint32_t w = 0; w < workers_.size(); ++w) {
     const Program& mine = program(workers_[w]);
-    ask_gathers(w, mine.gathers_at_start, 0);
-    if (mine.wait_at_start) workers_[w].wait_for = workers_[w].announced;
+    ask_gathers(w, mine.start.gathers, 0);
+    if (mine.start.wait) workers_[w].wait_for = workers_[w].announced;
   }
   for (std::uint32_t w = 0; w < workers_.size(); ++w) advance(w, 0);
 }
@@ -104,12 +119,13 @@ void Run::handle(const Event& event) {
       Worker& worker = workers_[event.id];
       const Op& op = program(worker).ops[worker.op];
       record(event.id, Span::computing, name(op.kind), op.micro, op.chunk,
-             event.time - worker.piece_seconds, event.time);
+             event.time - worker.piece_seconds - worker.debt, event.time);
+      worker.debt = s_.interference * (group(worker).running_until(event.time) - worker.beside);
       if (++worker.piece == op.pieces) {
         worker.piece = 0;
         if (op.blocking) {
           for (int i = 0; i < op.reduces; ++i) {
-            announce(event.id, event.time, op.reduce_bytes, false, event.time);
+            announce(event.id, event.time, op.chunk, false, event.time);
           }
           worker.wait_for = worker.announced;
         }
@@ -133,8 +149,9 @@ void Run::handle(const Event& event) {
     case Event::reduced:
       if (network_.reduced(event.time, event)) {
         const Group& group = groups_[event.id];
-        const double latency =
-            load_of(group.collectives[static_cast<std::size_t>(group.done)]).latency;
+        const double latency = load(static_cast<int>(event.id),
+                                    group.collectives[static_cast<std::size_t>(group.done)])
+                                   .latency;
         if (latency > 0) {
           queue_.push(event.time + latency, Event::finished, event.id);
         } else {
@@ -164,12 +181,14 @@ void Run::advance(std::uint32_t w, double now) {
     }
     ++worker.op;
   }
-  for (const Program::Reduce& reduce : mine.tail) {
-    for (int i = 0; i < reduce.buckets; ++i) announce(w, now, reduce.bytes, false, now);
+  const double through = now + worker.debt;
+  for (const Op& op : mine.ops) {
+    for (int i = 0; i < op.late_reduces; ++i) announce(w, through, op.chunk, false, now);
   }
-  worker.since = now;
+  worker.since = through;
+  worker.time.dp += worker.debt;
   worker.state = State::finishing;
-  if (group(worker).done >= worker.announced) finish(w, now);
+  if (group(worker).done >= worker.announced) finish(w, through);
 }
 
 bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
@@ -187,48 +206,36 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
   }
   if (op.gathers) {
     ++worker.gathers_used;
-    ask_gathers(w, worker.gathers_used + program(worker).prefetch, now);
+    ask_gathers(w, worker.gathers_used + s_.prefetch(), now);
   }
   if (worker.piece == 0) begin_op(worker, w, op);
+  worker.beside = mine.running_until(now);
+  worker.time.dp += worker.debt;
   if (op.reduces > 0 && !op.blocking) announce_reduces(w, op, now);
-  queue_.push(now + worker.piece_seconds, Event::computed, w);
+  queue_.push(now + worker.piece_seconds + worker.debt, Event::computed, w);
   return true;
 }
 
 // How long this operation takes on this worker. The tp neighbours wait for their slowest.
 void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
-  double slowest = 1, mean = 1;
-  if (s_.irregular()) {
-    slowest = mean = 0;
-    const int first = s_.rank(worker.p, static_cast<int>(w) % replicas_);
-    for (int rank = first; rank < first + s_.tp(); ++rank) {
-      double factor = slow_.empty() ? 1.0 : slow_[static_cast<std::size_t>(rank)];
-      if (s_.jitter > 0) {
-        const Philox random(s_.seed, static_cast<std::uint64_t>(rank));
-        const double normal = random.normal(static_cast<std::uint64_t>(worker.computed));
-        factor *= std::exp(s_.jitter * normal - 0.5 * s_.jitter * s_.jitter);
-      }
-      slowest = std::max(slowest, factor);
-      mean += factor / s_.tp();
-    }
-  }
-  ++worker.computed;
-  const double seconds = op.work * slowest + op.tp;
-  worker.time.compute += op.work * mean;
-  worker.time.tp += seconds - op.work * mean;
+  const Pace pace = pace_of(s_, slow_, strides_.rank(worker.p, static_cast<int>(w) % replicas_),
+                            strides_.tp, worker.computed++);
+  const double seconds = op.work * pace.slowest + op.tp;
+  worker.time.compute += op.work * pace.mean;
+  worker.time.tp += seconds - op.work * pace.mean;
   worker.piece_seconds = seconds / op.pieces;
 }
 
 // Bucket i of n is ready after (i + 1) / n of the operation.
 void Run::announce_reduces(std::uint32_t w, const Op& op, double now) {
   const Worker& worker = workers_[w];
-  const double piece_seconds = worker.piece_seconds;
+  const double piece_seconds = worker.piece_seconds + worker.debt;
   const int piece = worker.piece;
   const std::int64_t n = op.reduces;
   const auto before = [&](int piece_index) { return n * piece_index / op.pieces; };
   for (std::int64_t i = before(piece); i < before(piece + 1); ++i) {
     const double share = static_cast<double>(i + 1) * op.pieces / static_cast<double>(n) - piece;
-    announce(w, now + piece_seconds * share, op.reduce_bytes, false, now);
+    announce(w, now + piece_seconds * share, op.chunk, false, now);
   }
 }
 
@@ -247,17 +254,18 @@ void Run::send(std::uint32_t w, const Op& op, double now) {
   Worker& worker = workers_[w];
   const int d = static_cast<int>(w) % replicas_;
   const int to = op.peer * replicas_ + d;
-  const bool same_node = s_.node(s_.rank(worker.p, d)) == s_.node(s_.rank(op.peer, d));
+  const bool same_node = s_.node(strides_.rank(worker.p, d)) == s_.node(strides_.rank(op.peer, d));
   const Level level = same_node ? kInside : kBetween;
-  const std::uint32_t flow = network_.send(now, static_cast<int>(w), to, level, s_.hop_bytes);
+  const Load& load = hop_[level];
+  const std::uint32_t flow =
+      network_.send(now, static_cast<int>(w), to, level, load.seconds[level]);
   if (messages_.size() <= flow) messages_.resize(flow + 1);
-  const planner::Link& link = same_node ? s_.fabric.inside : s_.fabric.between;
   Message& message = messages_[flow];
   message.to = static_cast<std::uint32_t>(to);
   message.channel = static_cast<std::uint32_t>(
       channel(message.to, op.peer_chunk, op.kind == Kind::send_gradient));
   message.sent = now;
-  message.latency = s_.hop_latency + (s_.hop_bytes > 0 ? link.latency : 0);
+  message.latency = load.latency;
   worker.time.sent_pp += s_.hop_bytes;
 }
 
@@ -283,27 +291,27 @@ void Run::arrived(std::uint32_t flow, double now) {
 
 void Run::ask_gathers(std::uint32_t w, int upto, double now) {
   Worker& worker = workers_[w];
-  const auto& bytes = program(worker).gathers;
-  const int most = std::min(upto, static_cast<int>(bytes.size()));
+  const auto& chunks = program(worker).gathers;
+  const int most = std::min(upto, static_cast<int>(chunks.size()));
   while (worker.gathers_asked < most) {
-    const double size = bytes[static_cast<std::size_t>(worker.gathers_asked++)];
-    announce(w, now, size, true, now);
+    const int chunk = chunks[static_cast<std::size_t>(worker.gathers_asked++)];
+    announce(w, now, chunk, true, now);
   }
 }
 
-void Run::announce(std::uint32_t w, double ready, double bytes, bool gather, double now) {
+void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, double now) {
   Worker& worker = workers_[w];
   Group& mine = group(worker);
   const int number = worker.announced++;
   if (number == static_cast<int>(mine.collectives.size())) {
-    mine.collectives.push_back({replicas_, 0, bytes, gather});
+    mine.collectives.push_back({replicas_, 0, chunk, gather});
     if (gather) mine.gathers.push_back(number);
   }
   Collective& collective = mine.collectives[static_cast<std::size_t>(number)];
   collective.ready = std::max(collective.ready, ready);
   --collective.missing;
-  const double parts = gather || s_.zero > 0 ? 1 : 2;
-  worker.time.sent_dp += parts * (s_.dp() - 1.0) / s_.dp() * bytes;
+  const Program::Transfers& transfers = program(worker).chunks[static_cast<std::size_t>(chunk)];
+  worker.time.sent_dp += sent_bytes(gather ? transfers.gather : transfers.reduce, s_.dp());
   if (collective.missing == 0 && number == mine.done && !mine.busy) {
     plan_collective(worker.p, now);
   }
@@ -316,24 +324,25 @@ void Run::plan_collective(int p, double now) {
   queue_.push(std::max(now, ready), Event::ready, static_cast<std::uint32_t>(p));
 }
 
-CollectiveLoad Run::load_of(const Collective& collective) const {
-  const auto kind = collective.gather ? planner::Collective::all_gather
-                    : s_.zero > 0     ? planner::Collective::reduce_scatter
-                                      : planner::Collective::all_reduce;
-  return collective_load(s_.fabric, kind, collective.bytes, s_.dp(), s_.dp_per_node());
+const Load& Run::load(int p, const Collective& collective) const {
+  const Loads& loads =
+      loads_[static_cast<std::size_t>(p)][static_cast<std::size_t>(collective.chunk)];
+  return collective.gather ? loads.gather : loads.reduce;
 }
 
 void Run::begin_collective(int p, double now) {
   Group& mine = groups_[static_cast<std::size_t>(p)];
   mine.began = now;
-  network_.start_collective(now, p, load_of(mine.collectives[static_cast<std::size_t>(mine.done)]));
+  mine.running = true;
+  network_.start_collective(now, p, load(p, mine.collectives[static_cast<std::size_t>(mine.done)]));
 }
 
 void Run::end_collective(int p, double now) {
   Group& mine = groups_[static_cast<std::size_t>(p)];
   const Collective done = mine.collectives[static_cast<std::size_t>(mine.done)];
   ++mine.done;
-  mine.busy = false;
+  mine.busy = mine.running = false;
+  mine.ran += now - mine.began;
   const auto next = static_cast<std::size_t>(mine.done);
   if (next < mine.collectives.size() && mine.collectives[next].missing == 0) {
     plan_collective(p, now);
@@ -349,8 +358,9 @@ void Run::end_collective(int p, double now) {
       worker.time.dp += now - worker.since;
       advance(w, now);
     } else if (worker.state == State::finishing && mine.done >= worker.announced) {
-      worker.time.dp += now - worker.since;
-      finish(w, now);
+      const double end = std::max(now, worker.since);
+      worker.time.dp += end - worker.since;
+      finish(w, end);
     }
   }
 }
@@ -364,7 +374,11 @@ void Run::finish(std::uint32_t w, double now) {
 Result simulate(const Scenario& scenario, const Options& options) {
   check(scenario);
   const bool one = !options.full && scenario.symmetric();
-  return Run(scenario, one ? 1 : scenario.dp(), options.traced).result();
+  const int replicas = one ? 1 : scenario.dp();
+  if (scenario.pp() == 1 && options.traced == 0 && !options.by_events) {
+    return run_group(scenario, replicas);
+  }
+  return Run(scenario, replicas, options.traced).result();
 }
 
 }  // namespace tessera::simulator

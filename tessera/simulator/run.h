@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "tessera/simulator/events.h"
@@ -15,7 +16,8 @@ namespace tessera::simulator {
 // waiting, and waits where a message or a gather is not there yet. The dp group of a pipeline rank
 // runs its collectives one after another, in the order in which all members ask for them; one
 // begins when the last member is ready. When a piece begins, its end is known, so gradients are
-// announced then with the time at which they will be ready: that saves an event for each.
+// announced then with the time at which they will be ready: that saves an event for each. What ran
+// beside a piece makes the next one longer: `interference`.
 class Run {
  public:
   Run(const Scenario& scenario, int replicas, int traced);
@@ -33,14 +35,16 @@ class Run {
     int gathers_used = 0;
     int wait_for = 0;  // collectives that must be done before it may compute
     double piece_seconds = 0;
-    double since = 0;  // when it began to wait, or was through
+    double beside = 0;  // how long its group's collectives had run when the piece began
+    double debt = 0;    // seconds that those beside the last piece have cost
+    double since = 0;   // when it began to wait, or was through
     State state = State::moving;
     RankTime time;
   };
   struct Collective {
     int missing = 0;   // members that have not asked for it yet
     double ready = 0;  // when the last of the others is
-    double bytes = 0;
+    int chunk = 0;
     bool gather = false;
   };
   struct Group {
@@ -48,7 +52,10 @@ class Run {
     std::vector<int> gathers;  // which of them are
     int done = 0;
     bool busy = false;  // one is under way or about to begin
+    bool running = false;
     double began = 0;
+    double ran = 0;  // seconds, of those that are done
+    double running_until(double now) const { return ran + (running ? now - began : 0); }
   };
   struct Message {
     std::uint32_t to = 0;
@@ -71,14 +78,14 @@ class Run {
 
   void arrived(std::uint32_t flow, double now);
   void ask_gathers(std::uint32_t w, int upto, double now);
-  void announce(std::uint32_t w, double ready, double bytes, bool gather, double now);
+  void announce(std::uint32_t w, double ready, int chunk, bool gather, double now);
   void plan_collective(int p, double now);
   void begin_collective(int p, double now);
   void end_collective(int p, double now);
-  CollectiveLoad load_of(const Collective& collective) const;
+  const Load& load(int p, const Collective& collective) const;
 
   std::size_t channel(std::uint32_t w, int chunk, bool gradient) const {
-    return (static_cast<std::size_t>(w) * static_cast<std::size_t>(s_.schedule.chunks) +
+    return (static_cast<std::size_t>(w) * static_cast<std::size_t>(schedule_.chunks) +
             static_cast<std::size_t>(chunk)) *
                2 +
            (gradient ? 1 : 0);
@@ -96,9 +103,17 @@ class Run {
   }
 
   const Scenario& s_;
+  schedule::Schedule schedule_;
+  planner::Places places_;
+  planner::RankStrides strides_;
   int replicas_;
   int traced_;
   std::vector<Program> programs_;  // [pipeline rank]
+  struct Loads {
+    Load gather, reduce;
+  };
+  std::vector<std::vector<Loads>> loads_;  // [pipeline rank][chunk]
+  std::array<Load, 2> hop_;                // [level]
   EventQueue queue_;
   Network network_;
   std::vector<Worker> workers_;    // [p · replicas + d]

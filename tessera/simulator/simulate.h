@@ -45,9 +45,9 @@ struct Result {
   int replicas = 1;             // that were simulated: 1 stands for all where they are alike
   std::vector<RankTime> ranks;  // [p · replicas + d], each for all its tp neighbours
   RankTime mean;
-  double utilisation = 0;  // computing, of the step and all ranks
-  double bubble = 0;       // idle for other stages, likewise
-  std::uint64_t events = 0;
+  double utilisation = 0;    // computing, of the step and all ranks
+  double bubble = 0;         // idle for other stages, likewise
+  std::uint64_t events = 0;  // 0: without events
   std::vector<Span> spans;
 
   const RankTime& at(int p, int d = 0) const {
@@ -57,8 +57,9 @@ struct Result {
 };
 
 struct Options {
-  bool full = false;  // simulate every replica, though one would do
-  int traced = 0;     // record spans for so many ranks, replica by replica
+  bool full = false;       // simulate every replica, though one would do
+  int traced = 0;          // record spans for so many ranks, replica by replica
+  bool by_events = false;  // though without a pipeline [Note: lockstep] says the same at once
 };
 
 // Throws UsageError for a scenario that cannot be.

@@ -131,9 +131,9 @@ TEST(StepTime, ChunksAddUpToTheStepsCompute) {
   Question q = question();
   q.axes.set("tp", 2), q.grad_accum = 3;
   q = settle(q);
-  const auto times = chunk_times(q);
-  ASSERT_EQ(times.size(), 1U);
-  const ChunkTime& c = times[0][0];
+  const auto chunks = describe_step(q).chunks;
+  ASSERT_EQ(chunks.size(), 1U);
+  const StepChunk& c = chunks[0][0];
   const StepTime t = step_time(q);
   EXPECT_NEAR(3 * (c.forward + c.backward_input + c.backward_weight), t.compute + t.tp, 1e-9);
   EXPECT_NEAR(3 * (c.tp_forward + c.tp_backward), t.tp, 1e-9);

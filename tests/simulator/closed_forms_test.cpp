@@ -14,15 +14,23 @@ namespace {
 
 constexpr int kMostRanks = 16, kMostMicros = 64;
 
-Fabric plain_fabric(double bandwidth = 1e9, double latency = 0) {
-  return {{bandwidth, latency}, {bandwidth, latency}, 8, Algorithm::ring};
+using Chunk = planner::StepChunk;
+
+// Nodes of one device: every link is alike, and none is shared.
+planner::Topology plain_topology(double bandwidth = 1e9, double latency = 0, int per_node = 8) {
+  planner::Topology t;
+  t.inside = t.nic = {bandwidth, latency};
+  t.per_node = t.nics = per_node;
+  t.algorithm = planner::Algorithm::ring;
+  return t;
 }
 
-Scenario pipeline(schedule::Schedule schedule, const Chunk& chunk) {
+Scenario pipeline(const schedule::Schedule& schedule, const Chunk& chunk) {
   Scenario s;
-  s.schedule = std::move(schedule);
-  s.chunks = equal_chunks(s.schedule, chunk);
-  s.fabric = plain_fabric();
+  s.schedule = schedule.name;
+  s.micros = schedule.micros;
+  s.chunks = planner::equal_chunks(schedule.ranks, schedule.chunks, chunk);
+  s.topology = plain_topology();
   return s;
 }
 
@@ -116,7 +124,7 @@ TEST(ClosedForms, GpipeHops) {
 TEST(ClosedForms, RingAtTheEnd) {
   for (int dp : {2, 3, 4, 8, 16, 64, 100}) {
     Scenario s = pipeline(schedule::one_f_one_b(1, 3), times(1, 2));
-    s.fabric = {{1e11, 2e-6}, {1e11, 2e-6}, 1, Algorithm::ring};
+    s.topology = plain_topology(1e11, 2e-6, 1);
     s.axes.set("dp", dp);
     s.overlap_grad_reduce = false;
     s.bucket_bytes = 1e12;
@@ -138,7 +146,7 @@ TEST(ClosedForms, OverlappedBuckets) {
     for (int n : {1, 2, 5, 10}) {
       Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(1, 2));
       s.axes.set("dp", 2);  // an all-reduce of D sends D
-      s.fabric = plain_fabric(1e9);
+      s.topology = plain_topology(1e9);
       s.bucket_bytes = bucket_seconds * 1e9;
       for (auto& chunk : s.chunks[0]) chunk.grad_bytes = n * s.bucket_bytes;
       const double gap = 2.0 / n;
@@ -219,8 +227,11 @@ TEST(ClosedForms, BadScenariosAreRefused) {
   refused([](Scenario& s) { s.axes.set("dp", 0); });
   refused([](Scenario& s) { s.zero = 4; });
   refused([](Scenario& s) { s.jitter = -1; });
-  refused([](Scenario& s) { s.fabric.inside.bandwidth = 0; });
-  refused([](Scenario& s) { s.chunks.pop_back(); });
+  refused([](Scenario& s) { s.topology.inside.bandwidth = 0; });
+  refused([](Scenario& s) { s.chunks.clear(); });
+  refused([](Scenario& s) { s.chunks[0].pop_back(); });
+  refused([](Scenario& s) { s.interference = -1; });
+  refused([](Scenario& s) { s.order = "tp,dp"; });
   refused([](Scenario& s) { s.chunks[0][0].forward = -1; });
   refused([](Scenario& s) { s.chunks[0][0].forward = std::nan(""); });
   refused([](Scenario& s) { s.stragglers.push_back({2, 1.5}); });

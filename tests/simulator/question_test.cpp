@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/planner/layer_time.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/settings.h"
 #include "tessera/simulator/simulate.h"
@@ -16,6 +15,12 @@ planner::Question ask(const Given& given) {
   planner::Settings settings;
   for (const auto& [key, value] : given) settings.set(key, value);
   return planner::settle(settings.question(planner::Catalogue()));
+}
+
+Scenario scenario_of(const planner::Question& settled) {
+  Scenario scenario;
+  static_cast<planner::Step&>(scenario) = planner::describe_step(settled);
+  return scenario;
 }
 
 const std::vector<Given> kQuestions = {
@@ -41,21 +46,6 @@ const std::vector<Given> kQuestions = {
     {{"model", "gpt2-774m"}, {"pp", "4"}, {"schedule", "zb-h1"}, {"grad-accum", "16"}},
 };
 
-// The planner's closed forms and the events are two ways to the same number. The planner takes
-// the slowest stage for all and hides communication wholesale, so they differ a little.
-TEST(Questions, PlannerAndSimulatorAgree) {
-  for (std::size_t i = 0; i < kQuestions.size(); ++i) {
-    const planner::Question q = ask(kQuestions[i]);
-    const double planned = planner::step_time(q).step();
-    const Result result = simulate(scenario_of(q));
-    // The planner charges transfers that overlap with half their time, for slowing down the kernels
-    // beside them; here they are free.
-    EXPECT_LT(result.step / planned, 1.05) << "question " << i;
-    EXPECT_GT(result.step / planned, 0.80) << "question " << i;
-    EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step);
-  }
-}
-
 TEST(Questions, BytesAreThePlans) {
   for (std::size_t i = 0; i < kQuestions.size(); ++i) {
     const planner::Question q = ask(kQuestions[i]);
@@ -64,26 +54,6 @@ TEST(Questions, BytesAreThePlans) {
     for (const RankTime& rank : result.ranks) most = std::max(most, rank.sent_dp);
     const double planned = planner::traffic_of(q).dp;
     EXPECT_NEAR(most, planned, 1e-9 * planned) << "question " << i;
-  }
-}
-
-// A collective alone takes what the planner says it takes.
-TEST(Questions, CollectivesAreThePlanners) {
-  for (const char* name : {"a100-80", "h100"}) {
-    const planner::Hardware hardware = planner::Catalogue().find(name);
-    const Fabric fabric{hardware.inside, hardware.between, hardware.per_node, Algorithm::mixed,
-                        hardware.rail_share};
-    for (int ranks = 1; ranks <= 4096; ranks = ranks * 3 / 2 + 1) {
-      for (const int per_node : {1, 2, 4, 8}) {
-        for (const auto kind :
-             {planner::Collective::all_reduce, planner::Collective::reduce_scatter,
-              planner::Collective::all_gather}) {
-          const double want = planner::collective_time(hardware, kind, 3e8, ranks, per_node);
-          const double got = collective_load(fabric, kind, 3e8, ranks, per_node).seconds(fabric);
-          EXPECT_NEAR(got, want, 1e-9 * std::max(1.0, want)) << ranks << " " << per_node;
-        }
-      }
-    }
   }
 }
 

@@ -12,13 +12,13 @@ namespace {
 SweepCase data_parallel(int dp, double bandwidth, double latency) {
   SweepCase one;
   Scenario& s = one.scenario;
-  s.schedule = schedule::one_f_one_b(1, 1);
-  Chunk chunk;
+  planner::StepChunk chunk;
   chunk.forward = 0.4;
   chunk.backward_input = chunk.backward_weight = 0.3;
   chunk.grad_bytes = chunk.param_bytes = 1e9;
-  s.chunks = equal_chunks(s.schedule, chunk);
-  s.fabric = {{bandwidth, latency}, {bandwidth, latency}, 8, Algorithm::ring};
+  s.chunks = planner::equal_chunks(1, 1, chunk);
+  s.topology.inside = s.topology.nic = {bandwidth, latency};
+  s.topology.algorithm = planner::Algorithm::ring;
   s.axes.set("dp", dp);
   one.tokens = 1000.0 * dp;
   return one;

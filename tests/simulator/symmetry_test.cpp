@@ -11,8 +11,9 @@ namespace {
 
 Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
   Scenario s;
-  s.schedule = schedule::make(name, p, k, 2);
-  Chunk chunk;
+  s.schedule = name;
+  s.micros = k;
+  planner::StepChunk chunk;
   chunk.forward = 1e-3;
   chunk.backward_input = 1.2e-3;
   chunk.backward_weight = 0.8e-3;
@@ -21,10 +22,13 @@ Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
   chunk.grad_bytes = 1.2e8;
   chunk.param_bytes = 0.6e8;
   chunk.units = 3;
-  s.chunks = equal_chunks(s.schedule, chunk);
+  s.chunks = planner::equal_chunks(p, schedule::make(name, p, k, 2).chunks, chunk);
   // Uneven stages: the first holds more.
   for (auto& each : s.chunks[0]) each.forward *= 1.3;
-  s.fabric = {{2e11, 2e-6}, {2.5e10, 6e-6}, 8, Algorithm::ring};
+  s.topology.inside = {2e11, 2e-6};
+  s.topology.nic = {2.5e10, 6e-6};
+  s.topology.algorithm = planner::Algorithm::ring;
+  s.interference = 0.3;
   s.axes.set("dp", dp);
   s.axes.set("tp", tp);
   s.hop_bytes = 1.7e7;
@@ -137,6 +141,7 @@ TEST(Irregular, TpNeighboursWaitForTheSlowest) {
 TEST(Spans, CoverTheComputation) {
   Scenario s = scenario("1f1b", 2, 4, 3, 1);
   s.zero = 3;
+  s.interference = 0;  // which is shown as computation and counted as waiting
   const Result r = simulate(s, {.full = true, .traced = 4});
   std::vector<double> computed(r.ranks.size(), 0);
   for (const Span& span : r.spans) {

@@ -1,0 +1,227 @@
+#include "tessera/planner/step.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/layer_time.h"
+#include "tessera/planner/rank_load.h"
+
+namespace tessera::planner {
+namespace {
+
+// More pieces than these are counted in groups of them: their latencies add up, and what overlaps
+// changes by less than one in so many.
+constexpr double kMostPieces = 1024;
+
+// A part of the model, timed; `reduce` is one collective along tp.
+StepChunk part_time(const Hardware& hardware, const PartWork& part, const Work& reduce) {
+  StepChunk time;
+  time.forward = elapsed(hardware, part.forward + reduce * part.forward_reduces);
+  time.tp_forward = time.forward - elapsed(hardware, part.forward);
+  const Work backward = part.recompute + part.backward_input + part.backward_weight;
+  const double all =
+      elapsed(hardware, backward + reduce * (part.recompute_reduces + part.backward_reduces));
+  time.tp_backward = all - elapsed(hardware, backward);
+  // The two halves by what each would take alone.
+  const double weight = elapsed(hardware, part.backward_weight);
+  const double input = elapsed(hardware, part.recompute + part.backward_input);
+  const double own = all - time.tp_backward;
+  time.backward_weight = weight + input > 0 ? own * weight / (weight + input) : 0;
+  time.backward_input = all - time.backward_weight;
+  return time;
+}
+
+void add(StepChunk& to, const StepChunk& part, double times) {
+  to.forward += times * part.forward;
+  to.backward_input += times * part.backward_input;
+  to.backward_weight += times * part.backward_weight;
+  to.tp_forward += times * part.tp_forward;
+  to.tp_backward += times * part.tp_backward;
+}
+
+// As this run sees it: a graph launches its kernels at once.
+Hardware as_launched(const Question& q) {
+  Hardware hardware = q.hardware;
+  if (!q.launches()) hardware.launch = 0;
+  return hardware;
+}
+
+// Reads and writes its state, reads the gradient as often as it is looked at (for its norm, to
+// clip it, to clear it) and writes the parameters.
+double optimizer_time(const Question& q, const Hardware& hardware, double params) {
+  const double per_param =
+      2.0 * q.layout.optimizer() + q.layout.param + q.hardware.gradient_passes * q.layout.grad;
+  const double shard = params / (sharding_of_stage(q.zero).optimizer ? q.dp() : 1);
+  const double launches = q.light_activations() ? 4 : 30;
+  return elapsed(hardware, {pass_time(q.hardware, shard * per_param), launches});
+}
+
+void add_chunks(const Question& q, const Hardware& hardware, Step& step) {
+  const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
+  const StepChunk layer = part_time(hardware, layer_work(q), reduce);
+  const StepChunk embedding = part_time(hardware, embedding_work(q), reduce);
+  const StepChunk head = part_time(hardware, head_work(q), reduce);
+  step.bucket_bytes = 0;
+  for (const auto& shares : stage_shares(q)) {
+    std::vector<StepChunk>& rank = step.chunks.emplace_back();
+    for (const StageShare& share : shares) {
+      StepChunk& chunk = rank.emplace_back();
+      add(chunk, layer, real(share.layers));
+      if (share.embedding) add(chunk, embedding, 1);
+      if (share.head) add(chunk, head, 1);
+      const double params = params_on_rank(q, {share});
+      chunk.grad_bytes = params * q.layout.grad;
+      chunk.param_bytes = params * q.layout.param;
+      chunk.units = std::max(
+          1, static_cast<int>(share.layers) + (share.embedding ? 1 : 0) + (share.head ? 1 : 0));
+    }
+    const double params = params_on_rank(q, shares);
+    step.bucket_bytes = std::max(step.bucket_bytes, bucket_bytes(q, params));
+    step.optimizer = std::max(step.optimizer, optimizer_time(q, hardware, params));
+  }
+}
+
+Transfers in_pieces(const Step& step, const Places& places, Collective kind, double bytes,
+                    double pieces) {
+  Transfers all;
+  all.kind = kind;
+  all.count = static_cast<int>(std::min(pieces, kMostPieces));
+  all.bytes = bytes / all.count;
+  all.cost = collective_cost(step.topology, kind, all.bytes, places.dp);
+  all.cost.latency *= pieces / all.count;
+  all.seconds = all.cost.seconds(step.topology);
+  return all;
+}
+
+void require(bool good, std::string_view what, double got, const char* wanted) {
+  if (!good) throw UsageError(str(what, ": got ", got, ", wanted ", wanted));
+}
+
+void check_chunk(const StepChunk& chunk) {
+  for (const double seconds : {chunk.forward, chunk.backward_input, chunk.backward_weight,
+                               chunk.tp_forward, chunk.tp_backward}) {
+    require(seconds >= 0 && std::isfinite(seconds), "duration of a chunk", seconds,
+            "seconds of at least 0");
+  }
+  for (const double bytes : {chunk.grad_bytes, chunk.param_bytes}) {
+    require(bytes >= 0 && std::isfinite(bytes), "bytes of a chunk", bytes, "at least 0");
+  }
+  require(chunk.units >= 1, "units of a chunk", chunk.units, "at least 1");
+  require(chunk.tp_forward <= chunk.forward, "tensor-parallel part of a forward", chunk.tp_forward,
+          "no more than the forward itself");
+  require(chunk.tp_backward <= chunk.backward(), "tensor-parallel part of a backward",
+          chunk.tp_backward, "no more than the backward itself");
+}
+
+void check_link(const Link& link, const char* what) {
+  require(link.bandwidth > 0 && std::isfinite(link.bandwidth), what, link.bandwidth,
+          "a positive bandwidth in bytes per second");
+  require(link.latency >= 0 && std::isfinite(link.latency), what, link.latency,
+          "a latency of at least 0 s");
+}
+
+}  // namespace
+
+std::vector<AxisSize> Step::ordered() const { return in_order(order, axes.with("pp", pp())); }
+
+Places Step::places() const { return places_on(topology, ordered()); }
+
+RankStrides Step::strides() const {
+  RankStrides strides;
+  int inner = 1;
+  for (const AxisSize& axis : ordered()) {
+    (axis.name == "tp" ? strides.tp : axis.name == "dp" ? strides.dp : strides.pp) = inner;
+    inner *= axis.size;
+  }
+  return strides;
+}
+
+double Step::hop_seconds(const GroupPlace& place) const {
+  if (hop_bytes <= 0) return hop_latency;
+  return hop_latency +
+         collective_cost(topology, Collective::send, hop_bytes, place).seconds(topology);
+}
+
+Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
+  if (dp() == 1 || zero == 0) return {};
+  const double pieces = zero == 3 ? chunk.units : std::ceil(chunk.param_bytes / bucket_bytes);
+  return in_pieces(*this, places, Collective::all_gather, chunk.param_bytes, std::max(1.0, pieces));
+}
+
+Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
+  if (dp() == 1) return {};
+  const double pieces = zero == 3 ? chunk.units : std::ceil(chunk.grad_bytes / bucket_bytes);
+  return in_pieces(*this, places, zero > 0 ? Collective::reduce_scatter : Collective::all_reduce,
+                   chunk.grad_bytes, std::max(1.0, pieces));
+}
+
+std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk) {
+  return std::vector(static_cast<std::size_t>(ranks),
+                     std::vector(static_cast<std::size_t>(chunks), chunk));
+}
+
+Step describe_step(const Question& q) {
+  if (q.state_only()) {
+    throw UsageError(
+        "--params alone says nothing about time; give --model, or --layers --hidden --heads "
+        "--vocab");
+  }
+  Step step;
+  step.schedule = q.schedule;
+  step.micros = q.micros();
+  step.axes = q.axes;
+  step.order = q.order;
+  step.topology = q.hardware.topology(q.per_node);
+  step.interference = q.hardware.interference;
+  const Hardware hardware = as_launched(q);
+  add_chunks(q, hardware, step);
+  if (q.pp() > 1) {
+    step.hop_bytes = hop_bytes(q);
+    step.hop_latency = 2 * q.hardware.launch;
+    if (q.model.tied && q.schedule != "zb-v") step.tied_bytes = tied_bytes(q);
+  }
+  step.zero = q.zero;
+  step.policy = q.policy();
+  step.keep_params = q.keep_params;
+  step.overlap_grad_reduce = q.overlap_grad_reduce;
+  step.overlap_param_gather = q.overlap_param_gather && (q.zero < 3 || q.prefetch);
+  return step;
+}
+
+void check(const Step& s) {
+  if (s.chunks.empty() || s.chunks.front().empty()) {
+    throw UsageError("chunks: got none, wanted one at least on every pipeline rank");
+  }
+  const Axes axes = s.axes.with("pp", s.pp());
+  for (const Axis& axis : axes.list()) require(axis.size >= 1, axis.name, axis.size, "at least 1");
+  require(axes.world() <= 1 << 24, axes.text(), static_cast<double>(axes.world()),
+          "at most 16,777,216 ranks");
+  require(s.micros >= 1, "micro-batches", static_cast<double>(s.micros), "at least 1");
+  require(s.zero >= 0 && s.zero <= 3, "ZeRO stage", s.zero, "0 to 3");
+  require(s.bucket_bytes > 0, "bucket", s.bucket_bytes, "a positive number of bytes");
+  require(s.hop_bytes >= 0 && std::isfinite(s.hop_bytes), "bytes of a hop", s.hop_bytes,
+          "at least 0");
+  require(s.hop_latency >= 0 && std::isfinite(s.hop_latency), "latency of a hop", s.hop_latency,
+          "seconds of at least 0");
+  require(s.tied_bytes >= 0 && std::isfinite(s.tied_bytes), "bytes of a tied parameter",
+          s.tied_bytes, "at least 0");
+  require(s.optimizer >= 0 && std::isfinite(s.optimizer), "optimizer", s.optimizer,
+          "seconds of at least 0");
+  require(s.interference >= 0 && s.interference <= 10, "interference", s.interference, "0 to 10");
+  s.ordered();
+  require(s.topology.per_node >= 1, "devices per node", s.topology.per_node, "at least 1");
+  require(s.topology.nics >= 1, "adapters of a node", s.topology.nics, "at least 1");
+  check_link(s.topology.inside, "link inside a node");
+  check_link(s.topology.nic, "link between nodes");
+  for (const auto& chunks : s.chunks) {
+    if (chunks.size() != s.chunks.front().size()) {
+      throw UsageError(str(chunks.size(), " chunks on a pipeline rank, and ",
+                           s.chunks.front().size(), " on another; wanted as many on all"));
+    }
+    for (const StepChunk& chunk : chunks) check_chunk(chunk);
+  }
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/axes.h"
+#include "tessera/core/state_layout.h"
+#include "tessera/planner/places.h"
+#include "tessera/planner/question.h"
+#include "tessera/planner/topology.h"
+#include "tessera/schedule/schedule.h"
+
+namespace tessera::planner {
+
+// What one pipeline chunk costs a rank for one micro-batch, and what data parallelism moves for it.
+struct StepChunk {
+  double forward = 0;         // seconds, tensor-parallel communication included
+  double backward_input = 0;  // with recomputation, if any
+  double backward_weight = 0;
+  double tp_forward = 0, tp_backward = 0;  // how much of that is communication
+  double grad_bytes = 0;                   // of the parameters of the chunk on this rank
+  double param_bytes = 0;
+  int units = 1;  // that stage 3 gathers one by one
+
+  double backward() const { return backward_input + backward_weight; }
+  double total() const { return forward + backward(); }
+  friend bool operator==(const StepChunk&, const StepChunk&) = default;
+};
+
+// Collectives of one kind that follow each other.
+struct Transfers {
+  Collective kind = Collective::all_gather;
+  int count = 0;
+  double bytes = 0;     // of each
+  CollectiveCost cost;  // of each
+  double seconds = 0;   // of each, alone on the network
+};
+
+// How far apart ranks are that are neighbours along an axis.
+struct RankStrides {
+  int tp = 1, dp = 1, pp = 1;
+  int rank(int p, int d, int t = 0) const { return p * pp + d * dp + t * tp; }
+};
+
+// [Note: a step] One optimizer step: what every pipeline rank computes, what it sends, when that
+// may begin and what waits for it. The closed forms (step_time.h) and the simulator's events read
+// this and nothing else, so what they differ by is how they reckon, not what.
+//
+// Along dp a group runs its collectives one after another, in the order in which they are asked
+// for, beside the computation:
+// - gathers of stage 3: a unit before it is needed in forward, and again in backward unless
+//   parameters are kept. With overlap the next one is asked for when a unit begins, else each when
+//   it is needed.
+// - gathers of stages 1 and 2: what the last step has updated, asked for as the step begins. With
+//   overlap forward goes on bucket by bucket as they come, else it waits for all of them.
+// - reductions: of a unit (stage 3) or a bucket when backward has gone through so much of the
+// chunk;
+//   every micro-batch's, or the last one's. Without overlap they begin when backward is through,
+//   and what follows waits for them.
+// A second of a collective beside computation takes `interference` seconds from it.
+// Along pp outputs and their gradients go from stage to stage without anybody waiting to send. At
+// the end the first and the last rank add up the gradient of a tied embedding, and when all
+// gradients are there (their norm is of all) the optimizer runs.
+struct Step {
+  std::string schedule = "1f1b";
+  std::int64_t micros = 1;
+  std::vector<std::vector<StepChunk>> chunks;  // [pipeline rank][chunk]
+  Axes axes;                                   // pp: as many as `chunks` has
+  std::string order = std::string(kUsualOrder);
+  Topology topology;
+  double interference = 0;
+
+  double hop_bytes = 0;    // a rank sends to the next stage, and as much back
+  double hop_latency = 0;  // seconds besides the network's; all of them if there are no bytes
+  double tied_bytes = 0;   // gradient of a parameter on the first and the last pipeline rank
+  double optimizer = 0;    // seconds, of the rank with most to do
+
+  int zero = 0;
+  ReducePolicy policy = ReducePolicy::last;
+  bool keep_params = false;
+  bool overlap_grad_reduce = true;
+  bool overlap_param_gather = true;
+  double bucket_bytes = 25e6;
+
+  int dp() const { return axes.dp(); }
+  int tp() const { return axes.tp(); }
+  int pp() const { return static_cast<int>(chunks.size()); }
+  int chunks_per_rank() const { return static_cast<int>(chunks.front().size()); }
+  int world() const { return static_cast<int>(axes.with("pp", pp()).world()); }
+  // Its axes innermost first, and where they lie.
+  std::vector<AxisSize> ordered() const;
+  Places places() const;
+  RankStrides strides() const;
+  // Of replica d of pipeline rank p, and its neighbour t along tp.
+  int rank(int p, int d, int t = 0) const { return strides().rank(p, d, t); }
+  int node(int rank) const { return rank / topology.per_node; }
+  // From a stage to the next: on one node, or as far as `place` says.
+  double hop_seconds(const GroupPlace& place) const;
+
+  // Stage 3's, for one pass over the chunk; of updated parameters in stages 1 and 2; else none.
+  Transfers gathers(const StepChunk& chunk, const Places& places) const;
+  // Of one micro-batch's gradients.
+  Transfers reductions(const StepChunk& chunk, const Places& places) const;
+  int prefetch() const { return zero == 3 && overlap_param_gather ? 1 : 0; }
+};
+
+// All chunks alike.
+std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk);
+
+// Throws UsageError for a model known by its size alone, and for numbers that cannot be.
+Step describe_step(const Question& settled);
+void check(const Step& step);
+
+}  // namespace tessera::planner

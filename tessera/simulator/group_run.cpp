@@ -1,0 +1,68 @@
+#include "tessera/simulator/group_run.h"
+
+#include <algorithm>
+
+#include "tessera/planner/step_clock.h"
+#include "tessera/simulator/pace.h"
+#include "tessera/simulator/program.h"
+
+namespace tessera::simulator {
+
+Result run_group(const Scenario& s, int replicas) {
+  const Program program = make_programs(s, s.make_schedule()).front();
+  const auto n = static_cast<std::size_t>(replicas);
+  const planner::RankStrides strides = s.strides();
+  const std::vector<double> slow = slowness(s);
+  planner::StepClock clock(n, s.interference, s.prefetch());
+  for (const int chunk : program.gathers) {
+    clock.expect_gathers(1, program.chunks[static_cast<std::size_t>(chunk)].gather.seconds);
+  }
+  clock.start(program.start);
+
+  Result result;
+  result.replicas = replicas;
+  result.ranks.resize(n);
+  std::vector<double> seconds(n);
+  double sent = 0;
+  std::int64_t computed = 0;
+  for (const Op& op : program.ops) {
+    for (std::size_t d = 0; d < n; ++d) {
+      const Pace pace =
+          pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides.tp, computed);
+      seconds[d] = op.work * pace.slowest + op.tp;
+      result.ranks[d].compute += op.work * pace.mean;
+      result.ranks[d].tp += seconds[d] - op.work * pace.mean;
+    }
+    ++computed;
+    const planner::Transfers& reduce = program.chunks[static_cast<std::size_t>(op.chunk)].reduce;
+    clock.run(op, reduce.seconds, seconds.data());
+    sent += (op.reduces + op.late_reduces) * sent_bytes(reduce, s.dp());
+  }
+  for (const Op& op : program.ops) {
+    if (op.late_reduces == 0) continue;
+    clock.reduce_late(op.late_reduces,
+                      program.chunks[static_cast<std::size_t>(op.chunk)].reduce.seconds);
+  }
+  clock.finish();
+  for (const int chunk : program.gathers) {
+    sent += sent_bytes(program.chunks[static_cast<std::size_t>(chunk)].gather, s.dp());
+  }
+  double end = 0;
+  for (std::size_t d = 0; d < n; ++d) end = std::max(end, clock.now(d));
+  result.step = end + s.optimizer;
+  for (std::size_t d = 0; d < n; ++d) {
+    RankTime& rank = result.ranks[d];
+    rank.dp = clock.exposed(d);
+    rank.bubble = end - clock.now(d);
+    rank.optimizer = s.optimizer;
+    rank.sent_dp = sent;
+    result.mean.add(rank, 1.0 / static_cast<double>(n));
+  }
+  if (result.step > 0) {
+    result.utilisation = result.mean.compute / result.step;
+    result.bubble = result.mean.bubble / result.step;
+  }
+  return result;
+}
+
+}  // namespace tessera::simulator

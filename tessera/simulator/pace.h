@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/simulator/scenario.h"
+
+namespace tessera::simulator {
+
+// How many times as long as planned a computation takes on the tp neighbours of one worker.
+struct Pace {
+  double slowest = 1, mean = 1;
+};
+// [rank]: what stragglers are slower by; empty if there are none.
+std::vector<double> slowness(const Scenario& scenario);
+// Of the `computed`-th operation of the worker whose first rank is `first`; its tp neighbours are
+// `stride` apart.
+Pace pace_of(const Scenario& scenario, const std::vector<double>& slow, int first, int stride,
+             std::int64_t computed);
+
+// What a member sends for one of them.
+double sent_bytes(const planner::Transfers& transfers, int dp);
+
+}  // namespace tessera::simulator
