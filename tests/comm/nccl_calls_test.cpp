@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <array>
+#include <atomic>
 #include <barrier>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <random>
 #include <thread>
 
 #include "tessera/comm/call_log.h"
@@ -15,6 +18,8 @@
 #include "tessera/comm/nccl/enqueue.h"
 #include "tessera/comm/nccl/launch_order.h"
 #include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
 #include "tests/comm/oracle.h"
 
 namespace tessera::comm::nccl {
@@ -252,6 +257,64 @@ TEST(NcclLaunchOrder, IsTheOrderOfTheCalls) {
     EXPECT_EQ(ran[static_cast<std::size_t>(i)].first, i);
     EXPECT_EQ(ran[static_cast<std::size_t>(i)].second == here, i == 0 || i == 50) << i;
   }
+}
+
+// New calls of overlapping groups, each on a thread of its own, as messages and collectives are: a
+// call ends when all its ranks are in it at once, and a rank is in one at a time.
+TEST(NcclLaunchTurn, NewCallsOfManyGroupsEndInAnyOrder) {
+  constexpr int kRanks = 5, kCalls = 24;
+  std::mt19937 random(7);
+  for (int round = 0; round < 8; ++round) {
+    const auto peers = make_local_peers(kRanks);
+    std::array<LaunchTurn, kRanks> turns;
+    std::array<std::atomic<int>, kRanks> inside{};
+    std::deque<std::barrier<>> meetings;
+    std::vector<std::thread> threads;
+    for (int c = 0; c < kCalls; ++c) {
+      std::vector<int> members;
+      while (members.size() < 2) {
+        members.clear();
+        for (int r = 0; r < kRanks; ++r) {
+          if (random() % 2 == 0) members.push_back(r);
+        }
+      }
+      std::shuffle(members.begin(), members.end(), random);
+      std::barrier<>& all = meetings.emplace_back(static_cast<std::ptrdiff_t>(members.size()));
+      const LaunchTurn::Call call{members, str("call ", c)};
+      for (const int rank : members) {
+        threads.emplace_back([&, rank, call] {
+          const auto r = static_cast<std::size_t>(rank);
+          const LaunchTurn::Lock lock = turns[r].take_in_order(
+              *peers[r], call, std::chrono::seconds(60), [] { return true; });
+          EXPECT_EQ(++inside[r], 1);
+          all.arrive_and_wait();
+          --inside[r];
+        });
+      }
+      threads.emplace_back([&, r = random() % kRanks] {  // one that is known needs nobody
+        const LaunchTurn::Lock lock = turns[r].take([] { return true; });
+        EXPECT_EQ(++inside[r], 1);
+        --inside[r];
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(NcclLaunchTurn, ARankThatDoesNotBeginIsNamed) {
+  const auto peers = make_local_peers(3);
+  LaunchTurn turn;
+  try {
+    turn.take_in_order(*peers[2], {{0, 1, 2}, "call"}, std::chrono::milliseconds(1),
+                       [] { return true; });
+    FAIL() << "wanted an error";
+  } catch (const PeerError& error) {
+    EXPECT_EQ(error.rank(), 1);
+  }
+  EXPECT_FALSE(turn.take_in_order(*peers[2], {{1, 2}, "call"}, std::chrono::seconds(60),
+                                  [] { return false; }));
+  const LaunchTurn::Lock held = turn.take([] { return true; });
+  EXPECT_FALSE(turn.take([] { return false; }));
 }
 
 TEST(NcclLaunchOrder, WaitingEndsWhenItMakesNoSense) {

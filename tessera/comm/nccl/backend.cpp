@@ -145,7 +145,8 @@ class NcclBackend final : public Backend {
     if (is_point_to_point(submission.call.op)) return message(std::move(submission), captured);
     submission.number = captured ? 0 : ++sequence_;
     const std::uint64_t key = CallLog::key(submission.record, CallLog::Kind::collectives);
-    if (!captured && agreed_->must_agree(key, nccl_.check, size())) {
+    submission.connects = !captured && size() > 1 && agreed_->is_new(key);
+    if (must_agree(submission.connects, captured)) {
       submission.prepare = agree(submission.call, submission.record, submission.number, key);
     }
     return progress_->submit(*collectives_, std::move(submission));
@@ -166,13 +167,17 @@ class NcclBackend final : public Backend {
   }
 
  private:
+  bool must_agree(bool is_new, bool captured) const {
+    if (captured || size() == 1 || nccl_.check == NcclOptions::Check::never) return false;
+    return is_new || nccl_.check == NcclOptions::Check::every_call;
+  }
+
   // The calls that the ranks have agreed on. What was refused is forgotten, by the thread that
   // heard it and before the caller does, so that all ranks agree on it anew.
   class Agreed {
    public:
-    bool must_agree(std::uint64_t key, NcclOptions::Check check, int ranks) {
-      if (ranks == 1 || check == NcclOptions::Check::never) return false;
-      if (check == NcclOptions::Check::every_call) return true;
+    // Whether it was not asked before.
+    bool is_new(std::uint64_t key) {
       const std::lock_guard lock(mutex_);
       // All ranks forget at the same call. Labels that are never the same make no one's memory
       // grow.
@@ -235,7 +240,8 @@ class NcclBackend final : public Backend {
       answers_ = host_->subgroup(everybody, name() + "/answers");
     }
     progress_ = std::make_unique<NcclProgress>(library().api, std::move(context));
-    collectives_ = &progress_->add_channel(rank(), size(), NcclProgress::Use::collectives);
+    collectives_ = &progress_->add_channel(rank(), size(), NcclProgress::Use::collectives,
+                                           {members_, str("turns of ", name())});
     if (compares()) {
       NcclProgress::set_log(*collectives_,
                             std::make_shared<CallLog>(peers_, members_, str("calls of ", name()),
@@ -322,13 +328,17 @@ class NcclBackend final : public Backend {
     if (!channel) {
       channel = std::make_shared<PeerChannel>();
       if (sending) new_id(channel->id);
-      channel->handle = &progress_->add_channel(sending ? 0 : 1, 2, NcclProgress::Use::messages);
-      if (compares()) set_message_log(*channel, peer, sending);
+      const int own = job_rank(rank()), other = job_rank(peer);
+      const std::string what =
+          str(name(), " from rank ", sending ? own : other, " to ", sending ? other : own);
+      channel->handle = &progress_->add_channel(sending ? 0 : 1, 2, NcclProgress::Use::messages,
+                                                {{own, other}, str("turns of ", what)});
+      if (compares()) set_message_log(*channel, peer, sending, what);
     }
     const std::uint64_t key = CallLog::key(submission.record, CallLog::Kind::messages);
     submission.number = captured ? 0 : ++channel->messages;
-    if (!captured &&
-        (channel->agreed.must_agree(key, nccl_.check, size()) || submission.number == 1)) {
+    submission.connects = !captured && channel->agreed.is_new(key);
+    if (must_agree(submission.connects, captured) || submission.number == 1) {
       submission.prepare = agree_on_message(submission, channel, key);
     } else if (!channel->is_open.load()) {  // behind one that is agreed on just now
       submission.prepare = [channel = channel] { channel->open(); };
@@ -337,10 +347,11 @@ class NcclBackend final : public Backend {
     return progress_->submit(*channel->handle, std::move(submission));
   }
 
-  void set_message_log(PeerChannel& channel, int peer, bool sending) const {
+  int job_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+
+  void set_message_log(PeerChannel& channel, int peer, bool sending,
+                       const std::string& what) const {
     const int from = sending ? rank() : peer, to = sending ? peer : rank();
-    const auto job_rank = [&](int r) { return members_[static_cast<std::size_t>(r)]; };
-    const std::string what = str(name(), " from rank ", job_rank(from), " to ", job_rank(to));
     NcclProgress::set_log(
         *channel.handle,
         std::make_shared<CallLog>(peers_, std::vector<int>{job_rank(from), job_rank(to)},

@@ -3,6 +3,8 @@
 #include <functional>
 #include <memory>
 
+#include "tessera/comm/nccl/launch_turn.h"
+
 namespace tessera::comm::nccl {
 
 // In which order a process puts the calls of all its communicators on its GPU.
@@ -44,6 +46,9 @@ class LaunchOrder {
 
   // Waits until nothing is queued, as long as `go_on` says so (asked now and then).
   bool wait_until_empty(const std::function<bool()>& go_on);
+
+  // Whoever launches holds it, collectives and messages alike ([Note: one launcher]).
+  LaunchTurn turn;
 
  private:
   struct Core;

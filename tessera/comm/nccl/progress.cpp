@@ -67,9 +67,28 @@ void NcclProgress::State::leave(Channel& channel) {
   changed.notify_all();
 }
 
+LaunchTurn::Lock NcclProgress::State::take_turn(Channel& channel, const Submission& submission) {
+  const auto go_on = [this] { return !failed.load(); };
+  LaunchTurn& turn = context.order->turn;
+  LaunchTurn::Lock lock;
+  try {
+    lock = submission.connects
+               ? turn.take_in_order(*context.peers, channel.turns, context.timeout, go_on)
+               : turn.take(go_on);
+  } catch (const PeerError& error) {
+    throw PeerError(str(describe(&submission), " over nccl: ", error.what()), error.rank());
+  }
+  if (!lock) {
+    const std::lock_guard held(mutex);
+    std::rethrow_exception(failure);
+  }
+  return lock;
+}
+
 void NcclProgress::State::issue(Channel& channel, Item& next) {
   const Submission& submission = next.submission;
   const CallEvents& events_of = *next.events;
+  const LaunchTurn::Lock turn = take_turn(channel, submission);
   enter(channel, &submission);
   try {
     const c10::StreamGuard on(channel.stream);
@@ -252,12 +271,13 @@ NcclProgress::~NcclProgress() {
   dropped.let_go();
 }
 
-NcclProgress::Channel& NcclProgress::add_channel(int rank, int ranks, Use use) {
+NcclProgress::Channel& NcclProgress::add_channel(int rank, int ranks, Use use,
+                                                 LaunchTurn::Call turns) {
   std::lock_guard lock(state_->mutex);
   const auto& device = state_->context.device;
   return state_->channels.emplace_back(
       *state_, state_->guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true), rank, ranks,
-      use);
+      use, std::move(turns));
 }
 
 void NcclProgress::set_log(Channel& channel, std::shared_ptr<CallLog> log) {

@@ -40,6 +40,8 @@ struct Submission {
   // another thread than the caller's, and owns what it uses: a thread that hangs is left behind
   // when the group goes.
   std::function<void()> prepare;
+  // The first of its kind: NCCL may have to make connections, which waits for the other ranks.
+  bool connects = false;
   // Told when it has ended from when to when it was on the GPU.
   std::function<void(Observer::Time begin, Observer::Time end)> ran;
   Record record;  // as the ranks compare it
@@ -85,8 +87,8 @@ class NcclProgress {
   NcclProgress& operator=(const NcclProgress&) = delete;
 
   enum class Use { collectives, messages };
-  // A channel in which this process is `rank` of `ranks`.
-  Channel& add_channel(int rank, int ranks, Use use);
+  // A channel in which this process is `rank` of `ranks`; `turns` names them all.
+  Channel& add_channel(int rank, int ranks, Use use, LaunchTurn::Call turns);
   // Where the channel's calls are compared with those of its other ranks.
   static void set_log(Channel& channel, std::shared_ptr<CallLog> log);
   // Puts a submission behind the others of the channel. Throws what ended the group, if anything

@@ -82,14 +82,15 @@ struct NcclProgress::Item final : WorkState {
 };
 
 struct NcclProgress::Channel {
-  Channel(State& of, c10::Stream on, int own, int all, Use what)
-      : state(of), stream(on), rank(own), ranks(all), use(what) {}
+  Channel(State& of, c10::Stream on, int own, int all, Use what, LaunchTurn::Call whose)
+      : state(of), stream(on), rank(own), ranks(all), use(what), turns(std::move(whose)) {}
 
   State& state;
   const c10::Stream stream;
   const int rank;
   const int ranks;
   const Use use;
+  const LaunchTurn::Call turns;
   std::shared_ptr<CallLog> log;  // null where there is nobody to compare with
   Comm comm = nullptr;
   std::deque<std::shared_ptr<Item>> pending;    // not on the GPU yet
@@ -198,6 +199,7 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
   void meet(Channel& channel, Item& next);
   void launch(Channel& channel, const std::shared_ptr<Item>& next);
   void issue(Channel& channel, Item& next);
+  LaunchTurn::Lock take_turn(Channel& channel, const Submission& submission);
   void enter(Channel& channel, const Submission* doing);
   void leave(Channel& channel);
   void close_channels();
