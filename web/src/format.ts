@@ -6,7 +6,7 @@ function scaled(value: number, unit: string, steps: string[]): string {
     rest /= 1000;
     at += 1;
   }
-  const digits = rest >= 99.95 || rest === 0 ? 0 : rest >= 9.995 ? 1 : 2;
+  const digits = rest >= 99.995 ? 1 : 2;
   const text = String(Number(rest.toFixed(digits)));
   return `${value < 0 ? "−" : ""}${text} ${steps[at]}${unit}`.trimEnd();
 }

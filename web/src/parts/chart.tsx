@@ -30,6 +30,7 @@ interface Props {
   top?: number;
   marks?: Mark[];
   label: string;
+  rest?: number; // what the legend shows while no pointer is there; left out: the last
 }
 
 const painted = (name: string) => (/^[a-z]+$/.test(name) ? colour(name) : name);
@@ -41,6 +42,7 @@ function drawMarks(u: uPlot, marks: Mark[]): void {
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
   ctx.font = `${11 * devicePixelRatio}px sans-serif`;
+  ctx.textAlign = "left";
   let lastEnd = -Infinity;
   for (const mark of marks) {
     const x = Math.round(u.valToPos(mark.x, "x", true));
@@ -65,6 +67,8 @@ export function Chart(props: Props) {
   const plot = useRef<uPlot | undefined>(undefined);
   const marks = useRef<Mark[]>([]);
   marks.current = props.marks ?? [];
+  const rest = useRef<number | undefined>(props.rest);
+  rest.current = props.rest;
   const { height = 260 } = props;
   const tone = theme.value;
   // A new plot when its form changes; new numbers only go into it.
@@ -99,11 +103,18 @@ export function Chart(props: Props) {
           {
             ...axis,
             label: props.xLabel,
-            labelSize: 20,
+            size: 34,
+            labelSize: 18,
+            labelGap: 0,
             labelFont: "12px 'Inter Variable', sans-serif",
             values: (_u, at) => at.map((v) => (v == null ? "" : showX(v))),
           },
-          { ...axis, size: 68, values: (_u, at) => at.map((v) => (v == null ? "" : show(v))) },
+          {
+            ...axis,
+            size: 66,
+            ...(logY ? { splits: (_u: uPlot, _i: number, low: number, high: number) => tens(low, high) } : {}),
+            values: (_u, at) => at.map((v) => (v == null ? "" : show(v))),
+          },
         ],
         series: [
           { label: props.xLabel, value: (_u, v) => (v == null ? "–" : showX(v)) },
@@ -117,7 +128,12 @@ export function Chart(props: Props) {
             value: (_u: uPlot, v: number | null) => show(v),
           })),
         ],
-        hooks: { draw: [(u) => drawMarks(u, marks.current)] },
+        hooks: {
+          draw: [(u) => drawMarks(u, marks.current)],
+          ready: [(u) => restLegend(u, rest.current)],
+          setData: [(u) => restLegend(u, rest.current)],
+          setCursor: [(u) => u.cursor.idx == null && restLegend(u, rest.current)],
+        },
       },
       data,
       box.current,
@@ -133,8 +149,19 @@ export function Chart(props: Props) {
   }, [width, height]);
   useEffect(() => {
     plot.current?.setData(data);
-  }, [JSON.stringify(data), JSON.stringify(props.marks)]);
+  }, [JSON.stringify(data), JSON.stringify(props.marks), props.rest]);
   return <div ref={box} class="chart" role="img" aria-label={props.label} />;
+}
+
+function restLegend(u: uPlot, index: number | undefined): void {
+  const last = u.data[0].length - 1;
+  if (last >= 0) u.setLegend({ idx: index ?? last }, false);
+}
+
+function tens(low: number, high: number): number[] {
+  const out: number[] = [];
+  for (let p = Math.ceil(Math.log10(low) - 1e-9); 10 ** p <= high * 1.000001; p += 1) out.push(10 ** p);
+  return out;
 }
 
 function bounds(low: number | null, high: number | null, zero: boolean, top?: number): [number, number] {

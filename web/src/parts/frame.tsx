@@ -68,7 +68,10 @@ export function View(props: ViewProps) {
           <h1>{props.title}</h1>
           <p class="lead">{props.lead}</p>
         </div>
-        <Copy text={location.href} label="Copy link" />
+        <div class="buttons">
+          <Copy text={location.href} label="Copy link" />
+          {props.command && <Copy text={props.command} label="Copy command" />}
+        </div>
       </div>
       <div class="view">
         <div class="side" ref={panel}>
@@ -97,7 +100,7 @@ export function Command({ text }: { text: string }) {
   return (
     <section class="card command" aria-label="The same on the command line">
       <code data-command>{text}</code>
-      <Copy text={text} label="Copy command" />
+      <Copy small text={text} label="Copy" />
     </section>
   );
 }

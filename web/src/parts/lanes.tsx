@@ -18,8 +18,10 @@ const GAP = 8;
 const AXIS = 22;
 
 export function kind(lane: string, what: string): string {
-  if (lane === "dp" || lane === "tp" || lane === "pp") return lane;
-  if (lane.startsWith("comm")) return "dp";
+  for (const [axis, word] of [["dp", "data"], ["tp", "tensor"], ["pp", "pipeline"]] as const) {
+    if (lane.startsWith(axis) || lane.startsWith(word)) return axis;
+  }
+  if (/^(comm|mess|send|receive)/.test(lane)) return lane.startsWith("comm") ? "dp" : "pp";
   if (/wait|bubble|idle/.test(what)) return "faint";
   if (/weight/.test(what)) return "weight";
   if (/backward/.test(what)) return "backward";
@@ -150,7 +152,7 @@ export function Lanes({ spans, label, until }: Props) {
   return (
     <div>
       <div class="buttons" role="group" aria-label="Zoom">
-        <button type="button" class="small" onClick={() => zoom(0.6)} aria-label="Zoom in">＋</button>
+        <button type="button" class="small" onClick={() => zoom(0.6)} aria-label="Zoom in">+</button>
         <button type="button" class="small" onClick={() => zoom(1.7)} aria-label="Zoom out">−</button>
         <button type="button" class="small" onClick={() => setRange(whole)}>All</button>
         <span class="note">{seconds(range[1] - range[0])} shown</span>

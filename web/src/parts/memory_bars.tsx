@@ -36,7 +36,7 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
   const tall = 330;
   const top = 26;
   const left = width < 500 ? 46 : 62;
-  const most = Math.max(...stages.map((s) => s.memory.total), (capacity ?? 0) * 1.08);
+  const most = Math.max(...stages.map((s) => s.assumed?.total ?? s.memory.total), (capacity ?? 0) * 1.08);
   const lines = ticks(most);
   const scale = lines.at(-1) || 1;
   const y = (v: number) => top + (tall - top) * (1 - v / scale);
@@ -82,12 +82,17 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                     </rect>
                   );
                 })}
-                <text class={`big${s.fits ? "" : " bad"}`} x={x} y={y(s.memory.total) - 8} text-anchor="middle" data-total={s.stage}>
+                {s.assumed && s.assumed.total > s.memory.total && (
+                  <rect class="guess smooth" x={x - wide / 2 + 1} width={wide - 2} y={y(s.assumed.total)} height={y(s.memory.total) - y(s.assumed.total)}>
+                    <title>{`activations and buffers, about: ${bytes(s.assumed.total - s.memory.total)}`}</title>
+                  </rect>
+                )}
+                <text class={`${slot < 105 ? "middling" : "big"}${s.fits ? "" : " bad"}`} x={x} y={y(s.assumed?.total ?? s.memory.total) - 8} text-anchor="middle" data-total={s.stage} data-value={s.memory.total}>
                   {bytes(s.memory.total)}
                 </text>
                 <text x={x} y={tall + 22} text-anchor="middle" font-weight="600">{s.name}</text>
                 <text class={`soft ${s.fits ? "good" : ""}`} x={x} y={tall + 42} text-anchor="middle">
-                  {from == null ? "never fits" : from <= 1 ? "fits at any DP" : `fits from DP ${from}`}
+                  {from == null ? (slot < 105 ? "never" : "never fits") : from <= 1 ? (slot < 105 ? "any DP" : "fits at any DP") : `${slot < 105 ? "" : "fits "}from DP ${from}`}
                 </text>
               </g>
             );

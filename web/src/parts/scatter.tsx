@@ -6,13 +6,26 @@ import { ticks } from "./memory_bars";
 
 const TALL = 270;
 
+// Round numbers around what there is, and where a value lies among them.
+function between(values: number[]): number[] {
+  const low = Math.min(...values);
+  const high = Math.max(...values, low + 1);
+  const step = ticks((high - low) * 1.2)[1] ?? 1;
+  const first = Math.max(0, Math.floor(low / step - 0.3));
+  return Array.from({ length: Math.ceil(high / step + 0.2) - first + 1 }, (_, i) => (first + i) * step);
+}
+const part = (v: number, marks: number[]): number => {
+  const [low, high] = [marks[0] ?? 0, marks.at(-1) ?? 1];
+  return (v - low) / (high - low || 1);
+};
+
 export function Scatter({ plans, pick, choose }: { plans: Plan[]; pick: number; choose: (index: number) => void }) {
   const [ref, width] = useWidth<HTMLDivElement>();
   const left = 58;
-  const xs = ticks(Math.max(...plans.map((p) => p.memory.total), 1));
-  const ys = ticks(Math.max(...plans.map((p) => p.tokens_per_s ?? 0), 1));
-  const x = (v: number) => left + ((width - left - 14) * v) / (xs.at(-1) ?? 1);
-  const y = (v: number) => TALL - (TALL - 16) * (v / (ys.at(-1) ?? 1));
+  const xs = between(plans.map((p) => p.memory.total));
+  const ys = between(plans.map((p) => p.tokens_per_s ?? 0));
+  const x = (v: number) => left + (width - left - 22) * part(v, xs);
+  const y = (v: number) => TALL - (TALL - 18) * part(v, ys);
   const chosen = plans[pick];
   return (
     <div ref={ref} class="scatter">

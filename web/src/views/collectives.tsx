@@ -211,8 +211,8 @@ function Cells({ data, values, amounts, doing }: { data: Collective; values: num
       <table class="cells">
         <thead>
           <tr>
-            <th scope="col">rank</th>
-            {range(0, data.chunks - 1).map((c) => <th scope="col" key={c}>{data.chunks > 1 ? `chunk ${c}` : "buffer"}</th>)}
+            <th scope="col"><span class="note">rank</span></th>
+            {range(0, data.chunks - 1).map((c) => <th scope="col" key={c}>{data.chunks > 1 ? <><span class="unseen">chunk </span>{c}</> : "buffer"}</th>)}
           </tr>
         </thead>
         <tbody>

@@ -27,6 +27,7 @@ export interface Stage {
   sent: { forward: number; backward: number; optimizer_step: number; total: number };
   copies: number;
   state_in_all: number;
+  assumed?: { activations: number; buffers: number; temporary: number; total: number } | null;
 }
 export interface ZeroAnswer {
   parameters: number;
@@ -165,6 +166,9 @@ export function MemoryView() {
       <Card title="One GPU's memory" note={data?.capacity ? `dashed: ${bytes(data.capacity)} that ${at.hardware} can fill` : undefined}>
         {data && <MemoryBars stages={data.stages} capacity={data.capacity} fitsFrom={data.fits_from_dp} chosen={at.zero} choose={(zero) => set({ zero })} />}
         <Legend items={sized ? MEMORY_PARTS.slice(0, 3) : MEMORY_PARTS} />
+        {sized && data?.stages.some((s) => s.assumed) && (
+          <p class="note spaced">Dotted: what a model of about this size needs besides for activations and buffers, a guess. “Fits” counts it.</p>
+        )}
       </Card>
       {data && chosen && ddp && (
         <Card title={`${chosen.name}, in figures`}>

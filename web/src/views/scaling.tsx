@@ -120,6 +120,7 @@ export function ScalingView() {
               logY
               show={(v) => count(v)}
               marks={marks}
+              rest={chosen}
               series={[
                 ...(data.ideal ? [{ label: "ideal", colour: "step", values: data.ideal, dash: [4, 4], width: 1.5 }] : []),
                 { label: "simple law", colour: "law", values: data.simple.throughput, points: true },
@@ -137,6 +138,7 @@ export function ScalingView() {
               top={1.05}
               show={(v) => share(v, 0)}
               marks={marks}
+              rest={chosen}
               series={[
                 { label: "simple law", colour: "law", values: data.simple.efficiency, points: true },
                 { label: "simulated", colour: "simulated", values: data.simulated.efficiency, points: true },
