@@ -112,6 +112,7 @@ class BpeTokenizer final : public Tokenizer {
                               " when it is normalized"));
         }
         (token.normalized ? normal_ : raw_).add(token, text);
+        across_spaces_ |= token.rstrip || token.content.find(' ') != std::string::npos;
         put(token.id, text);
         special_[token.id] = token.special;
         // The package finds special tokens to leave out by their text, which this one has lost.
@@ -136,6 +137,7 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<TokenId> find(std::string_view token) const override {
     return find_token(spec_, token);
   }
+  bool may_cut_at_space() const override { return !cut_.empty() && !across_spaces_; }
   bool is_special(TokenId id) const override { return id < special_.size() && special_[id]; }
   std::optional<TokenId> end_of_text() const override { return end_; }
   std::optional<TokenId> begin_of_text() const override { return begin_; }
@@ -154,7 +156,7 @@ class BpeTokenizer final : public Tokenizer {
     std::unique_ptr<Scratch> scratch = borrow();
     try {
       if (options.around) out.insert(out.end(), spec_.before.begin(), spec_.before.end());
-      encode_with(*scratch, text, out, options.special);
+      encode_with(*scratch, text, out, options);
       if (options.around) out.insert(out.end(), spec_.behind.begin(), spec_.behind.end());
     } catch (...) {
       out.resize(before);
@@ -196,8 +198,8 @@ class BpeTokenizer final : public Tokenizer {
     scratches_.push_back(std::move(scratch));
   }
 
-  // In scratch.normal.
-  std::string_view normalized(std::string_view text, Scratch& scratch) const {
+  // In scratch.normal. `prepend`: with what is put in front.
+  std::string_view normalized(std::string_view text, Scratch& scratch, bool prepend = true) const {
     using Kind = NormalizerStep::Kind;
     std::string& now = scratch.normal;
     now.assign(text);
@@ -210,7 +212,7 @@ class BpeTokenizer final : public Tokenizer {
           }
           break;
         case Kind::prepend:
-          if (!now.empty()) now.insert(0, step.text);
+          if (prepend && !now.empty()) now.insert(0, step.text);
           break;
         case Kind::replace: {
           std::string& next = scratch.other;
@@ -231,36 +233,40 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   void encode_with(Scratch& scratch, std::string_view text, std::vector<TokenId>& out,
-                   bool special) const {
+                   const EncodeOptions& options) const {
+    using Behind = EncodeOptions::Behind;
     scratch.rewritten.resize(spec_.pre_tokenizer.size());
     const auto token = [&](TokenId id) { out.push_back(id); };
     const auto section = [&](std::size_t begin, std::size_t end) {
       std::string_view part = text.substr(begin, end - begin);
-      if (!spec_.normalizer.empty()) part = normalized(part, scratch);
+      const Behind behind = begin == 0 ? options.behind : Behind::token;
+      if (!spec_.normalizer.empty()) part = normalized(part, scratch, behind != Behind::text);
       const auto piece = [&](std::size_t from, std::size_t to) {
-        words(scratch, part.substr(from, to - from), 0, begin == 0 && from == 0, out);
+        words(scratch, part.substr(from, to - from), 0, from == 0 ? behind : Behind::token, out);
       };
       if (normal_.empty()) {
         if (!part.empty()) piece(0, part.size());
       } else {
-        normal_.split(part, special, piece, token);
+        normal_.split(part, options.special, piece, token);
       }
     };
     if (raw_.empty()) {
       if (!text.empty()) section(0, text.size());
     } else {
-      raw_.split(text, special, section, token);
+      raw_.split(text, options.special, section, token);
     }
   }
 
-  // What is left of a text from step `number` of the pre-tokenizer on. `first`: begins the text.
-  void words(Scratch& scratch, std::string_view text, std::size_t number, bool first,
-             std::vector<TokenId>& out) const {
+  // What is left of a text from step `number` of the pre-tokenizer on. `behind` as of the text
+  // where this begins it, else a token.
+  void words(Scratch& scratch, std::string_view text, std::size_t number,
+             EncodeOptions::Behind behind, std::vector<TokenId>& out) const {
     using Kind = PreTokenizerStep::Kind;
+    using Behind = EncodeOptions::Behind;
     if (number == spec_.pre_tokenizer.size()) return one_word(scratch, text, out);
     const PreTokenizerStep& step = spec_.pre_tokenizer[number];
     if (step.kind == Kind::byte_level) {
-      if (step.prefix_space && !text.starts_with(' ')) {
+      if (step.prefix_space && behind != Behind::text && !text.starts_with(' ')) {
         std::string& with = scratch.rewritten[number];
         with.assign(1, ' ').append(text);
         text = with;
@@ -276,7 +282,8 @@ class BpeTokenizer final : public Tokenizer {
       std::string& with = scratch.rewritten[number];
       with.clear();
       const bool has = text.starts_with(' ') || text.starts_with(step.replacement);
-      if (!has && (step.prepend == Prepend::always || (step.prepend == Prepend::first && first))) {
+      if (!has && ((step.prepend == Prepend::always && behind != Behind::text) ||
+                   (step.prepend == Prepend::first && behind == Behind::nothing))) {
         with = step.replacement;
       }
       std::size_t done = 0;
@@ -287,10 +294,11 @@ class BpeTokenizer final : public Tokenizer {
       }
       with.append(text.substr(done));
       text = with;
-      if (!step.cut) return words(scratch, text, number + 1, first, out);
+      if (!step.cut) return words(scratch, text, number + 1, behind, out);
     }
     each_word(step, text, scratch.pattern, [&](std::size_t begin, std::size_t end) {
-      words(scratch, text.substr(begin, end - begin), number + 1, first && begin == 0, out);
+      words(scratch, text.substr(begin, end - begin), number + 1,
+            begin == 0 ? behind : Behind::token, out);
     });
   }
 
@@ -329,6 +337,7 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<TokenDecoder> decoder_;
   AddedTokenFinder raw_, normal_;  // in the text as it is, and in normalized text
   std::string cut_;
+  bool across_spaces_ = false;  // an added token may have a space in it, or take the one behind it
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> scratches_;  // that no thread uses now
 };

@@ -48,23 +48,52 @@ ChatTemplate::ChatTemplate(const std::string& name, const Tokenizer& tokenizer, 
   }
 }
 
-void ChatTemplate::text(const std::string& text, bool learnt, const EncodeOptions& options,
-                        Out& out) const {
-  tokenizer_.encode(text, out.ids, options);
-  out.learnt.resize(out.ids.size(), learnt ? 1 : 0);
-  out.bytes += text.size();
-}
+// Texts and tokens, one behind the other.
+class ChatTemplate::Writer {
+ public:
+  Writer(const Tokenizer& tokenizer, bool special, Out& out)
+      : tokenizer_(tokenizer), special_(special), out_(out) {}
 
-void ChatTemplate::token(TokenId id, bool learnt, Out& out) {
-  out.ids.push_back(id);
-  out.learnt.push_back(learnt ? 1 : 0);
-}
+  // That the template adds.
+  void own(std::string_view text) { add(text, false, false); }
+  void content(std::string_view text, bool learnt) { add(text, learnt, special_); }
+  void token(TokenId id, bool learnt) {
+    flush();
+    out_.ids.push_back(id);
+    out_.learnt.push_back(learnt ? 1 : 0);
+    behind_ = EncodeOptions::Behind::token;
+  }
+  void flush() {
+    if (waiting_.empty()) return;
+    tokenizer_.encode(waiting_, out_.ids,
+                      {.special = waiting_special_, .around = false, .behind = behind_});
+    out_.learnt.resize(out_.ids.size(), waiting_learnt_ ? 1 : 0);
+    out_.bytes += waiting_.size();
+    waiting_.clear();
+    behind_ = EncodeOptions::Behind::text;
+  }
+
+ private:
+  void add(std::string_view text, bool learnt, bool special) {
+    if (learnt != waiting_learnt_ || special != waiting_special_) flush();
+    waiting_learnt_ = learnt;
+    waiting_special_ = special;
+    waiting_ += text;
+  }
+
+  const Tokenizer& tokenizer_;
+  bool special_;
+  Out& out_;
+  std::string waiting_;
+  bool waiting_learnt_ = false, waiting_special_ = false;
+  EncodeOptions::Behind behind_ = EncodeOptions::Behind::nothing;
+};
 
 void ChatTemplate::append(const std::vector<ChatMessage>& messages, const EncodeOptions& options,
                           Out& out) const {
   out.learnt.resize(out.ids.size());
-  if (begin_) token(*begin_, false, out);
-  const EncodeOptions own{.special = false, .around = false};  // of what the template adds
+  Writer write(tokenizer_, options.special, out);
+  if (begin_) write.token(*begin_, false);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (message.role != "system" && message.role != "user" && message.role != "assistant") {
@@ -76,30 +105,31 @@ void ChatTemplate::append(const std::vector<ChatMessage>& messages, const Encode
     const bool last = i + 1 == messages.size();
     switch (kind_) {
       case Kind::chatml:
-        token(header_, false, out);
-        text(message.role + "\n", false, own, out);
-        text(message.content, learnt, options, out);
-        token(end_, learnt, out);
-        if (!last) text("\n", false, own, out);
+        write.token(header_, false);
+        write.own(message.role + "\n");
+        write.content(message.content, learnt);
+        write.token(end_, learnt);
+        if (!last) write.own("\n");
         break;
       case Kind::llama3:
-        token(header_, false, out);
-        text(message.role, false, own, out);
-        token(header_end_, false, out);
-        text("\n\n", false, own, out);
-        text(trimmed(message.content), learnt, options, out);
-        token(end_, learnt, out);
+        write.token(header_, false);
+        write.own(message.role);
+        write.token(header_end_, false);
+        write.own("\n\n");
+        write.content(trimmed(message.content), learnt);
+        write.token(end_, learnt);
         break;
       case Kind::plain: {
         const std::string who = message.role == "user"     ? "User:"
                                 : message.role == "system" ? "System:"
                                                            : "Assistant:";
-        text((i > 0 ? "\n\n" : "") + who, false, own, out);
-        text(" " + message.content, learnt, options, out);
-        if (learnt || last) token(end_, learnt, out);
+        write.own((i > 0 ? "\n\n" : "") + who);
+        write.content(" " + message.content, learnt);
+        if (learnt || last) write.token(end_, learnt);
       }
     }
   }
+  write.flush();
 }
 
 }  // namespace tessera::data

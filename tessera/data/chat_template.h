@@ -21,6 +21,7 @@ struct ChatMessage {
 //           content removed
 //   plain   "User: content\n\nAssistant: content" and the token that ends documents: for tokenizers
 //           without tokens for conversations
+// Texts that follow one another are encoded as one, except where what is learnt begins and ends.
 // Nothing else is added: no message of a system that is not there, no date, no tools. Templates in
 // Jinja, as tokenizer_config.json may have, are not run.
 class ChatTemplate {
@@ -41,8 +42,7 @@ class ChatTemplate {
 
  private:
   enum class Kind : std::uint8_t { chatml, llama3, plain };
-  void text(const std::string& text, bool learnt, const EncodeOptions& options, Out& out) const;
-  static void token(TokenId id, bool learnt, Out& out);
+  class Writer;
 
   const Tokenizer& tokenizer_;
   Kind kind_ = Kind::plain;

@@ -129,8 +129,12 @@ TokenPart DocumentEncoder::encode(InputPart&& part, DocumentCounts& counts) cons
   return out;
 }
 
-void DocumentEncoder::append(std::string_view text, Work& work) const {
-  tokenizer_.encode(text, work.ids, {.special = options_.special_text, .around = false});
+void DocumentEncoder::append(std::string_view text, bool begins, Work& work) const {
+  using Behind = EncodeOptions::Behind;
+  tokenizer_.encode(text, work.ids,
+                    {.special = options_.special_text,
+                     .around = false,
+                     .behind = begins ? Behind::nothing : Behind::text});
   work.counts.bytes_of_text += text.size();
 }
 
@@ -144,7 +148,7 @@ void DocumentEncoder::encode_text(const InputPart& part, Work& work) const {
   work.counts.replaced += static_cast<std::uint64_t>(clean.replaced);
   split_text(clean.text, options_.split, part.begun, part.open, [&](const TextPiece& piece) {
     if (piece.begins && options_.begin) work.ids.push_back(*options_.begin);
-    append(piece.text, work);
+    append(piece.text, piece.begins, work);
     if (piece.ends) end_document(work);
   });
 }
@@ -240,7 +244,7 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
       return;
     }
     if (options_.begin) work.ids.push_back(*options_.begin);
-    append(text.text, work);
+    append(text.text, true, work);
     end_document(work);
     return;
   }
@@ -253,9 +257,9 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
       missing("\"response\" and no \"completion\"", "; wanted one of them beside \"prompt\"");
     }
     if (options_.begin) work.ids.push_back(*options_.begin);
-    append(prompt.text, work);
+    append(prompt.text, true, work);
     work.learnt.resize(work.ids.size(), 0);
-    append(response.there ? response.text : completion.text, work);
+    append(response.there ? response.text : completion.text, prompt.text.empty(), work);
     end_document(work);
     work.learnt.resize(work.ids.size(), 1);
     return;

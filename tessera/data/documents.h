@@ -58,7 +58,7 @@ class DocumentEncoder {
   void encode_text(const InputPart& part, Work& work) const;
   void encode_lines(const InputPart& part, Work& work) const;
   void encode_line(std::string_view line, Work& work) const;
-  void append(std::string_view text, Work& work) const;
+  void append(std::string_view text, bool begins, Work& work) const;
   void end_document(Work& work) const;
   TokenPart encode_bytes(InputPart&& part, DocumentCounts& counts) const;
 

@@ -42,7 +42,7 @@ bool is_blank_line(std::string_view text, std::size_t begin, std::size_t& end) {
   return false;
 }
 
-std::size_t place_to_cut(std::string_view text) {
+std::size_t place_to_cut(std::string_view text, bool at_space) {
   const std::size_t least =
       text.size() - text.size() / 4;  // a part that is much shorter helps nobody
   // Behind the last such character that stands between two others as they should be; else 0.
@@ -58,6 +58,9 @@ std::size_t place_to_cut(std::string_view text) {
     }
   };
   const auto is_no_blank = [](char c) { return !is_blank(c); };
+  if (at_space) {
+    if (const std::size_t i = last(' ', is_ink); i > 0) return i - 1;
+  }
   if (const std::size_t i = last('\n', is_ink); i > 0) return i;
   if (const std::size_t i = last('\n', is_no_blank); i > 0) return i;
   if (const std::size_t i = last(' ', is_ink); i > 0) return i - 1;
@@ -130,7 +133,7 @@ std::size_t PartReader::cut(const InputFile& file, bool& open) const {
     if (const std::size_t end = behind_last_blank_line(text); end > 0) return end;
   }
   open = true;
-  return place_to_cut(text);
+  return place_to_cut(text, options_.at_space);
 }
 
 std::optional<InputPart> PartReader::next(Uninitialised<char> spare) {

@@ -48,13 +48,15 @@ struct PartOptions {
   SplitDocuments split = SplitDocuments::file;
   std::size_t part_bytes = std::size_t{1} << 20;
   std::size_t longest_line = std::size_t{64} << 20;  // of JSON lines
+  bool at_space = false;  // long documents are cut there first: Tokenizer::may_cut_at_space()
 };
 
 // [Note: parts] The input, cut into pieces of about part_bytes that are encoded apart: where they
 // are cut follows from the input and part_bytes alone. Cuts are made between documents. A document
 // that is longer than a part is cut too: behind a line that is neither empty nor followed by an
 // empty or indented one, because no tokenizer's pattern puts both sides of such a place into one
-// word; else at a space, else between two characters.
+// word; else at a space, else between two characters. Tokenizers that mark spaces have no words:
+// with them at a space first.
 class PartReader {
  public:
   PartReader(const InputList& list, PartOptions options, InputPosition from = {});
@@ -84,6 +86,6 @@ class PartReader {
 // npos where it has none.
 bool is_blank_line(std::string_view text, std::size_t begin, std::size_t& end);
 // Where a document that is too long may be cut: see [Note: parts]. Never 0.
-std::size_t place_to_cut(std::string_view text);
+std::size_t place_to_cut(std::string_view text, bool at_space = false);
 
 }  // namespace tessera::data

@@ -300,7 +300,8 @@ PrepareSummary prepare(const PrepareOptions& options) {
   PartReader reader(list,
                     {.split = options.split,
                      .part_bytes = options.part_bytes,
-                     .longest_line = options.longest_line},
+                     .longest_line = options.longest_line,
+                     .at_space = tokenizer->may_cut_at_space()},
                     state.position);
   summary.resumed_at = state.position.offset + reader.consumed();
   RunOptions running;

@@ -18,6 +18,9 @@ struct EncodeOptions {
   bool special = true;
   // What the tokenizer puts around a text by itself (a token for its beginning, say).
   bool around = false;
+  // What stands before the text: tokenizers that mark spaces put a mark at the beginning of a
+  // text, some of them behind a token too, and none where a text goes on.
+  enum class Behind : std::uint8_t { nothing, token, text } behind = Behind::nothing;
 };
 
 // Text to numbers and back. All calls are const and may come from several threads.
@@ -33,6 +36,9 @@ class Tokenizer {
   // Appends the ids of a text, which is valid UTF-8: see clean_utf8().
   virtual void encode(std::string_view text, std::vector<TokenId>& out,
                       const EncodeOptions& options = {}) const = 0;
+  // May a text be cut before a single space between letters, and the second part be encoded as
+  // `Behind::text`, without a change of the ids? False where only the ends of lines are sure.
+  virtual bool may_cut_at_space() const { return false; }
   // The bytes of ids; a part of a text may end inside a character. Throws DataError for an id that
   // there is none of. `skip_special`: special tokens leave nothing.
   virtual std::string decode(std::span<const TokenId> ids, bool skip_special = false) const = 0;

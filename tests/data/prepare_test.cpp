@@ -174,13 +174,14 @@ TEST_F(Prepare, LongDocumentsAreCutAndWhole) {
   }
 }
 
-// A cut at the end of a line changes no token.
-TEST_F(Prepare, CutsAtLinesKeepTheTokens) {
+// A cut at the end of a line, or at a space where spaces are marked, changes no token.
+TEST_F(Prepare, CutsKeepTheTokens) {
   for (
       const char* pattern :
-      {"",
+      {"", "sentence piece",
        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}) {
-    const nlohmann::json json = byte_level_file(pattern);
+    const nlohmann::json json =
+        pattern[0] == 's' ? sentence_piece_file() : byte_level_file(pattern);
     const std::string where = tokenizer("tok", json);
     std::string text;
     std::mt19937_64 random(9);

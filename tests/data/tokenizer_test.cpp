@@ -8,6 +8,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/data/chat_template.h"
 #include "tessera/data/unicode.h"
 #include "tests/data/tokenizer_files.h"
 #include "tests/text.h"
@@ -129,6 +130,69 @@ TEST(SentencePiece, BytesOfUnknownCharacters) {
     if (contains(text, "▁") || contains(text, "<s>")) continue;  // would come back as spaces
     EXPECT_EQ(tokenizer->decode(ids_of(*tokenizer, text)), text);
   }
+}
+
+// Marks for spaces stand where a text begins, behind a token as the file says, never where it goes
+// on.
+TEST(SentencePiece, WhereATextGoesOn) {
+  using Behind = EncodeOptions::Behind;
+  json files[] = {sentence_piece_file(), sentence_piece_file(), sentence_piece_file()};
+  for (int i = 1; i < 3; ++i) {
+    files[i]["normalizer"] = nullptr;
+    files[i]["pre_tokenizer"] = {{"type", "Metaspace"},
+                                 {"replacement", "▁"},
+                                 {"prepend_scheme", i == 1 ? "always" : "first"},
+                                 {"split", true}};
+  }
+  for (const json& file : files) {
+    const auto tokenizer = tokenizer_of(file);
+    EXPECT_TRUE(tokenizer->may_cut_at_space());
+    const TokenId end = *tokenizer->find("</s>");
+    const bool first = &file == &files[2];
+    const auto texts = [&](std::string_view text, Behind behind) {
+      std::string all;
+      for (const TokenId id : ids_of(*tokenizer, text, {.special = false, .behind = behind})) {
+        all += str(all.empty() ? "" : "|", tokenizer->decode(std::vector<TokenId>{end, id}));
+      }
+      return all;
+    };
+    EXPECT_EQ(texts("the fox", Behind::nothing), texts(" the fox", Behind::text));
+    EXPECT_NE(texts("the fox", Behind::text), texts("the fox", Behind::nothing));
+    EXPECT_EQ(texts("the fox", Behind::token),
+              texts("the fox", first ? Behind::text : Behind::nothing));
+    // Behind a token that is in the text, and behind one that was put there.
+    std::vector<TokenId> wanted = ids_of(*tokenizer, "a</s>the fox"), got = ids_of(*tokenizer, "a");
+    got.push_back(end);
+    tokenizer->encode("the fox", got, {.behind = Behind::token});
+    EXPECT_EQ(got, wanted);
+  }
+  json with_space = sentence_piece_file();
+  with_space["added_tokens"][2]["rstrip"] = true;
+  EXPECT_FALSE(tokenizer_of(with_space)->may_cut_at_space());
+  EXPECT_FALSE(tokenizer_of(byte_level_file(""))->may_cut_at_space());
+}
+
+// A conversation has the tokens of its text, however it is put together.
+TEST(SentencePiece, ConversationsHaveTheTokensOfTheirText) {
+  const auto tokenizer = tokenizer_of(sentence_piece_file());
+  const TokenId end = *tokenizer->find("</s>");
+  const ChatTemplate plain("plain", *tokenizer, end);
+  std::vector<TokenId> ids;
+  std::vector<std::uint8_t> learnt;
+  std::uint64_t bytes = 0;
+  ChatTemplate::Out out{ids, learnt, bytes};
+  plain.append(
+      {{"user", "the fox"}, {"assistant", "a fox"}, {"user", "\n\nthe"}, {"assistant", "in"}},
+      {.special = false}, out);
+  EXPECT_EQ(ids,
+            ids_of(*tokenizer,
+                   "User: the fox\n\nAssistant: a fox</s>\n\nUser: \n\nthe\n\nAssistant: in</s>"));
+  ASSERT_EQ(learnt.size(), ids.size());
+  std::vector<TokenId> said;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (learnt[i] != 0) said.push_back(ids[i]);
+  }
+  EXPECT_EQ(tokenizer->decode(said), "a fox</s> in</s>");
 }
 
 TEST(Files, MergesInBothForms) {
