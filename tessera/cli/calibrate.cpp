@@ -92,7 +92,8 @@ Measured measure_gpu(const Bench& bench) {
   const char* const known = known_card(card.name);
   Measured result{catalogue.find(known != nullptr ? known : "h200"), ""};
   planner::Hardware& machine = result.machine;
-  machine.tessera = true;
+  machine.figures.clear();
+  machine.software = "tessera";
   // What the software that is measured here makes of it.
   machine.launch = launch_time({bench.world, bench.device, std::min(bench.budget, 0.1)});
   machine.kernel_start = ours.kernel_start;

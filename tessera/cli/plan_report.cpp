@@ -51,7 +51,7 @@ std::string heading(const Plan& plan) {
         str("global batch ", q.global_batch, " = micro-batch ", q.micro_batch, " × accumulation ",
             q.grad_accum, " × dp ", q.dp(), "; recomputed: ", name(q.recompute), "; attention ",
             q.attention == planner::Attention::fused ? "fused" : "unfused", "; as ",
-            q.software == planner::Software::tessera ? "Tessera" : "Megatron-LM", " keeps it");
+            planner::title(q.software.value_or(planner::Software::megatron)), " runs it");
     if (q.pp() > 1) text += str("; schedule ", schedule_words(q));
     text += "\n";
   }

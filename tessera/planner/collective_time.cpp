@@ -1,31 +1,20 @@
 #include <algorithm>
-#include <cmath>
 
-#include "tessera/planner/formulas.h"
 #include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 
-// On one node a ring. Over several, its slowest links are those between the nodes, of which it uses
-// some side by side if it has several devices in a node. It starts with a round inside the nodes
-// and one between them: a ring, or where there are many nodes a tree.
 double collective_time(const Hardware& hardware, Collective kind, double bytes, int ranks,
                        int per_node) {
-  if (ranks <= 1) return 0;
-  const int inside = std::clamp(per_node, 1, ranks), nodes = (ranks + inside - 1) / inside;
-  const Link& near = hardware.inside;
-  const Link& far = hardware.between;
-  if (kind == Collective::send) {
-    const Link& link = nodes > 1 ? far : near;
-    return link.latency + bytes / link.bandwidth;
+  const Topology topology = hardware.topology(std::max(per_node, hardware.per_node));
+  GroupPlace place;
+  place.ranks = ranks;
+  place.in_node = std::clamp(per_node, 1, std::max(1, ranks));
+  place.span = place.nodes();
+  if (place.nodes() > 1 && kind != Collective::send) {
+    place.crossing = std::max(1, topology.per_node / place.in_node);
   }
-  const double half = kind == Collective::all_reduce ? 1 : 0.5;
-  if (nodes == 1) return half * ring_all_reduce_time(bytes, ranks, near.bandwidth, near.latency);
-  const double bandwidth =
-      std::min(near.bandwidth, far.bandwidth * std::max(1.0, inside * hardware.rail_share));
-  const double rounds = std::min<double>(nodes - 1, 2 * std::ceil(std::log2(nodes)));
-  return half * (ring_all_reduce_bytes(bytes, ranks) / bandwidth + 2 * (inside - 1) * near.latency +
-                 2 * rounds * far.latency);
+  return collective_cost(topology, kind, bytes, place).seconds(topology);
 }
 
 }  // namespace tessera::planner

@@ -12,6 +12,14 @@ extern const char* const kHardwareToml;
 
 Catalogue::Catalogue() { parse(kHardwareToml, "hardware.toml"); }
 
+void Hardware::run_by(std::string_view wanted) {
+  if (software == wanted) return;
+  for (const auto& [each, made] : figures) {
+    if (each == wanted) static_cast<SoftwareFigures&>(*this) = made;
+  }
+  software = wanted;
+}
+
 Topology Hardware::topology(int devices) const {
   Topology t;
   t.per_node = devices > 0 ? devices : per_node;

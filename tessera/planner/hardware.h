@@ -11,9 +11,25 @@
 
 namespace tessera::planner {
 
-// A device, its host and its network, as the catalogue describes them. All of them come from
-// hardware.toml or a file of the user's: numbers are data here, not code.
-struct Hardware {
+// [Note: software] What a program makes of a device, one set for all models: launches, fusions and
+// efficiencies are its doing, peaks and links are not. Each set was measured or fitted with one
+// program on one device; hardware.toml says how.
+struct SoftwareFigures {
+  double product_efficiency = 1;    // of the peak, for a large product that fills all units
+  double attention_efficiency = 1;  // of the peak, for fused attention
+  double memory_efficiency = 1;     // of the memory bandwidth, for a large elementwise pass
+  double launch = 0;                // seconds of the host per kernel
+  double kernel_start = 0;          // seconds of the device per kernel, besides its work
+  double logit_bytes = 0;           // read and written per logit by loss and its gradient
+  double gradient_passes = 1;       // times that an optimizer step goes over the gradients
+  double accumulate_passes = 2;     // times that a micro-batch goes over them, to add to them
+  double layer_launches = 1;        // of an eager layer's kernels, those that are launched
+};
+
+// A device, its host and its network, as the catalogue describes them, and what the software that
+// runs on it makes of it. All of them come from hardware.toml or a file of the user's: numbers are
+// data here, not code.
+struct Hardware : SoftwareFigures {
   std::string name;
   double memory = 0;            // bytes of the device
   double reserve = 0;           // bytes of them that the runtime takes: context, workspaces
@@ -23,15 +39,6 @@ struct Hardware {
   double memory_bandwidth = 0;  // bytes/s
   int units = 1;                // that tiles of a product are spread over (SMs, cores)
 
-  // What software makes of it, one set for all models.
-  double product_efficiency = 1;    // of the peak, for a large product that fills all units
-  double attention_efficiency = 1;  // of the peak, for fused attention
-  double memory_efficiency = 1;     // of the memory bandwidth, for a large elementwise pass
-  double launch = 0;                // seconds of the host per kernel
-  double kernel_start = 0;          // seconds of the device per kernel, besides its work
-  double logit_bytes = 0;           // read and written per logit by loss and its gradient
-  double gradient_passes = 1;       // times that an optimizer step goes over the gradients
-
   Link inside;                        // between devices of a node
   Link between;                       // between nodes, of one adapter
   int nics = 0;                       // adapters of a node; 0: one for each device
@@ -40,15 +47,16 @@ struct Hardware {
   // Seconds that the kernels beside a collective lose for each second that it goes on: it takes
   // units and memory bandwidth away from them.
   double interference = 0;
-  // Of the links to other nodes that the ranks of one collective have in a node, the share that it
-  // uses at once (it uses one at least).
-  double rail_share = 1;
   int per_node = 8;
   bool cpu = false;  // devices are shares of a host's processor and memory, as Tessera's ranks have
-  bool tessera = false;  // what software makes of it was measured with Tessera's
 
   double watts = 0;           // per device, with its share of the node
   double price_per_hour = 0;  // per device; 0: unknown
+
+  std::string software;  // whose figures are in force, and run on it unless somebody says otherwise
+  std::vector<std::pair<std::string, SoftwareFigures>> figures;  // by software
+  // Puts the figures of that software in force, if there are any of it.
+  void run_by(std::string_view name);
 
   // Its network, with so many devices in a node (0: as it has); adapters go with the devices.
   Topology topology(int devices = 0) const;

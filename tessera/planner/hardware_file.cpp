@@ -19,30 +19,23 @@ namespace {
 
 enum class Unit { bytes, rate, time, number };
 
+template <class Entry>
 struct Key {
   const char* name;
   Unit unit;
   double least, most;
-  double* (*at)(Hardware&);
+  double* (*at)(Entry&);
 };
 
 #define TESSERA_AT(member) [](Hardware& h) { return &h.member; }
-const std::vector<Key>& keys() {
-  static const std::vector<Key> all = {
+const std::vector<Key<Hardware>>& hardware_keys() {
+  static const std::vector<Key<Hardware>> all = {
       {"memory", Unit::bytes, 1, 1e18, TESSERA_AT(memory)},
       {"reserve", Unit::bytes, 0, 1e18, TESSERA_AT(reserve)},
       {"usable", Unit::number, 0.01, 1, TESSERA_AT(usable)},
       {"peak_16bit", Unit::number, 1, 1e21, TESSERA_AT(peak_16bit)},
       {"peak_fp32", Unit::number, 1, 1e21, TESSERA_AT(peak_fp32)},
       {"memory_bandwidth", Unit::rate, 1, 1e18, TESSERA_AT(memory_bandwidth)},
-      {"product_efficiency", Unit::number, 0.01, 1, TESSERA_AT(product_efficiency)},
-      {"attention_efficiency", Unit::number, 0.01, 1, TESSERA_AT(attention_efficiency)},
-      {"memory_efficiency", Unit::number, 0.01, 1, TESSERA_AT(memory_efficiency)},
-      {"launch", Unit::time, 0, 1, TESSERA_AT(launch)},
-      {"kernel_start", Unit::time, 0, 1, TESSERA_AT(kernel_start)},
-      {"logit_bytes", Unit::number, 0, 1e4, TESSERA_AT(logit_bytes)},
-      {"gradient_passes", Unit::number, 0, 100, TESSERA_AT(gradient_passes)},
-      {"rail_share", Unit::number, 0, 1, TESSERA_AT(rail_share)},
       {"interference", Unit::number, 0, 10, TESSERA_AT(interference)},
       {"watts", Unit::number, 0, 1e6, TESSERA_AT(watts)},
       {"price_per_hour", Unit::number, 0, 1e6, TESSERA_AT(price_per_hour)},
@@ -54,6 +47,28 @@ const std::vector<Key>& keys() {
   return all;
 }
 #undef TESSERA_AT
+
+#define TESSERA_AT(member) [](SoftwareFigures& f) { return &f.member; }
+const std::vector<Key<SoftwareFigures>>& figure_keys() {
+  static const std::vector<Key<SoftwareFigures>> all = {
+      {"product_efficiency", Unit::number, 0.01, 1, TESSERA_AT(product_efficiency)},
+      {"attention_efficiency", Unit::number, 0.01, 1, TESSERA_AT(attention_efficiency)},
+      {"memory_efficiency", Unit::number, 0.01, 1, TESSERA_AT(memory_efficiency)},
+      {"launch", Unit::time, 0, 1, TESSERA_AT(launch)},
+      {"kernel_start", Unit::time, 0, 1, TESSERA_AT(kernel_start)},
+      {"logit_bytes", Unit::number, 0, 1e4, TESSERA_AT(logit_bytes)},
+      {"gradient_passes", Unit::number, 0, 100, TESSERA_AT(gradient_passes)},
+      {"accumulate_passes", Unit::number, 0, 100, TESSERA_AT(accumulate_passes)},
+      {"layer_launches", Unit::number, 0, 10, TESSERA_AT(layer_launches)},
+  };
+  return all;
+}
+#undef TESSERA_AT
+
+const std::vector<std::string>& software_names() {
+  static const std::vector<std::string> all = {"megatron", "pytorch", "tessera"};
+  return all;
+}
 
 struct CountKey {
   const char* name;
@@ -102,66 +117,128 @@ std::vector<SwitchLevel> switch_levels(const toml::node& node) {
   return levels;
 }
 
-void set_value(Hardware& entry, const std::string& key, const toml::node& node) {
-  for (const Key& known : keys()) {
+template <class Entry>
+bool set_key(const std::vector<Key<Entry>>& keys, Entry& entry, const std::string& key,
+             const toml::node& node) {
+  for (const Key<Entry>& known : keys) {
     if (key != known.name) continue;
     const double value = number(node, known.unit);
     if (!(value >= known.least && value <= known.most)) {
       throw UsageError(str("got ", value, ", wanted ", known.least, " to ", known.most));
     }
     *known.at(entry) = value;
-    return;
+    return true;
   }
-  if (key == "kind") {
-    const auto* value = node.as_string();
-    const std::vector<std::string> kinds = {"NVLink", "PCIe", "memory"};
-    if (value == nullptr || std::find(kinds.begin(), kinds.end(), value->get()) == kinds.end()) {
-      throw UsageError(str("wanted one of ", join(kinds, ", ")));
-    }
-    entry.kind = value->get();
-    return;
+  return false;
+}
+
+std::string one_of(const toml::node& node, const std::vector<std::string>& words) {
+  const auto* value = node.as_string();
+  if (value == nullptr || std::find(words.begin(), words.end(), value->get()) == words.end()) {
+    throw UsageError(str("wanted one of ", join(words, ", ")));
   }
-  if (key == "switches") {
-    entry.switches = switch_levels(node);
-    return;
-  }
-  if (key == "cpu" || key == "tessera") {
-    const auto* value = node.as_boolean();
-    if (value == nullptr) throw UsageError("wanted true or false");
-    (key == "cpu" ? entry.cpu : entry.tessera) = value->get();
-    return;
-  }
-  std::vector<std::string> names = {"like", "cpu", "tessera", "kind", "switches"};
-  for (const Key& known : keys()) names.emplace_back(known.name);
+  return value->get();
+}
+
+bool yes_or_no(const toml::node& node) {
+  const auto* value = node.as_boolean();
+  if (value == nullptr) throw UsageError("wanted true or false");
+  return value->get();
+}
+
+bool set_count(Hardware& entry, const std::string& key, const toml::node& node) {
   for (const CountKey& known : kCounts) {
-    names.emplace_back(known.name);
     if (key != known.name) continue;
     const auto* value = node.as_integer();
     if (value == nullptr || value->get() < 1 || value->get() > 1'000'000) {
       throw UsageError("wanted a whole number from 1 to 1000000");
     }
     entry.*known.member = static_cast<int>(value->get());
-    return;
+    return true;
   }
+  return false;
+}
+
+[[noreturn]] void unknown_key(const std::string& key, std::vector<std::string> names) {
+  for (const auto& known : figure_keys()) names.emplace_back(known.name);
   throw UsageError(str("is unknown", did_you_mean(key, names)));
+}
+
+void set_value(Hardware& entry, const std::string& key, const toml::node& node) {
+  if (set_key(hardware_keys(), entry, key, node) || set_count(entry, key, node)) return;
+  if (set_key<SoftwareFigures>(figure_keys(), entry, key, node)) {
+    // What an entry says for itself holds for all software.
+    for (auto& [name, figures] : entry.figures) set_key(figure_keys(), figures, key, node);
+  } else if (key == "kind") {
+    entry.kind = one_of(node, {"NVLink", "PCIe", "memory"});
+  } else if (key == "switches") {
+    entry.switches = switch_levels(node);
+  } else if (key == "software") {
+    entry.run_by(one_of(node, software_names()));
+  } else if (key == "cpu") {
+    entry.cpu = yes_or_no(node);
+  } else if (key == "tessera") {  // as files of older versions say it
+    if (yes_or_no(node)) entry.run_by("tessera");
+  } else if (key == "rail_share") {  // likewise; adapters tell what it told
+    number(node, Unit::number);
+  } else {
+    std::vector<std::string> names = {"like", "cpu", "software", "kind", "switches"};
+    for (const auto& known : hardware_keys()) names.emplace_back(known.name);
+    for (const CountKey& known : kCounts) names.emplace_back(known.name);
+    for (const std::string& known : software_names()) names.push_back(known);
+    unknown_key(key, std::move(names));
+  }
+}
+
+[[noreturn]] void fail_at(const toml::key& key, const std::string& where, const Hardware& entry,
+                          const std::string& name, const UsageError& error) {
+  fail(key.source(), where, str(entry.name, ", ", quote(name), ": ", error.what()));
+}
+
+// [entry.software]: what that software makes of it.
+void set_figures(Hardware& entry, const std::string& software, const toml::table& table,
+                 const std::string& where) {
+  auto found = std::find_if(entry.figures.begin(), entry.figures.end(),
+                            [&](const auto& each) { return each.first == software; });
+  if (found == entry.figures.end()) {
+    entry.figures.emplace_back(software, static_cast<const SoftwareFigures&>(entry));
+    found = std::prev(entry.figures.end());
+  }
+  for (const auto& [key, node] : table) {
+    const std::string name(key.str());
+    try {
+      if (!set_key(figure_keys(), found->second, name, node)) unknown_key(name, {});
+    } catch (const UsageError& error) {
+      fail_at(key, where, entry, software + "." + name, error);
+    }
+  }
+  if (entry.software == software) static_cast<SoftwareFigures&>(entry) = found->second;
 }
 
 void set_all(Hardware& entry, const toml::table& table, const std::string& prefix,
              const std::string& where) {
+  std::vector<std::pair<std::string, const toml::table*>> by_software;
   for (const auto& [key, node] : table) {
     const std::string name = prefix + std::string(key.str());
     if (name == "like") continue;
-    const bool link = prefix.empty() && (name == "inside" || name == "between");
-    if (const auto* inner = node.as_table(); link && inner != nullptr) {
-      set_all(entry, *inner, name + ".", where);
-      continue;
+    if (const auto* inner = node.as_table(); prefix.empty() && inner != nullptr) {
+      const auto& known = software_names();
+      if (std::find(known.begin(), known.end(), name) != known.end()) {
+        by_software.emplace_back(name, inner);
+        continue;
+      }
+      if (name == "inside" || name == "between") {
+        set_all(entry, *inner, name + ".", where);
+        continue;
+      }
     }
     try {
       set_value(entry, name, node);
     } catch (const UsageError& error) {
-      fail(key.source(), where, str(entry.name, ", ", quote(name), ": ", error.what()));
+      fail_at(key, where, entry, name, error);
     }
   }
+  for (const auto& [name, inner] : by_software) set_figures(entry, name, *inner, where);
 }
 
 void check_complete(const Hardware& h, const toml::table& table, const std::string& where) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/planner/light_time.h"
+#include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/step_time.h"
 
@@ -28,7 +29,7 @@ struct LayerSizes {
     // What a row-parallel product gave is whole on every rank, unless the sequence is cut.
     whole = tokens * hidden / (q.sequence_parallel ? q.tp() : 1);
     // A gradient is added to: the product's result read, the sum read and written.
-    accumulate = element + 2.0 * q.layout.grad;
+    accumulate = element + q.hardware.accumulate_passes * q.layout.grad;
   }
   int element;
   double tokens, hidden, head, heads, ffn, vocab;
@@ -155,8 +156,8 @@ PartWork head_work(const Question& q) {
   if (q.tp() > 1) {
     work.backward_reduces = 1;
     // Maximum, sum and target logit.
-    const double each =
-        collective_time(q.hardware, Collective::all_reduce, 4 * s.tokens, q.tp(), tp_per_node(q));
+    const Places where = places(q);
+    const double each = where.seconds(Collective::all_reduce, 4 * s.tokens, where.tp);
     work.forward += {3 * each, 3};
   }
   return work;
@@ -164,14 +165,11 @@ PartWork head_work(const Question& q) {
 
 Work tensor_reduce(const Question& q) {
   const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
-  return {collective_time(q.hardware, Collective::all_reduce, bytes, q.tp(), tp_per_node(q)),
-          q.sequence_parallel ? 2.0 : 1.0};
-}
-
-int tp_per_node(const Question& q) { return std::min(q.tp(), q.per_node); }
-int dp_per_node(const Question& q) { return std::min(q.dp(), std::max(1, q.per_node / q.tp())); }
-bool stages_share_node(const Question& q) {
-  return std::int64_t{q.tp()} * q.dp() * q.pp() <= q.per_node;
+  const Places where = places(q);
+  if (!q.sequence_parallel) return {where.seconds(Collective::all_reduce, bytes, where.tp), 1};
+  return {where.seconds(Collective::reduce_scatter, bytes, where.tp) +
+              where.seconds(Collective::all_gather, bytes, where.tp),
+          2};
 }
 
 }  // namespace tessera::planner

@@ -23,9 +23,4 @@ PartWork head_work(const Question& settled);  // the last norm, the logits and t
 // One all-reduce of b·s·h values along tp.
 Work tensor_reduce(const Question& settled);
 
-// How many ranks of an axis share a node: tp's neighbours first, then dp's, then pp's.
-int tp_per_node(const Question& settled);
-int dp_per_node(const Question& settled);
-bool stages_share_node(const Question& settled);
-
 }  // namespace tessera::planner

@@ -80,7 +80,7 @@ double boundary_on_rank(const Question& q) {
 }
 
 double hop_bytes(const Question& q) {
-  return boundary_on_rank(q) / (q.slice_hops && !q.sequence_parallel ? q.tp() : 1);
+  return boundary_on_rank(q) / (q.slice_hops.value_or(false) && !q.sequence_parallel ? q.tp() : 1);
 }
 
 double tied_bytes(const Question& q) {

@@ -12,8 +12,9 @@ namespace {
 int tree_levels(int n) { return n <= 1 ? 0 : std::bit_width(static_cast<unsigned>(n - 1)); }
 
 // What the switches leave of a bandwidth to a group that spans so many nodes.
-double above_switches(const Topology& topology, int span) {
+double above_switches(const Topology& topology, int span, bool on_a_rail) {
   double share = 1;
+  if (on_a_rail) return share;
   for (const SwitchLevel& level : topology.switches) {
     if (level.nodes < span) share = std::min(share, 1 / std::max(1.0, level.oversubscription));
   }
@@ -25,7 +26,8 @@ double far_share(const Topology& topology, const GroupPlace& place, int in_node)
   const double nics = std::max(1, topology.nics);
   const double own = std::clamp(nics * in_node / std::max(1, topology.per_node), 1.0, nics);
   const double fair = nics / std::max(1, place.crossing);
-  return topology.nic.bandwidth * std::min(own, fair) * above_switches(topology, place.span);
+  return topology.nic.bandwidth * std::min(own, fair) *
+         above_switches(topology, place.span, in_node == 1);
 }
 
 CollectiveCost ring_or_tree(const Topology& topology, Collective kind, double bytes,
@@ -45,7 +47,8 @@ CollectiveCost ring_or_tree(const Topology& topology, Collective kind, double by
   }
   if (nodes == 1 || m > 1) cost.inside_bytes = volume;
   if (nodes > 1) {
-    cost.far_bytes = volume;
+    const bool tree = algorithm != Algorithm::ring && trips == 2;
+    cost.far_bytes = tree && nodes == 2 ? bytes : volume;
     cost.far_bandwidth = far_share(topology, place, m);
   }
   return cost;

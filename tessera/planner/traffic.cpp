@@ -100,7 +100,7 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
   add("all-reduce in the loss: maximum, sum, target", 3, sum.loss);
   add("all-reduce of the gradients of norms", layers + heads, sum.norms);
   add("all-reduce of the gradients of shared kv-heads", layers, sum.shared);
-  if (q.slice_hops && !q.sequence_parallel) {
+  if (q.slice_hops.value_or(false) && !q.sequence_parallel) {
     // Whoever sends to a neighbour also gets something back.
     const Hops hops = hops_of(q, rank);
     const double count = hops.forward + hops.backward;

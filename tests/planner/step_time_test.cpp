@@ -27,47 +27,6 @@ Question question(const char* name = "a100-80") {
 }
 double step(const Question& q) { return step_time(settle(q)).step(); }
 
-// Plain links without latency, as in the worked numbers of the ring.
-Hardware plain(double bandwidth, double latency = 0) {
-  Hardware h;
-  h.inside = {bandwidth, latency};
-  h.between = {bandwidth / 10, 10 * latency};
-  return h;
-}
-
-TEST(CollectiveTime, TheWorkedNumbersOfTheRing) {
-  EXPECT_NEAR(collective_time(plain(100e9), Collective::all_reduce, 200e6, 16, 16), 3.75e-3, 1e-9);
-  EXPECT_NEAR(collective_time(plain(600e9), Collective::all_reduce, 14e9, 8, 8), 40.833e-3, 1e-6);
-  EXPECT_EQ(collective_time(plain(100e9), Collective::all_reduce, 200e6, 1, 1), 0);
-}
-
-TEST(CollectiveTime, AnAllReduceIsAReduceScatterAndAnAllGather) {
-  const Hardware h = plain(100e9, 5e-6);
-  for (const int ranks : {2, 3, 8, 16, 64, 1000}) {
-    for (const int per_node : {1, 2, 8}) {
-      const auto time = [&](Collective kind) {
-        return collective_time(h, kind, 3e8, ranks, per_node);
-      };
-      EXPECT_NEAR(time(Collective::all_reduce),
-                  time(Collective::reduce_scatter) + time(Collective::all_gather), 1e-12);
-    }
-  }
-}
-
-TEST(CollectiveTime, NodesAreSlowerAndSeveralLinksFaster) {
-  Hardware h = plain(100e9, 5e-6);
-  const auto time = [&](int per_node) {
-    return collective_time(h, Collective::all_reduce, 1e9, 64, per_node);
-  };
-  EXPECT_GT(time(1), 2 * time(8));
-  EXPECT_GT(time(8), time(64));
-  const double all_links = time(8);
-  h.rail_share = 0.25;
-  EXPECT_GT(time(8), 2 * all_links);
-  EXPECT_LT(collective_time(h, Collective::send, 1e6, 2, 2),
-            collective_time(h, Collective::send, 1e6, 2, 1));
-}
-
 TEST(KernelTime, ProductsComeInWholeWavesOfTiles) {
   const Hardware& h = hardware().find("a100-80");
   // 108 tiles of 256 x 128 are one wave, one more row of tiles is a second one.

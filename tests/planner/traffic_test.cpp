@@ -83,12 +83,21 @@ TEST(PlanTraffic, SlicesGoAlongBothAxes) {
   Question q;
   q.model = find_model_shape("llama3-8b");
   q.axes.set("tp", 4), q.axes.set("pp", 4), q.grad_accum = 8;
+  q.slice_hops = false;
   const Traffic whole = traffic_of(settle(q));
   q.slice_hops = true;
   const Traffic cut = traffic_of(settle(q));
   EXPECT_DOUBLE_EQ(cut.pp, whole.pp / 4);
   EXPECT_DOUBLE_EQ(row(cut, "slices"), whole.pp / 2 * 3 / 4);
   EXPECT_DOUBLE_EQ(cut.tp, whole.tp + row(cut, "slices"));
+  // It is Megatron-LM's way, and nobody has to say so.
+  q.slice_hops.reset();
+  for (const Software software : {Software::megatron, Software::tessera, Software::pytorch}) {
+    q.software = software;
+    const bool slices = software == Software::megatron;
+    EXPECT_EQ(traffic_of(settle(q)).pp, slices ? cut.pp : whole.pp);
+  }
+  q.slice_hops = true, q.software = Software::megatron;
   // A sequence that is cut is in slices already.
   q.sequence_parallel = true;
   EXPECT_EQ(row(traffic_of(settle(q)), "slices"), 0);
@@ -149,6 +158,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         q.layout = parse_state_layout(variant % 5 == 0 ? "fp32" : "bf16-fp32grad");
         q.split = variant % 7 == 0 ? "work" : "even";
         q.micro_batch = 3, q.grad_accum = 4;
+        q.slice_hops = false;  // as Tessera's ranks send
         q = settle(q);
         RunQuestion run;
         run.model = q.model;
