@@ -31,10 +31,12 @@ train: setup
 
 test: setup
 	@scripts/interop.sh
+	@scripts/browser.sh
 	@scripts/test.sh
 
 soak: build
 	@scripts/interop.sh
+	@scripts/browser.sh
 	@scripts/test.sh soak
 
 bench: build

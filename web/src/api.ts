@@ -77,7 +77,8 @@ export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T
     if (asking.current) return;
     const ask = async () => {
       asking.current = true;
-      setState((last) => ({ ...last, busy: true }));
+      // Told only of what takes long enough to wonder about: most answers come within a frame.
+      const slow = setTimeout(() => setState((last) => ({ ...last, busy: true })), 200);
       let asked = "";
       let next: Answer<T> | undefined;
       while (asked !== wanted.current && alive.current) {
@@ -92,10 +93,11 @@ export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T
           setState((last) => ({
             data: got.data ?? last.data,
             error: got.error,
-            busy: asked !== wanted.current,
+            busy: false,
           }));
         }
       }
+      clearTimeout(slow);
       asking.current = false;
     };
     void ask();

@@ -39,6 +39,7 @@ const DEFAULTS = {
   bandwidth: "100000000000",
   latency: "0",
   per_node: "4",
+  between_bandwidth: "25000000000",
   step: "0",
   model: "llama2-7b",
   dp: "8",
@@ -67,7 +68,7 @@ export function CollectivesView() {
   const about = useAbout();
   const [playing, setPlaying] = useState(false);
   const asked = (algorithm: string) =>
-    question({ algorithm, ranks: at.ranks, bytes: at.bytes, bandwidth: at.bandwidth, latency: at.latency, per_node: at.per_node });
+    question({ algorithm, ranks: at.ranks, bytes: at.bytes, bandwidth: at.bandwidth, latency: at.latency, ...(algorithm === "two-level" ? { per_node: at.per_node, between_bandwidth: at.between_bandwidth } : {}) });
   const body = useMemo(() => asked(at.algorithm), [JSON.stringify(at)]);
   const { data, error, busy } = useAnswer<Collective>("api/collective", body);
   const ring = useAnswer<Collective>("api/collective", useMemo(() => asked("ring"), [JSON.stringify(at)]));
@@ -109,7 +110,8 @@ export function CollectivesView() {
           <Slider label="Size" name="bytes" value={at.bytes} show={(v) => (Number.isFinite(Number(v)) ? bytes(Number(v)) : v)} stops={[1e3, 1e4, 1e5, 1e6, 1e7, 5e7, 1e8, 2e8, 5e8, 1e9, 1.4e10, 2e10]} onChange={(v) => set({ bytes: v })} />
           <Slider label="Bandwidth" name="bandwidth" value={at.bandwidth} show={(v) => (Number.isFinite(Number(v)) ? rate(Number(v)) : v)} stops={[1e9, 5e9, 1e10, 2.5e10, 5e10, 1e11, 2e11, 3e11, 4.5e11, 6e11, 9e11]} onChange={(bandwidth) => set({ bandwidth })} />
           <Slider label="Latency" name="latency" value={at.latency} show={(v) => (Number.isFinite(Number(v)) ? seconds(Number(v)) : v)} stops={[0, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4]} onChange={(latency) => set({ latency })} />
-          <Slider label="Ranks in a node" name="per_node" value={at.per_node} stops={[1, 2, 4, 8]} disabled={at.algorithm !== "two-level"} onChange={(per_node) => set({ per_node })} />
+          <Slider label="Ranks in a node" name="per_node" value={at.per_node} stops={[1, 2, 4, 8]} disabled={at.algorithm !== "two-level"} onChange={(per_node) => set({ per_node, step: "0" })} />
+          <Slider label="Between nodes" name="between_bandwidth" value={at.between_bandwidth} show={(v) => (Number.isFinite(Number(v)) ? rate(Number(v)) : v)} stops={[1e9, 5e9, 1e10, 2.5e10, 5e10, 1e11]} disabled={at.algorithm !== "two-level"} onChange={(between_bandwidth) => set({ between_bandwidth })} />
         </>
       }
       tries={

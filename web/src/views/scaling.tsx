@@ -76,7 +76,7 @@ export function ScalingView() {
           <Choice label="GPU" name="hardware" value={at.hardware} options={(about?.hardware ?? []).map((h) => h.name)} onChange={(hardware) => set({ hardware })} />
           <Segments label="ZeRO stage" name="zero" value={at.zero} options={[["0", "DDP"], "1", "2", "3"]} onChange={(zero) => set({ zero })} />
           <Slider label="Micro-batch" name="micro_batch" value={at.micro_batch} stops={[1, 2, 4, 8, 16, 32]} onChange={(micro_batch) => set({ micro_batch })} />
-          <Slider label="Between nodes" name="bandwidth" value={at.bandwidth} stops={PACE} show={(v) => (v === "" ? "as it is" : `${v} GB/s`)} onChange={(v) => set({ bandwidth: v.replace(/\s*GB\/s$/, "").replace("as it is", "") })} />
+          <Slider label="Between nodes" name="bandwidth" value={at.bandwidth} stops={PACE} show={(v) => (v === "" ? "as it is" : `${v} GB/s`)} onChange={(v) => set({ bandwidth: v.replace(/\s*GB\/s$/, "").replace("as it is", "") })} hint={at.bandwidth === "" ? undefined : "the command line takes a link of your own from --hardware-file"} />
           <Toggle label="Overlap with backward" name="overlap" also={["overlap_grad_reduce"]} value={at.overlap === "true"} onChange={(overlap) => set({ overlap })} />
           <Slider label="Jitter" name="jitter" value={at.jitter} show={(v) => (Number.isFinite(Number(v)) ? `${plain(Number(v) * 100)}%` : v)} stops={[0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3]} onChange={(v) => set({ jitter: v.endsWith("%") ? String(Number(v.slice(0, -1)) / 100) : v })} hint="spread of computing times" />
         </>

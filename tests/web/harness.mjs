@@ -1,0 +1,107 @@
+// Starting what is tested: the dashboard, a browser, commands; and saying what was found.
+import { execFileSync, spawn } from "node:child_process";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+
+export const here = import.meta.dirname ?? path.dirname(new URL(import.meta.url).pathname);
+export const root = path.resolve(here, "../..");
+
+export function skip(why) {
+  console.log(`skipped: ${why}`);
+  process.exit(77);
+}
+
+// What a test could not do here, told with the figures at the end.
+export const notes = [];
+export const note = (text) => notes.push(text);
+
+const failures = [];
+export async function check(name, body) {
+  const began = performance.now();
+  try {
+    await body();
+    console.log(`ok   ${name} (${Math.round(performance.now() - began)} ms)`);
+  } catch (error) {
+    failures.push(name);
+    console.log(`FAIL ${name}\n     ${String(error?.stack ?? error).split("\n").slice(0, 12).join("\n     ")}`);
+  }
+}
+export const failed = () => failures.length;
+
+export function expect(condition, message) {
+  if (!condition) throw new Error(message);
+}
+export function same(got, wanted, what) {
+  expect(got === wanted, `${what}: got ${JSON.stringify(got)}, wanted ${JSON.stringify(wanted)}`);
+}
+
+// Awaits a state; the deadline only tells a hang from a slow machine.
+export async function until(what, ready, deadline = 30000) {
+  const began = performance.now();
+  for (;;) {
+    const value = await ready();
+    if (value) return value;
+    expect(performance.now() - began < deadline, `waited ${deadline} ms for ${what}`);
+    await new Promise((done) => setTimeout(done, 40));
+  }
+}
+
+export function findBrowser() {
+  for (const name of ["chromium", "chromium-browser", "google-chrome"]) {
+    try {
+      return execFileSync("sh", ["-c", `command -v ${name}`], { encoding: "utf8" }).trim();
+    } catch {
+      // the next name
+    }
+  }
+  return undefined;
+}
+
+export function folder() {
+  const made = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-page-"));
+  process.on("exit", () => fs.rmSync(made, { recursive: true, force: true }));
+  return made;
+}
+
+const children = new Set();
+process.on("exit", () => {
+  for (const child of children) child.kill("SIGKILL");
+});
+export function start(program, args, options = {}) {
+  const child = spawn(program, args, { stdio: ["ignore", "pipe", "pipe"], ...options });
+  child.text = "";
+  child.stdout.on("data", (d) => (child.text += d));
+  child.stderr.on("data", (d) => (child.text += d));
+  children.add(child);
+  child.on("exit", () => children.delete(child));
+  return child;
+}
+export const ended = (child) =>
+  child.exitCode !== null || child.signalCode !== null
+    ? Promise.resolve()
+    : new Promise((done) => child.on("exit", done));
+
+export class Dashboard {
+  constructor(program, more = []) {
+    this.program = program;
+    this.more = more;
+    this.port = 0;
+  }
+  async start() {
+    this.child = start(this.program, ["dashboard", "--port", String(this.port), ...this.more]);
+    this.address = await until("the dashboard's address", () => {
+      expect(this.child.exitCode === null, `the dashboard ended: ${this.child.text}`);
+      return this.child.text.match(/http:\/\/[^\s]+/)?.[0];
+    });
+    this.address = this.address.replace(/\/$/, "");
+    this.port = Number(new URL(this.address).port);
+  }
+  async stop(signal = "SIGTERM") {
+    this.child.kill(signal);
+    await ended(this.child);
+  }
+}
+
+export const json = (program, ...args) =>
+  JSON.parse(execFileSync(program, args, { encoding: "utf8", maxBuffer: 1 << 26 }));

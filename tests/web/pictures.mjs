@@ -1,0 +1,33 @@
+// A picture of every view, for docs/: small files, light, one dark.
+import fs from "node:fs";
+import path from "node:path";
+import { check, expect } from "./harness.mjs";
+import { go } from "./views.mjs";
+
+const SHOTS = [
+  ["memory", "memory", "by=model&model=llama2-7b&zero=2", "light"],
+  ["memory-dark", "memory", "", "dark"],
+  ["scaling", "scaling", "", "light"],
+  ["collectives", "collectives", "step=5", "light"],
+  ["pipeline", "pipeline", "shown=1f1b,interleaved,zb-h1", "light"],
+  ["plan", "plan", "", "light"],
+  ["live", "live", "", "light"],
+  ["sync", "sync", "", "light"],
+  ["trace", "trace", "pp=4&dp=8&grad_accum=8&trace_ranks=4&zero=1&micro_batch=4", "light"],
+];
+
+export async function takePictures({ pictures, dashboard, open }) {
+  fs.mkdirSync(pictures, { recursive: true });
+  for (const [name, view, query, colorScheme] of SHOTS) {
+    await check(`picture of ${name}`, async () => {
+      const page = await open({ viewport: { width: 1280, height: 800 }, colorScheme, reducedMotion: "reduce" });
+      await go(page, dashboard.address, view, query);
+      await page.waitForLoadState("networkidle").catch(() => undefined);
+      await page.evaluate(() => document.fonts.ready);
+      const file = path.join(pictures, `${name}.png`);
+      await page.screenshot({ path: file });
+      await page.context().close();
+      expect(fs.statSync(file).size <= 150_000, `${fs.statSync(file).size} bytes, at most 150000`);
+    });
+  }
+}

@@ -1,0 +1,54 @@
+// What needs no browser: types, sizes, colours, and what the lock files name.
+import { execFileSync } from "node:child_process";
+import fs from "node:fs";
+import path from "node:path";
+import zlib from "node:zlib";
+import { check, expect, here, note, root, same } from "./harness.mjs";
+
+const LIMIT = 400_000; // bytes, gzipped
+const FILES = ["index.html", "page.js", "page.css", "icon.svg", "inter.woff2"];
+
+const read = (...parts) => fs.readFileSync(path.join(root, ...parts), "utf8");
+
+export async function checkSources(web) {
+  await check("types are strict and right", () => {
+    const compiler = path.join(here, "node_modules/typescript/bin/tsc");
+    try {
+      execFileSync(process.execPath, [compiler, "-p", path.join(root, "web")], { encoding: "utf8" });
+    } catch (error) {
+      throw new Error(error.stdout || error.message);
+    }
+  });
+
+  await check("the page is at most 400 kB gzipped, and asks nobody else", () => {
+    const sizes = FILES.map((f) => zlib.gzipSync(fs.readFileSync(path.join(web, f))).length);
+    const all = sizes.reduce((a, b) => a + b, 0);
+    note(`bundle: ${(all / 1000).toFixed(1)} kB gzipped (limit 400)`);
+    expect(all <= LIMIT, `${all} bytes`);
+    const html = fs.readFileSync(path.join(web, "index.html"), "utf8");
+    expect(!/<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=/.test(html), "inline script or style");
+    for (const f of ["index.html", "page.js", "page.css"]) {
+      const text = fs.readFileSync(path.join(web, f), "utf8");
+      const others = [...text.matchAll(/https?:\/\/[a-z0-9.-]+/gi)].map((m) => m[0])
+        .filter((u) => !/^http:\/\/www\.w3\.org$/.test(u)); // names of XML, which nobody fetches
+      same(others.join(" "), "", `addresses in ${f}`);
+    }
+  });
+
+  await check("lock files name no registry", () => {
+    for (const lock of ["web/package-lock.json", "tests/web/package-lock.json"]) {
+      expect(!/"resolved"|https?:\/\/[^"]*\.tgz/.test(read(lock)), lock);
+    }
+  });
+
+  await check("one set of colours, here and in the pictures of the command line", () => {
+    const constants = Object.fromEntries(
+      [...read("tessera/core/svg.h").matchAll(/k(\w+) = "(#[0-9a-f]{6})"/g)].map((m) => [m[1].toLowerCase(), m[2]]));
+    const light = read("web/src/palette.css").split(':root[data-theme="dark"]')[0];
+    const page = Object.fromEntries([...light.matchAll(/--([a-z]+): (#[0-9a-f]{6})/g)].map((m) => [m[1], m[2]]));
+    for (const name of ["params", "grads", "optimizer", "activations", "rest", "forward", "backward", "weight", "step", "dp", "tp", "pp", "simulated", "law", "limit"]) {
+      expect(constants[name], `core/svg.h has no ${name}`);
+      same(page[name], constants[name], name);
+    }
+  });
+}
