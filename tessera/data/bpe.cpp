@@ -103,6 +103,7 @@ Bpe::Bpe(const BpeModel& model)
     fallback_[byte] = id_of(name);
   }
   pages_.assign(0x110000 / 256, -1);
+  if (model.ignore_merges) whole_.reserve(model.ids.size());
   std::string bytes;
   for (const auto& [text, id] : model.ids) {
     if (!byte_level_ && !text.empty() && utf8_length(text[0]) == text.size()) {

@@ -27,11 +27,14 @@ TokenId id_in(const std::unordered_map<std::string, TokenId>& ids, const std::st
 void read_vocabulary(TokenizerFields& fields, BpeModel& model) {
   const Json& vocab = fields.need("vocab", "an object of tokens and their ids");
   if (!vocab.is_object()) fields.bad("vocab", "an object of tokens and their ids");
-  std::unordered_set<TokenId> seen;
+  std::vector<bool> seen(vocab.size() + vocab.size() / 8);  // vocabularies have few gaps
+  std::unordered_set<TokenId> far;                          // ids behind these
   model.ids.reserve(vocab.size());
   for (const auto& [token, number] : vocab.items()) {
     const auto id = static_cast<TokenId>(fields.count_of(number, "vocab"));
-    if (!seen.insert(id).second) {
+    const bool twice = id < seen.size() ? seen[id] : !far.insert(id).second;
+    if (id < seen.size()) seen[id] = true;
+    if (twice) {
       throw DataError(str(fields.where("vocab"), ": ", quote(token), " has id ", id,
                           ", which another token has too"));
     }
