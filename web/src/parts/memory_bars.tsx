@@ -87,7 +87,7 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                     <title>{`activations and buffers, about: ${bytes(s.assumed.total - s.memory.total)}`}</title>
                   </rect>
                 )}
-                <text class={`${slot < 105 ? "middling" : "big"}${s.fits ? "" : " bad"}`} x={x} y={y(s.assumed?.total ?? s.memory.total) - 8} text-anchor="middle" data-total={s.stage} data-value={s.memory.total}>
+                <text class={`${slot < 105 ? "middling" : "big"}${s.fits ? "" : " bad"}`} x={x} y={y(s.memory.total) - 8} text-anchor="middle" data-total={s.stage} data-value={s.memory.total}>
                   {bytes(s.memory.total)}
                 </text>
                 <text x={x} y={tall + 22} text-anchor="middle" font-weight="600">{s.name}</text>

@@ -1,7 +1,7 @@
 // Runs as they go: read from their metrics by the server, pushed here when something new comes.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, type Refusal, RefusedError } from "../api";
-import { count, plain, seconds, share, whole } from "../format";
+import { bytes, count, plain, seconds, share, whole } from "../format";
 import { Chart, type Mark, type Series } from "../parts/chart";
 import { Card, Figures, Legend, View } from "../parts/frame";
 import { MemoryCompared, Phases, type PhaseRow } from "../parts/run_pictures";
@@ -33,7 +33,12 @@ export interface RunSeries extends Partial<Record<string, unknown>> {
   predicted?: { memory?: Record<string, number | null> | null } | Record<string, number | null> | null;
   phases?: PhaseRow[];
   marks?: { step: number; kind: string; text?: string }[];
-  gpu?: { use?: Column } | null;
+  gpu_utilisation?: Column;
+  gpu_memory?: Column;
+  mem_bytes?: Column;
+  mem_peak_bytes?: Column;
+  eval_loss?: Column;
+  steps_in_all?: number;
   stragglers?: { rank: number; factor: number }[];
   config?: Record<string, unknown>;
   command?: string;
@@ -108,7 +113,7 @@ export function LiveView() {
             <Figures
               items={[
                 { label: "State", key: "state", value: <span><i class={`dot ${main.state ?? row?.state ?? ""}`} />{main.state ?? row?.state}</span> },
-                { label: "Step", key: "live-step", value: whole(main.steps.at(-1)) },
+                { label: "Step", key: "live-step", value: whole(main.steps.at(-1)), note: main.steps_in_all ? `of ${whole(main.steps_in_all)}` : undefined },
                 { label: "Loss", key: "loss", value: plain(last("loss")) },
                 { label: "Tokens a second", value: count(last("tokens_per_s")) },
                 { label: "Step time", value: seconds(last("step_s")) },
@@ -124,14 +129,11 @@ export function LiveView() {
           </div>
           <div class="two">
             <MemoryCompared measured={main.memory} predicted={memoryOf(main.predicted)} />
+            <MemoryOverSteps run={main} />
             <Exposure run={main} />
           </div>
           {main.phases && main.phases.length > 0 && <Phases rows={main.phases} stragglers={main.stragglers ?? []} />}
-          {main.gpu?.use && (
-            <Card title="GPU use">
-              <Chart label="GPU use over steps" x={main.steps} xLabel="step" zero top={1} show={(v) => share(v, 0)} series={[{ label: "use", colour: "activations", values: main.gpu.use }]} height={160} />
-            </Card>
-          )}
+          {some(main.gpu_utilisation) && <RunChart title="GPU use" column="gpu_utilisation" runs={shown} nameOf={nameOf} show={(v) => share(v, 0)} zero />}
           {differing.length > 0 && (
             <Card title="Configurations compared" note="what differs">
               <div class="scroll" tabIndex={0} role="region" aria-label="Configurations">
@@ -167,7 +169,7 @@ function joined(runs: [string, RunSeries][], column: string): { x: number[]; val
   return { x, values };
 }
 
-const MARKS: Record<string, string> = { checkpoint: "activations", restart: "limit", resume: "limit", evaluation: "soft" };
+const MARKS: Record<string, string> = { checkpoint: "activations", restart: "limit", skipped: "limit", evaluation: "soft", end: "soft" };
 
 function RunChart({ title, column, runs, nameOf, show, zero = false }: { title: string; column: string; runs: [string, RunSeries][]; nameOf: (id: string) => string; show: (v: number | null) => string; zero?: boolean }) {
   const { x, values } = joined(runs, column);
@@ -182,7 +184,7 @@ function RunChart({ title, column, runs, nameOf, show, zero = false }: { title: 
 }
 
 function Exposure({ run }: { run: RunSeries }) {
-  if (!run.comm_s) return null;
+  if (!some(run.comm_s)) return null;
   return (
     <Card title="Communication" note="seconds a step">
       <Chart
@@ -194,11 +196,36 @@ function Exposure({ run }: { run: RunSeries }) {
         show={seconds}
         showX={whole}
         series={[
-          { label: "in collectives", colour: "dp", values: run.comm_s },
+          { label: "in collectives", colour: "dp", values: run.comm_s ?? [] },
           { label: "exposed", colour: "limit", values: run.comm_exposed_s ?? [] },
         ]}
       />
       <Legend items={[["dp", "time in collectives, hidden or not"], ["limit", "exposed: computation waits"]]} />
+    </Card>
+  );
+}
+
+const some = (column: Column | undefined): boolean => !!column?.some((v) => v != null);
+
+function MemoryOverSteps({ run }: { run: RunSeries }) {
+  if (!some(run.mem_peak_bytes)) return null;
+  const peak = memoryOf(run.predicted)?.peak;
+  return (
+    <Card title="Memory over steps" note="of the rank that writes">
+      <Chart
+        label="Memory over steps"
+        x={run.steps}
+        xLabel="step"
+        zero
+        height={190}
+        show={bytes}
+        showX={whole}
+        series={[
+          { label: "peak", colour: "activations", values: run.mem_peak_bytes ?? [] },
+          { label: "between steps", colour: "params", values: run.mem_bytes ?? [] },
+          ...(peak == null ? [] : [{ label: "predicted peak", colour: "soft", dash: [5, 5], width: 1.5, values: run.steps.map(() => peak) }]),
+        ]}
+      />
     </Card>
   );
 }
@@ -249,7 +276,7 @@ function useFollowed(ids: string[]): { series: Record<string, RunSeries>; error:
       let retry = 0;
       const follow = () => {
         events = new EventSource(`api/runs/${encodeURIComponent(id)}/events`);
-        for (const kind of ["message", "point", "points", "mark", "state", "open", "reset"]) events.addEventListener(kind, () => void read());
+        for (const kind of ["points", "state", "again", "open"]) events.addEventListener(kind, () => void read());
         events.onerror = () => {
           // A closed source stays closed: when the server comes back, begin anew.
           if (events?.readyState !== EventSource.CLOSED || over) return;

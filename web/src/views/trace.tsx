@@ -135,14 +135,31 @@ export function useRuns(): RunRow[] {
   return rows;
 }
 
+// As tessera train --trace writes it, for other viewers too: microseconds, tracks by number.
+interface TraceFile {
+  traceEvents: { name: string; ph: string; pid: number; tid: number; ts?: number; dur?: number; args?: { name?: string } }[];
+}
+function spansOf(file: TraceFile): Span[] {
+  const lanes = new Map<string, string>();
+  for (const e of file.traceEvents) {
+    if (e.ph === "M" && e.name === "thread_name") lanes.set(`${e.pid}/${e.tid}`, e.args?.name ?? "");
+  }
+  const events = file.traceEvents.filter((e) => e.ph === "X" && e.ts !== undefined);
+  const first = events.reduce((least, e) => Math.min(least, e.ts ?? 0), Infinity);
+  return events.map((e) => {
+    const begin = ((e.ts ?? 0) - first) / 1e6;
+    return { rank: e.pid, lane: lanes.get(`${e.pid}/${e.tid}`) ?? String(e.tid), what: e.name, begin, end: begin + (e.dur ?? 0) / 1e6 };
+  });
+}
+
 function useTrace(id: string): { spans?: Span[]; error?: Refusal; note?: string } {
   const [state, setState] = useState<{ spans?: Span[]; error?: Refusal; note?: string }>({});
   useEffect(() => {
     setState({});
     if (!id) return;
     let alive = true;
-    get<{ spans: Span[] }>(`api/runs/${encodeURIComponent(id)}/trace`).then(
-      (t) => alive && setState({ spans: t.spans }),
+    get<TraceFile>(`api/runs/${encodeURIComponent(id)}/trace`).then(
+      (t) => alive && setState({ spans: spansOf(t) }),
       (e: unknown) => {
         if (!alive) return;
         const missing = e instanceof RefusedError && e.status === 404;
