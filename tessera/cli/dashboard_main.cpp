@@ -1,10 +1,13 @@
 // The program that serves the dashboard; the front program `tessera` executes it.
 
 #include <signal.h>
+#include <spawn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cstdio>
+#include <cctype>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,12 +25,15 @@ namespace {
 
 constexpr const char* kDashboardExamples =
     "  tessera dashboard\n"
-    "  tessera dashboard --port 8080\n"
+    "  tessera dashboard --port 8080 --runs out.jsonl\n"
+    "  tessera dashboard --runs runs --runs other/out.jsonl          all *.jsonl of a folder\n"
+    "  tessera dashboard --address 0.0.0.0 --token new               for other machines too\n"
     "\n"
     "It prints the address to open in a browser, and serves until Ctrl-C.";
 
 struct DashboardArguments {
-  std::string address = "127.0.0.1", token, pages;
+  std::string address = "127.0.0.1", token, pages, open = "no";
+  std::vector<std::string> runs;
   int port = 0;
 };
 
@@ -45,6 +51,34 @@ void stop_on(int signal) {
   ::sigaction(signal, &action, nullptr);
 }
 
+std::string new_token() {
+  unsigned char bytes[16];
+  if (::getentropy(bytes, sizeof bytes) != 0) throw Error("this system gives no random bytes");
+  std::string text;
+  for (const unsigned char byte : bytes) text += hex(byte, 2);
+  return text;
+}
+
+void check_token(const std::string& token) {
+  const bool plain = std::all_of(token.begin(), token.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_';
+  });
+  if (token.empty() || (plain && token.size() >= 16 && token.size() <= 256)) return;
+  throw UsageError("--token: wanted 16 to 256 letters, digits, - and _; or new, which makes one");
+}
+
+// Beside us, and nobody waits for it.
+void open_browser(const std::string& url) {
+  char program[] = "xdg-open";
+  std::string word = url;
+  char* const arguments[] = {program, word.data(), nullptr};
+  pid_t pid = -1;
+  if (::posix_spawnp(&pid, program, nullptr, nullptr, arguments, environ) != 0) {
+    write_all(2,
+              "tessera dashboard: --open: there is no xdg-open here; open the address yourself\n");
+  }
+}
+
 int serve(int argc, char** argv) {
   DashboardArguments a;
   CommandLine line("dashboard", "Serves a page on this machine: calculators, schedules, live runs.",
@@ -54,7 +88,11 @@ int serve(int argc, char** argv) {
   app.add_option("--address", a.address,
                  "of this machine, in numbers; others than 127.0.0.1 need --token")
       ->capture_default_str();
-  app.add_option("--token", a.token, "that a browser must show: 16 letters and digits or more");
+  app.add_option("--token", a.token,
+                 "that a browser must show: 16 letters and digits or more; new: make one");
+  app.add_option("--runs", a.runs, "metrics of tessera train: a file, or a folder with *.jsonl")
+      ->type_name("PATH");
+  line.choice(app, "--open", a.open, {"yes", "no"}, "open the page in a browser (xdg-open)");
   app.add_option("--pages", a.pages, "for work on the page: serve it from this folder")
       ->type_name("DIR");
   if (!line.parse(argc, argv)) return 0;
@@ -62,7 +100,14 @@ int serve(int argc, char** argv) {
     throw UsageError(str("--address: ", a.address,
                          " can be reached from elsewhere: wanted --token too, or 127.0.0.1"));
   }
+  if (a.token == "new") a.token = new_token();
+  check_token(a.token);
   dashboard::SiteOptions site;
+  site.runs = std::make_shared<dashboard::RunStore>(a.runs);
+  site.known.torch_program = sibling("tessera-torch");
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    site.known.environment.emplace_back(*entry);
+  }
   site.pages = a.pages;
   site.guard.token = a.token;
   site.guard.hosts = {a.address};
@@ -77,8 +122,10 @@ int serve(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   const std::string host =
       a.address.find(':') == std::string::npos ? a.address : "[" + a.address + "]";
-  write_all(1, str("Tessera's dashboard: http://", host, ":", server.port(), "/",
-                   a.token.empty() ? "" : "?token=" + a.token, "\n"));
+  const std::string url =
+      str("http://", host, ":", server.port(), "/", a.token.empty() ? "" : "?token=" + a.token);
+  write_all(1, str("Tessera's dashboard: ", url, "\n"));
+  if (a.open == "yes") open_browser(url);
   server.run();
   served() = nullptr;
   return 0;

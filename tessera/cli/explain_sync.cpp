@@ -10,7 +10,11 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/cli/command_line.h"
@@ -27,6 +31,7 @@ namespace {
 constexpr const char* kExplainSyncExamples =
     "  tessera explain sync\n"
     "  tessera explain sync --ranks 3 --width 1024 --layers 8\n"
+    "  tessera explain sync --bucket-size 400 --width 64 --json\n"
     "\n"
     "The ranks are threads of this process; each has its own batch.";
 
@@ -35,6 +40,8 @@ struct SyncArguments {
   int width = 512;
   int layers = 6;
   int rounds = 9;
+  int bucket_bytes = 150;  // of the small network
+  bool json = false;
 };
 
 torch::nn::Sequential make_net(const std::vector<int>& widths) {
@@ -56,41 +63,102 @@ at::Tensor input(int rank, int rows, int columns) {
   return (at::arange(rows * columns, at::kFloat) * (rank + 1)).cos().view({rows, columns});
 }
 
-std::string numbers(const at::Tensor& values) {
-  std::string text;
+// The first few.
+std::vector<double> first_values(const at::Tensor& values) {
   const at::Tensor flat = values.flatten();
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(3, flat.numel()); ++i) {
+  std::vector<double> all;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(4, flat.numel()); ++i) {
+    all.push_back(flat[i].item<double>());
+  }
+  return all;
+}
+
+std::string numbers(const std::vector<double>& values) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, values.size()); ++i) {
     char number[16];
-    std::snprintf(number, sizeof(number), "%+.4f ", flat[i].item<double>());
+    std::snprintf(number, sizeof(number), "%+.4f ", values[i]);
     text += number;
   }
-  return text + (flat.numel() > 3 ? "…" : "");
+  return text + (values.size() > 3 ? "…" : "");
 }
+
+using Clock = std::chrono::steady_clock;
+
+// What a rank did, in seconds since its pass began.
+struct SyncSpan {
+  std::string lane, what;
+  double begin = 0, end = 0;
+};
+
+// Hears of a rank's calls while it exists.
+class CallClock : public comm::Observer {
+ public:
+  explicit CallClock(Time zero) : zero_(zero) {}
+  void ran(const comm::Collective& call, Time begin, Time end) override {
+    const std::lock_guard lock(mutex_);
+    if (call.traffic != comm::Traffic::model) return;
+    spans_.push_back({"comm", call.label, since(begin), since(end)});
+  }
+  void waited(const comm::Collective&, Time, Time) override {}
+  double since(Time when) const { return std::chrono::duration<double>(when - zero_).count(); }
+  std::vector<SyncSpan> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(spans_, {});
+  }
+
+ private:
+  Time zero_;
+  std::mutex mutex_;
+  std::vector<SyncSpan> spans_;
+};
 
 // What each rank has before and after, by parameter; filled by the ranks, each its own row.
 struct Story {
-  std::vector<std::map<std::string, std::string>> before, after;
+  std::vector<std::map<std::string, std::vector<double>>> before, after;
+  std::map<std::string, std::int64_t> elements;
   std::vector<zero::BucketInfo> buckets;
+  // Of rank 0, in seconds since backward began.
+  std::map<std::string, double> ready;  // when a parameter's gradient was there
+  std::vector<SyncSpan> calls;          // of the buckets, in their order
 };
 
-void tell_rank(const comm::Group& group, Story& story) {
+void tell_rank(const comm::Group& group, const SyncArguments& arguments, Story& story) {
   torch::nn::Sequential net = make_net({4, 6, 5, 2});
   const at::Tensor x = input(group.rank(), 8, 4);
   const auto loss = [&](const at::Tensor& y) { return y.square().mean(); };
   // By itself, as without other ranks.
   loss(net->forward(x)).backward();
   auto& before = story.before[static_cast<std::size_t>(group.rank())];
-  for (const auto& p : net->named_parameters()) before[p.key()] = numbers(p.value().grad());
+  for (const auto& p : net->named_parameters()) before[p.key()] = first_values(p.value().grad());
 
   zero::Options options;
-  options.bucket_bytes = 150;
+  options.bucket_bytes = arguments.bucket_bytes;
   zero::Engine engine(net.ptr(), group, options);
-  engine.backward(loss(nn::observed(
-      engine.root(), [&](at::Tensor in) { return net->forward(in); }, x)));
-  if (group.rank() == 0) story.buckets = engine.buckets();
+  const at::Tensor last = loss(nn::observed(
+      engine.root(), [&](at::Tensor in) { return net->forward(in); }, x));
+  group.barrier();
+  const auto clock = std::make_shared<CallClock>(Clock::now());
+  if (group.rank() == 0) {
+    group.observe(clock);
+    for (const auto& p : net->named_parameters()) {
+      p.value().register_hook([&story, clock, name = p.key()](const at::Tensor&) {
+        story.ready[name] = clock->since(Clock::now());
+      });
+    }
+  }
+  engine.backward(last);
+  if (group.rank() == 0) {
+    story.buckets = engine.buckets();
+    for (const auto& p : net->named_parameters()) story.elements[p.key()] = p.value().numel();
+  }
   engine.finish_reduction();
+  if (group.rank() == 0) {
+    group.observe(nullptr);
+    story.calls = clock->take();
+  }
   auto& after = story.after[static_cast<std::size_t>(group.rank())];
-  for (const auto& p : net->named_parameters()) after[p.key()] = numbers(p.value().grad());
+  for (const auto& p : net->named_parameters()) after[p.key()] = first_values(p.value().grad());
 }
 
 std::string tell(const Story& story) {
@@ -108,10 +176,10 @@ std::string tell(const Story& story) {
     for (const std::string& name : bucket.params) {
       text += str("  ", name, "\n");
       for (std::size_t r = 0; r < story.before.size(); ++r) {
-        text += str("    rank ", r, "  before  ", story.before[r].at(name), "\n");
+        text += str("    rank ", r, "  before  ", numbers(story.before[r].at(name)), "\n");
       }
       for (std::size_t r = 0; r < story.after.size(); ++r) {
-        text += str("    rank ", r, "  after   ", story.after[r].at(name), "\n");
+        text += str("    rank ", r, "  after   ", numbers(story.after[r].at(name)), "\n");
       }
     }
   }
@@ -122,12 +190,12 @@ std::string tell(const Story& story) {
 struct Way {
   std::string name;
   std::vector<double> times;
+  std::vector<std::vector<SyncSpan>> spans = {};  // [rank], of one pass
 };
 
 void time_rank(const comm::Group& group, const SyncArguments& arguments, std::vector<Way>& ways) {
   std::vector<int> widths(static_cast<std::size_t>(arguments.layers) + 1, arguments.width);
   const at::Tensor x = input(group.rank(), 32, arguments.width);
-  using Clock = std::chrono::steady_clock;
   torch::nn::Sequential plain = make_net(widths);
   torch::nn::Sequential bucketed = make_net(widths), overlapped = make_net(widths);
   zero::Options options;
@@ -136,20 +204,31 @@ void time_rank(const comm::Group& group, const SyncArguments& arguments, std::ve
   options.overlap_grad_reduce = false;
   zero::Engine without_overlap(bucketed.ptr(), group, options);
 
+  Clock::time_point forward_done, backward_done;  // of the last pass
   const auto engine_pass = [&](zero::Engine& engine, torch::nn::Sequential& net) {
     engine.begin({});
-    engine.backward(nn::observed(
-                        engine.root(), [&](at::Tensor in) { return net->forward(in); }, x)
-                        .square()
-                        .mean());
+    const at::Tensor loss = nn::observed(
+                                engine.root(), [&](at::Tensor in) { return net->forward(in); }, x)
+                                .square()
+                                .mean();
+    forward_done = Clock::now();
+    engine.backward(loss);
+    backward_done = Clock::now();
     engine.finish_reduction();
     engine.discard();
   };
   const std::vector<std::function<void()>> passes = {
       [&] {
         plain->zero_grad();
-        plain->forward(x).square().mean().backward();
-        for (const at::Tensor& p : plain->parameters()) group.all_reduce(p.grad()).wait();
+        const at::Tensor loss = plain->forward(x).square().mean();
+        forward_done = Clock::now();
+        loss.backward();
+        backward_done = Clock::now();
+        for (const auto& p : plain->named_parameters()) {
+          comm::Call call;
+          call.label = p.key();
+          group.all_reduce(p.value().grad(), call).wait();
+        }
       },
       [&] { engine_pass(without_overlap, bucketed); },
       [&] { engine_pass(with_overlap, overlapped); }};
@@ -163,6 +242,77 @@ void time_rank(const comm::Group& group, const SyncArguments& arguments, std::ve
       if (group.rank() == 0 && round >= 0) ways[way].times.push_back(ms);
     }
   }
+  if (!arguments.json) return;
+  for (std::size_t way = 0; way < passes.size(); ++way) {
+    group.barrier();
+    const auto clock = std::make_shared<CallClock>(Clock::now());
+    group.observe(clock);
+    passes[way]();
+    group.observe(nullptr);
+    std::vector<SyncSpan>& spans = ways[way].spans[static_cast<std::size_t>(group.rank())];
+    spans = clock->take();
+    const double forward = clock->since(forward_done), backward = clock->since(backward_done);
+    spans.insert(spans.begin(),
+                 {{"compute", "forward", 0, forward}, {"compute", "backward", forward, backward}});
+    group.barrier();
+  }
+}
+
+nlohmann::ordered_json sync_json(const Story& story, const std::vector<Way>& ways,
+                                 const SyncArguments& arguments) {
+  using Json = nlohmann::ordered_json;
+  Json parameters = Json::array(), buckets = Json::array(), all = Json::array();
+  for (std::size_t b = 0; b < story.buckets.size(); ++b) {
+    const zero::BucketInfo& bucket = story.buckets[b];
+    double ready = 0;
+    for (const std::string& name : bucket.params) {
+      Json before = Json::array(), after = Json::array();
+      for (const auto& rank : story.before) before.push_back(rank.at(name));
+      for (const auto& rank : story.after) after.push_back(rank.at(name));
+      const auto when = story.ready.find(name);
+      if (when != story.ready.end()) ready = std::max(ready, when->second);
+      parameters.push_back({{"name", name},
+                            {"elements", story.elements.at(name)},
+                            {"bucket", b},
+                            {"ready", when == story.ready.end() ? Json() : Json(when->second)},
+                            {"before", std::move(before)},
+                            {"after", std::move(after)}});
+    }
+    Json one = {
+        {"index", b}, {"bytes", bucket.bytes}, {"parameters", bucket.params}, {"ready", ready}};
+    if (b < story.calls.size()) {
+      one["sent"] = story.calls[b].begin;
+      one["done"] = story.calls[b].end;
+    }
+    buckets.push_back(std::move(one));
+  }
+  const char* const names[] = {"per-parameter", "bucketed", "overlapped"};
+  for (std::size_t w = 0; w < ways.size(); ++w) {
+    std::vector<double> times = ways[w].times;
+    std::sort(times.begin(), times.end());
+    Json spans = Json::array();
+    for (std::size_t r = 0; r < ways[w].spans.size(); ++r) {
+      for (const SyncSpan& span : ways[w].spans[r]) {
+        spans.push_back({{"rank", r},
+                         {"lane", span.lane},
+                         {"what", span.what},
+                         {"begin", span.begin},
+                         {"end", span.end}});
+      }
+    }
+    all.push_back({{"name", names[w]},
+                   {"text", ways[w].name},
+                   {"seconds", times[times.size() / 2] / 1e3},
+                   {"best_seconds", times.front() / 1e3},
+                   {"spans", std::move(spans)}});
+  }
+  return {{"ranks", arguments.ranks},
+          {"bucket_bytes", arguments.bucket_bytes},
+          {"width", arguments.width},
+          {"layers", arguments.layers},
+          {"parameters", std::move(parameters)},
+          {"buckets", std::move(buckets)},
+          {"ways", std::move(all)}};
 }
 
 std::string show(std::vector<Way> ways, const SyncArguments& arguments) {
@@ -189,12 +339,14 @@ int sync(const SyncArguments& arguments) {
   Story story;
   story.before.resize(static_cast<std::size_t>(arguments.ranks));
   story.after.resize(static_cast<std::size_t>(arguments.ranks));
-  over([&](const comm::Group& group) { tell_rank(group, story); });
-  write_all(1, tell(story));
+  over([&](const comm::Group& group) { tell_rank(group, arguments, story); });
+  if (!arguments.json) write_all(1, tell(story));
   std::vector<Way> ways = {{"per parameter, after backward", {}},
                            {"in buckets of 4 MiB, after backward", {}},
                            {"in buckets, overlapping backward", {}}};
+  for (Way& way : ways) way.spans.resize(static_cast<std::size_t>(arguments.ranks));
   over([&](const comm::Group& group) { time_rank(group, arguments, ways); });
+  if (arguments.json) return print_out(sync_json(story, ways, arguments).dump() + "\n");
   return write_all(1, show(std::move(ways), arguments)) ? 0 : 1;
 }
 
@@ -211,6 +363,9 @@ int explain_sync_command(int argc, char** argv) {
   line.integer(app, "--width", arguments.width, 1, 8192, "width of the layers that are timed");
   line.integer(app, "--layers", arguments.layers, 1, 256, "how many of them");
   line.integer(app, "--rounds", arguments.rounds, 1, 1000, "repetitions, the ways taking turns");
+  line.integer(app, "--bucket-size", arguments.bucket_bytes, 16, 1 << 30,
+               "bytes of a bucket of the small network");
+  app.add_flag("--json", arguments.json, "print JSON, with who did what when");
   if (!line.parse(argc, argv)) return 0;
   return sync(arguments);
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "tessera/cli/table.h"
 #include "tessera/core/text.h"
@@ -11,12 +10,12 @@
 namespace tessera::cli {
 namespace {
 
-using nlohmann::ordered_json;
 using planner::Question;
 using simulator::RankTime;
 using simulator::Reliability;
 
 constexpr int kShownRanks = 16;
+constexpr double kToldApart = 0.05;  // from here on the report says why
 
 std::string share(double part) { return fixed(100 * part, 1) + "%"; }
 std::string whole(double value) { return format_grouped(std::llround(value)); }
@@ -81,24 +80,9 @@ std::string ranks_table(const Simulation& s) {
   return text;
 }
 
-struct FailurePlan {
-  double interval = 0;  // whole steps
-  double steps = 0;
-  double goodput = 0;
-  simulator::Goodput simulated;
-};
-FailurePlan plan_failures(const Reliability& r, double step, std::uint64_t seed) {
-  FailurePlan plan;
-  plan.steps = std::max(1.0, std::round(simulator::best_interval(r) / step));
-  plan.interval = plan.steps * step;
-  plan.goodput = simulator::expected_goodput(r, plan.interval);
-  plan.simulated = simulator::simulated_goodput(r, plan.interval, seed);
-  return plan;
-}
-
 std::string failures_text(const Simulation& s) {
   const Reliability& r = *s.reliability;
-  const FailurePlan plan = plan_failures(r, s.result.step, s.scenario.seed);
+  const simulator::FailurePlan plan = simulator::plan_failures(r, s.result.step, s.scenario.seed);
   return str("\nFailures  one every ", format_time(r.system_mtbf()), " in ", whole(r.devices),
              " devices (each: ", format_time(r.mtbf), ")\n", "  best: a checkpoint every ",
              whole(plan.steps), plan.steps == 1 ? " step, " : " steps, ",
@@ -135,43 +119,7 @@ std::string misfits_text(const Sweep& s) {
              "\n");
 }
 
-ordered_json time_json(const RankTime& time, double step) {
-  return {{"compute", time.compute},
-          {"comm_exposed", time.tp + time.pp + time.dp},
-          {"tp", time.tp},
-          {"pp", time.pp},
-          {"dp", time.dp},
-          {"bubble", time.bubble},
-          {"optimizer", time.optimizer},
-          {"step", step}};
-}
-
-ordered_json failures_json(const Reliability& r, double step, double tokens_per_s,
-                           std::uint64_t seed) {
-  const FailurePlan plan = plan_failures(r, step, seed);
-  return {{"system_mtbf", r.system_mtbf()},
-          {"best_interval", simulator::best_interval(r)},
-          {"young_interval", simulator::young_interval(r)},
-          {"daly_interval", simulator::daly_interval(r)},
-          {"checkpoint_every_steps", plan.steps},
-          {"goodput", plan.goodput},
-          {"goodput_simulated", plan.simulated.fraction},
-          {"goodput_error", plan.simulated.error},
-          {"tokens_per_s", plan.goodput * tokens_per_s}};
-}
-
 }  // namespace
-
-Fit fit_of(const planner::Question& q) {
-  const planner::Plan plan = planner::plan_numbers(q);
-  Fit fit{plan.needed(), planner::usable_memory(q.hardware), ""};
-  if (!plan.fits) fit.remedy = planner::remedy_for(plan);
-  return fit;
-}
-
-double Simulation::tokens_per_s() const {
-  return static_cast<double>(question.global_batch * question.seq) / result.step;
-}
 
 std::string simulation_text(const Simulation& s) {
   const simulator::Result& r = s.result;
@@ -180,10 +128,12 @@ std::string simulation_text(const Simulation& s) {
                          " of the time, bubble ", share(r.bubble), "\n");
   if (s.fit) text.insert(text.find('\n') + 1, fit_text(*s.fit, s.question));
   text += where_it_went(s);
-  if (s.planned > 0) {
-    text +=
-        str("  tessera plan, by closed forms: ", format_time(s.planned), ", ",
-            share(std::abs(s.planned / r.step - 1)), s.planned < r.step ? " less\n" : " more\n");
+  if (s.agreement) {
+    const double apart = s.agreement->apart();
+    text += str("  tessera plan, by closed forms: ", format_time(s.agreement->planned), ", ",
+                share(std::abs(apart)), apart < 0 ? " less" : " more");
+    if (std::abs(apart) > kToldApart) text += str(" (", simulator::reason(*s.agreement), ")");
+    text += "\n";
   }
   if (s.quicker > 0 && s.quicker < 0.99 * r.step) {
     text += str("  with trees where they are quicker than rings (--collective auto): ",
@@ -197,41 +147,6 @@ std::string simulation_text(const Simulation& s) {
   }
   if (s.reliability) text += failures_text(s);
   return text;
-}
-
-std::string simulation_json(const Simulation& s) {
-  const simulator::Result& r = s.result;
-  ordered_json json = {{"step", r.step},
-                       {"tokens_per_s", s.tokens_per_s()},
-                       {"utilisation", r.utilisation},
-                       {"bubble", r.bubble},
-                       {"world", s.scenario.world()},
-                       {"time", time_json(r.mean, r.step)},
-                       {"replicas", r.replicas},
-                       {"events", r.events}};
-  if (s.fit) {
-    json["memory"] = std::llround(s.fit->needed);
-    json["memory_usable"] = std::llround(s.fit->usable);
-    json["fits"] = s.fit->fits();
-    if (!s.fit->fits()) json["remedy"] = s.fit->remedy;
-  }
-  if (s.planned > 0) json["planned_step"] = s.planned;
-  ordered_json ranks = ordered_json::array();
-  for (int p = 0; p < s.scenario.pp(); ++p) {
-    for (int d = 0; d < r.replicas; ++d) {
-      const RankTime& one = r.at(p, d);
-      ordered_json row = {{"rank", s.scenario.rank(p, d)}, {"pp", p}, {"dp", d}};
-      row["utilisation"] = r.step > 0 ? one.compute / r.step : 0;
-      row["time"] = time_json(one, r.step);
-      row["sent_dp"] = one.sent_dp;
-      ranks.push_back(std::move(row));
-    }
-  }
-  json["ranks"] = std::move(ranks);
-  if (s.reliability) {
-    json["failures"] = failures_json(*s.reliability, r.step, s.tokens_per_s(), s.scenario.seed);
-  }
-  return json.dump() + "\n";
 }
 
 std::string sweep_title(const Sweep& s) {
@@ -271,7 +186,7 @@ std::string sweep_text(const Sweep& s) {
     if (s.reliability) {
       Reliability r = *s.reliability;
       r.devices = row.gpus;
-      cells.push_back(share(plan_failures(r, row.step, 0).goodput));
+      cells.push_back(share(simulator::plan_failures(r, row.step, 0).goodput));
     }
     if (!s.fits.empty()) {
       cells.push_back(str(bytes(s.fits[i].needed), s.fits[i].fits() ? "" : " !"));
@@ -291,41 +206,6 @@ std::string sweep_text(const Sweep& s) {
             share(last.efficiency), ".\n");
   }
   return text;
-}
-
-std::string sweep_json(const Sweep& s) {
-  ordered_json rows = ordered_json::array();
-  for (std::size_t i = 0; i < s.rows.size(); ++i) {
-    const simulator::SweepRow& row = s.rows[i];
-    ordered_json json = {{s.range.axis, row.size}};
-    if (!row.refused.empty()) {
-      json["error"] = row.refused;
-    } else {
-      json["gpus"] = row.gpus;
-      json["step"] = row.step;
-      json["tokens_per_s"] = row.tokens_per_s;
-      json["tokens_per_s_per_gpu"] = row.tokens_per_s / row.gpus;
-      json["efficiency"] = row.efficiency;
-      json["law"] = row.law;
-      json["bubble"] = row.bubble;
-      json["utilisation"] = row.utilisation;
-      json["time"] = time_json(row.mean, row.step);
-      if (!s.fits.empty()) {
-        json["memory"] = std::llround(s.fits[i].needed);
-        json["fits"] = s.fits[i].fits();
-        if (!s.fits[i].fits()) json["remedy"] = s.fits[i].remedy;
-      }
-      if (s.reliability) {
-        Reliability r = *s.reliability;
-        r.devices = row.gpus;
-        json["failures"] = failures_json(r, row.step, row.tokens_per_s, 0);
-      }
-    }
-    rows.push_back(std::move(json));
-  }
-  const ordered_json json = {
-      {"sweep", rows}, {"comparison", simulator::compare_with_law(s.range, s.rows, s.law_cost)}};
-  return json.dump() + "\n";
 }
 
 }  // namespace tessera::cli

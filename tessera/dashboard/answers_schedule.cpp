@@ -42,10 +42,18 @@ Json one_schedule(const std::string& name, const PipelineAsk& p) {
                {"micros", schedule.micros},
                {"chunks", schedule.chunks},
                {"stages", schedule.stages}};
-  const schedule::Timing timing = schedule::time(schedule, durations);
-  json["step"] = timing.step;
-  json["bubble"] = timing.bubble;
-  json["actions"] = rows_of(schedule::timeline(schedule, durations));
+  if (p.hop > 0) {
+    planner::StepChunk chunk;
+    chunk.forward = durations.forward;
+    chunk.backward_input = durations.backward_input;
+    chunk.backward_weight = durations.backward_weight;
+    json.update(pipeline_with_hops(name, p.pp, p.micros, schedule.chunks, chunk, p.hop));
+  } else {
+    const schedule::Timing timing = schedule::time(schedule, durations);
+    json["step"] = timing.step;
+    json["bubble"] = timing.bubble;
+    json["actions"] = rows_of(schedule::timeline(schedule, durations));
+  }
   json["in_flight"] = proof.in_flight;
   const double backward = p.backward_input + p.backward_weight;
   std::string command =
@@ -73,9 +81,9 @@ Json schedule_answer(const Knowledge& known, Ask& ask) {
   const std::string one = ask.word("schedule", "1f1b", schedule::names());
   const auto several = ask.words("schedules", schedule::names(), 8);
   ask.nothing_else();
-  if (static_cast<std::int64_t>(p.pp) * p.micros * p.chunks > known.limits.slots) {
+  if (static_cast<std::int64_t>(p.pp) * p.micros * p.chunks > known.limits.drawn) {
     throw UsageError(str("--micros: got ", p.micros, " in ", p.pp, " stages of ", p.chunks,
-                         " chunks, wanted at most ", known.limits.slots, " in all"));
+                         " chunks, wanted at most ", known.limits.drawn, " in all"));
   }
   if (several.empty()) return one_schedule(one, p);
   Json all = Json::array();

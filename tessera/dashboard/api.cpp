@@ -28,6 +28,8 @@ Answer guarded_answer(const std::function<Answer()>& body) {
     return body();
   } catch (const UsageError& error) {
     return refusal(400, error.what(), field_of(error.what()));
+  } catch (const Unavailable& error) {
+    return refusal(503, error.what());
   } catch (const std::exception& error) {
     return refusal(500, error.what());
   }

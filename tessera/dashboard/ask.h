@@ -17,9 +17,10 @@ using Json = nlohmann::ordered_json;
 // bounds: it is the caller's own time.
 struct Limits {
   int ranks = 1 << 20;               // of a question
-  std::int64_t slots = 1 << 18;      // ranks · micro-batches · chunks of a pipeline
+  std::int64_t slots = 1 << 16;      // ranks · micro-batches · chunks of a pipeline
+  std::int64_t drawn = 1 << 14;      // of them in a schedule that is drawn
   std::int64_t events = 20'000'000;  // about what a simulation may handle
-  int search_gpus = 1 << 14;
+  int search_gpus = 1 << 10;
 };
 
 // The body of a request: numbers and words that the view itself knows are taken out one by one, and

@@ -1,41 +1,208 @@
 #include "tessera/dashboard/api.h"
+#include "tessera/schedule/schedule.h"
 
 namespace tessera::dashboard {
+namespace {
 
-std::vector<Route> calculator_routes() {
+Json number(double least, double most, const char* help) {
+  return {{"type", "number"}, {"minimum", least}, {"maximum", most}, {"description", help}};
+}
+Json integer(std::int64_t least, std::int64_t most, const char* help) {
+  return {{"type", "integer"}, {"minimum", least}, {"maximum", most}, {"description", help}};
+}
+Json truth(const char* help) { return {{"type", "boolean"}, {"description", help}}; }
+Json one_of(const std::vector<std::string>& words, const char* help) {
+  return {{"type", "string"}, {"enum", words}, {"description", help}};
+}
+
+const char* const kSeconds = "seconds of a rank's layers for one micro-batch";
+
+Json schedule_body() {
+  const Json word = one_of(schedule::names(), "which");
+  return {{"schedule", word},
+          {"schedules", {{"type", "array"}, {"maxItems", 8}, {"items", word}}},
+          {"pp", integer(1, 64, "ranks of the pipeline")},
+          {"micros", integer(1, 512, "micro-batches in a step")},
+          {"chunks", integer(1, 16, "interleaved: stages on each rank")},
+          {"forward", number(1e-6, 1e6, kSeconds)},
+          {"backward", number(1e-6, 1e6, kSeconds)},
+          {"backward_input", number(1e-6, 1e6, kSeconds)},
+          {"backward_weight", number(1e-6, 1e6, kSeconds)},
+          {"hop", number(0, 1e6, "seconds from one stage to the next")}};
+}
+
+Json collective_body() {
+  return {{"algorithm", one_of({"ring", "tree", "two-level"}, "how it goes")},
+          {"ranks", integer(1, 16, "that take part")},
+          {"per_node", integer(1, 1024, "of them on a node")},
+          {"elements", number(0, 1e15, "of the buffer, 4 bytes each")},
+          {"bytes", number(1, 1e15, "of the buffer")},
+          {"bandwidth", number(1, 1e15, "bytes/s of a link, one direction")},
+          {"latency", number(0, 3600, "seconds of a step besides")},
+          {"between_bandwidth", number(1, 1e15, "likewise, between nodes")},
+          {"between_latency", number(0, 3600, "likewise, between nodes")}};
+}
+
+Json scaling_body() {
+  return {{"overhead", number(0, 1, "c of the simple law 1/(1 + c log2 N)")},
+          {"jitter", number(0, 2, "spread of computing times")},
+          {"overlap", truth("communication beside computation")},
+          {"bandwidth", number(0, 1e15, "bytes/s of an adapter; 0: the hardware's")},
+          {"max_dp", integer(1, 4096, "the largest")}};
+}
+
+Json simulate_body() {
+  const Json straggler = {{"type", "object"},
+                          {"properties",
+                           {{"rank", integer(0, 1 << 30, "which")},
+                            {"factor", number(1e-6, 1e6, "so many times as long")}}},
+                          {"required", {"rank", "factor"}}};
+  return {{"jitter", number(0, 2, "spread of computing times")},
+          {"seed", integer(0, 1 << 30, "of the jitter")},
+          {"trace_ranks", integer(0, 64, "ranks whose spans are wanted")},
+          {"stragglers", {{"type", "array"}, {"maxItems", 64}, {"items", straggler}}}};
+}
+
+Json sync_body() {
+  return {{"ranks", integer(1, 4, "threads that stand for ranks")},
+          {"bucket_size", integer(16, 1 << 26, "bytes of a bucket of the small network")},
+          {"width", integer(16, 1024, "of the network that is timed")},
+          {"layers", integer(1, 12, "likewise")}};
+}
+
+}  // namespace
+
+std::vector<Route> all_routes() {
+  const Json none = Json::object();
   return {
       {"GET",
        "/api/about",
-       "what there is: models, hardware, layouts, schedules, settings",
+       "models, hardware, layouts, schedules and settings that there are",
        nullptr,
        false,
        {"version", "models", "hardware", "layouts", "schedules", "settings"},
        nullptr,
+       false,
        about_answer},
       {"POST",
        "/api/plan",
        "memory, traffic and time of a run, as tessera plan --json",
-       Json::object(),
+       none,
        true,
        {"parameters", "memory", "traffic", "fits", "question", "command"},
        {{"model", "gpt2-xl"}, {"dp", 8}, {"zero", 1}},
+       false,
        plan_answer},
       {"POST",
        "/api/zero",
        "DDP and ZeRO-1, 2, 3 side by side, as tessera explain zero --json",
-       Json::object(),
+       none,
        true,
        {"stages", "owners", "capacity", "fits_from_dp", "formula", "command"},
        {{"params", "7B"}, {"dp", 8}},
+       false,
        zero_answer},
       {"POST",
+       "/api/scaling",
+       "throughput against dp, by the simple law and by the simulator",
+       scaling_body(),
+       true,
+       {"dp", "step", "simple", "simulated", "ideal", "stops_paying_at", "command"},
+       {{"model", "gpt2-xl"}, {"max_dp", 64}, {"overhead", 0.05}},
+       true,
+       scaling_answer},
+      {"POST",
+       "/api/collective",
+       "an all-reduce step by step, with values in the cells",
+       collective_body(),
+       false,
+       {"ranks", "chunks", "start", "steps", "bytes_per_rank", "seconds", "closed_form_seconds"},
+       {{"algorithm", "ring"}, {"ranks", 4}, {"bytes", 200000000}},
+       false,
+       collective_answer},
+      {"POST",
+       "/api/traffic",
+       "bytes that a rank sends in a step, by stage and phase",
+       none,
+       true,
+       {"parameters", "dp", "stages", "command"},
+       {{"params", "7B"}, {"dp", 8}},
+       false,
+       traffic_answer},
+      {"POST",
        "/api/schedule",
-       "a pipeline's schedule, or several, with times",
-       Json::object(),
+       "a pipeline's schedule with its times, or several",
+       schedule_body(),
+       false,
+       {"ranks", "actions", "step", "bubble", "in_flight", "command"},
+       {{"schedule", "1f1b"}, {"pp", 4}, {"micros", 8}},
+       false,
+       schedule_answer},
+      {"POST",
+       "/api/search",
+       "all ways to train on so many GPUs, as tessera plan --search --json",
+       {{"top", integer(1, 500, "rows")}},
+       true,
+       {"best", "tried", "fitting", "ruled_out", "command"},
+       {{"model", "gpt2-xl"}, {"gpus", 8}, {"global_batch", 64}},
+       true,
+       search_answer},
+      {"POST",
+       "/api/compare",
+       "DP, TP and PP side by side, as tessera explain parallel --json",
+       none,
+       true,
+       {"ways", "conclusion", "command"},
+       {{"model", "gpt2-xl"}, {"gpus", 8}},
+       true,
+       compare_answer},
+      {"POST",
+       "/api/simulate",
+       "a step event by event, as tessera simulate --json",
+       simulate_body(),
+       true,
+       {"step", "tokens_per_s", "bubble", "time", "ranks", "command"},
+       {{"model", "gpt2-xl"}, {"dp", 8}, {"trace_ranks", 2}},
+       true,
+       simulate_answer},
+      {"POST",
+       "/api/sync",
+       "gradients before and after synchronisation, from a real run",
+       sync_body(),
+       false,
+       {"ranks", "parameters", "buckets", "ways", "command"},
+       {{"ranks", 2}, {"bucket_size", 150}},
+       true,
+       sync_answer},
+      {"GET",
+       "/api/runs",
+       "the runs that are watched, the newest first",
+       nullptr,
        false,
        {},
-       {{"schedule", "1f1b"}, {"pp", 4}, {"micros", 8}},
-       schedule_answer},
+       nullptr},
+      {"GET",
+       "/api/runs/{id}",
+       "the series of a run, downsampled",
+       nullptr,
+       false,
+       {"id", "name", "state", "steps", "marks"},
+       nullptr},
+      {"GET",
+       "/api/runs/{id}/events",
+       "what comes to it, as server-sent events",
+       nullptr,
+       false,
+       {},
+       nullptr},
+      {"GET", "/api/runs/{id}/trace", "its trace, if it wrote one", nullptr, false, {}, nullptr},
+      {"GET",
+       "/openapi.json",
+       "this description",
+       nullptr,
+       false,
+       {"openapi", "info", "paths"},
+       nullptr},
   };
 }
 

@@ -1,6 +1,13 @@
 #include "tessera/dashboard/site.h"
 
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <list>
 #include <map>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "tessera/core/text.h"
@@ -9,51 +16,222 @@
 namespace tessera::dashboard {
 namespace {
 
+// The last answers, by what was asked: a slider comes back to where it was.
+class Remembered {
+ public:
+  bool find(const std::string& key, std::string& answer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = index_.find(key);
+    if (found == index_.end()) return false;
+    order_.splice(order_.begin(), order_, found->second);
+    answer = found->second->second;
+    return true;
+  }
+  void put(const std::string& key, const std::string& answer) {
+    if (key.size() > kLongestKey || answer.size() > kLongestAnswer) return;
+    const std::lock_guard lock(mutex_);
+    if (index_.count(key) > 0) return;
+    order_.emplace_front(key, answer);
+    index_[key] = order_.begin();
+    if (order_.size() <= kMost) return;
+    index_.erase(order_.back().first);
+    order_.pop_back();
+  }
+
+ private:
+  static constexpr std::size_t kMost = 256, kLongestKey = 4096, kLongestAnswer = 1 << 18;
+  std::mutex mutex_;
+  std::list<std::pair<std::string, std::string>> order_;  // the newest first
+  std::unordered_map<std::string, decltype(order_)::iterator> index_;
+};
+
+// One more than there may be is refused.
+class Counted {
+ public:
+  Counted(std::atomic<int>& count, int most, const char* why) : count_(count) {
+    if (++count_ > most) {
+      --count_;
+      throw Unavailable(why);
+    }
+  }
+  ~Counted() { --count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
+// Long calculations take turns: a few at once, a few more wait, the rest are refused.
+class Turns {
+ public:
+  explicit Turns(int most) : most_(most) {}
+  void enter() {
+    std::unique_lock lock(mutex_);
+    if (waiting_ >= kMostWaiting) {
+      throw Unavailable("too many calculations wait already; try again in a moment");
+    }
+    ++waiting_;
+    const bool came = free_.wait_for(lock, kPatience, [&] { return busy_ < most_; });
+    --waiting_;
+    if (!came) throw Unavailable("other calculations take too long; try again in a moment");
+    ++busy_;
+  }
+  void leave() {
+    const std::lock_guard lock(mutex_);
+    --busy_;
+    free_.notify_one();
+  }
+
+ private:
+  static constexpr int kMostWaiting = 16;
+  static constexpr std::chrono::seconds kPatience{30};
+  std::mutex mutex_;
+  std::condition_variable free_;
+  int most_, busy_ = 0, waiting_ = 0;
+};
+
+class Turn {
+ public:
+  explicit Turn(Turns* turns) : turns_(turns) {
+    if (turns_ != nullptr) turns_->enter();
+  }
+  ~Turn() {
+    if (turns_ != nullptr) turns_->leave();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Turns* turns_;
+};
+
+class CountedEvents : public EventSource {
+ public:
+  CountedEvents(std::shared_ptr<EventSource> inner, std::atomic<int>& count, int most)
+      : counted_(count, most, "too many pages listen already; close some"),
+        inner_(std::move(inner)) {}
+  std::string next() override { return inner_->next(); }
+  bool over() const override { return inner_->over(); }
+
+ private:
+  Counted counted_;
+  std::shared_ptr<EventSource> inner_;
+};
+
+std::int64_t query_number(const Request& request, const std::string& key, std::int64_t otherwise,
+                          std::int64_t least, std::int64_t most) {
+  const auto found = request.query.find(key);
+  if (found == request.query.end()) return otherwise;
+  const std::string& text = found->second;
+  std::int64_t value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+    throw UsageError(
+        str("--", key, ": got ", quote(text), ", wanted a whole number, ", least, " to ", most));
+  }
+  return value;
+}
+
 class Dashboard {
  public:
-  explicit Dashboard(SiteOptions options) : options_(std::move(options)) {
-    for (Route& route : calculator_routes()) routes_[route.path] = std::move(route);
+  explicit Dashboard(SiteOptions options)
+      : options_(std::move(options)), turns_(options_.most_heavy) {
+    const std::vector<Route> routes = all_routes();
+    description_ = openapi(routes).dump();
+    for (const Route& route : routes) {
+      if (route.answer) calculators_[route.path] = route;
+    }
   }
 
   std::optional<Answer> refuse(const Request& head) const {
     if (auto refused = refuse_stranger(options_.guard, head)) return refused;
-    const auto route = routes_.find(head.path);
-    const std::string wanted = route == routes_.end() ? "GET" : route->second.method;
+    const auto route = calculators_.find(head.path);
+    const bool known = route != calculators_.end();
+    const std::string wanted = known ? route->second.method : "GET";
     const std::string method = head.method == "HEAD" ? "GET" : head.method;
-    if (route == routes_.end() && method == "POST") return refusal(404, "there is nothing here");
     if (method == wanted) return std::nullopt;
-    Answer answer = refusal(405, str(head.path, ": wanted ", wanted));
+    if (!known && head.path.rfind("/api/runs", 0) != 0) {
+      return refusal(404, "there is nothing here");
+    }
+    Answer answer = refusal(405, str(quote(head.path), ": got ", head.method, ", wanted ", wanted));
     answer.headers["Allow"] = wanted == "GET" ? "GET, HEAD" : wanted;
     return answer;
   }
 
-  Answer answer(const Request& request) const {
+  Answer answer(const Request& request) {
     return guarded_answer([&] {
-      const auto route = routes_.find(request.path);
-      if (route != routes_.end()) return calculated(route->second, request);
+      const auto route = calculators_.find(request.path);
+      if (route != calculators_.end()) return calculated(route->second, request);
+      if (request.path == "/openapi.json") return told(description_);
+      if (request.path == "/api/runs" || request.path.rfind("/api/runs/", 0) == 0) {
+        return live(request);
+      }
+      if (request.path.rfind("/api", 0) == 0) return refusal(404, "there is nothing here");
       if (!options_.pages.empty()) return page_answer(pages_of_folder(options_.pages), request);
       return page_answer(embedded_pages(), request);
     });
   }
 
  private:
-  Answer calculated(const Route& route, const Request& request) const {
-    Ask ask(request.body);
+  static Answer told(std::string text) {
     Answer answer;
-    answer.body =
-        route.answer(options_.known, ask).dump(-1, ' ', false, Json::error_handler_t::replace);
+    answer.body = std::move(text);
+    answer.headers["Cache-Control"] = "no-store";
+    return answer;
+  }
+
+  Answer calculated(const Route& route, const Request& request) {
+    const std::string key = route.path + "\n" + request.body;
+    std::string text;
+    const bool repeats = route.path != "/api/sync";  // that one measures
+    if (repeats && remembered_.find(key, text)) return told(text);
+    const Turn turn(route.heavy ? &turns_ : nullptr);
+    Ask ask(request.body);
+    text = route.answer(options_.known, ask).dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (repeats) remembered_.put(key, text);
+    return told(text);
+  }
+
+  Answer live(const Request& request) {
+    if (!options_.runs) return told("[]");
+    if (request.path == "/api/runs" || request.path == "/api/runs/") {
+      return told(options_.runs->list().dump(-1, ' ', false, Json::error_handler_t::replace));
+    }
+    const std::string rest = request.path.substr(10);  // behind /api/runs/
+    const std::string id = rest.substr(0, rest.find('/'));
+    const std::string what = rest.size() > id.size() ? rest.substr(id.size()) : "";
+    if (what == "/trace") return options_.runs->trace(id);
+    if (what == "/events") {
+      auto events = options_.runs->events(id);
+      if (!events) return refusal(404, "there is no such run");
+      Answer answer;
+      answer.type = "text/event-stream";
+      answer.headers["Cache-Control"] = "no-store";
+      answer.events =
+          std::make_shared<CountedEvents>(std::move(events), listeners_, options_.most_listeners);
+      return answer;
+    }
+    if (!what.empty()) return refusal(404, "there is nothing here");
+    const auto points = query_number(request, "points", 1000, 2, 10'000);
+    const auto from = query_number(request, "from", 0, 0, std::int64_t{1} << 60);
+    Answer answer = options_.runs->run(id, static_cast<std::size_t>(points), from);
     answer.headers["Cache-Control"] = "no-store";
     return answer;
   }
 
   SiteOptions options_;
-  std::map<std::string, Route> routes_;
+  std::map<std::string, Route> calculators_;
+  std::string description_;
+  Remembered remembered_;
+  Turns turns_;
+  std::atomic<int> listeners_{0};
 };
 
 }  // namespace
 
 Site make_site(SiteOptions options) {
-  auto dashboard = std::make_shared<const Dashboard>(std::move(options));
+  auto dashboard = std::make_shared<Dashboard>(std::move(options));
   return {[dashboard](const Request& head) { return dashboard->refuse(head); },
           [dashboard](const Request& request) { return dashboard->answer(request); }};
 }

@@ -78,6 +78,18 @@ std::string to_json(const StepMetrics& step) {
   return json.dump();
 }
 
+std::string first_line(const StepMetrics& step, const Summary& expected, std::int64_t steps,
+                       const std::string& trace, double unix_seconds) {
+  Json json = Json::parse(to_json(step));
+  Json& start = json["start"] = {{"run", expected.run},
+                                 {"predicted", outcome(expected.predicted)},
+                                 {"measured", outcome(expected.measured)},
+                                 {"steps", steps},
+                                 {"time", unix_seconds}};
+  if (!trace.empty()) start["trace"] = trace;
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 std::string to_json(const Summary& summary) {
   Json inner = {
       {"predicted", outcome(summary.predicted)},

@@ -107,6 +107,11 @@ struct LastSave {
 // One JSON text each, without a newline. What is not finite is null.
 std::string to_json(const StepMetrics& step);
 std::string to_json(const Summary& summary);
+// The first line that a session writes has more: `start`, with the run, what is predicted for it,
+// the memory so far, its last step, its trace and when it began. A reader sees by it that a run was
+// started again.
+std::string first_line(const StepMetrics& step, const Summary& expected, std::int64_t steps,
+                       const std::string& trace, double unix_seconds);
 
 // Throws UsageError for what LineFile could not write to, and changes nothing. What it returns is
 // to be held until the run is over: the reader of a pipe takes it for ended otherwise.

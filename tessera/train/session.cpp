@@ -3,9 +3,11 @@
 #include <ATen/ops/empty.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -118,6 +120,16 @@ void check_validation(const TrainConfig& config, const Resolved& resolved) {
   source->check(resolved.model.vocab);
 }
 
+// Where a reader of the metrics finds it, wherever that one runs.
+std::string trace_file(const TrainConfig& config) {
+  std::error_code problem;
+  return config.trace.empty() ? "" : std::filesystem::absolute(config.trace, problem).string();
+}
+
+double unix_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int rank) {
@@ -213,6 +225,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     }
     process::StepWatchdog watchdog({}, actions);
     std::size_t written = 0;  // rows of the history that are in the file
+    bool begun = false;       // one of them was written
     while (trainer.steps_done() < trainer.steps_in_all() && !interrupted) {
       watchdog.begin(trainer.steps_done() + 1);
       trainer.launch();
@@ -245,7 +258,14 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       }
       if (saved) trainer.save();
       for (; written < trainer.history().size(); ++written) {
-        if (lines) lines->write(to_json(trainer.history()[written]));
+        const StepMetrics& step = trainer.history()[written];
+        if (lines && !begun) {
+          lines->write(first_line(step, trainer.expected(), trainer.steps_in_all(),
+                                  trace_file(config), unix_now()));
+        } else if (lines) {
+          lines->write(to_json(step));
+        }
+        begun = true;
         if (events) events->write(trainer.history()[written]);
       }
     }

@@ -62,6 +62,9 @@ class Trainer {
 
   // Collective: answers of the model to questions of the data, a line each.
   std::vector<std::string> answers(std::int64_t count);
+  // What is predicted, and the memory so far: a summary's beginning, which no other rank is asked
+  // for.
+  Summary expected() const;
   // Collective: what was predicted, and what came.
   Summary summary();
   // Collective: writes the file that the configuration asks for, if it does.

@@ -66,14 +66,9 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
                              .bubble;
 }
 
-Summary Trainer::summary() {
-  Impl& impl = *impl_;
-  const memory::OwnerScope owner(impl.ledger);
-  impl.finish(0);
-  impl.clock.pause();
-  impl.engine().synchronize();
+Summary Trainer::expected() const {
+  const Impl& impl = *impl_;
   Summary out;
-  impl.compare_ranks(out);
   const planner::RunMemory& planned = impl.plan;
   out.predicted.memory = {{"params", planned.params},       {"grads", planned.grads},
                           {"optimizer", planned.optimizer}, {"activations", planned.activations},
@@ -81,6 +76,28 @@ Summary Trainer::summary() {
                           {"peak", planned.total()}};
   out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
   out.measured.memory = impl.measured;
+  out.predicted.step_s = impl.predicted_s;
+  out.run = {{"model", impl.resolved.model.name.empty() ? "gpt" : impl.resolved.model.name},
+             {"parameters", str(impl.resolved.model.params())},
+             {"ranks", str(impl.world.size())},
+             {"dp", str(impl.resolved.axes.dp())},
+             {"tp", str(impl.config.axes.tp())},
+             {"pp", str(impl.config.axes.pp())},
+             {"zero", str(impl.config.zero)},
+             {"layout", impl.config.layout},
+             {"comm", impl.config.comm},
+             {"data", impl.config.data}};
+  return out;
+}
+
+Summary Trainer::summary() {
+  Impl& impl = *impl_;
+  const memory::OwnerScope owner(impl.ledger);
+  impl.finish(0);
+  impl.clock.pause();
+  impl.engine().synchronize();
+  Summary out = expected();
+  impl.compare_ranks(out);
   if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {
     out.measured.sent = SentBytes{impl.sent.dp / steps, impl.sent.tp / steps, impl.sent.pp / steps};
   }
@@ -100,7 +117,6 @@ Summary Trainer::summary() {
   out.step_s = median(std::move(times));
   out.data_s = median(std::move(waits));
   out.data_prepare_s = median(std::move(preparations));
-  out.predicted.step_s = impl.predicted_s;
   out.evaluation = impl.evaluation;
   out.measured.step_s = out.step_s;
   out.steps = static_cast<std::int64_t>(impl.history.size());
@@ -108,16 +124,6 @@ Summary Trainer::summary() {
     out.first_loss = impl.history.front().loss;
     out.last_loss = impl.history.back().loss;
   }
-  out.run = {{"model", impl.resolved.model.name.empty() ? "gpt" : impl.resolved.model.name},
-             {"parameters", str(impl.resolved.model.params())},
-             {"ranks", str(impl.world.size())},
-             {"dp", str(impl.resolved.axes.dp())},
-             {"tp", str(impl.config.axes.tp())},
-             {"pp", str(impl.config.axes.pp())},
-             {"zero", str(impl.config.zero)},
-             {"layout", impl.config.layout},
-             {"comm", impl.config.comm},
-             {"data", impl.config.data}};
   return out;
 }
 

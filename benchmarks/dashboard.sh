@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# How quickly `tessera dashboard` answers: wrk (Debian: wrk) with 32 clients, each of which asks
+# another question every time, so that nothing is answered from memory.
+#   benchmarks/dashboard.sh [BUILD] [SECONDS]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
+build="${1:-$root/build}"
+seconds="${2:-10}"
+command -v wrk >/dev/null || fail "wrk is missing (Debian: wrk)"
+work="$(mktemp -d)"
+"$build/bin/tessera" dashboard --port 0 >"$work/out" &
+server=$!
+trap 'kill $server 2>/dev/null || true; rm -rf "$work"' EXIT
+until grep -q http "$work/out"; do
+  kill -0 $server 2>/dev/null || fail "the server did not start"
+  sleep 0.1
+done
+url="$(sed -n 's/.*\(http[^ ]*\)/\1/p' "$work/out")"
+
+# Questions of the memory view: a slider's values, and a sequence length that is never the same.
+cat >"$work/ask.lua" <<'LUA'
+local thread_number = 0
+function setup(thread)
+  thread:set("offset", thread_number * 100000000)
+  thread_number = thread_number + 1
+end
+local n = 0
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+function request()
+  n = n + 1
+  local body = string.format(
+    '{"model":"llama2-7b","dp":%d,"zero":%d,"micro_batch":%d,"seq":%d,"price_per_hour":%d}',
+    2 ^ (n % 8), n % 4, 1 + n % 4, 512 + 64 * (n % 50), offset + n)
+  return wrk.format(nil, nil, nil, body)
+end
+local bad = 0
+function response(status) if status ~= 200 then bad = bad + 1 end end
+function done(summary, latency)
+  io.write(string.format("%d answers in %.1f s, %.0f/s; p50 %.2f ms, p99 %.2f ms, worst %.2f ms; %d not 200, %d errors\n",
+    summary.requests, summary.duration / 1e6, summary.requests / summary.duration * 1e6,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3,
+    summary.errors.status, summary.errors.connect + summary.errors.read + summary.errors.timeout))
+end
+LUA
+for path in api/plan api/zero; do
+  printf '%-10s ' "$path"
+  wrk -t1 -c32 -d"$seconds" -s "$work/ask.lua" "$url$path" | grep answers
+done

@@ -1,0 +1,104 @@
+#include "tessera/dashboard/api.h"
+#include "tessera/version.h"
+
+namespace tessera::dashboard {
+namespace {
+
+Json setting_schema(const planner::Field& field) {
+  Json schema = {{"description", field.help}};
+  if (field.is_flag()) {
+    schema["type"] = "boolean";
+  } else if (!field.choices.empty() && !field.free_in_plans) {
+    schema["type"] = "string";
+    schema["enum"] = field.choices;
+  } else if (std::holds_alternative<std::string planner::RunSettings::*>(field.member)) {
+    schema["type"] = "string";
+  } else {
+    // "7B" and "25MB" are numbers too.
+    schema["anyOf"] = {{{"type", "number"}}, {{"type", "string"}}};
+  }
+  return schema;
+}
+
+Json question_schema() {
+  Json properties = Json::object();
+  for (const planner::Field& field : planner::fields(planner::Command::plan)) {
+    std::string key = field.name;
+    for (char& c : key) c = c == '-' ? '_' : c;
+    properties[key] = setting_schema(field);
+  }
+  return properties;
+}
+
+Json response(const char* description, const Json& schema, const char* type = "application/json") {
+  return {{"description", description}, {"content", {{type, {{"schema", schema}}}}}};
+}
+
+Json operation(const Route& route) {
+  const Json refused = {{"$ref", "#/components/responses/Refused"}};
+  Json answer = {{"type", "object"}};
+  if (!route.fields.empty()) {
+    // Several schedules are answered as a list of them.
+    if (route.path != "/api/schedule") answer["required"] = route.fields;
+    for (const std::string& field : route.fields) answer["properties"][field] = Json::object();
+  }
+  const bool list = route.path == "/api/runs";
+  const bool events = route.path == "/api/runs/{id}/events";
+  Json json = {{"summary", route.summary}};
+  json["responses"]["200"] = events
+                                 ? response("events", {{"type", "string"}}, "text/event-stream")
+                                 : response("the answer", list ? Json{{"type", "array"}} : answer);
+  for (const char* status :
+       {"400", "401", "403", "404", "405", "408", "411", "413", "414", "415", "431", "503"}) {
+    json["responses"][status] = refused;
+  }
+  Json parameters = Json::array();
+  if (route.path.find("{id}") != std::string::npos) {
+    parameters.push_back(
+        {{"name", "id"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}});
+  }
+  if (route.path == "/api/runs/{id}") {
+    parameters.push_back({{"name", "points"},
+                          {"in", "query"},
+                          {"schema", {{"type", "integer"}, {"minimum", 2}, {"maximum", 10000}}}});
+    parameters.push_back(
+        {{"name", "from"}, {"in", "query"}, {"schema", {{"type", "integer"}, {"minimum", 0}}}});
+  }
+  if (!parameters.empty()) json["parameters"] = std::move(parameters);
+  if (route.body.is_null()) return json;
+  Json schema = {{"type", "object"}, {"additionalProperties", false}};
+  schema["properties"] = route.question ? question_schema() : Json::object();
+  schema["properties"].update(route.body);
+  json["requestBody"] = {
+      {"required", true},
+      {"content", {{"application/json", {{"schema", schema}, {"example", route.example}}}}}};
+  return json;
+}
+
+}  // namespace
+
+Json openapi(const std::vector<Route>& routes) {
+  Json paths = Json::object();
+  for (const Route& route : routes) {
+    paths[route.path][route.method == "GET" ? "get" : "post"] = operation(route);
+  }
+  const Json error = {
+      {"type", "object"},
+      {"required", {"error"}},
+      {"properties",
+       {{"error",
+         {{"type", "object"},
+          {"required", {"message"}},
+          {"properties", {{"message", {{"type", "string"}}}, {"field", {{"type", "string"}}}}}}}}}};
+  return {{"openapi", "3.0.3"},
+          {"info",
+           {{"title", "Tessera's dashboard"},
+            {"version", TESSERA_VERSION},
+            {"description",
+             "Questions have the settings of `tessera plan` as keys, with underscores; the answers "
+             "are those of the commands."}}},
+          {"paths", std::move(paths)},
+          {"components", {{"responses", {{"Refused", response("why not", error)}}}}}};
+}
+
+}  // namespace tessera::dashboard

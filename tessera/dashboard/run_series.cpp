@@ -1,0 +1,144 @@
+#include "tessera/dashboard/run_series.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+#include "tessera/core/text.h"
+
+namespace tessera::dashboard {
+namespace {
+
+constexpr float kNothing = std::numeric_limits<float>::quiet_NaN();
+constexpr std::size_t kMostPoints = 20'000'000;
+constexpr std::size_t kMostMarks = 10'000;
+
+std::size_t series_index(std::string_view name) {
+  return static_cast<std::size_t>(std::find(kSeriesNames.begin(), kSeriesNames.end(), name) -
+                                  kSeriesNames.begin());
+}
+
+float number_of(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<float>() : kNothing;
+}
+
+// With the seven digits that a float has, not with the seventeen of what it is as a double.
+double short_number(float value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.7g", static_cast<double>(value));
+  return std::strtod(text, nullptr);
+}
+
+}  // namespace
+
+std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_t most) {
+  if (count <= most) return {first, first + count};
+  const std::size_t stretches = std::max<std::size_t>(1, most / 2);
+  std::vector<Point> out;
+  out.reserve(2 * stretches);
+  for (std::size_t s = 0; s < stretches; ++s) {
+    const std::size_t begin = count * s / stretches, end = count * (s + 1) / stretches;
+    Point left = first[begin], right = first[end - 1];
+    for (std::size_t v = 0; v < kSeries; ++v) {
+      std::size_t least = end, greatest = end;
+      for (std::size_t i = begin; i < end; ++i) {
+        const float value = first[i].values[v];
+        if (std::isnan(value)) continue;
+        if (least == end || value < first[least].values[v]) least = i;
+        if (greatest == end || value > first[greatest].values[v]) greatest = i;
+      }
+      if (least == end) {
+        left.values[v] = right.values[v] = kNothing;
+        continue;
+      }
+      left.values[v] = first[std::min(least, greatest)].values[v];
+      right.values[v] = first[std::max(least, greatest)].values[v];
+    }
+    out.push_back(left);
+    if (end - begin > 1) out.push_back(right);
+  }
+  return out;
+}
+
+void RunSeries::anew() {
+  points_.clear();
+  marks_.clear();
+  start_ = summary_ = nullptr;
+  ++version_, ++epoch_;
+}
+
+void RunSeries::line(std::string_view text) {
+  ++version_;
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_object() && json.contains("summary") && json["summary"].is_object()) {
+    summary_ = json["summary"];
+    const std::int64_t last = points_.empty() ? 0 : points_.back().step;
+    const bool cut = summary_.contains("interrupted") && summary_["interrupted"] == true;
+    marks_.push_back({last, "end", cut ? "stopped" : "done"});
+    return;
+  }
+  const auto step = json.is_object() ? json.find("step") : json.end();
+  if (!json.is_object() || step == json.end() || !step->is_number_integer()) {
+    ++damaged_;
+    return;
+  }
+  step_line(json);
+}
+
+void RunSeries::step_line(const Json& json) {
+  Point point;
+  point.step = json["step"].get<std::int64_t>();
+  for (std::size_t v = 0; v < kSeries; ++v) point.values[v] = number_of(json, kSeriesNames[v]);
+  if (const auto gpu = json.find("gpu"); gpu != json.end() && gpu->is_object()) {
+    point.values[series_index("gpu_utilisation")] = number_of(*gpu, "utilisation");
+    point.values[series_index("gpu_memory")] = number_of(*gpu, "memory_used_bytes");
+    point.values[series_index("gpu_power_w")] = number_of(*gpu, "power_w");
+    point.values[series_index("gpu_temperature_c")] = number_of(*gpu, "temperature_c");
+  }
+  if (const auto eval = json.find("eval"); eval != json.end() && eval->is_object()) {
+    point.values[series_index("eval_loss")] = number_of(*eval, "loss");
+  }
+  const bool begins = json.contains("start") && json["start"].is_object();
+  if (begins) start_ = json["start"];
+  const bool back = !points_.empty() && point.step <= points_.back().step;
+  if (back || (begins && !points_.empty()) || !summary_.is_null()) {
+    // Steps after the checkpoint are done once more.
+    const std::int64_t reached = points_.empty() ? 0 : points_.back().step;
+    while (!points_.empty() && points_.back().step >= point.step) points_.pop_back();
+    std::erase_if(marks_,
+                  [&](const Mark& mark) { return mark.kind == "end" || mark.step >= point.step; });
+    if (back) ++epoch_;
+    const std::int64_t lost = std::max<std::int64_t>(0, reached - point.step + 1);
+    marks_.push_back(
+        {point.step - 1, "restart", lost > 0 ? plural(lost, "step") + " done again" : ""});
+    summary_ = nullptr;
+  }
+  if (points_.size() >= kMostPoints) return;
+  points_.push_back(point);
+  if (marks_.size() >= kMostMarks) return;
+  if (json.contains("save_exposed_s")) marks_.push_back({point.step, "checkpoint", ""});
+  if (json.contains("skipped")) marks_.push_back({point.step, "skipped", ""});
+  if (json.contains("eval")) marks_.push_back({point.step, "evaluation", ""});
+}
+
+Json RunSeries::columns(const std::vector<Point>& points) {
+  Json json;
+  Json& steps = json["steps"] = Json::array();
+  for (const Point& point : points) steps.push_back(point.step);
+  for (std::size_t v = 0; v < kSeries; ++v) {
+    const bool any = std::any_of(points.begin(), points.end(),
+                                 [&](const Point& p) { return !std::isnan(p.values[v]); });
+    if (!any) continue;
+    Json& column = json[kSeriesNames[v]] = Json::array();
+    for (const Point& point : points) {
+      const float value = point.values[v];
+      column.push_back(std::isfinite(value) ? Json(short_number(value)) : Json());
+    }
+  }
+  return json;
+}
+
+}  // namespace tessera::dashboard

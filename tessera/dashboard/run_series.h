@@ -1,0 +1,65 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/dashboard/ask.h"
+
+namespace tessera::dashboard {
+
+// Numbers of a step that are kept, in the words of [--metrics of tessera train].
+inline constexpr std::array<const char*, 20> kSeriesNames = {
+    "loss",      "grad_norm",       "lr",         "tokens_per_s",   "step_s",
+    "forward_s", "backward_s",      "comm_s",     "comm_exposed_s", "optimizer_s",
+    "data_s",    "bubble_s",        "mem_bytes",  "mem_peak_bytes", "sent_bytes",
+    "eval_loss", "gpu_utilisation", "gpu_memory", "gpu_power_w",    "gpu_temperature_c"};
+inline constexpr std::size_t kSeries = kSeriesNames.size();
+
+struct Point {
+  std::int64_t step = 0;
+  std::array<float, kSeries> values{};  // NaN: not there
+};
+
+// What happened at a step.
+struct Mark {
+  std::int64_t step = 0;
+  std::string kind;  // "checkpoint", "restart", "skipped", "evaluation", "end"
+  std::string text;
+};
+
+// Points of at most `most` places, in their order: of each stretch the least and the greatest value
+// of every series, where they came.
+std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_t most);
+
+// One run, line by line of its metrics.
+class RunSeries {
+ public:
+  void line(std::string_view text);
+  void anew();  // lines of a new file: all is forgotten
+
+  const std::vector<Point>& points() const { return points_; }
+  const std::vector<Mark>& marks() const { return marks_; }
+  const Json& start() const { return start_; }        // the run and its prediction; null: not told
+  const Json& summary() const { return summary_; }    // null: not ended
+  std::uint64_t version() const { return version_; }  // grows with each line
+  // Grows when points that were there have gone: a restart from a checkpoint, a new file.
+  std::uint64_t epoch() const { return epoch_; }
+  std::int64_t damaged() const { return damaged_; }  // lines that are none
+
+  // The series of points as columns, "steps" first.
+  static Json columns(const std::vector<Point>& points);
+
+ private:
+  void step_line(const Json& line);
+
+  std::vector<Point> points_;
+  std::vector<Mark> marks_;
+  Json start_, summary_;
+  std::uint64_t version_ = 0, epoch_ = 0;
+  std::int64_t damaged_ = 0;
+};
+
+}  // namespace tessera::dashboard

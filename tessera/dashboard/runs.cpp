@@ -1,0 +1,317 @@
+#include "tessera/dashboard/runs.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
+#include "tessera/core/sha256.h"
+#include "tessera/core/text.h"
+
+namespace tessera::dashboard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kMostRuns = 256;
+constexpr std::size_t kSlice = std::size_t{4} << 20;  // bytes that are read before others may ask
+constexpr double kSilent = 30;  // seconds without a line after which a run counts as silent
+constexpr std::int64_t kMostTrace = std::int64_t{64} << 20;
+constexpr int kDeepest = 2;
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// The same after a restart of the server, and no path.
+std::string id_of(const std::string& path) {
+  std::error_code problem;
+  const fs::path whole = fs::absolute(path, problem);
+  return to_hex(sha256(whole.lexically_normal().string())).substr(0, 12);
+}
+
+Json marks_json(const std::vector<Mark>& marks, std::size_t from = 0) {
+  Json list = Json::array();
+  for (std::size_t i = from; i < marks.size(); ++i) {
+    Json mark = {{"step", marks[i].step}, {"kind", marks[i].kind}};
+    if (!marks[i].text.empty()) mark["text"] = marks[i].text;
+    list.push_back(std::move(mark));
+  }
+  return list;
+}
+
+// Where the time of a step goes on the rank that writes: means of the last steps.
+Json phases_of(const std::vector<Point>& points) {
+  constexpr std::size_t kLast = 50;
+  const std::size_t count = std::min(kLast, points.size());
+  if (count == 0) return Json::array();
+  Json phases = {{"rank", 0}, {"steps", count}};
+  for (std::size_t v = 0; v < kSeries; ++v) {
+    const std::string name = kSeriesNames[v];
+    if (name.size() < 3 || name.substr(name.size() - 2) != "_s" || name == "tokens_per_s") continue;
+    double sum = 0;
+    std::size_t there = 0;
+    for (std::size_t i = points.size() - count; i < points.size(); ++i) {
+      if (std::isfinite(points[i].values[v])) sum += points[i].values[v], ++there;
+    }
+    if (there > 0) phases[name] = sum / static_cast<double>(there);
+  }
+  return Json::array({phases});
+}
+
+std::string dumped(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+// What comes to one run: its new points, or "again" where old ones have gone and all is to be asked
+// for anew.
+class RunEvents : public EventSource {
+ public:
+  RunEvents(const RunStore& store, std::string id) : store_(store), id_(std::move(id)) {
+    const RunStore::Run& run = *store_.runs_.at(id_);
+    note(run);
+    state_ = store_.state_of(run);
+  }
+
+  std::string next() override {
+    std::unique_lock lock(store_.mutex_);
+    const RunStore::Run& run = *store_.runs_.at(id_);
+    store_.news_.wait_for(lock, std::chrono::milliseconds(500),
+                          [&] { return store_.stopping_ || run.series.version() != version_; });
+    std::string text;
+    if (!greeted_) text = "retry: 1000\n\n";
+    greeted_ = true;
+    if (run.series.epoch() != epoch_) {
+      text += event("again", {{"steps", run.series.points().size()}});
+      note(run);
+    } else if (run.series.version() != version_) {
+      const std::vector<Point>& points = run.series.points();
+      Json news = RunSeries::columns(
+          downsampled(points.data() + seen_, points.size() - seen_, kMostAtOnce));
+      news["marks"] = marks_json(run.series.marks(), std::min(marks_, run.series.marks().size()));
+      if (!run.series.summary().is_null()) news["summary"] = run.series.summary();
+      text += event("points", news);
+      note(run);
+    }
+    const std::string state = store_.state_of(run);
+    if (state != state_) text += event("state", {{"state", state}});
+    state_ = state;
+    // Something now and then, so that a client that has gone is noticed.
+    if (text.empty() && ++quiet_ % 20 == 0) text = ": still here\n\n";
+    return text;
+  }
+  bool over() const override { return store_.stopping_; }
+
+ private:
+  static constexpr std::size_t kMostAtOnce = 1000;
+
+  void note(const RunStore::Run& run) {
+    version_ = run.series.version();
+    epoch_ = run.series.epoch();
+    seen_ = run.series.points().size();
+    marks_ = run.series.marks().size();
+  }
+  static std::string event(const char* name, const Json& data) {
+    return str("event: ", name, "\ndata: ", dumped(data), "\n\n");
+  }
+
+  const RunStore& store_;
+  std::string id_, state_;
+  std::uint64_t version_ = 0, epoch_ = 0;
+  std::size_t seen_ = 0, marks_ = 0;
+  int quiet_ = 0;
+  bool greeted_ = false;
+};
+
+RunStore::RunStore(const std::vector<std::string>& paths, double every)
+    : paths_(paths), every_(every) {
+  for (const std::string& path : paths_) {
+    const std::string kind = kind_of_file(path);
+    if (kind == "a regular file" || kind == "a folder" || kind == "nothing") continue;
+    throw UsageError(str("--runs: ", quote(path), " is ", kind,
+                         "; wanted a file that tessera train --metrics writes, or a folder"));
+  }
+  thread_ = std::thread([this] { work(); });
+}
+
+RunStore::~RunStore() {
+  stop();
+  thread_.join();
+}
+
+void RunStore::stop() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  news_.notify_all();
+}
+
+void RunStore::look_for_files() {
+  const auto add = [&](const std::string& path, const std::string& name) {
+    if (runs_.size() >= kMostRuns) return;
+    std::unique_ptr<Run>& run = runs_[id_of(path)];
+    if (!run) run = std::make_unique<Run>(path, name);
+  };
+  for (const std::string& path : paths_) {
+    std::error_code problem;
+    if (!fs::is_directory(path, problem)) {
+      add(path, fs::path(path).filename().string());
+      continue;
+    }
+    fs::recursive_directory_iterator entry(path, fs::directory_options::skip_permission_denied,
+                                           problem);
+    for (; !problem && entry != fs::recursive_directory_iterator(); entry.increment(problem)) {
+      if (entry.depth() >= kDeepest) entry.disable_recursion_pending();
+      std::error_code ignored;
+      if (entry->path().extension() != ".jsonl" || !entry->is_regular_file(ignored)) continue;
+      add(entry->path().string(), fs::relative(entry->path(), path, ignored).string());
+    }
+  }
+}
+
+bool RunStore::read_all(std::size_t most) {
+  bool more = false;
+  for (auto& [id, run] : runs_) {
+    const LineTail::Listener listener{
+        [&series = run->series](std::string_view line) { series.line(line); },
+        [&series = run->series] { series.anew(); }};
+    more = run->tail.read(most, listener) || more;
+  }
+  return more;
+}
+
+void RunStore::catch_up() {
+  const std::lock_guard lock(mutex_);
+  look_for_files();
+  while (read_all(kSlice)) {
+  }
+  news_.notify_all();
+}
+
+void RunStore::work() {
+  std::unique_lock lock(mutex_);
+  int rounds = 0;
+  while (!stopping_) {
+    if (rounds++ % 8 == 0) look_for_files();
+    const bool more = read_all(kSlice);
+    news_.notify_all();
+    // Others ask between two slices.
+    news_.wait_for(lock, std::chrono::duration<double>(more ? 0.001 : every_),
+                   [&] { return stopping_.load(); });
+  }
+}
+
+std::string RunStore::state_of(const Run& run) const {
+  const Json& summary = run.series.summary();
+  if (!summary.is_null()) {
+    return summary.contains("interrupted") && summary["interrupted"] == true ? "stopped" : "done";
+  }
+  if (run.series.points().empty()) return "waiting";
+  double patience = kSilent;
+  const float step = run.series.points().back().values[4];
+  if (std::isfinite(step)) patience = std::max(patience, 10.0 * step);
+  return seconds_now() - run.tail.changed() > patience ? "silent" : "running";
+}
+
+Json RunStore::about(const std::string& id, const Run& run) const {
+  const Json& start = run.series.start();
+  const Json& summary = run.series.summary();
+  Json config = Json::object();
+  if (start.is_object() && start.contains("run")) {
+    config = start["run"];
+  } else if (summary.is_object() && summary.contains("run")) {
+    config = summary["run"];
+  }
+  Json json = {{"id", id},
+               {"name", run.name},
+               {"state", state_of(run)},
+               {"steps", run.series.points().empty() ? 0 : run.series.points().back().step},
+               {"changed", run.tail.changed()},
+               {"config", std::move(config)},
+               {"command", "tessera dashboard --runs " + shell_word(run.tail.path())}};
+  if (start.is_object() && start.contains("time")) json["started"] = start["time"];
+  if (start.is_object() && start.contains("steps")) json["steps_in_all"] = start["steps"];
+  if (run.series.damaged() > 0) json["damaged_lines"] = run.series.damaged();
+  return json;
+}
+
+Json RunStore::list() const {
+  const std::lock_guard lock(mutex_);
+  Json all = Json::array();
+  std::vector<std::pair<double, Json>> rows;
+  for (const auto& [id, run] : runs_) rows.emplace_back(run->tail.changed(), about(id, *run));
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (auto& [changed, row] : rows) all.push_back(std::move(row));
+  return all;
+}
+
+Answer RunStore::run(const std::string& id, std::size_t points, std::int64_t from) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = runs_.find(id);
+  if (found == runs_.end()) return refusal(404, "there is no such run");
+  const Run& run = *found->second;
+  const std::vector<Point>& all = run.series.points();
+  const auto begin = std::lower_bound(all.begin(), all.end(), from,
+                                      [](const Point& p, std::int64_t s) { return p.step < s; });
+  Json json = about(id, run);
+  const auto count = static_cast<std::size_t>(all.end() - begin);
+  json["count"] = count;
+  json.update(RunSeries::columns(downsampled(all.data() + (begin - all.begin()), count, points)));
+  json["marks"] = marks_json(run.series.marks());
+  const Json& summary = run.series.summary();
+  const Json& start = run.series.start();
+  for (const char* key : {"predicted", "measured"}) {
+    if (summary.is_object() && summary.contains(key)) {
+      json[key] = summary[key];
+    } else if (start.is_object() && start.contains(key)) {
+      json[key] = start[key];
+    }
+  }
+  if (json.contains("measured") && json["measured"].contains("memory")) {
+    json["memory"] = json["measured"]["memory"];
+  }
+  if (!summary.is_null()) json["summary"] = summary;
+  json["phases"] = phases_of(all);
+  if (summary.is_object() && summary.contains("slow_ranks")) {
+    json["stragglers"] = summary["slow_ranks"];
+  }
+  json["has_trace"] = start.is_object() && start.contains("trace");
+  Answer answer;
+  answer.body = dumped(json);
+  return answer;
+}
+
+Answer RunStore::trace(const std::string& id) const {
+  std::string path;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = runs_.find(id);
+    if (found == runs_.end()) return refusal(404, "there is no such run");
+    const Json& start = found->second->series.start();
+    if (start.is_object() && start.contains("trace") && start["trace"].is_string()) {
+      path = start["trace"].get<std::string>();
+    }
+  }
+  // The run itself wrote where its trace is to be; only a trace is handed on.
+  if (path.empty())
+    return refusal(404, "this run writes no trace; wanted tessera train --trace FILE");
+  if (kind_of_file(path) != "a regular file") {
+    return refusal(404, "the trace is not there yet: it appears whole when the run ends");
+  }
+  Answer answer;
+  answer.body = read_small_file(path, kMostTrace, "a trace");
+  if (answer.body.find("\"traceEvents\"") >= 4096) return refusal(404, "that file is no trace");
+  return answer;
+}
+
+std::shared_ptr<EventSource> RunStore::events(const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  return runs_.count(id) == 0 ? nullptr : std::make_shared<RunEvents>(*this, id);
+}
+
+}  // namespace tessera::dashboard

@@ -1,0 +1,83 @@
+#include "tessera/dashboard/run_series.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "tessera/core/text.h"
+
+namespace tessera::dashboard {
+namespace {
+
+std::vector<std::string> kinds(const RunSeries& run) {
+  std::vector<std::string> all;
+  for (const Mark& mark : run.marks()) all.push_back(str(mark.kind, " ", mark.step));
+  return all;
+}
+
+TEST(RunSeries, TheLeastAndGreatestOfEverySeriesStay) {
+  std::mt19937 random(7);
+  for (const std::size_t count : {5UL, 999UL, 1000UL, 1001UL, 54321UL}) {
+    std::vector<Point> points(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      points[i].step = static_cast<std::int64_t>(i + 1);
+      for (float& value : points[i].values) value = static_cast<float>(random() % 100000);
+      points[i].values[2] = 1.0F / static_cast<float>(i + 1);  // falls
+      points[i].values[5] = std::nanf("");
+    }
+    const auto few = downsampled(points.data(), points.size(), 1000);
+    EXPECT_LE(few.size(), std::max<std::size_t>(1000, 2));
+    EXPECT_EQ(few.front().step, 1);
+    EXPECT_EQ(few.back().step, static_cast<std::int64_t>(count));
+    for (std::size_t v = 0; v < kSeries; ++v) {
+      if (v == 5) continue;
+      const auto by = [v](const Point& a, const Point& b) { return a.values[v] < b.values[v]; };
+      EXPECT_EQ(std::min_element(few.begin(), few.end(), by)->values[v],
+                std::min_element(points.begin(), points.end(), by)->values[v]);
+      EXPECT_EQ(std::max_element(few.begin(), few.end(), by)->values[v],
+                std::max_element(points.begin(), points.end(), by)->values[v]);
+    }
+    for (std::size_t i = 1; i < few.size(); ++i) {
+      EXPECT_LT(few[i - 1].step, few[i].step);
+      EXPECT_LE(few[i].values[2], few[i - 1].values[2]);  // what falls, falls still
+      EXPECT_TRUE(std::isnan(few[i].values[5]));
+    }
+  }
+}
+
+TEST(RunSeries, ARestartTakesBackWhatIsDoneAgain) {
+  RunSeries run;
+  for (int step = 1; step <= 7; ++step) {
+    run.line(
+        str("{\"step\":", step, ",\"loss\":", step, step == 5 ? ",\"save_exposed_s\":0.1}" : "}"));
+  }
+  EXPECT_EQ(kinds(run), (std::vector<std::string>{"checkpoint 5"}));
+  run.line("{\"step\":6,\"loss\":60,\"start\":{\"steps\":9}}");
+  run.line("{\"step\":7,\"loss\":70}");
+  ASSERT_EQ(run.points().size(), 7U);
+  EXPECT_EQ(run.points()[5].values[0], 60);
+  EXPECT_EQ(kinds(run), (std::vector<std::string>{"checkpoint 5", "restart 5"}));
+  EXPECT_EQ(run.epoch(), 1U);
+  run.line("{\"summary\":{\"interrupted\":false}}");
+  EXPECT_FALSE(run.summary().is_null());
+}
+
+TEST(RunSeries, WhatIsNoLineIsCountedAndPassedOver) {
+  RunSeries run;
+  for (const char* bad :
+       {"{\"step\":1", "nonsense", "[]", "3", "{\"step\":\"x\"}", "{\"loss\":1}"}) {
+    run.line(bad);
+  }
+  EXPECT_EQ(run.damaged(), 6);
+  run.line("{\"step\":1,\"loss\":null,\"gpu\":{\"utilisation\":50},\"eval\":{\"loss\":2}}");
+  ASSERT_EQ(run.points().size(), 1U);
+  const Json columns = RunSeries::columns(run.points());
+  EXPECT_FALSE(columns.contains("loss"));
+  EXPECT_EQ(columns["gpu_utilisation"][0], 50);
+  EXPECT_EQ(columns["eval_loss"][0], 2);
+}
+
+}  // namespace
+}  // namespace tessera::dashboard

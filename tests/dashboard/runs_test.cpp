@@ -1,0 +1,127 @@
+#include "tessera/dashboard/runs.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tessera/core/text.h"
+#include "tests/text.h"
+
+namespace tessera::dashboard {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Runs : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "tessera-runs-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder = name;
+  }
+  void TearDown() override { fs::remove_all(folder); }
+  void append(const std::string& text, const char* name = "a.jsonl") const {
+    std::ofstream(folder / name, std::ios::app) << text;
+  }
+
+  fs::path folder;
+};
+
+TEST_F(Runs, LinesOfAFileThatGrowsAreReadOnceEach) {
+  LineTail tail((folder / "a.jsonl").string());
+  std::vector<std::string> lines;
+  int begun_again = 0;
+  const LineTail::Listener listener{[&](std::string_view line) { lines.emplace_back(line); },
+                                    [&] { ++begun_again; }};
+  const auto read = [&] {
+    lines.clear();
+    while (tail.read(7, listener)) {
+    }
+    return join(lines, "|");
+  };
+  EXPECT_EQ(read(), "");  // not there yet
+  append("one\ntw");
+  EXPECT_EQ(read(), "one");
+  append("o\n\nthree\n");
+  EXPECT_EQ(read(), "two|three");
+  EXPECT_EQ(read(), "");
+  // Truncated, as a new run does.
+  std::ofstream(folder / "a.jsonl") << "new\n";
+  EXPECT_EQ(read(), "new");
+  EXPECT_EQ(begun_again, 1);
+  // Rotated: the old one is read to its end, which may have come after the move.
+  append("last of old\n");
+  fs::rename(folder / "a.jsonl", folder / "a.jsonl.1");
+  std::ofstream(folder / "a.jsonl.1", std::ios::app) << "half of old";
+  append("first of next\n");
+  EXPECT_EQ(read(), "last of old|half of old|first of next");
+  EXPECT_EQ(begun_again, 2);
+}
+
+TEST_F(Runs, AFolderHasItsRunsAndTheirStates) {
+  fs::create_directories(folder / "deep");
+  append(
+      "{\"step\":1,\"loss\":3,\"start\":{\"run\":{\"model\":\"gpt-tiny\"},\"steps\":2,\"time\":1}}"
+      "\n");
+  append("{\"step\":1}\n{\"step\":2}\n{\"summary\":{\"interrupted\":true,\"run\":{}}}\n",
+         "deep/b.jsonl");
+  append("{\"step\":1}\n", "ignored.txt");
+  RunStore store({folder.string()}, 0.01);
+  store.catch_up();
+  const Json list = store.list();
+  ASSERT_EQ(list.size(), 2U);
+  for (const Json& run : list) {
+    const bool first = run["name"] == "a.jsonl";
+    EXPECT_EQ(run["name"], first ? "a.jsonl" : "deep/b.jsonl");
+    EXPECT_EQ(run["state"], first ? "running" : "stopped");
+    EXPECT_EQ(run["steps"], first ? 1 : 2);
+    if (first) {
+      EXPECT_EQ(run["config"]["model"], "gpt-tiny");
+    }
+  }
+  EXPECT_EQ(store.run("../a.jsonl", 10, 0).status, 404);
+  EXPECT_EQ(store.trace(list[0]["id"]).status, 404);
+}
+
+TEST_F(Runs, AnswersAreDownsampledFromAStep) {
+  std::string text;
+  for (int step = 1; step <= 5000; ++step) {
+    text += str("{\"step\":", step, ",\"loss\":", step == 4321 ? 99 : 1, ",\"step_s\":0.5}\n");
+  }
+  append(text);
+  RunStore store({(folder / "a.jsonl").string()}, 0.01);
+  store.catch_up();
+  const std::string id = store.list()[0]["id"];
+  const Json run = Json::parse(store.run(id, 100, 0).body);
+  EXPECT_EQ(run["count"], 5000);
+  EXPECT_LE(run["steps"].size(), 5000U);
+  EXPECT_EQ(run["loss"].size(), 100U);
+  EXPECT_NE(std::find(run["loss"].begin(), run["loss"].end(), 99.0), run["loss"].end());
+  EXPECT_EQ(run["phases"][0]["step_s"], 0.5);
+  EXPECT_EQ(Json::parse(store.run(id, 100, 4991).body)["loss"].size(), 10U);
+}
+
+TEST_F(Runs, ATraceIsHandedOnAndNothingElse) {
+  const std::string trace = (folder / "trace.json").string();
+  append(str("{\"step\":1,\"start\":{\"trace\":\"", trace, "\"}}\n"));
+  RunStore store({(folder / "a.jsonl").string()}, 0.01);
+  store.catch_up();
+  const std::string id = store.list()[0]["id"];
+  EXPECT_EQ(store.trace(id).status, 404);
+  std::ofstream(trace) << "a secret";
+  EXPECT_EQ(store.trace(id).status, 404);
+  std::ofstream(trace) << "{\"traceEvents\":[]}";
+  EXPECT_EQ(store.trace(id).body, "{\"traceEvents\":[]}");
+}
+
+TEST_F(Runs, APipeIsNoRun) {
+  const std::string pipe = (folder / "p").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_TRUE(contains(error_of([&] { RunStore store({pipe}); }), "--runs"));
+}
+
+}  // namespace
+}  // namespace tessera::dashboard

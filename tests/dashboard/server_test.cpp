@@ -1,0 +1,258 @@
+// The server against clients that mean no good, over real sockets.
+
+#include "tessera/dashboard/server.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tests/dashboard/client.h"
+#include "tests/text.h"
+
+namespace tessera::dashboard {
+namespace {
+
+using nlohmann::json;
+
+std::string reason(const Reply& reply) {
+  const json body = json::parse(reply.body, nullptr, false);
+  EXPECT_TRUE(body.is_object() && body.contains("error")) << reply.head << "\n" << reply.body;
+  return body.is_object() && body.contains("error") ? body["error"]["message"].get<std::string>()
+                                                    : "";
+}
+
+TEST(Server, AnswersWithHeadersThatKeepThePageToItself) {
+  const Served served;
+  for (const Reply& reply : {get(served.port(), "/api/about"), get(served.port(), "/api/nothing"),
+                             post(served.port(), "/api/plan", "{")}) {
+    for (const char* header :
+         {"Content-Security-Policy: default-src 'none'", "X-Content-Type-Options: nosniff",
+          "X-Frame-Options: DENY", "Referrer-Policy: no-referrer"}) {
+      EXPECT_TRUE(contains(reply.head, header)) << reply.head;
+    }
+    EXPECT_FALSE(contains(reply.head, "unsafe")) << reply.head;
+  }
+}
+
+TEST(Server, SaysWhyNot) {
+  const Served served;
+  struct Case {
+    Reply reply;
+    int status;
+    const char* says;
+  };
+  const int port = served.port();
+  const std::string mb(1 << 20, ' ');
+  const Case cases[] = {
+      {post(port, "/api/plan", R"({"dp":0})"), 400, "--dp: got"},
+      {post(port, "/api/plan", R"({"dp":NaN})"), 400, "no JSON"},
+      {post(port, "/api/plan", R"({"dp":1e999})"), 400, "no JSON"},
+      {post(port, "/api/plan", R"({"dp":{"a":1}})"), 400, "dp"},
+      {post(port, "/api/plan", R"([1,2])"), 400, "wanted an object"},
+      {post(port, "/api/plan", R"({"colour":1})"), 400, "colour"},
+      {post(port, "/api/plan", R"({"model":"../../etc/passwd"})"), 400, "--model"},
+      {post(port, "/api/plan", R"({"dp":4000000})"), 400, "--gpus"},
+      {post(port, "/api/plan", R"({"pp":32,"grad_accum":1000000})"), 400, "--grad-accum"},
+      {post(port, "/api/simulate", R"({"dp":4096,"grad_accum":100000,"jitter":1})"), 400, "events"},
+      {post(port, "/api/schedule", R"({"micros":513})"), 400, "1 to 512"},
+      {post(port, "/api/collective", R"({"ranks":17})"), 400, "--ranks"},
+      {post(port, "/api/search", R"({"gpus":1000000})"), 400, "--gpus"},
+      {post(port, "/api/plan", mb), 413, "too large"},
+      {post(port, "/api/plan", std::string(60000, '[')), 400, "no JSON"},
+      {post(port, "/api/plan", "{}", "Content-Type: text/plain\r\n"), 415, "application/json"},
+      {post(port, "/api/plan", "{}", ""), 415, "application/json"},
+      {get(port, "/api/plan"), 405, "POST"},
+      {post(port, "/api/runs", "{}"), 405, "GET"},
+      {post(port, "/api/nothing", "{}"), 404, "nothing here"},
+      {get(port, "/api/nothing"), 404, "nothing here"},
+      {get(port, "/api/runs/../../etc/passwd"), 404, ""},
+      {get(port, "/../../../etc/passwd.txt"), 404, ""},
+      {get(port, "/%2e%2e/%2e%2e/etc/passwd.txt"), 404, ""},
+      {get(port, "/..%2f..%2fetc%2fpasswd.txt"), 404, ""},
+      {get(port, "/%00.js"), 404, ""},
+      {get(port, "/" + std::string(9000, 'a')), 414, "too long"},
+      {get(port, "/", "X-Long: " + std::string(90000, 'a') + "\r\n"), 400, ""},
+      {get(port, "/api/runs/x?points=99999999"), 400, "--points"},
+  };
+  for (const Case& each : cases) {
+    EXPECT_EQ(each.reply.status, each.status) << each.reply.head << "\n" << each.reply.body;
+    EXPECT_TRUE(contains(reason(each.reply), each.says)) << each.says << "\n" << each.reply.body;
+  }
+  EXPECT_EQ(json::parse(cases[0].reply.body)["error"]["field"], "dp");
+  EXPECT_EQ(get(port, "/api/about").status, 200);
+}
+
+TEST(Server, KnowsItsOwnNameAlone) {
+  const Served served;
+  const auto ask = [&](const std::string& head) {
+    RawClient client(served.port());
+    client.send("GET /api/about HTTP/1.1\r\n" + head + "Connection: close\r\n\r\n");
+    return parse_reply(client.answer()).status;
+  };
+  for (const char* good :
+       {"Host: 127.0.0.1\r\n", "Host: localhost:80\r\n", "Host: LOCALHOST\r\n",
+        "Host: [::1]:8080\r\n", "Host: 127.0.0.1:1\r\nOrigin: http://127.0.0.1:1\r\n"}) {
+    EXPECT_EQ(ask(good), 200) << good;
+  }
+  for (const char* bad :
+       {"", "Host: evil.example\r\n", "Host: 127.0.0.1.evil.example\r\n", "Host: 192.168.1.1\r\n",
+        "Host: \r\n", "Host: localhost\r\nOrigin: http://evil.example\r\n",
+        "Host: localhost\r\nOrigin: null\r\n",
+        "Host: localhost\r\nSec-Fetch-Site: cross-site\r\n"}) {
+    EXPECT_EQ(ask(bad), 403) << bad;
+  }
+  EXPECT_EQ(ask("Host: localhost\r\nHost: evil.example\r\n"), 400);
+}
+
+TEST(Server, WantsItsToken) {
+  SiteOptions site;
+  site.guard.token = "0123456789abcdef";
+  const Served served(site);
+  const int port = served.port();
+  EXPECT_EQ(get(port, "/api/about").status, 401);
+  EXPECT_EQ(get(port, "/?token=0123456789abcdeX").status, 401);
+  EXPECT_EQ(get(port, "/api/about", "Authorization: Bearer 0123456789abcdef\r\n").status, 200);
+  EXPECT_EQ(get(port, "/api/about", "Cookie: a=b; tessera_token=0123456789abcdef\r\n").status, 200);
+  EXPECT_EQ(get(port, "/api/about", "Cookie: tessera_token=\r\n").status, 401);
+  const Reply first = get(port, "/?token=0123456789abcdef");
+  EXPECT_EQ(first.status, 303);
+  EXPECT_TRUE(contains(first.head, "HttpOnly; SameSite=Strict")) << first.head;
+}
+
+TEST(Server, KeepsAConnectionForSeveralRequests) {
+  const Served served;
+  RawClient client(served.port());
+  const std::string body = R"({"dp":8})";
+  for (int i = 0; i < 20; ++i) {
+    client.send(
+        str("POST /api/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n",
+            "Content-Length: ", body.size(), "\r\n\r\n", body));
+    EXPECT_EQ(parse_reply(client.answer()).status, 200) << i;
+  }
+}
+
+TEST(Server, TakesRequestsThatComeInPieces) {
+  const Served served;
+  RawClient client(served.port());
+  const std::string whole =
+      "POST /api/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+      "Content-Length: 8\r\nConnection: close\r\n\r\n{\"dp\":8}";
+  for (const char c : whole) client.send(std::string(1, c));
+  EXPECT_EQ(parse_reply(client.answer()).status, 200);
+}
+
+TEST(Server, DoesNotWaitForSlowClients) {
+  ServerOptions options;
+  options.request_seconds = 0.2;
+  const Served served({}, options);
+  for (const char* part :
+       {"", "GET /api/ab", "GET / HTTP/1.1\r\nHost: localhost\r\nX: ",
+        "POST /api/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 50\r\n\r\n{"}) {
+    RawClient client(served.port());
+    client.send(part);
+    const std::string answer = client.answer();
+    if (*part != '\0') {
+      EXPECT_NE(parse_reply(answer).status, 200) << part << answer;
+    }
+    EXPECT_EQ(get(served.port(), "/api/about").status, 200);
+  }
+}
+
+TEST(Server, RefusesConnectionsBeyondItsBounds) {
+  ServerOptions options;
+  options.threads = 2;
+  options.waiting = 4;
+  const Served served({}, options);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 100; ++i) clients.push_back(std::make_unique<RawClient>(served.port()));
+  // The last ones were refused at once: nobody had to speak.
+  const Reply refused = parse_reply(clients.back()->answer());
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_TRUE(contains(reason(refused), "too many"));
+  clients.clear();
+  // Those that idled are gone, and it goes on.
+  int status = 0;
+  for (int i = 0; i < 100 && status != 200; ++i) status = get(served.port(), "/api/about").status;
+  EXPECT_EQ(status, 200);
+}
+
+TEST(Server, ServesThePageFromItsMap) {
+  namespace fs = std::filesystem;
+  std::string folder = (fs::temp_directory_path() / "tessera-pages-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  std::ofstream(fs::path(folder) / "index.html") << "<p>page</p>";
+  std::ofstream(fs::path(folder) / "page.js") << "1;";
+  {
+    SiteOptions site;
+    site.pages = folder;
+    const Served served(site);
+    const Reply page = get(served.port(), "/");
+    EXPECT_EQ(page.body, "<p>page</p>");
+    EXPECT_TRUE(contains(page.head, "Content-Type: text/html")) << page.head;
+    EXPECT_TRUE(contains(get(served.port(), "/page.js").head, "text/javascript"));
+    const std::size_t at = page.head.find("ETag: ");
+    ASSERT_NE(at, std::string::npos);
+    const std::string etag = page.head.substr(at + 6, page.head.find('\r', at) - at - 6);
+    EXPECT_EQ(get(served.port(), "/", "If-None-Match: " + etag + "\r\n").status, 304);
+    EXPECT_EQ(get(served.port(), "/other.js").status, 404);
+  }
+  fs::remove_all(folder);
+}
+
+TEST(Server, ThePageInTheProgramIsGzipped) {
+  const Served served;
+  const Reply plain = get(served.port(), "/");
+  const Reply packed = get(served.port(), "/", "Accept-Encoding: gzip, br\r\n");
+  ASSERT_EQ(plain.status, 200);
+  EXPECT_TRUE(contains(plain.body, "<html")) << plain.body;
+  EXPECT_TRUE(contains(packed.head, "Content-Encoding: gzip")) << packed.head;
+  EXPECT_EQ(packed.body.substr(0, 2), "\x1f\x8b");
+}
+
+TEST(Server, EventsComeAsTheFileGrows) {
+  namespace fs = std::filesystem;
+  const fs::path file = fs::temp_directory_path() / str("tessera-events-", ::getpid(), ".jsonl");
+  std::ofstream(file) << "{\"step\":1,\"loss\":2.5}\n";
+  {
+    SiteOptions site;
+    site.runs = std::make_shared<RunStore>(std::vector<std::string>{file.string()}, 0.01);
+    site.runs->catch_up();
+    site.most_listeners = 1;
+    const Served served(site);
+    const json runs = json::parse(get(served.port(), "/api/runs").body);
+    ASSERT_EQ(runs.size(), 1U);
+    const std::string path = "/api/runs/" + runs[0]["id"].get<std::string>();
+    RawClient listener(served.port());
+    listener.send("GET " + path + "/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    listener.until("retry: ");
+    EXPECT_EQ(get(served.port(), path + "/events").status, 503);
+    std::ofstream(file, std::ios::app) << "{\"step\":2,\"loss\":1.5}\n{\"step\":3,\"lo";
+    EXPECT_TRUE(contains(listener.until("\"steps\":[2]"), "event: points"));
+    std::ofstream(file, std::ios::app) << "ss\":1.25}\n";
+    EXPECT_TRUE(contains(listener.until("\"loss\":[1.25]"), "\"steps\":[3]"));
+    std::ofstream(file) << "{\"step\":1,\"loss\":9}\n";
+    EXPECT_TRUE(contains(listener.until("event: again"), "event: again"));
+    const json run = json::parse(get(served.port(), path).body);
+    EXPECT_EQ(run["loss"], json::array({9.0}));
+  }
+  fs::remove(file);
+}
+
+TEST(Server, WrongAddressesAndPortsAreToldByName) {
+  const Served served;
+  ServerOptions options;
+  options.port = served.port();
+  const Site nobody{[](const Request&) { return std::optional<Answer>(); },
+                    [](const Request&) { return Answer(); }};
+  EXPECT_TRUE(contains(error_of([&] { Server(options, nobody); }), "--port"));
+  options.address = "somewhere";
+  EXPECT_TRUE(contains(error_of([&] { Server(options, nobody); }), "--address"));
+}
+
+}  // namespace
+}  // namespace tessera::dashboard
