@@ -1,12 +1,15 @@
 // tessera train: trains a GPT, on ranks that it starts or on those of a launcher.
 
 #include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -54,6 +57,7 @@ struct Given {
   std::vector<std::pair<std::string, std::string>> flags;  // in the order of the command line
   std::string config;
   bool print_config = false;
+  bool dashboard = false;
 };
 
 // The exit status of a run whose last save failed, and that was told to go on nevertheless.
@@ -135,6 +139,7 @@ int take_part(train::TrainConfig config) {
     comm::InitOptions init;
     init.backend = config.backend;
     init.cuda = config.device == "cuda";
+    init.comm.link = train::link_options(config);
     init.dry_ranks = train::ranks_wanted(config);
     const auto giving_up = [&](const std::string& why) {
       process::note_failure(comm::detect_launch().rank, last_step, why);
@@ -193,7 +198,39 @@ struct Ready {
   int ranks = 1;
   Fd held;                                       // see check_run
   std::optional<checkpoint::FolderLock> folder;  // where checkpoints go
+  bool dashboard = false;                        // to be started beside the run
+  std::vector<std::string> words;                // that the ranks get besides
 };
+
+// A page follows the metrics, so there must be some.
+void follow_run(Ready& ready) {
+  if (::access(sibling("tessera-dashboard").c_str(), X_OK) != 0) {
+    throw UsageError(
+        "--dashboard: this build has no tessera-dashboard, which is built where cpp-httplib is "
+        "found (Debian: libcpp-httplib-dev); wanted --metrics FILE instead");
+  }
+  ready.dashboard = true;
+  if (!ready.config.metrics.empty()) return;
+  ready.config.metrics =
+      (std::filesystem::temp_directory_path() / str("tessera-run-", ::getpid(), ".jsonl")).string();
+  ready.words = {"--metrics", ready.config.metrics};
+}
+
+// Ends with this process, whatever ends it, and not by a Ctrl-C that is meant for the run.
+void start_dashboard(const std::string& metrics) {
+  std::string program = sibling("tessera-dashboard"), flag = "--runs", path = metrics;
+  char* const arguments[] = {program.data(), flag.data(), path.data(), nullptr};
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid != 0) return;  // without it the run goes on
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(0);
+  ::dup2(2, 1);  // results of the run are on stdout
+  ::execv(program.c_str(), arguments);
+  ::_exit(127);
+}
+
 std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) {
   Given given;
   CommandLine line("train", "Trains a GPT with data, tensor and pipeline parallelism and ZeRO.",
@@ -205,6 +242,8 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
           ->take_last();
   app.add_flag("--print-config", given.print_config,
                "print the settings as such a file, and do nothing else");
+  app.add_flag("--dashboard", given.dashboard,
+               "serve a page with this run, at the address that is printed, until the run ends");
   add_setting_flags(app, train::fields(), planner::Command::train,
                     [&given](const std::string& name, const std::string& text) {
                       given.flags.emplace_back(name, text);
@@ -243,6 +282,7 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
     return std::nullopt;
   }
   if (started_here()) return ready;  // whoever started this rank has checked the rest
+  if (given.dashboard && launch.rank == 0) follow_run(ready);
   // Processes that there will be on this host.
   const int here = comm::backend_kind(config.backend).simulated ? 1
                    : launch.launcher == "alone"                 ? ready.ranks
@@ -275,11 +315,14 @@ int train_command(int argc, char** argv) {
   const train::TrainConfig& config = ready->config;
   const int ranks = ready->ranks;
   const bool dry = comm::backend_kind(config.backend).simulated;
+  if (ready->dashboard) start_dashboard(config.metrics);
+  std::vector<std::string> again = process::own_command(argc, argv);
+  again.insert(again.end(), ready->words.begin(), ready->words.end());
   if (launch.launcher != "alone" || dry || (ranks == 1 && config.max_restarts == 0)) {
     return take_part(config);
   }
   if (comm::backend_kind(config.backend).needs_mpi) {
-    return process::become_mpirun(ranks, process::own_command(argc, argv));
+    return process::become_mpirun(ranks, again);
   }
   // A signal ends a run after its step and with a save, which may take minutes.
   return process::start_ranks({.ranks = ranks,
@@ -287,8 +330,7 @@ int train_command(int argc, char** argv) {
                                .name = "train",
                                .grace = 30,
                                .stop_grace = 600},
-                              restarts(config, ready->resolved, ranks),
-                              process::own_command(argc, argv));
+                              restarts(config, ready->resolved, ranks), again);
 }
 
 }  // namespace tessera::cli

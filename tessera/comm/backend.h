@@ -14,12 +14,21 @@
 
 namespace tessera::comm {
 
+// For experiments: a link that is slower than the memory that ranks of a host share. 0: as fast as
+// it goes.
+struct LinkOptions {
+  double bandwidth = 0;  // bytes per second that a rank sends
+  double latency = 0;    // seconds, of each step of a ring
+  bool slowed() const { return bandwidth > 0 || latency > 0; }
+};
+
 // Knobs that every backend understands.
 struct GroupOptions {
   // How long a rank waits for another one that is alive but does not come.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // How long it spins before it sleeps; 0 sleeps at once. Negative: chosen from ranks and cores.
   std::chrono::microseconds spin{-1};
+  LinkOptions link = {};  // of shm alone
 };
 
 // What an operation carries besides its buffers.

@@ -266,6 +266,10 @@ Group init(const InitOptions& options) {
   auto peers = connect_peers(page, launch.rank, launch.size,
                              {timeout, rendezvous.secret, prefix, rendezvous.address});
   const std::string kind = choose(options, launch, *peers, page);
+  if (options.comm.link.slowed() && kind != "shm") {
+    throw UsageError(str("a slowed link: got backend ", kind,
+                         ", but only ranks that share memory, over shm, have one; wanted shm"));
+  }
   // All are in. Whoever comes from now on comes for the next init().
   if (rendezvous.server) rendezvous.server->stop_listening();
   if (base->mpi) base->mpi->watch_peers(peers);  // so that MPI's end does not wait for a dead rank

@@ -57,6 +57,8 @@ struct RunSettings {
   std::int64_t zero = 0;
   std::string layout = "fp32";
   std::string grad_reduce = "auto";
+  std::string grad_compression = "none";
+  std::int64_t powersgd_rank = 4, powersgd_warmup = 10;
   double bucket_mb = 0;
   std::int64_t bucket_size = 0;
   bool overlap_grad_reduce = true;
@@ -81,6 +83,7 @@ struct RunSettings {
 
   std::string device = "cpu";
   std::string backend = "auto";
+  std::string link_bandwidth, link_latency;
   std::string cuda_graph = "auto";
   std::string comm = "on";
   std::int64_t threads = 0;

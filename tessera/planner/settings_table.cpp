@@ -2,6 +2,7 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/core/grad_compression.h"
 #include "tessera/planner/settings.h"
 #include "tessera/schedule/schedule.h"
 
@@ -268,6 +269,17 @@ void add_parallelism(Table& t) {
         "reduce each micro-batch or the last; auto: last for stages 0, 1")
       .words({"auto", "each", "last"})
       .plan("auto");
+  t.add("grad-compression", &S::grad_compression,
+        "how gradients travel: fp32 ones rounded to bf16 or fp16, or matrices in low rank "
+        "(powersgd, stage 0)")
+      .words(grad_compression_names())
+      .plan("none");
+  t.add("powersgd-rank", &S::powersgd_rank, "of the two factors that travel instead of a matrix")
+      .range(1, 65536)
+      .plan("4");
+  t.add("powersgd-warmup", &S::powersgd_warmup, "first steps of a run, which send whole gradients")
+      .range(0, kMany)
+      .train();
   t.add("bucket-mb", &S::bucket_mb, "size of a bucket of gradients, in 10^6 bytes; 0: by the model")
       .range(0, 1e5)
       .train();
@@ -329,6 +341,14 @@ void add_run(Table& t) {
   t.add("device", &S::device, "where to compute").words({"cpu", "cuda"}).train();
   t.add("backend", &S::backend,
         "of the collectives; auto: shm, with --device cuda nccl where every rank has a GPU")
+      .train();
+  t.add("link-bandwidth", &S::link_bandwidth,
+        "for experiments over shm: ranks send no faster than this, as 1GB/s; empty: as they can")
+      .type("RATE")
+      .train();
+  t.add("link-latency", &S::link_latency,
+        "likewise: every step of a collective takes at least this, as 20us")
+      .type("TIME")
       .train();
   t.add("cuda-graph", &S::cuda_graph,
         "a step as one CUDA graph: auto where it can be, on or an error that says why not, off")

@@ -277,6 +277,28 @@ std::string to_toml(const TrainConfig& config) {
   return text;
 }
 
+comm::LinkOptions link_options(const TrainConfig& config) {
+  comm::LinkOptions link;
+  const auto read = [](std::string_view flag, const std::string& text, auto parse, double& value) {
+    if (text.empty()) return;
+    try {
+      value = parse(text);
+    } catch (const UsageError& error) {
+      throw UsageError(str(flag, ": ", error.what()));
+    }
+    if (value > 0) return;
+    throw UsageError(str(flag, ": got ", quote(text),
+                         ", wanted more than nothing; leave it out for a link as fast as it goes"));
+  };
+  read("--link-bandwidth", config.link_bandwidth, parse_rate, link.bandwidth);
+  read("--link-latency", config.link_latency, parse_time, link.latency);
+  if (link.slowed() && config.backend != "auto" && config.backend != "shm") {
+    throw UsageError(str("--link-bandwidth, --link-latency: got --backend ", config.backend,
+                         ", but only ranks that share memory have such links; wanted shm"));
+  }
+  return link;
+}
+
 data::DataOptions data_options(const TrainConfig& config, const Resolved& resolved) {
   return {.data = config.data,
           .val_data = config.val_data,
@@ -322,6 +344,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
     TrainConfig copy;
     set(copy, each, get(config, each));
   }
+  link_options(config);
   Resolved out;
   out.model = resolve_model(config);
   out.model.lora = adapters_asked(config, out.model);

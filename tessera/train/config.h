@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/comm/backend.h"
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
@@ -64,6 +65,8 @@ data::DataOptions data_options(const TrainConfig& config, const Resolved& resolv
 // Steps of a run to its end, if the first sample of step s has the number s · global batch + shift.
 std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
                           std::int64_t sample_shift);
+// The link that --link-bandwidth and --link-latency ask for.
+comm::LinkOptions link_options(const TrainConfig& config);
 // The run as the planner asks about it, settled: the one question behind everything that is
 // predicted. What it says of the device is where it computes, and nothing of its speed and size.
 // `shares`: the ranks of a dp group share memory; not said: as --backend has it.

@@ -37,7 +37,7 @@ class ShmBackend final : public QueuedBackend {
     const auto control = peers_->share(name_, members_, ControlSegment::bytes(size()),
                                        Pages::when_touched, options.timeout);
     const GroupState group(control, memories_, liveness_, meter_, rank_, size(),
-                           spin_budget(options, size()));
+                           spin_budget(options, size()), options.link);
     start(std::make_shared<ShmTransport>(group), std::make_shared<ShmPointToPoint>(group));
   }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "tessera/comm/backend.h"
 #include "tessera/comm/liveness.h"
 #include "tessera/comm/peers.h"
 #include "tessera/comm/shm/control.h"
@@ -17,7 +18,7 @@ class GroupState {
  public:
   GroupState(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,
              std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter, int rank,
-             int ranks, std::chrono::nanoseconds spin)
+             int ranks, std::chrono::nanoseconds spin, const LinkOptions& link)
       : segment_(std::move(segment)),
         control_(segment_->data(), ranks),
         memories_(std::move(memories)),
@@ -25,7 +26,8 @@ class GroupState {
         meter_(std::move(meter)),
         rank_(rank),
         ranks_(ranks),
-        spin_(spin) {}
+        spin_(spin),
+        link_(link) {}
 
  protected:
   const std::shared_ptr<Segment> segment_;
@@ -36,6 +38,7 @@ class GroupState {
   const int rank_;
   const int ranks_;
   const std::chrono::nanoseconds spin_;
+  const LinkOptions link_;
 };
 
 }  // namespace tessera::comm::shm

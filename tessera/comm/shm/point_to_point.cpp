@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tessera/comm/copy.h"
+#include "tessera/comm/shm/link.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::shm {
@@ -19,6 +20,7 @@ struct ShmPointToPoint::ShmMessage final : PointToPointMessage {
   bool direct = false;        // the receiver reads where the sender's buffer lies
   std::uint32_t receipt = 0;  // direct send: the tail that says that it was read
   std::size_t moved = 0;      // bytes of the message that this side has handled
+  Time release{};             // a send over a slowed link: it is held until then
 };
 
 std::shared_ptr<PointToPointMessage> ShmPointToPoint::make_message(Collective call) const {
@@ -27,11 +29,31 @@ std::shared_ptr<PointToPointMessage> ShmPointToPoint::make_message(Collective ca
 
 void ShmPointToPoint::wait(std::uint64_t seen) {
   const auto value = static_cast<std::uint32_t>(seen);
-  if (!activity().spin(value + 1, spin_)) activity().sleep(value, kLongestWait);
+  if (activity().spin(value + 1, spin_)) return;
+  std::chrono::nanoseconds longest = kLongestWait;
+  if (link_.slowed()) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto release = std::exchange(next_release_, {});  // told again by the next round
+    if (release > now) longest = std::min<std::chrono::nanoseconds>(longest, release - now);
+  }
+  activity().sleep(value, longest);
+}
+
+// Whether a message is still on its way over the slowed link.
+bool ShmPointToPoint::held(ShmMessage& message) {
+  const auto now = std::chrono::steady_clock::now();
+  if (message.release == PointToPointMessage::Time{}) {
+    message.release = now + link_time(link_, message.call, ranks_, rank_);
+  }
+  if (now >= message.release) return false;
+  liveness_->check_failure([&] { return describe(message.call); });
+  if (next_release_ < now || message.release < next_release_) next_release_ = message.release;
+  return true;
 }
 
 bool ShmPointToPoint::move(PointToPointMessage& message) {
   auto& own = static_cast<ShmMessage&>(message);
+  if (link_.slowed() && own.call.op == Op::send && held(own)) return false;
   const bool moved = own.call.op == Op::send ? advance_send(own) : advance_receive(own);
   if (!moved) {
     liveness_->check(

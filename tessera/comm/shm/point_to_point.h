@@ -9,7 +9,8 @@
 namespace tessera::comm::shm {
 
 // Sends and receives among the ranks of one host. A message in symmetric memory is read by the
-// receiver where it lies; another one travels in packets.
+// receiver where it lies; another one travels in packets. Over a slowed link ([Note: slowed link])
+// the sender holds a message back for as long as it would be on its way.
 class ShmPointToPoint final : public PointToPointTransport, private GroupState {
  public:
   explicit ShmPointToPoint(GroupState group) : GroupState(std::move(group)) {}
@@ -25,10 +26,13 @@ class ShmPointToPoint final : public PointToPointTransport, private GroupState {
   struct ShmMessage;
 
   Signal& activity() const { return control_.block(rank_).activity; }
+  bool held(ShmMessage& message);
   bool advance_send(ShmMessage& message);
   bool advance_receive(ShmMessage& message);
   void begin_receive(ShmMessage& message, const Header& header) const;
   const std::byte* resolve(const ShmMessage& message, const Header& header) const;
+
+  std::chrono::steady_clock::time_point next_release_{};  // of held messages; else long ago
 };
 
 }  // namespace tessera::comm::shm

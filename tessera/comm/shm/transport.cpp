@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "tessera/comm/copy.h"
 #include "tessera/comm/reduce.h"
+#include "tessera/comm/shm/link.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -24,7 +26,10 @@ std::size_t payload_bytes(Op op, DType dtype, std::size_t count, int ranks) {
 }  // namespace
 
 bool ShmTransport::quick(const Collective& call) const {
-  if (call.shared) return true;
+  return !link_.slowed() && (call.shared || is_small(call));
+}
+
+bool ShmTransport::is_small(const Collective& call) const {
   return !call.parts && payload_bytes(call.op, call.dtype, call.count, ranks_) <= kSmallBytes;
 }
 
@@ -39,7 +44,7 @@ void ShmTransport::post(const Collective& call) {
       call.op != Op::barrier && !call.shared && (call.op != Op::broadcast || rank_ == call.peer);
   const bool small_in = call.op == Op::all_gather && !call.in_place();
   const std::size_t in_bytes = (small_in ? own_count(call, ranks_, rank_) : call.count) * size;
-  if (quick(call)) {
+  if (is_small(call)) {
     if (gives && in_bytes > 0) std::memcpy(mine.payload, call.in, in_bytes);
   } else {
     if (gives) header.in = memories_->address(call.in, in_bytes);
@@ -59,7 +64,7 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
   const auto began = Liveness::Clock::now();
   if (call.shared) {
     // Every rank has come here: that was all.
-  } else if (quick(call)) {
+  } else if (is_small(call)) {
     small(call);
   } else if (!direct(call)) {
     for_each_part(call, ranks_, rank_, [this](const Collective& part) {
@@ -68,7 +73,17 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
     });
   }
   meter_->busy(Liveness::Clock::now() - began);
+  if (link_.slowed()) hold_until(began + link_time(link_, call, ranks_, rank_), call);
   return true;
+}
+
+// Sleeps; ends early, by an error, where the job does.
+void ShmTransport::hold_until(Liveness::Clock::time_point end, const Collective& call) {
+  for (auto now = Liveness::Clock::now(); now < end; now = Liveness::Clock::now()) {
+    liveness_->check_failure([&] { return doing(call); });
+    std::this_thread::sleep_for(
+        std::min<std::chrono::nanoseconds>(end - now, std::chrono::nanoseconds(kLookAtPeers)));
+  }
 }
 
 bool ShmTransport::await_headers(const Collective& call, bool may_give_up) {

@@ -25,6 +25,12 @@ namespace tessera::comm::shm {
 // call s-1, for which it had seen every header s-1; a peer posts header s-1 only after it ended
 // call s-2, the last that used this slot. The same holds for the stages between two calls; inside
 // a call [Note: pieces] in staged.cpp takes care.
+//
+// [Note: slowed link] With GroupOptions::link a call takes as long as a ring over such a link
+// would: from when all ranks are there, each of its steps the latency, and its bytes at the
+// bandwidth. The same bytes move the same way; then whoever runs the queue sleeps for what is left.
+// No call is quick then, so a thread that submits goes on computing, and calls follow each other as
+// on a wire.
 class ShmTransport final : public Transport, private GroupState {
  public:
   explicit ShmTransport(GroupState group) : GroupState(std::move(group)) {}
@@ -37,6 +43,8 @@ class ShmTransport final : public Transport, private GroupState {
  private:
   using Step = std::function<void(std::size_t piece)>;
 
+  bool is_small(const Collective& call) const;
+  void hold_until(Liveness::Clock::time_point end, const Collective& call);
   bool await_headers(const Collective& call, bool may_give_up);
   const Slot& slot(int rank) const { return control_.block(rank).slots[sequence_ % 2]; }
 
