@@ -1,5 +1,5 @@
 // Asking the server. Every number on the page comes from here.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 export interface Refusal {
   message: string;
@@ -71,7 +71,8 @@ export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T
       alive.current = false;
     };
   }, []);
-  useEffect(() => {
+  // Before the frame is painted, not after: a slider's answer comes a frame earlier.
+  useLayoutEffect(() => {
     if (!key) return;
     wanted.current = key;
     if (asking.current) return;

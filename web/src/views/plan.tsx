@@ -44,7 +44,7 @@ interface SearchAnswer {
   command?: string;
 }
 
-const DEFAULTS = { model: "llama3-70b", gpus: "128", hardware: "h100", global_batch: "512", seq: "", layout: "bf16", top: "40", sort: "tokens_per_s", pick: "0" };
+const DEFAULTS = { model: "llama2-13b", gpus: "32", hardware: "h100", global_batch: "256", seq: "", layout: "bf16", top: "40", sort: "tokens_per_s", pick: "0" };
 
 type SortKey = "way" | "memory" | "tokens_per_s" | "mfu" | "step";
 const COLUMNS: [SortKey, string][] = [["way", "way"], ["memory", "memory"], ["tokens_per_s", "tokens/s"], ["mfu", "MFU"], ["step", "step"]];
@@ -86,7 +86,7 @@ export function PlanView() {
       controls={
         <>
           <Choice label="Model" name="model" value={at.model} options={(about?.models ?? []).map((m) => [m.name, `${m.name} · ${count(m.params)}`])} onChange={(model) => set({ model, pick: "0" })} />
-          <Slider label="GPUs" name="gpus" also={["dp", "nodes"]} value={at.gpus} stops={doublings(1, 4096)} onChange={(gpus) => set({ gpus, pick: "0" })} />
+          <Slider label="GPUs" name="gpus" also={["dp", "nodes"]} value={at.gpus} stops={doublings(1, 1024)} onChange={(gpus) => set({ gpus, pick: "0" })} />
           <Choice label="GPU" name="hardware" value={at.hardware} options={(about?.hardware ?? []).map((h) => [h.name, `${h.name} · ${bytes(h.memory)}`])} onChange={(hardware) => set({ hardware, pick: "0" })} />
           <Slider label="Global batch" name="global_batch" value={at.global_batch} stops={doublings(8, 8192)} onChange={(global_batch) => set({ global_batch, pick: "0" })} />
           <Slider label="Sequence" name="seq" value={at.seq} show={(v) => v || "the model's"} stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]} onChange={(seq) => set({ seq, pick: "0" })} />

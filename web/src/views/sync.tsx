@@ -17,7 +17,7 @@ interface SyncAnswer {
   command?: string;
 }
 
-const DEFAULTS = { ranks: "2", bucket_size: "1048576", width: "512", layers: "6" };
+const DEFAULTS = { ranks: "2", bucket_size: "150", width: "256", layers: "6" };
 
 export function SyncView() {
   const { at, set } = useFields("sync", DEFAULTS);
@@ -35,9 +35,9 @@ export function SyncView() {
       controls={
         <>
           <Slider label="Ranks" name="ranks" value={at.ranks} stops={range(2, 4)} onChange={(ranks) => set({ ranks })} />
-          <Slider label="Bucket size" name="bucket_size" value={at.bucket_size} show={(v) => (Number.isFinite(Number(v)) ? bytes(Number(v)) : v)} stops={[65536, 262144, 524288, 1048576, 2097152, 4194304, 8388608, 33554432]} onChange={(bucket_size) => set({ bucket_size })} />
-          <Slider label="Width" name="width" value={at.width} stops={[128, 256, 512, 1024]} onChange={(width) => set({ width })} />
-          <Slider label="Layers" name="layers" value={at.layers} stops={[2, 4, 6, 8]} onChange={(layers) => set({ layers })} />
+          <Slider label="Bucket size" name="bucket_size" value={at.bucket_size} show={(v) => (Number.isFinite(Number(v)) ? bytes(Number(v)) : v)} stops={[16, 64, 100, 150, 200, 300, 500, 1000, 4000]} onChange={(bucket_size) => set({ bucket_size })} hint="of the small network in the table" />
+          <Slider label="Width, timed network" name="width" value={at.width} stops={[64, 128, 256, 512, 1024]} onChange={(width) => set({ width })} />
+          <Slider label="Layers, timed network" name="layers" value={at.layers} stops={[2, 4, 6, 8, 12]} onChange={(layers) => set({ layers })} />
           <p class="hint" role="status">{busy ? "Running a step on this machine…" : "Each change runs a step on this machine."}</p>
         </>
       }
