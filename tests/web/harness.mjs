@@ -24,7 +24,12 @@ export async function check(name, body) {
     console.log(`ok   ${name} (${Math.round(performance.now() - began)} ms)`);
   } catch (error) {
     failures.push(name);
-    console.log(`FAIL ${name}\n     ${String(error?.stack ?? error).split("\n").slice(0, 12).join("\n     ")}`);
+    console.log(
+      `FAIL ${name}\n     ${String(error?.stack ?? error)
+        .split("\n")
+        .slice(0, 12)
+        .join("\n     ")}`,
+    );
   }
 }
 export const failed = () => failures.length;

@@ -8,12 +8,17 @@ import { go } from "./views.mjs";
 // A line as tessera train --metrics writes it.
 const line = (step) =>
   `${JSON.stringify({ step, loss: 5 / Math.sqrt(step), grad_norm: 1 + 1 / step, lr: 3e-3 * (1 - step / 1000), tokens: 2048, tokens_per_s: 9000 + (step % 7) * 40, step_s: 0.21, forward_s: 0.07, backward_s: 0.14, comm_s: 5e-4, comm_exposed_s: step % 5 === 0 ? 2e-4 : 0, optimizer_s: 1.7e-3, mem_bytes: 9135680, mem_peak_bytes: 46106368, sent_bytes: 3435520, control_bytes: 48 })}\n`;
-const lines = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => line(from + i)).join("");
+const lines = (from, to) =>
+  Array.from({ length: to - from + 1 }, (_, i) => line(from + i)).join("");
 const summary = (zero) =>
   `${JSON.stringify({ summary: { predicted: { memory: { params: 3435520, grads: 1717760, optimizer: 3435520, activations: 35790912, buffers: 530432, temporary: 4866048, peak: 46106176 } }, measured: { memory: { params: 3435520, grads: 1717760, optimizer: 3435520, activations: 35790912, buffers: 530432, temporary: 4902016, peak: 46106368 } }, interrupted: false, run: { dp: "2", model: "gpt-tiny", zero: String(zero) } } })}\n`;
 
-const shownStep = async (page) => Number((await page.textContent('[data-figure="live-step"]').catch(() => "0"))?.replace(/\D/g, ""));
-const reaches = (page, step) => until(`step ${step}`, async () => (await shownStep(page)) === step, 40000);
+const shownStep = async (page) =>
+  Number(
+    (await page.textContent('[data-figure="live-step"]').catch(() => "0"))?.replace(/\D/g, ""),
+  );
+const reaches = (page, step) =>
+  until(`step ${step}`, async () => (await shownStep(page)) === step, 40000);
 
 export async function checkLive({ tessera, torch, dashboard, open, runs }) {
   const page = await open();
@@ -47,7 +52,10 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
   });
 
   await check("two runs lie over one another, and their settings are compared", async () => {
-    fs.writeFileSync(path.join(runs, "second.jsonl"), lines(1, 200).replaceAll('"loss":', '"eval_loss":1,"loss":') + summary(3));
+    fs.writeFileSync(
+      path.join(runs, "second.jsonl"),
+      lines(1, 200).replaceAll('"loss":', '"eval_loss":1,"loss":') + summary(3),
+    );
     const second = page.locator(".runs label", { hasText: "second" });
     await second.waitFor();
     const first = page.locator(".runs label", { hasText: "first" });
@@ -63,31 +71,79 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
   if (torch) {
     await check("live follows a real run, its kill, and its resumption", async () => {
       const metrics = path.join(runs, "real.jsonl");
-      const args = ["train", "--model", "gpt-tiny", "--ranks", "2", "--zero", "1", "--micro-batch", "2", "--steps", "4000", "--seq", "32",
-        "--metrics", metrics, "--save", path.join(runs, "saved"), "--save-every", "10", "--resume", "auto"];
+      const args = [
+        "train",
+        "--model",
+        "gpt-tiny",
+        "--ranks",
+        "2",
+        "--zero",
+        "1",
+        "--micro-batch",
+        "2",
+        "--steps",
+        "4000",
+        "--seq",
+        "32",
+        "--metrics",
+        metrics,
+        "--save",
+        path.join(runs, "saved"),
+        "--save-every",
+        "10",
+        "--resume",
+        "auto",
+      ];
       let run = start(tessera, args);
-      await until("its first checkpoint", () => {
-        expect(run.exitCode === null, `tessera train ended: ${run.text}`);
-        return fs.existsSync(path.join(runs, "saved")) && fs.existsSync(metrics) && fs.readFileSync(metrics, "utf8").split("\n").length > 30;
-      }, 60000);
+      await until(
+        "its first checkpoint",
+        () => {
+          expect(run.exitCode === null, `tessera train ended: ${run.text}`);
+          return (
+            fs.existsSync(path.join(runs, "saved")) &&
+            fs.existsSync(metrics) &&
+            fs.readFileSync(metrics, "utf8").split("\n").length > 30
+          );
+        },
+        60000,
+      );
       await go(page, dashboard.address, "live");
       await page.locator(".runs label", { hasText: "real" }).waitFor();
-      const id = (await (await fetch(`${dashboard.address}/api/runs`)).json()).find((r) => r.name.includes("real")).id;
+      const id = (await (await fetch(`${dashboard.address}/api/runs`)).json()).find((r) =>
+        r.name.includes("real"),
+      ).id;
       await go(page, dashboard.address, "live", `runs=${id}`);
-      const before = await until("its steps", async () => (await shownStep(page)) > 20 && shownStep(page));
+      const before = await until(
+        "its steps",
+        async () => (await shownStep(page)) > 20 && shownStep(page),
+      );
       run.kill("SIGKILL");
       await ended(run);
       run = start(tessera, args);
-      await until("more steps than before", async () => {
-        expect(run.exitCode === null, `tessera train ended: ${run.text}`);
-        return (await shownStep(page)) > before + 20;
-      }, 60000);
+      await until(
+        "more steps than before",
+        async () => {
+          expect(run.exitCode === null, `tessera train ended: ${run.text}`);
+          return (await shownStep(page)) > before + 20;
+        },
+        60000,
+      );
       const seen = await (await fetch(`${dashboard.address}/api/runs/${id}`)).json();
-      expect(seen.marks.some((m) => m.kind === "restart"), `a mark of the restart: ${JSON.stringify(seen.marks.slice(-4))}`);
-      expect(seen.steps.every((s, i) => i === 0 || s > seen.steps[i - 1]), "each step once");
+      expect(
+        seen.marks.some((m) => m.kind === "restart"),
+        `a mark of the restart: ${JSON.stringify(seen.marks.slice(-4))}`,
+      );
+      expect(
+        seen.steps.every((s, i) => i === 0 || s > seen.steps[i - 1]),
+        "each step once",
+      );
       run.kill("SIGTERM");
       await ended(run);
-      await until("its end", async () => /stopped|done|silent/.test(await page.textContent('[data-figure="state"]')), 40000);
+      await until(
+        "its end",
+        async () => /stopped|done|silent/.test(await page.textContent('[data-figure="state"]')),
+        40000,
+      );
       note(`the real run was at step ${before} when it was killed`);
     });
 
@@ -95,10 +151,17 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       await page.goto("about:blank");
       await page.goto(`${dashboard.address}/#/sync`);
       await page.waitForSelector(".values .same", { timeout: 90000 });
-      const rows = await page.$$eval("table tbody tr", (all) => all.map((r) => [...r.querySelectorAll(".values")].map((v) => [...v.children].map((c) => c.textContent))));
+      const rows = await page.$$eval("table tbody tr", (all) =>
+        all.map((r) =>
+          [...r.querySelectorAll(".values")].map((v) => [...v.children].map((c) => c.textContent)),
+        ),
+      );
       const useful = rows.filter((r) => r.length === 2);
       expect(useful.length > 0, "parameters");
-      expect(useful.some(([b]) => new Set(b).size > 1), "before, the ranks differ");
+      expect(
+        useful.some(([b]) => new Set(b).size > 1),
+        "before, the ranks differ",
+      );
       for (const [, after] of useful) same(new Set(after).size, 1, "after, all ranks");
     });
   }

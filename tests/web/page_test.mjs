@@ -5,17 +5,34 @@
 import fs from "node:fs";
 import path from "node:path";
 import { parseArgs } from "node:util";
-import { check, Dashboard, expect, failed, findBrowser, folder, here, notes, skip } from "./harness.mjs";
+import {
+  check,
+  Dashboard,
+  expect,
+  failed,
+  findBrowser,
+  folder,
+  here,
+  notes,
+  skip,
+} from "./harness.mjs";
 import { checkSources } from "./sources.mjs";
 
 const { values: options } = parseArgs({
-  options: { tessera: { type: "string" }, web: { type: "string" }, pictures: { type: "string" }, torch: { type: "boolean" } },
+  options: {
+    tessera: { type: "string" },
+    web: { type: "string" },
+    pictures: { type: "string" },
+    torch: { type: "boolean" },
+  },
 });
-if (!fs.existsSync(path.join(here, "node_modules/playwright-core"))) skip("playwright-core is not installed: scripts/browser.sh installs it");
+if (!fs.existsSync(path.join(here, "node_modules/playwright-core")))
+  skip("playwright-core is not installed: scripts/browser.sh installs it");
 const browser = findBrowser();
 if (!browser) skip("there is no Chromium: scripts/browser.sh installs it (Debian: chromium)");
 const index = path.join(options.web, "index.html");
-if (!fs.existsSync(index) || !fs.readFileSync(index, "utf8").includes("page.js")) skip("the page was not built: scripts/web.sh says why");
+if (!fs.existsSync(index) || !fs.readFileSync(index, "utf8").includes("page.js"))
+  skip("the page was not built: scripts/web.sh says why");
 
 const { chromium } = await import("playwright-core");
 const { checkLive } = await import("./live.mjs");
@@ -29,7 +46,15 @@ const dashboard = new Dashboard(options.tessera, ["--runs", runs]);
 await dashboard.start();
 const chrome = await chromium.launch({
   executablePath: browser,
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"],
+  args: [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+  ],
 });
 const problems = [];
 async function open(settings = {}) {
@@ -39,11 +64,16 @@ async function open(settings = {}) {
   page.setDefaultTimeout(30000);
   // Refusals are meant: the browser logs each 4xx of its own accord.
   page.on("console", (m) => {
-    if (m.type() === "error" && !/status of 4\d\d|status of 503|ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY/.test(m.text())) problems.push(`console: ${m.text()}`);
+    if (
+      m.type() === "error" &&
+      !/status of 4\d\d|status of 503|ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY/.test(m.text())
+    )
+      problems.push(`console: ${m.text()}`);
   });
   page.on("pageerror", (e) => problems.push(`error: ${e.message}`));
   page.on("request", (r) => {
-    if (!r.url().startsWith(dashboard.address) && !r.url().startsWith("blob:")) problems.push(`asks ${r.url()}`);
+    if (!r.url().startsWith(dashboard.address) && !r.url().startsWith("blob:"))
+      problems.push(`asks ${r.url()}`);
   });
   return page;
 }
@@ -51,11 +81,16 @@ async function open(settings = {}) {
 const world = { ...options, dashboard, open, runs };
 await checkViews(world);
 await checkLive(world);
-await check("no errors in the console, and nobody else was asked", () => expect(problems.length === 0, problems.join("\n")));
+await check("no errors in the console, and nobody else was asked", () =>
+  expect(problems.length === 0, problems.join("\n")),
+);
 if (options.pictures) await takePictures(world);
 
 await chrome.close();
 await dashboard.stop();
 console.log(notes.map((n) => `note ${n}`).join("\n"));
-if (!options.torch) console.log("note without tessera-torch: runs were written by hand, gradient synchronisation was not looked at");
+if (!options.torch)
+  console.log(
+    "note without tessera-torch: runs were written by hand, gradient synchronisation was not looked at",
+  );
 process.exit(failed() ? 1 : 0);

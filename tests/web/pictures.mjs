@@ -20,7 +20,11 @@ export async function takePictures({ pictures, dashboard, open }) {
   fs.mkdirSync(pictures, { recursive: true });
   for (const [name, view, query, colorScheme] of SHOTS) {
     await check(`picture of ${name}`, async () => {
-      const page = await open({ viewport: { width: 1280, height: 800 }, colorScheme, reducedMotion: "reduce" });
+      const page = await open({
+        viewport: { width: 1280, height: 800 },
+        colorScheme,
+        reducedMotion: "reduce",
+      });
       await go(page, dashboard.address, view, query);
       await page.waitForLoadState("networkidle").catch(() => undefined);
       await page.evaluate(() => document.fonts.ready);

@@ -14,7 +14,9 @@ export async function checkSources(web) {
   await check("types are strict and right", () => {
     const compiler = path.join(here, "node_modules/typescript/bin/tsc");
     try {
-      execFileSync(process.execPath, [compiler, "-p", path.join(root, "web")], { encoding: "utf8" });
+      execFileSync(process.execPath, [compiler, "-p", path.join(root, "web")], {
+        encoding: "utf8",
+      });
     } catch (error) {
       throw new Error(error.stdout || error.message);
     }
@@ -29,7 +31,8 @@ export async function checkSources(web) {
     expect(!/<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=/.test(html), "inline script or style");
     for (const f of ["index.html", "page.js", "page.css"]) {
       const text = fs.readFileSync(path.join(web, f), "utf8");
-      const others = [...text.matchAll(/https?:\/\/[a-z0-9.-]+/gi)].map((m) => m[0])
+      const others = [...text.matchAll(/https?:\/\/[a-z0-9.-]+/gi)]
+        .map((m) => m[0])
         .filter((u) => !/^http:\/\/www\.w3\.org$/.test(u)); // names of XML, which nobody fetches
       same(others.join(" "), "", `addresses in ${f}`);
     }
@@ -43,10 +46,32 @@ export async function checkSources(web) {
 
   await check("one set of colours, here and in the pictures of the command line", () => {
     const constants = Object.fromEntries(
-      [...read("tessera/core/svg.h").matchAll(/k(\w+) = "(#[0-9a-f]{6})"/g)].map((m) => [m[1].toLowerCase(), m[2]]));
+      [...read("tessera/core/svg.h").matchAll(/k(\w+) = "(#[0-9a-f]{6})"/g)].map((m) => [
+        m[1].toLowerCase(),
+        m[2],
+      ]),
+    );
     const light = read("web/src/palette.css").split(':root[data-theme="dark"]')[0];
-    const page = Object.fromEntries([...light.matchAll(/--([a-z]+): (#[0-9a-f]{6})/g)].map((m) => [m[1], m[2]]));
-    for (const name of ["params", "grads", "optimizer", "activations", "rest", "forward", "backward", "weight", "step", "dp", "tp", "pp", "simulated", "law", "limit"]) {
+    const page = Object.fromEntries(
+      [...light.matchAll(/--([a-z]+): (#[0-9a-f]{6})/g)].map((m) => [m[1], m[2]]),
+    );
+    for (const name of [
+      "params",
+      "grads",
+      "optimizer",
+      "activations",
+      "rest",
+      "forward",
+      "backward",
+      "weight",
+      "step",
+      "dp",
+      "tp",
+      "pp",
+      "simulated",
+      "law",
+      "limit",
+    ]) {
       expect(constants[name], `core/svg.h has no ${name}`);
       same(page[name], constants[name], name);
     }

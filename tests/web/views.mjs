@@ -29,16 +29,24 @@ const valueOf = (page, selector) => page.$eval(selector, (e) => Number(e.dataset
 function bytes(v) {
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let at = 0;
-  while (v >= 999.5 && at < 5) (v /= 1000), at++;
+  while (v >= 999.5 && at < 5) ((v /= 1000), at++);
   return `${Number(v.toFixed(v >= 99.995 ? 1 : 2))} ${units[at]}`;
 }
 
 async function findings(page) {
   await page.evaluate(axeSource);
-  const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa"] }));
+  const { violations } = await page.evaluate(() =>
+    window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa"] }),
+  );
   return violations
     .filter((v) => v.impact === "serious" || v.impact === "critical")
-    .map((v) => `${v.id} at ${v.nodes.slice(0, 3).map((n) => `${n.target.join(" ")} (${n.failureSummary?.split("\n")[1]?.trim() ?? ""})`).join("; ")}`);
+    .map(
+      (v) =>
+        `${v.id} at ${v.nodes
+          .slice(0, 3)
+          .map((n) => `${n.target.join(" ")} (${n.failureSummary?.split("\n")[1]?.trim() ?? ""})`)
+          .join("; ")}`,
+    );
 }
 
 export async function checkViews({ tessera, dashboard, open }) {
@@ -48,31 +56,93 @@ export async function checkViews({ tessera, dashboard, open }) {
     const began = performance.now();
     await page.goto(`${dashboard.address}/`);
     await page.waitForSelector(READY.memory);
-    note(`first view drawn ${Math.round(performance.now() - began)} ms after asking for the address (wanted: 1000)`);
+    note(
+      `first view drawn ${Math.round(performance.now() - began)} ms after asking for the address (wanted: 1000)`,
+    );
     for (const stage of [0, 1, 2, 3]) {
-      const plan = json(tessera, "plan", "--params", "7B", "--dp", "8", "--zero", String(stage), "--json");
+      const plan = json(
+        tessera,
+        "plan",
+        "--params",
+        "7B",
+        "--dp",
+        "8",
+        "--zero",
+        String(stage),
+        "--json",
+      );
       same(await valueOf(page, `[data-total="${stage}"]`), plan.memory.total, `stage ${stage}`);
-      same((await page.textContent(`[data-total="${stage}"]`)).trim(), bytes(plan.memory.total), `text of stage ${stage}`);
+      same(
+        (await page.textContent(`[data-total="${stage}"]`)).trim(),
+        bytes(plan.memory.total),
+        `text of stage ${stage}`,
+      );
     }
   });
 
-  await check("a slider moved with the keyboard gives what tessera plan --json prints", async () => {
-    const slider = page.locator('[data-field="dp"] input[type="range"]');
-    await slider.focus();
-    for (const dp of [16, 32, 64]) {
-      await page.keyboard.press("ArrowRight");
-      const plan = json(tessera, "plan", "--params", "7B", "--dp", String(dp), "--zero", "2", "--json");
-      await until(`dp ${dp}`, async () => (await valueOf(page, '[data-total="2"]')) === plan.memory.total);
-      same(await page.textContent('[data-figure="grads"]'), bytes(plan.memory.grads), "gradients");
-    }
-    expect(page.url().includes("dp=64"), `the address has the value: ${page.url()}`);
-  });
+  await check(
+    "a slider moved with the keyboard gives what tessera plan --json prints",
+    async () => {
+      const slider = page.locator('[data-field="dp"] input[type="range"]');
+      await slider.focus();
+      for (const dp of [16, 32, 64]) {
+        await page.keyboard.press("ArrowRight");
+        const plan = json(
+          tessera,
+          "plan",
+          "--params",
+          "7B",
+          "--dp",
+          String(dp),
+          "--zero",
+          "2",
+          "--json",
+        );
+        await until(
+          `dp ${dp}`,
+          async () => (await valueOf(page, '[data-total="2"]')) === plan.memory.total,
+        );
+        same(
+          await page.textContent('[data-figure="grads"]'),
+          bytes(plan.memory.grads),
+          "gradients",
+        );
+      }
+      expect(page.url().includes("dp=64"), `the address has the value: ${page.url()}`);
+    },
+  );
 
   await check("the same for a model with a shape", async () => {
-    await go(page, dashboard.address, "memory", "by=model&model=gpt2-xl&dp=4&zero=1&micro_batch=2&recompute=full");
-    const plan = json(tessera, "plan", "--model", "gpt2-xl", "--dp", "4", "--zero", "1", "--micro-batch", "2", "--recompute", "full", "--json");
-    await until("its total", async () => (await valueOf(page, '[data-total="1"]')) === plan.memory.total);
-    same(await page.textContent('[data-figure="activations"]'), bytes(plan.memory.activations), "activations");
+    await go(
+      page,
+      dashboard.address,
+      "memory",
+      "by=model&model=gpt2-xl&dp=4&zero=1&micro_batch=2&recompute=full",
+    );
+    const plan = json(
+      tessera,
+      "plan",
+      "--model",
+      "gpt2-xl",
+      "--dp",
+      "4",
+      "--zero",
+      "1",
+      "--micro-batch",
+      "2",
+      "--recompute",
+      "full",
+      "--json",
+    );
+    await until(
+      "its total",
+      async () => (await valueOf(page, '[data-total="1"]')) === plan.memory.total,
+    );
+    same(
+      await page.textContent('[data-figure="activations"]'),
+      bytes(plan.memory.activations),
+      "activations",
+    );
   });
 
   await check("a copied command prints the same numbers", async () => {
@@ -83,11 +153,16 @@ export async function checkViews({ tessera, dashboard, open }) {
     const [name, ...args] = command.split(" ");
     same(name, "tessera", "command");
     const printed = json(tessera, ...args, "--json");
-    for (const s of printed.stages) same(await valueOf(page, `[data-total="${s.stage}"]`), s.memory.total, s.name);
+    for (const s of printed.stages)
+      same(await valueOf(page, `[data-total="${s.stage}"]`), s.memory.total, s.name);
   });
 
   await check("a refused value shows its reason beside the control", async () => {
-    for (const [view, query, field] of [["memory", "dp=many", "dp"], ["memory", "by=model&model=gpt2-xl&tp=7", "tp"], ["pipeline", "pp=9999", "pp"]]) {
+    for (const [view, query, field] of [
+      ["memory", "dp=many", "dp"],
+      ["memory", "by=model&model=gpt2-xl&tp=7", "tp"],
+      ["pipeline", "pp=9999", "pp"],
+    ]) {
       await page.goto("about:blank");
       await page.goto(`${dashboard.address}/#/${view}?${query}`);
       const reason = await page.waitForSelector(`[data-field="${field}"] .reason`);
@@ -113,33 +188,53 @@ export async function checkViews({ tessera, dashboard, open }) {
         if (i % 4 === 0 && i === 0) slider.value = "5";
         slider.dispatchEvent(new Event("input", { bubbles: true }));
         const deadline = performance.now() + 10000;
-        while (shown() === before && performance.now() < deadline) await new Promise((r) => requestAnimationFrame(r));
+        while (shown() === before && performance.now() < deadline)
+          await new Promise((r) => requestAnimationFrame(r));
         took.push(performance.now() - began);
       }
       return took.sort((a, b) => a - b);
     });
     expect(times.at(-1) < 10000, "an answer came");
-    note(`a slider's answer was drawn within ${times[10].toFixed(0)} ms (median; worst of 20: ${times.at(-1).toFixed(0)} ms; wanted: 50)`);
+    note(
+      `a slider's answer was drawn within ${times[10].toFixed(0)} ms (median; worst of 20: ${times.at(-1).toFixed(0)} ms; wanted: 50)`,
+    );
   });
 
-  await check("the ring's last step holds the sums, and its bytes and time are the formula's", async () => {
-    await go(page, dashboard.address, "collectives", "ranks=4");
-    const player = page.locator('.player input[type="range"]');
-    const sums = await page.$$eval(".cells tbody tr", (rows) => {
-      const cells = rows.map((r) => [...r.querySelectorAll("td")].map((c) => Number(c.textContent)));
-      return cells[0].map((_, c) => cells.reduce((sum, row) => sum + row[c], 0));
-    });
-    await player.focus();
-    await page.keyboard.press("End");
-    await until("the end", async () => (await page.$$(".cells td.whole")).length === 16);
-    const rows = await page.$$eval(".cells tbody tr", (all) => all.map((r) => [...r.querySelectorAll("td")].map((c) => Number(c.textContent))));
-    for (const row of rows) row.forEach((v, c) => expect(Math.abs(v - sums[c]) < 0.05, `chunk ${c}: ${v}, wanted ${sums[c]}`));
-    same(await page.textContent('[data-figure="bytes-per-rank"]'), "300 MB", "sent by each of 4 ranks of 200 MB");
-  });
+  await check(
+    "the ring's last step holds the sums, and its bytes and time are the formula's",
+    async () => {
+      await go(page, dashboard.address, "collectives", "ranks=4");
+      const player = page.locator('.player input[type="range"]');
+      const sums = await page.$$eval(".cells tbody tr", (rows) => {
+        const cells = rows.map((r) =>
+          [...r.querySelectorAll("td")].map((c) => Number(c.textContent)),
+        );
+        return cells[0].map((_, c) => cells.reduce((sum, row) => sum + row[c], 0));
+      });
+      await player.focus();
+      await page.keyboard.press("End");
+      await until("the end", async () => (await page.$$(".cells td.whole")).length === 16);
+      const rows = await page.$$eval(".cells tbody tr", (all) =>
+        all.map((r) => [...r.querySelectorAll("td")].map((c) => Number(c.textContent))),
+      );
+      for (const row of rows)
+        row.forEach((v, c) =>
+          expect(Math.abs(v - sums[c]) < 0.05, `chunk ${c}: ${v}, wanted ${sums[c]}`),
+        );
+      same(
+        await page.textContent('[data-figure="bytes-per-rank"]'),
+        "300 MB",
+        "sent by each of 4 ranks of 200 MB",
+      );
+    },
+  );
 
   await check("the pipeline's bubble is (P−1)/(K+P−1)", async () => {
     await go(page, dashboard.address, "pipeline", "pp=8&micros=32&shown=gpipe,1f1b");
-    await until("the figure", async () => (await page.textContent('[data-figure="bubble-1f1b"]')) === "17.9%");
+    await until(
+      "the figure",
+      async () => (await page.textContent('[data-figure="bubble-1f1b"]')) === "17.9%",
+    );
     same(await page.textContent('[data-figure="bubble-gpipe"]'), "17.9%", "gpipe");
   });
 
@@ -150,17 +245,47 @@ export async function checkViews({ tessera, dashboard, open }) {
 
   await check("a plan is carried to the other views", async () => {
     await go(page, dashboard.address, "plan", "model=llama2-7b&gpus=16&global_batch=128");
-    const wanted = json(tessera, "plan", "--search", "--model", "llama2-7b", "--gpus", "16", "--hardware", "h100", "--global-batch", "128", "--layout", "bf16", "--top", "40", "--json").best[1];
+    const wanted = json(
+      tessera,
+      "plan",
+      "--search",
+      "--model",
+      "llama2-7b",
+      "--gpus",
+      "16",
+      "--hardware",
+      "h100",
+      "--global-batch",
+      "128",
+      "--layout",
+      "bf16",
+      "--top",
+      "40",
+      "--json",
+    ).best[1];
     await page.locator("[data-plans] tbody tr").nth(1).click();
-    await until("the row's figures", async () => (await page.textContent('[data-figure="plan-memory"]')) === bytes(wanted.memory.total));
-    await page.locator('thead button', { hasText: "memory" }).first().click();
-    const sizes = await page.$$eval("[data-plans] tbody tr td:nth-child(2)", (c) => c.map((e) => parseFloat(e.textContent)));
-    expect(sizes.every((s, i) => i === 0 || s >= sizes[i - 1] - 1e-9), `sorted: ${sizes.join(" ")}`);
+    await until(
+      "the row's figures",
+      async () =>
+        (await page.textContent('[data-figure="plan-memory"]')) === bytes(wanted.memory.total),
+    );
+    await page.locator("thead button", { hasText: "memory" }).first().click();
+    const sizes = await page.$$eval("[data-plans] tbody tr td:nth-child(2)", (c) =>
+      c.map((e) => parseFloat(e.textContent)),
+    );
+    expect(
+      sizes.every((s, i) => i === 0 || s >= sizes[i - 1] - 1e-9),
+      `sorted: ${sizes.join(" ")}`,
+    );
     const train = await page.locator('[data-copies^="tessera train"]').getAttribute("data-copies");
     expect(train?.includes("--model llama2-7b"), `train: ${train}`);
     await page.locator(".button", { hasText: "Memory" }).click();
     await page.waitForSelector(READY.memory);
-    await until("the same total", async () => (await valueOf(page, `[data-total="${wanted.question.zero}"]`)) === wanted.memory.total);
+    await until(
+      "the same total",
+      async () =>
+        (await valueOf(page, `[data-total="${wanted.question.zero}"]`)) === wanted.memory.total,
+    );
   });
 
   await check("each view is restored from its address", async () => {
@@ -183,7 +308,10 @@ export async function checkViews({ tessera, dashboard, open }) {
   }
 
   await check("every view fits a phone of 375 pixels and a projector", async () => {
-    for (const [width, height] of [[375, 700], [1920, 1080]]) {
+    for (const [width, height] of [
+      [375, 700],
+      [1920, 1080],
+    ]) {
       const seen = await open({ viewport: { width, height } });
       for (const view of Object.keys(READY)) {
         await go(seen, dashboard.address, view);
@@ -196,7 +324,10 @@ export async function checkViews({ tessera, dashboard, open }) {
 
   await check("every control can be reached with Tab", async () => {
     await go(page, dashboard.address, "memory");
-    const wanted = await page.$$eval(".controls input:not(:disabled):not([type=radio]), .controls select, .controls input[type=radio]:checked:not(:disabled)", (all) => all.length);
+    const wanted = await page.$$eval(
+      ".controls input:not(:disabled):not([type=radio]), .controls select, .controls input[type=radio]:checked:not(:disabled)",
+      (all) => all.length,
+    );
     const reached = new Set();
     await page.evaluate(() => document.activeElement?.blur());
     for (let i = 0; i < 80 && reached.size < wanted; i++) {

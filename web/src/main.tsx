@@ -46,7 +46,11 @@ function Page() {
   const other = theme.value === "dark" ? "light" : "dark";
   return (
     <>
-      <a class="skip" href={address(view)} onClick={(e) => (e.preventDefault(), main.current?.focus())}>
+      <a
+        class="skip"
+        href={address(view)}
+        onClick={(e) => (e.preventDefault(), main.current?.focus())}
+      >
         Skip to the view
       </a>
       <header class="bar">
@@ -61,7 +65,12 @@ function Page() {
             </a>
           ))}
         </nav>
-        <button type="button" class="theme" onClick={toggleTheme} aria-label={`Use ${other} colours`}>
+        <button
+          type="button"
+          class="theme"
+          onClick={toggleTheme}
+          aria-label={`Use ${other} colours`}
+        >
           {other === "dark" ? "◐ Dark" : "◑ Light"}
         </button>
       </header>

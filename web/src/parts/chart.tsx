@@ -74,7 +74,14 @@ export function Chart(props: Props) {
   // A new plot when its form changes; new numbers only go into it.
   const form = JSON.stringify([
     props.series.map((s) => [s.label, s.colour, s.dash, s.width, s.points]),
-    props.logX, props.logY, props.zero, props.top, props.xLabel, height, tone, width > 0,
+    props.logX,
+    props.logY,
+    props.zero,
+    props.top,
+    props.xLabel,
+    height,
+    tone,
+    width > 0,
   ]);
   const data = [props.x, ...props.series.map((s) => s.values)] as uPlot.AlignedData;
 
@@ -112,7 +119,9 @@ export function Chart(props: Props) {
           {
             ...axis,
             size: 66,
-            ...(logY ? { splits: (_u: uPlot, _i: number, low: number, high: number) => tens(low, high) } : {}),
+            ...(logY
+              ? { splits: (_u: uPlot, _i: number, low: number, high: number) => tens(low, high) }
+              : {}),
             values: (_u, at) => at.map((v) => (v == null ? "" : show(v))),
           },
         ],
@@ -160,11 +169,17 @@ function restLegend(u: uPlot, index: number | undefined): void {
 
 function tens(low: number, high: number): number[] {
   const out: number[] = [];
-  for (let p = Math.ceil(Math.log10(low) - 1e-9); 10 ** p <= high * 1.000001; p += 1) out.push(10 ** p);
+  for (let p = Math.ceil(Math.log10(low) - 1e-9); 10 ** p <= high * 1.000001; p += 1)
+    out.push(10 ** p);
   return out;
 }
 
-function bounds(low: number | null, high: number | null, zero: boolean, top?: number): [number, number] {
+function bounds(
+  low: number | null,
+  high: number | null,
+  zero: boolean,
+  top?: number,
+): [number, number] {
   const least = zero ? 0 : (low ?? 0);
   const most = top ?? high ?? 1;
   const room = (most - least) * 0.06 || Math.abs(most) * 0.1 || 1;

@@ -5,7 +5,15 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { Refusal } from "../api";
 import { Refused } from "./controls";
 
-export function Copy({ text, label, small = false }: { text: string; label: string; small?: boolean }) {
+export function Copy({
+  text,
+  label,
+  small = false,
+}: {
+  text: string;
+  label: string;
+  small?: boolean;
+}) {
   const [done, setDone] = useState("");
   const timer = useRef(0);
   useEffect(() => () => clearTimeout(timer.current), []);
@@ -21,7 +29,12 @@ export function Copy({ text, label, small = false }: { text: string; label: stri
     timer.current = window.setTimeout(() => setDone(""), 1600);
   };
   return (
-    <button type="button" class={small ? "small" : ""} data-copies={text} onClick={() => void copy()}>
+    <button
+      type="button"
+      class={small ? "small" : ""}
+      data-copies={text}
+      onClick={() => void copy()}
+    >
       {done || label}
       <span class="unseen" role="status">
         {done}

@@ -18,7 +18,11 @@ const GAP = 8;
 const AXIS = 22;
 
 export function kind(lane: string, what: string): string {
-  for (const [axis, word] of [["dp", "data"], ["tp", "tensor"], ["pp", "pipeline"]] as const) {
+  for (const [axis, word] of [
+    ["dp", "data"],
+    ["tp", "tensor"],
+    ["pp", "pipeline"],
+  ] as const) {
     if (lane.startsWith(axis) || lane.startsWith(word)) return axis;
   }
   if (/^(comm|mess|send|receive)/.test(lane)) return lane.startsWith("comm") ? "dp" : "pp";
@@ -100,7 +104,10 @@ export function Lanes({ spans, label, until }: Props) {
         if (wide > 34) {
           ctx.fillStyle = what === "faint" ? colour("soft") : colour("on-mark");
           const text = s.what;
-          const shown = ctx.measureText(text).width < wide - 8 ? text : text.slice(0, Math.floor((wide - 8) / 6.4));
+          const shown =
+            ctx.measureText(text).width < wide - 8
+              ? text
+              : text.slice(0, Math.floor((wide - 8) / 6.4));
           ctx.fillText(shown, Math.max(x, left) + 4, y + ROW / 2 + 0.5);
         }
       }
@@ -152,9 +159,15 @@ export function Lanes({ spans, label, until }: Props) {
   return (
     <div>
       <div class="buttons" role="group" aria-label="Zoom">
-        <button type="button" class="small" onClick={() => zoom(0.6)} aria-label="Zoom in">+</button>
-        <button type="button" class="small" onClick={() => zoom(1.7)} aria-label="Zoom out">−</button>
-        <button type="button" class="small" onClick={() => setRange(whole)}>All</button>
+        <button type="button" class="small" onClick={() => zoom(0.6)} aria-label="Zoom in">
+          +
+        </button>
+        <button type="button" class="small" onClick={() => zoom(1.7)} aria-label="Zoom out">
+          −
+        </button>
+        <button type="button" class="small" onClick={() => setRange(whole)}>
+          All
+        </button>
         <span class="note">{seconds(range[1] - range[0])} shown</span>
       </div>
       <div ref={box} class="lanes">
@@ -179,10 +192,20 @@ export function Lanes({ spans, label, until }: Props) {
               return;
             }
             const span = at(e);
-            setTip(span && { x: Math.min(e.offsetX + 12, width - 200), y: e.offsetY + 14, text: `${span.what} · ${seconds(span.end - span.begin)} from ${seconds(span.begin)}` });
+            setTip(
+              span && {
+                x: Math.min(e.offsetX + 12, width - 200),
+                y: e.offsetY + 14,
+                text: `${span.what} · ${seconds(span.end - span.begin)} from ${seconds(span.begin)}`,
+              },
+            );
           }}
         />
-        {tip && <div class="tip" style={{ left: `${Math.max(0, tip.x)}px`, top: `${tip.y}px` }}>{tip.text}</div>}
+        {tip && (
+          <div class="tip" style={{ left: `${Math.max(0, tip.x)}px`, top: `${tip.y}px` }}>
+            {tip.text}
+          </div>
+        )}
       </div>
     </div>
   );
@@ -203,17 +226,30 @@ function lanesOf(spans: Span[]): Row[] {
     found.set(key, row);
   }
   const order = (lane: string) => (lane.startsWith("comp") ? 0 : 1);
-  const rows = [...found.values()].sort((a, b) => a.rank - b.rank || order(a.lane) - order(b.lane) || a.lane.localeCompare(b.lane));
+  const rows = [...found.values()].sort(
+    (a, b) => a.rank - b.rank || order(a.lane) - order(b.lane) || a.lane.localeCompare(b.lane),
+  );
   let last = -1;
   return rows.map((r) => {
     const first = r.rank !== last;
     last = r.rank;
     r.spans.sort((a, b) => a.begin - b.begin || b.end - a.end);
-    return { name: first ? `rank ${r.rank} · ${r.lane}` : `        ${r.lane}`, lane: r.lane, first, spans: r.spans };
+    return {
+      name: first ? `rank ${r.rank} · ${r.lane}` : `        ${r.lane}`,
+      lane: r.lane,
+      first,
+      spans: r.spans,
+    };
   });
 }
 
-function drawAxis(ctx: CanvasRenderingContext2D, range: readonly [number, number], left: number, width: number, tall: number): void {
+function drawAxis(
+  ctx: CanvasRenderingContext2D,
+  range: readonly [number, number],
+  left: number,
+  width: number,
+  tall: number,
+): void {
   const span = range[1] - range[0];
   if (!(span > 0)) return;
   const rough = span / Math.max(2, (width - left) / 110);

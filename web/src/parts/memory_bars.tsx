@@ -36,7 +36,10 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
   const tall = 330;
   const top = 26;
   const left = width < 500 ? 46 : 62;
-  const most = Math.max(...stages.map((s) => s.assumed?.total ?? s.memory.total), (capacity ?? 0) * 1.08);
+  const most = Math.max(
+    ...stages.map((s) => s.assumed?.total ?? s.memory.total),
+    (capacity ?? 0) * 1.08,
+  );
   const lines = ticks(most);
   const scale = lines.at(-1) || 1;
   const y = (v: number) => top + (tall - top) * (1 - v / scale);
@@ -45,18 +48,29 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
   return (
     <div ref={ref} class="bars">
       {width > 0 && (
-        <svg viewBox={`0 0 ${width} ${tall + 62}`} width={width} height={tall + 62} role="group" aria-label="Memory of one GPU by stage">
+        <svg
+          viewBox={`0 0 ${width} ${tall + 62}`}
+          width={width}
+          height={tall + 62}
+          role="group"
+          aria-label="Memory of one GPU by stage"
+        >
           {lines.map((v) => (
             <g key={v}>
               <line class="grid" x1={left} x2={width} y1={y(v)} y2={y(v)} />
-              <text class="soft" x={left - 8} y={y(v) + 4} text-anchor="end">{bytes(v)}</text>
+              <text class="soft" x={left - 8} y={y(v) + 4} text-anchor="end">
+                {bytes(v)}
+              </text>
             </g>
           ))}
           {stages.map((s, i) => {
             const x = left + slot * (i + 0.5);
             let base = 0;
             const from = fitsFrom[String(s.stage)];
-            const said = pieces(s.memory).filter(([, , v]) => v > 0).map(([, what, v]) => `${what} ${bytes(v)}`).join(", ");
+            const said = pieces(s.memory)
+              .filter(([, , v]) => v > 0)
+              .map(([, what, v]) => `${what} ${bytes(v)}`)
+              .join(", ");
             return (
               <g
                 key={s.stage}
@@ -73,26 +87,68 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                   }
                 }}
               >
-                <rect class="hit" x={x - slot / 2 + 3} y={0} width={slot - 6} height={tall + 60} rx={10} />
+                <rect
+                  class="hit"
+                  x={x - slot / 2 + 3}
+                  y={0}
+                  width={slot - 6}
+                  height={tall + 60}
+                  rx={10}
+                />
                 {pieces(s.memory).map(([colour, what, v]) => {
                   base += v;
                   return (
-                    <rect key={colour} class={`smooth f-${colour}`} x={x - wide / 2} width={wide} y={y(base)} height={y(base - v) - y(base)}>
+                    <rect
+                      key={colour}
+                      class={`smooth f-${colour}`}
+                      x={x - wide / 2}
+                      width={wide}
+                      y={y(base)}
+                      height={y(base - v) - y(base)}
+                    >
                       <title>{`${what}: ${bytes(v)}`}</title>
                     </rect>
                   );
                 })}
                 {s.assumed && s.assumed.total > s.memory.total && (
-                  <rect class="guess smooth" x={x - wide / 2 + 1} width={wide - 2} y={y(s.assumed.total)} height={y(s.memory.total) - y(s.assumed.total)}>
+                  <rect
+                    class="guess smooth"
+                    x={x - wide / 2 + 1}
+                    width={wide - 2}
+                    y={y(s.assumed.total)}
+                    height={y(s.memory.total) - y(s.assumed.total)}
+                  >
                     <title>{`activations and buffers, about: ${bytes(s.assumed.total - s.memory.total)}`}</title>
                   </rect>
                 )}
-                <text class={`${slot < 105 ? "middling" : "big"}${s.fits ? "" : " bad"}`} x={x} y={y(s.memory.total) - 8} text-anchor="middle" data-total={s.stage} data-value={s.memory.total}>
+                <text
+                  class={`${slot < 105 ? "middling" : "big"}${s.fits ? "" : " bad"}`}
+                  x={x}
+                  y={y(s.memory.total) - 8}
+                  text-anchor="middle"
+                  data-total={s.stage}
+                  data-value={s.memory.total}
+                >
                   {bytes(s.memory.total)}
                 </text>
-                <text x={x} y={tall + 22} text-anchor="middle" font-weight="600">{s.name}</text>
-                <text class={`soft ${s.fits ? "good" : ""}`} x={x} y={tall + 42} text-anchor="middle">
-                  {from == null ? (slot < 105 ? "never" : "never fits") : from <= 1 ? (slot < 105 ? "any DP" : "fits at any DP") : `${slot < 105 ? "" : "fits "}from DP ${from}`}
+                <text x={x} y={tall + 22} text-anchor="middle" font-weight="600">
+                  {s.name}
+                </text>
+                <text
+                  class={`soft ${s.fits ? "good" : ""}`}
+                  x={x}
+                  y={tall + 42}
+                  text-anchor="middle"
+                >
+                  {from == null
+                    ? slot < 105
+                      ? "never"
+                      : "never fits"
+                    : from <= 1
+                      ? slot < 105
+                        ? "any DP"
+                        : "fits at any DP"
+                      : `${slot < 105 ? "" : "fits "}from DP ${from}`}
                 </text>
               </g>
             );

@@ -32,15 +32,50 @@ export function modelQuestion(at: Shape): Record<string, string> {
 export function ModelFields({ at, set }: { at: Shape; set: (changes: Partial<Shape>) => void }) {
   const about = useAbout();
   if (at.by !== "shape") {
-    const options = (about?.models ?? []).map((m): [string, string] => [m.name, `${m.name} · ${count(m.params)}`]);
-    return <Choice label="Name" name="model" value={at.model} options={options} onChange={(model) => set({ model })} />;
+    const options = (about?.models ?? []).map((m): [string, string] => [
+      m.name,
+      `${m.name} · ${count(m.params)}`,
+    ]);
+    return (
+      <Choice
+        label="Name"
+        name="model"
+        value={at.model}
+        options={options}
+        onChange={(model) => set({ model })}
+      />
+    );
   }
   return (
     <>
-      <Slider label="Layers" name="layers" value={at.layers} stops={[2, 4, 6, 8, 12, 16, 24, 32, 36, 40, 48, 64, 80, 96, 126]} onChange={(layers) => set({ layers })} />
-      <Slider label="Hidden" name="hidden" value={at.hidden} stops={[256, 512, 768, 1024, 1600, 2048, 2560, 4096, 5120, 6144, 8192, 12288, 16384]} onChange={(hidden) => set({ hidden })} />
-      <Slider label="Heads" name="heads" value={at.heads} stops={[2, 4, 8, 12, 16, 25, 32, 40, 48, 64, 96, 128]} onChange={(heads) => set({ heads })} />
-      <Slider label="Vocabulary" name="vocab" value={at.vocab} stops={[256, 32000, 50257, 128256, 151936]} onChange={(vocab) => set({ vocab })} />
+      <Slider
+        label="Layers"
+        name="layers"
+        value={at.layers}
+        stops={[2, 4, 6, 8, 12, 16, 24, 32, 36, 40, 48, 64, 80, 96, 126]}
+        onChange={(layers) => set({ layers })}
+      />
+      <Slider
+        label="Hidden"
+        name="hidden"
+        value={at.hidden}
+        stops={[256, 512, 768, 1024, 1600, 2048, 2560, 4096, 5120, 6144, 8192, 12288, 16384]}
+        onChange={(hidden) => set({ hidden })}
+      />
+      <Slider
+        label="Heads"
+        name="heads"
+        value={at.heads}
+        stops={[2, 4, 8, 12, 16, 25, 32, 40, 48, 64, 96, 128]}
+        onChange={(heads) => set({ heads })}
+      />
+      <Slider
+        label="Vocabulary"
+        name="vocab"
+        value={at.vocab}
+        stops={[256, 32000, 50257, 128256, 151936]}
+        onChange={(vocab) => set({ vocab })}
+      />
     </>
   );
 }

@@ -16,7 +16,11 @@ export function Owners({ stage, owners, parameters }: Props) {
     ["optimizer", stage.sharded.optimizer],
   ] as const;
   return (
-    <div class="strips" role="img" aria-label={`${stage.name}: ${kinds.map(([k, s]) => `${k} ${s ? "sharded" : "whole"} on each rank`).join(", ")}`}>
+    <div
+      class="strips"
+      role="img"
+      aria-label={`${stage.name}: ${kinds.map(([k, s]) => `${k} ${s ? "sharded" : "whole"} on each rank`).join(", ")}`}
+    >
       {rows.map((o, i) =>
         o ? (
           <div key={o.dp_rank}>
@@ -28,7 +32,13 @@ export function Owners({ stage, owners, parameters }: Props) {
               {kinds.map(([kind, sharded], k) => (
                 <g key={kind}>
                   <rect class="empty" x={0} y={k * 10} width={1000} height={8} />
-                  <rect class={`f-${kind}`} x={sharded ? (o.first / parameters) * 1000 : 0} y={k * 10} width={sharded ? Math.max(2, ((o.last - o.first) / parameters) * 1000) : 1000} height={8} />
+                  <rect
+                    class={`f-${kind}`}
+                    x={sharded ? (o.first / parameters) * 1000 : 0}
+                    y={k * 10}
+                    width={sharded ? Math.max(2, ((o.last - o.first) / parameters) * 1000) : 1000}
+                    height={8}
+                  />
                 </g>
               ))}
             </svg>

@@ -18,9 +18,23 @@ export function Ring({ ranks, transfers, step, algorithm }: Props) {
     return [MIDDLE + RADIUS * Math.cos(angle), MIDDLE + RADIUS * Math.sin(angle)] as const;
   };
   const size = ranks > 10 ? 15 : 19;
-  const links = algorithm === "ring" ? Array.from({ length: ranks }, (_, r) => [r, (r + 1) % ranks] as const) : [];
+  const links =
+    algorithm === "ring"
+      ? Array.from({ length: ranks }, (_, r) => [r, (r + 1) % ranks] as const)
+      : [];
   return (
-    <svg class="ring" viewBox={`0 0 ${SIZE} ${SIZE}`} width="100%" style={{ maxHeight: "22rem" }} role="img" aria-label={transfers.length ? transfers.map((t) => `rank ${t.from} sends chunk ${t.chunk} to rank ${t.to}`).join("; ") : `${ranks} ranks, each with its own values`}>
+    <svg
+      class="ring"
+      viewBox={`0 0 ${SIZE} ${SIZE}`}
+      width="100%"
+      style={{ maxHeight: "22rem" }}
+      role="img"
+      aria-label={
+        transfers.length
+          ? transfers.map((t) => `rank ${t.from} sends chunk ${t.chunk} to rank ${t.to}`).join("; ")
+          : `${ranks} ranks, each with its own values`
+      }
+    >
       {links.map(([a, b]) => {
         const [x1, y1] = place(a);
         const [x2, y2] = place(b);
@@ -33,14 +47,26 @@ export function Ring({ ranks, transfers, step, algorithm }: Props) {
         const cut = (size + 3) / far;
         const [ax, ay] = [x1 + (x2 - x1) * cut, y1 + (y2 - y1) * cut];
         const [bx, by] = [x2 - (x2 - x1) * cut, y2 - (y2 - y1) * cut];
-        return <line key={`${t.from}-${t.to}-${t.chunk}`} class="s-dp" stroke-width={2.5} x1={ax} y1={ay} x2={bx} y2={by} />;
+        return (
+          <line
+            key={`${t.from}-${t.to}-${t.chunk}`}
+            class="s-dp"
+            stroke-width={2.5}
+            x1={ax}
+            y1={ay}
+            x2={bx}
+            y2={by}
+          />
+        );
       })}
       {Array.from({ length: ranks }, (_, r) => {
         const [x, y] = place(r);
         return (
           <g key={r}>
             <circle class="rank" cx={x} cy={y} r={size} />
-            <text x={x} y={y + 4} text-anchor="middle" font-weight="600">{r}</text>
+            <text x={x} y={y + 4} text-anchor="middle" font-weight="600">
+              {r}
+            </text>
           </g>
         );
       })}
@@ -48,13 +74,21 @@ export function Ring({ ranks, transfers, step, algorithm }: Props) {
         const [x1, y1] = place(t.from);
         const [x2, y2] = place(t.to);
         return (
-          <g key={`${step}-${t.from}-${t.to}-${t.chunk}`} class="travel" style={{ "--dx": `${x2 - x1}px`, "--dy": `${y2 - y1}px` }}>
+          <g
+            key={`${step}-${t.from}-${t.to}-${t.chunk}`}
+            class="travel"
+            style={{ "--dx": `${x2 - x1}px`, "--dy": `${y2 - y1}px` }}
+          >
             <circle class="packet" cx={x1} cy={y1} r={ranks > 10 ? 8 : 10} />
-            <text class="on-mark" x={x1} y={y1 + 4} text-anchor="middle">{t.chunk}</text>
+            <text class="on-mark" x={x1} y={y1 + 4} text-anchor="middle">
+              {t.chunk}
+            </text>
           </g>
         );
       })}
-      <text x={MIDDLE} y={MIDDLE + 5} text-anchor="middle" class="soft">{transfers.length ? (transfers[0]?.adds ? "adds" : "copies") : "start"}</text>
+      <text x={MIDDLE} y={MIDDLE + 5} text-anchor="middle" class="soft">
+        {transfers.length ? (transfers[0]?.adds ? "adds" : "copies") : "start"}
+      </text>
     </svg>
   );
 }

@@ -30,7 +30,8 @@ export interface RunSeries extends Partial<Record<string, unknown>> {
   comm_s?: Column;
   comm_exposed_s?: Column;
   memory?: Record<string, number | null> | null;
-  predicted?: { memory?: Record<string, number | null> | null } | Record<string, number | null> | null;
+  predicted?:
+    { memory?: Record<string, number | null> | null } | Record<string, number | null> | null;
   phases?: PhaseRow[];
   marks?: { step: number; kind: string; text?: string }[];
   gpu_utilisation?: Column;
@@ -54,7 +55,9 @@ export function LiveView() {
   const first = rows[0];
   const chosen = wanted.length > 0 ? wanted : first ? [first.id] : [];
   const { series, error } = useFollowed(chosen);
-  const shown = chosen.map((id) => [id, series[id]] as const).filter((p): p is [string, RunSeries] => !!p[1]);
+  const shown = chosen
+    .map((id) => [id, series[id]] as const)
+    .filter((p): p is [string, RunSeries] => !!p[1]);
   const nameOf = (id: string) => rows.find((r) => r.id === id)?.name ?? id;
   const main = shown[0]?.[1];
   const row = rows.find((r) => r.id === chosen[0]);
@@ -66,7 +69,16 @@ export function LiveView() {
     const next = chosen.includes(id) ? chosen.filter((c) => c !== id) : [...chosen, id];
     set({ runs: next.join(",") });
   };
-  const differing = useMemo(() => differences(shown.map(([id, s]) => [nameOf(id), s.config ?? rows.find((r) => r.id === id)?.config ?? {}])), [shown.length, rows]);
+  const differing = useMemo(
+    () =>
+      differences(
+        shown.map(([id, s]) => [
+          nameOf(id),
+          s.config ?? rows.find((r) => r.id === id)?.config ?? {},
+        ]),
+      ),
+    [shown.length, rows],
+  );
 
   return (
     <View
@@ -80,14 +92,29 @@ export function LiveView() {
           <div class="runs">
             {rows.map((r) => (
               <label key={r.id}>
-                <input type="checkbox" checked={chosen.includes(r.id)} onChange={() => toggle(r.id)} />
-                {chosen.includes(r.id) && <i class={`c-${INKS[chosen.indexOf(r.id) % INKS.length]}`} />}
+                <input
+                  type="checkbox"
+                  checked={chosen.includes(r.id)}
+                  onChange={() => toggle(r.id)}
+                />
+                {chosen.includes(r.id) && (
+                  <i class={`c-${INKS[chosen.indexOf(r.id) % INKS.length]}`} />
+                )}
                 <span>
-                  {r.name} <span class="note">{r.state}, step {whole(r.steps)}</span>
+                  {r.name}{" "}
+                  <span class="note">
+                    {r.state}, step {whole(r.steps)}
+                  </span>
                 </span>
               </label>
             ))}
-            {rows.length === 0 && <p class="hint">None yet. Start one with <code>tessera train --dashboard</code>, or give the dashboard a metrics file or a folder: <code>tessera dashboard --runs run.jsonl</code>.</p>}
+            {rows.length === 0 && (
+              <p class="hint">
+                None yet. Start one with <code>tessera train --dashboard</code>, or give the
+                dashboard a metrics file or a folder:{" "}
+                <code>tessera dashboard --runs run.jsonl</code>.
+              </p>
+            )}
           </div>
         </fieldset>
       }
@@ -112,8 +139,22 @@ export function LiveView() {
           <Card>
             <Figures
               items={[
-                { label: "State", key: "state", value: <span><i class={`dot ${main.state ?? row?.state ?? ""}`} />{main.state ?? row?.state}</span> },
-                { label: "Step", key: "live-step", value: whole(main.steps.at(-1)), note: main.steps_in_all ? `of ${whole(main.steps_in_all)}` : undefined },
+                {
+                  label: "State",
+                  key: "state",
+                  value: (
+                    <span>
+                      <i class={`dot ${main.state ?? row?.state ?? ""}`} />
+                      {main.state ?? row?.state}
+                    </span>
+                  ),
+                },
+                {
+                  label: "Step",
+                  key: "live-step",
+                  value: whole(main.steps.at(-1)),
+                  note: main.steps_in_all ? `of ${whole(main.steps_in_all)}` : undefined,
+                },
                 { label: "Loss", key: "loss", value: plain(last("loss")) },
                 { label: "Tokens a second", value: count(last("tokens_per_s")) },
                 { label: "Step time", value: seconds(last("step_s")) },
@@ -123,30 +164,79 @@ export function LiveView() {
           </Card>
           <div class="two">
             <RunChart title="Loss" column="loss" runs={shown} nameOf={nameOf} show={plain} />
-            <RunChart title="Tokens a second" column="tokens_per_s" runs={shown} nameOf={nameOf} show={count} zero />
-            <RunChart title="Gradient norm" column="grad_norm" runs={shown} nameOf={nameOf} show={plain} />
-            <RunChart title="Learning rate" column="lr" runs={shown} nameOf={nameOf} show={plain} zero />
+            <RunChart
+              title="Tokens a second"
+              column="tokens_per_s"
+              runs={shown}
+              nameOf={nameOf}
+              show={count}
+              zero
+            />
+            <RunChart
+              title="Gradient norm"
+              column="grad_norm"
+              runs={shown}
+              nameOf={nameOf}
+              show={plain}
+            />
+            <RunChart
+              title="Learning rate"
+              column="lr"
+              runs={shown}
+              nameOf={nameOf}
+              show={plain}
+              zero
+            />
           </div>
           <div class="two">
             <MemoryCompared measured={main.memory} predicted={memoryOf(main.predicted)} />
             <MemoryOverSteps run={main} />
             <Exposure run={main} />
+            {main.phases && main.phases.length > 0 && (
+              <Phases rows={main.phases} stragglers={main.stragglers ?? []} />
+            )}
           </div>
-          {main.phases && main.phases.length > 0 && <Phases rows={main.phases} stragglers={main.stragglers ?? []} />}
-          {some(main.gpu_utilisation) && <RunChart title="GPU use" column="gpu_utilisation" runs={shown} nameOf={nameOf} show={(v) => share(v, 0)} zero />}
+          {some(main.gpu_utilisation) && (
+            <RunChart
+              title="GPU use"
+              column="gpu_utilisation"
+              runs={shown}
+              nameOf={nameOf}
+              show={(v) => share(v, 0)}
+              zero
+            />
+          )}
           {differing.length > 0 && (
             <Card title="Configurations compared" note="what differs">
               <div class="scroll" tabIndex={0} role="region" aria-label="Configurations">
                 <table>
-                  <thead><tr><th>setting</th>{shown.map(([id]) => <th key={id}>{nameOf(id)}</th>)}</tr></thead>
-                  <tbody>{differing.map(([key, values]) => <tr key={key}><td>{key}</td>{values.map((v, i) => <td key={i}>{v}</td>)}</tr>)}</tbody>
+                  <thead>
+                    <tr>
+                      <th>setting</th>
+                      {shown.map(([id]) => (
+                        <th key={id}>{nameOf(id)}</th>
+                      ))}
+                    </tr>
+                  </thead>
+                  <tbody>
+                    {differing.map(([key, values]) => (
+                      <tr key={key}>
+                        <td>{key}</td>
+                        {values.map((v, i) => (
+                          <td key={i}>{v}</td>
+                        ))}
+                      </tr>
+                    ))}
+                  </tbody>
                 </table>
               </div>
             </Card>
           )}
         </>
       ) : (
-        <Card><p class="empty-note">{rows.length ? "Choose a run." : "No run is being watched."}</p></Card>
+        <Card>
+          <p class="empty-note">{rows.length ? "Choose a run." : "No run is being watched."}</p>
+        </Card>
       )}
     </View>
   );
@@ -154,7 +244,9 @@ export function LiveView() {
 
 const memoryOf = (p: RunSeries["predicted"]): Record<string, number | null> | undefined => {
   if (!p) return undefined;
-  return "memory" in p && p.memory && typeof p.memory === "object" ? p.memory : (p as Record<string, number | null>);
+  return "memory" in p && p.memory && typeof p.memory === "object"
+    ? p.memory
+    : (p as Record<string, number | null>);
 };
 
 // Columns of several runs over the union of their steps.
@@ -169,16 +261,54 @@ function joined(runs: [string, RunSeries][], column: string): { x: number[]; val
   return { x, values };
 }
 
-const MARKS: Record<string, string> = { checkpoint: "activations", restart: "limit", skipped: "limit", evaluation: "soft", end: "soft" };
+const MARKS: Record<string, string> = {
+  checkpoint: "activations",
+  restart: "limit",
+  skipped: "limit",
+  evaluation: "soft",
+  end: "soft",
+};
 
-function RunChart({ title, column, runs, nameOf, show, zero = false }: { title: string; column: string; runs: [string, RunSeries][]; nameOf: (id: string) => string; show: (v: number | null) => string; zero?: boolean }) {
+function RunChart({
+  title,
+  column,
+  runs,
+  nameOf,
+  show,
+  zero = false,
+}: {
+  title: string;
+  column: string;
+  runs: [string, RunSeries][];
+  nameOf: (id: string) => string;
+  show: (v: number | null) => string;
+  zero?: boolean;
+}) {
   const { x, values } = joined(runs, column);
   if (!values.some((v) => v.some((n) => n != null))) return null;
-  const series: Series[] = runs.map(([id], i) => ({ label: nameOf(id), colour: INKS[i % INKS.length] ?? "params", values: values[i] ?? [] }));
-  const marks: Mark[] = (runs[0]?.[1].marks ?? []).map((m) => ({ x: m.step, label: m.kind, colour: MARKS[m.kind] ?? "soft" }));
+  const series: Series[] = runs.map(([id], i) => ({
+    label: nameOf(id),
+    colour: INKS[i % INKS.length] ?? "params",
+    values: values[i] ?? [],
+  }));
+  const marks: Mark[] = (runs[0]?.[1].marks ?? []).map((m) => ({
+    x: m.step,
+    label: m.kind,
+    colour: MARKS[m.kind] ?? "soft",
+  }));
   return (
     <Card title={title}>
-      <Chart label={`${title} over steps`} x={x} xLabel="step" series={series} show={show} zero={zero} marks={marks} height={210} showX={whole} />
+      <Chart
+        label={`${title} over steps`}
+        x={x}
+        xLabel="step"
+        series={series}
+        show={show}
+        zero={zero}
+        marks={marks}
+        height={210}
+        showX={whole}
+      />
     </Card>
   );
 }
@@ -200,7 +330,12 @@ function Exposure({ run }: { run: RunSeries }) {
           { label: "exposed", colour: "limit", values: run.comm_exposed_s ?? [] },
         ]}
       />
-      <Legend items={[["dp", "time in collectives, hidden or not"], ["limit", "exposed: computation waits"]]} />
+      <Legend
+        items={[
+          ["dp", "time in collectives, hidden or not"],
+          ["limit", "exposed: computation waits"],
+        ]}
+      />
     </Card>
   );
 }
@@ -223,7 +358,17 @@ function MemoryOverSteps({ run }: { run: RunSeries }) {
         series={[
           { label: "peak", colour: "activations", values: run.mem_peak_bytes ?? [] },
           { label: "between steps", colour: "params", values: run.mem_bytes ?? [] },
-          ...(peak == null ? [] : [{ label: "predicted peak", colour: "soft", dash: [5, 5], width: 1.5, values: run.steps.map(() => peak) }]),
+          ...(peak == null
+            ? []
+            : [
+                {
+                  label: "predicted peak",
+                  colour: "soft",
+                  dash: [5, 5],
+                  width: 1.5,
+                  values: run.steps.map(() => peak),
+                },
+              ]),
         ]}
       />
     </Card>
@@ -239,7 +384,10 @@ function differences(runs: [string, Record<string, unknown>][]): [string, string
 }
 
 // The series of the chosen runs, read again whenever the server says that there is more.
-function useFollowed(ids: string[]): { series: Record<string, RunSeries>; error: Refusal | undefined } {
+function useFollowed(ids: string[]): {
+  series: Record<string, RunSeries>;
+  error: Refusal | undefined;
+} {
   const [series, setSeries] = useState<Record<string, RunSeries>>({});
   const [error, setError] = useState<Refusal>();
   const alive = useRef(true);
@@ -262,7 +410,12 @@ function useFollowed(ids: string[]): { series: Record<string, RunSeries>; error:
             setError(undefined);
           }
         } catch (e) {
-          if (alive.current && !over) setError(e instanceof RefusedError ? e.refusal : { message: "The server does not answer; trying again." });
+          if (alive.current && !over)
+            setError(
+              e instanceof RefusedError
+                ? e.refusal
+                : { message: "The server does not answer; trying again." },
+            );
         }
         await new Promise((done) => setTimeout(done, 400)); // at most twice a second
         reading = false;
@@ -276,7 +429,8 @@ function useFollowed(ids: string[]): { series: Record<string, RunSeries>; error:
       let retry = 0;
       const follow = () => {
         events = new EventSource(`api/runs/${encodeURIComponent(id)}/events`);
-        for (const kind of ["points", "state", "again", "open"]) events.addEventListener(kind, () => void read());
+        for (const kind of ["points", "state", "again", "open"])
+          events.addEventListener(kind, () => void read());
         events.onerror = () => {
           // A closed source stays closed: when the server comes back, begin anew.
           if (events?.readyState !== EventSource.CLOSED || over) return;
@@ -294,4 +448,3 @@ function useFollowed(ids: string[]): { series: Record<string, RunSeries>; error:
   }, [ids.join(",")]);
   return { series, error };
 }
-

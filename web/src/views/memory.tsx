@@ -118,9 +118,28 @@ export function MemoryView() {
             <ModelFields at={at} set={set} />
           )}
           <hr />
-          <Slider label="Data parallel" name="dp" also={["gpus"]} value={at.dp} stops={doublings(1, 1024)} onChange={(dp) => set({ dp })} />
-          <Slider label="Tensor parallel" name="tp" value={at.tp} stops={doublings(1, 16)} onChange={(tp) => set({ tp })} />
-          <Slider label="Pipeline parallel" name="pp" value={at.pp} stops={doublings(1, 64)} onChange={(pp) => set({ pp })} />
+          <Slider
+            label="Data parallel"
+            name="dp"
+            also={["gpus"]}
+            value={at.dp}
+            stops={doublings(1, 1024)}
+            onChange={(dp) => set({ dp })}
+          />
+          <Slider
+            label="Tensor parallel"
+            name="tp"
+            value={at.tp}
+            stops={doublings(1, 16)}
+            onChange={(tp) => set({ tp })}
+          />
+          <Slider
+            label="Pipeline parallel"
+            name="pp"
+            value={at.pp}
+            stops={doublings(1, 64)}
+            onChange={(pp) => set({ pp })}
+          />
           <Segments
             label="Stage to look at"
             name="zero"
@@ -133,14 +152,57 @@ export function MemoryView() {
               ["3", "3"],
             ]}
           />
-          <Choice label="State layout" name="layout" value={at.layout} options={(about?.layouts ?? []).map((l) => [l.name, `${l.name} · ${l.total} B`])} onChange={(layout) => set({ layout })} />
-          <Choice label="GPU" name="hardware" value={at.hardware} options={(about?.hardware ?? []).map((h) => [h.name, `${h.name} · ${bytes(h.memory)}`])} onChange={(hardware) => set({ hardware })} />
+          <Choice
+            label="State layout"
+            name="layout"
+            value={at.layout}
+            options={(about?.layouts ?? []).map((l) => [l.name, `${l.name} · ${l.total} B`])}
+            onChange={(layout) => set({ layout })}
+          />
+          <Choice
+            label="GPU"
+            name="hardware"
+            value={at.hardware}
+            options={(about?.hardware ?? []).map((h) => [h.name, `${h.name} · ${bytes(h.memory)}`])}
+            onChange={(hardware) => set({ hardware })}
+          />
           <hr />
-          <Slider label="Micro-batch" name="micro_batch" value={at.micro_batch} stops={[1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 32, 64]} onChange={(micro_batch) => set({ micro_batch })} disabled={sized} />
-          <Slider label="Sequence" name="seq" value={at.seq} show={(v) => v || "the model's"} stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]} onChange={(seq) => set({ seq })} disabled={sized} />
-          <Segments label="Recompute" name="recompute" also={["checkpoint_activations"]} value={at.recompute} options={["none", "selective", "full"]} onChange={(recompute) => set({ recompute })} disabled={sized} />
-          <Toggle label="Sequence parallel" name="sequence_parallel" value={at.sequence_parallel === "true"} onChange={(sequence_parallel) => set({ sequence_parallel })} disabled={sized} />
-          {sized && <p class="hint">Activations need a shape: choose a model by name or by shape.</p>}
+          <Slider
+            label="Micro-batch"
+            name="micro_batch"
+            value={at.micro_batch}
+            stops={[1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 32, 64]}
+            onChange={(micro_batch) => set({ micro_batch })}
+            disabled={sized}
+          />
+          <Slider
+            label="Sequence"
+            name="seq"
+            value={at.seq}
+            show={(v) => v || "the model's"}
+            stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]}
+            onChange={(seq) => set({ seq })}
+            disabled={sized}
+          />
+          <Segments
+            label="Recompute"
+            name="recompute"
+            also={["checkpoint_activations"]}
+            value={at.recompute}
+            options={["none", "selective", "full"]}
+            onChange={(recompute) => set({ recompute })}
+            disabled={sized}
+          />
+          <Toggle
+            label="Sequence parallel"
+            name="sequence_parallel"
+            value={at.sequence_parallel === "true"}
+            onChange={(sequence_parallel) => set({ sequence_parallel })}
+            disabled={sized}
+          />
+          {sized && (
+            <p class="hint">Activations need a shape: choose a model by name or by shape.</p>
+          )}
         </>
       }
       tries={
@@ -157,30 +219,72 @@ export function MemoryView() {
           <h2>Notice</h2>
           <p>
             Most of the 16 bytes of a parameter are optimizer state, so <strong>stage 1</strong>{" "}
-            already brings most of the saving, and sends no more than DDP. Stage 3 sends half as much
-            again.
+            already brings most of the saving, and sends no more than DDP. Stage 3 sends half as
+            much again.
           </p>
         </>
       }
     >
-      <Card title="One GPU's memory" note={data?.capacity ? `dashed: ${bytes(data.capacity)} that ${at.hardware} can fill` : undefined}>
-        {data && <MemoryBars stages={data.stages} capacity={data.capacity} fitsFrom={data.fits_from_dp} chosen={at.zero} choose={(zero) => set({ zero })} />}
+      <Card
+        title="One GPU's memory"
+        note={
+          data?.capacity
+            ? `dashed: ${bytes(data.capacity)} that ${at.hardware} can fill`
+            : undefined
+        }
+      >
+        {data && (
+          <MemoryBars
+            stages={data.stages}
+            capacity={data.capacity}
+            fitsFrom={data.fits_from_dp}
+            chosen={at.zero}
+            choose={(zero) => set({ zero })}
+          />
+        )}
         <Legend items={sized ? MEMORY_PARTS.slice(0, 3) : MEMORY_PARTS} />
         {sized && data?.stages.some((s) => s.assumed) && (
-          <p class="note spaced">Dotted: what a model of about this size needs besides for activations and buffers, a guess. “Fits” counts it.</p>
+          <p class="note spaced">
+            Dotted: what a model of about this size needs besides for activations and buffers, a
+            guess. “Fits” counts it.
+          </p>
         )}
       </Card>
       {data && chosen && ddp && (
         <Card title={`${chosen.name}, in figures`}>
           <Figures
             items={[
-              { label: "On each GPU", key: "total", value: bytes(chosen.memory.total), tone: chosen.fits ? "good" : "bad", note: chosen.fits ? "fits" : `more than ${bytes(data.capacity)}` },
+              {
+                label: "On each GPU",
+                key: "total",
+                value: bytes(chosen.memory.total),
+                tone: chosen.fits ? "good" : "bad",
+                note: chosen.fits ? "fits" : `more than ${bytes(data.capacity)}`,
+              },
               { label: "Parameters", key: "params", value: bytes(chosen.memory.params) },
               { label: "Gradients", key: "grads", value: bytes(chosen.memory.grads) },
               { label: "Optimizer state", key: "optimizer", value: bytes(chosen.memory.optimizer) },
-              ...(chosen.memory.activations == null ? [] : [{ label: "Activations", key: "activations", value: bytes(chosen.memory.activations) }]),
-              { label: "Sent per step", key: "sent", value: bytes(chosen.sent.total), note: `DDP: ${bytes(ddp.sent.total)}` },
-              { label: "Copies of the state", key: "copies", value: chosen.copies.toFixed(2), note: `${bytes(chosen.state_in_all)} in all` },
+              ...(chosen.memory.activations == null
+                ? []
+                : [
+                    {
+                      label: "Activations",
+                      key: "activations",
+                      value: bytes(chosen.memory.activations),
+                    },
+                  ]),
+              {
+                label: "Sent per step",
+                key: "sent",
+                value: bytes(chosen.sent.total),
+                note: `DDP: ${bytes(ddp.sent.total)}`,
+              },
+              {
+                label: "Copies of the state",
+                key: "copies",
+                value: chosen.copies.toFixed(2),
+                note: `${bytes(chosen.state_in_all)} in all`,
+              },
             ]}
           />
         </Card>
@@ -196,7 +300,9 @@ export function MemoryView() {
           </ul>
         </Card>
         <Card title="Which rank holds what" note={chosen?.name}>
-          {data && chosen && <Owners stage={chosen} owners={data.owners} parameters={data.parameters_on_a_rank} />}
+          {data && chosen && (
+            <Owners stage={chosen} owners={data.owners} parameters={data.parameters_on_a_rank} />
+          )}
           <Legend items={MEMORY_PARTS.slice(0, 3)} />
         </Card>
       </div>

@@ -10,8 +10,21 @@ import { useFields } from "../route";
 
 interface SyncAnswer {
   ranks: number;
-  parameters: { name: string; elements: number; bucket: number; before: number[][]; after: number[][] | number[] }[];
-  buckets: { index: number; bytes: number; parameters: string[]; ready: number; sent: number; done: number }[];
+  parameters: {
+    name: string;
+    elements: number;
+    bucket: number;
+    before: number[][];
+    after: number[][] | number[];
+  }[];
+  buckets: {
+    index: number;
+    bytes: number;
+    parameters: string[];
+    ready: number;
+    sent: number;
+    done: number;
+  }[];
   ways: { name: string; seconds: number; spans: Span[] }[];
   bucket_bytes?: number;
   command?: string;
@@ -34,11 +47,39 @@ export function SyncView() {
       command={data?.command}
       controls={
         <>
-          <Slider label="Ranks" name="ranks" value={at.ranks} stops={range(2, 4)} onChange={(ranks) => set({ ranks })} />
-          <Slider label="Bucket size" name="bucket_size" value={at.bucket_size} show={(v) => (Number.isFinite(Number(v)) ? bytes(Number(v)) : v)} stops={[16, 64, 100, 150, 200, 300, 500, 1000, 4000]} onChange={(bucket_size) => set({ bucket_size })} hint="of the small network in the table" />
-          <Slider label="Width, timed network" name="width" value={at.width} stops={[64, 128, 256, 512, 1024]} onChange={(width) => set({ width })} />
-          <Slider label="Layers, timed network" name="layers" value={at.layers} stops={[2, 4, 6, 8, 12]} onChange={(layers) => set({ layers })} />
-          <p class="hint" role="status">{busy ? "Running a step on this machine…" : "Each change runs a step on this machine."}</p>
+          <Slider
+            label="Ranks"
+            name="ranks"
+            value={at.ranks}
+            stops={range(2, 4)}
+            onChange={(ranks) => set({ ranks })}
+          />
+          <Slider
+            label="Bucket size"
+            name="bucket_size"
+            value={at.bucket_size}
+            show={(v) => (Number.isFinite(Number(v)) ? bytes(Number(v)) : v)}
+            stops={[16, 64, 100, 150, 200, 300, 500, 1000, 4000]}
+            onChange={(bucket_size) => set({ bucket_size })}
+            hint="of the small network in the table"
+          />
+          <Slider
+            label="Width, timed network"
+            name="width"
+            value={at.width}
+            stops={[64, 128, 256, 512, 1024]}
+            onChange={(width) => set({ width })}
+          />
+          <Slider
+            label="Layers, timed network"
+            name="layers"
+            value={at.layers}
+            stops={[2, 4, 6, 8, 12]}
+            onChange={(layers) => set({ layers })}
+          />
+          <p class="hint" role="status">
+            {busy ? "Running a step on this machine…" : "Each change runs a step on this machine."}
+          </p>
         </>
       }
       tries={
@@ -51,20 +92,36 @@ export function SyncView() {
           <h2>Notice</h2>
           <p>
             Backward runs from the last layer to the first, so the <strong>last layer's</strong>{" "}
-            bucket is ready first. With overlap it travels while earlier layers still compute. Before,
-            every rank has its own gradient; after, all hold the same.
+            bucket is ready first. With overlap it travels while earlier layers still compute.
+            Before, every rank has its own gradient; after, all hold the same.
           </p>
         </>
       }
     >
       {data?.ways.map((w) => (
-        <Card key={w.name} title={{ "per-parameter": "One call for each parameter", bucketed: "In buckets, after backward", overlapped: "In buckets, while backward goes on" }[w.name] ?? w.name} note={<span data-figure={`way-${w.name}`}>{seconds(w.seconds)}</span>}>
+        <Card
+          key={w.name}
+          title={
+            {
+              "per-parameter": "One call for each parameter",
+              bucketed: "In buckets, after backward",
+              overlapped: "In buckets, while backward goes on",
+            }[w.name] ?? w.name
+          }
+          note={<span data-figure={`way-${w.name}`}>{seconds(w.seconds)}</span>}
+        >
           <Lanes spans={w.spans} label={w.name} until={until} />
         </Card>
       ))}
       {data && (
         <Card>
-          <Legend items={[["forward", "forward"], ["backward", "backward"], ["dp", "all-reduce"]]} />
+          <Legend
+            items={[
+              ["forward", "forward"],
+              ["backward", "backward"],
+              ["dp", "all-reduce"],
+            ]}
+          />
         </Card>
       )}
       {data && (
@@ -72,16 +129,28 @@ export function SyncView() {
           <div class="scroll" tabIndex={0} role="region" aria-label="Gradients of each parameter">
             <table>
               <thead>
-                <tr><th>parameter</th><th>elements</th><th>bucket</th><th>before, rank by rank</th><th>after</th></tr>
+                <tr>
+                  <th>parameter</th>
+                  <th>elements</th>
+                  <th>bucket</th>
+                  <th>before, rank by rank</th>
+                  <th>after</th>
+                </tr>
               </thead>
               <tbody>
                 {data.parameters.map((p) => (
                   <tr key={p.name}>
-                    <td><code>{p.name}</code></td>
+                    <td>
+                      <code>{p.name}</code>
+                    </td>
                     <td>{p.elements.toLocaleString("en-US")}</td>
                     <td>{p.bucket}</td>
-                    <td><Numbers of={p.before.map((v) => v[0])} tone="differs" /></td>
-                    <td><Numbers of={p.after.map((v) => (Array.isArray(v) ? v[0] : v))} tone="same" /></td>
+                    <td>
+                      <Numbers of={p.before.map((v) => v[0])} tone="differs" />
+                    </td>
+                    <td>
+                      <Numbers of={p.after.map((v) => (Array.isArray(v) ? v[0] : v))} tone="same" />
+                    </td>
                   </tr>
                 ))}
               </tbody>
@@ -93,21 +162,49 @@ export function SyncView() {
         <Card title="Buckets, overlapped">
           <div class="scroll" tabIndex={0} role="region" aria-label="Buckets">
             <table>
-              <thead><tr><th>bucket</th><th>bytes</th><th>parameters</th><th>ready</th><th>sent</th><th>done</th></tr></thead>
+              <thead>
+                <tr>
+                  <th>bucket</th>
+                  <th>bytes</th>
+                  <th>parameters</th>
+                  <th>ready</th>
+                  <th>sent</th>
+                  <th>done</th>
+                </tr>
+              </thead>
               <tbody>
                 {data.buckets.map((b) => (
-                  <tr key={b.index}><td>{b.index}</td><td>{bytes(b.bytes)}</td><td>{b.parameters.length}</td><td>{seconds(b.ready)}</td><td>{seconds(b.sent)}</td><td>{seconds(b.done)}</td></tr>
+                  <tr key={b.index}>
+                    <td>{b.index}</td>
+                    <td>{bytes(b.bytes)}</td>
+                    <td>{b.parameters.length}</td>
+                    <td>{seconds(b.ready)}</td>
+                    <td>{seconds(b.sent)}</td>
+                    <td>{seconds(b.done)}</td>
+                  </tr>
                 ))}
               </tbody>
             </table>
           </div>
         </Card>
       )}
-      {!data && !error && <Card><p class="empty-note">Running a step…</p></Card>}
+      {!data && !error && (
+        <Card>
+          <p class="empty-note">Running a step…</p>
+        </Card>
+      )}
     </View>
   );
 }
 
 function Numbers({ of, tone }: { of: (number | undefined)[]; tone: string }) {
-  return <span class="values">{of.map((v, i) => <span key={i} class={tone}>{plain(v)}</span>)}</span>;
+  return (
+    <span class="values">
+      {of.map((v, i) => (
+        <span key={i} class={tone}>
+          {plain(v)}
+        </span>
+      ))}
+    </span>
+  );
 }

@@ -12,7 +12,15 @@ interface Simulated {
   step: number;
   tokens_per_s: number;
   utilisation: number;
-  time: { compute: number; dp: number; tp: number; pp: number; bubble: number; optimizer: number; step: number };
+  time: {
+    compute: number;
+    dp: number;
+    tp: number;
+    pp: number;
+    bubble: number;
+    optimizer: number;
+    step: number;
+  };
   fits?: boolean;
   spans?: Span[];
   command?: string;
@@ -41,7 +49,12 @@ export function TraceView() {
   const runs = useRuns();
   const body = useMemo(() => {
     const { source: _s, overlap, ...rest } = at;
-    return question({ ...rest, overlap_grad_reduce: overlap, overlap_param_gather: overlap, prefetch: overlap });
+    return question({
+      ...rest,
+      overlap_grad_reduce: overlap,
+      overlap_param_gather: overlap,
+      prefetch: overlap,
+    });
   }, [JSON.stringify(at)]);
   const answer = useAnswer<Simulated>("api/simulate", body, simulated);
   const run = useTrace(simulated ? "" : at.source);
@@ -57,21 +70,109 @@ export function TraceView() {
       command={simulated ? answer.data?.command : undefined}
       controls={
         <>
-          <Choice label="Of" name="source" value={at.source} options={[["simulated", "a simulated step"], ...runs.map((r): [string, string] => [r.id, `run ${r.name}`])]} onChange={(source) => set({ source })} />
+          <Choice
+            label="Of"
+            name="source"
+            value={at.source}
+            options={[
+              ["simulated", "a simulated step"],
+              ...runs.map((r): [string, string] => [r.id, `run ${r.name}`]),
+            ]}
+            onChange={(source) => set({ source })}
+          />
           {simulated && (
             <>
-              <Choice label="Model" name="model" value={at.model} options={(about?.models ?? []).map((m) => [m.name, `${m.name} · ${count(m.params)}`])} onChange={(model) => set({ model })} />
-              <Choice label="GPU" name="hardware" value={at.hardware} options={(about?.hardware ?? []).map((h) => h.name)} onChange={(hardware) => set({ hardware })} />
-              <Slider label="Data parallel" name="dp" also={["gpus"]} value={at.dp} stops={doublings(1, 512)} onChange={(dp) => set({ dp })} />
-              <Slider label="Tensor parallel" name="tp" value={at.tp} stops={doublings(1, 8)} onChange={(tp) => set({ tp })} />
-              <Slider label="Pipeline parallel" name="pp" value={at.pp} stops={doublings(1, 16)} onChange={(pp) => set({ pp })} />
-              <Segments label="ZeRO stage" name="zero" value={at.zero} options={[["0", "DDP"], "1", "2", "3"]} onChange={(zero) => set({ zero })} />
-              <Slider label="Micro-batch" name="micro_batch" value={at.micro_batch} stops={[1, 2, 4, 8, 16]} onChange={(micro_batch) => set({ micro_batch })} />
-              <Slider label="Micro-batches a step" name="grad_accum" value={at.grad_accum} stops={[1, 2, 4, 8, 16, 32]} onChange={(grad_accum) => set({ grad_accum })} />
-              <Choice label="Schedule" name="schedule" value={at.schedule} options={about?.schedules ?? []} onChange={(schedule) => set({ schedule })} />
-              <Toggle label="Overlap communication" name="overlap" also={["overlap_grad_reduce", "overlap_param_gather", "prefetch"]} value={at.overlap === "true"} onChange={(overlap) => set({ overlap })} />
-              <Slider label="Jitter" name="jitter" value={at.jitter} show={(v) => `${plain(Number(v) * 100)}%`} stops={[0, 0.01, 0.02, 0.05, 0.1, 0.2]} onChange={(v) => set({ jitter: v.endsWith("%") ? String(Number(v.slice(0, -1)) / 100) : v })} />
-              <Slider label="Ranks drawn" name="trace_ranks" value={at.trace_ranks} stops={[1, 2, 4, 8, 16]} onChange={(trace_ranks) => set({ trace_ranks })} />
+              <Choice
+                label="Model"
+                name="model"
+                value={at.model}
+                options={(about?.models ?? []).map((m) => [
+                  m.name,
+                  `${m.name} · ${count(m.params)}`,
+                ])}
+                onChange={(model) => set({ model })}
+              />
+              <Choice
+                label="GPU"
+                name="hardware"
+                value={at.hardware}
+                options={(about?.hardware ?? []).map((h) => h.name)}
+                onChange={(hardware) => set({ hardware })}
+              />
+              <Slider
+                label="Data parallel"
+                name="dp"
+                also={["gpus"]}
+                value={at.dp}
+                stops={doublings(1, 512)}
+                onChange={(dp) => set({ dp })}
+              />
+              <Slider
+                label="Tensor parallel"
+                name="tp"
+                value={at.tp}
+                stops={doublings(1, 8)}
+                onChange={(tp) => set({ tp })}
+              />
+              <Slider
+                label="Pipeline parallel"
+                name="pp"
+                value={at.pp}
+                stops={doublings(1, 16)}
+                onChange={(pp) => set({ pp })}
+              />
+              <Segments
+                label="ZeRO stage"
+                name="zero"
+                value={at.zero}
+                options={[["0", "DDP"], "1", "2", "3"]}
+                onChange={(zero) => set({ zero })}
+              />
+              <Slider
+                label="Micro-batch"
+                name="micro_batch"
+                value={at.micro_batch}
+                stops={[1, 2, 4, 8, 16]}
+                onChange={(micro_batch) => set({ micro_batch })}
+              />
+              <Slider
+                label="Micro-batches a step"
+                name="grad_accum"
+                value={at.grad_accum}
+                stops={[1, 2, 4, 8, 16, 32]}
+                onChange={(grad_accum) => set({ grad_accum })}
+              />
+              <Choice
+                label="Schedule"
+                name="schedule"
+                value={at.schedule}
+                options={about?.schedules ?? []}
+                onChange={(schedule) => set({ schedule })}
+              />
+              <Toggle
+                label="Overlap communication"
+                name="overlap"
+                also={["overlap_grad_reduce", "overlap_param_gather", "prefetch"]}
+                value={at.overlap === "true"}
+                onChange={(overlap) => set({ overlap })}
+              />
+              <Slider
+                label="Jitter"
+                name="jitter"
+                value={at.jitter}
+                show={(v) => `${plain(Number(v) * 100)}%`}
+                stops={[0, 0.01, 0.02, 0.05, 0.1, 0.2]}
+                onChange={(v) =>
+                  set({ jitter: v.endsWith("%") ? String(Number(v.slice(0, -1)) / 100) : v })
+                }
+              />
+              <Slider
+                label="Ranks drawn"
+                name="trace_ranks"
+                value={at.trace_ranks}
+                stops={[1, 2, 4, 8, 16]}
+                onChange={(trace_ranks) => set({ trace_ranks })}
+              />
             </>
           )}
         </>
@@ -80,8 +181,8 @@ export function TraceView() {
         <>
           <h2>Try</h2>
           <p>
-            Zoom in (<strong>+</strong> and <strong>−</strong>, or Ctrl and the wheel) on a gather at
-            stage 3: it lies under the forward of the layer before. Then switch{" "}
+            Zoom in (<strong>+</strong> and <strong>−</strong>, or Ctrl and the wheel) on a gather
+            at stage 3: it lies under the forward of the layer before. Then switch{" "}
             <strong>overlap</strong> off.
           </p>
           <p>Set pipeline parallel to 4 and draw 4 ranks: the gaps are the bubble.</p>
@@ -108,8 +209,22 @@ export function TraceView() {
         </Card>
       )}
       <Card title="Timeline">
-        {spans && spans.length > 0 ? <Lanes spans={spans} label="Timeline of the step" /> : <p class="empty-note">{run.note ?? "Nothing to draw yet."}</p>}
-        <Legend items={[["forward", "forward"], ["backward", "backward"], ["weight", "backward of weights"], ["step", "optimizer"], ["dp", "dp"], ["tp", "tp"], ["pp", "pp"]]} />
+        {spans && spans.length > 0 ? (
+          <Lanes spans={spans} label="Timeline of the step" />
+        ) : (
+          <p class="empty-note">{run.note ?? "Nothing to draw yet."}</p>
+        )}
+        <Legend
+          items={[
+            ["forward", "forward"],
+            ["backward", "backward"],
+            ["weight", "backward of weights"],
+            ["step", "optimizer"],
+            ["dp", "dp"],
+            ["tp", "tp"],
+            ["pp", "pp"],
+          ]}
+        />
       </Card>
     </View>
   );
@@ -137,18 +252,33 @@ export function useRuns(): RunRow[] {
 
 // As tessera train --trace writes it, for other viewers too: microseconds, tracks by number.
 interface TraceFile {
-  traceEvents: { name: string; ph: string; pid: number; tid: number; ts?: number; dur?: number; args?: { name?: string } }[];
+  traceEvents: {
+    name: string;
+    ph: string;
+    pid: number;
+    tid: number;
+    ts?: number;
+    dur?: number;
+    args?: { name?: string };
+  }[];
 }
 function spansOf(file: TraceFile): Span[] {
   const lanes = new Map<string, string>();
   for (const e of file.traceEvents) {
-    if (e.ph === "M" && e.name === "thread_name") lanes.set(`${e.pid}/${e.tid}`, e.args?.name ?? "");
+    if (e.ph === "M" && e.name === "thread_name")
+      lanes.set(`${e.pid}/${e.tid}`, e.args?.name ?? "");
   }
   const events = file.traceEvents.filter((e) => e.ph === "X" && e.ts !== undefined);
   const first = events.reduce((least, e) => Math.min(least, e.ts ?? 0), Infinity);
   return events.map((e) => {
     const begin = ((e.ts ?? 0) - first) / 1e6;
-    return { rank: e.pid, lane: lanes.get(`${e.pid}/${e.tid}`) ?? String(e.tid), what: e.name, begin, end: begin + (e.dur ?? 0) / 1e6 };
+    return {
+      rank: e.pid,
+      lane: lanes.get(`${e.pid}/${e.tid}`) ?? String(e.tid),
+      what: e.name,
+      begin,
+      end: begin + (e.dur ?? 0) / 1e6,
+    };
   });
 }
 
