@@ -222,7 +222,7 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
     one.scenario = scenario_for(a, settled);
     one.tokens = static_cast<double>(settled.global_batch * settled.seq);
     if (first) sweep.question = settled;
-    if (!a.given_forward) fits[size] = fit_of(settled);
+    if (!a.given_forward) fits[size] = simulator::fit_of(settled);
     first = false;
     progress.add();
     last = one;
@@ -267,14 +267,14 @@ int simulate_command(int argc, char** argv) {
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
   s.given_times = a.given_forward;
-  if (!a.given_forward) s.fit = fit_of(s.question);
+  if (!a.given_forward) s.fit = simulator::fit_of(s.question);
   if (a.collective == "mixed" && s.scenario.dp() > 1 && !s.scenario.irregular()) {
     simulator::Scenario other = s.scenario;
     other.topology.algorithm = planner::Algorithm::automatic;
     s.quicker = simulate(other).step;
   }
   if (!a.given_forward && !s.scenario.irregular()) {
-    s.planned = planner::step_time(s.question).step();
+    s.agreement = simulator::agreement_of(s.scenario, s.result);
   }
   if (!a.trace.empty()) {
     write_file("--trace", a.trace, simulator::trace_json(s.scenario, s.result));

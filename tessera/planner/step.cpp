@@ -5,6 +5,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/layer_time.h"
 #include "tessera/planner/rank_load.h"
 
@@ -51,11 +52,14 @@ Hardware as_launched(const Question& q) {
 // Reads and writes its state, reads the gradient as often as it is looked at (for its norm, to
 // clip it, to clear it) and writes the parameters.
 double optimizer_time(const Question& q, const Hardware& hardware, double params) {
-  const double per_param =
-      2.0 * q.layout.optimizer() + q.layout.param + q.hardware.gradient_passes * q.layout.grad;
-  const double shard = params / (sharding_of_stage(q.zero).optimizer ? q.dp() : 1);
+  const Sharding sharded = sharding_of_stage(q.zero);
+  const double state =
+      (2.0 * q.layout.optimizer() + q.layout.param) * (params / (sharded.optimizer ? q.dp() : 1));
+  // Whoever keeps a whole gradient goes over the whole of it.
+  const bool whole = !sharded.grads || q.policy() == ReducePolicy::last;
+  const double grads = q.hardware.gradient_passes * q.layout.grad * (params / (whole ? 1 : q.dp()));
   const double launches = q.light_activations() ? 4 : 30;
-  return elapsed(hardware, {pass_time(q.hardware, shard * per_param), launches});
+  return elapsed(hardware, {pass_time(q.hardware, state + grads), launches});
 }
 
 void add_chunks(const Question& q, const Hardware& hardware, Step& step) {
@@ -72,7 +76,7 @@ void add_chunks(const Question& q, const Hardware& hardware, Step& step) {
       if (share.embedding) add(chunk, embedding, 1);
       if (share.head) add(chunk, head, 1);
       const double params = params_on_rank(q, {share});
-      chunk.grad_bytes = params * q.layout.grad;
+      chunk.grad_bytes = traveling_grad_bytes(q, params, {share});
       chunk.param_bytes = params * q.layout.param;
       chunk.units = std::max(
           1, static_cast<int>(share.layers) + (share.embedding ? 1 : 0) + (share.head ? 1 : 0));
@@ -146,13 +150,16 @@ double Step::hop_seconds(const GroupPlace& place) const {
 
 Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
   if (dp() == 1 || zero == 0) return {};
-  const double pieces = zero == 3 ? chunk.units : std::ceil(chunk.param_bytes / bucket_bytes);
+  // With nothing to hide them behind they go at once.
+  const double buckets = overlap_param_gather ? std::ceil(chunk.param_bytes / bucket_bytes) : 1;
+  const double pieces = zero == 3 ? chunk.units : buckets;
   return in_pieces(*this, places, Collective::all_gather, chunk.param_bytes, std::max(1.0, pieces));
 }
 
 Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
   if (dp() == 1) return {};
-  const double pieces = zero == 3 ? chunk.units : std::ceil(chunk.grad_bytes / bucket_bytes);
+  const double buckets = overlap_grad_reduce ? std::ceil(chunk.grad_bytes / bucket_bytes) : 1;
+  const double pieces = zero == 3 ? chunk.units : buckets;
   return in_pieces(*this, places, zero > 0 ? Collective::reduce_scatter : Collective::all_reduce,
                    chunk.grad_bytes, std::max(1.0, pieces));
 }
@@ -174,7 +181,7 @@ Step describe_step(const Question& q) {
   step.axes = q.axes;
   step.order = q.order;
   step.topology = q.hardware.topology(q.per_node);
-  step.interference = q.hardware.interference;
+  step.interference = q.hardware.interference * pace_of(step.topology, places(q).dp);
   const Hardware hardware = as_launched(q);
   add_chunks(q, hardware, step);
   if (q.pp() > 1) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -22,6 +23,8 @@ class StepClock {
   void start(const StepStart& start);
   // `seconds`: of each member for the whole operation.
   void run(const StepOp& op, double reduce_seconds, const double* seconds);
+  // A message that the only member needs comes then.
+  void wait_until(double time) { members_.front().now = std::max(now(), time); }
   // Reductions after all computation.
   void reduce_late(int count, double seconds);
   void finish();

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/planner/pipeline_time.h"
-#include "tessera/planner/rank_clock.h"
+#include "tessera/planner/step_play.h"
 
 namespace tessera::planner {
 namespace {
@@ -19,52 +18,76 @@ struct OwnTime {
   }
 };
 
-double tied_seconds(const Step& step, const Places& places) {
-  if (step.tied_bytes <= 0 || step.pp() == 1) return 0;
-  return places.seconds(Collective::all_reduce, step.tied_bytes, places.tied);
+std::size_t slowest_rank(const Step& step) {
+  std::size_t slowest = 0;
+  double most = 0;
+  for (std::size_t r = 0; r < step.chunks.size(); ++r) {
+    const double own = OwnTime(step.chunks[r]).all;
+    if (own > most) {
+      most = own;
+      slowest = r;
+    }
+  }
+  return slowest;
 }
 
 }  // namespace
 
 StepTime step_time(const Step& s) {
   const Places places = s.places();
-  std::vector<RankTime> ranks, plain;
-  std::vector<RankClock> clocks;
-  OwnTime slowest(s.chunks.front());
-  for (std::size_t r = 0; r < s.chunks.size(); ++r) {
-    // Ranks in the middle are alike.
-    const bool again = r > 0 && s.chunks[r] == s.chunks[r - 1];
-    clocks.push_back(again ? clocks.back() : rank_clock(s, places, s.chunks[r]));
-    ranks.push_back(clocks.back().micro);
-    const OwnTime own(s.chunks[r]);
-    if (own.all > slowest.all) slowest = own;
-  }
+  const PlayedStep played = play_step(s, places);
+  const std::size_t slowest = slowest_rank(s);
+  const OwnTime own(s.chunks[slowest]);
+  const PlayedRank& rank = played.ranks[slowest];
   const double k = static_cast<double>(s.micros);
   StepTime time;
+  time.tp = k * own.tp;
+  time.compute = k * (own.all - own.tp);
+  time.dp = rank.dp;
+  time.pp = rank.pp;
   time.optimizer = s.optimizer;
-  time.tp = k * slowest.tp;
-  time.compute = k * (slowest.all - slowest.tp);
-  if (s.pp() == 1) {
-    time.dp = clocks.front().total - k * slowest.all;
-    return time;
+  double end = played.end;
+  if (s.tied_bytes > 0 && s.pp() > 1) {
+    // The two ends of the pipeline wait for each other, and then for their sum.
+    const double both = std::max(played.ranks.front().end, played.ranks.back().end);
+    const double tied = places.seconds(Collective::all_reduce, s.tied_bytes, places.tied);
+    end = std::max(end, both + tied);
+    time.pp += end - played.end;
   }
-  const double hop = s.hop_seconds(places.hop);
-  const PipelineTime pipeline =
-      pipeline_time(s.schedule, ranks, s.micros, s.chunks_per_rank(), hop);
-  // A stage's first forward and its last reduction are behind those of the stages before it.
-  double begin = 0, end = 0, filled = 0, drained = 0;
-  for (const RankClock& clock : clocks) {
-    begin = std::max(begin, clock.late - filled);
-    end = std::max(end, clock.after - drained);
-    filled += clock.micro.forward + hop;
-    drained += clock.micro.backward_input + clock.micro.backward_weight + hop;
-  }
-  double longest = 0;
-  for (const RankTime& rank : ranks) longest = std::max(longest, rank.total());
-  time.dp = begin + end + k * std::max(0.0, longest - slowest.all);
-  time.pp = pipeline.hops + tied_seconds(s, places);
-  time.bubble = std::max(0.0, pipeline.total - pipeline.hops - k * longest);
+  time.bubble = std::max(0.0, end + s.optimizer - time.step());
   return time;
+}
+
+// A rank computes all its micro-batches; before that the first one has come through the stages
+// before it, and after that the last one goes back (a weight gradient that was put off may be the
+// last, so then it does not count). What its collectives take is beside that at best, where it
+// costs the interference, and their own time in any case.
+double least_step_time(const Step& s) {
+  const Places places = s.dp() > 1 ? s.places() : Places{};
+  const bool apart = s.schedule == "zb-h1" || s.schedule == "zb-v";
+  const double k = static_cast<double>(s.micros), share = std::min(1.0, s.interference);
+  const double each = s.policy == ReducePolicy::each ? k : 1;
+  const double passes = s.zero == 3 ? k * (s.keep_params ? 1 : 2) : 1;
+  double least = 0, before = 0;
+  const std::vector<StepChunk>* last = nullptr;
+  double own = 0, sent = 0, longest = 0;
+  for (const std::vector<StepChunk>& chunks : s.chunks) {
+    if (last == nullptr || chunks != *last) {
+      own = sent = longest = 0;
+      for (const StepChunk& chunk : chunks) {
+        own += k * chunk.total();
+        longest = std::max(longest, chunk.total());
+        const Transfers gathers = s.gathers(chunk, places), reduces = s.reductions(chunk, places);
+        sent += passes * gathers.count * gathers.seconds + each * reduces.count * reduces.seconds;
+      }
+    }
+    // What the last piece pays for is not beside another one.
+    const double beside = std::max(0.0, sent - share * longest);
+    least = std::max({least, before + own, own + share * beside, sent});
+    before += chunks.front().forward + (apart ? 0 : chunks.front().backward());
+    last = &chunks;
+  }
+  return least + s.optimizer;
 }
 
 StepTime step_time(const Question& q) { return step_time(describe_step(q)); }

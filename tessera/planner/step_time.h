@@ -27,5 +27,7 @@ double collective_time(const Hardware& hardware, Collective kind, double bytes, 
 // so ([Note: closed forms]).
 StepTime step_time(const Step& step);
 StepTime step_time(const Question& settled);
+// Seconds that no step takes less than, quickly reckoned: for who looks for the best of many.
+double least_step_time(const Step& step);
 
 }  // namespace tessera::planner

@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "tessera/planner/step_clock.h"
+#include "tessera/planner/step_program.h"
 #include "tessera/simulator/pace.h"
-#include "tessera/simulator/program.h"
 
 namespace tessera::simulator {
 
 Result run_group(const Scenario& s, int replicas) {
-  const Program program = make_programs(s, s.make_schedule()).front();
+  const planner::Program program = make_programs(s, s.places(), s.make_schedule()).front();
   const auto n = static_cast<std::size_t>(replicas);
   const planner::RankStrides strides = s.strides();
   const std::vector<double> slow = slowness(s);
@@ -25,7 +25,7 @@ Result run_group(const Scenario& s, int replicas) {
   std::vector<double> seconds(n);
   double sent = 0;
   std::int64_t computed = 0;
-  for (const Op& op : program.ops) {
+  for (const planner::Op& op : program.ops) {
     for (std::size_t d = 0; d < n; ++d) {
       const Pace pace =
           pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides.tp, computed);
@@ -38,7 +38,7 @@ Result run_group(const Scenario& s, int replicas) {
     clock.run(op, reduce.seconds, seconds.data());
     sent += (op.reduces + op.late_reduces) * sent_bytes(reduce, s.dp());
   }
-  for (const Op& op : program.ops) {
+  for (const planner::Op& op : program.ops) {
     if (op.late_reduces == 0) continue;
     clock.reduce_late(op.late_reduces,
                       program.chunks[static_cast<std::size_t>(op.chunk)].reduce.seconds);

@@ -12,8 +12,9 @@ Load load_of(const planner::CollectiveCost& cost, const planner::Topology& topol
   return load;
 }
 
-Network::Network(int groups, int members, EventQueue& queue)
+Network::Network(int groups, int members, EventQueue& queue, bool shared)
     : members_(members),
+      shared_(shared),
       queue_(queue),
       on_port_(static_cast<std::size_t>(groups) * static_cast<std::size_t>(members) * 4),
       groups_(static_cast<std::size_t>(groups)) {
@@ -82,6 +83,7 @@ bool Network::reduced(double now, const Event& event) {
 }
 
 int Network::crossing(int device, bool out, Level level) const {
+  if (!shared_) return 1;
   const Group& group = groups_[static_cast<std::size_t>(group_of(device))];
   const int messages = static_cast<int>(on_port_[port(device, out, level)].size());
   return messages + (group.active && group.load.seconds[level] > 0 ? 1 : 0);
@@ -147,7 +149,7 @@ void Network::re_rate_collective(double now, int id) {
     if (group.load.seconds[level] <= 0) continue;
     const auto& ports = group.ports[level];
     std::size_t most = ports.size() - 1;
-    while (most > 0 && ports[most] == 0) --most;
+    while (most > 0 && (ports[most] == 0 || !shared_)) --most;
     seconds = std::max(seconds, group.load.seconds[level] * static_cast<double>(most + 1));
   }
   set_rate(now, group.collective, 1 / seconds, Event::reduced, static_cast<std::uint32_t>(id));

@@ -30,7 +30,8 @@ Load load_of(const planner::CollectiveCost& cost, const planner::Topology& topol
 // Event::reduced, with a version: only the newest of a flow counts.
 class Network {
  public:
-  Network(int groups, int members, EventQueue& queue);
+  // `shared` false: nothing is in the way of anything, to see what that costs.
+  Network(int groups, int members, EventQueue& queue, bool shared = true);
 
   // Returns the flow's number, which is free again after release().
   std::uint32_t send(double now, int from, int to, Level level, double seconds);
@@ -74,6 +75,7 @@ class Network {
   void set_rate(double now, Flow& flow, double rate, Event::Type type, std::uint32_t id);
 
   int members_;
+  bool shared_;
   EventQueue& queue_;
   std::vector<Flow> flows_;
   std::vector<std::uint32_t> free_;

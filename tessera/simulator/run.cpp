@@ -11,15 +11,15 @@ namespace tessera::simulator {
 
 using schedule::Kind;
 
-Run::Run(const Scenario& scenario, int replicas, int traced)
+Run::Run(const Scenario& scenario, int replicas, const Options& options)
     : s_(scenario),
       schedule_(scenario.make_schedule()),
       places_(scenario.places()),
       strides_(scenario.strides()),
       replicas_(replicas),
-      traced_(traced),
-      programs_(make_programs(scenario, schedule_)),
-      network_(scenario.pp(), replicas, queue_),
+      traced_(options.traced),
+      programs_(make_programs(scenario, places_, schedule_)),
+      network_(scenario.pp(), replicas, queue_, options.shared_links),
       workers_(static_cast<std::size_t>(scenario.pp()) * static_cast<std::size_t>(replicas)),
       groups_(static_cast<std::size_t>(scenario.pp())),
       waiting_(workers_.size() * static_cast<std::size_t>(schedule_.chunks) * 2, 0),
@@ -29,7 +29,7 @@ Run::Run(const Scenario& scenario, int replicas, int traced)
   }
   for (const Program& program : programs_) {
     auto& loads = loads_.emplace_back();
-    for (const Program::Transfers& each : program.chunks) {
+    for (const Program::OfChunk& each : program.chunks) {
       loads.push_back(
           {load_of(each.gather.cost, s_.topology), load_of(each.reduce.cost, s_.topology)});
     }
@@ -310,7 +310,7 @@ void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, double
   Collective& collective = mine.collectives[static_cast<std::size_t>(number)];
   collective.ready = std::max(collective.ready, ready);
   --collective.missing;
-  const Program::Transfers& transfers = program(worker).chunks[static_cast<std::size_t>(chunk)];
+  const Program::OfChunk& transfers = program(worker).chunks[static_cast<std::size_t>(chunk)];
   worker.time.sent_dp += sent_bytes(gather ? transfers.gather : transfers.reduce, s_.dp());
   if (collective.missing == 0 && number == mine.done && !mine.busy) {
     plan_collective(worker.p, now);
@@ -378,7 +378,7 @@ Result simulate(const Scenario& scenario, const Options& options) {
   if (scenario.pp() == 1 && options.traced == 0 && !options.by_events) {
     return run_group(scenario, replicas);
   }
-  return Run(scenario, replicas, options.traced).result();
+  return Run(scenario, replicas, options).result();
 }
 
 }  // namespace tessera::simulator

@@ -3,12 +3,16 @@
 #include <array>
 #include <vector>
 
+#include "tessera/planner/step_program.h"
 #include "tessera/simulator/events.h"
 #include "tessera/simulator/network.h"
-#include "tessera/simulator/program.h"
+
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {
+
+using planner::Op;
+using planner::Program;
 
 // [Note: the run]
 // A worker is one replica's pipeline rank; its tp neighbours move in step with it, at the pace of
@@ -20,7 +24,7 @@ namespace tessera::simulator {
 // beside a piece makes the next one longer: `interference`.
 class Run {
  public:
-  Run(const Scenario& scenario, int replicas, int traced);
+  Run(const Scenario& scenario, int replicas, const Options& options);
   Result result();
 
  private:

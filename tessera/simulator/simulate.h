@@ -57,9 +57,10 @@ struct Result {
 };
 
 struct Options {
-  bool full = false;       // simulate every replica, though one would do
-  int traced = 0;          // record spans for so many ranks, replica by replica
-  bool by_events = false;  // though without a pipeline [Note: lockstep] says the same at once
+  bool shared_links = true;  // false: as if messages and collectives had links of their own
+  bool full = false;         // simulate every replica, though one would do
+  int traced = 0;            // record spans for so many ranks, replica by replica
+  bool by_events = false;    // though without a pipeline [Note: lockstep] says the same at once
 };
 
 // Throws UsageError for a scenario that cannot be.

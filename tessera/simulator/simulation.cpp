@@ -72,7 +72,12 @@ std::string simulation_json(const Simulation& s) {
     json["fits"] = s.fit->fits();
     if (!s.fit->fits()) json["remedy"] = s.fit->remedy;
   }
-  if (s.planned > 0) json["planned_step"] = s.planned;
+  if (s.agreement) {
+    json["planned_step"] = s.agreement->planned;
+    for (const Agreement::Effect& effect : s.agreement->effects) {
+      json["simulated_more"][effect.name] = effect.seconds;
+    }
+  }
   ordered_json ranks = ordered_json::array();
   for (int p = 0; p < s.scenario.pp(); ++p) {
     for (int d = 0; d < r.replicas; ++d) {

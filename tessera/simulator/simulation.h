@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/planner/plan.h"
+#include "tessera/simulator/agreement.h"
 #include "tessera/simulator/failures.h"
 #include "tessera/simulator/sweep.h"
 
@@ -26,8 +27,9 @@ struct Simulation {
   Result result;
   bool given_times = false;  // by the user, not of a model
   std::optional<Fit> fit;    // of a model
-  double planned = 0;        // seconds of the step by the planner's closed forms; 0: not asked
-  double quicker = 0;        // with trees where they are quicker than rings; 0: not asked
+  // With the planner's closed forms; not where times are given or random.
+  std::optional<Agreement> agreement;
+  double quicker = 0;  // with trees where they are quicker than rings; 0: not asked
   std::optional<Reliability> reliability;
   double tokens_per_s() const;
 };

@@ -1,6 +1,6 @@
-#include "tessera/simulator/program.h"
+#include "tessera/planner/step_program.h"
 
-namespace tessera::simulator {
+namespace tessera::planner {
 namespace {
 
 using schedule::Kind;
@@ -16,14 +16,14 @@ std::vector<schedule::Schedule::Home> homes(const schedule::Schedule& schedule) 
   return all;
 }
 
-class Maker {
+class ProgramMaker {
  public:
-  Maker(const Scenario& scenario, const planner::Places& places, int rank)
-      : s_(scenario),
-        chunks_(scenario.chunks[static_cast<std::size_t>(rank)]),
+  ProgramMaker(const Step& step, const Places& places, int rank, int micros)
+      : s_(step),
+        chunks_(step.chunks[static_cast<std::size_t>(rank)]),
         seen_(chunks_.size()),
-        left_(chunks_.size(), scenario.micros) {
-    for (const planner::StepChunk& chunk : chunks_) {
+        left_(chunks_.size(), micros) {
+    for (const StepChunk& chunk : chunks_) {
       program.chunks.push_back({s_.gathers(chunk, places), s_.reductions(chunk, places)});
     }
   }
@@ -33,9 +33,9 @@ class Maker {
     const bool first = action.kind == Kind::forward && !seen_[c];
     const bool weights = action.kind == Kind::backward || action.kind == Kind::backward_weight;
     const bool last = weights && --left_[c] == 0;
-    const Program::Transfers& transfers = program.chunks[c];
+    const Program::OfChunk& transfers = program.chunks[c];
     Op op;
-    static_cast<planner::StepOp&>(op) =
+    static_cast<StepOp&>(op) =
         step_op(s_, action.kind, chunks_[c], transfers.gather, transfers.reduce, first, last);
     if (op.gathers || (first && s_.zero > 0)) {
       program.gathers.insert(program.gathers.end(),
@@ -49,20 +49,20 @@ class Maker {
   Program program;
 
  private:
-  const Scenario& s_;
-  const std::vector<planner::StepChunk>& chunks_;
+  const Step& s_;
+  const std::vector<StepChunk>& chunks_;
   std::vector<bool> seen_;
-  std::vector<std::int64_t> left_;  // [chunk]: micro-batches whose weight gradients are to come
+  std::vector<int> left_;  // [chunk]: micro-batches whose weight gradients are to come
 };
 
 }  // namespace
 
-std::vector<Program> make_programs(const Scenario& s, const schedule::Schedule& schedule) {
+std::vector<Program> make_programs(const Step& s, const Places& places,
+                                   const schedule::Schedule& schedule) {
   const auto where = homes(schedule);
-  const planner::Places places = s.places();
   std::vector<Program> programs;
   for (int r = 0; r < schedule.ranks; ++r) {
-    Maker maker(s, places, r);
+    ProgramMaker maker(s, places, r, schedule.micros);
     for (const schedule::Action& action : schedule.actions[static_cast<std::size_t>(r)]) {
       Op op;
       if (is_compute(action.kind)) {
@@ -87,4 +87,4 @@ std::vector<Program> make_programs(const Scenario& s, const schedule::Schedule& 
   return programs;
 }
 
-}  // namespace tessera::simulator
+}  // namespace tessera::planner

@@ -4,12 +4,11 @@
 
 #include "tessera/planner/step_ops.h"
 #include "tessera/schedule/schedule.h"
-#include "tessera/simulator/scenario.h"
 
-namespace tessera::simulator {
+namespace tessera::planner {
 
 // One action of the schedule with all that the run must know about it.
-struct Op : planner::StepOp {
+struct Op : StepOp {
   schedule::Kind kind = schedule::Kind::forward;
   int micro = 0;
   int chunk = 0;
@@ -21,13 +20,14 @@ struct Op : planner::StepOp {
 struct Program {
   std::vector<Op> ops;
   std::vector<int> gathers;  // chunks of each, in the order in which they are needed
-  planner::StepStart start;
-  struct Transfers {
-    planner::Transfers gather, reduce;
+  StepStart start;
+  struct OfChunk {
+    Transfers gather, reduce;
   };
-  std::vector<Transfers> chunks;  // what each chunk sends
+  std::vector<OfChunk> chunks;  // what each chunk sends
 };
 
-std::vector<Program> make_programs(const Scenario& scenario, const schedule::Schedule& schedule);
+std::vector<Program> make_programs(const Step& step, const Places& places,
+                                   const schedule::Schedule& schedule);
 
-}  // namespace tessera::simulator
+}  // namespace tessera::planner

@@ -1,0 +1,140 @@
+// The closed forms and the events are two ways to the same number, over many configurations.
+
+#include "tessera/simulator/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "tessera/core/errors.h"
+#include "tessera/planner/settings.h"
+#include "tessera/planner/step_time.h"
+
+namespace tessera::simulator {
+namespace {
+
+constexpr int kConfigurations = 800;
+constexpr double kNear = 0.05;
+
+struct Case {
+  std::string text;
+  planner::Question question;
+};
+
+// Settings at random; those that cannot be are left out.
+class Cases {
+ public:
+  Case next() {
+    for (;;) {
+      Case one;
+      planner::Settings settings;
+      const auto set = [&](const char* key, std::string value) {
+        settings.set(key, value);
+        one.text += " --" + std::string(key) + " " + value;
+      };
+      set("model", pick({"gpt2-xl", "gpt2-774m", "llama2-7b", "llama2-13b", "llama2-70b",
+                         "gpt3-175b", "llama3-8b"}));
+      set("hardware", pick({"h100", "a100-80", "h200", "v100-32"}));
+      set("dp", pick({"1", "2", "4", "8", "16", "64", "256"}));
+      set("tp", pick({"1", "1", "2", "4", "8"}));
+      const std::string pp = pick({"1", "1", "2", "4", "8", "16"});
+      set("pp", pp);
+      if (pp != "1") set("schedule", pick({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}));
+      set("zero", pick({"0", "1", "2", "3"}));
+      set("grad-accum", pick({"1", "2", "3", "8", "16", "32", "64"}));
+      set("micro-batch", pick({"1", "2", "4"}));
+      set("recompute", pick({"none", "full"}));
+      if (one_in(4)) set("overlap-grad-reduce", "false");
+      if (one_in(4)) set("overlap-param-gather", "false");
+      if (one_in(6)) set("keep-params", "true");
+      if (one_in(5)) set("grad-reduce", pick({"each", "last"}));
+      if (one_in(6)) set("bucket-size", pick({"1MB", "400MB"}));
+      if (one_in(6)) set("order", pick({"dp,tp,pp", "tp,pp,dp", "pp,tp,dp"}));
+      if (one_in(8)) set("split", "work");
+      try {
+        one.question = planner::settle(settings.question(catalogue_));
+        return one;
+      } catch (const UsageError&) {
+        // tp that does not divide the heads, fewer layers than stages.
+      }
+    }
+  }
+
+ private:
+  std::string pick(std::initializer_list<const char*> from) {
+    return *(from.begin() + static_cast<std::ptrdiff_t>(random_() % from.size()));
+  }
+  bool one_in(unsigned n) { return random_() % n == 0; }
+
+  std::mt19937 random_{1};
+  planner::Catalogue catalogue_;
+};
+
+Scenario scenario_of(const Case& one) {
+  Scenario scenario;
+  static_cast<planner::Step&>(scenario) = planner::describe_step(one.question);
+  return scenario;
+}
+
+TEST(Agreement, PlannerAndSimulatorAreWithinFivePercentOrSayWhy) {
+  Cases cases;
+  int apart = 0;
+  double sum = 0;
+  for (int i = 0; i < kConfigurations; ++i) {
+    const Case one = cases.next();
+    const Scenario scenario = scenario_of(one);
+    const double planned = planner::step_time(one.question).step();
+    const Result result = simulate(scenario, {.by_events = true});
+    EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one.text;
+    const double error = std::abs(planned / result.step - 1);
+    sum += error;
+    if (one.question.pp() == 1) {
+      EXPECT_LT(error, 1e-3) << one.text;  // the same clock; long steps go on as they began
+    }
+    if (error <= kNear) continue;
+    ++apart;
+    const Agreement agreement = agreement_of(scenario, result);
+    EXPECT_NEAR(agreement.planned, planned, 1e-12 * planned);
+    const double left = result.step - planned - agreement.largest().seconds;
+    EXPECT_LT(std::abs(left), kNear * result.step) << one.text << ": " << reason(agreement);
+    std::printf("%5.1f%% apart, %s\n   %s\n", 100 * agreement.apart(), reason(agreement).c_str(),
+                one.text.c_str());
+  }
+  std::printf("%d of %d configurations more than 5%% apart, %.2f%% in the mean\n", apart,
+              kConfigurations, 100 * sum / kConfigurations);
+  EXPECT_LE(apart, kConfigurations / 50);
+}
+
+// Without a pipeline the members of a group are taken piece by piece instead of by events.
+TEST(Agreement, LockstepIsTheEvents) {
+  Cases cases;
+  int compared = 0;
+  while (compared < 150) {
+    const Case one = cases.next();
+    if (one.question.pp() > 1 || one.question.dp() > 64 || one.question.micros() > 8) continue;
+    Scenario scenario = scenario_of(one);
+    scenario.seed = static_cast<std::uint64_t>(compared);
+    if (compared % 3 != 0) scenario.jitter = 0.1;
+    if (compared % 3 == 1) scenario.stragglers = {{0, 1.5}};
+    const Result quick = simulate(scenario, {.full = true});
+    const Result events = simulate(scenario, {.full = true, .by_events = true});
+    EXPECT_EQ(quick.events, 0U);
+    ASSERT_GT(events.events, 0U);
+    EXPECT_NEAR(quick.step, events.step, 1e-12 * events.step) << one.text;
+    ASSERT_EQ(quick.ranks.size(), events.ranks.size());
+    for (std::size_t d = 0; d < quick.ranks.size(); ++d) {
+      const RankTime &a = quick.ranks[d], &b = events.ranks[d];
+      EXPECT_NEAR(a.compute, b.compute, 1e-12 * events.step) << one.text;
+      EXPECT_NEAR(a.tp, b.tp, 1e-12 * events.step) << one.text;
+      EXPECT_NEAR(a.dp, b.dp, 1e-11 * events.step) << one.text;
+      EXPECT_NEAR(a.bubble, b.bubble, 1e-12 * events.step) << one.text;
+      EXPECT_NEAR(a.sent_dp, b.sent_dp, 1e-9 * b.sent_dp) << one.text;
+    }
+    ++compared;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::simulator
