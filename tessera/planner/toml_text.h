@@ -13,4 +13,7 @@ inline constexpr std::int64_t kMostToml = 1 << 20;
 // kMostToml, characters beyond ASCII outside texts and comments, and keys of very many parts.
 void check_toml_text(std::string_view text, const std::string& where);
 
+// A basic string of TOML, whatever is in it.
+std::string toml_string(std::string_view text);
+
 }  // namespace tessera::planner

@@ -1,0 +1,451 @@
+// Flags of Megatron-LM. What a flag alone says is in the table; what becomes a setting, or depends
+// on several flags, is here. Megatron's own defaults are written where ours differ.
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "tessera/cli/import.h"
+#include "tessera/cli/import_megatron_flags.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::cli {
+namespace {
+
+class MegatronWords {
+ public:
+  MegatronWords(const std::vector<std::string>& words, Imported& out) {
+    for (std::size_t i = 0; i < words.size();) i = take(words, i, out);
+  }
+
+  bool has(const std::string& flag) const { return values_.contains(flag); }
+  std::string word(const std::string& flag) const {
+    const auto found = values_.find(flag);
+    return found == values_.end() ? std::string() : found->second;
+  }
+  std::int64_t whole(const std::string& flag, std::int64_t otherwise = 0) const {
+    return has(flag) ? parse<std::int64_t>(flag, "a whole number") : otherwise;
+  }
+  // As text, for a setting that says itself what it may be.
+  double real(const std::string& flag, double otherwise) const {
+    return has(flag) ? parse<double>(flag, "a number") : otherwise;
+  }
+  // A size: at least 1 if it is given, else 0.
+  std::int64_t size(const std::string& flag) const {
+    const std::int64_t value = whole(flag);
+    if (has(flag) && (value < 1 || value > 1'000'000'000'000)) {
+      throw UsageError(str(flag, ": got ", value, ", wanted 1 to 1000000000000"));
+    }
+    return value;
+  }
+
+ private:
+  template <typename T>
+  T parse(const std::string& flag, const char* wanted) const {
+    const std::string text = word(flag);
+    T value{};
+    const auto [at, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (problem != std::errc() || at != text.data() + text.size()) {
+      throw UsageError(str(flag, ": got ", quote(text), ", wanted ", wanted));
+    }
+    return value;
+  }
+
+  static const MegatronFlag* find(const std::string& flag) {
+    for (const MegatronFlag& each : kMegatronFlags) {
+      if (flag == each.flag) return &each;
+    }
+    return nullptr;
+  }
+  static bool is_flag(const std::string& word) { return word.size() > 2 && word.starts_with("--"); }
+
+  std::size_t take(const std::vector<std::string>& words, std::size_t at, Imported& out) {
+    std::string flag = words[at++];
+    if (!is_flag(flag)) {
+      throw UsageError(str(quote(flag), ": one word too many; wanted a flag of Megatron-LM"));
+    }
+    std::vector<std::string> values;
+    if (const std::size_t sign = flag.find('='); sign != std::string::npos) {
+      values.push_back(flag.substr(sign + 1));
+      flag.resize(sign);
+    }
+    if (flag == "--layernorm-epsilon") flag = "--norm-epsilon";  // older names
+    const MegatronFlag* const row = find(flag);
+    if (row == nullptr) {
+      while (at < words.size() && !is_flag(words[at])) ++at;
+      std::vector<std::string> names;
+      for (const MegatronFlag& each : kMegatronFlags) names.emplace_back(each.flag);
+      const std::string shown = quote(flag);
+      out.note(shown.substr(1, shown.size() - 2), Fate::unknown,
+               "no flag of Megatron-LM that is known here" + did_you_mean(flag, names));
+      return at;
+    }
+    const auto wanted = static_cast<std::size_t>(row->values < 0 ? words.size() : row->values);
+    while (values.size() < wanted && at < words.size() && !is_flag(words[at])) {
+      values.push_back(words[at++]);
+    }
+    if (row->values >= 0 && values.size() != wanted) {
+      throw UsageError(str(flag, ": got ",
+                           plural(static_cast<std::int64_t>(values.size()), "value"), ", wanted ",
+                           row->values));
+    }
+    if (*row->text != '\0') {
+      const bool off = values.size() == 1 && flag.ends_with("-size") && values[0] == "1";
+      out.note(flag, off ? Fate::not_needed : row->fate, off ? "1 switches nothing on" : row->text);
+    }
+    values_[flag] = values.empty() ? "true" : values.front();
+    return at;
+  }
+
+  std::map<std::string, std::string> values_;
+};
+
+class Megatron {
+ public:
+  Megatron(const std::vector<std::string>& words, int ranks) : words_(words, out_), ranks_(ranks) {}
+
+  Imported import() {
+    mesh();
+    batch();
+    model();
+    zero();
+    types();
+    recompute();
+    optimizer();
+    rest();
+    return std::move(out_);
+  }
+
+ private:
+  void take(const char* flag, const char* setting) {
+    if (words_.has(flag)) out_.set(setting, words_.word(flag), flag);
+  }
+  void take(const char* flag, const char* setting, const char* otherwise) {
+    if (words_.has(flag)) return take(flag, setting);
+    out_.set(setting, otherwise, str(flag, ", Megatron's default"));
+  }
+
+  void mesh() {
+    const char* const tensor = "--tensor-model-parallel-size";
+    const char* const pipeline = "--pipeline-model-parallel-size";
+    tp_ = std::max<std::int64_t>(1, words_.size(tensor));
+    pp_ = std::max<std::int64_t>(1, words_.size(pipeline));
+    take(tensor, "tp");
+    take(pipeline, "pp");
+    if (words_.has("--sequence-parallel")) {
+      out_.set("sequence-parallel", "true", "--sequence-parallel");
+    }
+    if (words_.has("--tp-comm-overlap")) out_.set("overlap-tp", "true", "--tp-comm-overlap");
+    const std::int64_t world = ranks_ > 0 ? ranks_ : words_.size("--world-size");
+    if (world == 0) return;
+    const std::string from = ranks_ > 0 ? "--ranks" : "--world-size";
+    if (tp_ > world || pp_ > world || world % (tp_ * pp_) != 0) {
+      throw UsageError(str(from, ": got ", world, ", which ", tensor, " ", tp_, " × ", pipeline,
+                           " ", pp_, " do not divide"));
+    }
+    replicas_ = world / (tp_ * pp_);
+    out_.set("dp", str(replicas_), from);
+  }
+
+  void chunks() {
+    const char* const layers = "--num-layers-per-virtual-pipeline-stage";
+    const char* const stages = "--num-virtual-stages-per-pipeline-rank";
+    std::int64_t count = words_.size(stages);
+    const char* from = stages;
+    if (const std::int64_t of_chunk = words_.size(layers); of_chunk > 0) {
+      const std::int64_t all = words_.size("--num-layers");
+      if (all == 0 || all % pp_ != 0 || (all / pp_) % of_chunk != 0) {
+        throw UsageError(str(layers, ": got ", of_chunk,
+                             ", which does not divide the --num-layers ", all, " over ", pp_,
+                             " pipeline ranks"));
+      }
+      count = all / pp_ / of_chunk;
+      from = layers;
+    }
+    if (count <= 1) return;
+    out_.set("schedule", "interleaved", from);
+    out_.set("chunks", str(count), from);
+  }
+
+  void batch() {
+    BatchSizes sizes;
+    sizes.global_key = "--global-batch-size";
+    sizes.micro_key = "--micro-batch-size";
+    sizes.global = words_.size(sizes.global_key);
+    sizes.micro = words_.size(sizes.micro_key);
+    sizes.replicas = replicas_;
+    set_batch(out_, sizes);
+    take("--seq-length", "seq");
+    take("--train-iters", "steps");
+    if (const std::int64_t samples = words_.size("--train-samples"); samples > 0) {
+      if (sizes.global == 0) {
+        throw UsageError(str("--train-samples: got ", samples,
+                             " without --global-batch-size, so the steps are not known"));
+      }
+      out_.set("steps", str(std::max<std::int64_t>(1, samples / sizes.global)), "--train-samples");
+    }
+  }
+
+  // Megatron's choices in the words of a shape.
+  ModelShape shape() const {
+    ModelShape shape;
+    shape.layers = words_.size("--num-layers");
+    shape.hidden = words_.size("--hidden-size");
+    shape.heads = words_.size("--num-attention-heads");
+    shape.kv_heads = shape.heads;
+    if (words_.has("--group-query-attention")) {
+      shape.kv_heads = std::max<std::int64_t>(1, words_.size("--num-query-groups"));
+    }
+    shape.swiglu = words_.has("--swiglu");
+    shape.ffn = words_.size("--ffn-hidden-size");
+    if (shape.ffn == 0) {  // as Megatron does
+      shape.ffn = shape.swiglu ? 4 * shape.hidden * 2 / 3 / 64 * 64 : 4 * shape.hidden;
+    }
+    shape.head_width = words_.size("--kv-channels");
+    if (shape.head_width * shape.heads == shape.hidden) shape.head_width = 0;
+    shape.vocab = words_.size("--vocab-size");
+    const bool rotary = words_.has("--use-rotary-position-embeddings") ||
+                        words_.word("--position-embedding-type") == "rope";
+    shape.positions = rotary ? 0 : words_.size("--max-position-embeddings");
+    shape.context = rotary ? words_.size("--max-position-embeddings") : 0;
+    shape.rotary_base = words_.real("--rotary-base", 1e4);
+    shape.norm_eps = words_.real("--norm-epsilon", 1e-5);
+    const bool linear = !words_.has("--disable-bias-linear");
+    shape.biases = Biases(linear || words_.has("--add-qkv-bias"), linear, linear,
+                          words_.word("--normalization") != "RMSNorm");
+    shape.tied = !words_.has("--untie-embeddings-and-output-weights");
+    shape.init_range = words_.real("--init-method-std", 0.02);
+    return shape;
+  }
+
+  void model() {
+    const char* const kinds = "--position-embedding-type";
+    const std::string kind = words_.word(kinds);
+    if (!kind.empty() && kind != "learned_absolute" && kind != "rope") {
+      out_.note(kinds, Fate::missing, quote(kind) + ": wanted learned_absolute or rope");
+    }
+    const std::string norm = words_.word("--normalization");
+    if (!norm.empty() && norm != "LayerNorm" && norm != "RMSNorm") {
+      throw UsageError(str("--normalization: got ", quote(norm), ", wanted LayerNorm or RMSNorm"));
+    }
+    take("--make-vocab-size-divisible-by", "pad-vocab", "128");
+    take("--hidden-dropout", "dropout", "0.1");
+    take("--attention-dropout", "attention-dropout", "0.1");
+    chunks();
+    const ModelShape wanted = shape();
+    if (wanted.layers == 0 && wanted.hidden == 0 && wanted.heads == 0) {
+      out_.note("--num-layers, --hidden-size, --num-attention-heads", Fate::open,
+                "left out: give --model");
+      return;
+    }
+    if (wanted.layers == 0 || wanted.hidden == 0 || wanted.heads == 0) {
+      throw UsageError(str("--num-layers ", wanted.layers, " --hidden-size ", wanted.hidden,
+                           " --num-attention-heads ", wanted.heads,
+                           ": wanted all three, or none and --model later"));
+    }
+    if (wanted.hidden > 1'000'000 || wanted.heads > 100'000 || wanted.layers > 100'000) {
+      throw UsageError("--num-layers, --hidden-size, --num-attention-heads: too large to be");
+    }
+    const bool plain = !wanted.rotary() && !wanted.swiglu && wanted.biases == Biases(true) &&
+                       wanted.tied && wanted.kv_heads == wanted.heads && wanted.head_width == 0 &&
+                       wanted.ffn == 4 * wanted.hidden;
+    if (plain) return sizes();
+    for (const ModelShape& known : model_shapes()) {
+      if (same(known, wanted)) {
+        out_.set("model", known.name, "the sizes of the model");
+        return;
+      }
+    }
+    if (wanted.vocab == 0) {
+      out_.note("--vocab-size", Fate::open, "left to the tokenizer; give it for --model-out");
+      return;
+    }
+    out_.model = wanted;
+  }
+
+  static bool same(const ModelShape& known, const ModelShape& wanted) {
+    return known.layers == wanted.layers && known.hidden == wanted.hidden &&
+           known.heads == wanted.heads && known.kv_heads == wanted.kv_heads &&
+           known.ffn == wanted.ffn && known.swiglu == wanted.swiglu &&
+           known.biases == wanted.biases && known.tied == wanted.tied &&
+           known.rotary() == wanted.rotary() && known.rotary_base == wanted.rotary_base &&
+           known.rotary_scaling.kind == RotaryScaling::Kind::none &&
+           known.norm_eps == wanted.norm_eps && known.window == 0 &&
+           (wanted.vocab == 0 || known.vocab == wanted.vocab);
+  }
+
+  void sizes() {
+    take("--num-layers", "layers");
+    take("--hidden-size", "hidden");
+    take("--num-attention-heads", "heads");
+    take("--max-position-embeddings", "positions");
+    if (words_.has("--vocab-size")) {
+      take("--vocab-size", "vocab");
+    } else if (words_.word("--tokenizer-type") == "GPT2BPETokenizer") {
+      out_.set("vocab", "50257", "--tokenizer-type");
+    } else {
+      out_.note("--vocab-size", Fate::open, "left to the tokenizer: give --vocab");
+    }
+  }
+
+  void zero() {
+    const char* const strategy = "--data-parallel-sharding-strategy";
+    const bool fsdp = words_.has("--use-megatron-fsdp") || words_.has("--use-custom-fsdp");
+    if (words_.has("--use-torch-fsdp2")) {
+      out_.set("zero", "3", "--use-torch-fsdp2");
+    } else if (fsdp || words_.has(strategy)) {
+      const std::vector<std::string> names = {"no_shard", "optim", "optim_grads",
+                                              "optim_grads_params"};
+      const std::string name = words_.has(strategy) ? words_.word(strategy) : names.front();
+      const auto at = std::find(names.begin(), names.end(), name);
+      if (at == names.end()) {
+        throw UsageError(str(strategy, ": got ", quote(name), ", wanted ", join(names, ", ")));
+      }
+      out_.set("zero", str(at - names.begin()), strategy);
+    } else if (words_.has("--use-distributed-optimizer")) {
+      out_.set("zero", "1", "--use-distributed-optimizer");
+      out_.note("--use-distributed-optimizer", Fate::changed,
+                "stage 1 in memory, though often called ZeRO-2: gradients stay whole");
+    } else {
+      out_.set("zero", "0", "no --use-distributed-optimizer");
+    }
+    for (const char* name : {"overlap-grad-reduce", "overlap-param-gather"}) {
+      const std::string flag = str("--", name);
+      out_.set(name, words_.has(flag) ? "true" : "false",
+               words_.has(flag) ? flag : str(flag, " is off unless given"));
+    }
+  }
+
+  void types() {
+    const bool brain = words_.has("--bf16"), half = words_.has("--fp16");
+    if (brain && half) throw UsageError("--bf16 and --fp16: got both, wanted one");
+    const bool narrow = words_.has("--grad-reduce-in-bf16");
+    if (brain) {
+      out_.set("layout", narrow ? "bf16" : "bf16-fp32grad",
+               narrow ? "--grad-reduce-in-bf16" : "--bf16: Megatron keeps fp32 gradients");
+    } else {
+      out_.set("layout", half ? "fp16" : "fp32", half ? "--fp16" : "neither --bf16 nor --fp16");
+      if (half && words_.has("--accumulate-allreduce-grads-in-fp32")) {
+        out_.note("--accumulate-allreduce-grads-in-fp32", Fate::missing, "fp16 has fp16 gradients");
+      }
+    }
+    if (const std::int64_t elements = words_.size("--ddp-bucket-size"); elements > 0) {
+      const double bytes = (brain && narrow) || half ? 2 : 4;
+      out_.set("bucket-mb", str(std::min(1e5, static_cast<double>(elements) * bytes / 1e6)),
+               "--ddp-bucket-size");
+    }
+  }
+
+  void recompute() {
+    const char* const how = "--recompute-granularity";
+    if (words_.has(how)) {
+      take(how, "recompute");
+    } else if (words_.has("--recompute-activations")) {
+      out_.set("recompute", "selective", "--recompute-activations");
+    } else if (words_.has("--checkpoint-activations")) {
+      out_.set("recompute", "full", "--checkpoint-activations");
+    }
+  }
+
+  void optimizer() {
+    std::string rule = words_.has("--optimizer") ? words_.word("--optimizer") : "adam";
+    if (rule == "adam") rule = "adamw";
+    if (rule != "adamw" && rule != "sgd" && rule != "lion" && rule != "muon") {
+      out_.note("--optimizer", Fate::missing,
+                str(quote(rule), ": wanted adam, sgd, lion or muon; adam is taken"));
+      rule = "adamw";
+    }
+    out_.set("optimizer", rule, "--optimizer");
+    take("--adam-beta1", "beta1");
+    take("--adam-beta2", "beta2", "0.999");
+    take("--adam-eps", "eps");
+    take("--sgd-momentum", "momentum");
+    take("--weight-decay", "weight-decay");
+    take("--clip-grad", "clip");
+    schedule();
+  }
+
+  void schedule() {
+    take("--lr", "lr");
+    const double highest = words_.real("--lr", 0), least = words_.real("--min-lr", 0);
+    if (words_.has("--lr")) {
+      if (!(highest > 0 && least >= 0 && least <= highest)) {
+        throw UsageError(str("--lr ", words_.word("--lr"), " --min-lr ", least,
+                             ": wanted 0 <= --min-lr <= --lr, and --lr above 0"));
+      }
+      out_.set("min-lr-ratio", str(least / highest), "--min-lr over --lr");
+    } else {
+      out_.note("--lr", Fate::open, "left out: give --lr");
+    }
+    std::string style = words_.has("--lr-decay-style") ? words_.word("--lr-decay-style") : "linear";
+    if (style == "WSD") style = "wsd";
+    if (style != "constant" && style != "linear" && style != "cosine" && style != "wsd") {
+      out_.note("--lr-decay-style", Fate::missing,
+                str(quote(style), ": wanted constant, linear, cosine or WSD; cosine is taken"));
+      style = "cosine";
+    }
+    out_.set("lr-schedule", style, "--lr-decay-style");
+    const std::int64_t steps = out_.settings().steps;
+    const std::int64_t decay = words_.size("--lr-decay-iters");
+    if (decay > 0 && decay != steps) {
+      out_.note("--lr-decay-iters", Fate::changed,
+                str("the rate falls to the last step", steps > 0 ? str(", ", steps) : "",
+                    ", and not to ", decay));
+    }
+    if (words_.has("--lr-warmup-fraction") && steps > 0) {
+      const double share = std::clamp(words_.real("--lr-warmup-fraction", 0), 0.0, 1.0);
+      const auto all = static_cast<double>(decay > 0 ? decay : steps);
+      out_.set("warmup", str(static_cast<std::int64_t>(share * all)), "--lr-warmup-fraction");
+    } else {
+      take("--lr-warmup-iters", "warmup", "0");
+    }
+    if (const std::int64_t last = words_.size("--lr-wsd-decay-iters"); last > 0 && steps > 0) {
+      out_.set("decay-share",
+               str(std::min(1.0, static_cast<double>(last) / static_cast<double>(steps))),
+               "--lr-wsd-decay-iters");
+    }
+  }
+
+  void rest() {
+    take("--seed", "seed", "1234");
+    take("--save", "save");
+    take("--save-interval", "save-every");
+    if (words_.has("--load")) {
+      if (words_.word("--load") == words_.word("--save")) {
+        out_.set("resume", "auto", "--load is --save");
+      } else {
+        out_.note("--load", Fate::missing,
+                  "Megatron's checkpoints are not read; --init-from takes Hugging Face folders");
+      }
+    }
+    if (words_.has("--async-save")) out_.set("async-save", "true", "--async-save");
+    take("--eval-interval", "eval-every");
+    take("--eval-iters", "eval-batches");
+    take("--tensorboard-dir", "tensorboard");
+    const bool apart = words_.has("--reset-attention-mask");
+    if (apart) out_.set("documents", "separate", "--reset-attention-mask");
+    if (words_.has("--reset-position-ids")) {
+      out_.note("--reset-position-ids", apart ? Fate::not_needed : Fate::missing,
+                apart ? "--documents separate" : "--documents separate parts attention too");
+    }
+    if (const std::string backend = words_.word("--distributed-backend"); backend == "nccl") {
+      out_.set("backend", "nccl", "--distributed-backend");
+    } else if (!backend.empty()) {
+      out_.note("--distributed-backend", Fate::changed, "--backend auto is taken");
+    }
+  }
+
+  Imported out_;
+  MegatronWords words_;
+  int ranks_;
+  std::int64_t tp_ = 1, pp_ = 1, replicas_ = 0;
+};
+
+}  // namespace
+
+Imported import_megatron(const std::vector<std::string>& words, int ranks) {
+  return Megatron(words, ranks).import();
+}
+
+}  // namespace tessera::cli
