@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 
 #include "tessera/core/text.h"
@@ -11,7 +9,7 @@
 namespace tessera::dashboard {
 namespace {
 
-constexpr float kNothing = std::numeric_limits<float>::quiet_NaN();
+constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 constexpr std::size_t kMostPoints = 20'000'000;
 constexpr std::size_t kMostMarks = 10'000;
 
@@ -20,16 +18,9 @@ std::size_t series_index(std::string_view name) {
                                   kSeriesNames.begin());
 }
 
-float number_of(const Json& object, const char* key) {
+double number_of(const Json& object, const char* key) {
   const auto found = object.find(key);
-  return found != object.end() && found->is_number() ? found->get<float>() : kNothing;
-}
-
-// With the seven digits that a float has, not with the seventeen of what it is as a double.
-double short_number(float value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.7g", static_cast<double>(value));
-  return std::strtod(text, nullptr);
+  return found != object.end() && found->is_number() ? found->get<double>() : kNothing;
 }
 
 }  // namespace
@@ -45,7 +36,7 @@ std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_
     for (std::size_t v = 0; v < kSeries; ++v) {
       std::size_t least = end, greatest = end;
       for (std::size_t i = begin; i < end; ++i) {
-        const float value = first[i].values[v];
+        const double value = first[i].values[v];
         if (std::isnan(value)) continue;
         if (least == end || value < first[least].values[v]) least = i;
         if (greatest == end || value > first[greatest].values[v]) greatest = i;
@@ -134,8 +125,8 @@ Json RunSeries::columns(const std::vector<Point>& points) {
     if (!any) continue;
     Json& column = json[kSeriesNames[v]] = Json::array();
     for (const Point& point : points) {
-      const float value = point.values[v];
-      column.push_back(std::isfinite(value) ? Json(short_number(value)) : Json());
+      const double value = point.values[v];
+      column.push_back(std::isfinite(value) ? Json(value) : Json());
     }
   }
   return json;

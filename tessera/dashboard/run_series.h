@@ -20,7 +20,7 @@ inline constexpr std::size_t kSeries = kSeriesNames.size();
 
 struct Point {
   std::int64_t step = 0;
-  std::array<float, kSeries> values{};  // NaN: not there
+  std::array<double, kSeries> values{};  // NaN: not there
 };
 
 // What happened at a step.

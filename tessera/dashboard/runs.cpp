@@ -212,7 +212,7 @@ std::string RunStore::state_of(const Run& run) const {
   }
   if (run.series.points().empty()) return "waiting";
   double patience = kSilent;
-  const float step = run.series.points().back().values[4];
+  const double step = run.series.points().back().values[4];
   if (std::isfinite(step)) patience = std::max(patience, 10.0 * step);
   return seconds_now() - run.tail.changed() > patience ? "silent" : "running";
 }

@@ -23,9 +23,9 @@ TEST(RunSeries, TheLeastAndGreatestOfEverySeriesStay) {
     std::vector<Point> points(count);
     for (std::size_t i = 0; i < count; ++i) {
       points[i].step = static_cast<std::int64_t>(i + 1);
-      for (float& value : points[i].values) value = static_cast<float>(random() % 100000);
-      points[i].values[2] = 1.0F / static_cast<float>(i + 1);  // falls
-      points[i].values[5] = std::nanf("");
+      for (double& value : points[i].values) value = static_cast<double>(random() % 100000);
+      points[i].values[2] = 1.0 / static_cast<double>(i + 1);  // falls
+      points[i].values[5] = std::nan("");
     }
     const auto few = downsampled(points.data(), points.size(), 1000);
     EXPECT_LE(few.size(), std::max<std::size_t>(1000, 2));
