@@ -19,6 +19,7 @@
 #include "tessera/planner/json.h"
 #include "tessera/planner/runs_file.h"
 #include "tessera/planner/settings.h"
+#include "tessera/planner/topology_text.h"
 
 namespace tessera::cli {
 namespace {
@@ -34,6 +35,7 @@ constexpr const char* kPlanExamples =
     "  tessera plan --model gpt2-xl --zero 1 --sweep dp=1..64 --svg dp.svg    memory and time "
     "against a flag\n"
     "  tessera plan --model gpt2-xl --sweep seq=256..1024:256\n"
+    "  tessera plan --model llama2-70b --tp 8 --pp 2 --dp 4 --order tp,pp,dp --topology\n"
     "  tessera plan --score runs.csv --hardware a100-80 --attention unfused   predicted against "
     "measured\n"
     "  tessera plan --batch rows.jsonl > plans.jsonl         one question a line; - is stdin\n"
@@ -45,13 +47,19 @@ constexpr const char* kPlanExamples =
 struct PlanArguments {
   planner::Settings settings;
   std::string hardware_file, batch, score, sweep, svg, convention = "exact";
-  bool json = false, search = false, max_batch = false, max_model = false;
+  bool json = false, search = false, max_batch = false, max_model = false, topology = false;
   bool list_models = false, list_hardware = false;
   int top = 10;
 };
 
 void add_options(CommandLine& line, PlanArguments& arguments) {
   CLI::App& app = line.app();
+  // First, since what options say is taken in the order in which they are added here.
+  app.add_option_function<std::string>(
+         "--config",
+         [&arguments](const std::string& path) { read_plan_config(path, arguments.settings); },
+         "read settings from a file of tessera train's; flags override it")
+      ->type_name("FILE");
   app.add_flag("--json", arguments.json, "print JSON");
   app.add_flag("--search", arguments.search,
                "rank all ways to train on --gpus; what other flags give stays as given");
@@ -63,7 +71,9 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
                  "plan for several values of a flag: dp=1..64 doubles, seq=1024..8192:1024 takes "
                  "steps, zero=0,1,2,3 lists; batch stands for micro-batch")
       ->type_name("FLAG=VALUES");
-  app.add_option("--svg", arguments.svg, "with --sweep: draw it")->type_name("FILE");
+  app.add_flag("--topology", arguments.topology,
+               "what joins the devices, and where --order puts the ranks of each axis");
+  app.add_option("--svg", arguments.svg, "with --sweep and --topology: draw it")->type_name("FILE");
   app.add_option("--batch", arguments.batch, "plan each line of a JSONL file")->type_name("FILE");
   app.add_option("--score", arguments.score, "compare with measured runs: a CSV file with step_ms")
       ->type_name("FILE");
@@ -87,12 +97,13 @@ void check_modes(const PlanArguments& arguments) {
   mode(!arguments.batch.empty(), "--batch");
   mode(!arguments.score.empty(), "--score");
   mode(!arguments.sweep.empty(), "--sweep");
+  mode(arguments.topology, "--topology");
   mode(arguments.convention == "megatron", "--convention megatron");
   mode(arguments.list_models, "--list-models");
   mode(arguments.list_hardware, "--list-hardware");
   if (modes.size() > 1) throw UsageError(join(modes, " and ") + ": choose one of them");
-  if (!arguments.svg.empty() && arguments.sweep.empty()) {
-    throw UsageError("--svg: is for what --sweep gives; wanted --sweep too");
+  if (!arguments.svg.empty() && arguments.sweep.empty() && !arguments.topology) {
+    throw UsageError("--svg: is for what --sweep and --topology give; wanted one of them too");
   }
 }
 
@@ -193,6 +204,12 @@ int plan_command(int argc, char** argv) {
     const planner::Question settled = planner::settle(question);
     return arguments.max_batch ? limits(arguments, settled, planner::largest_batches(settled))
                                : limits(arguments, settled, planner::largest_models(settled));
+  }
+  if (arguments.topology) {
+    const planner::Question settled = planner::settle(question);
+    write_svg(arguments.svg, [&] { return planner::topology_svg(settled); });
+    return print_out(arguments.json ? planner::topology_json(settled) + "\n"
+                                    : planner::topology_text(settled));
   }
   const planner::Plan plan = planner::make_plan(question);
   return print_out(arguments.json ? planner::to_json(plan) + "\n" : report(plan));

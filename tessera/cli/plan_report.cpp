@@ -149,13 +149,25 @@ std::string time_table(const Plan& plan) {
   }
   const double per_rank = plan.model_flops / (t.step() * plan.question.world());
   std::string text =
-      str("\nTime of a step\n", table.text(), "  ", grouped(plan.tokens_per_s), " tokens/s; ",
-          flops(per_rank), "/s a rank, MFU ", percent(plan.mfu), "\n");
+      str("\nTime of a step\n", table.text(), "  four of five such runs take ",
+          format_time(plan.interval.low), " to ", format_time(plan.interval.high), ", by ",
+          plan.interval.basis, "\n  ", grouped(plan.tokens_per_s), " tokens/s; ", flops(per_rank),
+          "/s a rank, MFU ", percent(plan.mfu), "\n");
   if (plan.price > 0) text += str("  costs ", fixed(plan.price, 4), " a step\n");
   if (plan.joules > 0) {
     const bool large = plan.joules >= 1e3;
     text += str("  takes ", large ? fixed(plan.joules / 1e3, 2) : fixed(plan.joules, 1),
                 large ? " kJ a step\n" : " J a step\n");
+  }
+  return text;
+}
+
+// Rows whose axes lie on the nodes in another order than usual.
+std::string orders_words(const planner::SearchResult& result) {
+  std::string text;
+  for (std::size_t i = 0; i < result.best.size(); ++i) {
+    const std::string& order = result.best[i].question.order;
+    if (order != planner::kUsualOrder) text += str("  row ", i + 1, ": --order ", order, "\n");
   }
   return text;
 }
@@ -177,13 +189,14 @@ std::string report(const Plan& plan) {
 }
 
 std::string report(const planner::SearchResult& result) {
-  Table table("rrrrrrllrrrr");
-  table.row({"tp", "pp", "dp", "ZeRO", "micro", "accum", "schedule", "recompute", "memory", "step",
-             "tokens/s", "MFU"});
+  Table table("rrrrrrrllrrrr");
+  table.row({"", "tp", "pp", "dp", "ZeRO", "micro", "accum", "schedule", "recompute", "memory",
+             "step", "tokens/s", "MFU"});
   for (const Plan& plan : result.best) {
     const Question& q = plan.question;
-    table.row({str(q.tp(), q.sequence_parallel ? "s" : ""), str(q.pp()), str(q.dp()), str(q.zero),
-               str(q.micro_batch), str(q.grad_accum), schedule_words(q),
+    const bool equal = result.best.size() > 1 && as_good_as(plan, result.best.front());
+    table.row({equal ? "=" : "", str(q.tp(), q.sequence_parallel ? "s" : ""), str(q.pp()),
+               str(q.dp()), str(q.zero), str(q.micro_batch), str(q.grad_accum), schedule_words(q),
                std::string(name(q.recompute)), size(plan.memory.total()),
                format_time(plan.time.step()), grouped(plan.tokens_per_s), percent(plan.mfu)});
   }
@@ -191,7 +204,9 @@ std::string report(const planner::SearchResult& result) {
   if (!result.best.empty()) {
     const Question& q = result.best.front().question;
     text = str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
-               q.global_batch, "\n\n", table.text(), "  (tp with s: sequence parallel)\n\n");
+               q.global_batch, "\n\n", table.text(),
+               "  (tp with s: sequence parallel; =: no prediction is good enough to tell them ",
+               "apart)\n", orders_words(result), "\n");
   }
   text +=
       str(format_grouped(result.tried), " configurations tried, ",
@@ -263,6 +278,14 @@ std::string report(const planner::Score& score, std::size_t worst) {
   group("all", [](const Question&) { return true; });
   group("one node", [](const Question& q) { return q.nodes == 1; });
   group("several nodes", [](const Question& q) { return q.nodes > 1; });
+  Table by("llrrr");
+  by.row({"by", "", "runs", "mean error", "bias"});
+  std::string last;
+  for (const planner::ScoreGroup& each : planner::score_groups(score)) {
+    by.row({each.by == last ? "" : each.by, each.value, str(each.rows), percent(each.mean),
+            percent(each.bias)});
+    last = each.by;
+  }
   Table table("lrrrl");
   table.row({"run", "measured", "predicted", "error", "what"});
   for (std::size_t i = 0; i < std::min(worst, score.rows.size()); ++i) {
@@ -273,7 +296,8 @@ std::string report(const planner::Score& score, std::size_t worst) {
                str("h ", q.model.hidden, ", L ", q.model.layers, ", ", mesh_words(q), ", batch ",
                    q.micro_batch, "×", q.grad_accum, "×", q.dp())});
   }
-  return str("Predicted against measured step times\n", groups.text(), "\nThe worst\n",
+  return str("Predicted against measured step times\n", groups.text(),
+             "\nWhere it errs (bias: too slow is positive)\n", by.text(), "\nThe worst\n",
              table.text());
 }
 
@@ -288,12 +312,14 @@ std::string list_models() {
 }
 
 std::string list_hardware(const planner::Catalogue& catalogue) {
-  Table table("lrrrrrr", "");
-  table.row({"name", "memory", "16-bit TFLOP/s", "memory", "in a node", "between", "per node"});
+  Table table("lrrrrrrl", "");
+  table.row({"name", "memory", "16-bit TFLOP/s", "memory", "in a node", "between", "per node",
+             "software"});
   for (const planner::Hardware& h : catalogue.all()) {
     table.row({h.name, size(h.memory), fixed(h.peak_16bit / 1e12, 1),
                format_rate(h.memory_bandwidth), format_rate(h.inside.bandwidth),
-               format_rate(h.between.bandwidth), str(h.per_node)});
+               str(h.topology().nics, " × ", format_rate(h.between.bandwidth)), str(h.per_node),
+               h.software});
   }
   return table.text();
 }

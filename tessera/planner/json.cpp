@@ -5,6 +5,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/places.h"
 
 namespace tessera::planner {
 namespace {
@@ -43,6 +44,10 @@ Json question_json(const Question& q) {
   json["zero"] = q.zero;
   json["layout"] = q.layout.name;
   json["grad_reduce"] = q.policy() == ReducePolicy::each ? "each" : "last";
+  if (q.compression() != GradCompression::none) {
+    json["grad_compression"] = name(q.compression());
+    if (q.power_sgd_asked()) json["powersgd_rank"] = q.power_sgd.rank;
+  }
   json["micro_batch"] = q.micro_batch;
   json["grad_accum"] = q.grad_accum;
   json["global_batch"] = q.global_batch;
@@ -128,6 +133,8 @@ Json plan_json(const Plan& plan) {
     for (const char* key : {"time", "tokens_per_s", "model_flops", "mfu"}) json[key] = nullptr;
   } else {
     json["time"] = time_json(plan.time);
+    json["time"]["interval"] = {
+        {"low", plan.interval.low}, {"high", plan.interval.high}, {"basis", plan.interval.basis}};
     json["tokens_per_s"] = plan.tokens_per_s;
     json["model_flops"] = plan.model_flops;
     json["model_flops_per_s_per_gpu"] = plan.model_flops / (plan.time.step() * q.world());
@@ -199,9 +206,35 @@ void read_json(Settings& settings, std::string_view object) {
 
 std::string to_json(const Plan& plan) { return one_line(plan_json(plan)); }
 
+std::string topology_json(const Question& q) {
+  const Places on = places(q);
+  const auto place = [](const GroupPlace& each) {
+    return Json{{"ranks", each.ranks},
+                {"in_node", each.in_node},
+                {"nodes", each.nodes()},
+                {"crossing", each.crossing},
+                {"span", each.span}};
+  };
+  const auto link = [](const Link& each) {
+    return Json{{"bandwidth", each.bandwidth}, {"latency", each.latency}};
+  };
+  return one_line({{"order", q.order},
+                   {"nodes", q.nodes},
+                   {"per_node", on.topology.per_node},
+                   {"inside", link(on.topology.inside)},
+                   {"adapter", link(on.topology.nic)},
+                   {"adapters", on.topology.nics},
+                   {"tp", place(on.tp)},
+                   {"dp", place(on.dp)},
+                   {"hop", place(on.hop)}});
+}
+
 std::string to_json(const SearchResult& result) {
   Json best = Json::array();
-  for (const Plan& plan : result.best) best.push_back(plan_json(plan));
+  for (const Plan& plan : result.best) {
+    best.push_back(plan_json(plan));
+    best.back()["as_good_as_the_best"] = as_good_as(plan, result.best.front());
+  }
   Json ruled_out = Json::object();
   for (const auto& [reason, count] : result.ruled_out) ruled_out[reason] = count;
   return one_line({{"best", std::move(best)},
@@ -240,10 +273,19 @@ std::string to_json(const Score& score) {
                     {"predicted", row.predicted},
                     {"error", row.error()}});
   }
+  Json groups = Json::array();
+  for (const ScoreGroup& group : score_groups(score)) {
+    groups.push_back({{"by", group.by},
+                      {"value", group.value},
+                      {"rows", group.rows},
+                      {"mean_error", group.mean},
+                      {"bias", group.bias}});
+  }
   return one_line({{"mean_error", score.mean},
                    {"median_error", score.median},
                    {"percentile_90_error", score.percentile90},
                    {"bias", score.bias},
+                   {"groups", std::move(groups)},
                    {"rows", std::move(rows)}});
 }
 

@@ -19,6 +19,8 @@ void read_json(Settings& settings, std::string_view object);
 
 std::string to_json(const Plan& plan);
 std::string to_json(const SearchResult& result);
+// Where the groups of a run's axes lie.
+std::string topology_json(const Question& settled);
 std::string to_json(const BatchLimits& limits);
 std::string to_json(const ModelLimits& limits);
 std::string to_json(const MegatronReport& report);

@@ -16,11 +16,16 @@ struct SearchQuestion {
   Question base;  // not settled; gpus says how many, and whatever is not fixed below is tried out
   struct Fixed {
     bool tp = false, pp = false, zero = false, micro_batch = false, schedule = false;
-    bool chunks = false, recompute = false, sequence_parallel = false;
+    bool chunks = false, recompute = false, sequence_parallel = false, order = false;
   } fixed;
   int top = 10;
 };
 SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue);
+
+// Whether nobody could tell its step from the best one's: it is within the interval of that.
+inline bool as_good_as(const Plan& plan, const Plan& best) {
+  return plan.time.step() <= best.interval.high;
+}
 
 struct SearchResult {
   std::vector<Plan> best;    // by predicted throughput, the highest first

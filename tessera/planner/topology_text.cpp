@@ -1,0 +1,138 @@
+#include "tessera/planner/topology_text.h"
+
+#include <algorithm>
+
+#include "tessera/core/svg.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/planner/places.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr int kDrawnNodes = 4, kDrawnDevices = 16;
+
+std::string rate(double bytes_per_second) {
+  return format_bytes(static_cast<std::int64_t>(bytes_per_second)) + "/s";
+}
+
+std::string link_words(const Link& link) {
+  return str(rate(link.bandwidth), ", ", format_time(link.latency));
+}
+
+// What an all-gather of this size would take: how good a place the axis has.
+std::string place_words(const Places& places, const GroupPlace& place) {
+  const int nodes = place.nodes();
+  std::string text =
+      str(place.ranks, " ranks, ", nodes == 1 ? "all" : str(place.in_node), " in a node");
+  if (nodes > 1 && place.crossing > 1)
+    text += str(", ", place.crossing, " groups leave it at once");
+  const CollectiveCost cost = collective_cost(places.topology, Collective::all_gather, 1e9, place);
+  const double has =
+      cost.far_bytes > 0
+          ? std::min(cost.far_bandwidth,
+                     place.in_node > 1 ? places.topology.inside.bandwidth : cost.far_bandwidth)
+          : places.topology.inside.bandwidth;
+  return text + str(": ", rate(has));
+}
+
+std::string hop_words(const Places& places) {
+  const bool far = places.hop.nodes() > 1;
+  const CollectiveCost cost = collective_cost(places.topology, Collective::send, 1e9, places.hop);
+  return str("the next stage is on ", far ? "another node" : "the same node",
+             far && places.hop.crossing > 1 ? str(", ", places.hop.crossing, " send at once") : "",
+             ": ", rate(far ? cost.far_bandwidth : places.topology.inside.bandwidth));
+}
+
+// Where a rank stands along the axes, as they are ordered.
+struct Seat {
+  int dp = 0, tp = 0, pp = 0;
+  std::string text(const Question& q) const {
+    std::string out;
+    if (q.dp() > 1) out += str("d", dp);
+    if (q.tp() > 1) out += str("t", tp);
+    if (q.pp() > 1) out += str("p", pp);
+    return out.empty() ? "0" : out;
+  }
+};
+Seat seat_of(const std::vector<AxisSize>& order, int rank) {
+  Seat seat;
+  for (const AxisSize& axis : order) {
+    const int index = rank % axis.size;
+    rank /= axis.size;
+    (axis.name == "dp" ? seat.dp : axis.name == "tp" ? seat.tp : seat.pp) = index;
+  }
+  return seat;
+}
+
+int drawn_nodes(const Question& q) {
+  return std::min(kDrawnNodes, (q.world() + q.per_node - 1) / q.per_node);
+}
+
+}  // namespace
+
+std::string topology_text(const Question& q) {
+  const Places on = places(q);
+  const Topology& t = on.topology;
+  std::string text =
+      str("Topology  ", q.nodes, q.nodes == 1 ? " node of " : " nodes of ", t.per_node,
+          t.per_node == 1 ? " device" : " devices", ", ranks in the order ", q.order,
+          "\n  inside   ", t.kind, ", ", link_words(t.inside), " of each device\n  between  ",
+          t.nics, t.nics == 1 ? " adapter of " : " adapters of ", link_words(t.nic),
+          "; a node sends ", rate(t.out_of_node()), "\n");
+  for (const SwitchLevel& level : t.switches) {
+    text += str("  switch   over ", level.nodes, " nodes, oversubscribed ", level.oversubscription,
+                " : 1\n");
+  }
+  if (q.tp() > 1) text += str("  tp       ", place_words(on, on.tp), "\n");
+  if (q.dp() > 1) text += str("  dp       ", place_words(on, on.dp), "\n");
+  if (q.pp() > 1) text += str("  pp       ", hop_words(on), "\n");
+  const std::vector<AxisSize> order = axis_order(q);
+  const int nodes = drawn_nodes(q), devices = std::min(t.per_node, kDrawnDevices);
+  for (int n = 0; n < nodes; ++n) {
+    text += str("  node ", n, "  ");
+    for (int d = 0; d < devices && n * t.per_node + d < q.world(); ++d) {
+      text += str("[", seat_of(order, n * t.per_node + d).text(q), "]");
+    }
+    text += devices < t.per_node ? " …\n" : "\n";
+  }
+  if (q.world() > nodes * t.per_node) text += "  …\n";
+  return text;
+}
+
+std::string topology_svg(const Question& q) {
+  constexpr double kBox = 64, kGap = 6, kLeft = 90, kTop = 60, kRow = 92;
+  const Places on = places(q);
+  const Topology& t = on.topology;
+  const std::vector<AxisSize> order = axis_order(q);
+  const int nodes = drawn_nodes(q), devices = std::min(t.per_node, kDrawnDevices);
+  const double width = kLeft + devices * (kBox + kGap) + 190;
+  Svg svg(std::max(620.0, width), kTop + nodes * kRow + 60,
+          str(q.world(), " × ", q.hardware.name, ", ", q.axes.words(" · "), ", order ", q.order));
+  const double trunk = kLeft + devices * (kBox + kGap) + 30;
+  for (int n = 0; n < nodes; ++n) {
+    const double y = kTop + n * kRow;
+    svg.text(20, y + 28, str("node ", n));
+    for (int d = 0; d < devices && n * t.per_node + d < q.world(); ++d) {
+      const int rank = n * t.per_node + d;
+      const Seat seat = seat_of(order, rank);
+      const double x = kLeft + d * (kBox + kGap);
+      const char* const colours[] = {colours::kForward, colours::kParams, colours::kActivations,
+                                     colours::kGrads};
+      svg.box(x, y, kBox, 44, colours[(q.pp() > 1 ? seat.pp : seat.dp) % 4], str("rank ", rank));
+      svg.text(x + kBox / 2, y + 27, seat.text(q), Svg::Anchor::middle);
+      svg.line(x + kBox / 2, y + 44, x + kBox / 2, y + 58, colours::kStep);
+    }
+    svg.line(kLeft + kBox / 2, y + 58, trunk, y + 58, colours::kStep);
+    svg.line(trunk, y + 58, trunk, kTop + nodes * kRow, colours::kLimit);
+    if (n == 0) {
+      svg.text(kLeft, y + 76, str(t.kind, " ", rate(t.inside.bandwidth)));
+      svg.text(trunk + 8, y + 62, str(t.nics, " × ", rate(t.nic.bandwidth)));
+    }
+  }
+  svg.text(20, kTop + nodes * kRow + 36,
+           q.world() > nodes * t.per_node ? str("… ", q.nodes, " nodes in all") : "");
+  return svg.finish();
+}
+
+}  // namespace tessera::planner
