@@ -92,6 +92,7 @@ void about_memory(const Plan& plan, Lines& out) {
                       q.pp() > 1 ? str(" on pipeline rank ", plan.rank) : "", ", ",
                       size(-plan.margin), " too much"));
   }
+  if (plan.fits && !q.hardware.caution.empty()) out.push_back(q.hardware.caution);
   if (q.recompute == Recompute::selective && q.attention == Attention::fused &&
       q.software == Software::megatron) {
     out.push_back(
@@ -114,6 +115,13 @@ void about_stage(const Plan& plan, Lines& out) {
     out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(plan.traffic.dp),
                       " of weights and gradients; a pipeline boundary would send ", size(boundary),
                       " of activations"));
+  }
+  if (q.zero == 2 && q.software == Software::megatron) {
+    const Instead one = at_stage(q, 1);
+    out.push_back(
+        str("Megatron-LM's distributed optimizer, often called ZeRO-2, shards the "
+            "optimizer's state alone: it needs ",
+            size(one.total), " as --zero 1 has it, not ", size(plan.needed())));
   }
   if (q.zero >= 2 && q.policy() == ReducePolicy::last) {
     out.push_back(str("--grad-reduce last keeps whole gradients at stage ", q.zero, ": ",

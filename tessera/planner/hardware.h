@@ -52,6 +52,7 @@ struct Hardware : SoftwareFigures {
 
   double watts = 0;           // per device, with its share of the node
   double price_per_hour = 0;  // per device; 0: unknown
+  std::string caution;        // what plans with it should be read with
 
   std::string software;  // whose figures are in force, and run on it unless somebody says otherwise
   std::vector<std::pair<std::string, SoftwareFigures>> figures;  // by software

@@ -175,6 +175,10 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
     entry.switches = switch_levels(node);
   } else if (key == "software") {
     entry.run_by(one_of(node, software_names()));
+  } else if (key == "caution") {
+    const auto* value = node.as_string();
+    if (value == nullptr || value->get().size() > 1000) throw UsageError("wanted a short text");
+    entry.caution = value->get();
   } else if (key == "cpu") {
     entry.cpu = yes_or_no(node);
   } else if (key == "tessera") {  // as files of older versions say it
@@ -182,7 +186,7 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
   } else if (key == "rail_share") {  // likewise; adapters tell what it told
     number(node, Unit::number);
   } else {
-    std::vector<std::string> names = {"like", "cpu", "software", "kind", "switches"};
+    std::vector<std::string> names = {"like", "caution", "cpu", "software", "kind", "switches"};
     for (const auto& known : hardware_keys()) names.emplace_back(known.name);
     for (const CountKey& known : kCounts) names.emplace_back(known.name);
     for (const std::string& known : software_names()) names.push_back(known);

@@ -204,6 +204,13 @@ void read_json(Settings& settings, std::string_view object) {
   }
 }
 
+std::string numbers_json(const Plan& plan) {
+  const bool sized = !plan.question.state_only();
+  return one_line({{"memory", sized ? memory_json(plan.memory) : state_json(plan.memory)},
+                   {"fits", plan.fit_known ? Json(plan.fits) : Json()},
+                   {"time", sized ? time_json(plan.time) : Json()}});
+}
+
 std::string to_json(const Plan& plan) { return one_line(plan_json(plan)); }
 
 std::string topology_json(const Question& q) {

@@ -18,6 +18,7 @@ namespace tessera::planner {
 void read_json(Settings& settings, std::string_view object);
 
 std::string to_json(const Plan& plan);
+std::string numbers_json(const Plan& plan);  // its memory, fit and time alone
 std::string to_json(const SearchResult& result);
 // Where the groups of a run's axes lie.
 std::string topology_json(const Question& settled);

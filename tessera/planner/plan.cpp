@@ -55,6 +55,7 @@ Plan plan_numbers(const Question& q) {
     plan.in_blocks = real(q.model.block_params() + q.model.final_norm_params());
     plan.in_embeddings = real(q.model.embedding_params() + q.model.head_params());
     plan.time = step_time(q);
+    plan.interval = step_interval(q, plan.time.step());
     plan.model_flops = model_flops(q);
     const double step = plan.time.step(), world = q.world();
     const double peak = q.layout.param >= 4 ? q.hardware.peak_fp32 : q.hardware.peak_16bit;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/planner/interval.h"
 #include "tessera/planner/question.h"
 #include "tessera/planner/step_time.h"
 
@@ -71,6 +72,7 @@ struct Plan {
   std::optional<Assumed> assumed;  // of a model known by its size alone
   Traffic traffic;
   StepTime time;
+  Interval interval;        // of the step
   double tokens_per_s = 0;  // of all devices together
   double model_flops = 0;   // per step, without recomputation
   double mfu = 0;

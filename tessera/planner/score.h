@@ -22,6 +22,14 @@ struct Score {
   double bias = 0;                                // mean of the signed error
   std::vector<ScoredRow> rows;                    // worst first
 };
+// Rows that have something in common: "tp" "8".
+struct ScoreGroup {
+  std::string by, value;
+  std::int64_t rows = 0;
+  double mean = 0, bias = 0;
+};
+// By tp, pp, dp and nodes, each of their values: a bias is seen where a row of them is on one side.
+std::vector<ScoreGroup> score_groups(const Score& score);
 // Throws UsageError for no rows, or a measured time that is none.
 Score score(std::vector<ScoredRow> rows);
 

@@ -111,6 +111,11 @@ CollectiveCost collective_cost(const Topology& topology, Collective kind, double
   return ring.seconds(topology) <= tree.seconds(topology) ? ring : tree;
 }
 
+double pace_of(const Topology& topology, const GroupPlace& place) {
+  if (place.nodes() <= 1) return 1;
+  return std::min(1.0, far_share(topology, place, place.in_node) / topology.inside.bandwidth);
+}
+
 GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& order,
                       std::string_view axis) {
   const Stride s = stride_of(order, axis);

@@ -78,6 +78,11 @@ struct CollectiveCost {
 CollectiveCost collective_cost(const Topology& topology, Collective kind, double bytes,
                                const GroupPlace& place);
 
+// How fast such a group's collectives move bytes through a device, as a share of what links inside a
+// node do. What they take from the kernels beside them goes with it: a transfer that waits for
+// adapters occupies few units and little memory bandwidth.
+double pace_of(const Topology& topology, const GroupPlace& place);
+
 // [Note: order of axes] Ranks are numbered along the axes of `order`, the first of them innermost,
 // and fill nodes one after another. "tp,dp,pp" keeps tensor parallelism's neighbours nearest.
 inline constexpr std::string_view kUsualOrder = "tp,dp,pp";

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/planner/question.h"
+
+namespace tessera::planner {
+
+// [Note: interval] What a step takes in four of five runs of its kind: the predicted time, times
+// the 10% and the 90% quantile of measured / predicted over runs that were measured. Kinds are
+// whose software it is and whether it is on one node or on several; `basis` says which runs they
+// were.
+struct Interval {
+  double low = 0, high = 0;  // seconds
+  std::string basis;
+};
+Interval step_interval(const Question& settled, double step);
+
+}  // namespace tessera::planner
