@@ -8,7 +8,7 @@ build="${1:-$root/build}"
 seconds="${2:-10}"
 command -v wrk >/dev/null || fail "wrk is missing (Debian: wrk)"
 work="$(mktemp -d)"
-"$build/bin/tessera" dashboard --port 0 >"$work/out" &
+"$build/bin/tessera-dashboard" --port 0 >"$work/out" &
 server=$!
 trap 'kill $server 2>/dev/null || true; rm -rf "$work"' EXIT
 until grep -q http "$work/out"; do

@@ -125,12 +125,11 @@ Json about_answer(const Knowledge& known, Ask& ask) {
             {"search_gpus", known.limits.search_gpus}}}};
 }
 
-Json plan_answer(const Knowledge& known, Ask& ask) {
-  (void)ask.question(known.catalogue, known.limits);
-  Json json =
-      Json::parse(planner::to_json(planner::make_plan(ask.settings().question(known.catalogue))));
-  json["command"] = ask.command("plan");
-  return json;
+std::string plan_answer(const Knowledge& known, Ask& ask) {
+  const planner::Question question = ask.settings().question(known.catalogue);
+  check_limits(planner::settle(question), known.limits);
+  return with_more(planner::to_json(planner::make_plan(question)),
+                   {{"command", ask.command("plan")}});
 }
 
 Json zero_answer(const Knowledge& known, Ask& ask) {

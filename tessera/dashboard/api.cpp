@@ -23,6 +23,12 @@ std::string field_of(const std::string& message) {
 
 }  // namespace
 
+std::string with_more(std::string object, const Json& more) {
+  object.back() = ',';
+  object.append(more.dump(-1, ' ', false, Json::error_handler_t::replace), 1);
+  return object;
+}
+
 Answer guarded_answer(const std::function<Answer()>& body) {
   try {
     return body();

@@ -38,7 +38,7 @@ struct Route {
   Json example;                     // of a body
   bool heavy = false;               // takes a while: few at a time
   // Of a calculator: a JSON body in, a JSON body out. Empty: of live runs and descriptions.
-  std::function<Json(const Knowledge&, Ask&)> answer = {};
+  std::function<std::string(const Knowledge&, Ask&)> answer = {};
 };
 std::vector<Route> all_routes();
 // OpenAPI 3.
@@ -48,9 +48,13 @@ Json openapi(const std::vector<Route>& routes);
 // rest.
 Answer guarded_answer(const std::function<Answer()>& body);
 
+// The text of one JSON object with those of another behind its own: parsing what was just printed
+// would take longer than all the rest.
+std::string with_more(std::string object, const Json& more);
+
 // In the order of the views.
 Json about_answer(const Knowledge& known, Ask& ask);
-Json plan_answer(const Knowledge& known, Ask& ask);
+std::string plan_answer(const Knowledge& known, Ask& ask);  // JSON
 Json zero_answer(const Knowledge& known, Ask& ask);
 Json scaling_answer(const Knowledge& known, Ask& ask);
 Json simulate_answer(const Knowledge& known, Ask& ask);

@@ -15,6 +15,12 @@ Json one_of(const std::vector<std::string>& words, const char* help) {
   return {{"type", "string"}, {"enum", words}, {"description", help}};
 }
 
+std::function<std::string(const Knowledge&, Ask&)> printed(Json (*answer)(const Knowledge&, Ask&)) {
+  return [answer](const Knowledge& known, Ask& ask) {
+    return answer(known, ask).dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+}
+
 const char* const kSeconds = "seconds of a rank's layers for one micro-batch";
 
 Json schedule_body() {
@@ -83,7 +89,7 @@ std::vector<Route> all_routes() {
        {"version", "models", "hardware", "layouts", "schedules", "settings"},
        nullptr,
        false,
-       about_answer},
+       printed(about_answer)},
       {"POST",
        "/api/plan",
        "memory, traffic and time of a run, as tessera plan --json",
@@ -101,7 +107,7 @@ std::vector<Route> all_routes() {
        {"stages", "owners", "capacity", "fits_from_dp", "formula", "command"},
        {{"params", "7B"}, {"dp", 8}},
        false,
-       zero_answer},
+       printed(zero_answer)},
       {"POST",
        "/api/scaling",
        "throughput against dp, by the simple law and by the simulator",
@@ -110,7 +116,7 @@ std::vector<Route> all_routes() {
        {"dp", "step", "simple", "simulated", "ideal", "stops_paying_at", "command"},
        {{"model", "gpt2-xl"}, {"max_dp", 64}, {"overhead", 0.05}},
        true,
-       scaling_answer},
+       printed(scaling_answer)},
       {"POST",
        "/api/collective",
        "an all-reduce step by step, with values in the cells",
@@ -119,7 +125,7 @@ std::vector<Route> all_routes() {
        {"ranks", "chunks", "start", "steps", "bytes_per_rank", "seconds", "closed_form_seconds"},
        {{"algorithm", "ring"}, {"ranks", 4}, {"bytes", 200000000}},
        false,
-       collective_answer},
+       printed(collective_answer)},
       {"POST",
        "/api/traffic",
        "bytes that a rank sends in a step, by stage and phase",
@@ -128,7 +134,7 @@ std::vector<Route> all_routes() {
        {"parameters", "dp", "stages", "command"},
        {{"params", "7B"}, {"dp", 8}},
        false,
-       traffic_answer},
+       printed(traffic_answer)},
       {"POST",
        "/api/schedule",
        "a pipeline's schedule with its times, or several",
@@ -137,7 +143,7 @@ std::vector<Route> all_routes() {
        {"ranks", "actions", "step", "bubble", "in_flight", "command"},
        {{"schedule", "1f1b"}, {"pp", 4}, {"micros", 8}},
        false,
-       schedule_answer},
+       printed(schedule_answer)},
       {"POST",
        "/api/search",
        "all ways to train on so many GPUs, as tessera plan --search --json",
@@ -146,7 +152,7 @@ std::vector<Route> all_routes() {
        {"best", "tried", "fitting", "ruled_out", "command"},
        {{"model", "gpt2-xl"}, {"gpus", 8}, {"global_batch", 64}},
        true,
-       search_answer},
+       printed(search_answer)},
       {"POST",
        "/api/compare",
        "DP, TP and PP side by side, as tessera explain parallel --json",
@@ -155,7 +161,7 @@ std::vector<Route> all_routes() {
        {"ways", "conclusion", "command"},
        {{"model", "gpt2-xl"}, {"gpus", 8}},
        true,
-       compare_answer},
+       printed(compare_answer)},
       {"POST",
        "/api/simulate",
        "a step event by event, as tessera simulate --json",
@@ -164,7 +170,7 @@ std::vector<Route> all_routes() {
        {"step", "tokens_per_s", "bubble", "time", "ranks", "command"},
        {{"model", "gpt2-xl"}, {"dp", 8}, {"trace_ranks", 2}},
        true,
-       simulate_answer},
+       printed(simulate_answer)},
       {"POST",
        "/api/sync",
        "gradients before and after synchronisation, from a real run",
@@ -173,7 +179,7 @@ std::vector<Route> all_routes() {
        {"ranks", "parameters", "buckets", "ways", "command"},
        {{"ranks", 2}, {"bucket_size", 150}},
        true,
-       sync_answer},
+       printed(sync_answer)},
       {"GET",
        "/api/runs",
        "the runs that are watched, the newest first",

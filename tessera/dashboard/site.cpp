@@ -188,7 +188,7 @@ class Dashboard {
     if (repeats && remembered_.find(key, text)) return told(text);
     const Turn turn(route.heavy ? &turns_ : nullptr);
     Ask ask(request.body);
-    text = route.answer(options_.known, ask).dump(-1, ' ', false, Json::error_handler_t::replace);
+    text = route.answer(options_.known, ask);
     if (repeats) remembered_.put(key, text);
     return told(text);
   }

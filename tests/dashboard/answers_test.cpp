@@ -12,10 +12,15 @@
 namespace tessera::dashboard {
 namespace {
 
-Json answer(Json (*make)(const Knowledge&, Ask&), const std::string& body) {
+template <typename Made>
+Json answer(Made (*make)(const Knowledge&, Ask&), const std::string& body) {
   static const Knowledge known;
   Ask ask(body);
-  return make(known, ask);
+  const Made made = make(known, ask);
+  if constexpr (std::is_same_v<Made, Json>)
+    return made;
+  else
+    return Json::parse(made);
 }
 
 planner::Question asked(const std::string& body) {
