@@ -33,10 +33,17 @@ function bytes(v) {
   return `${Number(v.toFixed(v >= 99.995 ? 1 : 2))} ${units[at]}`;
 }
 
-async function findings(page) {
+async function findings(page, rules) {
   await page.evaluate(axeSource);
-  const { violations } = await page.evaluate(() =>
-    window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa"] }),
+  const { violations } = await page.evaluate(
+    (only) =>
+      window.axe.run(document, {
+        runOnly: only
+          ? { type: "rule", values: only }
+          : { type: "tag", values: ["wcag2a", "wcag2aa", "wcag21aa"] },
+        resultTypes: ["violations"],
+      }),
+    rules,
   );
   return violations
     .filter((v) => v.impact === "serious" || v.impact === "critical")
@@ -294,33 +301,35 @@ export async function checkViews({ tessera, dashboard, open }) {
     same(await page.locator('[data-field="micros"] .exact').inputValue(), "5", "micro-batches");
   });
 
-  for (const scheme of ["light", "dark"]) {
-    await check(`every view, ${scheme}: no serious findings of axe`, async () => {
-      const seen = await open({ colorScheme: scheme, reducedMotion: "reduce" });
-      const all = [];
-      for (const view of Object.keys(READY)) {
-        await go(seen, dashboard.address, view);
-        for (const f of await findings(seen)) all.push(`${view}: ${f}`);
-      }
-      await seen.context().close();
-      expect(all.length === 0, all.join("\n"));
-    });
+  // Whatever the colours, the rules beside contrast are the same.
+  for (const [scheme, rules] of [
+    ["light", undefined],
+    ["dark", ["color-contrast"]],
+  ]) {
+    await check(
+      `every view, ${scheme}: no serious findings of axe, 375 and 1920 pixels`,
+      async () => {
+        const seen = await open({ colorScheme: scheme, reducedMotion: "reduce" });
+        const all = [];
+        for (const view of Object.keys(READY)) {
+          await seen.setViewportSize({ width: 1280, height: 800 });
+          await go(seen, dashboard.address, view);
+          for (const f of await findings(seen, rules)) all.push(`${view}: ${f}`);
+          for (const width of scheme === "light" ? [375, 1920] : []) {
+            await seen.setViewportSize({ width, height: 800 });
+            const over = await seen.evaluate(async () => {
+              // Charts take their width from their card after the next frame.
+              for (let i = 0; i < 3; i++) await new Promise((r) => requestAnimationFrame(r));
+              return document.documentElement.scrollWidth - innerWidth;
+            });
+            if (over > 0) all.push(`${view} is ${over} pixels wider than ${width}`);
+          }
+        }
+        await seen.context().close();
+        expect(all.length === 0, all.join("\n"));
+      },
+    );
   }
-
-  await check("every view fits a phone of 375 pixels and a projector", async () => {
-    for (const [width, height] of [
-      [375, 700],
-      [1920, 1080],
-    ]) {
-      const seen = await open({ viewport: { width, height } });
-      for (const view of Object.keys(READY)) {
-        await go(seen, dashboard.address, view);
-        const over = await seen.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-        expect(over <= 0, `${view} is ${over} pixels wider than ${width}`);
-      }
-      await seen.context().close();
-    }
-  });
 
   await check("every control can be reached with Tab", async () => {
     await go(page, dashboard.address, "memory");

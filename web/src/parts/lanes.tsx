@@ -107,7 +107,7 @@ export function Lanes({ spans, label, until }: Props) {
           const shown =
             ctx.measureText(text).width < wide - 8
               ? text
-              : text.slice(0, Math.floor((wide - 8) / 6.4));
+              : `${text.slice(0, Math.floor((wide - 14) / 6.4))}…`;
           ctx.fillText(shown, Math.max(x, left) + 4, y + ROW / 2 + 0.5);
         }
       }

@@ -18,7 +18,7 @@ interface ScalingAnswer {
   simple: Curve;
   simulated: Curve;
   step?: (number | null)[];
-  fits?: boolean[];
+  fits?: (boolean | null)[];
   stops_paying_at: number | null;
   law_parts?: string | null;
   notes?: string[];
@@ -32,12 +32,12 @@ const DEFAULTS = {
   overlap: "true",
   jitter: "0",
   bandwidth: "",
-  zero: "1",
+  zero: "0",
   tp: "1",
   pp: "1",
   micro_batch: "1",
   recompute: "none",
-  hardware: "h100",
+  hardware: "h200",
   max_dp: "4096",
 };
 
@@ -55,7 +55,7 @@ export function ScalingView() {
   }, [JSON.stringify({ ...at, dp: "" })]);
   const { data, error, busy } = useAnswer<ScalingAnswer>("api/scaling", body);
   const chosen = data ? nearestIndex(data.dp, Number(at.dp)) : 0;
-  const of = (values: (number | null)[] | undefined) => values?.[chosen] ?? null;
+  const of = <T,>(values: (T | null)[] | undefined): T | null => values?.[chosen] ?? null;
   const mark = [{ x: data?.dp[chosen] ?? 8, label: `DP ${data?.dp[chosen] ?? 8}`, colour: "soft" }];
   const stops = data?.stops_paying_at;
   const marks = stops ? [...mark, { x: stops, label: "stops paying", colour: "limit" }] : mark;
@@ -191,6 +191,11 @@ export function ScalingView() {
             ...(data?.step ? [{ label: "Step", value: seconds(of(data.step)) }] : []),
             { label: "Waits for the network", value: share(of(data?.simulated.exposed)) },
             {
+              label: "Memory",
+              value: of(data?.fits) == null ? "–" : of(data?.fits) ? "fits" : "too little",
+              tone: of(data?.fits) === false ? "bad" : undefined,
+            },
+            {
               label: "Stops paying at",
               key: "stops",
               value: stops ? `DP ${stops}` : "not here",
@@ -245,7 +250,7 @@ export function ScalingView() {
               xLabel="data parallel"
               logX={2}
               zero
-              top={1.05}
+              top={Math.max(1.05, ...data.simulated.efficiency.map((v) => (v ?? 0) * 1.05))}
               show={(v) => share(v, 0)}
               marks={marks}
               rest={chosen}

@@ -201,8 +201,9 @@ export function TraceView() {
               { label: "Step", key: "step", value: seconds(t.step) },
               { label: "Computes", value: share(answer.data?.utilisation) },
               { label: "Waits for dp", value: seconds(t.dp) },
-              { label: "tp", value: seconds(t.tp) },
-              { label: "pp and bubble", value: `${seconds(t.pp)}, ${seconds(t.bubble)}` },
+              { label: "Waits for tp", value: seconds(t.tp) },
+              { label: "Waits for pp", value: seconds(t.pp) },
+              { label: "Bubble", value: seconds(t.bubble) },
               { label: "Optimizer", value: seconds(t.optimizer) },
             ]}
           />
