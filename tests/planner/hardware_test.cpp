@@ -117,5 +117,79 @@ TEST(Hardware, AFileThatFailsChangesNothing) {
   EXPECT_THROW(catalogue.read("/dev/zero"), UsageError);
 }
 
+// What software makes of a device is its own; peaks and links are not.
+TEST(Hardware, SoftwareHasFiguresOfItsOwn) {
+  const Catalogue catalogue;
+  Hardware h = catalogue.find("h100");
+  EXPECT_EQ(h.software, "megatron");
+  const double megatron = h.launch, peak = h.peak_16bit;
+  h.run_by("pytorch");
+  EXPECT_LT(h.launch, megatron / 2);
+  h.run_by("tessera");
+  EXPECT_DOUBLE_EQ(h.launch, catalogue.find("h200").launch);
+  EXPECT_EQ(h.peak_16bit, peak);
+  h.run_by("megatron");
+  EXPECT_DOUBLE_EQ(h.launch, megatron);
+  // Figures that are in force and changed stay: running by the same again changes nothing.
+  h.launch = 1;
+  h.run_by("megatron");
+  EXPECT_EQ(h.launch, 1);
+  // A machine that was measured has one set, for whoever runs on it.
+  Hardware cpu = catalogue.find("cpu");
+  const double before = cpu.launch;
+  cpu.run_by("pytorch");
+  EXPECT_EQ(cpu.launch, before);
+}
+
+TEST(Hardware, AUsersFileHasSoftwareAndSwitches) {
+  Catalogue catalogue;
+  catalogue.parse(R"(
+    [mine]
+    like = "h100"
+    software = "pytorch"
+    nics = 2
+    kind = "PCIe"
+    switches = [[8, 1.0], [64, 2.5]]
+    interference = 0.25
+    rail_share = 0.5  # of an older version
+    [mine.pytorch]
+    launch = "3us"
+    [h100.tessera]
+    launch = "4us"
+  )",
+                  "my.toml");
+  const Hardware& h = catalogue.find("mine");
+  EXPECT_DOUBLE_EQ(h.launch, 3e-6);
+  const Topology t = h.topology();
+  EXPECT_EQ(t.nics, 2);
+  EXPECT_EQ(t.kind, "PCIe");
+  ASSERT_EQ(t.switches.size(), 2U);
+  EXPECT_EQ(t.switches[1].oversubscription, 2.5);
+  EXPECT_EQ(h.topology(4).nics, 1);  // half a node has half of them
+  Hardware other = catalogue.find("h100");
+  EXPECT_NE(other.launch, 4e-6);
+  other.run_by("tessera");
+  EXPECT_DOUBLE_EQ(other.launch, 4e-6);
+  // An entry's own word holds for all software.
+  catalogue.parse("[mine]\nlaunch = \"9us\"\n", "my.toml");
+  Hardware mine = catalogue.find("mine");
+  for (const char* each : {"megatron", "tessera", "pytorch"}) {
+    mine.run_by(each);
+    EXPECT_DOUBLE_EQ(mine.launch, 9e-6);
+  }
+  expect_words(complaint("[h100.megatron]\nlunch = 1\n"),
+               {"line 2", "megatron.lunch", "did you mean launch"});
+  expect_words(complaint("[h100.megatron]\nlaunch = \"nan\"\n"), {"line 2", "launch"});
+  expect_words(complaint("[h100.megatorn]\nlaunch = 1\n"), {"megatorn", "did you mean megatron"});
+  expect_words(complaint("[h100]\nsoftware = \"jax\"\n"),
+               {"software", "megatron, pytorch, tessera"});
+  expect_words(complaint("[h100]\nkind = \"string\"\n"), {"kind", "NVLink, PCIe, memory"});
+  for (const char* bad :
+       {"3", "[3]", "[[1]]", "[[8, 0.5]]", "[[8, 2], [8, 2]]", "[[0, 2]]", "[[8, nan]]"}) {
+    expect_words(complaint("[h100]\nswitches = " + std::string(bad) + "\n"),
+                 {"line 2", "switches", "oversubscription"});
+  }
+}
+
 }  // namespace
 }  // namespace tessera::planner

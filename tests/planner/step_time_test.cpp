@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "tessera/core/errors.h"
+#include "tessera/planner/interval.h"
 #include "tessera/planner/kernel_time.h"
 #include "tessera/planner/layer_time.h"
 #include "tessera/planner/plan.h"
@@ -208,6 +209,51 @@ TEST(Score, OfKnownErrors) {
   EXPECT_THROW(score({}), UsageError);
   rows[0].measured = 0;
   EXPECT_THROW(score(rows), UsageError);
+}
+
+TEST(Score, ABiasIsSeenByItsAxis) {
+  std::vector<ScoredRow> rows;
+  for (const int tp : {1, 2, 4}) {
+    for (const double error : {-0.02, 0.02}) {
+      Question q = question();
+      q.axes.set("tp", tp);
+      q = settle(q);
+      const double bias = tp == 4 ? 0.3 : 0;
+      rows.push_back({"row", q, step_time(q).step() / (1 + bias + error), 0});
+    }
+  }
+  const auto groups = score_groups(score(rows));
+  int of_tp = 0;
+  for (const ScoreGroup& group : groups) {
+    if (group.by != "tp") continue;
+    ++of_tp;
+    EXPECT_EQ(group.rows, 2);
+    EXPECT_NEAR(group.bias, group.value == "4" ? 0.3 : 0, 1e-12) << group.value;
+    EXPECT_NEAR(group.mean, group.value == "4" ? 0.3 : 0.02, 1e-12) << group.value;
+  }
+  EXPECT_EQ(of_tp, 3);
+  EXPECT_EQ(groups.size(), 3U + 1 + 1 + 1);
+}
+
+// It holds the prediction, and is of the kind of run that is asked for.
+TEST(Interval, IsAboutThePrediction) {
+  for (const char* name : {"a100-80", "h200", "cpu"}) {
+    for (const int dp : {1, 2, 16}) {
+      for (const auto software : {Software::megatron, Software::tessera, Software::pytorch}) {
+        Question q = question(name);
+        q.axes.set("dp", dp);
+        q.software = software;
+        q = settle(q);
+        const Interval interval = step_interval(q, 2);
+        EXPECT_LT(interval.low, 2);
+        EXPECT_GE(interval.high, 2);
+        EXPECT_FALSE(interval.basis.empty());
+        const Interval twice = step_interval(q, 4);
+        EXPECT_DOUBLE_EQ(twice.low, 2 * interval.low);
+        EXPECT_DOUBLE_EQ(twice.high, 2 * interval.high);
+      }
+    }
+  }
 }
 
 }  // namespace
