@@ -1,9 +1,41 @@
 #include "tessera/cli/plan_flags.h"
 
+#include <algorithm>
+#include <cstdlib>
+
+#include "tessera/cli/settings_file.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config.h"
+#include "tessera/planner/toml_text.h"
 
 namespace tessera::cli {
+namespace {
+
+const planner::Field* find_setting(const std::string& name, planner::Command command) {
+  for (const planner::Field& field : planner::fields(command)) {
+    if (field.is_called(name)) return &field;
+  }
+  return nullptr;
+}
+
+// Settings of one name may be two: --order is of samples in a run and of axes in a plan.
+bool same_member(const planner::Field& a, const planner::Field& b) {
+  return std::visit(
+      [](const auto& x, const auto& y) {
+        if constexpr (!std::is_same_v<decltype(x), decltype(y)>) {
+          return false;
+        } else if constexpr (std::is_same_v<decltype(x), const planner::Field::OfAxis&>) {
+          return x.name == y.name;
+        } else {
+          return x == y;
+        }
+      },
+      a.member, b.member);
+}
+
+}  // namespace
 
 void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                        planner::Command command, const TakeSetting& take) {
@@ -32,6 +64,32 @@ void add_plan_flags(CLI::App& app, planner::Settings& settings) {
   add_setting_flags(
       app, planner::fields(planner::Command::plan), planner::Command::plan,
       [&settings](const std::string& name, const std::string& text) { settings.set(name, text); });
+}
+
+void read_plan_config(const std::string& path, planner::Settings& settings) {
+  const std::string where = "--config: " + path;
+  const std::string text =
+      read_small_file(path, planner::kMostToml, "a TOML file of settings", "--config");
+  for (const FileSetting& each : parse_settings(text, where)) {
+    std::string name = each.key;
+    std::replace(name.begin(), name.end(), '_', '-');
+    const planner::Field* const train = find_setting(name, planner::Command::train);
+    const planner::Field* const plan = find_setting(name, planner::Command::plan);
+    if (train == nullptr && plan == nullptr) {
+      std::vector<std::string> names;
+      for (const planner::Field& field : planner::fields(planner::Command::train)) {
+        names.push_back(field.name);
+      }
+      throw UsageError(str(where, ", line ", each.line, ": ", quote(each.key),
+                           " is no setting of a run", did_you_mean(name, names)));
+    }
+    if (name == "bucket-mb" && std::strtod(each.text.c_str(), nullptr) > 0) {
+      settings.set("bucket-size", each.text + "MB");
+    }
+    const bool chosen = each.text.empty() || (each.text == "0" && name != "zero");
+    if (plan == nullptr || chosen || (train != nullptr && !same_member(*train, *plan))) continue;
+    settings.set(plan->name, each.text);
+  }
 }
 
 planner::Catalogue make_catalogue() {

@@ -22,4 +22,8 @@ planner::Catalogue make_catalogue();
 // Those of a question.
 void add_plan_flags(CLI::App& app, planner::Settings& settings);
 
+// Puts what a file of --config says into `settings`: of a run's settings those that a plan asks
+// about, if they say more than "choose". Throws UsageError for keys that are no setting.
+void read_plan_config(const std::string& path, planner::Settings& settings);
+
 }  // namespace tessera::cli

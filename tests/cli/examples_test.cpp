@@ -35,6 +35,9 @@ class Examples : public ::testing::Test {
         << "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,step_ms\n"
            "4,16,4,2048,16,24,1024,1,2,2,400\n";
     std::ofstream(folder / "rows.jsonl") << "{\"dp\":8}\n{\"model\":\"gpt2-124m\"}\n";
+    std::ofstream(folder / "ds_config.json")
+        << "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4,"
+           " \"bf16\": {\"enabled\": true}, \"zero_optimization\": {\"stage\": 2}}";
     std::ofstream(folder / "book.txt") << std::string(2000, 'a') << "hello\n";
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
@@ -140,6 +143,21 @@ TEST_F(Examples, OfExplain) {
     EXPECT_FALSE(contains(text.out, "Bound by memory")) << example << "\n" << text.out;
     EXPECT_FALSE(contains(text.out, "nan")) << example << "\n" << text.out;
   }
+}
+
+// The files that they write are read by the last one, and by tessera train.
+TEST_F(Examples, OfImport) {
+  for (const std::string& example : of("import")) {
+    const Outcome text = shell(example);
+    EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
+    if (contains(example, "--json")) {
+      EXPECT_TRUE(json::accept(text.out)) << text.out;
+    }
+  }
+  if (!TESSERA_WITH_TORCH) return;
+  const Outcome read = shell("tessera train --config run.toml --device cpu --print-config");
+  EXPECT_EQ(read.status, 0) << read.err;
+  EXPECT_TRUE(contains(read.out, "zero = 1\n")) << read.out;
 }
 
 TEST_F(Examples, OfTopicsWithTheirOwnOptions) {
