@@ -50,6 +50,23 @@ foreach(program tessera_cli tessera_torch_cli tessera_dashboard_cli)
   endif()
 endforeach()
 
+# What the program says of itself, as manual pages and as one page. Not where another machine's
+# program cannot be run.
+find_program(TESSERA_PYTHON NAMES python3)
+if(TARGET tessera_cli AND TESSERA_PYTHON AND NOT CMAKE_CROSSCOMPILING)
+  install(CODE "set(prefix \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}\")
+foreach(page \"man;${CMAKE_INSTALL_MANDIR}/man1\" \"markdown;${CMAKE_INSTALL_DOCDIR}/cli.md\")
+  list(GET page 0 kind)
+  list(GET page 1 place)
+  if(NOT IS_ABSOLUTE \"\${place}\")
+    set(place \"\${prefix}/\${place}\")
+  endif()
+  execute_process(COMMAND \"${TESSERA_PYTHON}\" \"${PROJECT_SOURCE_DIR}/scripts/cli_reference.py\"
+                          \"\${kind}\" \"$<TARGET_FILE:tessera_cli>\" \"\${place}\"
+                  ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
+endforeach()")
+endif()
+
 # Header-only packages that the torch-free rooms may link.
 set(TESSERA_PLANNING_DEPENDENCIES "")
 get_target_property(planning_links tessera_planning LINK_LIBRARIES)
