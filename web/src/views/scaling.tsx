@@ -188,13 +188,16 @@ export function ScalingView() {
               value: count(of(data?.simulated.throughput)),
               note: `law: ${count(of(data?.simple.throughput))}`,
             },
-            ...(data?.step ? [{ label: "Step", value: seconds(of(data.step)) }] : []),
+            ...(data?.step
+              ? [
+                  {
+                    label: "Step",
+                    value: seconds(of(data.step)),
+                    note: of(data.fits) === false ? "does not fit into memory" : undefined,
+                  },
+                ]
+              : []),
             { label: "Waits for the network", value: share(of(data?.simulated.exposed)) },
-            {
-              label: "Memory",
-              value: of(data?.fits) == null ? "–" : of(data?.fits) ? "fits" : "too little",
-              tone: of(data?.fits) === false ? "bad" : undefined,
-            },
             {
               label: "Stops paying at",
               key: "stops",
