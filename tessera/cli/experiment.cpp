@@ -1,0 +1,371 @@
+// tessera experiment: runs the rows of an experiment as processes of their own, and compares.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/experiment_report.h"
+#include "tessera/cli/experiment_run.h"
+#include "tessera/cli/plan_flags.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/log.h"
+#include "tessera/core/progress.h"
+#include "tessera/core/publish.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/planner/plan.h"
+#include "tessera/process/own_ranks.h"
+#include "tessera/process/rank_process.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kExperimentExamples =
+    "  tessera experiment --list\n"
+    "  tessera experiment dp-zero2 --svg memory.svg        about 3 minutes on 2 cores\n"
+    "  tessera experiment dp-zero2 --only R3,R6,R7 --json\n"
+    "  tessera experiment dp-zero2 --scale gpu             gpt2-xl within 80 GB of a GPU\n"
+    "  tessera calibrate --ranks 2 --threads 1 --out mine.toml\n"
+    "  tessera experiment ablation --hardware-file mine.toml --hardware this-machine\n"
+    "\n"
+    "Rows of more ranks than there are here run as one of them (--backend dry), for memory alone.\n"
+    "JSON: {experiment, scale, date, rows:[{run, zero, dp, memory, step_s, planned:{…}, …}], "
+    "plot:[…],\n"
+    "planner_differs:{memory:{…}, step:{…}}}, in bytes and seconds.";
+
+std::atomic<int>& interrupt() {
+  static std::atomic<int> signal{0};
+  return signal;
+}
+
+struct Interrupted {
+  int signal;
+};
+
+// A folder that goes with it.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "tessera-experiment-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw Error(str("cannot make a folder ", name, ": ", std::strerror(errno),
+                      "; set TMPDIR to one that can be written to"));
+    }
+    path_ = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  std::filesystem::path file(const char* name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The end of what a program said, for a message.
+std::string last_lines(const std::string& text) {
+  constexpr std::size_t kMost = 1500;
+  return text.size() <= kMost ? text : "…" + text.substr(text.size() - kMost);
+}
+
+// `tessera train` as a process of its own.
+class TrainProcess {
+ public:
+  explicit TrainProcess(const ScratchFolder& folder) : folder_(folder) {}
+
+  RunFacts operator()(const RunWords& words) const {
+    const std::filesystem::path metrics = folder_.file("metrics.jsonl"), out = folder_.file("out"),
+                                err = folder_.file("err");
+    std::filesystem::remove(metrics);
+    std::vector<std::string> command = process::own_command(0, nullptr);
+    command.emplace_back("train");
+    for (const auto& [name, value] : words) {
+      if (value == "true" || value == "false") {
+        command.push_back(str(value == "true" ? "--" : "--no-", name));
+      } else {
+        command.push_back(str("--", name));
+        command.push_back(value);
+      }
+    }
+    for (const std::string& word :
+         {std::string("--metrics"), metrics.string(), std::string("--samples"), std::string("0"),
+          std::string("--force")}) {
+      command.push_back(word);
+    }
+    const int status = run(command, out, err);
+    if (status == 0) return facts(metrics);
+    RunFacts none;
+    const std::string said = text_of(err);
+    const std::size_t at = said.find("out of memory");
+    if (at == std::string::npos) {
+      throw Error(str("this ended with status ", status, ":\n  ", join(command, " "), "\n",
+                      last_lines(said)));
+    }
+    const std::size_t line = said.rfind('\n', at) + 1;
+    none.why_not = said.substr(line, said.find('\n', at) - line);
+    return none;
+  }
+
+ private:
+  static Fd create(const std::filesystem::path& path) {
+    Fd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600));
+    if (!file.open()) throw Error(str("cannot write ", path.string(), ": ", std::strerror(errno)));
+    return file;
+  }
+
+  static int run(const std::vector<std::string>& command, const std::filesystem::path& out,
+                 const std::filesystem::path& err) {
+    const Fd to_out = create(out), to_err = create(err);
+    process::ProcessSpec spec;
+    spec.path = command.front();
+    spec.arguments = command;
+    for (char** entry = environ; *entry != nullptr; ++entry) spec.environment.emplace_back(*entry);
+    spec.out = to_out.get();
+    spec.err = to_err.get();
+    ::sigemptyset(&spec.signal_mask);
+    const process::Started started = process::start_process(spec);
+    if (started.exec_errno != 0) {
+      throw Error(str("cannot start ", command.front(), ": ", std::strerror(started.exec_errno)));
+    }
+    int status = 0;
+    bool told = false;
+    for (;;) {
+      if (interrupt() != 0 && !told) {
+        told = true;
+        ::kill(-started.pid, SIGTERM);
+      }
+      if (::waitpid(started.pid, &status, 0) == started.pid) break;
+      if (errno != EINTR) throw Error(str("waitpid: ", std::strerror(errno)));
+    }
+    if (interrupt() != 0) throw Interrupted{interrupt()};
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  static RunFacts facts(const std::filesystem::path& metrics) {
+    RunFacts out;
+    out.fits = true;
+    std::ifstream lines(metrics);
+    double exposed = 0;
+    int steps = 0;
+    bool ended = false;
+    for (std::string line; std::getline(lines, line);) {
+      const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (json.is_discarded()) continue;
+      if (json.contains("summary")) {
+        const auto& measured = json["summary"]["measured"];
+        out.memory = measured["memory"].value("peak", 0.0);
+        out.sent = measured.value("sent_bytes", 0.0);
+        out.step = json["summary"].value("step_s", 0.0);
+        ended = true;
+      } else if (json.value("step", 0) > 1) {  // the first one warms up
+        exposed += json.value("comm_exposed_s", 0.0);
+        ++steps;
+      }
+    }
+    if (!ended) throw Error(str("the run wrote no summary to ", metrics.string()));
+    if (steps > 0) out.exposed = exposed / steps;
+    return out;
+  }
+
+  const ScratchFolder& folder_;
+};
+
+// The planner's answer to the words of a run.
+class PlannerAnswers {
+ public:
+  PlannerAnswers(std::string hardware, const std::string& file)
+      : catalogue_(make_catalogue()), hardware_(std::move(hardware)) {
+    if (!file.empty()) catalogue_.read(file);
+    if (!hardware_.empty()) catalogue_.find(hardware_);  // throws for a wrong name
+  }
+
+  Predicted operator()(const RunWords& words) const {
+    planner::Settings settings;
+    for (const auto& [name, value] : words) {
+      if (name == "hardware" || name == "hardware-file") continue;
+      if (name == "bucket-mb") {
+        if (value != "0")
+          settings.set("bucket-size", str(static_cast<std::int64_t>(std::stod(value) * 1e6)));
+        continue;
+      }
+      for (const planner::Field& field : planner::fields(planner::Command::plan)) {
+        if (field.name == name && value != "0") settings.set(name, value);
+        if (field.name == name && value == "0" && name == "zero") settings.set(name, value);
+      }
+    }
+    const bool gpu = value_of(words, "device", "cpu") == "cuda";
+    const std::string hardware = hardware_.empty() ? (gpu ? "h200" : "cpu") : hardware_;
+    settings.set("hardware", hardware);
+    settings.set("software", "tessera");
+    if (value_of(words, "layout", "").empty()) settings.set("layout", "fp32");
+    if (!gpu) settings.set("gpus-per-node", value_of(words, "dp", "1"));
+    planner::Question question = settings.question(catalogue_);
+    slow_down(question.hardware, words);
+    const planner::Plan plan = planner::plan_numbers(planner::settle(question));
+    Predicted out;
+    out.memory = plan.memory.total();
+    out.parameters = plan.parameters;
+    out.step = plan.time.step();
+    return out;
+  }
+
+ private:
+  // The link of the run. What its transfers cost the kernels beside them is the copying, which goes
+  // on for as short a time as before.
+  static void slow_down(planner::Hardware& hardware, const RunWords& words) {
+    const std::string rate = value_of(words, "link-bandwidth", ""),
+                      time = value_of(words, "link-latency", "");
+    if (!rate.empty()) {
+      const double bandwidth = std::min(parse_rate(rate), hardware.inside.bandwidth);
+      hardware.interference *= bandwidth / hardware.inside.bandwidth;
+      hardware.inside.bandwidth = bandwidth;
+    }
+    if (!time.empty())
+      hardware.inside.latency = std::max(hardware.inside.latency, parse_time(time));
+  }
+
+  planner::Catalogue catalogue_;
+  std::string hardware_;
+};
+
+std::string today() {
+  const time_t now = ::time(nullptr);
+  struct tm parts {};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  ::strftime(text, sizeof text, "%Y-%m-%d", &parts);
+  return text;
+}
+
+std::string list_of_experiments() {
+  std::string text;
+  for (const BuiltInExperiment& each : built_in_experiments()) {
+    for (const char* scale : {"cpu", "gpu"}) {
+      try {
+        const Experiment found = parse_experiment(each.toml, each.name, scale);
+        text += str(each.name, std::string(each.name).size() < 10 ? "\t" : " ", "--scale ", scale,
+                    "  ", found.title, "\n");
+        for (const ExperimentRow& row : found.rows) {
+          text += str("    ", row.name, ": ", row.what, "\n");
+        }
+      } catch (const UsageError&) {
+        continue;  // it is not for this scale
+      }
+    }
+  }
+  return text;
+}
+
+struct ExperimentArguments {
+  std::string name, scale = "cpu", svg, hardware, hardware_file;
+  std::vector<std::string> only;
+  int ranks = 0;
+  bool list = false, json = false;
+};
+
+void watch_interrupts() {
+  interrupt().store(0);
+  for (const int number : {SIGINT, SIGTERM}) {
+    struct sigaction action {};
+    action.sa_handler = [](int signal) { interrupt().store(signal); };
+    ::sigaction(number, &action, nullptr);  // without SA_RESTART: a wait ends
+  }
+}
+
+ExperimentResults run_all(const Experiment& experiment, const ExperimentArguments& given) {
+  const ScratchFolder folder;
+  const TrainProcess train(folder);
+  const PlannerAnswers planner(experiment.scale.hardware, given.hardware_file);
+  watch_interrupts();
+  ProgressOptions shown;
+  shown.label = experiment.name;
+  shown.unit = "row";
+  std::optional<Progress> progress;
+  ExperimentTools tools;
+  tools.trains = train;
+  tools.predicts = planner;
+  tools.told = [&](std::int64_t done, std::int64_t of, const std::string& what) {
+    if (interrupt() != 0) throw Interrupted{interrupt()};
+    if (!progress) progress.emplace(of, shown);
+    progress->update(done, what);
+  };
+  // Without a place to put it, and in JSON, a picture's points are still wanted: all at once.
+  const bool plot = !given.svg.empty() || given.only.empty();
+  ExperimentResults results = run_experiment(experiment, given.only, plot, tools);
+  if (progress) progress->finish();
+  return results;
+}
+
+}  // namespace
+
+int experiment_command(int argc, char** argv) {
+  ExperimentArguments given;
+  CommandLine line("experiment",
+                   "Runs an experiment: trains its rows, finds what fits, and compares with what "
+                   "was reported and planned.",
+                   kExperimentExamples);
+  CLI::App& app = line.app();
+  app.add_option("name", given.name, "one of --list, or a TOML file")->type_name("NAME");
+  line.choice(app, "--scale", given.scale, {"cpu", "gpu"}, "small models here, or large on a GPU");
+  app.add_flag("--list", given.list, "say which there are, with their rows, and do nothing else");
+  app.add_flag("--json", given.json, "print the results as JSON");
+  app.add_option("--svg", given.svg, "draw memory against DP into this file")->type_name("FILE");
+  app.add_option("--only", given.only, "these rows, and those that they refer to")
+      ->delimiter(',')
+      ->type_name("ROWS");
+  app.add_option("--hardware", given.hardware, "to plan by, instead of the experiment's")
+      ->type_name("NAME");
+  app.add_option("--hardware-file", given.hardware_file, "entries such as tessera calibrate writes")
+      ->type_name("FILE");
+  line.integer(app, "--ranks", given.ranks, 0, 4096,
+               "most ranks that are run together; 0: as the experiment says");
+  if (!line.parse(argc, argv)) return 0;
+  if (given.list) return print_out(list_of_experiments());
+  if (given.name.empty()) {
+    throw UsageError("wanted the name of an experiment; tessera experiment --list has them");
+  }
+  if (!given.svg.empty()) check_publishable(given.svg, "--svg");
+  Experiment experiment = find_experiment(given.name, given.scale);
+  if (given.ranks > 0) experiment.scale.real_ranks = given.ranks;
+  if (!given.hardware.empty()) experiment.scale.hardware = given.hardware;
+  if (!given.svg.empty() && experiment.plot.dp.empty()) {
+    throw UsageError(str("--svg: ", experiment.name, " has no [plot]; wanted it left out"));
+  }
+  ExperimentResults results;
+  try {
+    results = run_all(experiment, given);
+  } catch (const Interrupted& by) {
+    write_all(2, "tessera experiment: interrupted; nothing is left running\n");
+    return 128 + by.signal;
+  }
+  write_svg(given.svg, [&] { return experiment_svg(experiment, results); });
+  if (given.json) return print_out(experiment_json(experiment, results, today()));
+  return print_out(str(experiment_text(experiment, results), "  ", today(), ", ",
+                       experiment.scale.name, " scale\n"));
+}
+
+}  // namespace tessera::cli

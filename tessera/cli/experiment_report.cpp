@@ -1,0 +1,276 @@
+#include "tessera/cli/experiment_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tessera/cli/table.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/median.h"
+#include "tessera/core/svg.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string size_text(double bytes) {
+  return bytes > 0 ? format_bytes(static_cast<std::int64_t>(bytes)) : "";
+}
+std::string time_text(double seconds) { return seconds > 0 ? format_time(seconds) : ""; }
+std::string percent(double share) {
+  return str(share < 0 ? "−" : "+", fixed(100 * std::fabs(share), 1), "%");
+}
+
+bool timed(const ExperimentResult& one) { return one.facts.fits && !one.dry; }
+
+std::string label_of(const ExperimentResult& one) {
+  return one.row->zero.size() > 1 ? str(one.row->name, ", stage ", one.zero) : one.row->name;
+}
+
+const ExperimentResult* base_of(const ExperimentResult& one, const ExperimentResults& all) {
+  for (const ExperimentResult& other : all.rows) {
+    if (!one.row->base.empty() && other.row->name == one.row->base) return &other;
+  }
+  return nullptr;
+}
+
+std::string found_text(const ExperimentResult& one) {
+  if (one.row->find.empty()) return one.facts.fits ? "" : "out of memory";
+  if (one.row->find == "batch") {
+    return str("largest ", one.found * one.dp, ", planned ", one.predicted_found * one.dp);
+  }
+  const auto params = static_cast<std::int64_t>(one.predicted.parameters);
+  return str("largest ", format_count(params), ": ", one.found, " heads, planned ",
+             one.predicted_found);
+}
+
+// What the numbers say of a row against its base.
+std::string sentence(const ExperimentResult& one, const ExperimentResult& base) {
+  if (!one.facts.fits || !base.facts.fits) return "";
+  const double memory = one.facts.memory - base.facts.memory;
+  std::string text = str("  ", label_of(one), " against ", label_of(base), ": a rank holds ");
+  text += std::fabs(memory) < 0.002 * base.facts.memory
+              ? std::string("as much")
+              : str(size_text(std::fabs(memory)), memory < 0 ? " less" : " more", " (",
+                    percent(memory / base.facts.memory), ")");
+  if (!timed(one) || !timed(base)) return text + ".\n";
+  const double time = one.facts.step - base.facts.step;
+  const double waiting = one.facts.exposed - base.facts.exposed;
+  text += str("; a step takes ", percent(time / base.facts.step), " (", time_text(base.facts.step),
+              " → ", time_text(one.facts.step), ")");
+  if (one.facts.sent > 0 || base.facts.sent > 0) {
+    text += str(", waits ", time_text(one.facts.exposed), " of it for communication instead of ",
+                base.facts.exposed > 0 ? time_text(base.facts.exposed) : "0 s");
+    // The difference in time is that in waiting, or something else.
+    if (std::fabs(time) > 0.02 * base.facts.step) {
+      text += std::fabs(time - waiting) < 0.35 * std::fabs(time)
+                  ? ", which is where the difference comes from"
+                  : ", which does not account for the difference";
+    }
+  }
+  if (one.predicted.step > 0 && base.predicted.step > 0) {
+    text += str("; planned ", percent(one.predicted.step / base.predicted.step - 1));
+  }
+  return text + ".\n";
+}
+
+PlannerMiss miss_of(const std::vector<double>& misses) {
+  PlannerMiss out;
+  out.count = static_cast<int>(misses.size());
+  if (misses.empty()) return out;
+  out.most = *std::max_element(misses.begin(), misses.end());
+  out.median = median(misses);
+  return out;
+}
+
+const char* stage_colour(std::int64_t zero) {
+  constexpr const char* kColours[] = {colours::kParams, colours::kOptimizer, colours::kGrads,
+                                      colours::kActivations};
+  return kColours[std::clamp<std::int64_t>(zero, 0, 3)];
+}
+
+}  // namespace
+
+PlannerMiss memory_miss(const ExperimentResults& results) {
+  std::vector<double> misses;
+  for (const ExperimentResult& one : results.rows) {
+    if (!one.facts.fits || one.facts.memory <= 0 || one.predicted.memory <= 0) continue;
+    misses.push_back(std::fabs(one.predicted.memory / one.facts.memory - 1));
+  }
+  return miss_of(misses);
+}
+
+PlannerMiss time_miss(const ExperimentResults& results) {
+  std::vector<double> misses;
+  for (const ExperimentResult& one : results.rows) {
+    if (!timed(one) || one.facts.step <= 0 || one.predicted.step <= 0) continue;
+    misses.push_back(std::fabs(one.predicted.step / one.facts.step - 1));
+  }
+  return miss_of(misses);
+}
+
+std::string experiment_text(const Experiment& experiment, const ExperimentResults& results) {
+  std::string text = str(experiment.title, "\n");
+  if (!experiment.about.empty()) text += str(experiment.about, "\n");
+  bool reported = false, dry = false;
+  for (const ExperimentResult& one : results.rows) {
+    reported = reported || !one.row->reported.empty();
+    dry = dry || one.dry;
+  }
+  Table table(reported ? "lllrrrrrrrl" : "llrrrrrrrl");
+  std::vector<std::string> head = {"run", "what"};
+  if (reported) head.emplace_back("reported");
+  for (const char* name :
+       {"stage", "DP", "batch", "memory", "planned", "step", "planned", "found"}) {
+    head.emplace_back(name);
+  }
+  text += "\n";
+  table.row(head);
+  for (const ExperimentResult& one : results.rows) {
+    std::vector<std::string> cells = {one.row->name, one.row->what};
+    if (reported) cells.push_back(one.row->reported);
+    const std::int64_t global = one.batch * one.dp * one.accumulation;
+    cells.push_back(str(one.zero));
+    cells.push_back(str(one.dp, one.dry ? "*" : ""));
+    cells.push_back(str(global));
+    cells.push_back(one.facts.fits ? size_text(one.facts.memory) : "");
+    cells.push_back(size_text(one.predicted.memory));
+    cells.push_back(timed(one) ? time_text(one.facts.step) : "");
+    cells.push_back(one.dry ? "" : time_text(one.predicted.step));
+    cells.push_back(found_text(one));
+    table.row(cells);
+  }
+  text += table.text();
+  text += "  memory: of a rank, at its peak; batch: of all ranks and micro-batches\n";
+  if (dry) text += "  *: one rank of them (--backend dry), for its memory alone\n";
+  std::string sentences;
+  for (const ExperimentResult& one : results.rows) {
+    if (const ExperimentResult* base = base_of(one, results)) sentences += sentence(one, *base);
+  }
+  if (!sentences.empty()) text += "\n" + sentences;
+  text += "\n";
+  for (const auto& [miss, what] :
+       {std::pair(memory_miss(results), "memory"), std::pair(time_miss(results), "step time")}) {
+    if (miss.count == 0) continue;
+    text += str("  The planner's ", what, " differs from what was measured by ",
+                fixed(100 * miss.most, 1), "% at most, ", fixed(100 * miss.median, 1),
+                "% in the middle of ", plural(miss.count, "run"), ".\n");
+  }
+  for (const ExperimentResult& one : results.rows) {
+    if (one.row->find.empty() && one.facts.fits == one.row->out_of_memory) {
+      text += str(
+          "  ", label_of(one),
+          one.facts.fits ? " fits, which it should not.\n" : " does not fit, which it should.\n");
+    }
+  }
+  return text;
+}
+
+std::string experiment_json(const Experiment& experiment, const ExperimentResults& results,
+                            const std::string& date) {
+  Json rows = Json::array(), points = Json::array();
+  const auto known = [](double value) { return value > 0 ? Json(value) : Json(nullptr); };
+  for (const ExperimentResult& one : results.rows) {
+    Json settings = Json::object();
+    for (const auto& [name, value] : one.words) settings[name] = value;
+    Json row = {{"run", one.row->name},
+                {"what", one.row->what},
+                {"reported", one.row->reported},
+                {"zero", one.zero},
+                {"dp", one.dp},
+                {"micro_batch", one.batch},
+                {"grad_accum", one.accumulation},
+                {"dry", one.dry},
+                {"fits", one.facts.fits},
+                {"memory", one.facts.fits ? known(one.facts.memory) : Json(nullptr)},
+                {"step_s", timed(one) ? known(one.facts.step) : Json(nullptr)},
+                {"comm_exposed_s", timed(one) ? Json(one.facts.exposed) : Json(nullptr)},
+                {"sent_bytes", one.facts.sent},
+                {"planned",
+                 {{"memory", known(one.predicted.memory)}, {"step_s", known(one.predicted.step)}}},
+                {"runs", one.runs},
+                {"settings", settings}};
+    if (!one.row->find.empty()) {
+      row["found"] = {
+          {"what", one.row->find}, {"largest", one.found}, {"planned", one.predicted_found}};
+    }
+    rows.push_back(std::move(row));
+  }
+  for (const PlotPoint& at : results.plot) {
+    points.push_back({{"dp", at.dp},
+                      {"zero", at.zero},
+                      {"batch", at.batch},
+                      {"memory", at.memory},
+                      {"planned", at.predicted}});
+  }
+  const auto miss = [](const PlannerMiss& of) {
+    return Json{{"runs", of.count}, {"most", of.most}, {"median", of.median}};
+  };
+  return Json{{"experiment", experiment.name},
+              {"scale", experiment.scale.name},
+              {"date", date},
+              {"rows", rows},
+              {"plot", points},
+              {"planner_differs",
+               {{"memory", miss(memory_miss(results))}, {"step", miss(time_miss(results))}}}}
+             .dump(2) +
+         "\n";
+}
+
+std::string experiment_svg(const Experiment& experiment, const ExperimentResults& results) {
+  const std::vector<PlotPoint>& points = results.plot;
+  if (points.empty()) {
+    throw UsageError("--svg: this experiment has no [plot], so there is nothing to draw");
+  }
+  constexpr double kLeft = 84, kTop = 62, kWidth = 520, kHeight = 300;
+  double widest = 1, highest = 0;
+  for (const PlotPoint& at : points) {
+    widest = std::max(widest, static_cast<double>(at.dp));
+    highest = std::max({highest, at.memory, at.predicted});
+  }
+  const auto x = [&](double dp) { return kLeft + kWidth * dp / widest; };
+  const auto y = [&](double bytes) { return kTop + kHeight * (1 - bytes / (highest * 1.05)); };
+  Svg svg(kLeft + kWidth + 60, kTop + kHeight + 70,
+          str("Memory of all ranks against DP, the batch growing with it (", experiment.scale.name,
+              " scale)"));
+  for (int tick = 0; tick <= 4; ++tick) {
+    const double bytes = highest * tick / 4;
+    svg.line(kLeft, y(bytes), kLeft + kWidth, y(bytes), colours::kRule);
+    svg.text(kLeft - 8, y(bytes) + 4, format_bytes(static_cast<std::int64_t>(bytes)),
+             Svg::Anchor::end);
+  }
+  std::vector<std::int64_t> named;
+  for (const PlotPoint& at : points) {
+    if (std::find(named.begin(), named.end(), at.dp) != named.end()) continue;
+    named.push_back(at.dp);
+    const double centre = x(static_cast<double>(at.dp));
+    svg.text(centre, y(0) + 18, str("DP ", at.dp), Svg::Anchor::middle);
+    svg.text(centre, y(0) + 34, str("batch ", at.batch), Svg::Anchor::middle);
+  }
+  double legend = kLeft;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const PlotPoint& at = points[i];
+    const bool first = i == 0 || points[i - 1].zero != at.zero;
+    const char* const colour = stage_colour(at.zero);
+    const auto dp = static_cast<double>(at.dp);
+    if (first) {
+      legend = svg.legend(legend, 44, colour,
+                          at.zero == 0 ? std::string("plain (stage 0)") : str("stage ", at.zero));
+    } else {
+      const PlotPoint& last = points[i - 1];
+      const auto before = static_cast<double>(last.dp);
+      svg.line(x(before), y(last.memory), x(dp), y(at.memory), colour);
+      svg.line(x(before), y(last.predicted), x(dp), y(at.predicted), colour, "3 4");
+    }
+    svg.dot(x(dp), y(at.memory), colour,
+            str("DP ", at.dp, ", stage ", at.zero, ": ", size_text(at.memory), ", planned ",
+                size_text(at.predicted)));
+  }
+  svg.text(kLeft, y(0) + 56, "dots and lines: measured; dashed: planned");
+  return svg.finish();
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,231 @@
+#include "tessera/cli/experiment_run.h"
+
+#include <cmath>
+#include <set>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/model_shape.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::int64_t kMostBatch = 1'000'000, kMostHeads = 10'000;
+
+std::int64_t whole(const RunWords& words, std::string_view name, std::int64_t otherwise) {
+  const std::string text = value_of(words, name, "");
+  return text.empty() || text == "0" ? otherwise : parse_count(text);
+}
+
+class ExperimentRunner {
+ public:
+  ExperimentRunner(const Experiment& experiment, const ExperimentTools& tools)
+      : experiment_(experiment), tools_(tools) {
+    const std::string limit = value_of(experiment.scale.settings, "memory-limit", "0");
+    limit_ = static_cast<double>(parse_bytes(limit));
+    const std::string model = value_of(experiment.scale.settings, "model", "gpt-tiny");
+    base_ = find_model_shape(model);
+    base_.layers = whole(experiment.scale.settings, "layers", base_.layers);
+    base_.hidden = whole(experiment.scale.settings, "hidden", base_.hidden);
+    base_.heads = whole(experiment.scale.settings, "heads", base_.heads);
+  }
+
+  void of(std::int64_t rows) { total_ = rows; }
+
+  ExperimentResult row(const ExperimentRow& row, std::int64_t zero) {
+    ExperimentResult out;
+    out.row = &row;
+    out.zero = zero;
+    out.words = words_of(row.settings, zero, value_of(row.settings, "micro-batch", "1"), out.dry);
+    out.dp = whole(out.words, "dp", 1);
+    out.accumulation = whole(out.words, "grad-accum", 1);
+    doing_ = row.zero.size() > 1 ? str(row.name, " stage ", zero) : row.name;
+    const std::int64_t before = runs_;
+    if (row.find.empty()) {
+      out.facts = train(out.words);
+    } else {
+      search(row, out);
+    }
+    out.batch = whole(out.words, "micro-batch", 1);
+    out.predicted = tools_.predicts(out.words);
+    out.runs = runs_ - before;
+    if (row.find == "batch" && found_.count(row.name) == 0) found_[row.name] = out.found;
+    ++done_;
+    return out;
+  }
+
+  PlotPoint point(std::int64_t dp, std::int64_t zero) {
+    bool dry = false;
+    const RunWords words = words_of({{"dp", str(dp)}}, dp == 1 ? 0 : zero, experiment_.plot.batch,
+                                    dry, /*memory_alone=*/true);
+    doing_ = str("plot, DP ", dp, " stage ", zero);
+    const auto ranks = static_cast<double>(dp);
+    PlotPoint out{dp, zero, dp * whole(words, "micro-batch", 1)};
+    out.memory = ranks * train(words).memory;
+    out.predicted = ranks * tools_.predicts(words).memory;
+    ++done_;
+    return out;
+  }
+
+ private:
+  RunWords words_of(const RunWords& settings, std::int64_t zero, const std::string& batch,
+                    bool& dry, bool memory_alone = false) {
+    const ExperimentScale& scale = experiment_.scale;
+    RunWords words = scale.settings;
+    for (const auto& [name, value] : settings) put(words, name, value);
+    const BatchReference reference = parse_batch(batch);
+    const std::int64_t size =
+        reference.number + (reference.row.empty() ? 0 : found_.at(reference.row));
+    if (size < 1) {
+      throw Error(str(reference.row, " found no batch that fits in ", format_bytes_of(limit_),
+                      "; raise memory-limit"));
+    }
+    put(words, "micro-batch", str(size));
+    const std::int64_t dp = whole(words, "dp", 1);
+    put(words, "dp", str(dp));
+    put(words, "zero", str(zero));
+    dry = dp > scale.real_ranks || (memory_alone && dp > 1);
+    if (dry) put(words, "backend", "dry");
+    put(words, "steps", str(dry || memory_alone ? 2 : scale.steps));
+    return words;
+  }
+  static std::string format_bytes_of(double bytes) {
+    return format_bytes(static_cast<std::int64_t>(bytes));
+  }
+
+  RunFacts train(const RunWords& words) {
+    std::string key;
+    for (const auto& [name, value] : words) key += str(name, "=", value, "\n");
+    const auto known = memory_.find(key);
+    if (known != memory_.end()) return known->second;
+    ++runs_;
+    tools_.told(done_, total_, str(doing_, ", batch ", value_of(words, "micro-batch", "1")));
+    return memory_[key] = tools_.trains(words);
+  }
+
+  void search(const ExperimentRow& row, ExperimentResult& out) {
+    if (limit_ <= 0) {
+      throw UsageError(str("row ", quote(row.name), ": find needs memory-limit at its scale"));
+    }
+    const bool model = row.find == "model";
+    const RunWords start = out.words;
+    const auto with = [&](std::int64_t n) {
+      RunWords words = start;
+      if (model) {
+        grow_model(words, base_.heads, base_.hidden, base_.layers, n);
+      } else {
+        put(words, "micro-batch", str(n));
+      }
+      return words;
+    };
+    // Whether it fits is known after two steps.
+    const auto probe = [&](std::int64_t n) {
+      RunWords words = with(n);
+      put(words, "steps", "2");
+      return train(words).fits;
+    };
+    const std::int64_t most = model ? kMostHeads : kMostBatch;
+    const std::int64_t first = model ? base_.heads : 1;
+    out.predicted_found = largest_that_fits(
+        first, most, [&](std::int64_t n) { return tools_.predicts(with(n)).memory <= limit_; });
+    out.found = largest_that_fits(std::max<std::int64_t>(1, out.predicted_found), most, probe);
+    out.words = with(std::max<std::int64_t>(1, out.found));
+    out.facts = train(out.words);
+  }
+
+  const Experiment& experiment_;
+  const ExperimentTools& tools_;
+  double limit_ = 0;
+  ModelShape base_;
+  std::map<std::string, RunFacts> memory_;     // by the words of the run
+  std::map<std::string, std::int64_t> found_;  // by row
+  std::int64_t runs_ = 0, done_ = 0, total_ = 0;
+  std::string doing_;
+};
+
+}  // namespace
+
+std::int64_t largest_that_fits(std::int64_t guess, std::int64_t most,
+                               const std::function<bool(std::int64_t)>& fits) {
+  if (most < 1) return 0;
+  std::int64_t good = 0, bad = most + 1;
+  std::int64_t next = std::clamp<std::int64_t>(guess, 1, most), stride = 1;
+  bool up = true;
+  // Away from the guess in growing strides, until there is one that fits below one that does not.
+  for (bool first = true; bad - good > 1; first = false) {
+    const bool fit = fits(next);
+    (fit ? good : bad) = next;
+    if (!first && fit != up) break;
+    up = fit;
+    next = up ? good + std::min(stride, bad - 1 - good) : bad - std::min(stride, bad - 1 - good);
+    stride *= 2;
+  }
+  while (bad - good > 1) {
+    const std::int64_t middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+void grow_model(RunWords& words, std::int64_t base_heads, std::int64_t base_hidden,
+                std::int64_t base_layers, std::int64_t heads) {
+  const std::int64_t hidden = base_hidden / base_heads * heads;
+  const double layers =
+      static_cast<double>(base_layers * hidden) / static_cast<double>(base_hidden);
+  put(words, "heads", str(heads));
+  put(words, "hidden", str(hidden));
+  put(words, "layers", str(std::max<std::int64_t>(1, std::llround(layers))));
+}
+
+ExperimentResults run_experiment(const Experiment& experiment, const std::vector<std::string>& only,
+                                 bool with_plot, const ExperimentTools& tools) {
+  std::set<std::string> wanted(only.begin(), only.end());
+  std::vector<std::string> names;
+  for (const ExperimentRow& row : experiment.rows) names.push_back(row.name);
+  for (const std::string& name : only) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      throw UsageError(str("--only: got ", quote(name), ", wanted of ", join(names, ", "),
+                           did_you_mean(name, names)));
+    }
+  }
+  const bool plotting = with_plot && !experiment.plot.dp.empty();
+  // Those that they refer to stand before them.
+  const auto want = [&](const std::string& name) {
+    if (!name.empty()) wanted.insert(name);
+  };
+  if (!only.empty()) {
+    if (plotting) want(parse_batch(experiment.plot.batch).row);
+    for (auto row = experiment.rows.rbegin(); row != experiment.rows.rend(); ++row) {
+      if (wanted.count(row->name) == 0) continue;
+      want(row->base);
+      want(parse_batch(value_of(row->settings, "micro-batch", "1")).row);
+    }
+  }
+  ExperimentRunner runner(experiment, tools);
+  std::int64_t total = 0;
+  const auto skipped = [&](const ExperimentRow& row) {
+    return !only.empty() && wanted.count(row.name) == 0;
+  };
+  for (const ExperimentRow& row : experiment.rows) {
+    if (!skipped(row)) total += static_cast<std::int64_t>(row.zero.size());
+  }
+  if (plotting) {
+    total += static_cast<std::int64_t>(experiment.plot.dp.size() * experiment.plot.zero.size());
+  }
+  runner.of(total);
+  ExperimentResults results;
+  for (const ExperimentRow& row : experiment.rows) {
+    if (skipped(row)) continue;
+    for (const std::int64_t zero : row.zero) results.rows.push_back(runner.row(row, zero));
+  }
+  if (!plotting) return results;
+  for (const std::int64_t zero : experiment.plot.zero) {
+    for (const std::int64_t dp : experiment.plot.dp) {
+      results.plot.push_back(runner.point(dp, zero));
+    }
+  }
+  return results;
+}
+
+}  // namespace tessera::cli
