@@ -18,11 +18,6 @@ struct StepTime {
   double step() const { return compute + exposed() + bubble + optimizer; }
 };
 
-// Seconds of a collective over `ranks` ranks, of which `per_node` share a node, alone on the
-// network: collective_cost() knows the groups beside it.
-double collective_time(const Hardware& hardware, Collective kind, double bytes, int ranks,
-                       int per_node);
-
 // By closed forms: without a pipeline what the events of the simulator would say, with one nearly
 // so ([Note: closed forms]).
 StepTime step_time(const Step& step);

@@ -78,8 +78,8 @@ struct CollectiveCost {
 CollectiveCost collective_cost(const Topology& topology, Collective kind, double bytes,
                                const GroupPlace& place);
 
-// How fast such a group's collectives move bytes through a device, as a share of what links inside a
-// node do. What they take from the kernels beside them goes with it: a transfer that waits for
+// How fast such a group's collectives move bytes through a device, as a share of what links inside
+// a node do. What they take from the kernels beside them goes with it: a transfer that waits for
 // adapters occupies few units and little memory bandwidth.
 double pace_of(const Topology& topology, const GroupPlace& place);
 
