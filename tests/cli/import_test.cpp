@@ -130,6 +130,10 @@ TEST(ImportDeepSpeed, SizesOfABatchMultiplyUp) {
         if (micro > 0) config["train_micro_batch_size_per_gpu"] = micro;
         if (accumulation > 0) config["gradient_accumulation_steps"] = accumulation;
         config["train_batch_size"] = 72;
+        if (micro * accumulation * ranks != 0 && micro * accumulation * ranks != 72) {
+          EXPECT_THROW(deepspeed(config.dump(), ranks), UsageError);
+          continue;
+        }
         const Imported got = deepspeed(config.dump(), ranks);
         const planner::RunSettings& s = got.settings();
         EXPECT_EQ(s.global_batch, 72);
