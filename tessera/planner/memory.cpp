@@ -1,8 +1,10 @@
 #include <algorithm>
 
+#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
+#include "tessera/planner/run_parts.h"
 #include "tessera/planner/state.h"
 
 namespace tessera::planner {
@@ -15,8 +17,9 @@ struct RankParts {
 
 // [Note: buffers] What is on its way besides the state itself.
 // - Gradients that are reduced once, after the last micro-batch, travel from where they lie. Those
-//   that are cut and reduced each time pass through two buckets: one fills, one travels. A bucket
-//   holds whole parameters, so it is as large as the largest.
+//   that are cut and reduced each time, or travel in fewer bits, pass through two buckets: one
+//   fills, one travels. A bucket holds whole parameters, so it is as large as the largest.
+// - PowerSGD keeps what it left out, and its factors.
 // - Stage 3 has two units gathered, the one in use and the next; or all of them, if they are kept.
 // - A pipeline receives into a buffer for each direction.
 double buffers_of(const Question& q, const RankParts& rank) {
@@ -24,11 +27,12 @@ double buffers_of(const Question& q, const RankParts& rank) {
   const Sharding sharded = sharding_of_stage(q.zero);
   const double layer = layer_params_on_rank(q), vocab = vocab_params_on_rank(q);
   const bool table = rank.embedding || rank.head;
-  if (q.dp() > 1 && sharded.grads && q.policy() == ReducePolicy::each) {
+  const bool lanes = sharded.grads && q.policy() == ReducePolicy::each;
+  if (q.dp() > 1 && (lanes || q.travel() != q.layout.grad)) {
     const double matrix = real(q.model.hidden * q.model.ffn) / q.tp();
-    const double largest = std::max(matrix, table ? vocab : 0) * q.layout.grad;
+    const double largest = std::max(matrix, table ? vocab : 0) * q.travel();
     const double bucket = std::max(bucket_bytes(q, rank.params), largest);
-    bytes += std::min(2 * bucket, rank.params * q.layout.grad);
+    bytes += std::min(2 * bucket, rank.params * q.travel());
   }
   if (q.dp() > 1 && sharded.params) {
     const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
@@ -90,6 +94,10 @@ std::vector<Memory> memory_by_rank(const Question& q) {
       }
       memory.activations = real(in_flight(q, r)) * real(layers) * layer_activations(q);
       memory.buffers = buffers_of(q, rank);
+      if (const RunQuestion run = run_question(q, {{"pp", r}}); run.low_rank()) {
+        const LowRank low = low_rank_of(run, parts_on_rank(run));
+        memory.buffers += 4 * real(low.traveling + low.errors);
+      }
       memory.temporary = temporary_of(q, rank);
     }
     all.push_back(memory);

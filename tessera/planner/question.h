@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/axes.h"
+#include "tessera/core/grad_compression.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/activations.h"
@@ -45,6 +46,8 @@ struct Question {
   int zero = 0;
   StateLayout layout = parse_state_layout("bf16");
   std::optional<ReducePolicy> grad_reduce;
+  GradCompression grad_compression = GradCompression::none;
+  PowerSgd power_sgd;
   bool keep_params = false;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = true;
@@ -82,6 +85,15 @@ struct Question {
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
+  // How gradients travel. PowerSGD is asked for where it can be; other stages, of which a plan
+  // tells beside the one that was asked for, do without.
+  bool power_sgd_asked() const { return grad_compression == GradCompression::powersgd; }
+  GradCompression compression() const {
+    const bool can = zero == 0 && policy() == ReducePolicy::last && layout.grad == 4;
+    return power_sgd_asked() && !can ? GradCompression::none : grad_compression;
+  }
+  // Bytes of an element of the gradient on its way.
+  int travel() const { return dp() > 1 ? traveling_grad(layout.grad, compression()) : layout.grad; }
   // Whether the host launches kernels one by one: [Note: host and device].
   bool launches() const { return !light_activations() || !cuda_graph || pp() > 1; }
   // Whether it is Tessera's fused operations of a GPU that run: [Note: light activations].

@@ -55,8 +55,7 @@ double head_params_on_rank(const Question& q, bool beside_embedding) {
 
 double bucket_bytes(const Question& q, double params) {
   if (q.bucket_bytes > 0) return q.bucket_bytes;
-  return real(
-      default_bucket_bytes(static_cast<std::int64_t>(std::min(params, 1e15) * q.layout.grad)));
+  return real(default_bucket_bytes(static_cast<std::int64_t>(std::min(params, 1e15) * q.travel())));
 }
 
 double params_on_rank(const Question& q, const std::vector<StageShare>& chunks) {

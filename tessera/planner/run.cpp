@@ -7,6 +7,7 @@
 
 #include "tessera/core/shard.h"
 #include "tessera/planner/adapters.h"
+#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/pipeline.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run_parts.h"
@@ -67,6 +68,8 @@ RunQuestion run_question(const Question& q, const Place& place) {
   run.seq = q.seq;
   run.accumulation = static_cast<int>(q.micros());
   run.policy = q.policy();
+  run.compression = q.compression();
+  run.power_sgd = q.power_sgd;
   run.keep_params = q.keep_params;
   run.recompute = q.recompute;
   run.place = place;
@@ -152,7 +155,10 @@ RunPlan plan_run(const RunQuestion& q) {
   traffic.dp = q.dp();
   traffic.micro_batches = q.accumulation;
   traffic.param_bytes = static_cast<double>(gathered * q.dp() * q.layout.param);
-  traffic.grad_bytes = static_cast<double>(trained * q.dp() * q.layout.grad);
+  traffic.grad_bytes = static_cast<double>(trained * q.dp() * q.travel());
+  if (q.low_rank()) {
+    traffic.grad_bytes = 4 * static_cast<double>(low_rank_of(q, parts_on_rank(q)).traveling);
+  }
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.

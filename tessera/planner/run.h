@@ -26,6 +26,8 @@ struct RunQuestion {
   std::int64_t seq = 1;
   int accumulation = 1;
   ReducePolicy policy = ReducePolicy::last;
+  GradCompression compression = GradCompression::none;
+  PowerSgd power_sgd;
   bool keep_params = false;
   Recompute recompute = Recompute::none;
 
@@ -41,6 +43,10 @@ struct RunQuestion {
   bool prefetch = true;
   bool gpu = false;
   bool light_activations = false;  // [Note: light activations]
+
+  // Bytes of an element of the gradient on its way.
+  int travel() const { return dp() > 1 ? traveling_grad(layout.grad, compression) : layout.grad; }
+  bool low_rank() const { return dp() > 1 && compression == GradCompression::powersgd; }
 
   int dp() const { return axes.dp(); }
   int tp() const { return axes.tp(); }

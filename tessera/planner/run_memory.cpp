@@ -6,6 +6,7 @@
 #include "tessera/core/bucket_size.h"
 #include "tessera/core/shard.h"
 #include "tessera/planner/adapters.h"
+#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
@@ -80,7 +81,7 @@ double bucket_limit(const RunQuestion& q, const std::vector<Placed>& params) {
   if (q.bucket_bytes > 0) return q.bucket_bytes;
   std::int64_t elements = 0;
   for (const Placed& param : params) elements += param.frozen ? 0 : param.padded;
-  return static_cast<double>(default_bucket_bytes(elements * q.layout.grad));
+  return static_cast<double>(default_bucket_bytes(elements * q.travel()));
 }
 
 // Elements of the largest. Gradients come in the reverse order; a bucket is closed once it is large
@@ -93,7 +94,7 @@ std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& par
     if (other) elements = 0;
     elements += params[i].frozen ? 0 : params[i].padded;
     largest = std::max(largest, elements);
-    if (static_cast<double>(elements * q.layout.grad) >= limit) elements = 0;
+    if (static_cast<double>(elements * q.travel()) >= limit) elements = 0;
   }
   return largest;
 }
@@ -130,11 +131,18 @@ std::int64_t boundary(const RunQuestion& q) {
 }
 
 // [Note: engine buffers] Two lanes of the largest bucket where gradients are reduced each
-// micro-batch, the units that stage 3 has gathered, and the gradients that a pipeline receives: one
-// in use, one on its way.
+// micro-batch or travel in other bits than they are kept in, PowerSGD's factors and errors, the
+// units that stage 3 has gathered, and the gradients that a pipeline receives: one in use, one on
+// its way.
 std::int64_t buffer_bytes(const RunQuestion& q, const std::vector<Placed>& params) {
   std::int64_t bytes = 0;
-  if (q.policy == ReducePolicy::each) bytes += 2 * largest_bucket(q, params) * q.layout.grad;
+  if (q.policy == ReducePolicy::each || q.travel() != q.layout.grad) {
+    bytes += 2 * largest_bucket(q, params) * q.travel();
+  }
+  if (q.low_rank()) {
+    const LowRank low = low_rank_of(q, parts_on_rank(q));
+    bytes += 4 * (low.traveling + low.errors);
+  }
   if (sharding_of_stage(q.stage).params && q.gather == Gather::copy) bytes += gathered(q, params);
   if (sends_on(q)) bytes += 2 * boundary(q);
   return bytes;
@@ -245,7 +253,7 @@ std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Plac
           {beside + e * open + w.product(w.wide, w.stream, w.down_weight), gone + dropped});
     }
     open += each && !params[i].frozen ? params[i].padded : 0;
-    if (static_cast<double>(open * q.layout.grad) >= limit) open = 0;
+    if (static_cast<double>(open * q.travel()) >= limit) open = 0;
     if (!params[i].down) continue;
     // What the products have read goes: of what is recomputed, or of what was kept.
     const std::int64_t read = e * w.wide, before = e * w.up;

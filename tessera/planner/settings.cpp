@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/lora.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -218,6 +219,19 @@ std::string get(const RunSettings& settings, const Field& field) {
       field.member);
 }
 
+// PowerSGD is for whole fp32 gradients of known matrices.
+static void check_compression(const Question& q, bool size_alone) {
+  if (q.grad_compression == q.compression() && !(size_alone && q.power_sgd_asked())) return;
+  const std::string wanted =
+      q.zero != 0 ? str("--zero ", q.zero, ", wanted stage 0, which keeps whole gradients")
+      : q.policy() != ReducePolicy::last ? std::string("--grad-reduce each, wanted last")
+      : size_alone ? std::string("--params, wanted a --model, whose matrices are known")
+                   : str("--layout ", q.layout.name,
+                         ", wanted one with fp32 gradients: fp32 or bf16-fp32grad");
+  throw UsageError(str("--grad-compression: got powersgd with ", wanted,
+                       "; --grad-compression bf16 goes with every stage"));
+}
+
 Question described(const RunSettings& s) {
   Question q;
   q.seq = s.seq;
@@ -231,6 +245,10 @@ Question described(const RunSettings& s) {
   if (s.grad_reduce != "auto") {
     q.grad_reduce = s.grad_reduce == "each" ? ReducePolicy::each : ReducePolicy::last;
   }
+  q.grad_compression = parse_grad_compression(s.grad_compression);
+  q.power_sgd.rank = narrow(s.powersgd_rank, "powersgd-rank");
+  q.power_sgd.warm_up_steps = s.powersgd_warmup;
+  check_compression(q, s.params > 0);
   q.keep_params = s.keep_params;
   q.overlap_grad_reduce = s.overlap_grad_reduce;
   q.overlap_param_gather = s.overlap_param_gather;
@@ -281,6 +299,9 @@ Question Settings::question(const Catalogue& catalogue) const {
   if (s.price_per_hour >= 0) q.hardware.price_per_hour = s.price_per_hour;
   if (s.watts >= 0) q.hardware.watts = s.watts;
   q.params = static_cast<double>(s.params);
+  if (s.params > 0 && s.lora_rank > 0) {
+    throw UsageError("--lora-rank: got --params too, wanted a --model, whose linears are known");
+  }
   if (s.params > 0) return q;
   if (shaped && !has("model")) {
     q.model.vocab = 50257;
@@ -290,6 +311,13 @@ Question Settings::question(const Catalogue& catalogue) const {
     q.model = named("model", [&] { return catalogue.model(s.model); });
   }
   put_sizes(q.model, s);
+  if (s.lora_rank > 0 && !q.software) q.software = Software::tessera;
+  if (s.lora_rank > 0 && q.software != Software::tessera) {
+    throw UsageError(str("--lora-rank: got --software ", name(*q.software),
+                         ", wanted tessera, whose adapters are known"));
+  }
+  q.model.lora = {s.lora_rank, s.lora_alpha, s.lora_targets};
+  check_lora(q.model);
   return q;
 }
 

@@ -6,6 +6,7 @@
 
 #include "tessera/core/svg.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/json.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/remedy.h"
@@ -31,7 +32,7 @@ void split_traffic(StageAnswer& answer) {
   ask.dp = q.dp();
   ask.micro_batches = static_cast<int>(q.micros());
   ask.param_bytes = answer.plan.on_a_rank * q.layout.param;
-  ask.grad_bytes = answer.plan.on_a_rank * q.layout.grad;
+  ask.grad_bytes = most_grad_bytes(q);
   ask.policy = q.policy();
   ask.keep_params = q.keep_params;
   const DataParallelTraffic sent = data_parallel_traffic(ask);
@@ -77,7 +78,7 @@ std::string to_json(const std::vector<StageAnswer>& stages) {
   const Question& q = stages.front().plan.question;
   Json rows = Json::array();
   for (const StageAnswer& s : stages) {
-    const Json plan = Json::parse(to_json(s.plan));
+    const Json plan = Json::parse(numbers_json(s.plan));
     rows.push_back({{"stage", s.stage},
                     {"name", s.name},
                     {"sharded",

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "tessera/core/text.h"
+#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/state.h"
@@ -15,31 +17,47 @@ void add_row(Traffic& traffic, double& axis, const char* name, std::string what,
   traffic.rows.push_back({name, std::move(what), calls, bytes});
 }
 
-TrafficQuestion data_parallel(const Question& q, double params, ReducePolicy policy) {
+TrafficQuestion data_parallel(const Question& q, double params, double grad_bytes,
+                              ReducePolicy policy) {
   TrafficQuestion t;
   t.stage = q.zero;
   t.dp = q.dp();
   t.micro_batches = static_cast<int>(q.micros());
   t.param_bytes = params * q.layout.param;
-  t.grad_bytes = params * q.layout.grad;
+  t.grad_bytes = grad_bytes;
   t.policy = policy;
   t.keep_params = q.keep_params;
   return t;
 }
 
-void add_dp(Traffic& traffic, const Question& q, double params) {
+std::string how_they_travel(const Question& q) {
+  switch (q.compression()) {
+    case GradCompression::none: return "";
+    case GradCompression::powersgd:
+      return str(", in rank ", q.power_sgd.rank, " after the warm-up");
+    default: return q.travel() != q.layout.grad ? str(" in ", name(q.compression())) : "";
+  }
+}
+
+void add_dp(Traffic& traffic, const Question& q, double params, double grad_bytes) {
   if (q.dp() == 1) return;
-  const DataParallelTraffic sent = data_parallel_traffic(data_parallel(q, params, q.policy()));
+  const auto of = [&](ReducePolicy policy) {
+    const bool other = policy != q.policy() && q.compression() == GradCompression::powersgd;
+    return data_parallel_traffic(
+        data_parallel(q, params, other ? params * q.layout.grad : grad_bytes, policy));
+  };
+  const DataParallelTraffic sent = of(q.policy());
   const bool each = q.policy() == ReducePolicy::each;
   const double k = real(q.micros());
   add_row(traffic, traffic.dp, "dp",
-          q.zero == 0 ? "all-reduce of gradients" : "reduce-scatter of gradients", each ? k : 1,
-          sent.reduce);
+          (q.zero == 0 ? "all-reduce of gradients" : "reduce-scatter of gradients") +
+              how_they_travel(q),
+          each ? k : 1, sent.reduce);
   add_row(traffic, traffic.dp, "dp",
           q.zero < 3 ? "all-gather of updated parameters" : "all-gather of parameters",
           q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2), sent.gather);
-  traffic.dp_each = data_parallel_traffic(data_parallel(q, params, ReducePolicy::each)).total();
-  traffic.dp_last = data_parallel_traffic(data_parallel(q, params, ReducePolicy::last)).total();
+  traffic.dp_each = of(ReducePolicy::each).total();
+  traffic.dp_last = of(ReducePolicy::last).total();
 }
 
 bool is_on(const Question& q, int stage, int rank) {
@@ -148,7 +166,7 @@ Traffic traffic_of(const Question& q) {
       pp_rows = std::move(mine.rows);
     }
   }
-  add_dp(most, q, params);
+  add_dp(most, q, params, most_grad_bytes(q));
   most.rows.insert(most.rows.end(), tp_rows.begin(), tp_rows.end());
   most.rows.insert(most.rows.end(), pp_rows.begin(), pp_rows.end());
   return most;

@@ -29,6 +29,9 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
     return policy;
   };
   options.reduce = resolved.policy;
+  options.grad_compression = parse_grad_compression(config.grad_compression);
+  options.power_sgd.rank = static_cast<int>(config.powersgd_rank);
+  options.power_sgd.warm_up_steps = config.powersgd_warmup;
   options.clip_norm = config.clip;
   // The trainer itself stops where it should: it knows the flag that says otherwise.
   options.on_non_finite = zero::OnNonFinite::skip;

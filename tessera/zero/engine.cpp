@@ -84,6 +84,21 @@ const Options& checked(const Options& options) {
                                          "model"));
   require(options.clip_norm >= 0 && std::isfinite(options.clip_norm),
           str("clip_norm: got ", options.clip_norm, ", wanted a positive norm, or 0 for none"));
+  if (options.grad_compression != GradCompression::powersgd) return options;
+  require(options.stage == 0,
+          str("grad_compression powersgd: got stage ", options.stage,
+              ", wanted 0: sharded gradients are never whole matrices. Take bf16, or stage 0"));
+  require(options.reduce.value_or(ReducePolicy::last) == ReducePolicy::last,
+          "grad_compression powersgd: got gradients reduced each micro-batch, wanted once a step");
+  require(options.layout.grad == 4,
+          str("grad_compression powersgd: got layout ", options.layout.name,
+              ", wanted one with fp32 gradients: fp32 or bf16-fp32grad"));
+  const PowerSgd& how = options.power_sgd;
+  require(how.rank >= 1, str("power_sgd.rank: got ", how.rank, ", wanted at least 1"));
+  require(how.warm_up_steps >= 0,
+          str("power_sgd.warm_up_steps: got ", how.warm_up_steps, ", wanted at least 0"));
+  require(how.least_saving >= 0 && std::isfinite(how.least_saving),
+          str("power_sgd.least_saving: got ", how.least_saving, ", wanted at least 0"));
   return options;
 }
 
@@ -121,7 +136,9 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
       throw UsageError("this model has an engine already; destroy it before making another");
     }
   }
-  device_problem = StepOnDevice::problem(plan, *update);
+  device_problem = options.grad_compression == GradCompression::powersgd
+                       ? "gradients are compressed by PowerSGD, whose steps the host counts"
+                       : StepOnDevice::problem(plan, *update);
   if (options.layout.fp16() && !device_problem.empty()) {
     throw UsageError(str("layout fp16 scales the loss in the step on a GPU, and here ",
                          device_problem, "; take the layout bf16"));
@@ -331,7 +348,7 @@ PendingStep Engine::replayed() { return impl_->replayed(); }
 std::int64_t Engine::traveling_param_bytes() const {
   return impl_->plan.param_bytes(/*frozen=*/impl_->gatherer.shards());
 }
-std::int64_t Engine::traveling_grad_bytes() const { return impl_->plan.grad_bytes(); }
+std::int64_t Engine::traveling_grad_bytes() const { return impl_->reducer.traveling_bytes(); }
 
 Times Engine::times() const {
   return {impl_->reducer.exposed().seconds() + impl_->gatherer.exposed().seconds(),

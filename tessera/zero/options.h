@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/core/grad_compression.h"
 #include "tessera/core/param_spec.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/kernels/rules.h"
@@ -86,6 +87,10 @@ struct Options {
 
   std::int64_t bucket_bytes = 0;    // 0: by the model, [Note: bucket size]
   bool overlap_grad_reduce = true;  // reduce while backward goes on
+  // [Note: gradient compression] in core/grad_compression.h. A group of one rank sends nothing, and
+  // compresses nothing. PowerSGD: stage 0, fp32 gradients, reduced once a step.
+  GradCompression grad_compression = GradCompression::none;
+  PowerSgd power_sgd = {};
   // Stages 1, 2: gather new parameters while the next forward goes on; until synchronize(), reading
   // one outside forward is an error. Before LibTorch 2.13, which cannot say so, step() waits.
   bool overlap_param_gather = true;

@@ -54,13 +54,23 @@ at::ScalarType stored_as(const at::Tensor& param, const StateLayout& layout,
   return layout.fp16() ? at::kHalf : at::kBFloat16;
 }
 
-Space space_for(const at::Tensor& param, const StateLayout& layout, const ParamPolicy& policy) {
+at::ScalarType traveling(at::ScalarType grad, GradCompression compression) {
+  if (grad != at::kFloat) return grad;
+  if (compression == GradCompression::bf16) return at::kBFloat16;
+  return compression == GradCompression::fp16 ? at::kHalf : grad;
+}
+
+Space space_for(const at::Tensor& param, const Options& options, const ParamPolicy& policy,
+                int ranks) {
+  const StateLayout& layout = options.layout;
   Space space;
   space.dtype = stored_as(param, layout, policy);
   space.device = param.device();
   space.trainable = param.requires_grad();
   const bool narrow = c10::elementSize(space.dtype) < 4;
   space.grad_dtype = narrow && layout.grad == 4 ? at::kFloat : space.dtype;
+  space.travel_dtype =
+      ranks > 1 ? traveling(space.grad_dtype, options.grad_compression) : space.grad_dtype;
   // A model in 16 bits under the layout fp32 still trains on a master copy.
   space.master = narrow && (layout.param == 4 || layout.master == 4);
   return space;
@@ -120,7 +130,7 @@ void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
   for (std::size_t s = 0; s < plan.spaces.size(); ++s) {
     const Space& space = plan.spaces[s];
     if (!space.trainable) continue;
-    const auto size = static_cast<std::int64_t>(c10::elementSize(space.grad_dtype));
+    const auto size = static_cast<std::int64_t>(c10::elementSize(space.travel_dtype));
     std::vector<int> params;
     std::int64_t bytes = 0;
     const auto close = [&] {
@@ -175,7 +185,7 @@ std::int64_t Plan::grad_bytes() const {
   std::int64_t bytes = 0;
   for (const Space& space : spaces) {
     if (!space.trainable) continue;
-    bytes += space.size * static_cast<std::int64_t>(c10::elementSize(space.grad_dtype));
+    bytes += space.size * static_cast<std::int64_t>(c10::elementSize(space.travel_dtype));
   }
   return bytes;
 }
@@ -217,7 +227,7 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
     param.unit = owners.of(tensor);
     if (options.axes.model_chunk) param.model_chunk = options.axes.model_chunk(entry.key());
     plan.model_chunks = std::max(plan.model_chunks, param.model_chunk + 1);
-    const Space space = space_for(tensor, options.layout, param.policy);
+    const Space space = space_for(tensor, options, param.policy, ranks);
     const auto key = std::make_tuple(space.dtype, space.grad_dtype, space.trainable, space.master,
                                      space.device.str());
     const auto [at, fresh] = spaces.try_emplace(key, static_cast<int>(plan.spaces.size()));

@@ -40,6 +40,7 @@ struct Param {
 struct Space {
   at::ScalarType dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
+  at::ScalarType travel_dtype = at::kFloat;  // of gradients on their way
   c10::Device device{c10::kCPU};
   bool trainable = true;
   bool master = false;      // the optimizer updates an fp32 copy
@@ -85,7 +86,7 @@ struct Plan {
 
   // With padding.
   std::int64_t param_bytes(bool frozen) const;  // those that never change too?
-  std::int64_t grad_bytes() const;
+  std::int64_t grad_bytes() const;              // as they travel
 };
 
 Plan make_plan(torch::nn::Module& model, const Options& options, int ranks);

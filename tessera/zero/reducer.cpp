@@ -28,6 +28,7 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
                 ReducePolicy::last),
       sharded_(sharding_.grads && !in_place_),
       overlap_(options.overlap_grad_reduce),
+      power_sgd_(options.power_sgd),
       states_(plan.buckets.size()),
       used_(plan.params.size()),
       arrived_(plan.params.size()),
@@ -47,10 +48,16 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
       const Param& p = plan.params[i];
       if (p.bucket >= 0) views_[i] = view_of(p, grads_[static_cast<std::size_t>(p.space)].tensor);
     }
-    return;
+  }
+  if (options.grad_compression == GradCompression::powersgd && group.size() > 1) {
+    low_rank_ = std::make_unique<LowRankGradients>(plan, options.power_sgd, options.seed, group,
+                                                   buffers, grads_);
   }
   std::int64_t largest = 0;
-  for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
+  for (const Bucket& bucket : plan.buckets) {
+    if (!in_place_ || narrow(bucket.range)) largest = std::max(largest, bucket.bytes);
+  }
+  if (largest == 0) return;
   const c10::Device device = plan.params.front().tensor.device();
   for (BucketSlot& slot : slots_) {
     slot.bytes =
@@ -63,6 +70,8 @@ void Reducer::wait(const comm::Work& work) {
 }
 
 void Reducer::begin_step() {
+  compress_ = low_rank_ != nullptr && steps_ >= power_sgd_.warm_up_steps;
+  ++steps_;
   std::fill(used_.begin(), used_.end(), false);
   for (Param& p : plan_.params) p.tensor.mutable_grad().reset();
   for (State& state : states_) state.accumulated = false;
@@ -167,6 +176,8 @@ void Reducer::start_in_place(int bucket) {
     const auto i = static_cast<std::size_t>(index);
     if (!used_[i]) views_[i].zero_();
   }
+  if (compress_ && low_rank_->has(bucket)) return low_rank_->start(bucket);
+  if (narrow(range)) return start_narrow(bucket);
   const at::Tensor flat = grad_range(range);
   comm::Call call;
   call.label = range.label;
@@ -176,6 +187,25 @@ void Reducer::start_in_place(int bucket) {
     state.work = group_.reduce_scatter(flat, flat, call);
   } else {
     state.work = group_.all_reduce(flat, call);
+  }
+}
+
+// Rounded into one of the two buckets, from where the whole gradient is kept.
+void Reducer::start_narrow(int bucket) {
+  const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
+  BucketSlot& slot = slots_[std::exchange(next_slot_, 1 - next_slot_)];
+  retire(slot);
+  const at::Tensor flat = slot_tensor(slot, range);
+  flat.copy_(grad_range(range));
+  comm::Call call;
+  call.label = range.label;
+  slot.bucket = bucket;
+  slot.then = BucketSlot::copy;
+  if (sharding_.optimizer) {
+    call.parts = range.parts;
+    slot.work = group_.reduce_scatter(flat, flat, call);
+  } else {
+    slot.work = group_.all_reduce(flat, call);
   }
 }
 
@@ -205,7 +235,7 @@ void Reducer::start_bucket(int bucket) {
     return;
   }
   call.parts = range.parts;
-  if (sharded_ && !state.accumulated) {
+  if (sharded_ && !state.accumulated && !narrow(range)) {
     slot.then = BucketSlot::done;  // the first sum of a step goes straight to its place
     slot.work = group_.reduce_scatter(grad_range(range), flat, call);
   } else {
@@ -241,18 +271,42 @@ void Reducer::finish() {
     if (in_place_) wait(state.work);
     if (in_place_) state.work = {};
   }
-  if (!in_place_) {
-    // The older first: both may hold the same bucket, of two micro-batches.
-    retire(slots_[next_slot_]);
-    retire(slots_[1 - next_slot_]);
+  // The older first: both may hold the same bucket, of two micro-batches.
+  retire(slots_[next_slot_]);
+  retire(slots_[1 - next_slot_]);
+  if (low_rank_) low_rank_->finish(exposed_);
+}
+
+bool Reducer::narrow(const Range& range) const {
+  const Space& space = plan_.spaces[static_cast<std::size_t>(range.space)];
+  return space.travel_dtype != space.grad_dtype;
+}
+
+std::int64_t Reducer::traveling_bytes() const {
+  std::int64_t bytes = plan_.grad_bytes();
+  for (std::size_t b = 0; low_rank_ && b < plan_.buckets.size(); ++b) {
+    const auto bucket = static_cast<int>(b);
+    if (!low_rank_->has(bucket)) continue;
+    const Range& range = plan_.buckets[b].range;
+    bytes += 4 * (low_rank_->traveling_elements(bucket) - (range.end - range.begin));
   }
+  return bytes;
+}
+
+void Reducer::forget_left_out() {
+  if (low_rank_) low_rank_->forget();
+}
+
+void Reducer::resume(std::int64_t steps) {
+  steps_ = steps;
+  forget_left_out();
 }
 
 at::Tensor Reducer::slot_tensor(const BucketSlot& slot, const Range& range) const {
   const Space& space = plan_.spaces[static_cast<std::size_t>(range.space)];
   const std::int64_t count = range.end - range.begin;
-  const auto size = static_cast<std::int64_t>(c10::elementSize(space.grad_dtype));
-  return slot.bytes.tensor.narrow(0, 0, count * size).view(space.grad_dtype);
+  const auto size = static_cast<std::int64_t>(c10::elementSize(space.travel_dtype));
+  return slot.bytes.tensor.narrow(0, 0, count * size).view(space.travel_dtype);
 }
 
 at::Tensor Reducer::grad_range(const Range& range) const {

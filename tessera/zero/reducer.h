@@ -1,12 +1,14 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <vector>
 
 #include "tessera/comm/group.h"
 #include "tessera/nn/gradient_place.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/plan.h"
+#include "tessera/zero/power_sgd.h"
 
 namespace tessera::zero {
 
@@ -16,7 +18,8 @@ namespace tessera::zero {
 // is kept until then, at any stage: `.grad` is a view of a flat buffer, and the collective works on
 // that buffer (in_place). Otherwise autograd's own tensors are
 // copied into one of two buckets when all of a bucket's are there, freed, and the bucket's sum is
-// added to what is kept: the rank's shards, or everything.
+// added to what is kept: the rank's shards, or everything. Where gradients travel in fewer bits
+// than they are kept in, both ways go through the two buckets.
 //
 // Buckets are started in one order on all ranks. What a rank did not compute counts as zero.
 class Reducer {
@@ -49,6 +52,12 @@ class Reducer {
   at::Tensor owned_grad(int param) const;
   // Which parameters got a gradient on this rank in this step.
   const std::vector<bool>& used() const { return used_; }
+  // Bytes of all gradients as a step sends them; of PowerSGD, after its warm-up.
+  std::int64_t traveling_bytes() const;
+  // [Note: what is left out] What compression left out of earlier steps is not to count: they were
+  // given up, or belong to another run. `steps`: how many this one has made.
+  void forget_left_out();
+  void resume(std::int64_t steps);
   // How many of a unit's parameters still wait for theirs in this pass.
   bool arrived(int param) const { return arrived_[static_cast<std::size_t>(param)]; }
 
@@ -70,12 +79,14 @@ class Reducer {
   void start_ready();
   void start(int bucket);
   void start_in_place(int bucket);
+  void start_narrow(int bucket);
   void start_bucket(int bucket);
   void retire(BucketSlot& slot);
   void wait(const comm::Work& work);
   Param& param(int index) { return plan_.params[static_cast<std::size_t>(index)]; }
   at::Tensor slot_tensor(const BucketSlot& slot, const Range& range) const;
   at::Tensor grad_range(const Range& range) const;
+  bool narrow(const Range& range) const;  // it travels in fewer bits than it is kept in
 
   Plan& plan_;
   const comm::Group group_;
@@ -83,8 +94,12 @@ class Reducer {
   const bool in_place_;
   const bool sharded_;  // only this rank's shards are kept
   const bool overlap_;
-  std::vector<Buffer> grads_;      // per space: flat, or this rank's shards
-  std::vector<at::Tensor> views_;  // in_place: what .grad becomes
+  const PowerSgd power_sgd_;
+  std::vector<Buffer> grads_;                   // per space: flat, or this rank's shards
+  std::vector<at::Tensor> views_;               // in_place: what .grad becomes
+  std::unique_ptr<LowRankGradients> low_rank_;  // null: not asked for
+  std::int64_t steps_ = 0;                      // begun
+  bool compress_ = false;                       // this step is beyond the warm-up
   std::array<BucketSlot, 2> slots_;
   std::size_t next_slot_ = 0;
   std::vector<State> states_;

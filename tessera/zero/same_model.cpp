@@ -31,7 +31,10 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
     if (buffer.value().defined()) line("buffer", buffer.key(), buffer.value());
   }
   return text + str("stage ", options.stage, ", layout ", options.layout.name, ", buckets of ",
-                    options.bucket_bytes, " bytes\n");
+                    options.bucket_bytes, " bytes, gradients compressed by ",
+                    name(options.grad_compression), " (rank ", options.power_sgd.rank, ", warm-up ",
+                    options.power_sgd.warm_up_steps, ", saving ", options.power_sgd.least_saving,
+                    ")\n");
 }
 
 comm::Call model_call(const char* label = "shape of the model") {

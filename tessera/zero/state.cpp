@@ -99,6 +99,7 @@ void Engine::resume(const StepCounts& progress) {
   impl.unsettled = false;
   impl.loss_scale = progress.loss_scale;
   impl.update->resume(progress.steps, std::move(updates));
+  impl.reducer.resume(progress.steps);
   impl.gatherer.all_gather_updated();
   impl.gatherer.wait_all();
   // With one copy for all ranks, nobody reads before everybody has written.

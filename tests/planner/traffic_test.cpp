@@ -1,12 +1,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
+#include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/formulas.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
+#include "tessera/planner/settings.h"
 #include "tests/planner/built_in.h"
 
 namespace tessera::planner {
@@ -195,6 +199,92 @@ TEST(PlanTraffic, IsThatOfARun) {
       }
     }
   }
+}
+
+// Gradients that travel in 16 bits are half; in low rank, r · (m + n) of each matrix. The plan and
+// the run agree exactly where nothing is padded.
+TEST(PlanTraffic, OfCompressedGradientsIsThatOfARun) {
+  std::vector<ModelShape> shapes = {gpt_shape(4, 128, 8, 128, 32), find_model_shape("llama-tiny")};
+  shapes[1].hidden = 128, shapes[1].ffn = 256, shapes[1].vocab = 128;
+  for (const ModelShape& shape : shapes) {
+    for (const int tp : {1, 2}) {
+      for (const int pp : {1, 2}) {
+        for (int zero = 0; zero <= 3; ++zero) {
+          for (const char* how : {"none", "bf16", "fp16", "powersgd"}) {
+            if (zero > 0 && std::string(how) == "powersgd") continue;
+            Question q;
+            q.model = shape;
+            q.seq = 16, q.zero = zero, q.micro_batch = 2, q.grad_accum = 4;
+            q.axes.set("dp", 2), q.axes.set("tp", tp), q.axes.set("pp", pp);
+            q.layout = parse_state_layout("fp32");
+            q.grad_compression = parse_grad_compression(how);
+            q.software = Software::tessera;
+            q = settle(q);
+            double sent = 0;
+            for (int rank = 0; rank < pp; ++rank) {
+              sent = std::max(sent, real(plan_run(run_question(q, {{"pp", rank}})).sent_dp));
+            }
+            const std::string what = str(shape.name, " tp ", tp, " pp ", pp, " zero ", zero, how);
+            const Traffic traffic = traffic_of(q);
+            EXPECT_DOUBLE_EQ(traffic.dp, sent) << what;
+            Question plain = q;
+            plain.grad_compression = GradCompression::none;
+            const double whole = row(traffic_of(plain), "of gradients");
+            const double got = row(traffic, "of gradients");
+            if (how[0] == 'n') {
+              EXPECT_DOUBLE_EQ(got, whole) << what;
+            } else if (how[0] == 'p') {
+              EXPECT_LT(got, whole / 2) << what;
+            } else {
+              EXPECT_DOUBLE_EQ(got, whole / 2) << what;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanTraffic, OfPowerSgdIsTheFactors) {
+  Question q;
+  q.model = gpt_shape(2, 64, 4, 256, 32);
+  q.axes.set("dp", 2);
+  q.layout = parse_state_layout("fp32");
+  q.grad_compression = GradCompression::powersgd;
+  for (const int rank : {1, 2, 4}) {
+    q.power_sgd.rank = rank;
+    double elements = 0;
+    for (const ParamSpec& spec : model_params(q.model, 1)) {
+      double all = 1;
+      for (const std::int64_t size : spec.shape) all *= real(size);
+      const double low =
+          spec.shape.size() < 2 ? all : rank * (real(spec.shape[0]) + all / real(spec.shape[0]));
+      elements += spec.shape.size() >= 2 && 2 * low <= all ? low : all;
+    }
+    EXPECT_DOUBLE_EQ(traffic_of(settle(q)).dp, 4 * elements) << rank;  // 2 · (2 − 1) / 2
+  }
+}
+
+TEST(PlanTraffic, CompressionThatCannotBeIsRefused) {
+  const auto refused = [](const std::map<std::string, std::string>& more) {
+    Settings settings;
+    settings.set("model", "gpt2-xl");
+    settings.set("dp", "4");
+    settings.set("layout", "fp32");
+    settings.set("grad-compression", "powersgd");
+    for (const auto& [key, value] : more) settings.set(key, value);
+    try {
+      settings.question(built_in());
+      return std::string();
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(refused({}), "");
+  EXPECT_NE(refused({{"zero", "1"}}).find("--zero 1"), std::string::npos);
+  EXPECT_NE(refused({{"layout", "bf16"}}).find("--layout bf16"), std::string::npos);
+  EXPECT_NE(refused({{"grad-reduce", "each"}}).find("--grad-reduce each"), std::string::npos);
+  EXPECT_NE(refused({{"powersgd-rank", "0"}}).find("--powersgd-rank"), std::string::npos);
 }
 
 TEST(PlanTraffic, RowsAddUpByAxis) {
