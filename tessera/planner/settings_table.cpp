@@ -129,16 +129,14 @@ void add_adapters(Table& t) {
   t.group("Adapters");
   t.add("lora-rank", &S::lora_rank,
         "freeze the model, and train low-rank adapters beside its linears; 0: train the model")
-      .range(0, 65536)
-      .train();
+      .range(0, 65536);
   t.add("lora-alpha", &S::lora_alpha, "what adapters add is multiplied by this over the rank")
       .range(kAboveZero, 1e9)
       .train();
   t.add("lora-targets", &S::lora_targets,
         "linears that have one: q, k, v, o, gate, up, down (GPT: qkv, o, fc, down) with commas "
         "between, PEFT's names for them, all, or auto (q and v; GPT: qkv)")
-      .type("NAMES")
-      .train();
+      .type("NAMES");
   t.add("lora-from", &S::lora_from,
         "adapters to start with, a folder as PEFT writes it; says rank, alpha and targets too")
       .type("DIR")
