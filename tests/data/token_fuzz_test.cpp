@@ -3,14 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tests/data/token_fuzz_targets.h"
-#include "tests/text.h"
+#include "tests/fuzz_mutator.h"
 
 namespace tessera::data {
 namespace {
@@ -65,62 +62,9 @@ const std::vector<std::string>& token_words() {
   return all;
 }
 
-class TokenMutator {
- public:
-  explicit TokenMutator(const std::string& folder) {
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      seeds_.push_back(read_all(entry.path().string()));
-    }
-    std::sort(seeds_.begin(), seeds_.end());
-  }
-  bool empty() const { return seeds_.empty(); }
-  std::string next() {
-    std::string input = seeds_[below(seeds_.size())];
-    for (std::size_t left = below(5); left > 0; --left) mutate(input);
-    if (input.size() > 4000) input.resize(4000);
-    return input;
-  }
-
- private:
-  std::size_t below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
-  void mutate(std::string& input) {
-    const std::size_t at = below(input.size() + 1);
-    const std::size_t length = std::min(input.size() - at, below(16) + 1);
-    const std::string& word = token_words()[below(token_words().size())];
-    switch (below(8)) {
-      case 0: input.erase(at, length); break;
-      case 1: input.insert(at, word); break;
-      case 2: input.replace(at, length, word); break;
-      case 3: input.insert(at, input.substr(below(input.size() + 1), below(64))); break;
-      case 4:
-        if (at < input.size()) input[at] = static_cast<char>(below(256));
-        break;
-      case 5:
-        if (at < input.size()) input[at] = static_cast<char>(input[at] ^ (1U << below(8)));
-        break;
-      case 6: {  // another number in the place of one
-        const std::size_t digit = input.find_first_of("0123456789", at);
-        if (digit == std::string::npos) break;
-        const std::size_t end = input.find_first_not_of("0123456789", digit);
-        input.replace(digit, end == std::string::npos ? end : end - digit, word);
-        break;
-      }
-      default: {  // another word in the place of one
-        const std::size_t begin = input.find('"', at);
-        const std::size_t end = begin == std::string::npos ? begin : input.find('"', begin + 1);
-        if (end != std::string::npos) input.replace(begin, end + 1 - begin, word);
-      }
-    }
-  }
-
-  std::mt19937_64 random_{20261116};
-  std::vector<std::string> seeds_;
-};
-
 void run_token_fuzz(const std::string& kind, void (*target)(std::string_view)) {
-  TokenMutator mutator(std::string(TESSERA_FUZZ_DATA) + "/" + kind);
-  ASSERT_FALSE(mutator.empty());
-  for (std::int64_t i = 0; i < kTokenInputs; ++i) target(mutator.next());
+  tessera::run_fuzz(std::string(TESSERA_FUZZ_DATA) + "/" + kind, token_words(), target,
+                    kTokenInputs);
 }
 
 TEST(TokenFuzz, Manifests) { run_token_fuzz("tokens", fuzz_tokens); }
