@@ -19,6 +19,7 @@
 #include "tessera/tensor_parallel/tensor_parallel.h"
 #include "tessera/zero/engine.h"
 #include "tessera/zero/initial_shards.h"
+#include "tessera/zero/sync_batch_norm.h"
 
 namespace tessera {
 

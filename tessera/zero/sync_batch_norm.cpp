@@ -1,4 +1,4 @@
-#include "tessera/nn/sync_batch_norm.h"
+#include "tessera/zero/sync_batch_norm.h"
 
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/cat.h>
@@ -17,7 +17,7 @@
 #include "tessera/core/text.h"
 #include "tessera/nn/recompute.h"
 
-namespace tessera::nn {
+namespace tessera::zero {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -244,7 +244,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
                          group_.size(), " ranks in training, wanted at least 2"));
   }
   // A segment that is recomputed has been counted.
-  if (running_mean.defined() && recomputing_depth() == 0) track(of.mean, of.variance, of.count);
+  if (running_mean.defined() && nn::recomputing_depth() == 0) track(of.mean, of.variance, of.count);
   return Normalise::apply(x, weight, bias, of, options.eps(), group_);
 }
 
@@ -279,4 +279,4 @@ std::vector<std::string> convert_batch_norms(torch::nn::Module& model, const com
   return names;
 }
 
-}  // namespace tessera::nn
+}  // namespace tessera::zero

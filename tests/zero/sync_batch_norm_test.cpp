@@ -1,6 +1,6 @@
 // Batch norm over ranks against torch's in one process with all samples.
 
-#include "tessera/nn/sync_batch_norm.h"
+#include "tessera/zero/sync_batch_norm.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -12,11 +12,11 @@
 #include "tessera/core/text.h"
 #include "tests/zero/oracle.h"
 
-namespace tessera::nn {
+namespace tessera::zero {
 namespace {
 
-using zero::test::numbers;
-using zero::test::over;
+using test::numbers;
+using test::over;
 
 constexpr std::int64_t kChannels = 3;
 
@@ -238,4 +238,4 @@ TEST(SyncBatchNorm, TrainsInTheEngineAsOneProcess) {
 }
 
 }  // namespace
-}  // namespace tessera::nn
+}  // namespace tessera::zero

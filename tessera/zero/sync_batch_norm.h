@@ -10,7 +10,7 @@
 
 #include "tessera/comm/group.h"
 
-namespace tessera::nn {
+namespace tessera::zero {
 
 // Batch norm over the batches of all ranks of a group, however many samples each of them has (none,
 // too): output, gradients and running statistics are those of one process with all samples. Of the
@@ -54,9 +54,9 @@ SyncBatchNorm synchronised(const torch::nn::Module& batch_norm, const comm::Grou
 // engine is made.
 std::vector<std::string> convert_batch_norms(torch::nn::Module& model, const comm::Group& group);
 
-}  // namespace tessera::nn
+}  // namespace tessera::zero
 
 namespace tessera {
-using nn::convert_batch_norms;
-using nn::SyncBatchNorm;
+using zero::convert_batch_norms;
+using zero::SyncBatchNorm;
 }  // namespace tessera
