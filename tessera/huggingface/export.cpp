@@ -1,7 +1,5 @@
 #include "tessera/huggingface/export.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +17,7 @@
 #include "tessera/huggingface/config.h"
 #include "tessera/huggingface/folder.h"
 #include "tessera/huggingface/merge.h"
+#include "tessera/huggingface/publish_folder.h"
 #include "tessera/huggingface/shape_json.h"
 
 namespace tessera::huggingface {
@@ -266,13 +265,8 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
   const DType dtype = plans.front().tensors.front().entry.dtype;
 
   checkpoint::FileSystem& files = *options.files;
-  const std::size_t slash = target.rfind('/');
-  const std::string above = slash == std::string::npos ? "." : target.substr(0, slash + 1);
-  const std::string draft = str(above, "/.tmp-", target.substr(slash + 1), "-", ::getpid());
-  checkpoint::remove_tree(files, draft);
-  files.make_folder(draft);
   WrittenFolder written;
-  try {
+  publish_folder(files, target, [&](const std::string& draft) {
     nlohmann::ordered_json index;
     index["metadata"]["total_size"] = 0;
     for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -298,16 +292,7 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
         written.companions.push_back(name);
       }
     }
-    files.sync_folder(draft);
-    files.rename(draft, target);
-    files.sync_folder(above);
-  } catch (const std::exception&) {
-    try {
-      checkpoint::remove_tree(files, draft);
-    } catch (const DataError&) {  // the first error is the one to tell
-    }
-    throw;
-  }
+  });
   return written;
 }
 

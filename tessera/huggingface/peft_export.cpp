@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +8,7 @@
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config.h"
 #include "tessera/huggingface/peft.h"
+#include "tessera/huggingface/publish_folder.h"
 #include "tessera/huggingface/shape_json.h"
 
 namespace tessera::huggingface {
@@ -101,27 +100,13 @@ WrittenAdapter export_adapter(checkpoint::Checkpoint& from, const std::string& p
   family_of(shape);
   std::vector<checkpoint::Outgoing> tensors = outgoing_adapters(from, shape, options.dtype);
   checkpoint::FileSystem& files = *options.files;
-  const std::size_t slash = target.rfind('/');
-  const std::string above = slash == std::string::npos ? "." : target.substr(0, slash + 1);
-  const std::string draft = str(above, "/.tmp-", target.substr(slash + 1), "-", ::getpid());
-  checkpoint::remove_tree(files, draft);
-  files.make_folder(draft);
   WrittenAdapter written;
-  try {
+  publish_folder(files, target, [&](const std::string& draft) {
     checkpoint::write_safetensors(files, draft + "/" + kAdapterModelName, tensors,
                                   {{"format", "pt"}});
     checkpoint::write_text(files, draft + "/" + kAdapterConfigName,
                            adapter_config(shape, options.base));
-    files.sync_folder(draft);
-    files.rename(draft, target);
-    files.sync_folder(above);
-  } catch (const std::exception&) {
-    try {
-      checkpoint::remove_tree(files, draft);
-    } catch (const DataError&) {  // the first error is the one to tell
-    }
-    throw;
-  }
+  });
   for (const checkpoint::Outgoing& tensor : tensors) {
     ++written.tensors;
     written.bytes +=
