@@ -43,4 +43,7 @@ for part in "${parts[@]}"; do
     all | "$part") python3 "benchmarks/compare_$part.py" "$@" ;;
   esac
 done
-if [ "$what" = all ]; then python3 benchmarks/notice_death.py; fi
+if [ "$what" = all ]; then
+  python3 benchmarks/notice_death.py
+  build/bin/simulate_bench
+fi

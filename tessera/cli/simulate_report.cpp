@@ -43,9 +43,9 @@ std::string where_it_went(const Simulation& s) {
     table.row({what, format_time(seconds), share(seconds / s.result.step)});
   };
   row("compute", mean.compute);
-  row("tp, exposed", mean.tp);
-  row("pp, exposed", mean.pp);
-  row("dp, exposed", mean.dp);
+  row("waiting for tp", mean.tp);
+  row("waiting for pp", mean.pp);
+  row("waiting for dp", mean.dp);
   row("bubble", mean.bubble);
   row("optimizer", mean.optimizer);
   return table.text();
