@@ -171,7 +171,7 @@ TEST(Simulate, Failures) {
 TEST(Simulate, TextSaysTheSame) {
   const Answer answer = simulate({"--model", "gpt2-xl", "--dp", "8", "--mtbf", "50000h"});
   EXPECT_EQ(answer.status, 0);
-  for (const char* word : {"Step", "bubble", "dp, exposed", "goodput", "pp rank"}) {
+  for (const char* word : {"Step", "bubble", "waiting for dp", "goodput", "pp rank"}) {
     EXPECT_NE(answer.out.find(word), std::string::npos) << word;
   }
 }
