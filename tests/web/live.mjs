@@ -98,7 +98,10 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       await until(
         "its first checkpoint",
         () => {
-          expect(run.exitCode === null, `tessera train ended: ${run.text}`);
+          expect(
+            run.exitCode === null && run.signalCode === null,
+            `tessera train ended (${run.signalCode ?? run.exitCode}): ${run.text}`,
+          );
           return (
             fs.existsSync(path.join(runs, "saved")) &&
             fs.existsSync(metrics) &&
@@ -123,7 +126,10 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       await until(
         "more steps than before",
         async () => {
-          expect(run.exitCode === null, `tessera train ended: ${run.text}`);
+          expect(
+            run.exitCode === null && run.signalCode === null,
+            `tessera train ended (${run.signalCode ?? run.exitCode}): ${run.text}`,
+          );
           return (await shownStep(page)) > before + 20;
         },
         60000,
