@@ -64,6 +64,7 @@ Json fits_from(const planner::Question& settled, int stage, int most) {
     planner::Question q = settled;
     q.zero = stage;
     q.axes.set("dp", dp);
+    q.gpus = q.nodes = 0;  // as many as that takes
     q.global_batch = q.micro_batch * q.grad_accum * dp;
     return planner::needed_memory(q) <= usable;
   };
