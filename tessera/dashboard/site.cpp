@@ -194,8 +194,11 @@ class Dashboard {
   }
 
   Answer live(const Request& request) {
-    if (!options_.runs) return told("[]");
-    if (request.path == "/api/runs" || request.path == "/api/runs/") {
+    const bool all = request.path == "/api/runs" || request.path == "/api/runs/";
+    const auto points = query_number(request, "points", 1000, 2, 10'000);
+    const auto from = query_number(request, "from", 0, 0, std::int64_t{1} << 60);
+    if (!options_.runs) return all ? told("[]") : refusal(404, "there is no such run");
+    if (all) {
       return told(options_.runs->list().dump(-1, ' ', false, Json::error_handler_t::replace));
     }
     const std::string rest = request.path.substr(10);  // behind /api/runs/
@@ -213,8 +216,6 @@ class Dashboard {
       return answer;
     }
     if (!what.empty()) return refusal(404, "there is nothing here");
-    const auto points = query_number(request, "points", 1000, 2, 10'000);
-    const auto from = query_number(request, "from", 0, 0, std::int64_t{1} << 60);
     Answer answer = options_.runs->run(id, static_cast<std::size_t>(points), from);
     answer.headers["Cache-Control"] = "no-store";
     return answer;
