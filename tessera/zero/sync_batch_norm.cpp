@@ -245,7 +245,11 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
   }
   // A segment that is recomputed has been counted.
   if (running_mean.defined() && nn::recomputing_depth() == 0) track(of.mean, of.variance, of.count);
-  return Normalise::apply(x, weight, bias, of, options.eps(), group_);
+  // Autograd wants tensors that are there.
+  const auto or_all = [&](const at::Tensor& param, double value) {
+    return param.defined() ? param : at::full({x.size(1)}, value, x.options().dtype(wide(x)));
+  };
+  return Normalise::apply(x, or_all(weight, 1), or_all(bias, 0), of, options.eps(), group_);
 }
 
 SyncBatchNorm synchronised(const torch::nn::Module& batch_norm, const comm::Group& group) {
