@@ -37,7 +37,8 @@ class ExperimentRunner {
     ExperimentResult out;
     out.row = &row;
     out.zero = zero;
-    out.words = words_of(row.settings, zero, value_of(row.settings, "micro-batch", "1"), out.dry);
+    const std::string usual = value_of(experiment_.scale.settings, "micro-batch", "1");
+    out.words = words_of(row.settings, zero, value_of(row.settings, "micro-batch", usual), out.dry);
     out.dp = whole(out.words, "dp", 1);
     out.accumulation = whole(out.words, "grad-accum", 1);
     doing_ = row.zero.size() > 1 ? str(row.name, " stage ", zero) : row.name;
