@@ -9,9 +9,8 @@ import sys
 def main(folder, source, *names):
     folder = pathlib.Path(folder)
     files = [folder / name for name in names]
-    text = ["// Made by cmake/embed_pages.py.", "#include <cstddef>", "namespace tessera::dashboard {",
-            "struct EmbeddedFile {", "  const char* path;", "  const unsigned char* bytes;",
-            "  std::size_t size;", "};"]
+    text = ["// Made by cmake/embed_pages.py.", '#include "tessera/dashboard/embedded.h"',
+            "namespace tessera::dashboard {"]
     rows = []
     for number, path in enumerate(files):
         packed = gzip.compress(path.read_bytes(), 9, mtime=0)
@@ -20,8 +19,7 @@ def main(folder, source, *names):
                  for at in range(0, len(packed), 64)]
         text.append("};")
         rows.append(f'{{"/{path.relative_to(folder).as_posix()}", kFile{number}, {len(packed)}}},')
-    text += ["extern const EmbeddedFile kEmbeddedFiles[];", "extern const std::size_t kEmbeddedCount;",
-             "const EmbeddedFile kEmbeddedFiles[] = {", *rows, "{nullptr, nullptr, 0}};",
+    text += ["const EmbeddedFile kEmbeddedFiles[] = {", *rows, "{nullptr, nullptr, 0}};",
              f"const std::size_t kEmbeddedCount = {len(rows)};", "}  // namespace tessera::dashboard"]
     pathlib.Path(source).write_text("\n".join(text) + "\n")
 

@@ -9,17 +9,9 @@
 #include "tessera/core/files.h"
 #include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
+#include "tessera/dashboard/embedded.h"
 
 namespace tessera::dashboard {
-
-// In the generated source: path, bytes (gzip) and their number, one after another.
-struct EmbeddedFile {
-  const char* path;
-  const unsigned char* bytes;
-  std::size_t size;
-};
-extern const EmbeddedFile kEmbeddedFiles[];
-extern const std::size_t kEmbeddedCount;
 
 namespace {
 
