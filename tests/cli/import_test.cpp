@@ -155,7 +155,8 @@ TEST(ImportDeepSpeed, EveryKeyOfTheTableIsKnown) {
     std::string pointer = "/" + std::string(key.path);
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     config[nlohmann::json::json_pointer(pointer)] = "auto";
-    for (const ImportNote& note : deepspeed(config.dump()).notes()) {
+    const Imported got = deepspeed(config.dump());  // a temporary would not live through the loop
+    for (const ImportNote& note : got.notes()) {
       EXPECT_NE(note.fate, Fate::unknown) << note.key;
     }
   }
