@@ -50,6 +50,11 @@ const DEFAULTS = {
   zero: "2",
   layout: "bf16",
   hardware: "h100",
+  // Of a plan that was carried here: they hold as long as its pipeline does.
+  plan_pp: "",
+  schedule: "",
+  chunks: "",
+  grad_accum: "",
 };
 
 const SIZES = [
@@ -77,6 +82,9 @@ export function MemoryView() {
               seq: at.seq,
               recompute: at.recompute,
               sequence_parallel: at.sequence_parallel,
+              ...(at.plan_pp !== "" && at.plan_pp === at.pp
+                ? { schedule: at.schedule, chunks: at.chunks, grad_accum: at.grad_accum }
+                : {}),
             }),
       }),
     [JSON.stringify(at)],
