@@ -117,32 +117,36 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   if (shape.rotary()) rates_ = rotary_rates(head_dim_, shape.rotary_base, shape.rotary_scaling);
   LinearOptions linear;
   linear.tensors = options;
-  const auto named = [&](const char* child) {
+  // Arguments are made in any order, so what `linear` says is set before it is used in a call.
+  const auto is_now = [&](const char* child) {
     linear.label = str(name, ".", child);
     linear.adapters = adapters_beside(shape, child);
-    return child;
   };
   norm1_ = register_module("norm1", Norm(width, shape.biases.norm, options));
   linear.in = width;
   linear.out = q + 2 * kv;
   linear.bias = shape.biases.qkv;
   linear.outputs = {{q, shape.heads}, {kv, shape.kv_heads, true}, {kv, shape.kv_heads, true}};
-  qkv_ = register_module(named("qkv"), ColumnParallelLinear(axis, linear));
+  is_now("qkv");
+  qkv_ = register_module("qkv", ColumnParallelLinear(axis, linear));
   linear.in = q;
   linear.out = width;
   linear.bias = shape.biases.out;
   linear.outputs = {};
-  proj_ = register_module(named("proj"), RowParallelLinear(axis, linear));
+  is_now("proj");
+  proj_ = register_module("proj", RowParallelLinear(axis, linear));
   norm2_ = register_module("norm2", Norm(width, shape.biases.norm, options));
   linear.in = width;
   linear.bias = shape.biases.mlp;
   linear.out = (swiglu_ ? 2 : 1) * ffn;
   if (swiglu_) linear.outputs = {{ffn}, {ffn}};
-  fc_ = register_module(named("fc"), ColumnParallelLinear(axis, linear));
+  is_now("fc");
+  fc_ = register_module("fc", ColumnParallelLinear(axis, linear));
   linear.in = ffn;
   linear.out = width;
   linear.outputs = {};
-  proj2_ = register_module(named("proj2"), RowParallelLinear(axis, linear));
+  is_now("proj2");
+  proj2_ = register_module("proj2", RowParallelLinear(axis, linear));
 }
 
 at::Tensor BlockImpl::attend(const at::Tensor& qkv, const nn::Pass* pass) const {
