@@ -29,6 +29,7 @@ void check_sizes(const ModelShape& model) {
   } catch (const UsageError& error) {
     throw UsageError(str("--", error.what()));
   }
+  check_lora(model);
 }
 
 void settle_model(Question& q) {

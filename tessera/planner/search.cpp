@@ -51,6 +51,7 @@ class Search {
       throw UsageError("--search: needs a model with sizes; --params gives none");
     }
     check(base_.model);
+    check_lora(base_.model);
     if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";
     if (base_.gpus == 0) {
       const int cut = base_.tp() * base_.pp();
