@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "tessera/core/errors.h"
@@ -31,6 +32,18 @@ std::string real_path(const std::string& path) {
 
 std::string advice(int error) {
   return error == ENOENT ? "; wanted a file in a folder that is there" : advice_on(error);
+}
+
+constexpr std::string_view kDraftEnding = ".part";
+
+std::string draft_of(const std::string& path) { return str(path, ".", ::getpid(), kDraftEnding); }
+
+bool is_draft(std::string_view name) {
+  if (!name.ends_with(kDraftEnding)) return false;
+  name.remove_suffix(kDraftEnding.size());
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || dot == 0 || dot + 1 == name.size()) return false;
+  return name.find_first_not_of("0123456789", dot + 1) == std::string_view::npos;
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
@@ -111,7 +124,7 @@ PublishTarget publish_target(const std::string& path) {
 void publish(const std::string& path, std::string_view text) {
   const PublishTarget target = publish_target(path);
   if (target.direct) return publish_directly(target.path, text);
-  const std::string draft = str(target.path, ".", ::getpid(), ".part");
+  const std::string draft = draft_of(target.path);
   const auto give_up = [&] {
     const int error = errno;
     ::unlink(draft.c_str());
@@ -131,6 +144,13 @@ void publish(const std::string& path, std::string_view text) {
   // So that the name survives a crash of the machine, where the file system can do that.
   const Fd folder(::open(folder_of(target.path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.open()) ::fsync(folder.get());
+}
+
+void remove_drafts(const std::string& folder) {
+  std::error_code error;  // a folder that cannot be read has nothing to be removed
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (is_draft(entry.path().filename().string())) ::unlink(entry.path().c_str());
+  }
 }
 
 void check_publishable(const std::string& path, std::string_view flag) {

@@ -21,6 +21,10 @@ PublishTarget publish_target(const std::string& path);
 // reads is an error, not a wait.
 void publish(const std::string& path, std::string_view text);
 
+// Removes every draft in a folder: what publish() leaves when it is killed. Only for whoever keeps
+// others from publishing there meanwhile.
+void remove_drafts(const std::string& folder);
+
 // Whether publish() could write there, as far as that can be told without writing: throws
 // UsageError, with `flag` in front.
 void check_publishable(const std::string& path, std::string_view flag);

@@ -273,6 +273,7 @@ PrepareSummary prepare(const PrepareOptions& options) {
   Call call = call_of(options, documents, *tokenizer, list);
   check_out(options.out);
   const checkpoint::FolderLock lock(options.out, "tessera data prepare");
+  remove_drafts(options.out);
 
   PrepareSummary summary;
   summary.input_bytes = list.bytes;

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -91,6 +95,12 @@ TEST_F(Killed, GoesOnToTheSameBytes) {
   }
 }
 
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : files_of(folder)) names.push_back(name);
+  return names;
+}
+
 // By another process, at whatever moment it gets to it.
 TEST_F(Killed, AtAnyMoment) {
   PrepareOptions whole = options("whole", false, 1);
@@ -120,8 +130,24 @@ TEST_F(Killed, AtAnyMoment) {
   }
   std::cout << "killed " << deaths << " times\n";
   prepare(all);
-  EXPECT_TRUE(files_of(all.out) == wanted);
+  EXPECT_TRUE(files_of(all.out) == wanted) << testing::PrintToString(names_in(all.out));
   EXPECT_GT(deaths, 0);
+}
+
+// A draft of what it was publishing is all that such a death may leave, and it is not kept.
+TEST_F(Killed, WhilePublishing) {
+  const PrepareOptions all = options("out", false, 1);
+  ASSERT_EQ(run(all, 20'000), 128 + SIGKILL);
+  write_file(str(all.out, "/", kPreparingName, ".4711.part"), "half");
+  write_file(str(all.out, "/", kTokensName, ".12.part"), "");
+  write_file(all.out + "/mine.part", "not a draft");
+  prepare(all);
+  const std::vector<std::string> names = names_in(all.out);
+  EXPECT_EQ(std::count_if(names.begin(), names.end(),
+                          [](const std::string& name) { return name.ends_with(".part"); }),
+            1)
+      << testing::PrintToString(names);
+  EXPECT_TRUE(std::filesystem::exists(all.out + "/mine.part"));
 }
 
 TEST_F(Killed, BetweenItsLastTwoSteps) {
