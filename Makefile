@@ -3,7 +3,7 @@
 # TORCH_DIR=…  a LibTorch 2.11 to 2.13 to use instead of the one in .venv
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test soak bench lint format clean
+.PHONY: help setup build train test soak bench package lint format clean
 export JOBS TORCH_DIR
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
 	@echo 'make bench    set up, build, and measure against the peers'
 	@echo 'make soak     set up, build, and run every test, the long matrices too'
+	@echo 'make package  set up, build, and make the Debian packages and a tarball in build/packages'
 	@echo 'make lint     format, include directions, file lengths'
 	@echo 'make format   clang-format every first-party source'
 	@echo 'make clean    remove the build folders (clean-all: the Python environments too)'
@@ -41,6 +42,9 @@ soak: build
 
 bench: build
 	@scripts/bench.sh
+
+package: build
+	@scripts/package.sh
 
 lint:
 	@scripts/setup.sh packages

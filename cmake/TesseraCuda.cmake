@@ -146,5 +146,5 @@ function(tessera_cuda_sources target stand_in)
     ${target} PUBLIC "$<BUILD_INTERFACE:${TESSERA_CUDART}>"
                      "$<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${CMAKE_INSTALL_LIBDIR}/libcudart_static.a>"
                      ${CMAKE_DL_LIBS} rt pthread)
-  install(FILES "${TESSERA_CUDART}" DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  install(FILES "${TESSERA_CUDART}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT training)
 endfunction()

@@ -1,8 +1,11 @@
 # cmake --install: find_package(tessera) for others, from wherever the prefix is moved to.
 #   find_package(tessera)                        tessera::tessera, needs LibTorch
 #   find_package(tessera COMPONENTS planning)    tessera::planning, no torch anywhere
+# Two components for cpack (cmake/TesseraPackage.cmake): planner, the programs that need no torch, and
+# training, all the rest.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME training)
 set(TESSERA_CMAKE_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/tessera")
 
 # The headers are those that the doors lead to when it is installed.
@@ -12,11 +15,14 @@ if(TESSERA_TORCH)
 endif()
 install(CODE "set(TESSERA_SOURCE \"${PROJECT_SOURCE_DIR}\")
 set(TESSERA_DOORS \"${doors}\")
-set(TESSERA_INCLUDE \"${CMAKE_INSTALL_INCLUDEDIR}\")")
-install(SCRIPT "${PROJECT_SOURCE_DIR}/cmake/InstallHeaders.cmake")
+set(TESSERA_INCLUDE \"${CMAKE_INSTALL_INCLUDEDIR}\")" COMPONENT training)
+install(SCRIPT "${PROJECT_SOURCE_DIR}/cmake/InstallHeaders.cmake" COMPONENT training)
 install(FILES "${PROJECT_BINARY_DIR}/generated/tessera/version.h"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/tessera")
-install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+foreach(component planner training)
+  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
+          DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT ${component})
+endforeach()
 
 # One file of targets per component, so that loading one never asks for the needs of another.
 install(TARGETS tessera_planning EXPORT tessera-planning
@@ -44,13 +50,16 @@ if(TESSERA_TORCH)
 endif()
 
 # The programs, where the cli room has declared them.
-foreach(program tessera_cli tessera_torch_cli tessera_dashboard_cli)
+foreach(program tessera_cli tessera_dashboard_cli)
   if(TARGET ${program})
-    install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+    install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT planner)
   endif()
 endforeach()
+if(TARGET tessera_torch_cli)
+  install(TARGETS tessera_torch_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()
 
-# What the program says of itself, as manual pages and as one page. Not where another machine's
+# What the program says of itself: completion, manual pages and one page. Not where another machine's
 # program cannot be run.
 find_program(TESSERA_PYTHON NAMES python3)
 if(TARGET tessera_cli AND TESSERA_PYTHON AND NOT CMAKE_CROSSCOMPILING)
@@ -64,7 +73,11 @@ foreach(page \"man;${CMAKE_INSTALL_MANDIR}/man1\" \"markdown;${CMAKE_INSTALL_DOC
   execute_process(COMMAND \"${TESSERA_PYTHON}\" \"${PROJECT_SOURCE_DIR}/scripts/cli_reference.py\"
                           \"\${kind}\" \"$<TARGET_FILE:tessera_cli>\" \"\${place}\"
                   ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
-endforeach()")
+endforeach()
+set(place \"\${prefix}/${CMAKE_INSTALL_DATADIR}/bash-completion/completions\")
+file(MAKE_DIRECTORY \"\${place}\")
+execute_process(COMMAND \"$<TARGET_FILE:tessera_cli>\" completion bash
+                OUTPUT_FILE \"\${place}/tessera\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT planner)
 endif()
 
 # Header-only packages that the torch-free rooms may link.
@@ -81,7 +94,7 @@ configure_package_config_file(
   "${PROJECT_BINARY_DIR}/generated/tesseraConfig.cmake"
   INSTALL_DESTINATION "${TESSERA_CMAKE_DIR}" NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/generated/tesseraConfigVersion.cmake"
-                                 COMPATIBILITY SameMinorVersion)
+                                 COMPATIBILITY SameMajorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/generated/tesseraConfig.cmake"
               "${PROJECT_BINARY_DIR}/generated/tesseraConfigVersion.cmake"
         DESTINATION "${TESSERA_CMAKE_DIR}")

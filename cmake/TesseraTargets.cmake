@@ -103,7 +103,9 @@ function(tessera_executable)
   if(torch)
     target_precompile_headers(${arg_NAME} REUSE_FROM tessera)
     # Said by name: INSTALL_RPATH_USE_LINK_PATH leaves out what lies in the source tree, as .venv does.
-    set_property(TARGET ${arg_NAME} APPEND PROPERTY INSTALL_RPATH "${LibTorch_LIBRARY_DIR}")
+    # First where a package looks for it (cmake/TesseraPackage.cmake).
+    set_property(TARGET ${arg_NAME} APPEND PROPERTY INSTALL_RPATH
+                 "$ORIGIN/../lib/tessera/torch/lib" "${LibTorch_LIBRARY_DIR}")
   endif()
   if(arg_OUTPUT)
     set_target_properties(${arg_NAME} PROPERTIES OUTPUT_NAME ${arg_OUTPUT})

@@ -56,8 +56,9 @@ int execute_sibling(const std::string& program, const std::string& how, const st
 
 int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
   return execute_sibling("tessera-torch",
-                         "It is built where LibTorch is found: run `make build`, or configure "
-                         "CMake with -DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>",
+                         "It is in the Debian package tessera; from sources it is built where "
+                         "LibTorch is found: run `make build`, or configure CMake with "
+                         "-DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>",
                          command, std::move(arguments));
 }
 

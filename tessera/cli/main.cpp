@@ -2,6 +2,7 @@
 // which takes this process over.
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <string>
 #include <vector>
@@ -61,8 +62,10 @@ int front(std::vector<char*> words) {
     return write_all(1, general_help()) ? 0 : 1;
   }
   if (first == "--version" || first == "-V") {
+    // A package of the planner alone may come from a build that has both.
     const std::string torch = TESSERA_TORCH_VERSION;
-    const std::string with = torch.empty() ? "without LibTorch" : "LibTorch " + torch;
+    const bool there = !torch.empty() && ::access(sibling("tessera-torch").c_str(), X_OK) == 0;
+    const std::string with = there ? "LibTorch " + torch : "without LibTorch";
     return write_all(1, str("tessera ", TESSERA_VERSION, " (", with, ")\n")) ? 0 : 1;
   }
   for (const CommandInfo& command : commands()) {

@@ -1,0 +1,43 @@
+# cpack runs it on what was installed, before it is packed: nothing may name the machine that built it,
+# and what Debian's policy wants is there.
+file(GLOB_RECURSE torch_programs "${CPACK_TEMPORARY_DIRECTORY}/*bin/tessera-torch")
+foreach(program ${torch_programs})
+  file(RPATH_CHANGE FILE "${program}"
+       OLD_RPATH "$ORIGIN/../lib:$ORIGIN/../lib/tessera/torch/lib:${CPACK_TESSERA_TORCH_LIBRARIES}"
+       NEW_RPATH "$ORIGIN/../lib:$ORIGIN/../lib/tessera/torch/lib")
+endforeach()
+file(GLOB_RECURSE libraries "${CPACK_TEMPORARY_DIRECTORY}/*.a")
+if(libraries)
+  execute_process(COMMAND strip --strip-debug --enable-deterministic-archives ${libraries}
+                  COMMAND_ERROR_IS_FATAL ANY)
+endif()
+if(NOT CPACK_GENERATOR STREQUAL "DEB")
+  return()
+endif()
+
+file(STRINGS "${CPACK_TESSERA_CHANGELOG}" heading REGEX "^## ${CPACK_PACKAGE_VERSION} \\(" LIMIT_COUNT 1)
+if(NOT heading MATCHES "\\(([0-9]+-[0-9]+-[0-9]+)\\)")
+  message(FATAL_ERROR "CHANGELOG.md: wanted \"## ${CPACK_PACKAGE_VERSION} (YYYY-MM-DD)\", got \"${heading}\"")
+endif()
+execute_process(COMMAND date -u -R -d "${CMAKE_MATCH_1}" OUTPUT_VARIABLE date
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+foreach(component ${CPACK_COMPONENTS_ALL})
+  string(TOUPPER "${component}" upper)
+  set(name "${CPACK_DEBIAN_${upper}_PACKAGE_NAME}")
+  set(share "${CPACK_TEMPORARY_DIRECTORY}/${component}/usr/share")
+  if(NOT name STREQUAL "tessera")  # the folder of documents has the name of the package
+    file(RENAME "${share}/doc/tessera" "${share}/doc/${name}")
+  endif()
+  set(docs "${share}/doc/${name}")
+  file(READ "${docs}/LICENSE" licence)
+  file(WRITE "${docs}/copyright" "Tessera, the whole of it:\n\n${licence}")
+  file(REMOVE "${docs}/LICENSE")
+  file(WRITE "${docs}/changelog" "${name} (${CPACK_PACKAGE_VERSION}) unstable; urgency=medium
+
+  * CHANGELOG.md has what this version brought.
+
+ -- ${CPACK_PACKAGE_CONTACT}  ${date}
+")
+  file(GLOB manuals "${share}/man/man1/*.1")
+  execute_process(COMMAND gzip -9nf "${docs}/changelog" ${manuals} COMMAND_ERROR_IS_FATAL ANY)
+endforeach()

@@ -1,0 +1,6 @@
+# cpack reads it once for each kind of package: a .deb per component, one tarball of all.
+if(CPACK_GENERATOR STREQUAL "DEB")
+  set(CPACK_COMPONENTS_GROUPING IGNORE)
+else()
+  set(CPACK_ARCHIVE_COMPONENT_INSTALL ON)
+endif()

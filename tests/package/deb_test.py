@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""The planner's Debian package, made from what is built, unpacked into an empty root and run there.
+
+  deb_test.py BUILD CPACK               the root gets the files of the packages it depends on, no more
+  deb_test.py BUILD CPACK debootstrap   a fresh Debian instead, where apt installs all packages (soak)
+
+A line "skipped: why" is for ctest.
+"""
+
+import gzip
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+
+def run(*command, status=0, **options):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, timeout=1800, **options)
+    if status is not None and done.returncode != status:
+        sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}, wanted {status}\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+def check(good, problem):
+    if not good:
+        sys.exit(problem)
+
+
+def skip(why):
+    print(f"skipped: {why}")
+    sys.exit(0)
+
+
+def depended(names):
+    """The packages of this machine that these lead to, by Depends and Pre-Depends."""
+    found, left = set(), list(names)
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        form = "${db:Status-Status}|${Depends}, ${Pre-Depends}\n"
+        asked = subprocess.run(["dpkg-query", "-W", "-f", form, name], capture_output=True, text=True)
+        if asked.stdout.startswith("installed|"):  # else another of its alternatives is
+            found.add(name)
+            left += re.findall(r"[,|]\s*([a-z0-9][a-z0-9+.-]+)", asked.stdout.splitlines()[0])
+    return found
+
+
+def copy_libraries(packages, root):
+    """Shared libraries and nothing else, as links lead to them too."""
+    for line in run("dpkg", "-L", *sorted(packages)).splitlines():
+        path = pathlib.Path(line)
+        if re.search(r"\.so(\.|$)", path.name) and path.is_file():
+            place = root / path.relative_to("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, place)
+    for name in ("lib", "lib64"):  # links on a system whose /usr is merged
+        if pathlib.Path("/" + name).is_symlink() and not (root / name).exists():
+            (root / name).symlink_to("usr/" + name)
+        elif (root / name).is_dir() and pathlib.Path("/" + name).is_symlink():
+            shutil.copytree(root / name, root / "usr" / name, dirs_exist_ok=True)
+            shutil.rmtree(root / name)
+            (root / name).symlink_to("usr/" + name)
+
+
+def check_contents(root, version, tree):
+    """What lintian looks at first."""
+    programs = [root / "usr/bin" / name for name in ("tessera", "tessera-dashboard")]
+    for program in programs:
+        told = run("readelf", "-W", "-S", "-d", program)
+        check(".debug_info" not in told, f"{program.name} is not stripped")
+        check(str(tree) not in told, f"{program.name} names the tree it was built in")
+        check("torch" not in told, f"{program.name} wants torch:\n{told}")
+        check(not re.search(r"libmpi", told), f"{program.name} wants MPI")
+    docs = root / "usr/share/doc/tessera-planner"
+    check("MIT License" in (docs / "copyright").read_text(), "no licence in copyright")
+    log = gzip.open(docs / "changelog.gz", "rt").read()
+    check(re.match(rf"tessera-planner \({re.escape(version)}\) \S+; urgency=\w+\n", log)
+          and re.search(r"^ -- .+ <.+>  \w{3}, \d\d \w{3} \d{4} ", log, re.MULTILINE), log)
+    manuals = sorted((root / "usr/share/man/man1").glob("*"))
+    check({"tessera.1.gz", "tessera-plan.1.gz"} <= {page.name for page in manuals}, f"{manuals}")
+    for page in manuals:
+        text = gzip.open(page, "rt").read()
+        check(text.startswith(".TH ") and f'"tessera {version}"' in text, f"{page.name}: {text[:80]}")
+    for path in (root / "usr").rglob("*"):
+        mode = path.lstat().st_mode & 0o7777
+        wanted = 0o755 if path.is_dir() or path in programs else 0o644
+        check(mode == wanted, f"{path.relative_to(root)} has mode {mode:o}, wanted {wanted:o}")
+    if shutil.which("bash"):
+        script = root / "usr/share/bash-completion/completions/tessera"
+        said = run("bash", "-c", f". {script}; COMP_WORDS=(tessera pla); COMP_CWORD=1; _tessera; "
+                   "echo ${COMPREPLY[@]}")
+        check(said.strip() == "plan", f"completes \"pla\" to {said!r}")
+
+
+def chroot(root):
+    """The words before a command that run it in `root`, with a /proc of its own."""
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "tmp").mkdir(exist_ok=True)
+    inside = f'mount -t proc proc "{root}/proc" && exec chroot "{root}" "$@"'
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    if os.geteuid() != 0:
+        words.append("--map-root-user")
+    return words + ["sh", "-c", inside, "sh"]
+
+
+def check_programs(inside, version):
+    """The commands of the planner, where nothing but the package and its dependencies is."""
+    tessera = [*inside, "/usr/bin/tessera"]
+    check(run(*tessera, "--version") == f"tessera {version} (without LibTorch)\n", "another version")
+    told = run(*tessera, "plan", "--params", "175B", "--tp", "8", "--pp", "4", "--dp", "8", "--zero", "2",
+               "--layout", "bf16-nomaster", "--hardware", "a100-80")
+    check("10.9 GB" in told, f"plan says:\n{told}")
+    check("bubble 27.3%" in run(*tessera, "explain", "schedule", "--stages", "4", "--micro-batches", "8",
+                                "--schedule", "1f1b"), "explain schedule has another bubble")
+    run(*tessera, "simulate", "--model", "gpt2-xl", "--dp", "8", "--hardware", "a100-80")
+    told = run(*tessera, "train", status=1)
+    check("package tessera" in told and "tessera-torch" in told, f"train says:\n{told}")
+    check("Try: tessera plan --help" in run(*tessera, "plan", "--nonsense", status=2), "no advice")
+    server = subprocess.Popen([*tessera, "dashboard"], stdout=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
+        check(address, "the dashboard prints no address")
+        about = urllib.request.urlopen(address[0] + "/api/about", timeout=20).read().decode()
+        check(version in about, f"the dashboard says {about}")
+        page = urllib.request.urlopen(address[0] + "/", timeout=20).read().decode()
+        check("<html" in page, f"the dashboard serves {page[:200]}")
+    finally:
+        server.kill()
+
+
+def in_fresh_debian(debs, folder, version):
+    if not shutil.which("debootstrap") or os.geteuid() != 0:
+        skip("a fresh Debian takes root and debootstrap (Debian: debootstrap)")
+    root = folder / "debian"
+    suite = run("sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME").strip()
+    run("debootstrap", "--variant=minbase", suite, root)
+    for deb in debs:
+        shutil.copy(deb, root / "tmp")
+    inside = chroot(root)
+    run(*inside, "apt-get", "-q", "install", "-y", "--no-install-recommends",
+        *(f"/tmp/{deb.name}" for deb in debs if "planner" in deb.name))
+    check_programs(inside, version)
+    run(*inside, "apt-get", "-q", "install", "-y", "--no-install-recommends", "lintian")
+    run(*inside, "lintian", "--allow-root", "--fail-on", "error",
+        "--suppress-tags", "bogus-mail-host,no-changelog,embedded-library",
+        *(f"/tmp/{deb.name}" for deb in debs if "planner" in deb.name))
+    others = [f"/tmp/{deb.name}" for deb in debs if "planner" not in deb.name]
+    if others:
+        told = run(*inside, "apt-get", "-q", "install", "-y", "--no-install-recommends", *others)
+        check("ln -s" in told, f"the package tessera does not say where LibTorch goes:\n{told}")
+        run(*inside, "apt-get", "-q", "remove", "-y", "tessera-planner")
+        left = [path for path in (root / "usr").rglob("*tessera*") if path.name != "tessera"]
+        check(not left, f"left behind: {left}")
+
+
+def main():
+    build, cpack, fresh = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], "debootstrap" in sys.argv
+    for program in ("dpkg-deb", "dpkg-shlibdeps", "readelf", "strip"):
+        if not shutil.which(program):
+            skip(f"{program} is missing (Debian: dpkg-dev binutils)")
+    version = re.search(r"\d+\.\d+\.\d+", run(build / "bin/tessera", "--version"))[0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        words = [] if fresh else ["-D", "CPACK_COMPONENTS_ALL=planner"]
+        run(cpack, "-G", "DEB", *words, "--config", build / "CPackConfig.cmake", "-B", folder / "out")
+        debs = sorted((folder / "out").glob("*.deb"))
+        if fresh:
+            in_fresh_debian(debs, folder, version)
+            return
+        check(len(debs) == 1, f"wanted one package, got {debs}")
+        field = {key: run("dpkg-deb", "-f", debs[0], key).strip()
+                 for key in ("Package", "Version", "Architecture", "Depends", "Description", "Maintainer")}
+        check(field["Package"] == "tessera-planner" and field["Version"] == version, f"{field}")
+        check(field["Architecture"] == run("dpkg", "--print-architecture").strip(), f"{field}")
+        depends = re.findall(r"(?:^|, )([a-z0-9+.-]+)", field["Depends"])
+        check("libc6" in depends and "libstdc++6" in depends, f"Depends: {field['Depends']}")
+        check(not re.search("torch|mpi", field["Depends"]), f"Depends: {field['Depends']}")
+        root = folder / "root"
+        run("dpkg-deb", "-x", debs[0], root)
+        check_contents(root, version, pathlib.Path(__file__).resolve().parents[2])
+        copy_libraries(depended(depends), root)
+        inside = chroot(root)
+        if subprocess.run([*inside, "/usr/bin/tessera", "--version"], capture_output=True).returncode != 0:
+            why = run(*inside, "/usr/bin/tessera", "--version", status=None).strip()
+            if re.search("unshare|mount", why):
+                skip(f"the package is well, but no chroot can be had here: {why}")
+            sys.exit(why)
+        check_programs(inside, version)
+        print(f"{debs[0].name}, with {', '.join(depends)}")
+
+
+if __name__ == "__main__":
+    main()
