@@ -4,7 +4,7 @@
 include_guard(GLOBAL)
 
 set(TESSERA_WEB_DIR "${PROJECT_BINARY_DIR}/web")
-set(TESSERA_WEB_FILES index.html page.js page.css icon.svg inter.woff2)
+set(TESSERA_WEB_FILES index.html page.js others.js page.css icon.svg inter.woff2)
 list(TRANSFORM TESSERA_WEB_FILES PREPEND "${TESSERA_WEB_DIR}/" OUTPUT_VARIABLE TESSERA_WEB_OUTPUTS)
 
 file(GLOB_RECURSE tessera_web_sources CONFIGURE_DEPENDS

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the page of `tessera dashboard` out of web/ into a folder: index.html, page.js, page.css,
-# icon.svg and inter.woff2, always these five. Where there is no Node.js, or its packages cannot be
+# Builds the page of `tessera dashboard` out of web/ into a folder: index.html, page.js, others.js,
+# page.css, icon.svg and inter.woff2, always these six. Where there is no Node.js, or its packages cannot be
 # had, index.html says what is missing, the others are empty, and the next build tries again: the
 # rest of Tessera does not wait for it.
 #   scripts/web.sh DIR
@@ -11,7 +11,7 @@ mkdir -p "$1"
 out="$(cd "$1" && pwd)"
 cd "$root/web"
 log="$out/build.log"
-files=(index.html page.js page.css icon.svg inter.woff2)
+files=(index.html page.js others.js page.css icon.svg inter.woff2)
 
 missing() {
   say "the page of tessera dashboard is left out: $*"

@@ -1,6 +1,6 @@
 import { defineConfig } from "vite";
 
-// Five files of fixed names, which the program carries inside: see scripts/web.sh.
+// Six files of fixed names, which the program carries inside: see scripts/web.sh.
 const named = (asset) => {
   const name = asset.names?.[0] ?? "";
   if (name.endsWith(".css")) return "page.css";
@@ -20,7 +20,11 @@ export default defineConfig({
     reportCompressedSize: false,
     cssCodeSplit: false,
     rollupOptions: {
-      output: { entryFileNames: "page.js", inlineDynamicImports: true, assetFileNames: named },
+      output: {
+        entryFileNames: "page.js",
+        chunkFileNames: "[name].js",
+        assetFileNames: named,
+      },
     },
   },
 });

@@ -6,7 +6,7 @@ import zlib from "node:zlib";
 import { check, expect, here, note, root, same } from "./harness.mjs";
 
 const LIMIT = 400_000; // bytes, gzipped
-const FILES = ["index.html", "page.js", "page.css", "icon.svg", "inter.woff2"];
+const FILES = ["index.html", "page.js", "others.js", "page.css", "icon.svg", "inter.woff2"];
 
 const read = (...parts) => fs.readFileSync(path.join(root, ...parts), "utf8");
 
@@ -29,7 +29,7 @@ export async function checkSources(web) {
     expect(all <= LIMIT, `${all} bytes`);
     const html = fs.readFileSync(path.join(web, "index.html"), "utf8");
     expect(!/<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=/.test(html), "inline script or style");
-    for (const f of ["index.html", "page.js", "page.css"]) {
+    for (const f of ["index.html", "page.js", "others.js", "page.css"]) {
       const text = fs.readFileSync(path.join(web, f), "utf8");
       const others = [...text.matchAll(/https?:\/\/[a-z0-9.-]+/gi)]
         .map((m) => m[0])

@@ -55,6 +55,26 @@ const refusal = (error: unknown): Refusal =>
     ? error.refusal
     : { message: "The server does not answer. Is `tessera dashboard` still running?" };
 
+// Questions under way or answered, so that a page may be shown when its first answers are there.
+let open = 0;
+const idle = new Set<() => void>();
+async function counted<T>(asking: Promise<T>): Promise<T> {
+  open++;
+  try {
+    return await asking;
+  } finally {
+    // What was waited for is drawn first.
+    setTimeout(() => {
+      if (--open === 0) for (const tell of [...idle]) tell();
+    });
+  }
+}
+export const answered = (): Promise<void> =>
+  new Promise((done) => {
+    if (open === 0) done();
+    else idle.add(done);
+  });
+
 // The answer to the latest question. While one is under way the newest waits and the others are
 // dropped, so a slider that is dragged neither queues requests nor starves. The last good answer
 // stays until the next.
@@ -85,7 +105,7 @@ export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T
       while (asked !== wanted.current && alive.current) {
         asked = wanted.current;
         try {
-          next = { data: await post<T>(path, JSON.parse(asked)), error: undefined, busy: false };
+          next = { data: await counted(post<T>(path, JSON.parse(asked))), error: undefined, busy: false };
         } catch (error) {
           next = { data: undefined, error: refusal(error), busy: false };
         }
@@ -127,10 +147,14 @@ export interface About {
   schedules: string[];
 }
 
-let about: Promise<About> | undefined;
+// Asked for at once: every view has lists of what there is.
+let about: Promise<About> | undefined = counted(get<About>("api/about"));
+let known: About | undefined;
+about.then((it) => (known = it)).catch(() => (about = undefined));
 export function useAbout(): About | undefined {
-  const [value, setValue] = useState<About>();
+  const [value, setValue] = useState<About | undefined>(known);
   useEffect(() => {
+    if (value) return;
     about ??= get<About>("api/about");
     about.then(setValue, () => {
       about = undefined;

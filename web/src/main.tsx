@@ -3,30 +3,33 @@ import "uplot/dist/uPlot.min.css";
 import "./palette.css";
 import "./page.css";
 import "./pictures.css";
+import { signal } from "@preact/signals";
 import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { useAbout } from "./api";
-import { address, route, VIEWS, type ViewId } from "./route";
+import { answered, useAbout } from "./api";
+import { address, route, VIEWS } from "./route";
 import { theme, toggleTheme } from "./theme";
-import { CollectivesView } from "./views/collectives";
-import { LiveView } from "./views/live";
 import { MemoryView } from "./views/memory";
-import { PipelineView } from "./views/pipeline";
-import { PlanView } from "./views/plan";
-import { ScalingView } from "./views/scaling";
-import { SyncView } from "./views/sync";
-import { TraceView } from "./views/trace";
 
-const SHOWN: Record<ViewId, () => preact.JSX.Element> = {
-  memory: MemoryView,
-  scaling: ScalingView,
-  collectives: CollectivesView,
-  pipeline: PipelineView,
-  plan: PlanView,
-  live: LiveView,
-  sync: SyncView,
-  trace: TraceView,
-};
+type Others = typeof import("./views/others");
+const others = signal<Others | undefined>(undefined);
+const lost = signal(false);
+async function loadOthers(): Promise<void> {
+  try {
+    others.value = await import("./views/others");
+    lost.value = false;
+  } catch {
+    lost.value = true; // asked again with the next view
+  }
+}
+
+function Waiting() {
+  return (
+    <p class="empty-note" role="status">
+      {lost.value ? "The server does not answer. Is `tessera dashboard` still running?" : "Loading…"}
+    </p>
+  );
+}
 
 function Page() {
   const { view } = route.value;
@@ -36,13 +39,14 @@ function Page() {
   const name = VIEWS.find((v) => v.id === view)?.name ?? "";
   useEffect(() => {
     document.title = `${name} · Tessera`;
+    if (view !== "memory" && lost.value) void loadOthers();
     if (!first.current) {
       scrollTo(0, 0);
       main.current?.focus({ preventScroll: true });
     }
     first.current = false;
   }, [view]);
-  const Shown = SHOWN[view];
+  const Shown = view === "memory" ? MemoryView : (others.value?.[view] ?? Waiting);
   const other = theme.value === "dark" ? "light" : "dark";
   return (
     <>
@@ -85,5 +89,17 @@ function Page() {
   );
 }
 
+// Laid out and painted once, with the first answers in it and in its own letters: both are a few
+// milliseconds away. Who is not answered soon sees the page without them.
+async function open(root: HTMLElement): Promise<void> {
+  root.hidden = true;
+  const first = route.value.view === "memory";
+  const needed = first ? undefined : loadOthers();
+  render(<Page />, root);
+  const there = Promise.all([document.fonts.load("1em 'Inter Variable'"), needed]).then(answered);
+  await Promise.race([there, new Promise((done) => setTimeout(done, 200))]);
+  root.hidden = false;
+  if (first) setTimeout(() => void loadOthers(), 300);
+}
 const root = document.getElementById("page");
-if (root) render(<Page />, root);
+if (root) void open(root);
