@@ -43,6 +43,7 @@ packages=(
   "libbrotli-dev brotli/encode.h"
   "libzstd-dev zstd.h"
   "iproute2 ip"
+  "dpkg-dev dpkg-shlibdeps"
 )
 
 # The system's Python, not one that a version manager put in front of it: Debian's python3-venv

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""What holds the documents together: every page is in mkdocs.yml and in docs/README.md, every link leads
+to a file and to a heading in it, one version stands everywhere, and the scripts, goals and presets that
+the CI file and the container recipe call are there."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+problems = []
+
+
+def check(good, problem):
+    if not good:
+        problems.append(problem)
+
+
+def text_of(name):
+    return (ROOT / name).read_text()
+
+
+def without_code(text):
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """As GitHub and mkdocs name headings."""
+    names = set()
+    for heading in re.findall(r"^#+ +(.+)$", without_code(path.read_text()), re.MULTILINE):
+        heading = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        names.add(re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-"))
+    return names
+
+
+def check_pages():
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    listed = re.findall(r": ([\w-]+\.md)$", text_of("mkdocs.yml"), re.MULTILINE)
+    check(len(listed) == len(set(listed)), f"mkdocs.yml has pages twice: {sorted(listed)}")
+    check(set(listed) == pages, f"only in mkdocs.yml: {set(listed) - pages}; only in docs/: {pages - set(listed)}")
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", text_of("docs/README.md"))) | {"README.md"}
+    check(linked == pages, f"docs/README.md leaves out {pages - linked}")
+
+
+def check_links():
+    count = 0
+    documents = [*sorted((ROOT / "docs").glob("*.md")),
+                 *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+    for document in documents:
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_code(document.read_text())):
+            if "://" in target:
+                continue
+            count += 1
+            name, _, anchor = target.partition("#")
+            path = document.parent / name if name else document
+            where = f"{document.relative_to(ROOT)} links to {target}"
+            if not path.exists():
+                problems.append(f"{where}: no such file")
+            elif anchor and path.suffix == ".md":
+                check(anchor in anchors(path), f"{where}: no such heading")
+    check(count > 100, f"only {count} links were found")
+    return count
+
+
+def check_versions():
+    version = re.search(r"^project\(tessera VERSION (\S+)", text_of("CMakeLists.txt"), re.MULTILINE)[1]
+    check(f"\nversion: {version}\n" in text_of("CITATION.cff"), f"CITATION.cff has not {version}")
+    newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", text_of("CHANGELOG.md"), re.MULTILINE)
+    check(newest and newest[1] == version, f"CHANGELOG.md begins with {newest and newest[0]}")
+    check(newest and f"\ndate-released: {newest[2]}\n" in text_of("CITATION.cff"), "another date in CITATION.cff")
+    for found in re.findall(r"tessera(?:-planner)?[_-](\d+\.\d+\.\d+)", text_of("docs/install.md")):
+        check(found == version, f"docs/install.md names version {found}")
+
+
+def check_recipes():
+    goals = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.MULTILINE))
+    options = set(re.findall(r"(?:option\(|set\()(TESSERA_\w+)", text_of("CMakeLists.txt")))
+    for name in ("Containerfile", ".github/workflows/ci.yml", ".ci/run"):
+        text = re.sub(r"^\s*#.*$", "", text_of(name), flags=re.MULTILINE)
+        for goal in re.findall(r"\bmake ([a-z]+)\b(?! +&& *scripts)", text):
+            check(goal in goals, f"{name}: the Makefile has no goal {goal}")
+        for script in re.findall(r"(?<![\w/])((?:scripts|\.ci)/[\w.]+)", text):
+            path = ROOT / script
+            check(path.exists() and path.stat().st_mode & 0o100, f"{name}: {script} cannot be run")
+        for option in re.findall(r"-D(TESSERA_\w+)=", text):
+            check(option in options, f"{name}: CMakeLists.txt has no option {option}")
+        if name == "Containerfile":
+            stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
+            for used in re.findall(r"--from=(\S+)", text):
+                check(used in stages, f"{name}: no stage {used}")
+
+
+def main():
+    check_pages()
+    links = check_links()
+    check_versions()
+    check_recipes()
+    if problems:
+        sys.exit("\n".join(problems))
+    print(f"{links} links")
+
+
+if __name__ == "__main__":
+    main()
