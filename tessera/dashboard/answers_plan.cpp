@@ -133,40 +133,28 @@ std::string plan_answer(const Knowledge& known, Ask& ask) {
                    {{"command", ask.command("plan")}});
 }
 
-Json zero_answer(const Knowledge& known, Ask& ask) {
+std::string zero_answer(const Knowledge& known, Ask& ask) {
   const bool modelled = ask.has("model") || ask.has("layers") || ask.has("hidden");
   if (!modelled) ask.otherwise("params", "7B");
   if (!ask.has("gpus") && !ask.has("nodes")) ask.otherwise("dp", "8");
   const planner::Question settled = ask.question(known.catalogue, known.limits);
   const auto stages = planner::compare_stages(settled);
-  Json json = Json::parse(planner::to_json(stages));
   Json from = Json::object(), formulas = Json::array();
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    const planner::StageAnswer& s = stages[i];
-    Json& row = json["stages"][i];
-    row["needed"] = std::llround(std::min(s.plan.needed(), 9e18));
-    row["margin"] = std::llround(std::clamp(s.plan.margin, -9e18, 9e18));
-    const planner::Memory& whole = s.plan.assumed ? s.plan.assumed->memory : s.plan.memory;
-    // Of a model known by its size alone: what one of about that size would need besides.
-    if (s.plan.assumed) {
-      row["assumed"] = {{"activations", std::llround(whole.activations)},
-                        {"buffers", std::llround(whole.buffers)},
-                        {"temporary", std::llround(whole.temporary)},
-                        {"total", std::llround(whole.total())}};
-    }
+  for (const planner::StageAnswer& s : stages) {
     from[std::to_string(s.stage)] = fits_from(settled, s.stage, 1 << 16);
     formulas.push_back({{"stage", s.stage}, {"text", stage_formula(s)}});
   }
-  json["capacity"] = planner::usable_memory(settled.hardware);
-  json["capacity_total"] = settled.hardware.memory;
-  json["hardware"] = settled.hardware.name;
-  json["layout_bytes"] = {{"param", settled.layout.param},
-                          {"grad", settled.layout.grad},
-                          {"optimizer", settled.layout.optimizer()}};
-  json["fits_from_dp"] = std::move(from);
-  json["formula"] = std::move(formulas);
-  json["command"] = ask.command("explain zero");
-  return json;
+  return with_more(planner::to_json(stages),
+                   {{"capacity", planner::usable_memory(settled.hardware)},
+                    {"capacity_total", settled.hardware.memory},
+                    {"hardware", settled.hardware.name},
+                    {"layout_bytes",
+                     {{"param", settled.layout.param},
+                      {"grad", settled.layout.grad},
+                      {"optimizer", settled.layout.optimizer()}}},
+                    {"fits_from_dp", std::move(from)},
+                    {"formula", std::move(formulas)},
+                    {"command", ask.command("explain zero")}});
 }
 
 }  // namespace tessera::dashboard

@@ -2,6 +2,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/json.h"
 
 namespace tessera::dashboard {
 namespace {
@@ -24,9 +25,8 @@ std::string field_of(const std::string& message) {
 }  // namespace
 
 std::string with_more(std::string object, const Json& more) {
-  object.back() = ',';
-  object.append(more.dump(-1, ' ', false, Json::error_handler_t::replace), 1);
-  return object;
+  return planner::merged(std::move(object),
+                         more.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 Answer guarded_answer(const std::function<Answer()>& body) {

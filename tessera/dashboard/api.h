@@ -48,14 +48,13 @@ Json openapi(const std::vector<Route>& routes);
 // rest.
 Answer guarded_answer(const std::function<Answer()>& body);
 
-// The text of one JSON object with those of another behind its own: parsing what was just printed
-// would take longer than all the rest.
+// As planner::merged.
 std::string with_more(std::string object, const Json& more);
 
 // In the order of the views.
 Json about_answer(const Knowledge& known, Ask& ask);
-std::string plan_answer(const Knowledge& known, Ask& ask);  // JSON
-Json zero_answer(const Knowledge& known, Ask& ask);
+std::string plan_answer(const Knowledge& known, Ask& ask);  // as text
+std::string zero_answer(const Knowledge& known, Ask& ask);
 Json scaling_answer(const Knowledge& known, Ask& ask);
 Json simulate_answer(const Knowledge& known, Ask& ask);
 Json collective_answer(const Knowledge& known, Ask& ask);

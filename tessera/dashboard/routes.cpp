@@ -107,7 +107,7 @@ std::vector<Route> all_routes() {
        {"stages", "owners", "capacity", "fits_from_dp", "formula", "command"},
        {{"params", "7B"}, {"dp", 8}},
        false,
-       printed(zero_answer)},
+       zero_answer},
       {"POST",
        "/api/scaling",
        "throughput against dp, by the simple law and by the simulator",

@@ -7,6 +7,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -62,48 +63,60 @@ class Counted {
   std::atomic<int>& count_;
 };
 
-// Long calculations take turns: a few at once, a few more wait, the rest are refused.
+// Calculations take turns in the order in which they came: a few at once, some more wait, the rest
+// are refused.
 class Turns {
  public:
-  explicit Turns(int most) : most_(most) {}
+  Turns(int most, std::size_t most_waiting) : most_(most), most_waiting_(most_waiting) {}
   void enter() {
     std::unique_lock lock(mutex_);
-    if (waiting_ >= kMostWaiting) {
+    if (busy_ < most_) {
+      ++busy_;
+      return;
+    }
+    if (waiting_.size() >= most_waiting_) {
       throw Unavailable("too many calculations wait already; try again in a moment");
     }
-    ++waiting_;
-    const bool came = free_.wait_for(lock, kPatience, [&] { return busy_ < most_; });
-    --waiting_;
-    if (!came) throw Unavailable("other calculations take too long; try again in a moment");
-    ++busy_;
+    Waiter self;
+    const auto place = waiting_.insert(waiting_.end(), &self);
+    if (self.called.wait_for(lock, kPatience, [&] { return self.turn; })) return;
+    waiting_.erase(place);
+    throw Unavailable("other calculations take too long; try again in a moment");
   }
+  // Whose turn it is next goes on in our place.
   void leave() {
     const std::lock_guard lock(mutex_);
-    --busy_;
-    free_.notify_one();
+    if (waiting_.empty()) {
+      --busy_;
+      return;
+    }
+    Waiter& next = *waiting_.front();
+    waiting_.pop_front();
+    next.turn = true;
+    next.called.notify_one();
   }
 
  private:
-  static constexpr int kMostWaiting = 16;
   static constexpr std::chrono::seconds kPatience{30};
+  struct Waiter {
+    std::condition_variable called;
+    bool turn = false;
+  };
   std::mutex mutex_;
-  std::condition_variable free_;
-  int most_, busy_ = 0, waiting_ = 0;
+  std::list<Waiter*> waiting_;
+  int most_, busy_ = 0;
+  std::size_t most_waiting_;
 };
 
 class Turn {
  public:
-  explicit Turn(Turns* turns) : turns_(turns) {
-    if (turns_ != nullptr) turns_->enter();
-  }
-  ~Turn() {
-    if (turns_ != nullptr) turns_->leave();
-  }
+  explicit Turn(Turns& turns) : turns_(turns) { turns_.enter(); }
+  ~Turn() { turns_.leave(); }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 
  private:
-  Turns* turns_;
+  Turns& turns_;
 };
 
 class CountedEvents : public EventSource {
@@ -136,7 +149,7 @@ std::int64_t query_number(const Request& request, const std::string& key, std::i
 class Dashboard {
  public:
   explicit Dashboard(SiteOptions options)
-      : options_(std::move(options)), turns_(options_.most_heavy) {
+      : options_(std::move(options)), heavy_(options_.most_heavy, kMostWaiting) {
     const std::vector<Route> routes = all_routes();
     description_ = openapi(routes).dump();
     for (const Route& route : routes) {
@@ -186,7 +199,7 @@ class Dashboard {
     std::string text;
     const bool repeats = route.path != "/api/sync";  // that one measures
     if (repeats && remembered_.find(key, text)) return told(text);
-    const Turn turn(route.heavy ? &turns_ : nullptr);
+    const Turn turn(route.heavy ? heavy_ : light_);
     Ask ask(request.body);
     text = route.answer(options_.known, ask);
     if (repeats) remembered_.put(key, text);
@@ -225,7 +238,11 @@ class Dashboard {
   std::map<std::string, Route> calculators_;
   std::string description_;
   Remembered remembered_;
-  Turns turns_;
+  // [Note: light questions] Each connection has a thread, and all at once they would get the
+  // processor in slices, so that some answers take many times as long as others: one for each core,
+  // and one that begins while another ends.
+  static constexpr std::size_t kMostWaiting = 16;
+  Turns heavy_, light_{static_cast<int>(std::thread::hardware_concurrency()) + 1, 1 << 16};
   std::atomic<int> listeners_{0};
 };
 

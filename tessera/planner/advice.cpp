@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
+#include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/changes.h"
@@ -18,17 +20,6 @@ using Lines = std::vector<std::string>;
 // What a change must gain to be told, and what it may cost in time if it gains memory alone.
 constexpr double kRealGain = 0.02, kNoLoss = 0.002;
 constexpr std::size_t kMostAdvice = 4;
-
-Advice promise(const Plan& plan, const Change& change) {
-  Advice advice;
-  advice.flags = change.flags;
-  advice.family = change.family;
-  advice.seconds = plan.time.step() - change.step;
-  advice.bytes = plan.needed() - change.needed;
-  advice.sent = plan.traffic.total() - change.sent;
-  advice.fits = change.fits;
-  return advice;
-}
 
 double time_share(const Plan& plan, const Advice& advice) {
   const double step = plan.time.step();
@@ -83,6 +74,35 @@ bool worth_telling(const Plan& plan, const Advice& advice) {
   if (!plan.fits) return true;
   if (time_share(plan, advice) >= kRealGain) return true;
   return memory_share(plan, advice) >= kRealGain && time_share(plan, advice) >= -kNoLoss;
+}
+
+// [Note: advice, quickly] What a change brings; nothing where that is not worth telling, or not
+// more than the best of its kind. Most changes are seen to be neither by their memory and by a time
+// that they cannot be below, so that few steps are timed.
+std::optional<Advice> promise(const Plan& plan, const Change& change, const Advice* best) {
+  constexpr double kRounding = 1e-9;
+  try {
+    const Question q = settle(change.question);
+    const double now = plan.time.step(), needed = needed_memory(q);
+    Advice advice{"", change.flags, change.family};
+    advice.bytes = plan.needed() - needed;
+    advice.fits = needed <= usable_memory(q.hardware);
+    if (!advice.fits) return std::nullopt;
+    if (!q.state_only()) {
+      const Step step = describe_step(q);
+      const double least = least_step_time(step) * (1 - kRounding);
+      const bool lighter = memory_share(plan, advice) >= kRealGain;
+      if (plan.fits && least > now * (lighter ? 1 + kNoLoss : 1 - kRealGain)) return std::nullopt;
+      if (best != nullptr && least > now - best->seconds + kNoLoss * now) return std::nullopt;
+      advice.seconds = now - step_time(step).step();
+    }
+    if (!worth_telling(plan, advice)) return std::nullopt;
+    if (best != nullptr && !better(plan, advice, *best)) return std::nullopt;
+    advice.sent = plan.traffic.total() - traffic_of(q).total();
+    return advice;
+  } catch (const UsageError&) {  // it cannot be
+    return std::nullopt;
+  }
 }
 
 void about_memory(const Plan& plan, Lines& out) {
@@ -207,10 +227,9 @@ std::vector<Advice> advice_for(const Plan& plan) {
   for (const Change& change : possible_changes(plan.question)) {
     // Sharper means where a gentle one does are no advice.
     if (change.family == "all" && (plan.fits || !best.empty())) continue;
-    Advice advice = promise(plan, change);
-    if (!worth_telling(plan, advice)) continue;
-    const auto [at, first] = best.try_emplace(change.family, advice);
-    if (!first && better(plan, advice, at->second)) at->second = advice;
+    const auto at = best.find(change.family);
+    const Advice* const so_far = at == best.end() ? nullptr : &at->second;
+    if (auto advice = promise(plan, change, so_far)) best[change.family] = std::move(*advice);
   }
   std::vector<Advice> all;
   for (auto& [family, advice] : best) all.push_back(std::move(advice));

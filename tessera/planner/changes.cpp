@@ -4,10 +4,8 @@
 #include <cmath>
 #include <functional>
 
-#include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 
 namespace tessera::planner {
@@ -37,18 +35,8 @@ class Changes {
 };
 
 void Changes::add(const char* family, std::string flags, const Edit& edit) {
-  Change change{family, std::move(flags), q_};
+  Change& change = all_.emplace_back(Change{family, std::move(flags), q_});
   edit(change.question);
-  try {
-    change.question = settle(change.question);
-    if (!q_.state_only()) change.step = step_time(change.question).step();
-    change.needed = needed_memory(change.question);
-    change.sent = traffic_of(change.question).total();
-  } catch (const UsageError&) {
-    return;  // it cannot be
-  }
-  change.fits = change.needed <= usable_memory(change.question.hardware);
-  all_.push_back(std::move(change));
 }
 
 void Changes::stages() {

@@ -7,18 +7,14 @@
 
 namespace tessera::planner {
 
-// A change of flags that keeps model, devices and global batch, planned again.
+// A change of flags that keeps model, devices and global batch.
 struct Change {
   std::string family;  // what kind it is: of one kind only the best is worth telling
   std::string flags;   // as they are typed, over what was asked: "--zero 1"
-  Question question;   // settled, with them
-  double step = 0;     // seconds; 0 for a model known by its size alone
-  double needed = 0;   // bytes of the most loaded rank
-  double sent = 0;     // bytes of a rank and step
-  bool fits = false;
+  Question question;   // with them, to be settled: it may be one that cannot be
 };
 
-// All that can be, those of one family together.
+// All that come to mind, those of one family together.
 std::vector<Change> possible_changes(const Question& settled);
 
 // "25MB" where that is exact, else the bytes: as --bucket-size reads it.

@@ -211,6 +211,11 @@ std::string numbers_json(const Plan& plan) {
                    {"time", sized ? time_json(plan.time) : Json()}});
 }
 
+std::string merged(std::string object, std::string_view more) {
+  object.back() = ',';
+  return object.append(more, 1);
+}
+
 std::string to_json(const Plan& plan) { return one_line(plan_json(plan)); }
 
 std::string topology_json(const Question& q) {

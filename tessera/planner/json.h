@@ -19,6 +19,9 @@ void read_json(Settings& settings, std::string_view object);
 
 std::string to_json(const Plan& plan);
 std::string numbers_json(const Plan& plan);  // its memory, fit and time alone
+// The text of one JSON object with the members of another behind its own, neither of them empty:
+// parsing what was just printed would take longer than all the rest.
+std::string merged(std::string object, std::string_view more);
 std::string to_json(const SearchResult& result);
 // Where the groups of a run's axes lie.
 std::string topology_json(const Question& settled);

@@ -76,43 +76,48 @@ OwnedPart owned_part(std::int64_t params, int dp, int rank) {
 std::string to_json(const std::vector<StageAnswer>& stages) {
   using Json = nlohmann::ordered_json;
   const Question& q = stages.front().plan.question;
-  Json rows = Json::array();
+  const auto whole = [](double value) { return std::llround(std::clamp(value, -9e18, 9e18)); };
+  const std::int64_t params = whole(stages.front().plan.on_a_rank);
+  std::string rows, owners;
   for (const StageAnswer& s : stages) {
-    const Json plan = Json::parse(numbers_json(s.plan));
-    rows.push_back({{"stage", s.stage},
-                    {"name", s.name},
-                    {"sharded",
-                     {{"params", s.sharded.params},
-                      {"grads", s.sharded.grads},
-                      {"optimizer", s.sharded.optimizer}}},
-                    {"memory", plan["memory"]},
-                    {"fits", plan["fits"]},
-                    {"sent",
-                     {{"forward", std::llround(s.forward)},
-                      {"backward", std::llround(s.backward)},
-                      {"optimizer_step", std::llround(s.optimizer)},
-                      {"total", std::llround(s.sent())}}},
-                    {"state_in_all", std::llround(std::min(s.held, 9e18))},
-                    {"copies", s.copies()},
-                    {"time", plan["time"]}});
+    Json row = {{"stage", s.stage},
+                {"name", s.name},
+                {"sharded",
+                 {{"params", s.sharded.params},
+                  {"grads", s.sharded.grads},
+                  {"optimizer", s.sharded.optimizer}}},
+                {"sent",
+                 {{"forward", whole(s.forward)},
+                  {"backward", whole(s.backward)},
+                  {"optimizer_step", whole(s.optimizer)},
+                  {"total", whole(s.sent())}}},
+                {"state_in_all", whole(s.held)},
+                {"copies", s.copies()},
+                {"needed", whole(s.plan.needed())},
+                {"margin", whole(s.plan.margin)}};
+    // Of a model known by its size alone: what one of about that size would need besides.
+    if (s.plan.assumed) {
+      const Memory& besides = s.plan.assumed->memory;
+      row["assumed"] = {{"activations", whole(besides.activations)},
+                        {"buffers", whole(besides.buffers)},
+                        {"temporary", whole(besides.temporary)},
+                        {"total", whole(besides.total())}};
+    }
+    rows += (rows.empty() ? "" : ",") + merged(row.dump(), numbers_json(s.plan));
   }
-  const auto params =
-      static_cast<std::int64_t>(std::min(std::round(stages.front().plan.on_a_rank), 9e18));
-  Json owners = Json::array();
   for (int r = 0; r < std::min(q.dp(), 64); ++r) {
     const OwnedPart part = owned_part(params, q.dp(), r);
-    owners.push_back({{"dp_rank", r}, {"first", part.first}, {"last", part.last}});
+    owners += str(r == 0 ? "" : ",", R"({"dp_rank":)", r, R"(,"first":)", part.first, R"(,"last":)",
+                  part.last, "}");
   }
-  Json json = {{"parameters", std::llround(std::min(stages.front().plan.parameters, 9e18))},
-               {"parameters_on_a_rank", params},
-               {"layout", q.layout.name},
-               {"dp", q.dp()},
-               {"tp", q.tp()},
-               {"pp", q.pp()},
-               {"one_copy", std::llround(std::min(stages.front().one_copy, 9e18))},
-               {"stages", std::move(rows)},
-               {"owners", std::move(owners)}};
-  return json.dump();
+  const Json json = {{"parameters", whole(stages.front().plan.parameters)},
+                     {"parameters_on_a_rank", params},
+                     {"layout", q.layout.name},
+                     {"dp", q.dp()},
+                     {"tp", q.tp()},
+                     {"pp", q.pp()},
+                     {"one_copy", whole(stages.front().one_copy)}};
+  return merged(json.dump(), str(R"({"stages":[)", rows, R"(],"owners":[)", owners, "]}"));
 }
 
 std::string stages_svg(const std::vector<StageAnswer>& stages) {
