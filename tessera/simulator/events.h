@@ -37,7 +37,10 @@ class EventQueue {
     ++count_;
     heap_.push({time, id, version & 0x1fffffff, type});
   }
+  // One that was taken out before.
+  void put_back(const Event& event) { heap_.push(event); }
   bool empty() const { return heap_.empty(); }
+  double next() const { return heap_.top().time; }
   Event pop() {
     const Event event = heap_.top();
     heap_.pop();

@@ -1,6 +1,7 @@
 #include "tessera/simulator/run.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -48,7 +49,15 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
 
 Result Run::result() {
   start();
-  while (!queue_.empty()) handle(queue_.pop());
+  // A trace has the events of all replicas in the order of time.
+  bool together = replicas_ == 1 || traced_ > 0;
+  while (!queue_.empty()) {
+    if (!together && between_collectives()) {
+      play_replicas();
+      together = true;
+    }
+    handle(queue_.pop());
+  }
   for (const Worker& worker : workers_) {
     if (worker.state == State::done) continue;
     throw Error(str("schedule ", s_.schedule, ": pipeline rank ", worker.p,
@@ -111,6 +120,33 @@ void Run::start() {
     if (mine.start.wait) workers_[w].wait_for = workers_[w].announced;
   }
   for (std::uint32_t w = 0; w < workers_.size(); ++w) advance(w, 0);
+}
+
+bool Run::between_collectives() const {
+  return std::all_of(groups_.begin(), groups_.end(), [](const Group& group) {
+    return group.done == static_cast<int>(group.collectives.size());
+  });
+}
+
+int Run::replica_of(const Event& event) const {
+  const bool message = event.type() == Event::transferred || event.type() == Event::arrived;
+  return static_cast<int>(message ? messages_[event.id].to : event.id) % replicas_;
+}
+
+void Run::play_replicas() {
+  std::vector<std::vector<Event>> waiting(static_cast<std::size_t>(replicas_));
+  while (!queue_.empty()) {
+    const Event event = queue_.pop();
+    waiting[static_cast<std::size_t>(replica_of(event))].push_back(event);
+  }
+  std::vector<Event> left;
+  for (const std::vector<Event>& events : waiting) {
+    horizon_ = std::numeric_limits<double>::infinity();
+    for (const Event& event : events) queue_.put_back(event);
+    while (!queue_.empty() && queue_.next() < horizon_) handle(queue_.pop());
+    while (!queue_.empty()) left.push_back(queue_.pop());
+  }
+  for (const Event& event : left) queue_.put_back(event);
 }
 
 void Run::handle(const Event& event) {
@@ -309,6 +345,7 @@ void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, double
   }
   Collective& collective = mine.collectives[static_cast<std::size_t>(number)];
   collective.ready = std::max(collective.ready, ready);
+  horizon_ = std::min(horizon_, ready);
   --collective.missing;
   const Program::OfChunk& transfers = program(worker).chunks[static_cast<std::size_t>(chunk)];
   worker.time.sent_dp += sent_bytes(gather ? transfers.gather : transfers.reduce, s_.dp());

@@ -22,6 +22,12 @@ using planner::Program;
 // begins when the last member is ready. When a piece begins, its end is known, so gradients are
 // announced then with the time at which they will be ready: that saves an event for each. What ran
 // beside a piece makes the next one longer: `interference`.
+//
+// [Note: replica by replica] Replicas meet in collectives alone, and one of them begins no sooner
+// than any member is ready. So while no collective is under way, each replica can be played for
+// itself until the first moment at which one of its workers is ready for the next: `horizon_`. Its
+// few events and workers stay in the processor's caches, where those of all replicas in the order
+// of time do not. What is left then goes on in the order of time.
 class Run {
  public:
   Run(const Scenario& scenario, int replicas, const Options& options);
@@ -69,6 +75,9 @@ class Run {
   };
 
   void start();
+  void play_replicas();
+  bool between_collectives() const;
+  int replica_of(const Event& event) const;
   void handle(const Event& event);
   void advance(std::uint32_t w, double now);
   // Each returns false if the worker must wait or has become busy.
@@ -125,6 +134,7 @@ class Run {
   std::vector<int> waiting_;       // [channel]: messages that are there and not taken yet
   std::vector<Message> messages_;  // [flow]
   std::vector<double> slow_;       // [rank]; empty if all are alike
+  double horizon_ = 0;             // earliest moment that something announced was ready at
   std::vector<Span> spans_;
 };
 

@@ -99,6 +99,28 @@ TEST(Irregular, TheSameSeedGivesTheSameRun) {
   EXPECT_NE(simulate(s).step, a.step);
 }
 
+// [Note: replica by replica] against all events in the order of time, as a trace wants them.
+TEST(Irregular, ReplicaByReplicaIsTheOrderOfTime) {
+  for (const std::string& name : schedule::names()) {
+    for (int variant = 0; variant < 24; ++variant) {
+      Scenario s = scenario(name, 4, 9, 5, variant % 3 == 0 ? 2 : 1);
+      s.jitter = 0.2;
+      s.zero = variant % 4;
+      s.policy = variant % 5 == 0 ? ReducePolicy::each : ReducePolicy::last;
+      s.overlap_grad_reduce = variant < 12;
+      s.overlap_param_gather = variant % 2 == 0;
+      s.tied_bytes = 1e6;
+      const Result apart = simulate(s), together = simulate(s, {.traced = 1});
+      ASSERT_EQ(apart.replicas, 5);
+      ASSERT_NEAR(apart.step, together.step, 1e-12) << name << " " << variant;
+      ASSERT_EQ(apart.events, together.events);
+      for (std::size_t i = 0; i < apart.ranks.size(); ++i) {
+        expect_equal(apart.ranks[i], together.ranks[i]);
+      }
+    }
+  }
+}
+
 // Jitter keeps the mean of the work, and waiting for the slowest makes steps longer.
 TEST(Irregular, JitterCostsTime) {
   Scenario s = scenario("1f1b", 4, 16, 8, 1);
