@@ -21,13 +21,13 @@ double above_switches(const Topology& topology, int span, bool on_a_rail) {
   return share;
 }
 
-// What one of the groups that cross a node's border at the same time has of its adapters.
-double far_share(const Topology& topology, const GroupPlace& place, int in_node) {
+// What one of the groups that cross a node's border at the same time has of its adapters. `rails`:
+// what leaves an adapter goes to the same one of another node.
+double far_share(const Topology& topology, const GroupPlace& place, int in_node, bool rails) {
   const double nics = std::max(1, topology.nics);
   const double own = std::clamp(nics * in_node / std::max(1, topology.per_node), 1.0, nics);
   const double fair = nics / std::max(1, place.crossing);
-  return topology.nic.bandwidth * std::min(own, fair) *
-         above_switches(topology, place.span, in_node == 1);
+  return topology.nic.bandwidth * std::min(own, fair) * above_switches(topology, place.span, rails);
 }
 
 CollectiveCost ring_or_tree(const Topology& topology, Collective kind, double bytes,
@@ -47,9 +47,10 @@ CollectiveCost ring_or_tree(const Topology& topology, Collective kind, double by
   }
   if (nodes == 1 || m > 1) cost.inside_bytes = volume;
   if (nodes > 1) {
-    const bool tree = algorithm != Algorithm::ring && trips == 2;
-    cost.far_bytes = tree && nodes == 2 ? bytes : volume;
-    cost.far_bandwidth = far_share(topology, place, m);
+    const bool pair = algorithm != Algorithm::ring && trips == 2 && nodes == 2;
+    cost.far_bytes = pair ? bytes : volume;
+    cost.far_bandwidth =
+        far_share(topology, place, m, m == 1 || pair || algorithm == Algorithm::tree);
   }
   return cost;
 }
@@ -100,7 +101,7 @@ CollectiveCost collective_cost(const Topology& topology, Collective kind, double
     const bool far = place.nodes() > 1;
     cost.latency = far ? topology.nic.latency : topology.inside.latency;
     (far ? cost.far_bytes : cost.inside_bytes) = bytes;
-    if (far) cost.far_bandwidth = far_share(topology, place, 1);
+    if (far) cost.far_bandwidth = far_share(topology, place, 1, true);
     return cost;
   }
   const auto by = [&](Algorithm algorithm) {
@@ -113,7 +114,8 @@ CollectiveCost collective_cost(const Topology& topology, Collective kind, double
 
 double pace_of(const Topology& topology, const GroupPlace& place) {
   if (place.nodes() <= 1) return 1;
-  return std::min(1.0, far_share(topology, place, place.in_node) / topology.inside.bandwidth);
+  return std::min(1.0, far_share(topology, place, place.in_node, place.in_node == 1) /
+                           topology.inside.bandwidth);
 }
 
 GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& order,

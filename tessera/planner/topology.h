@@ -21,7 +21,9 @@ Algorithm parse_algorithm(std::string_view text);  // throws UsageError
 // A level of switches above the nodes, nearest first: so many nodes are joined below one of them,
 // and what leaves it shares links that carry 1/oversubscription of what comes in. Adapters are on
 // rails: the same one of every node is on the same switches, so a group with one member in each
-// node stays on its rail and finds no such level in its way.
+// node stays on its rail and finds no such level in its way, and so does a tree, whose edges join
+// the same devices of two nodes. A ring through several devices of a node comes in by one adapter
+// and leaves by another: it changes rails, over the switches above them.
 struct SwitchLevel {
   int nodes = 0;
   double oversubscription = 1;
@@ -66,7 +68,7 @@ struct GroupPlace {
 //   one, just D. `mixed` and `automatic` take that as NCCL does.
 // - A send between nodes uses one adapter, shared with the other devices that send.
 // - Above a switch that does not hold the whole group, what crosses has 1/oversubscription, unless
-//   it stays on a rail.
+//   it stays on a rail: a group with one member in a node, a tree.
 struct CollectiveCost {
   double latency = 0;
   double inside_bytes = 0;   // through the link of a device to its node

@@ -74,6 +74,22 @@ TEST(Topology, GroupsThatCrossShareTheAdapters) {
             time(t, Collective::send, 1e6, group(2, 1)));
 }
 
+// One group over two whole nodes has all adapters; four pairs that cross side by side share them,
+// and each of them gets no more than a quarter.
+TEST(Topology, PairsThatCrossShareWhatOneGroupHasAlone) {
+  Topology t = plain(300e9);
+  for (const int nics : {1, 2, 4, 8}) {
+    t.nics = nics;
+    const auto of = [&](int ranks, int in_node, int crossing) {
+      return collective_cost(t, Collective::all_reduce, 1e9, group(ranks, in_node, crossing))
+          .far_bandwidth;
+    };
+    EXPECT_DOUBLE_EQ(of(16, 8, 1), nics * 30e9);
+    EXPECT_DOUBLE_EQ(of(2, 1, 4), 30e9 * std::min(1.0, nics / 4.0));
+    EXPECT_LE(4 * of(2, 1, 4), of(16, 8, 1));
+  }
+}
+
 TEST(Topology, SwitchesSlowDownWhatLeavesThem) {
   Topology t = plain(300e9);
   const double before = time(t, Collective::all_reduce, 1e9, group(64, 8));
@@ -83,6 +99,18 @@ TEST(Topology, SwitchesSlowDownWhatLeavesThem) {
   // One device in each node: on its rail.
   const double rail = time(plain(300e9), Collective::all_reduce, 1e9, group(128, 1, 8));
   EXPECT_EQ(time(t, Collective::all_reduce, 1e9, group(128, 1, 8)), rail);
+  // Trees join the same devices of two nodes; rings through several devices change rails. Between
+  // two nodes an all-reduce is a tree's, the others are rings.
+  t.switches = {{1, 4}};
+  const Topology free = plain(300e9);
+  const GroupPlace pair = group(16, 8);
+  EXPECT_EQ(time(t, Collective::all_reduce, 1e9, pair),
+            time(free, Collective::all_reduce, 1e9, pair));
+  EXPECT_NEAR(time(t, Collective::all_gather, 1e9, pair), 4 * 15.0 / 16 * 1e9 / free.out_of_node(),
+              1e-9);
+  t.algorithm = Algorithm::ring;
+  EXPECT_GT(time(t, Collective::all_reduce, 1e9, pair),
+            3.9 * time(free, Collective::all_reduce, 1e9, pair));
 }
 
 TEST(Topology, RingsOfManyNodesWaitTreesDoNot) {
