@@ -5,12 +5,13 @@
 #   scripts/bench.sh train [--stages 0,3] [--dtype fp32] …  only training
 #   scripts/bench.sh parallel [--widths 256] …              only tensor and pipeline parallelism
 #   scripts/bench.sh checkpoint [--dir D] …                 only saving and loading
+#   scripts/bench.sh plan [--rounds 3] …                    only predicted beside measured steps
 #   scripts/bench.sh gpu [--quick] [--curves] …             on the GPU that there is, beside PyTorch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
-parts=(comm train parallel checkpoint)
+parts=(comm train parallel checkpoint plan)
 what=all
 for part in "${parts[@]}" gpu; do
   if [ "${1:-}" = "$part" ]; then what="$part" && shift && break; fi
@@ -18,7 +19,7 @@ done
 for word in "$@"; do
   case "$word" in
     -h | --help)
-      sed -n '2,8s/^# //p' scripts/bench.sh
+      sed -n '2,9s/^# //p' scripts/bench.sh
       if [ "$what" != all ]; then exec python3 "benchmarks/compare_$what.py" --help; fi
       exit 0
       ;;

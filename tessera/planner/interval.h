@@ -7,9 +7,10 @@
 namespace tessera::planner {
 
 // [Note: interval] What a step takes in four of five runs of its kind: the predicted time, times
-// the 10% and the 90% quantile of measured / predicted over runs that were measured. Kinds are
-// whose software it is and whether it is on one node or on several; `basis` says which runs they
-// were.
+// the 10% and the 90% quantile of measured / predicted over measured runs that were left out of the
+// fit; wider for few runs, and widest where none was measured. Kinds are whose software it is,
+// whether it is on one node or on several, and tensor parallelism across nodes; `basis` says which
+// runs they were.
 struct Interval {
   double low = 0, high = 0;  // seconds
   std::string basis;
