@@ -33,11 +33,13 @@ train: setup
 test: setup
 	@scripts/interop.sh
 	@scripts/browser.sh
+	@scripts/schemathesis.sh
 	@scripts/test.sh
 
 soak: build
 	@scripts/interop.sh
 	@scripts/browser.sh
+	@scripts/schemathesis.sh
 	@scripts/test.sh soak
 
 bench: build
@@ -59,4 +61,4 @@ clean:
 
 .PHONY: clean-all
 clean-all: clean
-	rm -rf .venv .peers-venv .interop-venv
+	rm -rf .venv .peers-venv .interop-venv .schemathesis-venv

@@ -106,11 +106,6 @@ std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request
   if (head.path.rfind("/api/", 0) == 0 && (site == "cross-site" || site == "same-site")) {
     return refusal(403, "another site may not ask this dashboard");
   }
-  if (head.method != "GET" && head.method != "HEAD" && head.method != "POST") {
-    Answer answer = refusal(405, str(quote(head.method), ": wanted GET or POST"));
-    answer.headers["Allow"] = "GET, HEAD, POST";
-    return answer;
-  }
   const std::string type = head.header("content-type");
   if (head.method == "POST" && type.substr(0, type.find(';')) != "application/json") {
     return refusal(415, str("Content-Type: got ", quote(type), ", wanted application/json"));

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Asks a started dashboard what its description allows, and what it does not, with schemathesis:
+# never a 5xx, statuses, types, headers and bodies as described, what the schema forbids refused.
+#   openapi.sh TESSERA_DASHBOARD SCHEMATHESIS
+# Left out: event streams, which do not end; real runs, which take seconds; and two checks. That all
+# the schema allows is accepted: what settings demand of one another, and of the text in them, stands
+# in no JSON schema. That every method unknown is a 405: cpp-httplib answers those that it has never
+# heard of (QUERY) with a 400 before it looks at the path.
+set -euo pipefail
+if [ ! -x "$2" ]; then
+  echo "skipped: there is no $2: scripts/schemathesis.sh makes it"
+  exit 77
+fi
+work="$(mktemp -d)"
+"$1" --port 0 >"$work/out" &
+server=$!
+trap 'kill $server 2>/dev/null || true; rm -rf "$work"' EXIT
+for _ in $(seq 100); do
+  grep -q http "$work/out" && break
+  kill -0 $server 2>/dev/null || { echo "the dashboard did not start" >&2; exit 1; }
+  sleep 0.1
+done
+url="$(sed -n 's/.*\(http[^ ]*\)/\1/p' "$work/out")"
+cd "$work"  # where schemathesis leaves what it found
+"$2" run "${url}openapi.json" --phases examples,coverage,fuzzing --max-examples 10 \
+  --generation-deterministic --max-time 25 --request-timeout 20 --no-color \
+  --exclude-path-regex '/events$|/api/sync' \
+  --exclude-checks unsupported_method,positive_data_acceptance
+kill -0 $server || { echo "the dashboard ended" >&2; exit 1; }
