@@ -6,6 +6,8 @@
 #   scripts/bench.sh parallel [--widths 256] …              only tensor and pipeline parallelism
 #   scripts/bench.sh checkpoint [--dir D] …                 only saving and loading
 #   scripts/bench.sh plan [--rounds 3] …                    only predicted beside measured steps
+#   scripts/bench.sh peers [--quick] [--table] …           training of 3 sizes on 1, 2, 4 ranks beside
+#                                                           all peers, in one table and a chart
 #   scripts/bench.sh gpu [--quick] [--curves] …             on the GPU that there is, beside PyTorch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -13,13 +15,14 @@ cd "$root"
 
 parts=(comm train parallel checkpoint plan)
 what=all
-for part in "${parts[@]}" gpu; do
+for part in "${parts[@]}" peers gpu; do
   if [ "${1:-}" = "$part" ]; then what="$part" && shift && break; fi
 done
 for word in "$@"; do
   case "$word" in
     -h | --help)
-      sed -n '2,9s/^# //p' scripts/bench.sh
+      sed -n '2,11s/^# //p' scripts/bench.sh
+      if [ "$what" = peers ]; then exec python3 benchmarks/peers.py --help; fi
       if [ "$what" != all ]; then exec python3 "benchmarks/compare_$what.py" --help; fi
       exit 0
       ;;
@@ -30,7 +33,7 @@ if [ "$what" = all ]; then
   for word in "$@"; do
     case "$previous$word" in
       --rounds | --rounds=* | --quick | --no-docs | "number "*) ;;
-      *) fail "bench.sh: got \"$word\"; wanted --rounds N, --quick or --no-docs, or first one of: ${parts[*]} gpu" ;;
+      *) fail "bench.sh: got \"$word\"; wanted --rounds N, --quick or --no-docs, or first one of: ${parts[*]} peers gpu" ;;
     esac
     if [ "$word" = --rounds ]; then previous="number "; else previous=; fi
   done
@@ -39,12 +42,14 @@ scripts/build.sh release
 # Its peer is the torch with CUDA that a machine with a GPU has anyway.
 if [ "$what" = gpu ]; then exec python3 benchmarks/compare_gpu.py "$@"; fi
 scripts/peers.sh
+if [ "$what" = peers ]; then exec python3 benchmarks/peers.py "$@"; fi
 for part in "${parts[@]}"; do
   case "$what" in
     all | "$part") python3 "benchmarks/compare_$part.py" "$@" ;;
   esac
 done
 if [ "$what" = all ]; then
+  python3 benchmarks/peers.py --parts train "$@"
   python3 benchmarks/notice_death.py
   build/bin/simulate_bench
 fi
