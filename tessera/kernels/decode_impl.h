@@ -8,17 +8,31 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// [Note: few rows] Weights are read from their first to their last, one output after the other:
-// that is how memory gives most, and more than to readers of several rows at once. Each element of
-// the result is kChains chains of sums over the columns, which hide the latency of one, then added
-// up: always the same chains, so that a text does not depend on those beside it. More than
-// kMostRows rows take turns, while the weights of the output are still in the first cache.
+// [Note: few rows] Each element of the result is kChains chains of sums over the columns, then
+// added up: always the same chains, so that a text does not depend on those beside it. A row or a
+// few are held up by memory: weights are read from their first to their last, one output after the
+// other, which is how memory gives most, and the chains together hide the latency of one. From
+// kTileRows rows on it is the loads of x that cost: kTileRows rows by kTileOutputs outputs are held
+// in registers, one chain at a time, kBlock columns for each chain before the next columns, so that
+// these are still in the first cache. As outputs are then read side by side, which memory does not
+// like, those of the next tile are asked for beforehand.
 constexpr std::size_t kChains = 4;
 #if HWY_TARGET == HWY_NEON || HWY_TARGET == HWY_AVX3
 constexpr std::size_t kMostRows = 4;  // of 32 registers, chains take 16
+constexpr std::size_t kTileRows = 8;  // and a tile 24
 #else
 constexpr std::size_t kMostRows = 2;
+constexpr std::size_t kTileRows = 4;
 #endif
+constexpr std::size_t kTileOutputs = 3;
+constexpr std::size_t kBlock = 768;
+
+TESSERA_INLINE void put_output(const FewRows& in, std::size_t row, std::size_t o, float sum,
+                               float* y) {
+  if (in.bias != nullptr) sum += in.bias[o];
+  float& to = y[row * in.out + o];
+  to = in.add ? to + sum : sum;
+}
 
 template <std::size_t N, class T>
 TESSERA_INLINE void few_rows_output(const FewRows& in, const T* w, std::size_t o, std::size_t row,
@@ -43,19 +57,108 @@ TESSERA_INLINE void few_rows_output(const FewRows& in, const T* w, std::size_t o
   for (; i + lanes <= cols; i += lanes) step(i, 0, All{});
   if (i < cols) step(i, 0, Some{cols - i});
   TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) {
-    float sum = add_across((sums[0][n] + sums[1][n]) + (sums[2][n] + sums[3][n]));
-    if (in.bias != nullptr) sum += in.bias[o];
-    float& to = y[(row + n) * in.out + o];
-    to = in.add ? to + sum : sum;
+    put_output(in, row + n, o, add_across((sums[0][n] + sums[1][n]) + (sums[2][n] + sums[3][n])),
+               y);
+  }
+}
+
+// add_across of each of kTileOutputs · kTileRows vectors, to the same bits.
+TESSERA_INLINE void add_across_each(const F* from, std::size_t count, float* to) {
+  std::size_t n = 0;
+  if constexpr (lanes == 4) {
+    for (; n + 4 <= count; n += 4) {
+      float square[16];
+      TESSERA_UNROLL for (std::size_t k = 0; k < 4; ++k) store(square + 4 * k, from[n + k]);
+      F a, b, c, d;  // columns of it
+      hn::LoadInterleaved4(floats, square, a, b, c, d);
+      store(to + n, (a + c) + (b + d));
+    }
+  }
+  for (; n < count; ++n) to[n] = add_across(from[n]);
+}
+
+// Of kTileRows rows from `row` on the kTileOutputs outputs from `o` on; `ahead_of_time`: fetches as
+// many weights behind theirs.
+template <bool ahead_of_time, class T>
+TESSERA_INLINE void few_rows_tile(const FewRows& in, const T* weight, std::size_t o,
+                                  std::size_t row, float* y) {
+  constexpr std::size_t kStride = kChains * lanes, kCount = kTileRows * kTileOutputs;
+  const std::size_t cols = in.in, whole = cols / kStride * kStride;
+  const float* x = in.x + row * cols;
+  const T* w = weight + o * cols;
+  const char* next = reinterpret_cast<const char*>(w + kTileOutputs * cols);
+  F chains[kChains][kCount];
+  for (auto& chain : chains) {
+    for (F& sum : chain) sum = zero();
+  }
+  // Columns from, from + by, … below to, of one chain.
+  const auto pass = [&](F* chain, std::size_t from, std::size_t to, std::size_t by, auto part)
+                        TESSERA_HERE {
+                          F sums[kTileRows][kTileOutputs];
+                          TESSERA_UNROLL for (std::size_t r = 0; r < kTileRows; ++r) {
+                            TESSERA_UNROLL for (std::size_t k = 0; k < kTileOutputs; ++k) {
+                              sums[r][k] = chain[r * kTileOutputs + k];
+                            }
+                          }
+                          for (std::size_t i = from; i < to; i += by) {
+                            if constexpr (ahead_of_time) {
+                              __builtin_prefetch(next);
+                              next += kTileOutputs * lanes * sizeof(T);
+                            }
+                            F weights[kTileOutputs];
+                            TESSERA_UNROLL for (std::size_t k = 0; k < kTileOutputs; ++k) {
+                              weights[k] = load(w + k * cols + i, part);
+                            }
+                            TESSERA_UNROLL for (std::size_t r = 0; r < kTileRows; ++r) {
+                              const F value = load(x + r * cols + i, part);
+                              TESSERA_UNROLL for (std::size_t k = 0; k < kTileOutputs; ++k) {
+                                sums[r][k] = fma(weights[k], value, sums[r][k]);
+                              }
+                            }
+                          }
+                          TESSERA_UNROLL for (std::size_t r = 0; r < kTileRows; ++r) {
+                            TESSERA_UNROLL for (std::size_t k = 0; k < kTileOutputs; ++k) {
+                              chain[r * kTileOutputs + k] = sums[r][k];
+                            }
+                          }
+                        };
+  for (std::size_t from = 0; from < whole; from += kBlock) {
+    const std::size_t to = from + kBlock < whole ? from + kBlock : whole;
+    for (std::size_t c = 0; c < kChains; ++c) pass(chains[c], from + c * lanes, to, kStride, All{});
+  }
+  const std::size_t vectors = cols / lanes * lanes;
+  pass(chains[0], whole, vectors, lanes, All{});
+  if (vectors < cols) pass(chains[0], vectors, cols, lanes, Some{cols - vectors});
+
+  F sums[kCount];
+  for (std::size_t n = 0; n < kCount; ++n) {
+    sums[n] = (chains[0][n] + chains[1][n]) + (chains[2][n] + chains[3][n]);
+  }
+  float added[kCount];
+  add_across_each(sums, kCount, added);
+  for (std::size_t r = 0; r < kTileRows; ++r) {
+    for (std::size_t k = 0; k < kTileOutputs; ++k) {
+      put_output(in, row + r, o + k, added[r * kTileOutputs + k], y);
+    }
   }
 }
 
 template <class T>
 void few_rows_linear(const FewRows& in, const T* weight, float* y, std::size_t first,
                      std::size_t last) {
-  for (std::size_t o = first; o < last; ++o) {
+  const std::size_t tiled = in.rows / kTileRows * kTileRows;
+  std::size_t done = first;  // outputs whose first `tiled` rows are there
+  if (tiled > 0) {
+    for (; done + kTileOutputs <= last; done += kTileOutputs) {
+      few_rows_tile<true>(in, weight, done, 0, y);
+      for (std::size_t row = kTileRows; row < tiled; row += kTileRows) {
+        few_rows_tile<false>(in, weight, done, row, y);
+      }
+    }
+  }
+  for (std::size_t o = tiled == in.rows ? done : first; o < last; ++o) {
     const T* w = weight + o * in.in;
-    std::size_t row = 0;
+    std::size_t row = o < done ? tiled : 0;
     for (; row + kMostRows <= in.rows; row += kMostRows) {
       few_rows_output<kMostRows>(in, w, o, row, y);
     }

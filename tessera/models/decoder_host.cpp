@@ -22,7 +22,7 @@ namespace {
 using kernels::FewRows;
 using kernels::Type;
 
-constexpr std::int64_t kFew = 8;      // rows of a text that our own kernel still takes
+constexpr std::int64_t kFew = 16;     // rows of a text that our own kernel still takes
 constexpr std::int64_t kChunk = 256;  // rows of a text that go through the model together
 constexpr std::int64_t kTile = 8;     // outputs that a thread takes at once
 

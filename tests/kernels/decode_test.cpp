@@ -22,8 +22,8 @@ void each_set(Body&& f) {
 
 TEST(FewRows, IsTheProductOfTheMatrices) {
   each_set([](const KernelSet& set, Type type, std::mt19937& random) {
-    for (const std::size_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 11}) {
-      for (const std::size_t in : {1, 4, 7, 16, 33, 130}) {
+    for (const std::size_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 11, 17}) {
+      for (const std::size_t in : {1, 4, 7, 16, 33, 130, 1700}) {
         for (const std::size_t out : {1, 3, 8, 21}) {
           Array x = random_array(Type::f32, rows * in, random);
           const Array weight = random_array(type, out * in, random);
@@ -53,8 +53,9 @@ TEST(FewRows, IsTheProductOfTheMatrices) {
 // A text does not depend on those that are written beside it.
 TEST(FewRows, ARowHasTheSameBitsAmongAnyOthers) {
   each_set([](const KernelSet& set, Type type, std::mt19937& random) {
-    const std::size_t in = 77, out = 29;
-    for (const std::size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13}) {
+    const std::size_t out = 29;
+    for (const std::size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 19}) {
+      const std::size_t in = rows % 2 == 0 ? 77 : 901;
       Array x = random_array(Type::f32, rows * in, random);
       const Array weight = random_array(type, out * in, random);
       FewRows what{type, rows, in, out, x.as<float>(), weight.data(), nullptr, false};
