@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/half.h"
@@ -13,6 +14,7 @@
 #include "tessera/core/text.h"
 #include "tessera/huggingface/folder.h"
 #include "tessera/huggingface/shape_json.h"
+#include "tessera/huggingface/tensors.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -31,6 +33,13 @@ bool same_model(ModelShape a, ModelShape b) {
     each->lora = {};
   }
   return shape_json(a) == shape_json(b);
+}
+
+constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 22;
+
+// One of values that were rounded twice says nothing of those in a file.
+bool can_tell(const std::string& fingerprint) {
+  return !fingerprint.empty() && fingerprint[0] != kFingerprintOfHalf;
 }
 
 void refuse_other(const std::string& path) {
@@ -72,11 +81,27 @@ void CheckedBase::read(const std::string& param, const std::vector<Run>& runs, f
   }
 }
 
-void CheckedBase::check(const std::string& path) const {
-  if (wanted_.empty() || wanted_[0] == kFingerprintOfHalf || wanted_ == hex(sum_)) return;
+void CheckedBase::check(const std::string& path, const std::string& flag) const {
+  if (!can_tell(wanted_) || wanted_ == hex(sum_)) return;
   throw UsageError(
-      str("--base: ", path, " is not the model that the adapters were trained beside, ",
+      str(flag, ": ", path, " is not the model that the adapters were trained beside, ",
           "though of the same shape: its fingerprint is ", hex(sum_), ", wanted ", wanted_));
+}
+
+void check_base(const std::string& path, const ModelShape& shape, const std::string& fingerprint,
+                const std::string& flag) {
+  if (!can_tell(fingerprint)) return;
+  CheckedBase base(open_base(path, shape), fingerprint);
+  std::vector<float> values;
+  for (const ParamPieces& param : pieces_of(shape)) {
+    const std::int64_t all = checkpoint::elements_of(param.shape);
+    for (std::int64_t at = 0; at < all; at += kElementsAtOnce) {
+      const std::int64_t count = std::min(kElementsAtOnce, all - at);
+      values.resize(as_size(count));
+      base.read(param.param, {{at, 0, count}}, values.data());
+    }
+  }
+  base.check(path, flag);
 }
 
 MergedModel::MergedModel(const ModelShape& shape, Read base, Read adapters)

@@ -52,13 +52,17 @@ class CheckedBase {
   CheckedBase(MergedModel::Read base, std::string wanted)
       : base_(std::move(base)), wanted_(std::move(wanted)) {}
   void read(const std::string& param, const std::vector<Run>& runs, float* into);
-  // Throws UsageError if what was read is another model. `path` names it.
-  void check(const std::string& path) const;
+  // Throws UsageError that begins with the flag if what was read is another model. `path` names it.
+  void check(const std::string& path, const std::string& flag = "--base") const;
 
  private:
   MergedModel::Read base_;
   std::string wanted_;  // "": nothing is known
   std::uint64_t sum_ = 0;
 };
+
+// Reads all of the model in `path` for that alone. Nothing is read where no fingerprint can tell.
+void check_base(const std::string& path, const ModelShape& shape, const std::string& fingerprint,
+                const std::string& flag);
 
 }  // namespace tessera::huggingface

@@ -74,6 +74,13 @@ std::string dims(const std::vector<std::int64_t>& shape) {
   return "[" + join(sizes, ", ") + "]";
 }
 
+// For people; of a text that parse_adapter_config() has read.
+std::string base_name(const std::string& config) {
+  const AdapterJson json = AdapterJson::parse(config);
+  const auto base = json.find("base_model_name_or_path");
+  return base != json.end() && base->is_string() ? base->get<std::string>() : std::string();
+}
+
 }  // namespace
 
 std::string peft_name(const ModelShape& shape, const Adapter& adapter, std::int64_t layer,
@@ -131,11 +138,16 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
     throw DataError(str(path, " has no ", kAdapterConfigName, "; wanted what peft writes"));
   }
   const auto files = checkpoint::local_files();
-  lora_ = parse_adapter_config(
-      checkpoint::read_text(*files, file_in(path, kAdapterConfigName), kMostAdapterConfig), config);
+  const std::string text =
+      checkpoint::read_text(*files, file_in(path, kAdapterConfigName), kMostAdapterConfig);
+  lora_ = parse_adapter_config(text, config);
+  base_ = base_name(text);
   const std::string model = file_in(path, kAdapterModelName);
   const auto file = files->open(model);
   const checkpoint::Header header = checkpoint::read_header(*file, model);
+  if (const auto own = header.metadata.find(kAdapterBase); own != header.metadata.end()) {
+    fingerprint_ = own->second;
+  }
 
   // A target is one that any block has; then all have it.
   const auto possible = possible_adapters(shape);

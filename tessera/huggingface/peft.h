@@ -20,6 +20,9 @@ namespace tessera::huggingface {
 // (fan_in_fan_out), and whose c_attn has one adapter.
 inline constexpr const char* kAdapterConfigName = "adapter_config.json";
 inline constexpr const char* kAdapterModelName = "adapter_model.safetensors";
+// Where a folder of ours has the fingerprint of the model that its adapters were trained beside: a
+// text among the metadata of that file, which peft leaves alone.
+inline constexpr const char* kAdapterBase = "tessera_base";
 
 // What an adapter_config.json says of adapters, without their targets: those are what the file with
 // the tensors has. A field that changes what adapters compute is honoured (use_rslora too) or
@@ -37,11 +40,15 @@ class AdapterFolder {
   const std::string& path() const { return path_; }
   const Lora& lora() const { return lora_; }  // with the targets' names in our words
   bool has(const std::string& param) const { return values_.contains(param); }
+  // The model they were trained beside, as far as the folder says: base_model_name_or_path, and a
+  // fingerprint for check_base(). Both may be "".
+  const std::string& base() const { return base_; }
+  const std::string& base_fingerprint() const { return fingerprint_; }
   // Puts elements of a parameter of ours ("blocks.0.qkv.lora_q.A") behind `into`.
   void read(const std::string& param, const std::vector<Run>& runs, float* into) const;
 
  private:
-  std::string path_;
+  std::string path_, base_, fingerprint_;
   Lora lora_;
   std::map<std::string, std::vector<float>> values_;
 };

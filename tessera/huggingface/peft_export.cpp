@@ -5,6 +5,7 @@
 #include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/fingerprint.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config.h"
 #include "tessera/huggingface/peft.h"
@@ -100,10 +101,14 @@ WrittenAdapter export_adapter(checkpoint::Checkpoint& from, const std::string& p
   family_of(shape);
   std::vector<checkpoint::Outgoing> tensors = outgoing_adapters(from, shape, options.dtype);
   checkpoint::FileSystem& files = *options.files;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  const auto& texts = from.about().extra;
+  if (const auto base = texts.find(kFrozenKey); base != texts.end()) {
+    metadata[kAdapterBase] = base->second;
+  }
   WrittenAdapter written;
   publish_folder(files, target, [&](const std::string& draft) {
-    checkpoint::write_safetensors(files, draft + "/" + kAdapterModelName, tensors,
-                                  {{"format", "pt"}});
+    checkpoint::write_safetensors(files, draft + "/" + kAdapterModelName, tensors, metadata);
     checkpoint::write_text(files, draft + "/" + kAdapterConfigName,
                            adapter_config(shape, options.base));
   });

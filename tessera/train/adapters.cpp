@@ -5,9 +5,19 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/huggingface/merge.h"
 #include "tessera/huggingface/peft.h"
 
 namespace tessera::train {
+namespace {
+
+// Of a path, or of "owner/model".
+std::string last_name(std::string path) {
+  while (path.ends_with('/')) path.pop_back();
+  return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+}
+
+}  // namespace
 
 Lora adapters_asked(const TrainConfig& config, const ModelShape& model) {
   Lora lora{config.lora_rank, config.lora_alpha, config.lora_targets};
@@ -32,6 +42,25 @@ Lora adapters_asked(const TrainConfig& config, const ModelShape& model) {
         "talk; wanted one of them");
   }
   return lora;
+}
+
+void check_adapters(const TrainConfig& config, const ModelShape& model) {
+  if (config.lora_from.empty() || config.init_from.empty()) return;
+  const huggingface::AdapterFolder folder(config.lora_from, model);
+  huggingface::check_base(config.init_from, model, folder.base_fingerprint(), "--init-from");
+}
+
+std::string adapters_note(const TrainConfig& config, const ModelShape& model) {
+  if (config.lora_from.empty()) return "";
+  const huggingface::AdapterFolder folder(config.lora_from, model);
+  const std::string start =
+      config.init_from.empty() ? "one without --init-from" : quote(config.init_from);
+  const bool checked = !config.init_from.empty() && !folder.base_fingerprint().empty();
+  if (checked || last_name(folder.base()) == last_name(config.init_from)) return "";
+  return str("the adapters in ", config.lora_from, " are for ",
+             folder.base().empty() ? "a model that they do not name" : quote(folder.base()),
+             ", and this run has ", start, ": of the same shape, but nothing tells whether it is ",
+             "the same model");
 }
 
 StoredValues with_adapters(StoredValues start, const TrainConfig& config, const ModelShape& model) {

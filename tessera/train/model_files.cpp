@@ -9,6 +9,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/fingerprint.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/folder.h"
 #include "tessera/huggingface/merge.h"
@@ -84,6 +85,10 @@ class CheckpointFiles final : public ModelFiles {
       throw UsageError(str("--from: ", folder_,
                            " has adapters alone, and the model they are for was not started from "
                            "files (--init-from)"));
+    }
+    const auto& texts = from_.about().extra;
+    if (const auto fingerprint = texts.find(kFrozenKey); fingerprint != texts.end()) {
+      huggingface::check_base(base, shape_, fingerprint->second, "--from");
     }
     merged_.emplace(
         shape_, huggingface::open_base(base, shape_),

@@ -18,6 +18,7 @@
 #include "tessera/memory/device_usage.h"
 #include "tessera/process/stack.h"
 #include "tessera/process/step_watchdog.h"
+#include "tessera/train/adapters.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/init_from.h"
 #include "tessera/train/memory_check.h"
@@ -149,6 +150,7 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   predicted_step(config, resolved);
   check_resume(config, resolved);
   check_start(config, resolved);
+  if (writes) check_adapters(config, resolved.model);  // reads all of the model: one rank does
   return held;
 }
 
@@ -175,7 +177,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     for (const std::string& note : notes) write_all(2, note + "\n");
     if (!resumed) {
       keep_companions(config);
-      if (const std::string note = start_note(config); !note.empty()) write_all(2, note + "\n");
+      for (const std::string& note :
+           {start_note(config), adapters_note(config, trainer.resolved().model)}) {
+        if (!note.empty()) write_all(2, note + "\n");
+      }
     }
     if (resumed)
       write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));

@@ -153,6 +153,13 @@ def check_family(tessera, family, work):
     check(f"{family}: another base", refused.returncode != 0 and "fingerprint" in refused.stderr and
           not os.path.exists(f"{merged}-2"), refused.stderr)
 
+    # Also for the adapters that peft reads: they tell which model they are for.
+    again = ["--lora-from", out, "--ranks", "1", "--steps", "1"]
+    run(*common, *again)
+    refused = subprocess.run([*common, *again, "--init-from", other], capture_output=True, text=True)
+    check(f"{family}: adapters beside another model", refused.returncode != 0 and
+          "--init-from" in refused.stderr and "fingerprint" in refused.stderr, refused.stderr)
+
     # An adapter of ours on two tensor-parallel ranks, from its own start.
     run(*common, "--lora-rank", str(RANK), "--lora-alpha", str(ALPHA), "--lora-targets",
         OURS[family], "--tp", "2", "--steps", "2", "--save", f"{work}/{family}-own")
