@@ -7,6 +7,11 @@ A block marked `sh run` is run by sh -e in a folder of its document's own, with 
 `sh run torch` only where TORCH is 1. Lines `# prints: TEXT` in it are texts that it must print. A
 block marked `cpp FILE` must stand in that file of the tree as it is. Pictures and links to files must lead
 somewhere.
+
+README.md is for people who stand in the tree after `make build`: all its blocks but those of two kinds are
+run, in a folder whose build/bin is that of TESSERA and whose book.txt is a text. Those of `make` and of
+`cmake`, and the page, are run by other tests (its list ELSEWHERE says by which); trainings of hundreds
+of steps are cut to five.
 """
 
 import os
@@ -46,6 +51,51 @@ def run(document, begin, lines, folder, environment):
             for text in wanted if text not in done.stdout]
 
 
+# What a command of README.md begins with, and the test that runs it.
+ELSEWHERE = {
+    "make ": ".ci/run runs make test; docs.site looks the goals up; tests/cli trains what make train does",
+    "cmake --install": "package.consumer", "cmake -B": "package.consumer",
+    "build/bin/tessera dashboard": "dashboard_program_test",
+}
+
+
+def readme_script(lines):
+    """The commands of a block as they are run here, and the lines that they are said to print."""
+    commands, printed = [], []
+    shown = any(line.startswith("$ ") for line in lines)
+    for line in lines:
+        if shown and not line.startswith("$ "):
+            printed.append(line)
+            continue
+        line = line.removeprefix("$ ")
+        if line and not any(line.startswith(word) for word in ELSEWHERE):
+            commands.append(re.sub(r"--steps \d+", "--steps 5", line))
+    return commands, printed
+
+
+def run_readme(document, text, tessera, environment):
+    problems, ran = [], 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "build").mkdir()
+        (folder / "build" / "bin").symlink_to(pathlib.Path(tessera).resolve().parent)
+        (folder / "book.txt").write_text(text * 4)
+        for begin, mark, lines in blocks(text):
+            if mark:
+                continue  # code
+            commands, printed = readme_script(lines)
+            if commands:
+                wanted = [f"# prints: {re.sub(r'[0-9]{9}$', '', line)}" for line in printed]
+                problems += run(document, begin, commands + wanted, folder, environment)
+                ran += 1
+        for command in re.findall(r"`(build/bin/tessera \w+ --help)`", text):
+            problems += run(document, 0, [command], folder, environment)
+            ran += 1
+    if ran < 5:
+        problems.append(f"{document}: only {ran} blocks were found to run")
+    return problems, ran
+
+
 def check_code(document, begin, name, lines, root):
     source = (root / name).read_text().splitlines()
     for at in range(len(source) - len(lines) + 1):
@@ -74,6 +124,10 @@ def main():
         document = pathlib.Path(name)
         text = document.read_text()
         problems += check_links(document, text)
+        if document.parent == root and torch:
+            more, count = run_readme(document, text, tessera, environment)
+            problems, ran = problems + more, ran + count
+            continue
         with tempfile.TemporaryDirectory() as folder:
             for begin, mark, lines in blocks(text):
                 if mark[:2] == ["sh", "run"]:
