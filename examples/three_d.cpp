@@ -1,12 +1,17 @@
 // A model of your own on dp × tp × pp ranks: here, residual blocks that learn a rule for points.
 //   build/bin/three_d
 //   build/bin/tessera run -n 8 -- build/bin/three_d dp=2,tp=2,pp=2
-// Prints the same losses, within rounding, on any mesh.
+//   build/bin/tessera run -n 8 -- build/bin/three_d dp=2,tp=2,pp=2 runs/demo 60   # steps 1 to 60
+//   build/bin/tessera run -n 3 -- build/bin/three_d pp=3 runs/demo                # 61 to 100
+// Prints the same losses, within rounding, on any mesh, and where a run goes on on another.
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "tessera/tessera.h"
 
@@ -69,8 +74,20 @@ int main(int argc, char** argv) {
   };
   tessera::ParallelModel model(layers, mesh, options);
 
+  const std::string folder = argc > 2 ? argv[2] : "";
+  const int last = argc > 3 ? std::atoi(argv[3]) : 100;
+  int done = 0;  // what a run on some mesh has saved in the folder, this one goes on from
+  if (!folder.empty()) {
+    if (const auto loaded = tessera::load_if_any(model, folder)) {
+      done = static_cast<int>(loaded->step);
+      if (world.rank() == 0) {
+        std::printf("goes on from step %d, saved on %s\n", done, loaded->axes.text().c_str());
+      }
+    }
+  }
+
   const std::int64_t rows = kBatch / mesh.axes().dp() / kMicroBatches;  // of a micro-batch
-  for (int step = 1; step <= 100; ++step) {
+  for (int step = done + 1; step <= last; ++step) {
     std::vector<tessera::MicroBatch> batches;
     for (int k = 0; k < kMicroBatches; ++k) {
       const std::int64_t first = step * kBatch + (mesh.place().dp() * kMicroBatches + k) * rows;
@@ -81,4 +98,5 @@ int main(int argc, char** argv) {
     const auto info = model.step(batches);
     if (step % 20 == 0 && world.rank() == 0) std::printf("step %d  loss %.6f\n", step, info.loss);
   }
+  if (!folder.empty()) tessera::save(model, folder);
 }

@@ -5,6 +5,7 @@
   examples_test.py save_and_load TESSERA PROGRAM
   examples_test.py tensor_parallel_block TESSERA PROGRAM
   examples_test.py three_d TESSERA PROGRAM
+  examples_test.py NAME TESSERA PROGRAM          likewise the other examples
   examples_test.py explain_sync TESSERA
 """
 
@@ -84,6 +85,76 @@ def three_d(tessera, program):
                   f"{mesh}, step {step}: {loss}, one process: {alone[step]}")
 
 
+    with tempfile.TemporaryDirectory() as folder:  # half on one mesh, half on another
+        first = losses(output(tessera, "run", "-n", "4", "--no-prefix", "--", program, "dp=2,tp=2",
+                              folder, "60"), 3)
+        text = output(tessera, "run", "-n", "3", "--no-prefix", "--", program, "pp=3", folder)
+        check("goes on from step 60, saved on dp=2,tp=2" in text, text)
+        for step, loss in {**first, **losses(text, 2)}.items():
+            check(abs(float(loss) - float(alone[step])) <= 2e-4 * float(alone["20"]),
+                  f"in two parts, step {step}: {loss}, in one: {alone[step]}")
+
+
+def zero3_units(tessera, program):
+    def run(stage):
+        text = output(tessera, "run", "-n", "4", "--no-prefix", "--", program, stage)
+        kept, whole = map(int, re.search(r"^keeps (\d+) of (\d+) elements$", text, re.MULTILINE).groups())
+        return losses(text, 4), kept, whole
+    plain, sharded = run("0"), run("3")
+    check(plain[0] == sharded[0], f"stage 0 prints {plain[0]}, stage 3 {sharded[0]}")
+    values = [float(loss) for loss in plain[0].values()]
+    check(values[-1] < values[0], f"does not learn: {values}")
+    check(plain[1] == plain[2], f"stage 0 keeps {plain[1]} of {plain[2]}")
+    check(abs(4 * sharded[1] / sharded[2] - 1) < 0.02, f"stage 3 keeps {sharded[1]} of {sharded[2]}")
+
+
+def pipeline_stages(tessera, program):
+    alone = losses(output(program), 3)
+    values = [float(loss) for loss in alone.values()]
+    check(values[-1] < 0.9 * values[0], f"does not learn: {values}")
+    for schedule in ("gpipe", "1f1b", "zb-h1"):
+        run = losses(output(tessera, "run", "-n", "4", "--no-prefix", "--", program, schedule), 3)
+        for step, loss in run.items():
+            check(abs(float(loss) - float(alone[step])) <= 1e-4 * values[0],
+                  f"{schedule}, step {step}: {loss}, one process: {alone[step]}")
+
+
+def on_a_gpu(tessera, program):
+    text = output(tessera, "run", "-n", "2", "--no-prefix", "--", program)
+    values = [float(loss) for loss in losses(text, 3).values()]
+    check(values[-1] < 0.8 * values[0], f"does not learn: {values}")
+    check(re.search(r"^on (cpu|cuda:0)$", text, re.MULTILINE), text)
+    print(text)
+
+
+def use_the_planner(tessera, program):
+    text = output(program)
+    rows = re.findall(r"^stage (\d)  state (\S+) GB  in all (\S+) GB  sends (\S+) GB", text, re.MULTILINE)
+    check([row[0] for row in rows] == list("0123"), text)
+    psi = 1557.6112e6  # parameters of GPT-2 XL: 16 bytes each, of which a stage shards 12, 14 or 16
+    for (_, state, _, _), sharded in zip(rows, (0, 12, 14, 16)):
+        wanted = psi * (16 - sharded + sharded / 8) / 1e9
+        check(abs(float(state) - wanted) < 0.006, f"state {state} GB, wanted {wanted:.3f}\n{text}")
+    for (_, _, _, sent), copies in zip(rows, (2, 2, 2, 3)):  # of the bf16 parameters, 7/8 of them
+        wanted = copies * 2 * psi * 7 / 8 / 1e9
+        check(abs(float(sent) - wanted) < 0.006, f"sends {sent} GB, wanted {wanted:.3f}\n{text}")
+    check(re.search(r"^best of \d+: dp 8  tp 1  pp 1  stage \d", text, re.MULTILINE), text)
+
+
+def manual_ddp(tessera, program):
+    for ranks in (1, 2, 3):
+        text = output(tessera, "run", "-n", str(ranks), "--no-prefix", "--", program)
+        check("equal in every bit" in text, text)
+        costs = dict((name, float(sent)) for name, sent in
+                     re.findall(r"^(\S.*?) +\d+\.\d\d ms a step  (\S+) MB sent$", text, re.MULTILINE))
+        check(set(costs) == {"without communication", "by hand", "with the engine"}, text)
+        gradients = 8 * (384 * 384 + 384) * 4 / 1e6  # MB, of which a ring sends 2 (N - 1) / N
+        wanted = gradients * 2 * (ranks - 1) / ranks
+        check(costs["without communication"] == 0, text)
+        for name in ("by hand", "with the engine"):  # with padding
+            check(wanted <= costs[name] + 0.01 and costs[name] <= 1.01 * wanted + 0.01, text)
+
+
 def explain_sync(tessera):
     ranks = 3
     text = output(tessera, "explain", "sync", "--ranks", str(ranks), "--width", "64", "--layers",
@@ -127,7 +198,4 @@ def explain_sync(tessera):
 
 
 if __name__ == "__main__":
-    {"first_step": first_step, "save_and_load": save_and_load,
-     "tensor_parallel_block": tensor_parallel_block,
-     "three_d": three_d,
-     "explain_sync": explain_sync}[sys.argv[1]](*sys.argv[2:])
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -3,6 +3,7 @@
 # that must fail with a message that helps. torch_dir is empty in a build without torch.
 cmake_minimum_required(VERSION 3.25)
 set(work "${build}/package-test")
+get_filename_component(examples "${consumer}/../../../examples" REALPATH)
 file(REMOVE_RECURSE "${work}")
 
 function(run)
@@ -20,7 +21,7 @@ function(configure folder)
     COMMAND "${CMAKE_COMMAND}" -E env --unset=TORCH_DIR
       "${CMAKE_COMMAND}" -G "${generator}" -S "${consumer}" -B "${work}/${folder}"
       "-DCMAKE_CXX_COMPILER=${compiler}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}"
-      "-Dtessera_ROOT=${work}/moved" ${ARGN}
+      "-Dtessera_ROOT=${work}/moved" "-DEXAMPLES=${examples}" ${ARGN}
     RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
   set(status "${status}" PARENT_SCOPE)
   set(text "${text}" PARENT_SCOPE)
@@ -74,6 +75,10 @@ endif()
 run("${CMAKE_COMMAND}" --build "${work}/planning")
 run("${work}/planning/planning")
 message(STATUS "planning says: ${text}")
+run("${work}/planning/use_the_planner")
+if(NOT text MATCHES "best of [0-9]+: dp")
+  message(FATAL_ERROR "use_the_planner says: ${text}")
+endif()
 
 must_refuse(unknown "no component \"optimism\"" -DCOMPONENT=optimism)
 if(NOT torch_dir)
@@ -97,4 +102,8 @@ must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}")
 run("${CMAKE_COMMAND}" --build "${work}/torch")
 run("${work}/torch/training")
 message(STATUS "training says: ${text}")
+# Every example was built with it; what they print is checked by tests/examples, so two are enough here.
+run("${work}/moved/bin/tessera" run -n 2 -- "${work}/torch/first_step" 3)
+run("${work}/moved/bin/tessera" run -n 4 -- "${work}/torch/pipeline_stages")
+message(STATUS "pipeline_stages says: ${text}")
 file(REMOVE_RECURSE "${work}")

@@ -1,0 +1,39 @@
+// The same program on GPUs, one for each rank, or on the CPU where there is none.
+//   build/bin/tessera run -n 2 -- build/bin/on_a_gpu
+#include <torch/cuda.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdio>
+
+#include "tessera/tessera.h"
+
+int main() {
+  using namespace torch::nn;
+  const auto world = tessera::init();
+  // A rank takes the GPU of its number on its host; more ranks than GPUs share them.
+  const int gpus = static_cast<int>(torch::cuda::device_count());
+  const int gpu = gpus > 0 ? world.rank() % gpus : 0;
+  const auto device = gpus > 0 ? c10::Device(c10::kCUDA, gpu) : c10::Device(c10::kCPU);
+
+  torch::manual_seed(1);
+  Sequential net(Linear(64, 256), GELU(), Linear(256, 256), GELU(), Linear(256, 64));
+  net->to(device);  // the engine works where the parameters are
+  tessera::zero::Options options{.stage = 2};
+  options.layout = tessera::parse_state_layout("bf16");  // parameters in bf16, masters in fp32
+  tessera::DataParallel train(net, world, options);
+
+  tessera::zero::PendingStep pending;
+  for (int step = 1; step <= 60; ++step) {
+    const at::Tensor x =
+        at::sin(at::arange(32 * 64, at::kFloat).view({32, 64}) * (step % 4 + 1)).to(device);
+    train.backward(at::mse_loss(train(x).to(at::kFloat), x.flip(1)));
+    pending = train.start_step();  // does not wait for the device; get() does
+    if (step % 20 == 0) {
+      const auto info = pending.get();
+      if (world.rank() == 0) std::printf("step %d  loss %.4f\n", step, info.loss);
+    }
+  }
+  if (world.rank() == 0) std::printf("on %s\n", device.str().c_str());
+}

@@ -1,0 +1,33 @@
+// The planner in a program of your own: no LibTorch anywhere.
+//   build/bin/use_the_planner
+// What each ZeRO stage takes for GPT-2 XL on eight A100, and the best way to train it on them.
+#include <cstdio>
+
+#include "tessera/planning.h"
+
+namespace planner = tessera::planner;
+
+int main() {
+  planner::Question question;
+  question.model = tessera::find_model_shape("gpt2-xl");
+  question.hardware = planner::Catalogue().find("a100-80");
+  question.axes = tessera::Axes("dp=8");
+  question.micro_batch = 8;
+  for (question.zero = 0; question.zero <= 3; ++question.zero) {
+    const planner::Plan plan = planner::make_plan(question);
+    std::printf("stage %d  state %.2f GB  in all %.1f GB  sends %.2f GB  %s\n", question.zero,
+                (plan.memory.params + plan.memory.grads + plan.memory.optimizer) / 1e9,
+                plan.needed() / 1e9, plan.traffic.total() / 1e9,
+                plan.fits ? "fits" : "does not fit");
+  }
+
+  planner::SearchQuestion all;  // every mesh, stage, micro-batch, schedule and recomputation
+  all.base.model = question.model;
+  all.base.hardware = question.hardware;
+  all.base.gpus = 8;
+  all.base.global_batch = 512;
+  const planner::SearchResult found = planner::search(all);
+  const planner::Question& best = found.best.at(0).question;
+  std::printf("best of %ld: dp %d  tp %d  pp %d  stage %d  micro-batch %ld\n", long(found.tried),
+              best.dp(), best.tp(), best.pp(), best.zero, long(best.micro_batch));
+}
