@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -22,6 +23,7 @@
 #include "tessera/cli/plan_flags.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
+#include "tessera/core/median.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
@@ -29,6 +31,7 @@
 #include "tessera/planner/plan.h"
 #include "tessera/process/own_ranks.h"
 #include "tessera/process/rank_process.h"
+#include "tessera/simulator/simulate.h"
 
 namespace tessera::cli {
 namespace {
@@ -169,8 +172,7 @@ class TrainProcess {
     RunFacts out;
     out.fits = true;
     std::ifstream lines(metrics);
-    double exposed = 0;
-    int steps = 0;
+    std::map<std::string, std::vector<double>> seconds;
     bool ended = false;
     for (std::string line; std::getline(lines, line);) {
       const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -182,12 +184,16 @@ class TrainProcess {
         out.step = json["summary"].value("step_s", 0.0);
         ended = true;
       } else if (json.value("step", 0) > 1) {  // the first one warms up
-        exposed += json.value("comm_exposed_s", 0.0);
-        ++steps;
+        for (const char* name : {"comm_exposed_s", "forward_s", "backward_s", "optimizer_s"}) {
+          seconds[name].push_back(json.value(name, 0.0));
+        }
       }
     }
     if (!ended) throw Error(str("the run wrote no summary to ", metrics.string()));
-    if (steps > 0) out.exposed = exposed / steps;
+    out.exposed = median(seconds["comm_exposed_s"]);
+    out.forward = median(seconds["forward_s"]);
+    out.backward = median(seconds["backward_s"]);
+    out.optimizer = median(seconds["optimizer_s"]);
     return out;
   }
 
@@ -204,6 +210,30 @@ class PlannerAnswers {
   }
 
   Predicted operator()(const RunWords& words) const {
+    const planner::Plan plan = planner::plan_numbers(settled(words));
+    Predicted out;
+    out.memory = plan.memory.total();
+    out.parameters = plan.parameters;
+    out.step = plan.time.step();
+    return out;
+  }
+
+  // The same step played by the simulator, with the computing times of a run.
+  double simulated(const RunWords& words, const RunFacts& computing) const {
+    simulator::Scenario scenario;
+    static_cast<planner::Step&>(scenario) = planner::describe_step(settled(words));
+    const double micros = static_cast<double>(scenario.micros);
+    for (planner::StepChunk& chunk : scenario.chunks.front()) {
+      chunk.forward = computing.forward / micros;
+      chunk.backward_input = chunk.backward_weight = computing.backward / micros / 2;
+    }
+    scenario.optimizer = computing.optimizer;
+    scenario.gather_units = true;
+    return simulator::simulate(scenario).step;
+  }
+
+ private:
+  planner::Question settled(const RunWords& words) const {
     planner::Settings settings;
     for (const auto& [name, value] : words) {
       if (name == "hardware" || name == "hardware-file") continue;
@@ -225,15 +255,9 @@ class PlannerAnswers {
     if (!gpu) settings.set("gpus-per-node", value_of(words, "dp", "1"));
     planner::Question question = settings.question(catalogue_);
     slow_down(question.hardware, words);
-    const planner::Plan plan = planner::plan_numbers(planner::settle(question));
-    Predicted out;
-    out.memory = plan.memory.total();
-    out.parameters = plan.parameters;
-    out.step = plan.time.step();
-    return out;
+    return planner::settle(question);
   }
 
- private:
   // The link of the run. What its transfers cost the kernels beside them is the copying, which goes
   // on for as short a time as before.
   static void slow_down(planner::Hardware& hardware, const RunWords& words) {
@@ -308,6 +332,9 @@ ExperimentResults run_all(const Experiment& experiment, const ExperimentArgument
   ExperimentTools tools;
   tools.trains = train;
   tools.predicts = planner;
+  tools.simulates = [&](const RunWords& words, const RunFacts& computing) {
+    return planner.simulated(words, computing);
+  };
   tools.told = [&](std::int64_t done, std::int64_t of, const std::string& what) {
     if (interrupt() != 0) throw Interrupted{interrupt()};
     if (!progress) progress.emplace(of, shown);

@@ -23,7 +23,10 @@ struct ExperimentScale {
   int real_ranks = 1;    // rows of more ranks run as one of them (--backend dry), for memory alone
   int steps = 6;         // of a row whose time is wanted
   std::string hardware;  // of the catalogue, to predict by
-  RunWords settings;     // of all rows
+  // Rows whose time is wanted run so often, by turns; what counts is the middle of their medians.
+  int rounds = 1;
+  bool simulate = false;  // [Note: simulated rows]
+  RunWords settings;      // of all rows
 };
 struct ExperimentRow {
   std::string name, what, reported;

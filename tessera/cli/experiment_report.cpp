@@ -71,7 +71,9 @@ std::string sentence(const ExperimentResult& one, const ExperimentResult& base) 
                   : ", which does not account for the difference";
     }
   }
-  if (one.predicted.step > 0 && base.predicted.step > 0) {
+  if (one.simulated > 0 && base.simulated > 0) {
+    text += str("; simulated ", percent(one.simulated / base.simulated - 1));
+  } else if (one.predicted.step > 0 && base.predicted.step > 0) {
     text += str("; planned ", percent(one.predicted.step / base.predicted.step - 1));
   }
   return text + ".\n";
@@ -112,6 +114,14 @@ PlannerMiss time_miss(const ExperimentResults& results) {
   return miss_of(misses);
 }
 
+PlannerMiss simulator_miss(const ExperimentResults& results) {
+  std::vector<double> misses;
+  for (const ExperimentResult& one : results.rows) {
+    if (one.simulated > 0) misses.push_back(std::fabs(one.simulated / one.facts.step - 1));
+  }
+  return miss_of(misses);
+}
+
 std::string experiment_text(const Experiment& experiment, const ExperimentResults& results) {
   std::string text = str(experiment.title, "\n");
   if (!experiment.about.empty()) text += str(experiment.about, "\n");
@@ -120,18 +130,20 @@ std::string experiment_text(const Experiment& experiment, const ExperimentResult
     reported = reported || !one.row->reported.empty();
     dry = dry || one.dry;
   }
-  Table table(reported ? "lllrrrrrrrl" : "llrrrrrrrl");
+  const bool simulated = experiment.scale.simulate;
+  Table table(simulated ? "llrrrrrrrr" : reported ? "lllrrrrrrrl" : "llrrrrrrrl");
   std::vector<std::string> head = {"run", "what"};
-  if (reported) head.emplace_back("reported");
-  for (const char* name :
-       {"stage", "DP", "batch", "memory", "planned", "step", "planned", "found"}) {
+  if (reported && !simulated) head.emplace_back("reported");
+  for (const char* name : {"stage", "DP", "batch", "memory", "planned", "step"}) {
     head.emplace_back(name);
   }
+  head.emplace_back(simulated ? "simulated" : "planned");
+  head.emplace_back(simulated ? "off" : "found");
   text += "\n";
   table.row(head);
   for (const ExperimentResult& one : results.rows) {
     std::vector<std::string> cells = {one.row->name, one.row->what};
-    if (reported) cells.push_back(one.row->reported);
+    if (reported && !simulated) cells.push_back(one.row->reported);
     const std::int64_t global = one.batch * one.dp * one.accumulation;
     cells.push_back(str(one.zero));
     cells.push_back(str(one.dp, one.dry ? "*" : ""));
@@ -139,8 +151,14 @@ std::string experiment_text(const Experiment& experiment, const ExperimentResult
     cells.push_back(one.facts.fits ? size_text(one.facts.memory) : "");
     cells.push_back(size_text(one.predicted.memory));
     cells.push_back(timed(one) ? time_text(one.facts.step) : "");
-    cells.push_back(one.dry ? "" : time_text(one.predicted.step));
-    cells.push_back(found_text(one));
+    if (simulated) {
+      cells.push_back(time_text(one.simulated));
+      cells.push_back(one.simulated > 0 ? percent(one.simulated / one.facts.step - 1)
+                                        : found_text(one));
+    } else {
+      cells.push_back(one.dry ? "" : time_text(one.predicted.step));
+      cells.push_back(found_text(one));
+    }
     table.row(cells);
   }
   text += table.text();
@@ -152,12 +170,15 @@ std::string experiment_text(const Experiment& experiment, const ExperimentResult
   }
   if (!sentences.empty()) text += "\n" + sentences;
   text += "\n";
-  for (const auto& [miss, what] :
-       {std::pair(memory_miss(results), "memory"), std::pair(time_miss(results), "step time")}) {
+  const std::pair<PlannerMiss, const char*> misses[] = {
+      {memory_miss(results), "planner's memory"},
+      {simulated ? PlannerMiss{} : time_miss(results), "planner's step time"},
+      {simulator_miss(results), "simulator's step time"}};
+  for (const auto& [miss, what] : misses) {
     if (miss.count == 0) continue;
-    text += str("  The planner's ", what, " differs from what was measured by ",
-                fixed(100 * miss.most, 1), "% at most, ", fixed(100 * miss.median, 1),
-                "% in the middle of ", plural(miss.count, "run"), ".\n");
+    text += str("  The ", what, " differs from what was measured by ", fixed(100 * miss.most, 1),
+                "% at most, ", fixed(100 * miss.median, 1), "% in the middle of ",
+                plural(miss.count, "run"), ".\n");
   }
   for (const ExperimentResult& one : results.rows) {
     if (one.row->find.empty() && one.facts.fits == one.row->out_of_memory) {
@@ -187,6 +208,9 @@ std::string experiment_json(const Experiment& experiment, const ExperimentResult
                 {"fits", one.facts.fits},
                 {"memory", one.facts.fits ? known(one.facts.memory) : Json(nullptr)},
                 {"step_s", timed(one) ? known(one.facts.step) : Json(nullptr)},
+                {"least_s", timed(one) ? known(one.facts.least) : Json(nullptr)},
+                {"most_s", timed(one) ? known(one.facts.most) : Json(nullptr)},
+                {"simulated_s", known(one.simulated)},
                 {"comm_exposed_s", timed(one) ? Json(one.facts.exposed) : Json(nullptr)},
                 {"sent_bytes", one.facts.sent},
                 {"planned",
@@ -209,15 +233,15 @@ std::string experiment_json(const Experiment& experiment, const ExperimentResult
   const auto miss = [](const PlannerMiss& of) {
     return Json{{"runs", of.count}, {"most", of.most}, {"median", of.median}};
   };
-  return Json{{"experiment", experiment.name},
+  Json all = {{"experiment", experiment.name},
               {"scale", experiment.scale.name},
               {"date", date},
               {"rows", rows},
               {"plot", points},
               {"planner_differs",
-               {{"memory", miss(memory_miss(results))}, {"step", miss(time_miss(results))}}}}
-             .dump(2) +
-         "\n";
+               {{"memory", miss(memory_miss(results))}, {"step", miss(time_miss(results))}}}};
+  if (experiment.scale.simulate) all["simulator_differs"] = miss(simulator_miss(results));
+  return all.dump(2) + "\n";
 }
 
 std::string experiment_svg(const Experiment& experiment, const ExperimentResults& results) {

@@ -20,5 +20,6 @@ struct PlannerMiss {
 };
 PlannerMiss memory_miss(const ExperimentResults& results);
 PlannerMiss time_miss(const ExperimentResults& results);
+PlannerMiss simulator_miss(const ExperimentResults& results);
 
 }  // namespace tessera::cli

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/median.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -69,7 +70,50 @@ class ExperimentRunner {
     return out;
   }
 
+  // The further rounds, all rows by turns and each time another one first.
+  void repeat(std::vector<ExperimentResult>& rows) {
+    const ExperimentScale& scale = experiment_.scale;
+    std::vector<RunWords> timed;
+    const auto want = [&](const RunWords& words) {
+      for (const RunWords& each : timed) {
+        if (key_of(each) == key_of(words)) return;
+      }
+      timed.push_back(words);
+    };
+    for (const ExperimentResult& one : rows) {
+      if (!one.dry && one.facts.fits) want(one.words);
+    }
+    if (scale.simulate) {
+      for (ExperimentResult& one : rows) {
+        if (!one.dry && one.facts.fits) want(without_overlap(one.words));
+      }
+    }
+    doing_ = "first round";
+    for (const RunWords& words : timed) train(words);
+    for (int round = 1; round < scale.rounds; ++round) {
+      for (std::size_t i = 0; i < timed.size(); ++i) {
+        const RunWords& words = timed[(i + static_cast<std::size_t>(round)) % timed.size()];
+        tools_.told(done_, total_, str("round ", round + 1, " of ", scale.rounds));
+        memory_[key_of(words)].push_back(tools_.trains(words));
+      }
+    }
+    for (ExperimentResult& one : rows) {
+      if (one.dry || !one.facts.fits) continue;
+      one.facts = middle(memory_.at(key_of(one.words)));
+      if (!scale.simulate) continue;
+      const RunFacts computing = middle(memory_.at(key_of(without_overlap(one.words))));
+      one.simulated = tools_.simulates(one.words, computing);
+    }
+  }
+
  private:
+  static std::string key_of(RunWords words) {
+    std::sort(words.begin(), words.end());
+    std::string key;
+    for (const auto& [name, value] : words) key += str(name, "=", value, "\n");
+    return key;
+  }
+
   RunWords words_of(const RunWords& settings, std::int64_t zero, const std::string& batch,
                     bool& dry, bool memory_alone = false) {
     const ExperimentScale& scale = experiment_.scale;
@@ -96,13 +140,12 @@ class ExperimentRunner {
   }
 
   RunFacts train(const RunWords& words) {
-    std::string key;
-    for (const auto& [name, value] : words) key += str(name, "=", value, "\n");
-    const auto known = memory_.find(key);
-    if (known != memory_.end()) return known->second;
+    std::vector<RunFacts>& known = memory_[key_of(words)];
+    if (!known.empty()) return known.front();
     ++runs_;
     tools_.told(done_, total_, str(doing_, ", batch ", value_of(words, "micro-batch", "1")));
-    return memory_[key] = tools_.trains(words);
+    known.push_back(tools_.trains(words));
+    return known.front();
   }
 
   void search(const ExperimentRow& row, ExperimentResult& out) {
@@ -139,8 +182,8 @@ class ExperimentRunner {
   const ExperimentTools& tools_;
   double limit_ = 0;
   ModelShape base_;
-  std::map<std::string, RunFacts> memory_;     // by the words of the run
-  std::map<std::string, std::int64_t> found_;  // by row
+  std::map<std::string, std::vector<RunFacts>> memory_;  // by the words of the run, its rounds
+  std::map<std::string, std::int64_t> found_;            // by row
   std::int64_t runs_ = 0, done_ = 0, total_ = 0;
   std::string doing_;
 };
@@ -167,6 +210,32 @@ std::int64_t largest_that_fits(std::int64_t guess, std::int64_t most,
     (fits(middle) ? good : bad) = middle;
   }
   return good;
+}
+
+RunFacts middle(const std::vector<RunFacts>& rounds) {
+  RunFacts out = rounds.front();
+  const auto of = [&](double RunFacts::*number) {
+    std::vector<double> all;
+    for (const RunFacts& each : rounds) all.push_back(each.*number);
+    return all;
+  };
+  for (double RunFacts::*number : {&RunFacts::step, &RunFacts::exposed, &RunFacts::forward,
+                                   &RunFacts::backward, &RunFacts::optimizer}) {
+    out.*number = median(of(number));
+  }
+  for (const double step : of(&RunFacts::step)) {
+    out.least = std::min(out.least > 0 ? out.least : step, step);
+    out.most = std::max(out.most, step);
+  }
+  return out;
+}
+
+RunWords without_overlap(RunWords words) {
+  put(words, "overlap-grad-reduce", "false");
+  put(words, "overlap-param-gather", "false");
+  std::erase_if(words, [](const auto& each) { return each.first == "bucket-mb"; });
+  if (value_of(words, "zero", "0") == "3") put(words, "prefetch", "false");
+  return words;
 }
 
 void grow_model(RunWords& words, std::int64_t base_heads, std::int64_t base_hidden,
@@ -220,6 +289,7 @@ ExperimentResults run_experiment(const Experiment& experiment, const std::vector
     if (skipped(row)) continue;
     for (const std::int64_t zero : row.zero) results.rows.push_back(runner.row(row, zero));
   }
+  runner.repeat(results.rows);
   if (!plotting) return results;
   for (const std::int64_t zero : experiment.plot.zero) {
     for (const std::int64_t dp : experiment.plot.dp) {

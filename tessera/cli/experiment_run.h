@@ -14,15 +14,21 @@ namespace tessera::cli {
 
 // What came of one run.
 struct RunFacts {
-  bool fits = false;    // it ended well; otherwise it was out of memory
-  double memory = 0;    // bytes of a rank at its peak
-  double step = 0;      // seconds, median
-  double exposed = 0;   // of them, waiting for communication, mean
-  double sent = 0;      // bytes of a rank and step
-  std::string why_not;  // the line that told of memory
+  bool fits = false;   // it ended well; otherwise it was out of memory
+  double memory = 0;   // bytes of a rank at its peak
+  double step = 0;     // seconds, median
+  double exposed = 0;  // of them, waiting for communication, median
+  // Of them, computing; without what was waited for.
+  double forward = 0, backward = 0, optimizer = 0;
+  double least = 0, most = 0;  // `step` of the quickest and the slowest round
+  double sent = 0;             // bytes of a rank and step
+  std::string why_not;         // the line that told of memory
 };
 // Runs `tessera train` with these. Throws Error for whatever else ends it.
 using Trains = std::function<RunFacts(const RunWords& words)>;
+
+// Of several runs of the same: the middle of each number.
+RunFacts middle(const std::vector<RunFacts>& rounds);
 
 // The largest n of 1 … most for which `fits`, or 0, if that holds up to some n and not beyond. It
 // is asked near the guess first: of a good one, twice.
@@ -36,6 +42,14 @@ struct Predicted {
 };
 using Predicts = std::function<Predicted(const RunWords& words)>;
 
+// [Note: simulated rows] How long a kernel takes is not what an ablation asks: the machine's mood
+// would be all that a comparison shows. So the simulator is told what computing took in a run of
+// the same stage with nothing overlapped, of the same rounds, and says what the link, the order of
+// calls and waiting make of it in every row.
+using Simulates = std::function<double(const RunWords& words, const RunFacts& computing)>;
+// The words of that run.
+RunWords without_overlap(RunWords words);
+
 struct ExperimentResult {
   const ExperimentRow* row = nullptr;
   std::int64_t zero = 0;
@@ -43,6 +57,7 @@ struct ExperimentResult {
   bool dry = false;  // one rank of them: memory alone
   RunFacts facts;
   Predicted predicted;
+  double simulated = 0;  // seconds of a step; 0: nobody asked
   std::int64_t dp = 1, batch = 1, accumulation = 1;
   std::int64_t found = 0, predicted_found = 0;  // batch, or heads of the model
   std::int64_t runs = 0;                        // that it took
@@ -62,6 +77,7 @@ struct ExperimentResults {
 struct ExperimentTools {
   Trains trains;
   Predicts predicts;
+  Simulates simulates = {};
   std::function<void(std::int64_t done, std::int64_t of, const std::string& what)> told;
 };
 ExperimentResults run_experiment(const Experiment& experiment, const std::vector<std::string>& only,

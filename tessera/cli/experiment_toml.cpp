@@ -132,6 +132,12 @@ class ExperimentReader {
         out.real_ranks = static_cast<int>(whole(node, "real-ranks", 1, 4096));
       } else if (key == "steps") {
         out.steps = static_cast<int>(whole(node, "steps", 2, 1000000));
+      } else if (key == "rounds") {
+        out.rounds = static_cast<int>(whole(node, "rounds", 1, 1000));
+      } else if (key == "simulate") {
+        const auto* truth = node.as_boolean();
+        if (truth == nullptr) fail(node, "simulate: wanted true or false");
+        out.simulate = truth->get();
       } else if (key == "hardware") {
         out.hardware = text(node, "hardware");
       } else {

@@ -152,7 +152,8 @@ Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
   if (dp() == 1 || zero == 0) return {};
   // With nothing to hide them behind they go at once.
   const double buckets = overlap_param_gather ? std::ceil(chunk.param_bytes / bucket_bytes) : 1;
-  const double pieces = zero == 3 ? chunk.units : buckets;
+  const bool units = zero == 3 || (gather_units && overlap_param_gather);
+  const double pieces = units ? chunk.units : buckets;
   return in_pieces(*this, places, Collective::all_gather, chunk.param_bytes, std::max(1.0, pieces));
 }
 

@@ -81,6 +81,7 @@ struct Step {
   bool keep_params = false;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = true;
+  bool gather_units = false;  // in stages 1 and 2, as Tessera's engine does; else buckets
   double bucket_bytes = 25e6;
 
   int dp() const { return axes.dp(); }

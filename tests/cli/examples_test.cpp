@@ -145,6 +145,23 @@ TEST_F(Examples, OfExplain) {
   }
 }
 
+// They train for minutes, so only their words are tried: every one is understood, and names an
+// experiment that there is.
+TEST_F(Examples, OfExperiment) {
+  const std::string names = shell("tessera experiment --list").out;
+  for (const std::string& example : of("experiment")) {
+    if (contains(example, "tessera calibrate")) continue;
+    const Outcome list = shell(example + " --list");
+    EXPECT_EQ(list.status, 0) << example << "\n" << list.err;
+    std::istringstream words(example);
+    std::string name;
+    words >> name >> name >> name;
+    if (name != "--list") {
+      EXPECT_TRUE(contains(names, name)) << example;
+    }
+  }
+}
+
 // The files that they write are read by the last one, and by tessera train.
 TEST_F(Examples, OfImport) {
   for (const std::string& example : of("import")) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -71,6 +72,8 @@ TEST(ExperimentFile, WhatIsWrongIsNamedWithItsLine) {
   has(problem("titel = \"x\""), {"line 1", "titel", "title"});
   has(problem("title = "), {"x.toml, line 1"});
   has(problem(scale), {"x.toml", "no [[row]]"});
+  has(problem("[scale.cpu]\nrounds = 0\n"), {"line 2", "rounds", "1 to 1000"});
+  has(problem("[scale.cpu]\nsimulate = 1\n"), {"line 2", "simulate", "true or false"});
   has(problem(scale + "[[row]]\nname = \"a\"\n", "gpu"), {"--scale", "gpu", "cpu"});
   has(problem(scale + "[[row]]\nwhat = \"a\"\n"), {"line 5", "name"});
   has(problem(scale + "[[row]]\nname = \"a\"\nmicro_bach = 2\n"), {"line 7", "micro-batch"});
@@ -174,6 +177,61 @@ TEST(ExperimentRun, OnlyBringsWhatItRefersTo) {
   EXPECT_TRUE(
       contains(error_of([&] { run_experiment(experiment, {"hal"}, false, trainer.tools()); }),
                "did you mean half"));
+}
+
+// Rows take turns, and the simulator gets the computing times of the run with nothing overlapped.
+TEST(ExperimentRun, RoundsTakeTurnsAndTheSimulatorHearsOfComputing) {
+  const Experiment experiment = parsed(
+      "rounds = 3\nsimulate = true\nreal-ranks = 2\n"
+      "[[row]]\nname = \"on\"\ndp = 2\nzero = 1\n"
+      "[[row]]\nname = \"off\"\nbase = \"on\"\ndp = 2\nzero = 1\n"
+      "overlap-grad-reduce = false\noverlap-param-gather = false\n"
+      "[[row]]\nname = \"small\"\ndp = 2\nzero = 1\nbucket-mb = 0.5\n");
+  FakeTrainer trainer;
+  ExperimentTools tools = trainer.tools();
+  std::vector<std::string> ran;
+  tools.trains = [&](const RunWords& words) {
+    const bool off = value_of(words, "overlap-grad-reduce", "") == "false";
+    ran.push_back(off ? "off" : value_of(words, "bucket-mb", "on"));
+    RunFacts facts;
+    facts.fits = true;
+    facts.memory = 1000;
+    // The middle of three rounds is that of the second.
+    const double by_round[] = {1.0, 1.2, 5.0};
+    const auto before = std::count(ran.begin(), ran.end(), ran.back()) - 1;
+    facts.step = (off ? 3 : 2) * by_round[before];
+    facts.forward = off ? 0.5 : 99;
+    return facts;
+  };
+  tools.simulates = [](const RunWords& words, const RunFacts& computing) {
+    EXPECT_EQ(computing.forward, 0.5);
+    return value_of(words, "overlap-grad-reduce", "") == "false" ? 3.6 : 2.64;
+  };
+  const ExperimentResults got = run_experiment(experiment, {}, false, tools);
+  EXPECT_EQ(ran,
+            (std::vector<std::string>{"on", "off", "0.5", "off", "0.5", "on", "0.5", "on", "off"}));
+  ASSERT_EQ(got.rows.size(), 3U);
+  EXPECT_DOUBLE_EQ(got.rows[0].facts.step, 2.4);
+  EXPECT_DOUBLE_EQ(got.rows[0].facts.least, 2.0);
+  EXPECT_DOUBLE_EQ(got.rows[0].facts.most, 10.0);
+  EXPECT_DOUBLE_EQ(got.rows[1].simulated, 3.6);
+  EXPECT_NEAR(simulator_miss(got).most, 0.1, 1e-9);
+  const std::string text = experiment_text(experiment, got);
+  for (const char* part : {"simulated", "+10.0%", "+0.0%", "off against on", "simulated +36.4%",
+                           "The simulator's step time differs from what was measured by 10.0%"}) {
+    EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
+  }
+  const auto json = nlohmann::json::parse(experiment_json(experiment, got, "2026-01-02"));
+  EXPECT_DOUBLE_EQ(json["rows"][0]["simulated_s"].get<double>(), 2.64);
+  EXPECT_NEAR(json["simulator_differs"]["most"].get<double>(), 0.1, 1e-9);
+}
+
+TEST(ExperimentRun, WithoutOverlapIsTheSameRunOtherwise) {
+  const RunWords one = without_overlap({{"zero", "3"}, {"bucket-mb", "7"}, {"dp", "2"}});
+  EXPECT_EQ(value_of(one, "prefetch", ""), "false");
+  EXPECT_EQ(value_of(one, "bucket-mb", "none"), "none");
+  EXPECT_EQ(value_of(one, "dp", ""), "2");
+  EXPECT_EQ(value_of(without_overlap({{"zero", "1"}}), "prefetch", "none"), "none");
 }
 
 TEST(ExperimentReport, TableJsonAndPicture) {
