@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   tessera::DataParallel train(net, world, {.stage = argc > 1 ? std::atoi(argv[1]) : 3});
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor x =
-        at::sin(at::arange(8 * kWidth, at::kFloat).view({8, kWidth}) * (step + world.rank()));
+        at::sin(at::arange(8 * kWidth, at::kFloat).view({8, kWidth}) * (1 + world.rank()));
     train.backward(at::mse_loss(train(x), x.flip(1)));
     const auto info = train.step();
     if (step % 5 == 0 && world.rank() == 0) std::printf("step %d  loss %.9f\n", step, info.loss);
