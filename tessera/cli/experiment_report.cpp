@@ -31,10 +31,13 @@ std::string label_of(const ExperimentResult& one) {
 }
 
 const ExperimentResult* base_of(const ExperimentResult& one, const ExperimentResults& all) {
+  const ExperimentResult* first = nullptr;
   for (const ExperimentResult& other : all.rows) {
-    if (!one.row->base.empty() && other.row->name == one.row->base) return &other;
+    if (one.row->base.empty() || other.row->name != one.row->base) continue;
+    if (other.zero == one.zero) return &other;
+    if (first == nullptr) first = &other;
   }
-  return nullptr;
+  return first;
 }
 
 std::string found_text(const ExperimentResult& one) {
@@ -62,7 +65,8 @@ std::string sentence(const ExperimentResult& one, const ExperimentResult& base) 
   text += str("; a step takes ", percent(time / base.facts.step), " (", time_text(base.facts.step),
               " → ", time_text(one.facts.step), ")");
   if (one.facts.sent > 0 || base.facts.sent > 0) {
-    text += str(", waits ", time_text(one.facts.exposed), " of it for communication instead of ",
+    text += str(", waits ", one.facts.exposed > 0 ? time_text(one.facts.exposed) : "0 s",
+                " of it for communication instead of ",
                 base.facts.exposed > 0 ? time_text(base.facts.exposed) : "0 s");
     // The difference in time is that in waiting, or something else.
     if (std::fabs(time) > 0.02 * base.facts.step) {
