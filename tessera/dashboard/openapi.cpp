@@ -7,7 +7,8 @@ namespace {
 Json setting_schema(const planner::Field& field) {
   Json schema = {{"description", field.help}};
   if (field.is_flag()) {
-    schema["type"] = "boolean";
+    // "true" and 1 are, too.
+    schema["anyOf"] = {{{"type", "boolean"}}, {{"type", "string"}}, {{"type", "number"}}};
   } else if (!field.choices.empty() && !field.free_in_plans) {
     schema["type"] = "string";
     schema["enum"] = field.choices;
@@ -32,6 +33,13 @@ Json question_schema() {
 
 Json response(const char* description, const Json& schema, const char* type = "application/json") {
   return {{"description", description}, {"content", {{type, {{"schema", schema}}}}}};
+}
+
+// A null stands for what is not given.
+void allow_null(Json& schema) {
+  if (schema.contains("anyOf")) return allow_null(schema["anyOf"][0]);
+  schema["nullable"] = true;
+  if (schema.contains("enum")) schema["enum"].push_back(nullptr);
 }
 
 Json operation(const Route& route) {
@@ -69,6 +77,7 @@ Json operation(const Route& route) {
   Json schema = {{"type", "object"}, {"additionalProperties", false}};
   schema["properties"] = route.question ? question_schema() : Json::object();
   schema["properties"].update(route.body);
+  for (auto& [name, property] : schema["properties"].items()) allow_null(property);
   json["requestBody"] = {
       {"required", true},
       {"content", {{"application/json", {{"schema", schema}, {"example", route.example}}}}}};
