@@ -1,6 +1,6 @@
 # cpack runs it on what was installed, before it is packed: nothing may name the machine that built it,
 # and what Debian's policy wants is there.
-file(GLOB_RECURSE torch_programs "${CPACK_TEMPORARY_DIRECTORY}/*bin/tessera-torch")
+file(GLOB_RECURSE torch_programs "${CPACK_TEMPORARY_DIRECTORY}/tessera-torch")
 foreach(program ${torch_programs})
   file(RPATH_CHANGE FILE "${program}"
        OLD_RPATH "$ORIGIN/../lib:$ORIGIN/../lib/tessera/torch/lib:${CPACK_TESSERA_TORCH_LIBRARIES}"
