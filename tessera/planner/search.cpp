@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <limits>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -27,14 +29,69 @@ double tokens_per_s(const Question& q, double step) {
   return step > 0 ? tokens / step : 0;
 }
 
-// Orders that differ only in where axes of one rank stand are the same.
-bool same_places(const Question& a, const Question& b) {
-  const auto long_axes = [](const Question& q) {
-    std::string names;
-    for (const AxisSize& axis : axis_order(q)) names += axis.size > 1 ? axis.name : "";
-    return names;
+// [Note: orders in a search] Where axes lie depends on the mesh alone, so its orders that differ in
+// some place are found once. A configuration is bounded from below over all of them at once: its
+// chunks with the order that is best for tp, data parallelism at the best of its places. Orders are
+// then played for those configurations alone whose bound is good enough.
+struct MeshOrders {
+  std::vector<std::string> orders;  // the usual one first; no two of them with the same places
+  std::vector<std::string> for_tp;  // whose chunks are least: one, unless none is in every way
+  std::vector<ReplicaPlace> replicas;
+};
+
+bool same(const GroupPlace& a, const GroupPlace& b) {
+  return a.ranks == b.ranks && a.in_node == b.in_node && a.crossing == b.crossing &&
+         a.span == b.span;
+}
+
+// Whether no collective of any size takes longer there. Their time is a latency and a time per
+// byte.
+bool never_slower(const Topology& t, const GroupPlace& a, const GroupPlace& b) {
+  constexpr double kMany = 1e15;
+  for (const Collective kind :
+       {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather}) {
+    const auto of = [&](const GroupPlace& place, double bytes) {
+      return collective_cost(t, kind, bytes, place).seconds(t);
+    };
+    if (of(a, 0) > of(b, 0) || of(a, kMany) > of(b, kMany)) return false;
+  }
+  return true;
+}
+
+MeshOrders mesh_orders(const Question& q, bool fixed) {
+  const Topology topology = q.hardware.topology(q.per_node);
+  MeshOrders mesh;
+  std::vector<Places> all;
+  const auto add = [&](const std::string& order) {
+    const Places places = places_on(topology, in_order(order, q.axes));
+    for (const Places& other : all) {
+      if (same(places.tp, other.tp) && same(places.dp, other.dp) && same(places.hop, other.hop) &&
+          same(places.tied, other.tied)) {
+        return;
+      }
+    }
+    all.push_back(places);
+    mesh.orders.push_back(order);
+    for (const ReplicaPlace& other : mesh.replicas) {
+      if (same(places.dp, other.dp)) return;
+    }
+    mesh.replicas.push_back({places.dp, q.hardware.interference * pace_of(topology, places.dp)});
   };
-  return long_axes(a) == long_axes(b);
+  add(q.order);
+  std::array<std::string_view, kAxes> names = kAxisNames;
+  std::sort(names.begin(), names.end());
+  while (!fixed) {
+    add(str(names[0], ",", names[1], ",", names[2]));
+    if (!std::next_permutation(names.begin(), names.end())) break;
+  }
+  for (std::size_t i = 0; i < all.size() && mesh.for_tp.empty(); ++i) {
+    const bool best = std::all_of(all.begin(), all.end(), [&](const Places& other) {
+      return never_slower(topology, all[i].tp, other.tp);
+    });
+    if (best) mesh.for_tp = {mesh.orders[i]};
+  }
+  if (mesh.for_tp.empty()) mesh.for_tp = mesh.orders;
+  return mesh;
 }
 
 // A configuration that fits: what a table of the best needs to be made again.
@@ -42,6 +99,7 @@ struct Found {
   double tokens_per_s;  // at most, until it is one of the best
   double memory;
   Question question;
+  const MeshOrders* mesh;
 };
 
 class Search {
@@ -71,13 +129,15 @@ class Search {
   std::vector<std::pair<std::string, int>> schedules(const Axes& mesh) const;
   void try_schedule(Question q);
   void try_memory(Question q);
-  void try_orders(Found& found) const;
+  void play_orders(Found& found, double enough) const;
   void rule_out(const char* reason) { ++result_.ruled_out[reason]; }
 
   const SearchQuestion& ask_;
   Question base_;
   SearchResult result_;
   std::vector<Found> found_;
+  std::deque<MeshOrders> orders_;  // of the meshes with something that fits
+  bool new_mesh_ = true;
 };
 
 std::vector<Axes> Search::meshes() {
@@ -130,6 +190,7 @@ std::vector<std::pair<std::string, int>> Search::schedules(const Axes& mesh) con
 void Search::try_mesh(const Axes& mesh) {
   Question q = base_;
   q.axes = mesh;
+  new_mesh_ = true;
   q.grad_accum = 0;
   const std::int64_t each = base_.global_batch / mesh.dp();
   for (const auto& [name, chunks] : schedules(mesh)) {
@@ -189,25 +250,36 @@ void Search::try_memory(Question q) {
     rule_out("does not fit");
     return;
   }
-  const double rate = tokens_per_s(q, least_step_time(describe_step(q)));
-  found_.push_back({rate, memory, std::move(q)});
+  if (new_mesh_) orders_.push_back(mesh_orders(q, ask_.fixed.order));
+  new_mesh_ = false;
+  const MeshOrders& mesh = orders_.back();
+  double least = std::numeric_limits<double>::infinity();
+  for (const std::string& order : mesh.for_tp) {
+    q.order = order;
+    least = std::min(least, least_step_time(describe_step(q), mesh.replicas));
+  }
+  q.order = mesh.orders.front();
+  found_.push_back({tokens_per_s(q, least), memory, std::move(q), &mesh});
 }
 
-// The best are tried in other orders of the axes on the nodes, too. One that is quicker by less
-// than a thousandth is not worth a rank order of its own.
-void Search::try_orders(Found& found) const {
+// In all orders of its mesh that could reach so many tokens a second; 0 if none can. One that is
+// quicker than the usual order by less than a thousandth is not worth a rank order of its own.
+void Search::play_orders(Found& found, double enough) const {
   constexpr double kWorth = 1.001;
-  std::array<std::string_view, kAxes> names = kAxisNames;
-  std::sort(names.begin(), names.end());
-  do {
-    Question q = found.question;
-    q.order = str(names[0], ",", names[1], ",", names[2]);
-    if (same_places(q, found.question)) continue;
-    const double rate = tokens_per_s(q, step_time(q).step());
-    if (rate < kWorth * found.tokens_per_s) continue;
+  Question& q = found.question;
+  const std::string* best = &found.mesh->orders.front();
+  found.tokens_per_s = 0;
+  for (const std::string& order : found.mesh->orders) {
+    q.order = order;
+    const Step step = describe_step(q);
+    const double wanted = std::max(enough, kWorth * found.tokens_per_s);
+    if (tokens_per_s(q, least_step_time(step)) < wanted) continue;
+    const double rate = tokens_per_s(q, step_time(step).step());
+    if (rate < wanted) continue;
     found.tokens_per_s = rate;
-    found.question = std::move(q);
-  } while (std::next_permutation(names.begin(), names.end()));
+    best = &order;
+  }
+  q.order = *best;
 }
 
 // In the order of what they could reach at most, until none of the others can be among the best.
@@ -221,13 +293,10 @@ SearchResult Search::finish() {
   std::vector<Found> best;
   for (Found& each : found_) {
     if (best.size() == top && each.tokens_per_s < best.back().tokens_per_s) break;
-    each.tokens_per_s = tokens_per_s(each.question, step_time(each.question).step());
+    play_orders(each, best.size() == top ? best.back().tokens_per_s : 0);
+    if (each.tokens_per_s <= 0) continue;
     best.insert(std::upper_bound(best.begin(), best.end(), each, better), std::move(each));
     if (best.size() > top) best.pop_back();
-  }
-  if (!ask_.fixed.order) {
-    for (Found& each : best) try_orders(each);
-    std::stable_sort(best.begin(), best.end(), better);
   }
   for (const Found& each : best) result_.best.push_back(plan_numbers(each.question));
   return std::move(result_);

@@ -31,6 +31,39 @@ std::size_t slowest_rank(const Step& step) {
   return slowest;
 }
 
+// A rank computes all its micro-batches; before that the first one has come through the stages
+// before it, and after that the last one goes back (a weight gradient that was put off may be the
+// last, so then it does not count). What its collectives take is beside that at best, where it
+// costs the interference, and their own time in any case.
+double least_at(const Step& s, const ReplicaPlace& replicas) {
+  Places places;
+  places.dp = replicas.dp;
+  const bool apart = s.schedule == "zb-h1" || s.schedule == "zb-v";
+  const double k = static_cast<double>(s.micros), share = std::min(1.0, replicas.interference);
+  const double each = s.policy == ReducePolicy::each ? k : 1;
+  const double passes = s.zero == 3 ? k * (s.keep_params ? 1 : 2) : 1;
+  double least = 0, before = 0;
+  const std::vector<StepChunk>* last = nullptr;
+  double own = 0, sent = 0, longest = 0;
+  for (const std::vector<StepChunk>& chunks : s.chunks) {
+    if (last == nullptr || chunks != *last) {
+      own = sent = longest = 0;
+      for (const StepChunk& chunk : chunks) {
+        own += k * chunk.total();
+        longest = std::max(longest, chunk.total());
+        const Transfers gathers = s.gathers(chunk, places), reduces = s.reductions(chunk, places);
+        sent += passes * gathers.count * gathers.seconds + each * reduces.count * reduces.seconds;
+      }
+    }
+    // What the last piece pays for is not beside another one.
+    const double beside = std::max(0.0, sent - share * longest);
+    least = std::max({least, before + own, own + share * beside, sent});
+    before += chunks.front().forward + (apart ? 0 : chunks.front().backward());
+    last = &chunks;
+  }
+  return least + s.optimizer;
+}
+
 }  // namespace
 
 StepTime step_time(const Step& s) {
@@ -58,36 +91,16 @@ StepTime step_time(const Step& s) {
   return time;
 }
 
-// A rank computes all its micro-batches; before that the first one has come through the stages
-// before it, and after that the last one goes back (a weight gradient that was put off may be the
-// last, so then it does not count). What its collectives take is beside that at best, where it
-// costs the interference, and their own time in any case.
-double least_step_time(const Step& s) {
-  const Places places = s.dp() > 1 ? s.places() : Places{};
-  const bool apart = s.schedule == "zb-h1" || s.schedule == "zb-v";
-  const double k = static_cast<double>(s.micros), share = std::min(1.0, s.interference);
-  const double each = s.policy == ReducePolicy::each ? k : 1;
-  const double passes = s.zero == 3 ? k * (s.keep_params ? 1 : 2) : 1;
-  double least = 0, before = 0;
-  const std::vector<StepChunk>* last = nullptr;
-  double own = 0, sent = 0, longest = 0;
-  for (const std::vector<StepChunk>& chunks : s.chunks) {
-    if (last == nullptr || chunks != *last) {
-      own = sent = longest = 0;
-      for (const StepChunk& chunk : chunks) {
-        own += k * chunk.total();
-        longest = std::max(longest, chunk.total());
-        const Transfers gathers = s.gathers(chunk, places), reduces = s.reductions(chunk, places);
-        sent += passes * gathers.count * gathers.seconds + each * reduces.count * reduces.seconds;
-      }
-    }
-    // What the last piece pays for is not beside another one.
-    const double beside = std::max(0.0, sent - share * longest);
-    least = std::max({least, before + own, own + share * beside, sent});
-    before += chunks.front().forward + (apart ? 0 : chunks.front().backward());
-    last = &chunks;
+double least_step_time(const Step& s, const std::vector<ReplicaPlace>& anywhere) {
+  double least = least_at(s, anywhere.front());
+  for (std::size_t i = 1; i < anywhere.size(); ++i) {
+    least = std::min(least, least_at(s, anywhere[i]));
   }
-  return least + s.optimizer;
+  return least;
+}
+
+double least_step_time(const Step& s) {
+  return least_at(s, {s.dp() > 1 ? s.places().dp : GroupPlace{}, s.interference});
 }
 
 StepTime step_time(const Question& q) { return step_time(describe_step(q)); }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "tessera/planner/question.h"
 #include "tessera/planner/step.h"
 #include "tessera/planner/topology.h"
@@ -24,5 +26,11 @@ StepTime step_time(const Step& step);
 StepTime step_time(const Question& settled);
 // Seconds that no step takes less than, quickly reckoned: for who looks for the best of many.
 double least_step_time(const Step& step);
+// Likewise wherever replicas lie, of these: the least of them.
+struct ReplicaPlace {
+  GroupPlace dp;
+  double interference = 0;  // there
+};
+double least_step_time(const Step& step, const std::vector<ReplicaPlace>& anywhere);
 
 }  // namespace tessera::planner

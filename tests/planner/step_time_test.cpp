@@ -277,5 +277,39 @@ TEST(Interval, IsWidestWhereNothingWasMeasured) {
   EXPECT_NE(across.basis.find("no measured run"), std::string::npos);
 }
 
+// [Note: collectives] at the level of a step: tp 16 that fills two nodes sends each sum once out of
+// a node through all its adapters, and no slower; through one adapter of them it takes as many
+// times as long as there are adapters.
+TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
+  for (const char* name : {"a100-80", "dgx-a100", "h100"}) {
+    for (const int micro : {1, 2, 4}) {
+      Question asked = question(name);
+      asked.model = find_model_shape("gpt3-175b");
+      asked.micro_batch = micro;
+      asked.hardware.launch = 0;  // a slow host would hide some of it
+      asked.axes.set("tp", 16);
+      const Question q = settle(asked);
+      const double sums = 4.0 * static_cast<double>(q.model.layers) + 2;  // embedding and head, too
+      const double bytes = 2.0 * micro * static_cast<double>(q.seq * q.model.hidden);
+      const Hardware& h = q.hardware;
+      const double adapters = h.topology(q.per_node).out_of_node();
+      const double near = 2 * 15.0 / 16 * bytes / h.inside.bandwidth;
+      const double least = sums * std::max(near, bytes / adapters);
+      const double latency = sums * 2 * (7 * h.inside.latency + h.between.latency);
+      const StepTime across = step_time(q);
+      EXPECT_GE(across.tp, 0.99 * least) << name;
+      // The sums of the loss are short.
+      EXPECT_LE(across.tp, 1.02 * (least + latency) + 1e-3) << name;
+      Question inside = asked;
+      inside.axes.set("tp", 8);
+      EXPECT_GT(across.tp, step_time(settle(inside)).tp) << name;
+      Question apart = asked;  // one device in each of sixteen nodes, through one adapter at most
+      apart.order = "dp,tp,pp";
+      apart.axes.set("dp", 8);
+      EXPECT_GT(step_time(settle(apart)).tp, 3 * across.tp) << name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::planner
