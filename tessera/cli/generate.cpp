@@ -266,9 +266,9 @@ void tell_speed(const models::Generated& done, double load_s, bool json) {
     return;
   }
   write_all(2, str(plural(done.tokens, "token"), " in ", format_time(done.read_s + done.write_s),
-                   ": ", fixed(rate(done.stepped, done.write_s), 1), " tokens/s, after ",
-                   format_time(done.read_s), " for ", plural(done.read, "token"),
-                   " of prompts and ", format_time(load_s), " of loading\n"));
+                   ": ", format_time(done.read_s), " for ", plural(done.read, "token"),
+                   " of prompts, then ", fixed(rate(done.stepped, done.write_s), 1),
+                   " tokens/s; loaded in ", format_time(load_s), "\n"));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
+#include <string>
 
 #include "tessera/cli/settings_file.h"
 #include "tessera/core/errors.h"
@@ -66,10 +68,25 @@ void add_plan_flags(CLI::App& app, planner::Settings& settings) {
       [&settings](const std::string& name, const std::string& text) { settings.set(name, text); });
 }
 
+namespace {
+
+// What a run chooses where its file leaves it open, so that the plan is of that very run: the page
+// of `tessera train --print-config` names every setting.
+void choose_as_run(const std::string& name, const std::string& text, planner::Settings& settings) {
+  if (name == "seq" && text == "0") settings.set("seq", std::to_string(planner::kRunSeq));
+  if (name == "device" && text == "cpu") settings.set("hardware", "cpu");
+}
+
+}  // namespace
+
 void read_plan_config(const std::string& path, planner::Settings& settings) {
   const std::string where = "--config: " + path;
   const std::string text =
       read_small_file(path, planner::kMostToml, "a TOML file of settings", "--config");
+  settings.set("software", "tessera");  // whose file it is
+  std::optional<double> ranks;
+  double axes = 1;
+  bool replicas_said = false;
   for (const FileSetting& each : parse_settings(text, where)) {
     std::string name = each.key;
     std::replace(name.begin(), name.end(), '_', '-');
@@ -86,10 +103,17 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
     if (name == "bucket-mb" && std::strtod(each.text.c_str(), nullptr) > 0) {
       settings.set("bucket-size", each.text + "MB");
     }
+    choose_as_run(name, each.text, settings);
+    const double number = std::strtod(each.text.c_str(), nullptr);
+    if (name == "ranks") ranks = number;
+    if (name == "dp" && number > 0) replicas_said = true;
+    if (name == "dp" || name == "tp" || name == "pp") axes *= std::max(1.0, number);
     const bool chosen = each.text.empty() || (each.text == "0" && name != "zero");
     if (plan == nullptr || chosen || (train != nullptr && !same_member(*train, *plan))) continue;
     settings.set(plan->name, each.text);
   }
+  if (ranks && *ranks == 0) ranks = replicas_said || axes > 1 ? axes : planner::kRunRanks;
+  if (ranks && *ranks <= 1e6) settings.set("gpus", str(static_cast<std::int64_t>(*ranks)));
 }
 
 planner::Catalogue make_catalogue() {

@@ -31,7 +31,7 @@ struct ParallelOptions {
   bool overlap_tp = false;         // multiply while they talk
 
   std::string schedule = "1f1b";  // of the pipeline: schedule::names()
-  int model_chunks = 1;           // stages on each rank, where the schedule interleaves them
+  int model_chunks = 0;           // stages on each rank, where the schedule interleaves them; 0: 2
   std::vector<int> split = {};    // how many layers each stage has; empty: by their costs
   int micro_batches = 1;
 

@@ -53,7 +53,7 @@ struct RunSettings {
   bool overlap_tp = false;
   std::string schedule = "1f1b";
   std::string split = "even";
-  std::int64_t chunks = 1;
+  std::int64_t chunks = 0;
   std::int64_t zero = 0;
   std::string layout = "fp32";
   std::string grad_reduce = "auto";
@@ -114,6 +114,10 @@ struct RunSettings {
 
   friend bool operator==(const RunSettings&, const RunSettings&) = default;
 };
+
+// What a run takes where nothing says it.
+inline constexpr std::int64_t kRunSeq = 64;  // or the model's positions, if they are fewer
+inline constexpr std::int64_t kRunRanks = 2;
 
 // Who takes a setting: `tessera train`, or all that ask the planner (plan, simulate, explain).
 enum class Command : std::uint8_t { train = 1, plan = 2 };

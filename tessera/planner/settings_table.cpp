@@ -248,8 +248,8 @@ void add_parallelism(Table& t) {
   t.add("split", &S::split, "layers of a pipeline's stages: even, work, or as 3,3,2")
       .type("HOW")
       .plan("even");
-  t.add("chunks", &S::chunks, "interleaved: stages of each pipeline rank")
-      .range(1, 1024)
+  t.add("chunks", &S::chunks, "interleaved: stages of each pipeline rank; left out: 2")
+      .range(0, 1024)
       .plan("1; interleaved: 2");
   t.add("zero", &S::zero,
         "ZeRO stage: 0 shards nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters")

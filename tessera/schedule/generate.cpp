@@ -137,7 +137,7 @@ const std::vector<std::string>& names() {
 Schedule make(std::string_view name, int ranks, int micros, int chunks) {
   if (name == "gpipe") return gpipe(ranks, micros);
   if (name == "1f1b") return one_f_one_b(ranks, micros);
-  if (name == "interleaved") return interleaved(ranks, micros, chunks);
+  if (name == "interleaved") return interleaved(ranks, micros, chunks == 0 ? 2 : chunks);
   if (name == "zb-h1") return zero_bubble_h1(ranks, micros);
   if (name == "zb-v") return zero_bubble_v(ranks, micros);
   throw UsageError(str("schedule ", quote(name), " is unknown", did_you_mean(name, names()),

@@ -58,9 +58,10 @@ Schedule interleaved(int ranks, int micros, int chunks);  // 1F1B with several c
 Schedule zero_bubble_h1(int ranks, int micros);  // weight gradients fill the bubble; memory of 1F1B
 Schedule zero_bubble_v(int ranks, int micros);   // two chunks per rank, laid out like a V
 
-// "gpipe", "1f1b", "interleaved", "zb-h1" or "zb-v". `chunks` counts for interleaved only.
+// "gpipe", "1f1b", "interleaved", "zb-h1" or "zb-v". `chunks` counts for interleaved only; 0
+// means 2 there.
 const std::vector<std::string>& names();
-Schedule make(std::string_view name, int ranks, int micros, int chunks = 1);
+Schedule make(std::string_view name, int ranks, int micros, int chunks = 0);
 
 // Whether it takes weight gradients apart from those of inputs, and so puts them off.
 bool splits_backward(const Schedule& schedule);

@@ -5,6 +5,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
+#include "tessera/core/units.h"
 
 namespace tessera::simulator {
 namespace {
@@ -22,6 +23,16 @@ void check(const Reliability& r) {
   check_seconds("cost of a checkpoint", r.checkpoint, true);
   check_seconds("cost of a restart", r.restart, true);
   if (r.devices < 1) throw UsageError(str("devices: got ", r.devices, ", wanted at least 1"));
+  // A restart gets through once in e^(restart / M) times: beyond this, what is simulated would not
+  // end, and less than 1% of the time would be work.
+  constexpr double kMostRestarts = 5;
+  if (r.restart > kMostRestarts * r.system_mtbf()) {
+    throw UsageError(str("mean time between failures: got ", format_time(r.mtbf),
+                         " a device, a failure every ", format_time(r.system_mtbf()), " in ",
+                         plural(r.devices, "device"), ", but a restart takes ",
+                         format_time(r.restart),
+                         ": such a run never gets on; wanted rarer failures or a quicker restart"));
+  }
 }
 
 double expected_goodput(const Reliability& r, double interval) {

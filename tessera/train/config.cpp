@@ -21,7 +21,6 @@
 namespace tessera::train {
 namespace {
 
-constexpr std::int64_t kSeq = 64;
 constexpr std::int64_t kWarmup = 20;
 constexpr std::int64_t kSteps = 240;
 
@@ -165,8 +164,9 @@ void resolve_data(const TrainConfig& config, Resolved& out) {
     }
   }
   if (out.model.vocab < vocab) {
-    throw UsageError(str("--vocab: got ", out.model.vocab, ", but --data ", config.data, " has ",
-                         vocab, " different tokens; wanted ", vocab, " or more"));
+    throw UsageError(str("--vocab: ", config.vocab > 0 ? "got " : "the model has ", out.model.vocab,
+                         ", but --data ", config.data, " has ", vocab, " different tokens; wanted ",
+                         vocab, " or more"));
   }
   out.steps = steps_in_all(config, out, 0);
   if (out.steps == 0) {
@@ -258,7 +258,8 @@ int ranks_wanted(const TrainConfig& config) {
   }
   if (config.ranks > 0) return static_cast<int>(config.ranks);
   const std::int64_t parts = config.axes.with("dp", 1).world();
-  const std::int64_t dp = config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? 2 : 1);
+  const std::int64_t dp =
+      config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? planner::kRunRanks : 1);
   return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
 }
 
@@ -365,7 +366,9 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                                               : ReducePolicy::last;
   out.recompute = planner::parse_recompute(config.recompute);
   const std::int64_t most = out.model.positions;  // 0: any length
-  out.seq = config.seq > 0 ? config.seq : most > 0 ? std::min(kSeq, most) : kSeq;
+  out.seq = config.seq > 0 ? config.seq
+            : most > 0     ? std::min(planner::kRunSeq, most)
+                           : planner::kRunSeq;
   if (most > 0 && out.seq > most) {
     throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
                          " positions; wanted at most that, or a larger --positions"));

@@ -39,8 +39,12 @@ void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) 
   const schedule::Schedule schedule = schedule_of(config, resolved);
   if (pp > 1 && resolved.model.layers < schedule.stage_count()) {
     refuse(str("--layers: got ", resolved.model.layers, ", fewer than the ", schedule.stage_count(),
-               " stages of --pp ", pp, " with ", schedule.chunks,
-               " chunks; wanted a layer for each"));
+               " stages of --pp ", pp, " with ", plural(schedule.chunks, "chunk"),
+               "; wanted a layer for each"));
+  }
+  if (pp > 1 && config.chunks > 0 && config.chunks != schedule.chunks) {
+    refuse(str("--chunks: got ", config.chunks, ", but --schedule ", config.schedule, " has ",
+               plural(schedule.chunks, "stage"), " on every rank; wanted --schedule interleaved"));
   }
   planner::layers_of_stages(resolved.model, schedule.stage_count(), config.split);
   if (pp == 1) return;

@@ -45,6 +45,7 @@ std::string status(const StepMetrics& step, const Summary* summary = nullptr) {
 
 std::string ending(Trainer& trainer, const Summary& summary,
                    const std::vector<std::string>& answers) {
+  if (summary.steps == 0) return str("  no step was taken; parameters ", summary.params_hash, "\n");
   const Resolved& resolved = trainer.resolved();
   std::string text = "\n" + memory_table(summary) + "\n";
   text += traffic_table(summary, resolved.axes.with("dp", resolved.ranks)) + "\n" +
@@ -80,7 +81,7 @@ std::string ending(Trainer& trainer, const Summary& summary,
   }
   text += str("\n  loss ", fixed(summary.first_loss, 4), " → ", fixed(summary.last_loss, 4), " in ",
               plural(summary.steps, "step"), ", ", format_count(std::llround(summary.tokens_per_s)),
-              " tokens/s; parameters ", summary.params_hash, "\n");
+              " tokens/s (median); parameters ", summary.params_hash, "\n");
   if (summary.evaluation) {
     text += str("  validation: ", describe(*summary.evaluation), "\n");
   }
@@ -280,7 +281,6 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   Summary summary = trainer.summary();
   summary.interrupted = interrupted;
   const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
-  trainer.write_trace();
   if (lines) lines->write(to_json(summary));
   if (speaks) {
     // A reader that has gone wants no more; anything else is worth a word.
@@ -302,7 +302,8 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
                            : "; --resume auto goes on from the last good checkpoint\n"));
     }
   }
-  world.barrier();  // nobody leaves while another still needs it
+  trainer.write_trace();  // after all that was learnt is told: it may fail
+  world.barrier();        // nobody leaves while another still needs it
   if (!saved.failure.empty()) return Ended::unsaved;
   if (!interrupted) return Ended::done;
   return saves ? Ended::saved : Ended::stopped;

@@ -78,6 +78,7 @@ struct Trainer::Impl {
   void on_span(const pipeline::Span& span);
   void note_state();
   void compare_ranks(Summary& out) const;
+  void find_slow_ranks(const at::Tensor& sums, Summary& out) const;
   std::vector<data::Token> answer(const data::Question& question);
   Evaluation evaluate();
   // Taken from the data so far, over all ranks.

@@ -22,6 +22,33 @@ std::string samples_of(const data::Source& source) {
 
 }  // namespace
 
+// By the sums of forward, backward and optimizer of every rank. A phase that is little of a step,
+// and a few steps, say nothing; stages of a pipeline may differ.
+void Trainer::Impl::find_slow_ranks(const at::Tensor& sums, Summary& out) const {
+  constexpr std::array kNames = {"forward", "backward", "optimizer"};
+  constexpr std::size_t kFewSteps = 10;
+  constexpr double kLittle = 0.05;
+  if (config.axes.pp() > 1 || history.size() <= kFewSteps) return;
+  const auto at = [&](int rank, std::size_t phase) {
+    return sums.data_ptr<double>()[rank * sums.size(1) + static_cast<std::int64_t>(phase)];
+  };
+  std::array<double, kNames.size()> medians{};
+  double step = 0;
+  for (std::size_t p = 0; p < kNames.size(); ++p) {
+    std::vector<double> times;
+    for (int r = 0; r < world.size(); ++r) times.push_back(at(r, p));
+    step += medians[p] = median(std::move(times));
+  }
+  for (int r = 0; r < world.size(); ++r) {
+    SlowRank slow{r, "", kSlow};
+    for (std::size_t p = 0; p < kNames.size(); ++p) {
+      if (medians[p] <= kLittle * step || at(r, p) <= slow.factor * medians[p]) continue;
+      slow = {r, kNames[p], at(r, p) / medians[p]};
+    }
+    if (!slow.phase.empty()) out.slow_ranks.push_back(slow);
+  }
+}
+
 // What the ranks' steps were like, side by side: ranks that are slow, and the bubble of a pipeline.
 void Trainer::Impl::compare_ranks(Summary& out) const {
   if (world.simulated() && world.size() > 1) return;  // nobody to compare with
@@ -44,18 +71,7 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
   call.traffic = comm::Traffic::control;
   call.label = "times of the ranks";
   world.all_gather(all.view(-1), mine, call).wait();
-  const at::Tensor medians = std::get<0>(all.median(0));
-  for (int r = 0; r < world.size() && config.axes.pp() == 1;
-       ++r) {  // stages of a pipeline may differ
-    SlowRank slow{r, "", kSlow};
-    for (std::size_t p = 0; p < 3; ++p) {
-      const auto column = static_cast<std::int64_t>(p);
-      const double median = medians[column].item<double>();
-      const double factor = median > 0 ? all[r][column].item<double>() / median : 0;
-      if (factor > slow.factor) slow = {r, kPhases[p].first, factor};
-    }
-    if (!slow.phase.empty()) out.slow_ranks.push_back(slow);
-  }
+  find_slow_ranks(all, out);
   if (config.axes.pp() == 1) return;
   const double passes = all.select(1, 4).sum().item<double>();
   out.bubble = passes > 0 ? all.select(1, 3).sum().item<double>() / passes : 0;

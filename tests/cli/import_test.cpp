@@ -98,6 +98,33 @@ TEST(ImportDeepSpeed, PlansAsItWasImported) {
   EXPECT_EQ(q.recompute, planner::Recompute::full);
 }
 
+// The plan of a run's own file is of that run, where the file leaves it to the run to choose, too.
+TEST(PlanConfig, IsOfTheRunThatTheFileStarts) {
+  TESSERA_NEEDS_TOML();
+  const auto read = [](const std::string& text) {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-plan-XXXXXX").string();
+    EXPECT_NE(::mkdtemp(name.data()), nullptr);
+    std::ofstream(name + "/run.toml") << text;
+    planner::Settings settings;
+    read_plan_config(name + "/run.toml", settings);
+    std::filesystem::remove_all(name);
+    return planner::settle(settings.question(make_catalogue()));
+  };
+  const std::string mine =
+      "[model]\nmodel = \"gpt-tiny\"\n[batch]\nseq = 0\n[run]\ndevice = \"cpu\"\n";
+  const planner::Question four = read(mine + "[parallelism]\nranks = 4\ndp = 0\nzero = 3\n");
+  EXPECT_EQ(four.dp(), 4);
+  EXPECT_EQ(four.zero, 3);
+  EXPECT_EQ(four.seq, planner::kRunSeq);
+  EXPECT_EQ(four.hardware.name, "cpu");
+  EXPECT_EQ(four.software, planner::Software::tessera);
+  EXPECT_EQ(read(mine + "[parallelism]\nranks = 0\ndp = 0\n").dp(), planner::kRunRanks);
+  EXPECT_EQ(read(mine + "[parallelism]\nranks = 0\ndp = 1\n").dp(), 1);
+  const planner::Question two = read(mine + "[parallelism]\nranks = 0\ndp = 0\ntp = 2\n");
+  EXPECT_EQ(two.tp(), 2);
+  EXPECT_EQ(two.dp(), 1);
+}
+
 TEST(ImportDeepSpeed, UnknownKeysAreNamedWithTheNearOne) {
   const Imported got = deepspeed(R"({"gradient_cliping": 1, "zero_optimization": {"stge": 1}})");
   ASSERT_NE(find_note(got, "gradient_cliping"), nullptr);

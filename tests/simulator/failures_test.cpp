@@ -58,6 +58,8 @@ TEST(Failures, Limits) {
   EXPECT_NEAR(expected_goodput(safe, 990), 0.99, 1e-6);
   EXPECT_NEAR(best_interval(cluster(50000, 1, 0, 100)), 0, 1e-3);
   EXPECT_THROW(check(Reliability{}), UsageError);
+  // No restart would ever get through.
+  EXPECT_THROW(check(cluster(1.0 / 60, 8, 10, 600)), UsageError);
   EXPECT_THROW(check(cluster(1, 0, 1, 1)), UsageError);
   EXPECT_THROW(check(cluster(1, 1, -1, 1)), UsageError);
   EXPECT_THROW(check(cluster(1, 1, 1, std::nan(""))), UsageError);
