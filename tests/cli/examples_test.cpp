@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/data/tokenizer_files.h"
 #include "tests/processes.h"
 #include "tests/text.h"
 
@@ -55,7 +56,7 @@ class Examples : public ::testing::Test {
 
   // The lines of the help that begin a command, joined where they go on, without their remarks:
   // these stand behind two spaces or more.
-  std::vector<std::string> of(const std::string& command) const {
+  std::vector<std::string> of(const std::string& command, std::size_t least = 4) const {
     const Outcome help = shell("tessera " + command + " --help");
     EXPECT_EQ(help.status, 0);
     std::string text = help.out.substr(std::min(help.out.size(), help.out.find("Examples:\n")));
@@ -67,7 +68,7 @@ class Examples : public ::testing::Test {
       const std::string words = line.substr(2);
       all.push_back(words.substr(0, words.find("  ")));
     }
-    EXPECT_GT(all.size(), 3U) << command << "\n" << help.out;
+    EXPECT_GE(all.size(), least) << command << "\n" << help.out;
     return all;
   }
 
@@ -185,6 +186,81 @@ TEST_F(Examples, OfTopicsWithTheirOwnOptions) {
       EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
       EXPECT_FALSE(contains(text.out, "nan")) << example << "\n" << text.out;
     }
+  }
+}
+
+// What the examples of `tessera data` read: tokenizers of Hugging Face, texts, and files of others.
+void write_texts(const std::filesystem::path& folder) {
+  json tokenizer = data::byte_level_file("");
+  const auto id = tokenizer["added_tokens"][0]["id"].get<int>();
+  for (int i = 1; i <= 2; ++i) {
+    json added = tokenizer["added_tokens"][0];
+    added["id"] = id + i;
+    added["content"] = i == 1 ? "<|im_start|>" : "<|im_end|>";
+    tokenizer["added_tokens"].push_back(added);
+  }
+  for (const char* name : {"gpt2", "qwen"}) {
+    std::filesystem::create_directory(folder / name);
+    std::ofstream(folder / name / "tokenizer.json") << tokenizer.dump();
+    std::ofstream(folder / name / "tokenizer_config.json") << R"({"eos_token": "<|endoftext|>"})";
+  }
+  std::filesystem::create_directory(folder / "wiki");
+  std::ofstream(folder / "wiki" / "page.md") << "A page.\n";
+  std::ofstream(folder / "notes.txt") << "one\n\ntwo\n";
+  std::ofstream(folder / "more.txt") << "more\n";
+  std::ofstream(folder / "rows.jsonl") << "{\"model\":\"gpt2-124m\"}\n";
+  std::ofstream(folder / "questions.jsonl") << R"({"prompt": "2+2=", "response": "4"})"
+                                            << "\n";
+  std::ofstream(folder / "chats.jsonl") << R"({"messages": [{"role": "user", "content": "Hi"},)"
+                                        << R"( {"role": "assistant", "content": "Hello"}]})"
+                                        << "\n";
+  // A frame of zstd with one block, as it is: the size of all, then 8 · that of the block + 1.
+  const std::string page = "{\"text\": \"a page\"}\n";
+  const auto size = static_cast<char>(page.size());
+  std::ofstream(folder / "web.jsonl.zst", std::ios::binary)
+      << std::string("\x28\xb5\x2f\xfd\x20") << size << static_cast<char>(8 * size + 1)
+      << std::string(2, '\0') << page;
+  const std::vector<std::uint16_t> tokens = {1, 2, 3, 50256};
+  std::vector<std::int32_t> header(256);  // of llm.c: magic, version, count
+  header[0] = 20240520;
+  header[1] = 1;
+  header[2] = static_cast<std::int32_t>(tokens.size());
+  for (const char* name : {"fineweb_train_000001.bin", "train.bin"}) {
+    std::ofstream out(folder / name, std::ios::binary);
+    if (name[0] == 'f') {
+      out.write(reinterpret_cast<const char*>(header.data()), 4 * 256);
+    }
+    out.write(reinterpret_cast<const char*>(tokens.data()), 2 * std::ssize(tokens));
+  }
+}
+
+TEST_F(Examples, OfData) {
+  write_texts(folder);
+  const std::string zstd = "web.jsonl.zst", jq = " | jq";
+  const bool have_jq = shell("command -v jq").status == 0;
+  const bool have_zstd = shell("tessera data prepare " + zstd + " --out tried").status == 0;
+  std::vector<std::string> left_out;
+  const auto run = [&](const std::string& example) {
+    if ((!have_jq && contains(example, jq)) || (!have_zstd && contains(example, zstd))) {
+      left_out.push_back(example);
+      return;
+    }
+    const Outcome got = shell(example);
+    EXPECT_EQ(got.status, 0) << example << "\n" << got.err;
+    EXPECT_FALSE(got.out.empty()) << example;
+  };
+  for (const std::string& example : of("data")) run(example);
+  // Each begins with nothing, or, where it adds to tokens, with some.
+  for (const std::string& example : of("data prepare")) {
+    std::filesystem::remove_all(folder / "tokens");
+    if (contains(example, "--append")) run("tessera data prepare book.txt --out tokens");
+    run(example);
+  }
+  for (const std::string& example : of("data inspect")) run(example);
+  for (const std::string& example : of("data verify", 2)) run(example);
+  if (!left_out.empty()) {
+    GTEST_SKIP() << "all but these ran, for want of zstd in this build or of jq: "
+                 << json(left_out).dump();
   }
 }
 

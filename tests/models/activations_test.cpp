@@ -4,7 +4,7 @@
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/models/language_model.h"
-#include "tests/tensor_parallel/ranks.h"
+#include "tests/models/small_models.h"
 
 namespace tessera::models {
 namespace {
@@ -12,17 +12,11 @@ namespace {
 using tensor_parallel::test::each_rank;
 
 ModelShape wide_llama(std::int64_t kv_heads) {
-  ModelShape shape;
-  shape.name = str("llama of ", kv_heads, " kv-heads");
+  ModelShape shape = test::small_llama(kv_heads);
   shape.layers = 2;
   shape.hidden = 64;
-  shape.heads = 4;
-  shape.kv_heads = kv_heads;
   shape.ffn = 96;
   shape.vocab = 80;
-  shape.swiglu = true;
-  shape.biases = false;
-  shape.tied = false;
   return shape;
 }
 

@@ -8,41 +8,28 @@
 #include "tessera/models/language_model.h"
 #include "tessera/nn/recompute.h"
 #include "tests/models/families.h"
-#include "tests/tensor_parallel/ranks.h"
+#include "tests/models/small_models.h"
 
 namespace tessera::models {
 namespace {
 
 using tensor_parallel::test::each_rank;
-using tensor_parallel::test::expect_close;
 using tensor_parallel::test::gradients_of;
 using tensor_parallel::test::Named;
 using tensor_parallel::test::wholes_of;
+using test::Batch;
+using test::batch_of;
+using test::expect_same;
 using test::families;
 using test::Params;
+using test::Ran;
+using test::stir;
 
-// Values at which every part matters, which the initial ones are not; the same however it is cut.
-void stir_family(LanguageModel& model) {
-  const at::NoGradGuard no_grad;
-  const auto specs = find_specs(model);
-  const comm::Group& tp = model.part().tp;
-  std::size_t next = 0;
-  for (auto& item : model.named_parameters()) {
-    const at::Tensor more = torch::empty_like(item.value());
-    tensor_parallel::fill_normal(more, specs[next++], tp.rank(), tp.size(), 99, 0.3);
-    item.value().add_(more);
-  }
-}
-
-struct FamilyBatch {
-  at::Tensor ids, targets, starts;
+struct FamilyBatch : Batch {
+  at::Tensor starts;
 };
 FamilyBatch family_batch(const ModelShape& shape, bool packed, std::int64_t tokens = 24) {
-  const at::Tensor all = torch::arange(2 * tokens, torch::kLong).view({2, tokens});
-  FamilyBatch batch{(all * 7 + all.div(5, "floor")).remainder(shape.vocab),
-                    (all * 11 + 3).remainder(shape.vocab),
-                    {}};
-  batch.targets[0][3] = -1;
+  FamilyBatch batch{batch_of(shape, 2, tokens), {}};
   if (packed) batch.starts = test::packed_starts(2, tokens);
   return batch;
 }
@@ -53,50 +40,35 @@ std::shared_ptr<const nn::Pass> pass_with(const at::Tensor& starts) {
   return pass;
 }
 
-struct FamilyRun {
-  double loss = 0;
-  Named grads;
-  std::vector<ParamSpec> specs;
-};
-
-FamilyRun slow_run(const ModelShape& shape, const FamilyBatch& batch) {
+Ran slow_run(const ModelShape& shape, const FamilyBatch& batch) {
   const auto model = make_model(shape, {}, 3);
-  stir_family(*model);
+  stir(*model, 0.3);
   Params params;
   for (const auto& item : model->named_parameters()) {
     params[item.key()] = item.value().detach().to(torch::kDouble).requires_grad_();
   }
   const at::Tensor loss = test::family_loss(shape, params, batch.ids, batch.targets, batch.starts);
   loss.backward();
-  FamilyRun run{loss.item<double>(), {}, find_specs(*model)};
+  Ran run{loss.item<double>(), {}, find_specs(*model)};
   for (const auto& [name, param] : params) run.grads[name] = param.grad().to(torch::kFloat);
   return run;
-}
-
-void same_run(const FamilyRun& got, const FamilyRun& wanted, const std::string& what) {
-  EXPECT_NEAR(got.loss / wanted.loss, 1, 1e-5) << what;
-  ASSERT_EQ(got.grads.size(), wanted.grads.size()) << what;
-  for (const auto& [name, grad] : wanted.grads) {
-    ASSERT_TRUE(got.grads.count(name)) << what << name;
-    expect_close(got.grads.at(name), grad, what + " " + name, 1e-4);
-  }
 }
 
 TEST(Families, AreTheSlowNetwork) {
   for (const ModelShape& shape : families()) {
     for (const bool packed : {false, true}) {
       const FamilyBatch batch = family_batch(shape, packed);
-      const FamilyRun wanted = slow_run(shape, batch);
+      const Ran wanted = slow_run(shape, batch);
       for (const int tp : {1, 2}) {
         for (const auto mode :
              {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
           const bool sequence = tp == 2 && mode != nn::Recompute::full;
           const std::string what = str(shape.name, packed ? " packed" : "", " tp ", tp,
                                        sequence ? " sequence " : " ", nn::name(mode));
-          const auto ranks = each_rank<FamilyRun>(tp, [&](const comm::Group& group) {
+          const auto ranks = each_rank<Ran>(tp, [&](const comm::Group& group) {
             const auto model = make_model(
                 shape, {.tp = group, .sequence_parallel = sequence, .pad_vocab_to = 8}, 3);
-            stir_family(*model);
+            stir(*model, 0.3);
             if (mode != nn::Recompute::none) nn::set_recompute(*model, mode);
             at::Tensor loss;
             {
@@ -104,11 +76,11 @@ TEST(Families, AreTheSlowNetwork) {
               loss = model->loss(batch.ids, batch.targets);
             }
             loss.backward();  // outside: what it needs it has
-            return FamilyRun{loss.item<double>(), gradients_of(*model), find_specs(*model)};
+            return Ran{loss.item<double>(), gradients_of(*model), find_specs(*model)};
           });
           std::vector<Named> grads;
-          for (const FamilyRun& rank : ranks) grads.push_back(rank.grads);
-          same_run({ranks[0].loss, wholes_of(ranks[0].specs, grads), {}}, wanted, what);
+          for (const Ran& rank : ranks) grads.push_back(rank.grads);
+          expect_same({ranks[0].loss, wholes_of(ranks[0].specs, grads), {}}, wanted, what, 1e-4);
         }
       }
     }
@@ -120,7 +92,7 @@ TEST(Families, PackedDocumentsAreAsIfAlone) {
   for (const ModelShape& shape : families()) {
     const FamilyBatch batch = family_batch(shape, true);
     const auto model = make_model(shape, {}, 3);
-    stir_family(*model);
+    stir(*model, 0.3);
     double apart = 0;
     for (std::int64_t b = 0; b < 2; ++b) {
       for (std::int64_t t = 0, end = 0; t < batch.ids.size(1); t = end) {
@@ -138,7 +110,8 @@ TEST(Families, PackedDocumentsAreAsIfAlone) {
     const nn::PassScope scope(pass_with(batch.starts));
     const at::Tensor loss = model->loss(batch.ids, batch.targets);
     loss.backward();
-    same_run({loss.item<double>(), gradients_of(*model), {}}, {apart, wanted, {}}, shape.name);
+    expect_same({loss.item<double>(), gradients_of(*model), {}}, {apart, wanted, {}}, shape.name,
+                1e-4);
   }
 }
 

@@ -11,7 +11,7 @@
 #include "tessera/models/init.h"
 #include "tessera/models/language_model.h"
 #include "tessera/planner/adapters.h"
-#include "tests/tensor_parallel/ranks.h"
+#include "tests/models/small_models.h"
 #include "tests/text.h"
 
 namespace tessera::models {
@@ -22,51 +22,17 @@ using tensor_parallel::test::expect_close;
 using tensor_parallel::test::gradients_of;
 using tensor_parallel::test::Named;
 using tensor_parallel::test::wholes_of;
-
-ModelShape gpt_of_three() { return gpt_shape(3, 32, 4, 48, 20); }
-
-ModelShape small_llama(std::int64_t kv_heads, bool qkv_biases = false) {
-  ModelShape shape;
-  shape.name = str("llama of ", kv_heads, " kv-heads");
-  shape.layers = 3;
-  shape.hidden = 32;
-  shape.heads = 4;
-  shape.kv_heads = kv_heads;
-  shape.ffn = 44;
-  shape.vocab = 40;
-  shape.swiglu = true;
-  shape.biases = {qkv_biases, false, false, false};
-  shape.tied = kv_heads == 1;
-  return shape;
-}
+using test::Batch;
+using test::batch_of;
+using test::gpt_of_three;
+using test::question_of;
+using test::small_llama;
+using test::stir;
 
 ModelShape with_adapters(ModelShape shape, const std::string& targets, std::int64_t rank = 3) {
   shape.lora = {rank, 5, targets};
   shape.name += " adapters of " + targets;
   return shape;
-}
-
-struct Ids {
-  at::Tensor ids, targets;
-};
-Ids ids_of(const ModelShape& shape, std::int64_t rows = 2, std::int64_t tokens = 12) {
-  const at::Tensor all = torch::arange(rows * tokens, torch::kLong).view({rows, tokens});
-  return {(all * 7 + all.div(5, "floor")).remainder(shape.vocab),
-          (all * 11 + 3).remainder(shape.vocab)};
-}
-
-// Values at which every part matters, the same however it is cut. B would be zero.
-void stir_all(LanguageModel& model, at::ScalarType rounded = torch::kFloat) {
-  const at::NoGradGuard no_grad;
-  const auto specs = find_specs(model);
-  const comm::Group& tp = model.part().tp;
-  std::size_t next = 0;
-  for (auto& item : model.named_parameters()) {
-    const at::Tensor more = torch::empty_like(item.value());
-    tensor_parallel::fill_normal(more, specs[next++], tp.rank(), tp.size(), 99, 0.2);
-    item.value().add_(more);
-    item.value().copy_(item.value().to(rounded));
-  }
 }
 
 struct Tuned {
@@ -76,9 +42,9 @@ struct Tuned {
 
 // Of the adapters, from the gradients of the weights that they were added to: of W + s · B A these
 // are dB = s · dW Aᵀ and dA = s · Bᵀ dW.
-Tuned by_merging(const ModelShape& shape, const Ids& data) {
+Tuned by_merging(const ModelShape& shape, const Batch& data) {
   const auto adapted = make_model(shape, {}, 3);
-  stir_all(*adapted);
+  stir(*adapted);
   ModelShape plain = shape;
   plain.lora = {};
   const auto merged = make_model(plain, {}, 3);
@@ -130,28 +96,17 @@ Tuned by_merging(const ModelShape& shape, const Ids& data) {
   return out;
 }
 
-planner::TensorParallelQuestion traffic_of(const ModelShape& shape, int tp, bool sequence,
-                                           const Ids& data) {
-  planner::TensorParallelQuestion question;
-  question.model = shape;
-  question.tp = tp;
-  question.sequence_parallel = sequence;
-  question.batch = data.ids.size(0);
-  question.seq = data.ids.size(1);
-  return question;
-}
-
-void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode, const Ids& data,
+void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode, const Batch& data,
              const Tuned& wanted) {
   const std::string what =
       str(shape.name, " tp ", tp, sequence ? " sequence " : " ", nn::name(mode));
-  auto question = traffic_of(shape, tp, sequence, data);
+  auto question = question_of(shape, tp, sequence, data);
   question.recompute = planner::parse_recompute(nn::name(mode));
   const auto planned = planner::tensor_parallel_traffic(question);
   std::vector<ParamSpec> specs;
   const auto ranks = each_rank<Tuned>(tp, [&](const comm::Group& group) {
     const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence}, 3);
-    stir_all(*model);
+    stir(*model);
     if (mode != nn::Recompute::none) nn::set_recompute(*model, mode);
     const auto start = group.traffic();
     const at::Tensor loss = model->loss(data.ids, data.targets);
@@ -197,16 +152,18 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
 }
 
 TEST(Lora, EveryCutIsTheModelWithAdaptersAdded) {
+  ModelShape qwen = small_llama(2), tied = small_llama(1);
+  qwen.biases.qkv = true;
+  tied.tied = true;
   int turn = 0;
-  for (const ModelShape& base :
-       {gpt_of_three(), small_llama(4), small_llama(2, true), small_llama(1)}) {
+  for (const ModelShape& base : {gpt_of_three(), small_llama(4), qwen, tied}) {
     std::vector<std::string> all = {"auto", "all"};
     ModelShape any = base;
     any.lora.rank = 1;
     for (const Adapter& adapter : possible_adapters(any)) all.push_back(adapter.target);
     for (const std::string& targets : all) {
       const ModelShape shape = with_adapters(base, targets);
-      const Ids data = ids_of(shape);
+      const Batch data = batch_of(shape);
       const Tuned wanted = by_merging(shape, data);
       for (const int tp : {1, 2, 4}) {
         for (const bool sequence : {false, true}) {
@@ -282,7 +239,7 @@ TEST(Lora, StartsAsTheModelWithoutAdapters) {
     }
   }
   EXPECT_EQ(same, before.size());
-  const Ids data = ids_of(shape);
+  const Batch data = batch_of(shape);
   EXPECT_TRUE(model->forward(data.ids).equal(plain->forward(data.ids)));
   const auto ranks = each_rank<Named>(4, [&](const comm::Group& group) {
     return tensor_parallel::test::parameters_of(*make_model(shape, {.tp = group}, 3));

@@ -8,8 +8,7 @@
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/planner/parameters.h"
-#include "tessera/planner/tensor_parallel.h"
-#include "tests/tensor_parallel/ranks.h"
+#include "tests/models/small_models.h"
 
 namespace tessera::models {
 namespace {
@@ -20,53 +19,19 @@ using tensor_parallel::test::gradients_of;
 using tensor_parallel::test::Named;
 using tensor_parallel::test::parameters_of;
 using tensor_parallel::test::wholes_of;
-
-ModelShape gpt() { return gpt_shape(3, 32, 4, 48, 20); }
+using test::Batch;
+using test::batch_of;
+using test::expect_same;
+using test::gpt_of_three;
+using test::question_of;
+using test::Ran;
+using test::stir;
 
 ModelShape llama(std::int64_t kv_heads, bool tied = false) {
-  ModelShape shape;
-  shape.name = str("llama of ", kv_heads, " kv-heads");
-  shape.layers = 3;
-  shape.hidden = 32;
-  shape.heads = 4;
-  shape.kv_heads = kv_heads;
-  shape.ffn = 44;
-  shape.vocab = 40;
-  shape.swiglu = true;
-  shape.biases = false;
+  ModelShape shape = test::small_llama(kv_heads);
   shape.tied = tied;
   return shape;
 }
-
-struct Batch {
-  at::Tensor ids, targets;
-};
-Batch batch_of(const ModelShape& shape, std::int64_t rows = 2, std::int64_t tokens = 12) {
-  const at::Tensor all = torch::arange(rows * tokens, torch::kLong).view({rows, tokens});
-  Batch batch{(all * 7 + all.div(5, "floor")).remainder(shape.vocab),
-              (all * 11 + 3).remainder(shape.vocab)};
-  batch.targets[0][3] = -1;
-  return batch;
-}
-
-// Values at which every part matters, which the initial ones are not; the same however it is cut.
-void stir(LanguageModel& model) {
-  const at::NoGradGuard no_grad;
-  const auto specs = find_specs(model);
-  const comm::Group& tp = model.part().tp;
-  std::size_t next = 0;
-  for (auto& item : model.named_parameters()) {
-    const at::Tensor more = torch::empty_like(item.value());
-    tensor_parallel::fill_normal(more, specs[next++], tp.rank(), tp.size(), 99, 0.2);
-    item.value().add_(more);
-  }
-}
-
-struct Ran {
-  double loss = 0;
-  Named grads;
-  std::vector<ParamSpec> specs;
-};
 
 // In fp32, from numbers that are first rounded to `type`.
 Ran alone(const ModelShape& shape, const Batch& batch, at::ScalarType type = torch::kFloat) {
@@ -76,26 +41,6 @@ Ran alone(const ModelShape& shape, const Batch& batch, at::ScalarType type = tor
   const at::Tensor loss = model->loss(batch.ids, batch.targets);
   (loss / 7).backward();
   return {loss.item<double>(), gradients_of(*model), find_specs(*model)};
-}
-
-void expect_same(const Ran& got, const Ran& wanted, const std::string& what) {
-  EXPECT_NEAR(got.loss / wanted.loss, 1, 1e-5) << what;
-  ASSERT_EQ(got.grads.size(), wanted.grads.size()) << what;
-  for (const auto& [name, grad] : wanted.grads) {
-    ASSERT_TRUE(got.grads.count(name)) << what << name;
-    expect_close(got.grads.at(name), grad, what + " " + name, 5e-5);
-  }
-}
-
-planner::TensorParallelQuestion question_of(const ModelShape& shape, int tp, bool sequence,
-                                            const Batch& batch) {
-  planner::TensorParallelQuestion question;
-  question.model = shape;
-  question.tp = tp;
-  question.sequence_parallel = sequence;
-  question.batch = batch.ids.size(0);
-  question.seq = batch.ids.size(1);
-  return question;
 }
 
 // The loss and all gradients, and the bytes on the way, against one process and the planner.
@@ -132,7 +77,7 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
 }
 
 TEST(Parallel, EveryCutIsTheSameModel) {
-  for (const ModelShape& shape : {gpt(), llama(4), llama(2), llama(1, true)}) {
+  for (const ModelShape& shape : {gpt_of_three(), llama(4), llama(2), llama(1, true)}) {
     for (const Batch& batch : {batch_of(shape), batch_of(shape, 3, 4)}) {
       const Ran wanted = alone(shape, batch);
       for (const int tp : {1, 2, 4}) {
@@ -178,7 +123,7 @@ TEST(Parallel, VocabulariesThatTheRanksDoNotDivide) {
 }
 
 TEST(Parallel, EveryCutIsTheSameModelInBf16) {
-  for (const ModelShape& shape : {gpt(), llama(1)}) {
+  for (const ModelShape& shape : {gpt_of_three(), llama(1)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch, torch::kBFloat16);
     for (const bool sequence : {false, true}) {
@@ -201,7 +146,7 @@ TEST(Parallel, EveryCutIsTheSameModelInBf16) {
 
 // Weight gradients that a pipeline leaves for later are the same too.
 TEST(Parallel, WeightGradientsCanWait) {
-  for (const ModelShape& shape : {gpt(), llama(4)}) {
+  for (const ModelShape& shape : {gpt_of_three(), llama(4)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch);
     for (const bool sequence : {false, true}) {
@@ -227,7 +172,7 @@ TEST(Parallel, WeightGradientsCanWait) {
 }
 
 TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
-  for (const ModelShape& shape : {gpt(), llama(2)}) {
+  for (const ModelShape& shape : {gpt_of_three(), llama(2)}) {
     const auto whole = make_model(shape, {}, 5);
     const Named wanted = parameters_of(*whole);
     for (const int tp : {2, 4}) {
@@ -244,7 +189,7 @@ TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
 
 // A model without memory, whose values are made by ranges: those of the model that is there.
 TEST(Parallel, ModelsStartWithoutMemory) {
-  ModelShape odd = gpt();
+  ModelShape odd = gpt_of_three();
   odd.vocab = 101;
   for (const ModelShape& shape : {odd, llama(2)}) {
     each_rank<int>(2, [&](const comm::Group& group) {
@@ -271,15 +216,15 @@ TEST(Parallel, ModelsStartWithoutMemory) {
 }
 
 TEST(Parallel, LogitsAreWholeOnEveryRank) {
-  const Batch batch = batch_of(gpt());
-  const auto model = make_model(gpt(), {}, 3);
+  const Batch batch = batch_of(gpt_of_three());
+  const auto model = make_model(gpt_of_three(), {}, 3);
   stir(*model);
   const at::NoGradGuard no_grad;
   const at::Tensor wanted = model->forward(batch.ids);
   for (const bool sequence : {false, true}) {
     const auto ranks = each_rank<at::Tensor>(4, [&](const comm::Group& group) {
       const at::NoGradGuard also_here;
-      const auto part = make_model(gpt(), {.tp = group, .sequence_parallel = sequence}, 3);
+      const auto part = make_model(gpt_of_three(), {.tp = group, .sequence_parallel = sequence}, 3);
       stir(*part);
       return part->forward(batch.ids);
     });
@@ -324,7 +269,7 @@ Ran by_parts(const ModelShape& shape, const std::vector<std::int64_t>& ends, con
 }
 
 TEST(Parallel, PartsOneAfterAnotherAreTheWhole) {
-  for (const ModelShape& shape : {gpt(), llama(2), llama(4, true)}) {
+  for (const ModelShape& shape : {gpt_of_three(), llama(2), llama(4, true)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch);
     for (const std::vector<std::int64_t>& ends :
@@ -345,7 +290,7 @@ TEST(Parallel, PartsOneAfterAnotherAreTheWhole) {
 
 // What parts send is what the whole sends.
 TEST(Parallel, TrafficOfPartsAddsUp) {
-  for (const ModelShape& shape : {gpt(), llama(2)}) {
+  for (const ModelShape& shape : {gpt_of_three(), llama(2)}) {
     for (const bool sequence : {false, true}) {
       const Batch batch = batch_of(shape);
       const auto whole = question_of(shape, 4, sequence, batch);
@@ -361,7 +306,7 @@ TEST(Parallel, TrafficOfPartsAddsUp) {
 }
 
 TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
-  std::vector<ModelShape> shapes = {gpt(), llama(4), llama(2), llama(1, true)};
+  std::vector<ModelShape> shapes = {gpt_of_three(), llama(4), llama(2), llama(1, true)};
   for (const ModelShape& shape : model_shapes()) {
     if (shape.params() < 20'000'000'000) shapes.push_back(shape);
   }
@@ -428,15 +373,16 @@ TEST(Parallel, RefusesWhatCannotBeCut) {
     shape.kv_heads = 3;
     shape.hidden = 48;
     refused(shape, {}, "kv-heads is 3");
-    refused(gpt(), {.first_layer = 2, .last_layer = 4}, "layers 2 to 4");
-    refused(gpt(), {.first_layer = 2, .last_layer = 1}, "layers 2 to 1");
+    refused(gpt_of_three(), {.first_layer = 2, .last_layer = 4}, "layers 2 to 4");
+    refused(gpt_of_three(), {.first_layer = 2, .last_layer = 1}, "layers 2 to 1");
     shape = llama(4);
     shape.head_width = 3;
     refused(shape, {}, "even width");
     // Sequences are known only later.
-    const auto model = make_model(gpt(), {.tp = group, .sequence_parallel = true});
+    const auto model = make_model(gpt_of_three(), {.tp = group, .sequence_parallel = true});
     EXPECT_THROW(model->forward_part(torch::zeros({1, 6}, torch::kLong)), UsageError);
-    const auto middle = make_model(gpt(), {.tp = group, .embedding = false, .head = false});
+    const auto middle =
+        make_model(gpt_of_three(), {.tp = group, .embedding = false, .head = false});
     EXPECT_THROW(middle->forward_part(torch::zeros({1, 6}, torch::kLong)), UsageError);
     EXPECT_THROW(middle->loss(torch::zeros({1, 4, 32}), torch::zeros({1, 4}, torch::kLong)),
                  UsageError);

@@ -12,6 +12,8 @@
 #include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/huggingface/peft.h"
+#include "tessera/train/adapters.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/trainer.h"
 #include "tests/text.h"
@@ -305,6 +307,29 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
   same("proj", h, shape.q_width());
   same("fc", 2 * shape.ffn, h);
   same("proj2", h, shape.ffn);
+
+  // A folder for peft tells which model its adapters are for, and they go beside no other.
+  const Folder out, others;
+  const std::string folder = out.path + "/adapters";
+  huggingface::export_adapter(adapters, folder);
+  TrainConfig third = second;
+  third.lora_rank = 0;
+  third.lora_from = folder;
+  ASSERT_FALSE(huggingface::AdapterFolder(folder, shape).base_fingerprint().empty());
+  EXPECT_EQ(error_of([&] { check_adapters(third, shape); }), "");
+  EXPECT_EQ(adapters_note(third, shape), "");
+  first.seed = 6;
+  first.save = others.path;
+  train_and_save(first, 1);
+  third.init_from = others.path;
+  EXPECT_TRUE(contains(error_of([&] { check_adapters(third, shape); }),
+                       "is not the model that the adapters were trained beside"));
+  third.init_from.clear();  // nothing to compare with
+  EXPECT_TRUE(contains(adapters_note(third, shape), "nothing tells"));
+  // Nor does a run take another model that has come into the place of its own.
+  std::filesystem::remove_all(base.path);
+  std::filesystem::rename(others.path, base.path);
+  EXPECT_TRUE(contains(error_of([&] { open_model(run.path); }), "--from: "));
 }
 
 TEST(LoraTraining, RefusesWhatItCannotDo) {

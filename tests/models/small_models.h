@@ -1,0 +1,87 @@
+// Small models, and what tests of language models do with them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/text.h"
+#include "tessera/models/language_model.h"
+#include "tessera/planner/tensor_parallel.h"
+#include "tests/tensor_parallel/ranks.h"
+
+namespace tessera::models::test {
+
+inline ModelShape gpt_of_three() { return gpt_shape(3, 32, 4, 48, 20); }
+
+inline ModelShape small_llama(std::int64_t kv_heads) {
+  ModelShape shape;
+  shape.name = str("llama of ", kv_heads, " kv-heads");
+  shape.layers = 3;
+  shape.hidden = 32;
+  shape.heads = 4;
+  shape.kv_heads = kv_heads;
+  shape.ffn = 44;
+  shape.vocab = 40;
+  shape.swiglu = true;
+  shape.biases = false;
+  shape.tied = false;
+  return shape;
+}
+
+struct Batch {
+  at::Tensor ids, targets;
+};
+// One of the targets is to be ignored.
+inline Batch batch_of(const ModelShape& shape, std::int64_t rows = 2, std::int64_t tokens = 12) {
+  const at::Tensor all = torch::arange(rows * tokens, torch::kLong).view({rows, tokens});
+  Batch batch{(all * 7 + all.div(5, "floor")).remainder(shape.vocab),
+              (all * 11 + 3).remainder(shape.vocab)};
+  batch.targets[0][3] = -1;
+  return batch;
+}
+
+// Values at which every part matters, which the initial ones are not; the same however it is cut.
+inline void stir(LanguageModel& model, double by = 0.2) {
+  const at::NoGradGuard no_grad;
+  const auto specs = find_specs(model);
+  const comm::Group& tp = model.part().tp;
+  std::size_t next = 0;
+  for (auto& item : model.named_parameters()) {
+    const at::Tensor more = torch::empty_like(item.value());
+    tensor_parallel::fill_normal(more, specs[next++], tp.rank(), tp.size(), 99, by);
+    item.value().add_(more);
+  }
+}
+
+// What the planner is asked for the bytes on the way.
+inline planner::TensorParallelQuestion question_of(const ModelShape& shape, int tp, bool sequence,
+                                                   const Batch& batch) {
+  planner::TensorParallelQuestion question;
+  question.model = shape;
+  question.tp = tp;
+  question.sequence_parallel = sequence;
+  question.batch = batch.ids.size(0);
+  question.seq = batch.ids.size(1);
+  return question;
+}
+
+struct Ran {
+  double loss = 0;
+  tensor_parallel::test::Named grads;
+  std::vector<ParamSpec> specs;
+};
+
+inline void expect_same(const Ran& got, const Ran& wanted, const std::string& what,
+                        double tolerance = 5e-5) {
+  EXPECT_NEAR(got.loss / wanted.loss, 1, 1e-5) << what;
+  ASSERT_EQ(got.grads.size(), wanted.grads.size()) << what;
+  for (const auto& [name, grad] : wanted.grads) {
+    ASSERT_TRUE(got.grads.count(name)) << what << name;
+    tensor_parallel::test::expect_close(got.grads.at(name), grad, what + " " + name, tolerance);
+  }
+}
+
+}  // namespace tessera::models::test
