@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/json_error.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
@@ -37,7 +38,7 @@ class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
-    throw DataError(str(where_, " is no JSON: ", error.what()));
+    throw DataError(str(where_, " is no JSON: ", json_error_text(error.what())));
   }
 
  private:

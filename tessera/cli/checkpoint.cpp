@@ -112,7 +112,7 @@ Json inspect_json(const Checkpoint& from) {
 
 int inspect(const std::string& path, bool params, bool json) {
   Checkpoint from = open_checkpoint(path);
-  if (json) return write_all(1, inspect_json(from).dump(2) + "\n") ? 0 : 1;
+  if (json) return print_out(inspect_json(from).dump(2) + "\n");
   const checkpoint::Description& about = from.about();
   std::int64_t elements = 0;
   for (const ParamSpec& spec : about.params) elements += checkpoint::elements_of(spec.shape);
@@ -141,7 +141,7 @@ int inspect(const std::string& path, bool params, bool json) {
                   "\n");
     }
   }
-  return write_all(1, text) ? 0 : 1;
+  return print_out(text);
 }
 
 int diff(const std::string& left, const std::string& right, bool json) {
@@ -168,7 +168,7 @@ int diff(const std::string& left, const std::string& right, bool json) {
                       {"about", difference.about},
                       {"equal_states", difference.equal},
                       {"states", states}};
-    write_all(1, out.dump(2) + "\n");
+    print_out(out.dump(2) + "\n");
     return same ? 0 : 1;
   }
   std::string text = str("A ", a.folder(), "\nB ", b.folder(), "\n");
@@ -183,7 +183,7 @@ int diff(const std::string& left, const std::string& right, bool json) {
   }
   text += str(same ? "Same: " : "", difference.equal, " states have the same bits",
               same ? "" : str(", ", difference.states.size(), " do not"), "\n");
-  write_all(1, text);
+  print_out(text);
   return same ? 0 : 1;
 }
 
@@ -198,10 +198,8 @@ int reshard(const std::string& path, const std::string& to, const Axes& mesh) {
     MegabyteBar bar("resharding", from.bytes());
     saved = checkpoint::reshard(from, to, mesh, checkpoint::local_files(), bar.function());
   }
-  return write_all(1, str(saved.folder, ": ", mesh.world(), " shards (", mesh.words(" · "), "), ",
-                          format_bytes(saved.bytes), "\n"))
-             ? 0
-             : 1;
+  return print_out(str(saved.folder, ": ", mesh.world(), " shards (", mesh.words(" · "), "), ",
+                       format_bytes(saved.bytes), "\n"));
 }
 
 }  // namespace
@@ -265,11 +263,9 @@ int checkpoint_command(int argc, char** argv) {
   exports.add_option("TO", exported.to, "the file or the folder to write")
       ->required()
       ->type_name("");
-  exports
-      .add_option("--format", exported.format,
-                  "safetensors: a file with Tessera's names; huggingface: a folder; peft: the "
-                  "folder of a run's adapters (--lora-rank) that peft reads")
-      ->check(CLI::IsMember({"safetensors", "huggingface", "peft"}));
+  line.choice(exports, "--format", exported.format, {"safetensors", "huggingface", "peft"},
+              "safetensors: a file with Tessera's names; huggingface: a folder; peft: the "
+              "folder of a run's adapters (--lora-rank) that peft reads");
   exports.add_option("--state", exported.state, "which state; otherwise param, and buffers");
   exports.add_option("--dtype", exported.dtype,
                      "f32, bf16 or f16, rounded to nearest; otherwise as stored");
@@ -288,18 +284,18 @@ int checkpoint_command(int argc, char** argv) {
                   "otherwise those that the run started from")
       ->type_name("DIR");
   line.app().require_subcommand(1);
-  if (!line.parse(argc, argv)) return 0;
-
-  if (inspects.parsed()) return inspect(path, params, json);
-  if (verifies.parsed()) return verify_checkpoint(path, json, checks);
-  if (diffs.parsed()) return diff(path, other, json);
-  if (reshards.parsed()) {
-    Axes mesh;
-    for (std::size_t i = 0; i < kAxes; ++i) mesh.set(kAxisNames[i], sizes[i]);
-    return reshard(path, other, mesh);
-  }
-  exported.from = path;
-  return export_checkpoint(exported);
+  return line.run(argc, argv, [&] {
+    if (inspects.parsed()) return inspect(path, params, json);
+    if (verifies.parsed()) return verify_checkpoint(path, json, checks);
+    if (diffs.parsed()) return diff(path, other, json);
+    if (reshards.parsed()) {
+      Axes mesh;
+      for (std::size_t i = 0; i < kAxes; ++i) mesh.set(kAxisNames[i], sizes[i]);
+      return reshard(path, other, mesh);
+    }
+    exported.from = path;
+    return export_checkpoint(exported);
+  });
 }
 
 }  // namespace tessera::cli

@@ -1,26 +1,44 @@
 #include "tessera/cli/checkpoint_export.h"
 
+#include <array>
 #include <optional>
 
 #include "tessera/checkpoint/reshard.h"
 #include "tessera/cli/checkpoint_verify.h"
+#include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/data/token_data.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/huggingface/export.h"
 #include "tessera/huggingface/peft.h"
 
 namespace tessera::cli {
 namespace {
 
+constexpr std::array kExportDTypes = {DType::f32, DType::bf16, DType::f16};
+
 std::optional<DType> export_dtype(const std::string& text) {
   if (text.empty()) return std::nullopt;
   try {
-    return parse_dtype(text);
+    return parse_dtype(text, kExportDTypes);
   } catch (const UsageError& error) {
     throw UsageError(str("--dtype: ", error.what()));
   }
+}
+
+// Whether the text was read byte by byte: such a model has no tokenizer.json.
+bool read_as_bytes(const checkpoint::Checkpoint& from) {
+  const auto& extra = from.about().extra;
+  const auto tokenizer = extra.find("tokenizer"), data = extra.find("data");
+  if (tokenizer != extra.end() && !tokenizer->second.empty()) {
+    return tokenizer->second == data::byte_tokenizer()->fingerprint();
+  }
+  return data != extra.end() && kind_of_file(data->second) == "a regular file" &&
+         !data::is_token_data(data->second);
 }
 
 int export_file(const ExportArguments& arguments) {
@@ -34,10 +52,8 @@ int export_file(const ExportArguments& arguments) {
     options.told = bar.function();
     written = checkpoint::export_model(from, arguments.to, options);
   }
-  return write_all(1, str(arguments.to, ": ", from.about().params.size(), " tensors of step ",
-                          from.about().step, ", ", format_bytes(written), "\n"))
-             ? 0
-             : 1;
+  return print_out(str(arguments.to, ": ", from.about().params.size(), " tensors of step ",
+                       from.about().step, ", ", format_bytes(written), "\n"));
 }
 
 int export_huggingface(const ExportArguments& arguments) {
@@ -61,14 +77,13 @@ int export_huggingface(const ExportArguments& arguments) {
     options.told = bar.function();
     written = huggingface::export_folder(from, arguments.to, options);
   }
-  const std::string beside = written.companions.empty()
-                                 ? "no files of a tokenizer (--tokenizer DIR adds them)"
-                                 : join(written.companions, ", ");
-  return write_all(
-             1, str(arguments.to, ": step ", from.about().step, ", ", format_bytes(written.bytes),
-                    " in ", plural(written.files, "file"), "; ", beside, "\n"))
-             ? 0
-             : 1;
+  const std::string beside = !written.companions.empty() ? join(written.companions, ", ")
+                             : read_as_bytes(from)
+                                 ? "trained on bytes: tessera generate needs --tokenizer bytes"
+                                 : "no files of a tokenizer (--tokenizer DIR adds them)";
+  return print_out(str(arguments.to, ": step ", from.about().step, ", ",
+                       format_bytes(written.bytes), " in ", plural(written.files, "file"), "; ",
+                       beside, "\n"));
 }
 
 int export_peft(const ExportArguments& arguments) {
@@ -85,11 +100,9 @@ int export_peft(const ExportArguments& arguments) {
   }
   const huggingface::WrittenAdapter written =
       huggingface::export_adapter(from, arguments.to, options);
-  return write_all(1, str(arguments.to, ": step ", from.about().step, ", ",
-                          plural(written.tensors, "tensor"), " of adapters, ",
-                          format_bytes(written.bytes), "\n"))
-             ? 0
-             : 1;
+  return print_out(str(arguments.to, ": step ", from.about().step, ", ",
+                       plural(written.tensors, "tensor"), " of adapters, ",
+                       format_bytes(written.bytes), "\n"));
 }
 
 }  // namespace

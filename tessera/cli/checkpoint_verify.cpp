@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/hashes.h"
+#include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -126,11 +127,11 @@ int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& o
                 {"good", good},
                 {"problems", problems}};
     for (const checkpoint::FileHash& each : hashes) out["sha256"][each.name] = to_hex(each.hash);
-    return write_all(1, out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n") && good ? 0
-                                                                                                : 1;
+    const int printed = print_out(out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    return good ? printed : 1;
   }
   if (!good) {
-    write_all(1, str(from.folder(), ": BAD\n  ", join(problems, "\n  "), "\n"));
+    print_out(str(from.folder(), ": BAD\n  ", join(problems, "\n  "), "\n"));
     return 1;
   }
   std::string report = str(from.folder(), ": good, ",
@@ -140,8 +141,10 @@ int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& o
   if (!options.out.empty()) report += str("; hashes: ", options.out);
   const bool prints_list = options.sha256 && options.out.empty();
   // The list alone, for a file or a pipe.
-  if (prints_list && !write_all(1, list)) return 1;
-  return write_all(prints_list ? 2 : 1, report + "\n") ? 0 : 1;
+  if (!prints_list) return print_out(report + "\n");
+  const int printed = print_out(list);
+  write_all(2, report + "\n");
+  return printed;
 }
 
 }  // namespace tessera::cli

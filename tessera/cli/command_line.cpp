@@ -1,13 +1,13 @@
 #include "tessera/cli/command_line.h"
 
 #include <algorithm>
-#include <iostream>
+#include <exception>
 #include <memory>
 #include <sstream>
 #include <utility>
 
+#include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
-#include "tessera/core/log.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -102,8 +102,6 @@ CLI::Option* converted(CLI::App& app, const std::vector<std::string>& words,
 }
 
 }  // namespace
-
-int print_out(const std::string& text) { return write_all(1, text) ? 0 : 1; }
 
 void write_svg(const std::string& path, const std::function<std::string()>& picture) {
   if (path.empty()) return;
@@ -210,7 +208,7 @@ bool CommandLine::parse(int argc, char** argv) {
   try {
     app_.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
-    std::cout << app_.help() << std::flush;
+    print_out(app_.help());
     return false;
   } catch (const CLI::ParseError& error) {
     // A mistyped option often makes a required one seem missing: report the cause.
@@ -220,6 +218,22 @@ bool CommandLine::parse(int argc, char** argv) {
   }
   refuse_unknown(left_over());
   return true;
+}
+
+int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
+  bool goes_on = false;
+  std::exception_ptr wrong;
+  try {
+    goes_on = parse(argc, argv);
+  } catch (...) {
+    wrong = std::current_exception();
+  }
+  std::string name = app_.get_name();
+  for (const CLI::App* sub : app_.get_subcommands()) name += " " + sub->get_name();
+  return guarded(name, [&] {
+    if (wrong) std::rethrow_exception(wrong);
+    return goes_on ? body() : 0;
+  });
 }
 
 }  // namespace tessera::cli

@@ -8,8 +8,6 @@
 
 namespace tessera::cli {
 
-// A command's answer to stdout; its exit status.
-int print_out(const std::string& text);
 // What --svg names, written whole or not at all; nothing where it names nothing.
 void write_svg(const std::string& path, const std::function<std::string()>& picture);
 
@@ -41,6 +39,9 @@ class CommandLine {
 
   // Returns false when --help was asked for and printed: there is nothing more to do.
   bool parse(int argc, char** argv);
+  // For a command with subcommands: parses, runs `body`, and lets errors name the subcommand, whose
+  // --help has the option that was wrong.
+  int run(int argc, char** argv, const std::function<int()>& body);
 
  private:
   void refuse_unknown(const std::vector<std::string>& unknown) const;

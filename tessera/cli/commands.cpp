@@ -74,4 +74,10 @@ int guarded(const std::string& who, const std::function<int()>& body) {
   }
 }
 
+int print_out(const std::string& text) {
+  if (write_all(1, text)) return 0;
+  if (errno == EPIPE) return 1;
+  throw Error(str("cannot write to stdout: ", std::strerror(errno)));
+}
+
 }  // namespace tessera::cli

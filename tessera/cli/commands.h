@@ -40,4 +40,8 @@ std::string sibling(const std::string& program);
 // UsageError, 1 for all else. `who` begins the line: "tessera run".
 int guarded(const std::string& who, const std::function<int()>& body);
 
+// A command's answer to stdout; its exit status. Throws Error where it cannot be written, as to a
+// full disk; a reader that has gone is told nothing.
+int print_out(const std::string& text);
+
 }  // namespace tessera::cli

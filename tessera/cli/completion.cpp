@@ -47,7 +47,7 @@ int completion_command(int argc, char** argv) {
   const std::string mark = "@COMMANDS@";
   script.replace(script.find(mark), mark.size(), join(command_names(), " "));
   if (shell == "zsh") script = "autoload -U +X bashcompinit && bashcompinit\n" + script;
-  return write_all(1, script) ? 0 : 1;
+  return print_out(script);
 }
 
 }  // namespace tessera::cli

@@ -124,7 +124,12 @@ int serve(int argc, char** argv) {
       a.address.find(':') == std::string::npos ? a.address : "[" + a.address + "]";
   const std::string url =
       str("http://", host, ":", server.port(), "/", a.token.empty() ? "" : "?token=" + a.token);
-  write_all(1, str("Tessera's dashboard: ", url, "\n"));
+  print_out(str("Tessera's dashboard: ", url, "\n"));
+  for (const std::string& path : a.runs) {
+    if (::access(path.c_str(), F_OK) == 0) continue;
+    write_all(2, str("tessera dashboard: --runs: ", quote(path),
+                     " is not there yet; it is shown when it appears\n"));
+  }
   if (a.open == "yes") open_browser(url);
   server.run();
   served() = nullptr;

@@ -195,30 +195,30 @@ int data_command(int argc, char** argv) {
         ->type_name("");
   }
   line.app().require_subcommand(1);
-  if (!line.parse(argc, argv)) return 0;
-
-  if (inspects.parsed()) return inspect_data(path, samples, json);
-  vocab = wanted_vocab;
-  if (verifies.parsed()) return verify_data(path, vocab, json);
-  options.format = format == "text"     ? data::DocumentFormat::text
-                   : format == "prompt" ? data::DocumentFormat::prompt
-                                        : data::DocumentFormat::chat;
-  options.split = split == "file"   ? data::SplitDocuments::file
-                  : split == "line" ? data::SplitDocuments::line
-                                    : data::SplitDocuments::blank_line;
-  options.bad_utf8 = invalid == "replace" ? data::BadUtf8::replace : data::BadUtf8::refuse;
-  options.begin = begin == "auto"    ? data::PrepareOptions::Begin::as_tokenizer
-                  : begin == "never" ? data::PrepareOptions::Begin::never
-                                     : data::PrepareOptions::Begin::always;
-  if (options.shard_bytes < 1 << 16) {
-    throw UsageError(str("--shard-size: got ", format_bytes(options.shard_bytes),
-                         ", wanted at least 65,536 bytes"));
-  }
-  if (longest_line < 1 << 10) {
-    throw UsageError(str("--longest-line: got ", longest_line, ", wanted at least 1,024 bytes"));
-  }
-  options.longest_line = static_cast<std::size_t>(longest_line);
-  return prepare_data(options, json);
+  return line.run(argc, argv, [&] {
+    if (inspects.parsed()) return inspect_data(path, samples, json);
+    vocab = wanted_vocab;
+    if (verifies.parsed()) return verify_data(path, vocab, json);
+    options.format = format == "text"     ? data::DocumentFormat::text
+                     : format == "prompt" ? data::DocumentFormat::prompt
+                                          : data::DocumentFormat::chat;
+    options.split = split == "file"   ? data::SplitDocuments::file
+                    : split == "line" ? data::SplitDocuments::line
+                                      : data::SplitDocuments::blank_line;
+    options.bad_utf8 = invalid == "replace" ? data::BadUtf8::replace : data::BadUtf8::refuse;
+    options.begin = begin == "auto"    ? data::PrepareOptions::Begin::as_tokenizer
+                    : begin == "never" ? data::PrepareOptions::Begin::never
+                                       : data::PrepareOptions::Begin::always;
+    if (options.shard_bytes < 1 << 16) {
+      throw UsageError(str("--shard-size: got ", format_bytes(options.shard_bytes),
+                           ", wanted at least 65,536 bytes"));
+    }
+    if (longest_line < 1 << 10) {
+      throw UsageError(str("--longest-line: got ", longest_line, ", wanted at least 1,024 bytes"));
+    }
+    options.longest_line = static_cast<std::size_t>(longest_line);
+    return prepare_data(options, json);
+  });
 }
 
 }  // namespace tessera::cli

@@ -5,6 +5,7 @@
 
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
 #include "tessera/cli/data.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
@@ -211,9 +212,14 @@ int inspect_data(const std::string& path, int samples, bool json) {
                     data::printable(value), "\n");
     }
   }
-  text += str("  lengths    ", with_commas(lengths.shortest), " to ", with_commas(lengths.longest),
-              " tokens, half of the documents up to about ", with_commas(lengths.median), "\n",
-              histogram(lengths));
+  text += str("  lengths    ", with_commas(lengths.shortest));
+  if (lengths.shortest != lengths.longest) {
+    text += str(" to ", with_commas(lengths.longest), " tokens, half of the documents up to about ",
+                with_commas(lengths.median), "\n");
+  } else {
+    text += str(" tokens", from->documents() == 1 ? "" : " each", "\n");
+  }
+  text += histogram(lengths);
   for (const Sample& sample : shown) {
     text += str("  document ", with_commas(sample.number), " (", with_commas(sample.tokens),
                 " tokens)\n    ", sample.text, "\n");
@@ -252,7 +258,8 @@ int verify_data(const std::string& path, std::int64_t vocab, bool json) {
   }
   const std::int64_t below = vocab != 0 ? vocab : from->vocab();
   return print_out(str("Good: ", with_commas(from->tokens()), " tokens in ",
-                       with_commas(from->documents()), " documents",
+                       with_commas(from->documents()),
+                       from->documents() == 1 ? " document" : " documents",
                        below != 0 ? str(", all below ", format_grouped(below))
                                   : "; give --vocab to check the tokens themselves",
                        "\n"));

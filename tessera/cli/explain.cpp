@@ -130,7 +130,7 @@ int explain_command(int argc, char** argv) {
   }
   words.arguments.plan = planner::make_plan(words.settings.question(make_catalogue()));
   for (const ExplainTopic& topic : explain_topics()) {
-    if (topic.name == words.topic) return write_all(1, topic.text(words.arguments)) ? 0 : 1;
+    if (topic.name == words.topic) return print_out(topic.text(words.arguments));
   }
   return 1;
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
 #include "tessera/cli/explain_topics.h"
 #include "tessera/cli/plan_flags.h"
 #include "tessera/cli/table.h"

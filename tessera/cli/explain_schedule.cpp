@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
 #include "tessera/cli/explain_topics.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
@@ -95,7 +96,7 @@ int explain_schedule(int argc, char** argv) {
       throw UsageError(str("--svg: ", error.what()));
     }
   }
-  return write_all(1, text) ? 0 : 1;
+  return print_out(text);
 }
 
 }  // namespace tessera::cli

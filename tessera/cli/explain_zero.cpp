@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
 #include "tessera/cli/explain_topics.h"
 #include "tessera/cli/plan_flags.h"
 #include "tessera/cli/table.h"

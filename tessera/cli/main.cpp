@@ -59,14 +59,14 @@ int front(std::vector<char*> words) {
   if (std::string(words[0]) == "help" && words.size() > 1) words = {words[1], help_option};
   const std::string first = words[0];
   if (first == "--help" || first == "-h" || first == "help") {
-    return write_all(1, general_help()) ? 0 : 1;
+    return print_out(general_help());
   }
   if (first == "--version" || first == "-V") {
     // A package of the planner alone may come from a build that has both.
     const std::string torch = TESSERA_TORCH_VERSION;
     const bool there = !torch.empty() && ::access(sibling("tessera-torch").c_str(), X_OK) == 0;
     const std::string with = there ? "LibTorch " + torch : "without LibTorch";
-    return write_all(1, str("tessera ", TESSERA_VERSION, " (", with, ")\n")) ? 0 : 1;
+    return print_out(str("tessera ", TESSERA_VERSION, " (", with, ")\n"));
   }
   for (const CommandInfo& command : commands()) {
     if (command.name != first) continue;

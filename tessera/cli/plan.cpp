@@ -1,5 +1,7 @@
 // tessera plan: predicts memory, traffic and time of a run, or searches for the best one.
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -123,7 +125,9 @@ int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalog
                            "; wanted a file with a JSON object in each line"));
     }
     file.open(arguments.batch);
-    if (!file) throw UsageError(str("--batch: cannot read ", quote(arguments.batch)));
+    if (!file)
+      throw UsageError(str("--batch: cannot read ", quote(arguments.batch), ": ",
+                           std::strerror(errno), "; wanted a file, or - for stdin"));
   }
   std::istream& in = arguments.batch == "-" ? std::cin : file;
   std::string line, out;

@@ -21,6 +21,12 @@ std::string size(double bytes) {
 std::string count(double value) { return format_count(std::llround(value)); }
 std::string grouped(double value) { return format_grouped(std::llround(value)); }
 
+std::string energy(double joules) {
+  if (joules < 1e3) return fixed(joules, 1) + " J";
+  if (joules < 1e6) return fixed(joules / 1e3, 2) + " kJ";
+  return joules < 1e9 ? fixed(joules / 1e6, 2) + " MJ" : fixed(joules / 1e9, 2) + " GJ";
+}
+
 std::string percent(double share) { return fixed(100 * share, 1) + "%"; }
 
 std::string model_words(const Question& q) {
@@ -155,9 +161,7 @@ std::string time_table(const Plan& plan) {
           "/s a rank, MFU ", percent(plan.mfu), "\n");
   if (plan.price > 0) text += str("  costs ", fixed(plan.price, 4), " a step\n");
   if (plan.joules > 0) {
-    const bool large = plan.joules >= 1e3;
-    text += str("  takes ", large ? fixed(plan.joules / 1e3, 2) : fixed(plan.joules, 1),
-                large ? " kJ a step\n" : " J a step\n");
+    text += str("  takes ", energy(plan.joules), " a step\n");
   }
   return text;
 }
@@ -313,10 +317,10 @@ std::string list_models() {
 
 std::string list_hardware(const planner::Catalogue& catalogue) {
   Table table("lrrrrrrl", "");
-  table.row({"name", "memory", "16-bit TFLOP/s", "memory", "in a node", "between", "per node",
+  table.row({"name", "memory", "16-bit TFLOP/s", "memory speed", "in a node", "between", "per node",
              "software"});
   for (const planner::Hardware& h : catalogue.all()) {
-    table.row({h.name, size(h.memory), fixed(h.peak_16bit / 1e12, 1),
+    table.row({h.name, size(h.memory), h.peak_16bit > 0 ? fixed(h.peak_16bit / 1e12, 1) : "-",
                format_rate(h.memory_bandwidth), format_rate(h.inside.bandwidth),
                str(h.topology().nics, " × ", format_rate(h.between.bandwidth)), str(h.per_node),
                h.software});

@@ -90,6 +90,7 @@ std::string advice_on(int error) {
     case EIO: return "; the disk or the network behind it failed: write elsewhere, and check it";
     case EMFILE:
     case ENFILE: return "; too many files are open: raise the limit (ulimit -n)";
+    case ENOTDIR: return "; a file is in the way: wanted a folder, or a name that is free";
     default: return "";
   }
 }

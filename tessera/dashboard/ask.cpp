@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/json_error.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/json.h"
 
@@ -27,7 +28,7 @@ Ask::Ask(const std::string& body) {
   try {
     body_ = Json::parse(body.empty() ? "{}" : body);
   } catch (const nlohmann::json::exception& error) {
-    throw UsageError(str("the body is no JSON: ", error.what()));
+    throw UsageError(str("the body is no JSON: ", json_error_text(error.what())));
   }
   if (!body_.is_object()) {
     throw UsageError(

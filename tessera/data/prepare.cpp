@@ -345,7 +345,8 @@ PrepareSummary prepare(const PrepareOptions& options) {
       manifest.reading[key] = found->second;
   }
   manifest.reading["input"] =
-      str(plural(static_cast<std::int64_t>(list.files.size()), "file"), ", ", list.bytes, " bytes");
+      str(plural(static_cast<std::int64_t>(list.files.size()), "file"), ", ",
+          format_grouped(static_cast<std::int64_t>(list.bytes)), " bytes");
   manifest.reading["replaced"] = std::to_string(summary.counts.replaced);
   manifest.reading["call"] = number_of(call);
   checkpoint::local_files()->sync_folder(options.out);

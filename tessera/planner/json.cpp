@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/json_error.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/places.h"
 
@@ -194,7 +195,7 @@ void read_json(Settings& settings, std::string_view object) {
   try {
     json = nlohmann::json::parse(object);
   } catch (const nlohmann::json::exception& error) {
-    throw UsageError(str("bad JSON: ", error.what()));
+    throw UsageError(str("bad JSON: ", json_error_text(error.what())));
   }
   if (!json.is_object()) {
     throw UsageError(str("got ", json.type_name(), ", wanted an object such as {\"dp\":8}"));

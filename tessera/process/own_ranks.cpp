@@ -70,7 +70,9 @@ void report(const OwnRanks& own, const LaunchResult& result, const FailureNotes&
   std::string text = str("tessera ", own.name, ": ", result.summary, "\n", said.text);
   if (checkpoint) {
     text += str("  last step: ",
-                said.last_step < 0 ? "not known, no rank was left to tell" : str(said.last_step),
+                said.last_step >= 0 ? str(said.last_step)
+                : said.text.empty() ? "not known, no rank was left to tell"
+                                    : "none, the training had not begun",
                 "\n  last good checkpoint: ", checkpoint->empty() ? "none" : *checkpoint, "\n");
   }
   write_all(2, text);

@@ -89,6 +89,7 @@ TEST_F(DataCommand, MistakesAreExplained) {
   const std::vector<std::tuple<std::vector<std::string>, int, std::string>> cases = {
       {{}, 2, "wanted one of prepare, inspect, verify"},
       {{"prepare", text}, 2, "--out is required"},
+      {{"prepare", text}, 2, "Try: tessera data prepare --help"},
       {{"prepare", "--out", out}, 2, "INPUT is required"},
       {{"prepare", dir_ / "no.txt", "--out", out}, 2, "No such file"},
       {{"prepare", empty, "--out", out}, 1, "e.txt\" is empty"},
@@ -98,6 +99,10 @@ TEST_F(DataCommand, MistakesAreExplained) {
       {{"prepare", text, "--out", out, "--format", "prompt"}, 2, "wanted .jsonl or .ndjson"},
       {{"prepare", text, "--out", out, "--format", "chatt"}, 2, "did you mean chat?"},
       {{"prepare", text, "--out", out, "--shard-size", "1"}, 2, "at least 65,536"},
+      {{"prepare", text, "--out", out, "--shard-size", "1"}, 2, "tessera data prepare: --shard"},
+      {{"prepare", text, "--out", out, "--tokenizer", text},
+       1,
+       "is no JSON: parse error at line 1"},
       {{"prepare", text, "--out", out, "--thread", "1"}, 2, "did you mean --threads?"},
       {{"prepare", text, "--out", text}, 2, "wanted a folder"},
       {{"inspect", dir_ / "nowhere"}, 2, "wanted a folder of tokens, or a .bin"},

@@ -15,6 +15,7 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/core/fd.h"
+#include "tessera/core/text.h"
 #include "tessera/version.h"
 #include "tests/processes.h"
 
@@ -53,6 +54,18 @@ TEST(Program, MistakesAreStatus2WithASuggestionAndNothingOnStdout) {
     EXPECT_EQ(outcome.status, 2);
     EXPECT_EQ(outcome.out, "");
     EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
+  }
+}
+
+TEST(Program, AFullDiskBehindStdoutIsTold) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  for (const char* words : {"--help", "--version", "plan --help", "plan --list-models",
+                            "explain zero", "completion bash", "import deepspeed --help"}) {
+    Capture out, err;
+    const std::string call = str(TESSERA_PROGRAM, " ", words, " > /dev/full");
+    EXPECT_EQ(execute({"/bin/sh", "-c", call}, out, err), 1) << words;
+    EXPECT_TRUE(contains(err.text(), "cannot write to stdout: No space left"))
+        << words << err.text();
   }
 }
 
