@@ -144,7 +144,7 @@ int measure(BenchArguments& arguments) {
       bar->update(static_cast<std::int64_t>(results.size()));
       bar->finish();
     }
-    write_all(1, arguments.json ? bench_json(results) : bench_table(results));
+    print_out(arguments.json ? bench_json(results) : bench_table(results));
   }
   return 0;
 }

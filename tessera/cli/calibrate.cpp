@@ -188,7 +188,7 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
   }
   text += planner::hardware_toml(machine);
   if (arguments.out.empty()) {
-    write_all(1, text);
+    print_out(text);
     return 0;
   }
   publish(arguments.out, text);

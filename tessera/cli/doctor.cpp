@@ -61,7 +61,7 @@ int doctor_command(int argc, char** argv) {
   line.app().add_flag("--json", json, "print JSON");
   if (!line.parse(argc, argv)) return 0;
   const DoctorReport report = examine();
-  write_all(1, json ? to_json(report) : to_text(report));
+  print_out(json ? to_json(report) : to_text(report));
   return report.healthy() ? 0 : 1;
 }
 

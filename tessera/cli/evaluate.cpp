@@ -18,6 +18,7 @@
 #include "tessera/core/text.h"
 #include "tessera/data/data_set.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/models/language_model.h"
 #include "tessera/process/own_ranks.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/model_files.h"
@@ -87,6 +88,11 @@ Opened open_all(const EvaluateArguments& a) {
     throw UsageError(str("--seq: got ", options.seq, ", but the model has ", shape.positions,
                          " positions; wanted at most that"));
   }
+  try {
+    models::check_tp(shape, a.tp);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--tp ", a.tp, ": ", error.what()));
+  }
   all.source = data::validation_source(options);
   check_same_tokenizer(a, *all.files, *all.source);
   all.source->check(shape.vocab);
@@ -133,10 +139,9 @@ int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
       json["seq"] = all.source->seq();
       json["dtype"] = options.type == at::kFloat ? "fp32" : "bf16";
       json["mesh"] = {{"dp", a.dp}, {"tp", a.tp}, {"pp", a.pp}};
-      write_all(1,
-                json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+      print_out(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
     } else {
-      write_all(1, str(all.source->name(), ": ", train::describe(result), "\n"));
+      print_out(str(all.source->name(), ": ", train::describe(result), "\n"));
     }
   }
   world.barrier();

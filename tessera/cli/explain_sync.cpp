@@ -340,14 +340,14 @@ int sync(const SyncArguments& arguments) {
   story.before.resize(static_cast<std::size_t>(arguments.ranks));
   story.after.resize(static_cast<std::size_t>(arguments.ranks));
   over([&](const comm::Group& group) { tell_rank(group, arguments, story); });
-  if (!arguments.json) write_all(1, tell(story));
+  if (!arguments.json) print_out(tell(story));
   std::vector<Way> ways = {{"per parameter, after backward", {}},
                            {"in buckets of 4 MiB, after backward", {}},
                            {"in buckets, overlapping backward", {}}};
   for (Way& way : ways) way.spans.resize(static_cast<std::size_t>(arguments.ranks));
   over([&](const comm::Group& group) { time_rank(group, arguments, ways); });
   if (arguments.json) return print_out(sync_json(story, ways, arguments).dump() + "\n");
-  return write_all(1, show(std::move(ways), arguments)) ? 0 : 1;
+  return print_out(show(std::move(ways), arguments));
 }
 
 }  // namespace

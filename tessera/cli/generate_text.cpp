@@ -95,7 +95,14 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& asked,
   };
   if (asked == "ids") return std::make_unique<Numbers>(vocab);
   if (!asked.empty()) return fits(data::load_tokenizer(asked));
-  if (model.huggingface()) return fits(data::load_tokenizer(model.folder()));
+  if (model.huggingface()) {
+    if (kind_of_file(model.folder() + "/tokenizer.json") == "a regular file") {
+      return fits(data::load_tokenizer(model.folder()));
+    }
+    throw UsageError(str("--tokenizer: ", model.folder(),
+                         " has no tokenizer.json; wanted one, a folder with one, bytes (of a model "
+                         "that was trained on bytes) or ids"));
+  }
   const std::string& data = model.data();
   if (data == "synthetic") return std::make_unique<Digits>(vocab);
   if (data::is_token_data(data)) {

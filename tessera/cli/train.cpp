@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -233,7 +231,8 @@ void start_dashboard(const std::string& metrics) {
 
 std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) {
   Given given;
-  CommandLine line("train", "Trains a GPT with data, tensor and pipeline parallelism and ZeRO.",
+  CommandLine line("train",
+                   "Trains a GPT or a Llama with data, tensor and pipeline parallelism and ZeRO.",
                    kTrainExamples);
   CLI::App& app = line.app();
   const CLI::Option* const file =
@@ -269,16 +268,13 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
     }
     config.ranks = launch.size;
   } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {
-    throw UsageError(
-        "--ranks: got 0, wanted at least 1; leave it out for dp · tp · pp ranks, or 2");
+    throw UsageError("--ranks: got 0, wanted 1 to 4096; leave it out for dp · tp · pp ranks, or 2");
   }
   ready.ranks = train::ranks_wanted(config);
   // Whatever is wrong is said once, before ranks are started.
   ready.resolved = train::resolve(config, ready.ranks);
   if (given.print_config) {
-    if (launch.rank == 0 && !write_all(1, train::to_toml(config))) {
-      throw Error(str("cannot write to stdout: ", std::strerror(errno)));
-    }
+    if (launch.rank == 0) print_out(train::to_toml(config));
     return std::nullopt;
   }
   if (started_here()) return ready;  // whoever started this rank has checked the rest

@@ -88,6 +88,7 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
   const bool graphed = steps.back().graph_s > 0;
   while (graphed && steps[first].graph_s <= 0) ++first;
   double forward = 0, backward = 0, exposed = 0, optimizer = 0, whole = 0, comm = 0, graph = 0;
+  bool sent = false;
   for (std::size_t i = first; i < steps.size(); ++i) {
     forward += steps[i].forward_s;
     backward += steps[i].backward_s;
@@ -96,6 +97,7 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
     whole += steps[i].step_s;
     comm += steps[i].comm_s;
     graph += steps[i].graph_s;
+    sent = sent || steps[i].sent_bytes > 0;
   }
   const auto count = static_cast<double>(steps.size() - first);
   const auto row = [&](const char* name, double seconds) -> std::vector<std::string> {
@@ -116,6 +118,9 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
   rows.push_back(row("other", rest));
   rows.push_back(row("step", whole));
   std::string text = table(rows);
+  if (sent && comm <= 0) {
+    return text + "  communication / computation: this backend does not time its transfers\n";
+  }
   const double ratio = compute > 0 ? comm / compute : 0;
   // What is exposed beyond the transfers themselves is waiting for ranks that are late.
   const std::string hidden =

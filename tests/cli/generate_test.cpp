@@ -193,6 +193,11 @@ TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
     EXPECT_EQ(got.at("tokens"), alone.at("tokens"));
   }
   EXPECT_NEAR(evaluation({"--dtype", "bf16"}).at("loss").get<double>(), loss, 0.02);
+  const Outcome odd =
+      tessera({"evaluate", "--from", folder / "bytes", "--data", folder / "text.txt", "--tp", "3"});
+  EXPECT_EQ(odd.status, 2);
+  EXPECT_TRUE(odd.err.starts_with("tessera evaluate: --tp 3: heads is ")) << odd.err;
+  EXPECT_FALSE(contains(odd.err, "exited")) << "no ranks were started";
 }
 
 // What a run says of its validation: in its metrics, its tables and TensorBoard's files.

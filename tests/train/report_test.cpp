@@ -56,6 +56,10 @@ TEST(Report, TimesAreMeansWithoutTheFirstSteps) {
   EXPECT_TRUE(contains(text, "communication / computation 0.286")) << text;
   EXPECT_TRUE(contains(text, "50% of it hidden")) << text;
   EXPECT_EQ(time_table({}), "");
+  for (StepMetrics& step : steps) step.comm_s = 0;
+  EXPECT_TRUE(contains(time_table(steps), "communication / computation 0.000")) << "one rank";
+  for (StepMetrics& step : steps) step.sent_bytes = 1;
+  EXPECT_TRUE(contains(time_table(steps), "does not time its transfers"));
   EXPECT_TRUE(contains(time_table({steps[1]}), "500 ms"));
 }
 
