@@ -102,6 +102,13 @@ BlockedSignals::BlockedSignals() {
   sigaddset(&handled_, SIGCHLD);
   // Also because with SIGCHLD ignored, as some parents leave it, exit statuses would be thrown
   // away.
+  // A closed output, or a file that may grow no more, is seen as a failed write, not as a signal.
+  sigset_t blocked = handled_;
+  sigaddset(&blocked, SIGPIPE);
+  sigaddset(&blocked, SIGXFSZ);
+  // Before the handlers are there: one that ran on this thread would send itself its signal for
+  // ever.
+  ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
   launching = static_cast<pid_t>(::syscall(SYS_gettid));
   for (int signal = 1; signal < NSIG; ++signal) {
     if (sigismember(&handled_, signal) != 1) continue;
@@ -111,11 +118,6 @@ BlockedSignals::BlockedSignals() {
     ours.sa_flags = SA_RESTART;
     if (::sigaction(signal, &ours, &before) == 0) actions_before_.emplace_back(signal, before);
   }
-  // A closed output, or a file that may grow no more, is seen as a failed write, not as a signal.
-  sigset_t blocked = handled_;
-  sigaddset(&blocked, SIGPIPE);
-  sigaddset(&blocked, SIGXFSZ);
-  ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
 }
 
 BlockedSignals::~BlockedSignals() {

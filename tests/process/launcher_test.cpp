@@ -425,6 +425,20 @@ TEST(Launcher, SignalsReachItWhateverThreadGetsThem) {
   EXPECT_EQ(launcher.wait(), 9) << out.text() << err.text();
 }
 
+// One that comes while they are being blocked is not sent round and round.
+TEST(Launcher, SignalsMayComeWhileTheyAreBeingBlocked) {
+  Child launcher([] {
+    const pid_t parent = ::getpid();
+    const Child sender([parent] {
+      while (::getppid() == parent) ::kill(parent, SIGCHLD);
+      return 0;
+    });
+    for (int i = 0; i < 20'000; ++i) const BlockedSignals signals;
+    return 0;
+  });
+  EXPECT_EQ(launcher.wait(), 0);
+}
+
 TEST(Launcher, AnOutputThatNobodyReadsDoesNotBlockSignals) {
   int fds[2];
   ASSERT_EQ(pipe(fds), 0);
