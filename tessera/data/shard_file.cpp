@@ -36,7 +36,7 @@ bool write_at(int fd, const std::byte*& from, std::uint64_t& offset, std::size_t
 }  // namespace
 
 WriteBuffer::WriteBuffer(std::size_t bytes)
-    : data_(static_cast<std::byte*>(std::aligned_alloc(kDirectBlock, bytes))), size_(bytes) {
+    : data_(static_cast<std::byte*>(std::aligned_alloc(direct_block(), bytes))), size_(bytes) {
   if (!data_) throw std::bad_alloc();
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,10 +12,15 @@
 
 namespace tessera::data {
 
-// What a direct write takes: addresses, offsets and sizes are multiples of it.
-inline constexpr std::size_t kDirectBlock = 4096;
+// What a direct write takes: addresses, offsets and sizes are multiples of it. Not less than a
+// page, which is 64 KiB on some machines: a page that is written through the cache at one end must
+// not be written around it at the other by somebody else.
+inline std::size_t direct_block() {
+  return std::max<std::size_t>(4096, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
+}
 
-// Memory that a thread puts what it writes into, at an address that is a multiple of kDirectBlock.
+// Memory that a thread puts what it writes into, at an address that is a multiple of
+// direct_block(), as its size must be.
 class WriteBuffer {
  public:
   explicit WriteBuffer(std::size_t bytes = std::size_t{1} << 20);
@@ -42,7 +50,7 @@ class ShardFile {
   // Through the page cache. `hurry`: it begins its way to the disk now.
   void write(std::uint64_t offset, const void* data, std::size_t bytes, bool hurry = true) const;
   bool direct() const { return direct_.open(); }
-  // Around it: all three are multiples of kDirectBlock.
+  // Around it: all three are multiples of direct_block().
   void write_direct(std::uint64_t offset, const void* data, std::size_t bytes) const;
   // Makes room up to `bytes`, in large steps: writes that do not make a file longer do not wait for
   // each other. Only where it is direct; one call at a time.

@@ -112,12 +112,13 @@ void TokenWriter::write(const Place& place, const TokenPart& part,
     bin.write(begin, part.tokens.data(), bytes);
     return;
   }
+  const std::uint64_t block = direct_block();
   for (std::uint64_t at = 0; at < bytes;) {
     std::uint64_t count = std::min<std::uint64_t>(bytes - at, buffer.size());
-    const std::uint64_t inside = (begin + at) % kDirectBlock;  // of a block that is begun
-    const bool whole = large && inside == 0 && count >= kDirectBlock;
-    if (whole) count -= count % kDirectBlock;
-    if (large && inside > 0) count = std::min<std::uint64_t>(count, kDirectBlock - inside);
+    const std::uint64_t inside = (begin + at) % block;  // of a block that is begun
+    const bool whole = large && inside == 0 && count >= block;
+    if (whole) count -= count % block;
+    if (large && inside > 0) count = std::min(count, block - inside);
     part.copy(at, count, buffer.data(), place.token);
     if (whole) {
       bin.write_direct(begin + at, buffer.data(), count);

@@ -85,7 +85,7 @@ inline TokenManifest write_folder(const std::string& folder, const Expected& exp
                       .shard_bytes = shard_bytes,
                       .direct_bytes = direct_bytes},
                      {});
-  const WriteBuffer buffer(2 * kDirectBlock);
+  const WriteBuffer buffer(2 * direct_block());
   const auto width = static_cast<std::size_t>(manifest.bytes_per_token);
   TokenPart part;
   const auto flush = [&] {
