@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 
 #include "tessera/core/errors.h"
@@ -37,14 +36,6 @@ std::string advice(int error) {
 constexpr std::string_view kDraftEnding = ".part";
 
 std::string draft_of(const std::string& path) { return str(path, ".", ::getpid(), kDraftEnding); }
-
-bool is_draft(std::string_view name) {
-  if (!name.ends_with(kDraftEnding)) return false;
-  name.remove_suffix(kDraftEnding.size());
-  const std::size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos || dot == 0 || dot + 1 == name.size()) return false;
-  return name.find_first_not_of("0123456789", dot + 1) == std::string_view::npos;
-}
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
   throw UsageError(str("cannot write ", quote(path), ": ", why));
@@ -147,11 +138,13 @@ void publish(const std::string& path, std::string_view text) {
   if (folder.open()) ::fsync(folder.get());
 }
 
-void remove_drafts(const std::string& folder) {
-  std::error_code error;  // a folder that cannot be read has nothing to be removed
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (is_draft(entry.path().filename().string())) ::unlink(entry.path().c_str());
-  }
+std::string_view published_by(std::string_view draft) {
+  if (!draft.ends_with(kDraftEnding)) return {};
+  draft.remove_suffix(kDraftEnding.size());
+  const std::size_t dot = draft.rfind('.');
+  if (dot == std::string_view::npos || dot + 1 == draft.size()) return {};
+  if (draft.find_first_not_of("0123456789", dot + 1) != std::string_view::npos) return {};
+  return draft.substr(0, dot);
 }
 
 void check_publishable(const std::string& path, std::string_view flag) {

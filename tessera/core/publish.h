@@ -21,9 +21,9 @@ PublishTarget publish_target(const std::string& path);
 // reads is an error, not a wait.
 void publish(const std::string& path, std::string_view text);
 
-// Removes every draft in a folder: what publish() leaves when it is killed. Only for whoever keeps
-// others from publishing there meanwhile.
-void remove_drafts(const std::string& folder);
+// What publish() leaves when it is killed is its draft: the name of the file that it was to become,
+// or "" where `draft` is not named like one.
+std::string_view published_by(std::string_view draft);
 
 // Whether publish() could write there, as far as that can be told without writing: throws
 // UsageError, with `flag` in front.

@@ -126,6 +126,20 @@ bool is_there(const std::string& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
+// What a prepare that was killed leaves of a file that it was publishing.
+bool is_own_draft(const std::string& name) {
+  const std::string_view file = published_by(name);
+  return file == kPreparingName || file == kTokensName ||
+         std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), file) != kTokenizerFiles.end();
+}
+
+// Only for whoever holds the folder.
+void remove_own_drafts(const std::string& out) {
+  for (const std::string& name : checkpoint::local_files()->list(out)) {
+    if (is_own_draft(name)) ::unlink(in_folder(out, name).c_str());
+  }
+}
+
 // A folder of somebody else's is not written into.
 void check_out(const std::string& out) {
   std::error_code error;
@@ -136,7 +150,7 @@ void check_out(const std::string& out) {
   }
   if (is_there(in_folder(out, kTokensName)) || is_there(in_folder(out, kPreparingName))) return;
   for (const std::string& name : checkpoint::local_files()->list(out)) {
-    if (name.starts_with(".")) continue;
+    if (name.starts_with(".") || is_own_draft(name)) continue;
     throw UsageError(str("--out: ", quote(out), " has other files in it, such as ", quote(name),
                          "; wanted a new folder, an empty one, or one with tokens"));
   }
@@ -273,13 +287,13 @@ PrepareSummary prepare(const PrepareOptions& options) {
   Call call = call_of(options, documents, *tokenizer, list);
   check_out(options.out);
   const checkpoint::FolderLock lock(options.out, "tessera data prepare");
-  remove_drafts(options.out);
 
   PrepareSummary summary;
   summary.input_bytes = list.bytes;
   summary.input_files = list.files.size();
   summary.left_out = list.left_out;
   Start start = start_from(options, *tokenizer, encoder.masked(), call);
+  remove_own_drafts(options.out);
   if (start.finished) {
     summary.manifest = std::move(*start.base);
     summary.was_finished = true;

@@ -118,7 +118,10 @@ TEST_F(Killed, AtAnyMoment) {
     const std::string state = all.out + "/" + kPreparingName;
     const std::string before = read_all(state);
     Child child([&] {
-      prepare(all);
+      PrepareOptions own = all;
+      // The first one waits for its death, however late that comes.
+      if (life == 0) own.told = [](std::uint64_t, std::uint64_t) { ::raise(SIGSTOP); };
+      prepare(own);
       return 0;
     });
     // When it has come a little further: what it does then is by chance.
@@ -141,13 +144,28 @@ TEST_F(Killed, WhilePublishing) {
   write_file(str(all.out, "/", kPreparingName, ".4711.part"), "half");
   write_file(str(all.out, "/", kTokensName, ".12.part"), "");
   write_file(all.out + "/mine.part", "not a draft");
+  write_file(all.out + "/mine.12.part", "not a draft of ours");
   prepare(all);
   const std::vector<std::string> names = names_in(all.out);
   EXPECT_EQ(std::count_if(names.begin(), names.end(),
                           [](const std::string& name) { return name.ends_with(".part"); }),
-            1)
+            2)
       << testing::PrintToString(names);
   EXPECT_TRUE(std::filesystem::exists(all.out + "/mine.part"));
+  EXPECT_TRUE(std::filesystem::exists(all.out + "/mine.12.part"));
+}
+
+TEST_F(Killed, WhilePublishingForTheFirstTime) {
+  const PrepareOptions all = options("out", false, 1);
+  std::filesystem::create_directory(all.out);
+  const std::string draft = write_file(str(all.out, "/", kPreparingName, ".4711.part"), "half");
+  const std::string mine = write_file(all.out + "/mine.12.part", "somebody's");
+  EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "mine.12.part"));
+  EXPECT_TRUE(std::filesystem::exists(draft));  // whoever is refused has changed nothing
+  std::filesystem::remove(mine);
+  prepare(all);
+  EXPECT_FALSE(std::filesystem::exists(draft));
+  verify_tokens(*open_tokens(all.out));
 }
 
 TEST_F(Killed, BetweenItsLastTwoSteps) {
