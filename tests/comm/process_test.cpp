@@ -222,7 +222,7 @@ TEST(Process, MoreThanTwoGigabytes) {
         .wait();
     require(std::memcmp(all.data(), x, kCount) == 0, "all_gather");
   });
-  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.await_end(r, 100s), 0) << ranks.error(r);
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.await_end(r, 500s), 0) << ranks.error(r);
 }
 
 }  // namespace

@@ -167,13 +167,19 @@ TEST(Server, RefusesConnectionsBeyondItsBounds) {
   ServerOptions options;
   options.threads = 2;
   options.waiting = 4;
+  options.request_seconds = 1;
   const Served served({}, options);
   std::vector<std::unique_ptr<RawClient>> clients;
   for (int i = 0; i < 100; ++i) clients.push_back(std::make_unique<RawClient>(served.port()));
-  // The last ones were refused at once: nobody had to speak.
-  const Reply refused = parse_reply(clients.back()->answer());
-  EXPECT_EQ(refused.status, 503);
-  EXPECT_TRUE(contains(reason(refused), "too many"));
+  // Some were refused at once: nobody had to speak. Which ones is by chance.
+  int refused = 0;
+  for (const auto& client : clients) {
+    const Reply reply = parse_reply(client->answer());
+    if (reply.status != 503) continue;
+    ++refused;
+    EXPECT_TRUE(contains(reason(reply), "too many"));
+  }
+  EXPECT_GT(refused, 0);
   clients.clear();
   // Those that idled are gone, and it goes on.
   int status = 0;
