@@ -63,7 +63,9 @@ Ended run_program(const std::vector<std::string>& words,
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd entry{in.get(), POLLIN, 0};
-    if (left <= 0 || ::poll(&entry, 1, static_cast<int>(left)) == 0) break;
+    const int ready = left <= 0 ? 0 : ::poll(&entry, 1, static_cast<int>(left));
+    if (ready < 0 && errno == EINTR) continue;  // the read would wait without a bound
+    if (ready <= 0) break;
     const ssize_t got = ::read(in.get(), buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
     whole = got == 0;

@@ -63,12 +63,16 @@ ssize_t Connection::read(char* to, size_t size) {
 
 ssize_t Connection::write(const char* from, size_t size) {
   answered_ = true;
-  const Clock::time_point until = after(seconds_);
+  // A client that takes some of it in time gets the rest, but not for ever.
+  constexpr double kLongest = 600;
+  const Clock::time_point last = after(kLongest);
+  Clock::time_point until = after(seconds_);
   std::size_t done = 0;
   while (done < size) {
     const ssize_t sent = ::send(fd_, from + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) {
       done += static_cast<std::size_t>(sent);
+      until = std::min(last, after(seconds_));
     } else if (errno != EINTR && (errno != EAGAIN || !wait(POLLOUT, until))) {
       return -1;
     }

@@ -10,8 +10,8 @@ namespace tessera::dashboard {
 namespace {
 
 constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
-constexpr std::size_t kMostPoints = 20'000'000;
 constexpr std::size_t kMostMarks = 10'000;
+constexpr double kMostSteps = 1e15;
 
 std::size_t series_index(std::string_view name) {
   return static_cast<std::size_t>(std::find(kSeriesNames.begin(), kSeriesNames.end(), name) -
@@ -68,11 +68,12 @@ void RunSeries::line(std::string_view text) {
     summary_ = json["summary"];
     const std::int64_t last = points_.empty() ? 0 : points_.back().step;
     const bool cut = summary_.contains("interrupted") && summary_["interrupted"] == true;
-    marks_.push_back({last, "end", cut ? "stopped" : "done"});
+    mark({last, "end", cut ? "stopped" : "done"}, 2 * kMostMarks);
     return;
   }
   const auto step = json.is_object() ? json.find("step") : json.end();
-  if (!json.is_object() || step == json.end() || !step->is_number_integer()) {
+  if (!json.is_object() || step == json.end() || !step->is_number_integer() ||
+      step->get<double>() < 0 || step->get<double>() >= kMostSteps) {
     ++damaged_;
     return;
   }
@@ -99,20 +100,27 @@ void RunSeries::step_line(const Json& json) {
     // Steps after the checkpoint are done once more.
     const std::int64_t reached = points_.empty() ? 0 : points_.back().step;
     while (!points_.empty() && points_.back().step >= point.step) points_.pop_back();
-    std::erase_if(marks_,
-                  [&](const Mark& mark) { return mark.kind == "end" || mark.step >= point.step; });
-    if (back) ++epoch_;
+    const auto erased = std::erase_if(
+        marks_, [&](const Mark& mark) { return mark.kind == "end" || mark.step >= point.step; });
+    if (back || erased > 0) ++epoch_;
     const std::int64_t lost = std::max<std::int64_t>(0, reached - point.step + 1);
-    marks_.push_back(
-        {point.step - 1, "restart", lost > 0 ? plural(lost, "step") + " done again" : ""});
+    mark({point.step - 1, "restart", lost > 0 ? plural(lost, "step") + " done again" : ""},
+         2 * kMostMarks);
     summary_ = nullptr;
   }
-  if (points_.size() >= kMostPoints) return;
+  if (points_.size() >= most_points_) {
+    points_ = downsampled(points_.data(), points_.size(), points_.size() / 2);
+    ++epoch_;
+  }
   points_.push_back(point);
-  if (marks_.size() >= kMostMarks) return;
-  if (json.contains("save_exposed_s")) marks_.push_back({point.step, "checkpoint", ""});
-  if (json.contains("skipped")) marks_.push_back({point.step, "skipped", ""});
-  if (json.contains("eval")) marks_.push_back({point.step, "evaluation", ""});
+  if (json.contains("save_exposed_s")) mark({point.step, "checkpoint", ""}, kMostMarks);
+  if (json.contains("skipped")) mark({point.step, "skipped", ""}, kMostMarks);
+  if (json.contains("eval")) mark({point.step, "evaluation", ""}, kMostMarks);
+}
+
+// Ends and restarts have room besides what happens at steps.
+void RunSeries::mark(Mark what, std::size_t most) {
+  if (marks_.size() < most) marks_.push_back(std::move(what));
 }
 
 Json RunSeries::columns(const std::vector<Point>& points) {

@@ -37,6 +37,9 @@ std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_
 // One run, line by line of its metrics.
 class RunSeries {
  public:
+  // With more points than that, each stretch of four becomes two.
+  explicit RunSeries(std::size_t most_points = 1'000'000) : most_points_(most_points) {}
+
   void line(std::string_view text);
   void anew();  // lines of a new file: all is forgotten
 
@@ -45,7 +48,7 @@ class RunSeries {
   const Json& start() const { return start_; }        // the run and its prediction; null: not told
   const Json& summary() const { return summary_; }    // null: not ended
   std::uint64_t version() const { return version_; }  // grows with each line
-  // Grows when points that were there have gone: a restart from a checkpoint, a new file.
+  // Grows when points or marks that were there have gone: a restart, a new file, too many points.
   std::uint64_t epoch() const { return epoch_; }
   std::int64_t damaged() const { return damaged_; }  // lines that are none
 
@@ -54,7 +57,9 @@ class RunSeries {
 
  private:
   void step_line(const Json& line);
+  void mark(Mark what, std::size_t most);
 
+  std::size_t most_points_;
   std::vector<Point> points_;
   std::vector<Mark> marks_;
   Json start_, summary_;

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -178,10 +179,13 @@ class Server::Implementation : private httplib::Server {
     waiting_.push_back(fd);
     if (static_cast<std::size_t>(idle_) < waiting_.size() &&
         threads_.size() < static_cast<std::size_t>(options_.threads)) {
-      threads_.emplace_back([this] { work(); });
-    } else {
-      arrived_.notify_one();
+      try {
+        threads_.emplace_back([this] { work(); });
+      } catch (const std::system_error&) {
+        if (threads_.empty()) throw;  // no more are to be had: those that are there take it
+      }
     }
+    arrived_.notify_one();
   }
 
   void work() {

@@ -62,15 +62,45 @@ TEST(RunSeries, ARestartTakesBackWhatIsDoneAgain) {
   EXPECT_EQ(run.epoch(), 1U);
   run.line("{\"summary\":{\"interrupted\":false}}");
   EXPECT_FALSE(run.summary().is_null());
+  // Going on takes the end back: whoever counted marks is to ask anew.
+  EXPECT_EQ(kinds(run).back(), "end 7");
+  run.line("{\"step\":8,\"loss\":8}");
+  EXPECT_EQ(kinds(run).back(), "restart 7");
+  EXPECT_EQ(run.epoch(), 2U);
+}
+
+TEST(RunSeries, ManyPointsBecomeFewerAndKeepTheirExtremes) {
+  RunSeries run(100);
+  for (int step = 1; step <= 1000; ++step) {
+    run.line(str("{\"step\":", step, ",\"loss\":", step == 777 ? -5 : step % 7, "}"));
+    ASSERT_LE(run.points().size(), 100U);
+  }
+  double least = 0;
+  for (std::size_t i = 0; i < run.points().size(); ++i) {
+    least = std::min(least, run.points()[i].values[0]);
+    if (i > 0) {
+      EXPECT_LT(run.points()[i - 1].step, run.points()[i].step);
+    }
+  }
+  EXPECT_EQ(least, -5);
+  EXPECT_EQ(run.points().back().step, 1000);
+  EXPECT_GT(run.epoch(), 0U);
+}
+
+TEST(RunSeries, EndsAreBoundedToo) {
+  RunSeries run;
+  for (int i = 0; i < 30'000; ++i) run.line("{\"summary\":{}}");
+  EXPECT_LE(run.marks().size(), 20'000U);
 }
 
 TEST(RunSeries, WhatIsNoLineIsCountedAndPassedOver) {
   RunSeries run;
   for (const char* bad :
-       {"{\"step\":1", "nonsense", "[]", "3", "{\"step\":\"x\"}", "{\"loss\":1}"}) {
+       {"{\"step\":1", "nonsense", "[]", "3", "{\"step\":\"x\"}", "{\"loss\":1}",
+        "{\"step\":-9223372036854775808}", "{\"step\":-1}", "{\"step\":18446744073709551615}"}) {
     run.line(bad);
   }
-  EXPECT_EQ(run.damaged(), 6);
+  EXPECT_EQ(run.damaged(), 9);
   run.line("{\"step\":1,\"loss\":null,\"gpu\":{\"utilisation\":50},\"eval\":{\"loss\":2}}");
   ASSERT_EQ(run.points().size(), 1U);
   const Json columns = RunSeries::columns(run.points());
