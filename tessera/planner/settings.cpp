@@ -219,8 +219,15 @@ std::string get(const RunSettings& settings, const Field& field) {
       field.member);
 }
 
-// PowerSGD is for whole fp32 gradients of known matrices.
+// Compression is for fp32 gradients; PowerSGD for whole ones of known matrices.
 static void check_compression(const Question& q, bool size_alone) {
+  const bool none = q.grad_compression == GradCompression::none;
+  if (!none && !q.power_sgd_asked() && q.layout.grad < 4) {
+    throw UsageError(str("--grad-compression: got ", name(q.grad_compression), " with --layout ",
+                         q.layout.name,
+                         ", whose gradients have 16 bits already; wanted none, or a layout with "
+                         "fp32 gradients: fp32 or bf16-fp32grad"));
+  }
   if (q.grad_compression == q.compression() && !(size_alone && q.power_sgd_asked())) return;
   const std::string wanted =
       q.zero != 0 ? str("--zero ", q.zero, ", wanted stage 0, which keeps whole gradients")

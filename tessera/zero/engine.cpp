@@ -84,15 +84,18 @@ const Options& checked(const Options& options) {
                                          "model"));
   require(options.clip_norm >= 0 && std::isfinite(options.clip_norm),
           str("clip_norm: got ", options.clip_norm, ", wanted a positive norm, or 0 for none"));
+  if (options.grad_compression == GradCompression::none) return options;
+  require(
+      options.layout.grad == 4,
+      str("grad_compression ", name(options.grad_compression), ": got layout ", options.layout.name,
+          ", whose gradients have 16 bits, wanted one with fp32 gradients: fp32 or "
+          "bf16-fp32grad"));
   if (options.grad_compression != GradCompression::powersgd) return options;
   require(options.stage == 0,
           str("grad_compression powersgd: got stage ", options.stage,
               ", wanted 0: sharded gradients are never whole matrices. Take bf16, or stage 0"));
   require(options.reduce.value_or(ReducePolicy::last) == ReducePolicy::last,
           "grad_compression powersgd: got gradients reduced each micro-batch, wanted once a step");
-  require(options.layout.grad == 4,
-          str("grad_compression powersgd: got layout ", options.layout.name,
-              ", wanted one with fp32 gradients: fp32 or bf16-fp32grad"));
   const PowerSgd& how = options.power_sgd;
   require(how.rank >= 1, str("power_sgd.rank: got ", how.rank, ", wanted at least 1"));
   require(how.warm_up_steps >= 0,

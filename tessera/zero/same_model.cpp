@@ -30,11 +30,17 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
   for (const auto& buffer : model.named_buffers()) {
     if (buffer.value().defined()) line("buffer", buffer.key(), buffer.value());
   }
+  // What every rank draws for itself and must be the same: PowerSGD's first factors, and the noise
+  // of stochastic rounding.
+  const StateLayout& layout = options.layout;
+  const bool draws = options.grad_compression == GradCompression::powersgd ||
+                     (layout.param < 4 && layout.master == 0);
+  const std::string seed = draws ? str(", seed ", options.seed) : std::string();
   return text + str("stage ", options.stage, ", layout ", options.layout.name, ", buckets of ",
                     options.bucket_bytes, " bytes, gradients compressed by ",
                     name(options.grad_compression), " (rank ", options.power_sgd.rank, ", warm-up ",
                     options.power_sgd.warm_up_steps, ", saving ", options.power_sgd.least_saving,
-                    ")\n");
+                    ")", seed, "\n");
 }
 
 comm::Call model_call(const char* label = "shape of the model") {

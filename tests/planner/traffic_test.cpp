@@ -284,6 +284,11 @@ TEST(PlanTraffic, CompressionThatCannotBeIsRefused) {
   EXPECT_NE(refused({{"zero", "1"}}).find("--zero 1"), std::string::npos);
   EXPECT_NE(refused({{"layout", "bf16"}}).find("--layout bf16"), std::string::npos);
   EXPECT_NE(refused({{"grad-reduce", "each"}}).find("--grad-reduce each"), std::string::npos);
+  for (const char* how : {"bf16", "fp16"}) {
+    EXPECT_EQ(refused({{"grad-compression", how}}), "");
+    EXPECT_NE(refused({{"grad-compression", how}, {"layout", "bf16"}}).find("16 bits already"),
+              std::string::npos);
+  }
   EXPECT_NE(refused({{"powersgd-rank", "0"}}).find("--powersgd-rank"), std::string::npos);
 }
 

@@ -49,15 +49,21 @@ TEST(Compression, SendsHalfAndLeavesStagesBitwiseEqual) {
   }
 }
 
-TEST(Compression, OfOneRankOrOf16BitsChangesNothing) {
-  for (const int ranks : {1, 2}) {
-    Case run = compressed("tied", ranks, 0, GradCompression::bf16);
-    if (ranks > 1) run.options.layout = parse_state_layout("bf16");
-    const Result with = train(run);
-    run.options.grad_compression = GradCompression::none;
-    const Result without = train(run);
-    EXPECT_EQ(with.hash, without.hash);
-    EXPECT_EQ(with.sent, without.sent);
+TEST(Compression, OfOneRankChangesNothing) {
+  Case run = compressed("tied", 1, 0, GradCompression::bf16);
+  const Result with = train(run);
+  run.options.grad_compression = GradCompression::none;
+  const Result without = train(run);
+  EXPECT_EQ(with.hash, without.hash);
+  EXPECT_EQ(with.sent, without.sent);
+}
+
+TEST(Compression, Of16BitsIsRefused) {
+  for (const GradCompression how : {GradCompression::bf16, GradCompression::fp16}) {
+    Options options;
+    options.grad_compression = how;
+    options.layout = parse_state_layout("bf16");
+    EXPECT_THROW(Engine(std::make_shared<Mlp>(), comm::Group(), options), UsageError);
   }
 }
 
@@ -233,6 +239,30 @@ TEST(PowerSgd, ForgetsStepsThatDoNotCount) {
     }
     EXPECT_EQ(hashes[0], hashes[1]) << how;
   }
+}
+
+// Every sum of first factors that differ would be wrong.
+TEST(PowerSgd, OtherSeedsOnOtherRanksAreRefused) {
+  over(2, [](const comm::Group& group) {
+    Options options;
+    options.seed = static_cast<std::uint64_t>(group.rank());
+    const auto told = [&] {
+      try {
+        Engine(std::make_shared<Mlp>(), group, options);
+        return std::string();
+      } catch (const UsageError& error) {
+        return std::string(error.what());
+      }
+    };
+    EXPECT_EQ(told(), "");  // nothing is drawn
+    options.grad_compression = GradCompression::powersgd;
+    const std::string factors = told();
+    EXPECT_NE(factors.find("seed 1"), std::string::npos) << factors;
+    options.grad_compression = GradCompression::none;
+    options.layout = parse_state_layout("bf16-nomaster");  // rounds by chance
+    const std::string noise = told();
+    EXPECT_NE(noise.find("seed 1"), std::string::npos) << noise;
+  });
 }
 
 TEST(PowerSgd, IsRefusedWhereItCannotBe) {
