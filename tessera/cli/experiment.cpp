@@ -2,12 +2,12 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,12 +15,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/experiment_report.h"
 #include "tessera/cli/experiment_run.h"
 #include "tessera/cli/plan_flags.h"
+#include "tessera/cli/scratch_folder.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/median.h"
@@ -56,30 +58,6 @@ std::atomic<int>& interrupt() {
 
 struct Interrupted {
   int signal;
-};
-
-// A folder that goes with it.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "tessera-experiment-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw Error(str("cannot make a folder ", name, ": ", std::strerror(errno),
-                      "; set TMPDIR to one that can be written to"));
-    }
-    path_ = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  std::filesystem::path file(const char* name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
 };
 
 std::string text_of(const std::filesystem::path& path) {
@@ -161,8 +139,11 @@ class TrainProcess {
         told = true;
         ::kill(-started.pid, SIGTERM);
       }
-      if (::waitpid(started.pid, &status, 0) == started.pid) break;
-      if (errno != EINTR) throw Error(str("waitpid: ", std::strerror(errno)));
+      // A signal that came just before a wait without end would be seen only when the run is over.
+      const pid_t ended = ::waitpid(started.pid, &status, WNOHANG);
+      if (ended == started.pid) break;
+      if (ended < 0 && errno != EINTR) throw Error(str("waitpid: ", std::strerror(errno)));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     if (interrupt() != 0) throw Interrupted{interrupt()};
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -321,7 +302,7 @@ void watch_interrupts() {
 }
 
 ExperimentResults run_all(const Experiment& experiment, const ExperimentArguments& given) {
-  const ScratchFolder folder;
+  const ScratchFolder folder("tessera-experiment");
   const TrainProcess train(folder);
   const PlannerAnswers planner(experiment.scale.hardware, given.hardware_file);
   watch_interrupts();

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,6 +18,7 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/plan_flags.h"
+#include "tessera/cli/scratch_folder.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
@@ -197,6 +198,7 @@ struct Ready {
   Fd held;                                       // see check_run
   std::optional<checkpoint::FolderLock> folder;  // where checkpoints go
   bool dashboard = false;                        // to be started beside the run
+  std::unique_ptr<ScratchFolder> scratch;        // for metrics that only the page reads
   std::vector<std::string> words;                // that the ranks get besides
 };
 
@@ -209,8 +211,8 @@ void follow_run(Ready& ready) {
   }
   ready.dashboard = true;
   if (!ready.config.metrics.empty()) return;
-  ready.config.metrics =
-      (std::filesystem::temp_directory_path() / str("tessera-run-", ::getpid(), ".jsonl")).string();
+  ready.scratch = std::make_unique<ScratchFolder>("tessera-run");
+  ready.config.metrics = ready.scratch->file("run.jsonl").string();
   ready.words = {"--metrics", ready.config.metrics};
 }
 
