@@ -129,6 +129,7 @@ class BpeTokenizer final : public Tokenizer {
       }
     }
     cut_ = mark_to_cut_before();
+    spaces_marked_ = spaces_become(cut_);
   }
 
   std::string name() const override { return name_; }
@@ -137,7 +138,9 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<TokenId> find(std::string_view token) const override {
     return find_token(spec_, token);
   }
-  bool may_cut_at_space() const override { return !cut_.empty() && !across_spaces_; }
+  bool may_cut_at_space() const override {
+    return !cut_.empty() && spaces_marked_ && !across_spaces_;
+  }
   bool is_special(TokenId id) const override { return id < special_.size() && special_[id]; }
   std::optional<TokenId> end_of_text() const override { return end_; }
   std::optional<TokenId> begin_of_text() const override { return begin_; }
@@ -328,6 +331,17 @@ class BpeTokenizer final : public Tokenizer {
     return may_cut_before(spec_.model, mark) ? mark : "";
   }
 
+  // A file may have such a mark in its tokens and still leave spaces as they are.
+  bool spaces_become(const std::string& mark) const {
+    Scratch scratch;
+    const std::string_view text = normalized("a b", scratch, /*prepend=*/false);
+    const bool later = std::any_of(spec_.pre_tokenizer.begin(), spec_.pre_tokenizer.end(),
+                                   [](const PreTokenizerStep& step) {
+                                     return step.kind == PreTokenizerStep::Kind::metaspace;
+                                   });
+    return text == str("a", mark, "b") || (later && text == "a b");
+  }
+
   TokenizerSpec spec_;
   std::string name_;
   std::optional<TokenId> end_, begin_;
@@ -337,6 +351,7 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<TokenDecoder> decoder_;
   AddedTokenFinder raw_, normal_;  // in the text as it is, and in normalized text
   std::string cut_;
+  bool spaces_marked_ = false;  // spaces become cut_
   bool across_spaces_ = false;  // an added token may have a space in it, or take the one behind it
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> scratches_;  // that no thread uses now

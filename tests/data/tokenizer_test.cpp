@@ -170,6 +170,9 @@ TEST(SentencePiece, WhereATextGoesOn) {
   with_space["added_tokens"][2]["rstrip"] = true;
   EXPECT_FALSE(tokenizer_of(with_space)->may_cut_at_space());
   EXPECT_FALSE(tokenizer_of(byte_level_file(""))->may_cut_at_space());
+  json unmarked = sentence_piece_file();  // the marks are in its tokens alone
+  unmarked["normalizer"] = nullptr;
+  EXPECT_FALSE(tokenizer_of(unmarked)->may_cut_at_space());
 }
 
 // A conversation has the tokens of its text, however it is put together.
