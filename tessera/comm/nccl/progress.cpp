@@ -76,7 +76,10 @@ LaunchTurn::Lock NcclProgress::State::take_turn(Channel& channel, const Submissi
                ? turn.take_in_order(*context.peers, channel.turns, context.timeout, go_on)
                : turn.take(go_on);
   } catch (const PeerError& error) {
-    throw PeerError(str(describe(&submission), " over nccl: ", error.what()), error.rank());
+    // The whole group: what others say late of this turn must not be taken for the next one's.
+    const PeerError told(str(describe(&submission), " over nccl: ", error.what()), error.rank());
+    fail(std::make_exception_ptr(told));
+    throw told;
   }
   if (!lock) {
     const std::lock_guard held(mutex);
