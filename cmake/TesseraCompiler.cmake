@@ -57,7 +57,7 @@ endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(TESSERA_TEST_OPTIMISATION -O2)
 else()
-  set(TESSERA_TEST_OPTIMISATION -O1)
+  set(TESSERA_TEST_OPTIMISATION -O1 -g0)
 endif()
 
 # Warnings for first-party code, applied per target: see tessera_library and its siblings.
