@@ -164,9 +164,9 @@ void resolve_data(const TrainConfig& config, Resolved& out) {
     }
   }
   if (out.model.vocab < vocab) {
-    throw UsageError(str("--vocab: ", config.vocab > 0 ? "got " : "the model has ", out.model.vocab,
-                         ", but --data ", config.data, " has ", vocab, " different tokens; wanted ",
-                         vocab, " or more"));
+    throw UsageError(str(config.vocab > 0 ? "--vocab: got " : "--vocab: the model has ",
+                         out.model.vocab, ", but --data ", config.data, " has ", vocab,
+                         " different tokens; wanted ", vocab, " or more"));
   }
   out.steps = steps_in_all(config, out, 0);
   if (out.steps == 0) {

@@ -401,7 +401,7 @@ TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
   TESSERA_NEEDS_TOML();
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--zero", "4"}, "--zero: got \"4\", wanted 0 to 3"},
-      {{"--ranks", "0"}, "--ranks: got 0, wanted at least 1"},
+      {{"--ranks", "0"}, "--ranks: got 0, wanted 1 to 4096"},
       {{"--layout", "fp31"}, "--layout: got \"fp31\", wanted bf16"},
       {{"--micro-batch", "3", "--global-batch", "8"}, "--global-batch: got 8"},
       {{"--grad-accum", "3", "--global-batch", "64"}, "--grad-accum: got 3"},
