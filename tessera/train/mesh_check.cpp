@@ -42,7 +42,7 @@ void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) 
                " stages of --pp ", pp, " with ", plural(schedule.chunks, "chunk"),
                "; wanted a layer for each"));
   }
-  if (pp > 1 && config.chunks > 0 && config.chunks != schedule.chunks) {
+  if (pp > 1 && config.chunks > 1 && config.chunks != schedule.chunks) {
     refuse(str("--chunks: got ", config.chunks, ", but --schedule ", config.schedule, " has ",
                plural(schedule.chunks, "stage"), " on every rank; wanted --schedule interleaved"));
   }
