@@ -56,7 +56,9 @@ std::string adapters_note(const TrainConfig& config, const ModelShape& model) {
   const std::string start =
       config.init_from.empty() ? "one without --init-from" : quote(config.init_from);
   const bool checked = !config.init_from.empty() && !folder.base_fingerprint().empty();
-  if (checked || last_name(folder.base()) == last_name(config.init_from)) return "";
+  const bool named =
+      !folder.base().empty() && last_name(folder.base()) == last_name(config.init_from);
+  if (checked || named) return "";
   return str("the adapters in ", config.lora_from, " are for ",
              folder.base().empty() ? "a model that they do not name" : quote(folder.base()),
              ", and this run has ", start, ": of the same shape, but nothing tells whether it is ",
