@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <optional>
 #include <string>
 
 #include "tessera/cli/settings_file.h"
@@ -84,9 +83,8 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
   const std::string text =
       read_small_file(path, planner::kMostToml, "a TOML file of settings", "--config");
   settings.set("software", "tessera");  // whose file it is
-  std::optional<double> ranks;
-  double axes = 1;
-  bool replicas_said = false;
+  std::string ranks;
+  bool axis_said = false;
   for (const FileSetting& each : parse_settings(text, where)) {
     std::string name = each.key;
     std::replace(name.begin(), name.end(), '_', '-');
@@ -104,16 +102,15 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
       settings.set("bucket-size", each.text + "MB");
     }
     choose_as_run(name, each.text, settings);
-    const double number = std::strtod(each.text.c_str(), nullptr);
-    if (name == "ranks") ranks = number;
-    if (name == "dp" && number > 0) replicas_said = true;
-    if (name == "dp" || name == "tp" || name == "pp") axes *= std::max(1.0, number);
+    if (name == "ranks") ranks = each.text;
+    axis_said |= name == "dp" && each.text != "0";
+    axis_said |= (name == "tp" || name == "pp") && each.text != "1";
     const bool chosen = each.text.empty() || (each.text == "0" && name != "zero");
     if (plan == nullptr || chosen || (train != nullptr && !same_member(*train, *plan))) continue;
     settings.set(plan->name, each.text);
   }
-  if (ranks && *ranks == 0) ranks = replicas_said || axes > 1 ? axes : planner::kRunRanks;
-  if (ranks && *ranks <= 1e6) settings.set("gpus", str(static_cast<std::int64_t>(*ranks)));
+  if (ranks == "0") ranks = axis_said ? "" : std::to_string(planner::kRunRanks);
+  if (!ranks.empty()) settings.set("gpus", ranks);
 }
 
 planner::Catalogue make_catalogue() {
