@@ -37,11 +37,6 @@ bool same_model(ModelShape a, ModelShape b) {
 
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 22;
 
-// One of values that were rounded twice says nothing of those in a file.
-bool can_tell(const std::string& fingerprint) {
-  return !fingerprint.empty() && fingerprint[0] != kFingerprintOfHalf;
-}
-
 void refuse_other(const std::string& path) {
   throw UsageError(str(path, " has another model than the adapters are for"));
 }
@@ -79,6 +74,10 @@ void CheckedBase::read(const std::string& param, const std::vector<Run>& runs, f
     for (std::int64_t i = 0; i < run.count; ++i) nth(bits, i) = to_bf16(into[run.local + i]);
     sum_ += fingerprint_of(bits.data(), run.count, stream_of(param), run.whole);
   }
+}
+
+bool can_tell(const std::string& fingerprint) {
+  return !fingerprint.empty() && fingerprint[0] != kFingerprintOfHalf;
 }
 
 void CheckedBase::check(const std::string& path, const std::string& flag) const {

@@ -61,6 +61,10 @@ class CheckedBase {
   std::uint64_t sum_ = 0;
 };
 
+// Whether a fingerprint says which model it is of: one of values that were rounded twice says
+// nothing of those in a file.
+bool can_tell(const std::string& fingerprint);
+
 // Reads all of the model in `path` for that alone. Nothing is read where no fingerprint can tell.
 void check_base(const std::string& path, const ModelShape& shape, const std::string& fingerprint,
                 const std::string& flag);

@@ -55,7 +55,8 @@ std::string adapters_note(const TrainConfig& config, const ModelShape& model) {
   const huggingface::AdapterFolder folder(config.lora_from, model);
   const std::string start =
       config.init_from.empty() ? "one without --init-from" : quote(config.init_from);
-  const bool checked = !config.init_from.empty() && !folder.base_fingerprint().empty();
+  const bool checked =
+      !config.init_from.empty() && huggingface::can_tell(folder.base_fingerprint());
   const bool named =
       !folder.base().empty() && last_name(folder.base()) == last_name(config.init_from);
   if (checked || named) return "";
