@@ -11,8 +11,9 @@ number of tokens a rank, so that time against parameters and against ranks are c
 exponent. Of every program: time of a step (median, least, spread of the rounds) and the memory of a
 rank (peak resident, and its share where shared pages count once). A program that fails, or takes too
 long, is left out with its reason, and the others go on; when --budget is spent, what was not begun is
-named. Results are kept after every case in build/bench/peers.json; --table makes the tables and the
-chart out of that file again. Writes docs/benchmarks.md between its markers, and docs/peers.svg.
+named. Results are kept after every case in build/bench/peers-DTYPE.json; --table makes the tables and
+the chart out of that file again. Writes docs/benchmarks.md between the markers of its dtype, and
+docs/peers-DTYPE.svg. bf16 is worth measuring where the processor multiplies it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import datetime
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 import subprocess
@@ -58,13 +60,16 @@ def arguments():
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--cases", help="such as 2:medium,4:small")
     parser.add_argument("--only", default="*", help="programs, as compare_train.py has it")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="(fp32)")
+    parser.add_argument("--extra-path", action="append", default=[], type=pathlib.Path,
+                        help="a folder of Python packages for the peers; see scripts/peers_extra.sh")
     parser.add_argument("--start-timeout", type=float, default=120, help="seconds to be ready in")
     parser.add_argument("--turn-timeout", type=float, default=120, help="seconds of a turn at most")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--python", default=str(compare_comm.PEERS_PYTHON))
     parser.add_argument("--no-docs", action="store_true", help="leave docs/ as it is")
     parser.add_argument("--table", action="store_true", help="only from the last results")
-    parser.add_argument("--json", type=pathlib.Path, help="(build/bench/peers.json)")
+    parser.add_argument("--json", type=pathlib.Path, help="(build/bench/peers-DTYPE.json)")
     o = parser.parse_args()
     o.cases = ([(int(c.split(":")[0]), c.split(":")[1]) for c in o.cases.split(",")] if o.cases
                else QUICK_CASES if o.quick else CASES)
@@ -73,9 +78,9 @@ def arguments():
         parser.error(f"wanted --rounds of 1 or more, --cases of {', '.join(SIZES)} such as 2:small,"
                      f" --parts of {', '.join(PARTS)}")
     o.budget = o.budget or (540 if o.quick else 3600)
-    o.json = o.json or o.build / "bench/peers.json"
+    o.json = o.json or o.build / f"bench/peers-{o.dtype}.json"
     # What compare_train.command() wants besides.
-    o.warmup, o.tessera_args, o.extra_path, o.peer_heap = 2, "", [], "default"
+    o.warmup, o.tessera_args, o.peer_heap = 2, "", "default"
     return o
 
 
@@ -144,7 +149,7 @@ def measure_case(o, ranks, size, left_out):
             ours = name.startswith("tessera-")
             try:
                 running[name] = served.Served(
-                    name, compare_train.command(o, name, stage, "fp32"),
+                    name, compare_train.command(o, name, stage, o.dtype),
                     dict(os.environ) if ours else compare_train.environment(o),
                     o.build / f"bench/logs/peers-{ranks}-{size}-{name}.log", o.cores,
                     start_timeout=o.start_timeout)
@@ -201,10 +206,10 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     left = lambda: o.budget - (time.monotonic() - began)
-    about, why = compare_train.probe(o) if pathlib.Path(o.python).exists() else (
+    about, why = compare_train.probe(o) if shutil.which(o.python) else (
         None, f"{o.python} is not there; run: scripts/peers.sh")
     report = {"date": datetime.date.today().isoformat(), "machine": compare_comm.machine(o),
-              "peers_python": about, "rounds": o.rounds, "quick": o.quick,
+              "peers_python": about, "dtype": o.dtype, "rounds": o.rounds, "quick": o.quick,
               "scheduling": compare_comm.scheduling(), "load_before": os.getloadavg()[0],
               "cases": [], "left_out": {}, "parts": {}}
     if why:
@@ -252,7 +257,7 @@ def show(o, report):
     print(f"\nAll figures: {o.json}")
     if not o.no_docs and report["cases"]:
         peers_table.write_docs(ROOT / "docs", report)
-        print("The tables in docs/benchmarks.md and docs/peers.svg are now these.")
+        print(f"The tables in docs/benchmarks.md and docs/peers-{o.dtype}.svg are now these.")
     return 1 if any(name.startswith("tessera") for name in report["left_out"]) else 0
 
 

@@ -29,7 +29,7 @@ def description(report):
     return (f"{report['date']}: {m['cpu']} ({m['architecture']}), {m['cores']} cores, "
             f"{m['memory_gib']} GiB, Linux {m['kernel']}. {m['tessera']}, commit {m['commit']}; peers: "
             f"torch {about.get('torch', 'missing')}, DeepSpeed {about.get('deepspeed') or 'missing'}. "
-            f"fp32, 256 tokens a rank, 1 thread a rank; {report['rounds']} rounds"
+            f"{report['dtype']}, 256 tokens a rank, 1 thread a rank; {report['rounds']} rounds"
             f"{report['scheduling']}; load average {report['load_before']:.1f} before and "
             f"{report['load_after']:.1f} after.")
 
@@ -123,7 +123,7 @@ def svg(report):
     y = lambda v: top + height * (1 - math.log(v / ly) / math.log(hy / ly))
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 230} {top + height + 60}"'
            ' font-family="sans-serif" font-size="12">',
-           f'<text x="{left}" y="18" font-size="14">Time of a training step against parameters, '
+           f'<text x="{left}" y="18" font-size="14">Time of a training step in {report["dtype"]}, '
            f'{html.escape(report["machine"]["cpu"])}, {report["date"]}</text>']
     for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000):
         if ly <= tick <= hy:
@@ -152,12 +152,12 @@ def svg(report):
 def write_docs(docs, report):
     page = docs / "benchmarks.md"
     text = page.read_text()
-    begin, end = "<!-- peers: begin -->", "<!-- peers: end -->"
+    begin, end = f"<!-- peers {report['dtype']}: begin -->", f"<!-- peers {report['dtype']}: end -->"
     if begin not in text or end not in text:
         raise SystemExit(f"peers: {page} has lost its markers; wanted {begin} and {end}")
     picture = svg(report)
     if picture:
-        (docs / "peers.svg").write_text(picture)
-    drawn = "\n\n![Time of a step against parameters](peers.svg)" if picture else ""
+        (docs / f"peers-{report['dtype']}.svg").write_text(picture)
+    drawn = f"\n\n![Time of a step against parameters](peers-{report['dtype']}.svg)" if picture else ""
     page.write_text(text.split(begin)[0] + f"{begin}\n{markdown(report)}{drawn}\n{end}"
                     + text.split(end)[1])
