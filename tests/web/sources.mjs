@@ -10,6 +10,24 @@ const FILES = ["index.html", "page.js", "others.js", "page.css", "icon.svg", "in
 
 const read = (...parts) => fs.readFileSync(path.join(root, ...parts), "utf8");
 
+// Which modules each module of the page names, types too.
+function importsOf(folder) {
+  const files = fs
+    .readdirSync(folder, { recursive: true })
+    .filter((f) => /\.tsx?$/.test(f) && !f.endsWith(".d.ts"));
+  const found = (from, name) => {
+    const to = path.join(path.dirname(from), name);
+    return files.find((f) => f === `${to}.ts` || f === `${to}.tsx`);
+  };
+  return new Map(
+    files.map((file) => {
+      const text = fs.readFileSync(path.join(folder, file), "utf8");
+      const names = [...text.matchAll(/(?:from|import\()\s*"(\.[^"]*)"/g)].map((m) => m[1]);
+      return [file, names.map((name) => found(file, name)).filter((f) => f !== undefined)];
+    }),
+  );
+}
+
 export async function checkSources(web) {
   await check("types are strict and right", () => {
     const compiler = path.join(here, "node_modules/typescript/bin/tsc");
@@ -20,6 +38,27 @@ export async function checkSources(web) {
     } catch (error) {
       throw new Error(error.stdout || error.message);
     }
+  });
+
+  await check("no module imports in a circle, and no part imports a view", () => {
+    const imports = importsOf(path.join(root, "web/src"));
+    for (const [file, others] of imports)
+      for (const other of others)
+        expect(
+          !other.startsWith("views/") || file === "main.tsx" || file === "views/others.ts",
+          `${file} imports ${other}: what views share stands outside of them`,
+        );
+    const done = new Set();
+    const visit = (file, way) => {
+      expect(
+        !way.includes(file),
+        `a circle: ${[...way.slice(way.indexOf(file)), file].join(" → ")}`,
+      );
+      if (done.has(file)) return;
+      for (const other of imports.get(file) ?? []) visit(other, [...way, file]);
+      done.add(file);
+    };
+    for (const file of imports.keys()) visit(file, []);
   });
 
   await check("the page is at most 400 kB gzipped, and asks nobody else", () => {

@@ -105,7 +105,11 @@ export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T
       while (asked !== wanted.current && alive.current) {
         asked = wanted.current;
         try {
-          next = { data: await counted(post<T>(path, JSON.parse(asked))), error: undefined, busy: false };
+          next = {
+            data: await counted(post<T>(path, JSON.parse(asked))),
+            error: undefined,
+            busy: false,
+          };
         } catch (error) {
           next = { data: undefined, error: refusal(error), busy: false };
         }

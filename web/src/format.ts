@@ -32,3 +32,17 @@ export function seconds(v: number | null | undefined): string {
   if (size < 120) return scaled(v, "", [""]) + " s";
   return size < 7200 ? scaled(v / 60, "", [""]) + " min" : scaled(v / 3600, "", [""]) + " h";
 }
+
+// For fields: a number by its format, anything else as it was typed.
+export const typed =
+  (show: (v: number) => string) =>
+  (text: string): string =>
+    text !== "" && Number.isFinite(Number(text)) ? show(Number(text)) : text;
+
+// A round number that holds the whole picture, and how far its lines are apart.
+export function ticks(most: number): number[] {
+  const rough = most / 4;
+  const power = 10 ** Math.floor(Math.log10(rough || 1));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? power * 10;
+  return Array.from({ length: Math.ceil(most / step) + 1 }, (_, i) => i * step);
+}

@@ -26,7 +26,9 @@ async function loadOthers(): Promise<void> {
 function Waiting() {
   return (
     <p class="empty-note" role="status">
-      {lost.value ? "The server does not answer. Is `tessera dashboard` still running?" : "Loading…"}
+      {lost.value
+        ? "The server does not answer. Is `tessera dashboard` still running?"
+        : "Loading…"}
     </p>
   );
 }

@@ -52,6 +52,13 @@ export function setQuery(view: ViewId, query: Values): void {
 export interface Fields<D extends Values> {
   at: D;
   set: (changes: Partial<D>) => void;
+  // What binds a control to a field; `also` changes with it.
+  field: (name: keyof D & string, also?: Partial<D>) => Bound;
+}
+export interface Bound {
+  name: string;
+  value: string;
+  onChange: (value: string) => void;
 }
 
 export function useFields<D extends Values>(view: ViewId, defaults: D): Fields<D> {
@@ -67,5 +74,10 @@ export function useFields<D extends Values>(view: ViewId, defaults: D): Fields<D
     }
     setQuery(view, next);
   };
-  return { at, set };
+  const field = (name: keyof D & string, also?: Partial<D>): Bound => ({
+    name,
+    value: at[name] ?? "",
+    onChange: (value) => set({ ...also, [name]: value } as Partial<D>),
+  });
+  return { at, set, field };
 }

@@ -4,6 +4,8 @@ import type { ComponentChildren } from "preact";
 import { createContext } from "preact";
 import { useContext, useEffect, useId, useState } from "preact/hooks";
 import type { Refusal } from "../api";
+import { plain, typed as typedAs } from "../format";
+import type { Bound } from "../route";
 
 export const Refused = createContext<Refusal | undefined>(undefined);
 
@@ -21,11 +23,8 @@ function Reason({ id, text }: { id: string; text: string | undefined }) {
   ) : null;
 }
 
-interface Common {
+export interface Common extends Bound {
   label: string;
-  name: string;
-  value: string;
-  onChange: (value: string) => void;
   also?: string[];
   hint?: ComponentChildren;
   disabled?: boolean;
@@ -78,6 +77,17 @@ export function Slider(
       {props.hint && <p class="hint">{props.hint}</p>}
       <Reason id={`${id}-why`} text={reason} />
     </div>
+  );
+}
+
+// A share, shown and typed in percent.
+export function Percent({ onChange, ...rest }: Common & { stops: readonly number[] }) {
+  return (
+    <Slider
+      {...rest}
+      show={typedAs((v) => `${plain(v * 100)}%`)}
+      onChange={(v) => onChange(v.endsWith("%") ? String(Number(v.slice(0, -1)) / 100) : v)}
+    />
   );
 }
 
@@ -157,7 +167,7 @@ export function Segments(props: Common & { options: readonly (string | [string, 
   );
 }
 
-export function Toggle(props: Omit<Common, "value"> & { value: boolean }) {
+export function Toggle(props: Common) {
   const id = useId();
   const reason = useReason([props.name, ...(props.also ?? [])]);
   return (
@@ -166,7 +176,7 @@ export function Toggle(props: Omit<Common, "value"> & { value: boolean }) {
         id={id}
         type="checkbox"
         role="switch"
-        checked={props.value}
+        checked={props.value === "true"}
         disabled={props.disabled}
         onChange={(e) => props.onChange(String(e.currentTarget.checked))}
       />

@@ -60,7 +60,8 @@ interface ViewProps {
   lead: string;
   controls: ComponentChildren;
   command?: string | undefined;
-  tries: ComponentChildren;
+  tries: ComponentChildren; // what to do with the controls,
+  notices: ComponentChildren; // and what to see then
   error?: Refusal | undefined;
   busy?: boolean;
   children: ComponentChildren;
@@ -92,7 +93,10 @@ export function View(props: ViewProps) {
             {props.controls}
           </section>
           <section class="card tries" aria-label="What to try">
+            <h2>Try</h2>
             {props.tries}
+            <h2>Notice</h2>
+            {props.notices}
           </section>
         </div>
         <div class={`stage${props.busy ? " busy" : ""}`}>

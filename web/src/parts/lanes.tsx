@@ -1,17 +1,10 @@
 // A timeline of spans in lanes, on a canvas: thousands of them stay smooth. Zoom with the buttons,
 // + and −, or Ctrl and the wheel; move by dragging or with the arrows.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Span } from "../answers";
 import { seconds } from "../format";
 import { colour, theme } from "../theme";
 import { useWidth } from "./frame";
-
-export interface Span {
-  rank: number;
-  lane: string;
-  what: string;
-  begin: number;
-  end: number;
-}
 
 const ROW = 20;
 const GAP = 8;

@@ -1,27 +1,8 @@
 // Stacked bars of memory, one for each stage, with the line that none may cross.
-import { bytes } from "../format";
-import type { Memory, Stage } from "../views/memory";
+import type { Stage } from "../answers";
+import { bytes, ticks } from "../format";
 import { useWidth } from "./frame";
-
-// Buffers and temporaries share a colour, so they share a piece: what the parts before leave.
-export function pieces(m: Memory): [string, string, number][] {
-  const named: [string, string, number][] = [
-    ["params", "parameters", m.params],
-    ["grads", "gradients", m.grads],
-    ["optimizer", "optimizer state", m.optimizer],
-    ["activations", "activations", m.activations ?? 0],
-  ];
-  const rest = m.total - named.reduce((sum, [, , size]) => sum + size, 0);
-  return [...named, ["rest", "buffers, temporary", Math.max(0, rest)]];
-}
-
-// A round number that holds the whole picture, and how far its lines are apart.
-export function ticks(most: number): number[] {
-  const rough = most / 4;
-  const power = 10 ** Math.floor(Math.log10(rough || 1));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? power * 10;
-  return Array.from({ length: Math.ceil(most / step) + 1 }, (_, i) => i * step);
-}
+import { pieces } from "./model";
 
 interface Props {
   stages: Stage[];

@@ -1,7 +1,9 @@
-// The fields of a question that several views share.
+// What several views share: the fields of a question, and the parts of memory.
+import type { Memory } from "../answers";
 import { useAbout } from "../api";
-import { count } from "../format";
-import { Choice, Slider } from "./controls";
+import { bytes, count } from "../format";
+import type { Bound } from "../route";
+import { Choice, type Common, Segments, Slider } from "./controls";
 
 export const SHAPE = {
   model: "llama2-7b",
@@ -22,6 +24,16 @@ export const MEMORY_PARTS = [
   ["rest", "buffers, temporary"],
 ] as const;
 
+// Buffers and temporaries share a colour, so they share a piece: what the parts before leave.
+export function pieces(m: Memory): [string, string, number][] {
+  let rest = m.total;
+  return MEMORY_PARTS.map(([part, what]) => {
+    const size = part === "rest" ? Math.max(0, rest) : (m[part] ?? 0);
+    rest -= size;
+    return [part, what, size];
+  });
+}
+
 type Shape = typeof SHAPE;
 
 export function modelQuestion(at: Shape): Record<string, string> {
@@ -29,53 +41,76 @@ export function modelQuestion(at: Shape): Record<string, string> {
   return { layers: at.layers, hidden: at.hidden, heads: at.heads, vocab: at.vocab };
 }
 
-export function ModelFields({ at, set }: { at: Shape; set: (changes: Partial<Shape>) => void }) {
-  const about = useAbout();
-  if (at.by !== "shape") {
-    const options = (about?.models ?? []).map((m): [string, string] => [
-      m.name,
-      `${m.name} · ${count(m.params)}`,
-    ]);
-    return (
-      <Choice
-        label="Name"
-        name="model"
-        value={at.model}
-        options={options}
-        onChange={(model) => set({ model })}
-      />
-    );
-  }
+type Named = Bound & Partial<Pick<Common, "label">>;
+
+export function ModelChoice({ label = "Model", ...bound }: Named) {
+  const models = useAbout()?.models ?? [];
+  return (
+    <Choice
+      label={label}
+      {...bound}
+      options={models.map((m): [string, string] => [m.name, `${m.name} · ${count(m.params)}`])}
+    />
+  );
+}
+
+export function HardwareChoice(bound: Bound) {
+  const hardware = useAbout()?.hardware ?? [];
+  return (
+    <Choice
+      label="GPU"
+      {...bound}
+      options={hardware.map((h): [string, string] => [h.name, `${h.name} · ${bytes(h.memory)}`])}
+    />
+  );
+}
+
+export function LayoutChoice(bound: Bound) {
+  const layouts = useAbout()?.layouts ?? [];
+  return (
+    <Choice
+      label="State layout"
+      {...bound}
+      options={layouts.map((l): [string, string] => [l.name, `${l.name} · ${l.total} B`])}
+    />
+  );
+}
+
+export function StageChoice({ label = "ZeRO stage", ...bound }: Named) {
+  return <Segments label={label} {...bound} options={[["0", "DDP"], "1", "2", "3"]} />;
+}
+
+export function SequenceSlider(bound: Bound & Pick<Common, "disabled">) {
+  return (
+    <Slider
+      label="Sequence"
+      {...bound}
+      show={(v) => v || "the model's"}
+      stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]}
+    />
+  );
+}
+
+export function ModelFields({ by, field }: { by: string; field: (name: keyof Shape) => Bound }) {
+  if (by !== "shape") return <ModelChoice label="Name" {...field("model")} />;
   return (
     <>
       <Slider
         label="Layers"
-        name="layers"
-        value={at.layers}
+        {...field("layers")}
         stops={[2, 4, 6, 8, 12, 16, 24, 32, 36, 40, 48, 64, 80, 96, 126]}
-        onChange={(layers) => set({ layers })}
       />
       <Slider
         label="Hidden"
-        name="hidden"
-        value={at.hidden}
+        {...field("hidden")}
         stops={[256, 512, 768, 1024, 1600, 2048, 2560, 4096, 5120, 6144, 8192, 12288, 16384]}
-        onChange={(hidden) => set({ hidden })}
       />
       <Slider
         label="Heads"
-        name="heads"
-        value={at.heads}
+        {...field("heads")}
         stops={[2, 4, 8, 12, 16, 25, 32, 40, 48, 64, 96, 128]}
-        onChange={(heads) => set({ heads })}
       />
-      <Slider
-        label="Vocabulary"
-        name="vocab"
-        value={at.vocab}
-        stops={[256, 32000, 50257, 128256, 151936]}
-        onChange={(vocab) => set({ vocab })}
-      />
+      <Slider label="Vocabulary" {...field("vocab")} stops={[256, 32000, 50257, 128256, 151936]} />
     </>
   );
 }

@@ -1,5 +1,5 @@
 // Which part of the model's state each rank holds: all of it, or its shard.
-import type { Stage } from "../views/memory";
+import type { Stage } from "../answers";
 
 interface Props {
   stage: Stage;

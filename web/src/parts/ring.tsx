@@ -1,5 +1,5 @@
 // Ranks in a circle, and the chunks that travel between them in this step.
-import type { Transfer } from "../views/collectives";
+import type { Transfer } from "../answers";
 
 const SIZE = 320;
 const MIDDLE = SIZE / 2;

@@ -1,7 +1,9 @@
 // Pictures of a run: memory beside its prediction, phases of each rank.
+import type { PhaseRow } from "../answers";
 import { bytes, plain, seconds } from "../format";
 import { Card, Legend } from "./frame";
 import { MEMORY_PARTS } from "./model";
+import { Bars, sum } from "./stack";
 
 type Categories = Record<string, number | null>;
 const KEYS = [
@@ -27,40 +29,22 @@ export function MemoryCompared({
       ["measured", measured],
     ] as const
   ).filter((r): r is [(typeof r)[0], Categories] => !!r[1]);
-  const sum = (m: Categories) => KEYS.reduce((all, [k]) => all + (m[k] ?? 0), 0);
-  const most = Math.max(1, ...rows.map(([, m]) => Math.max(sum(m), m.peak ?? 0)));
   return (
     <Card title="Memory" note="predicted and measured">
-      <div class="hbars">
-        {rows.map(([name, m]) => (
-          <div key={name}>
-            <b>{name}</b>
-            <span
-              class="stack"
-              role="img"
-              aria-label={KEYS.map(([k]) => `${k} ${bytes(m[k])}`).join(", ")}
-            >
-              {KEYS.map(([k, c]) => (
-                <i
-                  key={k}
-                  class={`c-${c}`}
-                  style={{ width: `${(100 * (m[k] ?? 0)) / most}%` }}
-                  title={`${k}: ${bytes(m[k])}`}
-                />
-              ))}
-            </span>
-            <span class="value">{bytes(m.peak ?? m.total ?? null)}</span>
-          </div>
-        ))}
-      </div>
+      <Bars
+        show={bytes}
+        rows={rows.map(([name, m]) => ({
+          name,
+          pieces: KEYS.map(([key, colour]) => [colour, key, m[key]] as const),
+          reach: m.peak ?? 0,
+          value: bytes(m.peak ?? m.total ?? null),
+        }))}
+      />
       <Legend items={MEMORY_PARTS} />
     </Card>
   );
 }
 
-export interface PhaseRow extends Partial<Record<string, number>> {
-  rank: number;
-}
 const PHASES = [
   ["forward_s", "forward", "forward"],
   ["backward_s", "backward", "backward"],
@@ -76,8 +60,6 @@ export function Phases({
   rows: PhaseRow[];
   stragglers: { rank: number; factor: number }[];
 }) {
-  const sum = (r: PhaseRow) => PHASES.reduce((all, [k]) => all + Math.max(0, r[k] ?? 0), 0);
-  const most = Math.max(1e-12, ...rows.map(sum));
   return (
     <Card
       title="Phases of each rank"
@@ -87,28 +69,13 @@ export function Phases({
           : "seconds of a step"
       }
     >
-      <div class="hbars">
-        {rows.map((r) => (
-          <div key={r.rank}>
-            <b>rank {r.rank}</b>
-            <span
-              class="stack"
-              role="img"
-              aria-label={PHASES.map(([k, , what]) => `${what} ${seconds(r[k])}`).join(", ")}
-            >
-              {PHASES.map(([k, c, what]) => (
-                <i
-                  key={k}
-                  class={`c-${c}`}
-                  style={{ width: `${(100 * Math.max(0, r[k] ?? 0)) / most}%` }}
-                  title={`${what}: ${seconds(r[k])}`}
-                />
-              ))}
-            </span>
-            <span class="value">{seconds(sum(r))}</span>
-          </div>
-        ))}
-      </div>
+      <Bars
+        show={seconds}
+        rows={rows.map((r) => {
+          const pieces = PHASES.map(([key, colour, what]) => [colour, what, r[key]] as const);
+          return { name: `rank ${r.rank}`, pieces, value: seconds(sum(pieces)) };
+        })}
+      />
       <Legend items={PHASES.map(([, c, what]) => [c, what] as const)} />
     </Card>
   );

@@ -1,8 +1,7 @@
 // Memory against speed: a dot for each plan.
-import { bytes, count } from "../format";
-import type { Plan } from "../views/plan";
+import type { Plan } from "../answers";
+import { bytes, count, ticks } from "../format";
 import { useWidth } from "./frame";
-import { ticks } from "./memory_bars";
 
 const TALL = 270;
 

@@ -1,45 +1,24 @@
 // Memory of DDP and the ZeRO stages side by side, against what the GPU can hold.
-import { useMemo } from "preact/hooks";
-import { question, useAbout, useAnswer } from "../api";
-import { bytes, count } from "../format";
-import { Choice, doublings, Segments, Slider, Toggle } from "../parts/controls";
+import type { ZeroAnswer } from "../answers";
+import { question, useAnswer } from "../api";
+import { bytes, count, typed } from "../format";
+import { doublings, Segments, Slider, Toggle } from "../parts/controls";
 import { Card, Figures, Legend, View } from "../parts/frame";
-import { BATCH, MEMORY_PARTS, modelQuestion, ModelFields, PARALLEL, SHAPE } from "../parts/model";
 import { MemoryBars } from "../parts/memory_bars";
+import {
+  BATCH,
+  HardwareChoice,
+  LayoutChoice,
+  MEMORY_PARTS,
+  ModelFields,
+  modelQuestion,
+  PARALLEL,
+  SequenceSlider,
+  SHAPE,
+  StageChoice,
+} from "../parts/model";
 import { Owners } from "../parts/owners";
 import { useFields } from "../route";
-
-export interface Memory {
-  params: number;
-  grads: number;
-  optimizer: number;
-  activations: number | null;
-  buffers: number | null;
-  temporary: number | null;
-  total: number;
-}
-export interface Stage {
-  stage: number;
-  name: string;
-  sharded: { params: boolean; grads: boolean; optimizer: boolean };
-  memory: Memory;
-  fits: boolean;
-  sent: { forward: number; backward: number; optimizer_step: number; total: number };
-  copies: number;
-  state_in_all: number;
-  assumed?: { activations: number; buffers: number; temporary: number; total: number } | null;
-}
-export interface ZeroAnswer {
-  parameters: number;
-  parameters_on_a_rank: number;
-  stages: Stage[];
-  capacity: number | null;
-  capacity_total?: number | null;
-  fits_from_dp: Record<string, number | null>;
-  owners: { dp_rank: number; first: number; last: number }[];
-  formula: { stage: number; text: string }[];
-  command: string;
-}
 
 const DEFAULTS = {
   ...SHAPE,
@@ -63,32 +42,27 @@ const SIZES = [
 ];
 
 export function MemoryView() {
-  const { at, set } = useFields("memory", DEFAULTS);
-  const about = useAbout();
+  const { at, set, field } = useFields("memory", DEFAULTS);
   const sized = at.by === "size";
-  const body = useMemo(
-    () =>
-      question({
-        ...(sized ? { params: at.params } : modelQuestion(at)),
-        dp: at.dp,
-        tp: at.tp,
-        pp: at.pp,
-        layout: at.layout,
-        hardware: at.hardware,
-        ...(sized
-          ? {}
-          : {
-              micro_batch: at.micro_batch,
-              seq: at.seq,
-              recompute: at.recompute,
-              sequence_parallel: at.sequence_parallel,
-              ...(at.plan_pp !== "" && at.plan_pp === at.pp
-                ? { schedule: at.schedule, chunks: at.chunks, grad_accum: at.grad_accum }
-                : {}),
-            }),
-      }),
-    [JSON.stringify(at)],
-  );
+  const body = question({
+    ...(sized ? { params: at.params } : modelQuestion(at)),
+    dp: at.dp,
+    tp: at.tp,
+    pp: at.pp,
+    layout: at.layout,
+    hardware: at.hardware,
+    ...(sized
+      ? {}
+      : {
+          micro_batch: at.micro_batch,
+          seq: at.seq,
+          recompute: at.recompute,
+          sequence_parallel: at.sequence_parallel,
+          ...(at.plan_pp !== "" && at.plan_pp === at.pp
+            ? { schedule: at.schedule, chunks: at.chunks, grad_accum: at.grad_accum }
+            : {}),
+        }),
+  });
   const { data, error, busy } = useAnswer<ZeroAnswer>("api/zero", body);
   const chosen = data?.stages.find((s) => String(s.stage) === at.zero);
   const ddp = data?.stages[0];
@@ -104,9 +78,7 @@ export function MemoryView() {
         <>
           <Segments
             label="Model"
-            name="by"
-            value={at.by}
-            onChange={(by) => set({ by })}
+            {...field("by")}
             options={[
               ["size", "by size"],
               ["model", "by name"],
@@ -119,95 +91,40 @@ export function MemoryView() {
               name="params"
               value={at.params}
               stops={SIZES}
-              show={(v) => (Number.isFinite(Number(v)) ? count(Number(v)) : v)}
+              show={typed(count)}
               onChange={(params) => set({ params: params.replace(/\s/g, "") })}
             />
           ) : (
-            <ModelFields at={at} set={set} />
+            <ModelFields by={at.by} field={field} />
           )}
           <hr />
           <Slider
             label="Data parallel"
-            name="dp"
+            {...field("dp")}
             also={["gpus"]}
-            value={at.dp}
             stops={doublings(1, 1024)}
-            onChange={(dp) => set({ dp })}
           />
-          <Slider
-            label="Tensor parallel"
-            name="tp"
-            value={at.tp}
-            stops={doublings(1, 16)}
-            onChange={(tp) => set({ tp })}
-          />
-          <Slider
-            label="Pipeline parallel"
-            name="pp"
-            value={at.pp}
-            stops={doublings(1, 64)}
-            onChange={(pp) => set({ pp })}
-          />
-          <Segments
-            label="Stage to look at"
-            name="zero"
-            value={at.zero}
-            onChange={(zero) => set({ zero })}
-            options={[
-              ["0", "DDP"],
-              ["1", "1"],
-              ["2", "2"],
-              ["3", "3"],
-            ]}
-          />
-          <Choice
-            label="State layout"
-            name="layout"
-            value={at.layout}
-            options={(about?.layouts ?? []).map((l) => [l.name, `${l.name} · ${l.total} B`])}
-            onChange={(layout) => set({ layout })}
-          />
-          <Choice
-            label="GPU"
-            name="hardware"
-            value={at.hardware}
-            options={(about?.hardware ?? []).map((h) => [h.name, `${h.name} · ${bytes(h.memory)}`])}
-            onChange={(hardware) => set({ hardware })}
-          />
+          <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
+          <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
+          <StageChoice label="Stage to look at" {...field("zero")} />
+          <LayoutChoice {...field("layout")} />
+          <HardwareChoice {...field("hardware")} />
           <hr />
           <Slider
             label="Micro-batch"
-            name="micro_batch"
-            value={at.micro_batch}
+            {...field("micro_batch")}
             stops={[1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 32, 64]}
-            onChange={(micro_batch) => set({ micro_batch })}
             disabled={sized}
           />
-          <Slider
-            label="Sequence"
-            name="seq"
-            value={at.seq}
-            show={(v) => v || "the model's"}
-            stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]}
-            onChange={(seq) => set({ seq })}
-            disabled={sized}
-          />
+          <SequenceSlider {...field("seq")} disabled={sized} />
           <Segments
             label="Recompute"
-            name="recompute"
+            {...field("recompute")}
             also={["checkpoint_activations"]}
-            value={at.recompute}
             options={["none", "selective", "full"]}
-            onChange={(recompute) => set({ recompute })}
             disabled={sized}
           />
-          <Toggle
-            label="Sequence parallel"
-            name="sequence_parallel"
-            value={at.sequence_parallel === "true"}
-            onChange={(sequence_parallel) => set({ sequence_parallel })}
-            disabled={sized}
-          />
+          <Toggle label="Sequence parallel" {...field("sequence_parallel")} disabled={sized} />
           {sized && (
             <p class="hint">Activations need a shape: choose a model by name or by shape.</p>
           )}
@@ -215,7 +132,6 @@ export function MemoryView() {
       }
       tries={
         <>
-          <h2>Try</h2>
           <p>
             Drag <strong>data parallel</strong> from 1 to 64. DDP's bar stands still: every replica
             keeps everything. ZeRO-3's shrinks with every doubling.
@@ -224,7 +140,10 @@ export function MemoryView() {
             Then choose <strong>by name</strong>, llama2-7b, and raise the micro-batch: what grows
             now is the activations, and no stage of ZeRO shards those. Recompute does.
           </p>
-          <h2>Notice</h2>
+        </>
+      }
+      notices={
+        <>
           <p>
             Most of the 16 bytes of a parameter are optimizer state, so <strong>stage 1</strong>{" "}
             already brings most of the saving, and sends no more than DDP. Stage 3 sends half as

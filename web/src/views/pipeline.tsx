@@ -1,31 +1,11 @@
 // Pipeline schedules as Gantt charts, side by side.
-import { useMemo } from "preact/hooks";
+import { useContext } from "preact/hooks";
 import { question, useAbout, useAnswer } from "../api";
 import { plain, share } from "../format";
 import { range, Refused, Slider } from "../parts/controls";
-import { Card, Copy, Legend, useWidth, View } from "../parts/frame";
+import { Card, Copy, Legend, View } from "../parts/frame";
+import { Gantt, type Schedule } from "../parts/gantt";
 import { useFields } from "../route";
-import { useContext } from "preact/hooks";
-
-interface Pass {
-  kind: string;
-  micro: number;
-  chunk: number;
-  begin: number;
-  end: number;
-}
-interface Schedule {
-  schedule: string;
-  error?: string;
-  ranks: number;
-  micros: number;
-  chunks: number;
-  actions: Pass[][];
-  step: number;
-  bubble: number;
-  in_flight: number[];
-  command?: string | null;
-}
 
 const DEFAULTS = {
   pp: "4",
@@ -46,17 +26,14 @@ const NAMES: Record<string, string> = {
 const CHUNKED = ["interleaved"];
 
 export function PipelineView() {
-  const { at, set } = useFields("pipeline", DEFAULTS);
+  const { at, set, field } = useFields("pipeline", DEFAULTS);
   const about = useAbout();
   const shown = at.shown.split(",").filter(Boolean);
   const { shown: _shown, chunks, ...rest } = at;
   const plainOnes = shown.filter((s) => !CHUNKED.includes(s));
   const chunkedOnes = shown.filter((s) => CHUNKED.includes(s));
-  const one = useMemo(() => ({ ...question(rest), schedules: plainOnes }), [JSON.stringify(at)]);
-  const two = useMemo(
-    () => ({ ...question({ ...rest, chunks }), schedules: chunkedOnes }),
-    [JSON.stringify(at)],
-  );
+  const one = { ...question(rest), schedules: plainOnes };
+  const two = { ...question({ ...rest, chunks }), schedules: chunkedOnes };
   const first = useAnswer<{ schedules: Schedule[] }>("api/schedule", one, plainOnes.length > 0);
   const second = useAnswer<{ schedules: Schedule[] }>("api/schedule", two, chunkedOnes.length > 0);
   const answers = [...(first.data?.schedules ?? []), ...(second.data?.schedules ?? [])];
@@ -81,48 +58,24 @@ export function PipelineView() {
       command={listed.find((s) => s.command)?.command ?? undefined}
       controls={
         <>
-          <Slider
-            label="Stages"
-            name="pp"
-            value={at.pp}
-            stops={range(1, 16)}
-            onChange={(pp) => set({ pp })}
-          />
+          <Slider label="Stages" {...field("pp")} stops={range(1, 16)} />
           <Slider
             label="Micro-batches"
-            name="micros"
+            {...field("micros")}
             also={["grad_accum"]}
-            value={at.micros}
             stops={[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]}
-            onChange={(micros) => set({ micros })}
           />
-          <Slider
-            label="Chunks, interleaved"
-            name="chunks"
-            value={at.chunks}
-            stops={range(1, 8)}
-            onChange={(v) => set({ chunks: v })}
-          />
-          <Slider
-            label="Forward time"
-            name="forward"
-            value={at.forward}
-            stops={[0.5, 1, 1.5, 2, 3, 4]}
-            onChange={(forward) => set({ forward })}
-          />
+          <Slider label="Chunks, interleaved" {...field("chunks")} stops={range(1, 8)} />
+          <Slider label="Forward time" {...field("forward")} stops={[0.5, 1, 1.5, 2, 3, 4]} />
           <Slider
             label="Backward time"
-            name="backward"
-            value={at.backward}
+            {...field("backward")}
             stops={[0.5, 1, 1.5, 2, 2.5, 3, 4, 6, 8]}
-            onChange={(backward) => set({ backward })}
           />
           <Slider
             label="Hop between stages"
-            name="hop"
-            value={at.hop}
+            {...field("hop")}
             stops={[0, 0.05, 0.1, 0.2, 0.5, 1]}
-            onChange={(hop) => set({ hop })}
           />
           <fieldset>
             <legend class="note">Schedules to compare</legend>
@@ -144,13 +97,15 @@ export function PipelineView() {
       }
       tries={
         <>
-          <h2>Try</h2>
           <p>
             Raise the <strong>micro-batches</strong>: the idle corners stay as large, but the step
             grows around them, so the bubble's share falls. Then give interleaved{" "}
             <strong>more chunks</strong>.
           </p>
-          <h2>Notice</h2>
+        </>
+      }
+      notices={
+        <>
           <p>
             GPipe and 1F1B idle <strong>equally long</strong>; they differ in what they hold (bars
             at the right): GPipe keeps every micro-batch, 1F1B at most one per stage. Zero-bubble
@@ -199,93 +154,4 @@ function RefusedSchedules() {
       {refusal.message}
     </p>
   ) : null;
-}
-
-const CLASS: Record<string, string> = {
-  forward: "forward",
-  backward: "backward",
-  backward_input: "backward",
-  backward_weight: "weight",
-};
-
-function Gantt({ schedule, longest }: { schedule: Schedule; longest: number }) {
-  const [ref, width] = useWidth<HTMLDivElement>();
-  const left = 34;
-  const right = width < 520 ? 44 : 74;
-  const row = Math.max(13, Math.min(26, 300 / schedule.ranks));
-  const scale = Math.max(1, width - left - right) / longest;
-  const held = Math.max(...schedule.in_flight, 1);
-  const tall = row * schedule.ranks;
-  return (
-    <div ref={ref} class="gantt">
-      {width > 0 && (
-        <svg
-          width={width}
-          height={tall + 4}
-          viewBox={`0 0 ${width} ${tall + 4}`}
-          role="img"
-          aria-label={`${schedule.schedule}: step ${plain(schedule.step)}, bubble ${share(schedule.bubble)}, micro-batches held by stage ${schedule.in_flight.join(", ")}`}
-        >
-          {schedule.actions.map((passes, r) => (
-            <g key={r}>
-              <text class="soft" x={0} y={r * row + row / 2 + 4}>
-                {r}
-              </text>
-              <rect
-                class="empty"
-                x={left}
-                y={r * row + 1}
-                width={schedule.step * scale}
-                height={row - 2}
-              />
-              {passes.map((p) => {
-                const kind = CLASS[p.kind];
-                if (!kind) return null;
-                const x = left + p.begin * scale;
-                const wide = (p.end - p.begin) * scale;
-                const label = String(p.micro);
-                return (
-                  <g key={`${p.kind}${p.micro}.${p.chunk}`}>
-                    <rect
-                      class={`pass f-${kind}`}
-                      x={x}
-                      y={r * row + 1}
-                      width={Math.max(0.3, wide)}
-                      height={row - 2}
-                      fill-opacity={1 - (0.45 * p.chunk) / Math.max(1, schedule.chunks)}
-                    >
-                      <title>{`${p.kind.replace("_", " of ")}, micro-batch ${p.micro}${schedule.chunks > 1 ? `, chunk ${p.chunk}` : ""}: ${plain(p.begin)} to ${plain(p.end)}`}</title>
-                    </rect>
-                    {wide > 7 * label.length + 3 && row > 12 && (
-                      <text
-                        class="on-mark"
-                        x={x + wide / 2}
-                        y={r * row + row / 2 + 4}
-                        text-anchor="middle"
-                        pointer-events="none"
-                      >
-                        {label}
-                      </text>
-                    )}
-                  </g>
-                );
-              })}
-              <rect
-                class="f-activations"
-                x={width - right + 12}
-                y={r * row + 2}
-                height={row - 4}
-                rx={2}
-                width={((right - 38) * (schedule.in_flight[r] ?? 0)) / held}
-                fill-opacity={0.85}
-              />
-              <text class="soft" x={width} y={r * row + row / 2 + 4} text-anchor="end">
-                {schedule.in_flight[r]}
-              </text>
-            </g>
-          ))}
-        </svg>
-      )}
-    </div>
-  );
 }

@@ -1,43 +1,17 @@
 // The search: every way to train a model on so many GPUs, as a table and as a scatter.
 import { useMemo, useState } from "preact/hooks";
-import { question, useAbout, useAnswer } from "../api";
+import type { Plan, WaysAnswer } from "../answers";
+import { question, useAnswer } from "../api";
 import { bytes, count, seconds, share } from "../format";
-import { Choice, doublings, Slider } from "../parts/controls";
-import { Card, Copy, Figures, Legend, View } from "../parts/frame";
+import { doublings, Slider } from "../parts/controls";
+import { Card, Legend, View } from "../parts/frame";
+import { HardwareChoice, LayoutChoice, ModelChoice, SequenceSlider } from "../parts/model";
+import { Picked, Way } from "../parts/picked";
 import { Scatter } from "../parts/scatter";
-import { Ways, type WaysAnswer } from "../parts/ways";
-import { address, useFields, type Values } from "../route";
-import type { Memory } from "./memory";
+import { Scroll } from "../parts/table";
+import { Ways } from "../parts/ways";
+import { useFields } from "../route";
 
-export interface Plan {
-  memory: Memory;
-  time: { step: number; compute: number; comm_exposed: number; bubble: number } | null;
-  tokens_per_s: number | null;
-  mfu: number | null;
-  fits: boolean;
-  margin?: number;
-  bound?: string;
-  remedy?: string;
-  train_command?: string;
-  question: {
-    model: { name: string };
-    seq: number;
-    gpus: number;
-    dp: number;
-    tp: number;
-    pp: number;
-    sequence_parallel: boolean;
-    zero: number;
-    layout: string;
-    micro_batch: number;
-    grad_accum: number;
-    global_batch: number;
-    recompute: string;
-    schedule: string;
-    chunks: number;
-    hardware: string;
-  };
-}
 interface SearchAnswer {
   best: Plan[];
   tried?: number;
@@ -73,8 +47,7 @@ const sorted: Record<SortKey, (p: Plan) => number | string> = {
 };
 
 export function PlanView() {
-  const { at, set } = useFields("plan", DEFAULTS);
-  const about = useAbout();
+  const { at, set, field } = useFields("plan", DEFAULTS);
   const [compare, setCompare] = useState(true);
   const asked = {
     model: at.model,
@@ -84,13 +57,11 @@ export function PlanView() {
     seq: at.seq,
     layout: at.layout,
   };
-  const body = useMemo(() => question({ ...asked, top: at.top }), [JSON.stringify(at)]);
-  const { data, error, busy } = useAnswer<SearchAnswer>("api/search", body);
-  const ways = useAnswer<WaysAnswer>(
-    "api/compare",
-    useMemo(() => question(asked), [JSON.stringify(asked)]),
-    compare,
+  const { data, error, busy } = useAnswer<SearchAnswer>(
+    "api/search",
+    question({ ...asked, top: at.top }),
   );
+  const ways = useAnswer<WaysAnswer>("api/compare", question(asked), compare);
   const key = (at.sort in sorted ? at.sort : "tokens_per_s") as SortKey;
   const order = useMemo(() => {
     const list = (data?.best ?? []).map((plan, index) => ({ plan, index }));
@@ -112,67 +83,34 @@ export function PlanView() {
       command={data?.command}
       controls={
         <>
-          <Choice
-            label="Model"
-            name="model"
-            value={at.model}
-            options={(about?.models ?? []).map((m) => [m.name, `${m.name} · ${count(m.params)}`])}
-            onChange={(model) => set({ model, pick: "0" })}
-          />
+          <ModelChoice {...field("model", { pick: "0" })} />
           <Slider
             label="GPUs"
-            name="gpus"
+            {...field("gpus", { pick: "0" })}
             also={["dp", "nodes"]}
-            value={at.gpus}
             stops={doublings(1, 1024)}
-            onChange={(gpus) => set({ gpus, pick: "0" })}
           />
-          <Choice
-            label="GPU"
-            name="hardware"
-            value={at.hardware}
-            options={(about?.hardware ?? []).map((h) => [h.name, `${h.name} · ${bytes(h.memory)}`])}
-            onChange={(hardware) => set({ hardware, pick: "0" })}
-          />
+          <HardwareChoice {...field("hardware", { pick: "0" })} />
           <Slider
             label="Global batch"
-            name="global_batch"
-            value={at.global_batch}
+            {...field("global_batch", { pick: "0" })}
             stops={doublings(8, 8192)}
-            onChange={(global_batch) => set({ global_batch, pick: "0" })}
           />
-          <Slider
-            label="Sequence"
-            name="seq"
-            value={at.seq}
-            show={(v) => v || "the model's"}
-            stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]}
-            onChange={(seq) => set({ seq, pick: "0" })}
-          />
-          <Choice
-            label="State layout"
-            name="layout"
-            value={at.layout}
-            options={(about?.layouts ?? []).map((l) => l.name)}
-            onChange={(layout) => set({ layout, pick: "0" })}
-          />
-          <Slider
-            label="Rows"
-            name="top"
-            value={at.top}
-            stops={[10, 20, 40, 80]}
-            onChange={(top) => set({ top })}
-          />
+          <SequenceSlider {...field("seq", { pick: "0" })} />
+          <LayoutChoice {...field("layout", { pick: "0" })} />
+          <Slider label="Rows" {...field("top")} stops={[10, 20, 40, 80]} />
         </>
       }
       tries={
         <>
-          <h2>Try</h2>
           <p>
             Halve the <strong>GPUs</strong> until only deep cuts fit. Click a row or a dot, and
             carry it to the other views, or copy the <code>tessera train</code> line that runs it.
           </p>
-          <h2>Notice</h2>
+        </>
+      }
+      notices={
+        <>
           <p>
             The quickest plans are seldom the smallest: memory that is left over was{" "}
             <strong>bought with speed</strong>. Tensor parallelism stays inside a node; pipelines go
@@ -197,7 +135,7 @@ export function PlanView() {
         {plan && <Picked plan={plan} />}
       </div>
       <Card title="Plans" note={data ? `${data.best.length} shown` : undefined}>
-        <div class="scroll" tabIndex={0} role="region" aria-label="Plans, best first">
+        <Scroll label="Plans, best first">
           <table data-plans>
             <thead>
               <tr>
@@ -257,7 +195,7 @@ export function PlanView() {
               ))}
             </tbody>
           </table>
-        </div>
+        </Scroll>
       </Card>
       <Card
         title="Data, tensor and pipeline parallelism on the same GPUs"
@@ -276,108 +214,5 @@ export function PlanView() {
         {compare && ways.error && <p class="reason">{ways.error.message}</p>}
       </Card>
     </View>
-  );
-}
-
-export function Way({ q }: { q: Plan["question"] }) {
-  return (
-    <span>
-      {q.dp > 1 && <span class="chip c-dp">dp {q.dp}</span>}
-      {q.tp > 1 && (
-        <span class="chip c-tp">
-          tp {q.tp}
-          {q.sequence_parallel ? "+sp" : ""}
-        </span>
-      )}
-      {q.pp > 1 && (
-        <span class="chip c-pp">
-          pp {q.pp}
-          {q.schedule !== "1f1b" ? ` ${q.schedule}` : ""}
-        </span>
-      )}
-      {q.zero > 0 ? `ZeRO-${q.zero}` : "DDP"}
-    </span>
-  );
-}
-
-function Picked({ plan }: { plan: Plan }) {
-  const q = plan.question;
-  const text = (v: unknown) => String(v);
-  const common: Values = {
-    model: q.model.name,
-    dp: text(q.dp),
-    tp: text(q.tp),
-    pp: text(q.pp),
-    zero: text(q.zero),
-    micro_batch: text(q.micro_batch),
-    hardware: q.hardware,
-  };
-  const links: [string, string][] = [
-    [
-      "Memory",
-      address("memory", {
-        ...common,
-        by: "model",
-        layout: q.layout,
-        seq: text(q.seq),
-        recompute: q.recompute,
-        sequence_parallel: text(q.sequence_parallel),
-        plan_pp: text(q.pp),
-        schedule: q.schedule,
-        chunks: q.chunks > 1 ? text(q.chunks) : "",
-        grad_accum: text(q.grad_accum),
-      }),
-    ],
-    ["Scaling", address("scaling", { ...common, recompute: q.recompute })],
-    [
-      "Collectives",
-      address("collectives", {
-        model: q.model.name,
-        dp: text(q.dp),
-        grad_accum: text(q.grad_accum),
-      }),
-    ],
-    [
-      "Pipeline",
-      address("pipeline", {
-        pp: text(q.pp),
-        micros: text(q.grad_accum),
-        chunks: text(Math.max(q.chunks, 1)),
-        shown: q.schedule,
-      }),
-    ],
-    [
-      "Trace",
-      address("trace", { ...common, grad_accum: text(q.grad_accum), schedule: q.schedule }),
-    ],
-  ];
-  return (
-    <Card title={<Way q={q} />} note={plan.bound ? `bound by ${plan.bound}` : undefined}>
-      <Figures
-        items={[
-          {
-            label: "Memory",
-            key: "plan-memory",
-            value: bytes(plan.memory.total),
-            tone: plan.fits ? "good" : "bad",
-            note: plan.margin != null ? `${bytes(plan.margin)} to spare` : undefined,
-          },
-          { label: "Tokens a second", key: "plan-tokens", value: count(plan.tokens_per_s) },
-          { label: "Step", key: "plan-step", value: seconds(plan.time?.step) },
-          { label: "Exposed communication", value: seconds(plan.time?.comm_exposed) },
-          { label: "Bubble", value: seconds(plan.time?.bubble) },
-          { label: "MFU", value: share(plan.mfu) },
-        ]}
-      />
-      <p class="note spaced">See it in</p>
-      <div class="buttons">
-        {links.map(([name, to]) => (
-          <a key={name} class="button" href={to}>
-            {name}
-          </a>
-        ))}
-        {plan.train_command && <Copy text={plan.train_command} label="Copy tessera train" />}
-      </div>
-    </Card>
   );
 }

@@ -1,10 +1,10 @@
 // How throughput grows with data parallelism: the simple law beside the simulator.
-import { useMemo } from "preact/hooks";
-import { question, useAbout, useAnswer } from "../api";
-import { count, plain, seconds, share } from "../format";
-import { Choice, doublings, Segments, Slider, Toggle } from "../parts/controls";
+import { question, useAnswer } from "../api";
+import { count, seconds, share } from "../format";
 import { Chart } from "../parts/chart";
+import { doublings, Percent, Slider, Toggle } from "../parts/controls";
 import { Card, Figures, View } from "../parts/frame";
+import { HardwareChoice, ModelChoice, StageChoice } from "../parts/model";
 import { useFields } from "../route";
 
 interface Curve {
@@ -44,16 +44,12 @@ const DEFAULTS = {
 const PACE = ["", 1, 2, 5, 10, 25, 40, 50, 100, 200, 400];
 
 export function ScalingView() {
-  const { at, set } = useFields("scaling", DEFAULTS);
-  const about = useAbout();
-  const body = useMemo(() => {
-    const { dp: _dp, bandwidth, ...rest } = at;
-    const asked: Record<string, unknown> = question(rest);
-    if (bandwidth !== "")
-      asked.bandwidth = /^[\d.]+$/.test(bandwidth) ? Number(bandwidth) * 1e9 : bandwidth;
-    return asked;
-  }, [JSON.stringify({ ...at, dp: "" })]);
-  const { data, error, busy } = useAnswer<ScalingAnswer>("api/scaling", body);
+  const { at, set, field } = useFields("scaling", DEFAULTS);
+  const { dp: _dp, bandwidth, ...rest } = at;
+  const asked: Record<string, unknown> = question(rest);
+  if (bandwidth !== "")
+    asked.bandwidth = /^[\d.]+$/.test(bandwidth) ? Number(bandwidth) * 1e9 : bandwidth;
+  const { data, error, busy } = useAnswer<ScalingAnswer>("api/scaling", asked);
   const chosen = data ? nearestIndex(data.dp, Number(at.dp)) : 0;
   const of = <T,>(values: (T | null)[] | undefined): T | null => values?.[chosen] ?? null;
   const mark = [{ x: data?.dp[chosen] ?? 8, label: `DP ${data?.dp[chosen] ?? 8}`, colour: "soft" }];
@@ -70,54 +66,19 @@ export function ScalingView() {
       command={data?.command}
       controls={
         <>
-          <Slider
-            label="Data parallel"
-            name="dp"
-            value={at.dp}
-            stops={doublings(1, 4096)}
-            onChange={(dp) => set({ dp })}
-          />
-          <Slider
+          <Slider label="Data parallel" {...field("dp")} stops={doublings(1, 4096)} />
+          <Percent
             label="Overhead per doubling"
-            name="overhead"
+            {...field("overhead")}
             also={["law_cost"]}
-            value={at.overhead}
-            show={(v) => (Number.isFinite(Number(v)) ? `${plain(Number(v) * 100)}%` : v)}
             stops={[0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3]}
-            onChange={(v) =>
-              set({ overhead: v.endsWith("%") ? String(Number(v.slice(0, -1)) / 100) : v })
-            }
             hint="c of the simple law 1 / (1 + c · log₂ N)"
           />
           <hr />
-          <Choice
-            label="Model"
-            name="model"
-            value={at.model}
-            options={(about?.models ?? []).map((m) => [m.name, `${m.name} · ${count(m.params)}`])}
-            onChange={(model) => set({ model })}
-          />
-          <Choice
-            label="GPU"
-            name="hardware"
-            value={at.hardware}
-            options={(about?.hardware ?? []).map((h) => h.name)}
-            onChange={(hardware) => set({ hardware })}
-          />
-          <Segments
-            label="ZeRO stage"
-            name="zero"
-            value={at.zero}
-            options={[["0", "DDP"], "1", "2", "3"]}
-            onChange={(zero) => set({ zero })}
-          />
-          <Slider
-            label="Micro-batch"
-            name="micro_batch"
-            value={at.micro_batch}
-            stops={[1, 2, 4, 8, 16, 32]}
-            onChange={(micro_batch) => set({ micro_batch })}
-          />
+          <ModelChoice {...field("model")} />
+          <HardwareChoice {...field("hardware")} />
+          <StageChoice {...field("zero")} />
+          <Slider label="Micro-batch" {...field("micro_batch")} stops={[1, 2, 4, 8, 16, 32]} />
           <Slider
             label="Between nodes"
             name="bandwidth"
@@ -133,33 +94,28 @@ export function ScalingView() {
           />
           <Toggle
             label="Overlap with backward"
-            name="overlap"
+            {...field("overlap")}
             also={["overlap_grad_reduce"]}
-            value={at.overlap === "true"}
-            onChange={(overlap) => set({ overlap })}
           />
-          <Slider
+          <Percent
             label="Jitter"
-            name="jitter"
-            value={at.jitter}
-            show={(v) => (Number.isFinite(Number(v)) ? `${plain(Number(v) * 100)}%` : v)}
+            {...field("jitter")}
             stops={[0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3]}
-            onChange={(v) =>
-              set({ jitter: v.endsWith("%") ? String(Number(v.slice(0, -1)) / 100) : v })
-            }
             hint="spread of computing times"
           />
         </>
       }
       tries={
         <>
-          <h2>Try</h2>
           <p>
             Take <strong>overlap</strong> away: what hid behind backward is now paid in full. Then
             slow the link <strong>between nodes</strong>, and watch where the curve leaves the
             ideal.
           </p>
-          <h2>Notice</h2>
+        </>
+      }
+      notices={
+        <>
           <p>
             Five percent a doubling sounds little; at 4096 GPUs it has cost{" "}
             <strong>more than a third</strong>. The law knows nothing of overlap, links or nodes:

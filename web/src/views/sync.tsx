@@ -1,11 +1,12 @@
 // One step of a small network on several ranks, really run: each gradient before and after, its
 // bucket, and when that was ready, sent and done.
-import { useMemo } from "preact/hooks";
+import type { Span } from "../answers";
 import { question, useAnswer } from "../api";
-import { bytes, plain, seconds } from "../format";
+import { bytes, plain, seconds, typed } from "../format";
 import { range, Slider } from "../parts/controls";
 import { Card, Legend, View } from "../parts/frame";
-import { Lanes, type Span } from "../parts/lanes";
+import { Lanes } from "../parts/lanes";
+import { Table } from "../parts/table";
 import { useFields } from "../route";
 
 interface SyncAnswer {
@@ -33,9 +34,8 @@ interface SyncAnswer {
 const DEFAULTS = { ranks: "2", bucket_size: "150", width: "256", layers: "6" };
 
 export function SyncView() {
-  const { at, set } = useFields("sync", DEFAULTS);
-  const body = useMemo(() => question(at), [JSON.stringify(at)]);
-  const { data, error, busy } = useAnswer<SyncAnswer>("api/sync", body);
+  const { at, field } = useFields("sync", DEFAULTS);
+  const { data, error, busy } = useAnswer<SyncAnswer>("api/sync", question(at));
   const until = Math.max(...(data?.ways.flatMap((w) => w.spans.map((s) => s.end)) ?? [0]), 0);
 
   return (
@@ -47,36 +47,20 @@ export function SyncView() {
       command={data?.command}
       controls={
         <>
-          <Slider
-            label="Ranks"
-            name="ranks"
-            value={at.ranks}
-            stops={range(2, 4)}
-            onChange={(ranks) => set({ ranks })}
-          />
+          <Slider label="Ranks" {...field("ranks")} stops={range(2, 4)} />
           <Slider
             label="Bucket size"
-            name="bucket_size"
-            value={at.bucket_size}
-            show={(v) => (Number.isFinite(Number(v)) ? bytes(Number(v)) : v)}
+            {...field("bucket_size")}
+            show={typed(bytes)}
             stops={[16, 64, 100, 150, 200, 300, 500, 1000, 4000]}
-            onChange={(bucket_size) => set({ bucket_size })}
             hint="of the small network in the table"
           />
           <Slider
             label="Width, timed network"
-            name="width"
-            value={at.width}
+            {...field("width")}
             stops={[64, 128, 256, 512, 1024]}
-            onChange={(width) => set({ width })}
           />
-          <Slider
-            label="Layers, timed network"
-            name="layers"
-            value={at.layers}
-            stops={[2, 4, 6, 8, 12]}
-            onChange={(layers) => set({ layers })}
-          />
+          <Slider label="Layers, timed network" {...field("layers")} stops={[2, 4, 6, 8, 12]} />
           <p class="hint" role="status">
             {busy ? "Running a step on this machine…" : "Each change runs a step on this machine."}
           </p>
@@ -84,12 +68,14 @@ export function SyncView() {
       }
       tries={
         <>
-          <h2>Try</h2>
           <p>
             Make the <strong>buckets small</strong>: many calls, each with its own cost. Make them
             huge: one call that cannot start before backward ends.
           </p>
-          <h2>Notice</h2>
+        </>
+      }
+      notices={
+        <>
           <p>
             Backward runs from the last layer to the first, so the <strong>last layer's</strong>{" "}
             bucket is ready first. With overlap it travels while earlier layers still compute.
@@ -126,66 +112,42 @@ export function SyncView() {
       )}
       {data && (
         <Card title="Gradients before and after" note="the first value of each parameter">
-          <div class="scroll" tabIndex={0} role="region" aria-label="Gradients of each parameter">
-            <table>
-              <thead>
-                <tr>
-                  <th>parameter</th>
-                  <th>elements</th>
-                  <th>bucket</th>
-                  <th>before, rank by rank</th>
-                  <th>after</th>
-                </tr>
-              </thead>
-              <tbody>
-                {data.parameters.map((p) => (
-                  <tr key={p.name}>
-                    <td>
-                      <code>{p.name}</code>
-                    </td>
-                    <td>{p.elements.toLocaleString("en-US")}</td>
-                    <td>{p.bucket}</td>
-                    <td>
-                      <Numbers of={p.before.map((v) => v[0])} tone="differs" />
-                    </td>
-                    <td>
-                      <Numbers of={p.after.map((v) => (Array.isArray(v) ? v[0] : v))} tone="same" />
-                    </td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
+          <Table
+            label="Gradients of each parameter"
+            heads={["parameter", "elements", "bucket", "before, rank by rank", "after"]}
+          >
+            {data.parameters.map((p) => (
+              <tr key={p.name}>
+                <td>
+                  <code>{p.name}</code>
+                </td>
+                <td>{p.elements.toLocaleString("en-US")}</td>
+                <td>{p.bucket}</td>
+                <td>
+                  <Numbers of={p.before.map((v) => v[0])} tone="differs" />
+                </td>
+                <td>
+                  <Numbers of={p.after.map((v) => (Array.isArray(v) ? v[0] : v))} tone="same" />
+                </td>
+              </tr>
+            ))}
+          </Table>
         </Card>
       )}
       {data && data.buckets.length > 0 && (
         <Card title="Buckets, overlapped">
-          <div class="scroll" tabIndex={0} role="region" aria-label="Buckets">
-            <table>
-              <thead>
-                <tr>
-                  <th>bucket</th>
-                  <th>bytes</th>
-                  <th>parameters</th>
-                  <th>ready</th>
-                  <th>sent</th>
-                  <th>done</th>
-                </tr>
-              </thead>
-              <tbody>
-                {data.buckets.map((b) => (
-                  <tr key={b.index}>
-                    <td>{b.index}</td>
-                    <td>{bytes(b.bytes)}</td>
-                    <td>{b.parameters.length}</td>
-                    <td>{seconds(b.ready)}</td>
-                    <td>{seconds(b.sent)}</td>
-                    <td>{seconds(b.done)}</td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
+          <Table label="Buckets" heads={["bucket", "bytes", "parameters", "ready", "sent", "done"]}>
+            {data.buckets.map((b) => (
+              <tr key={b.index}>
+                <td>{b.index}</td>
+                <td>{bytes(b.bytes)}</td>
+                <td>{b.parameters.length}</td>
+                <td>{seconds(b.ready)}</td>
+                <td>{seconds(b.sent)}</td>
+                <td>{seconds(b.done)}</td>
+              </tr>
+            ))}
+          </Table>
         </Card>
       )}
       {!data && !error && (

@@ -1,0 +1,58 @@
+// Bars made of pieces, lying: one alone, or several on a common scale.
+import type { ComponentChildren } from "preact";
+
+export type Piece = readonly [colour: string, what: string, size: number | null | undefined];
+type Show = (size: number | null | undefined) => string;
+
+const width = (size: Piece[2]): number => Math.max(0, size ?? 0);
+export const sum = (pieces: readonly Piece[]): number =>
+  pieces.reduce((all, [, , size]) => all + width(size), 0);
+
+// `most` fills the bar's place.
+export function Stack({
+  pieces,
+  most,
+  show,
+}: {
+  pieces: readonly Piece[];
+  most: number;
+  show: Show;
+}) {
+  return (
+    <span
+      class="stack"
+      role="img"
+      aria-label={pieces.map(([, what, size]) => `${what} ${show(size)}`).join(", ")}
+    >
+      {pieces.map(([colour, what, size]) => (
+        <i
+          key={what}
+          class={`c-${colour}`}
+          style={{ width: `${(100 * width(size)) / most}%` }}
+          title={`${what}: ${show(size)}`}
+        />
+      ))}
+    </span>
+  );
+}
+
+export interface Bar {
+  name: string;
+  pieces: readonly Piece[];
+  value: ComponentChildren;
+  reach?: number; // where its scale must reach, if further than its pieces
+}
+export function Bars({ rows, show }: { rows: readonly Bar[]; show: Show }) {
+  const most = Math.max(1e-12, ...rows.map((r) => Math.max(sum(r.pieces), r.reach ?? 0)));
+  return (
+    <div class="hbars">
+      {rows.map((r) => (
+        <div key={r.name}>
+          <b>{r.name}</b>
+          <Stack pieces={r.pieces} most={most} show={show} />
+          <span class="value">{r.value}</span>
+        </div>
+      ))}
+    </div>
+  );
+}
