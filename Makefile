@@ -3,7 +3,7 @@
 # TORCH_DIR=…  a LibTorch 2.11 to 2.13 to use instead of the one in .venv
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test soak bench package lint format clean
+.PHONY: help setup build train test soak bench package docs lint format clean
 export JOBS TORCH_DIR
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo 'make bench    set up, build, and measure against the peers'
 	@echo 'make soak     set up, build, and run every test, the long matrices too'
 	@echo 'make package  set up, build, and make the Debian packages and a tarball in build/packages'
+	@echo 'make docs     the documents as a site and the reference of the library, in build/site'
 	@echo 'make lint     format, include directions, file lengths'
 	@echo 'make format   clang-format every first-party source'
 	@echo 'make clean    remove the build folders (clean-all: the Python environments too)'
@@ -34,12 +35,14 @@ test: setup
 	@scripts/interop.sh
 	@scripts/browser.sh
 	@scripts/schemathesis.sh
+	@scripts/docs.sh tools
 	@scripts/test.sh
 
 soak: build
 	@scripts/interop.sh
 	@scripts/browser.sh
 	@scripts/schemathesis.sh
+	@scripts/docs.sh tools
 	@scripts/test.sh soak
 
 bench: build
@@ -47,6 +50,9 @@ bench: build
 
 package: build
 	@scripts/package.sh
+
+docs:
+	@scripts/docs.sh
 
 lint:
 	@scripts/setup.sh packages
@@ -61,4 +67,4 @@ clean:
 
 .PHONY: clean-all
 clean-all: clean
-	rm -rf .venv .peers-venv .interop-venv .schemathesis-venv
+	rm -rf .venv .peers-venv .interop-venv .schemathesis-venv .docs-venv

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""scripts/library_reference.py: every public type and function has a comment, the headers are those that are
+installed, and what has no comment is found.
+
+A line "skipped: why" is for ctest.
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import library_reference  # noqa: E402
+
+# Each name that ends with `_bare` has no comment, and no other is to be found.
+HEADER = """#pragma once
+
+// [Note: floating] About the file, not about what follows:
+//   int code = 1;
+
+namespace tessera {
+
+struct type_bare {
+  int plain = 0;
+};
+// Has one, with <angles>, 50% and #signs.
+struct Type {
+  Type() = default;
+  Type(const Type& other);
+  int plain = 0;
+  int value() const { return plain; }
+  void method_bare(int x);
+  void method(int x);  // at the end of its line,
+                       // and of the next
+};
+enum class enum_bare { a, b };
+using alias_bare = int;
+int function_bare(const char* text = "//");
+// One.
+template <typename T>
+int function(T value);
+template <typename T>
+int template_bare(T value);
+
+}  // namespace tessera
+"""
+
+
+def check_small(folder):
+    (folder / "tessera").mkdir()
+    (folder / "tessera" / "planning.h").write_text('#include "tessera/other.h"\n')
+    (folder / "tessera" / "other.h").write_text(HEADER)
+    (folder / "tessera" / "hidden.h").write_text("struct hidden_bare {};\n")
+    headers = library_reference.public_headers(folder)
+    if headers != ["tessera/other.h", "tessera/planning.h"]:
+        sys.exit(f"the doors lead to {headers}")
+    problems = library_reference.without_comment(folder, headers, folder / "out")
+    wanted = {(name, number) for number, line in enumerate(HEADER.splitlines(), 1)
+              for name in re.findall(r"\w+_bare", line)}
+    found = {(re.search(r"\w+_bare|$", line)[0], int(re.search(r"other.h:(\d+)|$", line)[1] or 0))
+             for line in problems}
+    if found != wanted:
+        sys.exit(f"wanted {sorted(wanted)}, got\n" + "\n".join(problems))
+
+
+def installed(folder):
+    subprocess.run(["cmake", f"-DTESSERA_SOURCE={ROOT}", "-DTESSERA_DOORS=tessera/planning.h;tessera/tessera.h",
+                    "-DTESSERA_INCLUDE=include", f"-DCMAKE_INSTALL_PREFIX={folder}", "-P",
+                    ROOT / "cmake" / "InstallHeaders.cmake"], check=True, capture_output=True)
+    return sorted(str(path.relative_to(folder / "include")) for path in (folder / "include").rglob("*.h"))
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name).resolve()
+        headers = library_reference.public_headers(ROOT)
+        if headers != installed(folder):
+            sys.exit(f"wanted the reference of {installed(folder)}, got that of {headers}")
+        if not shutil.which("doxygen"):
+            print("skipped: doxygen is not installed; scripts/docs.sh tools installs it where it may")
+            return
+        (folder / "small").mkdir()
+        check_small(folder / "small")
+        problems = library_reference.without_comment(ROOT, headers, folder / "html")
+        if problems:
+            sys.exit("\n".join(problems))
+        page = (folder / "html" / "classtessera_1_1zero_1_1Engine.html").read_text()
+        if "Backward through the engine" not in page:
+            sys.exit("the page of the engine does not say what its header does")
+    print(f"{len(headers)} headers")
+
+
+if __name__ == "__main__":
+    main()
