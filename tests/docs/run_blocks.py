@@ -4,9 +4,11 @@
   run_blocks.py TESSERA TORCH DOCUMENT...
 
 A block marked `sh run` is run by sh -e in a folder of its document's own, with TESSERA on the path;
-`sh run torch` only where TORCH is 1. Lines `# prints: TEXT` in it are texts that it must print. A
-block marked `cpp FILE` must stand in that file of the tree as it is. Pictures and links to files must lead
-somewhere.
+`sh run torch` only where TORCH is 1; `sh run torch short` trains two small steps wherever it trains. Lines
+`# prints: TEXT` in it are texts that it must print. What the commands find in the folder is made by
+given/DOCUMENT.sh, where there is one. A block marked `sh not run: WHY` is not run; commands.py looks its
+commands and flags up, and those of every line of text. A block marked `cpp FILE` must stand in that file of
+the tree as it is. Pictures and links to files must lead somewhere.
 
 README.md is for people who stand in the tree after `make build`: all its blocks but those of two kinds are
 run, in a folder whose build/bin is that of TESSERA and whose book.txt is a text. Those of `make` and of
@@ -20,6 +22,8 @@ import re
 import subprocess
 import sys
 import tempfile
+
+from commands import Help, check_inline, check_script
 
 FENCE = re.compile(r"^```(.*)$")
 
@@ -40,8 +44,9 @@ def blocks(text):
 
 def run(document, begin, lines, folder, environment):
     script = "\n".join(lines)
-    done = subprocess.run(["/bin/sh", "-e", "-c", script], cwd=folder, env=environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    done = subprocess.run(["/bin/sh", "-e", "-c", script], cwd=folder, text=True,
+                          env=dict(environment, HOME=str(folder)), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=240)
     where = f"{document}:{begin}"
     if done.returncode != 0:
         return [f"{where}: status {done.returncode}\n{script}\n{done.stdout}{done.stderr}"]
@@ -49,6 +54,30 @@ def run(document, begin, lines, folder, environment):
               if line.strip().startswith("# prints:")]
     return [f"{where}: does not print {text!r}:\n{script}\n{done.stdout}"
             for text in wanted if text not in done.stdout]
+
+
+# For blocks that are to be short: the same command, of two small steps.
+SHORT = """#!/usr/bin/env python3
+import os, sys
+words = sys.argv[1:]
+if words[:1] == ["train"] and "--print-config" not in words:
+    for flag in ("--steps", "--epochs"):
+        while flag in words:
+            at = words.index(flag)
+            del words[at:at + 2]
+    words += ["--steps", "2", "--samples", "0"]
+    if not {{"--micro-batch", "--global-batch", "--config"}} & set(words):
+        words += ["--micro-batch", "1"]
+os.execv({tessera!r}, ["tessera", *words])
+"""
+
+
+def short_path(folder, tessera):
+    """A folder whose `tessera` trains two steps."""
+    folder.mkdir()
+    (folder / "tessera").write_text(SHORT.format(tessera=str(pathlib.Path(tessera).resolve())))
+    (folder / "tessera").chmod(0o755)
+    return folder
 
 
 # What a command of README.md begins with, and the test that runs it.
@@ -114,34 +143,71 @@ def check_links(document, text):
     return problems
 
 
+class Documents:
+    def __init__(self, tessera, torch, root, scratch):
+        self.torch, self.root, self.help = torch, root, Help(tessera)
+        path = str(pathlib.Path(tessera).resolve().parent) + ":" + os.environ["PATH"]
+        self.environment = dict(os.environ, ROOT=str(root), LC_ALL="C.UTF-8", PATH=path, OMPI_ALLOW_RUN_AS_ROOT="1",
+                                OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+        self.short = dict(self.environment, PATH=f"{short_path(scratch / 'short', tessera)}:{path}")
+        self.ran = self.passed_over = 0
+
+    def prepare(self, document, folder):
+        """Makes what the blocks of a document need; once."""
+        script = self.root / "tests" / "docs" / "given" / f"{document.stem}.sh"
+        if script.exists() and not list(folder.iterdir()):
+            return run(script, 1, script.read_text().splitlines(), folder, self.environment)
+        return []
+
+    def block(self, document, begin, mark, lines, folder):
+        kind = mark[:1]
+        if mark[:2] == ["sh", "run"]:
+            if "torch" in mark and not self.torch:
+                self.passed_over += 1
+                return []
+            self.ran += 1
+            environment = self.short if "short" in mark else self.environment
+            return (self.prepare(document, folder)
+                    + run(document, begin, lines, folder, environment))
+        if mark[:3] == ["sh", "not", "run:"] and len(mark) > 3:
+            return [f"{document}:{begin}: {problem}" for problem in check_script(lines, self.help, self.root)]
+        if kind == ["cpp"]:
+            return check_code(document, begin, mark[1], lines, self.root) if len(mark) > 1 else []
+        if kind in (["text"], ["json"], ["cmake"], ["toml"]):
+            return []
+        return [f"{document}:{begin}: is marked {' '.join(mark)!r}; wanted sh run, sh not run: WHY, text, cpp, "
+                "json, cmake or toml"]
+
+    def check(self, document):
+        text = document.read_text()
+        problems = check_links(document, text)
+        problems += [f"{document}: {problem}" for problem in check_inline(text, self.help)]
+        with tempfile.TemporaryDirectory() as folder:
+            for begin, mark, lines in blocks(text):
+                problems += self.block(document, begin, mark, lines, pathlib.Path(folder))
+        return problems
+
+
 def main():
     tessera, torch, names = sys.argv[1], sys.argv[2] in ("1", "ON", "TRUE"), sys.argv[3:]
     root = pathlib.Path(__file__).resolve().parents[2]
-    environment = dict(os.environ, LC_ALL="C.UTF-8",
-                       PATH=str(pathlib.Path(tessera).resolve().parent) + ":" + os.environ["PATH"])
-    problems, ran, passed_over = [], 0, 0
-    for name in names:
-        document = pathlib.Path(name)
-        text = document.read_text()
-        problems += check_links(document, text)
-        if document.parent == root and torch:
-            more, count = run_readme(document, text, tessera, environment)
-            problems, ran = problems + more, ran + count
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            for begin, mark, lines in blocks(text):
-                if mark[:2] == ["sh", "run"]:
-                    if "torch" in mark and not torch:
-                        passed_over += 1
-                        continue
-                    problems += run(document, begin, lines, folder, environment)
-                    ran += 1
-                elif mark[:1] == ["cpp"] and len(mark) > 1:
-                    problems += check_code(document, begin, mark[1], lines, root)
-    print(f"{ran} blocks run, {passed_over} passed over without torch, {len(problems)} problems")
+    problems = []
+    with tempfile.TemporaryDirectory() as scratch:
+        documents = Documents(tessera, torch, root, pathlib.Path(scratch))
+        for document in (pathlib.Path(name).resolve() for name in names):
+            if document.parent == root:
+                problems += check_links(document, document.read_text())
+                if torch:
+                    more, count = run_readme(document, document.read_text(), tessera, documents.environment)
+                    problems += more
+                    documents.ran += count
+            else:
+                problems += documents.check(document)
+    print(f"{documents.ran} blocks run, {documents.passed_over} passed over without torch, "
+          f"{documents.help.looked_up} flags looked up, {len(problems)} problems")
     if problems:
         sys.exit("\n\n".join(problems))
-    if len(names) > 1 and ran < 10:
+    if len(names) > 1 and documents.ran < 10:
         sys.exit("too few blocks were found to have tested anything")
 
 

@@ -1,0 +1,75 @@
+"""Commands that a document shows and nobody runs: do they exist, and their flags?"""
+
+import re
+import shlex
+import subprocess
+
+
+class Help:
+    """What `tessera COMMAND --help` says, asked once each."""
+
+    def __init__(self, tessera):
+        self.tessera, self.told, self.looked_up = tessera, {}, 0
+
+    def of(self, words):
+        key = tuple(words)
+        if key not in self.told:
+            done = subprocess.run([self.tessera, *words, "--help"], capture_output=True, text=True)
+            self.told[key] = done.stdout if done.returncode == 0 else None
+        return self.told[key]
+
+    def command(self, words):
+        """The help of the words in front that are a command, with its subcommand if it has one."""
+        plain = [word for word in words[:2] if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
+        return (self.of(plain) if len(plain) == 2 else None) or self.of(plain[:1])
+
+
+def words_of(line):
+    """As a shell would cut it, without its comment; names in capitals and … stand for something."""
+    try:
+        return shlex.split(line.split(" # ")[0].split("  #")[0], comments=True)
+    except ValueError:
+        return line.split()
+
+
+def check_command(words, help_of):
+    """`words` behind `tessera`."""
+    if not words or not re.fullmatch(r"[a-z]+", words[0]):
+        return []
+    text = help_of.command(words)
+    if text is None:
+        # A command of a program that is not built here says so itself; others are unknown.
+        told = subprocess.run([help_of.tessera, words[0], "--help"], capture_output=True, text=True)
+        return [] if "cannot be started" in told.stderr else [f"there is no command {words[0]!r}"]
+    problems = []
+    for word in words[1:]:
+        if word in ("|", "&&", ";", ">", "--"):
+            break
+        flag = re.match(r"--[a-z][a-z0-9-]*", word)
+        if flag:
+            help_of.looked_up += 1
+            if not re.search(rf"{re.escape(flag[0])}(?![a-z0-9-])", text):
+                problems.append(f"tessera {words[0]} has no flag {flag[0]}")
+    return problems
+
+
+def check_script(lines, help_of, root):
+    problems = []
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|\||;", line):
+            words = words_of(part)
+            for at, word in enumerate(words):
+                if word in ("tessera", "build/bin/tessera"):
+                    problems += check_command(words[at + 1:], help_of)
+                elif re.match(r"(scripts|benchmarks|tests)/", word) and not (root / word).exists():
+                    problems.append(f"there is no {word}")
+    return problems
+
+
+def check_inline(text, help_of):
+    """Of commands in the middle of a sentence."""
+    problems = []
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`tessera ([^`]+)`", outside):
+        problems += [f"`tessera {code}`: {problem}" for problem in check_command(words_of(code), help_of)]
+    return problems
