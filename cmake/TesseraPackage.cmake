@@ -2,7 +2,7 @@
 #   tessera-planner   plan, simulate, explain, dashboard, data, checkpoint, run: needs no torch
 #   tessera           the trainer, the library and its headers; adds to tessera-planner. Debian has no
 #                     LibTorch, so it is looked for in ../lib/tessera/torch, a link that the user makes
-set(TESSERA_PACKAGE_CONTACT "The Tessera authors <authors@tessera.invalid>"
+set(TESSERA_PACKAGE_CONTACT "Tessera maintainers <tessera@localhost>"
     CACHE STRING "Maintainer of the Debian packages")
 set(CPACK_PACKAGE_NAME tessera)
 set(CPACK_PACKAGE_VENDOR "The Tessera authors")

@@ -9,8 +9,8 @@ cd "$root"
 build="${1:-build}"
 out="$(realpath -m "${2:-$build/packages}")"
 [ -f "$build/CPackConfig.cmake" ] || fail "package.sh: $build is no build folder; run make build first"
-for program in dpkg-deb dpkg-shlibdeps gzip strip; do
-  command -v "$program" >/dev/null || fail "package.sh: $program is missing (Debian: dpkg-dev gzip binutils)"
+for program in dpkg-deb dpkg-shlibdeps file gzip strip; do
+  command -v "$program" >/dev/null || fail "package.sh: $program is missing (Debian: dpkg-dev file gzip binutils)"
 done
 mkdir -p "$out"
 for kind in DEB TGZ; do

@@ -44,6 +44,7 @@ packages=(
   "libzstd-dev zstd.h"
   "iproute2 ip"
   "dpkg-dev dpkg-shlibdeps"
+  "file file"
 )
 
 # The system's Python, not one that a version manager put in front of it: Debian's python3-venv

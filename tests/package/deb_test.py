@@ -162,9 +162,9 @@ def in_fresh_debian(debs, folder, version):
 
 def main():
     build, cpack, fresh = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], "debootstrap" in sys.argv
-    for program in ("dpkg-deb", "dpkg-shlibdeps", "readelf", "strip"):
+    for program in ("dpkg-deb", "dpkg-shlibdeps", "file", "readelf", "strip"):
         if not shutil.which(program):
-            skip(f"{program} is missing (Debian: dpkg-dev binutils)")
+            skip(f"{program} is missing (Debian: dpkg-dev file binutils)")
     version = re.search(r"\d+\.\d+\.\d+", run(build / "bin/tessera", "--version"))[0]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
