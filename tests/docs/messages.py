@@ -25,14 +25,19 @@ def main():
         if not row.startswith("| ") or row.startswith("| message"):
             continue
         for message in re.findall(r"`([^`]+)`", row.split("|")[1]):
-            parts = [part.strip(" .,/:×") for part in re.split(r"…| / ", message)]
+            parts = [part.strip(" .,/:×;") for part in re.split(r"…| / ", message)]
             for part in parts:
                 if len(part) < 6:
                     continue
                 looked_up += 1
                 if part not in text:
                     problems.append(f"no source says {part!r}, of {message!r}")
-    if looked_up < 20:
+    # Where users meet errors; a room whose messages are not on the page at all has been forgotten.
+    for heading in ("Flags", "Starting ranks", "fail or hang", "Memory", "Checkpoints", "Data", "Models", "NCCL",
+                    "dashboard"):
+        if not any(row.startswith("## ") and heading in row for row in rows):
+            problems.append(f"no heading has {heading!r}")
+    if looked_up < 70:
         problems.append(f"only {looked_up} texts were found to look up")
     if problems:
         sys.exit("\n".join(problems))
