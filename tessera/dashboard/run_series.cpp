@@ -57,7 +57,7 @@ std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_
 void RunSeries::anew() {
   points_.clear();
   marks_.clear();
-  start_ = summary_ = nullptr;
+  start_ = summary_ = ranks_ = nullptr;
   ++version_, ++epoch_;
 }
 
@@ -94,7 +94,11 @@ void RunSeries::step_line(const Json& json) {
     point.values[series_index("eval_loss")] = number_of(*eval, "loss");
   }
   const bool begins = json.contains("start") && json["start"].is_object();
-  if (begins) start_ = json["start"];
+  if (begins) start_ = json["start"], ranks_ = nullptr;
+  if (const auto ranks = json.find("ranks"); ranks != json.end()) {
+    ranks_ = {{"ranks", *ranks}};
+    if (json.contains("slow_ranks")) ranks_["slow_ranks"] = json["slow_ranks"];
+  }
   const bool back = !points_.empty() && point.step <= points_.back().step;
   if (back || (begins && !points_.empty()) || !summary_.is_null()) {
     // Steps after the checkpoint are done once more.

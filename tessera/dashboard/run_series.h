@@ -45,8 +45,10 @@ class RunSeries {
 
   const std::vector<Point>& points() const { return points_; }
   const std::vector<Mark>& marks() const { return marks_; }
-  const Json& start() const { return start_; }        // the run and its prediction; null: not told
-  const Json& summary() const { return summary_; }    // null: not ended
+  const Json& start() const { return start_; }      // the run and its prediction; null: not told
+  const Json& summary() const { return summary_; }  // null: not ended
+  // Of the last line that had them: "ranks", a column by rank for each phase, and "slow_ranks".
+  const Json& ranks() const { return ranks_; }        // null: none had
   std::uint64_t version() const { return version_; }  // grows with each line
   // Grows when points or marks that were there have gone: a restart, a new file, too many points.
   std::uint64_t epoch() const { return epoch_; }
@@ -62,7 +64,7 @@ class RunSeries {
   std::size_t most_points_;
   std::vector<Point> points_;
   std::vector<Mark> marks_;
-  Json start_, summary_;
+  Json start_, summary_, ranks_;
   std::uint64_t version_ = 0, epoch_ = 0;
   std::int64_t damaged_ = 0;
 };

@@ -10,6 +10,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
+#include "tessera/dashboard/phases.h"
 
 namespace tessera::dashboard {
 namespace {
@@ -41,25 +42,6 @@ Json marks_json(const std::vector<Mark>& marks, std::size_t from = 0) {
     list.push_back(std::move(mark));
   }
   return list;
-}
-
-// Where the time of a step goes on the rank that writes: means of the last steps.
-Json phases_of(const std::vector<Point>& points) {
-  constexpr std::size_t kLast = 50;
-  const std::size_t count = std::min(kLast, points.size());
-  if (count == 0) return Json::array();
-  Json phases = {{"rank", 0}, {"steps", count}};
-  for (std::size_t v = 0; v < kSeries; ++v) {
-    const std::string name = kSeriesNames[v];
-    if (name.size() < 3 || name.substr(name.size() - 2) != "_s" || name == "tokens_per_s") continue;
-    double sum = 0;
-    std::size_t there = 0;
-    for (std::size_t i = points.size() - count; i < points.size(); ++i) {
-      if (std::isfinite(points[i].values[v])) sum += points[i].values[v], ++there;
-    }
-    if (there > 0) phases[name] = sum / static_cast<double>(there);
-  }
-  return Json::array({phases});
 }
 
 std::string dumped(const Json& json) {
@@ -276,10 +258,8 @@ Answer RunStore::run(const std::string& id, std::size_t points, std::int64_t fro
     json["memory"] = json["measured"]["memory"];
   }
   if (!summary.is_null()) json["summary"] = summary;
-  json["phases"] = phases_of(all);
-  if (summary.is_object() && summary.contains("slow_ranks")) {
-    json["stragglers"] = summary["slow_ranks"];
-  }
+  json["phases"] = phases_of(run.series);
+  json["stragglers"] = stragglers_of(run.series);
   json["has_trace"] = start.is_object() && start.contains("trace");
   Answer answer;
   answer.body = dumped(json);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -14,6 +15,21 @@
 #include "tessera/train/evaluation.h"
 
 namespace tessera::train {
+
+// Where a rank's time of a step goes, in seconds. On the CPU the bubble is part of the exposed
+// communication; of a step that is one CUDA graph only that whole is known.
+inline constexpr std::array<std::string_view, 8> kPhaseNames = {
+    "step_s", "forward_s",      "backward_s", "optimizer_s",
+    "data_s", "comm_exposed_s", "bubble_s",   "graph_s"};
+using RankPhases = std::array<double, kPhaseNames.size()>;
+
+// A rank that takes longer than others to compute, and where: by this factor of the median.
+struct SlowRank {
+  int rank = 0;
+  std::string phase;
+  double factor = 1;
+};
+inline constexpr double kSlow = 1.25;  // what counts as slow
 
 // One optimizer step, as rank 0 saw it; loss and norm are those of all ranks.
 struct StepMetrics {
@@ -43,6 +59,9 @@ struct StepMetrics {
       gpu;                               // while it was launched; no value where NVML is not there
   std::optional<double> save_exposed_s;  // that a save after it held training up
   std::optional<Evaluation> evaluation;  // after it, on the validation data
+  // Of all ranks, means of the last steps; only where a line is to have them.
+  std::vector<RankPhases> ranks;
+  std::vector<SlowRank> slow_ranks;  // by those
 
   // Skipped for numbers that were none: not for a scale of fp16 that was too large, which falls by
   // itself.
@@ -65,19 +84,12 @@ struct Outcome {
   std::optional<SentBytes> sent;
 };
 
-// A rank that takes longer than others to compute, and where: by this factor of the median.
-struct SlowRank {
-  int rank = 0;
-  std::string phase;
-  double factor = 1;
-};
-inline constexpr double kSlow = 1.25;  // what counts as slow
-
 struct Summary {
   Outcome predicted, measured;
   // Idle share of the passes of a pipeline, over all ranks: as its schedule has it for equal
   // stages, and as it came. Nothing without a pipeline.
   std::optional<double> predicted_bubble, bubble;
+  std::vector<RankPhases> ranks;  // means of all steps but the first; empty for one rank
   std::vector<SlowRank> slow_ranks;
   std::string params_hash;
   double tokens_per_s = 0;                // median over steps

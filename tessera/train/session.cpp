@@ -264,7 +264,8 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       }
       if (saved) trainer.save();
       for (; written < trainer.history().size(); ++written) {
-        const StepMetrics& step = trainer.history()[written];
+        StepMetrics step = trainer.history()[written];
+        if (lines) trainer.put_ranks(step);
         if (lines && !begun) {
           lines->write(first_line(step, trainer.expected(), trainer.steps_in_all(),
                                   trace_file(config), unix_now()));
@@ -272,7 +273,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
           lines->write(to_json(step));
         }
         begun = true;
-        if (events) events->write(trainer.history()[written]);
+        if (events) events->write(step);
       }
     }
     if (bar) bar->finish();

@@ -51,18 +51,6 @@ std::string Trainer::whereabouts() const {
   return text.empty() ? "no call was made" : "last calls: " + text;
 }
 
-int Trainer::agree(int wish) const {
-  const memory::OwnerScope owner(impl_->ledger);
-  const at::Tensor flag = at::full({1}, wish, at::kInt);
-  comm::Call call;
-  call.op = comm::ReduceOp::max;
-  call.traffic = comm::Traffic::control;
-  call.label = "stop";
-  // Ranks that do not synchronise do not ask each other either.
-  if (impl_->config.comm == "on") impl_->world.all_reduce(flag, call).wait();
-  return flag.item<int>();
-}
-
 std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
   const memory::OwnerScope owner(impl_->ledger);
   impl_->finish(0);

@@ -51,8 +51,12 @@ class Trainer {
   // Where this rank is: the last call along each axis. From any thread.
   std::string whereabouts() const;
 
-  // Collective: the largest of what the ranks say.
-  int agree(int wish) const;
+  // Collective: the largest of what the ranks say. They tell each other the times of their last
+  // step in the same call, so that knowing all of them costs no waiting of its own.
+  int agree(int wish);
+  // Adds what the ranks told of their last steps to one that is to be written: at most once a
+  // second, which many ranks and quick steps would fill files with.
+  void put_ranks(StepMetrics& step);
 
   // Is there data to validate on?
   bool validates() const;

@@ -16,6 +16,7 @@
 #include "tessera/process/nvml.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/phase_clock.h"
+#include "tessera/train/rank_phases.h"
 #include "tessera/train/saving.h"
 #include "tessera/train/trace.h"
 #include "tessera/train/trainer.h"
@@ -78,7 +79,6 @@ struct Trainer::Impl {
   void on_span(const pipeline::Span& span);
   void note_state();
   void compare_ranks(Summary& out) const;
-  void find_slow_ranks(const at::Tensor& sums, Summary& out) const;
   std::vector<data::Token> answer(const data::Question& question);
   Evaluation evaluate();
   // Taken from the data so far, over all ranks.
@@ -128,6 +128,9 @@ struct Trainer::Impl {
   std::int64_t peak_outside_graph = 0;  // bytes, in the last step that allocated any
   MemoryBytes measured;                 // the most of each category where it is looked at
   SentBytes sent;
+  RecentPhases recent;                            // of all ranks, on rank 0
+  std::int64_t told_step = 0;                     // the last one in it
+  std::optional<HostTime> ranks_put;              // when they were last put into a line
   std::optional<Evaluation> evaluation;           // the last one
   data::Prefetch<std::vector<data::Batch>> data;  // last: its thread uses the others
 };

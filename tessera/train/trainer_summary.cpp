@@ -1,13 +1,11 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <array>
 #include <utility>
 
 #include "tessera/core/median.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/schedule/schedule.h"
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
@@ -21,66 +19,6 @@ std::string samples_of(const data::Source& source) {
 }
 
 }  // namespace
-
-// By the sums of forward, backward and optimizer of every rank. A phase that is little of a step,
-// and a few steps, say nothing; stages of a pipeline may differ.
-void Trainer::Impl::find_slow_ranks(const at::Tensor& sums, Summary& out) const {
-  constexpr std::array kNames = {"forward", "backward", "optimizer"};
-  constexpr std::size_t kFewSteps = 10;
-  constexpr double kLittle = 0.05;
-  if (config.axes.pp() > 1 || history.size() <= kFewSteps) return;
-  const auto at = [&](int rank, std::size_t phase) {
-    return sums.data_ptr<double>()[rank * sums.size(1) + static_cast<std::int64_t>(phase)];
-  };
-  std::array<double, kNames.size()> medians{};
-  double step = 0;
-  for (std::size_t p = 0; p < kNames.size(); ++p) {
-    std::vector<double> times;
-    for (int r = 0; r < world.size(); ++r) times.push_back(at(r, p));
-    step += medians[p] = median(std::move(times));
-  }
-  for (int r = 0; r < world.size(); ++r) {
-    SlowRank slow{r, "", kSlow};
-    for (std::size_t p = 0; p < kNames.size(); ++p) {
-      if (medians[p] <= kLittle * step || at(r, p) <= slow.factor * medians[p]) continue;
-      slow = {r, kNames[p], at(r, p) / medians[p]};
-    }
-    if (!slow.phase.empty()) out.slow_ranks.push_back(slow);
-  }
-}
-
-// What the ranks' steps were like, side by side: ranks that are slow, and the bubble of a pipeline.
-void Trainer::Impl::compare_ranks(Summary& out) const {
-  if (world.simulated() && world.size() > 1) return;  // nobody to compare with
-  constexpr std::array<std::pair<const char*, double StepMetrics::*>, 5> kPhases = {
-      {{"forward", &StepMetrics::forward_s},
-       {"backward", &StepMetrics::backward_s},
-       {"optimizer", &StepMetrics::optimizer_s},
-       {"bubble", &StepMetrics::bubble_s},
-       {"passes", &StepMetrics::passes_s}}};
-  const at::Tensor mine = at::zeros({kPhases.size()}, at::kDouble);
-  // The first step pays for what is done once.
-  for (std::size_t i = history.size() > 1 ? 1 : 0; i < history.size(); ++i) {
-    for (std::size_t p = 0; p < kPhases.size(); ++p) {
-      mine.data_ptr<double>()[p] += history[i].*kPhases[p].second;
-    }
-  }
-  const at::Tensor all =
-      at::empty({world.size(), static_cast<std::int64_t>(kPhases.size())}, at::kDouble);
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "times of the ranks";
-  world.all_gather(all.view(-1), mine, call).wait();
-  find_slow_ranks(all, out);
-  if (config.axes.pp() == 1) return;
-  const double passes = all.select(1, 4).sum().item<double>();
-  out.bubble = passes > 0 ? all.select(1, 3).sum().item<double>() / passes : 0;
-  out.predicted_bubble = schedule::time(schedule::make(config.schedule, config.axes.pp(),
-                                                       static_cast<int>(resolved.grad_accum),
-                                                       static_cast<int>(config.chunks)),
-                                        {})
-                             .bubble;
-}
 
 Summary Trainer::expected() const {
   const Impl& impl = *impl_;

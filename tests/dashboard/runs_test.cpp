@@ -104,6 +104,62 @@ TEST_F(Runs, AnswersAreDownsampledFromAStep) {
   EXPECT_EQ(Json::parse(store.run(id, 100, 4991).body)["loss"].size(), 10U);
 }
 
+Json run_of(const RunStore& store) {
+  return Json::parse(store.run(store.list()[0]["id"], 10, 0).body);
+}
+
+TEST_F(Runs, EveryRankHasItsPhasesAndSlowOnesAreNamed) {
+  const std::string ranks = R"("ranks":{"forward_s":[1,3],"step_s":[4,4]})";
+  const std::string slow = R"("slow_ranks":[{"rank":1,"phase":"forward","factor":1.5}])";
+  append("{\"step\":1,\"start\":{},\"forward_s\":9}\n");
+  RunStore store({(folder / "a.jsonl").string()}, 1000);
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["phases"], Json::parse(R"([{"rank":0,"forward_s":9.0}])"));
+  append(str("{\"step\":2,", ranks, ",", slow, "}\n{\"step\":3,\"forward_s\":1}\n"));
+  store.catch_up();
+  const Json rows =
+      Json::parse(R"([{"rank":0,"forward_s":1,"step_s":4},{"rank":1,"forward_s":3,"step_s":4}])");
+  EXPECT_EQ(run_of(store)["phases"], rows);
+  EXPECT_EQ(run_of(store)["stragglers"][0]["rank"], 1);
+  // It has recovered.
+  append(str("{\"step\":4,", ranks, "}\n"));
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["stragglers"], Json::array());
+  // The end has the means of the whole run.
+  append(str(R"({"summary":{"ranks":{"forward_s":[5]},)", slow, "}}\n"));
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["phases"], Json::parse(R"([{"rank":0,"forward_s":5}])"));
+  EXPECT_EQ(run_of(store)["stragglers"][0]["factor"], 1.5);
+  // Started again, perhaps on other ranks.
+  append("{\"step\":5,\"start\":{},\"forward_s\":9}\n");
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["phases"].size(), 1U);
+}
+
+TEST_F(Runs, OfVeryManyRanksTheSlowOnesAreAmongTheRows) {
+  Json line = {{"step", 1}, {"slow_ranks", {{{"rank", 900}}, {{"rank", 5000}}, {{"rank", -1}}, 7}}};
+  for (int r = 0; r < 1000; ++r) line["ranks"]["forward_s"].push_back(r);
+  append(line.dump() + "\n");
+  RunStore store({(folder / "a.jsonl").string()}, 1000);
+  store.catch_up();
+  const Json phases = run_of(store)["phases"];
+  ASSERT_EQ(phases.size(), 64U);
+  for (std::size_t i = 0; i < 63; ++i) EXPECT_EQ(phases[i]["rank"], i);
+  EXPECT_EQ(phases[63], Json::parse(R"({"rank":900,"forward_s":900})"));
+}
+
+TEST_F(Runs, RanksThatAreNoneAreNoRows) {
+  for (const char* bad : {"7", "[]", "{}", R"({"forward_s":3})", R"({"forward_s":["x",null]})"}) {
+    fs::remove(folder / "a.jsonl");
+    append(str("{\"step\":1,\"ranks\":", bad, ",\"slow_ranks\":{}}\n"));
+    RunStore store({(folder / "a.jsonl").string()}, 1000);
+    store.catch_up();
+    const Json run = run_of(store);
+    EXPECT_TRUE(run["stragglers"].empty()) << bad;
+    for (const Json& row : run["phases"]) EXPECT_FALSE(row.contains("forward_s")) << bad;
+  }
+}
+
 TEST_F(Runs, ATraceIsHandedOnAndNothingElse) {
   const std::string trace = (folder / "trace.json").string();
   append(str("{\"step\":1,\"start\":{\"trace\":\"", trace, "\"}}\n"));

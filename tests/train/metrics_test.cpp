@@ -40,6 +40,25 @@ TEST(Metrics, AStepHasExactlyTheseKeys) {
   EXPECT_EQ(json["tokens_per_s"], 200.0);
 }
 
+TEST(Metrics, RanksAreColumnsOfThePhasesThatAnyHas) {
+  RankPhases one{}, two{};
+  one[0] = two[0] = 0.5;  // step_s
+  two[1] = 0.12345678;    // forward_s
+  StepMetrics step;
+  step.ranks = {one, two};
+  step.slow_ranks = {{1, "forward", 1.5}};
+  Summary summary;
+  summary.ranks = step.ranks;
+  summary.slow_ranks = step.slow_ranks;
+  for (const Json& json :
+       {Json::parse(to_json(step)), Json::parse(to_json(summary)).at("summary")}) {
+    EXPECT_EQ(json.at("ranks"),
+              Json::parse(R"({"step_s": [0.5, 0.5], "forward_s": [0, 0.1234568]})"));
+    EXPECT_EQ(json.at("slow_ranks"),
+              Json::parse(R"([{"rank": 1, "phase": "forward", "factor": 1.5}])"));
+  }
+}
+
 TEST(Metrics, SavesAreWhereTheyWere) {
   StepMetrics step;
   step.save_exposed_s = 0.25;

@@ -51,6 +51,48 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
     await reaches(page, 240);
   });
 
+  await check("every rank has its bar, and the slow one is marked", async () => {
+    const told = {
+      ranks: {
+        step_s: [0.25, 0.25, 0.25],
+        forward_s: [0.06, 0.06, 0.06],
+        backward_s: [0.1, 0.17, 0.1],
+        comm_exposed_s: [0.08, 0.01, 0.08],
+        bubble_s: [0.02, 0, 0.02],
+      },
+      slow_ranks: [{ rank: 1, phase: "backward", factor: 1.7 }],
+    };
+    const card = page.locator(".card", { hasText: "Phases of each rank" });
+    const append = (step, more) =>
+      fs.appendFileSync(file, `${JSON.stringify({ ...JSON.parse(line(step)), ...more })}\n`);
+    append(241, told);
+    await until("three bars", async () => (await card.locator("[data-row]").count()) === 3);
+    const pieces = await card
+      .locator("[data-row]")
+      .evaluateAll((rows) =>
+        rows.map((r) => [...r.querySelectorAll("i")].map((i) => parseFloat(i.style.width))),
+      );
+    for (const row of pieces)
+      expect(
+        Math.abs(row.reduce((a, b) => a + b) - 100) < 0.1,
+        `a step is all its pieces: ${row.join(" + ")}`,
+      );
+    const said = await card.locator(".stack").first().getAttribute("aria-label");
+    for (const what of ["waits for communication 60 ms", "waits for other stages 20 ms", "other"])
+      expect(said.includes(what), `${what} in: ${said}`);
+    same(await card.locator(".bad").count(), 1, "rows that are marked");
+    expect(
+      (await card.locator(".bad").textContent()).includes("rank 1"),
+      "the slow rank is marked",
+    );
+    expect((await card.textContent()).includes("backward 1.7 ×"), "and why");
+    // When it has recovered nothing is marked.
+    append(242, { ...told, slow_ranks: undefined });
+    await until("no mark", async () => (await card.locator(".bad").count()) === 0);
+    same(await card.locator("[data-row]").count(), 3, "bars");
+    fs.appendFileSync(file, summary(2)); // it ends again
+  });
+
   await check("two runs lie over one another, and their settings are compared", async () => {
     fs.writeFileSync(
       path.join(runs, "second.jsonl"),
@@ -138,6 +180,11 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       expect(
         seen.marks.some((m) => m.kind === "restart"),
         `a mark of the restart: ${JSON.stringify(seen.marks.slice(-4))}`,
+      );
+      same(seen.phases.length, 2, "ranks whose phases are told");
+      expect(
+        seen.phases.every((p) => p.forward_s > 0 && p.backward_s > 0 && p.step_s > 0),
+        `phases: ${JSON.stringify(seen.phases)}`,
       );
       expect(
         seen.steps.every((s, i) => i === 0 || s > seen.steps[i - 1]),

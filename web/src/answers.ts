@@ -93,6 +93,12 @@ export interface Collective {
 export interface PhaseRow extends Partial<Record<string, number>> {
   rank: number;
 }
+// A rank that takes longer than others of its stage, where, and by which factor.
+export interface Straggler {
+  rank: number;
+  phase?: string;
+  factor: number;
+}
 export interface RunRow {
   id: string;
   name: string;
@@ -125,7 +131,7 @@ export interface RunSeries extends Partial<Record<string, unknown>> {
   mem_peak_bytes?: Column;
   eval_loss?: Column;
   steps_in_all?: number;
-  stragglers?: { rank: number; factor: number }[];
+  stragglers?: Straggler[];
   config?: Record<string, unknown>;
   command?: string;
 }

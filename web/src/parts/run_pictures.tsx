@@ -1,5 +1,5 @@
 // Pictures of a run: memory beside its prediction, phases of each rank.
-import type { PhaseRow } from "../answers";
+import type { PhaseRow, Straggler } from "../answers";
 import { bytes, plain, seconds } from "../format";
 import { Card, Legend } from "./frame";
 import { MEMORY_PARTS } from "./model";
@@ -48,35 +48,52 @@ export function MemoryCompared({
 const PHASES = [
   ["forward_s", "forward", "forward"],
   ["backward_s", "backward", "backward"],
-  ["comm_exposed_s", "dp", "exposed communication"],
+  ["graph_s", "forward", "one CUDA graph"],
   ["optimizer_s", "step", "optimizer"],
-  ["data_s", "rest", "data"],
+  ["comm_exposed_s", "dp", "waits for communication"],
+  ["bubble_s", "pp", "waits for other stages"],
+  ["data_s", "rest", "waits for data"],
+  ["other_s", "rule", "other"],
 ] as const;
 
-export function Phases({
-  rows,
-  stragglers,
-}: {
-  rows: PhaseRow[];
-  stragglers: { rank: number; factor: number }[];
-}) {
+// What the pieces are made of: the bubble is taken out of the communication that it is part of, and
+// what is left of the step is the last piece.
+function split(row: PhaseRow): PhaseRow {
+  const bubble = row.bubble_s ?? 0;
+  const of: PhaseRow = { ...row, comm_exposed_s: Math.max(0, (row.comm_exposed_s ?? 0) - bubble) };
+  const known = PHASES.reduce((all, [key]) => all + Math.max(0, of[key] ?? 0), 0);
+  return { ...of, other_s: Math.max(0, (row.step_s ?? 0) - known) };
+}
+
+export function Phases({ rows, stragglers }: { rows: PhaseRow[]; stragglers: Straggler[] }) {
+  const ranks = rows.map(split);
+  const kinds = PHASES.filter(([key]) => ranks.some((r) => (r[key] ?? 0) > 0));
+  const slow = new Map(stragglers.map((s) => [s.rank, s]));
   return (
     <Card
       title="Phases of each rank"
-      note={
-        stragglers.length
-          ? `slow: ${stragglers.map((s) => `rank ${s.rank} (${plain(s.factor)}×)`).join(", ")}`
-          : "seconds of a step"
-      }
+      note={stragglers.length > 0 ? undefined : "seconds of a step"}
     >
+      {stragglers.length > 0 && (
+        <p class="note bad-text" data-figure="stragglers">
+          {stragglers
+            .map((s) => `rank ${s.rank} is slow: ${s.phase ?? "its step"} ${plain(s.factor)} ×`)
+            .join(", ")}
+        </p>
+      )}
       <Bars
         show={seconds}
-        rows={rows.map((r) => {
-          const pieces = PHASES.map(([key, colour, what]) => [colour, what, r[key]] as const);
-          return { name: `rank ${r.rank}`, pieces, value: seconds(sum(pieces)) };
+        rows={ranks.map((r) => {
+          const pieces = kinds.map(([key, colour, what]) => [colour, what, r[key]] as const);
+          return {
+            name: `rank ${r.rank}`,
+            pieces,
+            value: seconds(sum(pieces)),
+            tone: slow.has(r.rank) ? "bad" : undefined,
+          };
         })}
       />
-      <Legend items={PHASES.map(([, c, what]) => [c, what] as const)} />
+      <Legend items={kinds.map(([, colour, what]) => [colour, what] as const)} />
     </Card>
   );
 }

@@ -40,6 +40,7 @@ export interface Bar {
   name: string;
   pieces: readonly Piece[];
   value: ComponentChildren;
+  tone?: "bad" | undefined; // to be looked at
   reach?: number; // where its scale must reach, if further than its pieces
 }
 export function Bars({ rows, show }: { rows: readonly Bar[]; show: Show }) {
@@ -47,7 +48,7 @@ export function Bars({ rows, show }: { rows: readonly Bar[]; show: Show }) {
   return (
     <div class="hbars">
       {rows.map((r) => (
-        <div key={r.name}>
+        <div key={r.name} class={r.tone} data-row={r.name}>
           <b>{r.name}</b>
           <Stack pieces={r.pieces} most={most} show={show} />
           <span class="value">{r.value}</span>
