@@ -30,6 +30,7 @@ constexpr const char* kExplainExamples =
     "  tessera explain memory --params 70B --dp 64 --zero 3 --layout bf16-nomaster\n"
     "  tessera explain traffic --params 10B --dp 64 --zero 3\n"
     "  tessera explain ring --bytes 14GB --ranks 8 --bandwidth 600GB/s\n"
+    "  tessera explain collective --algorithm tree --bytes 10kB --latency 5us\n"
     "  tessera explain bubble --pp 8 --grad-accum 32\n"
     "  tessera explain step --model llama3-8b --dp 8 --zero 1 --global-batch 64\n"
     "  tessera explain schedule --stages 4 --micro-batches 8 --schedule 1f1b\n"
@@ -43,6 +44,7 @@ struct OwnTopic {
 constexpr OwnTopic kOwnTopics[] = {
     {"zero", "DDP and the ZeRO stages side by side", explain_zero},
     {"parallel", "data, tensor and pipeline parallelism compared", explain_parallel},
+    {"collective", "an all-reduce, step by step", explain_collective},
     {"schedule", "a pipeline's, drawn", explain_schedule},
 };
 

@@ -31,6 +31,7 @@ struct ExplainTopic {
 const std::vector<ExplainTopic>& explain_topics();
 
 // Topics with options of their own; argv[0] is the topic's name.
+int explain_collective(int argc, char** argv);
 int explain_schedule(int argc, char** argv);
 int explain_zero(int argc, char** argv);
 int explain_parallel(int argc, char** argv);

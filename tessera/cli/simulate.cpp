@@ -45,6 +45,7 @@ struct SimulateArguments {
   double jitter = 0, law_cost = 0.05;
   int seed = 0, traced = 16;
   double forward = 0, backward = 0, hop = 0, optimizer = 0;
+  std::string between_bandwidth;
   double mtbf = 0, checkpoint_cost = 60, restart_cost = 600;
   bool full = false, json = false;
   bool given_forward = false, given_backward = false, given_hop = false, given_optimizer = false;
@@ -109,6 +110,9 @@ void add_options(CommandLine& line, SimulateArguments& a) {
       ->each(noted(a.given_hop));
   line.seconds(app, "--optimizer", a.optimizer, "with --forward: at the end of the step")
       ->each(noted(a.given_optimizer));
+  app.add_option("--between-bandwidth", a.between_bandwidth,
+                 "of a GPU's link to other nodes, instead of the hardware's")
+      ->type_name("RATE");
   app.add_option("--hardware-file", a.hardware_file, "a TOML file with your own hardware")
       ->type_name("FILE");
   add_plan_flags(app, a.settings);
@@ -196,6 +200,18 @@ planner::Catalogue catalogue_for(const SimulateArguments& a) {
   return catalogue;
 }
 
+planner::Question settled_for(const SimulateArguments& a, const planner::Settings& settings,
+                              const planner::Catalogue& catalogue) {
+  planner::Question settled = planner::settle(settings.question(catalogue));
+  if (a.between_bandwidth.empty()) return settled;
+  const double rate = parse_rate(a.between_bandwidth);
+  if (!(rate > 0)) {
+    throw UsageError(str("--between-bandwidth: got ", a.between_bandwidth, ", wanted more than 0"));
+  }
+  settled.hardware.between.bandwidth = rate;
+  return settled;
+}
+
 int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
   Sweep sweep;
   try {
@@ -217,7 +233,7 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
   sweep.rows = simulator::sweep(sweep.range, a.law_cost, [&](int size) {
     planner::Settings settings = a.settings;
     settings.set(sweep.range.axis, std::to_string(size));
-    const planner::Question settled = planner::settle(settings.question(catalogue));
+    const planner::Question settled = settled_for(a, settings, catalogue);
     simulator::SweepCase one;
     one.scenario = scenario_for(a, settled);
     one.tokens = static_cast<double>(settled.global_batch * settled.seq);
@@ -257,7 +273,7 @@ int simulate_command(int argc, char** argv) {
   if (!a.sweep.empty()) return run_sweep(a, catalogue);
 
   Simulation s;
-  s.question = planner::settle(a.settings.question(catalogue));
+  s.question = settled_for(a, a.settings, catalogue);
   s.scenario = scenario_for(a, s.question);
   for (const simulator::Straggler& each : a.stragglers) {
     if (each.rank < s.scenario.world()) continue;

@@ -6,7 +6,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/dashboard/api.h"
-#include "tessera/dashboard/collective.h"
+#include "tessera/planner/collective.h"
 #include "tessera/planner/json.h"
 #include "tessera/planner/stages.h"
 #include "tessera/planner/ways.h"
@@ -54,6 +54,7 @@ Json search_answer(const Knowledge& known, Ask& ask) {
   check_devices(settings.question(known.catalogue), known.limits);
   planner::SearchQuestion question = planner::search_question(settings, known.catalogue);
   question.top = static_cast<int>(top);
+  question.most = known.limits.search_ways;
   const planner::SearchResult result = planner::search(question);
   Json json = Json::parse(planner::to_json(result));
   for (std::size_t i = 0; i < result.best.size(); ++i) {
@@ -72,7 +73,8 @@ Json compare_answer(const Knowledge& known, Ask& ask) {
   }
   const planner::Question question = ask.settings().question(known.catalogue);
   check_devices(question, known.limits);
-  Json json = Json::parse(planner::to_json(planner::compare_ways(question)));
+  Json json =
+      Json::parse(planner::to_json(planner::compare_ways(question, known.limits.search_ways)));
   json["command"] = ask.command("explain parallel");
   return json;
 }
@@ -93,41 +95,29 @@ Json traffic_answer(const Knowledge& known, Ask& ask) {
 }
 
 Json collective_answer(const Knowledge&, Ask& ask) {
-  CollectiveAsk a;
-  a.algorithm = ask.word("algorithm", "ring", {"ring", "tree", "two-level"});
+  planner::CollectiveAsk a;
+  a.algorithm = ask.word("algorithm", "ring", planner::collective_algorithms());
   a.ranks = static_cast<int>(ask.integer("ranks", 4, 1, 16));
   a.per_node = static_cast<int>(ask.integer("per_node", 8, 1, 1024));
   const double elements = ask.number("elements", 0, 0, 1e15);
-  a.bytes = ask.number("bytes", elements > 0 ? 4 * elements : 200e6, 1, 1e15);
+  a.bytes = std::floor(ask.number("bytes", elements > 0 ? 4 * elements : 200e6, 1, 1e15));
   a.bandwidth = ask.number("bandwidth", 100e9, 1, 1e15);
   a.latency = ask.number("latency", 0, 0, 3600);
   a.between_bandwidth = ask.number("between_bandwidth", a.bandwidth, 1, 1e15);
   a.between_latency = ask.number("between_latency", a.latency, 0, 3600);
   ask.nothing_else();
-  const CollectiveStory story = tell_collective(a);
-  Json steps = Json::array();
-  for (const CollectiveStory::Step& step : story.steps) {
-    Json transfers = Json::array();
-    for (const CollectiveStory::Transfer& t : step.transfers) {
-      transfers.push_back({{"from", t.from}, {"to", t.to}, {"chunk", t.chunk}, {"adds", t.adds}});
-    }
-    steps.push_back({{"phase", step.phase},
-                     {"transfers", std::move(transfers)},
-                     {"values", step.values},
-                     {"seconds", step.seconds},
-                     {"bytes", step.bytes}});
+  Json json = Json::parse(planner::to_json(a, planner::tell_collective(a)));
+  std::string command =
+      str("tessera explain collective --algorithm ", a.algorithm, " --ranks ", a.ranks, " --bytes ",
+          static_cast<std::int64_t>(a.bytes), " --bandwidth ", rate_word(a.bandwidth));
+  if (a.latency > 0) command += str(" --latency ", exact_word(a.latency), "s");
+  if (a.ranks > a.per_node) {
+    command +=
+        str(" --per-node ", a.per_node, " --between-bandwidth ", rate_word(a.between_bandwidth),
+            " --between-latency ", exact_word(a.between_latency), "s");
   }
-  return {{"algorithm", a.algorithm},
-          {"ranks", story.ranks},
-          {"chunks", story.chunks},
-          {"start", story.start},
-          {"steps", std::move(steps)},
-          {"bytes_per_rank", story.bytes_per_rank},
-          {"seconds", story.seconds},
-          {"closed_form_seconds", story.closed_form},
-          {"command", str("tessera explain ring --ranks ", a.ranks, " --bytes ",
-                          static_cast<std::int64_t>(a.bytes), " --bandwidth ",
-                          fixed(a.bandwidth / 1e9, 3), "GB/s --latency ", a.latency)}};
+  json["command"] = std::move(command);
+  return json;
 }
 
 }  // namespace tessera::dashboard

@@ -176,8 +176,9 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
   std::string command =
       ask.command("simulate", {"overhead", "jitter", "overlap", "bandwidth", "max_dp", "dp"});
   if (!overlap) command += " --no-overlap-grad-reduce --no-overlap-param-gather";
-  if (jitter > 0) command += str(" --jitter ", jitter);
-  command += str(" --sweep dp=1..", most, " --law-cost ", overhead);
+  if (jitter > 0) command += str(" --jitter ", exact_word(jitter));
+  if (bandwidth > 0) command += str(" --between-bandwidth ", rate_word(bandwidth));
+  command += str(" --sweep dp=1..", most, " --law-cost ", exact_word(overhead));
   return {{"dp", std::move(dp)},
           {"step", std::move(steps)},
           {"simple", {{"throughput", std::move(law_throughput)}, {"efficiency", std::move(law)}}},
@@ -191,8 +192,7 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
           {"stops_paying_at", stops_paying(rows, &simulator::SweepRow::efficiency)},
           {"simple_stops_paying_at", stops_paying(rows, &simulator::SweepRow::law)},
           {"law_parts", simulator::compare_with_law(range, rows, overhead)},
-          // A bandwidth of one's own is a file of hardware there.
-          {"command", bandwidth > 0 ? Json() : Json(command)}};
+          {"command", std::move(command)}};
 }
 
 Json pipeline_with_hops(const std::string& schedule, int ranks, int micros, int chunks,

@@ -166,6 +166,18 @@ void check_limits(const planner::Question& q, const Limits& limits) {
   }
 }
 
+std::string exact_word(double value) { return Json(value).dump(); }
+
+std::string rate_word(double bytes_per_second) {
+  for (const auto& [unit, size] : {std::pair("GB/s", 1e9), {"MB/s", 1e6}, {"B/s", 1.0}}) {
+    const double count = bytes_per_second / size;
+    if (count >= 1 && count == std::floor(count) && count * size == bytes_per_second) {
+      return str(static_cast<std::int64_t>(count), unit);
+    }
+  }
+  return exact_word(bytes_per_second) + "B/s";
+}
+
 std::string shell_word(const std::string& text) {
   const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||

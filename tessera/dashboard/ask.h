@@ -20,7 +20,10 @@ struct Limits {
   std::int64_t slots = 1 << 16;      // ranks · micro-batches · chunks of a pipeline
   std::int64_t drawn = 1 << 14;      // of them in a schedule that is drawn
   std::int64_t events = 20'000'000;  // about what a simulation may handle
-  int search_gpus = 1 << 10;
+  int search_gpus = 1 << 16;
+  // What a search may try. The time goes with the divisors of the GPUs and of the batch: 65,536
+  // GPUs have few, 65,520 more than this.
+  std::int64_t search_ways = 150'000;
 };
 
 // The body of a request: numbers and words that the view itself knows are taken out one by one, and
@@ -63,5 +66,8 @@ void check_limits(const planner::Question& settled, const Limits& limits);
 
 // For a shell, in quotes if need be.
 std::string shell_word(const std::string& text);
+// Numbers as commands take them, to the last bit: 0.05, and 25GB/s.
+std::string exact_word(double value);
+std::string rate_word(double bytes_per_second);
 
 }  // namespace tessera::dashboard

@@ -238,7 +238,12 @@ void Search::try_schedule(Question q) {
 }
 
 void Search::try_memory(Question q) {
-  ++result_.tried;
+  if (++result_.tried > ask_.most && ask_.most > 0) {
+    throw UsageError(str("--gpus: got ", base_.gpus, " with a global batch of ", base_.global_batch,
+                         ", which can be cut in more than ", ask_.most,
+                         " ways; wanted numbers with fewer divisors, such as powers of two, or "
+                         "less to choose (--tp, --pp, --zero)"));
+  }
   const bool by_hand = q.split != "even" && q.split != "work";
   if (by_hand && std::count(q.split.begin(), q.split.end(), ',') + 1 != q.pp() * q.chunks) {
     rule_out("--split is for another number of stages");

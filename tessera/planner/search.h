@@ -19,6 +19,7 @@ struct SearchQuestion {
     bool chunks = false, recompute = false, sequence_parallel = false, order = false;
   } fixed;
   int top = 10;
+  std::int64_t most = 0;  // configurations to try before it is refused; 0: any number
 };
 SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue);
 

@@ -18,11 +18,12 @@ namespace {
 // Enough micro-batches for a pipeline to be busy, if nobody says how many.
 constexpr int kSequencesEach = 8;
 
-Way best_of(std::string name, const Question& base, const Axes* axes, int zero) {
+Way best_of(std::string name, const Question& base, const Axes* axes, int zero, std::int64_t most) {
   Way way{std::move(name), "", {}};
   SearchQuestion ask;
   ask.base = base;
   ask.top = 1;
+  ask.most = most;
   if (axes != nullptr) {
     ask.base.axes = *axes;
     ask.base.zero = zero;
@@ -103,7 +104,7 @@ std::string concluded(const std::vector<Way>& ways) {
 
 }  // namespace
 
-WaysCompared compare_ways(const Question& question) {
+WaysCompared compare_ways(const Question& question, std::int64_t most) {
   if (question.state_only()) {
     throw UsageError(
         "--params: says nothing of activations and time; wanted --model, or --layers --hidden "
@@ -122,11 +123,11 @@ WaysCompared compare_ways(const Question& question) {
   base.grad_accum = base.micro_batch = 0;
   WaysCompared all;
   const Axes dp = Axes::of(n), tp = Axes::of(1, n), pp = Axes::of(1, 1, n);
-  all.ways.push_back(best_of(str("dp ", n), base, &dp, 0));
-  all.ways.push_back(best_of(str("dp ", n, ", ZeRO-3"), base, &dp, 3));
-  all.ways.push_back(best_of(str("tp ", n), base, &tp, 0));
-  all.ways.push_back(best_of(str("pp ", n), base, &pp, 0));
-  all.ways.push_back(best_of("best mix", base, nullptr, 0));
+  all.ways.push_back(best_of(str("dp ", n), base, &dp, 0, most));
+  all.ways.push_back(best_of(str("dp ", n, ", ZeRO-3"), base, &dp, 3, most));
+  all.ways.push_back(best_of(str("tp ", n), base, &tp, 0, most));
+  all.ways.push_back(best_of(str("pp ", n), base, &pp, 0, most));
+  all.ways.push_back(best_of("best mix", base, nullptr, 0, most));
   all.conclusion = concluded(all.ways);
   return all;
 }

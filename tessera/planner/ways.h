@@ -20,7 +20,8 @@ struct WaysCompared {
 };
 // What the question leaves open is chosen for each way: micro-batch, recomputation, schedule; the
 // axes and the stage are the way's own. Throws UsageError for a model known by its size alone.
-WaysCompared compare_ways(const Question& question);
+// most: configurations that the mix may try, see SearchQuestion.
+WaysCompared compare_ways(const Question& question, std::int64_t most = 0);
 
 std::string to_json(const WaysCompared& compared);
 std::string ways_svg(const WaysCompared& compared);

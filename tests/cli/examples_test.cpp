@@ -179,7 +179,8 @@ TEST_F(Examples, OfImport) {
 }
 
 TEST_F(Examples, OfTopicsWithTheirOwnOptions) {
-  for (const char* topic : {"explain zero", "explain parallel", "explain schedule"}) {
+  for (const char* topic :
+       {"explain zero", "explain parallel", "explain collective", "explain schedule"}) {
     for (const std::string& example : of(topic)) {
       if (contains(example, "tessera train") || contains(example, "--metrics")) continue;
       const Outcome text = shell(example);

@@ -60,7 +60,7 @@ TEST(Server, SaysWhyNot) {
       {post(port, "/api/simulate", R"({"dp":4096,"grad_accum":100000,"jitter":1})"), 400, "events"},
       {post(port, "/api/schedule", R"({"micros":513})"), 400, "1 to 512"},
       {post(port, "/api/collective", R"({"ranks":17})"), 400, "--ranks"},
-      {post(port, "/api/search", R"({"gpus":1000000})"), 400, "--gpus"},
+      {post(port, "/api/search", R"({"gpus":65537})"), 400, "wanted at most 65536"},
       {post(port, "/api/plan", mb), 413, "too large"},
       {post(port, "/api/plan", std::string(60000, '[')), 400, "no JSON"},
       {post(port, "/api/plan", "{}", "Content-Type: text/plain\r\n"), 415, "application/json"},

@@ -145,6 +145,25 @@ TEST(Search, NothingFits) {
   EXPECT_EQ(result.fitting, 0);
 }
 
+TEST(Search, AskedToTryLessItSaysWhatWouldBeLess) {
+  SearchQuestion ask = search_for(
+      {{"model", "gpt2-xl"}, {"gpus", "12"}, {"hardware", "h100"}, {"global-batch", "24"}});
+  const SearchResult all = search(ask);
+  ask.most = all.tried;
+  EXPECT_EQ(search(ask).tried, all.tried);
+  for (const std::int64_t most : {std::int64_t{1}, all.tried / 2, all.tried - 1}) {
+    ask.most = most;
+    try {
+      search(ask);
+      FAIL() << most;
+    } catch (const UsageError& error) {
+      const std::string text = error.what();
+      EXPECT_EQ(text.find("--gpus: got 12 with a global batch of 24"), 0U) << text;
+      EXPECT_NE(text.find(str("more than ", most, " ways")), std::string::npos) << text;
+    }
+  }
+}
+
 TEST(Search, RefusesWhatNoConfigurationMeets) {
   EXPECT_THROW(search(search_for({{"params", "13B"}})), UsageError);
   EXPECT_THROW(search_for({{"grad-accum", "4"}}), UsageError);

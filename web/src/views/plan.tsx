@@ -88,13 +88,13 @@ export function PlanView() {
             label="GPUs"
             {...field("gpus", { pick: "0" })}
             also={["dp", "nodes"]}
-            stops={doublings(1, 1024)}
+            stops={doublings(1, 65536)}
           />
           <HardwareChoice {...field("hardware", { pick: "0" })} />
           <Slider
             label="Global batch"
             {...field("global_batch", { pick: "0" })}
-            stops={doublings(8, 8192)}
+            stops={doublings(8, 65536)}
           />
           <SequenceSlider {...field("seq", { pick: "0" })} />
           <LayoutChoice {...field("layout", { pick: "0" })} />

@@ -86,11 +86,6 @@ export function ScalingView() {
             stops={PACE}
             show={(v) => (v === "" ? "as it is" : `${v} GB/s`)}
             onChange={(v) => set({ bandwidth: v.replace(/\s*GB\/s$/, "").replace("as it is", "") })}
-            hint={
-              at.bandwidth === ""
-                ? undefined
-                : "the command line takes a link of your own from --hardware-file"
-            }
           />
           <Toggle
             label="Overlap with backward"

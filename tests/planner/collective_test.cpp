@@ -1,10 +1,10 @@
-#include "tessera/dashboard/collective.h"
+#include "tessera/planner/collective.h"
 
 #include <gtest/gtest.h>
 
 #include "tessera/planner/formulas.h"
 
-namespace tessera::dashboard {
+namespace tessera::planner {
 namespace {
 
 class Collectives : public ::testing::TestWithParam<std::string> {};
@@ -42,9 +42,9 @@ TEST(Collectives, ARingSendsWhatTheFormulaSays) {
     ask.between_latency = 1e-6;
     const CollectiveStory story = tell_collective(ask);
     EXPECT_EQ(static_cast<int>(story.steps.size()), 2 * (ranks - 1));
-    EXPECT_NEAR(story.bytes_per_rank, planner::ring_all_reduce_bytes(ask.bytes, ranks), 1);
+    EXPECT_NEAR(story.bytes_per_rank, ring_all_reduce_bytes(ask.bytes, ranks), 1);
   }
 }
 
 }  // namespace
-}  // namespace tessera::dashboard
+}  // namespace tessera::planner

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::dashboard {
+namespace tessera::planner {
 
 // An all-reduce as it is told step by step, with numbers in the cells.
 struct CollectiveStory {
@@ -27,14 +27,16 @@ struct CollectiveStory {
 };
 
 struct CollectiveAsk {
-  std::string algorithm = "ring";  // or tree, two-level
+  std::string algorithm = "ring";  // of collective_algorithms()
   int ranks = 4;
   int per_node = 8;  // ranks that share the quick links
   double bytes = 200e6;
   double bandwidth = 100e9, latency = 0;                  // inside a node
   double between_bandwidth = 100e9, between_latency = 0;  // between nodes
 };
+std::vector<std::string> collective_algorithms();
 // Throws UsageError.
 CollectiveStory tell_collective(const CollectiveAsk& ask);
+std::string to_json(const CollectiveAsk& ask, const CollectiveStory& story);
 
-}  // namespace tessera::dashboard
+}  // namespace tessera::planner

@@ -1,15 +1,16 @@
-#include "tessera/dashboard/collective.h"
+#include "tessera/planner/collective.h"
 
 #include <algorithm>
 #include <bit>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/formulas.h"
 
-namespace tessera::dashboard {
+namespace tessera::planner {
 namespace {
 
 using Story = CollectiveStory;
@@ -149,13 +150,15 @@ void tell_two_levels(Teller& teller, int n, int m) {
 
 }  // namespace
 
+std::vector<std::string> collective_algorithms() { return {"ring", "tree", "two-level"}; }
+
 CollectiveStory tell_collective(const CollectiveAsk& a) {
   Teller teller(a);
   const int n = a.ranks;
   const bool leaves = n > a.per_node;
   const double bandwidth = leaves ? std::min(a.bandwidth, a.between_bandwidth) : a.bandwidth;
   const double latency = leaves ? std::max(a.latency, a.between_latency) : a.latency;
-  double formula = planner::ring_all_reduce_time(a.bytes, n, bandwidth, latency);
+  double formula = ring_all_reduce_time(a.bytes, n, bandwidth, latency);
   if (a.algorithm == "tree") {
     tell_tree(teller, n);
     const int levels = std::bit_width(static_cast<unsigned>(n - 1));
@@ -166,9 +169,8 @@ CollectiveStory tell_collective(const CollectiveAsk& a) {
       throw UsageError(str("--per-node: got ", m, ", wanted a divisor of the ", n, " ranks"));
     }
     tell_two_levels(teller, n, m);
-    formula =
-        planner::ring_all_reduce_time(a.bytes, m, a.bandwidth, a.latency) +
-        planner::ring_all_reduce_time(a.bytes / m, n / m, a.between_bandwidth, a.between_latency);
+    formula = ring_all_reduce_time(a.bytes, m, a.bandwidth, a.latency) +
+              ring_all_reduce_time(a.bytes / m, n / m, a.between_bandwidth, a.between_latency);
   } else {
     tell_ring(teller, n);
   }
@@ -177,4 +179,25 @@ CollectiveStory tell_collective(const CollectiveAsk& a) {
   return story;
 }
 
-}  // namespace tessera::dashboard
+std::string to_json(const CollectiveAsk& ask, const CollectiveStory& story) {
+  using Json = nlohmann::ordered_json;
+  Json steps = Json::array();
+  for (const Story::Step& step : story.steps) {
+    Json transfers = Json::array();
+    for (const Story::Transfer& t : step.transfers) {
+      transfers.push_back({{"from", t.from}, {"to", t.to}, {"chunk", t.chunk}, {"adds", t.adds}});
+    }
+    steps.push_back({{"phase", step.phase},
+                     {"transfers", std::move(transfers)},
+                     {"values", step.values},
+                     {"seconds", step.seconds},
+                     {"bytes", step.bytes}});
+  }
+  return Json{{"algorithm", ask.algorithm}, {"ranks", story.ranks},
+              {"chunks", story.chunks},     {"start", story.start},
+              {"steps", std::move(steps)},  {"bytes_per_rank", story.bytes_per_rank},
+              {"seconds", story.seconds},   {"closed_form_seconds", story.closed_form}}
+      .dump();
+}
+
+}  // namespace tessera::planner

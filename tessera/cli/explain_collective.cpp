@@ -1,0 +1,91 @@
+// tessera explain collective: an all-reduce step by step, by ring, by tree or on two levels.
+
+#include <string>
+
+#include "tessera/cli/command_line.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/explain_topics.h"
+#include "tessera/cli/table.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/planner/collective.h"
+#include "tessera/planner/remedy.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kCollectiveExamples =
+    "  tessera explain collective --ranks 8 --bytes 200MB --bandwidth 100GB/s\n"
+    "  tessera explain collective --algorithm tree --bytes 10kB --latency 5us\n"
+    "  tessera explain collective --algorithm two-level --ranks 16 --per-node 8 "
+    "--between-bandwidth 25GB/s\n"
+    "  tessera explain collective --ranks 4 --json\n";
+
+// Steps that are alike share a row.
+std::string steps_text(const planner::CollectiveStory& story) {
+  Table table("lrrr");
+  table.row({"phase", "steps", "sent by a rank in each", "time of each"});
+  for (std::size_t first = 0, last = 0; first < story.steps.size(); first = last) {
+    const planner::CollectiveStory::Step& step = story.steps[first];
+    const auto alike = [&](const planner::CollectiveStory::Step& other) {
+      return other.phase == step.phase && other.bytes == step.bytes &&
+             other.seconds == step.seconds;
+    };
+    while (last < story.steps.size() && alike(story.steps[last])) ++last;
+    table.row(
+        {step.phase, str(last - first), planner::size(step.bytes), format_time(step.seconds)});
+  }
+  return table.text();
+}
+
+double rate(const std::string& text, const char* flag, double otherwise) {
+  if (text.empty()) return otherwise;
+  const double value = parse_rate(text);
+  if (!(value > 0)) throw UsageError(str(flag, ": got ", text, ", wanted more than 0"));
+  return value;
+}
+
+}  // namespace
+
+int explain_collective(int argc, char** argv) {
+  planner::CollectiveAsk ask;
+  ask.ranks = 8;
+  std::int64_t bytes = 200'000'000;
+  std::string bandwidth, between_bandwidth;
+  bool json = false;
+  CommandLine line("explain collective",
+                   "Plays an all-reduce step by step: what each step sends, and how long it takes.",
+                   kCollectiveExamples);
+  CLI::App& app = line.app();
+  line.choice(app, "--algorithm", ask.algorithm, planner::collective_algorithms(), "which");
+  line.integer(app, "--ranks", ask.ranks, 1, 64, "how many");
+  line.bytes(app, "--bytes", bytes, "of the buffer");
+  app.add_option("--bandwidth", bandwidth, "of a link, in one direction")
+      ->type_name("RATE")
+      ->default_str(format_rate(ask.bandwidth));
+  line.seconds(app, "--latency", ask.latency, "of a step");
+  line.integer(app, "--per-node", ask.per_node, 1, 1024, "ranks on a node");
+  app.add_option("--between-bandwidth", between_bandwidth,
+                 "of a link between nodes; left out: --bandwidth")
+      ->type_name("RATE");
+  CLI::Option* const between_latency = line.seconds(app, "--between-latency", ask.between_latency,
+                                                    "between nodes; left out: --latency");
+  app.add_flag("--json", json, "print JSON, with the values in every cell");
+  if (!line.parse(argc, argv)) return 0;
+  if (bytes < 1) throw UsageError(str("--bytes: got ", bytes, ", wanted 1 or more"));
+  ask.bytes = static_cast<double>(bytes);
+  ask.bandwidth = rate(bandwidth, "--bandwidth", ask.bandwidth);
+  ask.between_bandwidth = rate(between_bandwidth, "--between-bandwidth", ask.bandwidth);
+  if (between_latency->count() == 0) ask.between_latency = ask.latency;
+  const planner::CollectiveStory story = planner::tell_collective(ask);
+  if (json) return print_out(planner::to_json(ask, story) + "\n");
+  return print_out(str(ask.algorithm, " all-reduce of ", planner::size(ask.bytes), " over ",
+                       plural(ask.ranks, "rank"), "\n\n", steps_text(story), "\nA rank sends ",
+                       planner::size(story.bytes_per_rank), " at most in ",
+                       plural(static_cast<std::int64_t>(story.steps.size()), "step"),
+                       ", which take ", format_time(story.seconds), "; the closed form says ",
+                       format_time(story.closed_form), ".\n"));
+}
+
+}  // namespace tessera::cli
