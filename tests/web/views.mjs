@@ -295,6 +295,26 @@ export async function checkViews({ tessera, dashboard, open }) {
     );
   });
 
+  await check("a search is asked for when the slider rests, not for what it passes", async () => {
+    await go(page, dashboard.address, "plan", "model=gpt2-xl&gpus=1&global_batch=64");
+    const asked = [];
+    const listen = (r) => {
+      if (r.url().endsWith("/api/search")) asked.push(r.postDataJSON().gpus);
+    };
+    page.on("request", listen);
+    await page.evaluate(async () => {
+      const slider = document.querySelector('[data-field="gpus"] input[type="range"]');
+      for (let stop = 1; stop <= 5; stop++) {
+        slider.value = String(stop);
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        await new Promise((drawn) => requestAnimationFrame(drawn));
+      }
+    });
+    await until("the search", () => asked.length > 0);
+    page.off("request", listen);
+    same(asked[0], 32, "GPUs of the first search");
+  });
+
   await check("each view is restored from its address", async () => {
     await go(page, dashboard.address, "pipeline", "pp=3&micros=5");
     same(await page.locator('[data-field="pp"] .exact').inputValue(), "3", "stages");

@@ -75,14 +75,19 @@ export const answered = (): Promise<void> =>
     else idle.add(done);
   });
 
+// The pause before questions that take the server a second.
+export const HEAVY = 150;
+
 // The answer to the latest question. While one is under way the newest waits and the others are
 // dropped, so a slider that is dragged neither queues requests nor starves. The last good answer
-// stays until the next.
-export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T> {
+// stays until the next. A question that costs the server long is asked when the reader's hand rests
+// (`pause`, in milliseconds): what it passes over is not computed.
+export function useAnswer<T>(path: string, body: unknown, when = true, pause = 0): Answer<T> {
   const [state, setState] = useState<Answer<T>>({ data: undefined, error: undefined, busy: false });
   const wanted = useRef<string>("");
   const asking = useRef(false);
   const alive = useRef(true);
+  const first = useRef(true);
   const key = when ? JSON.stringify(body) : "";
 
   useEffect(() => {
@@ -103,6 +108,12 @@ export function useAnswer<T>(path: string, body: unknown, when = true): Answer<T
       let asked = "";
       let next: Answer<T> | undefined;
       while (asked !== wanted.current && alive.current) {
+        while (pause > 0 && !first.current) {
+          const latest = wanted.current;
+          await new Promise((done) => setTimeout(done, pause));
+          if (latest === wanted.current) break;
+        }
+        first.current = false;
         asked = wanted.current;
         try {
           next = {

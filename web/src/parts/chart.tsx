@@ -37,15 +37,14 @@ const painted = (name: string) => (/^[a-z]+$/.test(name) ? colour(name) : name);
 
 function drawMarks(u: uPlot, marks: Mark[]): void {
   const { ctx, bbox } = u;
+  const right = bbox.left + bbox.width;
   ctx.save();
-  ctx.beginPath();
-  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-  ctx.clip();
-  ctx.font = `${11 * devicePixelRatio}px sans-serif`;
+  ctx.font = `${11 * devicePixelRatio}px 'Inter Variable', sans-serif`;
   ctx.textAlign = "left";
   let lastEnd = -Infinity;
   for (const mark of marks) {
     const x = Math.round(u.valToPos(mark.x, "x", true));
+    if (x < bbox.left || x > right) continue; // out of what is zoomed into
     ctx.strokeStyle = ctx.fillStyle = painted(mark.colour);
     ctx.lineWidth = devicePixelRatio;
     ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
@@ -53,10 +52,12 @@ function drawMarks(u: uPlot, marks: Mark[]): void {
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    const text = ` ${mark.label}`;
-    if (mark.label && x > lastEnd) {
-      ctx.fillText(text, x, bbox.top + 12 * devicePixelRatio);
-      lastEnd = x + ctx.measureText(text).width;
+    // Above the curves, which they would lie on, and to the left where the right is too near.
+    const wide = ctx.measureText(mark.label).width;
+    const from = Math.max(bbox.left, Math.min(x - 2 * devicePixelRatio, right - wide));
+    if (mark.label && from > lastEnd) {
+      ctx.fillText(mark.label, from, bbox.top - 5 * devicePixelRatio);
+      lastEnd = from + wide + 6 * devicePixelRatio;
     }
   }
   ctx.restore();

@@ -74,7 +74,8 @@ export function Lanes({ spans, label, until }: Props) {
     for (const row of rows) {
       if (row.first) y += GAP;
       ctx.fillStyle = colour("soft");
-      ctx.fillText(row.name, 0, y + ROW / 2, left - 6);
+      const fits = ctx.measureText(row.name).width <= left - 6;
+      ctx.fillText(fits ? row.name : row.short, 0, y + ROW / 2, left - 6);
       ctx.fillStyle = colour("faint");
       ctx.globalAlpha = 0.6;
       ctx.fillRect(left, y + 1, width - left, ROW - 2);
@@ -94,14 +95,10 @@ export function Lanes({ spans, label, until }: Props) {
         const what = kind(row.lane, s.what);
         ctx.fillStyle = what === "faint" ? colour("rule") : colour(what);
         ctx.fillRect(x, y + 2, wide, ROW - 4);
-        if (wide > 34) {
+        // Whole or not at all: the colour says what it is, and the pointer the rest.
+        if (wide > 20 && ctx.measureText(s.what).width < wide - 6) {
           ctx.fillStyle = what === "faint" ? colour("soft") : colour("on-mark");
-          const text = s.what;
-          const shown =
-            ctx.measureText(text).width < wide - 8
-              ? text
-              : `${text.slice(0, Math.floor((wide - 14) / 6.4))}…`;
-          ctx.fillText(shown, Math.max(x, left) + 4, y + ROW / 2 + 0.5);
+          ctx.fillText(s.what, Math.max(x, left) + 4, y + ROW / 2 + 0.5);
         }
       }
       ctx.restore();
@@ -206,6 +203,7 @@ export function Lanes({ spans, label, until }: Props) {
 
 interface Row {
   name: string;
+  short: string; // where there is no room for the name
   lane: string;
   first: boolean;
   spans: Span[];
@@ -229,6 +227,7 @@ function lanesOf(spans: Span[]): Row[] {
     r.spans.sort((a, b) => a.begin - b.begin || b.end - a.end);
     return {
       name: first ? `rank ${r.rank} · ${r.lane}` : `        ${r.lane}`,
+      short: first ? `rank ${r.rank}` : `   ${r.lane.split(" ")[0]}`,
       lane: r.lane,
       first,
       spans: r.spans,
@@ -256,6 +255,8 @@ function drawAxis(
     ctx.moveTo(x, AXIS - 6);
     ctx.lineTo(x, tall);
     ctx.stroke();
-    ctx.fillText(seconds(i * step), x + 3, 8);
+    const text = seconds(i * step);
+    const wide = ctx.measureText(text).width;
+    ctx.fillText(text, x + 3 + wide > width ? x - 3 - wide : x + 3, 8);
   }
 }

@@ -18,6 +18,7 @@ export function Way({ q }: { q: Plan["question"] }) {
         <span class="chip c-pp">
           pp {q.pp}
           {q.schedule !== "1f1b" ? ` ${q.schedule}` : ""}
+          {q.schedule === "interleaved" ? `×${q.chunks}` : ""}
         </span>
       )}
       {q.zero > 0 ? `ZeRO-${q.zero}` : "DDP"}

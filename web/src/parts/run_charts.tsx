@@ -2,7 +2,7 @@
 import type { Column, RunSeries } from "../answers";
 import { bytes, seconds, whole } from "../format";
 import { Chart, type Mark, type Series } from "./chart";
-import { Card, Legend } from "./frame";
+import { Card } from "./frame";
 
 // The colours of runs, in the order in which they were chosen.
 export const INKS = ["params", "dp", "optimizer", "activations", "pp", "backward"];
@@ -91,14 +91,12 @@ export function Exposure({ run }: { run: RunSeries }) {
         show={seconds}
         showX={whole}
         series={[
-          { label: "in collectives", colour: "dp", values: run.comm_s ?? [] },
-          { label: "exposed", colour: "limit", values: run.comm_exposed_s ?? [] },
-        ]}
-      />
-      <Legend
-        items={[
-          ["dp", "time in collectives, hidden or not"],
-          ["limit", "exposed: computation waits"],
+          { label: "in collectives, hidden or not", colour: "dp", values: run.comm_s ?? [] },
+          {
+            label: "exposed: computation waits",
+            colour: "limit",
+            values: run.comm_exposed_s ?? [],
+          },
         ]}
       />
     </Card>

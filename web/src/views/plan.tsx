@@ -1,7 +1,7 @@
 // The search: every way to train a model on so many GPUs, as a table and as a scatter.
 import { useMemo, useState } from "preact/hooks";
 import type { Plan, WaysAnswer } from "../answers";
-import { question, useAnswer } from "../api";
+import { HEAVY, question, useAnswer } from "../api";
 import { bytes, count, seconds, share } from "../format";
 import { doublings, Slider } from "../parts/controls";
 import { Card, Legend, View } from "../parts/frame";
@@ -60,8 +60,10 @@ export function PlanView() {
   const { data, error, busy } = useAnswer<SearchAnswer>(
     "api/search",
     question({ ...asked, top: at.top }),
+    true,
+    HEAVY,
   );
-  const ways = useAnswer<WaysAnswer>("api/compare", question(asked), compare);
+  const ways = useAnswer<WaysAnswer>("api/compare", question(asked), compare, HEAVY);
   const key = (at.sort in sorted ? at.sort : "tokens_per_s") as SortKey;
   const order = useMemo(() => {
     const list = (data?.best ?? []).map((plan, index) => ({ plan, index }));

@@ -1,7 +1,7 @@
 // One step of a small network on several ranks, really run: each gradient before and after, its
 // bucket, and when that was ready, sent and done.
 import type { Span } from "../answers";
-import { question, useAnswer } from "../api";
+import { HEAVY, question, useAnswer } from "../api";
 import { bytes, plain, seconds, typed } from "../format";
 import { range, Slider } from "../parts/controls";
 import { Card, Legend, View } from "../parts/frame";
@@ -35,7 +35,7 @@ const DEFAULTS = { ranks: "2", bucket_size: "150", width: "256", layers: "6" };
 
 export function SyncView() {
   const { at, field } = useFields("sync", DEFAULTS);
-  const { data, error, busy } = useAnswer<SyncAnswer>("api/sync", question(at));
+  const { data, error, busy } = useAnswer<SyncAnswer>("api/sync", question(at), true, HEAVY);
   const until = Math.max(...(data?.ways.flatMap((w) => w.spans.map((s) => s.end)) ?? [0]), 0);
 
   return (
