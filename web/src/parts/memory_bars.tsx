@@ -81,7 +81,7 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                   return (
                     <rect
                       key={colour}
-                      class={`smooth f-${colour}`}
+                      class={`f-${colour}`}
                       x={x - wide / 2}
                       width={wide}
                       y={y(base)}
@@ -93,7 +93,7 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                 })}
                 {s.assumed && s.assumed.total > s.memory.total && (
                   <rect
-                    class="guess smooth"
+                    class="guess"
                     x={x - wide / 2 + 1}
                     width={wide - 2}
                     y={y(s.assumed.total)}
