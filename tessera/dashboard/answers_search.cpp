@@ -110,7 +110,7 @@ Json collective_answer(const Knowledge&, Ask& ask) {
   std::string command =
       str("tessera explain collective --algorithm ", a.algorithm, " --ranks ", a.ranks, " --bytes ",
           static_cast<std::int64_t>(a.bytes), " --bandwidth ", rate_word(a.bandwidth));
-  if (a.latency > 0) command += str(" --latency ", exact_word(a.latency), "s");
+  if (a.latency > 0) command += str(" --latency ", exact_word(a.latency));
   if (a.ranks > a.per_node) {
     command +=
         str(" --per-node ", a.per_node, " --between-bandwidth ", rate_word(a.between_bandwidth),

@@ -47,7 +47,7 @@ int Trainer::agree(int wish) {
   own.insert(own.end(), phases.begin(), phases.end());
   const at::Tensor all = gather(impl.world, own, "stop, and times of the ranks");
   // On a GPU a step may still be under way, and the one before was told already.
-  if (impl.world.rank() == 0 && last.step > impl.told_step) {
+  if (impl.world.rank() == 0 && last.step != impl.told_step) {
     impl.recent.add(rows(all, 1));
     impl.told_step = last.step;
   }
@@ -57,7 +57,7 @@ int Trainer::agree(int wish) {
 void Trainer::put_ranks(StepMetrics& step) {
   Impl& impl = *impl_;
   const HostTime now = host_now();
-  if (impl.recent.steps() == 0 || step.step > impl.told_step) return;
+  if (impl.recent.steps() == 0 || step.step != impl.told_step) return;
   if (impl.ranks_put && seconds_between(*impl.ranks_put, now) < kBetweenLines) return;
   impl.ranks_put = now;
   step.ranks = impl.recent.means();
