@@ -111,10 +111,12 @@ Json collective_answer(const Knowledge&, Ask& ask) {
       str("tessera explain collective --algorithm ", a.algorithm, " --ranks ", a.ranks, " --bytes ",
           static_cast<std::int64_t>(a.bytes), " --bandwidth ", rate_word(a.bandwidth));
   if (a.latency > 0) command += str(" --latency ", exact_word(a.latency));
+  if (a.algorithm == "two-level" || a.ranks > a.per_node) {
+    command += str(" --per-node ", a.per_node);
+  }
   if (a.ranks > a.per_node) {
-    command +=
-        str(" --per-node ", a.per_node, " --between-bandwidth ", rate_word(a.between_bandwidth),
-            " --between-latency ", exact_word(a.between_latency), "s");
+    command += str(" --between-bandwidth ", rate_word(a.between_bandwidth), " --between-latency ",
+                   exact_word(a.between_latency));
   }
   json["command"] = std::move(command);
   return json;
