@@ -236,6 +236,27 @@ export async function checkViews({ tessera, dashboard, open }) {
     },
   );
 
+  await check("a collective's command prints its numbers over links of one's own", async () => {
+    for (const query of [
+      "algorithm=ring&bandwidth=12345678",
+      "algorithm=tree&bandwidth=2500000001&latency=0.00001",
+      "algorithm=two-level&ranks=16&per_node=4&between_bandwidth=1000000000&bytes=10000",
+    ]) {
+      await go(page, dashboard.address, "collectives", query);
+      const command = await page
+        .locator(".head [data-copies^=tessera]")
+        .getAttribute("data-copies");
+      const printed = json(tessera, ...command.split(" ").slice(1), "--json");
+      const said = await page.textContent('[data-figure="bytes-per-rank"]');
+      same(said, bytes(printed.bytes_per_rank), `${command}: bytes`);
+      same(
+        await page.locator("tr.on td").nth(1).textContent(),
+        String(printed.steps.length),
+        `${command}: steps`,
+      );
+    }
+  });
+
   await check("the pipeline's bubble is (P−1)/(K+P−1)", async () => {
     await go(page, dashboard.address, "pipeline", "pp=8&micros=32&shown=gpipe,1f1b");
     await until(
