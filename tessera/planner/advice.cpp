@@ -11,6 +11,7 @@
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/remedy.h"
+#include "tessera/planner/software.h"
 
 namespace tessera::planner {
 namespace {
@@ -81,6 +82,7 @@ bool worth_telling(const Plan& plan, const Advice& advice) {
 // that they cannot be below, so that few steps are timed.
 std::optional<Advice> promise(const Plan& plan, const Change& change, const Advice* best) {
   constexpr double kRounding = 1e-9;
+  if (newly_lacks(change.question, plan.question)) return std::nullopt;
   try {
     const Question q = settle(change.question);
     const double now = plan.time.step(), needed = needed_memory(q);
@@ -129,19 +131,18 @@ void about_stage(const Plan& plan, Lines& out) {
     if (q.zero > 0) out.push_back(str("--zero ", q.zero, " shards over dp 1, that is not at all"));
     return;
   }
-  if (q.zero == 3 && q.pp() == 1 && !q.state_only() && !at_stage(q, 2).fits) {
+  const int next_best = q.software == Software::megatron ? 1 : 2;
+  if (q.zero == 3 && q.pp() == 1 && !q.state_only() && !at_stage(q, next_best).fits) {
     const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
                             real(q.model.hidden) * element_bytes(q);
     out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(plan.traffic.dp),
                       " of weights and gradients; a pipeline boundary would send ", size(boundary),
                       " of activations"));
   }
-  if (q.zero == 2 && q.software == Software::megatron) {
+  if (lack_of(q) == Lack::stage_two) {
     const Instead one = at_stage(q, 1);
-    out.push_back(
-        str("Megatron-LM's distributed optimizer, often called ZeRO-2, shards the "
-            "optimizer's state alone: it needs ",
-            size(one.total), " as --zero 1 has it, not ", size(plan.needed())));
+    out.push_back(str(lack_words(q), ": it needs ", size(one.total), " as --zero 1 has it, not ",
+                      size(plan.needed())));
   }
   if (q.zero >= 2 && q.policy() == ReducePolicy::last) {
     out.push_back(str("--grad-reduce last keeps whole gradients at stage ", q.zero, ": ",
@@ -190,6 +191,7 @@ void about_cuts(const Plan& plan, Lines& out) {
                       format_rate(q.hardware.inside.bandwidth)));
   }
   if (q.pp() > 1) about_bubble(plan, out);
+  if (lack_of(q) != Lack::none && lack_of(q) != Lack::stage_two) out.push_back(lack_words(q));
   if (q.tp() > 1 && !q.state_only() && q.model.vocab % q.tp() != 0) {
     out.push_back(str("the vocabulary of ", q.model.vocab, " does not divide by tp ", q.tp(),
                       "; --pad-vocab 128 makes it ", padded_vocab(q.model.vocab, 128LL * q.tp())));

@@ -197,13 +197,10 @@ void check_cuts(const Question& q) {
 void settle_software(Question& q) {
   const bool cpu = q.hardware.cpu;
   if (!q.gpu) q.gpu = !cpu;
-  if (!q.software) {
-    q.software =
-        cpu ? Software::tessera
-            : parse_software(q.hardware.software.empty() ? "megatron" : q.hardware.software);
-  }
-  q.hardware.run_by(name(*q.software));
-  if (!q.slice_hops) q.slice_hops = q.software == Software::megatron;
+  const Software whose = software_of(q);
+  if (!q.state_only()) q.software = whose;
+  q.hardware.run_by(name(whose));
+  if (!q.slice_hops) q.slice_hops = whose == Software::megatron;
   const bool shares = cpu && q.nodes == 1 && q.dp() > 1;
   if (q.gather == Gather::alias && !shares && q.dp() > 1 && q.zero == 3) {
     throw UsageError(str("--gather: got alias, which needs ranks of one host that share memory; ",
@@ -255,6 +252,12 @@ Software parse_software(std::string_view text) {
   }
   throw UsageError(str("--software: got ", quote(text), ", wanted megatron, pytorch or tessera",
                        did_you_mean(text, {"megatron", "pytorch", "tessera"})));
+}
+
+Software software_of(const Question& q) {
+  if (q.software) return *q.software;
+  if (q.hardware.cpu) return Software::tessera;
+  return parse_software(q.hardware.software.empty() ? "megatron" : q.hardware.software);
 }
 
 Question settle(Question q) {

@@ -59,7 +59,8 @@ struct Question {
   Recompute recompute = Recompute::none;
   bool dropout = false;  // of the residual stream, which the fused operations of a GPU cannot
   Attention attention = Attention::fused;
-  std::optional<Software> software;  // settled: of Tessera on a CPU, else the hardware's
+  // Settled: of Tessera on a CPU, else the hardware's; of a size alone left open, whoever runs it.
+  std::optional<Software> software;
   std::optional<bool> gpu;           // settled: by the hardware
   std::optional<Gather> gather;      // settled: alias on a CPU's ranks of one host, else copy
   bool cuda_graph = true;            // Tessera on a GPU: a step is launched at once, if it can be
@@ -102,6 +103,9 @@ struct Question {
            !dropout;
   }
 };
+
+// Who runs it, as asked for or else by the hardware.
+Software software_of(const Question& question);
 
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
 // length) and refuses what cannot be: throws UsageError naming the flag, the value and what would

@@ -5,6 +5,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/planner/software.h"
 
 namespace tessera::planner {
 namespace {
@@ -110,7 +111,8 @@ Instead instead(const Question& q, const std::function<void(Question&)>& change)
   Question other = q;
   change(other);
   const double total = needed_memory(other);
-  return {other, total, total <= usable_memory(q.hardware)};
+  const bool fits = total <= usable_memory(q.hardware);
+  return {other, total, fits, fits && !newly_lacks(other, q)};
 }
 Instead at_stage(const Question& q, int stage) {
   return instead(q, [&](Question& other) {
@@ -130,17 +132,17 @@ std::string least_change_that_fits(const Question& q) {
   if (q.dp() > 1) {
     for (int stage = q.zero + 1; stage <= 3; ++stage) {
       const Instead other = at_stage(q, stage);
-      if (other.fits) return str("--zero ", stage, " fits: ", of_usable(other.total, q));
+      if (other.runs) return str("--zero ", stage, " fits: ", of_usable(other.total, q));
     }
   }
   if (q.attention == Attention::unfused) {
     const Instead other = instead(q, [](Question& o) { o.attention = Attention::fused; });
-    if (other.fits) return str("--attention fused fits: ", of_usable(other.total, q));
+    if (other.runs) return str("--attention fused fits: ", of_usable(other.total, q));
   }
   for (const Recompute what : {Recompute::selective, Recompute::full}) {
     if (q.recompute >= what) continue;
     const Instead other = recomputing(q, what);
-    if (other.fits) {
+    if (other.runs) {
       return str("--recompute ", name(what), " fits: ", of_usable(other.total, q));
     }
   }
@@ -150,7 +152,7 @@ std::string least_change_that_fits(const Question& q) {
       o.grad_accum = q.grad_accum * (q.micro_batch / b);
       o.micro_batch = b;
     });
-    if (other.fits) {
+    if (other.runs) {
       return str("--micro-batch ", b, " with --grad-accum ", other.question.grad_accum,
                  " fits and keeps the global batch: ", of_usable(other.total, q));
     }
@@ -162,7 +164,7 @@ std::string least_change_that_fits(const Question& q) {
     o.grad_accum = q.grad_accum * q.micro_batch;
     o.micro_batch = 1;
   });
-  if (!all.fits) return "";
+  if (!all.runs) return "";
   std::vector<std::string> flags;
   if (q.dp() > 1 && q.zero < 3) flags.emplace_back("--zero 3");
   if (q.recompute != Recompute::full) flags.emplace_back("--recompute full");

@@ -21,6 +21,7 @@ struct Instead {
   Question question;
   double total;
   bool fits;
+  bool runs;  // it fits, and its software has it: [Note: what software lacks]
 };
 Instead instead(const Question& settled, const std::function<void(Question&)>& change);
 Instead at_stage(const Question& settled, int stage);

@@ -8,6 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/places.h"
+#include "tessera/planner/software.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
@@ -110,6 +111,7 @@ class Search {
     }
     check(base_.model);
     check_lora(base_.model);
+    base_.software = software_of(base_);
     if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";
     if (base_.gpus == 0) {
       const int cut = base_.tp() * base_.pp();
@@ -130,6 +132,7 @@ class Search {
   void try_schedule(Question q);
   void try_memory(Question q);
   void play_orders(Found& found, double enough) const;
+  bool lacks(const Question& q) const;
   void rule_out(const char* reason) { ++result_.ruled_out[reason]; }
 
   const SearchQuestion& ask_;
@@ -231,10 +234,27 @@ void Search::try_schedule(Question q) {
       for (int zero = 0; zero <= 3; ++zero) {
         if (ask_.fixed.zero ? zero != base_.zero : zero > 0 && q.dp() == 1) continue;
         q.zero = zero;
-        try_memory(q);
+        if (lacks(q)) {
+          rule_out("the software that runs it has no such stage or schedule");
+        } else {
+          try_memory(q);
+        }
       }
     }
   }
+}
+
+// What was asked for is tried though its software has it not; nothing else is.
+bool Search::lacks(const Question& q) const {
+  switch (lack_of(q)) {
+    case Lack::none: return false;
+    case Lack::stage_two:
+    case Lack::kept_in_pp: return !ask_.fixed.zero;
+    case Lack::schedule:
+    case Lack::tied_on_one: return !ask_.fixed.schedule;
+    case Lack::split_at_3: return !ask_.fixed.schedule || !ask_.fixed.zero;
+  }
+  return false;
 }
 
 void Search::try_memory(Question q) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 #include <sstream>
@@ -12,6 +14,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/search.h"
 #include "tessera/planner/settings.h"
 #include "tests/planner/built_in.h"
 
@@ -49,6 +52,7 @@ std::vector<Case> grid() {
       {{"tp", "4"}, {"dp", "2"}},
       {{"tp", "16"}, {"dp", "2"}},
       {{"pp", "4"}, {"dp", "4"}, {"schedule", "gpipe"}},
+      {{"pp", "4"}, {"dp", "4"}, {"schedule", "zb-h1"}},
       {{"tp", "2"}, {"pp", "2"}, {"dp", "4"}, {"sequence-parallel", "true"}}};
   const std::vector<std::vector<std::pair<const char*, const char*>>> oddities = {
       {},
@@ -68,12 +72,25 @@ std::vector<Case> grid() {
             };
             set("model", model), set("hardware", hardware), set("zero", zero);
             set("grad-accum", "8");
+            // In turn, so that each meets every stage, mesh and oddity.
+            set("software", (std::array{"megatron", "tessera", "pytorch"})[all.size() % 3]);
             for (const auto& [key, value] : mesh) set(key, value);
             for (const auto& [key, value] : odd) set(key, value);
             all.push_back(std::move(one));
           }
         }
       }
+    }
+  }
+  return all;
+}
+
+// What notes say that the software does not do, of a plan that was asked for or advised.
+std::set<std::string> not_done(const Plan& plan) {
+  std::set<std::string> all;
+  for (const std::string& note : notes_for(plan)) {
+    for (const char* words : {"shards the optimizer's state alone", "has no schedule", "refuses"}) {
+      if (note.find(words) != std::string::npos) all.insert(words);
     }
   }
   return all;
@@ -101,6 +118,9 @@ TEST(Advice, BringsWhatItPromises) {
                   1e-9 * plan.traffic.total())
           << what;
       EXPECT_TRUE(then.fits) << what;
+      // The software does it: the plan with it does not say the contrary.
+      const std::set<std::string> before = not_done(plan), after = not_done(then);
+      EXPECT_TRUE(std::includes(before.begin(), before.end(), after.begin(), after.end())) << what;
       // The same work on the same devices.
       EXPECT_EQ(then.question.global_batch, plan.question.global_batch) << what;
       EXPECT_EQ(then.question.world(), plan.question.world()) << what;
@@ -120,6 +140,52 @@ TEST(Advice, BringsWhatItPromises) {
   }
   EXPECT_GT(advised, 500);
   EXPECT_GE(families.size(), 8U);
+}
+
+// Neither the advice nor the remedy of what does not fit, nor a search, names what the software has
+// not; of a size alone nobody said whose software it is.
+TEST(Advice, IsWhatTheSoftwareHas) {
+  const auto plan_of = [](std::initializer_list<std::pair<const char*, const char*>> given) {
+    Settings settings;
+    for (const auto& [key, value] : given) settings.set(key, value);
+    return make_plan(settings.question(built_in()));
+  };
+  for (const char* params : {"7B", "20B", "38B"}) {
+    const Plan open = plan_of({{"params", params}, {"dp", "64"}});
+    const Plan megatron = plan_of({{"params", params}, {"dp", "64"}, {"software", "megatron"}});
+    const bool two = std::string(params) == "20B";
+    EXPECT_EQ(open.remedy.find("--zero 2") != std::string::npos, two) << open.remedy;
+    EXPECT_EQ(megatron.remedy.find("--zero 2"), std::string::npos) << megatron.remedy;
+    EXPECT_TRUE(not_done(open).empty());
+  }
+  EXPECT_EQ(not_done(plan_of({{"params", "7B"}, {"dp", "8"}, {"zero", "2"}})).size(), 0U);
+  EXPECT_EQ(not_done(plan_of({{"dp", "8"}, {"zero", "2"}, {"software", "megatron"}})).size(), 1U);
+  EXPECT_EQ(not_done(plan_of({{"dp", "8"}, {"zero", "2"}, {"software", "pytorch"}})).size(), 0U);
+  for (const char* software : {"megatron", "tessera", "pytorch"}) {
+    Settings settings;
+    for (const auto& [key, value] :
+         {std::pair{"model", "gpt3-6.7b"}, {"gpus", "16"}, {"global-batch", "64"}}) {
+      settings.set(key, value);
+    }
+    settings.set("software", software);
+    SearchQuestion ask = search_question(settings, built_in());
+    ask.top = 50;
+    std::set<int> stages;
+    for (const Plan& plan : search(ask).best) {
+      EXPECT_TRUE(not_done(plan).empty()) << software;
+      stages.insert(plan.question.zero);
+    }
+    EXPECT_EQ(stages.count(2), software == std::string("megatron") ? 0U : 1U) << software;
+  }
+  // What is asked for is answered, and said.
+  Settings settings;
+  for (const auto& [key, value] :
+       {std::pair{"model", "gpt3-6.7b"}, {"gpus", "16"}, {"zero", "2"}, {"schedule", "zb-h1"}}) {
+    settings.set(key, value);
+  }
+  const SearchResult asked = search(search_question(settings, built_in()));
+  ASSERT_FALSE(asked.best.empty());
+  EXPECT_EQ(asked.best.front().question.zero, 2);
 }
 
 TEST(Advice, ATinyBucketIsToldToGrow) {

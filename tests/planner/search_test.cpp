@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/software.h"
 #include "tessera/schedule/schedule.h"
 #include "tests/planner/built_in.h"
 #include "tests/sanitized.h"
@@ -47,6 +48,7 @@ TEST(Search, FindsWhatASlowSearchFinds) {
               } catch (const UsageError&) {
                 continue;
               }
+              if (lack_of(q) != Lack::none) continue;
               if (memory_of(q).total() > usable_memory(q.hardware)) continue;
               const double tokens = static_cast<double>(q.global_batch * q.seq);
               for (const char* order :
