@@ -209,7 +209,6 @@ class PlannerAnswers {
       chunk.backward_input = chunk.backward_weight = computing.backward / micros / 2;
     }
     scenario.optimizer = computing.optimizer;
-    scenario.gather_units = true;
     return simulator::simulate(scenario).step;
   }
 

@@ -160,7 +160,7 @@ Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
 Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
   if (dp() == 1) return {};
   const double buckets = overlap_grad_reduce ? std::ceil(chunk.grad_bytes / bucket_bytes) : 1;
-  const double pieces = zero == 3 ? chunk.units : buckets;
+  const double pieces = zero == 3 && reduce_units ? chunk.units : buckets;
   return in_pieces(*this, places, zero > 0 ? Collective::reduce_scatter : Collective::all_reduce,
                    chunk.grad_bytes, std::max(1.0, pieces));
 }
@@ -194,6 +194,8 @@ Step describe_step(const Question& q) {
   step.policy = q.policy();
   step.keep_params = q.keep_params;
   step.overlap_grad_reduce = q.overlap_grad_reduce;
+  step.gather_units = q.software == Software::tessera;
+  step.reduce_units = !step.gather_units;
   step.overlap_param_gather = q.overlap_param_gather && (q.zero < 3 || q.prefetch);
   return step;
 }

@@ -54,10 +54,9 @@ struct RankStrides {
 //   it is needed.
 // - gathers of stages 1 and 2: what the last step has updated, asked for as the step begins. With
 //   overlap forward goes on bucket by bucket as they come, else it waits for all of them.
-// - reductions: of a unit (stage 3) or a bucket when backward has gone through so much of the
-// chunk;
-//   every micro-batch's, or the last one's. Without overlap they begin when backward is through,
-//   and what follows waits for them.
+// - reductions: of a bucket when backward has gone through so much of the chunk, or of a unit
+//   (stage 3 of who reduces units); every micro-batch's, or the last one's. Without overlap they
+//   begin when backward is through, and what follows waits for them.
 // A second of a collective beside computation takes `interference` seconds from it.
 // Along pp outputs and their gradients go from stage to stage without anybody waiting to send. At
 // the end the first and the last rank add up the gradient of a tied embedding, and when all
@@ -81,7 +80,10 @@ struct Step {
   bool keep_params = false;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = true;
-  bool gather_units = false;  // in stages 1 and 2, as Tessera's engine does; else buckets
+  // Tessera's engine gathers units at any stage and reduces buckets at any. Others gather buckets
+  // in stages 1 and 2, and reduce units in stage 3.
+  bool gather_units = false;
+  bool reduce_units = true;
   double bucket_bytes = 25e6;
 
   int dp() const { return axes.dp(); }

@@ -175,6 +175,29 @@ TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   EXPECT_NEAR(step_time(settle(q)).dp / plain_dp, 6, 0.04);
 }
 
+// Stage 3 of Tessera sends gradients by buckets, as its other stages do; FSDP by units. The same
+// bytes either way.
+TEST(StepTime, TesseraReducesBucketsAtStageThree) {
+  for (const double bucket : {1e6, 40e6, 400e6}) {
+    for (const char* model : {"gpt2-xl", "llama2-7b"}) {
+      const auto reductions = [&](Software software, int zero) {
+        Question q = question("h100");
+        q.model = find_model_shape(model);
+        q.axes.set("dp", 8);
+        q.zero = zero, q.software = software, q.bucket_bytes = bucket;
+        const Step step = describe_step(settle(q));
+        return step.reductions(step.chunks[0][0], step.places());
+      };
+      const Transfers own = reductions(Software::tessera, 3), two = reductions(Software::tessera, 2);
+      const Transfers fsdp = reductions(Software::pytorch, 3);
+      EXPECT_EQ(own.count, two.count) << model << " " << bucket;
+      EXPECT_DOUBLE_EQ(own.bytes, two.bytes);
+      EXPECT_EQ(fsdp.count, find_model_shape(model).layers + 2);
+      EXPECT_NEAR(own.bytes * own.count / (fsdp.bytes * fsdp.count), 1, 1e-3);  // a padded table
+    }
+  }
+}
+
 TEST(StepTime, ShardedOptimizersAreQuicker) {
   Question q = question("h100");
   q.axes.set("dp", 8);

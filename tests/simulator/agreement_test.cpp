@@ -53,6 +53,8 @@ class Cases {
       if (one_in(6)) set("bucket-size", pick({"1MB", "400MB"}));
       if (one_in(6)) set("order", pick({"dp,tp,pp", "tp,pp,dp", "pp,tp,dp"}));
       if (one_in(8)) set("split", "work");
+      if (one_in(3)) set("software", pick({"megatron", "tessera", "pytorch"}));
+      if (one_in(6)) set("prefetch", "false");
       try {
         one.question = planner::settle(settings.question(catalogue_));
         return one;

@@ -208,6 +208,35 @@ TEST(ClosedForms, Stage3HidesBehindComputation) {
   EXPECT_NEAR(simulate(s).step, 12 + 120 * 0.02, 1e-9);
 }
 
+// Where gradients go by buckets, several of a unit, all but the last of each hide behind the unit;
+// the last one is ready as the unit ends, and the next gather stands in the queue behind it.
+TEST(ClosedForms, Stage3BucketsHideWhereUnitsCannot) {
+  for (const int units : {1, 3, 8}) {
+    for (const int buckets : {1, 2, 5}) {
+      for (const int micros : {1, 4}) {
+        Scenario s = pipeline(schedule::one_f_one_b(1, micros), times(1.0 * units, 2.0 * units));
+        s.zero = 3;
+        s.policy = ReducePolicy::each;
+        s.axes.set("dp", 2);
+        s.overlap_param_gather = false;
+        constexpr double kUnit = 0.1;  // seconds of its gather, and of its reduction
+        s.chunks[0][0].units = units;
+        s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = units * 2 * kUnit * 1e9;
+        s.bucket_bytes = 2 * kUnit * 1e9 / buckets;
+        const double computing = 3.0 * units * micros, gathers = 2 * kUnit * units * micros;
+        s.reduce_units = true;
+        EXPECT_NEAR(simulate(s).step, computing + gathers + kUnit * units * micros, 1e-9);
+        s.reduce_units = false;
+        for (const bool by_events : {false, true}) {
+          EXPECT_NEAR(simulate(s, {.by_events = by_events}).step,
+                      computing + gathers + kUnit / buckets * units * micros, 1e-9)
+              << units << " units, " << buckets << " buckets of each";
+        }
+      }
+    }
+  }
+}
+
 TEST(ClosedForms, StageThreeBoundByTheNetwork) {
   Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(0, 0));
   s.zero = 3;
