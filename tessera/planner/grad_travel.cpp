@@ -47,7 +47,7 @@ double traveling_grad_bytes(const Question& q, double params,
 double most_grad_bytes(const Question& q) {
   double most = 0;
   for (const auto& chunks : stage_shares(q)) {
-    most = std::max(most, traveling_grad_bytes(q, params_on_rank(q, chunks), chunks));
+    most = std::max(most, traveling_grad_bytes(q, trained_on_rank(q, chunks), chunks));
   }
   return most;
 }

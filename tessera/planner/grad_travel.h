@@ -16,7 +16,8 @@ struct LowRank {
 };
 LowRank low_rank_of(const RunQuestion& question, const std::vector<ModelPart>& parts);
 
-// Bytes of the gradients of these chunks of a rank as they travel; `params`: how many they have.
+// Bytes of the gradients of these chunks of a rank as they travel; `params`: how many of them
+// are trained.
 double traveling_grad_bytes(const Question& settled, double params,
                             const std::vector<StageShare>& chunks);
 // Of the rank that sends most.

@@ -22,13 +22,16 @@ double fused_attention_time(const Hardware& hardware, int element, double flops)
 struct Work {
   double device = 0;    // seconds
   double launches = 0;  // kernels and collectives
+  double flops = 0;     // of its products, attention's among them
 
   Work& operator+=(const Work& other) {
-    device += other.device, launches += other.launches;
+    device += other.device, launches += other.launches, flops += other.flops;
     return *this;
   }
   friend Work operator+(Work a, const Work& b) { return a += b; }
-  friend Work operator*(Work a, double times) { return {a.device * times, a.launches * times}; }
+  friend Work operator*(Work a, double times) {
+    return {a.device * times, a.launches * times, a.flops * times};
+  }
 };
 
 // [Note: host and device] The host launches ahead while the device works, so the longer of the two

@@ -17,6 +17,8 @@ struct PartWork {
 };
 
 PartWork layer_work(const Question& settled);
+// Of the first layer behind a frozen embedding, whose input needs no gradient: [Note: adapters].
+PartWork first_layer_work(const Question& settled);
 PartWork embedding_work(const Question& settled);
 PartWork head_work(const Question& settled);  // the last norm, the logits and the loss
 

@@ -26,7 +26,7 @@ class LightBuilder {
         qkv(real((q.model.heads + 2 * q.model.kv_heads) * q.model.head_dim())) {}
 
   Work product(double m, double n, double k) const {
-    return {product_time(q_.hardware, e, m, n, k), 1};
+    return {product_time(q_.hardware, e, m, n, k), 1, 2 * m * n * k};
   }
   // Over so many values of every row.
   Work pass(double values, double launches = 1) const { return bytes(rows * values * e, launches); }
@@ -35,8 +35,8 @@ class LightBuilder {
   }
   // Forward is two products below the diagonal; backward has five.
   Work attention(double products, double launches) const {
-    const double flops = rows * q_.model.keys_seen(q_.seq) * q_width;
-    return {fused_attention_time(q_.hardware, e, products * flops), launches};
+    const double flops = products * rows * q_.model.keys_seen(q_.seq) * q_width;
+    return {fused_attention_time(q_.hardware, e, flops), launches, flops};
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/planner/adapters.h"
 #include "tessera/planner/rank_load.h"
 
 namespace tessera::planner {
@@ -34,8 +35,25 @@ double model_flops(const Question& q) {
   const double matrices = 2 * h * q_width + 2 * h * kv + (m.swiglu ? 3 : 2) * h * real(m.ffn);
   // Scores, and their product with the values.
   const double attention = 2 * m.keys_seen(q.seq) * q_width;
-  const double per_token = 2 * (real(m.layers) * (matrices + attention) + h * real(m.vocab));
-  return 3 * per_token * real(q.global_batch) * real(q.seq);
+  if (!m.lora.any()) {
+    const double per_token = 2 * (real(m.layers) * (matrices + attention) + h * real(m.vocab));
+    return 3 * per_token * real(q.global_batch) * real(q.seq);
+  }
+  // No gradients of frozen weights, and none that nothing trained is behind.
+  double adapters = 0, unasked = 0;
+  const BlockFlow first(m, false);
+  const bool wanted[] = {first.input, first.attention, first.middle, first.wide};
+  for (const AdapterOnRank& each : adapters_on_rank(m, 1)) {
+    adapters += real(m.lora.rank) * (each.in + each.out);
+    if (!wanted[each.linear]) unasked += real(m.lora.rank) * each.in;
+  }
+  unasked += h * (q_width + 2 * kv);
+  if (!first.attention) unasked += h * q_width + 2 * attention;
+  if (!first.middle) unasked += (m.swiglu ? 2 : 1) * h * real(m.ffn);
+  if (!first.wide) unasked += h * real(m.ffn);
+  const double all =
+      real(m.layers) * (2 * matrices + 3 * (attention + adapters)) + 2 * h * real(m.vocab);
+  return 2 * (all - unasked) * real(q.global_batch) * real(q.seq);
 }
 
 Plan plan_numbers(const Question& q) {

@@ -97,7 +97,8 @@ std::optional<Assumed> assumed_for(const Question& settled);
 double needed_memory(const Question& settled);
 Traffic traffic_of(const Question& settled);
 // Floating-point operations of a step: three times those of the forward pass, whatever is
-// recomputed, with the whole square of attention.
+// recomputed, with the whole square of attention; with adapters without the gradients of frozen
+// weights.
 double model_flops(const Question& settled);
 
 // All but advice, notes and remedy, of a settled question.

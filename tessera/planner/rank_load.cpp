@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/core/bucket_size.h"
+#include "tessera/planner/adapters.h"
 #include "tessera/planner/pipeline.h"
 #include "tessera/planner/run.h"
 
@@ -71,6 +72,19 @@ double params_on_rank(const Question& q, const std::vector<StageShare>& chunks) 
          (head ? head_params_on_rank(q, embedding) : 0);
 }
 
+double trained_on_rank(const Question& q, const std::vector<StageShare>& chunks) {
+  if (q.state_only() || !q.model.lora.any()) return params_on_rank(q, chunks);
+  double layers = 0;
+  for (const StageShare& chunk : chunks) layers += real(chunk.layers);
+  return layers * layer_adapters_on_rank(q.model, q.tp());
+}
+
+double gathered_on_rank(const Question& q, const std::vector<StageShare>& chunks) {
+  const double trained = trained_on_rank(q, chunks);
+  if (q.state_only() || !q.model.lora.any()) return trained;
+  return trained + (sharding_of_stage(q.zero).params ? params_on_rank(q, chunks) : 0);
+}
+
 int element_bytes(const Question& q) { return q.layout.param >= 4 ? 4 : 2; }
 
 double boundary_on_rank(const Question& q) {
@@ -83,6 +97,7 @@ double hop_bytes(const Question& q) {
 }
 
 double tied_bytes(const Question& q) {
+  if (!q.model.tied || q.model.lora.any()) return 0;
   const auto own = static_cast<std::int64_t>(vocab_params_on_rank(q));
   return real(tied_elements(own, q.dp(), 0, sharding_of_stage(q.zero).optimizer)) * q.layout.grad;
 }

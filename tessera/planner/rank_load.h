@@ -20,7 +20,12 @@ double embedding_params_on_rank(const Question& settled);  // tokens and positio
 double head_params_on_rank(const Question& settled, bool beside_embedding);
 double params_on_rank(const Question& settled, const std::vector<StageShare>& chunks);
 
-// Bytes of a bucket of gradients on a rank with so many parameters.
+// Those that have a gradient: all, or with adapters these alone.
+double trained_on_rank(const Question& settled, const std::vector<StageShare>& chunks);
+// Those that are gathered: the trained ones after their update, all at stage 3.
+double gathered_on_rank(const Question& settled, const std::vector<StageShare>& chunks);
+
+// Bytes of a bucket of gradients on a rank that trains so many parameters.
 double bucket_bytes(const Question& settled, double params);
 
 // Bytes of a value between the layers.

@@ -65,6 +65,8 @@ double optimizer_time(const Question& q, const Hardware& hardware, double params
 void add_chunks(const Question& q, const Hardware& hardware, Step& step) {
   const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
   const StepChunk layer = part_time(hardware, layer_work(q), reduce);
+  const StepChunk first =
+      q.model.lora.any() ? part_time(hardware, first_layer_work(q), reduce) : layer;
   const StepChunk embedding = part_time(hardware, embedding_work(q), reduce);
   const StepChunk head = part_time(hardware, head_work(q), reduce);
   step.bucket_bytes = 0;
@@ -72,16 +74,17 @@ void add_chunks(const Question& q, const Hardware& hardware, Step& step) {
     std::vector<StepChunk>& rank = step.chunks.emplace_back();
     for (const StageShare& share : shares) {
       StepChunk& chunk = rank.emplace_back();
-      add(chunk, layer, real(share.layers));
+      const bool frozen = q.model.lora.any() && share.embedding && share.layers > 0;
+      add(chunk, layer, real(share.layers - (frozen ? 1 : 0)));
+      if (frozen) add(chunk, first, 1);
       if (share.embedding) add(chunk, embedding, 1);
       if (share.head) add(chunk, head, 1);
-      const double params = params_on_rank(q, {share});
-      chunk.grad_bytes = traveling_grad_bytes(q, params, {share});
-      chunk.param_bytes = params * q.layout.param;
+      chunk.grad_bytes = traveling_grad_bytes(q, trained_on_rank(q, {share}), {share});
+      chunk.param_bytes = gathered_on_rank(q, {share}) * q.layout.param;
       chunk.units = std::max(
           1, static_cast<int>(share.layers) + (share.embedding ? 1 : 0) + (share.head ? 1 : 0));
     }
-    const double params = params_on_rank(q, shares);
+    const double params = trained_on_rank(q, shares);
     step.bucket_bytes = std::max(step.bucket_bytes, bucket_bytes(q, params));
     step.optimizer = std::max(step.optimizer, optimizer_time(q, hardware, params));
   }
@@ -188,7 +191,7 @@ Step describe_step(const Question& q) {
   if (q.pp() > 1) {
     step.hop_bytes = hop_bytes(q);
     step.hop_latency = 2 * q.hardware.launch;
-    if (q.model.tied && q.schedule != "zb-v") step.tied_bytes = tied_bytes(q);
+    if (q.schedule != "zb-v") step.tied_bytes = tied_bytes(q);
   }
   step.zero = q.zero;
   step.policy = q.policy();

@@ -39,12 +39,13 @@ std::string how_they_travel(const Question& q) {
   }
 }
 
-void add_dp(Traffic& traffic, const Question& q, double params, double grad_bytes) {
+void add_dp(Traffic& traffic, const Question& q, double params, double trained,
+            double grad_bytes) {
   if (q.dp() == 1) return;
   const auto of = [&](ReducePolicy policy) {
     const bool other = policy != q.policy() && q.compression() == GradCompression::powersgd;
     return data_parallel_traffic(
-        data_parallel(q, params, other ? params * q.layout.grad : grad_bytes, policy));
+        data_parallel(q, params, other ? trained * q.layout.grad : grad_bytes, policy));
   };
   const DataParallelTraffic sent = of(q.policy());
   const bool each = q.policy() == ReducePolicy::each;
@@ -104,6 +105,7 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
     sum.loss += sent.loss;
     sum.norms += sent.norms;
     sum.shared += sent.shared;
+    sum.adapters += sent.adapters;
     layers += real(chunk.layers);
     heads += chunk.head ? 1 : 0;
   }
@@ -118,6 +120,7 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
   add("all-reduce in the loss: maximum, sum, target", 3, sum.loss);
   add("all-reduce of the gradients of norms", layers + heads, sum.norms);
   add("all-reduce of the gradients of shared kv-heads", layers, sum.shared);
+  add("all-reduce of the gradients of adapters", layers, sum.adapters);
   if (q.slice_hops.value_or(false) && !q.sequence_parallel) {
     // Whoever sends to a neighbour also gets something back.
     const Hops hops = hops_of(q, rank);
@@ -135,7 +138,7 @@ void add_pp(Traffic& traffic, const Question& q, int rank) {
   add_row(traffic, traffic.pp, "pp", "send of gradients", backward * k, backward * k * bytes);
   // Embedding and head are one parameter on two ranks: their gradients are summed.
   const bool ends = is_on(q, 0, rank) != is_on(q, q.pp() * q.chunks - 1, rank);
-  if (q.model.tied && ends) {
+  if (tied_bytes(q) > 0 && ends) {
     add_row(traffic, traffic.pp, "pp", "all-reduce of the tied embedding's gradient", 1,
             tied_bytes(q));  // over two ranks a ring sends what it reduces
   }
@@ -147,11 +150,12 @@ void add_pp(Traffic& traffic, const Question& q, int rank) {
 Traffic traffic_of(const Question& q) {
   const auto shares = stage_shares(q);
   Traffic most;
-  double params = 0;
+  double params = 0, trained = 0;
   std::vector<TrafficRow> tp_rows, pp_rows;
   for (int r = 0; r < q.pp(); ++r) {
     const auto& chunks = shares[static_cast<std::size_t>(r)];
-    params = std::max(params, params_on_rank(q, chunks));
+    params = std::max(params, gathered_on_rank(q, chunks));
+    trained = std::max(trained, trained_on_rank(q, chunks));
     if (q.state_only()) continue;
     Traffic mine;
     add_tp(mine, q, chunks, r);
@@ -166,7 +170,7 @@ Traffic traffic_of(const Question& q) {
       pp_rows = std::move(mine.rows);
     }
   }
-  add_dp(most, q, params, most_grad_bytes(q));
+  add_dp(most, q, params, trained, most_grad_bytes(q));
   most.rows.insert(most.rows.end(), tp_rows.begin(), tp_rows.end());
   most.rows.insert(most.rows.end(), pp_rows.begin(), pp_rows.end());
   return most;

@@ -1,0 +1,141 @@
+// What adapters take: no gradients of the frozen model, its optimizer's work and traffic neither.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tessera/core/text.h"
+#include "tessera/planner/layer_time.h"
+#include "tessera/planner/plan.h"
+#include "tessera/planner/rank_load.h"
+#include "tessera/planner/run.h"
+#include "tessera/planner/settings.h"
+#include "tests/planner/built_in.h"
+
+namespace tessera::planner {
+namespace {
+
+// Operations of a step by the kernels that it is timed from.
+double counted_flops(const Question& q) {
+  const auto all = [](const PartWork& part) {
+    return (part.forward + part.backward_input + part.backward_weight).flops;
+  };
+  const double others = real(q.model.layers - 1) * all(layer_work(q)) + all(first_layer_work(q));
+  return (others + all(embedding_work(q)) + all(head_work(q))) * real(q.micros()) * q.dp();
+}
+
+// The whole square of attention, so that it is counted as the formula counts it.
+Question adapted(const char* model, const char* rank, const char* targets) {
+  Settings settings;
+  for (const auto& [name, value] : {std::pair{"model", model},
+                                    {"lora-rank", rank},
+                                    {"lora-targets", targets},
+                                    {"software", "tessera"},
+                                    {"hardware", "cpu"},
+                                    {"layout", "fp32"},
+                                    {"attention", "unfused"},
+                                    {"micro-batch", "2"},
+                                    {"grad-accum", "4"},
+                                    {"dp", "2"}}) {
+    settings.set(name, value);
+  }
+  return settle(settings.question(built_in()));
+}
+
+TEST(AdaptersInTime, KernelsDoTheOperationsOfTheFormula) {
+  for (const char* rank : {"0", "1", "8", "64"}) {
+    for (const char* targets : {"auto", "all", "qkv", "o", "fc", "down", "o,down"}) {
+      for (const char* model : {"gpt2-124m", "llama3.2-1b", "llama2-70b"}) {
+        const Question q = adapted(model, rank, targets);
+        EXPECT_NEAR(counted_flops(q) / model_flops(q), 1, 1e-9) << model << rank << targets;
+      }
+    }
+  }
+}
+
+// Of a GPT whose qkv has adapters, written down: forward and what goes back through frozen matrices
+// twice, attention and adapters thrice, the first block's input not at all.
+TEST(AdaptersInTime, TheOperationsOfAGpt) {
+  for (const double r : {1.0, 8.0, 64.0}) {
+    const Question q = adapted("gpt2-124m", std::to_string(std::int64_t(r)).c_str(), "auto");
+    const double h = 768, layers = 12, seq = 1024, vocab = real(q.model.vocab);
+    const double tokens = real(q.global_batch) * seq;
+    const double each = 2 * 12 * h * h + 3 * (2 * seq * h + 4 * r * h);
+    const double want = 2 * tokens * (layers * each + 2 * h * vocab - 3 * h * h - r * h);
+    EXPECT_NEAR(model_flops(q) / want, 1, 1e-12) << r;
+    EXPECT_NEAR(counted_flops(q) / want, 1, 1e-12) << r;
+  }
+}
+
+// What a rank sends is what a run sends, to the byte where nothing is padded; and the step that is
+// timed moves these bytes.
+TEST(AdaptersInTime, SendWhatARunSends) {
+  std::vector<ModelShape> shapes = {gpt_shape(4, 128, 8, 128, 32), find_model_shape("llama-tiny")};
+  shapes[1].hidden = 128, shapes[1].ffn = 256, shapes[1].vocab = 128;
+  for (const ModelShape& shape : shapes) {
+    for (const char* targets : {"auto", "all", "o"}) {
+      for (const int tp : {1, 2}) {
+        for (const int pp : {1, 2}) {
+          for (int zero = 0; zero <= 3; ++zero) {
+            Question q;
+            q.model = shape;
+            q.model.lora = {8, 16, targets};
+            q.seq = 16, q.zero = zero, q.micro_batch = 2, q.grad_accum = 4;
+            q.axes.set("dp", 2), q.axes.set("tp", tp), q.axes.set("pp", pp);
+            q.layout = parse_state_layout("fp32");
+            q.software = Software::tessera;
+            q.hardware = built_in().find("cpu");
+            q = settle(q);
+            const std::string what =
+                str(shape.name, " ", targets, " tp ", tp, " pp ", pp, " zero ", zero);
+            double dp = 0, others = 0;
+            for (int rank = 0; rank < pp; ++rank) {
+              const RunPlan run = plan_run(run_question(q, {{"pp", rank}}));
+              dp = std::max(dp, real(run.sent_dp));
+              others = std::max(others, real(run.sent_tp + run.sent_pp));
+            }
+            const Traffic traffic = traffic_of(q);
+            EXPECT_DOUBLE_EQ(traffic.dp, dp) << what;
+            if (pp == 1) {
+              EXPECT_DOUBLE_EQ(traffic.tp, others) << what;
+            }
+            double timed = 0;
+            const Step step = describe_step(q);
+            for (const auto& chunks : step.chunks) {
+              const StepChunk& chunk = chunks.front();
+              const double passes = zero == 3 ? 2 * real(q.micros()) : zero > 0 ? 1 : 0;
+              const double reduces = zero >= 2 ? real(q.micros()) : zero == 0 ? 2 : 1;
+              timed =
+                  std::max(timed, (passes * chunk.param_bytes + reduces * chunk.grad_bytes) / 2);
+            }
+            EXPECT_DOUBLE_EQ(timed, dp) << what;
+            EXPECT_EQ(step.tied_bytes, 0) << what;
+          }
+        }
+      }
+    }
+  }
+}
+
+// No gradients of frozen weights, next to no optimizer; more with every rank.
+TEST(AdaptersInTime, TakeLessTimeThanTheWholeModel) {
+  for (const char* model : {"gpt2-124m", "llama3.2-1b"}) {
+    for (const char* zero : {"0", "1", "3"}) {
+      const auto time = [&](const char* rank) {
+        Question q = adapted(model, rank, "all");
+        q.zero = std::stoi(zero);
+        return step_time(settle(q));
+      };
+      const StepTime whole = time("0"), thin = time("8"), thick = time("64");
+      EXPECT_LT(thin.compute, 0.8 * whole.compute) << model << zero;
+      EXPECT_GT(thin.compute, 0.6 * whole.compute) << model << zero;
+      EXPECT_LT(thin.optimizer, 0.1 * whole.optimizer) << model << zero;
+      EXPECT_LT(thin.dp, whole.dp) << model << zero;
+      EXPECT_LT(thin.compute, thick.compute) << model << zero;
+      EXPECT_LT(thin.optimizer, thick.optimizer) << model << zero;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::planner
