@@ -20,6 +20,7 @@
 #include "tessera/core/text.h"
 #include "tessera/planner/kernel_time.h"
 #include "tessera/process/own_ranks.h"
+#include "tessera/process/topology.h"
 
 namespace tessera::cli {
 namespace {
@@ -37,6 +38,7 @@ constexpr const char* kCalibrateExamples =
 
 struct CalibrateArguments {
   int ranks = 0, threads = 0;  // ranks 0: 2 on the CPU, 1 on a GPU
+  int cores = 0;               // that they share; 0: not known
   std::string name = "this-machine", device = "cpu", layout, out;
   double seconds = 1;  // of each measurement
 
@@ -186,6 +188,7 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
     }
     text += ".\n";
   }
+  if (!arguments.gpu()) machine.cores = arguments.cores;  // the passes were timed as they are
   text += planner::hardware_toml(machine);
   if (arguments.out.empty()) {
     print_out(text);
@@ -193,6 +196,10 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
   }
   publish(arguments.out, text);
   return 0;
+}
+
+int own_cores() {
+  return process::threads_per_rank(process::topology(), process::cpu_quota(), 1);
 }
 
 // What is left out follows from the device.
@@ -223,6 +230,9 @@ int calibrate_command(int argc, char** argv) {
   line.choice(app, "--device", arguments.device, {"cpu", "cuda"}, "what to measure");
   line.integer(app, "--threads", arguments.threads, 0, 4096,
                "of each rank; 0 is its share of the cores");
+  line.integer(app, "--cores", arguments.cores, 1, 1 << 16,
+               "that all ranks share; left out those that this process may use, or under a "
+               "launcher not known");
   app.add_option("--name", arguments.name, "of the entry")->default_str(arguments.name);
   line.choice(app, "--layout", arguments.layout, {"fp32", "bf16", "bf16-fp32grad"},
               "what the models that it measures are made of (CPU: fp32, GPU: bf16)");
@@ -234,12 +244,17 @@ int calibrate_command(int argc, char** argv) {
   if (!arguments.out.empty()) check_publishable(arguments.out, "--out");
   const comm::Launch launch = comm::detect_launch();
   if (launch.launcher != "alone" || arguments.ranks == 1) {
+    if (launch.launcher == "alone" && arguments.cores == 0) arguments.cores = own_cores();
     if (arguments.threads > 0) at::set_num_threads(arguments.threads);
     return measure(arguments, launch);
   }
+  std::vector<std::string> command = process::own_command(argc, argv);
+  if (arguments.cores == 0 && !arguments.gpu()) {
+    // A rank may be confined to its share of them, so who starts them says how many there are.
+    command.insert(command.end(), {"--cores", str(own_cores())});
+  }
   return process::start_ranks(
-      {.ranks = arguments.ranks, .threads = arguments.threads, .name = "calibrate"},
-      process::own_command(argc, argv));
+      {.ranks = arguments.ranks, .threads = arguments.threads, .name = "calibrate"}, command);
 }
 
 }  // namespace tessera::cli

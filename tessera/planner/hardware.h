@@ -49,6 +49,9 @@ struct Hardware : SoftwareFigures {
   double interference = 0;
   int per_node = 8;
   bool cpu = false;  // devices are shares of a host's processor and memory, as Tessera's ranks have
+  // Cores of a node that its ranks share, each with `units` threads; 0: not known. Rates are those
+  // of a rank while all `per_node` of them are busy: [Note: shared cores].
+  int cores = 0;
 
   double watts = 0;           // per device, with its share of the node
   double price_per_hour = 0;  // per device; 0: unknown

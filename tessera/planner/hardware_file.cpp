@@ -74,8 +74,10 @@ struct CountKey {
   const char* name;
   int Hardware::*member;
 };
-constexpr CountKey kCounts[] = {
-    {"units", &Hardware::units}, {"per_node", &Hardware::per_node}, {"nics", &Hardware::nics}};
+constexpr CountKey kCounts[] = {{"units", &Hardware::units},
+                                {"per_node", &Hardware::per_node},
+                                {"nics", &Hardware::nics},
+                                {"cores", &Hardware::cores}};
 
 [[noreturn]] void fail(const toml::source_region& at, const std::string& where,
                        const std::string& what) {

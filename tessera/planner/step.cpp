@@ -8,6 +8,7 @@
 #include "tessera/planner/grad_travel.h"
 #include "tessera/planner/layer_time.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/planner/step_cores.h"
 
 namespace tessera::planner {
 namespace {
@@ -200,6 +201,7 @@ Step describe_step(const Question& q) {
   step.gather_units = q.software == Software::tessera;
   step.reduce_units = !step.gather_units;
   step.overlap_param_gather = q.overlap_param_gather && (q.zero < 3 || q.prefetch);
+  share_cores(step, q.hardware);
   return step;
 }
 

@@ -47,6 +47,7 @@ TEST(Calibration, WhatItWritesIsRead) {
   Hardware made = Catalogue().find("h100");
   made.name = "mine";
   made.launch = 1.5e-6;
+  made.cores = 6;
   Catalogue catalogue;
   catalogue.parse(hardware_toml(made), "made");
   const Hardware& read = catalogue.find("mine");
@@ -54,6 +55,7 @@ TEST(Calibration, WhatItWritesIsRead) {
   EXPECT_NEAR(read.memory, made.memory, 1);
   EXPECT_DOUBLE_EQ(read.between.bandwidth, made.between.bandwidth);
   EXPECT_EQ(read.units, made.units);
+  EXPECT_EQ(read.cores, 6);
   EXPECT_DOUBLE_EQ(read.gradient_passes, made.gradient_passes);
   EXPECT_EQ(hardware_toml(read), hardware_toml(made));
 }

@@ -109,6 +109,35 @@ TEST(Agreement, PlannerAndSimulatorAreWithinFivePercentOrSayWhy) {
   EXPECT_LE(apart, kConfigurations / 50);
 }
 
+// Ranks that share a processor's cores: one description for both.
+TEST(Agreement, OfRanksThatShareCores) {
+  for (const char* pp : {"1", "2", "4"}) {
+    for (const int cores : {1, 2, 4}) {
+      for (const char* schedule : {"1f1b", "gpipe"}) {
+        planner::Settings settings;
+        for (const auto& [key, value] : {std::pair{"model", "gpt-tiny"},
+                                         {"hardware", "cpu"},
+                                         {"dp", "2"},
+                                         {"pp", pp},
+                                         {"schedule", schedule},
+                                         {"grad-accum", "4"},
+                                         {"layout", "fp32"}}) {
+          settings.set(key, value);
+        }
+        planner::Question q = settings.question(planner::Catalogue());
+        q.hardware.units = 1, q.hardware.per_node = 8;
+        const double all = planner::step_time(planner::settle(q)).step();
+        q.hardware.cores = cores;
+        Scenario scenario;
+        static_cast<planner::Step&>(scenario) = planner::describe_step(planner::settle(q));
+        const double planned = planner::step_time(scenario).step();
+        EXPECT_NEAR(simulate(scenario, {.by_events = true}).step / planned, 1, kNear);
+        EXPECT_LE(planned, all * (1 + 1e-9)) << pp << " " << cores;
+      }
+    }
+  }
+}
+
 // Without a pipeline the members of a group are taken piece by piece instead of by events.
 TEST(Agreement, LockstepIsTheEvents) {
   Cases cases;
