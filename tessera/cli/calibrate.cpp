@@ -198,9 +198,7 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
   return 0;
 }
 
-int own_cores() {
-  return process::threads_per_rank(process::topology(), process::cpu_quota(), 1);
-}
+int own_cores() { return process::threads_per_rank(process::topology(), process::cpu_quota(), 1); }
 
 // What is left out follows from the device.
 void settle_arguments(CalibrateArguments& arguments) {

@@ -1,16 +1,12 @@
 // Experiments as TOML files: see [Note: experiments].
 
-// toml++ 3.3 asserts what its parser then reports as an error, a character later.
-#define TOML_ASSERT(expr) static_cast<void>(0)
-#include <toml++/toml.h>
-
 #include <set>
 
 #include "tessera/cli/experiment_file.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/settings.h"
-#include "tessera/planner/toml_text.h"
+#include "tessera/planner/toml_reader.h"
 
 namespace tessera::cli {
 namespace {
@@ -91,17 +87,9 @@ class ExperimentReader {
 
   // A setting of train, checked as far as one can without the others.
   void setting(RunWords& words, std::string_view key, const toml::node& node) const {
-    std::string value;
-    if (const auto* word = node.as_string())
-      value = word->get();
-    else if (const auto* number = node.as_integer())
-      value = str(number->get());
-    else if (const auto* real = node.as_floating_point())
-      value = str(real->get());
-    else if (const auto* truth = node.as_boolean())
-      value = truth->get() ? "true" : "false";
-    else
-      fail(node, str(key, ": wanted a number, a text, true or false"));
+    const std::optional<std::string> said = planner::flag_text(node);
+    if (!said) fail(node, str(key, ": ", planner::kWantedFlagText));
+    const std::string& value = *said;
     std::string name(key);
     for (char& c : name) c = c == '_' ? '-' : c;
     std::vector<std::string> names;
@@ -242,13 +230,7 @@ class ExperimentReader {
 
 Experiment parse_experiment(std::string_view toml, const std::string& where,
                             const std::string& scale) {
-  planner::check_toml_text(toml, where);
-  try {
-    return ExperimentReader(where, scale).read(toml::parse(toml, where));
-  } catch (const toml::parse_error& error) {
-    throw UsageError(str(where, ", line ", error.source().begin.line, ", column ",
-                         error.source().begin.column, ": ", error.description()));
-  }
+  return ExperimentReader(where, scale).read(planner::parse_toml(toml, where));
 }
 
 }  // namespace tessera::cli

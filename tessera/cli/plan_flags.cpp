@@ -4,11 +4,11 @@
 #include <cstdlib>
 #include <string>
 
-#include "tessera/cli/settings_file.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config.h"
+#include "tessera/planner/settings_toml.h"
 #include "tessera/planner/toml_text.h"
 
 namespace tessera::cli {
@@ -85,7 +85,7 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
   settings.set("software", "tessera");  // whose file it is
   std::string ranks;
   bool axis_said = false;
-  for (const FileSetting& each : parse_settings(text, where)) {
+  for (const planner::FileSetting& each : planner::parse_settings(text, where)) {
     std::string name = each.key;
     std::replace(name.begin(), name.end(), '_', '-');
     const planner::Field* const train = find_setting(name, planner::Command::train);

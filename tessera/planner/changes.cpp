@@ -87,7 +87,8 @@ void Changes::batches() {
 void Changes::buckets() {
   if (q_.dp() == 1) return;
   double params = 0;
-  for (const auto& chunks : stage_shares(q_)) params = std::max(params, trained_on_rank(q_, chunks));
+  for (const auto& chunks : stage_shares(q_))
+    params = std::max(params, trained_on_rank(q_, chunks));
   Question open = q_;
   open.bucket_bytes = 0;
   const double usual = bucket_bytes(open, params), now = bucket_bytes(q_, params);

@@ -1,8 +1,3 @@
-// toml++ 3.3 asserts what its parser then reports as an error, a character later: without these
-// assertions, as in a release build, a malformed file gets its message.
-#define TOML_ASSERT(expr) static_cast<void>(0)
-#include <toml++/toml.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -12,7 +7,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/hardware.h"
-#include "tessera/planner/toml_text.h"
+#include "tessera/planner/toml_reader.h"
 
 namespace tessera::planner {
 namespace {
@@ -78,11 +73,6 @@ constexpr CountKey kCounts[] = {{"units", &Hardware::units},
                                 {"per_node", &Hardware::per_node},
                                 {"nics", &Hardware::nics},
                                 {"cores", &Hardware::cores}};
-
-[[noreturn]] void fail(const toml::source_region& at, const std::string& where,
-                       const std::string& what) {
-  throw UsageError(str(where, ", line ", at.begin.line, ", column ", at.begin.column, ": ", what));
-}
 
 double number(const toml::node& node, Unit unit) {
   if (const auto* value = node.as_integer()) return static_cast<double>(value->get());
@@ -198,7 +188,7 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
 
 [[noreturn]] void fail_at(const toml::key& key, const std::string& where, const Hardware& entry,
                           const std::string& name, const UsageError& error) {
-  fail(key.source(), where, str(entry.name, ", ", quote(name), ": ", error.what()));
+  fail_in_toml(key.source(), where, str(entry.name, ", ", quote(name), ": ", error.what()));
 }
 
 // [entry.software]: what that software makes of it.
@@ -250,9 +240,10 @@ void set_all(Hardware& entry, const toml::table& table, const std::string& prefi
 void check_complete(const Hardware& h, const toml::table& table, const std::string& where) {
   const auto want = [&](bool there, const char* key) {
     if (there) return;
-    fail(table.source(), where,
-         str(h.name, ": ", key, " is missing; give it, or take the rest from another entry with ",
-             "like = \"a100-80\""));
+    fail_in_toml(
+        table.source(), where,
+        str(h.name, ": ", key, " is missing; give it, or take the rest from another entry with ",
+            "like = \"a100-80\""));
   };
   want(h.memory > 0, "memory");
   want(h.peak_16bit > 0, "peak_16bit");
@@ -265,13 +256,7 @@ void check_complete(const Hardware& h, const toml::table& table, const std::stri
 }  // namespace
 
 void Catalogue::parse(std::string_view text, const std::string& where) {
-  check_toml_text(text, where);
-  toml::table table;
-  try {
-    table = toml::parse(text, where);
-  } catch (const toml::parse_error& error) {
-    fail(error.source(), where, std::string(error.description()));
-  }
+  const toml::table table = parse_toml(text, where);
   // In the order of the file, so that `like` finds what stands above it.
   std::vector<std::pair<std::string, const toml::node*>> entries;
   for (const auto& [name, node] : table) entries.emplace_back(name.str(), &node);
@@ -285,7 +270,7 @@ void Catalogue::parse(std::string_view text, const std::string& where) {
   for (const auto& [name, node] : entries) {
     const toml::table* entry = node->as_table();
     if (entry == nullptr) {
-      fail(node->source(), where, str(quote(name), ": wanted a table, [", name, "]"));
+      fail_in_toml(node->source(), where, str(quote(name), ": wanted a table, [", name, "]"));
     }
     Hardware hardware;
     if (const auto found = known(name); found != all.end()) hardware = *found;
@@ -293,8 +278,9 @@ void Catalogue::parse(std::string_view text, const std::string& where) {
       const auto* base = like->as_string();
       const auto found = base != nullptr ? known(base->get()) : all.end();
       if (found == all.end()) {
-        fail(like->source(), where,
-             str(name, ", \"like\": wanted the name of an entry above, or of a built-in one"));
+        fail_in_toml(
+            like->source(), where,
+            str(name, ", \"like\": wanted the name of an entry above, or of a built-in one"));
       }
       hardware = *found;
     }

@@ -84,8 +84,8 @@ class LayerBuilder {
   Work layer_forward() const {
     const double t = s.tokens, h = s.hidden, context = s.heads * s.head;
     Work work = norms_and_activation() + attention();
-    work += product(t, s.qkv, h) + product(t, h, context) + product(t, s.up, h) +
-            product(t, h, s.ffn);
+    work +=
+        product(t, s.qkv, h) + product(t, h, context) + product(t, s.up, h) + product(t, h, s.ffn);
     work += pass(2 * 3 * s.whole, 2);        // bias and residual, twice
     work += pass(2 * t * context, kCopies);  // heads apart and together again
     return work;

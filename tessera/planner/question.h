@@ -61,10 +61,10 @@ struct Question {
   Attention attention = Attention::fused;
   // Settled: of Tessera on a CPU, else the hardware's; of a size alone left open, whoever runs it.
   std::optional<Software> software;
-  std::optional<bool> gpu;           // settled: by the hardware
-  std::optional<Gather> gather;      // settled: alias on a CPU's ranks of one host, else copy
-  bool cuda_graph = true;            // Tessera on a GPU: a step is launched at once, if it can be
-  bool prefetch = true;              // stage 3: the next unit is gathered while one is in use
+  std::optional<bool> gpu;       // settled: by the hardware
+  std::optional<Gather> gather;  // settled: alias on a CPU's ranks of one host, else copy
+  bool cuda_graph = true;        // Tessera on a GPU: a step is launched at once, if it can be
+  bool prefetch = true;          // stage 3: the next unit is gathered while one is in use
   std::string schedule = "1f1b";
   int chunks = 0;
   std::string split = "even";  // of the layers into stages: see layers_of_stages

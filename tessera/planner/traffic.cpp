@@ -39,8 +39,7 @@ std::string how_they_travel(const Question& q) {
   }
 }
 
-void add_dp(Traffic& traffic, const Question& q, double params, double trained,
-            double grad_bytes) {
+void add_dp(Traffic& traffic, const Question& q, double params, double trained, double grad_bytes) {
   if (q.dp() == 1) return;
   const auto of = [&](ReducePolicy policy) {
     const bool other = policy != q.policy() && q.compression() == GradCompression::powersgd;

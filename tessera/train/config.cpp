@@ -13,6 +13,7 @@
 #include "tessera/huggingface/shape_json.h"
 #include "tessera/kernels/rules.h"
 #include "tessera/planner/step_time.h"
+#include "tessera/planner/toml_text.h"
 #include "tessera/schedule/schedule.h"
 #include "tessera/train/adapters.h"
 #include "tessera/train/init_from.h"
@@ -28,28 +29,10 @@ bool is_text(const Field& field) {
   return std::holds_alternative<std::string TrainConfig::*>(field.member);
 }
 
-// A TOML basic string.
-std::string toml_string(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte == 0x7f) {
-      constexpr const char* hex = "0123456789abcdef";
-      out += str("\\u00", hex[byte >> 4], hex[byte & 15]);
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
 // A float of TOML has a point or an exponent.
 std::string toml_value(const TrainConfig& config, const Field& field) {
   std::string text = get(config, field);
-  if (is_text(field)) return toml_string(text);
+  if (is_text(field)) return planner::toml_string(text);
   if (std::holds_alternative<double TrainConfig::*>(field.member) &&
       text.find_first_of(".eE") == std::string::npos) {
     text += ".0";

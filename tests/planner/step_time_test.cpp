@@ -188,7 +188,8 @@ TEST(StepTime, TesseraReducesBucketsAtStageThree) {
         const Step step = describe_step(settle(q));
         return step.reductions(step.chunks[0][0], step.places());
       };
-      const Transfers own = reductions(Software::tessera, 3), two = reductions(Software::tessera, 2);
+      const Transfers own = reductions(Software::tessera, 3),
+                      two = reductions(Software::tessera, 2);
       const Transfers fsdp = reductions(Software::pytorch, 3);
       EXPECT_EQ(own.count, two.count) << model << " " << bucket;
       EXPECT_DOUBLE_EQ(own.bytes, two.bytes);

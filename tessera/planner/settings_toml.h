@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::planner {
 
 // One key of a file of settings, and what a flag would say in place of its value.
 struct FileSetting {
@@ -17,4 +17,4 @@ struct FileSetting {
 // table. `where` begins the errors: UsageError with the line, also where toml++ is missing.
 std::vector<FileSetting> parse_settings(std::string_view toml, const std::string& where);
 
-}  // namespace tessera::cli
+}  // namespace tessera::planner

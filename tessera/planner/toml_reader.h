@@ -1,0 +1,53 @@
+#pragma once
+
+// The one door to toml++, for sources that the build gives it to: tessera_toml_source() in
+// cmake/TesseraTargets.cmake. Whoever reads settings needs settings_toml.h alone.
+
+// toml++ 3.3 asserts what its parser then reports as an error, a character later: without these
+// assertions, as in a release build, a malformed file gets its message.
+#define TOML_ASSERT(expr) static_cast<void>(0)
+#include <toml++/toml.h>
+
+#include <locale>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/toml_text.h"
+
+namespace tessera::planner {
+
+[[noreturn]] inline void fail_in_toml(const toml::source_region& at, const std::string& where,
+                                      std::string_view what) {
+  throw UsageError(str(where, ", line ", at.begin.line, ", column ", at.begin.column, ": ", what));
+}
+
+// Throws UsageError, with line and column, for what is no TOML and what check_toml_text() refuses.
+inline toml::table parse_toml(std::string_view text, const std::string& where) {
+  check_toml_text(text, where);
+  try {
+    return toml::parse(text, where);
+  } catch (const toml::parse_error& error) {
+    fail_in_toml(error.source(), where, error.description());
+  }
+}
+
+// What a flag would say in place of the value; nothing for a table, a list and a date.
+inline std::optional<std::string> flag_text(const toml::node& node) {
+  if (const auto* value = node.as_string()) return value->get();
+  if (const auto* value = node.as_integer()) return str(value->get());
+  if (const auto* value = node.as_boolean()) return value->get() ? "true" : "false";
+  if (const auto* value = node.as_floating_point()) {
+    std::ostringstream out;
+    out.imbue(std::locale::classic());
+    out.precision(17);
+    out << value->get();
+    return out.str();
+  }
+  return std::nullopt;
+}
+inline constexpr const char* kWantedFlagText = "wanted a number, a text, true or false";
+
+}  // namespace tessera::planner
