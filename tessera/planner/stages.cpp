@@ -31,7 +31,11 @@ void split_traffic(StageAnswer& answer) {
   ask.stage = q.zero;
   ask.dp = q.dp();
   ask.micro_batches = static_cast<int>(q.micros());
-  ask.param_bytes = answer.plan.on_a_rank * q.layout.param;
+  double gathered = 0;
+  for (const auto& chunks : stage_shares(q)) {
+    gathered = std::max(gathered, gathered_on_rank(q, chunks));
+  }
+  ask.param_bytes = gathered * q.layout.param;
   ask.grad_bytes = most_grad_bytes(q);
   ask.policy = q.policy();
   ask.keep_params = q.keep_params;
