@@ -16,9 +16,14 @@ double core_share(const Hardware& hardware, double busy) {
 double busy_share(const Step& step) {
   if (step.pp() == 1) return 1;
   const PlayedStep played = play_step(step, step.places());
-  double idle = 0;
-  for (const PlayedRank& rank : played.ranks) idle += rank.idle;
-  return played.end > 0 ? 1 - idle / (played.end * step.pp()) : 1;
+  double busy = 0;
+  for (std::size_t r = 0; r < step.chunks.size(); ++r) {
+    for (const StepChunk& chunk : step.chunks[r]) {
+      busy += static_cast<double>(step.micros) * chunk.total();
+    }
+    busy += played.ranks[r].dp;
+  }
+  return played.end > 0 ? std::min(1.0, busy / (played.end * step.pp())) : 1;
 }
 
 }  // namespace

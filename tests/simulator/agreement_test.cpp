@@ -38,7 +38,8 @@ class Cases {
                          "gpt3-175b", "llama3-8b"}));
       set("hardware", pick({"h100", "a100-80", "h200", "v100-32"}));
       set("dp", pick({"1", "2", "4", "8", "16", "64", "256"}));
-      set("tp", pick({"1", "1", "2", "4", "8"}));
+      const std::string tp = pick({"1", "1", "2", "4", "8"});
+      set("tp", tp);
       const std::string pp = pick({"1", "1", "2", "4", "8", "16"});
       set("pp", pp);
       if (pp != "1") set("schedule", pick({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}));
@@ -53,8 +54,7 @@ class Cases {
       if (one_in(6)) set("bucket-size", pick({"1MB", "400MB"}));
       if (one_in(6)) set("order", pick({"dp,tp,pp", "tp,pp,dp", "pp,tp,dp"}));
       if (one_in(8)) set("split", "work");
-      if (one_in(3)) set("software", pick({"megatron", "tessera", "pytorch"}));
-      if (one_in(6)) set("prefetch", "false");
+      if (tp == "1" && one_in(2)) set("software", pick({"megatron", "tessera", "pytorch"}));
       try {
         one.question = planner::settle(settings.question(catalogue_));
         return one;

@@ -219,7 +219,7 @@ TEST(ClosedForms, Stage3BucketsHideWhereUnitsCannot) {
         s.policy = ReducePolicy::each;
         s.axes.set("dp", 2);
         s.overlap_param_gather = false;
-        constexpr double kUnit = 0.1;  // seconds of its gather, and of its reduction
+        constexpr double kUnit = 0.125;  // seconds of its gather, and of its reduction
         s.chunks[0][0].units = units;
         s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = units * 2 * kUnit * 1e9;
         s.bucket_bytes = 2 * kUnit * 1e9 / buckets;
