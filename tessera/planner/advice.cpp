@@ -80,13 +80,13 @@ bool worth_telling(const Plan& plan, const Advice& advice) {
 // [Note: advice, quickly] What a change brings; nothing where that is not worth telling, or not
 // more than the best of its kind. Most changes are seen to be neither by their memory and by a time
 // that they cannot be below, so that few steps are timed.
-std::optional<Advice> promise(const Plan& plan, const Change& change, const Advice* best) {
+std::optional<Advice> promise(const Plan& plan, Change change, const Advice* best) {
   constexpr double kRounding = 1e-9;
   if (newly_lacks(change.question, plan.question)) return std::nullopt;
   try {
-    const Question q = settle(change.question);
+    const Question q = settle(std::move(change.question));
     const double now = plan.time.step(), needed = needed_memory(q);
-    Advice advice{"", change.flags, change.family};
+    Advice advice{"", std::move(change.flags), std::move(change.family)};
     advice.bytes = plan.needed() - needed;
     advice.fits = needed <= usable_memory(q.hardware);
     if (!advice.fits) return std::nullopt;
@@ -241,12 +241,14 @@ std::vector<std::string> notes_for(const Plan& plan) {
 
 std::vector<Advice> advice_for(const Plan& plan) {
   std::map<std::string, Advice> best;  // by family
-  for (const Change& change : possible_changes(plan.question)) {
+  for (Change& change : possible_changes(plan.question)) {
     // Sharper means where a gentle one does are no advice.
     if (change.family == "all" && (plan.fits || !best.empty())) continue;
     const auto at = best.find(change.family);
     const Advice* const so_far = at == best.end() ? nullptr : &at->second;
-    if (auto advice = promise(plan, change, so_far)) best[change.family] = std::move(*advice);
+    if (auto advice = promise(plan, std::move(change), so_far)) {
+      best[advice->family] = std::move(*advice);
+    }
   }
   std::vector<Advice> all;
   for (auto& [family, advice] : best) all.push_back(std::move(advice));

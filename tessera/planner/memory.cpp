@@ -94,7 +94,8 @@ std::vector<Memory> memory_by_rank(const Question& q) {
       }
       memory.activations = real(in_flight(q, r)) * real(layers) * layer_activations(q);
       memory.buffers = buffers_of(q, rank);
-      if (const RunQuestion run = run_question(q, {{"pp", r}}); run.low_rank()) {
+      if (q.dp() > 1 && q.compression() == GradCompression::powersgd) {
+        const RunQuestion run = run_question(q, {{"pp", r}});
         const LowRank low = low_rank_of(run, parts_on_rank(run));
         memory.buffers += 4 * real(low.traveling + low.errors);
       }
@@ -105,13 +106,16 @@ std::vector<Memory> memory_by_rank(const Question& q) {
   return all;
 }
 
-Memory memory_of(const Question& q, int* most_loaded) {
-  const std::vector<Memory> all = memory_by_rank(q);
+int most_loaded_rank(const std::vector<Memory>& all) {
   const auto most = std::max_element(all.begin(), all.end(), [](const Memory& a, const Memory& b) {
     return a.total() < b.total();
   });
-  if (most_loaded != nullptr) *most_loaded = static_cast<int>(most - all.begin());
-  return *most;
+  return static_cast<int>(most - all.begin());
+}
+
+Memory memory_of(const Question& q) {
+  const std::vector<Memory> all = memory_by_rank(q);
+  return all[static_cast<std::size_t>(most_loaded_rank(all))];
 }
 
 }  // namespace tessera::planner

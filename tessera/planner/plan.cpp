@@ -60,7 +60,8 @@ Plan plan_numbers(const Question& q) {
   Plan plan;
   plan.question = q;
   plan.by_rank = memory_by_rank(q);
-  plan.memory = memory_of(q, &plan.rank);
+  plan.rank = most_loaded_rank(plan.by_rank);
+  plan.memory = plan.by_rank[static_cast<std::size_t>(plan.rank)];
   plan.traffic = traffic_of(q);
   const auto shares = stage_shares(q);
   for (const auto& chunks : shares) {

@@ -89,8 +89,9 @@ struct Plan {
 
 // Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
 double usable_memory(const Hardware& hardware);
-Memory memory_of(const Question& settled, int* most_loaded = nullptr);
 std::vector<Memory> memory_by_rank(const Question& settled);  // of the pipeline
+int most_loaded_rank(const std::vector<Memory>& by_rank);
+Memory memory_of(const Question& settled);  // of that one
 // Nothing for a model with sizes, and for a size that no GPT of ours has on such a mesh.
 std::optional<Assumed> assumed_for(const Question& settled);
 // What has to fit: all of a model with sizes; state and what assumed_for() adds; or state.

@@ -288,9 +288,9 @@ std::vector<std::vector<StageShare>> stage_shares(const Question& q) {
   std::vector<std::vector<StageShare>> shares(static_cast<std::size_t>(q.pp()));
   for (int r = 0; r < q.pp(); ++r) {
     for (int c = 0; c < q.chunks; ++c) {
-      const ModelPart part = part_of_stage(layers, stage_of(q, r, c));
+      const auto stage = static_cast<std::size_t>(stage_of(q, r, c));
       shares[static_cast<std::size_t>(r)].push_back(
-          {part.last_layer - part.first_layer, part.embedding, part.head});
+          {layers[stage], stage == 0, stage + 1 == layers.size()});
     }
   }
   return shares;

@@ -4,6 +4,7 @@
 #include <array>
 #include <deque>
 #include <limits>
+#include <tuple>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -140,6 +141,8 @@ class Search {
   SearchResult result_;
   std::vector<Found> found_;
   std::deque<MeshOrders> orders_;  // of the meshes with something that fits
+  // Of the present mesh: order, micro-batch, recomputation and sequence parallelism say it all.
+  std::map<std::tuple<std::string, std::int64_t, Recompute, bool>, PartTimes> parts_;
   bool new_mesh_ = true;
 };
 
@@ -194,6 +197,7 @@ void Search::try_mesh(const Axes& mesh) {
   Question q = base_;
   q.axes = mesh;
   new_mesh_ = true;
+  parts_.clear();
   q.grad_accum = 0;
   const std::int64_t each = base_.global_batch / mesh.dp();
   for (const auto& [name, chunks] : schedules(mesh)) {
@@ -281,7 +285,10 @@ void Search::try_memory(Question q) {
   double least = std::numeric_limits<double>::infinity();
   for (const std::string& order : mesh.for_tp) {
     q.order = order;
-    least = std::min(least, least_step_time(describe_step(q), mesh.replicas));
+    const auto [parts, fresh] =
+        parts_.try_emplace({order, q.micro_batch, q.recompute, q.sequence_parallel});
+    if (fresh) parts->second = part_times(q);
+    least = std::min(least, least_step_time(describe_step(q, parts->second), mesh.replicas));
   }
   q.order = mesh.orders.front();
   found_.push_back({tokens_per_s(q, least), memory, std::move(q), &mesh});
@@ -313,10 +320,15 @@ SearchResult Search::finish() {
   const auto better = [](const Found& a, const Found& b) {
     return a.tokens_per_s != b.tokens_per_s ? a.tokens_per_s > b.tokens_per_s : a.memory < b.memory;
   };
-  std::sort(found_.begin(), found_.end(), better);
+  std::vector<Found*> by_bound;  // a question is large to move
+  by_bound.reserve(found_.size());
+  for (Found& each : found_) by_bound.push_back(&each);
+  std::sort(by_bound.begin(), by_bound.end(),
+            [&](const Found* a, const Found* b) { return better(*a, *b); });
   const auto top = static_cast<std::size_t>(std::max(1, ask_.top));
   std::vector<Found> best;
-  for (Found& each : found_) {
+  for (Found* const next : by_bound) {
+    Found& each = *next;
     if (best.size() == top && each.tokens_per_s < best.back().tokens_per_s) break;
     play_orders(each, best.size() == top ? best.back().tokens_per_s : 0);
     if (each.tokens_per_s <= 0) continue;

@@ -63,27 +63,44 @@ double optimizer_time(const Question& q, const Hardware& hardware, double params
   return elapsed(hardware, {pass_time(q.hardware, state + grads), launches});
 }
 
-void add_chunks(const Question& q, const Hardware& hardware, Step& step) {
-  const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
-  const StepChunk layer = part_time(hardware, layer_work(q), reduce);
-  const StepChunk first =
-      q.model.lora.any() ? part_time(hardware, first_layer_work(q), reduce) : layer;
-  const StepChunk embedding = part_time(hardware, embedding_work(q), reduce);
-  const StepChunk head = part_time(hardware, head_work(q), reduce);
+bool alike(const StageShare& a, const StageShare& b) {
+  return a.layers == b.layers && a.embedding == b.embedding && a.head == b.head;
+}
+
+StepChunk chunk_of(const Question& q, const PartTimes& parts, const StageShare& share) {
+  StepChunk chunk;
+  const bool frozen = q.model.lora.any() && share.embedding && share.layers > 0;
+  add(chunk, parts.layer, real(share.layers - (frozen ? 1 : 0)));
+  if (frozen) add(chunk, parts.first, 1);
+  if (share.embedding) add(chunk, parts.embedding, 1);
+  if (share.head) add(chunk, parts.head, 1);
+  const std::vector<StageShare> alone = {share};
+  chunk.grad_bytes = traveling_grad_bytes(q, trained_on_rank(q, alone), alone);
+  chunk.param_bytes = gathered_on_rank(q, alone) * q.layout.param;
+  chunk.units = std::max(
+      1, static_cast<int>(share.layers) + (share.embedding ? 1 : 0) + (share.head ? 1 : 0));
+  return chunk;
+}
+
+// Most chunks and most ranks are like the one before.
+void add_chunks(const Question& q, const PartTimes& parts, Step& step) {
+  const Hardware hardware = as_launched(q);
   step.bucket_bytes = 0;
-  for (const auto& shares : stage_shares(q)) {
+  const std::vector<std::vector<StageShare>> all = stage_shares(q);
+  step.chunks.reserve(all.size());
+  const StageShare* last = nullptr;
+  StepChunk chunk;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const std::vector<StageShare>& shares = all[r];
+    if (r > 0 && std::equal(shares.begin(), shares.end(), all[r - 1].begin(), alike)) {
+      step.chunks.push_back(step.chunks.back());
+      continue;
+    }
     std::vector<StepChunk>& rank = step.chunks.emplace_back();
     for (const StageShare& share : shares) {
-      StepChunk& chunk = rank.emplace_back();
-      const bool frozen = q.model.lora.any() && share.embedding && share.layers > 0;
-      add(chunk, layer, real(share.layers - (frozen ? 1 : 0)));
-      if (frozen) add(chunk, first, 1);
-      if (share.embedding) add(chunk, embedding, 1);
-      if (share.head) add(chunk, head, 1);
-      chunk.grad_bytes = traveling_grad_bytes(q, trained_on_rank(q, {share}), {share});
-      chunk.param_bytes = gathered_on_rank(q, {share}) * q.layout.param;
-      chunk.units = std::max(
-          1, static_cast<int>(share.layers) + (share.embedding ? 1 : 0) + (share.head ? 1 : 0));
+      if (last == nullptr || !alike(share, *last)) chunk = chunk_of(q, parts, share);
+      last = &share;
+      rank.push_back(chunk);
     }
     const double params = trained_on_rank(q, shares);
     step.bucket_bytes = std::max(step.bucket_bytes, bucket_bytes(q, params));
@@ -174,12 +191,25 @@ std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const St
                      std::vector(static_cast<std::size_t>(chunks), chunk));
 }
 
-Step describe_step(const Question& q) {
+PartTimes part_times(const Question& q) {
   if (q.state_only()) {
     throw UsageError(
         "--params alone says nothing about time; give --model, or --layers --hidden --heads "
         "--vocab");
   }
+  const Hardware hardware = as_launched(q);
+  const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
+  PartTimes parts;
+  parts.layer = part_time(hardware, layer_work(q), reduce);
+  parts.first = q.model.lora.any() ? part_time(hardware, first_layer_work(q), reduce) : parts.layer;
+  parts.embedding = part_time(hardware, embedding_work(q), reduce);
+  parts.head = part_time(hardware, head_work(q), reduce);
+  return parts;
+}
+
+Step describe_step(const Question& q) { return describe_step(q, part_times(q)); }
+
+Step describe_step(const Question& q, const PartTimes& parts) {
   Step step;
   step.schedule = q.schedule;
   step.micros = q.micros();
@@ -187,8 +217,7 @@ Step describe_step(const Question& q) {
   step.order = q.order;
   step.topology = q.hardware.topology(q.per_node);
   step.interference = q.hardware.interference * pace_of(step.topology, places(q).dp);
-  const Hardware hardware = as_launched(q);
-  add_chunks(q, hardware, step);
+  add_chunks(q, parts, step);
   if (q.pp() > 1) {
     step.hop_bytes = hop_bytes(q);
     step.hop_latency = 2 * q.hardware.launch;

@@ -111,8 +111,17 @@ struct Step {
 // All chunks alike.
 std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk);
 
+// What one micro-batch takes in each part of the model. Neither ZeRO nor how a pipeline is cut and
+// scheduled has a part in it: who describes many such steps reckons it once.
+struct PartTimes {
+  StepChunk layer, embedding, head;
+  StepChunk first;  // layer behind the embedding
+};
+PartTimes part_times(const Question& settled);
+
 // Throws UsageError for a model known by its size alone, and for numbers that cannot be.
 Step describe_step(const Question& settled);
+Step describe_step(const Question& settled, const PartTimes& parts);
 void check(const Step& step);
 
 }  // namespace tessera::planner

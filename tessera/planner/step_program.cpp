@@ -63,6 +63,7 @@ std::vector<Program> make_programs(const Step& s, const Places& places,
   std::vector<Program> programs;
   for (int r = 0; r < schedule.ranks; ++r) {
     ProgramMaker maker(s, places, r, schedule.micros);
+    maker.program.ops.reserve(schedule.actions[static_cast<std::size_t>(r)].size());
     for (const schedule::Action& action : schedule.actions[static_cast<std::size_t>(r)]) {
       Op op;
       if (is_compute(action.kind)) {

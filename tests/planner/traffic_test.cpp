@@ -174,8 +174,9 @@ TEST(PlanTraffic, IsThatOfARun) {
         run.recompute = q.recompute;
         run.sequence_parallel = q.sequence_parallel;
         run.schedule = q.schedule, run.chunks = q.chunks, run.split = q.split;
-        int most_loaded = 0;
-        const Memory memory = memory_of(q, &most_loaded);
+        const std::vector<Memory> by_rank = memory_by_rank(q);
+        const int most_loaded = most_loaded_rank(by_rank);
+        const Memory memory = by_rank[static_cast<std::size_t>(most_loaded)];
         const Traffic planned = traffic_of(q);
         double dp = 0, tp = 0, pp = 0, state = 0;
         for (int rank = 0; rank < q.pp(); ++rank) {
