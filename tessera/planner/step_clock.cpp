@@ -10,19 +10,19 @@ StepClock::StepClock(std::size_t members, double interference, int prefetch)
       prefetch_(static_cast<std::size_t>(prefetch)),
       ran_(1) {}
 
+void StepClock::reserve(std::size_t gathers, std::size_t reductions) {
+  gathers_.reserve(gathers);
+  gather_places_.reserve(gathers);
+  ran_.reserve(1 + gathers + reductions);
+}
+
 void StepClock::expect_gathers(int count, double seconds) {
-  gathers_.insert(gathers_.end(), static_cast<std::size_t>(count), seconds);
+  for (int i = 0; i < count; ++i) gathers_.push_back(seconds);
 }
 
 void StepClock::start(const StepStart& start) {
   ask_gathers(static_cast<std::size_t>(start.gathers), 0);
   if (start.wait) wait_for_ = ran_.size() - 1;
-}
-
-void StepClock::announce(double ready, double seconds) {
-  const Ran& last = ran_.back();
-  const double begin = std::max(last.end, ready);
-  ran_.push_back({begin, begin + seconds, last.before + (last.end - last.begin)});
 }
 
 void StepClock::ask_gathers(std::size_t upto, double ready) {

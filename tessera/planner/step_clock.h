@@ -17,6 +17,8 @@ class StepClock {
  public:
   StepClock(std::size_t members, double interference, int prefetch);
 
+  // Room for so many, told ahead: a step has hundreds, and most of its time is theirs.
+  void reserve(std::size_t gathers, std::size_t reductions);
   // Gathers that operations will wait for, in their order: told ahead of them, by one at least
   // where the next one is asked for early.
   void expect_gathers(int count, double seconds);
@@ -47,7 +49,11 @@ class StepClock {
     double begin = 0, end = 0, before = 0;
   };
 
-  void announce(double ready, double seconds);
+  void announce(double ready, double seconds) {
+    const Ran last = ran_.back();
+    const double begin = std::max(last.end, ready);
+    ran_.push_back({begin, begin + seconds, last.before + (last.end - last.begin)});
+  }
   void ask_gathers(std::size_t upto, double ready);
   double running(Member& member, double until) const;
 

@@ -18,12 +18,18 @@ class StepPlayer {
       : s_(step),
         schedule_(schedule::make(step.schedule, step.pp(), micros, step.chunks_per_rank())),
         programs_(make_programs(step, places, schedule_)) {
+    ranks_.reserve(programs_.size());
     channels_.resize(programs_.size() * static_cast<std::size_t>(schedule_.chunks) * 2);
     near_ = step.hop_seconds({2, 2, 1, 1});
     far_ = step.hop_seconds(places.hop);
     strides_ = step.strides();
     for (const Program& program : programs_) {
       Rank& rank = ranks_.emplace_back(StepClock(1, step.interference, step.prefetch()));
+      std::size_t reductions = 0;
+      for (const Op& op : program.ops) {
+        reductions += static_cast<std::size_t>(op.reduces + op.late_reduces);
+      }
+      rank.clock.reserve(program.gathers.size(), reductions);
       for (const int chunk : program.gathers) {
         rank.clock.expect_gathers(1,
                                   program.chunks[static_cast<std::size_t>(chunk)].gather.seconds);
