@@ -15,6 +15,7 @@
 #include "tessera/kernels/decode.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/models/decoder.h"
+#include "tessera/nn/parallel_for.h"
 
 namespace tessera::models {
 namespace {
@@ -31,7 +32,7 @@ const float* floats(const at::Tensor& t) { return t.defined() ? t.data_ptr<float
 // f(first, last) for parts of [0, n), which are whole tiles.
 template <class Body>
 void share_out(std::int64_t n, const Body& f) {
-  at::parallel_for(0, (n + kTile - 1) / kTile, 1, [&](std::int64_t begin, std::int64_t end) {
+  nn::parallel_for(0, (n + kTile - 1) / kTile, 1, [&](std::int64_t begin, std::int64_t end) {
     f(as_size(begin * kTile), as_size(std::min(n, end * kTile)));
   });
 }
@@ -119,7 +120,7 @@ void HostDecoder::norm(const at::Tensor& weight, const at::Tensor& bias, std::in
   const float* const x = x_.data_ptr<float>() + first * shape_.hidden;
   const auto cols = as_size(shape_.hidden);
   const auto eps = static_cast<float>(shape_.norm_eps);
-  at::parallel_for(0, rows, kFew, [&](std::int64_t begin, std::int64_t end) {
+  nn::parallel_for(0, rows, kFew, [&](std::int64_t begin, std::int64_t end) {
     const auto count = as_size(end - begin), skipped = as_size(begin) * cols;
     if (!shape_.biases.norm) {
       kernels::rms_norm_rows(x + skipped, floats(weight), eps, count, cols, to + skipped);
@@ -139,7 +140,7 @@ at::Tensor HostDecoder::as_floats(const at::Tensor& weight) {
   }
   const auto* const from = static_cast<const std::uint16_t*>(weight.data_ptr());
   float* const to = widened_.data_ptr<float>();
-  at::parallel_for(0, weight.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+  nn::parallel_for(0, weight.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
     kernels::widen(from + begin, to + begin, as_size(end - begin));
   });
   return widened_.narrow(0, 0, weight.numel()).view(weight.sizes());
@@ -240,7 +241,7 @@ void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool 
   float* const qkv = qkv_.data_ptr<float>();
   float* const out = mixed_.data_ptr<float>();
   const auto each = [&](const auto& f) {
-    at::parallel_for(0, count * heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    nn::parallel_for(0, count * heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t row = i / heads;
         f(nth(rows, row), i % heads, qkv + row * qkv_.size(1), out + row * mixed_.size(1));

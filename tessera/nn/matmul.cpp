@@ -1,6 +1,5 @@
 #include "tessera/nn/matmul.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "tessera/kernels/layers.h"
+#include "tessera/nn/parallel_for.h"
 #include "tessera/nn/recompute.h"
 
 #if defined(__aarch64__)
@@ -65,7 +65,7 @@ at::Tensor to_fp32(const at::Tensor& tensor) {
   at::Tensor wide = at::empty_like(tensor, tensor.options().dtype(at::kFloat));
   const auto* from = static_cast<const std::uint16_t*>(tensor.const_data_ptr());
   auto* to = wide.mutable_data_ptr<float>();
-  at::parallel_for(0, tensor.numel(), conversion_grain, [=](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, tensor.numel(), conversion_grain, [=](std::int64_t begin, std::int64_t end) {
     kernels::widen(from + begin, to + begin, static_cast<std::size_t>(end - begin));
   });
   return wide;
@@ -79,7 +79,7 @@ at::Tensor to_bf16(const at::Tensor& tensor) {
   at::Tensor narrow = at::empty_like(tensor, tensor.options().dtype(at::kBFloat16));
   const auto* from = tensor.const_data_ptr<float>();
   auto* to = static_cast<std::uint16_t*>(narrow.mutable_data_ptr());
-  at::parallel_for(0, tensor.numel(), conversion_grain, [=](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, tensor.numel(), conversion_grain, [=](std::int64_t begin, std::int64_t end) {
     kernels::narrow(from + begin, to + begin, static_cast<std::size_t>(end - begin));
   });
   return narrow;

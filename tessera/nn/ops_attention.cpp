@@ -135,7 +135,7 @@ void forward_group(const Heads& in, const at::Tensor& out, float* lse, const at:
   for (std::int64_t begin = 0; begin < tokens; begin += block_rows) {
     const Block block = block_at(begin, tokens, sight);
     const at::Tensor scores = scores_of(in, block, scratch);
-    at::parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
+    parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t g = from; g < to; ++g) {
         kernels::softmax_causal_forward(rows_of(in, block, sight), row_out(scores, g),
                                         lse + g * tokens + begin);
@@ -173,7 +173,7 @@ void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, c
     at::Tensor dscores =
         dscratch.narrow(0, 0, scores.numel()).view({group, block.rows, block.keys});
     bmm_nt_out(dscores, d, in.v.narrow(1, block.from, block.keys));
-    at::parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
+    parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t g = from; g < to; ++g) {
         drop_probabilities(dscores, g, block, sight, tokens);
         kernels::softmax_causal_backward(rows_of(in, block, sight), row_out(scores, g),

@@ -1,7 +1,6 @@
 // What the operations of ops.h share. Internal.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "tessera/kernels/types.h"
+#include "tessera/nn/parallel_for.h"
 
 namespace tessera::nn {
 
@@ -63,7 +63,7 @@ template <typename F>
 void for_row_parts(std::int64_t rows, F&& f) {
   const std::int64_t size = rows_per_part(rows);
   const std::int64_t parts = (rows + size - 1) / size;
-  at::parallel_for(0, parts, 1, [&](std::int64_t from, std::int64_t to) {
+  parallel_for(0, parts, 1, [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t part = from; part < to; ++part) {
       f(part * size, std::min(rows, (part + 1) * size), part);
     }

@@ -1,6 +1,5 @@
 #include "tessera/parallel/frozen.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/parallel_for.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/parallel/state_shards.h"
 
@@ -27,7 +27,7 @@ std::uint64_t sum_of(const at::Tensor& values, const std::vector<Run>& runs, std
       const at::Tensor some =
           values.narrow(0, run.local + at, count).to(at::kCPU).to(at::kBFloat16).contiguous();
       const auto* bits = static_cast<const std::uint16_t*>(some.const_data_ptr());
-      at::parallel_for(0, count, 1 << 14, [&](std::int64_t from, std::int64_t end) {
+      nn::parallel_for(0, count, 1 << 14, [&](std::int64_t from, std::int64_t end) {
         sum += tessera::fingerprint_of(bits + from, end - from, stream, run.whole + at + from);
       });
     }

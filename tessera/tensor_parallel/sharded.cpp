@@ -1,6 +1,5 @@
 #include "tessera/tensor_parallel/sharded.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -13,6 +12,7 @@
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/normals.h"
 #include "tessera/nn/gpu.h"
+#include "tessera/nn/parallel_for.h"
 #include "tessera/nn/unallocated.h"
 
 namespace tessera::tensor_parallel {
@@ -81,7 +81,7 @@ void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int 
   const std::vector<Run> runs = local_runs(spec, t, tp);
   const auto offset = static_cast<float>(mean);
   auto* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, out.numel(), kFillGrain, [&](std::int64_t from, std::int64_t end) {
+  nn::parallel_for(0, out.numel(), kFillGrain, [&](std::int64_t from, std::int64_t end) {
     // The first run that ends behind this range's beginning.
     auto run = std::partition_point(runs.begin(), runs.end(), [&](const Run& each) {
       return each.local + each.count <= begin + from;

@@ -29,7 +29,7 @@ std::vector<ParamSpec> find_specs(const torch::nn::Module& model, const std::str
 void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
                  double deviation, double mean = 0);
 // Elements [begin, begin + out.numel()) of that, for a rank that keeps only a shard of it. `out` is
-// contiguous fp32. Both use all threads of at::parallel_for; or a GPU, [Note: kernels on a GPU],
+// contiguous fp32. Both use all threads of nn::parallel_for; or a GPU, [Note: kernels on a GPU],
 // where the numbers are the same but for the last digit of one in some million.
 void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
                        std::int64_t begin, std::uint64_t seed, double deviation, double mean = 0);

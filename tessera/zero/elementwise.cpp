@@ -1,6 +1,5 @@
 #include "tessera/zero/elementwise.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
@@ -12,6 +11,7 @@
 #include "tessera/kernels/cuda/optimizer.h"
 #include "tessera/kernels/optimizer.h"
 #include "tessera/nn/gpu.h"
+#include "tessera/nn/parallel_for.h"
 #include "tessera/zero/formulas.h"
 
 namespace tessera::zero {
@@ -28,7 +28,7 @@ T* at_element(const at::Tensor& tensor, std::int64_t index) {
 void fused(const rules::Rule& rule, const rules::Step& step, const ShardTensors& shard,
            kernels::Type param_type, kernels::Type grad_type) {
   const at::Tensor &param = shard.param, &grad = shard.grad;
-  at::parallel_for(0, param.numel(), kGrain, [&](std::int64_t from, std::int64_t to) {
+  nn::parallel_for(0, param.numel(), kGrain, [&](std::int64_t from, std::int64_t to) {
     kernels::ParamShard mine;
     mine.param = static_cast<std::byte*>(param.data_ptr()) + from * param.element_size();
     mine.param_type = param_type;

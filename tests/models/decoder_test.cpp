@@ -192,6 +192,32 @@ TEST(Generate, ATextDoesNotDependOnTheOthers) {
   }
 }
 
+// Short prompts and steps go through kernels of our own, which threads share by outputs.
+TEST(Decoder, HasTheSameBitsOnAnyNumberOfThreads) {
+  for (const ModelShape& shape : shapes()) {
+    const auto model = make_random(shape);
+    const auto logits = [&](int threads) {
+      const int before = at::get_num_threads();
+      at::set_num_threads(threads);
+      const auto decoder = make_decoder(shape, {.slots = 2, .capacity = 64}, reader(model));
+      std::vector<at::Tensor> all;
+      for (const std::int64_t slot : {0, 1}) {
+        const auto prompt = random_text(shape, as_size(9 + slot), static_cast<int>(slot));
+        all.push_back(decoder->read(slot, prompt, true).clone());
+      }
+      for (std::int64_t i = 0; i < 5; ++i) {
+        all.push_back(
+            decoder->step(std::vector<std::int64_t>{0, 1}, std::vector{i, i + 1}).clone());
+      }
+      at::set_num_threads(before);
+      return all;
+    };
+    const std::vector<at::Tensor> one = logits(1), three = logits(3);
+    ASSERT_EQ(one.size(), three.size());
+    for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], three[i])) << i;
+  }
+}
+
 TEST(Decoder, RefusesWhatItCannotDo) {
   const ModelShape shape = small_gpt();
   const auto model = make_random(shape);
