@@ -3,8 +3,25 @@
 # that must fail with a message that helps. torch_dir is empty in a build without torch.
 cmake_minimum_required(VERSION 3.25)
 set(work "${build}/package-test")
-get_filename_component(examples "${consumer}/../../../examples" REALPATH)
+get_filename_component(originals "${consumer}/../../../examples" REALPATH)
 file(REMOVE_RECURSE "${work}")
+
+# The examples as somebody else's, who has edited one: other widths, more steps, lines that come at once.
+set(examples "${work}/examples")
+file(COPY "${originals}" DESTINATION "${work}")
+file(READ "${originals}/first_step.cpp" text)
+foreach(edit "Linear(2, 64)|Linear(2, 48)" "Linear(64, 64)|Linear(48, 48)" "Linear(64, 1)|Linear(48, 1)"
+             "step <= 400|step <= 1000" "info.loss << \"\\n\"|info.loss << std::endl")
+  string(REPLACE "|" ";" edit "${edit}")
+  list(GET edit 0 from)
+  list(GET edit 1 to)
+  string(FIND "${text}" "${from}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "first_step.cpp has no \"${from}\" to edit")
+  endif()
+  string(REPLACE "${from}" "${to}" text "${text}")
+endforeach()
+file(WRITE "${examples}/first_step.cpp" "${text}")
 
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
@@ -102,8 +119,10 @@ must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}")
 run("${CMAKE_COMMAND}" --build "${work}/torch")
 run("${work}/torch/training")
 message(STATUS "training says: ${text}")
-# Every example was built with it; what they print is checked by tests/examples, so two are enough here.
-run("${work}/moved/bin/tessera" run -n 2 -- "${work}/torch/first_step" 3)
+# Every example was built with it; what they print is checked by tests/examples, so few are enough here.
 run("${work}/moved/bin/tessera" run -n 4 -- "${work}/torch/pipeline_stages")
 message(STATUS "pipeline_stages says: ${text}")
+run("${python}" "${consumer}/../newcomer.py" "${work}/moved/bin/tessera" "${work}/torch/first_step"
+    "${work}/torch/save_and_load")
+message(STATUS "the newcomer: ${text}")
 file(REMOVE_RECURSE "${work}")

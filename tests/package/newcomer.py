@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""What somebody new does with the installed package, in order: runs an example that he has edited on 4 ranks,
+then breaks it in three ways; each time the message must say what to do.
+
+  newcomer.py TESSERA FIRST_STEP SAVE_AND_LOAD
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+
+
+def check(good, problem):
+    if not good:
+        sys.exit(problem)
+
+
+def run(*command, status):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, timeout=120)
+    check(done.returncode in status, f"{command}: status {done.returncode}, wanted {status}\n{done.stdout}")
+    return done.stdout
+
+
+def learns(tessera, program):
+    losses = {}
+    for stage in "03":
+        told = run(tessera, "run", "-n", "4", "--no-prefix", "--", program, stage, status=[0])
+        losses[stage] = re.findall(r"^step \d+  loss (\S+)$", told, re.MULTILINE)
+    check(losses["0"] == losses["3"], f"stages differ: {losses}")
+    check(len(losses["0"]) == 10 and float(losses["0"][-1]) < float(losses["0"][0]), f"{losses}")
+
+
+def wrong_flags(tessera, program):
+    for words, wanted in ((["run", "--rank", "4", "--", program], ["did you mean --ranks?", "tessera run --help"]),
+                          (["run", "-n", "none", "--", program], ['got "none"', "wanted a whole number"]),
+                          (["train", "--zero", "4"], ['got "4"', "wanted 0 to 3", "tessera train --help"]),
+                          (["trian"], ["did you mean train?"])):
+        told = run(tessera, *words, status=[2])
+        check(all(text in told for text in wanted), f"{words}: wanted {wanted}, got\n{told}")
+    told = run(tessera, "run", "-n", "4", "--", program, "7", status=[134])
+    check("stage 7 does not exist; stages are 0" in told and "tessera run: rank" in told, told)
+
+
+def killed_rank(tessera, program):
+    job = subprocess.Popen([tessera, "run", "-n", "4", "--", program, "2"], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True)
+    for line in job.stdout:  # of 1000 steps: there is time
+        if "step 100 " in line:
+            break
+    ranks = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    victim = next(pid for pid in ranks
+                  if b"\0RANK=2\0" in b"\0" + pathlib.Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(int(victim), signal.SIGKILL)
+    told = job.communicate(timeout=60)[0]
+    check(job.returncode == 137, f"status {job.returncode}, wanted 137\n{told}")
+    check(f"rank 2 (pid {victim}) was ended by SIGKILL" in told, told)
+    check(re.search(r"\[[013]\].*rank 2 died \(its connection closed\)", told), f"nobody names the rank:\n{told}")
+
+
+def full_disk(tessera, program):
+    """A file system of 64 KiB, in a mount namespace of its own; nothing where none can be had."""
+    with tempfile.TemporaryDirectory() as folder:
+        inside = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c",
+                  f'mount -t tmpfs -o size=64k tmpfs "{folder}" && exec "$@"', "sh"]
+        if subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
+            return "no small file system can be had here, so no disk was filled"
+        told = run(*inside, tessera, "run", "-n", "4", "--", program, folder, "50", "2", status=range(1, 256))
+        check("No space left on device; free some space there, or write elsewhere" in told
+              and "tessera run: rank" in told, told)
+        return "a full disk"
+
+
+def main():
+    tessera, first_step, save_and_load = sys.argv[1:]
+    learns(tessera, first_step)
+    wrong_flags(tessera, first_step)
+    killed_rank(tessera, first_step)
+    print(f"an edited example on 4 ranks, wrong flags, a killed rank, {full_disk(tessera, save_and_load)}")
+
+
+if __name__ == "__main__":
+    main()
