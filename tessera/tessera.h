@@ -2,9 +2,9 @@
 //   auto world = tessera::init();                                         // the ranks of this job
 //   tessera::DataParallel train(model, world, {.stage = 3});              // any module, one axis
 //   tessera::Mesh mesh(world, "dp=2,tp=2,pp=2");
-//   tessera::ParallelModel model(layers, mesh, {.micro_batches = 4});     // a list of layers,
-//   three tessera::save(train, "runs/a"); tessera::load(train, "runs/a");       // of either, on
-//   any mesh
+//   tessera::ParallelModel model(layers, mesh, {.micro_batches = 4});     // a list, three axes
+//   tessera::save(train, "runs/a");                                       // of either
+//   tessera::load(train, "runs/a");                                       // on any mesh
 // docs/library.md walks through it.
 #pragma once
 

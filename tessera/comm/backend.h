@@ -45,6 +45,7 @@ struct Attachments {
 class SymmetricMemory {
  public:
   virtual ~SymmetricMemory() = default;
+  // Where rank's part begins, in this process.
   virtual void* part(int rank) const = 0;
   virtual std::size_t part_bytes() const = 0;  // the distance between two parts, a multiple of 64
 };
@@ -60,6 +61,7 @@ class Backend {
   virtual std::string kind() const = 0;  // "shm", "mpi", "nccl", "dry", "two-level"
   virtual std::string name() const = 0;  // of the group, for messages
 
+  // Starts a call. What goes wrong comes out of Work::wait().
   virtual Work submit(Collective call, Attachments attachments = {}) = 0;
 
   // Collective over the group. Throws UsageError where the backend has no such memory.

@@ -32,6 +32,7 @@ struct Launch {
 // UsageError when they make no sense.
 Launch detect_launch();
 
+// What init() is told; the defaults suit every launcher.
 struct InitOptions {
   // "auto" is shm on one host and two-level on several; for tensors on GPUs nccl, where every rank
   // has one of its own. Or "shm", "mpi", "two-level", "nccl"; or "dry": this process alone is rank

@@ -11,6 +11,7 @@
 
 namespace tessera::comm {
 
+// The operations of a group, in the order of TrafficCounts::calls.
 enum class Op : std::uint8_t {
   all_reduce,
   reduce_scatter,
@@ -24,8 +25,11 @@ enum class Op : std::uint8_t {
 };
 inline constexpr int kOpCount = 9;
 
+// "all_reduce": for messages and traces.
 const char* name(Op op) noexcept;
+// Of two ranks; the others are of all ranks of the group.
 constexpr bool is_point_to_point(Op op) noexcept { return op == Op::send || op == Op::recv; }
+// Adds up (or takes the least or greatest of) what ranks have, so their order matters for the bits.
 constexpr bool is_reduction(Op op) noexcept {
   return op == Op::all_reduce || op == Op::reduce_scatter || op == Op::reduce;
 }
@@ -40,7 +44,9 @@ struct Shard {
   std::size_t begin = 0;
   std::size_t size = 0;
 };
+// Elements from the beginning of a shard to that of the next, whether they are there or not.
 std::size_t shard_stride(std::size_t count, int ranks) noexcept;
+// What a rank has of a buffer.
 Shard shard_of(std::size_t count, int ranks, int rank) noexcept;
 
 // One operation as one rank calls it. Counts are in elements and always of the whole buffer:

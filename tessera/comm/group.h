@@ -27,6 +27,7 @@ struct Call {
 // copy nothing. Keeps the memory alive, and so do the tensors it hands out.
 class SymmetricTensor {
  public:
+  // Group::symmetric() makes them; `rank` is whose part local() is.
   SymmetricTensor(std::shared_ptr<SymmetricMemory> memory, at::IntArrayRef sizes,
                   at::ScalarType dtype, int rank);
 
@@ -50,6 +51,7 @@ class SymmetricTensor {
 class Group {
  public:
   Group();
+  // A handle of a backend that somebody has started; init() does both.
   explicit Group(std::shared_ptr<Backend> backend);
 
   int rank() const { return state_->backend->rank(); }
@@ -78,18 +80,22 @@ class Group {
   // null ends that. A group of one rank has nothing to report.
   void observe(std::shared_ptr<Observer> observer) const;
 
+  // In place: x becomes what the ranks' tensors make together.
   Work all_reduce(const at::Tensor& x, const Call& call = {}) const;
+  // The same into another tensor; in stays as it is.
   Work all_reduce(const at::Tensor& out, const at::Tensor& in, const Call& call = {}) const;
   // out: this rank's shard of in. In place: out is that part of in.
   Work reduce_scatter(const at::Tensor& out, const at::Tensor& in, const Call& call = {}) const;
   // in: this rank's shard of out. In place: in is that part of out.
   Work all_gather(const at::Tensor& out, const at::Tensor& in, const Call& call = {}) const;
+  // x becomes root's everywhere.
   Work broadcast(const at::Tensor& x, int root, const Call& call = {}) const;
   Work reduce(const at::Tensor& x, int root, const Call& call = {}) const;  // changed on root only
   // in: one shard for every rank. out: this rank's shard from every rank.
   Work all_to_all(const at::Tensor& out, const at::Tensor& in, const Call& call = {}) const;
   // Ordered between the same two ranks; independent of everything else.
   Work send(const at::Tensor& x, int to, const Call& call = {}) const;
+  // Of the size and type that the other rank sends.
   Work recv(const at::Tensor& x, int from, const Call& call = {}) const;
   // Blocks the calling thread until every rank has called it.
   void barrier() const;

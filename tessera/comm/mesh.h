@@ -16,6 +16,7 @@ class Mesh {
   Mesh(Group world, Axes axes);
 
   const Group& world() const { return world_; }
+  // Throws UsageError for a name that is no axis.
   const Group& group(std::string_view axis) const { return groups_[axis_index(axis)]; }
   const Group& dp() const { return group("dp"); }
   const Group& tp() const { return group("tp"); }

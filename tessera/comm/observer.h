@@ -10,6 +10,7 @@ namespace tessera::comm {
 // whichever threads run the calls or wait for them; the buffers of `call` may be gone by then.
 class Observer {
  public:
+  // A clock that all ranks of a host share.
   using Time = std::chrono::steady_clock::time_point;
   virtual ~Observer() = default;
 

@@ -19,14 +19,19 @@ struct TrafficCounts {
   std::uint64_t busy_ns = 0;
   std::array<std::uint64_t, kOpCount> calls{};
 };
+// What was sent between two readings.
 TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
+// What two groups sent together.
 TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) noexcept;
 
 // The counters themselves; threads of one rank may count at the same time.
 class TrafficMeter {
  public:
+  // Counts a call as a ring would send it, whatever the backend does.
   void charge(const Collective& call, int ranks, int rank) noexcept;
+  // Counts what a copy or reduce loop wrote.
   void copied(std::uint64_t bytes) noexcept { copied_.fetch_add(bytes, std::memory_order_relaxed); }
+  // Counts time spent in such loops.
   void busy(std::chrono::nanoseconds time) noexcept {
     busy_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
   }

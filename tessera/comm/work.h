@@ -9,7 +9,9 @@ namespace tessera::comm {
 class WorkState {
  public:
   virtual ~WorkState() = default;
+  // Until the result may be read; throws what went wrong.
   virtual void wait() = 0;
+  // Whether wait() would return or throw at once.
   virtual bool done() const = 0;
 };
 
@@ -18,6 +20,7 @@ class WorkState {
 class Work {
  public:
   Work() = default;
+  // Of a backend's running operation.
   explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
 
   // Returns when the result may be read, or throws what went wrong. For CPU buffers it blocks the

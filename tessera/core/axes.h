@@ -23,6 +23,7 @@ inline constexpr std::array<std::string_view, kAxes> kAxisHelps = {
 // Where the axis stands in kAxisNames. Throws UsageError with the near name.
 std::size_t axis_index(std::string_view name);
 
+// One axis and how many ranks it has, or where a rank stands on it.
 struct Axis {
   std::string_view name;
   int size = 1;
@@ -33,13 +34,16 @@ class Place {
  public:
   Place() = default;
   Place(std::initializer_list<Axis> where);  // {{"dp", 1}}; not named: 0
+  // By all axes at once.
   static Place of(int dp, int tp = 0, int pp = 0) {
     Place place;
     place.index_ = {tp, dp, pp};
     return place;
   }
 
+  // Throws UsageError for a name that is no axis, as set() does.
   int at(std::string_view axis) const { return index_[axis_index(axis)]; }
+  // Moves it along one axis.
   void set(std::string_view axis, int index) { index_[axis_index(axis)] = index; }
   int tp() const { return index_[0]; }
   int dp() const { return index_[1]; }
@@ -57,15 +61,20 @@ class Place {
 class Axes {
  public:
   Axes() { size_.fill(1); }
+  // As the next, so that a literal will do.
   Axes(const char* text) : Axes(std::string_view(text)) {}
   // Throws UsageError for an unknown or repeated name and a size that is not 1 or more.
   explicit Axes(std::string_view text);
+  // {{"dp", 2}}; not named: 1.
   Axes(std::initializer_list<Axis> axes);
+  // By all axes at once.
   static Axes of(int dp, int tp = 1, int pp = 1) { return {{"dp", dp}, {"tp", tp}, {"pp", pp}}; }
 
+  // Throws UsageError for a name that is no axis.
   int size(std::string_view axis) const { return size_[axis_index(axis)]; }
   // Throws UsageError for a negative size.
   void set(std::string_view axis, int size);
+  // A copy in which one axis is another size.
   Axes with(std::string_view axis, int size) const;
   int tp() const { return size_[0]; }
   int dp() const { return size_[1]; }
@@ -76,7 +85,9 @@ class Axes {
   // Throws UsageError unless each axis has 1 rank or more, and all together as many as `ranks`.
   void check_world(std::int64_t ranks) const;
 
+  // Where a rank of 0 to world() - 1 stands, and back.
   Place place_of(std::int64_t rank) const;
+  // The rank at a place.
   int rank_of(const Place& place) const {
     int rank = 0;
     for (std::size_t i = kAxes; i-- > 0;) rank = rank * size_[i] + place.index_[i];

@@ -13,10 +13,13 @@ namespace tessera {
 // travels as P·Qᵀ of low rank (Vogels et al. 2019), and what that leaves out is added to the
 // rank's next gradient. The engine sends by these rules and the planner counts by them.
 enum class GradCompression : std::uint8_t { none, bf16, fp16, powersgd };
+// What parse_grad_compression() takes.
 const std::vector<std::string>& grad_compression_names();
+// As the command line spells it.
 std::string_view name(GradCompression compression);
 GradCompression parse_grad_compression(std::string_view text);  // throws UsageError
 
+// What PowerSGD can be told.
 struct PowerSgd {
   int rank = 4;                     // of P and Q
   std::int64_t warm_up_steps = 10;  // first steps of a run, which send whole gradients

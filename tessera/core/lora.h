@@ -55,6 +55,7 @@ void check_lora(const ModelShape& shape);
 struct AdapterSpecs {
   ParamSpec a, b;
 };
+// `rank`: of the low-rank matrices; `block`: the block's name in the model.
 AdapterSpecs specs_of(const Adapter& adapter, std::int64_t rank, const std::string& block);
 
 // "blocks.3.qkv.lora_q.A" is one of an adapter.

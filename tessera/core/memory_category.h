@@ -19,6 +19,7 @@ inline constexpr int kMemoryCategories = 6;
 inline constexpr std::array<std::string_view, kMemoryCategories> kMemoryCategoryNames = {
     "params", "grads", "optimizer", "activations", "buffers", "temporary"};
 
+// "params": in tables, metrics and messages.
 constexpr std::string_view name(MemoryCategory category) {
   return kMemoryCategoryNames[static_cast<std::size_t>(category)];
 }

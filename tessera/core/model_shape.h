@@ -12,6 +12,7 @@ namespace tessera {
 // Which linears have biases, and whether norms have a shift: LayerNorm with, RMSNorm without.
 struct Biases {
   Biases(bool all = true) : qkv(all), out(all), mlp(all), norm(all) {}  // NOLINT: all or none
+  // Each by itself, as Qwen2 needs, whose queries, keys and values alone have some.
   Biases(bool of_qkv, bool of_out, bool of_mlp, bool of_norm)
       : qkv(of_qkv), out(of_out), mlp(of_mlp), norm(of_norm) {}
 
@@ -24,11 +25,13 @@ struct Biases {
 
 // The function between the two matrices of an MLP without gate.
 enum class Activation : std::uint8_t { gelu_tanh, gelu, relu };
+// As checkpoints and messages spell it.
 const char* name(Activation activation);
 
 // How the frequencies of rotary positions are changed for sequences longer than those of the
 // first training: all divided by the factor, or (llama3) those of long waves alone.
 struct RotaryScaling {
+  // Which frequencies are scaled.
   enum class Kind : std::uint8_t { none, linear, llama3 };
   Kind kind = Kind::none;
   double factor = 1;
@@ -39,6 +42,7 @@ struct RotaryScaling {
   std::int64_t original_positions = 8192;
   bool operator==(const RotaryScaling&) const = default;
 };
+// As checkpoints and messages spell it.
 const char* name(RotaryScaling::Kind kind);
 
 // A transformer: its sizes, as `--layers --hidden …` give them, and what it is made of.
@@ -100,6 +104,7 @@ ModelShape find_model_shape(std::string_view name);  // throws UsageError with t
 // A GPT-2-like shape from its sizes. Throws UsageError naming the size that cannot be.
 ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t heads,
                      std::int64_t vocab, std::int64_t positions);
+// Throws UsageError that names the size that cannot be.
 void check(const ModelShape& shape);
 
 // The vocabulary padded up to a multiple, as Megatron does (of 128 · tp).

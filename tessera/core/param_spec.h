@@ -50,6 +50,7 @@ struct Run {
 // The shape of what tensor-parallel rank t of tp has, padding included, and its elements in order,
 // without it. Throws UsageError if tp does not cut the segments evenly.
 std::vector<std::int64_t> local_shape(const ParamSpec& spec, int t, int tp);
+// The elements of that part.
 std::vector<Run> local_runs(const ParamSpec& spec, int t, int tp);
 // Those of them that no rank before t has: norms count every element of the whole once.
 std::vector<Run> counted_runs(const ParamSpec& spec, int t, int tp);

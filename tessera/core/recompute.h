@@ -13,6 +13,7 @@ enum class Recompute : std::uint8_t {
   full,       // only the inputs are kept
 };
 Recompute parse_recompute(std::string_view text);  // throws UsageError
+// As the command line spells it.
 std::string_view name(Recompute mode);
 
 }  // namespace tessera

@@ -102,12 +102,16 @@ struct Descent {
 // All alternatives of two variants.
 template <class A, class B>
 struct Join;
+// Of two lists of alternatives.
 template <class... A, class... B>
 struct Join<std::variant<A...>, std::variant<B...>> {
+  // A's first, then B's.
   using type = std::variant<A..., B...>;
 };
 
+// Those that treat every element alone, so that any shard of a parameter will do.
 using Elementwise = std::variant<AdamW, SGD, Lion>;
+// Those that need a whole matrix.
 using ByMatrix = std::variant<Muon>;
 using Named = Join<Elementwise, ByMatrix>::type;  // all of them, as users know them
 // What there is a kernel for.
@@ -122,6 +126,7 @@ void for_each(F&& f) {
   (std::make_index_sequence<std::variant_size_v<Named>>{});
 }
 
+// What named() takes.
 inline std::vector<std::string> names() {
   std::vector<std::string> result;
   for_each([&](const auto& rule) { result.emplace_back(rule.name); });

@@ -16,10 +16,12 @@ struct Usage {
   std::int64_t peak = 0;
 };
 
+// A reading of a ledger.
 struct LedgerCounts {
   std::array<Usage, kMemoryCategories> categories{};
   Usage total;  // its peak is of the sum, not the sum of the peaks
 
+  // Of one category.
   const Usage& operator[](MemoryCategory category) const {
     return categories[static_cast<std::size_t>(category)];
   }
@@ -38,6 +40,7 @@ class Ledger {
   // Throws OutOfMemoryError, with the ledger in it, where the limit would be passed; then nothing
   // has been charged.
   void charge(MemoryCategory category, std::int64_t bytes);
+  // Takes back what was charged or noted.
   void release(MemoryCategory category, std::int64_t bytes) noexcept;
   // Counts what somebody else has handed out already, whatever the limit: a device's allocator
   // keeps that itself, see DeviceLimit.
@@ -79,6 +82,7 @@ std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category,
 class Charge {
  public:
   Charge() = default;
+  // Charges at once, and throws as Ledger::charge() does.
   Charge(std::shared_ptr<Ledger> ledger, MemoryCategory category, std::int64_t bytes);
   Charge(Charge&& other) noexcept;
   Charge& operator=(Charge&& other) noexcept;

@@ -18,6 +18,7 @@ using tessera::name;
 using tessera::parse_recompute;
 using tessera::Recompute;
 
+// What is recomputed: tensors in, tensors out.
 using TensorFunction = std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)>;
 
 // Runs f now without keeping what it computes, and again in backward, with the random numbers of
@@ -27,6 +28,7 @@ std::vector<at::Tensor> recompute_tensors(Recompute mode, TensorFunction f,
                                           std::vector<at::Tensor> inputs,
                                           const void* segment = nullptr);
 
+// The same for any function of tensors, with a segment's own address for recomputing_segment().
 template <typename F, typename... Args>
 auto recompute_segment(Recompute mode, const void* segment, F&& f, Args&&... args) {
   using Result = std::decay_t<std::invoke_result_t<F&, std::decay_t<Args>...>>;
@@ -67,6 +69,7 @@ auto recompute(Recompute mode, F&& f, Args&&... args) {
 // How deep this thread is inside the backward of recomputed segments, and the innermost of them:
 // a gradient that is accumulated there may not be the last of its parameter in this backward pass.
 int recomputing_depth();
+// Null outside of any.
 const void* recomputing_segment();
 
 // For kernels that are matrix products but not of ATen, inside a selective segment: the first time

@@ -17,16 +17,22 @@ template <typename F>
 void each_tensor(at::Tensor& tensor, F&& f) {
   f(tensor);
 }
+// Of its value, if there is one.
 template <typename T, typename F>
 void each_tensor(std::optional<T>& value, F&& f);
+// Of each element, in order.
 template <typename T, typename F>
 void each_tensor(std::vector<T>& values, F&& f);
+// Of each element, in order.
 template <typename T, std::size_t N, typename F>
 void each_tensor(std::array<T, N>& values, F&& f);
+// Of the first, then of the second.
 template <typename A, typename B, typename F>
 void each_tensor(std::pair<A, B>& pair, F&& f);
+// Of each element, in order.
 template <typename... T, typename F>
 void each_tensor(std::tuple<T...>& values, F&& f);
+// A value of another type has none.
 template <typename T, typename F>
 void each_tensor(T&, F&&) requires(!std::is_convertible_v<T&, at::Tensor&>) {}
 
@@ -77,6 +83,7 @@ void map_tensors(T& value, F&& f) {
   each_tensor(value, [&](at::Tensor& tensor) { tensor = std::move(tensors[next++]); });
 }
 
+// Whether a backward pass may come through it.
 template <typename T>
 bool any_requires_grad(T& value) {
   bool any = false;

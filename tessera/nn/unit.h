@@ -35,6 +35,7 @@ class UnitObserver {
 // Inputs are cast first, as the observer wants them.
 std::vector<at::Tensor> watch_inputs(const std::shared_ptr<UnitObserver>& observer,
                                      std::vector<at::Tensor> tensors);
+// The same behind the unit: its backward begins here.
 std::vector<at::Tensor> watch_outputs(const std::shared_ptr<UnitObserver>& observer,
                                       std::vector<at::Tensor> tensors);
 
@@ -65,7 +66,9 @@ auto observed(const std::shared_ptr<UnitObserver>& observer, F&& f, Args&&... ar
 class UnitBase {
  public:
   virtual ~UnitBase() = default;
+  // Null: nobody watches it.
   void observe(std::shared_ptr<UnitObserver> observer) { observer_ = std::move(observer); }
+  // What its next forward keeps for backward.
   void set_recompute(Recompute mode) { recompute_ = mode; }
   Recompute recompute() const { return recompute_; }
   bool in_use() const { return observer_ != nullptr || recompute_ != Recompute::none; }
@@ -105,10 +108,12 @@ class UnitImpl : public M, public UnitBase {
   }
 };
 
+// The holder of a UnitImpl.
 template <typename M>
 class Unit : public torch::nn::ModuleHolder<UnitImpl<M>> {
  public:
   using torch::nn::ModuleHolder<UnitImpl<M>>::ModuleHolder;
+  // What torch's holders call the module that they hold.
   using Impl = UnitImpl<M>;
 
   // As the holder's own, which cannot name the result of a forward that is a template.

@@ -18,6 +18,7 @@ struct Initial {
   double uniform = 0;    // or, if this is not 0: of numbers spread evenly over mean ± this
   bool keep = false;     // as it was made, by the first rank that has it
 };
+// By a parameter's name and shape.
 using InitialValues = std::function<Initial(const ParamSpec&)>;
 
 // Values that lie somewhere, in files say, and that the parameters that are there start with
@@ -34,6 +35,7 @@ void fill_stored_range(const at::Tensor& out, const ParamSpec& spec, const Store
 
 // Biases 0, other vectors 1, the rest with deviation 0.02.
 Initial initial_default(const ParamSpec& spec);
+// What the layers' constructors gave them, for modules that fill their own.
 Initial initial_kept(const ParamSpec& spec);
 
 // Gives `param`, what tensor-parallel rank t of tp has of a parameter, its first values; not those

@@ -40,9 +40,9 @@ struct Layer {
     std::string layer, param;
   };
   std::map<std::string, Tie> tied = {};
-  // Its parameters are called `name.…` in the whole model, and it is a unit of ZeRO and of
-  // recomputation. Flat: they are called as they are inside it, and belong to the unit around it
-  // (an embedding whose table the head uses too).
+  // Its parameters are called by its name and theirs in the whole model, and it is a unit of ZeRO
+  // and of recomputation. Flat: they are called as they are inside it, and belong to the unit
+  // around it (an embedding whose table the head uses too).
   bool flat = false;
   double cost =
       1;  // of running it, beside the others': a pipeline's stages cost as little as can be

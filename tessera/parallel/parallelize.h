@@ -76,6 +76,7 @@ class ParallelModel {
     std::optional<double> tokens = std::nullopt;  // as in zero::Begin: losses are sums then
     std::uint64_t step = 0;                       // its number: what is dropped in it
   };
+  // `numbers`: what changes from step to step.
   zero::PendingStep start_step(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
   // Are steps launched as a graph by now? And what speaks against it: "" if nothing does.
   bool graphed() const;
@@ -86,6 +87,7 @@ class ParallelModel {
   // gradients. Slow and simple: stage after stage. Collective over the replica.
   at::Tensor predict(const at::Tensor& input, const Finish& finish);
 
+  // For what it alone can: norms, state, times. Steps go through this class.
   zero::Engine& engine();
   const zero::Engine& engine() const;
   const comm::Mesh& mesh() const;

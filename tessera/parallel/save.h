@@ -21,11 +21,12 @@ class ParallelModel;
 // model. It is made where it is wanted, by save(engine, …) or save(model, …), and not kept.
 struct Checkpointable {
   Checkpointable(zero::Engine& engine);  // of a model that is whole on every rank
+  // Of a model that is cut over a mesh by layers.
   Checkpointable(ParallelModel& model);
-  // Of a model that is cut over a mesh in some other way. `specs`: this rank's parameters; one that
-  // is not among them is whole. `counted`: the elements of one of these that no rank before this
-  // one has too; null: counted_runs() of its spec.
+  // The elements of a parameter that no rank before this one has too.
   using Counted = std::function<std::vector<Run>(const std::string& param)>;
+  // Of a model that is cut over a mesh in some other way. `specs`: this rank's parameters; one that
+  // is not among them is whole. `counted`: of one of these; null: counted_runs() of its spec.
   Checkpointable(zero::Engine& engine, const comm::Mesh& mesh, std::vector<ParamSpec> specs,
                  Counted counted = nullptr);
 
@@ -42,6 +43,7 @@ struct Checkpointable {
 // different values for one, the first rank's.
 using Extra = std::map<std::string, std::string>;
 
+// What is kept, and what happens when a save fails.
 struct SaveOptions {
   int keep_last = 0;            // older checkpoints than the newest so many are removed; 0: none
   std::int64_t keep_every = 0;  // but not those whose step is a multiple; 0: no exception
@@ -68,6 +70,7 @@ struct RunFacts {
   std::string model = "{}";  // a JSON object
 };
 
+// What became of a save.
 struct Saved {
   std::string folder;
   std::int64_t bytes = 0;  // that this rank wrote
@@ -82,6 +85,7 @@ struct Saved {
 Saved save(const Checkpointable& what, const std::string& dir, const Extra& extra = {},
            const SaveOptions& options = {}, const RunFacts& facts = {});
 
+// What a checkpoint says of the run that made it.
 struct Loaded {
   std::string folder;
   std::int64_t step = 0;
@@ -94,6 +98,7 @@ struct Loaded {
   std::vector<std::string> skipped;  // newer ones that could not be read, and why
 };
 
+// How much is taken, and who may refuse it.
 struct LoadOptions {
   // Of the parameters and buffers alone: the optimizer stays as it is. For fine-tuning.
   bool params_only = false;

@@ -12,6 +12,7 @@ using tessera::name;
 using tessera::parse_recompute;
 using tessera::Recompute;
 
+// What is asked of gpt_activation_bytes().
 struct GptActivations {
   ModelShape model;  // a GPT or a Llama
   std::int64_t batch = 1;

@@ -72,14 +72,18 @@ struct Hardware : SoftwareFigures {
 class Catalogue {
  public:
   Catalogue();
+  // Puts a user's file over what is there.
   void read(const std::string& path);
+  // The same from a text; `where` stands for the file in messages.
   void parse(std::string_view toml, const std::string& where);
   const std::vector<Hardware>& all() const { return all_; }
   const Hardware& find(std::string_view name) const;  // throws UsageError with the near name
 
   // What --model names: by find_model_shape(), or by what a program that knows more names put here.
   using FindModel = std::function<ModelShape(const std::string& name)>;
+  // For programs that read models from folders, which the planner alone cannot.
   void find_models_by(FindModel find) { find_model_ = std::move(find); }
+  // Throws UsageError with the near name.
   ModelShape model(const std::string& name) const {
     return find_model_ ? find_model_(name) : find_model_shape(name);
   }

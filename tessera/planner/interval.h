@@ -15,6 +15,7 @@ struct Interval {
   double low = 0, high = 0;  // seconds
   std::string basis;
 };
+// `step`: the predicted seconds that it is to stand around.
 Interval step_interval(const Question& settled, double step);
 
 }  // namespace tessera::planner

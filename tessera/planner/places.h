@@ -16,15 +16,18 @@ struct Places {
   GroupPlace hop;   // two stages that follow each other
   GroupPlace tied;  // the first stage and the last, which share an embedding
 
+  // Of one collective, alone on the network.
   double seconds(Collective kind, double bytes, const GroupPlace& place) const {
     return collective_cost(topology, kind, bytes, place).seconds(topology);
   }
 };
+// `order`: the axes with their sizes, innermost first.
 Places places_on(const Topology& topology, const std::vector<AxisSize>& order);
 // "tp,dp,pp" with the sizes of the axes. Throws UsageError unless each of them is there once.
 std::vector<AxisSize> in_order(std::string_view order, const Axes& axes);
 // The axes of a run, innermost first.
 std::vector<AxisSize> axis_order(const Question& settled);
+// Of a settled run.
 Places places(const Question& settled);
 
 }  // namespace tessera::planner

@@ -39,6 +39,7 @@ struct TrafficRow {
   double bytes = 0;  // sent per optimizer step, ring-equivalent
 };
 
+// Bytes that a rank sends in an optimizer step, by axis, as rings would send them.
 struct Traffic {
   double dp = 0, tp = 0, pp = 0;
   double dp_each = 0, dp_last = 0;  // dp under either reduce policy
@@ -46,7 +47,9 @@ struct Traffic {
   double total() const { return dp + tp + pp; }
 };
 
+// What a step spends most of its time on.
 enum class Bound : std::uint8_t { compute, memory, network };
+// In words, for tables.
 const char* name(Bound bound);
 
 // [Note: advice] A change of flags and what it gains, found by planning again with it. It keeps the
@@ -62,6 +65,7 @@ struct Advice {
   bool fits = false;
 };
 
+// All that is said of one settled question.
 struct Plan {
   Question question;  // settled
   // Parameters: of the model; in its blocks and embeddings; on the most loaded rank, before ZeRO.
@@ -90,12 +94,14 @@ struct Plan {
 // Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
 double usable_memory(const Hardware& hardware);
 std::vector<Memory> memory_by_rank(const Question& settled);  // of the pipeline
+// The pipeline rank that needs most.
 int most_loaded_rank(const std::vector<Memory>& by_rank);
 Memory memory_of(const Question& settled);  // of that one
 // Nothing for a model with sizes, and for a size that no GPT of ours has on such a mesh.
 std::optional<Assumed> assumed_for(const Question& settled);
 // What has to fit: all of a model with sizes; state and what assumed_for() adds; or state.
 double needed_memory(const Question& settled);
+// Of the rank that sends most along each axis.
 Traffic traffic_of(const Question& settled);
 // Floating-point operations of a step: three times those of the forward pass, whatever is
 // recomputed, with the whole square of attention; with adapters without the gradients of frozen
@@ -107,7 +113,9 @@ Plan plan_numbers(const Question& settled);
 // Settles, plans and advises.
 Plan make_plan(const Question& question);
 
+// Changes of flags that gain something, planned again one by one: what make_plan() fills in.
 std::vector<Advice> advice_for(const Plan& plan);
+// Likewise: what is odd but possible.
 std::vector<std::string> notes_for(const Plan& plan);
 // In one line; by the plan's advice, where it has any.
 std::string remedy_for(const Plan& plan);

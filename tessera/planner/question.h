@@ -15,6 +15,7 @@
 
 namespace tessera::planner {
 
+// How the scores of attention are made.
 enum class Attention : std::uint8_t { fused, unfused };  // unfused keeps the matrix of scores
 
 // [Note: whose run] Whose run it is: programs keep different things for backward. Megatron-LM's
@@ -22,6 +23,7 @@ enum class Attention : std::uint8_t { fused, unfused };  // unfused keeps the ma
 // planner/activations.h counts, and its state is padded: [Note: shards of a parameter].
 // Plain PyTorch keeps much the same as Megatron-LM; how long it takes is its own: hardware.h.
 enum class Software : std::uint8_t { megatron, tessera, pytorch };
+// As the command line spells it.
 std::string_view name(Software software);
 std::string_view title(Software software);       // as it is written in a sentence
 Software parse_software(std::string_view text);  // throws UsageError

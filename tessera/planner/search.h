@@ -14,6 +14,7 @@ namespace tessera::planner {
 // All ways to train one model with one global batch on so many devices.
 struct SearchQuestion {
   Question base;  // not settled; gpus says how many, and whatever is not fixed below is tried out
+  // What the user has decided.
   struct Fixed {
     bool tp = false, pp = false, zero = false, micro_batch = false, schedule = false;
     bool chunks = false, recompute = false, sequence_parallel = false, order = false;
@@ -21,6 +22,7 @@ struct SearchQuestion {
   int top = 10;
   std::int64_t most = 0;  // configurations to try before it is refused; 0: any number
 };
+// What the settings name is fixed, the rest is open.
 SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue);
 
 // Whether nobody could tell its step from the best one's: it is within the interval of that.
@@ -28,6 +30,7 @@ inline bool as_good_as(const Plan& plan, const Plan& best) {
   return plan.time.step() <= best.interval.high;
 }
 
+// The best ways, and why the others are not among them.
 struct SearchResult {
   std::vector<Plan> best;    // by predicted throughput, the highest first
   std::int64_t tried = 0;    // configurations
@@ -36,6 +39,7 @@ struct SearchResult {
   // have been combined with.
   std::map<std::string, std::int64_t> ruled_out;
 };
+// Called now and then, for a progress bar.
 using SearchProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 // Throws UsageError for what no configuration could meet.
 SearchResult search(const SearchQuestion& question, const SearchProgress& progress = {});

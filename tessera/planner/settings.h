@@ -126,10 +126,13 @@ enum class Command : std::uint8_t { train = 1, plan = 2 };
 // JSON and CSV files, where "_" may stand for "-"), its group, its help, what it may be, and who
 // takes it. Flags, files, --print-config, --batch, --score and --help are all made from it.
 struct Field {
+  // Short for what stands often in the table.
   using S = RunSettings;
+  // The size of an axis, which is no member of its own.
   struct OfAxis {
     std::string_view name;
   };
+  // Where the value lies, which says its type too.
   using Member = std::variant<std::int64_t S::*, double S::*, bool S::*, std::string S::*, OfAxis>;
 
   std::string group;
@@ -147,19 +150,23 @@ struct Field {
   bool free_in_plans = false;             // a plan takes other words than the choices too
   std::string formerly = {};              // an older name that is still taken
 
+  // By its name, or by the one it had.
   bool is_called(std::string_view word) const {
     return word == name || (!formerly.empty() && word == formerly);
   }
+  // Whether that command takes it.
   bool is(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
   bool is_flag() const { return std::holds_alternative<bool S::*>(member); }
   std::string type_name() const;                     // for --help
   std::string shown_default(Command command) const;  // likewise
 };
+// Those that a command takes, in the order of --help.
 const std::vector<Field>& fields(Command command);
 
 // Reads what a flag or a file says. Throws UsageError that begins with "--name: got …".
 void set(RunSettings& settings, const Field& field, std::string_view text,
          Command command = Command::train);
+// The inverse of set(), as --print-config writes it.
 std::string get(const RunSettings& settings, const Field& field);
 
 // What the settings say of a run, in the words of a question; its model and hardware are not
@@ -172,6 +179,7 @@ class Settings {
   // Throws UsageError, with the near name, for a key that is no field; "micro_batch" is
   // "micro-batch". A later value replaces an earlier one.
   void set(std::string_view key, std::string value);
+  // Whether it was given at all.
   bool has(std::string_view key) const;
 
   // The question they ask, not settled yet; what they do not say has its default. Throws UsageError

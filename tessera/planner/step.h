@@ -40,6 +40,7 @@ struct Transfers {
 // How far apart ranks are that are neighbours along an axis.
 struct RankStrides {
   int tp = 1, dp = 1, pp = 1;
+  // Of replica d of pipeline rank p, and its neighbour t along tp.
   int rank(int p, int d, int t = 0) const { return p * pp + d * dp + t * tp; }
 };
 
@@ -97,6 +98,7 @@ struct Step {
   RankStrides strides() const;
   // Of replica d of pipeline rank p, and its neighbour t along tp.
   int rank(int p, int d, int t = 0) const { return strides().rank(p, d, t); }
+  // On which node a rank lies.
   int node(int rank) const { return rank / topology.per_node; }
   // From a stage to the next: on one node, or as far as `place` says.
   double hop_seconds(const GroupPlace& place) const;
@@ -117,11 +119,14 @@ struct PartTimes {
   StepChunk layer, embedding, head;
   StepChunk first;  // layer behind the embedding
 };
+// Throws UsageError for a model known by its size alone.
 PartTimes part_times(const Question& settled);
 
 // Throws UsageError for a model known by its size alone, and for numbers that cannot be.
 Step describe_step(const Question& settled);
+// The same with parts that are known already.
 Step describe_step(const Question& settled, const PartTimes& parts);
+// Throws UsageError for numbers that cannot be.
 void check(const Step& step);
 
 }  // namespace tessera::planner

@@ -23,6 +23,7 @@ struct StepTime {
 // By closed forms: without a pipeline what the events of the simulator would say, with one nearly
 // so ([Note: closed forms]).
 StepTime step_time(const Step& step);
+// Of describe_step(settled).
 StepTime step_time(const Question& settled);
 // Seconds that no step takes less than, quickly reckoned: for who looks for the best of many.
 double least_step_time(const Step& step);
@@ -31,6 +32,7 @@ struct ReplicaPlace {
   GroupPlace dp;
   double interference = 0;  // there
 };
+// The least over places that are not chosen yet.
 double least_step_time(const Step& step, const std::vector<ReplicaPlace>& anywhere);
 
 }  // namespace tessera::planner

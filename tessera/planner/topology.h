@@ -77,6 +77,7 @@ struct CollectiveCost {
   // Of it alone, with no other axis at work.
   double seconds(const Topology& topology) const;
 };
+// What one collective of a group at that place costs.
 CollectiveCost collective_cost(const Topology& topology, Collective kind, double bytes,
                                const GroupPlace& place);
 
@@ -88,6 +89,7 @@ double pace_of(const Topology& topology, const GroupPlace& place);
 // [Note: order of axes] Ranks are numbered along the axes of `order`, the first of them innermost,
 // and fill nodes one after another. "tp,dp,pp" keeps tensor parallelism's neighbours nearest.
 inline constexpr std::string_view kUsualOrder = "tp,dp,pp";
+// An axis of such a list.
 struct AxisSize {
   std::string name;
   int size = 1;

@@ -7,6 +7,7 @@
 
 namespace tessera::schedule {
 
+// What a rank can do in a pipeline.
 enum class Kind : std::uint8_t {
   forward,
   backward,        // of inputs and weights at once
@@ -17,7 +18,9 @@ enum class Kind : std::uint8_t {
   send_gradient,  // to the stage before, after backward or backward_input
   receive_gradient,
 };
+// "forward": for drawings and messages.
 const char* name(Kind kind) noexcept;
+// Takes time of its own; the others hand over what is there.
 constexpr bool is_compute(Kind kind) noexcept { return kind <= Kind::backward_weight; }
 
 // What a rank does next. A chunk is one of the pieces of the model that the rank holds.
@@ -40,6 +43,7 @@ struct Schedule {
   std::vector<std::vector<Action>> actions;  // [rank]: in order
 
   int stage_count() const { return ranks * chunks; }
+  // Which stage of the model it is.
   int stage(int rank, int chunk) const {
     return stages[static_cast<std::size_t>(rank)][static_cast<std::size_t>(chunk)];
   }
@@ -48,6 +52,7 @@ struct Schedule {
     int rank = 0;
     int chunk = 0;
   };
+  // The inverse of stage().
   Home home(int stage) const;
 };
 
@@ -61,6 +66,7 @@ Schedule zero_bubble_v(int ranks, int micros);   // two chunks per rank, laid ou
 // "gpipe", "1f1b", "interleaved", "zb-h1" or "zb-v". `chunks` counts for interleaved only; 0
 // means 2 there.
 const std::vector<std::string>& names();
+// By one of these names. Throws UsageError with the near one.
 Schedule make(std::string_view name, int ranks, int micros, int chunks = 0);
 
 // Whether it takes weight gradients apart from those of inputs, and so puts them off.
@@ -83,10 +89,12 @@ struct Durations {
   double backward_input = 1;
   double backward_weight = 1;
 };
+// What a step of such actions is like.
 struct Timing {
   double step = 0;
   double bubble = 0;  // idle fraction of all ranks, from 0 to the end of the step
 };
+// Plays it, each action as early as those it waits for allow.
 Timing time(const Schedule& schedule, const Durations& durations);
 
 // When each rank computes what, in that time.

@@ -18,6 +18,7 @@ struct RankTime {
   double sent_dp = 0, sent_pp = 0;  // bytes
 
   double step() const { return compute + tp + pp + dp + bubble + optimizer; }
+  // Adds so much of another, to average over ranks.
   void add(const RankTime& other, double share) {
     compute += share * other.compute;
     tp += share * other.tp;
@@ -32,6 +33,7 @@ struct RankTime {
 
 // What a rank, or its dp group, or a message did; for traces.
 struct Span {
+  // Which row of a trace it belongs to.
   enum Lane : std::uint8_t { computing, data_parallel, pipeline };
   int worker = 0;
   Lane lane = computing;
@@ -40,6 +42,7 @@ struct Span {
   double begin = 0, end = 0;
 };
 
+// What a simulated step was like.
 struct Result {
   double step = 0;
   int replicas = 1;             // that were simulated: 1 stands for all where they are alike
@@ -50,12 +53,14 @@ struct Result {
   std::uint64_t events = 0;  // 0: without events
   std::vector<Span> spans;
 
+  // Of pipeline rank p in replica d.
   const RankTime& at(int p, int d = 0) const {
     return ranks[static_cast<std::size_t>(p) * static_cast<std::size_t>(replicas) +
                  static_cast<std::size_t>(replicas == 1 ? 0 : d)];
   }
 };
 
+// How exactly it is simulated.
 struct Options {
   bool shared_links = true;  // false: as if messages and collectives had links of their own
   bool full = false;         // simulate every replica, though one would do

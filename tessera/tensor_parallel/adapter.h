@@ -25,6 +25,7 @@ struct AdapterOptions {
 // The two matrices of an adapter, which the linear around it uses.
 class AdapterImpl : public torch::nn::Module, public Sharded {
  public:
+  // `scale`: alpha / rank, by which their product counts.
   AdapterImpl(const Axis& axis, const ParamSpec& a, const ParamSpec& b, double scale,
               const nn::ParamOptions& options);
   std::vector<ParamSpec> specs() const override { return {a_, b_}; }

@@ -63,6 +63,7 @@ struct Axis {
 // Into the tensor-parallel region, and out of it: copy_to and reduce_from, or with a cut sequence
 // gather_sequence and reduce_scatter_sequence.
 at::Tensor copy_to_region(const Axis& axis, const at::Tensor& x, const std::string& label);
+// Out of it: partial sums in, the whole result out.
 at::Tensor reduce_from_region(const Axis& axis, const at::Tensor& x, const std::string& label);
 // For parameters that work on a part of the sequence, if it is cut; else they stay as they are.
 std::vector<at::Tensor> sequence_parallel_params(const Axis& axis,
@@ -72,7 +73,9 @@ std::vector<at::Tensor> sequence_parallel_params(const Axis& axis,
 // The collectives themselves, without gradients, on tensors [..., T, C]. all_reduce_ changes x,
 // and needs it contiguous.
 at::Tensor all_reduce_(const comm::Group& group, const at::Tensor& x, const std::string& label);
+// Parts of the sequence, side by side along T.
 at::Tensor all_gather(const comm::Group& group, const at::Tensor& part, const std::string& label);
+// This rank's part along T of the sum.
 at::Tensor reduce_scatter(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
 // The same, begun: the result is there after wait().
@@ -82,6 +85,7 @@ struct Pending {
 
   at::Tensor wait() const { return work.wait(), result; }
 };
+// all_gather(), begun.
 Pending start_all_gather(const comm::Group& group, const at::Tensor& part,
                          const std::string& label);
 // `out`: where to put it, or a new tensor.

@@ -28,6 +28,7 @@ struct Outputs {
   bool shared = false;
 };
 
+// A linear as one process would have it; the ranks' parts follow.
 struct LinearOptions {
   std::int64_t in = 0;
   std::int64_t out = 0;
@@ -45,6 +46,7 @@ struct LinearOptions {
 class ColumnParallelLinearImpl : public torch::nn::Module, public Sharded {
  public:
   ColumnParallelLinearImpl(Axis axis, const LinearOptions& options);  // throws UsageError
+  // x: whole on every rank, or this rank's part of the sequence where that is cut.
   at::Tensor forward(const at::Tensor& x);
   at::Tensor forward_gelu(const at::Tensor& x);  // gelu(forward(x)), fused
   std::vector<ParamSpec> specs() const override;
@@ -69,6 +71,7 @@ TORCH_MODULE(ColumnParallelLinear);
 class RowParallelLinearImpl : public torch::nn::Module, public Sharded {
  public:
   RowParallelLinearImpl(Axis axis, const LinearOptions& options);  // throws UsageError
+  // x: what a column-parallel linear of the same axis gave.
   at::Tensor forward(const at::Tensor& x);
   std::vector<ParamSpec> specs() const override;
 
@@ -82,6 +85,7 @@ class RowParallelLinearImpl : public torch::nn::Module, public Sharded {
 };
 TORCH_MODULE(RowParallelLinear);
 
+// A table as one process would have it.
 struct EmbeddingOptions {
   std::int64_t rows = 0;
   std::int64_t width = 0;

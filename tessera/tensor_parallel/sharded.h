@@ -38,6 +38,7 @@ void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int 
 // ones. `out` may be on any device. For what is small: adapters.
 void fill_uniform(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
                   double bound, double mean = 0);
+// Elements [begin, begin + out.numel()) of that.
 void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
                         std::int64_t begin, std::uint64_t seed, double bound, double mean = 0);
 

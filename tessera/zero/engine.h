@@ -30,13 +30,17 @@ struct StepInfo {
 // A step whose work may still be under way on a device. A small value: copy it, keep it, drop it.
 class PendingStep {
  public:
+  // Where the result comes from; an engine's own affair.
   class State {
    public:
     virtual ~State() = default;
+    // Whether get() would return at once.
     virtual bool ready() const = 0;
+    // Waits; throws what the step failed with.
     virtual StepInfo get() = 0;
   };
   PendingStep() = default;
+  // Null: a step that was captured and has not run; get() refuses it.
   explicit PendingStep(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   // Waits until it is known how it went. Throws Error if something was not finite and
@@ -54,6 +58,7 @@ struct Times {
   double optimizer = 0;  // norm and update
 };
 
+// Parameters whose gradients travel in one message.
 struct BucketInfo {
   std::vector<std::string> params;
   std::int64_t bytes = 0;
@@ -70,6 +75,7 @@ struct StateShard {
   std::vector<std::int64_t> sizes, strides;  // of this rank's parameter or buffer
   bool frozen = false;                       // a parameter that is not trained
 };
+// Which part of the state is asked for.
 enum class StateScope : std::uint8_t {
   owned,  // each element on exactly one rank of the group: what this rank saves
   held    // all that this rank keeps: what it wants when it loads
@@ -81,6 +87,7 @@ struct StepCounts {
   double loss_scale = 0;                        // layout fp16; 0: not known
 };
 
+// How a step differs from the default.
 struct Begin {
   int micro_batches = 0;                        // 0: Options::micro_batches; of each model chunk
   std::optional<double> tokens = std::nullopt;  // of this rank in all its micro-batches; may be 0
@@ -132,6 +139,7 @@ class Engine {
   // Within the scope backward() only accumulates; the first backward after it, or step(), reduces.
   class NoSync {
    public:
+    // Until it goes, of this engine alone.
     explicit NoSync(Engine& engine);
     ~NoSync();
     NoSync(const NoSync&) = delete;
@@ -161,12 +169,15 @@ class Engine {
   //
   // Why steps of this engine cannot be captured; "" if they can.
   std::string capture_problem() const;
+  // Before each replay: what begin() and step() would have been told.
   void prepare_step(const Begin& begin, std::optional<double> lr = std::nullopt);
+  // After each replay: the step that it was.
   PendingStep replayed();
 
   // Waits until the gradients are reduced, without updating anything: `.grad` can be looked at
   // where it is kept whole (stage 0). discard() then forgets the step under way.
   void finish_reduction();
+  // Forgets gradients and micro-batches of a step that was not taken.
   void discard();
 
   // Waits until the parameters are complete: before they are read outside forward at stages 1 and
@@ -191,6 +202,7 @@ class Engine {
   const comm::Group& group() const;
   std::int64_t steps() const;
   Times times() const;
+  // Times start again from 0.
   void reset_times();
   // Bytes of the parameters and gradients as they travel, padding included: what the formulas of
   // traffic take.
@@ -216,12 +228,14 @@ class DataParallel : public Engine {
   DataParallel(M model, comm::Group group, Options options = {})
       : Engine(model.ptr(), std::move(group), std::move(options)), model_(std::move(model)) {}
 
+  // The model's forward, as the engine must see it: never call model()->forward() in training.
   template <typename... Args>
   auto operator()(Args&&... args) {
     return nn::observed(
         root(), [&](auto&&... in) { return model_->forward(std::forward<decltype(in)>(in)...); },
         std::forward<Args>(args)...);
   }
+  // To name, print or save; its parameters belong to the engine.
   M& model() { return model_; }
 
  private:

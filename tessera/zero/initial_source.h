@@ -16,13 +16,16 @@ namespace tessera::zero {
 // element. The engine asks for what a rank keeps, unit by unit, so that no rank ever holds the
 // whole model.
 struct InitialSource {
+  // Writes a stretch of one parameter.
   using Write =
       std::function<void(const std::string& name, std::int64_t begin, const at::Tensor& out)>;
 
   InitialSource() = default;
+  // Any function of that kind is a source.
   template <typename F>
   InitialSource(F&& f)  // NOLINT: a function is one
       requires std::constructible_from<Write, F&&> : write(std::forward<F>(f)) {}
+  // Whether there is a source at all.
   explicit operator bool() const { return static_cast<bool>(write); }
 
   Write write;

@@ -28,6 +28,7 @@ using namespace rules;
 using TorchOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
 
+// One of ours with its settings, or a function that makes one of torch's.
 using Optimizer = rules::Join<rules::Named, std::variant<TorchOptimizer>>::type;
 
 // How one parameter is treated, by its name and its shape. (It may have no values yet.)
@@ -74,6 +75,7 @@ struct ModelAxes {
   std::function<std::string(const std::string&)> name = nullptr;
 };
 
+// What an Engine is told; all but the stage can be left alone.
 struct Options {
   int stage = 0;                                // [Note: stages] in engine.h
   StateLayout layout = state_layouts().back();  // fp32

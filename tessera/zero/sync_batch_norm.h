@@ -23,11 +23,15 @@ namespace tessera::zero {
 // calls apart from an engine's, where what ranks compute may differ.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
+  // With torch's defaults.
   SyncBatchNormImpl(std::int64_t features, comm::Group group);
+  // With torch's own options.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, comm::Group group);
 
+  // Collective in training; in eval() a rank is on its own.
   at::Tensor forward(const at::Tensor& x);
-  void reset() override;
+  void reset() override;  // to the start: weight 1, bias 0, no statistics
+  // As torch prints its own norms.
   void pretty_print(std::ostream& stream) const override;
   // Takes tensors over from another norm, as they are.
   void adopt(const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& running_mean,
