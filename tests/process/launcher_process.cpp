@@ -1,5 +1,6 @@
 #include "tests/process/launcher_process.h"
 
+#include <sstream>
 #include <utility>
 
 namespace tessera::process {
@@ -27,6 +28,17 @@ bool LauncherProcess::saw(const std::string& word, int count) const {
     }
     return found >= count;
   });
+}
+
+std::vector<pid_t> printed_pids(const LauncherProcess& launcher) {
+  std::vector<pid_t> pids;
+  for (const std::string& line : launcher.lines()) {
+    std::istringstream words(line);
+    std::string prefix, word;
+    words >> prefix >> word;
+    for (pid_t pid = 0; words >> pid;) pids.push_back(pid);
+  }
+  return pids;
 }
 
 LaunchOptions script(int ranks, const std::string& text) {

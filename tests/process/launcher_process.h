@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
@@ -24,6 +26,9 @@ class LauncherProcess {
   Capture out_, err_;
   Child child_;
 };
+
+// The numbers behind the prefix and the first word of each line.
+std::vector<pid_t> printed_pids(const LauncherProcess& launcher);
 
 // `ranks` ranks of a shell script.
 LaunchOptions script(int ranks, const std::string& text);
