@@ -128,6 +128,10 @@ void check_lora(const ModelShape& shape) {
   if (!std::isfinite(lora.alpha) || lora.alpha <= 0) {
     throw UsageError(str("--lora-alpha: got ", lora.alpha, "; wanted a positive number"));
   }
+  if (!(lora.dropout >= 0) || lora.dropout >= 1) {
+    throw UsageError(str("--lora-dropout: got ", lora.dropout,
+                         "; wanted 0 (nothing is dropped) or more, and less than 1"));
+  }
   adapters_of(shape);
 }
 

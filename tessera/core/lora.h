@@ -14,11 +14,13 @@ struct ModelShape;
 // [Note: adapters] Fine-tuning with low rank (Hu et al., 2021): the model's own parameters are
 // frozen, and beside some of the linears in its blocks stand two thin matrices that are trained:
 //   y = W x + b + alpha / rank · B (A x)      A [rank, in], B [out, rank]
-// B starts with zeros, so that training starts with the model as it was; A as PEFT's does.
+// B starts with zeros, so that training starts with the model as it was; A as PEFT's does. In
+// training steps a share of x may be dropped on its way to A, other values for each adapter.
 struct Lora {
   std::int64_t rank = 0;  // 0: the model has no adapters, and is trained itself
   double alpha = 16;
   std::string targets = "auto";  // what has one: parse_lora_targets()
+  double dropout = 0;            // share of x that A does not see, in training steps alone
 
   bool any() const { return rank > 0; }
   double scale() const { return alpha / static_cast<double>(rank); }

@@ -29,11 +29,11 @@ constexpr std::int64_t kMostAdapterRank = 65536;
 // Fields that say nothing of what adapters compute, once they are trained.
 const std::set<std::string, std::less<>>& harmless_adapter_fields() {
   static const std::set<std::string, std::less<>> names = {
-      "auto_mapping",    "base_model_name_or_path", "revision",
-      "task_type",       "inference_mode",          "peft_version",
-      "megatron_core",   "target_modules",          "lora_dropout",
-      "fan_in_fan_out",  "layers_pattern",          "qalora_group_size",
-      "exclude_modules", "runtime_config",          "ephemeral_gpu_offload"};
+      "auto_mapping",   "base_model_name_or_path", "revision",
+      "task_type",      "inference_mode",          "peft_version",
+      "megatron_core",  "target_modules",          "exclude_modules",
+      "fan_in_fan_out", "layers_pattern",          "qalora_group_size",
+      "runtime_config", "ephemeral_gpu_offload"};
   return names;
 }
 
@@ -109,6 +109,11 @@ Lora parse_adapter_config(std::string_view text, const std::string& where) {
         refuse_field(where, field, value, "a positive number");
       }
       lora.alpha = value.get<double>();
+    } else if (field == "lora_dropout") {
+      if (!value.is_number() || !(value.get<double>() >= 0) || value.get<double>() >= 1) {
+        refuse_field(where, field, value, "a number from 0 on, less than 1");
+      }
+      lora.dropout = value.get<double>();
     } else if (field == "use_rslora") {
       if (!value.is_boolean()) refuse_field(where, field, value, "true or false");
       by_root = value.get<bool>();

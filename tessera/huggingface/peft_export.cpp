@@ -34,7 +34,7 @@ std::string adapter_config(const ModelShape& shape, const std::string& base) {
   } else {
     json["lora_alpha"] = lora.alpha;
   }
-  json["lora_dropout"] = 0.0;
+  json["lora_dropout"] = lora.dropout;
   json["bias"] = "none";
   json["fan_in_fan_out"] = family_of(shape) == "gpt2";
   json["init_lora_weights"] = true;

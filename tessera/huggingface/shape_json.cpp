@@ -54,6 +54,7 @@ std::string shape_json(const ModelShape& shape) {
   nlohmann::json lora;  // null: it has no adapters
   if (shape.lora.any()) {
     lora = {{"rank", shape.lora.rank}, {"alpha", shape.lora.alpha}, {"targets", targets_of(shape)}};
+    if (shape.lora.dropout > 0) lora["dropout"] = shape.lora.dropout;
   }
   const nlohmann::json json = {{"name", shape.name},
                                {"layers", shape.layers},
@@ -121,6 +122,7 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
       const nlohmann::json& lora = json["lora"];
       shape.lora = {lora.at("rank").get<std::int64_t>(), lora.at("alpha").get<double>(),
                     lora.at("targets").get<std::string>()};
+      take(lora, "dropout", shape.lora.dropout);
     }
     check(shape);
     check_lora(shape);

@@ -96,6 +96,10 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
 // x [B, rows, cols], each value times 0 or 1 / (1 - rate): [Note: dropout] in pass.h. Row 0 of each
 // sample here is row `first_row` of the whole. saves: nothing.
 at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row = 0);
+// The same for columns [first, first + cols) of rows that are `width` wide in the whole, as a copy
+// and outside autograd: its gradient is dropped likewise.
+at::Tensor dropped_columns(const at::Tensor& x, const Dropout& how, std::int64_t first,
+                           std::int64_t width);
 
 // Rotary positions: the first `heads` heads of width `dim` in each token t of [B, T, ...] are
 // turned, elements i and i + dim / 2 together by the angle t · rates[i]. saves: nothing.

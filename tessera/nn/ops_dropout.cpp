@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -18,7 +19,8 @@ using torch::autograd::tensor_list;
 
 struct KeptDropout : torch::CustomClassHolder {
   Dropout how;
-  std::int64_t first_row = 0;
+  std::int64_t first_row = 0, first_column = 0;
+  std::int64_t width = 0;  // columns of the whole
 };
 
 void drop_rows(const at::Tensor& x, const KeptDropout& kept) {
@@ -30,6 +32,8 @@ void drop_rows(const at::Tensor& x, const KeptDropout& kept) {
                                           .cols = count(cols),
                                           .rows_per_sample = count(rows),
                                           .first_row = count(kept.first_row),
+                                          .first_column = count(kept.first_column),
+                                          .width = count(kept.width),
                                           .seed = how.seed,
                                           .stream = how.stream,
                                           .first_sample = how.first_sample,
@@ -44,9 +48,9 @@ void drop_rows(const at::Tensor& x, const KeptDropout& kept) {
       const kernels::Dropout mask = {.seed = how.seed,
                                      .stream = kernels::stream_of_sample(how.stream, sample),
                                      .rate = how.rate,
-                                     .width = count(cols)};
-      kernels::drop(mask, type_of(matrix), static_cast<std::uint64_t>(kept.first_row + r % rows), 0,
-                    row_out(matrix, r), count(cols));
+                                     .width = count(kept.width)};
+      kernels::drop(mask, type_of(matrix), static_cast<std::uint64_t>(kept.first_row + r % rows),
+                    count(kept.first_column), row_out(matrix, r), count(cols));
     }
   });
 }
@@ -68,10 +72,7 @@ struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
   }
 };
 
-}  // namespace
-
-at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row) {
-  if (how.rate == 0) return x;
+void check_droppable(const at::Tensor& x, const Dropout& how) {
   if (!(how.rate > 0) || how.rate >= 1 || x.dim() != 3) {
     throw UsageError(str("dropout got a rate of ", how.rate, " and a tensor of ", x.dim(),
                          " dims; wanted 0 <= rate < 1, and [batch, rows, columns]"));
@@ -80,10 +81,35 @@ at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_r
     throw UsageError(str("dropout got values of type ", c10::toString(x.scalar_type()), " on ",
                          x.device().str(), "; wanted fp32 or bf16, or on a GPU fp16 too"));
   }
+}
+
+}  // namespace
+
+at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row) {
+  if (how.rate == 0) return x;
+  check_droppable(x, how);
   auto kept = c10::make_intrusive<KeptDropout>();
   kept->how = how;
   kept->first_row = first_row;
+  kept->width = x.size(2);
   return DropoutFunction::apply(x, kept);
+}
+
+at::Tensor dropped_columns(const at::Tensor& x, const Dropout& how, std::int64_t first,
+                           std::int64_t width) {
+  if (how.rate == 0) return x;
+  check_droppable(x, how);
+  if (first < 0 || first + x.size(2) > width) {
+    throw UsageError(str("dropout got columns ", first, " to ", first + x.size(2), " of ", width));
+  }
+  const at::NoGradGuard no_grad;
+  KeptDropout part;
+  part.how = how;
+  part.first_column = first;
+  part.width = width;
+  at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
+  drop_rows(out, part);
+  return out;
 }
 
 }  // namespace tessera::nn

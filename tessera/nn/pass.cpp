@@ -68,6 +68,9 @@ Dropout dropout_of(const Pass* pass, std::string_view operation) {
 Dropout attention_dropout_of(const Pass* pass, std::string_view operation) {
   return dropout_with(pass, pass == nullptr ? 0 : pass->attention_dropout, operation);
 }
+Dropout adapter_dropout_of(const Pass* pass, std::string_view operation) {
+  return dropout_with(pass, pass == nullptr ? 0 : pass->adapter_dropout, operation);
+}
 
 PassScope::PassScope(std::shared_ptr<const Pass> pass)
     : before_(std::exchange(current, std::move(pass))) {}

@@ -26,6 +26,7 @@ struct Pass {
   // the element in it: not on the mesh, the stage, micro-batches or recomputation.
   double dropout = 0;              // of embeddings and of what is added to the residual stream
   double attention_dropout = 0;    // of attention's probabilities
+  double adapter_dropout = 0;      // of what adapters see: [Note: adapters] in core/lora.h
   std::uint64_t seed = 0;          // another in every step
   std::uint64_t first_sample = 0;  // the number of row 0 in its step's global batch
 };
@@ -45,6 +46,7 @@ struct Dropout {
 // Of the open pass, for an operation called so in the whole model ("blocks.3.proj").
 Dropout dropout_of(const Pass* pass, std::string_view operation);
 Dropout attention_dropout_of(const Pass* pass, std::string_view operation);
+Dropout adapter_dropout_of(const Pass* pass, std::string_view operation);
 
 class PassScope {
  public:

@@ -10,6 +10,7 @@
 #include "tessera/core/text.h"
 #include "tessera/parallel/frozen.h"
 #include "tessera/parallel/gather_texts.h"
+#include "tessera/parallel/left_out.h"
 #include "tessera/parallel/save.h"
 #include "tessera/parallel/state_shards.h"
 
@@ -45,7 +46,7 @@ class Attempt {
     touched_ = true;
     if (agree([&] { return read(); }).empty()) return false;
     what_.engine.resume(options_.params_only ? what_.engine.progress() : counts_);
-    return true;
+    return options_.params_only || !agree([&] { return read_left_out(); }).empty();
   }
   const std::string& problem() const { return problem_; }
   bool touched() const { return touched_; }  // the engine's memory
@@ -84,8 +85,9 @@ class Attempt {
     from_.emplace(folder_, checkpoint::local_files(), parallel::charge_of(what_.engine));
     if (what_.world.rank() == 0) from_->check_files();  // damage comes before other differences
     const checkpoint::Description& about = from_->about();
-    loaded_ = {folder_,      about.step, about.extra, about.samples, about.seed, about.model,
-               about.layout, about.mesh, {}};
+    loaded_ = {folder_,    about.step,  about.extra,  about.samples,
+               about.seed, about.model, about.layout, about.mesh,
+               {},         {}};
     if (const auto found = loaded_.extra.find(parallel::kFrozen); found != loaded_.extra.end()) {
       frozen_ = found->second;
     }
@@ -115,7 +117,7 @@ class Attempt {
       std::vector<std::string> have, missing, surplus;
       for (const auto& [state, dtype] : from_->states(param)) {
         have.push_back(state);
-        if (!states.contains(state)) surplus.push_back(state);
+        if (!states.contains(state) && !parallel::is_left_out(state)) surplus.push_back(state);
       }
       for (const std::string& state : states) {
         if (std::find(have.begin(), have.end(), state) == have.end()) missing.push_back(state);
@@ -166,6 +168,13 @@ class Attempt {
     const at::NoGradGuard no_grad;
     from_->load(state_.shards);
     for (auto& [to, from] : state_.copies) to.copy_(from);
+    return "";
+  }
+
+  std::string read_left_out() {
+    parallel::LeftOutToLoad more = parallel::left_out_to_load(what_, *from_);
+    from_->load(more.shards);
+    if (!more.note.empty()) loaded_.notes.push_back(str(folder_, ": ", more.note));
     return "";
   }
 

@@ -31,7 +31,9 @@ struct ParallelModel::Impl {
                        const Finish* finish);
   at::Tensor forward(int chunk, const at::Tensor& input, int micro);
   bool pipelined() const { return mesh.axes().pp() > 1; }
-  bool drops() const { return options.dropout > 0 || options.attention_dropout > 0; }
+  bool drops() const {
+    return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0;
+  }
   void run_passes(int micro_batches);
   void start_passes(const std::vector<MicroBatch>& batches, std::uint64_t step);
   std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::uint64_t step) const;
@@ -207,6 +209,7 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   nn::with_documents(*pass, batch.document_starts, options.device);
   pass->dropout = options.dropout;
   pass->attention_dropout = options.attention_dropout;
+  pass->adapter_dropout = options.adapter_dropout;
   // A block of its own for every step: word 0 and 1 of it.
   const PhiloxBlock words = Philox(options.seed, stream_of("dropout")).block(step);
   pass->seed = std::uint64_t{words[1]} << 32 | words[0];

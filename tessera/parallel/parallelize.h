@@ -36,10 +36,11 @@ struct ParallelOptions {
   int micro_batches = 1;
 
   nn::Recompute recompute = nn::Recompute::none;
-  double dropout = 0, attention_dropout = 0;  // in steps, not in predict(): [Note: dropout]
-  std::uint64_t seed = 0;                     // of the parameters, and of what is dropped
-  InitialValues initial = initial_default;    // of each
-  StoredValues stored = {};                   // instead, of those that it has
+  // In steps, not in predict(): [Note: dropout].
+  double dropout = 0, attention_dropout = 0, adapter_dropout = 0;
+  std::uint64_t seed = 0;                   // of the parameters, and of what is dropped
+  InitialValues initial = initial_default;  // of each
+  StoredValues stored = {};                 // instead, of those that it has
   c10::Device device = c10::kCPU;
   Graphs graphs = Graphs::automatic;
   zero::Options engine = {};  // stage, layout, optimizer, …; its axes are filled in

@@ -96,6 +96,7 @@ struct Loaded {
   std::string layout;
   Axes axes;                         // of the mesh that saved it
   std::vector<std::string> skipped;  // newer ones that could not be read, and why
+  std::vector<std::string> notes;    // what it has and this rank cannot take
 };
 
 // How much is taken, and who may refuse it.

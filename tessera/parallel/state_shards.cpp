@@ -18,6 +18,7 @@
 #include "tessera/memory/ledger.h"
 #include "tessera/parallel/frozen.h"
 #include "tessera/parallel/gather_texts.h"
+#include "tessera/parallel/left_out.h"
 
 namespace tessera::parallel {
 namespace {
@@ -48,36 +49,6 @@ std::vector<std::size_t> memory_order(const zero::StateShard& shard) {
 bool row_major(const zero::StateShard& shard) {
   const std::vector<std::size_t> dims = memory_order(shard);
   return std::is_sorted(dims.begin(), dims.end());
-}
-
-// Of the elements that `runs` give of the rank's parameter (row-major), those of the shard, as they
-// lie in memory. One by one where it is strided (channels last): slow, and simple.
-std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs) {
-  const std::int64_t count = shard.values.numel();
-  if (row_major(shard)) return checkpoint::cut(runs, shard.begin, count);
-  const std::vector<std::size_t> dims = memory_order(shard);
-  std::vector<std::int64_t> steps(shard.sizes.size(), 1);  // of a dim, counted row by row
-  for (std::size_t d = steps.size(); d-- > 1;) steps[d - 1] = steps[d] * shard.sizes[d];
-  std::vector<Run> out;
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::int64_t rest = shard.begin + i, at = 0;
-    for (std::size_t k = dims.size(); k-- > 0;) {
-      const std::int64_t size = shard.sizes[dims[k]];
-      at += rest % size * steps[dims[k]];
-      rest /= size;
-    }
-    const auto run = std::partition_point(runs.begin(), runs.end(),
-                                          [&](const Run& r) { return r.local + r.count <= at; });
-    if (run == runs.end() || run->local > at) continue;
-    const std::int64_t whole = run->whole + at - run->local;
-    if (!out.empty() && out.back().whole + out.back().count == whole &&
-        out.back().local + out.back().count == i) {
-      ++out.back().count;
-    } else {
-      out.push_back({whole, i, 1});
-    }
-  }
-  return out;
 }
 
 // What a rank has of the whole model, by the name of a parameter or buffer.
@@ -112,11 +83,6 @@ class Specs {
   std::map<std::string, std::size_t> index_;
 };
 
-// Host memory as a tensor like `values`, to copy from or to some of it.
-at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte* memory) {
-  return at::from_blob(const_cast<std::byte*>(memory), {count}, values.options().device(at::kCPU));
-}
-
 std::optional<std::int64_t> parse_count(const std::string& text) {
   std::int64_t count = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
@@ -128,6 +94,39 @@ std::optional<std::int64_t> parse_count(const std::string& text) {
 }
 
 }  // namespace
+
+// One by one where it is strided (channels last): slow, and simple.
+std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs) {
+  const std::int64_t count = shard.values.numel();
+  if (row_major(shard)) return checkpoint::cut(runs, shard.begin, count);
+  const std::vector<std::size_t> dims = memory_order(shard);
+  std::vector<std::int64_t> steps(shard.sizes.size(), 1);  // of a dim, counted row by row
+  for (std::size_t d = steps.size(); d-- > 1;) steps[d - 1] = steps[d] * shard.sizes[d];
+  std::vector<Run> out;
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t rest = shard.begin + i, at = 0;
+    for (std::size_t k = dims.size(); k-- > 0;) {
+      const std::int64_t size = shard.sizes[dims[k]];
+      at += rest % size * steps[dims[k]];
+      rest /= size;
+    }
+    const auto run = std::partition_point(runs.begin(), runs.end(),
+                                          [&](const Run& r) { return r.local + r.count <= at; });
+    if (run == runs.end() || run->local > at) continue;
+    const std::int64_t whole = run->whole + at - run->local;
+    if (!out.empty() && out.back().whole + out.back().count == whole &&
+        out.back().local + out.back().count == i) {
+      ++out.back().count;
+    } else {
+      out.push_back({whole, i, 1});
+    }
+  }
+  return out;
+}
+
+at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte* memory) {
+  return at::from_blob(const_cast<std::byte*>(memory), {count}, values.options().device(at::kCPU));
+}
 
 namespace {
 
@@ -186,6 +185,7 @@ StateToSave state_to_save(const Checkpointable& what, bool frozen) {
     };
   }
   out.specs = specs_without(specs.take(), left_out);
+  add_left_out(what, out);
   return out;
 }
 

@@ -41,6 +41,12 @@ struct StateToLoad {
 // `frozen`: as above; without them, they stay as they are.
 StateToLoad state_to_load(const Checkpointable& what, bool params_only, bool frozen = true);
 
+// Of the elements that `runs` give of the rank's parameter (row-major), those of the shard, as they
+// lie in memory.
+std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs);
+// Host memory as a tensor like `values`, to copy from or to some of it.
+at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte* memory);
+
 // How the ranks of a group talk about a checkpoint.
 checkpoint::Team team_of(const comm::Group& group);
 // What saving and loading hold for themselves is charged to the engine's ledger: no tensor shows

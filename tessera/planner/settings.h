@@ -21,7 +21,7 @@ struct RunSettings {
   std::int64_t pad_vocab = 0;
   std::int64_t params = 0;
   std::int64_t lora_rank = 0;
-  double lora_alpha = 16;
+  double lora_alpha = 16, lora_dropout = -1;  // -1: as --lora-from has it, else 0
   std::string lora_targets = "auto";
   std::string lora_from;
 

@@ -137,8 +137,14 @@ void add_adapters(Table& t) {
         "linears that have one: q, k, v, o, gate, up, down (GPT: qkv, o, fc, down) with commas "
         "between, PEFT's names for them, all, or auto (q and v; GPT: qkv)")
       .type("NAMES");
+  t.add("lora-dropout", &S::lora_dropout,
+        "share of a linear's input that its adapter does not see, in training; -1: what "
+        "--lora-from says, else 0")
+      .range(-1, 0.99)
+      .train();
   t.add("lora-from", &S::lora_from,
-        "adapters to start with, a folder as PEFT writes it; says rank, alpha and targets too")
+        "adapters to start with, a folder as PEFT writes it; says rank, alpha, targets and "
+        "dropout too")
       .type("DIR")
       .train();
 }

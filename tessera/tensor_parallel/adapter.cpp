@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/nn/matmul.h"
+#include "tessera/nn/ops.h"
 #include "tessera/nn/recompute.h"
 #include "tessera/tensor_parallel/layers.h"
 
@@ -16,14 +17,20 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
+at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
+
 struct Placement : torch::CustomClassHolder {
-  std::vector<double> scales;
-  std::vector<std::int64_t> first;  // column of each
+  std::vector<AdapterUse> uses;     // without their matrices, which autograd has
   std::vector<std::int64_t> sizes;  // of x
   std::optional<at::ScalarType> bias;
-};
 
-at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
+  bool drops() const { return !uses.empty() && uses[0].dropout.rate > 0; }
+  // Rows of x, or of its gradient, without what adapter i does not see.
+  at::Tensor seen_by(std::size_t i, const at::Tensor& rows) const {
+    const AdapterUse& use = uses[i];
+    return rows_of(nn::dropped_columns(rows.view(sizes), use.dropout, use.first_input, use.inputs));
+  }
+};
 
 // y += scale · h · bᵀ
 void add_product(const at::Tensor& y, const at::Tensor& h, const at::Tensor& b, double scale) {
@@ -35,12 +42,46 @@ void add_product(const at::Tensor& y, const at::Tensor& h, const at::Tensor& b, 
 }
 
 // `matrices` are A and B of each adapter in turn. The A's stand below one another, so that x is
-// multiplied with all of them at once.
+// multiplied with all of them at once, unless each sees another part of it.
 struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
   static at::Tensor all_a(at::TensorList matrices) {
     tensor_list list;
     for (std::size_t i = 0; i < matrices.size(); i += 2) list.push_back(matrices[i]);
     return list.size() == 1 ? list[0] : at::cat(list);
+  }
+
+  // x · Aᵀ of all, side by side.
+  static at::Tensor low_products(const Placement& where, const at::Tensor& rows,
+                                 at::TensorList matrices) {
+    if (!where.drops()) return nn::gemm_nt(rows, all_a(matrices));
+    tensor_list parts;
+    for (std::size_t i = 0; i < where.uses.size(); ++i) {
+      parts.push_back(nn::gemm_nt(where.seen_by(i, rows), matrices[2 * i]));
+    }
+    return parts.size() == 1 ? parts[0] : at::cat(parts, 1);
+  }
+
+  // From the gradients of those: adds that of x to dx, if it is defined, and sets those of the A's.
+  static void low_gradients(const Placement& where, const at::Tensor& x, at::TensorList matrices,
+                            const tensor_list& dh, const at::Tensor& dx, tensor_list& da) {
+    if (where.drops()) {
+      for (std::size_t i = 0; i < dh.size(); ++i) {
+        const auto g =
+            nn::product_gradients(dh[i], where.seen_by(i, x), matrices[2 * i], dx.defined(), true);
+        if (dx.defined()) dx.add_(where.seen_by(i, g.dx));
+        da.push_back(g.dw);
+      }
+      return;
+    }
+    const at::Tensor all = dh.size() == 1 ? dh[0] : at::cat(dh, 1);
+    const auto g = nn::product_gradients(all, x, all_a(matrices), dx.defined(), true);
+    if (dx.defined()) dx.add_(g.dx);
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < dh.size(); ++i) {
+      const std::int64_t rank = matrices[2 * i].size(0);
+      da.push_back(g.dw.narrow(0, begin, rank));
+      begin += rank;
+    }
   }
 
   static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Placement>& where,
@@ -53,13 +94,13 @@ struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
     operands.insert(operands.end(), matrices.begin(), matrices.end());
     const tensor_list made =
         nn::keep_in_selective("adapted linear", operands, [&]() -> tensor_list {
-          const at::Tensor h = nn::gemm_nt(rows, all_a(matrices));
+          const at::Tensor h = low_products(*where, rows, matrices);
           const at::Tensor y = nn::gemm_nt(rows, w, bias.value_or(at::Tensor()));
           std::int64_t begin = 0;
-          for (std::size_t i = 0; i < where->first.size(); ++i) {
+          for (std::size_t i = 0; i < where->uses.size(); ++i) {
             const at::Tensor &a = matrices[2 * i], &b = matrices[2 * i + 1];
-            add_product(y.narrow(1, where->first[i], b.size(0)), h.narrow(1, begin, a.size(0)), b,
-                        where->scales[i]);
+            add_product(y.narrow(1, where->uses[i].first, b.size(0)), h.narrow(1, begin, a.size(0)),
+                        b, where->uses[i].scale);
             begin += a.size(0);
           }
           return {y, h};
@@ -86,27 +127,23 @@ struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
 
     tensor_list dh, result(4 + matrices.size());
     bool want_low = want_x;  // dh, of all
-    for (std::size_t i = 0; i < where.first.size(); ++i) want_low = want_low || wanted(2 * i);
+    for (std::size_t i = 0; i < where.uses.size(); ++i) want_low = want_low || wanted(2 * i);
     std::int64_t begin = 0;
-    for (std::size_t i = 0; i < where.first.size(); ++i) {
+    for (std::size_t i = 0; i < where.uses.size(); ++i) {
       const at::Tensor &a = matrices[2 * i], &b = matrices[2 * i + 1];
       const auto g =
-          nn::product_gradients(dy.narrow(1, where.first[i], b.size(0)),
+          nn::product_gradients(dy.narrow(1, where.uses[i].first, b.size(0)),
                                 h.narrow(1, begin, a.size(0)), b, want_low, wanted(2 * i + 1));
       begin += a.size(0);
-      if (g.dw.defined()) result[4 + 2 * i + 1] = g.dw.mul_(where.scales[i]);
-      if (want_low) dh.push_back(g.dx.mul_(where.scales[i]));
+      if (g.dw.defined()) result[4 + 2 * i + 1] = g.dw.mul_(where.uses[i].scale);
+      if (want_low) dh.push_back(g.dx.mul_(where.uses[i].scale));
     }
     nn::ProductGradients g = nn::product_gradients(dy, x, w, want_x, ctx->needs_input_grad(1));
     if (want_low) {
-      const at::Tensor all = dh.size() == 1 ? dh[0] : at::cat(dh, 1);
-      const auto low = nn::product_gradients(all, x, all_a(matrices), want_x, true);
-      if (want_x) g.dx.add_(low.dx);
-      begin = 0;
-      for (std::size_t i = 0; i < where.first.size(); ++i) {
-        const std::int64_t rank = matrices[2 * i].size(0);
-        if (wanted(2 * i)) result[4 + 2 * i] = low.dw.narrow(0, begin, rank);
-        begin += rank;
+      tensor_list da;
+      low_gradients(where, x, matrices, dh, want_x ? g.dx : at::Tensor(), da);
+      for (std::size_t i = 0; i < da.size(); ++i) {
+        if (wanted(2 * i)) result[4 + 2 * i] = da[i];
       }
     }
     if (want_x) result[1] = g.dx.view(where.sizes);
@@ -119,8 +156,8 @@ struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
 }  // namespace
 
 AdapterImpl::AdapterImpl(const Axis& axis, const ParamSpec& a, const ParamSpec& b, double s,
-                         const nn::ParamOptions& options)
-    : scale(s), a_(a), b_(b) {
+                         const nn::ParamOptions& options, std::string name)
+    : scale(s), operation(std::move(name)), a_(a), b_(b) {
   const auto make = [&](const ParamSpec& spec) {
     return register_parameter(
         spec.name, nn::new_parameter(local_shape(spec, axis.rank(), axis.size()), options));
@@ -134,10 +171,10 @@ at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& w, const at::Te
   auto where = c10::make_intrusive<Placement>();
   tensor_list matrices;
   for (const AdapterUse& use : adapters) {
-    where->scales.push_back(use.scale);
-    where->first.push_back(use.first);
     matrices.push_back(use.a);
     matrices.push_back(use.b);
+    AdapterUse& how = where->uses.emplace_back(use);
+    how.a = how.b = at::Tensor();
   }
   return AdaptedLinear::apply(where, x, w, b.defined() ? std::optional(b) : std::nullopt,
                               at::TensorList(matrices));
@@ -157,13 +194,20 @@ std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adap
   }
   whole = copy_to(axis.group, whole, label + " adapters");
   b = sum_shared(axis.group, b, cut, label + " adapters");
+  const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
   std::vector<AdapterUse> uses;
   std::size_t next = 0;
   for (std::size_t i = 0; i < adapters.size(); ++i) {
     const Adapter& adapter = adapters[i];
     const bool by_outputs = adapter->specs()[0].tp_dim < 0;
-    uses.push_back({by_outputs ? whole[i] : adapter->A, by_outputs ? b[next++] : whole[i],
-                    adapter->scale, first[i]});
+    AdapterUse& use = uses.emplace_back();
+    use.a = by_outputs ? whole[i] : adapter->A;
+    use.b = by_outputs ? b[next++] : whole[i];
+    use.scale = adapter->scale;
+    use.first = first[i];
+    use.dropout = nn::adapter_dropout_of(pass.get(), adapter->operation);
+    use.first_input = by_outputs ? 0 : axis.rank() * adapter->A.size(1);
+    use.inputs = adapter->specs()[0].shape[1];
   }
   return uses;
 }

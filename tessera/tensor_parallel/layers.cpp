@@ -106,7 +106,8 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOption
     adapted_from_.push_back(from);
     adapters_.push_back(register_module(
         each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}),
-                           spec_of("B", {all, each.rank}, 0, cut), each.scale, options.tensors)));
+                           spec_of("B", {all, each.rank}, 0, cut), each.scale, options.tensors,
+                           str(label_, ".", each.name))));
   }
 }
 
@@ -157,7 +158,8 @@ RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& opt
   for (const AdapterOptions& each : options.adapters) {
     adapters_.push_back(register_module(
         each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}, 1),
-                           spec_of("B", {options.out, each.rank}), each.scale, options.tensors)));
+                           spec_of("B", {options.out, each.rank}), each.scale, options.tensors,
+                           str(label_, ".", each.name))));
   }
 }
 

@@ -32,6 +32,11 @@ Lora adapters_asked(const TrainConfig& config, const ModelShape& model) {
                            config.lora_from, " have rank ", lora.rank, "; leave it out"));
     }
   }
+  if (config.lora_dropout != -1) lora.dropout = config.lora_dropout;
+  if (!lora.any() && lora.dropout != 0) {
+    throw UsageError(str("--lora-dropout: got ", lora.dropout,
+                         " for a model without adapters; wanted --lora-rank or --lora-from too"));
+  }
   ModelShape adapted = model;
   adapted.lora = lora;
   check_lora(adapted);

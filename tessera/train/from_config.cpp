@@ -76,6 +76,7 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.recompute = nn::parse_recompute(config.recompute);
   options.dropout = config.dropout;
   options.attention_dropout = config.attention_dropout;
+  options.adapter_dropout = resolved.model.lora.dropout;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.initial = models::initial_values(resolved.model);
   options.stored = with_adapters(stored_start(config), config, resolved.model);

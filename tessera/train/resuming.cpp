@@ -30,7 +30,10 @@ std::string other_shape(const std::string& saved, const ModelShape& shape) {
   if (const auto it = was.find("biases"); it != was.end() && it->is_boolean()) {
     *it = biases_json(it->get<bool>());
   }
-  const nlohmann::json own = nlohmann::json::parse(shape_json(shape));
+  nlohmann::json own = nlohmann::json::parse(shape_json(shape));
+  for (nlohmann::json* each : {&was, &own}) {  // the model is the same, whatever training drops
+    if (each->contains("lora") && (*each)["lora"].is_object()) (*each)["lora"].erase("dropout");
+  }
   std::vector<std::string> differences;
   for (const auto& [key, value] : own.items()) {
     if (key == "name" || key == "context" || !was.contains(key) || was[key] == value) continue;

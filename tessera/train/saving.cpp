@@ -124,7 +124,9 @@ LoadOptions Saver::load_options() const {
 }
 
 Saver::Resumed Saver::resumed(const Loaded& loaded) const {
-  return {loaded.folder, loaded.step, loaded.samples, differences(loaded)};
+  std::vector<std::string> notes = differences(loaded);
+  notes.insert(notes.end(), loaded.notes.begin(), loaded.notes.end());
+  return {loaded.folder, loaded.step, loaded.samples, std::move(notes)};
 }
 
 std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {

@@ -80,6 +80,13 @@ enum class StateScope : std::uint8_t {
   owned,  // each element on exactly one rank of the group: what this rank saves
   held    // all that this rank keeps: what it wants when it loads
 };
+// What PowerSGD keeps of a parameter between two steps, [Note: PowerSGD] in power_sgd.h, as views.
+struct LeftOut {
+  std::string param;
+  at::Tensor error;                          // flat, in memory order: what this rank still owes
+  at::Tensor next;                           // n × r, the same on all ranks of the group
+  std::vector<std::int64_t> sizes, strides;  // of this rank's parameter
+};
 // How far training has come.
 struct StepCounts {
   std::int64_t steps = 0;
@@ -194,8 +201,12 @@ class Engine {
   std::vector<StateShard> state(StateScope scope);
   // Names of the frozen parameters, in the same order.
   std::vector<std::string> frozen_params() const;
+  // What compression left out of the gradients so far, of the parameters whose gradients travel in
+  // low rank. Owned: nothing before the first compressed step.
+  std::vector<LeftOut> left_out(StateScope scope);
   StepCounts progress() const;
   // Collective: state(StateScope::held) has been overwritten, and training goes on from there.
+  // Nothing is left out of gradients then: whoever has left_out() writes it afterwards.
   void resume(const StepCounts& progress);
 
   const Options& options() const;

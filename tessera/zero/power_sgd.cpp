@@ -49,8 +49,7 @@ bool take_out(std::vector<double>& columns, std::int64_t rows, std::int64_t c) {
 
 }  // namespace
 
-void orthonormalise(const at::Tensor& x, std::uint64_t seed, std::uint64_t stream,
-                    std::uint64_t* drawn) {
+void orthonormalise(const at::Tensor& x, const Redraw* redraw) {
   const at::Tensor host = x.is_cpu() && x.is_contiguous() ? x : x.to(at::kCPU).contiguous();
   const std::int64_t rows = host.size(0), rank = host.size(1);
   auto* const values = host.data_ptr<float>();
@@ -62,12 +61,12 @@ void orthonormalise(const at::Tensor& x, std::uint64_t seed, std::uint64_t strea
       columns[static_cast<std::size_t>(c * rows + i)] = value;
     }
   }
-  const Philox random(seed, stream);
   for (std::int64_t c = 0; c < rank; ++c) {
     bool good = take_out(columns, rows, c);
     double* const column = columns.data() + c * rows;
-    for (int attempt = 0; !good && drawn != nullptr && attempt < 3; ++attempt) {
-      const std::uint64_t from = (*drawn)++ * static_cast<std::uint64_t>(rows);
+    for (int attempt = 0; !good && redraw != nullptr && attempt < 3; ++attempt) {
+      const Philox random(redraw->seed, redraw->stream);
+      const auto from = static_cast<std::uint64_t>((attempt * rank + c) * rows);
       for (std::int64_t i = 0; i < rows; ++i) {
         column[i] = random.normal(from + static_cast<std::uint64_t>(i));
       }
@@ -139,7 +138,7 @@ void LowRankGradients::lay_out(Compressed& bucket, const Bucket& plan, const Pla
                                part(bucket.errors, place.error, place.rows, place.columns),
                                part(bucket.first, place.first, place.rows, place.rank),
                                part(bucket.second, place.second, place.columns, place.rank),
-                               stream_of(param.name), 0});
+                               stream_of(param.name), place.param});
   }
 }
 
@@ -155,7 +154,8 @@ void LowRankGradients::start(int index) {
   Compressed& bucket = buckets_[static_cast<std::size_t>(index)];
   for (Matrix& matrix : bucket.matrices) {
     matrix.error.add_(matrix.grad);
-    orthonormalise(matrix.right, seed_, matrix.stream, &matrix.drawn);
+    const Redraw redraw{seed_, matrix.stream};
+    orthonormalise(matrix.right, &redraw);
     at::Tensor left = matrix.left;
     at::mm_out(left, matrix.error, matrix.right);
   }
@@ -170,7 +170,7 @@ void LowRankGradients::finish(Stopwatch& waiting) {
     if (!bucket.started) continue;
     waiting.time([&] { bucket.work.wait(); });
     for (const Matrix& matrix : bucket.matrices) {
-      orthonormalise(matrix.left, seed_, matrix.stream, nullptr);
+      orthonormalise(matrix.left, nullptr);
       at::Tensor right = matrix.right;
       at::mm_out(right, matrix.error.t(), matrix.left);
       matrix.error.addmm_(matrix.left, matrix.right.t(), 1, -1);
@@ -194,8 +194,17 @@ void LowRankGradients::forget() {
     if (bucket.matrices.empty()) continue;
     bucket.errors.tensor.zero_();
     bucket.second.tensor.zero_();
-    for (Matrix& matrix : bucket.matrices) matrix.drawn = 0;
   }
+}
+
+std::vector<LowRankGradients::Kept> LowRankGradients::kept() const {
+  std::vector<Kept> all;
+  for (const Compressed& bucket : buckets_) {
+    for (const Matrix& matrix : bucket.matrices) {
+      all.push_back({matrix.param, matrix.error, matrix.right});
+    }
+  }
+  return all;
 }
 
 std::int64_t LowRankGradients::traveling_elements(int index) const {

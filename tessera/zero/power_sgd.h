@@ -15,7 +15,8 @@ namespace tessera::zero {
 //   P = orthonormal(Σ M·Q),   Q' = Σ Mᵀ·P,   result P·Q'ᵀ,   error = M − P·(Mᵀ·P)ᵀ of this rank.
 // So results and the errors of all ranks together are all gradients that ever were. The next step
 // begins with Q'. P and Q' are the same bits on every rank, and so is what is computed from them.
-// What is not compressed travels with the P of its bucket.
+// What is not compressed travels with the P of its bucket. Between two steps the errors and Q' are
+// all that there is to know: a direction that has to be drawn depends on nothing else.
 class LowRankGradients {
  public:
   // Collective. `grads`: the flat gradients, by space.
@@ -32,6 +33,13 @@ class LowRankGradients {
   void finish(Stopwatch& waiting);
   // Errors and directions begin anew.
   void forget();
+  // Of every matrix that is compressed: views.
+  struct Kept {
+    int param = 0;
+    at::Tensor error;  // m × n, as the parameter lies in memory
+    at::Tensor next;   // Q', n × r
+  };
+  std::vector<Kept> kept() const;
   // Of the buckets that it has.
   std::int64_t traveling_elements(int bucket) const;
 
@@ -40,7 +48,7 @@ class LowRankGradients {
     at::Tensor grad, error;  // m × n
     at::Tensor left, right;  // m × r, n × r
     std::uint64_t stream = 0;
-    std::uint64_t drawn = 0;  // random directions so far
+    int param = 0;
   };
   struct Plain {
     at::Tensor grad, place;
@@ -63,9 +71,11 @@ class LowRankGradients {
 };
 
 // Makes the columns of x (k × r, fp32) orthonormal, in fp64, one after the other. A column that is
-// nothing but the ones before becomes a random one by `redraw`, numbered on from `drawn`; or zero
-// where `drawn` is null. Numbers that are not finite stay as they are, for the step to find.
-void orthonormalise(const at::Tensor& x, std::uint64_t seed, std::uint64_t stream,
-                    std::uint64_t* drawn);
+// nothing but the ones before becomes zero, or, if `redraw` is given, random: the same for the same
+// numbers here. Numbers that are not finite stay as they are, for the step to find.
+struct Redraw {
+  std::uint64_t seed = 0, stream = 0;
+};
+void orthonormalise(const at::Tensor& x, const Redraw* redraw);
 
 }  // namespace tessera::zero

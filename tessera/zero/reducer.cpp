@@ -293,13 +293,14 @@ std::int64_t Reducer::traveling_bytes() const {
   return bytes;
 }
 
-void Reducer::forget_left_out() {
+void Reducer::resume(std::int64_t steps) {
+  steps_ = steps;
   if (low_rank_) low_rank_->forget();
 }
 
-void Reducer::resume(std::int64_t steps) {
-  steps_ = steps;
-  forget_left_out();
+std::vector<LowRankGradients::Kept> Reducer::left_out(bool now) const {
+  if (!low_rank_ || (now && steps_ <= power_sgd_.warm_up_steps)) return {};
+  return low_rank_->kept();
 }
 
 at::Tensor Reducer::slot_tensor(const BucketSlot& slot, const Range& range) const {

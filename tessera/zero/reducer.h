@@ -56,8 +56,10 @@ class Reducer {
   std::int64_t traveling_bytes() const;
   // [Note: what is left out] What compression left out of earlier steps is not to count: they were
   // given up, or belong to another run. `steps`: how many this one has made.
-  void forget_left_out();
   void resume(std::int64_t steps);
+  // Views of what PowerSGD keeps between two steps. Empty: nothing is compressed; `now`: nor has
+  // been, in the steps so far.
+  std::vector<LowRankGradients::Kept> left_out(bool now) const;
   // How many of a unit's parameters still wait for theirs in this pass.
   bool arrived(int param) const { return arrived_[static_cast<std::size_t>(param)]; }
 
@@ -98,7 +100,7 @@ class Reducer {
   std::vector<Buffer> grads_;                   // per space: flat, or this rank's shards
   std::vector<at::Tensor> views_;               // in_place: what .grad becomes
   std::unique_ptr<LowRankGradients> low_rank_;  // null: not asked for
-  std::int64_t steps_ = 0;                      // begun
+  std::int64_t steps_ = 0;                      // that count, this one too
   bool compress_ = false;                       // this step is beyond the warm-up
   std::array<BucketSlot, 2> slots_;
   std::size_t next_slot_ = 0;

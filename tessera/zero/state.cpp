@@ -70,6 +70,15 @@ std::vector<std::string> Engine::frozen_params() const {
   return names;
 }
 
+std::vector<LeftOut> Engine::left_out(StateScope scope) {
+  std::vector<LeftOut> all;
+  for (const auto& kept : impl_->reducer.left_out(scope == StateScope::owned)) {
+    const Param& param = impl_->plan.params[static_cast<std::size_t>(kept.param)];
+    all.push_back({param.name, kept.error.view(-1), kept.next, param.sizes, param.strides});
+  }
+  return all;
+}
+
 StepCounts Engine::progress() const {
   impl_->settle();
   StepCounts progress;

@@ -125,7 +125,7 @@ void Engine::Impl::discard() {
   if (passes.failed()) reducer.end_pass();
   passes.close_failed();
   finish_reduction();  // the other ranks may wait for this one's gradients
-  reducer.forget_left_out();
+  reducer.resume(update->steps());
   gatherer.begin_update();
   passes.end_step();
 }
@@ -197,7 +197,7 @@ StepInfo Engine::Impl::step_on_host(std::optional<double> lr) {
   info.grad_norm = std::sqrt(sums.squares);
   end_step();
   if (!std::isfinite(info.grad_norm) || !std::isfinite(info.loss)) {
-    reducer.forget_left_out();
+    reducer.resume(update->steps());
     if (options.on_non_finite == OnNonFinite::stop) {
       throw Error(str("the gradient or the loss is not finite in step ", update->steps() + 1,
                       " (norm ", info.grad_norm, ", loss ", info.loss,

@@ -110,7 +110,7 @@ TEST(AdapterFolders, AreRead) {
     for (FileTensor& tensor : tensors) tensor.dtype = dtype;
     write_folder(folder.path, kConfig, tensors);
     const AdapterFolder from(folder.path, two_blocks());
-    EXPECT_EQ(from.lora(), (Lora{2, 4, "q,down"}));
+    EXPECT_EQ(from.lora(), (Lora{2, 4, "q,down", 0.1}));
     EXPECT_TRUE(from.has("blocks.1.proj2.lora.B"));
     EXPECT_FALSE(from.has("blocks.1.qkv.lora_v.B"));
     std::vector<float> into(5, -1);
@@ -125,6 +125,7 @@ TEST(AdapterFolders, FieldsAreHonouredOrRefusedByName) {
   };
   EXPECT_EQ(parse_adapter_config(with("\"lora_alpha\": 6.5"), "x").alpha, 6.5);
   EXPECT_EQ(parse_adapter_config(with("\"bias\": \"none\""), "x").alpha, 8);
+  EXPECT_EQ(parse_adapter_config(with("\"lora_dropout\": 0.25"), "x").dropout, 0.25);
   EXPECT_EQ(parse_adapter_config(with("\"lora_alpha\": 3, \"use_rslora\": true"), "x").scale(),
             3 / std::sqrt(4.0));
   for (const auto& [more, name] : std::vector<std::pair<std::string, std::string>>{
@@ -139,6 +140,9 @@ TEST(AdapterFolders, FieldsAreHonouredOrRefusedByName) {
            {"\"of_the_future\": 1", "of_the_future"},
            {"\"lora_alpha\": -1", "lora_alpha"},
            {"\"lora_alpha\": \"8\"", "lora_alpha"},
+           {"\"lora_dropout\": 1", "lora_dropout"},
+           {"\"lora_dropout\": -0.1", "lora_dropout"},
+           {"\"lora_dropout\": true", "lora_dropout"},
            {"\"use_rslora\": 1", "use_rslora"}}) {
     const std::string error = error_of([&] { parse_adapter_config(with(more), "a.json"); });
     EXPECT_TRUE(contains(error, "a.json: got \"" + name + "\"")) << more << ": " << error;

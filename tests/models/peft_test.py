@@ -22,7 +22,7 @@ except ImportError as error:
     print(f"skipped: {error}; make interop installs what this compares with", flush=True)
     sys.exit(SKIP)
 
-SEQ, BATCH, STEPS, RANK, ALPHA, LR = 24, 2, 3, 4, 6, 1e-2
+SEQ, BATCH, STEPS, RANK, ALPHA, LR, DROPOUT = 24, 2, 3, 4, 6, 1e-2, 0.15
 TARGETS = {
     "gpt2": ["c_attn", "attn.c_proj", "mlp.c_proj", "c_fc"],
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
@@ -63,7 +63,7 @@ def logits_of(model, ids):
 
 
 def lora_of(family):
-    return LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[family], lora_dropout=0.0,
+    return LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[family], lora_dropout=DROPOUT,
                       fan_in_fan_out=family == "gpt2", task_type="CAUSAL_LM")
 
 
@@ -96,6 +96,14 @@ def train_with_peft(base, adapter, tokens):
     return losses, model
 
 
+def check_dropout(what, base, adapter, rate):
+    """That peft trains the adapters of a folder with this rate."""
+    model = PeftModel.from_pretrained(base_model(base), adapter, is_trainable=True)
+    rates = {module.p for name, module in model.named_modules()
+             if "lora_dropout" in name and isinstance(module, torch.nn.Dropout)}
+    check(what, rates == {rate}, rates)
+
+
 def check_family(tessera, family, work):
     torch.manual_seed(1)
     base, peft_dir = f"{work}/{family}", f"{work}/{family}-peft"
@@ -114,9 +122,9 @@ def check_family(tessera, family, work):
               "--micro-batch", str(BATCH), "--samples", "0", "--order", "sequential", "--clip", "0",
               "--lr", str(LR), "--lr-schedule", "constant", "--warmup", "0", "--weight-decay", "0"]
 
-    # An adapter of peft's, trained a few steps here and there.
+    # An adapter of peft's, trained a few steps here and there; not with its dropout, whose masks differ.
     metrics = f"{work}/{family}.jsonl"
-    run(*common, "--lora-from", peft_dir, "--ranks", "1", "--steps", str(STEPS), "--metrics", metrics,
+    run(*common, "--lora-from", peft_dir, "--lora-dropout", "0", "--ranks", "1", "--steps", str(STEPS), "--metrics", metrics,
         "--save", f"{work}/{family}-run")
     with open(metrics) as lines:
         ours = losses_of(lines.read())
@@ -162,14 +170,19 @@ def check_family(tessera, family, work):
 
     # An adapter of ours on two tensor-parallel ranks, from its own start.
     run(*common, "--lora-rank", str(RANK), "--lora-alpha", str(ALPHA), "--lora-targets",
-        OURS[family], "--tp", "2", "--steps", "2", "--save", f"{work}/{family}-own")
+        OURS[family], "--lora-dropout", str(DROPOUT), "--tp", "2", "--steps", "2", "--save",
+        f"{work}/{family}-own")
     own = f"{work}/{family}-own-adapter"
     run(tessera, "checkpoint", "export", f"{work}/{family}-own", own, "--format", "peft",
         "--base", base)
     with open(f"{own}/adapter_config.json") as config:
         said = json.load(config)
     check(f"{family}: adapter_config.json", said["base_model_name_or_path"] == base and
-          said["r"] == RANK and said["lora_alpha"] == ALPHA, said)
+          said["r"] == RANK and said["lora_alpha"] == ALPHA and said["lora_dropout"] == DROPOUT, said)
+    check_dropout(f"{family}: dropout of our own adapters", base, own, DROPOUT)
+    run(*common, "--lora-from", own, "--ranks", "1", "--steps", "1", "--save", f"{work}/{family}-more")
+    run(tessera, "checkpoint", "export", f"{work}/{family}-more", f"{own}-more", "--format", "peft")
+    check_dropout(f"{family}: dropout, from there and back", base, f"{own}-more", DROPOUT)
     tensors, known = load_file(f"{own}/adapter_model.safetensors"), load_file(
         f"{peft_dir}/adapter_model.safetensors")
     check(f"{family}: names of tensors", tensors.keys() == known.keys(),

@@ -86,6 +86,11 @@ TEST_F(CudaMasked, DropoutIsThatOfTheCpu) {
       const at::Tensor x = at::randn({3, 33, cols}).to(type);
       const Dropout how{0.37, 1234567, 99, 1000};
       EXPECT_TRUE(at::equal(dropout(x, how, 8), dropout(x.to(kMaskedGpu), how, 8).cpu())) << cols;
+      for (const std::int64_t first : {0, 3, 5, 8}) {
+        const at::Tensor there = dropped_columns(x.to(kMaskedGpu), how, first, first + cols + 2);
+        EXPECT_TRUE(at::equal(dropped_columns(x, how, first, first + cols + 2), there.cpu()))
+            << cols << " from " << first;
+      }
     }
   }
 }

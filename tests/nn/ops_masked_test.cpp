@@ -214,6 +214,11 @@ TEST(Dropout, DropsTheShareAndKeepsTheMean) {
   later.first_sample = 101;
   EXPECT_TRUE(at::equal(dropout(x.narrow(0, 1, 2), later), y.narrow(0, 1, 2)));
   EXPECT_TRUE(at::equal(dropout(x.narrow(1, 20, 30), how, 20), y.narrow(1, 20, 30)));
+  for (const std::int64_t first : {0, 1, 6, 37, 69}) {
+    const at::Tensor part = dropped_columns(x.narrow(2, first, 70 - first), how, first, 70);
+    EXPECT_TRUE(at::equal(part, y.narrow(2, first, 70 - first))) << first;
+  }
+  EXPECT_THROW(dropped_columns(x, how, 1, 70), UsageError);
   // Other seeds, layers, samples: other masks.
   for (const Dropout& other : {Dropout{0.25, 6, 9, 100}, Dropout{0.25, 5, 10, 100}, later}) {
     EXPECT_FALSE(at::equal(dropout(x, other), y));

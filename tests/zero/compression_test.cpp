@@ -188,8 +188,8 @@ TEST(PowerSgd, ColumnsBecomeOrthonormal) {
     for (const std::int64_t rank : {1, 3, 5}) {
       at::Tensor x = numbers({rows, rank}, 3);
       if (rank > 1) x.select(1, 1).copy_(x.select(1, 0) * 2);  // says nothing new
-      std::uint64_t drawn = 0;
-      orthonormalise(x, 1, 2, &drawn);
+      const Redraw redraw{1, 2};
+      orthonormalise(x, &redraw);
       const at::Tensor product = x.t().mm(x);
       const std::int64_t full = std::min(rows, rank);
       EXPECT_NEAR(product.trace().item<double>(), static_cast<double>(full), 1e-5);
@@ -197,7 +197,7 @@ TEST(PowerSgd, ColumnsBecomeOrthonormal) {
     }
   }
   at::Tensor bad = at::full({3, 2}, std::nanf(""));
-  orthonormalise(bad, 1, 2, nullptr);
+  orthonormalise(bad, nullptr);
   EXPECT_TRUE(bad.isnan().all().item<bool>());
 }
 

@@ -1,0 +1,55 @@
+// A run whose gradients travel in low rank, interrupted and resumed: on any mesh, tied heads over a
+// pipeline too, to the bit as if it had not been.
+
+#include <gtest/gtest.h>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tests/train/tuning.h"
+
+namespace tessera::train {
+namespace {
+
+using namespace tuning;
+
+TEST(PowerSgdRuns, GoOnWhereTheyWere) {
+  constexpr int kSteps = 6, kSaved = 3;
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const Cut& cut : {Cut{2, 1, 1}, Cut{4, 1, 1}, Cut{2, 2, 1}, Cut{2, 1, 2}}) {
+      for (const char* optimizer : {"adamw", "muon"}) {
+        if (cut.tp > 1 && std::string(optimizer) == "muon") continue;
+        const Folder folder;
+        TrainConfig config = on_cut(tuned(model), cut, cut.pp > 1 ? 2 : 1);
+        config.lora_rank = 0;
+        config.steps = kSteps;
+        config.lr = 1e-2;
+        config.optimizer = optimizer;
+        config.grad_compression = "powersgd";
+        config.powersgd_warmup = 1;
+        config.powersgd_rank = 2;
+        config.save = folder.path;
+        std::string hash, end;
+        on_ranks(config, [&](Trainer& trainer, int rank) {
+          for (int step = 0; step < kSteps; ++step) {
+            trainer.step();
+            if (step + 1 == kSaved) trainer.save();
+          }
+          trainer.finish_saving();
+          if (const Summary summary = trainer.summary(); rank == 0) hash = summary.params_hash;
+        });
+        config.resume = checkpoint::find_latest(folder.path).folder;
+        config.save.clear();
+        on_ranks(config, [&](Trainer& trainer, int rank) {
+          std::vector<std::string> notes;
+          ASSERT_TRUE(trainer.resume(notes));
+          EXPECT_EQ(notes.size(), 0u) << words(config) << ": " << notes.front();
+          for (int step = kSaved; step < kSteps; ++step) trainer.step();
+          if (const Summary summary = trainer.summary(); rank == 0) end = summary.params_hash;
+        });
+        EXPECT_EQ(end, hash) << words(config) << ", " << optimizer;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
