@@ -104,10 +104,10 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOption
       }
     }
     adapted_from_.push_back(from);
-    adapters_.push_back(register_module(
-        each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}),
-                           spec_of("B", {all, each.rank}, 0, cut), each.scale, options.tensors,
-                           str(label_, ".", each.name))));
+    adapters_.push_back(
+        register_module(each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}),
+                                           spec_of("B", {all, each.rank}, 0, cut), each.scale,
+                                           options.tensors, str(label_, ".", each.name))));
   }
 }
 
@@ -156,10 +156,10 @@ RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& opt
   }
   check_no_overlap(options, axis_);
   for (const AdapterOptions& each : options.adapters) {
-    adapters_.push_back(register_module(
-        each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}, 1),
-                           spec_of("B", {options.out, each.rank}), each.scale, options.tensors,
-                           str(label_, ".", each.name))));
+    adapters_.push_back(
+        register_module(each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}, 1),
+                                           spec_of("B", {options.out, each.rank}), each.scale,
+                                           options.tensors, str(label_, ".", each.name))));
   }
 }
 

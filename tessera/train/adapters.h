@@ -7,7 +7,8 @@
 namespace tessera::train {
 
 // What --lora-rank, --lora-alpha, --lora-targets and --lora-dropout ask for beside this model, or
-// what --lora-from has. Throws UsageError naming the flag, or DataError for a folder that is not as peft writes it.
+// what --lora-from has. Throws UsageError naming the flag, or DataError for a folder that is not as
+// peft writes it.
 Lora adapters_asked(const TrainConfig& config, const ModelShape& model);
 
 // Whether --init-from is the model that the adapters of --lora-from were trained beside, where they
