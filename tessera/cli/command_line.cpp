@@ -124,7 +124,7 @@ CommandLine::CommandLine(const std::string& name, const std::string& summary,
 }
 
 CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& value, int least,
-                                  int most, const std::string& help) {
+                                  int most, const std::string& help, const std::string& bound) {
   return converted(app, words_, names, help, "INT", std::to_string(value), [=, &value](auto& text) {
     std::int64_t number = 0;
     try {
@@ -133,7 +133,8 @@ CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& 
       throw UsageError(str("got ", quote(text), ", wanted a whole number of at least ", least));
     }
     if (number < least || number > most) {
-      throw UsageError(str("got ", number, ", wanted ", least, " to ", most));
+      throw UsageError(str("got ", number, ", wanted ", least, " to ", most,
+                           number > most && !bound.empty() ? ": " + bound : std::string()));
     }
     value = static_cast<int>(number);
   });

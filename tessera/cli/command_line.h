@@ -23,8 +23,9 @@ class CommandLine {
   CLI::App& app() { return app_; }
 
   // Each also takes the app of a subcommand. The default shown by --help is the present value.
+  // `bound`: why it may not be more, and what to do instead.
   CLI::Option* integer(CLI::App& app, const std::string& names, int& value, int least, int most,
-                       const std::string& help);
+                       const std::string& help, const std::string& bound = "");
   CLI::Option* seconds(CLI::App& app, const std::string& names, double& value,
                        const std::string& help);
   CLI::Option* bytes(CLI::App& app, const std::string& names, std::int64_t& value,

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "tessera/cli/missing_libraries.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
@@ -20,6 +21,12 @@ std::string own_folder() {
   if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
   path.resize(static_cast<std::size_t>(length));
   return path.substr(0, path.rfind('/'));
+}
+
+// Beside the programs of an installation.
+std::string installed_torch() {
+  const std::string folder = own_folder();
+  return folder.substr(0, folder.rfind('/')) + "/lib/tessera/torch";
 }
 
 }  // namespace
@@ -55,6 +62,11 @@ int execute_sibling(const std::string& program, const std::string& how, const st
 }
 
 int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
+  // The loader would end the program without a word of what to do.
+  if (const auto missing = missing_libraries(sibling("tessera-torch")); !missing.empty()) {
+    throw Error(str("the command ", command,
+                    " cannot start: ", missing_libraries_text(missing, installed_torch())));
+  }
   return execute_sibling("tessera-torch",
                          "It is in the Debian package tessera; from sources it is built where "
                          "LibTorch is found: run `make build`, or configure CMake with "

@@ -13,6 +13,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/comm/secret.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/most_ranks.h"
 #include "tessera/core/text.h"
 #include "tessera/process/launcher.h"
 #include "tessera/process/rendezvous.h"
@@ -47,7 +48,9 @@ struct RunArguments {
 void add_options(CommandLine& line, RunArguments& arguments) {
   CLI::App& app = line.app();
   process::LaunchOptions& launch = arguments.launch;
-  line.integer(app, "-n,--ranks", launch.ranks, 1, 4096, "ranks on this machine")->required();
+  line.integer(app, "-n,--ranks", launch.ranks, 1, kMostRanks, "ranks on this machine",
+               kMostRanksWhy)
+      ->required();
   line.integer(app, "--threads", arguments.threads, 1, 4096,
                "threads of each rank (OMP_NUM_THREADS); otherwise its share of the cores, unless "
                "the variable is set")

@@ -24,6 +24,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/log.h"
+#include "tessera/core/most_ranks.h"
 #include "tessera/core/text.h"
 #include "tessera/process/failure_notes.h"
 #include "tessera/process/free_memory.h"
@@ -61,6 +62,8 @@ struct Given {
 
 // The exit status of a run whose last save failed, and that was told to go on nevertheless.
 constexpr int kNotSaved = 3;
+// Of a rank whose tables could not be written; it has said so. The job's status is 1.
+constexpr int kNotTold = 4;
 
 // What --save needs, tried before anything is trained: that one can write there, and that nobody
 // else does, as long as the result lives ([Note: one writer]).
@@ -145,10 +148,13 @@ int take_part(train::TrainConfig config) {
     };
     ended = train::run_session(config, comm::init(init), wish, {&last_step, giving_up});
   } catch (const std::exception& error) {
-    if (!process::note_failure(comm::detect_launch().rank, last_step, error.what())) throw;
+    const bool own = dynamic_cast<const PeerError*>(&error) == nullptr;
+    const int rank = comm::detect_launch().rank;
+    if (!process::note_failure(rank, last_step, error.what(), own)) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
   if (ended == train::Ended::unsaved) return kNotSaved;
+  if (ended == train::Ended::untold) return started_here() ? kNotTold : 1;
   // A run that was told to go and has saved its state has done what it should.
   if (ended != train::Ended::stopped) return 0;
   const int signal = stop_signal().load();  // where another rank alone was asked, as by Ctrl-C
@@ -184,6 +190,7 @@ process::Restarts restarts(const train::TrainConfig& config, const train::Resolv
   if (config.resume != "none" && config.resume != "auto") again.otherwise = config.resume;
   again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
   again.final_status = kNotSaved;
+  again.told_status = kNotTold;
   again.checkpoint = [folder = config.save] {
     return folder.empty() ? std::string() : checkpoint::find_latest(folder).folder;
   };
@@ -270,7 +277,8 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
     }
     config.ranks = launch.size;
   } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {
-    throw UsageError("--ranks: got 0, wanted 1 to 4096; leave it out for dp · tp · pp ranks, or 2");
+    throw UsageError(str("--ranks: got 0, wanted 1 to ", kMostRanks,
+                         "; leave it out for dp · tp · pp ranks, or 2"));
   }
   ready.ranks = train::ranks_wanted(config);
   // Whatever is wrong is said once, before ranks are started.

@@ -49,7 +49,7 @@ class DeviceReport final : public profiler::ProfilerStateBase {
                          c10::Device device) override {
     if (device.is_cpu()) return;
     const auto size = [](std::size_t value) {
-      return format_bytes(static_cast<std::int64_t>(value), ByteUnits::kBinary);
+      return format_bytes(static_cast<std::int64_t>(value));
     };
     const std::string limit = ledger_->limit() > 0
                                   ? str("which would pass the limit of ",

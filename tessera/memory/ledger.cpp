@@ -27,8 +27,7 @@ std::string row(std::string_view name, const std::string& now, const std::string
 }
 
 std::string row(std::string_view name, const Usage& usage) {
-  return row(name, format_bytes(usage.now, ByteUnits::kBinary),
-             format_bytes(usage.peak, ByteUnits::kBinary));
+  return row(name, format_bytes(usage.now), format_bytes(usage.peak));
 }
 
 }  // namespace
@@ -48,8 +47,7 @@ void Ledger::charge(MemoryCategory category, std::int64_t bytes) {
   if (limit_ > 0 && total > limit_) {
     total_.now.fetch_sub(bytes, kRelaxed);
     throw OutOfMemoryError(out_of_memory_message(
-        this, category, bytes,
-        str("which would pass the limit of ", format_bytes(limit_, ByteUnits::kBinary))));
+        this, category, bytes, str("which would pass the limit of ", format_bytes(limit_))));
   }
   raise_to(total_.peak, total);
   counter(category).add(bytes);
@@ -91,8 +89,8 @@ std::string Ledger::report() const {
 std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category, std::int64_t bytes,
                                   const std::string& reason) {
   return str(ledger == nullptr ? "this process" : ledger->owner(), ": out of memory: it asked for ",
-             format_bytes(bytes, ByteUnits::kBinary), " more (", name(category), "), ", reason,
-             ".\n", ledger == nullptr ? "" : ledger->report(),
+             format_bytes(bytes), " more (", name(category), "), ", reason, ".\n",
+             ledger == nullptr ? "" : ledger->report(),
              "What helps: a smaller micro-batch; recomputed activations (--recompute "
              "full); a higher stage (--zero) or more ranks; a higher limit (--memory-limit).");
 }

@@ -56,7 +56,8 @@ std::int64_t parse_whole(const Field& field, std::string_view text, Command comm
   if (!value) refuse_setting(field, text, str("a whole number, ", bounds));
   const auto wide = static_cast<double>(*value);
   if (open ? *value < 1 : !(wide >= field.least && wide <= field.most)) {
-    refuse_setting(field, text, bounds);
+    const bool much = !field.bound.empty() && !open && wide > field.most;
+    refuse_setting(field, text, much ? str(bounds, ": ", field.bound) : bounds);
   }
   return *value;
 }

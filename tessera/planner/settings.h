@@ -142,6 +142,7 @@ struct Field {
   // Numbers. No bounds if equal. Whole ones are at least 1 for a plan, where what is left out is
   // chosen, and as many as the planner can count; 0 stands for that in a run.
   double least = 0, most = 0;
+  std::string bound = {};  // why there is no more, and what to do instead; for errors
   std::vector<std::string> choices = {};  // words; empty: anything
   bool bytes = false;                     // "2GiB", a number of bytes otherwise
   unsigned commands = 3;                  // bits of Command

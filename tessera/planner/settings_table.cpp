@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tessera/core/grad_compression.h"
+#include "tessera/core/most_ranks.h"
 #include "tessera/planner/settings.h"
 #include "tessera/schedule/schedule.h"
 
@@ -27,6 +28,10 @@ class Row {
   Row& range(double least, double most) {
     field_.least = least;
     field_.most = most;
+    return *this;
+  }
+  Row& because(const char* why) {
+    field_.bound = why;
     return *this;
   }
   Row& words(Words choices) {
@@ -226,13 +231,15 @@ void add_parallelism(Table& t) {
   t.group("Parallelism");
   t.add("ranks", &S::ranks,
         "ranks to start on this machine, unless a launcher did; left out: dp · tp · pp, or 2")
-      .range(0, 4096)
+      .range(0, kMostRanks)
+      .because(kMostRanksWhy)
       .train();
   t.add("gpus", &S::gpus, "all of them; --dp follows").plan_only("dp · tp · pp");
   for (const Axis& axis : Axes().written()) {
     const bool open = axis.name == "dp";
     t.add(std::string(axis.name), Field::OfAxis{axis.name}, kAxisPurposes[axis_index(axis.name)])
-        .range(open ? 0 : 1, 4096)
+        .range(open ? 0 : 1, kMostRanks)
+        .because(kMostRanksWhy)
         .plan(open ? "gpus / (tp · pp)" : "1");
   }
   t.add("sequence-parallel", &S::sequence_parallel,

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,35 +57,45 @@ FailureNotes::Report FailureNotes::read() const {
   const ssize_t count = ::pread(file_.get(), text.data(), text.size(), 0);
   text.resize(as_size(std::max<ssize_t>(0, count)));
   Report report;
-  std::map<std::string, std::vector<int>> ranks;  // by what they said
+  struct Words {
+    std::vector<int> ranks;
+    bool own = false;
+  };
+  std::map<std::string, Words> all;  // by what was said
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const PlainJson note = PlainJson::parse(line, nullptr, /*allow_exceptions=*/false);
     if (note.is_discarded()) continue;  // a rank was killed while it wrote
     report.last_step = std::max(report.last_step, note.at("last_step").get<std::int64_t>());
-    ranks[note.at("error").get<std::string>()].push_back(note.at("rank").get<int>());
+    const int rank = note.at("rank").get<int>();
+    const bool own = note.at("own").get<bool>();
+    (own ? report.own : report.others).push_back(rank);
+    Words& words = all[note.at("error").get<std::string>()];
+    words.ranks.push_back(rank);
+    words.own = words.own || own;
   }
-  std::vector<std::pair<std::vector<int>, std::string>> said;
-  for (auto& [error, by] : ranks) {
-    std::sort(by.begin(), by.end());
-    said.emplace_back(by, error);
+  std::vector<std::tuple<bool, std::vector<int>, std::string>> said;
+  for (auto& [error, words] : all) {
+    std::sort(words.ranks.begin(), words.ranks.end());
+    said.emplace_back(!words.own, words.ranks, error);
   }
   std::sort(said.begin(), said.end());
   for (std::size_t i = 0; i < said.size(); ++i) {
-    const auto& [by, error] = said[i];
+    const auto& [later, by, error] = said[i];
     std::vector<std::string> numbers;
     for (const int rank : by) numbers.push_back(str(rank));
     const auto [body, advice] = split_advice(error);
     report.text += str("  ", by.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), ": ",
                        indented(body), "\n");
     // What helps all of them is said once, after the last.
-    const bool again = i + 1 < said.size() && split_advice(said[i + 1].second).second == advice;
+    const bool again =
+        i + 1 < said.size() && split_advice(std::get<2>(said[i + 1])).second == advice;
     if (!advice.empty() && !again) report.text += str("    ", advice, "\n");
   }
   return report;
 }
 
-bool note_failure(int rank, std::int64_t last_step, const std::string& error) {
+bool note_failure(int rank, std::int64_t last_step, const std::string& error, bool by_itself) {
   const char* const variable = std::getenv(kVariable);
   const int file = variable == nullptr ? -1 : std::atoi(variable);
   // Whatever else may have this number: only files in memory have seals.
@@ -92,6 +103,7 @@ bool note_failure(int rank, std::int64_t last_step, const std::string& error) {
   const std::string own = str("rank ", rank, ": ");  // the report says whose words these are
   const PlainJson note = {{"rank", rank},
                           {"last_step", last_step},
+                          {"own", by_itself},
                           {"error", error.starts_with(own) ? error.substr(own.size()) : error}};
   return write_all(file, note.dump(-1, ' ', false, PlainJson::error_handler_t::replace) + "\n");
 }

@@ -45,6 +45,8 @@ struct Rank {
   bool running = false;
   bool exited_by_signal = false;
   int code = 0;  // exit status or signal
+  double ended_at = 0;
+  bool had_to_end = false;  // it was sent SIGTERM or SIGKILL, since another one had failed
 
   bool failed() const { return !running && code != 0; }
   int status() const { return exited_by_signal ? 128 + code : code; }
@@ -83,6 +85,7 @@ class Launch {
   int running() const;
   bool finished() const;
   LaunchResult result();
+  std::string summary_of(const Rank& rank) const;
   void say(const std::string& text);
 
   const LaunchOptions& options_;
@@ -104,7 +107,6 @@ class Launch {
   bool timed_out_ = false;
   OutOfMemoryKills out_of_memory_;
   const Rank* first_failed_ = nullptr;
-  bool killed_by_others_ = false;  // the first that failed, by a SIGKILL that is not ours
   double failed_at_ = 0;
 };
 
@@ -178,6 +180,7 @@ void Launch::send(int signal, bool groups) {
 
 void Launch::terminate() {
   had_to_end_ = running();
+  for (Rank& rank : ranks_) rank.had_to_end = rank.running;
   send(SIGTERM, true);
   send(SIGCONT, true);  // a stopped process acts on SIGTERM only when it goes on
   phase_ = Phase::kTerminated;
@@ -185,6 +188,7 @@ void Launch::terminate() {
 }
 
 void Launch::kill_all() {
+  for (Rank& rank : ranks_) rank.had_to_end = rank.had_to_end || rank.running;
   send(SIGKILL, true);
   phase_ = Phase::kKilled;
   deadline_ = now() + kUnkillable;
@@ -236,6 +240,7 @@ void Launch::reap() {
     rank.running = false;
     rank.exited_by_signal = info.si_code != CLD_EXITED;
     rank.code = info.si_status;
+    rank.ended_at = now();
     ended.push_back(&rank);
   }
   if (!ended.empty()) react(ended);
@@ -253,8 +258,6 @@ void Launch::react(const std::vector<Rank*>& ended) {
     }
     if (first_failed_ != nullptr) {
       failed_at_ = now();
-      killed_by_others_ = first_failed_->exited_by_signal && first_failed_->code == SIGKILL &&
-                          (phase_ == Phase::kRunning || phase_ == Phase::kAsked);
     }
     if (first_failed_ != nullptr && phase_ == Phase::kRunning) {
       phase_ = Phase::kGrace;
@@ -353,17 +356,34 @@ LaunchResult Launch::result() {
   }
   result.status = rank->status();
   result.failed_rank = rank->number;
-  result.summary = str("rank ", rank->number, " (pid ", rank->pid, ") ",
-                       rank->exited_by_signal ? "was ended by " + signal_name(rank->code)
-                                              : str("exited with status ", rank->code),
-                       " after ", format_time(failed_at_ - started_));
-  if (killed_by_others_) result.summary += ", " + out_of_memory_.verdict();
-  if (had_to_end_ > 0) {
-    result.summary +=
-        str("; ", had_to_end_, had_to_end_ == 1 ? " other" : " others", " did not end within ",
-            format_time(options_.grace), " and had to be ended");
+  result.summary = summary_of(*rank);
+  for (const Rank& each : ranks_) {
+    if (!each.failed() || each.had_to_end) continue;
+    result.failures.push_back(
+        {each.number, each.status(), each.exited_by_signal, summary_of(each)});
   }
+  const auto when = [&](const RankFailure& failure) {
+    return nth(ranks_, failure.rank - ranks_.front().number).ended_at;
+  };
+  std::stable_sort(result.failures.begin(), result.failures.end(),
+                   [&](const auto& a, const auto& b) { return when(a) < when(b); });
   return result;
+}
+
+std::string Launch::summary_of(const Rank& rank) const {
+  std::string text = str("rank ", rank.number, " (pid ", rank.pid, ") ",
+                         rank.exited_by_signal ? "was ended by " + signal_name(rank.code)
+                                               : str("exited with status ", rank.code),
+                         " after ", format_time(rank.ended_at - started_));
+  // By a SIGKILL that is not ours.
+  if (rank.exited_by_signal && rank.code == SIGKILL && !rank.had_to_end) {
+    text += ", " + out_of_memory_.verdict();
+  }
+  if (had_to_end_ > 0) {
+    text += str("; ", had_to_end_, had_to_end_ == 1 ? " other" : " others", " did not end within ",
+                format_time(options_.grace), " and had to be ended");
+  }
+  return text;
 }
 
 void Launch::work() {
@@ -397,8 +417,9 @@ LaunchResult Launch::run() {
   work();
   // The summary comes after the last output of the ranks.
   for (LineRelay& relay : relays_) relay.finish();
-  const LaunchResult answer = failure ? *failure : result();
+  LaunchResult answer = failure ? *failure : result();
   if (out_.broken() && out_.error() != EPIPE) {
+    if (answer.status == 0) answer.status = 1;
     say(str("cannot write the output: ", std::strerror(out_.error()),
             out_.error() == EFBIG ? " (see ulimit -f)" : ""));
   }

@@ -37,11 +37,20 @@ struct LaunchOptions {
   int in = 0, out = 1, err = 2;          // our own standard descriptors, to be replaced in tests
 };
 
+// How a rank failed that nobody had ended.
+struct RankFailure {
+  int rank = -1;   // in the numbering of the whole job
+  int status = 0;  // 128 + signal
+  bool by_signal = false;
+  std::string summary;  // one line
+};
+
 struct LaunchResult {
   int status = 0;        // of the rank that failed first (128 + signal), 124 after the timeout
   int failed_rank = -1;  // in the numbering of the whole job
   std::string summary;   // one line, "" after a success; LaunchOptions::report prints it
   bool asked = false;    // somebody sent the launcher a signal to end
+  std::vector<RankFailure> failures = {};  // of all ranks, in the order in which they ended
 };
 
 // The environment of one rank: what it inherits, and the variables that torchrun sets, so that a

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -60,9 +61,32 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
   return launch(options, signals);
 }
 
-void report(const OwnRanks& own, const LaunchResult& result, const FailureNotes& notes,
+// Of ranks that failed, the one that did so by itself: one that died without a word, or else the
+// first that said so. Which of them ended first is chance.
+LaunchResult blamed(LaunchResult result, const FailureNotes::Report& said) {
+  const auto among = [](const std::vector<int>& ranks, int rank) {
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  };
+  const auto blame = [&](const RankFailure& failure) {
+    result.status = failure.status;
+    result.failed_rank = failure.rank;
+    result.summary = failure.summary;
+    return result;
+  };
+  for (const RankFailure& failure : result.failures) {
+    const bool spoke = among(said.own, failure.rank) || among(said.others, failure.rank);
+    if (failure.by_signal && !spoke) return blame(failure);
+  }
+  for (const int rank : said.own) {
+    for (const RankFailure& failure : result.failures) {
+      if (failure.rank == rank) return blame(failure);
+    }
+  }
+  return result;
+}
+
+void report(const OwnRanks& own, const LaunchResult& result, const FailureNotes::Report& said,
             const std::optional<std::string>& checkpoint) {
-  const FailureNotes::Report said = notes.read();
   if (result.asked && said.text.empty()) {
     write_all(2, str("tessera ", own.name, ": ended as asked, with status ", result.status, "\n"));
     return;
@@ -90,11 +114,14 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
   const BlockedSignals signals;  // before the store starts its thread
   for (int attempt = 0;; ++attempt) {
     const FailureNotes notes;
-    const LaunchResult result = launch_once(own, command, notes, signals);
-    if (result.status == 0) return 0;
+    const LaunchResult first_ended = launch_once(own, command, notes, signals);
+    if (first_ended.status == 0) return 0;
+    if (first_ended.status == restarts.told_status) return 1;
+    const FailureNotes::Report said = notes.read();
+    const LaunchResult result = blamed(first_ended, said);
     std::optional<std::string> checkpoint;
     if (restarts.checkpoint) checkpoint = restarts.checkpoint();
-    report(own, result, notes, checkpoint);
+    report(own, result, said, checkpoint);
     // Not what somebody ended on purpose, nor what would fail in the same way again: status 2 is a
     // wrong call.
     if (result.status == 2 || result.status == restarts.final_status || result.asked) {

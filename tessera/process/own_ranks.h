@@ -19,7 +19,8 @@ struct OwnRanks {
   double stop_grace = 30;  // seconds that all get after a signal to end
 };
 // Starts them on this machine, divided as `tessera run` does, and returns the job's exit status.
-// After a failure one report says which rank failed and how, and what the others saw of it.
+// After a failure one report says which rank failed and how, and what the others saw of it. It
+// names a rank that failed by itself, whichever of them ended first.
 int start_ranks(const OwnRanks& options, std::vector<std::string> command);
 
 // How often, and as what, a job that failed is started again.
@@ -32,6 +33,7 @@ struct Restarts {
   std::function<int(int left)> fit;
   std::function<std::string()> checkpoint;  // the last good one, "" for none
   int final_status = 2;  // besides 2, a wrong call: what a new start would not mend
+  int told_status = -1;  // of a rank that has said itself what is wrong: no report, and status 1
 };
 int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);
 

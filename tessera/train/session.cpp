@@ -283,10 +283,13 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   summary.interrupted = interrupted;
   const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
   if (lines) lines->write(to_json(summary));
+  bool untold = false;
   if (speaks) {
-    // A reader that has gone wants no more; anything else is worth a word.
+    // A reader that has gone wants no more; anything else is an error, when all else is done.
     if (!write_all(1, ending(trainer, summary, answers)) && errno != EPIPE) {
-      write_all(2, str("cannot write the tables to stdout: ", std::strerror(errno), "\n"));
+      untold = true;
+      write_all(2, str("tessera train: cannot write the tables to stdout: ", std::strerror(errno),
+                       "; all else has been done\n"));
     }
     if (!saved.folder.empty()) write_all(2, str("saved: ", saved.folder, "\n"));
     if (!saved.failure.empty()) {
@@ -306,6 +309,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   trainer.write_trace();  // after all that was learnt is told: it may fail
   world.barrier();        // nobody leaves while another still needs it
   if (!saved.failure.empty()) return Ended::unsaved;
+  if (untold) return Ended::untold;
   if (!interrupted) return Ended::done;
   return saves ? Ended::saved : Ended::stopped;
 }

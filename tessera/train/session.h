@@ -28,7 +28,8 @@ enum class Ended : std::uint8_t {
   done,
   stopped,  // before the last step, as asked
   saved,    // likewise, and a checkpoint says where to go on
-  unsaved   // done or stopped, but the last save failed (--on-save-error warn)
+  unsaved,  // done or stopped, but the last save failed (--on-save-error warn)
+  untold    // done or stopped, but rank 0 could not write its tables
 };
 // For whoever has to tell of a failure; all may be null.
 struct SessionNotes {

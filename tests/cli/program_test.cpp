@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -87,6 +89,37 @@ TEST(Program, WithoutTheTorchProgramItSaysSoAndRunsPrograms) {
   EXPECT_TRUE(contains(err.text(), folder + "/tessera-torch")) << err.text();
   EXPECT_EQ(execute({copy, "run", "-n", "2", "--", "true"}, out, err), 0) << err.text();
   std::filesystem::remove_all(folder);
+}
+
+// The loader alone would name one library, and not what to do.
+TEST(Program, LibrariesThatAreMissingAreNamedWithWhatToDo) {
+  std::ifstream program(TESSERA_PROGRAM, std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(program), {}};
+  const std::string known = "libstdc++.so.6";
+  if (!contains(whole, known)) GTEST_SKIP() << "linked without " << known;
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {"libc10.so", {"libc10.so of LibTorch", "pip install torch==", "ln -s ", "LD_LIBRARY_PATH"}},
+      {"libmpi.so.99", {"libmpi.so.99: install", "apt-file search libmpi.so.99"}}};
+  for (const auto& [missing, parts] : cases) {
+    std::string folder = (std::filesystem::temp_directory_path() / "tessera-alone-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+    const std::string copy = folder + "/tessera", sibling = folder + "/tessera-torch";
+    std::filesystem::copy_file(TESSERA_PROGRAM, copy);
+    std::string other = whole;
+    other.replace(other.find(known), missing.size() + 1, missing + '\0');
+    std::ofstream(sibling, std::ios::binary) << other;
+    std::filesystem::permissions(sibling, std::filesystem::perms::owner_all);
+    for (const char* command : {"train", "doctor"}) {
+      Capture out, err;
+      EXPECT_EQ(execute({copy, command}, out, err), 1);
+      EXPECT_EQ(err.lines().size(), 1u) << err.text();
+      EXPECT_TRUE(contains(err.text(), command)) << err.text();
+      for (const std::string& part : parts) {
+        EXPECT_TRUE(contains(err.text(), part)) << part << " in " << err.text();
+      }
+    }
+    std::filesystem::remove_all(folder);
+  }
 }
 
 // A file with a job's secret, as the message says to make one.

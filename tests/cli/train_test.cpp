@@ -353,9 +353,10 @@ TEST_F(Train, WithoutCommunicationItSaysSo) {
 }
 
 TEST_F(Train, TheMemoryLimitIsAnErrorWithTheLedger) {
-  const Outcome outcome = tessera(small({"--memory-limit", "100KiB", "--ranks", "1"}));
+  const Outcome outcome = tessera(small({"--memory-limit", "100kB", "--ranks", "1"}));
   EXPECT_EQ(outcome.status, 1);
-  for (const char* part : {"out of memory", "100 KiB", "params", "--memory-limit", "--zero"}) {
+  for (const char* part :
+       {"out of memory", "limit of 100 kB", "params", "--memory-limit", "--zero"}) {
     EXPECT_TRUE(contains(outcome.err, part)) << part << " in\n" << outcome.err;
   }
 }
@@ -367,6 +368,22 @@ TEST_F(Train, TheMemoryLimitOfSeveralRanksIsToldOnce) {
     const std::size_t at = outcome.err.find(part);
     ASSERT_NE(at, std::string::npos) << part << " in\n" << outcome.err;
     EXPECT_EQ(outcome.err.find(part, at + 1), std::string::npos) << part << " in\n" << outcome.err;
+  }
+}
+
+TEST_F(Train, AFullDiskBehindStdoutIsAnErrorAtTheEnd) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  for (const char* ranks : {"1", "2"}) {
+    const std::filesystem::path saved = folder / str("run", ranks);
+    Words words = small({"--ranks", ranks, "--save", saved.string()});
+    std::string call = str(TESSERA_PROGRAM, " train");
+    for (const std::string& word : words) call += " " + word;
+    Capture out, err;
+    EXPECT_EQ(execute({"/bin/sh", "-c", call + " > /dev/full"}, out, err), 1) << ranks;
+    EXPECT_TRUE(contains(err.text(), "cannot write the tables to stdout: No space left"))
+        << err.text();
+    EXPECT_FALSE(contains(err.text(), "exited with status")) << err.text();
+    EXPECT_TRUE(contains(err.text(), "saved: ")) << err.text();
   }
 }
 
@@ -402,6 +419,8 @@ TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--zero", "4"}, "--zero: got \"4\", wanted 0 to 3"},
       {{"--ranks", "0"}, "--ranks: got 0, wanted 1 to 4096"},
+      {{"--ranks", "100000"}, "--ranks: got \"100000\", wanted 0 to 4096: each rank is a process"},
+      {{"--tp", "5000"}, "--tp: got \"5000\", wanted 1 to 4096: each rank is a process"},
       {{"--layout", "fp31"}, "--layout: got \"fp31\", wanted bf16"},
       {{"--micro-batch", "3", "--global-batch", "8"}, "--global-batch: got 8"},
       {{"--grad-accum", "3", "--global-batch", "64"}, "--grad-accum: got 3"},

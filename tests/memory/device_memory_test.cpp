@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/units.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/memory/device_blocks.h"
 #include "tessera/memory/device_limit.h"
@@ -150,8 +151,10 @@ TEST_F(DeviceMemory, WhereNothingIsLeftTheErrorHasTheLedger) {
     FAIL();
   } catch (const OutOfMemoryError& error) {
     const std::string text = error.what();
-    for (const char* part : {"rank 0", "1 MiB more (activations)", "limit of 1 MiB", "900 KiB",
-                             "300 KiB", "500 KiB", "--memory-limit"}) {
+    const auto size = [](std::int64_t kibi) { return format_bytes(kibi << 10); };
+    for (const std::string& part :
+         {std::string("rank 0"), size(1024) + " more (activations)", "limit of " + size(1024),
+          size(900), size(300), size(500), std::string("--memory-limit")}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
   }
@@ -238,7 +241,7 @@ TEST_F(OnAGpu, TheLimitIsKeptAndTheProcessGoesOn) {
       FAIL();
     } catch (const OutOfMemoryError& error) {
       const std::string text = error.what();
-      for (const char* part : {"rank 7", "300 MiB more (optimizer)", "limit of 512 MiB"}) {
+      for (const char* part : {"rank 7", "315 MB more (optimizer)", "limit of 537 MB"}) {
         EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
       }
     }

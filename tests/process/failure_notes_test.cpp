@@ -48,6 +48,20 @@ TEST(FailureNotes, WhatHelpsAllIsSaidOnce) {
             "  rank 2: rank 0 has gone\n");
 }
 
+// Whoever ends first, the one that failed by itself comes first.
+TEST(FailureNotes, TheCauseComesBeforeWhatFollowsOfIt) {
+  const Collected job;
+  EXPECT_TRUE(note_failure(0, 4, "rank 2 has gone", false));
+  EXPECT_TRUE(note_failure(3, 4, "rank 2 has gone", false));
+  EXPECT_TRUE(note_failure(2, 4, "rank 2: a bad file"));
+  EXPECT_TRUE(note_failure(1, 4, "rank 1: out of memory"));
+  const FailureNotes::Report report = job.notes.read();
+  EXPECT_EQ(report.text,
+            "  rank 1: out of memory\n  rank 2: a bad file\n  ranks 0, 3: rank 2 has gone\n");
+  EXPECT_EQ(report.own, (std::vector<int>{2, 1}));
+  EXPECT_EQ(report.others, (std::vector<int>{0, 3}));
+}
+
 TEST(FailureNotes, NobodyCollectsThem) { EXPECT_FALSE(note_failure(0, 1, "alone")); }
 
 }  // namespace

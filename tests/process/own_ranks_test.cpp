@@ -1,0 +1,68 @@
+// Ranks that a command starts itself: which of them the report blames, and what the status is.
+
+#include "tessera/process/own_ranks.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "tests/processes.h"
+
+namespace tessera::process {
+namespace {
+
+// A rank fails with a note and a status, some time after the start.
+std::string fails(int rank, double after, bool own, int status) {
+  return "if [ $RANK = " + std::to_string(rank) + " ]; then sleep " + std::to_string(after) +
+         "; echo '{\"rank\":" + std::to_string(rank) +
+         ",\"last_step\":3,\"own\":" + (own ? "true" : "false") + ",\"error\":\"words of " +
+         std::to_string(rank) + "\"}' >> /proc/self/fd/$TESSERA_FAILURE_NOTES; exit " +
+         std::to_string(status) + "; fi\n";
+}
+
+Outcome run_ranks(int ranks, const std::string& script, const Restarts& restarts = {}) {
+  Capture err;
+  Child child([&] {
+    ::dup2(err.fd(), 2);
+    OwnRanks own;
+    own.ranks = ranks;
+    own.threads = 1;
+    own.name = "test";
+    return start_ranks(own, restarts, {"/bin/sh", "-c", script});
+  });
+  const int status = child.wait();
+  return {status, "", err.text()};
+}
+
+TEST(OwnRanks, BlameTheRankThatFailedByItself) {
+  // Rank 0 ends first, since it saw that rank 1 fails; rank 1 takes its time.
+  const Outcome seen = run_ranks(2, fails(0, 0, false, 1) + fails(1, 0.5, true, 7));
+  EXPECT_EQ(seen.status, 7) << seen.err;
+  EXPECT_TRUE(contains(seen.err, "tessera test: rank 1 (pid ")) << seen.err;
+  EXPECT_LT(seen.err.find("words of 1"), seen.err.find("words of 0")) << seen.err;
+}
+
+TEST(OwnRanks, BlameTheRankThatDiedWithoutAWord) {
+  const Outcome seen = run_ranks(
+      3, fails(0, 0, false, 1) + fails(2, 0.2, false, 1) + "sleep 0.5; kill -SEGV $$; sleep 9");
+  EXPECT_EQ(seen.status, 128 + SIGSEGV) << seen.err;
+  EXPECT_TRUE(contains(seen.err, "tessera test: rank 1 (pid ")) << seen.err;
+  EXPECT_TRUE(contains(seen.err, "was ended by SIGSEGV")) << seen.err;
+}
+
+TEST(OwnRanks, BlameTheFirstWhereNobodyTells) {
+  const Outcome seen = run_ranks(2, "[ $RANK = 1 ] || sleep 0.5; exit $((5 + $RANK))");
+  EXPECT_EQ(seen.status, 6) << seen.err;
+  EXPECT_TRUE(contains(seen.err, "rank 1 (pid ")) << seen.err;
+}
+
+TEST(OwnRanks, WhatARankHasSaidIsNotSaidAgain) {
+  Restarts restarts;
+  restarts.most = 2;
+  restarts.told_status = 4;
+  const Outcome told = run_ranks(2, "[ $RANK = 0 ] && exit 4; exit 0", restarts);
+  EXPECT_EQ(told.status, 1);
+  EXPECT_EQ(told.err, "");
+}
+
+}  // namespace
+}  // namespace tessera::process
