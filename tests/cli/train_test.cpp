@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/text.h"
 #include "tests/processes.h"
 #include "tests/toml.h"
 
