@@ -376,9 +376,8 @@ TEST_F(Train, AFullDiskBehindStdoutIsAnErrorAtTheEnd) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   for (const char* ranks : {"1", "2"}) {
     const std::filesystem::path saved = folder / str("run", ranks);
-    Words words = small({"--ranks", ranks, "--save", saved.string()});
     std::string call = str(TESSERA_PROGRAM, " train");
-    for (const std::string& word : words) call += " " + word;
+    for (const auto& word : small({"--ranks", ranks, "--save", saved.string()})) call += " " + word;
     Capture out, err;
     EXPECT_EQ(execute({"/bin/sh", "-c", call + " > /dev/full"}, out, err), 1) << ranks;
     EXPECT_TRUE(contains(err.text(), "cannot write the tables to stdout: No space left"))
