@@ -1,5 +1,6 @@
 #include "tessera/models/decoder.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <sys/mman.h>
 
@@ -78,6 +79,48 @@ at::Tensor Decoder::read(std::int64_t slot, std::span<const std::int64_t> tokens
   return run(rows_, !all);
 }
 
+void Decoder::check_slots(std::span<const std::int64_t> slots) const {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    check_slot(slots[i]);
+    const auto here = slots.begin() + static_cast<std::ptrdiff_t>(i);
+    if (std::find(slots.begin(), here, slots[i]) != here) {
+      throw UsageError(str("got slot ", slots[i], " twice; wanted different ones"));
+    }
+  }
+}
+
+at::Tensor Decoder::read_each(std::span<const std::int64_t> slots,
+                              std::span<const std::vector<std::int64_t>> texts) {
+  if (slots.empty() || slots.size() != texts.size()) {
+    throw UsageError(str("got ", slots.size(), " slots and ", texts.size(),
+                         " texts to read; wanted one for each"));
+  }
+  check_slots(slots);
+  rows_.clear();
+  std::vector<std::size_t> ends;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (texts[i].empty()) throw UsageError("a text to continue is empty; wanted a token at least");
+    nth(lengths_, slots[i]) = 0;
+    for (const std::int64_t token : texts[i]) rows_.push_back(next(slots[i], token));
+    ends.push_back(rows_.size());
+  }
+  const at::Tensor logits =
+      at::empty({static_cast<std::int64_t>(slots.size()), shape_.vocab}, at::kFloat);
+  run_texts(rows_, ends, logits);
+  return logits;
+}
+
+void Decoder::run_texts(std::span<const Row> rows, std::span<const std::size_t> ends,
+                        const at::Tensor& logits) {
+  const at::NoGradGuard no_gradients;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    logits.select(0, static_cast<std::int64_t>(i))
+        .copy_(run(rows.subspan(begin, ends[i] - begin), true));
+    begin = ends[i];
+  }
+}
+
 at::Tensor Decoder::step(std::span<const std::int64_t> slots,
                          std::span<const std::int64_t> tokens) {
   if (slots.empty() || slots.size() != tokens.size() || slots.size() > as_size(options_.slots)) {
@@ -85,14 +128,8 @@ at::Tensor Decoder::step(std::span<const std::int64_t> slots,
                          " tokens; wanted one for each, of at most ", options_.slots));
   }
   rows_.clear();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    check_slot(slots[i]);
-    if (std::find(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i), slots[i]) !=
-        slots.begin() + static_cast<std::ptrdiff_t>(i)) {
-      throw UsageError(str("a step got slot ", slots[i], " twice"));
-    }
-    rows_.push_back(next(slots[i], tokens[i]));
-  }
+  check_slots(slots);
+  for (std::size_t i = 0; i < slots.size(); ++i) rows_.push_back(next(slots[i], tokens[i]));
   return run(rows_, false);
 }
 

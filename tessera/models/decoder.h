@@ -35,6 +35,10 @@ class Decoder {
   // [V], or, with `all`, behind each, [T, V]. On the CPU, as all logits here; they are good until
   // the next call.
   at::Tensor read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all = false);
+  // The same of several texts, into as many slots, all different: logits behind the last token of
+  // each, [texts, V]. Short ones go through the model together, which reads its matrices once.
+  at::Tensor read_each(std::span<const std::int64_t> slots,
+                       std::span<const std::vector<std::int64_t>> texts);
   // One more token for each of these slots, all different: logits behind them, [slots, V].
   at::Tensor step(std::span<const std::int64_t> slots, std::span<const std::int64_t> tokens);
 
@@ -50,12 +54,17 @@ class Decoder {
   Decoder(const ModelShape& shape, const DecoderOptions& options);
   // Through the model: rows of one slot in a row, or one of each. Logits of the last row or all.
   virtual at::Tensor run(std::span<const Row> rows, bool last_only) = 0;
+  // Rows of several texts, one text after the other, `ends` being one past the last row of each:
+  // the logits of these last rows go to `logits`, [texts, V]. By run(), unless there is more to it.
+  virtual void run_texts(std::span<const Row> rows, std::span<const std::size_t> ends,
+                         const at::Tensor& logits);
 
   const ModelShape shape_;
   const DecoderOptions options_;  // settled
 
  private:
   void check_slot(std::int64_t slot) const;
+  void check_slots(std::span<const std::int64_t> slots) const;  // and that none comes twice
   Row next(std::int64_t slot, std::int64_t token);
 
   std::vector<std::int64_t> lengths_;

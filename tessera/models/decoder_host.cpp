@@ -67,6 +67,8 @@ class HostDecoder final : public Decoder {
 
  protected:
   at::Tensor run(std::span<const Row> rows, bool last_only) override;
+  void run_texts(std::span<const Row> rows, std::span<const std::size_t> ends,
+                 const at::Tensor& logits) override;
 
  private:
   void embed(std::span<const Row> rows);
@@ -90,6 +92,7 @@ class HostDecoder final : public Decoder {
   void activate(std::int64_t rows, const at::Tensor& bias, std::size_t first, std::size_t last);
   void block(std::int64_t layer, std::span<const Row> rows, bool few);
   void chunk(std::span<const Row> rows, bool few);
+  void reserve_scores();
 
   const Type type_;
   const DecoderWeights weights_;
@@ -248,8 +251,11 @@ void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool 
       }
     });
   };
-  // Rows of one text look at each other's keys: these come first.
-  const bool alone = few && (count == 1 || rows[0].slot != rows[1].slot);
+  // Rows of one text, which lie side by side, look at each other's keys: these come first.
+  const bool alone =
+      few && std::adjacent_find(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+               return a.slot == b.slot;
+             }) == rows.end();
   if (!alone) {
     each([&](const Row& row, std::int64_t head, float* from, float*) {
       keep(layer, row, head, from);
@@ -315,12 +321,53 @@ void HostDecoder::chunk(std::span<const Row> rows, bool few) {
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) block(layer, rows, few);
 }
 
+// Short texts side by side: a row's numbers do not depend on the others, so that these are the
+// numbers of each text alone. Longer ones go one by one, through other products.
+void HostDecoder::run_texts(std::span<const Row> rows, std::span<const std::size_t> ends,
+                            const at::Tensor& logits) {
+  const at::NoGradGuard no_gradients;
+  const auto most = as_size(x_.size(0));
+  std::size_t begin = 0, first = 0;  // row and text
+  while (first < ends.size()) {
+    std::size_t last = first;  // one past the last text that goes along
+    while (last < ends.size() && ends[last] - begin <= most &&
+           ends[last] - (last == 0 ? 0 : ends[last - 1]) <= as_size(kFew)) {
+      ++last;
+    }
+    if (last < first + 2) {
+      Decoder::run_texts(rows.subspan(begin, ends[first] - begin),
+                         std::vector<std::size_t>{ends[first] - begin},
+                         logits.narrow(0, static_cast<std::int64_t>(first), 1));
+      begin = ends[first++];
+      continue;
+    }
+    reserve_scores();
+    chunk(rows.subspan(begin, ends[last - 1] - begin), true);
+    // The last rows come to the front, for the head.
+    const auto count = static_cast<std::int64_t>(last - first);
+    float* const x = x_.data_ptr<float>();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t row = static_cast<std::int64_t>(ends[first + as_size(i)] - 1 - begin);
+      if (row == i) continue;
+      std::copy_n(x + row * shape_.hidden, shape_.hidden, x + i * shape_.hidden);
+    }
+    norm(weights_.norm, weights_.norm_bias, 0, count, h_.data_ptr<float>());
+    linear(count, true, h_, weights_.head, {},
+           logits.narrow(0, static_cast<std::int64_t>(first), count));
+    begin = ends[last - 1];
+    first = last;
+  }
+}
+
+void HostDecoder::reserve_scores() {
+  if (at::get_num_threads() <= scores_.size(0)) return;
+  scores_ = at::empty({at::get_num_threads(), options_.capacity}, at::kFloat);
+}
+
 at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
   const at::NoGradGuard no_gradients;
   const auto count = static_cast<std::int64_t>(rows.size());
-  if (at::get_num_threads() > scores_.size(0)) {
-    scores_ = at::empty({at::get_num_threads(), options_.capacity}, at::kFloat);
-  }
+  reserve_scores();
   // A step of any number of texts takes the same way, so that none depends on how many there are.
   const bool step = count > 1 && rows[0].slot != rows[1].slot;
   at::Tensor logits = logits_;

@@ -73,14 +73,23 @@ Generated generate(Decoder& decoder, std::span<const std::vector<std::int64_t>> 
   while (next < texts.size() || !writing.empty()) {
     while (next < texts.size() && !free_slots.empty() && options.tokens > 0) {
       const auto began = GenerateClock::now();
-      Writing one{free_slots.back(), next, 0, 0};
-      const at::Tensor logits = decoder.read(one.slot, texts[next]);
-      out.read += static_cast<std::int64_t>(texts[next].size());
+      const std::size_t count = std::min(free_slots.size(), texts.size() - next);
+      slots.assign(free_slots.rbegin(), free_slots.rbegin() + static_cast<std::ptrdiff_t>(count));
+      free_slots.resize(free_slots.size() - count);
+      const at::Tensor logits = decoder.read_each(slots, texts.subspan(next, count));
       out.read_s += since(began);
-      ++next;
-      if (!write(one, logits.data_ptr<float>())) continue;
-      free_slots.pop_back();
-      writing.push_back(one);
+      const float* row = logits.data_ptr<float>();
+      for (const std::int64_t slot : slots) {
+        Writing one{slot, next, 0, 0};
+        out.read += static_cast<std::int64_t>(texts[next].size());
+        ++next;
+        if (write(one, row)) {
+          writing.push_back(one);
+        } else {
+          free_slots.push_back(slot);
+        }
+        row += logits.size(1);
+      }
     }
     if (options.tokens <= 0) break;
     if (writing.empty()) continue;

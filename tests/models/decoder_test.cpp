@@ -164,6 +164,33 @@ TEST(Generate, WritesWhatTheWholeModelWouldTokenByToken) {
   }
 }
 
+// Several texts at once, short and long ones in any order: the bits of each read alone.
+TEST(Decoder, ReadsTextsTogetherAsItReadsThemAlone) {
+  for (const ModelShape& shape : shapes()) {
+    const auto model = make_random(shape);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const DecoderOptions options{.type = type, .slots = 9, .capacity = 60};
+      const auto alone = make_decoder(shape, options, reader(model));
+      const auto together = make_decoder(shape, options, reader(model));
+      std::vector<std::vector<std::int64_t>> texts;
+      for (const int length : {1, 5, 16, 17, 2, 1, 30, 16, 16}) {
+        texts.push_back(random_text(shape, as_size(length), length));
+      }
+      const std::vector<std::int64_t> slots = {4, 0, 8, 2, 1, 3, 5, 7, 6};
+      const at::Tensor logits = together->read_each(slots, texts);
+      std::vector<std::int64_t> tokens;
+      for (std::size_t i = 0; i < texts.size(); ++i) {
+        const auto row = static_cast<std::int64_t>(i);
+        EXPECT_TRUE(logits.select(0, row).equal(alone->read(slots[i], texts[i]))) << i;
+        EXPECT_EQ(together->length(slots[i]), static_cast<std::int64_t>(texts[i].size()));
+        tokens.push_back(row);
+      }
+      // And what is kept of them.
+      EXPECT_TRUE(together->step(slots, tokens).equal(alone->step(slots, tokens)));
+    }
+  }
+}
+
 // The seed and a text's own number decide, not what is written beside it, nor how many at once.
 TEST(Generate, ATextDoesNotDependOnTheOthers) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
