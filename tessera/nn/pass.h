@@ -45,9 +45,12 @@ struct Dropout {
 };
 // Of the open pass, for an operation called so in the whole model ("blocks.3.proj").
 Dropout dropout_of(const Pass* pass, std::string_view operation);
+// The same of Pass::attention_dropout.
 Dropout attention_dropout_of(const Pass* pass, std::string_view operation);
+// The same of Pass::adapter_dropout.
 Dropout adapter_dropout_of(const Pass* pass, std::string_view operation);
 
+// Opens a pass for as long as it lives; then the one before is open again.
 class PassScope {
  public:
   explicit PassScope(std::shared_ptr<const Pass> pass);  // on this thread; null: none
