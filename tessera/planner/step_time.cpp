@@ -44,15 +44,22 @@ double least_at(const Step& s, const ReplicaPlace& replicas) {
   const double passes = s.zero == 3 ? k * (s.keep_params ? 1 : 2) : 1;
   double least = 0, before = 0;
   const std::vector<StepChunk>* last = nullptr;
-  double own = 0, sent = 0, longest = 0;
+  double own = 0, sent = 0, longest = 0, collectives = 0;
+  const StepChunk* priced = nullptr;  // whose collectives these are: most chunks are alike
   for (const std::vector<StepChunk>& chunks : s.chunks) {
     if (last == nullptr || chunks != *last) {
       own = sent = longest = 0;
       for (const StepChunk& chunk : chunks) {
         own += k * chunk.total();
         longest = std::max(longest, chunk.total());
-        const Transfers gathers = s.gathers(chunk, places), reduces = s.reductions(chunk, places);
-        sent += passes * gathers.count * gathers.seconds + each * reduces.count * reduces.seconds;
+        if (priced == nullptr || chunk != *priced) {
+          const Transfers gathers = s.gathers(chunk, places);
+          const Transfers reduces = s.reductions(chunk, places);
+          collectives =
+              passes * gathers.count * gathers.seconds + each * reduces.count * reduces.seconds;
+          priced = &chunk;
+        }
+        sent += collectives;
       }
     }
     // What the last piece pays for is not beside another one.
