@@ -56,6 +56,26 @@ struct ParallelModel::Impl {
   std::function<void(const pipeline::Span&)> on_span;
 };
 
+namespace {
+
+// PowerSGD approximates a rank's matrix as a whole: rows that several tensor-parallel ranks have
+// ([Note: shared outputs]) would come out otherwise on each of them.
+void check_low_rank(const ParallelOptions& options, const Axes& axes,
+                    const std::vector<ParamSpec>& specs) {
+  if (options.engine.grad_compression != GradCompression::powersgd || axes.dp() == 1) return;
+  for (const ParamSpec& spec : specs) {
+    for (const ParamSpec::Segment& segment : spec.segments) {
+      if (segment.parts >= axes.tp()) continue;
+      throw UsageError(str("grad_compression powersgd: got ", axes.tp(),
+                           " tensor-parallel ranks, which share the ", segment.parts,
+                           " kv heads of ", quote(spec.name), "; wanted a tp of at most ",
+                           segment.parts, ", or another compression (bf16)"));
+    }
+  }
+}
+
+}  // namespace
+
 // [Note: order of composition] The pipeline cuts the list of layers, tensor parallelism shapes each
 // layer that this rank makes, recomputation wraps it, and ZeRO takes whatever parameters there then
 // are: as they start, shard by shard.
@@ -65,6 +85,7 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
       cut(layers, mesh.axes().pp(), options),
       start(mesh, options, layers) {
   make_chunks(layers);
+  check_low_rank(options, mesh.axes(), start.specs());
   model = parallel::replica_group(mesh);
   ties = parallel::tie_groups(layers, cut, mesh.pp());
   start.share_kept(*module, ties);

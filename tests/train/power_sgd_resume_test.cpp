@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tests/text.h"
 #include "tests/train/tuning.h"
 
 namespace tessera::train {
@@ -49,6 +50,17 @@ TEST(PowerSgdRuns, GoOnWhereTheyWere) {
       }
     }
   }
+}
+
+// Two kv heads on four tensor-parallel ranks: two have the same rows, in matrices that differ.
+TEST(PowerSgdRuns, AreRefusedWhereRanksShareRowsOfAMatrix) {
+  TrainConfig config = on_cut(tuned("llama-tiny"), {2, 4, 1}, 1);
+  config.lora_rank = 0;
+  config.grad_compression = "powersgd";
+  const std::string told = error_of([&] { on_ranks(config, [](Trainer&, int) {}); });
+  EXPECT_TRUE(contains(told, "share the 2 kv heads of \"blocks.0.qkv.weight\"")) << told;
+  config.grad_compression = "bf16";
+  EXPECT_EQ(error_of([&] { on_ranks(config, [](Trainer&, int) {}); }), "");
 }
 
 }  // namespace
