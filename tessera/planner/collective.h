@@ -26,6 +26,7 @@ struct CollectiveStory {
   double closed_form = 0;  // seconds, by the formula for the algorithm
 };
 
+// Which all-reduce, of what, over which links.
 struct CollectiveAsk {
   std::string algorithm = "ring";  // of collective_algorithms()
   int ranks = 4;
@@ -34,9 +35,11 @@ struct CollectiveAsk {
   double bandwidth = 100e9, latency = 0;                  // inside a node
   double between_bandwidth = 100e9, between_latency = 0;  // between nodes
 };
+// Those that can be told: ring, tree, two-level.
 std::vector<std::string> collective_algorithms();
-// Throws UsageError.
+// Plays it step by step. Throws UsageError.
 CollectiveStory tell_collective(const CollectiveAsk& ask);
+// A JSON object, as tessera explain collective --json prints it.
 std::string to_json(const CollectiveAsk& ask, const CollectiveStory& story);
 
 }  // namespace tessera::planner

@@ -10,6 +10,7 @@
 
 namespace tessera::train {
 
+// Where a phase stands in kPhaseNames.
 constexpr std::size_t phase_index(std::string_view name) {
   return static_cast<std::size_t>(std::find(kPhaseNames.begin(), kPhaseNames.end(), name) -
                                   kPhaseNames.begin());
