@@ -21,8 +21,8 @@ struct Limits {
   std::int64_t drawn = 1 << 14;      // of them in a schedule that is drawn
   std::int64_t events = 20'000'000;  // about what a simulation may handle
   int search_gpus = 1 << 16;
-  // What a search may try. The time goes with the divisors of the GPUs and of the batch: 65,536
-  // GPUs have few, 65,520 more than this.
+  // What a search may try. The time goes with the divisors of the GPUs and of the batch, of which
+  // 65,536 has few.
   std::int64_t search_ways = 150'000;
 };
 

@@ -68,19 +68,15 @@ function split(row: PhaseRow): PhaseRow {
 export function Phases({ rows, stragglers }: { rows: PhaseRow[]; stragglers: Straggler[] }) {
   const ranks = rows.map(split);
   const kinds = PHASES.filter(([key]) => ranks.some((r) => (r[key] ?? 0) > 0));
-  const slow = new Map(stragglers.map((s) => [s.rank, s]));
+  const slow = new Set(stragglers.map((s) => s.rank));
+  const said = stragglers
+    .map((s) => `rank ${s.rank} is slow: ${s.phase ?? "its step"} ${plain(s.factor)} ×`)
+    .join(", ");
   return (
     <Card
       title="Phases of each rank"
-      note={stragglers.length > 0 ? undefined : "seconds of a step"}
+      note={said ? <span class="bad-text">{said}</span> : "seconds of a step"}
     >
-      {stragglers.length > 0 && (
-        <p class="note bad-text" data-figure="stragglers">
-          {stragglers
-            .map((s) => `rank ${s.rank} is slow: ${s.phase ?? "its step"} ${plain(s.factor)} ×`)
-            .join(", ")}
-        </p>
-      )}
       <Bars
         show={seconds}
         rows={ranks.map((r) => {
