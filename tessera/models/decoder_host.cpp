@@ -29,12 +29,13 @@ constexpr std::int64_t kTile = 8;     // outputs that a thread takes at once
 
 const float* floats(const at::Tensor& t) { return t.defined() ? t.data_ptr<float>() : nullptr; }
 
-// f(first, last) for parts of [0, n), which are whole tiles.
+// f(first, last) for parts of [0, n), which are whole tiles, of outputs with so many numbers each.
 template <class Body>
-void share_out(std::int64_t n, const Body& f) {
-  nn::parallel_for(0, (n + kTile - 1) / kTile, 1, [&](std::int64_t begin, std::int64_t end) {
-    f(as_size(begin * kTile), as_size(std::min(n, end * kTile)));
-  });
+void share_out(std::int64_t n, std::int64_t numbers, const Body& f) {
+  nn::parallel_for(0, (n + kTile - 1) / kTile, nn::grain_of(kTile * numbers),
+                   [&](std::int64_t begin, std::int64_t end) {
+                     f(as_size(begin * kTile), as_size(std::min(n, end * kTile)));
+                   });
 }
 
 class HostDecoder final : public Decoder {
@@ -123,7 +124,7 @@ void HostDecoder::norm(const at::Tensor& weight, const at::Tensor& bias, std::in
   const float* const x = x_.data_ptr<float>() + first * shape_.hidden;
   const auto cols = as_size(shape_.hidden);
   const auto eps = static_cast<float>(shape_.norm_eps);
-  nn::parallel_for(0, rows, kFew, [&](std::int64_t begin, std::int64_t end) {
+  nn::parallel_for(0, rows, nn::grain_of(shape_.hidden), [&](std::int64_t begin, std::int64_t end) {
     const auto count = as_size(end - begin), skipped = as_size(begin) * cols;
     if (!shape_.biases.norm) {
       kernels::rms_norm_rows(x + skipped, floats(weight), eps, count, cols, to + skipped);
@@ -164,7 +165,7 @@ void HostDecoder::linear(std::int64_t rows, bool few, const at::Tensor& x, const
                        weight.data_ptr(),
                        floats(bias),
                        add};
-    share_out(out, [&](std::size_t first, std::size_t last) {
+    share_out(out, weight.size(1), [&](std::size_t first, std::size_t last) {
       kernels::few_rows_linear(what, to, first, last);
       after(first, last);
     });
@@ -177,7 +178,7 @@ void HostDecoder::linear(std::int64_t rows, bool few, const at::Tensor& x, const
   } else {
     at::mm_out(result, from, matrix);
   }
-  share_out(out, [&](std::size_t first, std::size_t last) {
+  share_out(out, rows, [&](std::size_t first, std::size_t last) {
     if (bias.defined()) {
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::size_t o = first; o < last; ++o)
@@ -243,13 +244,16 @@ void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool 
   const std::int64_t heads = shape_.kv_heads, count = static_cast<std::int64_t>(rows.size());
   float* const qkv = qkv_.data_ptr<float>();
   float* const out = mixed_.data_ptr<float>();
+  // Keys and values that a head of the last row looks at, for there most are.
+  const std::int64_t seen = 2 * (rows.back().position + 1) * shape_.q_width() / heads;
   const auto each = [&](const auto& f) {
-    nn::parallel_for(0, count * heads, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t row = i / heads;
-        f(nth(rows, row), i % heads, qkv + row * qkv_.size(1), out + row * mixed_.size(1));
-      }
-    });
+    nn::parallel_for(
+        0, count * heads, nn::grain_of(seen), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t row = i / heads;
+            f(nth(rows, row), i % heads, qkv + row * qkv_.size(1), out + row * mixed_.size(1));
+          }
+        });
   };
   // Rows of one text, which lie side by side, look at each other's keys: these come first.
   const bool alone =
@@ -298,7 +302,7 @@ void HostDecoder::mlp(const BlockWeights& block, std::int64_t rows, bool few) {
   if (shape_.swiglu) {
     // Gate and value of a column are computed by different threads.
     linear(rows, few, h_, block.fc, block.fc_bias, wide_);
-    share_out(shape_.ffn, after);
+    share_out(shape_.ffn, rows, after);
   } else {
     linear(rows, few, h_, block.fc, {}, wide_, false, after);
   }

@@ -92,7 +92,7 @@ struct Linear : public torch::autograd::Function<Linear> {
 
 void gelu_forward_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& y) {
   const float* b = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
-  for_row_parts(x.size(0), [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+  for_row_parts(x.size(0), x.size(1), [&](std::int64_t begin, std::int64_t end, std::int64_t) {
     kernels::gelu_forward({type_of(x), count(end - begin), count(x.size(1)), row(x, begin), b},
                           row_out(y, begin));
   });
@@ -107,7 +107,7 @@ at::Tensor gelu_backward_rows(const at::Tensor& x, const at::Tensor& bias, const
   if (dbias != nullptr) {
     sums = at::zeros({row_parts(x.size(0)), x.size(1)}, x.options().dtype(at::kFloat));
   }
-  for_row_parts(x.size(0), [&](std::int64_t begin, std::int64_t end, std::int64_t part) {
+  for_row_parts(x.size(0), x.size(1), [&](std::int64_t begin, std::int64_t end, std::int64_t part) {
     float* sum = dbias == nullptr ? nullptr : reinterpret_cast<float*>(row_out(sums, part));
     kernels::gelu_backward({type_of(x), count(end - begin), count(x.size(1)), row(x, begin), b},
                            row(dy, begin), row_out(dx, begin), sum);

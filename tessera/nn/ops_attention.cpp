@@ -135,13 +135,14 @@ void forward_group(const Heads& in, const at::Tensor& out, float* lse, const at:
   for (std::int64_t begin = 0; begin < tokens; begin += block_rows) {
     const Block block = block_at(begin, tokens, sight);
     const at::Tensor scores = scores_of(in, block, scratch);
-    parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t g = from; g < to; ++g) {
-        kernels::softmax_causal_forward(rows_of(in, block, sight), row_out(scores, g),
-                                        lse + g * tokens + begin);
-        drop_probabilities(scores, g, block, sight, tokens);
-      }
-    });
+    parallel_for(0, group, grain_of(block.rows * block.keys),
+                 [&](std::int64_t from, std::int64_t to) {
+                   for (std::int64_t g = from; g < to; ++g) {
+                     kernels::softmax_causal_forward(rows_of(in, block, sight), row_out(scores, g),
+                                                     lse + g * tokens + begin);
+                     drop_probabilities(scores, g, block, sight, tokens);
+                   }
+                 });
     at::Tensor part = out.narrow(1, begin, block.rows);
     at::bmm_out(part, scores, in.v.narrow(1, block.from, block.keys));
   }
@@ -173,14 +174,15 @@ void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, c
     at::Tensor dscores =
         dscratch.narrow(0, 0, scores.numel()).view({group, block.rows, block.keys});
     bmm_nt_out(dscores, d, in.v.narrow(1, block.from, block.keys));
-    parallel_for(0, group, 1, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t g = from; g < to; ++g) {
-        drop_probabilities(dscores, g, block, sight, tokens);
-        kernels::softmax_causal_backward(rows_of(in, block, sight), row_out(scores, g),
-                                         row_out(dscores, g), lse + g * tokens + begin);
-        drop_probabilities(scores, g, block, sight, tokens);
-      }
-    });
+    parallel_for(
+        0, group, grain_of(block.rows * block.keys), [&](std::int64_t from, std::int64_t to) {
+          for (std::int64_t g = from; g < to; ++g) {
+            drop_probabilities(dscores, g, block, sight, tokens);
+            kernels::softmax_causal_backward(rows_of(in, block, sight), row_out(scores, g),
+                                             row_out(dscores, g), lse + g * tokens + begin);
+            drop_probabilities(scores, g, block, sight, tokens);
+          }
+        });
     const bool first = begin == last && sight.whole();
     accumulate(grad.v, block.from, scores.transpose(1, 2), d, first);
     accumulate(grad.k, block.from, dscores.transpose(1, 2), in.q.narrow(1, begin, block.rows),

@@ -42,7 +42,7 @@ void drop_rows(const at::Tensor& x, const KeptDropout& kept) {
     return;
   }
   const at::Tensor matrix = x.view({-1, cols});
-  parallel_for(0, matrix.size(0), 64, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, matrix.size(0), grain_of(cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::uint64_t sample = how.first_sample + static_cast<std::uint64_t>(r / rows);
       const kernels::Dropout mask = {.seed = how.seed,

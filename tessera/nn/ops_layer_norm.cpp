@@ -30,7 +30,7 @@ Forward forward_rows(const at::Tensor& x, const at::Tensor& r, const at::Tensor&
   const at::Tensor weight = w.to(at::kFloat).contiguous(), bias = b.to(at::kFloat).contiguous();
   auto* mean = f.mean.mutable_data_ptr<float>();
   auto* rstd = f.rstd.mutable_data_ptr<float>();
-  for_row_parts(rows, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+  for_row_parts(rows, cols, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
     const kernels::LayerNorm in{.type = type_of(x),
                                 .rows = count(end - begin),
                                 .cols = count(cols),
@@ -60,7 +60,7 @@ Backward backward_rows(const tensor_list& saved, const at::Tensor& dy, const at:
   at::Tensor sums = at::zeros({row_parts(rows), 2 * cols}, s.options().dtype(at::kFloat));
   const auto* mean = saved[2].const_data_ptr<float>();
   const auto* rstd = saved[3].const_data_ptr<float>();
-  for_row_parts(rows, [&](std::int64_t begin, std::int64_t end, std::int64_t part) {
+  for_row_parts(rows, cols, [&](std::int64_t begin, std::int64_t end, std::int64_t part) {
     const kernels::LayerNorm in{.type = type_of(s),
                                 .rows = count(end - begin),
                                 .cols = count(cols),

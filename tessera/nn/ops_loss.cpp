@@ -37,7 +37,7 @@ at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets,
   const auto* target = targets.const_data_ptr<std::int64_t>();
   auto* loss = losses.mutable_data_ptr<float>();
   const std::int64_t together = classes == cols ? rows : 1;  // rows without a gap between them
-  parallel_for(0, rows, 8, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, rows, grain_of(classes), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; r += together) {
       kernels::cross_entropy_rows(row_out(logits, r), type_of(logits),
                                   count(std::min(together, end - r)), count(classes), target + r,

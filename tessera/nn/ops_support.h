@@ -58,12 +58,12 @@ inline std::int64_t rows_per_part(std::int64_t rows) {
   return std::max<std::int64_t>(64, (rows + 31) / 32);
 }
 
-// f(begin, end, part) over parts of the rows.
+// f(begin, end, part) over parts of the rows, of so many columns.
 template <typename F>
-void for_row_parts(std::int64_t rows, F&& f) {
+void for_row_parts(std::int64_t rows, std::int64_t cols, F&& f) {
   const std::int64_t size = rows_per_part(rows);
   const std::int64_t parts = (rows + size - 1) / size;
-  parallel_for(0, parts, 1, [&](std::int64_t from, std::int64_t to) {
+  parallel_for(0, parts, grain_of(size * cols), [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t part = from; part < to; ++part) {
       f(part * size, std::min(rows, (part + 1) * size), part);
     }

@@ -74,8 +74,10 @@ std::int64_t parts_of(std::int64_t count, std::int64_t grain) {
 
 void run_parts(std::int64_t begin, std::int64_t end, std::int64_t parts, Part part, const void* f) {
   Work work{begin, end, parts, part, f};
+  // All threads, as torch does, even for fewer parts: a team of another size ends threads, and the
+  // next one has to start them again.
   runtime().parallel([](void* it) { static_cast<Work*>(it)->run(); }, &work,
-                     static_cast<unsigned>(parts), 0);
+                     static_cast<unsigned>(at::get_num_threads()), 0);
   if (work.error) std::rethrow_exception(work.error);
 }
 

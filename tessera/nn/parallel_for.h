@@ -14,7 +14,15 @@ namespace tessera::nn {
 // entry that GCC's and LLVM's both have, so both share one pool. Bodies must not depend on how
 // the range is cut: results have the same bits on any number of threads.
 
-// f(from, to) over parts of [begin, end), of `grain` elements at least, each on a thread of its
+// Numbers to work on that are worth waking a thread for: some ten microseconds.
+constexpr std::int64_t kGrain = 1 << 15;
+
+// As a grain of items with so many numbers each.
+constexpr std::int64_t grain_of(std::int64_t numbers) {
+  return numbers > 0 && numbers < kGrain ? kGrain / numbers : 1;
+}
+
+// f(from, to) over parts of [begin, end), of `grain` items at least, each on a thread of its
 // own; at::get_thread_num() tells them apart. What one of them throws is thrown here when all have
 // ended.
 template <class F>
