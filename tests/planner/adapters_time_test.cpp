@@ -28,8 +28,6 @@ double counted_flops(const Question& q) {
 Question adapted(const char* model, const char* rank, const char* targets) {
   Settings settings;
   for (const auto& [name, value] : {std::pair{"model", model},
-                                    {"lora-rank", rank},
-                                    {"lora-targets", targets},
                                     {"software", "tessera"},
                                     {"hardware", "cpu"},
                                     {"layout", "fp32"},
@@ -38,6 +36,10 @@ Question adapted(const char* model, const char* rank, const char* targets) {
                                     {"grad-accum", "4"},
                                     {"dp", "2"}}) {
     settings.set(name, value);
+  }
+  if (std::string(rank) != "0") {  // the model itself
+    settings.set("lora-rank", rank);
+    settings.set("lora-targets", targets);
   }
   return settle(settings.question(built_in()));
 }

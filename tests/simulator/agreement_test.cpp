@@ -38,8 +38,7 @@ class Cases {
                          "gpt3-175b", "llama3-8b"}));
       set("hardware", pick({"h100", "a100-80", "h200", "v100-32"}));
       set("dp", pick({"1", "2", "4", "8", "16", "64", "256"}));
-      const std::string tp = pick({"1", "1", "2", "4", "8"});
-      set("tp", tp);
+      set("tp", pick({"1", "1", "2", "4", "8"}));
       const std::string pp = pick({"1", "1", "2", "4", "8", "16"});
       set("pp", pp);
       if (pp != "1") set("schedule", pick({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}));
@@ -54,7 +53,9 @@ class Cases {
       if (one_in(6)) set("bucket-size", pick({"1MB", "400MB"}));
       if (one_in(6)) set("order", pick({"dp,tp,pp", "tp,pp,dp", "pp,tp,dp"}));
       if (one_in(8)) set("split", "work");
-      if (tp == "1" && one_in(2)) set("software", pick({"megatron", "tessera", "pytorch"}));
+      // Without a pipeline, where the two are equal, whatever goes in buckets and what in units.
+      constexpr const char* kSoftware[] = {"megatron", "tessera", "pytorch"};
+      if (pp == "1") set("software", kSoftware[software_() % 3]);
       try {
         one.question = planner::settle(settings.question(catalogue_));
         return one;
@@ -70,7 +71,7 @@ class Cases {
   }
   bool one_in(unsigned n) { return random_() % n == 0; }
 
-  std::mt19937 random_{1};
+  std::mt19937 random_{1}, software_{2};
   planner::Catalogue catalogue_;
 };
 
