@@ -128,7 +128,7 @@ int inspect(const std::string& path, bool params, bool json) {
   }
   text += "  states\n";
   for (const auto& [state, total] : totals_of(from)) {
-    text += str("    ", padded(state, 16), format_bytes(total.bytes()), "\n");
+    text += str("    ", padded(state, 24), " ", format_bytes(total.bytes()), "\n");
   }
   if (params) {
     for (const ParamSpec& spec : about.params) {
