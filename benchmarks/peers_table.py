@@ -121,7 +121,7 @@ def svg(report):
     lx, hx, ly, hy = min(xs), max(xs), min(ys) / 1.2, max(ys) * 1.2
     x = lambda v: left + width * math.log(v / lx) / math.log(hx / lx)
     y = lambda v: top + height * (1 - math.log(v / ly) / math.log(hy / ly))
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 230} {top + height + 60}"'
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 290} {top + height + 60}"'
            ' font-family="sans-serif" font-size="12">',
            f'<text x="{left}" y="18" font-size="14">Time of a training step in {report["dtype"]}, '
            f'{html.escape(report["machine"]["cpu"])}, {report["date"]}</text>']
