@@ -91,6 +91,10 @@ void add_left_out(const Checkpointable& what, StateToSave& into) {
     const std::vector<Run> runs =
         runs_of(shard_of(kept), counted_runs(spec_of(what, kept), what.place.tp(), what.axes.tp()));
     if (runs.empty()) continue;
+    // A rank may owe of a parameter whose other states are all another's to save.
+    const bool known = std::any_of(into.specs.begin(), into.specs.end(),
+                                   [&](const ParamSpec& spec) { return spec.name == kept.param; });
+    if (!known) into.specs.push_back(spec_of(what, kept));
     const auto add = [&](const std::string& state, const at::Tensor& values) {
       checkpoint::Shard& saved = into.shards.emplace_back();
       saved.param = kept.param;
