@@ -6,6 +6,8 @@
 #include <atomic>
 #include <exception>
 
+#include "tessera/core/log.h"
+
 namespace tessera::nn {
 namespace {
 
@@ -29,6 +31,11 @@ const Runtime& runtime() {
     find("GOMP_parallel", r.parallel);
     find("omp_get_thread_num", r.thread);
     find("omp_get_num_threads", r.threads);
+    if (!r.found()) {
+      Logger().warn(
+          "torch's OpenMP runtime is not among the loaded libraries: kernels of our own "
+          "run on one thread per rank; link LibTorch as a shared library");
+    }
     return r;
   }();
   return found;

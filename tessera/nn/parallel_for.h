@@ -28,7 +28,8 @@ constexpr std::int64_t grain_of(std::int64_t numbers) {
 template <class F>
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, const F& f);
 
-// Whether torch's runtime was found; without it all loops run on the thread that calls.
+// Whether torch's runtime was found; without it all loops run on the thread that calls, and a
+// warning said so.
 bool has_threads();
 
 namespace detail {
