@@ -26,6 +26,7 @@ namespace {
 constexpr const char* kUpdates = "updates";
 constexpr std::string_view kUpdatesOf = "updates/";
 constexpr const char* kLossScale = "updates/ loss scale";  // no parameter is called so
+constexpr const char* kGoodSteps = "updates/ good steps";  // nor so; older checkpoints lack it
 
 DType stored_dtype(const zero::StateShard& shard) {
   if (const auto found = comm::find_dtype(shard.values.scalar_type())) return *found;
@@ -258,6 +259,7 @@ void put_counts(Extra& extra, const zero::StepCounts& counts) {
   // A power of two: a whole number.
   if (counts.loss_scale > 0) {
     extra[kLossScale] = str(static_cast<std::int64_t>(counts.loss_scale));
+    extra[kGoodSteps] = str(counts.good_steps);
   }
 }
 
@@ -276,6 +278,10 @@ zero::StepCounts take_counts(Extra& extra, const std::string& where) {
   if (const auto scale = extra.find(kLossScale); scale != extra.end()) {
     counts.loss_scale = static_cast<double>(read(scale->second));
     extra.erase(scale);
+  }
+  if (const auto good = extra.find(kGoodSteps); good != extra.end()) {
+    counts.good_steps = read(good->second);
+    extra.erase(good);
   }
   for (auto at = extra.lower_bound(std::string(kUpdatesOf));
        at != extra.end() && std::string_view(at->first).starts_with(kUpdatesOf);

@@ -54,7 +54,8 @@ checkpoint::Team team_of(const comm::Group& group);
 checkpoint::Charge charge_of(const zero::Engine& engine);
 
 // [Note: counts] How often the optimizer has updated the parameters, as texts beside the program's
-// own: "updates" has the steps, and "updates/NAME" the count of a parameter that missed some.
+// own: "updates" has the steps, and "updates/NAME" the count of a parameter that missed some. In
+// fp16 also the loss scale and the steps since it was changed.
 void put_counts(Extra& extra, const zero::StepCounts& counts);
 // And takes them out. Throws DataError, naming `where`.
 zero::StepCounts take_counts(Extra& extra, const std::string& where);

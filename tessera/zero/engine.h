@@ -92,6 +92,7 @@ struct StepCounts {
   std::int64_t steps = 0;
   std::map<std::string, std::int64_t> updates;  // of each parameter that is trained
   double loss_scale = 0;                        // layout fp16; 0: not known
+  std::int64_t good_steps = 0;                  // layout fp16: since the scale was changed
 };
 
 // How a step differs from the default.

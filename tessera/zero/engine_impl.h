@@ -60,6 +60,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   std::unique_ptr<StepOnDevice> device;  // [Note: steps on a device]
   bool unsettled = false;
   double loss_scale = 0;  // as settle() found it
+  std::int64_t good_steps = 0;
   PassState passes;
   GlobalLoss loss;
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;

@@ -83,6 +83,7 @@ StepCounts Engine::progress() const {
   impl_->settle();
   StepCounts progress;
   progress.loss_scale = impl_->loss_scale;
+  progress.good_steps = impl_->good_steps;
   progress.steps = impl_->update->steps();
   for (std::size_t i = 0; i < impl_->plan.params.size(); ++i) {
     if (impl_->plan.params[i].bucket < 0) continue;
@@ -104,9 +105,12 @@ void Engine::resume(const StepCounts& progress) {
     const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
     if (master.defined()) impl.gatherer.param_shard(static_cast<int>(i)).copy_(master);
   }
-  if (impl.device) impl.device->set_counts({progress.steps, progress.loss_scale, updates});
+  if (impl.device) {
+    impl.device->set_counts({progress.steps, progress.loss_scale, progress.good_steps, updates});
+  }
   impl.unsettled = false;
   impl.loss_scale = progress.loss_scale;
+  impl.good_steps = progress.good_steps;
   impl.update->resume(progress.steps, std::move(updates));
   impl.reducer.resume(progress.steps);
   impl.gatherer.all_gather_updated();

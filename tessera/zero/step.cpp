@@ -174,7 +174,9 @@ void Engine::Impl::settle() {
   if (!std::exchange(unsettled, false)) return;
   StepOnDevice::Counts counts = device->counts();
   update->resume(counts.steps, std::move(counts.updates));
-  if (device->loss_scale().defined()) loss_scale = counts.loss_scale;
+  if (!device->loss_scale().defined()) return;
+  loss_scale = counts.loss_scale;
+  good_steps = counts.good_steps;
 }
 
 void Engine::Impl::end_step() {

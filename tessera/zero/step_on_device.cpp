@@ -356,13 +356,16 @@ StepOnDevice::Counts StepOnDevice::counts() const {
   std::memcpy(&state, state_.cpu().const_data_ptr(), sizeof(state));
   const at::Tensor updates = updates_.cpu();
   const auto* const begin = updates.const_data_ptr<std::int64_t>();
-  return {state.steps, state.loss_scale, {begin, begin + updates.numel()}};
+  return {state.steps, state.loss_scale, state.good_steps, {begin, begin + updates.numel()}};
 }
 
 void StepOnDevice::set_counts(const Counts& counts) {
   cuda::StepState state;
   state.steps = counts.steps;
-  if (scaled_) state.loss_scale = counts.loss_scale > 0 ? counts.loss_scale : cuda::kFirstLossScale;
+  if (scaled_) {
+    state.loss_scale = counts.loss_scale > 0 ? counts.loss_scale : cuda::kFirstLossScale;
+    state.good_steps = counts.good_steps;
+  }
   state_.copy_(on_device(&state, sizeof(state)));
   updates_.copy_(on_device(counts.updates.data(), counts.updates.size() * sizeof(std::int64_t))
                      .view(at::kLong));

@@ -44,6 +44,7 @@ class StepOnDevice {
   struct Counts {
     std::int64_t steps = 0;
     double loss_scale = 1;
+    std::int64_t good_steps = 0;
     std::vector<std::int64_t> updates;
   };
   Counts counts() const;

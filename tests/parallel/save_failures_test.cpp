@@ -2,6 +2,7 @@
 
 #include <fstream>
 
+#include "tessera/parallel/state_shards.h"
 #include "tests/parallel/save_nets.h"
 
 namespace tessera::save_test {
@@ -243,6 +244,27 @@ TEST(Extras, ComeBackWhateverTheyAre) {
       EXPECT_TRUE(contains(error, "usage: extra ") && contains(error, "choose another")) << error;
     }
   }
+}
+
+TEST(Counts, OfTheLossScaleComeBackAndOlderCheckpointsLackThem) {
+  const zero::StepCounts counts{40, {{"weight", 40}, {"late", 7}}, 32768, 1234};
+  Extra extra{{"epoch", "3"}};
+  parallel::put_counts(extra, counts);
+  Extra older = extra;
+  ASSERT_EQ(older.erase("updates/ good steps"), 1u);
+  const zero::StepCounts same = parallel::take_counts(extra, "here");
+  EXPECT_EQ(same.steps, 40);
+  EXPECT_EQ(same.updates, (std::map<std::string, std::int64_t>{{"late", 7}}));
+  EXPECT_EQ(same.loss_scale, 32768);
+  EXPECT_EQ(same.good_steps, 1234);
+  EXPECT_EQ(extra, (Extra{{"epoch", "3"}}));
+  const zero::StepCounts from_older = parallel::take_counts(older, "here");
+  EXPECT_EQ(from_older.loss_scale, 32768);
+  EXPECT_EQ(from_older.good_steps, 0);
+  // Where nothing is scaled there is nothing to write.
+  Extra unscaled;
+  parallel::put_counts(unscaled, {5, {}, 0, 0});
+  EXPECT_EQ(unscaled, (Extra{{"updates", "5"}}));
 }
 
 TEST(SaveFailures, TwoWritersDoNotMeet) {

@@ -7,6 +7,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/kernels/cuda/cuda.h"
+#include "tessera/kernels/cuda/optimizer.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/tensor_parallel/sharded.h"
 #include "tests/comm/cuda_cases.h"
@@ -168,6 +169,55 @@ TEST(EngineOnCuda, HalfPrecisionTrainsWithAScaledLoss) {
     EXPECT_EQ(got.infos.back().loss_scale, 65536);
     EXPECT_EQ(got.progress.loss_scale, 65536);
     EXPECT_THROW(run_alone(options, c10::kCPU, 1, 0), UsageError);
+  });
+}
+
+// The scale doubles after kGoodSteps good steps in a row, whether or not the run stopped among
+// them.
+TEST(EngineOnCuda, TheLossScaleGrowsAtTheSameStepAfterAResume) {
+  NEEDS_GPU();
+  run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
+    if (!kernels::cuda::built()) return;
+    const c10::Device gpu(c10::kCUDA, 0);
+    Options options;
+    options.layout = parse_state_layout("fp16");
+    const auto fresh = [&](std::uint64_t seed) {
+      auto net = std::make_shared<Tied>();
+      net->initialise(seed);
+      net->to(gpu);
+      return net;
+    };
+    const auto train = [&](Engine& engine, Tied& net, int from, int to) {
+      std::vector<double> scales;
+      for (int step = from; step < to; ++step) {
+        engine.backward(forward_loss(engine, net, on(net.batch(batch_seed(step, 0, 0)), gpu)));
+        scales.push_back(engine.step(0.01).loss_scale);
+      }
+      return scales;
+    };
+    auto net = fresh(7), other = fresh(8);
+    Engine whole(net, comm::Group(), options);
+    StepCounts late = whole.progress();  // four good steps short of the next growth
+    late.loss_scale = 1024;
+    late.good_steps = kernels::cuda::kGoodSteps - 4;
+    whole.resume(late);
+    EXPECT_EQ(train(whole, *net, 0, 2), (std::vector<double>{1024, 1024}));
+    const StepCounts stopped = whole.progress();
+    EXPECT_EQ(stopped.good_steps, kernels::cuda::kGoodSteps - 2);
+
+    Engine copy(other, comm::Group(), options);
+    {
+      const at::NoGradGuard no_grad;
+      const auto from = whole.state(StateScope::held), to = copy.state(StateScope::held);
+      ASSERT_EQ(from.size(), to.size());
+      for (std::size_t i = 0; i < from.size(); ++i) to[i].values.copy_(from[i].values);
+    }
+    copy.resume(stopped);
+    const std::vector<double> scales{1024, 1024, 2048};
+    EXPECT_EQ(train(whole, *net, 2, 5), scales);
+    EXPECT_EQ(train(copy, *other, 2, 5), scales);
+    EXPECT_EQ(copy.params_hash(), whole.params_hash());
+    EXPECT_EQ(copy.progress().good_steps, 1);
   });
 }
 
