@@ -49,9 +49,8 @@ std::optional<std::int64_t> whole_number(std::string_view text) {
 }
 
 std::int64_t parse_whole(const Field& field, std::string_view text, Command command) {
-  // A plan leaves the greatest to settle(), which knows what can be counted; zero is a stage, and
-  // no adapters.
-  const bool open = command == Command::plan && field.name != "zero" && field.name != "lora-rank";
+  // A plan leaves the greatest to settle(), which knows what can be counted.
+  const bool open = command == Command::plan && !field.bounded_in_plans;
   const std::string bounds = open ? "at least 1" : bounds_of(field);
   const std::optional<std::int64_t> value = whole_number(text);
   if (!value) refuse_setting(field, text, str("a whole number, ", bounds));

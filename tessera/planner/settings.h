@@ -142,6 +142,8 @@ struct Field {
   // Numbers. No bounds if equal. Whole ones are at least 1 for a plan, where what is left out is
   // chosen, and as many as the planner can count; 0 stands for that in a run.
   double least = 0, most = 0;
+  // Of a whole one 0 says something, and a plan has its bounds too.
+  bool bounded_in_plans = false;
   std::string bound = {};  // why there is no more, and what to do instead; for errors
   std::vector<std::string> choices = {};  // words; empty: anything
   bool bytes = false;                     // "2GiB", a number of bytes otherwise

@@ -50,6 +50,10 @@ class Row {
     field_.formerly = name;
     return *this;
   }
+  Row& bounded_in_plans() {
+    field_.bounded_in_plans = true;
+    return *this;
+  }
   Row& free_in_plans() {
     field_.free_in_plans = true;
     return *this;
@@ -134,7 +138,8 @@ void add_adapters(Table& t) {
   t.group("Adapters");
   t.add("lora-rank", &S::lora_rank,
         "freeze the model, and train low-rank adapters beside its linears; 0: train the model")
-      .range(0, 65536);
+      .range(0, 65536)
+      .bounded_in_plans();
   t.add("lora-alpha", &S::lora_alpha, "what adapters add is multiplied by this over the rank")
       .range(kAboveZero, 1e9)
       .train();
@@ -267,6 +272,7 @@ void add_parallelism(Table& t) {
   t.add("zero", &S::zero,
         "ZeRO stage: 0 shards nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters")
       .range(0, 3)
+      .bounded_in_plans()
       .type("STAGE")
       .plan("0");
   t.add("layout", &S::layout,

@@ -153,6 +153,29 @@ TEST(Settings, WhatIsLeftOutOrBelowOneIsNamed) {
   EXPECT_NE(none.find("wanted a whole number"), std::string::npos) << none;
 }
 
+// Where 0 says something, runs and plans read the same numbers; elsewhere it stands for what a run
+// leaves open, which a plan is not given at all.
+TEST(Settings, ZeroIsANumberOfSomeFieldsAlone) {
+  std::set<std::string> bounded;
+  for (const Field& field : fields(Command::plan)) {
+    const bool whole = std::holds_alternative<std::int64_t RunSettings::*>(field.member);
+    if (!whole || field.bytes) continue;
+    for (const char* text : {"0", "-1", "1", "70000"}) {
+      RunSettings run, plan;
+      const std::string why = error_of([&] { set(run, field, text, Command::train); });
+      const std::string also = error_of([&] { set(plan, field, text, Command::plan); });
+      if (field.bounded_in_plans) {
+        EXPECT_EQ(why, also) << field.name << " " << text;
+      } else if (std::string(text) == "0") {
+        EXPECT_NE(also.find("wanted at least 1"), std::string::npos) << field.name << also;
+      }
+    }
+    if (field.bounded_in_plans) bounded.insert(field.name);
+  }
+  EXPECT_EQ(bounded, (std::set<std::string>{"lora-rank", "zero"}));
+  EXPECT_EQ(ask({{"zero", "0"}, {"lora-rank", "0"}}).zero, 0);
+}
+
 TEST(Settings, ARowForEachNameWithHelpAndADefaultOfItsOwnKind) {
   for (const Command command : {Command::train, Command::plan}) {
     std::set<std::string> names;
