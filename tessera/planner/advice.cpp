@@ -45,7 +45,7 @@ std::string gain_words(const Plan& plan, const Advice& advice) {
     text += str(" fits: ", of_usable(plan.needed() - advice.bytes, q));
     if (!q.state_only())
       text += str(", a step of ", format_time(plan.time.step() - advice.seconds));
-    return text + sending(plan, advice);
+    return text + sending(plan, advice) + advice.there;
   }
   const bool faster = time_share(plan, advice) >= kRealGain;
   const std::string less = str(size(advice.bytes), " (", percent(memory), ")");
@@ -57,7 +57,7 @@ std::string gain_words(const Plan& plan, const Advice& advice) {
   } else {
     text += str(" frees ", less, q.state_only() ? "" : " and takes no longer");
   }
-  return text + sending(plan, advice);
+  return text + sending(plan, advice) + advice.there;
 }
 
 // Whether it is worth more than the other of its kind.
@@ -101,6 +101,7 @@ std::optional<Advice> promise(const Plan& plan, Change change, const Advice* bes
     if (!worth_telling(plan, advice)) return std::nullopt;
     if (best != nullptr && !better(plan, advice, *best)) return std::nullopt;
     advice.sent = plan.traffic.total() - traffic_of(q).total();
+    advice.there = new_stage_in_software(q, plan.question);
     return advice;
   } catch (const UsageError&) {  // it cannot be
     return std::nullopt;

@@ -57,11 +57,12 @@ const char* name(Bound bound);
 // or a step takes 2% less, or a rank needs 2% less and the step takes no longer.
 struct Advice {
   std::string text;
-  std::string flags;   // over those of the question: "--zero 1"
-  std::string family;  // what kind of change it is
-  double seconds = 0;  // that a step takes less; negative: more
-  double bytes = 0;    // that a rank needs less, likewise
-  double sent = 0;     // that a rank sends less, likewise
+  std::string flags;       // over those of the question: "--zero 1"
+  std::string family;      // what kind of change it is
+  std::string there = {};  // how its software is asked for it, if not by these flags; ends the text
+  double seconds = 0;      // that a step takes less; negative: more
+  double bytes = 0;        // that a rank needs less, likewise
+  double sent = 0;         // that a rank sends less, likewise
   bool fits = false;
 };
 

@@ -132,7 +132,10 @@ std::string least_change_that_fits(const Question& q) {
   if (q.dp() > 1) {
     for (int stage = q.zero + 1; stage <= 3; ++stage) {
       const Instead other = at_stage(q, stage);
-      if (other.runs) return str("--zero ", stage, " fits: ", of_usable(other.total, q));
+      if (other.runs) {
+        return str("--zero ", stage, " fits: ", of_usable(other.total, q),
+                   new_stage_in_software(other.question, q));
+      }
     }
   }
   if (q.attention == Attention::unfused) {
@@ -173,7 +176,8 @@ std::string least_change_that_fits(const Question& q) {
   if (q.micro_batch > 1) {
     flags.push_back(str("--micro-batch 1 --grad-accum ", all.question.grad_accum));
   }
-  return str(join(flags, " "), " fits: ", of_usable(all.total, q));
+  return str(join(flags, " "), " fits: ", of_usable(all.total, q),
+             new_stage_in_software(all.question, q));
 }
 
 std::string what_would_fit(const Question& q) {

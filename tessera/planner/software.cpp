@@ -1,5 +1,7 @@
 #include "tessera/planner/software.h"
 
+#include <array>
+
 #include "tessera/core/text.h"
 
 namespace tessera::planner {
@@ -19,6 +21,14 @@ Lack lack_of_tessera(const Question& q) {
   if (q.zero == 3 && q.keep_params) return Lack::kept_in_pp;
   return v && !q.state_only() && q.model.tied ? Lack::tied_on_one : Lack::none;
 }
+
+// [stage]. What has none is a lack, or nothing sharded.
+constexpr std::array<const char*, 4> kMegatronStages = {
+    "", "--use-distributed-optimizer", "",
+    "its FSDP, --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"};
+constexpr std::array<const char*, 4> kPyTorchStages = {
+    "", "ZeroRedundancyOptimizer", "fully_shard with reshard_after_forward=False",
+    "FSDP's fully_shard"};
 
 }  // namespace
 
@@ -51,6 +61,18 @@ std::string lack_words(const Question& q) {
 bool newly_lacks(const Question& other, const Question& now) {
   const Lack lack = lack_of(other);
   return lack != Lack::none && lack != lack_of(now);
+}
+
+std::string stage_in_software(const Question& q) {
+  if (!q.software || q.software == Software::tessera || q.dp() == 1) return "";
+  const auto& stages = q.software == Software::megatron ? kMegatronStages : kPyTorchStages;
+  const std::string_view words = stages.at(static_cast<std::size_t>(q.zero));
+  return words.empty() ? "" : str("in ", title(*q.software), ": ", words);
+}
+
+std::string new_stage_in_software(const Question& other, const Question& now) {
+  const std::string words = other.zero == now.zero ? "" : stage_in_software(other);
+  return words.empty() ? "" : str(" (", words, ")");
 }
 
 }  // namespace tessera::planner

@@ -25,4 +25,11 @@ std::string lack_words(const Question& question);
 // Whether `other` asks for something that its software has not, where `now` does not.
 bool newly_lacks(const Question& other, const Question& now);
 
+// How the software itself is asked for the question's ZeRO stage, in a sentence of its own: "in
+// Megatron-LM: --use-distributed-optimizer"; "" of Tessera, whose flag is the plan's, and where
+// nothing is sharded.
+std::string stage_in_software(const Question& question);
+// What that adds to a sentence about going from `now` to `other`: " (in Megatron-LM: …)", or "".
+std::string new_stage_in_software(const Question& other, const Question& now);
+
 }  // namespace tessera::planner

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tessera/core/errors.h"
@@ -188,6 +189,38 @@ TEST(Advice, IsWhatTheSoftwareHas) {
   EXPECT_EQ(asked.best.front().question.zero, 2);
 }
 
+// Whoever runs another program than ours is told what to ask it for: in the advice, and in the
+// remedy of what does not fit.
+TEST(Advice, SaysHowTheSoftwareIsAskedForAStage) {
+  const auto plan_of = [](const char* params, const char* software) {
+    Settings settings;
+    settings.set("params", params), settings.set("dp", "64"), settings.set("software", software);
+    return make_plan(settings.question(built_in()));
+  };
+  // What does not fit, by its optimizer alone, its gradients, its parameters.
+  for (const auto& [params, software, words] :
+       {std::tuple{"7B", "megatron", "(in Megatron-LM: --use-distributed-optimizer)"},
+        {"38B", "megatron", "(in Megatron-LM: its FSDP, --use-megatron-fsdp "},
+        {"7B", "pytorch", "(in PyTorch: ZeroRedundancyOptimizer)"},
+        {"20B", "pytorch", "(in PyTorch: fully_shard with reshard_after_forward=False)"},
+        {"38B", "pytorch", "(in PyTorch: FSDP's fully_shard)"}}) {
+    const Plan plan = plan_of(params, software);
+    EXPECT_NE(plan.remedy.find(words), std::string::npos) << plan.remedy;
+    bool told = false;
+    for (const Advice& advice : plan.advice) {
+      told = told || advice.text.find(words) != std::string::npos;
+      EXPECT_EQ(advice.there.empty(), advice.flags.find("--zero ") == std::string::npos)
+          << advice.text;
+    }
+    EXPECT_TRUE(told) << params << " " << software;
+  }
+  for (const char* params : {"7B", "38B"}) {
+    const Plan plan = plan_of(params, "tessera");
+    EXPECT_NE(plan.remedy.find("--zero "), std::string::npos) << plan.remedy;
+    EXPECT_EQ(plan.remedy.find("(in "), std::string::npos) << plan.remedy;
+  }
+}
+
 TEST(Advice, ATinyBucketIsToldToGrow) {
   Settings settings;
   for (const auto& [key, value] :
@@ -210,7 +243,9 @@ TEST(Advice, NothingIsSentInsteadOfTheSame) {
     for (const Advice& advice : make_plan(settings.question(built_in())).advice) {
       const std::size_t at = advice.text.find("; sends ");
       if (at == std::string::npos) continue;
-      const std::string sends = advice.text.substr(at + 8);
+      ASSERT_EQ(advice.text.substr(advice.text.size() - advice.there.size()), advice.there);
+      const std::string sends =
+          advice.text.substr(at + 8, advice.text.size() - advice.there.size() - at - 8);
       const std::size_t instead = sends.find(" instead of ");
       ASSERT_NE(instead, std::string::npos);
       EXPECT_NE(sends.substr(0, instead), sends.substr(instead + 12)) << advice.text;
