@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What holds the documents together: every page is in mkdocs.yml and in docs/README.md, every link leads
-to a file and to a heading in it, one version stands everywhere, and the scripts, goals and presets that
-the CI file and the container recipe call are there."""
+to a file and to a heading in it, one version stands everywhere, and the scripts, goals and options that
+the container recipe calls are there (tests/scripts/ci_test.py reads the CI file)."""
 
 import pathlib
 import re
@@ -72,29 +72,27 @@ def check_versions():
         check(found == version, f"docs/install.md names version {found}")
 
 
-def check_recipes():
+def check_container():
     goals = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.MULTILINE))
     options = set(re.findall(r"(?:option\(|set\()(TESSERA_\w+)", text_of("CMakeLists.txt")))
-    for name in ("Containerfile", ".github/workflows/ci.yml", ".ci/run"):
-        text = re.sub(r"^\s*#.*$", "", text_of(name), flags=re.MULTILINE)
-        for goal in re.findall(r"\bmake ([a-z]+)\b(?! +&& *scripts)", text):
-            check(goal in goals, f"{name}: the Makefile has no goal {goal}")
-        for script in re.findall(r"(?<![\w/])((?:scripts|\.ci)/[\w.]+)", text):
-            path = ROOT / script
-            check(path.exists() and path.stat().st_mode & 0o100, f"{name}: {script} cannot be run")
-        for option in re.findall(r"-D(TESSERA_\w+)=", text):
-            check(option in options, f"{name}: CMakeLists.txt has no option {option}")
-        if name == "Containerfile":
-            stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
-            for used in re.findall(r"--from=(\S+)", text):
-                check(used in stages, f"{name}: no stage {used}")
+    text = re.sub(r"^\s*#.*$", "", text_of("Containerfile"), flags=re.MULTILINE)
+    for goal in re.findall(r"\bmake ([a-z]+)\b(?! +&& *scripts)", text):
+        check(goal in goals, f"Containerfile: the Makefile has no goal {goal}")
+    for script in re.findall(r"(?<![\w/])(scripts/[\w.]+)", text):
+        path = ROOT / script
+        check(path.exists() and path.stat().st_mode & 0o100, f"Containerfile: {script} cannot be run")
+    for option in re.findall(r"-D(TESSERA_\w+)=", text):
+        check(option in options, f"Containerfile: CMakeLists.txt has no option {option}")
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
+    for used in re.findall(r"--from=(\S+)", text):
+        check(used in stages, f"Containerfile: no stage {used}")
 
 
 def main():
     check_pages()
     links = check_links()
     check_versions()
-    check_recipes()
+    check_container()
     if problems:
         sys.exit("\n".join(problems))
     print(f"{links} links")
