@@ -18,6 +18,23 @@ quietly() {
   return 1
 }
 
+# make_tools <venv> <package> <what for>: a virtual environment with one pinned package, made with
+# $PYTHON. Quick when there is nothing to do; without the folder and with the reason said where it
+# cannot be made.
+make_tools() {
+  local venv="$1" package="$2" python="${PYTHON:-python3}" log="$root/build/setup.log"
+  if [ "$(cat "$venv/.tessera" 2>/dev/null)" = "$python $package" ]; then return 0; fi
+  say "installing ${package%%=*} into $venv ($3)"
+  if quietly "$log" "$python" -m venv --clear "$venv" &&
+    quietly "$log" "$venv/bin/python" -m pip --disable-pip-version-check --retries 2 install \
+      --no-compile "$package"; then
+    echo "$python $package" >"$venv/.tessera"
+  else
+    rm -rf "$venv"
+    say "no $venv: $python could not make it, or pip not install $package; the test is skipped"
+  fi
+}
+
 # How many compilers to run at once: JOBS if given, else the cores, but at most one per 2 GiB of
 # memory, which is what a source that includes torch can take.
 jobs_count() {

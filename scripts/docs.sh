@@ -9,10 +9,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
 venv=.docs-venv
-stamp="$venv/.tessera"
 log=build/setup.log
 python="${PYTHON:-python3}"
-package=mkdocs==1.6.1
 
 install_doxygen() {
   local as_root=()
@@ -29,18 +27,7 @@ install_doxygen() {
     say "apt could not install doxygen: the test of the library's reference will be skipped"
 }
 
-install_mkdocs() {
-  if [ "$(cat "$stamp" 2>/dev/null)" = "$python $package" ]; then return 0; fi
-  say "installing mkdocs into $venv (for the site)"
-  if quietly "$log" "$python" -m venv --clear "$venv" &&
-    quietly "$log" "$venv/bin/python" -m pip --disable-pip-version-check --retries 2 install \
-      --no-compile "$package"; then
-    echo "$python $package" >"$stamp"
-  else
-    rm -rf "$venv"
-    say "no $venv: pip could not install $package. The test of the site will be skipped."
-  fi
-}
+install_mkdocs() { make_tools "$venv" mkdocs==1.6.1 "for the site"; }
 
 case "${1:-all}" in
   tools)

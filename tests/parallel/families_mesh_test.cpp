@@ -4,13 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/models/init.h"
 #include "tessera/models/language_model.h"
 #include "tessera/parallel/parallelize.h"
 #include "tests/models/families.h"
+#include "tests/ranks.h"
 
 namespace tessera {
 namespace {
@@ -52,10 +52,8 @@ ParallelOptions family_options(const ModelShape& shape, const FamilyMesh& run, d
 FamilyHistory train_family(const ModelShape& shape, const FamilyMesh& run, double dropout,
                            bool documents) {
   FamilyHistory history;
-  comm::GroupOptions how;
-  how.timeout = std::chrono::seconds(60);
-  const auto body = [&](std::shared_ptr<comm::Backend> backend) {
-    const comm::Mesh mesh(comm::Group(std::move(backend)), Axes(run.mesh));
+  over(static_cast<int>(Axes(run.mesh).world()), [&](const comm::Group& world) {
+    const comm::Mesh mesh(world, Axes(run.mesh));
     ParallelModel model(models::layers_of(shape, {}, run.pad_to), mesh,
                         family_options(shape, run, dropout));
     const std::int64_t own = kFamilyRows / mesh.axes().dp(), rows = own / run.micro_batches;
@@ -80,8 +78,7 @@ FamilyHistory train_family(const ModelShape& shape, const FamilyMesh& run, doubl
       history.losses.push_back(info.loss);
       history.norms.push_back(info.grad_norm);
     }
-  };
-  comm::run_threads(static_cast<int>(Axes(run.mesh).world()), body, how);
+  });
   return history;
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tests/ranks.h"
 #include "tests/text.h"
 
 namespace tessera {
@@ -109,34 +110,29 @@ struct Trained {
 
 Trained train(const std::vector<Layer>& list, const Axes& axes, const ParallelOptions& options) {
   Trained out;
-  comm::GroupOptions how;
-  how.timeout = std::chrono::seconds(60);
-  comm::run_threads(
-      static_cast<int>(axes.world()),
-      [&](std::shared_ptr<comm::Backend> backend) {
-        const comm::Mesh mesh(comm::Group(std::move(backend)), axes);
-        ParallelModel first(list, mesh, options);
-        ParallelModel model = std::move(first);
-        Trained mine;
-        for (int step = 0; step < 4; ++step) {
-          const zero::StepInfo info = model.step(batches_of(mesh, step));
-          mine.losses.push_back(info.loss);
-          mine.norms.push_back(info.grad_norm);
-        }
-        mine.logits = model.predict(at::arange(kWords, at::kLong),
-                                    [](torch::nn::Module& last, const at::Tensor& x) {
-                                      return dynamic_cast<GuessImpl&>(last).logits(x);
-                                    });
-        if (mesh.world().rank() == 0) out = mine;
-        // All ranks know the same.
-        const at::Tensor told = at::tensor(mine.losses, at::kDouble).clone();
-        comm::Call call;
-        call.traffic = comm::Traffic::control;
-        call.label = "losses";
-        mesh.world().broadcast(told, 0, call).wait();
-        EXPECT_TRUE(at::equal(told, at::tensor(mine.losses, at::kDouble))) << axes.text();
-      },
-      how);
+  over(static_cast<int>(axes.world()), [&](const comm::Group& world) {
+    const comm::Mesh mesh(world, axes);
+    ParallelModel first(list, mesh, options);
+    ParallelModel model = std::move(first);
+    Trained mine;
+    for (int step = 0; step < 4; ++step) {
+      const zero::StepInfo info = model.step(batches_of(mesh, step));
+      mine.losses.push_back(info.loss);
+      mine.norms.push_back(info.grad_norm);
+    }
+    mine.logits = model.predict(at::arange(kWords, at::kLong),
+                                [](torch::nn::Module& last, const at::Tensor& x) {
+                                  return dynamic_cast<GuessImpl&>(last).logits(x);
+                                });
+    if (mesh.world().rank() == 0) out = mine;
+    // All ranks know the same.
+    const at::Tensor told = at::tensor(mine.losses, at::kDouble).clone();
+    comm::Call call;
+    call.traffic = comm::Traffic::control;
+    call.label = "losses";
+    mesh.world().broadcast(told, 0, call).wait();
+    EXPECT_TRUE(at::equal(told, at::tensor(mine.losses, at::kDouble))) << axes.text();
+  });
   return out;
 }
 

@@ -5,18 +5,17 @@
 
 #include <torch/types.h>
 
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tessera/comm/threads.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/recompute.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/schedule/split.h"
+#include "tests/ranks.h"
 
 namespace tessera::pipeline::test {
 
@@ -170,13 +169,6 @@ inline std::vector<Chunk> chunks_of(const Layers& layers, const schedule::Schedu
   return chunks;
 }
 
-// Runs `body` on so many ranks, threads of this process.
-inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
-  comm::GroupOptions options;
-  options.timeout = std::chrono::seconds(60);
-  comm::run_threads(
-      ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
-      options);
-}
+using tessera::over;
 
 }  // namespace tessera::pipeline::test

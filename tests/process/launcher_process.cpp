@@ -14,10 +14,14 @@ LaunchOptions with_outputs(LaunchOptions options, const Capture& out, const Capt
 
 }  // namespace
 
+int launched(const LaunchOptions& options) {
+  const BlockedSignals signals;
+  return launch(options, signals).status;
+}
+
 LauncherProcess::LauncherProcess(LaunchOptions options)
     : child_([this, options = std::move(options)] {
-        const BlockedSignals signals;
-        return launch(with_outputs(options, out_, err_), signals).status;
+        return launched(with_outputs(options, out_, err_));
       }) {}
 
 bool LauncherProcess::saw(const std::string& word, int count) const {

@@ -10,7 +10,10 @@
 
 namespace tessera::process {
 
-// launch() in a process of its own, so that it can be sent signals and killed.
+// launch() with the signals that it wants blocked; its status.
+int launched(const LaunchOptions& options);
+
+// The same in a process of its own, so that it can be sent signals and killed.
 class LauncherProcess {
  public:
   explicit LauncherProcess(LaunchOptions options);

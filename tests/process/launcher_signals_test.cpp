@@ -145,12 +145,9 @@ TEST(Launcher, SignalsReachItWhateverThreadGetsThem) {
     const Deaf deaf;
     // Ends of ranks first: one in a few would be lost.
     for (int i = 0; i < 20; ++i) {
-      LaunchOptions quick = script(2, "exit 0");
-      const BlockedSignals signals;
-      if (launch(quick, signals).status != 0) return 77;
+      if (launched(script(2, "exit 0")) != 0) return 77;
     }
-    const BlockedSignals signals;
-    return launch(options, signals).status;
+    return launched(options);
   });
   ASSERT_TRUE(wait_until([&] { return out.lines().size() == 2; })) << out.text() << err.text();
   launcher.signal(SIGTERM);
@@ -178,10 +175,7 @@ TEST(Launcher, AnOutputThatNobodyReadsDoesNotBlockSignals) {
   LaunchOptions options = script(2, "exec yes");
   options.out = fds[1];
   options.err = err.fd();
-  Child launcher([&] {
-    const BlockedSignals signals;
-    return launch(options, signals).status;
-  });
+  Child launcher([&] { return launched(options); });
   int waiting = 0;
   ASSERT_TRUE(wait_until([&] { return ioctl(fds[0], FIONREAD, &waiting) == 0 && waiting > 4096; }));
   launcher.signal(SIGTERM);

@@ -207,8 +207,7 @@ TEST(Launcher, AFullOutputFileDoesNotKillIt) {
     setrlimit(RLIMIT_FSIZE, &limit);
     options.out = open(path.c_str(), O_CREAT | O_WRONLY, 0600);
     options.err = err.fd();
-    const BlockedSignals signals;
-    return launch(options, signals).status;
+    return launched(options);
   });
   const int status = launcher.wait();
   EXPECT_NE(status, 0);
@@ -260,8 +259,7 @@ TEST(Launcher, AnOutputThatIsClosedEndsTheRanksAsItWouldAlone) {
   options.err = err.fd();
   Child launcher([&] {
     close(fds[0]);
-    const BlockedSignals signals;
-    return launch(options, signals).status;
+    return launched(options);
   });
   close(fds[1]);
   char byte = 0;
@@ -281,8 +279,7 @@ TEST(Launcher, ColoursAndReadsATerminal) {
     setsid();
     const int fd = open(path.c_str(), O_RDWR);  // becomes the controlling terminal
     options.in = options.out = options.err = fd;
-    const BlockedSignals signals;
-    return launch(options, signals).status;
+    return launched(options);
   });
   ASSERT_EQ(write(terminal, "hello\n", 6), 6);
   std::string text;

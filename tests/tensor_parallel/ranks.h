@@ -12,18 +12,12 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
-#include "tessera/comm/threads.h"
 #include "tessera/tensor_parallel/sharded.h"
+#include "tests/ranks.h"
 
 namespace tessera::tensor_parallel::test {
 
-inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
-  comm::GroupOptions options;
-  options.timeout = std::chrono::seconds(60);
-  comm::run_threads(
-      ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
-      options);
-}
+using tessera::over;
 
 // One value per rank.
 template <typename T>

@@ -8,12 +8,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/data/data_set.h"
-#include "tessera/train/trainer.h"
 #include "tests/text.h"
+#include "tests/train/small_runs.h"
 
 namespace tessera::train {
 namespace {
@@ -54,16 +53,6 @@ class Evaluate : public ::testing::Test {
     return config;
   }
 
-  template <class Body>
-  static void on_ranks(const Axes& axes, const Body& body) {
-    comm::GroupOptions options;
-    options.timeout = std::chrono::seconds(60);
-    comm::run_threads(
-        static_cast<int>(axes.world()),
-        [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
-        options);
-  }
-
   fs::path folder;
 };
 
@@ -73,32 +62,25 @@ struct Trained {
 };
 Trained train_on(const TrainConfig& config, bool evaluates, bool saves = false) {
   Trained out;
-  comm::GroupOptions options;
-  options.timeout = std::chrono::seconds(60);
-  comm::run_threads(
-      static_cast<int>(config.axes.world()),
-      [&](std::shared_ptr<comm::Backend> backend) {
-        const comm::Group world(std::move(backend));
-        Trainer trainer(config, world);
-        std::vector<double> evaluations;
-        if (evaluates) evaluations.push_back(trainer.evaluate().loss());
-        for (int step = 0; step < 4; ++step) {
-          trainer.step();
-          if (evaluates && step % 2 == 1) evaluations.push_back(trainer.evaluate().loss());
-        }
-        if (saves) {
-          trainer.save();
-          trainer.finish_saving();
-        }
-        const Summary summary = trainer.summary();
-        if (world.rank() != 0) return;
-        out.hash = summary.params_hash;
-        for (const StepMetrics& step : trainer.history()) out.losses.push_back(step.loss);
-        out.evaluations = evaluations;
-        EXPECT_EQ(trainer.history()[1].evaluation.has_value(), evaluates);
-        EXPECT_FALSE(trainer.history()[0].evaluation.has_value() && !evaluates);
-      },
-      options);
+  on_ranks(config, [&](Trainer& trainer, int rank) {
+    std::vector<double> evaluations;
+    if (evaluates) evaluations.push_back(trainer.evaluate().loss());
+    for (int step = 0; step < 4; ++step) {
+      trainer.step();
+      if (evaluates && step % 2 == 1) evaluations.push_back(trainer.evaluate().loss());
+    }
+    if (saves) {
+      trainer.save();
+      trainer.finish_saving();
+    }
+    const Summary summary = trainer.summary();
+    if (rank != 0) return;
+    out.hash = summary.params_hash;
+    for (const StepMetrics& step : trainer.history()) out.losses.push_back(step.loss);
+    out.evaluations = evaluations;
+    EXPECT_EQ(trainer.history()[1].evaluation.has_value(), evaluates);
+    EXPECT_FALSE(trainer.history()[0].evaluation.has_value() && !evaluates);
+  });
   return out;
 }
 
@@ -134,7 +116,7 @@ TEST_F(Evaluate, IsTheSameOnEveryMeshFromACheckpointOfAnother) {
   read.seq = 16;
   Evaluation wanted;
   for (const char* mesh : {"dp=1", "dp=2", "tp=2", "pp=2", "tp=2,pp=2", "dp=2,tp=2"}) {
-    on_ranks(Axes(mesh), [&](const comm::Group& world) {
+    over(static_cast<int>(Axes(mesh).world()), [&](const comm::Group& world) {
       const auto files = open_model(run.save);
       const auto source = data::validation_source(read);
       EvaluateOptions options;

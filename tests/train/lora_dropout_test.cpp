@@ -46,10 +46,10 @@ TEST(LoraDropout, EveryMeshAndStageAsOneProcess) {
 
 // Other rates are other runs; none is to the bit the run without the flag.
 TEST(LoraDropout, ChangesTheRunUnlessItIsNone) {
-  const Outcomes without = tune(tuned("llama-tiny")), none = tune(dropping("llama-tiny", 0));
+  const Outcomes without = run_all(tuned("llama-tiny")), none = run_all(dropping("llama-tiny", 0));
   EXPECT_EQ(losses_of(without), losses_of(none));
   EXPECT_EQ(without.summaries[0].params_hash, none.summaries[0].params_hash);
-  const Outcomes some = tune(dropping("llama-tiny")), same = tune(dropping("llama-tiny"));
+  const Outcomes some = run_all(dropping("llama-tiny")), same = run_all(dropping("llama-tiny"));
   EXPECT_EQ(losses_of(some), losses_of(same));
   EXPECT_NE(losses_of(some), losses_of(without));
   // B starts with zeros: the first step's loss has nothing of the adapters.
@@ -60,7 +60,7 @@ TEST(LoraDropout, MemoryIsAsPlanned) {
   for (const char* recompute : {"none", "full"}) {
     TrainConfig config = on_cut(dropping("llama-tiny"), {2, 1, 1}, 2);
     config.recompute = recompute;
-    const Outcomes got = tune(config);
+    const Outcomes got = run_all(config);
     for (const char* row : {"params", "grads", "optimizer", "activations", "peak"}) {
       const auto want = static_cast<double>(got.summaries[0].predicted.memory.at(row));
       EXPECT_NEAR(static_cast<double>(got.summaries[0].measured.memory.at(row)), want,

@@ -52,7 +52,7 @@ TEST(LoraTraining, MemoryIsAsPlanned) {
         TrainConfig config = on_cut(tuned(model, targets), {2, 1, 1}, 2);
         config.recompute = recompute;
         config.zero = 2;
-        const Outcomes got = tune(config);
+        const Outcomes got = run_all(config);
         for (const char* row : {"params", "grads", "optimizer", "activations", "peak"}) {
           const auto want = static_cast<double>(got.summaries[0].predicted.memory.at(row));
           EXPECT_NEAR(static_cast<double>(got.summaries[0].measured.memory.at(row)), want,

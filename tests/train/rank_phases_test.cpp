@@ -2,12 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <mutex>
 
-#include "tessera/comm/threads.h"
 #include "tessera/core/text.h"
 #include "tessera/train/trainer.h"
+#include "tests/ranks.h"
 
 namespace tessera::train {
 namespace {
@@ -95,30 +94,24 @@ TEST(RankPhases, RankZeroHearsAllRanksOfAnyMesh) {
     StepMetrics written;
     Summary summary;
     std::mutex mutex;
-    comm::GroupOptions options;
-    options.timeout = std::chrono::seconds(60);
-    comm::run_threads(
-        static_cast<int>(ranks),
-        [&](std::shared_ptr<comm::Backend> backend) {
-          const comm::Group world(std::move(backend));
-          Trainer trainer(config, world);
-          const bool last = world.rank() + 1 == world.size();
-          EXPECT_EQ(trainer.agree(last ? 2 : 0), 2) << text;  // nothing to tell yet
-          StepMetrics step = trainer.step();
-          {
-            const std::lock_guard lock(mutex);
-            own[static_cast<std::size_t>(world.rank())] = phases_of(step);
-          }
-          EXPECT_EQ(trainer.agree(last ? 1 : 0), 1) << text;
-          trainer.put_ranks(step);
-          EXPECT_EQ(step.ranks.empty(), world.rank() != 0) << text;
-          if (world.rank() == 0) written = step;
-          trainer.step();
-          EXPECT_EQ(trainer.agree(0), 0) << text;
-          const Summary ended = trainer.summary();
-          if (world.rank() == 0) summary = ended;
-        },
-        options);
+    over(static_cast<int>(ranks), [&](const comm::Group& world) {
+      Trainer trainer(config, world);
+      const bool last = world.rank() + 1 == world.size();
+      EXPECT_EQ(trainer.agree(last ? 2 : 0), 2) << text;  // nothing to tell yet
+      StepMetrics step = trainer.step();
+      {
+        const std::lock_guard lock(mutex);
+        own[static_cast<std::size_t>(world.rank())] = phases_of(step);
+      }
+      EXPECT_EQ(trainer.agree(last ? 1 : 0), 1) << text;
+      trainer.put_ranks(step);
+      EXPECT_EQ(step.ranks.empty(), world.rank() != 0) << text;
+      if (world.rank() == 0) written = step;
+      trainer.step();
+      EXPECT_EQ(trainer.agree(0), 0) << text;
+      const Summary ended = trainer.summary();
+      if (world.rank() == 0) summary = ended;
+    });
     EXPECT_EQ(written.ranks, own) << text;
     EXPECT_TRUE(written.slow_ranks.empty()) << "one step says nothing";
     ASSERT_EQ(summary.ranks.size(), ranks) << text;

@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/threads.h"
-#include "tessera/train/trainer.h"
+#include "tests/train/small_runs.h"
 
 namespace tessera::train {
 namespace {
@@ -22,21 +21,15 @@ TEST(ZeroMemory, FallsFromStageToStage) {
     TrainConfig config;
     config.ranks = 2;
     config.zero = static_cast<std::int64_t>(stage);
-    comm::GroupOptions options;
-    options.timeout = std::chrono::seconds(120);
-    comm::run_threads(
-        2,
-        [&](std::shared_ptr<comm::Backend> backend) {
-          const comm::Group world(std::move(backend));
-          Trainer trainer(config, world);
-          const auto rank = static_cast<std::size_t>(world.rank());
-          for (int step = 0; step < 3; ++step) {
-            peaks[stage][rank] = std::max(peaks[stage][rank], trainer.step().mem_peak_bytes);
-          }
-          const Summary summary = trainer.summary();
-          if (rank == 0) hashes[stage] = summary.params_hash;
-        },
-        options);
+    over(2, [&](const comm::Group& world) {
+      Trainer trainer(config, world);
+      const auto rank = static_cast<std::size_t>(world.rank());
+      for (int step = 0; step < 3; ++step) {
+        peaks[stage][rank] = std::max(peaks[stage][rank], trainer.step().mem_peak_bytes);
+      }
+      const Summary summary = trainer.summary();
+      if (rank == 0) hashes[stage] = summary.params_hash;
+    });
   }
   for (std::size_t stage = 1; stage < peaks.size(); ++stage) {
     for (std::size_t rank = 0; rank < 2; ++rank) {
@@ -76,23 +69,17 @@ TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
       set(config, field(name), text);
       what += "--" + name + " " + text + " ";
     }
-    comm::GroupOptions options;
-    options.timeout = std::chrono::seconds(120);
-    comm::run_threads(
-        2,
-        [&](std::shared_ptr<comm::Backend> backend) {
-          const comm::Group world(std::move(backend));
-          Trainer trainer(config, world);
-          for (int step = 0; step < 2; ++step) trainer.step();
-          const Summary summary = trainer.summary();
-          if (world.rank() != 0) return;
-          for (const char* row : {"activations", "buffers", "temporary", "peak"}) {
-            const auto want = static_cast<double>(summary.predicted.memory.at(row));
-            const auto got = static_cast<double>(summary.measured.memory.at(row));
-            EXPECT_NEAR(got, want, 0.03 * want) << what << row;
-          }
-        },
-        options);
+    over(2, [&](const comm::Group& world) {
+      Trainer trainer(config, world);
+      for (int step = 0; step < 2; ++step) trainer.step();
+      const Summary summary = trainer.summary();
+      if (world.rank() != 0) return;
+      for (const char* row : {"activations", "buffers", "temporary", "peak"}) {
+        const auto want = static_cast<double>(summary.predicted.memory.at(row));
+        const auto got = static_cast<double>(summary.measured.memory.at(row));
+        EXPECT_NEAR(got, want, 0.03 * want) << what << row;
+      }
+    });
   }
 }
 
@@ -118,20 +105,13 @@ TEST(ZeroMemory, AModelThatFitsOnlyShardedStartsWithinTwoUnits) {
     }
     const ModelShape model = resolve(config, 4).model;
     ASSERT_GT(4 * model.params(), kLimit);
-    comm::GroupOptions options;
-    options.timeout = std::chrono::seconds(120);
-    comm::run_threads(
-        4,
-        [&](std::shared_ptr<comm::Backend> backend) {
-          const comm::Group world(std::move(backend));
-          Trainer trainer(config, world);
-          const auto start = trainer.ledger().counts().total;
-          EXPECT_LE(start.peak, start.now + 2 * 4 * model.layer_params()) << gather;
-          EXPECT_LT(start.now, kLimit) << gather;
-          const double first = trainer.step().loss;
-          for (int step = 0; step < 4; ++step) EXPECT_LT(trainer.step().loss, 2 * first) << gather;
-        },
-        options);
+    on_ranks(config, [&](Trainer& trainer, int) {
+      const auto start = trainer.ledger().counts().total;
+      EXPECT_LE(start.peak, start.now + 2 * 4 * model.layer_params()) << gather;
+      EXPECT_LT(start.now, kLimit) << gather;
+      const double first = trainer.step().loss;
+      for (int step = 0; step < 4; ++step) EXPECT_LT(trainer.step().loss, 2 * first) << gather;
+    });
   }
 }
 

@@ -12,10 +12,10 @@
 #include <map>
 #include <mutex>
 
-#include "tessera/comm/threads.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/state.h"
 #include "tessera/zero/engine.h"
+#include "tests/ranks.h"
 #include "tests/zero/nets.h"
 
 namespace tessera::zero::test {
@@ -112,15 +112,9 @@ inline Result train(const comm::Group& group, const Case& run) {
 // The result of rank 0, after checking that all have the same.
 inline Result train(const Case& run) {
   std::vector<Result> results(static_cast<std::size_t>(run.ranks));
-  comm::GroupOptions options;
-  options.timeout = std::chrono::seconds(60);
-  comm::run_threads(
-      run.ranks,
-      [&](std::shared_ptr<comm::Backend> backend) {
-        const comm::Group group(std::move(backend));
-        results[static_cast<std::size_t>(group.rank())] = train(group, run);
-      },
-      options);
+  over(run.ranks, [&](const comm::Group& group) {
+    results[static_cast<std::size_t>(group.rank())] = train(group, run);
+  });
   for (const Result& result : results) {
     EXPECT_EQ(result.hash, results[0].hash) << run.describe();
     EXPECT_EQ(result.losses, results[0].losses) << run.describe();
@@ -208,14 +202,7 @@ inline double distance(const Result& a, const Result& b) {
   return worst;
 }
 
-// Runs `body` on so many ranks, threads of this process.
-inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
-  comm::GroupOptions options;
-  options.timeout = std::chrono::seconds(60);
-  comm::run_threads(
-      ranks, [&](std::shared_ptr<comm::Backend> backend) { body(comm::Group(std::move(backend))); },
-      options);
-}
+using tessera::over;
 
 inline at::Tensor forward_loss(Engine& engine, Net& net, const Batch& batch) {
   return nn::observed(engine.root(), [&] { return net.loss(batch); });

@@ -1,0 +1,109 @@
+// Runs of small models, each rank a thread, beside the same run in one process.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/core/text.h"
+#include "tessera/train/trainer.h"
+#include "tests/ranks.h"
+
+namespace tessera::train {
+
+inline constexpr std::int64_t kBatch = 8;  // of all ranks
+
+inline TrainConfig small_run(const std::string& model, std::int64_t steps, double lr) {
+  TrainConfig config;
+  config.model = model;
+  config.layers = 4;
+  config.hidden = 32;
+  config.heads = 4;
+  config.vocab = 64;
+  config.seq = 16;
+  config.steps = steps;
+  config.global_batch = kBatch;
+  config.micro_batch = kBatch;
+  config.lr = lr;
+  config.warmup = 0;
+  config.seed = 5;
+  config.axes = Axes::of(1);
+  return config;
+}
+
+struct Cut {
+  int dp = 1, tp = 1, pp = 1;
+};
+inline TrainConfig on_cut(TrainConfig config, const Cut& cut, int accumulation) {
+  config.axes = Axes::of(cut.dp, cut.tp, cut.pp);
+  config.micro_batch = kBatch / cut.dp / accumulation;
+  return config;
+}
+
+inline std::string words(const TrainConfig& config) {
+  return str(config.model, ", ", config.axes.text(), ", stage ", config.zero, ", micro-batch ",
+             config.micro_batch, ", ", config.schedule, ", chunks ", config.chunks, ", ",
+             config.recompute, ", ", config.layout,
+             config.sequence_parallel ? ", sequence-parallel" : "",
+             config.overlap_tp ? ", overlapped" : "",
+             config.lora_rank > 0 ? ", adapters of " + config.lora_targets : "");
+}
+
+// A trainer on each rank of the run.
+inline void on_ranks(const TrainConfig& config, const std::function<void(Trainer&, int)>& body) {
+  over(static_cast<int>(config.axes.world()), [&](const comm::Group& world) {
+    Trainer trainer(config, world);
+    body(trainer, world.rank());
+  });
+}
+
+struct Outcomes {
+  std::vector<StepMetrics> steps;  // of rank 0
+  std::vector<Summary> summaries;  // of all ranks
+  std::vector<std::string> answers;
+};
+
+inline Outcomes run_all(const TrainConfig& config, std::int64_t questions = 0) {
+  Outcomes out;
+  out.summaries.resize(static_cast<std::size_t>(config.axes.world()));
+  on_ranks(config, [&](Trainer& trainer, int rank) {
+    for (std::int64_t step = 0; step < config.steps; ++step) trainer.step();
+    out.summaries[static_cast<std::size_t>(rank)] = trainer.summary();
+    const std::vector<std::string> answers = trainer.answers(questions);
+    if (rank != 0) return;
+    out.answers = answers;
+    out.steps = trainer.history();
+  });
+  return out;
+}
+
+// Losses and gradients as in `want`; bytes and, within a share of it, memory of state as planned.
+inline void expect_same(const TrainConfig& config, const Outcomes& got, const Outcomes& want,
+                        double memory_share = 0) {
+  ASSERT_EQ(got.steps.size(), want.steps.size()) << words(config);
+  EXPECT_EQ(got.answers, want.answers) << words(config);
+  for (std::size_t i = 0; i < want.steps.size(); ++i) {
+    ASSERT_NEAR(got.steps[i].loss, want.steps[i].loss, 1e-4 * want.steps[i].loss)
+        << "step " << i << ": " << words(config);
+    ASSERT_NEAR(got.steps[i].grad_norm, want.steps[i].grad_norm, 1e-3 * want.steps[i].grad_norm)
+        << "step " << i << ": " << words(config);
+  }
+  for (std::size_t r = 0; r < got.summaries.size(); ++r) {
+    const Outcome &predicted = got.summaries[r].predicted, &measured = got.summaries[r].measured;
+    const std::string who = str("rank ", r, ": ", words(config));
+    EXPECT_EQ(predicted.sent->dp, measured.sent->dp) << who;
+    EXPECT_EQ(predicted.sent->tp, measured.sent->tp) << who;
+    EXPECT_EQ(predicted.sent->pp, measured.sent->pp) << who;
+    for (const char* category : {"params", "grads", "optimizer"}) {
+      const auto planned = static_cast<double>(predicted.memory.at(category));
+      EXPECT_NEAR(static_cast<double>(measured.memory.at(category)), planned,
+                  memory_share * planned)
+          << category << ", " << who;
+    }
+    EXPECT_EQ(got.summaries[r].params_hash, got.summaries[0].params_hash) << who;
+  }
+}
+
+}  // namespace tessera::train
