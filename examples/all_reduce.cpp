@@ -19,6 +19,6 @@ int main() try {
   world.all_reduce(x).wait();
   show("after ");
 } catch (const std::exception& error) {
-  std::cerr << error.what() << std::endl;
+  std::cerr << error.what() << "\n";
   return 1;
 }

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdlib>
+#include <exception>
 #include <iomanip>
 #include <iostream>
 
@@ -24,7 +25,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   auto world = tessera::init();
   const int stage = argc > 1 ? std::atoi(argv[1]) : 2;
   torch::manual_seed(1);  // the same start in every run
@@ -37,7 +38,10 @@ int main(int argc, char** argv) {
     train.backward(torch::mse_loss(train(x), y));
     auto info = train.step();
     if (step % 100 == 0 && world.rank() == 0) {
-      std::cout << "step " << step << "  loss " << std::setprecision(12) << info.loss << "\n";
+      std::cout << "step " << step << "  loss " << std::setprecision(12) << info.loss << std::endl;
     }
   }
+} catch (const std::exception& error) {
+  std::cerr << error.what() << "\n";
+  return 1;
 }

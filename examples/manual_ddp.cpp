@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <iostream>
 #include <utility>
 #include <vector>
@@ -115,7 +116,8 @@ void show_costs(const tessera::Group& world) {
 
 }  // namespace
 
-int main() {
+int main() try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   const tessera::Group world = tessera::init();
   torch::manual_seed(world.rank());
   torch::nn::Sequential by_hand = make_model(), with_engine = make_model();
@@ -134,8 +136,11 @@ int main() {
   }
   if (world.rank() == 0) {
     std::cout << "after " << kSteps << " steps on " << world.size() << " ranks the parameters are "
-              << (equal ? "equal in every bit\n" : "DIFFERENT\n");
+              << (equal ? "equal in every bit" : "DIFFERENT") << std::endl;
   }
   show_costs(world);
   return equal ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -6,10 +6,12 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdio>
+#include <exception>
 
 #include "tessera/tessera.h"
 
-int main() {
+int main() try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   using namespace torch::nn;
   const auto world = tessera::init();
   // A rank takes the GPU of its number on its host; more ranks than GPUs share them.
@@ -36,4 +38,7 @@ int main() {
     }
   }
   if (world.rank() == 0) std::printf("on %s\n", device.str().c_str());
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

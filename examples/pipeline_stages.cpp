@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,8 @@ struct LossImpl : torch::nn::Module {  // the last layer takes the targets too
 };
 TORCH_MODULE(Loss);
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   using torch::nn::AnyModule;
   const auto world = tessera::init();
   const tessera::Mesh mesh(world, tessera::Axes("pp=" + std::to_string(world.size())));
@@ -56,4 +58,7 @@ int main(int argc, char** argv) {
     const auto info = model.step(batches);
     if (step % 10 == 0 && world.rank() == 0) std::printf("step %d  loss %.6f\n", step, info.loss);
   }
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <exception>
 #include <iomanip>
 #include <iostream>
 #include <string>
@@ -23,7 +24,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc < 3) {
     std::cerr << "usage: save_and_load FOLDER STEPS [STAGE]\n";
     return 2;
@@ -50,8 +51,11 @@ int main(int argc, char** argv) {
     saver.start(train,
                 {{"done", std::to_string(step)}});  // copies; the files are written meanwhile
     if (world.rank() == 0) {
-      std::cout << "step " << step << "  loss " << std::setprecision(12) << info.loss << "\n";
+      std::cout << "step " << step << "  loss " << std::setprecision(12) << info.loss << std::endl;
     }
   }
   saver.wait();
+} catch (const std::exception& error) {
+  std::cerr << error.what() << "\n";
+  return 1;
 }

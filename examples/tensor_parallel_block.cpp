@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <exception>
 
 #include "tessera/tessera.h"
 
@@ -38,7 +39,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-int main() {
+int main() try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   const auto world = tessera::init();
   Block block(tp::Axis{world});
   tp::initialise(*block, world.rank(), world.size(), /*seed=*/1, /*deviation=*/0.1);
@@ -51,4 +53,7 @@ int main() {
     optimizer.step();
     if (world.rank() == 0) std::printf("step %d  loss %.6f\n", step, loss.item<float>());
   }
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

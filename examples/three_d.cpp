@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,8 @@ struct LossImpl : torch::nn::Module {
 };
 TORCH_MODULE(Loss);
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   using torch::nn::AnyModule;
   const auto world = tessera::init();
   const tessera::Mesh mesh(world, argc > 1 ? argv[1] : "dp=1");
@@ -99,4 +101,7 @@ int main(int argc, char** argv) {
     if (step % 20 == 0 && world.rank() == 0) std::printf("step %d  loss %.6f\n", step, info.loss);
   }
   if (!folder.empty()) tessera::save(model, folder);
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -2,12 +2,14 @@
 //   build/bin/use_the_planner
 // What each ZeRO stage takes for GPT-2 XL on eight A100, and the best way to train it on them.
 #include <cstdio>
+#include <exception>
 
 #include "tessera/planning.h"
 
 namespace planner = tessera::planner;
 
-int main() {
+int main() try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   planner::Question question;
   question.model = tessera::find_model_shape("gpt2-xl");
   question.hardware = planner::Catalogue().find("a100-80");
@@ -30,4 +32,7 @@ int main() {
   const planner::Question& best = found.best.at(0).question;
   std::printf("best of %ld: dp %d  tp %d  pp %d  stage %d  micro-batch %ld\n", long(found.tried),
               best.dp(), best.tp(), best.pp(), best.zero, long(best.micro_batch));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

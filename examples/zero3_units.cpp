@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,8 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   const auto world = tessera::init();
   torch::manual_seed(1);
   Net net;
@@ -58,4 +60,7 @@ int main(int argc, char** argv) {
     if (shard.state == "param") kept += shard.values.numel();
   }
   if (world.rank() == 0) std::printf("keeps %ld of %ld elements\n", long(kept), long(all));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

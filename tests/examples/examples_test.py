@@ -9,6 +9,7 @@
   examples_test.py explain_sync TESSERA
 """
 
+import pathlib
 import re
 import subprocess
 import sys
@@ -31,11 +32,31 @@ def check(good, problem):
         sys.exit(problem)
 
 
+def refused(wanted, *command):
+    """An error is what a user reads: its message, nothing of std::terminate, and exit status 1."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=100)
+    shown = f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    check(done.returncode == 1, f"wanted exit status 1, got {shown}")
+    check(wanted in done.stderr, f"wanted {wanted!r}, got {shown}")
+    check("terminate called" not in done.stderr, shown)
+
+
 def losses(text, count):
     """{step: the loss as it is printed}"""
     found = dict(match.groups() for match in map(LOSS.match, text.splitlines()) if match)
     check(len(found) == count, f"wanted {count} losses, got:\n{text}")
     return found
+
+
+def readme_shows(example):
+    """main() as README.md has it, but for the comments at the ends of lines."""
+    def code(text):
+        lines = text[text.index("int main("):].split("```")[0].splitlines()
+        return [re.sub(r"\s+// .*", "", line).rstrip() for line in lines]
+    root = pathlib.Path(__file__).resolve().parents[2]
+    shown, source = code((root / "README.md").read_text()), code((root / "examples" / example).read_text())
+    check(shown == source, "README.md shows\n" + "\n".join(shown) + f"\n{example} has\n" + "\n".join(source))
 
 
 def first_step(tessera, program):
@@ -48,6 +69,11 @@ def first_step(tessera, program):
     check(len(runs["0"]["400"]) >= 12, f"too few digits to compare: {runs['0']}")
     # Two ranks see twice the data of one: another run, not the same one on two.
     check(losses(output(program), 4) != runs["0"], "one rank and two print the same losses")
+    refused("ZeRO stage 7 does not exist", program, "7")
+    refused("ZeRO stage 7 does not exist", tessera, "run", "-n", "2", "--", program, "7")
+    refused("this process is told to be rank 2 of 2", "env", "RANK=2", "WORLD_SIZE=2", "MASTER_PORT=1",
+            program)
+    readme_shows("first_step.cpp")
 
 
 def save_and_load(tessera, program):
@@ -61,6 +87,7 @@ def save_and_load(tessera, program):
         more = run("cut", "3", "150", "2", 2)  # other data than one run's, and another start
         check(set(more) == {"125", "150"}, f"went on with {more}")
         check(float(more["150"]) < float(whole["25"]), f"does not learn: {whole}, {more}")
+        refused("ZeRO stage 9 does not exist", program, f"{folder}/none", "1", "9")
 
 
 def tensor_parallel_block(tessera, program):
@@ -72,6 +99,7 @@ def tensor_parallel_block(tessera, program):
         for step, loss in run.items():
             check(abs(float(loss) - float(alone[step])) <= 1e-5 * float(alone[step]),
                   f"{ranks} ranks, step {step}: {loss}, one: {alone[step]}")
+    refused("tensor-parallel ranks do not divide", tessera, "run", "-n", "3", "--", program)
 
 
 def three_d(tessera, program):
@@ -93,6 +121,7 @@ def three_d(tessera, program):
         for step, loss in {**first, **losses(text, 2)}.items():
             check(abs(float(loss) - float(alone[step])) <= 2e-4 * float(alone["20"]),
                   f"in two parts, step {step}: {loss}, in one: {alone[step]}")
+    refused("the product of the axes must be the number of ranks", program, "dp=3")
 
 
 def zero3_units(tessera, program):
@@ -106,6 +135,7 @@ def zero3_units(tessera, program):
     check(values[-1] < values[0], f"does not learn: {values}")
     check(plain[1] == plain[2], f"stage 0 keeps {plain[1]} of {plain[2]}")
     check(abs(4 * sharded[1] / sharded[2] - 1) < 0.02, f"stage 3 keeps {sharded[1]} of {sharded[2]}")
+    refused("ZeRO stage 9 does not exist", program, "9")
 
 
 def pipeline_stages(tessera, program):
@@ -117,6 +147,7 @@ def pipeline_stages(tessera, program):
         for step, loss in run.items():
             check(abs(float(loss) - float(alone[step])) <= 1e-4 * values[0],
                   f"{schedule}, step {step}: {loss}, one process: {alone[step]}")
+    refused('schedule "1b1f" is unknown', tessera, "run", "-n", "2", "--", program, "1b1f")
 
 
 def on_a_gpu(tessera, program):
