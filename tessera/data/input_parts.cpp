@@ -99,13 +99,14 @@ void PartReader::begin_file() {
   ended_ = false;
   buffer_.clear();
   if (at_.offset > 0) return;
-  read_more(options_.part_bytes + 1);
+  // However small a part is, it must show whether the file begins with a byte order mark.
+  read_more(std::max(options_.part_bytes + 1, kByteOrderMark.size()));
   const std::string_view text(buffer_.data(), buffer_.size());
+  const std::size_t nul = text.substr(0, kLookedForNul).find('\0');
   if (text.starts_with(kByteOrderMark)) {
     at_.offset = kByteOrderMark.size();
     buffer_.erase(buffer_.begin(), buffer_.begin() + kByteOrderMark.size());
   }
-  const std::size_t nul = text.substr(0, kLookedForNul).find('\0');
   if (nul != std::string_view::npos) {
     throw DataError(str(quote(file.path), " is no text: the byte at offset ", nul,
                         " is 0; wanted a text in UTF-8, or JSON lines"));
