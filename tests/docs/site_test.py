@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What holds the documents together: every page is in mkdocs.yml and in docs/README.md, every link leads
-to a file and to a heading in it, one version stands everywhere, and the scripts, goals and options that
+"""What holds the documents together: every page is in mkdocs.yml and in docs/README.md, says what it is for
+and where to go next; every link leads to a file and to a heading in it; one version stands everywhere, and the scripts, goals and options that
 the container recipe calls are there (tests/scripts/ci_test.py reads the CI file)."""
 
 import pathlib
@@ -62,6 +62,29 @@ def check_links():
     return count
 
 
+def check_shape(name, text):
+    """A page says first what it is for, and last where to go."""
+    paragraphs = [part.strip() for part in without_code("\n" + text).split("\n\n") if part.strip()]
+    title, _, rest = paragraphs[0].partition("\n")
+    first = rest or paragraphs[1]
+    check(title.startswith("# ") and re.match(r"[\w`]", first),
+          f"{name} begins with {first[:40]!r}; wanted its title and a sentence on what it is for")
+    last = text.rpartition("\n## ")[2]
+    check(last.startswith("Next\n") and re.search(r"\]\(|`", last),
+          f"{name} ends with {last[:40]!r}; wanted ## Next and links to go on with")
+
+
+def check_shapes():
+    for path in (ROOT / "docs").glob("*.md"):
+        if path.name != "README.md":  # which is nothing but links
+            check_shape(f"docs/{path.name}", path.read_text())
+    before = len(problems)
+    check_shape("bare", "# Title\n\n## Heading\n\ntext\n")
+    found = problems[before:]
+    del problems[before:]
+    check(len(found) == 2, f"a page without beginning and end: {found}")
+
+
 def check_versions():
     version = re.search(r"^project\(tessera VERSION (\S+)", text_of("CMakeLists.txt"), re.MULTILINE)[1]
     check(f"\nversion: {version}\n" in text_of("CITATION.cff"), f"CITATION.cff has not {version}")
@@ -90,6 +113,7 @@ def check_container():
 
 def main():
     check_pages()
+    check_shapes()
     links = check_links()
     check_versions()
     check_container()
