@@ -7,7 +7,7 @@ A block marked `cpp` is the inside of a function, a member of a type that has th
 GIVEN, a header: there stand the names that a reader brings along (a model, a batch). Lines that include
 something go to the top. So a block compiles with tessera/tessera.h and what it includes itself. Errors name
 the line of the page. Blocks marked `cpp FILE` are taken from a source that is compiled anyway; run_blocks.py
-compares them with it.
+compares them with it. Names such as `tessera::save` in the middle of a sentence must exist too.
 """
 
 import pathlib
@@ -17,6 +17,23 @@ import sys
 from run_blocks import blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+# Targets of CMake, which look the same.
+TARGETS = {"tessera::tessera", "tessera::planning"}
+
+
+def names(document):
+    """A function that mentions the names in a page's sentences, each at its line."""
+    lines, block = [], False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        if line.startswith("```"):
+            block = not block
+        found = [] if block else re.findall(r"`[^`]*?\b(tessera::(?:[a-z_]+::)*\w+)", line)
+        for name in found:
+            if name not in TARGETS:
+                lines += [f'#line {number} "docs/{document.name}"', f"  using {name};"]
+    return [f"void {document.stem.replace('-', '_')}_names() {{", *lines, "}"] if lines else []
 
 
 def source_of(documents, given):
@@ -38,6 +55,7 @@ def source_of(documents, given):
             name = f"{page}_{begin}"
             functions += [f"struct {name} : {page} {{", "  void block();", "};", f"void {name}::block() {{",
                           f'#line {begin + 1} "docs/{document.name}"', *body, "}"]
+        functions += names(document)
     head = ["// Written by tests/docs/code_blocks.py.", f'#include "{given.resolve().relative_to(ROOT)}"', *sorted(set(includes)),
             "namespace given {"]
     return "\n".join([*head, *functions, "}  // namespace given", ""]), count

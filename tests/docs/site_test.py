@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What holds the documents together: every page is in mkdocs.yml and in docs/README.md, says what it is for
-and where to go next; every link leads to a file and to a heading in it; one version stands everywhere, and the scripts, goals and options that
-the container recipe calls are there (tests/scripts/ci_test.py reads the CI file)."""
+and where to go next; every link leads to a file and to a heading in it; one version stands everywhere; the
+scripts, goals and options that the container recipe calls are there (tests/scripts/ci_test.py reads the CI
+file)."""
 
 import pathlib
 import re
