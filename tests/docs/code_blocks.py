@@ -46,8 +46,8 @@ def source_of(documents, given):
             if mark != ["cpp"]:
                 continue
             if page not in known:
-                sys.exit(f"{document}:{begin}: a block of C++, and {given} has no struct {page} with the names "
-                         "that it may use: add one, or mark the block `text` if it is not C++")
+                sys.exit(f"{document}:{begin}: a block of C++, and {given} has no struct {page} with the names that it "
+                         "may use: add one, or mark the block `text` if it is not C++")
             count += 1
             includes += [line for line in lines if line.startswith("#include ")]
             # An empty line in place of an include keeps the numbers of the lines.
@@ -56,8 +56,8 @@ def source_of(documents, given):
             functions += [f"struct {name} : {page} {{", "  void block();", "};", f"void {name}::block() {{",
                           f'#line {begin + 1} "docs/{document.name}"', *body, "}"]
         functions += names(document)
-    head = ["// Written by tests/docs/code_blocks.py.", f'#include "{given.resolve().relative_to(ROOT)}"', *sorted(set(includes)),
-            "namespace given {"]
+    head = ["// Written by tests/docs/code_blocks.py.", f'#include "{given.resolve().relative_to(ROOT)}"',
+            *sorted(set(includes)), "namespace given {"]
     return "\n".join([*head, *functions, "}  // namespace given", ""]), count
 
 
