@@ -14,8 +14,7 @@ must lead somewhere.
 README.md is for people who stand in the tree after `make build`: all its blocks but those of two kinds are
 run, in a folder whose build/bin is that of TESSERA and whose book.txt is a text. Those of `make` and of
 `cmake`, and the page, are run by other tests (its list ELSEWHERE says by which); trainings of hundreds
-of steps are cut to five. The lines of its program stand in the file that it names, in their order; a comment
-may be another there, and one with an ellipsis stands for lines that are left out.
+of steps are cut to five. Its program is compared with its example by tests/examples/examples_test.py.
 """
 
 import os
@@ -140,26 +139,6 @@ def check_code(document, begin, name, lines, root):
     return [f"{document}:{begin}: is not in {name} as it stands:\n" + "\n".join(lines)]
 
 
-def check_program(document, text, root):
-    """README.md's: shorter than its file, and otherwise the same."""
-    problems, found = [], 0
-    for begin, mark, lines in blocks(text):
-        if mark[:1] != ["cpp"]:
-            continue
-        found += 1
-        if len(mark) != 2 or not (root / mark[1]).exists():
-            problems.append(f"{document}:{begin}: wanted cpp and a file of the tree")
-            continue
-        rest = iter([line.split("//")[0].rstrip() for line in (root / mark[1]).read_text().splitlines()])
-        for number, line in enumerate(lines, begin + 1):
-            code = line.split("//")[0].rstrip()
-            # Includes may be torch/torch.h, which is simpler and slower.
-            if code and not code.startswith("#include ") and code not in rest:
-                problems.append(f"{document}:{number}: {mark[1]} does not go on with {code!r}")
-                break
-    return problems if found else [f"{document}: no program was found"]
-
-
 def check_links(document, text):
     problems = []
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
@@ -224,7 +203,6 @@ def main():
         for document in (pathlib.Path(name).resolve() for name in names):
             if document.parent == root:
                 problems += check_links(document, document.read_text())
-                problems += check_program(document, document.read_text(), root)
                 if torch:
                     more, count = run_readme(document, document.read_text(), tessera, documents.environment)
                     problems += more
