@@ -86,6 +86,23 @@ def check_shapes():
     check(len(found) == 2, f"a page without beginning and end: {found}")
 
 
+def check_flags():
+    """Flags in the middle of a sentence, which no command line stands around, are somewhere in the sources."""
+    sources = "".join(path.read_text(errors="replace") for path in (ROOT / "tessera").rglob("*")
+                      if path.suffix in (".cpp", ".h"))
+    known = set(re.findall(r'--[a-z][a-z0-9-]*|(?<=")[a-z][a-z0-9-]*(?=")', sources)) | {"--shm-size"}  # podman's
+    count = 0
+    for path in (ROOT / "docs").glob("*.md"):
+        if path.name == "benchmarks.md":  # whose scripts have flags of their own
+            continue
+        for flag in re.findall(r"`(--[a-z][a-z0-9-]*)", without_code(path.read_text())):
+            count += 1
+            check(known & {flag, flag.removeprefix("--"), flag.removeprefix("--no-")},
+                  f"docs/{path.name} names {flag}, which no source knows")
+    check(count > 300, f"only {count} flags were found")
+    check("zero" in known and not known & {"zerro", "--zerro"}, "the sources know any flag, or none")
+
+
 def check_versions():
     version = re.search(r"^project\(tessera VERSION (\S+)", text_of("CMakeLists.txt"), re.MULTILINE)[1]
     check(f"\nversion: {version}\n" in text_of("CITATION.cff"), f"CITATION.cff has not {version}")
@@ -115,6 +132,7 @@ def check_container():
 def main():
     check_pages()
     check_shapes()
+    check_flags()
     links = check_links()
     check_versions()
     check_container()
