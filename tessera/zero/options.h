@@ -108,7 +108,7 @@ struct Options {
   bool cast_inputs = true;
   bool broadcast_start = true;    // of rank 0's parameters; false: all ranks have loaded the same
   InitialSource initial = {};     // of parameters without memory, [Note: initial values]
-  bool broadcast_buffers = true;  // buffers (running means) follow rank 0 at every forward
+  bool broadcast_buffers = true;  // buffers (running means) follow rank 0 after every step
   std::uint64_t seed = 0;         // of stochastic rounding
 
   ModelAxes axes = {};
