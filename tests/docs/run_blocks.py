@@ -9,7 +9,7 @@ A block marked `sh run` is run by sh -e in a folder of its document's own, with 
 given/DOCUMENT.sh, where there is one. A block marked `sh not run: WHY` is not run; commands.py looks its
 commands and flags up, and those of every line of text. A block marked `cpp FILE` must stand in that file of
 the tree as it is; one marked `cpp` is compiled with the build (code_blocks.py). Pictures and links to files
-must lead somewhere.
+must lead somewhere, and a picture that a block writes is the one of that name in docs/.
 
 README.md is for people who stand in the tree after `make build`: all its blocks but those of two kinds are
 run, in a folder whose build/bin is that of TESSERA and whose book.txt is a text. Those of `make` and of
@@ -149,6 +149,16 @@ def check_links(document, text):
     return problems
 
 
+def check_pictures(document, folder):
+    """Those that its blocks wrote, by the names that the page shows."""
+    problems = []
+    for written in folder.glob("*.svg"):
+        shown = document.parent / written.name
+        if shown.exists() and shown.read_text() != written.read_text():
+            problems.append(f"{document}: {shown.name} is not what its command writes any more; copy it to docs/")
+    return problems
+
+
 class Documents:
     def __init__(self, tessera, torch, root, scratch):
         self.torch, self.root, self.help = torch, root, Help(tessera)
@@ -191,6 +201,7 @@ class Documents:
         with tempfile.TemporaryDirectory() as folder:
             for begin, mark, lines in blocks(text):
                 problems += self.block(document, begin, mark, lines, pathlib.Path(folder))
+            problems += check_pictures(document, pathlib.Path(folder))
         return problems
 
 

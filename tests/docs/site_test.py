@@ -86,6 +86,12 @@ def check_shapes():
     check(len(found) == 2, f"a page without beginning and end: {found}")
 
 
+def check_pictures():
+    text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    for path in [*(ROOT / "docs").glob("*.svg"), *(ROOT / "docs" / "pictures").iterdir()]:
+        check(f"{path.name})" in text, f"no page shows {path.relative_to(ROOT)}")
+
+
 def check_flags():
     """Flags in the middle of a sentence, which no command line stands around, are somewhere in the sources."""
     sources = "".join(path.read_text(errors="replace") for path in (ROOT / "tessera").rglob("*")
@@ -133,6 +139,7 @@ def main():
     check_pages()
     check_shapes()
     check_flags()
+    check_pictures()
     links = check_links()
     check_versions()
     check_container()
