@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/nn/gradient_place.h"
 #include "tessera/nn/matmul.h"
 
 namespace tessera::nn {
@@ -18,13 +19,12 @@ namespace tessera::nn {
 // others may be waiting, come first.
 //
 // [Note: deferral] A linear (linear, linear_gelu and linear_cross_entropy of ops.h, and those of
-// tensor_parallel/) that runs forward
-// inside a Scope remembers its collection. Its backward then puts the product for the weight there
-// instead of computing it, and autograd hears of no gradient for that weight. run() does what
-// autograd would have done: it adds the gradient to `.grad`, in place where there is one, and calls
-// the parameter's post-accumulate hook. A recomputed segment takes the collection along into its
-// recomputation. Weights that are no leaves, biases, and all other layers get their gradients in
-// backward as ever.
+// tensor_parallel/) that runs forward inside a Scope remembers its collection. Its backward then
+// puts the product for the weight there instead of computing it, and autograd hears of no gradient
+// for that weight. run() does what autograd would have done: it adds the gradient to `.grad`, in
+// place where there is one, and calls the parameter's post-accumulate hook. A recomputed segment
+// takes the collection along into its recomputation. Weights that are no leaves or have hooks of
+// their own, biases, and all other layers get their gradients in backward as ever.
 class DeferredGradients : public torch::CustomClassHolder {
  public:
   // param.grad += gradient(), later.
@@ -60,7 +60,7 @@ class DeferredGradients : public torch::CustomClassHolder {
 
 // Can the gradient of this parameter be put off?
 inline bool is_deferrable(const at::Tensor& param) {
-  return param.is_leaf() && param.requires_grad();
+  return param.is_leaf() && param.requires_grad() && !has_gradient_hooks(param);
 }
 
 // For the forward and the backward of a function that can defer: the collection of the scope it ran

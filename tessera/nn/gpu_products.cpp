@@ -55,9 +55,11 @@ at::Tensor column_scratch(const at::Tensor& like, std::int64_t rows, std::int64_
 
 ParamGradient::ParamGradient(const at::Tensor& param) {
   if (!param.defined() || !param.requires_grad()) return;
-  const GradientPlace::Place place = take_place(param);
-  if (place.to.defined() && place.to.is_contiguous() &&
-      place.to.scalar_type() == param.scalar_type()) {
+  // A place that is taken is written to: what it holds of earlier passes is in nobody else's hands
+  // then. It lies as the parameter does, and kernels write rows.
+  const GradientPlace::Place place =
+      param.is_contiguous() ? take_place(param) : GradientPlace::Place();
+  if (place.to.defined()) {
     to_ = place.to;
     add_ = place.add;
     in_place_ = true;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -23,12 +24,22 @@ class GradientPlace {
   virtual Place take() = 0;
 };
 
+// Has somebody registered a hook on the gradient of this parameter? It is to see, and may change,
+// what one pass gives: neither what a place holds of earlier ones, nor nothing at all. The
+// parameter is a leaf that wants a gradient.
+inline bool has_gradient_hooks(const at::Tensor& param) {
+  if (!torch::autograd::impl::hooks(param).empty()) return true;
+  const auto accumulates = torch::autograd::impl::try_get_grad_accumulator(param);
+  return accumulates != nullptr &&
+         !(accumulates->pre_hooks().empty() && accumulates->post_hooks().empty());
+}
+
 // The place of a parameter's gradient, if it has one.
 inline GradientPlace::Place take_place(const at::Tensor& param) {
   if (!param.is_leaf()) return {};
   auto* const place =
       dynamic_cast<GradientPlace*>(torch::autograd::impl::post_acc_grad_hooks(param).get());
-  if (place == nullptr) return {};
+  if (place == nullptr || has_gradient_hooks(param)) return {};
   return place->take();
 }
 

@@ -124,5 +124,24 @@ TEST(DeferredTest, WeightsThatAreNoLeavesAreNotDeferred) {
   EXPECT_EQ(x.grad().sum().item<float>(), 8 * 6 + 8 * 3);
 }
 
+// A hook of the user's sees the gradient in backward, and what it makes of it is what counts.
+TEST(DeferredTest, WeightsWithHooksAreNotDeferred) {
+  const at::Tensor w = at::ones({3, 2}).set_requires_grad(true);
+  int calls = 0;
+  w.register_hook([&](at::Tensor grad) {
+    ++calls;
+    return grad * 10;
+  });
+  const auto collection = c10::make_intrusive<DeferredGradients>();
+  {
+    const DeferredGradients::Scope scope(collection);
+    linear(at::ones({4, 2}), w, at::Tensor()).sum().backward();
+  }
+  collection->run();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(collection->pushed(), 0);
+  EXPECT_EQ(w.grad().sum().item<float>(), 240);
+}
+
 }  // namespace
 }  // namespace tessera::nn

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/gradient_place.h"
 #include "tests/zero/oracle.h"
 
@@ -141,6 +142,75 @@ TEST(Places, WhatIsWrittenThereIsNotCopied) {
   EXPECT_EQ(taken.added, 1);
   engine.step();
   EXPECT_FALSE(nn::take_place(net->weight).to.defined());  // outside backward
+}
+
+// The hook sees what one pass gives, not what the place holds of the passes before.
+TEST(Places, ThereIsNoneWhereTheUserHasAHook) {
+  std::vector<at::Tensor> results;
+  for (const bool enabled : {false, true}) {
+    Taken taken{.enabled = enabled};
+    auto net = std::make_shared<PlacedImpl>(taken, at::Tensor(), 5);
+    Options options;
+    options.micro_batches = 2;
+    Engine engine(net, comm::Group(), options);
+    net->weight.register_hook([](at::Tensor grad) { return grad * 2; });
+    for (int micro = 0; micro < 2; ++micro) {
+      const at::Tensor x = whole_numbers({3, kSide}, 10);
+      engine.backward(nn::observed(engine.root(), [&] { return net->forward(x).sum(); }));
+    }
+    engine.finish_reduction();
+    results.push_back(net->weight.grad().clone());
+    EXPECT_EQ(taken.written + taken.added, 0);
+    engine.discard();
+  }
+  EXPECT_GT(results[0].abs().max().item<float>(), 0);
+  EXPECT_TRUE(at::equal(results[0], results[1]));
+}
+
+// y = x Wᵀ with the gradient of a GPU's operations, which is written by rows.
+struct WrittenByRows : torch::autograd::Function<WrittenByRows> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight) {
+    ctx->save_for_backward({x, weight});
+    return at::matmul(x, weight.t());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list dy) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor gradient = at::matmul(dy[0].t(), saved[0]);
+    const nn::gpu::ParamGradient to(saved[1]);
+    EXPECT_TRUE(to.to().is_contiguous());
+    to.add() ? to.to().add_(gradient) : to.to().copy_(gradient);
+    return {at::Tensor(), to.result()};
+  }
+};
+
+// A weight that lies by columns: its place is of no use, and must not be emptied in vain.
+TEST(Places, WhatDoesNotLieByRowsKeepsItsEarlierPasses) {
+  for (const bool turned : {false, true}) {
+    struct Net : torch::nn::Module {
+      explicit Net(bool by_columns) {
+        const at::Tensor values = whole_numbers({kSide, kSide}, 5);
+        weight = register_parameter("weight", by_columns ? values.t().contiguous().t() : values);
+      }
+      at::Tensor weight;
+    };
+    auto net = std::make_shared<Net>(turned);
+    Options options;
+    options.micro_batches = 4;
+    Engine engine(net, comm::Group(), options);
+    EXPECT_EQ(net->weight.is_contiguous(), !turned);
+    at::Tensor want = at::zeros({kSide, kSide});
+    for (std::uint64_t micro = 0; micro < 4; ++micro) {
+      const at::Tensor x = whole_numbers({3, kSide}, 10 + micro);
+      engine.backward(nn::observed(engine.root(),
+                                   [&] { return WrittenByRows::apply(x, net->weight).sum() * 4; }));
+      want += x.sum(0).expand({kSide, kSide});
+    }
+    engine.finish_reduction();
+    EXPECT_TRUE(at::equal(net->weight.grad(), want)) << (turned ? "by columns" : "by rows");
+    engine.discard();
+  }
 }
 
 TEST(Places, ThereIsNoneWhereGradientsTravelInBuckets) {
