@@ -25,18 +25,18 @@ bool is_ours(const GuardOptions& options, const std::string& host) {
   return std::find(options.hosts.begin(), options.hosts.end(), host) != options.hosts.end();
 }
 
-bool is_token(const GuardOptions& options, const std::string& text) {
+bool is_token(const GuardOptions& options, std::string_view text) {
   return equal_in_constant_time(sha256(text), sha256(options.token));
 }
 
-std::string cookie_of(const std::string& header) {
+std::string_view cookie_of(std::string_view header) {
   const std::string name = str(kCookie, "=");
   std::size_t at = 0;
   while (at < header.size()) {
     const std::size_t end = std::min(header.find(';', at), header.size());
-    std::string_view part = std::string_view(header).substr(at, end - at);
+    std::string_view part = header.substr(at, end - at);
     while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
-    if (part.substr(0, name.size()) == name) return std::string(part.substr(name.size()));
+    if (part.substr(0, name.size()) == name) return part.substr(name.size());
     at = end + 1;
   }
   return "";
@@ -53,7 +53,7 @@ std::optional<Answer> refuse_without_token(const GuardOptions& options, const Re
         str(kCookie, "=", options.token, "; Path=/; HttpOnly; SameSite=Strict");
     return answer;
   }
-  const std::string bearer = head.header("authorization");
+  const std::string_view bearer = head.header("authorization");
   if (bearer.rfind("Bearer ", 0) == 0 && is_token(options, bearer.substr(7))) return std::nullopt;
   if (is_token(options, cookie_of(head.header("cookie")))) return std::nullopt;
   Answer answer =
@@ -95,18 +95,18 @@ std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request
     return refusal(403, str("Host: got ", quote(head.header("host")),
                             ", wanted the address that the dashboard printed when started"));
   }
-  const std::string origin = head.header("origin");
+  const std::string_view origin = head.header("origin");
   const std::size_t slashes = origin.find("://");
-  const std::string from =
-      slashes == std::string::npos ? std::string() : origin.substr(slashes + 3);
+  const std::string_view from =
+      slashes == std::string_view::npos ? std::string_view() : origin.substr(slashes + 3);
   if (!origin.empty() && from != head.header("host")) {
     return refusal(403, str("Origin: got ", quote(origin), ", wanted the dashboard's own"));
   }
-  const std::string site = head.header("sec-fetch-site");
+  const std::string_view site = head.header("sec-fetch-site");
   if (head.path.rfind("/api/", 0) == 0 && (site == "cross-site" || site == "same-site")) {
     return refusal(403, "another site may not ask this dashboard");
   }
-  const std::string type = head.header("content-type");
+  const std::string_view type = head.header("content-type");
   if (head.method == "POST" && type.substr(0, type.find(';')) != "application/json") {
     return refusal(415, str("Content-Type: got ", quote(type), ", wanted application/json"));
   }

@@ -13,14 +13,15 @@ namespace tessera::dashboard {
 
 struct Request {
   std::string method = "GET";
-  std::string path = "/";                      // decoded, without the query
-  std::map<std::string, std::string> query;    // decoded
-  std::map<std::string, std::string> headers;  // names in small letters
+  std::string path = "/";                                   // decoded, without the query
+  std::map<std::string, std::string> query;                 // decoded
+  std::map<std::string, std::string, std::less<>> headers;  // names in small letters
   std::string body;
 
-  std::string header(const std::string& name) const {
+  // Empty where there is none.
+  std::string_view header(std::string_view name) const {
     const auto found = headers.find(name);
-    return found == headers.end() ? std::string() : found->second;
+    return found == headers.end() ? std::string_view() : std::string_view(found->second);
   }
 };
 
@@ -46,6 +47,8 @@ struct Site {
   // Looks at a request whose body has not been read: what is not to go on is answered here.
   std::function<std::optional<Answer>(const Request& head)> refuse;
   std::function<Answer(const Request&)> answer;
+  // Is the answer one that others must not wait for?
+  std::function<bool(const Request&)> takes_long = {};
 };
 
 // {"error":{"message":…,"field":…}}; what a message quotes need not be UTF-8.

@@ -10,19 +10,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/text.h"
 #include "tessera/dashboard/connection.h"
+#include "tessera/dashboard/crew.h"
+#include "tessera/dashboard/lobby.h"
 
 namespace tessera::dashboard {
 namespace {
@@ -75,6 +72,7 @@ std::string lower(std::string text) {
   return text;
 }
 
+// All but the body, which is not there yet.
 Request taken_from(const httplib::Request& from) {
   Request request;
   request.method = from.method;
@@ -82,7 +80,6 @@ Request taken_from(const httplib::Request& from) {
   request.query.insert(from.params.begin(), from.params.end());
   // The first of several counts; a second Host or Content-Length is refused below.
   for (const auto& [name, value] : from.headers) request.headers.emplace(lower(name), value);
-  request.body = from.body;
   return request;
 }
 
@@ -96,10 +93,12 @@ const char* reason_of(int status) {
   }
 }
 
-bool is_whole_number(const std::string& text) {
+bool is_whole_number(std::string_view text) {
   return !text.empty() && text.size() < 16 &&
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
+
+int cores() { return static_cast<int>(std::thread::hardware_concurrency()); }
 
 }  // namespace
 
@@ -109,7 +108,11 @@ class Server::Implementation : private httplib::Server {
       : options_(options),
         site_(std::move(site)),
         listener_(bound_socket(options.address, options.port)),
-        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        lobby_(wake_.get()),
+        // Half of the threads at most: those that step aside need others.
+        crew_(std::min(cores() + 1, options.threads / 2), options.threads,
+              [this] { return work(); }) {
     svr_sock_ = listener_.get();  // httplib ends long answers when this is gone
     set_payload_max_length(options_.body_bytes);
     httplib::Headers headers;
@@ -119,7 +122,9 @@ class Server::Implementation : private httplib::Server {
       return at_head(request, response) ? HandlerResponse::Handled : HandlerResponse::Unhandled;
     });
     Post(".*", [this](const httplib::Request& request, httplib::Response& response) {
-      put(site_.answer(taken_from(request)), request, response);
+      Request& asked = serving()->request;
+      asked.body = request.body;
+      put(answered(asked), request, response);
     });
     set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
       if (!response.body.empty()) return;
@@ -133,28 +138,29 @@ class Server::Implementation : private httplib::Server {
   }
   ~Implementation() override {
     stop();
-    for (std::thread& thread : threads_) thread.join();
+    crew_.end();
     svr_sock_ = INVALID_SOCKET;
   }
 
   int port() const { return port_of(listener_.get()); }
 
   void run() {
+    crew_.begin();
     while (!stopping_) {
       pollfd entries[] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-      if (::poll(entries, 2, -1) < 0 && errno != EINTR) break;
+      // Where somebody is there, somebody may have been silent for too long.
+      if (::poll(entries, 2, open_ > 0 ? 100 : -1) < 0 && errno != EINTR) break;
       if (stopping_) break;
-      const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
-      if (fd >= 0) {
-        take(fd);
+      lobby_.sweep();
+      Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (fd.open()) {
+        take(std::move(fd));
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         ::poll(entries + 1, 1, 20);  // those that are served will end
       }
     }
     stop();
-    const std::lock_guard lock(mutex_);
-    for (const int fd : waiting_) ::close(fd);
-    waiting_.clear();
+    crew_.end();
   }
 
   void stop() noexcept {
@@ -165,110 +171,92 @@ class Server::Implementation : private httplib::Server {
   }
 
  private:
-  void take(int fd) {
+  // What a thread is at.
+  struct Serving {
+    Connection& connection;
+    Request request = {};
+  };
+  static Serving*& serving() {
+    static thread_local Serving* now = nullptr;
+    return now;
+  }
+
+  void take(Fd fd) {
     const int on = 1;
-    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    const std::lock_guard lock(mutex_);
-    if (waiting_.size() >= static_cast<std::size_t>(options_.waiting)) {
+    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (open_ >= options_.connections && !lobby_.dismiss_one()) {
       static const std::string full =
           plain_answer(503, "Service Unavailable", "too many connections; try again later");
-      (void)!::send(fd, full.data(), full.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      ::close(fd);
+      (void)!::send(fd.get(), full.data(), full.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       return;
     }
-    waiting_.push_back(fd);
-    if (static_cast<std::size_t>(idle_) < waiting_.size() &&
-        threads_.size() < static_cast<std::size_t>(options_.threads)) {
-      try {
-        threads_.emplace_back([this] { work(); });
-      } catch (const std::system_error&) {
-        if (threads_.empty()) throw;  // no more are to be had: those that are there take it
-      }
+    lobby_.wait(
+        std::make_unique<Connection>(std::move(fd), options_.head_bytes + options_.body_bytes,
+                                     options_.request_seconds, crew_, open_),
+        options_.request_seconds);
+  }
+
+  bool work() {
+    std::unique_ptr<Connection> connection = lobby_.next();
+    if (stopping_) return false;
+    if (!connection) return true;
+    bool goes_on = true;
+    do {
+      goes_on = serve(*connection) && !stopping_;
+    } while (goes_on && connection->buffered());
+    if (goes_on) {
+      lobby_.wait(std::move(connection), options_.idle_seconds);
+    } else {
+      connection->finish();
     }
-    arrived_.notify_one();
+    return true;
   }
 
-  void work() {
-    for (;;) {
-      int fd = -1;
-      {
-        std::unique_lock lock(mutex_);
-        ++idle_;
-        // A signal handler may stop us, and cannot notify.
-        while (waiting_.empty() && !stopping_)
-          arrived_.wait_for(lock, std::chrono::milliseconds(200));
-        --idle_;
-        if (waiting_.empty()) return;
-        fd = waiting_.front();
-        waiting_.pop_front();
-      }
-      serve(fd);
-      ::close(fd);
+  // One request; false if it was the last of its connection.
+  bool serve(Connection& connection) {
+    Serving now{connection};
+    serving() = &now;
+    connection.begin_request();
+    bool closed = false;
+    const bool good = process_request(connection, stopping_, closed, [](httplib::Request& request) {
+      request.ranges.clear();  // files are small, and are sent whole
+      // What is compressed already must not be compressed again.
+      const auto encoding = request.headers.find("Accept-Encoding");
+      if (encoding == request.headers.end()) return;
+      request.headers.emplace("X-Accepted", encoding->second);
+      request.headers.erase("Accept-Encoding");
+    });
+    serving() = nullptr;
+    if (!connection.answered() && connection.timed_out()) {
+      connection.write_plainly(plain_answer(408, "Request Timeout", "the request took too long"));
+    } else if (!connection.answered() && connection.too_long()) {
+      connection.write_plainly(
+          plain_answer(431, "Request Header Fields Too Large", "the request is too long"));
     }
-  }
-
-  bool others_wait() {
-    const std::lock_guard lock(mutex_);
-    return !waiting_.empty();
-  }
-
-  // Waits for the first byte of a request.
-  bool comes(const Connection& connection, bool first) {
-    if (connection.buffered()) return true;
-    const double most = first ? options_.request_seconds : options_.idle_seconds;
-    for (double waited = 0; waited < most && !stopping_; waited += 0.1) {
-      pollfd entries[] = {{connection.socket(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-      if (::poll(entries, 2, 100) > 0 && entries[0].revents != 0) return !stopping_;
-      if (others_wait() && waited > 0.2) return false;
-    }
-    return false;
-  }
-
-  void serve(int fd) {
-    Connection connection(fd, options_.head_bytes + options_.body_bytes, options_.request_seconds);
-    current() = &connection;
-    bool first = true;
-    while (comes(connection, first)) {
-      first = false;
-      connection.begin_request();
-      bool closed = false;
-      const bool good =
-          process_request(connection, stopping_, closed, [](httplib::Request& request) {
-            request.ranges.clear();  // files are small, and are sent whole
-            // What is compressed already must not be compressed again.
-            const auto encoding = request.headers.find("Accept-Encoding");
-            if (encoding == request.headers.end()) return;
-            request.headers.emplace("X-Accepted", encoding->second);
-            request.headers.erase("Accept-Encoding");
-          });
-      if (!connection.answered() && connection.timed_out()) {
-        connection.write_plainly(plain_answer(408, "Request Timeout", "the request took too long"));
-      } else if (!connection.answered() && connection.too_long()) {
-        connection.write_plainly(
-            plain_answer(431, "Request Header Fields Too Large", "the request is too long"));
-      }
-      if (!good || closed || connection.closes() || connection.timed_out() ||
-          connection.too_long()) {
-        break;
-      }
-    }
-    connection.finish();
-    current() = nullptr;
-  }
-
-  static Connection*& current() {
-    static thread_local Connection* connection = nullptr;
-    return connection;
+    const bool sent = connection.flush();
+    return good && sent && !closed && !connection.closes() && !connection.timed_out() &&
+           !connection.too_long();
   }
 
   // The connection cannot go on: there may be a body that nobody has read.
   static void close_this(httplib::Response& response) {
-    if (current() != nullptr) current()->close_after();
+    if (serving() != nullptr) serving()->connection.close_after();
     if (!response.has_header("Connection")) response.set_header("Connection", "close");
   }
 
+  std::string awaited(EventSource& events) {
+    const Crew::Aside aside(crew_);
+    return events.next();
+  }
+
+  Answer answered(const Request& request) {
+    if (!site_.takes_long || !site_.takes_long(request)) return site_.answer(request);
+    const Crew::Aside aside(crew_);
+    return site_.answer(request);
+  }
+
   bool at_head(const httplib::Request& head, httplib::Response& response) {
-    const Request request = taken_from(head);
+    Request& request = serving()->request = taken_from(head);
     const bool has_body =
         head.has_header("Transfer-Encoding") ||
         (head.has_header("Content-Length") && request.header("content-length") != "0");
@@ -281,13 +269,13 @@ class Server::Implementation : private httplib::Server {
     const bool reads = request.method == "GET" || request.method == "HEAD";
     if (!answer && reads) {
       if (has_body) close_this(response);
-      put(site_.answer(request), head, response);
+      put(answered(request), head, response);
       return true;
     }
     if (!answer && !is_whole_number(request.header("content-length"))) {
       answer = refusal(411, "Content-Length: wanted the length of the body in bytes");
     }
-    if (!answer && std::stoll(request.header("content-length")) >
+    if (!answer && std::stoll(std::string(request.header("content-length"))) >
                        static_cast<long long>(options_.body_bytes)) {
       answer = refusal(413, reason_of(413));
     }
@@ -305,9 +293,10 @@ class Server::Implementation : private httplib::Server {
       return;
     }
     close_this(response);
+    serving()->connection.write_at_once();
     response.set_chunked_content_provider(
         answer.type, [this, events = answer.events](std::size_t, httplib::DataSink& sink) {
-          const std::string text = events->next();
+          const std::string text = awaited(*events);
           if (!text.empty() && !sink.write(text.data(), text.size())) return false;
           if (events->over() || stopping_) sink.done();
           return true;
@@ -318,11 +307,9 @@ class Server::Implementation : private httplib::Server {
   Site site_;
   Fd listener_, wake_;
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<int> waiting_;  // connections
-  int idle_ = 0;             // threads
-  std::vector<std::thread> threads_;
+  std::atomic<int> open_{0};  // connections
+  Lobby lobby_;
+  Crew crew_;
 };
 
 Server::Server(const ServerOptions& options, Site site)

@@ -11,8 +11,8 @@ namespace tessera::dashboard {
 struct ServerOptions {
   std::string address = "127.0.0.1";  // a number, not a name
   int port = 0;                       // 0: a free one
-  int threads = 64;                   // connections that are served at once
-  int waiting = 128;                  // and that wait for a thread; more are refused
+  int connections = 192;              // more are refused
+  int threads = 64;                   // that answer, or wait for something
   std::size_t head_bytes = 16 << 10;  // of a request line with its headers
   std::size_t body_bytes = 64 << 10;
   double request_seconds = 10;  // for a request to be there whole, and for each write
@@ -21,8 +21,9 @@ struct ServerOptions {
 
 // [Note: the server] cpp-httplib reads requests and writes answers; connections are looked after
 // here: it would let a client take 5 s for each byte, keep any number of connections waiting, and
-// stop for good when one is aborted at the wrong moment. Each connection has a thread while it has
-// something to say; one that idles gives its thread up where others wait.
+// stop for good when one is aborted at the wrong moment. Between requests they wait in the lobby; a
+// thread of the crew ([Note: who answers]) takes the one that spoke first, answers, and brings it
+// back. One that is silent makes room where others want in.
 class Server {
  public:
   // Listens from here on. Throws UsageError for an address or a port that cannot be had.

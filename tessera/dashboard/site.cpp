@@ -7,7 +7,7 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include <thread>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -63,8 +63,8 @@ class Counted {
   std::atomic<int>& count_;
 };
 
-// Calculations take turns in the order in which they came: a few at once, some more wait, the rest
-// are refused.
+// Long calculations take turns in the order in which they came: a few at once, some more wait, the
+// rest are refused.
 class Turns {
  public:
   Turns(int most, std::size_t most_waiting) : most_(most), most_waiting_(most_waiting) {}
@@ -155,6 +155,7 @@ class Dashboard {
     for (const Route& route : routes) {
       if (route.answer) calculators_[route.path] = route;
     }
+    embedded_pages();  // made now, not when somebody waits for them
   }
 
   std::optional<Answer> refuse(const Request& head) const {
@@ -170,6 +171,13 @@ class Dashboard {
     Answer answer = refusal(405, str(quote(head.path), ": got ", head.method, ", wanted ", wanted));
     answer.headers["Allow"] = wanted == "GET" ? "GET, HEAD" : wanted;
     return answer;
+  }
+
+  // Long calculations, and runs, whose files may be long.
+  bool takes_long(const Request& request) const {
+    const auto route = calculators_.find(request.path);
+    if (route != calculators_.end()) return route->second.heavy;
+    return request.path.rfind("/api/runs", 0) == 0;
   }
 
   Answer answer(const Request& request) {
@@ -199,7 +207,8 @@ class Dashboard {
     std::string text;
     const bool repeats = route.path != "/api/sync";  // that one measures
     if (repeats && remembered_.find(key, text)) return told(text);
-    const Turn turn(route.heavy ? heavy_ : light_);
+    std::optional<Turn> turn;
+    if (route.heavy) turn.emplace(heavy_);
     Ask ask(request.body);
     text = route.answer(options_.known, ask);
     if (repeats) remembered_.put(key, text);
@@ -238,11 +247,8 @@ class Dashboard {
   std::map<std::string, Route> calculators_;
   std::string description_;
   Remembered remembered_;
-  // [Note: light questions] Each connection has a thread, and all at once they would get the
-  // processor in slices, so that some answers take many times as long as others: one for each core,
-  // and one that begins while another ends.
   static constexpr std::size_t kMostWaiting = 16;
-  Turns heavy_, light_{static_cast<int>(std::thread::hardware_concurrency()) + 1, 1 << 16};
+  Turns heavy_;
   std::atomic<int> listeners_{0};
 };
 
@@ -251,7 +257,8 @@ class Dashboard {
 Site make_site(SiteOptions options) {
   auto dashboard = std::make_shared<Dashboard>(std::move(options));
   return {[dashboard](const Request& head) { return dashboard->refuse(head); },
-          [dashboard](const Request& request) { return dashboard->answer(request); }};
+          [dashboard](const Request& request) { return dashboard->answer(request); },
+          [dashboard](const Request& request) { return dashboard->takes_long(request); }};
 }
 
 }  // namespace tessera::dashboard

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -163,10 +164,75 @@ TEST(Server, DoesNotWaitForSlowClients) {
   }
 }
 
-TEST(Server, RefusesConnectionsBeyondItsBounds) {
+// A stranger's slowness is not everybody's: threads that wait for clients are replaced.
+TEST(Server, AnswersWhileManyRequestsAreHalfThere) {
+  ServerOptions options;
+  options.request_seconds = 60;
+  const Served served({}, options);
+  std::vector<std::unique_ptr<RawClient>> slow;
+  for (int i = 0; i < 40; ++i) {
+    slow.push_back(std::make_unique<RawClient>(served.port()));
+    slow.back()->send(
+        "POST /api/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 8\r\n\r\n{\"dp");
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(get(served.port(), "/api/about").status, 200);
+  for (const auto& client : slow) client->send("\":8}");
+  for (const auto& client : slow) EXPECT_EQ(parse_reply(client->answer()).status, 200);
+}
+
+TEST(Server, ConnectionsThatIdleNeedNoThreads) {
   ServerOptions options;
   options.threads = 2;
-  options.waiting = 4;
+  const Served served({}, options);
+  const std::string ask = "GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 50; ++i) clients.push_back(std::make_unique<RawClient>(served.port()));
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& client : clients) client->send(ask);
+    for (const auto& client : clients) EXPECT_EQ(parse_reply(client->answer()).status, 200);
+  }
+}
+
+TEST(Server, SilentConnectionsMakeRoom) {
+  ServerOptions options;
+  options.connections = 3;
+  const Served served({}, options);
+  std::vector<std::unique_ptr<RawClient>> silent;
+  for (int i = 0; i < 3; ++i) silent.push_back(std::make_unique<RawClient>(served.port()));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  int status = 0;
+  while (status != 200 && std::chrono::steady_clock::now() < deadline) {
+    status = get(served.port(), "/api/about").status;  // 503 as long as they are new
+  }
+  EXPECT_EQ(status, 200);
+}
+
+TEST(Server, AnswersRequestsThatComeTogetherInTheirOrder) {
+  const Served served;
+  RawClient client(served.port());
+  client.send(
+      "GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+      "GET /api/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+      "GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  for (const int status : {200, 404, 200}) EXPECT_EQ(parse_reply(client.answer()).status, status);
+}
+
+TEST(Server, TellsAClientThatAsksToGoOnBeforeItListens) {
+  const Served served;
+  RawClient client(served.port());
+  client.send(
+      "POST /api/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+      "Expect: 100-continue\r\nContent-Length: 8\r\n\r\n");
+  EXPECT_EQ(parse_reply(client.answer()).status, 100);
+  client.send("{\"dp\":8}");
+  EXPECT_EQ(parse_reply(client.answer()).status, 200);
+}
+
+TEST(Server, RefusesConnectionsBeyondItsBounds) {
+  ServerOptions options;
+  options.connections = 6;
+  options.threads = 2;
   options.request_seconds = 1;
   const Served served({}, options);
   std::vector<std::unique_ptr<RawClient>> clients;
