@@ -24,9 +24,9 @@ std::string flag_name(std::string key) {
 
 }  // namespace
 
-Ask::Ask(const std::string& body) {
+Ask::Ask(const std::string& body) : text_(body.empty() ? "{}" : body) {
   try {
-    body_ = Json::parse(body.empty() ? "{}" : body);
+    body_ = Json::parse(text_);
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(str("the body is no JSON: ", json_error_text(error.what())));
   }
@@ -110,15 +110,21 @@ std::vector<std::string> Ask::words(const std::string& key, const std::vector<st
 }
 
 void Ask::otherwise(const std::string& key, const std::string& text) {
-  if (!has(key)) body_[key] = text;
+  if (has(key)) return;
+  body_[key] = text;
+  text_.clear();
 }
 
 planner::Settings Ask::settings() const {
+  planner::Settings settings;
+  if (taken_.empty() && !text_.empty()) {
+    planner::read_json(settings, text_);
+    return settings;
+  }
   Json rest = Json::object();
   for (const auto& [key, value] : body_.items()) {
     if (taken_.count(key) == 0) rest[key] = value;
   }
-  planner::Settings settings;
   planner::read_json(settings, rest.dump(-1, ' ', false, Json::error_handler_t::replace));
   return settings;
 }
