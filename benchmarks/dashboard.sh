@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # How quickly `tessera dashboard` answers: wrk (Debian: wrk) with 32 clients, each of which asks
-# another question every time, so that nothing is answered from memory.
+# another question every time, so that nothing is answered from memory; and then, as a slider that
+# goes to and fro does, the same 200 questions again and again.
 #   benchmarks/dashboard.sh [BUILD] [SECONDS]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -25,13 +26,16 @@ function setup(thread)
   thread_number = thread_number + 1
 end
 local n = 0
+local again = false
+function init(args) again = args[1] == "again" end
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 function request()
   n = n + 1
+  local price = again and 1 or offset + n
   local body = string.format(
     '{"model":"llama2-7b","dp":%d,"zero":%d,"micro_batch":%d,"seq":%d,"price_per_hour":%d}',
-    2 ^ (n % 8), n % 4, 1 + n % 4, 512 + 64 * (n % 50), offset + n)
+    2 ^ (n % 8), n % 4, 1 + n % 4, 512 + 64 * (n % 50), price)
   return wrk.format(nil, nil, nil, body)
 end
 local bad = 0
@@ -43,7 +47,9 @@ function done(summary, latency)
     summary.errors.status, summary.errors.connect + summary.errors.read + summary.errors.timeout))
 end
 LUA
-for path in api/plan api/zero; do
-  printf '%-10s ' "$path"
-  wrk -t1 -c32 -d"$seconds" -s "$work/ask.lua" "$url$path" | grep answers
+for questions in new again; do
+  for path in api/plan api/zero; do
+    printf '%-10s %-6s ' "$path" "$questions"
+    wrk -t1 -c32 -d"$seconds" -s "$work/ask.lua" "$url$path" -- "$questions" | grep answers
+  done
 done
