@@ -168,12 +168,15 @@ export async function checkViews({ tessera, dashboard, open }) {
     for (const [view, query, field] of [
       ["memory", "dp=many", "dp"],
       ["memory", "by=model&model=gpt2-xl&tp=7", "tp"],
+      ["collectives", "dp=many", "dp"],
+      ["live", "runs=nothing", "runs"],
       ["pipeline", "pp=9999", "pp"],
     ]) {
       await page.goto("about:blank");
       await page.goto(`${dashboard.address}/#/${view}?${query}`);
       const reason = await page.waitForSelector(`[data-field="${field}"] .reason`);
       expect((await reason.textContent()).length > 10, "a reason");
+      await until(`${view}: it once`, async () => (await page.locator(".banner").count()) === 0);
     }
     const exact = page.locator('[data-field="pp"] .exact');
     await exact.fill("4");
@@ -264,6 +267,37 @@ export async function checkViews({ tessera, dashboard, open }) {
       async () => (await page.textContent('[data-figure="bubble-1f1b"]')) === "17.9%",
     );
     same(await page.textContent('[data-figure="bubble-gpipe"]'), "17.9%", "gpipe");
+  });
+
+  await check("every view says what to try, and copies its address and its command", async () => {
+    for (const view of Object.keys(READY)) {
+      await go(page, dashboard.address, view);
+      const text = await page.textContent(".tries");
+      expect(/^Try.{40,}Notice.{40,}/s.test(text), `${view}: ${text}`);
+      const copied = await page.$$eval(".head [data-copies]", (all) =>
+        all.map((e) => e.dataset.copies),
+      );
+      same(copied[0], page.url(), `${view}: its address`);
+      if (view === "live" || view === "sync") continue; // there may be no run
+      expect(copied[1]?.startsWith("tessera "), `${view}: its command: ${copied[1]}`);
+    }
+  });
+
+  await check("a chart is read with the arrows", async () => {
+    await go(page, dashboard.address, "scaling");
+    const said = page.locator(".chart + [role=status]").first();
+    await page.locator(".chart").first().focus();
+    for (const [key, starts] of [
+      ["Home", "data parallel 1: ideal "],
+      ["ArrowRight", "data parallel 2: ideal "],
+      ["Escape", ""],
+    ]) {
+      await page.keyboard.press(key);
+      await until(key, async () => {
+        const text = (await said.textContent()).trim();
+        return starts ? text.startsWith(starts) && text.includes("simulated ") : text === "";
+      });
+    }
   });
 
   await check("scaling opens at DP 8 and 5%", async () => {

@@ -106,6 +106,7 @@ export interface RunRow {
   steps: number;
   started?: string | number | null;
   config?: Record<string, unknown>;
+  command?: string;
 }
 export type Column = (number | null)[];
 export interface RunSeries extends Partial<Record<string, unknown>> {

@@ -53,7 +53,7 @@ export function useFollowed(ids: string[]): {
           if (alive.current && !over)
             setError(
               e instanceof RefusedError
-                ? e.refusal
+                ? { field: "runs", ...e.refusal }
                 : { message: "The server does not answer; trying again." },
             );
         }
@@ -133,7 +133,10 @@ export function useTrace(id: string): { spans?: Span[]; error?: Refusal; note?: 
         if (!alive) return;
         const missing = e instanceof RefusedError && e.status === 404;
         if (missing) setState({ note: e.message });
-        else setState({ error: { message: e instanceof Error ? e.message : String(e) } });
+        else
+          setState({
+            error: { message: e instanceof Error ? e.message : String(e), field: "source" },
+          });
       },
     );
     return () => {

@@ -1,5 +1,5 @@
-// Series over steps or sizes, by uPlot.
-import { useEffect, useRef } from "preact/hooks";
+// Series over steps or sizes, by uPlot. Its values are read with the pointer, or with the arrows.
+import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { colour, theme } from "../theme";
 import { useWidth } from "./frame";
@@ -160,7 +160,53 @@ export function Chart(props: Props) {
   useEffect(() => {
     plot.current?.setData(data);
   }, [JSON.stringify(data), JSON.stringify(props.marks), props.rest]);
-  return <div ref={box} class="chart" role="img" aria-label={props.label} />;
+  const at = useRef<number | undefined>(undefined); // where the arrows have gone
+  const [said, setSaid] = useState("");
+  const look = (index: number | undefined) => {
+    const u = plot.current;
+    const x = index === undefined ? undefined : props.x[index];
+    at.current = x === undefined ? undefined : index;
+    if (!u || index === undefined || x === undefined) {
+      u?.setCursor({ left: -10, top: -10 });
+      setSaid("");
+      return;
+    }
+    u.setCursor({ left: u.valToPos(x, "x"), top: u.over.clientHeight / 2 });
+    const values = props.series.map((s) => `${s.label} ${props.show(s.values[index] ?? null)}`);
+    setSaid(`${props.xLabel} ${(props.showX ?? String)(x)}: ${values.join(", ")}`);
+  };
+  const keys = (e: KeyboardEvent) => {
+    const last = props.x.length - 1;
+    const from = at.current ?? Math.min(props.rest ?? last, last);
+    const far = e.shiftKey ? 10 : 1;
+    const moves: Record<string, number> = {
+      ArrowLeft: Math.max(0, from - far),
+      ArrowRight: Math.min(last, from + far),
+      Home: 0,
+      End: last,
+    };
+    const to = moves[e.key];
+    if (to === undefined && (e.key !== "Escape" || at.current === undefined)) return;
+    e.preventDefault();
+    look(to);
+  };
+  return (
+    <>
+      <div
+        ref={box}
+        class="chart"
+        tabIndex={0}
+        role="application"
+        aria-roledescription="chart"
+        aria-label={`${props.label}. Arrows read its values.`}
+        onKeyDown={keys}
+        onBlur={() => at.current !== undefined && look(undefined)}
+      />
+      <span class="unseen" role="status">
+        {said}
+      </span>
+    </>
+  );
 }
 
 function restLegend(u: uPlot, index: number | undefined): void {

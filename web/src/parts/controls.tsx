@@ -30,6 +30,11 @@ export interface Common extends Bound {
   disabled?: boolean;
 }
 
+// Beside what is no single control.
+export function ReasonOf({ names }: { names: string[] }) {
+  return <Reason id={useId()} text={useReason(names)} />;
+}
+
 // A slider over a list of stops, and a field for any other value.
 export function Slider(
   props: Common & { stops: readonly (number | string)[]; show?: (value: string) => string },
@@ -141,7 +146,11 @@ export function Segments(props: Common & { options: readonly (string | [string, 
   const id = useId();
   const reason = useReason([name, ...(props.also ?? [])]);
   return (
-    <fieldset class={`control segments${reason ? " refused" : ""}`} data-field={name}>
+    <fieldset
+      class={`control segments${reason ? " refused" : ""}`}
+      data-field={name}
+      aria-describedby={reason ? `${id}-why` : undefined}
+    >
       <legend>{label}</legend>
       <div class="row">
         {options.map((o) => {
@@ -178,6 +187,8 @@ export function Toggle(props: Common) {
         role="switch"
         checked={props.value === "true"}
         disabled={props.disabled}
+        aria-invalid={reason ? true : undefined}
+        aria-describedby={reason ? `${id}-why` : undefined}
         onChange={(e) => props.onChange(String(e.currentTarget.checked))}
       />
       <label for={id}>{props.label}</label>

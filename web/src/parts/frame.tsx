@@ -69,11 +69,12 @@ interface ViewProps {
 
 export function View(props: ViewProps) {
   const { error } = props;
-  const panel = useRef<HTMLDivElement>(null);
-  // A reason whose control is not on this page stands above the pictures.
+  const whole = useRef<HTMLDivElement>(null);
+  // A reason whose control is not on this page stands above the pictures. Controls may be among
+  // these, too.
   const [placed, setPlaced] = useState(false);
   useEffect(() => {
-    setPlaced(!!error?.field && !!panel.current?.querySelector(".reason"));
+    setPlaced(!!error?.field && !!whole.current?.querySelector("[data-field] .reason"));
   }, [error]);
   return (
     <Refused.Provider value={error}>
@@ -87,8 +88,8 @@ export function View(props: ViewProps) {
           {props.command && <Copy text={props.command} label="Copy command" />}
         </div>
       </div>
-      <div class="view">
-        <div class="side" ref={panel}>
+      <div class="view" ref={whole}>
+        <div class="side">
           <section class="card controls" aria-label="Settings">
             {props.controls}
           </section>
@@ -166,7 +167,7 @@ export function Figures({ items }: { items: Figure[] }) {
   return (
     <dl class="figures">
       {items.map((f) => (
-        <div key={f.label} class={f.tone ?? ""}>
+        <div key={f.key ?? f.label} class={f.tone ?? ""}>
           <dt>{f.label}</dt>
           <dd data-figure={f.key ?? f.label}>{f.value}</dd>
           {f.note && <dd class="note">{f.note}</dd>}

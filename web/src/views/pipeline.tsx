@@ -1,8 +1,7 @@
 // Pipeline schedules as Gantt charts, side by side.
-import { useContext } from "preact/hooks";
 import { question, useAbout, useAnswer } from "../api";
 import { plain, share } from "../format";
-import { range, Refused, Slider } from "../parts/controls";
+import { range, ReasonOf, Slider } from "../parts/controls";
 import { Card, Copy, Legend, View } from "../parts/frame";
 import { Gantt, type Schedule } from "../parts/gantt";
 import { useFields } from "../route";
@@ -77,7 +76,7 @@ export function PipelineView() {
             {...field("hop")}
             stops={[0, 0.05, 0.1, 0.2, 0.5, 1]}
           />
-          <fieldset>
+          <fieldset data-field="schedules">
             <legend class="note">Schedules to compare</legend>
             <div class="checks">
               {(about?.schedules ?? []).map((name) => (
@@ -91,7 +90,7 @@ export function PipelineView() {
                 </label>
               ))}
             </div>
-            <RefusedSchedules />
+            <ReasonOf names={["schedules", "schedule"]} />
           </fieldset>
         </>
       }
@@ -145,13 +144,4 @@ export function PipelineView() {
       {listed.length === 0 && <p class="empty-note">Choose a schedule to draw.</p>}
     </View>
   );
-}
-
-function RefusedSchedules() {
-  const refusal = useContext(Refused);
-  return refusal?.field === "schedules" || refusal?.field === "schedule" ? (
-    <p class="reason" role="alert">
-      {refusal.message}
-    </p>
-  ) : null;
 }

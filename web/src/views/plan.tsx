@@ -1,10 +1,10 @@
 // The search: every way to train a model on so many GPUs, as a table and as a scatter.
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import type { Plan, WaysAnswer } from "../answers";
 import { HEAVY, question, useAnswer } from "../api";
 import { bytes, count, seconds, share } from "../format";
 import { doublings, Slider } from "../parts/controls";
-import { Card, Legend, View } from "../parts/frame";
+import { Card, Copy, Legend, View } from "../parts/frame";
 import { HardwareChoice, LayoutChoice, ModelChoice, SequenceSlider } from "../parts/model";
 import { Picked, Way } from "../parts/picked";
 import { Scatter } from "../parts/scatter";
@@ -28,6 +28,7 @@ const DEFAULTS = {
   top: "40",
   sort: "tokens_per_s",
   pick: "0",
+  compare: "true",
 };
 
 type SortKey = "way" | "memory" | "tokens_per_s" | "mfu" | "step";
@@ -48,7 +49,7 @@ const sorted: Record<SortKey, (p: Plan) => number | string> = {
 
 export function PlanView() {
   const { at, set, field } = useFields("plan", DEFAULTS);
-  const [compare, setCompare] = useState(true);
+  const compare = at.compare === "true";
   const asked = {
     model: at.model,
     gpus: at.gpus,
@@ -202,14 +203,19 @@ export function PlanView() {
       <Card
         title="Data, tensor and pipeline parallelism on the same GPUs"
         note={
-          <button
-            type="button"
-            class="small"
-            aria-pressed={compare}
-            onClick={() => setCompare(!compare)}
-          >
-            {compare ? "Hide" : "Show"}
-          </button>
+          <span class="buttons">
+            {compare && ways.data?.command && (
+              <Copy small text={ways.data.command} label="Copy command" />
+            )}
+            <button
+              type="button"
+              class="small"
+              aria-pressed={compare}
+              onClick={() => set({ compare: String(!compare) })}
+            >
+              {compare ? "Hide" : "Show"}
+            </button>
+          </span>
         }
       >
         {compare && ways.data && <Ways answer={ways.data} />}

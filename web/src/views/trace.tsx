@@ -66,7 +66,7 @@ export function TraceView() {
       lead="One step, rank by rank: what computes, what travels, and who waits."
       error={simulated ? answer.error : run.error}
       busy={answer.busy}
-      command={simulated ? answer.data?.command : undefined}
+      command={simulated ? answer.data?.command : runs.find((r) => r.id === at.source)?.command}
       controls={
         <>
           <Choice
