@@ -87,6 +87,40 @@ export const ended = (child) =>
     ? Promise.resolve()
     : new Promise((done) => child.on("exit", done));
 
+// The process of one of the ranks that a launcher has started; nothing while it is not there.
+export function rankOf(launcher, rank) {
+  for (const entry of fs.readdirSync("/proc").filter((name) => /^\d+$/.test(name))) {
+    try {
+      const stat = fs.readFileSync(`/proc/${entry}/stat`, "utf8");
+      const parent = Number(stat.slice(stat.lastIndexOf(")") + 2).split(" ")[1]);
+      const environment = fs.readFileSync(`/proc/${entry}/environ`, "utf8").split("\0");
+      if (parent === launcher && environment.includes(`RANK=${rank}`)) return Number(entry);
+    } catch {
+      // it ended meanwhile, or is somebody else's
+    }
+  }
+  return undefined;
+}
+
+// Stops a process for three quarters of its time, a moment at a time; what is returned ends that.
+export function slowDown(pid) {
+  let over = false;
+  const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+  const pulse = async () => {
+    while (!over) {
+      process.kill(pid, "SIGSTOP");
+      await sleep(30);
+      process.kill(pid, "SIGCONT");
+      await sleep(10);
+    }
+  };
+  const done = pulse().catch(() => undefined); // it is gone
+  return () => {
+    over = true;
+    return done;
+  };
+}
+
 export class Dashboard {
   constructor(program, more = []) {
     this.program = program;

@@ -2,7 +2,7 @@
 // (where tessera-torch is there) a real run that is killed and resumed.
 import fs from "node:fs";
 import path from "node:path";
-import { check, ended, expect, note, same, start, until } from "./harness.mjs";
+import { check, ended, expect, note, rankOf, same, slowDown, start, until } from "./harness.mjs";
 import { go } from "./views.mjs";
 
 // A line as tessera train --metrics writes it.
@@ -13,10 +13,42 @@ const lines = (from, to) =>
 const summary = (zero) =>
   `${JSON.stringify({ summary: { predicted: { memory: { params: 3435520, grads: 1717760, optimizer: 3435520, activations: 35790912, buffers: 530432, temporary: 4866048, peak: 46106176 } }, measured: { memory: { params: 3435520, grads: 1717760, optimizer: 3435520, activations: 35790912, buffers: 530432, temporary: 4902016, peak: 46106368 } }, interrupted: false, run: { dp: "2", model: "gpt-tiny", zero: String(zero) } } })}\n`;
 
+const alive = (run) =>
+  expect(
+    run.exitCode === null && run.signalCode === null,
+    `tessera train ended (${run.signalCode ?? run.exitCode}): ${run.text}`,
+  );
+
+// What all ranks tell of their steps, one of them slow.
+const TOLD = {
+  ranks: {
+    step_s: [0.25, 0.25, 0.25],
+    forward_s: [0.06, 0.06, 0.06],
+    backward_s: [0.1, 0.17, 0.1],
+    comm_exposed_s: [0.08, 0.01, 0.08],
+    bubble_s: [0.02, 0, 0.02],
+  },
+  slow_ranks: [{ rank: 1, phase: "backward", factor: 1.7 }],
+};
+const told = (step, more) => `${JSON.stringify({ ...JSON.parse(line(step)), ...more })}\n`;
+
+// A run with a slow rank, for a picture where none can be real.
+export function writeSlowRun(file) {
+  const start = JSON.parse(summary(2)).summary;
+  const first = told(1, { start: { run: start.run, predicted: start.predicted, steps: 400 } });
+  fs.writeFileSync(file, first + lines(2, 239) + told(240, TOLD));
+}
+
 const shownStep = async (page) =>
   Number(
     (await page.textContent('[data-figure="live-step"]').catch(() => "0"))?.replace(/\D/g, ""),
   );
+// Of a run by its file; nothing while the server has not seen it.
+export const SLOWED = "slowed";
+export async function idOf(dashboard, name) {
+  const rows = await (await fetch(`${dashboard.address}/api/runs`)).json();
+  return rows.find((r) => r.name.includes(name))?.id;
+}
 const reaches = (page, step) =>
   until(`step ${step}`, async () => (await shownStep(page)) === step, 40000);
 
@@ -52,20 +84,8 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
   });
 
   await check("every rank has its bar, and the slow one is marked", async () => {
-    const told = {
-      ranks: {
-        step_s: [0.25, 0.25, 0.25],
-        forward_s: [0.06, 0.06, 0.06],
-        backward_s: [0.1, 0.17, 0.1],
-        comm_exposed_s: [0.08, 0.01, 0.08],
-        bubble_s: [0.02, 0, 0.02],
-      },
-      slow_ranks: [{ rank: 1, phase: "backward", factor: 1.7 }],
-    };
     const card = page.locator(".card", { hasText: "Phases of each rank" });
-    const append = (step, more) =>
-      fs.appendFileSync(file, `${JSON.stringify({ ...JSON.parse(line(step)), ...more })}\n`);
-    append(241, told);
+    fs.appendFileSync(file, told(241, TOLD));
     await until("three bars", async () => (await card.locator("[data-row]").count()) === 3);
     const pieces = await card
       .locator("[data-row]")
@@ -86,8 +106,9 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       "the slow rank is marked",
     );
     expect((await card.textContent()).includes("backward 1.7 ×"), "and why");
+    same(await page.textContent('[data-figure="slow-1"]'), "rank 1", "among the figures");
     // When it has recovered nothing is marked.
-    append(242, { ...told, slow_ranks: undefined });
+    fs.appendFileSync(file, told(242, { ...TOLD, slow_ranks: undefined }));
     await until("no mark", async () => (await card.locator(".bad").count()) === 0);
     same(await card.locator("[data-row]").count(), 3, "bars");
     fs.appendFileSync(file, summary(2)); // it ends again
@@ -140,10 +161,7 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       await until(
         "its first checkpoint",
         () => {
-          expect(
-            run.exitCode === null && run.signalCode === null,
-            `tessera train ended (${run.signalCode ?? run.exitCode}): ${run.text}`,
-          );
+          alive(run);
           return (
             fs.existsSync(path.join(runs, "saved")) &&
             fs.existsSync(metrics) &&
@@ -154,9 +172,7 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       );
       await go(page, dashboard.address, "live");
       await page.locator(".runs label", { hasText: "real" }).waitFor();
-      const id = (await (await fetch(`${dashboard.address}/api/runs`)).json()).find((r) =>
-        r.name.includes("real"),
-      ).id;
+      const id = await idOf(dashboard, "real");
       await go(page, dashboard.address, "live", `runs=${id}`);
       const before = await until(
         "its steps",
@@ -168,10 +184,7 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
       await until(
         "more steps than before",
         async () => {
-          expect(
-            run.exitCode === null && run.signalCode === null,
-            `tessera train ended (${run.signalCode ?? run.exitCode}): ${run.text}`,
-          );
+          alive(run);
           return (await shownStep(page)) > before + 20;
         },
         60000,
@@ -198,6 +211,39 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
         40000,
       );
       note(`the real run was at step ${before} when it was killed`);
+    });
+
+    await check("a rank that is really slowed is marked, and no other", async () => {
+      const metrics = path.join(runs, `${SLOWED}.jsonl`);
+      const shape = "--model gpt-tiny --ranks 2 --zero 1 --micro-batch 4 --seq 64 --threads 1";
+      const length = "--steps 100000 --samples 0 --metrics";
+      const run = start(tessera, ["train", ...`${shape} ${length}`.split(" "), metrics]);
+      const pid = await until("its ranks", () => (alive(run), rankOf(run.pid, 1)), 60000);
+      await until("its first step", () => (alive(run), fs.existsSync(metrics)), 60000);
+      const letGo = slowDown(pid);
+      try {
+        const id = await until("the run", () => idOf(dashboard, SLOWED));
+        await go(page, dashboard.address, "live", `runs=${id}`);
+        const card = page.locator(".card", { hasText: "Phases of each rank" });
+        const marked = card.locator(".bad b");
+        await until(
+          "the mark",
+          async () => (alive(run), (await marked.allTextContents()).join() === "rank 1 slow"),
+          120000,
+        );
+        expect((await card.textContent()).includes("rank 1 is slow"), "the card says so");
+        same(await page.textContent('[data-figure="slow-1"]'), "rank 1", "among the figures");
+        const seen = await (await fetch(`${dashboard.address}/api/runs/${id}`)).json();
+        const waits = (rank) => seen.phases[rank].comm_exposed_s;
+        expect(waits(0) > waits(1), `the other waits for it: ${JSON.stringify(seen.phases)}`);
+        const [slow] = seen.stragglers;
+        note(`rank ${slow.rank} was seen as slow: ${slow.phase} ${slow.factor.toFixed(1)} ×`);
+        run.kill("SIGTERM"); // still slow: its summary says so, too
+        await until("its end", () => run.exitCode !== null || run.signalCode !== null, 60000);
+      } finally {
+        await letGo();
+        run.kill("SIGKILL");
+      }
     });
 
     await check("gradients before differ and after agree, from a real step", async () => {

@@ -1,7 +1,8 @@
 // A picture of every view, for docs/: small files, light, one dark.
 import fs from "node:fs";
 import path from "node:path";
-import { check, expect } from "./harness.mjs";
+import { check, expect, until } from "./harness.mjs";
+import { idOf, SLOWED, writeSlowRun } from "./live.mjs";
 import { go } from "./views.mjs";
 
 const SHOTS = [
@@ -16,19 +17,30 @@ const SHOTS = [
   ["trace", "trace", "pp=4&dp=8&grad_accum=8&trace_ranks=4&zero=1&micro_batch=4", "light"],
 ];
 
-export async function takePictures({ pictures, dashboard, open, torch }) {
+const WIDTH = 1280;
+
+export async function takePictures({ pictures, dashboard, open, torch, runs }) {
   fs.mkdirSync(pictures, { recursive: true });
+  // The test before has left a real one.
+  if (!torch) writeSlowRun(path.join(runs, `${SLOWED}.jsonl`));
+  const slowed = await until("the run with a slow rank", () => idOf(dashboard, SLOWED));
   for (const [name, view, query, colorScheme] of SHOTS) {
     if (view === "sync" && !torch) continue; // a real step or none
     await check(`picture of ${name}`, async () => {
       const page = await open({
-        viewport: { width: 1280, height: 800 },
+        viewport: { width: WIDTH, height: 800 },
         colorScheme,
         reducedMotion: "reduce",
       });
-      await go(page, dashboard.address, view, query);
+      await go(page, dashboard.address, view, view === "live" ? `runs=${slowed}` : query);
       if (view === "sync") await page.waitForSelector(".values .same", { timeout: 90000 });
-      if (view === "live") await page.waitForSelector(".u-over");
+      if (view === "live") {
+        await page.waitForSelector(".u-over");
+        // The phases of the ranks stand below what a window shows.
+        const phases = page.locator(".card", { hasText: "Phases of each rank" });
+        const end = await phases.evaluate((card) => card.getBoundingClientRect().bottom + scrollY);
+        await page.setViewportSize({ width: WIDTH, height: Math.ceil(end) + 20 });
+      }
       await page.evaluate(() => new Promise((r) => setTimeout(r, 400))); // charts take their width
       await page.evaluate(() => document.fonts.ready);
       const file = path.join(pictures, `${name}.webp`);

@@ -85,7 +85,7 @@ export function Phases({ rows, stragglers }: { rows: PhaseRow[]; stragglers: Str
             name: `rank ${r.rank}`,
             pieces,
             value: seconds(sum(pieces)),
-            tone: slow.has(r.rank) ? "bad" : undefined,
+            mark: slow.has(r.rank) ? "slow" : undefined,
           };
         })}
       />

@@ -40,7 +40,7 @@ export interface Bar {
   name: string;
   pieces: readonly Piece[];
   value: ComponentChildren;
-  tone?: "bad" | undefined; // to be looked at
+  mark?: string | undefined; // why it is to be looked at
   reach?: number; // where its scale must reach, if further than its pieces
 }
 export function Bars({ rows, show }: { rows: readonly Bar[]; show: Show }) {
@@ -48,8 +48,11 @@ export function Bars({ rows, show }: { rows: readonly Bar[]; show: Show }) {
   return (
     <div class="hbars">
       {rows.map((r) => (
-        <div key={r.name} class={r.tone} data-row={r.name}>
-          <b>{r.name}</b>
+        <div key={r.name} class={r.mark ? "bad" : undefined} data-row={r.name}>
+          <b>
+            {r.name}
+            {r.mark && <span> {r.mark}</span>}
+          </b>
           <Stack pieces={r.pieces} most={most} show={show} />
           <span class="value">{r.value}</span>
         </div>

@@ -2,6 +2,7 @@
 import { useMemo } from "preact/hooks";
 import type { Column, RunSeries } from "../answers";
 import { count, plain, seconds, share, whole } from "../format";
+import { ReasonOf } from "../parts/controls";
 import { Card, Figures, View } from "../parts/frame";
 import { Exposure, INKS, MemoryOverSteps, memoryOf, RunChart, some } from "../parts/run_charts";
 import { MemoryCompared, Phases } from "../parts/run_pictures";
@@ -9,7 +10,7 @@ import { Table } from "../parts/table";
 import { useFields } from "../route";
 import { useFollowed, useRuns } from "../runs";
 
-const DEFAULTS = { runs: "", smooth: "0" };
+const DEFAULTS = { runs: "" };
 const CURVES = [
   { title: "Loss", column: "loss", show: plain },
   { title: "Tokens a second", column: "tokens_per_s", show: count, zero: true },
@@ -56,7 +57,7 @@ export function LiveView() {
       error={error}
       command={main?.command}
       controls={
-        <fieldset>
+        <fieldset data-field="runs">
           <legend class="note">Runs</legend>
           <div class="runs">
             {rows.map((r) => (
@@ -85,6 +86,7 @@ export function LiveView() {
               </p>
             )}
           </div>
+          <ReasonOf names={["runs"]} />
         </fieldset>
       }
       tries={
@@ -92,6 +94,10 @@ export function LiveView() {
           <p>
             Kill the training process and start it again: a mark shows where it resumed, and the
             curve goes on. Tick a <strong>second run</strong> to lay it over the first.
+          </p>
+          <p>
+            Slow one rank down (stop its process for moments, or load its core): its bar says{" "}
+            <strong>slow</strong>, and the others' say that they wait.
           </p>
         </>
       }
@@ -130,6 +136,13 @@ export function LiveView() {
                 { label: "Tokens a second", value: count(last("tokens_per_s")) },
                 { label: "Step time", value: seconds(last("step_s")) },
                 { label: "Gradient norm", value: plain(last("grad_norm")) },
+                ...(main.stragglers ?? []).slice(0, 2).map((s) => ({
+                  label: "Slow",
+                  key: `slow-${s.rank}`,
+                  value: `rank ${s.rank}`,
+                  note: `${s.phase ?? "its step"} ${plain(s.factor)} ×`,
+                  tone: "bad" as const,
+                })),
               ]}
             />
           </Card>
