@@ -57,9 +57,23 @@ bool ShmPointToPoint::move(PointToPointMessage& message) {
   const bool moved = own.call.op == Op::send ? advance_send(own) : advance_receive(own);
   if (!moved) {
     liveness_->check(
-        own.call.peer, own.since, [&] { return describe(own.call); }, [] { return false; });
+        own.call.peer, own.since, [&] { return describe(own.call); }, [&] { return ready(own); });
   }
   return moved;
+}
+
+// Whether the other side has done what this one waits for: also if it did so, and left, since this
+// one looked.
+bool ShmPointToPoint::ready(const ShmMessage& message) const {
+  const int peer = message.call.peer;
+  if (message.call.op == Op::recv) {
+    const PacketRing& ring = control_.ring(peer, rank_);
+    return ring.head.load(std::memory_order_acquire) != ring.tail.load(std::memory_order_relaxed);
+  }
+  const PacketRing& ring = control_.ring(rank_, peer);
+  const std::uint32_t tail = ring.tail.load(std::memory_order_acquire);
+  if (message.direct && message.begun) return reached(tail, message.receipt);
+  return ring.head.load(std::memory_order_relaxed) - tail < kPackets;
 }
 
 // Puts as many packets into the ring as it takes. Returns whether anything moved.

@@ -27,6 +27,7 @@ class ShmPointToPoint final : public PointToPointTransport, private GroupState {
 
   Signal& activity() const { return control_.block(rank_).activity; }
   bool held(ShmMessage& message);
+  bool ready(const ShmMessage& message) const;
   bool advance_send(ShmMessage& message);
   bool advance_receive(ShmMessage& message);
   void begin_receive(ShmMessage& message, const Header& header) const;

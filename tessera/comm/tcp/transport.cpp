@@ -183,11 +183,15 @@ bool TcpPointToPoint::move(PointToPointMessage& message) {
     message.finished = true;
     return true;
   }
-  const std::optional<Letter> letter = mail_.take(call.peer);
-  if (!letter) {
+  std::optional<Letter> letter;
+  const auto arrived = [&] {
+    letter = mail_.take(call.peer);
+    return letter.has_value();
+  };
+  if (!arrived()) {
     liveness_->check(
-        call.peer, message.since, [&] { return describe(call); }, [] { return false; });
-    return false;
+        call.peer, message.since, [&] { return describe(call); }, arrived);
+    if (!letter) return false;
   }
   const std::string problem =
       compare_message(letter->record, call.peer, make_record(call), rank_, liveness_->group());
