@@ -1,6 +1,7 @@
 #include "tessera/comm/collective.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "tessera/comm/traffic.h"
 #include "tessera/core/errors.h"
@@ -99,6 +100,25 @@ std::uint64_t ring_bytes(const Collective& call, int ranks, int rank) noexcept {
   return 0;
 }
 
+namespace {
+
+// Whether a rank would write over what it, or another one, has yet to read.
+bool overlaps(const Collective& call, int ranks, int rank, std::size_t in, std::size_t out) {
+  const std::size_t size = size_of(call.dtype);
+  const auto from = reinterpret_cast<std::uintptr_t>(call.in);
+  const auto to = reinterpret_cast<std::uintptr_t>(call.out);
+  if (from >= to + out * size || to >= from + in * size) return false;
+  const std::size_t begin = shard_of(call.count, ranks, rank).begin * size;
+  switch (call.op) {
+    case Op::reduce_scatter: return to != from + begin;
+    case Op::all_gather: return from != to + begin;
+    case Op::all_to_all: return ranks > 1;
+    default: return from != to;
+  }
+}
+
+}  // namespace
+
 void check(const Collective& call, int ranks, int rank) {
   const bool needs_peer =
       call.op == Op::broadcast || call.op == Op::reduce || is_point_to_point(call.op);
@@ -134,6 +154,15 @@ void check(const Collective& call, int ranks, int rank) {
   }
   if (!no_out && call.out == nullptr && (shard_out ? own : call.count) > 0) {
     throw UsageError(str(describe(call), " on rank ", rank, ": the output buffer is null"));
+  }
+  if (no_in || no_out || call.parts || call.shared) return;
+  const std::size_t out = call.op == Op::all_to_all ? own * static_cast<std::size_t>(ranks)
+                          : shard_out               ? own
+                                                    : call.count;
+  if (overlaps(call, ranks, rank, shard_in ? own : call.count, out)) {
+    throw UsageError(str(describe(call), " on rank ", rank,
+                         ": input and output overlap; wanted buffers apart from each other",
+                         call.op == Op::all_to_all ? "" : ", or exactly in place"));
   }
 }
 

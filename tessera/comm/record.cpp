@@ -11,6 +11,12 @@ bool same_buffer(const Record& a, const Record& b) {
   return a.dtype == b.dtype && a.count == b.count && a.label_hash == b.label_hash;
 }
 
+std::uint64_t hash_parts(const Collective& call) {
+  if (!call.parts) return 0;
+  const std::vector<std::size_t>& parts = *call.parts;
+  return mix(mix(kHashStart, parts.size()), parts.data(), parts.size() * sizeof(std::size_t)) | 1;
+}
+
 }  // namespace
 
 bool same_call(const Record& a, const Record& b) {
@@ -21,16 +27,11 @@ bool same_call(const Record& a, const Record& b) {
 Record make_record(const Collective& call) {
   const auto form =
       static_cast<std::uint8_t>(call.shared + 2 * (call.parts != nullptr) + 4 * call.in_place());
-  Record record{
-      call.op, call.dtype, call.reduce, form, call.peer, call.count, hash_text(call.label), 0, {}};
+  Record record{call.op,   call.dtype, call.reduce,           form,
+                call.peer, call.count, hash_text(call.label), hash_parts(call),
+                {}};
   call.label.copy(record.label, sizeof(record.label) - 1);
   return record;
-}
-
-std::uint64_t hash_parts(const Collective& call) {
-  if (!call.parts) return 0;
-  const std::vector<std::size_t>& parts = *call.parts;
-  return mix(mix(kHashStart, parts.size()), parts.data(), parts.size() * sizeof(std::size_t)) | 1;
 }
 
 std::string describe(const Record& record) {

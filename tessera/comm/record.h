@@ -19,14 +19,12 @@ struct Record {
   std::int32_t peer = 0;
   std::uint64_t count = 0;
   std::uint64_t label_hash = 0;  // of the whole label; below is what fits
-  std::uint64_t parts_hash = 0;  // where backends compare it; see hash_parts
+  std::uint64_t parts_hash = 0;  // of how the call is cut into parts; 0 if it is not
   char label[48] = {};
 };
 static_assert(sizeof(Record) == 80, "no padding: records travel between processes");
 
 Record make_record(const Collective& call);
-// How the call is cut into parts; 0 if it is not.
-std::uint64_t hash_parts(const Collective& call);
 std::string describe(const Record& record);
 bool same_call(const Record& a, const Record& b);
 

@@ -101,6 +101,53 @@ TEST(Mismatch, OfSize) {
                  {"(sum, 1 × f32)", "50000 × f32"});
 }
 
+// The same elements, cut in another way: the shards would lie elsewhere.
+TEST(Mismatch, OfParts) {
+  for (const Op op : {Op::reduce_scatter, Op::all_gather}) {
+    expect_all_say(disagreement([op](int rank, std::vector<float>& x) {
+                     Collective call = all_reduce(x);
+                     call.op = op;
+                     using Sizes = std::vector<std::size_t>;
+                     call.parts = std::make_shared<const Sizes>(rank == 2 ? Sizes{20'000, 30'000}
+                                                                          : Sizes{30'000, 20'000});
+                     return call;
+                   }),
+                   {"the ranks disagree", "in parts (#", "rank 2"});
+  }
+}
+
+TEST(Overlap, IsRefusedWhereItIsNotInPlace) {
+  std::vector<float> x(100);
+  const auto allowed = [&](Op op, std::size_t in, std::size_t out, int rank, int ranks = 4) {
+    // Of 40 elements over 4 ranks each has 10.
+    const Collective call{op, DType::f32, ReduceOp::sum, Traffic::model, &x[in], &x[out], 40,
+                          0,  ""};
+    try {
+      check(call, ranks, rank);
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("overlap"), std::string::npos) << error.what();
+      return false;
+    }
+    return true;
+  };
+  for (const Op op : {Op::all_reduce, Op::broadcast, Op::reduce}) {
+    EXPECT_TRUE(allowed(op, 5, 5, 0));
+    EXPECT_TRUE(allowed(op, 0, 40, 0));
+    EXPECT_FALSE(allowed(op, 0, 39, 0));
+    EXPECT_FALSE(allowed(op, 39, 0, 0));
+  }
+  EXPECT_TRUE(allowed(Op::reduce_scatter, 0, 20, 2));
+  EXPECT_TRUE(allowed(Op::reduce_scatter, 0, 40, 2));
+  EXPECT_FALSE(allowed(Op::reduce_scatter, 0, 0, 2));
+  EXPECT_FALSE(allowed(Op::reduce_scatter, 0, 35, 2));
+  EXPECT_TRUE(allowed(Op::all_gather, 20, 0, 2));
+  EXPECT_TRUE(allowed(Op::all_gather, 40, 0, 2));
+  EXPECT_FALSE(allowed(Op::all_gather, 0, 0, 2));
+  EXPECT_TRUE(allowed(Op::all_to_all, 0, 40, 2));
+  EXPECT_FALSE(allowed(Op::all_to_all, 0, 0, 2));
+  EXPECT_TRUE(allowed(Op::all_to_all, 0, 0, 0, 1));
+}
+
 TEST(Mismatch, OfSymmetricMemory) {
   int errors = 0;
   std::mutex mutex;

@@ -137,7 +137,6 @@ class NcclBackend final : public Backend {
     meter_->charge(call, size(), rank());
     Submission submission;
     submission.record = make_record(call);
-    submission.record.parts_hash = hash_parts(call);
     submission.keep = std::move(attachments.keep);
     submission.ran = std::move(attachments.ran);
     submission.call = std::move(call);

@@ -56,8 +56,7 @@ TcpTransport::Pieces TcpTransport::pieces_for(const Collective& call, int to) co
 void TcpTransport::post(const Collective& call) {
   check_size(call);
   ++sequence_;
-  Record record = make_record(call);
-  record.parts_hash = hash_parts(call);
+  const Record record = make_record(call);
   for (int r = 0; r < ranks_; ++r) {
     if (r == rank_) continue;
     std::string bytes;
@@ -90,7 +89,6 @@ bool TcpTransport::finish(const Collective& call, bool) {
   std::vector<Letter> letters(static_cast<std::size_t>(ranks_));
   Letter& own = letters[static_cast<std::size_t>(rank_)];
   own.record = make_record(call);
-  own.record.parts_hash = hash_parts(call);
   for (const auto& [begin, size] : pieces_for(call, rank_)) {
     own.bytes.append(reinterpret_cast<const char*>(begin), size);
   }
