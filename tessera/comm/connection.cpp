@@ -85,7 +85,10 @@ Connection::End Connection::receive(const Handler& handle) {
     // Later descriptors would come with the wrong messages.
     if ((message.msg_flags & MSG_CTRUNC) != 0) return End::descriptor_lost;
     unread_.append(buffer, static_cast<std::size_t>(got));
-    if (unread_.size() > 2 * kLongestText) break;  // the rest when these are read
+    if (unread_.size() > 2 * kLongestText) {
+      end = End::more;
+      break;
+    }
   }
   Frame frame{};
   while (unread_.size() >= sizeof(frame)) {

@@ -34,8 +34,9 @@ class Connection {
   bool flush();
   bool has_unsent() const;
 
-  // Takes in what has come, and hands on every whole message. By one thread only.
-  enum class End { none, closed, descriptor_lost };
+  // Takes in what has come, and hands on every whole message. By one thread only. `more`: it took
+  // in much, and there may be more; others should have their turn.
+  enum class End { none, more, closed, descriptor_lost };
   using Handler = std::function<void(ControlMessage, const std::string& text, Fd descriptor)>;
   End receive(const Handler& handle);
 

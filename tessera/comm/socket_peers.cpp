@@ -267,16 +267,18 @@ class SocketPeers final : public Peers {
       for (std::size_t i = 1; i < items.size(); ++i) {
         if ((items[i].revents & POLLOUT) != 0 && !connection(ranks[i]).flush()) refused = true;
         if ((items[i].revents & ~POLLOUT) == 0) continue;
-        const bool closed = !drain(ranks[i]);
+        Connection::End end = drain(ranks[i]);
         const bool gone = items[i].fd == connection(ranks[i]).process.get();
-        if (closed || gone) set_state(ranks[i], PeerState::dead);
+        // Its last words, that it leaves and is not dead, may stand behind much else.
+        while (gone && end == Connection::End::more) end = drain(ranks[i]);
+        if (gone || end == Connection::End::closed) set_state(ranks[i], PeerState::dead);
       }
       if (refused) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
 
-  // Takes in what the rank has sent. False if it has closed the connection.
-  bool drain(int rank) {
+  // Takes in what the rank has sent.
+  Connection::End drain(int rank) {
     const auto end =
         connection(rank).receive([&](ControlMessage type, const std::string& text, Fd descriptor) {
           handle(rank, type, text, std::move(descriptor));
@@ -285,7 +287,7 @@ class SocketPeers final : public Peers {
       throw Error(str("the shared memory that rank ", rank, " passes does not arrive; ",
                       open_files_advice()));
     }
-    return end != Connection::End::closed;
+    return end;
   }
 
   void handle(int rank, ControlMessage type, const std::string& text, Fd descriptor) {

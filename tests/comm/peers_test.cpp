@@ -71,12 +71,35 @@ TEST(Connection, MessagesThatDoNotFitArriveWholeAndInOrder) {
   };
   EXPECT_TRUE(await([&] {
     const bool sent = one.flush();
-    EXPECT_EQ(other.receive(hear), Connection::End::none);
+    EXPECT_NE(other.receive(hear), Connection::End::closed);
     return sent && heard == kMessages;
   }));
   EXPECT_EQ(heard, kMessages);
   one.socket.reset();
   EXPECT_EQ(other.receive(hear), Connection::End::closed);
+}
+
+// One who has ended said that it leaves behind all else: whoever hears of the end has to go on
+// until there is no more.
+TEST(Connection, MuchAtOnceIsTakenInByTurnsAndNothingIsLeftOut) {
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+  Connection one, other;
+  one.socket = Fd(fds[0]);
+  other.socket = Fd(fds[1]);
+  const int bytes = 200'000;
+  setsockopt(one.socket.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+  const std::string text(48'000, 'x');
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(one.send(ControlMessage::note, text));
+  ASSERT_TRUE(one.send(ControlMessage::leave, ""));
+  one.socket.reset();
+  std::vector<ControlMessage> heard;
+  const auto hear = [&](ControlMessage type, const std::string&, Fd) { heard.push_back(type); };
+  EXPECT_EQ(other.receive(hear), Connection::End::more);
+  EXPECT_LT(heard.size(), 5u);
+  EXPECT_EQ(other.receive(hear), Connection::End::closed);
+  ASSERT_EQ(heard.size(), 5u);
+  EXPECT_EQ(heard.back(), ControlMessage::leave);
 }
 
 // Rank 0 tells a stopped rank more than the socket holds. It is not held up, and the other hears
