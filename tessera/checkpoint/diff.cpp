@@ -36,7 +36,8 @@ void compare_values(Checkpoint& a, Checkpoint& b, DType type_a, DType type_b, st
       if (out.first < 0) out.first = at + i;
       ++out.elements;
       const double distance = std::fabs(x - y);
-      if (!(distance <= out.largest)) out.largest = distance;  // NaN shows too
+      // A NaN shows, and stays.
+      if (!std::isnan(out.largest) && !(distance <= out.largest)) out.largest = distance;
     }
   }
 }

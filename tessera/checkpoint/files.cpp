@@ -178,10 +178,10 @@ class LocalFiles : public FileSystem {
     if (::rename(from.c_str(), to.c_str()) != 0) fail(str("rename ", from, " to"), to, errno);
   }
 
-  void exchange(const std::string& a, const std::string& b) override {
-    if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0) {
-      fail(str("put ", a, " in the place of"), b, errno);
-    }
+  bool exchange(const std::string& a, const std::string& b) override {
+    if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+    if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
+    fail(str("put ", a, " in the place of"), b, errno);
   }
 
   void remove(const std::string& path) override {
@@ -219,6 +219,23 @@ class LocalFiles : public FileSystem {
 }  // namespace
 
 std::shared_ptr<FileSystem> local_files() { return std::make_shared<LocalFiles>(); }
+
+std::string put_in_place(FileSystem& files, const std::string& draft, const std::string& place,
+                         const std::string& away) {
+  if (!files.exists(place)) {
+    files.rename(draft, place);
+    return "";
+  }
+  if (files.exchange(draft, place)) return draft;
+  files.rename(place, away);
+  try {
+    files.rename(draft, place);
+  } catch (const DataError&) {
+    files.rename(away, place);
+    throw;
+  }
+  return away;
+}
 
 void remove_tree(FileSystem& files, const std::string& path) {
   // A link is removed, not followed.

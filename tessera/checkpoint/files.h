@@ -38,7 +38,9 @@ class FileSystem {
   virtual void make_folder(const std::string& path) = 0;  // its parents too; may be there already
   virtual void sync_folder(const std::string& path) = 0;  // makes its entries durable
   virtual void rename(const std::string& from, const std::string& to) = 0;
-  virtual void exchange(const std::string& a, const std::string& b) = 0;  // names, atomically
+  // Two names change places at once. False, and nothing is changed, where the file system cannot:
+  // most network file systems.
+  virtual bool exchange(const std::string& a, const std::string& b) = 0;
   virtual void remove(const std::string& path) = 0;  // a file or an empty folder
   virtual std::vector<std::string> list(const std::string& folder) = 0;  // names, sorted
   virtual bool exists(const std::string& path) = 0;
@@ -47,6 +49,12 @@ class FileSystem {
 
 // The operating system's.
 std::shared_ptr<FileSystem> local_files();
+
+// Gives the folder `draft` the name `place`. What has that name then has another, which is returned
+// ("" if there was nothing): that of the draft, or, where names cannot be exchanged, `away`. There,
+// for a moment, nothing is at `place`.
+std::string put_in_place(FileSystem& files, const std::string& draft, const std::string& place,
+                         const std::string& away);
 
 // A folder and all in it.
 void remove_tree(FileSystem& files, const std::string& path);

@@ -33,11 +33,23 @@ std::string temporary_path(const std::string& dir, std::int64_t step) {
   return str(dir, "/.tmp-", folder_name(step));
 }
 
+std::string removed_path(const std::string& dir, std::int64_t step) {
+  return str(dir, "/.old-", folder_name(step));
+}
+
 // First out of sight, so that a half-removed one is never picked up.
 void remove_checkpoint(FileSystem& files, const std::string& dir, std::int64_t step) {
-  const std::string away = str(dir, "/.old-", folder_name(step));
+  const std::string away = removed_path(dir, step);
   files.rename(str(dir, "/", folder_name(step)), away);
   remove_tree(files, away);
+}
+
+void remove_leftover(FileSystem& files, const std::string& path, const Warn& warn) {
+  try {
+    remove_tree(files, path);
+  } catch (const DataError& error) {
+    if (warn) warn(str(path, " is of no use any more, and stays: ", error.what()));
+  }
 }
 
 }  // namespace
@@ -83,19 +95,24 @@ void try_folder(FileSystem& files, const std::string& dir) {
   files.remove(done);
 }
 
-std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step) {
+std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step,
+                         const Warn& warn) {
   files.make_folder(dir);
+  const std::string path = temporary_path(dir, step);
   for (const std::string& name : files.list(dir)) {
-    if (step_of(name, kTemporary) || step_of(name, kRemoved) || name.starts_with(kProbe)) {
-      remove_tree(files, dir + "/" + name);
+    const std::string left = dir + "/" + name;
+    if (left == path) {
+      remove_tree(files, left);  // in our way
+    } else if (step_of(name, kTemporary) || step_of(name, kRemoved) || name.starts_with(kProbe)) {
+      remove_leftover(files, left, warn);
     }
   }
-  const std::string path = temporary_path(dir, step);
   files.make_folder(path);
   return path;
 }
 
-std::string publish_folder(FileSystem& files, const std::string& dir, const Manifest& manifest) {
+std::string publish_folder(FileSystem& files, const std::string& dir, const Manifest& manifest,
+                           const Warn& warn) {
   const std::string temporary = temporary_path(dir, manifest.about.step);
   const std::string final_path = str(dir, "/", folder_name(manifest.about.step));
   try {
@@ -105,15 +122,10 @@ std::string publish_folder(FileSystem& files, const std::string& dir, const Mani
   }
   write_text(files, temporary + "/" + kManifestName, to_text(manifest));
   files.sync_folder(temporary);
-  if (files.exists(final_path)) {
-    // The same step again, after a roll-back: the two change places at once.
-    files.exchange(temporary, final_path);
-    files.sync_folder(dir);
-    remove_tree(files, temporary);
-  } else {
-    files.rename(temporary, final_path);
-    files.sync_folder(dir);
-  }
+  const std::string old =
+      put_in_place(files, temporary, final_path, removed_path(dir, manifest.about.step));
+  files.sync_folder(dir);
+  if (!old.empty()) remove_leftover(files, old, warn);
   return final_path;
 }
 

@@ -14,7 +14,8 @@ namespace tessera::checkpoint {
 // manifest. It is written as ".tmp-step-00000120" beside its place: every file is synced, then the
 // manifest, then the folder, and one rename puts it in place; then the parent is synced. Whatever
 // dies when, a folder with the final name is complete. Nobody reads names that begin with a dot,
-// and the next save removes them.
+// and the next save removes them. A step that is saved again, after a roll-back, takes the place of
+// the old one at once; on most network file systems, which cannot do that, it is gone for a moment.
 std::string folder_name(std::int64_t step);
 std::string shard_file_name(int rank);
 inline constexpr const char* kManifestName = "manifest.json";
@@ -26,10 +27,16 @@ std::vector<std::int64_t> steps_in(FileSystem& files, const std::string& dir);
 // that what cannot work is known before hours of training. Throws DataError.
 void try_folder(FileSystem& files, const std::string& dir);
 
+// Told of what goes wrong and keeps nobody from saving: a leftover that cannot be removed, because
+// somebody has a file of it open over the network, say. The next save tries again.
+using Warn = std::function<void(const std::string&)>;
+
 // Makes `dir`, removes what dead runs left in it, and makes the folder to write into: its path.
-std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step);
+std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t step,
+                         const Warn& warn = {});
 // Writes the manifest and publishes. Returns the final path. One of the same step is replaced.
-std::string publish_folder(FileSystem& files, const std::string& dir, const Manifest& manifest);
+std::string publish_folder(FileSystem& files, const std::string& dir, const Manifest& manifest,
+                           const Warn& warn = {});
 
 struct Retention {
   int keep_last = 0;            // the newest so many, 0: all

@@ -158,7 +158,7 @@ Try save_once(const std::string& dir, const Description& about, const std::vecto
   // 1. Rank 0 makes the folder.
   Outcome begun{std::string(1, kGood), nullptr};
   if (team.rank == 0) {
-    begun = attempt([&] { return begin_folder(files, dir, about.step); });
+    begun = attempt([&] { return begin_folder(files, dir, about.step, options.warn); });
     if (begun.error) begun.text = bad_news(0, begun.text);
   }
   const std::string folder = team.broadcast(begun.text);
@@ -179,7 +179,8 @@ Try save_once(const std::string& dir, const Description& about, const std::vecto
       if (!is_good(tables[rank])) published.text = bad_news(static_cast<int>(rank), tables[rank]);
     }
     if (is_good(published.text)) {
-      published = attempt([&] { return publish_folder(files, dir, assemble(about, tables)); });
+      published = attempt(
+          [&] { return publish_folder(files, dir, assemble(about, tables), options.warn); });
       if (published.error) published.text = bad_news(0, published.text);
     }
     if (!is_good(published.text)) {

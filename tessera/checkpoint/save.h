@@ -27,8 +27,7 @@ struct Team {
 struct SaveOptions {
   Retention retention;
   std::shared_ptr<FileSystem> files = local_files();
-  // Told what went wrong after the checkpoint was published (an old one that cannot be removed).
-  std::function<void(const std::string&)> warn;
+  Warn warn;  // also told of an old checkpoint that cannot be removed
   Charge charge = {};
   // What the file system could not do (a full disk, say) is tried again so often, all ranks
   // together, after pauses of retry_seconds, twice that … up to a minute; warn is told.

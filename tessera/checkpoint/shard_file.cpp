@@ -18,10 +18,12 @@ ShardFileTable write_shard_file(FileSystem& files, const std::string& folder, in
   std::vector<Outgoing> outgoing;
   for (ShardFileTensor& tensor : tensors) {
     StoredTensor entry;
-    entry.name = tensor.state + "/" + tensor.param;
-    // Several shards of one state are several tensors.
-    const int times = used[entry.name]++;
-    if (times > 0) entry.name += str("#", times);
+    // Several shards of one state are several tensors; a parameter may have such a name itself.
+    const std::string name = tensor.state + "/" + tensor.param;
+    entry.name = name;
+    for (int& times = used[name]; stored.contains(entry.name);) {
+      entry.name = str(name, "#", ++times);
+    }
     entry.param = tensor.param;
     entry.state = tensor.state;
     entry.dtype = tensor.dtype;

@@ -34,8 +34,9 @@ void keep_companions(const std::string& from, const std::string& dir) {
   const auto files = checkpoint::local_files();
   files->make_folder(dir);
   const std::string draft = str(dir, "/.tmp-", kCompanionsName),
-                    place = str(dir, "/", kCompanionsName);
-  checkpoint::remove_tree(*files, draft);
+                    place = str(dir, "/", kCompanionsName),
+                    away = str(dir, "/.old-", kCompanionsName);
+  for (const std::string& left : {draft, away}) checkpoint::remove_tree(*files, left);
   files->make_folder(draft);
   std::vector<std::string> names = companion_names();
   names.push_back(kConfigName);
@@ -45,13 +46,9 @@ void keep_companions(const std::string& from, const std::string& dir) {
                            checkpoint::read_text(*files, file_in(from, name), kMostCompanionBytes));
   }
   files->sync_folder(draft);
-  if (files->exists(place)) {
-    files->exchange(draft, place);
-    checkpoint::remove_tree(*files, draft);
-  } else {
-    files->rename(draft, place);
-  }
+  const std::string old = checkpoint::put_in_place(*files, draft, place, away);
   files->sync_folder(dir);
+  if (!old.empty()) checkpoint::remove_tree(*files, old);
 }
 
 std::string companions_of(const std::string& checkpoint_folder) {

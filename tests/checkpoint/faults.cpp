@@ -108,12 +108,14 @@ void FaultyFiles::rename(const std::string& from, const std::string& to) {
   exchanged_ = false;
 }
 
-void FaultyFiles::exchange(const std::string& a, const std::string& b) {
+bool FaultyFiles::exchange(const std::string& a, const std::string& b) {
   const std::lock_guard lock(mutex_);
+  if (!fault_.exchanges) return false;
   operation("exchange " + a);
-  real_->exchange(a, b);
+  if (!real_->exchange(a, b)) return false;
   unsynced_renames_.emplace_back(a, b);
   exchanged_ = true;
+  return true;
 }
 
 void FaultyFiles::remove(const std::string& path) {

@@ -23,6 +23,7 @@ struct Fault {
   // What the machine forgets when it dies, of what was not synced.
   bool lose_contents = false;  // of files: half of them
   bool lose_entries = false;   // files of folders, and renames
+  bool exchanges = true;       // two names may change places at once
 };
 
 class FaultyFiles : public FileSystem, public std::enable_shared_from_this<FaultyFiles> {
@@ -36,7 +37,7 @@ class FaultyFiles : public FileSystem, public std::enable_shared_from_this<Fault
   void make_folder(const std::string& path) override;
   void sync_folder(const std::string& path) override;
   void rename(const std::string& from, const std::string& to) override;
-  void exchange(const std::string& a, const std::string& b) override;
+  bool exchange(const std::string& a, const std::string& b) override;
   void remove(const std::string& path) override;
   std::vector<std::string> list(const std::string& folder) override { return real_->list(folder); }
   bool exists(const std::string& path) override { return real_->exists(path); }

@@ -127,6 +127,79 @@ TEST(Faults, EveryOperationFails) {
   }
 }
 
+// As on most network file systems. Only a machine that dies between two renames lacks the step.
+TEST(Faults, AStepIsSavedAgainWhereNamesCannotBeExchanged) {
+  for (const Fault::Kind kind : {Fault::Kind::error, Fault::Kind::crash}) {
+    bool struck = true;
+    for (int at = 1; struck; ++at) {
+      SCOPED_TRACE(str(kind == Fault::Kind::crash ? "dies" : "fails", " at operation ", at));
+      const TempFolder dir;
+      for (const int step : {1, 2}) {
+        save_model(model_of_seed(static_cast<std::uint64_t>(step)), dir.path(), step, "dp=2", true);
+      }
+      const auto files = std::make_shared<FaultyFiles>(
+          Fault{kind, at, /*lose_contents=*/false, /*lose_entries=*/at % 2 == 0, false});
+      const auto errors = try_save(model_of_seed(3), dir.path(), 2, files);
+      struck = files->struck();
+      const Latest latest = find_latest(dir.path(), true);
+      ASSERT_NE(latest.folder, "");
+      EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0];
+      Checkpoint checkpoint(latest.folder);
+      const auto is = [&](std::uint64_t seed) {
+        return load_and_compare(model_of_seed(seed), checkpoint, "dp=2", true).empty();
+      };
+      EXPECT_EQ(checkpoint.about().step, is(1) ? 1 : 2);
+      EXPECT_EQ(is(1) + is(2) + is(3), 1);
+      EXPECT_TRUE(!is(1) || kind == Fault::Kind::crash);
+      EXPECT_TRUE(!errors[0].empty() || is(3));
+      save_model(model_of_seed(4), dir.path(), 3, "dp=1", true);
+      EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+    }
+  }
+}
+
+// On a network file system a file that somebody has open cannot be removed.
+TEST(Faults, WhatCannotBeRemovedKeepsNobodyFromSaving) {
+  class Busy : public FaultyFiles {
+   public:
+    explicit Busy(std::string folder) : FaultyFiles(Fault{}), folder_(std::move(folder)) {}
+    void remove(const std::string& path) override {
+      if (contains(path, folder_)) {
+        throw DataError(str("cannot remove ", path, ": Device or resource busy"));
+      }
+      FaultyFiles::remove(path);
+    }
+
+   private:
+    std::string folder_;
+  };
+  const TempFolder dir;
+  std::vector<std::string> warnings;
+  SaveOptions options;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  const auto save_seed = [&](std::uint64_t seed) {
+    save_model(model_of_seed(seed), dir.path(), 2, "dp=2", true, Copies::counted, options);
+    Checkpoint checkpoint(dir / "step-00000002");
+    EXPECT_EQ(load_and_compare(model_of_seed(seed), checkpoint, "dp=2", true), "");
+  };
+  // What retention has renamed, and could not remove.
+  save_model(model_of_seed(1), dir.path(), 1, "dp=2", true);
+  std::filesystem::rename(dir / "step-00000001", dir / ".old-step-00000001");
+  options.files = std::make_shared<Busy>(".old-step-00000001/");
+  EXPECT_NO_THROW(save_seed(2));
+  // The same step again: it is saved, whatever becomes of the one before.
+  options.files = std::make_shared<Busy>(".tmp-step-00000002/");
+  EXPECT_NO_THROW(save_seed(3));
+  ASSERT_EQ(warnings.size(), 2u);
+  for (const std::string& text : warnings) {
+    EXPECT_TRUE(contains(text, "stays: cannot remove") && contains(text, "busy")) << text;
+  }
+  options.files = local_files();
+  save_seed(4);
+  EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+  EXPECT_EQ(warnings.size(), 2u);
+}
+
 TEST(Faults, OneRankCannotWrite) {
   const TempFolder dir;
   save_model(model_of_seed(1), dir.path(), 1, "dp=3", true);

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -149,7 +152,7 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
     void make_folder(const std::string&) override {}
     void sync_folder(const std::string&) override {}
     void rename(const std::string&, const std::string&) override {}
-    void exchange(const std::string&, const std::string&) override {}
+    bool exchange(const std::string&, const std::string&) override { return false; }
     void remove(const std::string&) override {}
     std::vector<std::string> list(const std::string& path) override { return real->list(path); }
     bool exists(const std::string& path) override { return real->exists(path); }
@@ -205,6 +208,57 @@ TEST(Meshes, ManyShardsOfOneStateAndScatteredMemory) {
         {{"w", "param", DType::f32, {{0, 0, n}}, reinterpret_cast<std::byte*>(back.data())}});
     for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(back[static_cast<std::size_t>(i)], float(i));
   }
+}
+
+// The second shard of "w" is a tensor "param/w#1".
+TEST(Meshes, AParameterMayBeNamedLikeASecondShard) {
+  const TempFolder dir;
+  std::vector<float> values(12);
+  for (int i = 0; i < 12; ++i) values[static_cast<std::size_t>(i)] = float(i);
+  const auto at = [&](std::size_t i) { return reinterpret_cast<std::byte*>(&values[i]); };
+  Description about;
+  about.params = {{"w", {4}, -1, {}}, {"w#1", {4}, -1, {}}, {"w#2", {4}, -1, {}}};
+  for (const bool first : {false, true}) {
+    about.step = first;
+    std::vector<Shard> shards = {{"w", "param", DType::f32, {{0, 0, 2}}, at(0)},
+                                 {"w", "param", DType::f32, {{2, 0, 2}}, at(2)},
+                                 {"w#1", "param", DType::f32, {{0, 0, 4}}, at(4)},
+                                 {"w#2", "param", DType::f32, {{0, 0, 4}}, at(8)}};
+    if (first) std::reverse(shards.begin(), shards.end());
+    save(dir.path(), about, shards);
+    Checkpoint checkpoint(dir / folder_name(about.step));
+    EXPECT_TRUE(checkpoint.verify().empty());
+    std::vector<float> back(12);
+    for (std::size_t i = 0; i < 3; ++i) {
+      checkpoint.load({{about.params[i].name,
+                        "param",
+                        DType::f32,
+                        {{0, 0, 4}},
+                        reinterpret_cast<std::byte*>(&back[4 * i])}});
+    }
+    EXPECT_EQ(back, values);
+  }
+}
+
+TEST(Diff, ANanShowsWhateverElseDiffers) {
+  const TempFolder dir;
+  Description about;
+  about.params = {{"w", {3}, -1, {}}};
+  std::vector<float> values = {1, 2, 3};
+  const auto save_values = [&] {
+    save(dir.path(), about,
+         {{"w", "param", DType::f32, {{0, 0, 3}}, reinterpret_cast<std::byte*>(values.data())}});
+  };
+  save_values();
+  about.step = 1;
+  values = {1, std::numeric_limits<float>::quiet_NaN(), 7};
+  save_values();
+  Checkpoint a(dir / folder_name(0)), b(dir / folder_name(1));
+  const Difference difference = diff(a, b);
+  ASSERT_EQ(difference.states.size(), 1u);
+  EXPECT_EQ(difference.states[0].elements, 2);
+  EXPECT_EQ(difference.states[0].first, 1);
+  EXPECT_TRUE(std::isnan(difference.states[0].largest));
 }
 
 TEST(Meshes, TypesAreConvertedWhereThatIsExact) {
