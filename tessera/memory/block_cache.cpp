@@ -56,7 +56,6 @@ void* BlockCache::take(std::size_t bytes) noexcept {
       return found;
     }
     counts_.misses += 1;
-    counts_.peak = peak;
     const std::int64_t most = std::max(peak / 4 * 5, peak + kAlwaysKept);
     surplus = unlink_down_to(most - counts_.in_use);
   }
@@ -66,9 +65,11 @@ void* BlockCache::take(std::size_t bytes) noexcept {
     release_cached();
     fresh = std::aligned_alloc(kAlignment, block);
   }
+  const std::lock_guard lock(mutex_);
   if (fresh == nullptr) {
-    const std::lock_guard lock(mutex_);
     counts_.in_use -= size;
+  } else {
+    counts_.peak = std::max(counts_.peak, counts_.in_use);  // what was refused never was in use
   }
   return fresh;
 }

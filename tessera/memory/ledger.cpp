@@ -42,14 +42,16 @@ Ledger::Ledger(std::string owner, std::int64_t limit, CountedMemory counted)
 }
 
 void Ledger::charge(MemoryCategory category, std::int64_t bytes) {
-  // The total first, and its peak only when the bytes are granted: what was refused never was.
-  const std::int64_t total = total_.now.fetch_add(bytes, kRelaxed) + bytes;
-  if (limit_ > 0 && total > limit_) {
-    total_.now.fetch_sub(bytes, kRelaxed);
-    throw OutOfMemoryError(out_of_memory_message(
-        this, category, bytes, str("which would pass the limit of ", format_bytes(limit_))));
-  }
-  raise_to(total_.peak, total);
+  // Only what is granted is ever in the total: another thread that asks for little meanwhile would
+  // be refused for what this one does not get.
+  std::int64_t before = total_.now.load(kRelaxed);
+  do {
+    if (limit_ > 0 && before + bytes > limit_) {
+      throw OutOfMemoryError(out_of_memory_message(
+          this, category, bytes, str("which would pass the limit of ", format_bytes(limit_))));
+    }
+  } while (!total_.now.compare_exchange_weak(before, before + bytes, kRelaxed));
+  raise_to(total_.peak, before + bytes);
   counter(category).add(bytes);
 }
 

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/sanitized.h"
+
 namespace tessera::memory {
 namespace {
 
@@ -70,6 +72,18 @@ TEST(BlockCache, RefusesWhatCannotBe) {
   EXPECT_EQ(cache.take(~std::size_t{0}), nullptr);
   EXPECT_EQ(cache.take(std::size_t{1} << 60), nullptr);
   EXPECT_EQ(cache.counts().in_use, 0);
+}
+
+// What is kept follows from the most that was in use: a request that the system refused would allow
+// everything from then on.
+TEST(BlockCache, WhatWasRefusedNeverWasInUse) {
+  if (tessera::testing::kSanitized) GTEST_SKIP() << "a sanitizer ends the process instead";
+  BlockCache cache;
+  cache.give(cache.take(1 << 20), 1 << 20);
+  const std::int64_t peak = cache.counts().peak;
+  ASSERT_EQ(cache.take(std::size_t{1} << 51), nullptr);  // more than a process can address
+  EXPECT_EQ(cache.counts().in_use, 0);
+  EXPECT_EQ(cache.counts().peak, peak);
 }
 
 TEST(BlockCache, ThreadsExchangeBlocks) {

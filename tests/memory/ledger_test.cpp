@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -86,6 +87,27 @@ TEST(Ledger, TheLimitRefusesAndChargesNothing) {
   ledger.release(Category::params, 1);
   EXPECT_NO_THROW(ledger.charge(Category::activations, 1));
   EXPECT_THROW(Ledger("x", -1), UsageError);
+}
+
+TEST(Ledger, WhatOneThreadIsRefusedAnotherDoesNotMiss) {
+  Ledger ledger("rank 3", 1000);
+  std::atomic<bool> over{false};
+  std::thread greedy([&] {
+    while (!over.load()) EXPECT_THROW(ledger.charge(Category::params, 1001), OutOfMemoryError);
+  });
+  int refused = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    try {
+      ledger.charge(Category::grads, 1);
+      ledger.release(Category::grads, 1);
+    } catch (const OutOfMemoryError&) {
+      ++refused;
+    }
+  }
+  over.store(true);
+  greedy.join();
+  EXPECT_EQ(refused, 0);
+  EXPECT_EQ(ledger.counts().total.now, 0);
 }
 
 TEST(Ledger, WhatIsNotedCountsBeyondTheLimitToo) {
