@@ -103,7 +103,8 @@ class Windows final : public Source {
  private:
   void check_length() const {
     const auto have = static_cast<std::int64_t>(tokens_);
-    const bool rows = !options_.packed || options_.tail;  // that may be padded
+    // Rows that may be padded; windows at random places are whole.
+    const bool rows = options_.order != Order::random && (!options_.packed || options_.tail);
     const std::int64_t least = rows ? 2 : options_.seq + 1;
     if (have >= least) return;
     const char* const unit = vocab() == kBytesVocab ? "byte" : "token";

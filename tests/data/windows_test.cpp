@@ -174,6 +174,12 @@ TEST(Windows, WhatIsTooShortIsToldWithTheLengths) {
                        "or --seq 9 or less"));
   EXPECT_THROW(windows(counting_tokens({}), options(1)), DataError);
   EXPECT_THROW(windows(counting_tokens({1}), options(1)), DataError);
+  // A tail may be padded, but not a window at a random place.
+  WindowOptions random = options(10, Order::random);
+  random.tail = true;
+  EXPECT_THROW(windows(counting_tokens({5, 5}), random), DataError);
+  const auto source = windows(counting_tokens({5, 6}), random);
+  EXPECT_EQ(sample_of(*source, 7), sample_of(*windows(counting_tokens({11}), options(10)), 0));
 }
 
 TEST(Windows, AnswersAreShownAsTextOrNumbers) {
