@@ -149,7 +149,7 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   proj2_ = register_module("proj2", RowParallelLinear(axis, linear));
 }
 
-at::Tensor BlockImpl::attend(const at::Tensor& qkv, const nn::Pass* pass) const {
+at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) const {
   nn::AttentionOptions options;
   options.window = window_;
   if (pass != nullptr) {
@@ -159,9 +159,10 @@ at::Tensor BlockImpl::attend(const at::Tensor& qkv, const nn::Pass* pass) const 
     options.dropout = nn::attention_dropout_of(pass, name_ + ".attention");
     options.first_head = axis_.rank() * heads_;
   }
-  const at::Tensor turned =
-      rates_.empty() ? qkv : nn::rotary(qkv, heads_ + kv_heads_, head_dim_, rates_);
-  return nn::attention(turned, heads_, kv_heads_, options);
+  if (!rates_.empty()) {
+    qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rates_);
+  }
+  return nn::attention(qkv, heads_, kv_heads_, options);
 }
 
 at::Tensor BlockImpl::activate(const at::Tensor& x) const {
@@ -177,8 +178,8 @@ at::Tensor BlockImpl::activate(const at::Tensor& x) const {
 at::Tensor BlockImpl::forward_fused(const at::Tensor& in, const nn::Pass* pass) {
   const nn::NormWeights first{norm1_->weight, norm1_->bias, norm_eps_};
   const nn::NormWeights second{norm2_->weight, norm2_->bias, norm_eps_};
-  const auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
-  const at::Tensor mixed = attend(qkv, pass);
+  auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
+  const at::Tensor mixed = attend(std::move(qkv), pass);
   const at::Tensor middle = nn::linear_add(mixed, proj_->weight, proj_->bias, x);
   // GELU adds its bias itself.
   const bool gelu = !swiglu_ && activation_ == Activation::gelu_tanh;

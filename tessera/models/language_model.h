@@ -75,7 +75,7 @@ class BlockImpl : public torch::nn::Module {
 
  private:
   at::Tensor forward_fused(const at::Tensor& x, const nn::Pass* pass);
-  at::Tensor attend(const at::Tensor& qkv, const nn::Pass* pass) const;
+  at::Tensor attend(at::Tensor qkv, const nn::Pass* pass) const;
   at::Tensor activate(const at::Tensor& x) const;  // of an MLP without gate
 
   tensor_parallel::Axis axis_;

@@ -20,6 +20,7 @@
 #include "tessera/nn/ops_attention.h"
 #include "tessera/nn/ops_support.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -288,6 +289,7 @@ struct GpuAttention : public torch::autograd::Function<GpuAttention> {
     return results[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("attention");
     const auto saved = ctx->get_saved_variables();
     const auto kernel = static_cast<AttentionKernel>(ctx->saved_data["kernel"].toInt());
     const auto how = kept_options(*ctx);

@@ -9,6 +9,7 @@
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops_support.h"
 #include "tessera/nn/recorder.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn::gpu {
 namespace {
@@ -34,6 +35,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                    with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("linear");
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &b = saved[2];
     const at::Tensor dy = as_rows(grads[0]);
@@ -109,6 +111,7 @@ struct ActFunction : torch::autograd::Function<ActFunction> {
     return a.forward().view(with_last(x, a.cols()));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("an activation function");
     const tensor_list saved = ctx->get_saved_variables();
     const Activation a{static_cast<Act>(ctx->saved_data["act"].toInt()), saved[0], saved[1]};
     const ParamGradient dbias(a.bias);
@@ -133,6 +136,7 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
                    residual ? as_rows(*residual) : at::Tensor(), with_last(x, w.size(0)));
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("an activation function and a linear");
     const tensor_list saved = ctx->get_saved_variables();
     const Activation a{static_cast<Act>(ctx->saved_data["act"].toInt()), saved[0], saved[1]};
     const at::Tensor &w = saved[2], &b = saved[3];
@@ -186,6 +190,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("rotary");
     // A gradient that nobody else has may be turned where it is.
     const bool own = grads[0].is_contiguous() && grads[0].use_count() == 1 &&
                      grads[0].storage().use_count() == 1;
@@ -221,12 +226,13 @@ at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Ten
                           if_any(residual));
 }
 
-at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
+at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                   const std::vector<double>& rates) {
-  // In place where that is nobody's business: what a linear has just made, and no selective segment
-  // keeps.
-  const bool in_place = qkv.is_contiguous() && !qkv.is_leaf() && !qkv.is_view() &&
-                        at::GradMode::is_enabled() && Recorder::current() == nullptr;
+  // In place where that is nobody's business: what a linear has just made and only we have, and no
+  // selective segment keeps.
+  const bool in_place = qkv.use_count() == 1 && qkv.is_contiguous() && !qkv.is_leaf() &&
+                        !qkv.is_view() && at::GradMode::is_enabled() &&
+                        Recorder::current() == nullptr;
   return RotaryFunction::apply(qkv, heads, dim, rates, in_place);
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops_support.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn::gpu {
 namespace {
@@ -66,6 +67,7 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
     return losses.sum(at::kDouble).to(at::kFloat);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("linear_cross_entropy");
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor &dh = saved[0], &dw = saved[1], &w = saved[2], &factor = grads[0];
     at::Tensor dx, weight;

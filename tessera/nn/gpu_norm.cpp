@@ -8,6 +8,7 @@
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops_support.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn::gpu {
 namespace {
@@ -120,6 +121,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     return {y, sum};
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("a norm");
     const bool residual = grads.size() == 2;
     const at::Tensor past = residual ? grads[1] : at::Tensor();
     NormGradients g;
@@ -149,6 +151,7 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
             x.variable_data()};
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("norm_linear");
     const at::Tensor past = grads[1];
     if (!grads[0].defined()) {
       return {past, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};

@@ -16,6 +16,7 @@
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops_support.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -33,6 +34,7 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
     if (want_w) result.dw = at::mm(dy.t(), x);
     return result;
   }
+  refuse_second_derivatives("a product of bf16 in fp32");
   const at::Tensor wide = to_fp32(dy);
   if (want_x) result.dx = to_bf16(at::mm(wide, to_fp32(w)));
   if (want_w) result.dw = to_bf16(at::mm(wide.t(), to_fp32(x)));
@@ -122,10 +124,11 @@ struct Gelu : public torch::autograd::Function<Gelu> {
     const at::Tensor rows = as_rows(x);
     ctx->save_for_backward({rows, b.value_or(at::Tensor())});
     at::Tensor y = at::empty(x.sizes(), x.options());
-    gelu_forward_rows(rows, b ? b->to(at::kFloat) : at::Tensor(), as_rows(y));
+    gelu_forward_rows(rows, b ? b->to(at::kFloat).contiguous() : at::Tensor(), as_rows(y));
     return y;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("gelu");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &b = saved[1];
     const at::Tensor dy = as_rows(grads[0]);
@@ -133,7 +136,7 @@ struct Gelu : public torch::autograd::Function<Gelu> {
       return {gelu_backward_rows(x, {}, dy, nullptr).view(grads[0].sizes()), at::Tensor()};
     }
     at::Tensor db;
-    const at::Tensor dx = gelu_backward_rows(x, b.to(at::kFloat), dy, &db);
+    const at::Tensor dx = gelu_backward_rows(x, b.to(at::kFloat).contiguous(), dy, &db);
     return {dx.view(grads[0].sizes()), db.to(b.scalar_type())};
   }
 };

@@ -15,6 +15,7 @@
 #include "tessera/nn/ops_attention.h"
 #include "tessera/nn/ops_support.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -35,6 +36,7 @@ struct Attention : public torch::autograd::Function<Attention> {
     return results[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("attention");
     const auto saved = ctx->get_saved_variables();
     const auto how = kept_options(*ctx);
     return {attention_backward(saved[0], ctx->saved_data["heads"].toInt(), grads[0].contiguous(),

@@ -10,6 +10,7 @@
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -64,6 +65,7 @@ struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("dropout");
     const auto kept =
         c10::static_intrusive_pointer_cast<KeptDropout>(ctx->saved_data["how"].toCapsule());
     at::Tensor dx = grads[0].clone(at::MemoryFormat::Contiguous);

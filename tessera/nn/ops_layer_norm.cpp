@@ -8,6 +8,7 @@
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -85,6 +86,7 @@ struct LayerNorm : public torch::autograd::Function<LayerNorm> {
     return f.y.view(x.sizes());
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("layer_norm");
     const Backward g = backward_rows(ctx->get_saved_variables(), as_rows(grads[0]), at::Tensor());
     return {g.dx.view(grads[0].sizes()), g.dw, g.db.to(ctx->saved_data["bias"].toScalarType()),
             at::Tensor()};
@@ -102,6 +104,7 @@ struct AddLayerNorm : public torch::autograd::Function<AddLayerNorm> {
     return {f.y.view(x.sizes()), sum};
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("add_layer_norm");
     tensor_list saved = ctx->get_saved_variables();
     at::Tensor d;  // of x and of r
     Backward g;

@@ -5,11 +5,14 @@
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+
 #include "tessera/core/errors.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -17,18 +20,24 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
+// fp32, or fp64 where x is.
+at::ScalarType computed_in(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 struct RmsNorm : public torch::autograd::Function<RmsNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             double eps) {
-    const at::Tensor wide = x.to(at::kFloat);
+    const at::Tensor wide = x.to(computed_in(x));
     const at::Tensor rstd = wide.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();
     ctx->save_for_backward({x, w, rstd});
     return (wide * rstd).mul_(w).to(x.scalar_type());
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("rms_norm");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &rstd = saved[2];
-    const at::Tensor unit = x.to(at::kFloat) * rstd, dy = grads[0].to(at::kFloat);
+    const at::Tensor unit = x.to(computed_in(x)) * rstd, dy = grads[0].to(computed_in(x));
     const at::Tensor dunit = dy * w;
     const at::Tensor along = (dunit * unit).mean(-1, /*keepdim=*/true);
     at::Tensor dw = (dy * unit).reshape({-1, x.size(-1)}).sum(0).to(w.scalar_type());
@@ -43,9 +52,10 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
     return at::silu(parts[0]).mul_(parts[1]);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("swiglu");
     const at::Tensor x = ctx->get_saved_variables()[0];
     const auto parts = x.chunk(2, -1);
-    const at::Tensor gate = parts[0].to(at::kFloat), dy = grads[0].to(at::kFloat);
+    const at::Tensor gate = parts[0].to(computed_in(x)), dy = grads[0].to(computed_in(x));
     const at::Tensor s = gate.sigmoid();
     at::Tensor dx = at::empty(x.sizes(), x.options());
     const auto out = dx.chunk(2, -1);
@@ -106,11 +116,11 @@ at::Tensor swiglu(const at::Tensor& x) {
   return gpu::takes(x) ? gpu::swiglu(x) : SwiGlu::apply(x);
 }
 
-at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim, double base) {
-  return rotary(qkv, heads, dim, rotary_rates(dim, base));
+at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim, double base) {
+  return rotary(std::move(qkv), heads, dim, rotary_rates(dim, base));
 }
 
-at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
+at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                   const std::vector<double>& rates) {
   if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2) ||
       static_cast<std::int64_t>(rates.size()) != dim / 2) {
@@ -119,8 +129,8 @@ at::Tensor rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
                          " rates; wanted [batch, tokens, at least heads · an even width], and a "
                          "rate for each pair"));
   }
-  return gpu::takes(qkv) ? gpu::rotary(qkv, heads, dim, rates)
-                         : Rotary::apply(qkv, heads, dim, rates);
+  if (gpu::takes(qkv)) return gpu::rotary(std::move(qkv), heads, dim, rates);
+  return Rotary::apply(qkv, heads, dim, rates);
 }
 
 }  // namespace tessera::nn

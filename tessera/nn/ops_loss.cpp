@@ -12,6 +12,7 @@
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -72,6 +73,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     return loss;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    refuse_second_derivatives("linear_cross_entropy");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &weight = saved[1], &dlogits = saved[2];
     const at::Tensor& factor = grads[0];

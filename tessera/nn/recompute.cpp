@@ -14,6 +14,7 @@
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/pass.h"
 #include "tessera/nn/recorder.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -74,13 +75,28 @@ struct Segment : torch::CustomClassHolder {
   }
 };
 
+// By which changes in place show.
+std::vector<std::int64_t> versions_of(at::TensorList tensors) {
+  std::vector<std::int64_t> versions;
+  for (const at::Tensor& tensor : tensors) {
+    versions.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
+  }
+  return versions;
+}
+
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 c10::intrusive_ptr<Segment> segment,
                                                 const at::Tensor& /*wants_grad*/,
                                                 at::TensorList inputs) {
     segment->random.emplace(inputs);
+    const std::vector<std::int64_t> before = versions_of(inputs);
     std::vector<at::Tensor> outputs = segment->run(inputs.vec());
+    if (versions_of(inputs) != before) {
+      throw UsageError(
+          "a recomputed segment changed one of its inputs in place; backward runs it again, on "
+          "what the first run left. Change a copy (x.clone()), or leave it out of recomputation");
+    }
     context->save_for_backward(inputs.vec());
     context->saved_data["segment"] = c10::IValue::make_capsule(segment);
     context->set_materialize_grads(false);
@@ -89,6 +105,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
+    refuse_second_derivatives("a recomputed segment");
     auto capsule = context->saved_data["segment"].toCapsule();
     auto* segment = static_cast<Segment*>(capsule.get());
     if (!segment->random) {

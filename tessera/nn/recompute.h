@@ -22,8 +22,8 @@ using tessera::Recompute;
 using TensorFunction = std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)>;
 
 // Runs f now without keeping what it computes, and again in backward, with the random numbers of
-// the first time. f must compute the same both times. `segment` is what recomputing_segment() says
-// meanwhile.
+// the first time. f must compute the same both times, and leave its inputs as they are (UsageError
+// otherwise). `segment` is what recomputing_segment() says meanwhile.
 std::vector<at::Tensor> recompute_tensors(Recompute mode, TensorFunction f,
                                           std::vector<at::Tensor> inputs,
                                           const void* segment = nullptr);

@@ -9,6 +9,7 @@
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/nn/second_derivatives.h"
 #include "tessera/tensor_parallel/layers.h"
 
 namespace tessera::tensor_parallel {
@@ -115,6 +116,7 @@ struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    nn::refuse_second_derivatives("adapted_linear");
     auto capsule = ctx->saved_data["where"].toCapsule();
     const Placement& where = *static_cast<Placement*>(capsule.get());
     const tensor_list saved = ctx->get_saved_variables();

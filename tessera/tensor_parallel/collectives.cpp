@@ -10,6 +10,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -111,6 +112,7 @@ struct CopyTo : torch::autograd::Function<CopyTo> {
     return same;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    nn::refuse_second_derivatives("copy_to");
     const Where& w = where(ctx);
     tensor_list result(2);  // for the group and the label
     if (grads.size() == 1) {
@@ -141,6 +143,7 @@ struct GatherSequence : torch::autograd::Function<GatherSequence> {
                                  [&] { return tensor_list{all_gather(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    nn::refuse_second_derivatives("gather_sequence");
     const Where& w = where(ctx);
     return {at::Tensor(), at::Tensor(), reduce_scatter(w.group, grads[0], w.backward())};
   }
@@ -154,6 +157,7 @@ struct ReduceScatterSequence : torch::autograd::Function<ReduceScatterSequence> 
                                  [&] { return tensor_list{reduce_scatter(group, x, label)}; })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    nn::refuse_second_derivatives("reduce_scatter_sequence");
     const Where& w = where(ctx);
     return {at::Tensor(), at::Tensor(), all_gather(w.group, grads[0], w.backward())};
   }
@@ -185,7 +189,8 @@ struct AddOnce : torch::autograd::Function<AddOnce> {
   static at::Tensor forward(AutogradContext* ctx, bool here, const at::Tensor& x,
                             const at::Tensor& b) {
     ctx->saved_data["sizes"] = b.sizes().vec();
-    return here ? x + b : x.detach();
+    // In the type of x, as on the ranks that do not add it: what is summed has one type.
+    return here ? x + b.to(x.scalar_type()) : x.detach();
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
@@ -264,7 +269,7 @@ at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const s
 }
 
 at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Tensor& b) {
-  return group.size() == 1 ? x + b : AddOnce::apply(group.rank() == 0, x, b);
+  return group.size() == 1 ? x + b.to(x.scalar_type()) : AddOnce::apply(group.rank() == 0, x, b);
 }
 
 at::Tensor copy_to_region(const Axis& axis, const at::Tensor& x, const std::string& label) {

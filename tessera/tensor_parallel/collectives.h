@@ -47,7 +47,8 @@ at::Tensor reduce_scatter_sequence(const comm::Group& group, const at::Tensor& x
 at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
 // Forward: x + b on the first rank, x on the others, so that a sum over the ranks has b once.
-// Backward: as if b had been added everywhere. b may be smaller than x (broadcast).
+// Backward: as if b had been added everywhere. b may be smaller than x (broadcast), and of another
+// type, which the result does not take.
 at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Tensor& b);
 
 // The ranks that share a model's matrices, whether they also share the sequence between them, and

@@ -187,7 +187,7 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::
   const bool padded = weight.size(0) * axis_.size() > spec_.shape[0];
   const auto whole = [&] {
     const at::Tensor rows = at::embedding(weight, ids);
-    return added.defined() ? rows + added : rows;
+    return added.defined() ? rows + added.to(rows.scalar_type()) : rows;
   };
   if (axis_.size() == 1 && !padded) return whole();
   // An id of no rank, or of padding, would make zeros without a word. On a device the host does not

@@ -11,6 +11,7 @@
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/nn/second_derivatives.h"
 #include "tessera/tensor_parallel/layers.h"
 #include "tessera/tensor_parallel/overlap.h"
 
@@ -49,6 +50,7 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
     return gathered.product.view(sizes);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    nn::refuse_second_derivatives("column_parallel_linear");
     const Cut& cut = cut_of(ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], dy = matrix(grads[0]);
@@ -90,6 +92,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     })[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    nn::refuse_second_derivatives("row_parallel_linear");
     const Cut& cut = cut_of(ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1];
@@ -142,6 +145,7 @@ struct SumShared : torch::autograd::Function<SumShared> {
   }
   // Each rank puts its part in its place among zeros, and takes the sum from there.
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    nn::refuse_second_derivatives("sum_shared");
     const Cut& cut = cut_of(ctx);
     const int t = cut.axis.rank(), tp = cut.axis.size();
     tensor_list places, flat;

@@ -14,6 +14,7 @@
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
+#include "tessera/nn/second_derivatives.h"
 #include "tessera/tensor_parallel/layers.h"
 #include "tessera/tensor_parallel/overlap.h"
 
@@ -85,6 +86,7 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
     return loss;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    nn::refuse_second_derivatives("vocab_parallel_cross_entropy");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &w = saved[1], &dy = saved[2];
     // The incoming factor is applied to the small side of each product.

@@ -16,6 +16,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/nn/second_derivatives.h"
 
 namespace tessera::zero {
 namespace {
@@ -104,6 +105,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    nn::refuse_second_derivatives("SyncBatchNorm");
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &inverse = saved[3];
     const auto& group = static_cast<NormGroup*>(ctx->saved_data["group"].toCapsule().get())->group;

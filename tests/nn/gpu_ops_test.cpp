@@ -169,13 +169,14 @@ TEST(GpuOps, ActivationFunctionsAndWhatFollowsThem) {
   }
 }
 
-// x is no leaf, so that it may be turned where it is; and it is used twice.
+// x is no leaf, so that it may be turned where it is, if it is given away.
 TEST(GpuOps, Rotary) {
   NEEDS_GPU();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const auto f = [](const at::Tensor& leaf) {
       const at::Tensor x = leaf * 2;
-      return nn::rotary(x, 3, 16, 1e4);
+      // The first is what it was when the second is added to it.
+      return x + nn::rotary(x, 3, 16, 1e4) + nn::rotary(leaf * 3, 3, 16, 1e4);
     };
     at::manual_seed(3);
     const at::Tensor start = at::randn({2, 9, 80}).to(type);

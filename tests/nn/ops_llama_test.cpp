@@ -47,6 +47,9 @@ TEST(LlamaOps, RmsNorm) {
       return in[0] / (in[0].square().mean(-1, true) + 1e-5).sqrt() * in[1];
     };
     compare(ours, wanted, {torch::randn({3, 5, width}), torch::randn({width})}, "rms");
+    compare(ours, wanted,
+            {torch::randn({3, width}).to(torch::kDouble), torch::randn({width}).to(torch::kDouble)},
+            "rms fp64", 1e-12);
     compare(
         ours, wanted,
         {torch::randn({2, width}).to(torch::kBFloat16), torch::randn({width}).to(torch::kBFloat16)},
@@ -62,6 +65,7 @@ TEST(LlamaOps, SwiGlu) {
       return parts[0] * parts[0].sigmoid() * parts[1];
     };
     compare(ours, wanted, {torch::randn({3, 4, 2 * width})}, "swiglu");
+    compare(ours, wanted, {torch::randn({3, 2 * width}).to(torch::kDouble)}, "fp64", 1e-12);
     compare(ours, wanted, {torch::randn({9, 2 * width}).to(torch::kBFloat16)}, "bf16", 2e-2);
   }
   EXPECT_THROW(swiglu(torch::zeros({2, 3})), UsageError);

@@ -1,6 +1,7 @@
 #include "tessera/nn/ops.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -233,6 +234,48 @@ TEST(Ops, TheLossCanBeWeighted) {
   (linear_cross_entropy(hidden, weight, targets) / 6).backward();
   expect_close(hidden.grad() * 6, dh, 1e-6, "dh");
   expect_close(weight.grad() * 6, dw, 1e-6, "dw");
+}
+
+TEST(Ops, GeluTakesABiasThatLiesApart) {
+  const at::Tensor x = torch::linspace(-2, 2, 24).view({4, 6});
+  const at::Tensor apart = torch::linspace(-1, 1, 18).view({6, 3}).select(1, 1);
+  Tensors results;
+  for (const bool together : {true, false}) {
+    const at::Tensor b = (together ? apart.clone() : apart).detach().requires_grad_();
+    EXPECT_EQ(b.is_contiguous(), together);
+    const at::Tensor y = nn::gelu(x, b);
+    y.sum().backward();
+    results.push_back(y.detach());
+    results.push_back(b.grad());
+  }
+  EXPECT_TRUE(at::equal(results[0], results[2]));
+  EXPECT_TRUE(at::equal(results[1], results[3]));
+}
+
+// Autograd would take what kernels compute for constants: better an error than half a derivative.
+TEST(Ops, SecondDerivativesAreRefused) {
+  torch::manual_seed(8);
+  const at::Tensor x = torch::randn({2, 3, 12}).requires_grad_();
+  const at::Tensor w = torch::ones({12}), b = torch::zeros({12});
+  const at::Tensor targets = torch::zeros({2, 3}, at::kLong);
+  const Dropout drops{.rate = 0.5, .seed = 1};
+  const std::vector<std::pair<const char*, std::function<at::Tensor()>>> all = {
+      {"gelu", [&] { return nn::gelu(x); }},
+      {"layer_norm", [&] { return layer_norm(x, w, b); }},
+      {"add_layer_norm", [&] { return add_layer_norm(x, x.detach(), w, b).first; }},
+      {"rms_norm", [&] { return rms_norm(x, w); }},
+      {"swiglu", [&] { return swiglu(x); }},
+      {"attention", [&] { return attention(x, 2); }},
+      {"dropout", [&] { return dropout(x, drops); }},
+      {"linear_cross_entropy", [&] {
+         return linear_cross_entropy(x, torch::ones({5, 12}), targets);
+       }}};
+  for (const auto& [what, f] : all) {
+    const at::Tensor y = f().pow(3).sum();
+    EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true), UsageError)
+        << what;
+    EXPECT_NO_THROW(torch::autograd::grad({y}, {x}, {}, true)) << what;
+  }
 }
 
 // All operations in one segment: the same bits with and without recomputation.

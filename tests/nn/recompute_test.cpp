@@ -3,6 +3,7 @@
 #include "tessera/nn/recompute.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -143,6 +144,28 @@ TEST(Checkpoint, RefusesResultsChangedInPlaceOutside) {
       Recompute::selective, [&](at::Tensor in) { return at::matmul(in, w); }, x);
   y.detach().mul_(2);
   EXPECT_THROW(y.sum().backward(), UsageError);
+}
+
+// The second run would begin with what the first one left.
+TEST(Checkpoint, RefusesASegmentThatChangesItsInput) {
+  const at::Tensor w = torch::ones({2}).requires_grad_();
+  const auto changes = [&](at::Tensor in) { return in.mul_(2) * w; };
+  const auto copies = [&](at::Tensor in) { return (in + 0).mul_(2) * w; };
+  for (const auto mode : {Recompute::selective, Recompute::full}) {
+    for (const bool wants_grad : {true, false}) {
+      const at::Tensor x = torch::ones({2}).requires_grad_(wants_grad);
+      const at::Tensor in = wants_grad ? x + 0 : x;
+      EXPECT_THROW(recompute(mode, changes, in), UsageError) << name(mode);
+      EXPECT_NO_THROW(recompute(mode, copies, in).sum().backward()) << name(mode);
+    }
+  }
+}
+
+TEST(Checkpoint, RefusesSecondDerivatives) {
+  const at::Tensor x = torch::ones({2}).requires_grad_();
+  const at::Tensor y = recompute(
+      Recompute::full, [](at::Tensor in) { return in * in * in; }, x);
+  EXPECT_THROW(torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true), UsageError);
 }
 
 TEST(Checkpoint, TellsHowDeepItIs) {

@@ -2,6 +2,8 @@
 
 #include "tessera/tensor_parallel/collectives.h"
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include "tessera/core/errors.h"
 #include "tests/tensor_parallel/ranks.h"
 
@@ -144,6 +146,31 @@ TEST(Functions, AddOnceIsInTheSumOnce) {
       expect_close(b.grad(), dy.sum(0), "db");
     });
   }
+}
+
+// A bias that is kept in fp32 beside activations in bf16.
+TEST(Functions, AddOnceKeepsTheTypeOfWhatIsSummed) {
+  for (const int tp : {1, 2}) {
+    test::over(tp, [&](const comm::Group& group) {
+      const at::Tensor x = torch::ones({2, 3}).to(torch::kBFloat16).requires_grad_();
+      const at::Tensor b = torch::full({3}, 2.0f).requires_grad_();
+      const at::Tensor once = add_once(group, x, b);
+      EXPECT_EQ(once.scalar_type(), torch::kBFloat16);
+      const at::Tensor y = reduce_from(group, once, "once");
+      EXPECT_TRUE(at::equal(y.detach().to(torch::kFloat), torch::full({2, 3}, tp + 2.0f)));
+      y.sum().backward();
+      EXPECT_TRUE(at::equal(b.grad(), torch::full({3}, 2.0f)));
+    });
+  }
+}
+
+// A second derivative would lack what the other ranks have of it.
+TEST(Functions, RefuseSecondDerivatives) {
+  test::over(2, [](const comm::Group& group) {
+    const at::Tensor x = torch::ones({3}).requires_grad_();
+    const at::Tensor y = copy_to(group, x, "x").pow(3).sum();
+    EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true), UsageError);
+  });
 }
 
 TEST(Functions, RefuseSequencesThatDoNotDivide) {
