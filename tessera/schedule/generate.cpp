@@ -15,7 +15,9 @@ using Order = std::vector<Action>;  // the computation of one rank
 void check_sizes(const char* name, int ranks, int micros, int chunks) {
   if (ranks < 1 || micros < 1 || chunks < 1 || ranks > 65536 || micros > 65536 || chunks > 1024) {
     throw UsageError(str("schedule ", name, " of ", ranks, " ranks, ", micros,
-                         " micro-batches and ", chunks, " chunks: each must be at least 1"));
+                         " micro-batches and ", chunks,
+                         " chunks; wanted 1 to 65536 ranks and "
+                         "micro-batches, and 1 to 1024 chunks"));
   }
 }
 

@@ -30,7 +30,7 @@ struct Rank {
 Schedule zero_bubble_v(int ranks, int micros) {
   if (ranks < 1 || micros < 1 || ranks > 4096 || micros > 65536) {
     throw UsageError(str("schedule zb-v of ", ranks, " ranks and ", micros,
-                         " micro-batches: each must be at least 1"));
+                         " micro-batches; wanted 1 to 4096 ranks, and 1 to 65536 micro-batches"));
   }
   const auto n = static_cast<std::size_t>(ranks), k = static_cast<std::size_t>(micros);
   const std::size_t stage_count = 2 * n;

@@ -5,6 +5,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/schedule/schedule.h"
+#include "tests/text.h"
 
 namespace tessera::schedule {
 namespace {
@@ -106,6 +107,8 @@ TEST(Schedule, BrokenSchedulesAreFound) {
 
 TEST(Schedule, ImpossibleSizesAreRefused) {
   EXPECT_THROW(gpipe(0, 4), UsageError);
+  EXPECT_TRUE(contains(error_of([] { gpipe(2, 70000); }), "wanted 1 to 65536"));
+  EXPECT_TRUE(contains(error_of([] { zero_bubble_v(5000, 2); }), "wanted 1 to 4096"));
   EXPECT_THROW(one_f_one_b(2, 0), UsageError);
   EXPECT_THROW(interleaved(4, 3, 2), UsageError);
   EXPECT_THROW(make("1f2b", 2, 2), UsageError);
