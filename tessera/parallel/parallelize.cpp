@@ -35,6 +35,7 @@ struct ParallelModel::Impl {
     return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0;
   }
   void run_passes(int micro_batches);
+  void check_count(const std::vector<MicroBatch>& batches) const;
   void start_passes(const std::vector<MicroBatch>& batches, std::uint64_t step);
   std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::uint64_t step) const;
   zero::PendingStep step_now(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
@@ -73,6 +74,32 @@ void check_low_rank(const ParallelOptions& options, const Axes& axes,
     }
   }
 }
+
+// While it lives, layers run as in evaluation: a dropout of torch's drops nothing, its batch norm
+// learns nothing. Then each of their modules is as it was.
+class Evaluating {
+ public:
+  explicit Evaluating(const std::vector<std::shared_ptr<ModelChunkImpl>>& chunks) {
+    // Outer ones first: train() reaches into those that follow.
+    for (const auto& chunk : chunks) were_.emplace_back(chunk, chunk->is_training());
+    for (const auto& chunk : chunks) {
+      for (std::size_t i = 0; i < chunk->size(); ++i) {
+        for (const auto& module : chunk->layer(i).modules()) {
+          were_.emplace_back(module, module->is_training());
+        }
+      }
+    }
+    for (const auto& chunk : chunks) chunk->eval();
+  }
+  ~Evaluating() {
+    for (const auto& [module, was] : were_) module->train(was);
+  }
+  Evaluating(const Evaluating&) = delete;
+  Evaluating& operator=(const Evaluating&) = delete;
+
+ private:
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> were_;
+};
 
 }  // namespace
 
@@ -154,6 +181,7 @@ zero::ModelAxes ParallelModel::Impl::model_axes() {
   };
   if (pipelined()) {
     axes.model_chunk = [](const std::string& raw) { return parallel::chunk_of(raw); };
+    axes.model_chunks = cut.schedule().chunks;
   }
   for (const parallel::TieGroup& tie : ties) axes.ties.push_back({tie.param, tie.group});
   return axes;
@@ -238,11 +266,15 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   return pass;
 }
 
+// Before anything begins: whoever is told can go on with the right ones.
+void ParallelModel::Impl::check_count(const std::vector<MicroBatch>& given) const {
+  if (!pipelined() || static_cast<int>(given.size()) == options.micro_batches) return;
+  throw UsageError(str("got ", given.size(), " micro-batches, but the pipeline's schedule is ",
+                       "for ParallelOptions::micro_batches = ", options.micro_batches));
+}
+
 void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std::uint64_t step) {
-  if (pipelined() && static_cast<int>(given.size()) != options.micro_batches) {
-    throw UsageError(str("got ", given.size(), " micro-batches, but the pipeline's schedule is ",
-                         "for ParallelOptions::micro_batches = ", options.micro_batches));
-  }
+  check_count(given);
   struct Forget {
     Impl& impl;
     ~Forget() {
@@ -269,6 +301,7 @@ void ParallelModel::run(const std::vector<MicroBatch>& batches, std::uint64_t st
 
 zero::PendingStep ParallelModel::Impl::step_now(const std::vector<MicroBatch>& given,
                                                 const StepNumbers& numbers) {
+  check_count(given);
   engine->begin({.micro_batches = static_cast<int>(given.size()), .tokens = numbers.tokens});
   start_passes(given, numbers.step);
   return engine->start_step(numbers.lr);
@@ -302,6 +335,7 @@ std::string ParallelModel::graph_problem() const {
 at::Tensor ParallelModel::predict(const at::Tensor& input, const Finish& finish) {
   const at::NoGradGuard no_gradients;
   Impl& impl = *impl_;
+  const Evaluating evaluating(impl.chunks);
   at::Tensor x = input.to(impl.options.device);
   for (int stage = 0; stage < impl.cut.schedule().stage_count(); ++stage) {
     const schedule::Schedule::Home home = impl.cut.schedule().home(stage);

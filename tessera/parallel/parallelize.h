@@ -85,7 +85,8 @@ class ParallelModel {
   // Its forward and backward passes alone; engine().begin() before and engine().step() after it.
   void run(const std::vector<MicroBatch>& batches, std::uint64_t step = 0);
   // What `finish` makes of the last layer and its input, on every rank of the replica, without
-  // gradients. Slow and simple: stage after stage. Collective over the replica.
+  // gradients, with the layers in evaluation mode (Module::eval()) meanwhile. Slow and simple:
+  // stage after stage. Collective over the replica.
   at::Tensor predict(const at::Tensor& input, const Finish& finish);
 
   // For what it alone can: norms, state, times. Steps go through this class.

@@ -78,20 +78,30 @@ zero::InitialSource Start::source() const {
 void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& ties) {
   if (kept_.empty()) return;
   const at::NoGradGuard no_grad;
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
+  std::map<std::string, at::Tensor> kept;  // each once, however many layers here have it
   for (const auto& item : module.named_parameters()) {
     const std::string name = name_of(item.key());
-    if (!kept_.contains(name)) continue;
+    if (kept_.contains(name)) kept.emplace(name, item.value());
+  }
+  const auto share = [](const comm::Group& group, const std::string& name,
+                        const at::Tensor& param) {
+    comm::Call call;
+    call.traffic = comm::Traffic::control;
     call.label = "start " + name;
+    const at::Tensor values = param.contiguous();
+    group.broadcast(values, 0, call).wait();
+    if (!values.is_same(param)) param.copy_(values);
+  };
+  for (const auto& [name, param] : kept) {
     const auto spec = std::find_if(specs_.begin(), specs_.end(),
-                                   [&](const ParamSpec& each) { return each.name == name; });
-    const at::Tensor values = item.value().contiguous();
-    if (spec->tp_dim < 0) mesh_.tp().broadcast(values, 0, call).wait();
-    for (const TieGroup& tie : ties) {
-      if (tie.param == name) tie.group.broadcast(values, 0, call).wait();
+                                   [&name = name](const auto& each) { return each.name == name; });
+    if (spec->tp_dim < 0) share(mesh_.tp(), name, param);
+  }
+  // Stages have their layers in other orders, and all of them these.
+  for (const TieGroup& tie : ties) {
+    if (const auto found = kept.find(tie.param); found != kept.end()) {
+      share(tie.group, tie.param, found->second);
     }
-    if (!values.is_same(item.value())) item.value().copy_(values);
   }
 }
 

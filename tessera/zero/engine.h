@@ -198,7 +198,8 @@ class Engine {
   // Collective: a hash of the bits of all parameters as the model reads them, equal on all ranks.
   std::uint64_t params_hash();
 
-  // All state between two steps, in declaration order.
+  // All state between two steps, in declaration order. What is held is there to be overwritten:
+  // UsageError while a step is under way.
   std::vector<StateShard> state(StateScope scope);
   // Names of the frozen parameters, in the same order.
   std::vector<std::string> frozen_params() const;

@@ -71,6 +71,7 @@ struct ModelAxes {
   // stages of a pipeline), by the name of a parameter, from 0. Buckets do not cross them. Null:
   // one.
   std::function<int(const std::string&)> model_chunk = nullptr;
+  int model_chunks = 1;  // how many at least: some may have no parameters
   // What a parameter of the rank's module is called in the whole model. Null: the same.
   std::function<std::string(const std::string&)> name = nullptr;
 };

@@ -16,7 +16,9 @@ PassState::PassState(std::vector<int> trainable, int model_chunks, ReducePolicy 
 void PassState::begin_step(int micro_batches) {
   if (stepping_) {
     throw UsageError(str("begin() in the middle of a step: ", chunks_.front().done, " of ",
-                         micro_batches_, " micro-batches are done; call step() first"));
+                         micro_batches_,
+                         " micro-batches are done; call step() first, or "
+                         "discard() on all ranks to give it up"));
   }
   stepping_ = true;
   micro_batches_ = micro_batches;

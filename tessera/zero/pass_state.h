@@ -25,7 +25,6 @@ class PassState {
   void begin_step(int micro_batches);
   void end_step();
   bool stepping() const { return stepping_; }
-  int micro_batches() const { return micro_batches_; }
   // Throws unless the optimizer may run: no backward has failed, no deferred pass is open.
   void check_step() const;
 

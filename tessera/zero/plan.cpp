@@ -193,6 +193,7 @@ std::int64_t Plan::grad_bytes() const {
 Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
   Plan plan;
   plan.ranks = ranks;
+  plan.model_chunks = options.axes.model_chunks;
   const std::vector<nn::FoundUnit> found = nn::find_units(model);
   const Owners owners(model, found);
   std::unordered_map<const c10::TensorImpl*, bool> seen;
@@ -235,8 +236,14 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
     param.space = at->second;
     plan.params.push_back(std::move(param));
   }
-  if (plan.params.empty()) {
+  // A part of a model may have none: a pipeline's stage that is the loss, or a function.
+  if (plan.params.empty() && options.axes.group.size() == 1) {
     throw UsageError("the model has no parameters; there is nothing to train");
+  }
+  if (plan.params.empty() && options.axes.group.on_device()) {
+    throw UsageError(
+        "this rank's part of the model has no parameters, and so no device on which it could "
+        "take part in a step on GPUs; wanted a layer with some on each rank (split)");
   }
   add_units(plan, found);
   place(plan);

@@ -60,7 +60,7 @@ class Reducer {
   // Views of what PowerSGD keeps between two steps. Empty: nothing is compressed; `now`: nor has
   // been, in the steps so far.
   std::vector<LowRankGradients::Kept> left_out(bool now) const;
-  // How many of a unit's parameters still wait for theirs in this pass.
+  // Whether all of a parameter's gradient of this pass is there.
   bool arrived(int param) const { return arrived_[static_cast<std::size_t>(param)]; }
 
   Stopwatch& exposed() { return exposed_; }

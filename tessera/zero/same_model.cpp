@@ -26,6 +26,11 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
   };
   for (const Param& param : plan.params) {
     line(param.tensor.requires_grad() ? "parameter" : "frozen parameter", param.name, param.tensor);
+    // Values travel in the order in which they lie in memory.
+    if (!param.tensor.is_contiguous() && param.tensor.is_non_overlapping_and_dense()) {
+      text.back() = ' ';
+      text += tessera::str("with strides ", at::IntArrayRef(param.strides), "\n");
+    }
   }
   for (const auto& buffer : model.named_buffers()) {
     if (buffer.value().defined()) line("buffer", buffer.key(), buffer.value());

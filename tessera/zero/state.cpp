@@ -12,6 +12,11 @@ namespace tessera::zero {
 
 std::vector<StateShard> Engine::state(StateScope scope) {
   Impl& impl = *impl_;
+  if (scope == StateScope::held && impl.passes.stepping()) {
+    throw UsageError(
+        "the engine's state cannot be loaded in the middle of a step; call step(), or discard(), "
+        "first");
+  }
   Gatherer::Reader reader(impl.gatherer);  // waits
   const Sharding sharded = sharding_of_stage(impl.options.stage);
   std::vector<StateShard> shards;

@@ -99,6 +99,7 @@ bool is_scaled(const Plan& plan) {
 }  // namespace
 
 std::string StepOnDevice::problem(const Plan& plan, const Update& update) {
+  if (plan.params.empty()) return "this rank's part of the model has no parameters";
   if (!plan.params.front().tensor.is_cuda()) return "the model is not on a GPU";
   if (!cuda::built()) return "this program has no kernels for GPUs (nvcc was not found)";
   if (update.rule() == nullptr) return "the optimizer does not treat every element alone";

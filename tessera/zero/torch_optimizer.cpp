@@ -83,7 +83,8 @@ class TorchUpdate final : public Update {
     for (std::size_t g = 0; g < decays_.size(); ++g) {
       if (!decays_[g]) stop_decay(optimizer_->param_groups()[g].options(), decays_.size() > 1);
     }
-    default_lr_ = optimizer_->param_groups().front().options().get_lr();
+    // There is none where nothing is trained: a part of a model that is frozen.
+    if (!decays_.empty()) default_lr_ = optimizer_->param_groups().front().options().get_lr();
   }
 
   std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
@@ -132,7 +133,8 @@ class TorchUpdate final : public Update {
       grad.reset();
       if (used[i]) {
         fresh_[i].reset();
-        grad = reducer.grad_shard(static_cast<int>(i)).to(values_[i].scalar_type()) * scale;
+        grad = reducer.grad_shard(static_cast<int>(i)).to(values_[i].scalar_type());
+        if (scale != 1) grad = grad * scale;
       }
     }
     for (std::size_t g = 0; g < lr_scales_.size(); ++g) {

@@ -136,6 +136,12 @@ TEST(Features, OtherModelsOnOtherRanksAreNamed) {
          plain(net);
          net->parameters()[1].set_requires_grad(false);
        }},
+      {"parameter \"b.weight\" [4, 3] Float with strides [1, 4]",
+       "parameter \"b.weight\" [4, 3] Float",
+       [&](torch::nn::Sequential net) {
+         plain(net);
+         net->parameters()[2].set_data(torch::ones({3, 4}).t());
+       }},
       {"parameter \"c.weight\" [1, 4] Float", "no more",
        [&](torch::nn::Sequential net) {
          plain(net);

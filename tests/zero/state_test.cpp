@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/core/errors.h"
 #include "tests/zero/oracle.h"
 
 namespace tessera::zero::test {
@@ -61,6 +62,24 @@ TEST(State, AFreshEngineGoesOnWithTheSameBits) {
       }
     }
   }
+}
+
+// A load would find out too late: gradients of other parameters are on their way.
+TEST(State, IsNotOverwrittenInTheMiddleOfAStep) {
+  auto net = std::make_shared<Mlp>();
+  net->initialise(7);
+  Options options;
+  options.micro_batches = 2;
+  Engine engine(net, comm::Group(), options);
+  const auto pass = [&] {
+    engine.backward(nn::observed(engine.root(), [&] { return net->loss(net->batch(1)); }));
+  };
+  pass();
+  EXPECT_THROW(engine.state(StateScope::held), UsageError);
+  EXPECT_FALSE(engine.state(StateScope::owned).empty());
+  pass();
+  engine.step();
+  EXPECT_FALSE(engine.state(StateScope::held).empty());
 }
 
 // What the ranks own of a parameter and its state covers each element once.
