@@ -49,7 +49,6 @@ class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded
   at::Tensor forward_layers(const at::Tensor& x, std::size_t count);
 
   bool has_first() const { return first_; }
-  bool has_last() const { return last_; }
   std::size_t size() const { return layers_.size(); }
   torch::nn::Module& layer(std::size_t index) { return layers_[index]->module(); }
   // What its layers recompute: all but the model's first, whose input has no gradient, and its

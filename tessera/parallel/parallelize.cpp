@@ -31,6 +31,12 @@ struct ParallelModel::Impl {
                        const Finish* finish);
   at::Tensor forward(int chunk, const at::Tensor& input, int micro);
   bool pipelined() const { return mesh.axes().pp() > 1; }
+  // Each once: tied parameters of the same ranks share one. By their names, which are their own.
+  std::map<std::string, comm::Group> tied_groups() const {
+    std::map<std::string, comm::Group> groups;
+    for (const parallel::TieGroup& tie : ties) groups.emplace(tie.group.name(), tie.group);
+    return groups;
+  }
   bool drops() const {
     return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0;
   }
@@ -365,13 +371,13 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
                                                              {"tp", impl_->mesh.tp()},
                                                              {"pp", impl_->mesh.pp()},
                                                              {"model", impl_->model}};
-  for (const parallel::TieGroup& tie : impl_->ties) groups.emplace_back("tied", tie.group);
+  for (const auto& [name, group] : impl_->tied_groups()) groups.emplace_back("tied", group);
   return groups;
 }
 
 ParallelModel::Sent ParallelModel::sent() const {
   Sent sent{impl_->mesh.dp().traffic(), impl_->mesh.tp().traffic(), impl_->mesh.pp().traffic()};
-  for (const parallel::TieGroup& tie : impl_->ties) sent.pp = sent.pp + tie.group.traffic();
+  for (const auto& [name, group] : impl_->tied_groups()) sent.pp = sent.pp + group.traffic();
   return sent;
 }
 

@@ -145,6 +145,7 @@ class Engine {
   void finish_pass(int model_chunk);
 
   // Within the scope backward() only accumulates; the first backward after it, or step(), reduces.
+  // All ranks put the same micro-batches into it, and run them.
   class NoSync {
    public:
     // Until it goes, of this engine alone.

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -234,6 +235,16 @@ TEST(OddLayers, TiesMeetInOneOrderHoweverLayersHaveThem) {
         mine.push_back(model.step(odd_batches(mesh, step)).loss);
       }
       if (mesh.world().rank() == 0) losses.push_back(mine);
+      // Both ties have one group, whose traffic counts once.
+      int tied = 0;
+      comm::TrafficCounts want = mesh.pp().traffic();
+      for (const auto& [what, group] : model.groups()) {
+        if (std::string(what) != "tied") continue;
+        ++tied;
+        want = want + group.traffic();
+      }
+      EXPECT_EQ(tied, mesh.axes().pp() - 1) << axes;
+      EXPECT_EQ(model.sent().pp.sent_bytes, want.sent_bytes) << axes;
     });
   }
   for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses[0][i], losses[1][i], 1e-4 * losses[0][i]);
