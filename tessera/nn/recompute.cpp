@@ -2,9 +2,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -57,6 +59,49 @@ class RandomState {
   std::vector<at::Tensor> states_;
 };
 
+// [Note: casts] Whether torch's autocast is on, as where this was made. The second run of a segment
+// casts as the first one did, wherever backward is called. Neither run remembers its casts of
+// parameters: those of the first have no graph, and whoever found one in the second, or behind the
+// segment, would get no gradient.
+class Casts {
+ public:
+  Casts() {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      modes_[i] = {at::autocast::is_autocast_enabled(kDevices[i]),
+                   at::autocast::get_autocast_dtype(kDevices[i])};
+    }
+  }
+  void set() const {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      at::autocast::set_autocast_enabled(kDevices[i], modes_[i].first);
+      at::autocast::set_autocast_dtype(kDevices[i], modes_[i].second);
+    }
+  }
+
+ private:
+  static constexpr std::array<at::DeviceType, 2> kDevices = {at::kCPU, at::kCUDA};
+  std::array<std::pair<bool, at::ScalarType>, 2> modes_;
+};
+
+// Casts as given, forgetting them, while it lives.
+class CastsScope {
+ public:
+  explicit CastsScope(const Casts& casts) {
+    casts.set();
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~CastsScope() {
+    at::autocast::set_autocast_cache_enabled(remembered_);
+    before_.set();
+  }
+  CastsScope(const CastsScope&) = delete;
+  CastsScope& operator=(const CastsScope&) = delete;
+
+ private:
+  const Casts before_;
+  const bool remembered_ = at::autocast::is_autocast_cache_enabled();
+};
+
 // One recomputed call between forward and backward.
 struct Segment : torch::CustomClassHolder {
   TensorFunction f;
@@ -65,8 +110,10 @@ struct Segment : torch::CustomClassHolder {
   std::optional<RandomState> random;
   c10::intrusive_ptr<DeferredGradients> deferral = DeferredGradients::current();
   std::shared_ptr<const Pass> pass = current_pass();
+  const Casts casts = {};
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
+    const CastsScope as_the_first(casts);
     if (!recorder) return f(std::move(inputs));
     std::vector<at::Tensor> outputs;
     recorder->run([&] { outputs = f(std::move(inputs)); });

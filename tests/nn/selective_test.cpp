@@ -263,5 +263,39 @@ TEST(Selective, WorksUnderAutocast) {
   EXPECT_TRUE(at::equal(grads[0], grads[1]));
 }
 
+// The scope of autocast may end before backward, or not; torch remembers casts of parameters in it.
+TEST(Selective, CastsTheSecondTimeAsTheFirst) {
+  const at::Tensor start = torch::linspace(-0.5, 0.7, 9).view({3, 3});
+  for (const bool ends : {true, false}) {
+    std::vector<at::Tensor> inputs, weights;
+    for (const auto mode : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const at::Tensor w = start.clone().requires_grad_();
+      const at::Tensor x = torch::linspace(-1, 1, 6).view({2, 3}).requires_grad_();
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      const at::Tensor y = recompute(
+          mode,
+          [&](at::Tensor in) {
+            return at::linear(at::linear(in, w).tanh(), w).to(at::kFloat).tanh();
+          },
+          x);
+      if (ends) at::autocast::set_autocast_enabled(at::kCPU, false);
+      if (ends) at::autocast::clear_cache();
+      y.sum().backward();
+      EXPECT_EQ(at::autocast::is_autocast_enabled(at::kCPU), !ends) << name(mode);
+      EXPECT_TRUE(at::autocast::is_autocast_cache_enabled()) << name(mode);
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::clear_cache();
+      ASSERT_TRUE(w.grad().defined()) << name(mode) << (ends ? ", outside" : ", inside");
+      inputs.push_back(x.grad());
+      weights.push_back(w.grad());
+    }
+    for (std::size_t i = 1; i < inputs.size(); ++i) {
+      EXPECT_TRUE(at::equal(inputs[i], inputs[0])) << i << (ends ? ", outside" : ", inside");
+      // Each use is cast by itself, and their gradients are added up in fp32.
+      EXPECT_TRUE(at::allclose(weights[i], weights[0], 2e-2, 2e-2)) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::nn
