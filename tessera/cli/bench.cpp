@@ -40,6 +40,7 @@ struct BenchArguments {
   bool ranks_given = false;
   std::string backend = "auto";
   std::string memory;  // empty: what the backend has
+  std::string dtype = name(BenchOptions().dtype);
   bool json = false;
 };
 
@@ -95,9 +96,9 @@ void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
       [&](const std::string& text) { read_operation(text, bench.ops); });
   line.choice(comm, "--memory", arguments.memory, {"symmetric", "ordinary", "both"},
               "kind of the buffers; otherwise both on shm, and ordinary elsewhere");
-  add_list(
-      comm, "--dtype", "f32", "type of the elements: f32, f64, bf16, f16, i32, i64 or u8", [] {},
-      [&](const std::string& text) { bench.dtype = parse_dtype(text, comm::kMovedTypes); });
+  std::vector<std::string> types;
+  for (const DType type : comm::kMovedTypes) types.emplace_back(name(type));
+  line.choice(comm, "--dtype", arguments.dtype, types, "type of the elements");
   line.choice(comm, "--backend", arguments.backend, comm::backend_names(),
               "auto is shm on one host and two-level on several");
   line.seconds(comm, "--time", bench.seconds, "time of each measurement");
@@ -149,18 +150,9 @@ int measure(BenchArguments& arguments) {
   return 0;
 }
 
-}  // namespace
-
-int bench_command(int argc, char** argv) {
-  BenchArguments arguments;
-  CommandLine line("bench", "Measures this machine.", kBenchExamples);
-  CLI::App& comm = *line.app().add_subcommand(
-      "comm", "Measures collectives, on ranks that it starts or on those of a launcher.");
-  add_options(line, comm, arguments);
-  line.app().require_subcommand(1);
-  if (!line.parse(argc, argv)) return 0;
+int bench_on_ranks(BenchArguments& arguments, int argc, char** argv) {
+  arguments.bench.dtype = parse_dtype(arguments.dtype, comm::kMovedTypes);
   check_sizes(arguments.bench);
-
   const comm::Launch launch = comm::detect_launch();
   if (launch.launcher != "alone") {
     if (arguments.ranks_given && arguments.ranks != launch.size) {
@@ -174,6 +166,18 @@ int bench_command(int argc, char** argv) {
   }
   return process::start_ranks({.ranks = arguments.ranks, .name = "bench"},
                               process::own_command(argc, argv));
+}
+
+}  // namespace
+
+int bench_command(int argc, char** argv) {
+  BenchArguments arguments;
+  CommandLine line("bench", "Measures this machine.", kBenchExamples);
+  CLI::App& comm = *line.app().add_subcommand(
+      "comm", "Measures collectives, on ranks that it starts or on those of a launcher.");
+  add_options(line, comm, arguments);
+  line.app().require_subcommand(1);
+  return line.run(argc, argv, [&] { return bench_on_ranks(arguments, argc, argv); });
 }
 
 }  // namespace tessera::cli

@@ -224,13 +224,15 @@ int calibrate_command(int argc, char** argv) {
   CLI::App& app = line.app();
   line.integer(app, "-n,--ranks", arguments.ranks, 1, 4096,
                "ranks to start on this machine (CPU: 2, GPU: 1); under a launcher those that are "
-               "there");
+               "there")
+      ->default_str("");
   line.choice(app, "--device", arguments.device, {"cpu", "cuda"}, "what to measure");
   line.integer(app, "--threads", arguments.threads, 0, 4096,
                "of each rank; 0 is its share of the cores");
   line.integer(app, "--cores", arguments.cores, 1, 1 << 16,
                "that all ranks share; left out those that this process may use, or under a "
-               "launcher not known");
+               "launcher not known")
+      ->default_str("");
   app.add_option("--name", arguments.name, "of the entry")->default_str(arguments.name);
   line.choice(app, "--layout", arguments.layout, {"fp32", "bf16", "bf16-fp32grad"},
               "what the models that it measures are made of (CPU: fp32, GPU: bf16)");

@@ -14,6 +14,7 @@
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/json_text.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
@@ -112,7 +113,7 @@ Json inspect_json(const Checkpoint& from) {
 
 int inspect(const std::string& path, bool params, bool json) {
   Checkpoint from = open_checkpoint(path);
-  if (json) return print_out(inspect_json(from).dump(2) + "\n");
+  if (json) return print_out(json_text(inspect_json(from)));
   const checkpoint::Description& about = from.about();
   std::int64_t elements = 0;
   for (const ParamSpec& spec : about.params) elements += checkpoint::elements_of(spec.shape);
@@ -168,7 +169,7 @@ int diff(const std::string& left, const std::string& right, bool json) {
                       {"about", difference.about},
                       {"equal_states", difference.equal},
                       {"states", states}};
-    print_out(out.dump(2) + "\n");
+    print_out(json_text(out));
     return same ? 0 : 1;
   }
   std::string text = str("A ", a.folder(), "\nB ", b.folder(), "\n");

@@ -6,6 +6,7 @@
 
 #include "tessera/checkpoint/hashes.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/json_text.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -127,7 +128,7 @@ int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& o
                 {"good", good},
                 {"problems", problems}};
     for (const checkpoint::FileHash& each : hashes) out["sha256"][each.name] = to_hex(each.hash);
-    const int printed = print_out(out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    const int printed = print_out(json_text(out));
     return good ? printed : 1;
   }
   if (!good) {

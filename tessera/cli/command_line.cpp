@@ -1,6 +1,7 @@
 #include "tessera/cli/command_line.h"
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
 #include <memory>
 #include <sstream>
@@ -103,12 +104,13 @@ CLI::Option* converted(CLI::App& app, const std::vector<std::string>& words,
 
 }  // namespace
 
-void write_svg(const std::string& path, const std::function<std::string()>& picture) {
+void write_file(const char* flag, const std::string& path,
+                const std::function<std::string()>& text) {
   if (path.empty()) return;
   try {
-    publish(path, picture());
+    publish(path, text());
   } catch (const Error& error) {
-    throw UsageError(str("--svg: ", error.what()));
+    throw UsageError(str(flag, ": ", error.what()));
   }
 }
 
@@ -130,7 +132,7 @@ CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& 
     try {
       number = parse_count(text);
     } catch (const UsageError&) {
-      throw UsageError(str("got ", quote(text), ", wanted a whole number of at least ", least));
+      throw UsageError(str("got ", quote(text), ", wanted a whole number, ", least, " to ", most));
     }
     if (number < least || number > most) {
       throw UsageError(str("got ", number, ", wanted ", least, " to ", most,
@@ -138,6 +140,32 @@ CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& 
     }
     value = static_cast<int>(number);
   });
+}
+
+CLI::Option* CommandLine::number(CLI::App& app, const std::string& names, double& value,
+                                 double least, double most, const std::string& help) {
+  return converted(app, words_, names, help, "NUMBER", str(value), [=, &value](auto& text) {
+    double number = 0;
+    const char* const last = text.data() + text.size();
+    const auto [end, problem] = std::from_chars(text.data(), last, number);
+    // What is no number is not between them either.
+    if (problem != std::errc() || end != last || !(number >= least && number <= most)) {
+      throw UsageError(str("got ", quote(text), ", wanted ", least, " to ", most));
+    }
+    value = number;
+  });
+}
+
+CLI::Option* CommandLine::rate(CLI::App& app, const std::string& names, double& value,
+                               const std::string& help) {
+  return converted(app, words_, names, help, "RATE", value > 0 ? format_rate(value) : "",
+                   [&value](auto& text) {
+                     const double rate = parse_rate(text);
+                     if (!(rate > 0)) {
+                       throw UsageError(str("got ", quote(text), ", wanted more than 0"));
+                     }
+                     value = rate;
+                   });
 }
 
 CLI::Option* CommandLine::seconds(CLI::App& app, const std::string& names, double& value,

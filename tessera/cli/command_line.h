@@ -8,8 +8,9 @@
 
 namespace tessera::cli {
 
-// What --svg names, written whole or not at all; nothing where it names nothing.
-void write_svg(const std::string& path, const std::function<std::string()>& picture);
+// What a flag such as --svg names, written whole or not at all; nothing where it names nothing.
+void write_file(const char* flag, const std::string& path,
+                const std::function<std::string()>& text);
 
 // A command's options, read by CLI11 under our conventions: --help ends with examples, values are
 // written as core/units.h reads them, and whatever is wrong becomes a UsageError that names the
@@ -26,6 +27,11 @@ class CommandLine {
   // `bound`: why it may not be more, and what to do instead.
   CLI::Option* integer(CLI::App& app, const std::string& names, int& value, int least, int most,
                        const std::string& help, const std::string& bound = "");
+  CLI::Option* number(CLI::App& app, const std::string& names, double& value, double least,
+                      double most, const std::string& help);
+  // Bytes in a second, more than none.
+  CLI::Option* rate(CLI::App& app, const std::string& names, double& value,
+                    const std::string& help);
   CLI::Option* seconds(CLI::App& app, const std::string& names, double& value,
                        const std::string& help);
   CLI::Option* bytes(CLI::App& app, const std::string& names, std::int64_t& value,

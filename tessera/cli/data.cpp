@@ -9,6 +9,7 @@
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/json_text.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
@@ -115,7 +116,7 @@ int prepare_data(const data::PrepareOptions& options, bool json) {
     };
     summary = data::prepare(told);
   }
-  return print_out(json ? summary_json(options, summary).dump(2) + "\n"
+  return print_out(json ? json_text(summary_json(options, summary))
                         : summary_text(options, summary));
 }
 

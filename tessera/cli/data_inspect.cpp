@@ -7,6 +7,7 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/data.h"
+#include "tessera/cli/json_text.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
@@ -188,7 +189,7 @@ int inspect_data(const std::string& path, int samples, bool json) {
       out["samples"].push_back(std::move(one));
     }
     out["problem"] = problem.empty() ? InspectJson() : InspectJson(problem);
-    print_out(out.dump(2, ' ', false, InspectJson::error_handler_t::replace) + "\n");
+    print_out(json_text(out));
     return problem.empty() ? 0 : 1;
   }
   std::string text = str(path, "\n  tokens     ", with_commas(from->tokens()), "\n  documents  ",
@@ -253,7 +254,7 @@ int verify_data(const std::string& path, std::int64_t vocab, bool json) {
                              {"tokens", from->tokens()},
                              {"documents", from->documents()},
                              {"problem", problem.empty() ? InspectJson() : InspectJson(problem)}};
-    print_out(out.dump(2, ' ', false, InspectJson::error_handler_t::replace) + "\n");
+    print_out(json_text(out));
     return problem.empty() ? 0 : 1;
   }
   const std::int64_t below = vocab != 0 ? vocab : from->vocab();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tessera/cli/json_text.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -21,10 +22,6 @@ std::string row(const std::string& name, const std::string& value) {
 }
 
 std::string size(std::int64_t bytes) { return format_bytes(bytes, ByteUnits::kBinary); }
-
-std::string plural(int count, const char* what) {
-  return str(count, " ", what, count == 1 ? "" : "s");
-}
 
 std::string memory_rows(const DoctorReport& report) {
   const MemoryInfo& memory = report.memory;
@@ -154,7 +151,7 @@ std::string to_json(const DoctorReport& report) {
     json["backends"].push_back(
         {{"name", backend.name}, {"works", backend.works}, {"why", backend.why}});
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 }  // namespace tessera::cli

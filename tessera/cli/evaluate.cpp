@@ -9,11 +9,13 @@
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/json_text.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
+#include "tessera/core/most_ranks.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/data/data_set.h"
@@ -41,7 +43,7 @@ struct EvaluateArguments {
   bool json = false;
 
   Axes axes() const { return Axes({{"dp", dp}, {"tp", tp}, {"pp", pp}}); }
-  int ranks() const { return dp * tp * pp; }
+  int ranks() const { return static_cast<int>(axes().world()); }  // once it is known to be few
 };
 
 // Tokens of another tokenizer are numbers without a meaning.
@@ -139,7 +141,7 @@ int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
       json["seq"] = all.source->seq();
       json["dtype"] = options.type == at::kFloat ? "fp32" : "bf16";
       json["mesh"] = {{"dp", a.dp}, {"tp", a.tp}, {"pp", a.pp}};
-      print_out(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+      print_out(json_text(json, -1));
     } else {
       print_out(str(all.source->name(), ": ", train::describe(result), "\n"));
     }
@@ -175,6 +177,10 @@ int evaluate_command(int argc, char** argv) {
   app.add_flag("--json", a.json, "print JSON");
   if (!line.parse(argc, argv)) return 0;
 
+  if (a.axes().world() > kMostRanks) {
+    throw UsageError(str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.axes().world(),
+                         " ranks; wanted at most ", kMostRanks, ": ", kMostRanksWhy));
+  }
   const comm::Launch launch = comm::detect_launch();
   if (comm::backend_kind(a.backend).simulated) {
     throw UsageError(str("--backend: got ", a.backend, ", whose other ranks are not there"));

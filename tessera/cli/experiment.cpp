@@ -185,8 +185,7 @@ class TrainProcess {
 class PlannerAnswers {
  public:
   PlannerAnswers(std::string hardware, const std::string& file)
-      : catalogue_(make_catalogue()), hardware_(std::move(hardware)) {
-    if (!file.empty()) catalogue_.read(file);
+      : catalogue_(make_catalogue(file)), hardware_(std::move(hardware)) {
     if (!hardware_.empty()) catalogue_.find(hardware_);  // throws for a wrong name
   }
 
@@ -369,7 +368,7 @@ int experiment_command(int argc, char** argv) {
     write_all(2, "tessera experiment: interrupted; nothing is left running\n");
     return 128 + by.signal;
   }
-  write_svg(given.svg, [&] { return experiment_svg(experiment, results); });
+  write_file("--svg", given.svg, [&] { return experiment_svg(experiment, results); });
   if (given.json) return print_out(experiment_json(experiment, results, today()));
   return print_out(str(experiment_text(experiment, results), "  ", today(), ", ",
                        experiment.scale.name, " scale\n"));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tessera/cli/json_text.h"
 #include "tessera/cli/table.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/median.h"
@@ -245,7 +246,7 @@ std::string experiment_json(const Experiment& experiment, const ExperimentResult
               {"planner_differs",
                {{"memory", miss(memory_miss(results))}, {"step", miss(time_miss(results))}}}};
   if (experiment.scale.simulate) all["simulator_differs"] = miss(simulator_miss(results));
-  return all.dump(2) + "\n";
+  return json_text(all);
 }
 
 std::string experiment_svg(const Experiment& experiment, const ExperimentResults& results) {

@@ -2,7 +2,6 @@
 // network and is part of the torch program.
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -15,7 +14,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
-#include "tessera/core/units.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,11 +46,17 @@ constexpr OwnTopic kOwnTopics[] = {
     {"schedule", "a pipeline's, drawn", explain_schedule},
 };
 
+// An option that says nothing to the other topics.
+struct TopicOption {
+  const CLI::Option* option;
+  std::string topics;  // "ring, tensor"
+};
+
 struct Words {
   std::string topic;
-  std::string bandwidth;
   planner::Settings settings;
   ExplainArguments arguments;
+  std::vector<TopicOption> options;
 };
 
 void add_explain_options(CommandLine& line, Words& words) {
@@ -74,22 +78,33 @@ void add_explain_options(CommandLine& line, Words& words) {
       "sync --help)";
   ExplainArguments& a = words.arguments;
   line.choice(app, "topic", words.topic, names, help)->required();
-  line.bytes(app, "--bytes", a.bytes, "ring: of the buffer");
-  line.integer(app, "--ranks", a.ranks, 1, 1'000'000, "ring, overlap: how many; left out: --dp");
-  app.add_option("--bandwidth", words.bandwidth, "ring, tensor: of a link, in one direction")
-      ->type_name("RATE")
-      ->default_str(format_rate(a.bandwidth));
-  line.seconds(app, "--latency", a.latency, "ring, tensor: of a step");
-  line.bytes(app, "--memory", a.memory, "limits: of a device; 0: what the hardware can fill");
-  line.seconds(app, "--transfer", a.transfer, "overlap: time of the communication");
-  line.seconds(app, "--hiding", a.hiding, "overlap: time of the computation beside it");
-  app.add_option("--overhead", a.overhead, "overlap: cost of each doubling, as a share")
-      ->check(CLI::Range(0.0, 10.0))
-      ->capture_default_str();
-  line.seconds(app, "--forward", a.forward, "bubble: of a stage and micro-batch");
-  line.seconds(app, "--backward", a.backward, "bubble: likewise");
-  line.seconds(app, "--hop", a.hop, "bubble: between stages");
+  const auto of = [&words](const char* topics, CLI::Option* option) {
+    option->description(str(topics, ": ", option->get_description()));
+    words.options.push_back({option, topics});
+  };
+  of("ring", line.bytes(app, "--bytes", a.bytes, "of the buffer"));
+  of("ring, overlap",
+     line.integer(app, "--ranks", a.ranks, 1, 1'000'000, "how many; left out: --dp"));
+  of("ring, tensor", line.rate(app, "--bandwidth", a.bandwidth, "of a link, in one direction"));
+  of("ring, tensor", line.seconds(app, "--latency", a.latency, "of a step"));
+  of("limits", line.bytes(app, "--memory", a.memory, "of a device; 0: what the hardware can fill"));
+  of("overlap", line.seconds(app, "--transfer", a.transfer, "time of the communication"));
+  of("overlap", line.seconds(app, "--hiding", a.hiding, "time of the computation beside it"));
+  of("overlap",
+     line.number(app, "--overhead", a.overhead, 0, 10, "cost of each doubling, as a share"));
+  of("bubble", line.seconds(app, "--forward", a.forward, "of a stage and micro-batch"));
+  of("bubble", line.seconds(app, "--backward", a.backward, "likewise"));
+  of("bubble", line.seconds(app, "--hop", a.hop, "between stages"));
   add_plan_flags(app, words.settings);
+}
+
+// What another topic's option says would be ignored without a word.
+void check_options(const Words& words) {
+  for (const TopicOption& each : words.options) {
+    if (each.option->count() == 0 || each.topics.find(words.topic) != std::string::npos) continue;
+    throw UsageError(str(each.option->get_name(), ": is for ", each.topics,
+                         ", and says nothing of ", words.topic, "; leave it out"));
+  }
 }
 
 }  // namespace
@@ -114,14 +129,10 @@ int explain_command(int argc, char** argv) {
   if (own || words.topic == "sync") {
     throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
   }
+  check_options(words);
   if (words.settings.has("dp") && line.app().count("--ranks") == 0) {
     words.arguments.ranks = words.settings.question(make_catalogue()).dp();
   }
-  if (!words.bandwidth.empty()) words.arguments.bandwidth = parse_rate(words.bandwidth);
-  if (!std::isfinite(words.arguments.overhead)) {
-    throw UsageError(str("--overhead: got ", words.arguments.overhead, ", wanted 0 to 10"));
-  }
-  if (!(words.arguments.bandwidth > 0)) throw UsageError("--bandwidth: wanted more than 0");
   // A pipeline's formulas need no model: one that has too few layers must not stand in their way.
   const bool modelled = words.settings.has("model") || words.settings.has("layers") ||
                         words.settings.has("hidden") || words.settings.has("heads");

@@ -39,20 +39,13 @@ std::string steps_text(const planner::CollectiveStory& story) {
   return table.text();
 }
 
-double rate(const std::string& text, const char* flag, double otherwise) {
-  if (text.empty()) return otherwise;
-  const double value = parse_rate(text);
-  if (!(value > 0)) throw UsageError(str(flag, ": got ", text, ", wanted more than 0"));
-  return value;
-}
-
 }  // namespace
 
 int explain_collective(int argc, char** argv) {
   planner::CollectiveAsk ask;
   ask.ranks = 8;
   std::int64_t bytes = 200'000'000;
-  std::string bandwidth, between_bandwidth;
+  double between_bandwidth = 0;
   bool json = false;
   CommandLine line("explain collective",
                    "Plays an all-reduce step by step: what each step sends, and how long it takes.",
@@ -61,22 +54,18 @@ int explain_collective(int argc, char** argv) {
   line.choice(app, "--algorithm", ask.algorithm, planner::collective_algorithms(), "which");
   line.integer(app, "--ranks", ask.ranks, 1, 64, "how many");
   line.bytes(app, "--bytes", bytes, "of the buffer");
-  app.add_option("--bandwidth", bandwidth, "of a link, in one direction")
-      ->type_name("RATE")
-      ->default_str(format_rate(ask.bandwidth));
+  line.rate(app, "--bandwidth", ask.bandwidth, "of a link, in one direction");
   line.seconds(app, "--latency", ask.latency, "of a step");
   line.integer(app, "--per-node", ask.per_node, 1, 1024, "ranks on a node");
-  app.add_option("--between-bandwidth", between_bandwidth,
-                 "of a link between nodes; left out: --bandwidth")
-      ->type_name("RATE");
+  line.rate(app, "--between-bandwidth", between_bandwidth,
+            "of a link between nodes; left out: --bandwidth");
   CLI::Option* const between_latency = line.seconds(app, "--between-latency", ask.between_latency,
                                                     "between nodes; left out: --latency");
   app.add_flag("--json", json, "print JSON, with the values in every cell");
   if (!line.parse(argc, argv)) return 0;
   if (bytes < 1) throw UsageError(str("--bytes: got ", bytes, ", wanted 1 or more"));
   ask.bytes = static_cast<double>(bytes);
-  ask.bandwidth = rate(bandwidth, "--bandwidth", ask.bandwidth);
-  ask.between_bandwidth = rate(between_bandwidth, "--between-bandwidth", ask.bandwidth);
+  ask.between_bandwidth = between_bandwidth > 0 ? between_bandwidth : ask.bandwidth;
   if (between_latency->count() == 0) ask.between_latency = ask.latency;
   const planner::CollectiveStory story = planner::tell_collective(ask);
   if (json) return print_out(planner::to_json(ask, story) + "\n");

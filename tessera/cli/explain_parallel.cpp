@@ -109,7 +109,7 @@ int explain_parallel(int argc, char** argv) {
     }
   }
   const auto compared = planner::compare_ways(settings.question(make_catalogue()));
-  write_svg(svg, [&] { return planner::ways_svg(compared); });
+  write_file("--svg", svg, [&] { return planner::ways_svg(compared); });
   return print_out(json ? planner::to_json(compared) + "\n" : ways_text(compared));
 }
 

@@ -1,19 +1,14 @@
 // tessera explain schedule: draws a pipeline schedule, and puts a real run beside it.
 
-#include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
-#include <utility>
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/explain_topics.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
-#include "tessera/core/log.h"
-#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/schedule/draw.h"
 
@@ -67,21 +62,13 @@ int explain_schedule(int argc, char** argv) {
   line.integer(app, "--micro-batches,--grad-accum", a.micros, 1, 512, "in a step");
   line.choice(app, "--schedule", a.schedule, schedule::names(), "which");
   line.integer(app, "--chunks", a.chunks, 1, 16, "interleaved: stages on each rank");
-  app.add_option("--forward", a.forward, "time of a forward pass")
-      ->check(CLI::Range(1e-6, 1e6))
-      ->capture_default_str();
-  app.add_option("--backward", a.backward, "time of a backward pass")
-      ->check(CLI::Range(1e-6, 1e6))
-      ->capture_default_str();
+  line.number(app, "--forward", a.forward, 1e-6, 1e6, "time of a forward pass, in any unit");
+  line.number(app, "--backward", a.backward, 1e-6, 1e6, "of a backward pass, in the same");
   line.integer(app, "--columns", a.columns, 20, 10000, "width of the drawing");
   app.add_option("--svg", a.svg, "write it as an image too")->type_name("FILE");
   app.add_option("--metrics", a.metrics, "metrics of a run: its bubble is shown beside")
       ->type_name("FILE");
   if (!line.parse(argc, argv)) return 0;
-  for (const auto& [flag, value] :
-       {std::pair("--forward", a.forward), {"--backward", a.backward}}) {
-    if (!std::isfinite(value)) throw UsageError(str(flag, ": got ", value, ", wanted 1e-6 to 1e6"));
-  }
   const schedule::Schedule schedule = schedule::make(a.schedule, a.stages, a.micros, a.chunks);
   schedule::validate(schedule);
   const double share = 1.0 / schedule.chunks;  // a chunk has this part of a rank's layers
@@ -89,13 +76,7 @@ int explain_schedule(int argc, char** argv) {
                                       a.backward * share / 2};
   std::string text = schedule::draw_text(schedule, durations, a.columns);
   if (!a.metrics.empty()) text += measured_bubble(a.metrics);
-  if (!a.svg.empty()) {
-    try {
-      publish(a.svg, schedule::draw_svg(schedule, durations));
-    } catch (const Error& error) {
-      throw UsageError(str("--svg: ", error.what()));
-    }
-  }
+  write_file("--svg", a.svg, [&] { return schedule::draw_svg(schedule, durations); });
   return print_out(text);
 }
 

@@ -189,7 +189,7 @@ int explain_zero(int argc, char** argv) {
     settings.set("dp", "8");
   }
   const auto stages = planner::compare_stages(planner::settle(settings.question(make_catalogue())));
-  write_svg(svg, [&] { return planner::stages_svg(stages); });
+  write_file("--svg", svg, [&] { return planner::stages_svg(stages); });
   return print_out(json ? planner::to_json(stages) + "\n" : zero_text(stages));
 }
 

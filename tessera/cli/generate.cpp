@@ -16,6 +16,7 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/generate_text.h"
+#include "tessera/cli/json_text.h"
 #include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
@@ -28,8 +29,6 @@
 
 namespace tessera::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kGenerateExamples =
     "  tessera generate --from runs/a --prompt '3141592|' --temperature 0\n"
@@ -61,14 +60,12 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
                  "a file with a text in each line; .jsonl: {\"prompt\": TEXT}")
       ->type_name("FILE");
   line.integer(app, "--tokens", a.tokens, 1, 1 << 24, "to write for each text, at most");
-  app.add_option("--temperature", a.temperature, "0: always the likeliest token")
-      ->capture_default_str();
+  line.number(app, "--temperature", a.temperature, 0, 1e6, "0: always the likeliest token");
   line.integer(app, "--top-k", a.top_k, 0, 1 << 30, "only the so many likeliest tokens; 0: all");
-  app.add_option("--top-p", a.top_p,
-                 "only the likeliest tokens that together have this probability")
-      ->capture_default_str();
-  app.add_option("--min-p", a.min_p, "only tokens with this share of the likeliest's probability")
-      ->capture_default_str();
+  line.number(app, "--top-p", a.top_p, 0, 1,
+              "only the likeliest tokens that together have this probability");
+  line.number(app, "--min-p", a.min_p, 0, 1,
+              "only tokens with this share of the likeliest's probability");
   app.add_option("--stop", a.stops, "ends a text, and is not shown; several times: any of them")
       ->type_name("TEXT")
       ->allow_extra_args(false);  // one each, also where it looks like a list
@@ -105,7 +102,9 @@ std::vector<std::string> prompts_of(const GenerateArguments& a) {
   const bool jsonl = a.prompts_file.ends_with(".jsonl");
   std::istringstream text(
       read_small_file(a.prompts_file, 1 << 30, "a file with a prompt in each line", "--prompts"));
+  std::int64_t number = 0;
   for (std::string line; std::getline(text, line);) {
+    ++number;
     if (line.ends_with('\r')) line.pop_back();
     if (line.empty()) continue;
     if (!jsonl) {
@@ -114,7 +113,7 @@ std::vector<std::string> prompts_of(const GenerateArguments& a) {
     }
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("prompt") || !json["prompt"].is_string()) {
-      throw DataError(str("--prompts: line ", lines.size() + 1, " of ", quote(a.prompts_file),
+      throw DataError(str("--prompts: line ", number, " of ", quote(a.prompts_file),
                           " is no object with a text \"prompt\""));
     }
     lines.push_back(json["prompt"]);
@@ -170,13 +169,12 @@ class GenerateOutput {
       std::string text;
       if (json_) {
         if (!done) return true;
-        text = Json{{"prompt", answer.prompt},
-                    {"text", answer.shown},
-                    {"ended", answer.ended},
-                    {"prompt_tokens", answer.ids.size()},
-                    {"tokens", answer.written}}
-                   .dump(-1, ' ', false, Json::error_handler_t::replace) +
-               "\n";
+        text = json_text({{"prompt", answer.prompt},
+                          {"text", answer.shown},
+                          {"ended", answer.ended},
+                          {"prompt_tokens", answer.ids.size()},
+                          {"tokens", answer.written}},
+                         -1);
       } else {
         if (!begun_) text = (next_ > 0 ? "\n" : "") + answer.prompt;
         begun_ = true;
@@ -254,15 +252,14 @@ void tell_speed(const models::Generated& done, double load_s, bool json) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   };
   if (json) {
-    write_all(1, Json{{"summary",
-                       {{"tokens", done.tokens},
-                        {"prompt_tokens", done.read},
-                        {"load_s", load_s},
-                        {"prompt_s", done.read_s},
-                        {"write_s", done.write_s},
-                        {"tokens_per_s", rate(done.stepped, done.write_s)}}}}
-                         .dump() +
-                     "\n");
+    print_out(json_text({{"summary",
+                          {{"tokens", done.tokens},
+                           {"prompt_tokens", done.read},
+                           {"load_s", load_s},
+                           {"prompt_s", done.read_s},
+                           {"write_s", done.write_s},
+                           {"tokens_per_s", rate(done.stepped, done.write_s)}}}},
+                        -1));
     return;
   }
   write_all(2, str(plural(done.tokens, "token"), " in ", format_time(done.read_s + done.write_s),

@@ -13,6 +13,7 @@
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/json_text.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -218,7 +219,7 @@ std::string Imported::json() const {
   }
   out["complete"] = complete();
   out["toml"] = toml();
-  return out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_text(out);
 }
 
 std::string Imported::report() const {
@@ -310,7 +311,7 @@ int import_command(int argc, char** argv) {
     check_publishable(arguments.out, "--out");
     publish(arguments.out, got.toml());
   }
-  if (arguments.json) return print_out(got.json() + "\n");
+  if (arguments.json) return print_out(got.json());
   return arguments.out.empty() ? print_out(got.toml()) : 0;
 }
 

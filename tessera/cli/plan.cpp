@@ -88,7 +88,7 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
   add_plan_flags(app, arguments.settings);
 }
 
-void check_modes(const PlanArguments& arguments) {
+void check_modes(const PlanArguments& arguments, bool top_given) {
   std::vector<std::string> modes;
   const auto mode = [&](bool given, const char* name) {
     if (given) modes.emplace_back(name);
@@ -104,15 +104,15 @@ void check_modes(const PlanArguments& arguments) {
   mode(arguments.list_models, "--list-models");
   mode(arguments.list_hardware, "--list-hardware");
   if (modes.size() > 1) throw UsageError(join(modes, " and ") + ": choose one of them");
+  if (arguments.json && (arguments.list_models || arguments.list_hardware)) {
+    throw UsageError("--json: a list is a table for people; wanted it left out");
+  }
+  if (top_given && !arguments.search && arguments.score.empty()) {
+    throw UsageError("--top: is for --search and --score; wanted one of them too");
+  }
   if (!arguments.svg.empty() && arguments.sweep.empty() && !arguments.topology) {
     throw UsageError("--svg: is for what --sweep and --topology give; wanted one of them too");
   }
-}
-
-planner::Catalogue catalogue_of(const PlanArguments& arguments) {
-  planner::Catalogue catalogue = make_catalogue();
-  if (!arguments.hardware_file.empty()) catalogue.read(arguments.hardware_file);
-  return catalogue;
 }
 
 int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
@@ -174,7 +174,7 @@ int sweep(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
     throw UsageError(str("--sweep: --", asked.setting, " is given too; leave it out"));
   }
   const auto rows = planner::sweep_plans(asked, arguments.settings, catalogue);
-  write_svg(arguments.svg, [&] { return planner::plan_sweep_svg(asked, rows); });
+  write_file("--svg", arguments.svg, [&] { return planner::plan_sweep_svg(asked, rows); });
   return print_out(arguments.json ? planner::to_json(asked, rows) + "\n" : report(asked, rows));
 }
 
@@ -191,9 +191,9 @@ int plan_command(int argc, char** argv) {
   CommandLine line("plan", "Predicts memory, traffic and time of a training run.", kPlanExamples);
   add_options(line, arguments);
   if (!line.parse(argc, argv)) return 0;
-  check_modes(arguments);
+  check_modes(arguments, line.app().count("--top") > 0);
   if (arguments.list_models) return print_out(list_models());
-  const planner::Catalogue catalogue = catalogue_of(arguments);
+  const planner::Catalogue catalogue = make_catalogue(arguments.hardware_file);
   if (arguments.list_hardware) return print_out(list_hardware(catalogue));
   if (!arguments.batch.empty()) return plan_lines(arguments, catalogue);
   if (!arguments.score.empty()) return score(arguments, catalogue);
@@ -211,7 +211,7 @@ int plan_command(int argc, char** argv) {
   }
   if (arguments.topology) {
     const planner::Question settled = planner::settle(question);
-    write_svg(arguments.svg, [&] { return planner::topology_svg(settled); });
+    write_file("--svg", arguments.svg, [&] { return planner::topology_svg(settled); });
     return print_out(arguments.json ? planner::topology_json(settled) + "\n"
                                     : planner::topology_text(settled));
   }

@@ -113,8 +113,9 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
   if (!ranks.empty()) settings.set("gpus", ranks);
 }
 
-planner::Catalogue make_catalogue() {
+planner::Catalogue make_catalogue(const std::string& hardware_file) {
   planner::Catalogue catalogue;
+  if (!hardware_file.empty()) catalogue.read(hardware_file);
   catalogue.find_models_by([](const std::string& name) { return huggingface::find_model(name); });
   return catalogue;
 }

@@ -16,8 +16,9 @@ using TakeSetting = std::function<void(const std::string& name, const std::strin
 void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                        planner::Command command, const TakeSetting& take);
 
-// The built-in entries, and folders of Hugging Face's among the models.
-planner::Catalogue make_catalogue();
+// The built-in entries, those of a --hardware-file if it names one, and folders of Hugging Face's
+// among the models.
+planner::Catalogue make_catalogue(const std::string& hardware_file = "");
 
 // Those of a question.
 void add_plan_flags(CLI::App& app, planner::Settings& settings);

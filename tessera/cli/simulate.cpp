@@ -13,7 +13,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
-#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/simulator/trace.h"
@@ -45,7 +44,7 @@ struct SimulateArguments {
   double jitter = 0, law_cost = 0.05;
   int seed = 0, traced = 16;
   double forward = 0, backward = 0, hop = 0, optimizer = 0;
-  std::string between_bandwidth;
+  double between_bandwidth = 0;  // 0: the hardware's
   double mtbf = 0, checkpoint_cost = 60, restart_cost = 600;
   bool full = false, json = false;
   bool given_forward = false, given_backward = false, given_hop = false, given_optimizer = false;
@@ -76,21 +75,23 @@ void read_stragglers(const std::string& text, std::vector<simulator::Straggler>&
 
 void add_options(CommandLine& line, SimulateArguments& a) {
   CLI::App& app = line.app();
-  const auto number = [&](const char* name, double& value, const std::string& help) {
-    app.add_option(name, value, help)->type_name("NUMBER")->capture_default_str();
-  };
   const auto noted = [](bool& given) { return [&given](const std::string&) { given = true; }; };
   app.add_flag("--json", a.json, "print JSON");
-  app.add_option("--sweep", a.sweep,
-                 "simulate several sizes of an axis: dp=1..48 is 1, 2, 4 and so on, each twice "
-                 "the last, and 48 itself")
-      ->type_name("AXIS=A..B");
+  CLI::Option* const sweep =
+      app.add_option("--sweep", a.sweep,
+                     "simulate several sizes of an axis: dp=1..48 is 1, 2, 4 and so on, each twice "
+                     "the last, and 48 itself")
+          ->type_name("AXIS=A..B");
   app.add_option("--svg", a.svg, "with --sweep: a picture of throughput and efficiency")
       ->type_name("FILE");
-  number("--law-cost", a.law_cost, "with --sweep: c of the law 1/(1 + c log2 N) beside it");
-  app.add_option("--trace", a.trace, "write what every rank did, for Perfetto")->type_name("FILE");
-  line.integer(app, "--trace-ranks", a.traced, 1, 1 << 20, "ranks in the trace");
-  number("--jitter", a.jitter, "spread of computing times: lognormal, mean kept");
+  line.number(app, "--law-cost", a.law_cost, 0, 1,
+              "with --sweep: c of the law 1/(1 + c log2 N) beside it")
+      ->needs(sweep);
+  CLI::Option* const trace =
+      app.add_option("--trace", a.trace, "write what every rank did, for Perfetto")
+          ->type_name("FILE");
+  line.integer(app, "--trace-ranks", a.traced, 1, 1 << 20, "ranks in the trace")->needs(trace);
+  line.number(app, "--jitter", a.jitter, 0, 2, "spread of computing times: lognormal, mean kept");
   app.add_option_function<std::string>(
          "--straggler", [&](const std::string& text) { read_stragglers(text, a.stragglers); },
          "a rank that computes so many times as long; several with commas")
@@ -99,9 +100,12 @@ void add_options(CommandLine& line, SimulateArguments& a) {
   line.choice(app, "--collective", a.collective, {"mixed", "ring", "tree", "auto"},
               "how collectives of the dp axis go");
   app.add_flag("--full", a.full, "simulate every replica, though one would do");
-  line.seconds(app, "--mtbf", a.mtbf, "mean time between failures of one device; 0: none");
-  line.seconds(app, "--checkpoint-cost", a.checkpoint_cost, "what saving a checkpoint takes");
-  line.seconds(app, "--restart-cost", a.restart_cost, "from a failure until work goes on");
+  CLI::Option* const mtbf =
+      line.seconds(app, "--mtbf", a.mtbf, "mean time between failures of one device; 0: none");
+  line.seconds(app, "--checkpoint-cost", a.checkpoint_cost, "what saving a checkpoint takes")
+      ->needs(mtbf);
+  line.seconds(app, "--restart-cost", a.restart_cost, "from a failure until work goes on")
+      ->needs(mtbf);
   line.seconds(app, "--forward", a.forward,
                "of a rank for one micro-batch, instead of the model's; --backward too")
       ->each(noted(a.given_forward));
@@ -110,9 +114,8 @@ void add_options(CommandLine& line, SimulateArguments& a) {
       ->each(noted(a.given_hop));
   line.seconds(app, "--optimizer", a.optimizer, "with --forward: at the end of the step")
       ->each(noted(a.given_optimizer));
-  app.add_option("--between-bandwidth", a.between_bandwidth,
-                 "of a GPU's link to other nodes, instead of the hardware's")
-      ->type_name("RATE");
+  line.rate(app, "--between-bandwidth", a.between_bandwidth,
+            "of a GPU's link to other nodes, instead of the hardware's");
   app.add_option("--hardware-file", a.hardware_file, "a TOML file with your own hardware")
       ->type_name("FILE");
   add_plan_flags(app, a.settings);
@@ -124,9 +127,6 @@ void check_arguments(const SimulateArguments& a) {
   }
   if (a.given_forward && !(a.forward + a.backward > 0)) {
     throw UsageError("--forward and --backward: got 0 for both, and a step takes some time");
-  }
-  if (!(a.jitter >= 0 && a.jitter <= 2)) {
-    throw UsageError(str("--jitter: got ", a.jitter, ", wanted 0 to 2"));
   }
   for (const simulator::Straggler& each : a.stragglers) {
     if (!(each.rank >= 0 && each.factor > 0 && each.factor <= 1e6)) {
@@ -144,9 +144,6 @@ void check_arguments(const SimulateArguments& a) {
   }
   if (!a.trace.empty() && !a.sweep.empty()) {
     throw UsageError("--trace and --sweep: choose one of them");
-  }
-  if (!(a.law_cost >= 0 && a.law_cost <= 1)) {
-    throw UsageError(str("--law-cost: got ", a.law_cost, ", wanted 0 to 1"));
   }
 }
 
@@ -182,33 +179,10 @@ std::optional<simulator::Reliability> reliability_for(const SimulateArguments& a
   return r;
 }
 
-void write_file(const char* flag, const std::string& path, const std::string& text) {
-  try {
-    publish(path, text);
-  } catch (const Error& error) {
-    throw UsageError(str(flag, ": ", error.what()));
-  }
-}
-
-planner::Catalogue catalogue_for(const SimulateArguments& a) {
-  planner::Catalogue catalogue = make_catalogue();
-  try {
-    if (!a.hardware_file.empty()) catalogue.read(a.hardware_file);
-  } catch (const Error& error) {
-    throw UsageError(str("--hardware-file: ", error.what()));
-  }
-  return catalogue;
-}
-
 planner::Question settled_for(const SimulateArguments& a, const planner::Settings& settings,
                               const planner::Catalogue& catalogue) {
   planner::Question settled = planner::settle(settings.question(catalogue));
-  if (a.between_bandwidth.empty()) return settled;
-  const double rate = parse_rate(a.between_bandwidth);
-  if (!(rate > 0)) {
-    throw UsageError(str("--between-bandwidth: got ", a.between_bandwidth, ", wanted more than 0"));
-  }
-  settled.hardware.between.bandwidth = rate;
+  if (a.between_bandwidth > 0) settled.hardware.between.bandwidth = a.between_bandwidth;
   return settled;
 }
 
@@ -251,10 +225,9 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
     last.scenario.topology.algorithm = planner::Algorithm::automatic;
     sweep.quicker = last.tokens / simulate(last.scenario).step;
   }
-  if (!a.svg.empty()) {
-    write_file("--svg", a.svg,
-               simulator::sweep_svg(sweep.range, sweep.rows, a.law_cost, sweep_title(sweep)));
-  }
+  write_file("--svg", a.svg, [&] {
+    return simulator::sweep_svg(sweep.range, sweep.rows, a.law_cost, sweep_title(sweep));
+  });
   return print_out(a.json ? sweep_json(sweep) : sweep_text(sweep));
 }
 
@@ -269,7 +242,7 @@ int simulate_command(int argc, char** argv) {
   add_options(line, a);
   if (!line.parse(argc, argv)) return 0;
   check_arguments(a);
-  const planner::Catalogue catalogue = catalogue_for(a);
+  const planner::Catalogue catalogue = make_catalogue(a.hardware_file);
   if (!a.sweep.empty()) return run_sweep(a, catalogue);
 
   Simulation s;
@@ -292,9 +265,7 @@ int simulate_command(int argc, char** argv) {
   if (!a.given_forward && !s.scenario.irregular()) {
     s.agreement = simulator::agreement_of(s.scenario, s.result);
   }
-  if (!a.trace.empty()) {
-    write_file("--trace", a.trace, simulator::trace_json(s.scenario, s.result));
-  }
+  write_file("--trace", a.trace, [&] { return simulator::trace_json(s.scenario, s.result); });
   return print_out(a.json ? simulation_json(s) : simulation_text(s));
 }
 

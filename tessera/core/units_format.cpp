@@ -8,8 +8,12 @@
 namespace tessera {
 namespace {
 
+// From here on an exponent says more than the digits, of which most are noise.
+constexpr double kLong = 1e15;
+
 // Three significant digits, without trailing zeros, and never fewer than the integer part.
 std::string three_digits(double value) {
+  if (value >= kLong) return str(value);
   const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
   std::string text = fixed(value, decimals);
   if (decimals > 0) {
@@ -80,6 +84,7 @@ std::string format_time(double seconds) {
   if (seconds < 59.95) return three_digits(seconds) + " s";
   if (seconds < 3599.5) return two_parts(std::round(seconds), 60, "min", "s");
   if (seconds < 86370) return two_parts(std::round(seconds / 60), 60, "h", "min");
+  if (seconds >= kLong) return three_digits(seconds) + " s";
   return two_parts(std::round(seconds / 3600), 24, "d", "h");
 }
 

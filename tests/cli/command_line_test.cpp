@@ -74,11 +74,36 @@ TEST(CommandLine, NamesTheOptionAndTheValue) {
   EXPECT_EQ(Example().error({"-n", "0"}), "--ranks: got 0, wanted 1 to 8");
   EXPECT_EQ(Example().error({"-n", "9"}), "--ranks: got 9, wanted 1 to 8");
   EXPECT_EQ(Example().error({"-n", "x"}),
-            "--ranks: got \"x\", wanted a whole number of at least 1");
+            "--ranks: got \"x\", wanted a whole number, 1 to 8");
+  EXPECT_EQ(Example().error({"-n", "1e30"}),
+            "--ranks: got \"1e30\", wanted a whole number, 1 to 8");
   EXPECT_EQ(Example().error({"--bind", "cor"}),
             "--bind: got \"cor\", wanted core or none; did you mean core?");
   EXPECT_EQ(Example().error({"--size", "5Q"}).substr(0, 18), "--size: bad size \"");
   EXPECT_NE(Example().error({"--grace"}), "no error");
+}
+
+TEST(CommandLine, NumbersAndRatesHaveBounds) {
+  double share = 0.5, link = 1e9;
+  const auto error = [&](const std::vector<std::string>& words) {
+    Example example;
+    example.line.number(example.line.app(), "--share", share, 0, 2, "a part");
+    example.line.rate(example.line.app(), "--link", link, "a link");
+    return example.error(words);
+  };
+  EXPECT_EQ(error({"--share", "1.25", "--link", "8Gb/s"}), "no error");
+  EXPECT_EQ(share, 1.25);
+  EXPECT_EQ(link, 1e9);
+  EXPECT_EQ(error({"--share", "5e-1"}), "no error");
+  EXPECT_EQ(share, 0.5);
+  for (const char* text : {"-1", "3", "nan", "inf", "1e999", "much", "1x", "0x1"}) {
+    EXPECT_EQ(error({std::string("--share=") + text}),
+              "--share: got \"" + std::string(text) + "\", wanted 0 to 2");
+  }
+  EXPECT_EQ(error({"--link", "0GB/s"}), "--link: got \"0GB/s\", wanted more than 0");
+  EXPECT_EQ(error({"--link", "fast"}).substr(0, 16), "--link: bad rate");
+  EXPECT_EQ(share, 0.5) << "what is refused changes nothing";
+  EXPECT_EQ(link, 1e9);
 }
 
 TEST(CommandLine, NamesTheOptionAsItWasTyped) {

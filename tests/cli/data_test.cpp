@@ -74,6 +74,15 @@ TEST_F(DataCommand, PreparesInspectsAndVerifies) {
   EXPECT_TRUE(contains(json::parse(bad.out).at("problem").get<std::string>(), "checksum"));
 }
 
+// A path may have bytes that JSON cannot.
+TEST_F(DataCommand, JsonOfAFolderWhoseNameIsNoUtf8) {
+  const std::string text = file("a.txt", "text"), out = dir_ / "tokens-\xff";
+  const Outcome prepared = command({"prepare", text, "--out", out, "--json"});
+  ASSERT_EQ(prepared.status, 0) << prepared.err;
+  EXPECT_EQ(json::parse(prepared.out).at("tokens"), 5);
+  EXPECT_EQ(command({"inspect", out, "--json"}).status, 0);
+}
+
 TEST_F(DataCommand, LearnsResponses) {
   const std::string out = dir_ / "tokens";
   const std::string lines = file("q.jsonl", "{\"prompt\": \"Why?\", \"response\": \"Because.\"}\n");

@@ -167,6 +167,11 @@ TEST_F(Generate, RefusesWhatCannotBe) {
   error({"--prompt", "300", "--tokenizer", "ids"}, "0 to 255");
   error({"--prompt", "a", "--prompts", "b"}, "one of them");
   error({"--prompts", folder / "nothing"}, "--prompts");
+  error({"--prompt", "a", "--min-p", "nan"}, "--min-p: got \"nan\", wanted 0 to 1");
+  std::ofstream(folder / "bad.jsonl") << "{\"prompt\": \"a\"}\n\n\n{\"text\": \"b\"}\n";
+  const Outcome bad = generate({"--prompts", folder / "bad.jsonl"});
+  EXPECT_EQ(bad.status, 1);
+  EXPECT_TRUE(contains(bad.err, "line 4 of ")) << "lines that are empty count: " << bad.err;
   const Outcome none = tessera({"generate", "--from", folder / "text.txt", "--prompt", "a"});
   EXPECT_EQ(none.status, 2);
   EXPECT_TRUE(contains(none.err, "config.json")) << none.err;
@@ -198,6 +203,12 @@ TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
   EXPECT_EQ(odd.status, 2);
   EXPECT_TRUE(odd.err.starts_with("tessera evaluate: --tp 3: heads is ")) << odd.err;
   EXPECT_FALSE(contains(odd.err, "exited")) << "no ranks were started";
+  // Whose product is beyond an int.
+  const Outcome many =
+      tessera({"evaluate", "--from", folder / "bytes", "--data", folder / "text.txt", "--dp",
+               "4096", "--tp", "4096", "--pp", "256"});
+  EXPECT_EQ(many.status, 2);
+  EXPECT_TRUE(contains(many.err, "4294967296 ranks; wanted at most 4096")) << many.err;
 }
 
 // What a run says of its validation: in its metrics, its tables and TensorBoard's files.

@@ -217,6 +217,8 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
       {{"--score", no_column.path()}, "step_ms"},
       {{"--hardware-file", "/no/such/file"}, "cannot read"},
       {{"--hardware-file", broken.path()}, "line 2, column"},
+      {{"--list-models", "--json"}, "--json: "},
+      {{"--model", "gpt2-xl", "--top", "3"}, "--top: is for --search and --score"},
       {{"stray"}, "unknown"}};
   for (const auto& [arguments, expected] : cases) {
     const Answer outcome = plan(arguments);
@@ -394,6 +396,8 @@ TEST(ExplainProgram, Mistakes) {
            {{"explain", "bubble", "--pp", "0"}, "--pp"},
            {{"explain", "bubble", "--forward", "-1s"}, "--forward"},
            {{"explain", "schedule", "--forward", "nan"}, "--forward"},
+           {{"explain", "memory", "--bandwidth", "1GB/s"}, "--bandwidth: is for ring, tensor"},
+           {{"explain", "batch", "--forward", "1s"}, "--forward: is for bubble"},
            {{"explain", "memory", "--tp", "3"}, "25 heads of --model gpt2-xl"},
            {{"explain", "ring", "--bandwidth", "0GB/s"}, "--bandwidth"},
            {{"explain", "memory", "--model", "gpt9"}, "--model"}}) {

@@ -200,12 +200,20 @@ TEST(Simulate, MistakesAreStatus2AndNothingOnStdout) {
                                                        {"--params", "13B"},
                                                        {"--dp", "0"},
                                                        {"--trace", "/nowhere/at/all.json"},
-                                                       {"--law-cost", "nan"}};
+                                                       {"--law-cost", "nan"},
+                                                       {"--law-cost", "0.1"},
+                                                       {"--trace-ranks", "4"},
+                                                       {"--checkpoint-cost", "30s"},
+                                                       {"--restart-cost", "30s"},
+                                                       {"--between-bandwidth", "0GB/s"},
+                                                       {"--hardware-file", "/no/such/file"}};
   for (const auto& arguments : cases) {
     const Answer answer = simulate(arguments);
     EXPECT_EQ(answer.status, 2) << arguments[0] << " " << answer.err;
     EXPECT_EQ(answer.out, "") << arguments[0];
     EXPECT_NE(answer.err.find("--"), std::string::npos) << answer.err;
+    const std::string flag = arguments[0] + ": ";
+    EXPECT_EQ(answer.err.find(flag + flag), std::string::npos) << "named once: " << answer.err;
   }
 }
 

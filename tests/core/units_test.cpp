@@ -187,6 +187,8 @@ TEST(Format, RateTimeCount) {
   EXPECT_EQ(format_time(90000), "1 d 1 h");
   EXPECT_EQ(format_time(-2), "-2 s");
   EXPECT_EQ(format_time(INFINITY), "inf");
+  EXPECT_EQ(format_time(1e300), "1e+300 s");
+  EXPECT_EQ(format_rate(1e300), "1e+282 EB/s");
   EXPECT_EQ(format_count(13'000'000'000), "13B");
   EXPECT_EQ(format_count(1'600'000), "1.6M");
   EXPECT_EQ(format_count(999), "999");
