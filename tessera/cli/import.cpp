@@ -20,7 +20,7 @@
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config.h"
-#include "tessera/planner/toml_text.h"
+#include "tessera/planner/settings_text.h"
 
 namespace tessera::cli {
 namespace {
@@ -47,24 +47,6 @@ const planner::Field& train_field(std::string_view setting) {
     if (field.name == setting) return field;
   }
   throw Error(str(quote(setting), " is no setting of a run"));
-}
-
-std::string setting_toml(const planner::RunSettings& settings, const planner::Field& field) {
-  std::string text = get(settings, field);
-  if (std::holds_alternative<std::string planner::RunSettings::*>(field.member)) {
-    return planner::toml_string(text);
-  }
-  if (std::holds_alternative<double planner::RunSettings::*>(field.member) &&
-      text.find_first_of(".eE") == std::string::npos) {
-    text += ".0";
-  }
-  return text;
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  return text;
 }
 
 struct ImportArguments {
@@ -188,18 +170,13 @@ bool Imported::complete() const {
 }
 
 std::string Imported::toml() const {
-  std::string text, group;
-  for (const planner::Field& field : planner::fields(planner::Command::train)) {
-    const auto given = std::find_if(given_.begin(), given_.end(),
-                                    [&](const auto& each) { return each.first == field.name; });
-    if (given == given_.end()) continue;
-    if (field.group != group) {
-      group = field.group;
-      text += str(text.empty() ? "" : "\n", "[", lower(group), "]\n");
-    }
-    text += str(field.name, " = ", setting_toml(settings_, field), "  # ", given->second, "\n");
-  }
-  return text;
+  return planner::settings_toml(settings_, planner::fields(planner::Command::train),
+                                [this](const planner::Field& field) -> std::optional<std::string> {
+                                  for (const auto& [setting, from] : given_) {
+                                    if (setting == field.name) return "  # " + from;
+                                  }
+                                  return std::nullopt;
+                                });
 }
 
 std::string Imported::json() const {

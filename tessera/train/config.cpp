@@ -12,9 +12,6 @@
 #include "tessera/huggingface/config.h"
 #include "tessera/huggingface/shape_json.h"
 #include "tessera/kernels/rules.h"
-#include "tessera/planner/step_time.h"
-#include "tessera/planner/toml_text.h"
-#include "tessera/schedule/schedule.h"
 #include "tessera/train/adapters.h"
 #include "tessera/train/init_from.h"
 #include "tessera/train/resuming.h"
@@ -24,21 +21,6 @@ namespace {
 
 constexpr std::int64_t kWarmup = 20;
 constexpr std::int64_t kSteps = 240;
-
-bool is_text(const Field& field) {
-  return std::holds_alternative<std::string TrainConfig::*>(field.member);
-}
-
-// A float of TOML has a point or an exponent.
-std::string toml_value(const TrainConfig& config, const Field& field) {
-  std::string text = get(config, field);
-  if (is_text(field)) return planner::toml_string(text);
-  if (std::holds_alternative<double TrainConfig::*>(field.member) &&
-      text.find_first_of(".eE") == std::string::npos) {
-    text += ".0";
-  }
-  return text;
-}
 
 // The model of --init-from. Others of --model and sizes of their own cannot start with it.
 ModelShape resolve_start(const TrainConfig& config) {
@@ -77,6 +59,10 @@ ModelShape resolve_model(const TrainConfig& config) {
   const auto or_else = [](std::int64_t given, std::int64_t own) { return given > 0 ? given : own; };
   try {
     if (shape.swiglu) {  // a Llama: its sizes are replaced one by one
+      if (config.positions > 0) {
+        throw UsageError(str("positions: got ", config.positions, ", but --model ", config.model,
+                             " turns by positions and has none to learn; leave it out"));
+      }
       shape.name.clear();
       shape.layers = or_else(config.layers, shape.layers);
       shape.ffn = shape.ffn * or_else(config.hidden, shape.hidden) / shape.hidden;
@@ -198,115 +184,9 @@ Axes resolve_mesh(const TrainConfig& config, int ranks) {
   return model.with("dp", dp);
 }
 
-}  // namespace
-
-const std::vector<Field>& fields() {
-  static const std::vector<Field> all = [] {
-    std::vector<Field> rows = planner::fields(planner::Command::train);
-    for (Field& row : rows) {  // words that other rooms have
-      if (row.name == "optimizer") row.choices = rules::names();
-      if (row.name == "backend") row.choices = comm::backend_names();
-    }
-    return rows;
-  }();
-  return all;
-}
-
-const Field& field(std::string_view name) {
-  std::string flag(name);
-  std::replace(flag.begin(), flag.end(), '_', '-');
-  std::vector<std::string> names;
-  for (const Field& each : fields()) {
-    if (each.is_called(flag)) return each;
-    names.push_back(each.name);
-  }
-  throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(flag, names)));
-}
-
-int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
-  if (config.elastic.empty()) return ranks;
-  const auto parts = static_cast<int>(config.axes.with("dp", 1).world());
-  for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
-       count -= parts) {
-    if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
-      return count;
-    }
-  }
-  return 0;
-}
-
-int ranks_wanted(const TrainConfig& config) {
-  if (!config.elastic.empty() && config.ranks == 0 && config.axes.dp() == 0) {
-    return parse_elastic(config.elastic).most;
-  }
-  if (config.ranks > 0) return static_cast<int>(config.ranks);
-  const std::int64_t parts = config.axes.with("dp", 1).world();
-  const std::int64_t dp =
-      config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? planner::kRunRanks : 1);
-  return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
-}
-
-std::string to_toml(const TrainConfig& config) {
-  std::string text, group;
-  for (const Field& field : fields()) {
-    if (field.group != group) {
-      group = field.group;
-      std::string key = group;
-      std::transform(key.begin(), key.end(), key.begin(),
-                     [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-      text += str(text.empty() ? "" : "\n", "[", key, "]\n");
-    }
-    text += str(field.name, " = ", toml_value(config, field), "\n");
-  }
-  return text;
-}
-
-comm::LinkOptions link_options(const TrainConfig& config) {
-  comm::LinkOptions link;
-  const auto read = [](std::string_view flag, const std::string& text, auto parse, double& value) {
-    if (text.empty()) return;
-    try {
-      value = parse(text);
-    } catch (const UsageError& error) {
-      throw UsageError(str(flag, ": ", error.what()));
-    }
-    if (value > 0) return;
-    throw UsageError(str(flag, ": got ", quote(text),
-                         ", wanted more than nothing; leave it out for a link as fast as it goes"));
-  };
-  read("--link-bandwidth", config.link_bandwidth, parse_rate, link.bandwidth);
-  read("--link-latency", config.link_latency, parse_time, link.latency);
-  if (link.slowed() && config.backend != "auto" && config.backend != "shm") {
-    throw UsageError(str("--link-bandwidth, --link-latency: got --backend ", config.backend,
-                         ", but only ranks that share memory have such links; wanted shm"));
-  }
-  return link;
-}
-
-data::DataOptions data_options(const TrainConfig& config, const Resolved& resolved) {
-  return {.data = config.data,
-          .val_data = config.val_data,
-          .val_fraction = config.val_fraction,
-          .order = config.order,
-          .documents = config.documents,
-          .pack = config.pack,
-          .epochs = config.epochs,
-          .seq = resolved.seq,
-          .seed = static_cast<std::uint64_t>(config.seed)};
-}
-
-std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
-                          std::int64_t sample_shift) {
-  if (resolved.samples_in_all == 0) return config.steps > 0 ? config.steps : kSteps;
-  const std::int64_t left = std::max<std::int64_t>(0, resolved.samples_in_all - sample_shift);
-  const std::int64_t fill = config.last_batch == "pad" ? resolved.global_batch - 1 : 0;
-  const std::int64_t steps = (left + fill) / resolved.global_batch;
-  return config.steps > 0 ? std::min(config.steps, steps) : steps;
-}
-
 // [Note: batch and rate] A larger batch has less noise, and takes larger steps: in proportion
 // (Goyal et al., 2017, for SGD), or by the root (Krizhevsky, 2014; Malladi et al., 2022, for Adam).
-static double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
+double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
   if (config.lr_scaling == "none") {
     if (config.lr_reference_batch > 0) {
       throw UsageError("--lr-reference-batch needs --lr-scaling linear or sqrt");
@@ -322,46 +202,8 @@ static double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
   return config.lr * (config.lr_scaling == "linear" ? ratio : std::sqrt(ratio));
 }
 
-Resolved resolve(const TrainConfig& config, int ranks) {
-  // The bounds first: a configuration may come from code as well.
-  for (const Field& each : fields()) {
-    TrainConfig copy;
-    set(copy, each, get(config, each));
-  }
-  link_options(config);
-  Resolved out;
-  out.model = resolve_model(config);
-  out.model.lora = adapters_asked(config, out.model);
-  out.layout = parse_state_layout(config.layout);
-  std::visit(
-      [&](const auto& rule) {
-        out.layout.moments = 4 * static_cast<int>(rule.states().size());
-        if constexpr (requires { rule.matrix_states(); }) {
-          out.layout.matrix_moments = 4 * static_cast<int>(rule.matrix_states().size());
-        }
-      },
-      rules::named(config.optimizer, config));
-  out.axes = resolve_mesh(config, ranks);
-  out.ranks = config.comm == "off" ? 1 : out.axes.dp();
-  const auto stage = static_cast<int>(config.zero);
-  out.policy = config.grad_reduce == "auto"   ? default_reduce_policy(stage)
-               : config.grad_reduce == "each" ? ReducePolicy::each
-                                              : ReducePolicy::last;
-  out.recompute = planner::parse_recompute(config.recompute);
-  const std::int64_t most = out.model.positions;  // 0: any length
-  out.seq = config.seq > 0 ? config.seq
-            : most > 0     ? std::min(planner::kRunSeq, most)
-                           : planner::kRunSeq;
-  if (most > 0 && out.seq > most) {
-    throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
-                         " positions; wanted at most that, or a larger --positions"));
-  }
-  if (config.sequence_parallel && out.seq % config.axes.tp() != 0) {
-    throw UsageError(str("--seq: got ", out.seq, ", which the ", config.axes.tp(),
-                         " ranks of --tp ", config.axes.tp(),
-                         " --sequence-parallel do not divide; wanted ",
-                         (out.seq / config.axes.tp() + 1) * config.axes.tp()));
-  }
+// Flags that want others, or cannot stand beside them.
+void check_together(const TrainConfig& config) {
   if (config.device == "cpu" && comm::backend_kind(config.backend).needs_gpu) {
     throw UsageError(str("--backend: got ", config.backend,
                          ", which needs --device cuda; wanted auto, shm or mpi"));
@@ -412,6 +254,140 @@ Resolved resolve(const TrainConfig& config, int ranks) {
     throw UsageError(str("--hardware-file: got ", quote(config.hardware_file),
                          " without --hardware, the name of an entry; wanted both"));
   }
+}
+
+}  // namespace
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> all = [] {
+    std::vector<Field> rows = planner::fields(planner::Command::train);
+    for (Field& row : rows) {  // words that other rooms have
+      if (row.name == "optimizer") row.choices = rules::names();
+      if (row.name == "backend") row.choices = comm::backend_names();
+    }
+    return rows;
+  }();
+  return all;
+}
+
+const Field& field(std::string_view name) {
+  std::string flag(name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  std::vector<std::string> names;
+  for (const Field& each : fields()) {
+    if (each.is_called(flag)) return each;
+    names.push_back(each.name);
+  }
+  throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(flag, names)));
+}
+
+int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
+  if (config.elastic.empty()) return ranks;
+  const auto parts = static_cast<int>(config.axes.with("dp", 1).world());
+  for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
+       count -= parts) {
+    if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
+      return count;
+    }
+  }
+  return 0;
+}
+
+int ranks_wanted(const TrainConfig& config) {
+  if (!config.elastic.empty() && config.ranks == 0 && config.axes.dp() == 0) {
+    return parse_elastic(config.elastic).most;
+  }
+  if (config.ranks > 0) return static_cast<int>(config.ranks);
+  const std::int64_t parts = config.axes.with("dp", 1).world();
+  const std::int64_t dp =
+      config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? planner::kRunRanks : 1);
+  return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
+}
+
+comm::LinkOptions link_options(const TrainConfig& config) {
+  comm::LinkOptions link;
+  const auto read = [](std::string_view flag, const std::string& text, auto parse, double& value) {
+    if (text.empty()) return;
+    try {
+      value = parse(text);
+    } catch (const UsageError& error) {
+      throw UsageError(str(flag, ": ", error.what()));
+    }
+    if (value > 0) return;
+    throw UsageError(str(flag, ": got ", quote(text),
+                         ", wanted more than nothing; leave it out for a link as fast as it goes"));
+  };
+  read("--link-bandwidth", config.link_bandwidth, parse_rate, link.bandwidth);
+  read("--link-latency", config.link_latency, parse_time, link.latency);
+  if (link.slowed() && config.backend != "auto" && config.backend != "shm") {
+    throw UsageError(str("--link-bandwidth, --link-latency: got --backend ", config.backend,
+                         ", but only ranks that share memory have such links; wanted shm"));
+  }
+  return link;
+}
+
+data::DataOptions data_options(const TrainConfig& config, const Resolved& resolved) {
+  return {.data = config.data,
+          .val_data = config.val_data,
+          .val_fraction = config.val_fraction,
+          .order = config.order,
+          .documents = config.documents,
+          .pack = config.pack,
+          .epochs = config.epochs,
+          .seq = resolved.seq,
+          .seed = static_cast<std::uint64_t>(config.seed)};
+}
+
+std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
+                          std::int64_t sample_shift) {
+  if (resolved.samples_in_all == 0) return config.steps > 0 ? config.steps : kSteps;
+  const std::int64_t left = std::max<std::int64_t>(0, resolved.samples_in_all - sample_shift);
+  const std::int64_t fill = config.last_batch == "pad" ? resolved.global_batch - 1 : 0;
+  const std::int64_t steps = (left + fill) / resolved.global_batch;
+  return config.steps > 0 ? std::min(config.steps, steps) : steps;
+}
+
+Resolved resolve(const TrainConfig& config, int ranks) {
+  // The bounds first: a configuration may come from code as well.
+  for (const Field& each : fields()) {
+    TrainConfig copy;
+    set(copy, each, get(config, each));
+  }
+  link_options(config);
+  Resolved out;
+  out.model = resolve_model(config);
+  out.model.lora = adapters_asked(config, out.model);
+  out.layout = parse_state_layout(config.layout);
+  std::visit(
+      [&](const auto& rule) {
+        out.layout.moments = 4 * static_cast<int>(rule.states().size());
+        if constexpr (requires { rule.matrix_states(); }) {
+          out.layout.matrix_moments = 4 * static_cast<int>(rule.matrix_states().size());
+        }
+      },
+      rules::named(config.optimizer, config));
+  out.axes = resolve_mesh(config, ranks);
+  out.ranks = config.comm == "off" ? 1 : out.axes.dp();
+  const auto stage = static_cast<int>(config.zero);
+  out.policy = config.grad_reduce == "auto"   ? default_reduce_policy(stage)
+               : config.grad_reduce == "each" ? ReducePolicy::each
+                                              : ReducePolicy::last;
+  out.recompute = planner::parse_recompute(config.recompute);
+  const std::int64_t most = out.model.positions;  // 0: any length
+  out.seq = config.seq > 0 ? config.seq
+            : most > 0     ? std::min(planner::kRunSeq, most)
+                           : planner::kRunSeq;
+  if (most > 0 && out.seq > most) {
+    throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
+                         " positions; wanted at most that, or a larger --positions"));
+  }
+  if (config.sequence_parallel && out.seq % config.axes.tp() != 0) {
+    throw UsageError(str("--seq: got ", out.seq, ", which the ", config.axes.tp(),
+                         " ranks of --tp ", config.axes.tp(),
+                         " --sequence-parallel do not divide; wanted ",
+                         (out.seq / config.axes.tp() + 1) * config.axes.tp()));
+  }
+  check_together(config);
   resolve_batch(config, out.axes.dp(), out);
   out.lr = scaled_lr(config, out);
   resolve_data(config, out);
@@ -429,55 +405,6 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                          " sequences of ", out.seq, " tokens; wanted at most 10^15 tokens"));
   }
   return out;
-}
-
-planner::Question question(const TrainConfig& config, const Resolved& resolved,
-                           std::optional<bool> shares) {
-  planner::Question question = planner::described(config);
-  question.hardware.name = config.device;
-  question.hardware.cpu =
-      config.device == "cpu" && shares.value_or(comm::backend_kind(config.backend).shares_memory);
-  question.software = planner::Software::tessera;
-  question.gpu = config.device == "cuda";
-  question.model = resolved.model;
-  question.seq = resolved.seq;
-  question.axes = resolved.axes.with("dp", resolved.ranks);
-  question.per_node = question.world();
-  question.layout = resolved.layout;
-  question.grad_reduce = resolved.policy;
-  if (config.gather != "copy") question.gather.reset();  // as the ranks can
-  question.grad_accum = resolved.grad_accum;
-  question.global_batch = 0;
-  if (question.pp() > 1) {
-    question.chunks =
-        schedule::make(config.schedule, question.pp(), static_cast<int>(resolved.grad_accum),
-                       static_cast<int>(config.chunks))
-            .chunks;
-  } else {
-    question.schedule = "1f1b";
-    question.split = "even";
-    question.chunks = 1;
-  }
-  return planner::settle(question);
-}
-
-std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved) {
-  if (config.hardware.empty()) return std::nullopt;
-  if (resolved.model.lora.any()) {
-    throw UsageError(
-        "--hardware: the planner knows what adapters hold and send, not how long a step with them "
-        "takes; leave it out with --lora-rank and --lora-from");
-  }
-  planner::Catalogue catalogue;
-  if (!config.hardware_file.empty()) catalogue.read(config.hardware_file);
-  planner::Question asked = question(config, resolved);
-  asked.hardware = catalogue.find(config.hardware);
-  return planner::step_time(asked).step();
-}
-
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, const Place& place,
-                      std::optional<bool> shares) {
-  return planner::plan_run(planner::run_question(question(config, resolved, shares), place));
 }
 
 }  // namespace tessera::train

@@ -3,11 +3,16 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/settings_text.h"
 #include "tessera/planner/settings_toml.h"
 #include "tessera/planner/toml_text.h"
 #include "tessera/train/config.h"
 
 namespace tessera::train {
+
+std::string to_toml(const TrainConfig& config) {
+  return planner::settings_toml(config, fields(), [](const Field&) { return ""; });
+}
 
 void read_config(TrainConfig& config, const std::string& path, std::vector<std::string>* named) {
   parse_config(config,

@@ -299,6 +299,8 @@ TEST(Resolve, ModelsByNameAndBySize) {
   config.heads = 16;
   EXPECT_EQ(resolve(config, 1).model.kv_heads, 4);
   EXPECT_EQ(resolve(config, 1).model.ffn, 3584);
+  config.positions = 64;
+  EXPECT_TRUE(contains(refusal([&] { resolve(config, 1); }), "--positions: got 64"));
 }
 
 TEST(Resolve, WhatDoesNotFitTogether) {

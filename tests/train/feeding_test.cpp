@@ -252,7 +252,7 @@ TEST_F(Feeding, SeparateDocumentsAreAsIfAlone) {
     packed.pack = "documents";
     packed.documents = "separate";
     packed.seq = 2 * kLength;
-    packed.positions = alone.positions = 2 * kLength;
+    if (model[0] != 'l') packed.positions = alone.positions = 2 * kLength;
     packed.global_batch = 4;
     for (const auto& [dp, tp, pp] :
          {std::tuple(1, 1, 1), std::tuple(2, 1, 1), std::tuple(1, 2, 1), std::tuple(1, 1, 2)}) {
