@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <iostream>
 #include <iterator>
@@ -156,6 +157,12 @@ void Imported::set(std::string_view setting, const std::string& text, const std:
     }
   }
   given_.emplace_back(setting, from);
+}
+
+void Imported::set(std::string_view setting, double value, const std::string& from) {
+  char text[32];
+  char* const end = std::to_chars(text, text + sizeof text, value).ptr;
+  set(setting, std::string(text, end), from);
 }
 
 bool Imported::has(std::string_view setting) const {

@@ -35,6 +35,7 @@ class Imported {
   // `from` is what it follows from, for errors and for the comment behind it. Throws UsageError
   // that begins with it if the setting cannot have that value. A later value replaces an earlier.
   void set(std::string_view setting, const std::string& text, const std::string& from);
+  void set(std::string_view setting, double value, const std::string& from);  // to the bit
   void note(std::string key, Fate fate, std::string text) {
     notes_.push_back({std::move(key), fate, std::move(text)});
   }

@@ -84,8 +84,7 @@ class DeepSpeedConfig {
   void take_number(const std::string& path, const char* setting, double otherwise) {
     const std::optional<double> value = number(path);
     if (is_open(path)) return;
-    out_.set(setting, DsValue(value.value_or(otherwise)).dump(),
-             value ? path : path + ", DeepSpeed's default");
+    out_.set(setting, value.value_or(otherwise), value ? path : path + ", DeepSpeed's default");
   }
   [[noreturn]] static void refuse(const std::string& path, const DsValue& value,
                                   const char* wanted) {
@@ -190,7 +189,7 @@ void take_types(DeepSpeedConfig& config, Imported& out) {
   if (const auto elements = config.whole("zero_optimization.reduce_bucket_size")) {
     const double bytes = (brain || half) && !wide ? 2 : 4;
     const double megabytes = std::min(1e5, static_cast<double>(*elements) * bytes / 1e6);
-    out.set("bucket-mb", DsValue(megabytes).dump(), "zero_optimization.reduce_bucket_size");
+    out.set("bucket-mb", megabytes, "zero_optimization.reduce_bucket_size");
   }
 }
 
@@ -266,7 +265,7 @@ void take_scheduler(DeepSpeedConfig& config, Imported& out) {
     return;
   }
   if (const auto highest = config.number(params + "warmup_max_lr")) {
-    out.set("lr", DsValue(*highest).dump(), params + "warmup_max_lr");
+    out.set("lr", *highest, params + "warmup_max_lr");
   }
   const std::string rising = params + "warmup_num_steps";
   if (const auto steps = config.whole(rising)) {

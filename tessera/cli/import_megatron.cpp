@@ -2,104 +2,14 @@
 // on several flags, is here. Megatron's own defaults are written where ours differ.
 
 #include <algorithm>
-#include <charconv>
-#include <map>
 
 #include "tessera/cli/import.h"
-#include "tessera/cli/import_megatron_flags.h"
+#include "tessera/cli/import_megatron_words.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
 namespace {
-
-class MegatronWords {
- public:
-  MegatronWords(const std::vector<std::string>& words, Imported& out) {
-    for (std::size_t i = 0; i < words.size();) i = take(words, i, out);
-  }
-
-  bool has(const std::string& flag) const { return values_.contains(flag); }
-  std::string word(const std::string& flag) const {
-    const auto found = values_.find(flag);
-    return found == values_.end() ? std::string() : found->second;
-  }
-  std::int64_t whole(const std::string& flag, std::int64_t otherwise = 0) const {
-    return has(flag) ? parse<std::int64_t>(flag, "a whole number") : otherwise;
-  }
-  // As text, for a setting that says itself what it may be.
-  double real(const std::string& flag, double otherwise) const {
-    return has(flag) ? parse<double>(flag, "a number") : otherwise;
-  }
-  // A size: at least 1 if it is given, else 0.
-  std::int64_t size(const std::string& flag) const {
-    const std::int64_t value = whole(flag);
-    if (has(flag) && (value < 1 || value > 1'000'000'000'000)) {
-      throw UsageError(str(flag, ": got ", value, ", wanted 1 to 1000000000000"));
-    }
-    return value;
-  }
-
- private:
-  template <typename T>
-  T parse(const std::string& flag, const char* wanted) const {
-    const std::string text = word(flag);
-    T value{};
-    const auto [at, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (problem != std::errc() || at != text.data() + text.size()) {
-      throw UsageError(str(flag, ": got ", quote(text), ", wanted ", wanted));
-    }
-    return value;
-  }
-
-  static const MegatronFlag* find(const std::string& flag) {
-    for (const MegatronFlag& each : kMegatronFlags) {
-      if (flag == each.flag) return &each;
-    }
-    return nullptr;
-  }
-  static bool is_flag(const std::string& word) { return word.size() > 2 && word.starts_with("--"); }
-
-  std::size_t take(const std::vector<std::string>& words, std::size_t at, Imported& out) {
-    std::string flag = words[at++];
-    if (!is_flag(flag)) {
-      throw UsageError(str(quote(flag), ": one word too many; wanted a flag of Megatron-LM"));
-    }
-    std::vector<std::string> values;
-    if (const std::size_t sign = flag.find('='); sign != std::string::npos) {
-      values.push_back(flag.substr(sign + 1));
-      flag.resize(sign);
-    }
-    if (flag == "--layernorm-epsilon") flag = "--norm-epsilon";  // older names
-    const MegatronFlag* const row = find(flag);
-    if (row == nullptr) {
-      while (at < words.size() && !is_flag(words[at])) ++at;
-      std::vector<std::string> names;
-      for (const MegatronFlag& each : kMegatronFlags) names.emplace_back(each.flag);
-      const std::string shown = quote(flag);
-      out.note(shown.substr(1, shown.size() - 2), Fate::unknown,
-               "no flag of Megatron-LM that is known here" + did_you_mean(flag, names));
-      return at;
-    }
-    const auto wanted = static_cast<std::size_t>(row->values < 0 ? words.size() : row->values);
-    while (values.size() < wanted && at < words.size() && !is_flag(words[at])) {
-      values.push_back(words[at++]);
-    }
-    if (row->values >= 0 && values.size() != wanted) {
-      throw UsageError(str(flag, ": got ",
-                           plural(static_cast<std::int64_t>(values.size()), "value"), ", wanted ",
-                           row->values));
-    }
-    if (*row->text != '\0') {
-      const bool off = values.size() == 1 && flag.ends_with("-size") && values[0] == "1";
-      out.note(flag, off ? Fate::not_needed : row->fate, off ? "1 switches nothing on" : row->text);
-    }
-    values_[flag] = values.empty() ? "true" : values.front();
-    return at;
-  }
-
-  std::map<std::string, std::string> values_;
-};
 
 class Megatron {
  public:
@@ -332,7 +242,7 @@ class Megatron {
     }
     if (const std::int64_t elements = words_.size("--ddp-bucket-size"); elements > 0) {
       const double bytes = (brain && narrow) || half ? 2 : 4;
-      out_.set("bucket-mb", str(std::min(1e5, static_cast<double>(elements) * bytes / 1e6)),
+      out_.set("bucket-mb", std::min(1e5, static_cast<double>(elements) * bytes / 1e6),
                "--ddp-bucket-size");
     }
   }
@@ -374,7 +284,7 @@ class Megatron {
         throw UsageError(str("--lr ", words_.word("--lr"), " --min-lr ", least,
                              ": wanted 0 <= --min-lr <= --lr, and --lr above 0"));
       }
-      out_.set("min-lr-ratio", str(least / highest), "--min-lr over --lr");
+      out_.set("min-lr-ratio", least / highest, "--min-lr over --lr");
     } else {
       out_.note("--lr", Fate::open, "left out: give --lr");
     }
@@ -401,8 +311,7 @@ class Megatron {
       take("--lr-warmup-iters", "warmup", "0");
     }
     if (const std::int64_t last = words_.size("--lr-wsd-decay-iters"); last > 0 && steps > 0) {
-      out_.set("decay-share",
-               str(std::min(1.0, static_cast<double>(last) / static_cast<double>(steps))),
+      out_.set("decay-share", std::min(1.0, static_cast<double>(last) / static_cast<double>(steps)),
                "--lr-wsd-decay-iters");
     }
   }

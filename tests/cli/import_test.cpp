@@ -236,7 +236,7 @@ TEST(ImportMegatron, SettingsOfAUsualRun) {
   EXPECT_TRUE(s.overlap_grad_reduce);
   EXPECT_FALSE(s.overlap_param_gather);
   EXPECT_EQ(s.recompute, "selective");
-  EXPECT_NEAR(s.min_lr_ratio, 0.1, 1e-6);
+  EXPECT_EQ(s.min_lr_ratio, 3e-5 / 3e-4);
   EXPECT_EQ(s.lr_schedule, "linear");
   EXPECT_EQ(s.beta2, 0.999);
   EXPECT_EQ(s.dropout, 0.1);
