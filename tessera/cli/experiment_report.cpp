@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/cli/json_text.h"
-#include "tessera/cli/table.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/median.h"
 #include "tessera/core/svg.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "tessera/cli/explain_topics.h"
-#include "tessera/cli/table.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/formulas.h"

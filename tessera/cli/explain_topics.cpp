@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tessera/cli/table.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/formulas.h"

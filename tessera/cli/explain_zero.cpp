@@ -9,7 +9,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/explain_topics.h"
 #include "tessera/cli/plan_flags.h"
-#include "tessera/cli/table.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/remedy.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "tessera/cli/table.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 

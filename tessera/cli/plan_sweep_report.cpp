@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "tessera/cli/plan_report.h"
-#include "tessera/cli/table.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/remedy.h"

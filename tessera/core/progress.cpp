@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tessera/core/log.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -40,12 +41,6 @@ std::string first_columns(std::string_view text, std::size_t columns) {
     result += byte < 0x20 ? ' ' : text[i];
   }
   return result;
-}
-
-std::size_t columns_of(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
-  }));
 }
 
 std::string bar(double share, std::size_t cells) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 
 namespace tessera {
@@ -16,12 +17,6 @@ std::string svg_number(double value) {
 std::string with_tip(std::string_view tip, std::string_view element) {
   if (tip.empty()) return "/>\n";
   return str("><title>", svg_escaped(tip), "</title></", element, ">\n");
-}
-
-std::size_t characters(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
-  }));
 }
 
 }  // namespace
@@ -80,7 +75,7 @@ void Svg::dot(double x, double y, const char* colour, std::string_view tip) {
 double Svg::legend(double x, double y, const char* colour, std::string_view what) {
   box(x, y - 12, 14, 14, colour);
   text(x + 20, y, what);
-  return x + 44 + 7.5 * static_cast<double>(characters(what));
+  return x + 44 + 7.5 * static_cast<double>(columns_of(what));
 }
 
 }  // namespace tessera

@@ -17,24 +17,10 @@ constexpr const char* kSimulated = colours::kSimulated;
 constexpr const char* kLaw = colours::kLaw;
 constexpr const char* kIdeal = "#999999";
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string number(double value) { return fixed(value, 1); }
 
 std::string text_at(double x, double y, const std::string& text, const char* more = "") {
-  return str("<text x=\"", number(x), "\" y=\"", number(y), "\"", more, ">", escaped(text),
+  return str("<text x=\"", number(x), "\" y=\"", number(y), "\"", more, ">", svg_escaped(text),
              "</text>\n");
 }
 

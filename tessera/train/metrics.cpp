@@ -14,7 +14,6 @@
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
-#include "tessera/train/trace.h"
 
 namespace tessera::train {
 namespace {
@@ -174,7 +173,7 @@ Fd open_lines(const std::string& path, std::string_view flag, int flags) {
 
 Fd check_lines(const std::string& path, std::string_view flag) {
   if (kind_of_file(path) != "nothing") return open_lines(path, flag, 0);
-  check_writable(path, std::string(flag));
+  check_publishable(path, flag);
   return Fd();
 }
 

@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
 namespace tessera::train {
 namespace {
-
-// Characters that a terminal shows: continuation bytes of UTF-8 take no place.
-std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
-  }));
-}
 
 // "+0.42%" of the predicted, "exact" where they are equal.
 std::string difference(std::int64_t predicted, std::int64_t measured) {
@@ -28,47 +22,29 @@ std::string bytes(std::int64_t value) { return format_bytes(value); }
 
 }  // namespace
 
-std::string table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
-  }
-  std::string out;
-  for (const auto& row : rows) {
-    std::string line = "  ";
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string space(widths[i] - width(row[i]), ' ');
-      line += i == 0 ? row[i] + space : "  " + space + row[i];
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
-  }
-  return out;
-}
-
 std::string memory_table(const Summary& summary) {
-  std::vector<std::vector<std::string>> rows = {{"memory", "predicted", "measured", ""}};
+  Table table("lrrr");
+  table.row({"memory", "predicted", "measured", ""});
   const MemoryBytes &predicted = summary.predicted.memory, &measured = summary.measured.memory;
   const auto add = [&](const std::string& name) {
     const auto want = predicted.find(name), got = measured.find(name);
     if (want == predicted.end() && got == measured.end()) return;
     const bool both = want != predicted.end() && got != measured.end();
-    rows.push_back({name, want == predicted.end() ? "–" : bytes(want->second),
-                    got == measured.end() ? "–" : bytes(got->second),
-                    both ? difference(want->second, got->second) : ""});
+    table.row({name, want == predicted.end() ? "–" : bytes(want->second),
+               got == measured.end() ? "–" : bytes(got->second),
+               both ? difference(want->second, got->second) : ""});
   };
   for (const std::string_view name : kMemoryCategoryNames) add(std::string(name));
   add("peak");
-  return table(rows);
+  return table.text();
 }
 
 std::string traffic_table(const Summary& summary, const Axes& axes) {
-  std::vector<std::vector<std::string>> rows = {
-      {"bytes sent per rank and step", "predicted", "counted", ""}};
+  Table table("lrrr");
+  table.row({"bytes sent per rank and step", "predicted", "counted", ""});
   const auto &predicted = summary.predicted.sent, &measured = summary.measured.sent;
   const auto add = [&](const char* axis, int ranks, std::int64_t SentBytes::*bytes_of) {
-    rows.push_back(
+    table.row(
         {str(axis, " over ", ranks, ranks == 1 ? " rank" : " ranks"),
          predicted ? bytes((*predicted).*bytes_of) : "–",
          measured ? bytes((*measured).*bytes_of) : "–",
@@ -77,7 +53,7 @@ std::string traffic_table(const Summary& summary, const Axes& axes) {
   add("dp", axes.dp(), &SentBytes::dp);
   if (axes.tp() > 1) add("tp", axes.tp(), &SentBytes::tp);
   if (axes.pp() > 1) add("pp", axes.pp(), &SentBytes::pp);
-  return table(rows);
+  return table.text();
 }
 
 std::string time_table(const std::vector<StepMetrics>& steps) {
@@ -100,24 +76,25 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
     sent = sent || steps[i].sent_bytes > 0;
   }
   const auto count = static_cast<double>(steps.size() - first);
-  const auto row = [&](const char* name, double seconds) -> std::vector<std::string> {
-    return {name, format_time(seconds / count),
-            whole > 0 ? fixed(100 * seconds / whole, 1) + "%" : ""};
+  Table table("lrr");
+  table.row({"time per step", "mean", "share"});
+  const auto row = [&](const char* name, double seconds) {
+    table.row({name, format_time(seconds / count),
+               whole > 0 ? fixed(100 * seconds / whole, 1) + "%" : ""});
   };
   const double compute = forward + backward + optimizer + graph;
   const double rest = std::max(0.0, whole - compute - exposed);
-  std::vector<std::vector<std::string>> rows = {{"time per step", "mean", "share"}};
   if (graphed) {
-    rows.push_back(row("all of it, as a CUDA graph", graph));
+    row("all of it, as a CUDA graph", graph);
   } else {
-    rows.push_back(row("forward", forward));
-    rows.push_back(row("backward", backward));
-    rows.push_back(row("exposed communication", exposed));
-    rows.push_back(row("optimizer", optimizer));
+    row("forward", forward);
+    row("backward", backward);
+    row("exposed communication", exposed);
+    row("optimizer", optimizer);
   }
-  rows.push_back(row("other", rest));
-  rows.push_back(row("step", whole));
-  std::string text = table(rows);
+  row("other", rest);
+  row("step", whole);
+  std::string text = table.text();
   if (sent && comm <= 0) {
     return text + "  communication / computation: this backend does not time its transfers\n";
   }

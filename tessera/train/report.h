@@ -8,9 +8,6 @@
 
 namespace tessera::train {
 
-// Columns of text, the first aligned to the left, the others to the right; no lines drawn.
-std::string table(const std::vector<std::vector<std::string>>& rows);
-
 // The three tables at the end of a run: memory by category and bytes sent, predicted and measured,
 // and where the time went (means per step, without the first ones).
 std::string memory_table(const Summary& summary);

@@ -13,6 +13,7 @@
 
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
+#include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/memory/device_usage.h"
@@ -140,7 +141,7 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   Fd held;
   const bool writes = rank == 0;
   if (writes && !config.metrics.empty()) held = check_lines(config.metrics, "--metrics");
-  if (writes && !config.trace.empty()) check_writable(config.trace, "--trace");
+  if (writes && !config.trace.empty()) check_publishable(config.trace, "--trace");
   if (writes && !config.tensorboard.empty()) {
     check_event_folder(config.tensorboard, "--tensorboard");
   }

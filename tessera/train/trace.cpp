@@ -93,10 +93,6 @@ void CallListener::waited(const comm::Collective& call, Time begin, Time end) {
   trace_.span(str("wait: ", comm::name(call.op), " ", call.label), begin, end);
 }
 
-void check_writable(const std::string& path, const std::string& flag) {
-  check_publishable(path, flag);
-}
-
 void write_trace(const std::string& path, const std::vector<std::string>& events_of_ranks) {
   try {
     publish(path, str("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n",

@@ -75,7 +75,4 @@ class CallListener final : public comm::Observer {
 // Puts the events of all ranks together, and publishes them: see [Note: publishing].
 void write_trace(const std::string& path, const std::vector<std::string>& events_of_ranks);
 
-// Throws UsageError if the file could not be written at the end of the run.
-void check_writable(const std::string& path, const std::string& flag);
-
 }  // namespace tessera::train

@@ -306,8 +306,8 @@ TEST_F(Folder, OfALineThatDidNotFitNothingStays) {
 }
 
 TEST_F(Folder, AFolderThatIsNotThereIsFoundBeforeTheRun) {
-  EXPECT_NO_THROW(check_writable((path / "x.json").string(), "--trace"));
-  EXPECT_THROW(check_writable((path / "y" / "x.json").string(), "--trace"), UsageError);
+  EXPECT_NO_THROW(check_lines((path / "x.jsonl").string(), "--metrics"));
+  EXPECT_THROW(check_lines((path / "y" / "x.jsonl").string(), "--metrics"), UsageError);
 }
 
 }  // namespace

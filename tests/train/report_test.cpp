@@ -8,13 +8,6 @@
 namespace tessera::train {
 namespace {
 
-TEST(Report, ColumnsLineUp) {
-  EXPECT_EQ(table({{"a", "b"}, {"long–é", "12"}, {"x", "3"}}),
-            "  a        b\n"
-            "  long–é  12\n"
-            "  x        3\n");
-}
-
 TEST(Report, MemoryShowsTheDifference) {
   Summary summary;
   summary.predicted.memory = {{"params", 1000}, {"grads", 500}, {"activations", 1'000'000}};

@@ -1,29 +1,27 @@
-#include "tessera/cli/table.h"
+#include "tessera/core/table.h"
 
 #include <algorithm>
 
-namespace tessera::cli {
-namespace {
+namespace tessera {
 
-// Characters, where each takes one column: bytes that do not go on with another.
-std::size_t width(const std::string& text) {
+// Bytes that do not go on with another.
+std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
   }));
 }
 
-}  // namespace
-
 std::string Table::text() const {
   std::vector<std::size_t> widths(alignment_.size(), 0);
   for (const auto& cells : rows_) {
-    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], width(cells[i]));
+    for (std::size_t i = 0; i < cells.size(); ++i)
+      widths[i] = std::max(widths[i], columns_of(cells[i]));
   }
   std::string text;
   for (const auto& cells : rows_) {
     std::string line = indent_;
     for (std::size_t i = 0; i < cells.size(); ++i) {
-      const std::string space(widths[i] - width(cells[i]), ' ');
+      const std::string space(widths[i] - columns_of(cells[i]), ' ');
       if (i > 0) line += "  ";
       line += alignment_[i] == 'r' ? space + cells[i] : cells[i] + space;
     }
@@ -33,4 +31,4 @@ std::string Table::text() const {
   return text;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera
