@@ -215,16 +215,7 @@ class PlannerAnswers {
   planner::Question settled(const RunWords& words) const {
     planner::Settings settings;
     for (const auto& [name, value] : words) {
-      if (name == "hardware" || name == "hardware-file") continue;
-      if (name == "bucket-mb") {
-        if (value != "0")
-          settings.set("bucket-size", str(static_cast<std::int64_t>(std::stod(value) * 1e6)));
-        continue;
-      }
-      for (const planner::Field& field : planner::fields(planner::Command::plan)) {
-        if (field.name == name && value != "0") settings.set(name, value);
-        if (field.name == name && value == "0" && name == "zero") settings.set(name, value);
-      }
+      if (name != "hardware") take_run_setting(name, value, settings);
     }
     const bool gpu = value_of(words, "device", "cpu") == "cuda";
     const std::string hardware = hardware_.empty() ? (gpu ? "h200" : "cpu") : hardware_;

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -145,8 +146,9 @@ std::string text_of(const data::Tokenizer& tokenizer, const Answer& answer) {
   const auto known = [&](data::TokenId token) { return token < tokenizer.vocab(); };
   if (!known(last[1])) return "";
   if (!known(last[0])) return tokenizer.decode({&last[1], 1}, /*skip_special=*/true);
-  const std::string before = tokenizer.decode({last, 1}, true);
-  return tokenizer.decode(last, true).substr(before.size());
+  const std::size_t before = tokenizer.decode({last, 1}, true).size();
+  const std::string both = tokenizer.decode(last, true);
+  return both.substr(std::min(before, both.size()));  // a decoder may take both for less
 }
 
 class GenerateOutput {

@@ -78,6 +78,18 @@ void choose_as_run(const std::string& name, const std::string& text, planner::Se
 
 }  // namespace
 
+void take_run_setting(const std::string& name, const std::string& text,
+                      planner::Settings& settings) {
+  if (name == "bucket-mb" && std::strtod(text.c_str(), nullptr) > 0) {
+    settings.set("bucket-size", text + "MB");
+  }
+  const planner::Field* const train = find_setting(name, planner::Command::train);
+  const planner::Field* const plan = find_setting(name, planner::Command::plan);
+  const bool chosen = text.empty() || (text == "0" && name != "zero");
+  if (plan == nullptr || chosen || (train != nullptr && !same_member(*train, *plan))) return;
+  settings.set(plan->name, text);
+}
+
 void read_plan_config(const std::string& path, planner::Settings& settings) {
   const std::string where = "--config: " + path;
   const std::string text =
@@ -98,16 +110,11 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
       throw UsageError(str(where, ", line ", each.line, ": ", quote(each.key),
                            " is no setting of a run", did_you_mean(name, names)));
     }
-    if (name == "bucket-mb" && std::strtod(each.text.c_str(), nullptr) > 0) {
-      settings.set("bucket-size", each.text + "MB");
-    }
     choose_as_run(name, each.text, settings);
     if (name == "ranks") ranks = each.text;
     axis_said |= name == "dp" && each.text != "0";
     axis_said |= (name == "tp" || name == "pp") && each.text != "1";
-    const bool chosen = each.text.empty() || (each.text == "0" && name != "zero");
-    if (plan == nullptr || chosen || (train != nullptr && !same_member(*train, *plan))) continue;
-    settings.set(plan->name, each.text);
+    take_run_setting(name, each.text, settings);
   }
   if (ranks == "0") ranks = axis_said ? "" : std::to_string(planner::kRunRanks);
   if (!ranks.empty()) settings.set("gpus", ranks);

@@ -23,6 +23,11 @@ planner::Catalogue make_catalogue(const std::string& hardware_file = "");
 // Those of a question.
 void add_plan_flags(CLI::App& app, planner::Settings& settings);
 
+// One setting of a run, in a plan's words. What leaves the choice to the run says nothing, nor does
+// what no plan asks about.
+void take_run_setting(const std::string& name, const std::string& text,
+                      planner::Settings& settings);
+
 // Puts what a file of --config says into `settings`: of a run's settings those that a plan asks
 // about, if they say more than "choose". Throws UsageError for keys that are no setting.
 void read_plan_config(const std::string& path, planner::Settings& settings);

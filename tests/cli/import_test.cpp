@@ -125,6 +125,25 @@ TEST(PlanConfig, IsOfTheRunThatTheFileStarts) {
   EXPECT_EQ(two.dp(), 1);
 }
 
+TEST(PlanConfig, SettingsOfARunInAPlansWords) {
+  planner::Settings settings;
+  const auto take = [&](const char* name, const char* text) {
+    take_run_setting(name, text, settings);
+  };
+  take("zero", "0");
+  take("dp", "0");              // as many as there are ranks
+  take("order", "sequential");  // of samples; a plan's is of axes
+  take("metrics", "x.jsonl");   // no plan asks for it
+  take("bucket-mb", "1.5");
+  take("micro-batch", "4");
+  EXPECT_TRUE(settings.has("zero"));
+  EXPECT_FALSE(settings.has("dp"));
+  EXPECT_FALSE(settings.has("order"));
+  const planner::Question question = planner::settle(settings.question(make_catalogue()));
+  EXPECT_EQ(question.bucket_bytes, 1.5e6);
+  EXPECT_EQ(question.micro_batch, 4);
+}
+
 TEST(ImportDeepSpeed, UnknownKeysAreNamedWithTheNearOne) {
   const Imported got = deepspeed(R"({"gradient_cliping": 1, "zero_optimization": {"stge": 1}})");
   ASSERT_NE(find_note(got, "gradient_cliping"), nullptr);
