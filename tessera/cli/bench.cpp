@@ -155,9 +155,8 @@ int bench_on_ranks(BenchArguments& arguments, int argc, char** argv) {
   check_sizes(arguments.bench);
   const comm::Launch launch = comm::detect_launch();
   if (launch.launcher != "alone") {
-    if (arguments.ranks_given && arguments.ranks != launch.size) {
-      throw UsageError(str("--ranks: got ", arguments.ranks, ", but ", launch.launcher, " started ",
-                           launch.size, " ranks; leave --ranks out"));
+    if (arguments.ranks_given) {
+      process::check_given_ranks(arguments.ranks, launch.launcher, launch.size);
     }
     return measure(arguments);
   }

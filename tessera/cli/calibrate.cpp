@@ -243,6 +243,9 @@ int calibrate_command(int argc, char** argv) {
   // Better known before half a minute of measurements than after it.
   if (!arguments.out.empty()) check_publishable(arguments.out, "--out");
   const comm::Launch launch = comm::detect_launch();
+  if (launch.launcher != "alone" && app.count("--ranks") > 0) {
+    process::check_given_ranks(arguments.ranks, launch.launcher, launch.size);
+  }
   if (launch.launcher != "alone" || arguments.ranks == 1) {
     if (launch.launcher == "alone" && arguments.cores == 0) arguments.cores = own_cores();
     if (arguments.threads > 0) at::set_num_threads(arguments.threads);

@@ -271,9 +271,8 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   }
   if (launch.launcher != "alone") {
     const bool asked = std::find(named.begin(), named.end(), "ranks") != named.end();
-    if (asked && config.ranks != 0 && config.ranks != launch.size) {
-      throw UsageError(str("--ranks: got ", config.ranks, ", but ", launch.launcher, " started ",
-                           launch.size, " ranks; leave --ranks out"));
+    if (asked && config.ranks != 0) {
+      process::check_given_ranks(config.ranks, launch.launcher, launch.size);
     }
     config.ranks = launch.size;
   } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {

@@ -30,6 +30,12 @@ std::string own_program() {
 
 }  // namespace
 
+void check_given_ranks(std::int64_t given, const std::string& launcher, int started) {
+  if (given == started) return;
+  throw UsageError(str("--ranks: got ", given, ", but ", launcher, " started ", started,
+                       " ranks; leave --ranks out"));
+}
+
 std::vector<std::string> own_command(int argc, char** argv) {
   std::vector<std::string> words = {own_program()};
   words.insert(words.end(), argv, argv + argc);

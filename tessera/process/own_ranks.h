@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -7,6 +8,9 @@
 namespace tessera::process {
 
 // For commands that are ranks of a job, and start the job themselves where no launcher did.
+
+// Throws UsageError if a --ranks that was given is not what a launcher has started.
+void check_given_ranks(std::int64_t given, const std::string& launcher, int started);
 
 // This very command once more, for the ranks to run.
 std::vector<std::string> own_command(int argc, char** argv);

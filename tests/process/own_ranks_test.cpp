@@ -33,6 +33,12 @@ Outcome run_ranks(int ranks, const std::string& script, const Restarts& restarts
   return {status, "", err.text()};
 }
 
+TEST(OwnRanks, AreAsManyAsALauncherHasStarted) {
+  EXPECT_EQ(error_of([] { check_given_ranks(4, "mpirun", 4); }), "");
+  EXPECT_EQ(error_of([] { check_given_ranks(2, "mpirun", 4); }),
+            "--ranks: got 2, but mpirun started 4 ranks; leave --ranks out");
+}
+
 TEST(OwnRanks, BlameTheRankThatFailedByItself) {
   // Rank 0 ends first, since it saw that rank 1 fails; rank 1 takes its time.
   const Outcome seen = run_ranks(2, fails(0, 0, false, 1) + fails(1, 0.5, true, 7));
