@@ -91,4 +91,20 @@ inline void run_small_matrix(Backend& group, const std::vector<std::size_t>& cou
 
 inline bool has_in_place(Op op) { return op != Op::all_to_all; }
 
+// What a fresh group counts of one call of each kind: a ring sends (n - 1) shards of a buffer.
+inline void expect_ring_traffic(Backend& group) {
+  const auto n = static_cast<std::uint64_t>(group.size());
+  std::vector<float> in(1000), out(1000 * n);
+  const auto run = [&](Op op, Traffic traffic) {
+    group.submit({op, DType::f32, ReduceOp::sum, traffic, in.data(), out.data(), 1000, 0, ""})
+        .wait();
+  };
+  run(Op::all_reduce, Traffic::model);
+  run(Op::reduce_scatter, Traffic::model);
+  run(Op::all_gather, Traffic::control);
+  const std::uint64_t shards = (n - 1) * ((1000 + n - 1) / n) * 4;
+  EXPECT_EQ(group.traffic().sent_bytes, 3 * shards);
+  EXPECT_EQ(group.traffic().control_bytes, shards);
+}
+
 }  // namespace tessera::comm::testing

@@ -334,21 +334,7 @@ TEST(TwoLevel, AnUnevenLayoutIsRefusedByEveryRank) {
                UsageError);
 }
 
-TEST(TwoLevel, TrafficIsTheRingFormula) {
-  const auto group = job->group("traffic");
-  const auto n = static_cast<std::uint64_t>(group->size());
-  std::vector<float> in(1000), out(1000 * n);
-  const auto run = [&](Op op, Traffic traffic) {
-    group->submit({op, DType::f32, ReduceOp::sum, traffic, in.data(), out.data(), 1000, 0, ""})
-        .wait();
-  };
-  run(Op::all_reduce, Traffic::model);
-  run(Op::reduce_scatter, Traffic::model);
-  run(Op::all_gather, Traffic::control);
-  const std::uint64_t shards = (n - 1) * ((1000 + n - 1) / n) * 4;
-  EXPECT_EQ(group->traffic().sent_bytes, 3 * shards);
-  EXPECT_EQ(group->traffic().control_bytes, shards);
-}
+TEST(TwoLevel, TrafficIsTheRingFormula) { testing::expect_ring_traffic(*job->group("traffic")); }
 
 Job make_job(int argc, char** argv) {
   Job made;
