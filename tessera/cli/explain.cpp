@@ -117,7 +117,10 @@ int explain_command(int argc, char** argv) {
     return execute_torch_program("explain sync", arguments);
   }
   for (const OwnTopic& topic : kOwnTopics) {
-    if (argc > 1 && argv[1] == topic.name) return topic.run(argc - 1, argv + 1);
+    if (argc < 2 || argv[1] != topic.name) continue;
+    // Errors send to the help that has the option.
+    return guarded(str("tessera explain ", topic.name),
+                   [&] { return topic.run(argc - 1, argv + 1); });
   }
   Words words;
   CommandLine line("explain", "Prints one formula with the numbers put in, step by step.",

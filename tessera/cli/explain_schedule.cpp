@@ -26,7 +26,7 @@ constexpr std::int64_t kMostMetrics = std::int64_t{1} << 30;
 struct ScheduleArguments {
   int stages = 4;
   int micros = 8;
-  int chunks = 1;
+  int chunks = 0;  // 0: the schedule's own
   int columns = 100;
   std::string schedule = "1f1b";
   double forward = 1, backward = 2;
@@ -61,7 +61,8 @@ int explain_schedule(int argc, char** argv) {
   line.integer(app, "--stages,--pp", a.stages, 1, 64, "ranks of the pipeline");
   line.integer(app, "--micro-batches,--grad-accum", a.micros, 1, 512, "in a step");
   line.choice(app, "--schedule", a.schedule, schedule::names(), "which");
-  line.integer(app, "--chunks", a.chunks, 1, 16, "interleaved: stages on each rank");
+  line.integer(app, "--chunks", a.chunks, 1, 16, "interleaved: stages on each rank; left out: 2")
+      ->default_str("");
   line.number(app, "--forward", a.forward, 1e-6, 1e6, "time of a forward pass, in any unit");
   line.number(app, "--backward", a.backward, 1e-6, 1e6, "of a backward pass, in the same");
   line.integer(app, "--columns", a.columns, 20, 10000, "width of the drawing");
@@ -70,6 +71,10 @@ int explain_schedule(int argc, char** argv) {
       ->type_name("FILE");
   if (!line.parse(argc, argv)) return 0;
   const schedule::Schedule schedule = schedule::make(a.schedule, a.stages, a.micros, a.chunks);
+  if (a.chunks > 0 && a.chunks != schedule.chunks) {
+    throw UsageError(str("--chunks: got ", a.chunks, ", but --schedule ", a.schedule, " has ",
+                         schedule.chunks, " on every rank; wanted --schedule interleaved"));
+  }
   schedule::validate(schedule);
   const double share = 1.0 / schedule.chunks;  // a chunk has this part of a rank's layers
   const schedule::Durations durations{a.forward * share, a.backward * share / 2,

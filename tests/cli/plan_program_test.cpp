@@ -396,6 +396,8 @@ TEST(ExplainProgram, Mistakes) {
            {{"explain", "bubble", "--pp", "0"}, "--pp"},
            {{"explain", "bubble", "--forward", "-1s"}, "--forward"},
            {{"explain", "schedule", "--forward", "nan"}, "--forward"},
+           {{"explain", "schedule", "--forward", "nan"}, "Try: tessera explain schedule --help"},
+           {{"explain", "schedule", "--chunks", "4"}, "--chunks: got 4, but --schedule 1f1b has 1"},
            {{"explain", "memory", "--bandwidth", "1GB/s"}, "--bandwidth: is for ring, tensor"},
            {{"explain", "batch", "--forward", "1s"}, "--forward: is for bubble"},
            {{"explain", "memory", "--tp", "3"}, "25 heads of --model gpt2-xl"},
@@ -406,6 +408,13 @@ TEST(ExplainProgram, Mistakes) {
     EXPECT_EQ(outcome.out, "") << expected;
     EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
   }
+}
+
+// As train and plan choose.
+TEST(ExplainProgram, AnInterleavedScheduleHasTwoChunks) {
+  const Answer drawn = tessera({"explain", "schedule", "--schedule", "interleaved"});
+  EXPECT_EQ(drawn.status, 0) << drawn.err;
+  EXPECT_TRUE(contains(drawn.out, "2 chunks a rank")) << drawn.out;
 }
 
 TEST(PlanProgram, SizesThatAreLeftOutAreNamed) {
