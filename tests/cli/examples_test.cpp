@@ -15,6 +15,7 @@
 
 #include "tests/data/tokenizer_files.h"
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::cli {
@@ -28,9 +29,6 @@ constexpr double kMostBubble = 0.3;
 class Examples : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-help-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder = name;
     // What the examples read.
     std::ofstream(folder / "runs.csv")
         << "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,step_ms\n"
@@ -41,8 +39,6 @@ class Examples : public ::testing::Test {
            " \"bf16\": {\"enabled\": true}, \"zero_optimization\": {\"stage\": 2}}";
     std::ofstream(folder / "book.txt") << std::string(2000, 'a') << "hello\n";
   }
-  void TearDown() override { std::filesystem::remove_all(folder); }
-
   // In a folder of its own, with `tessera` on the path.
   Outcome shell(const std::string& command) const {
     const std::string bin = std::filesystem::path(TESSERA_PROGRAM).parent_path();
@@ -79,7 +75,8 @@ class Examples : public ::testing::Test {
     return json::parse(got.out, nullptr, /*allow_exceptions=*/false);
   }
 
-  std::filesystem::path folder;
+  const TemporaryFolder temporary_;
+  const std::filesystem::path folder = temporary_.path;
 };
 
 TEST_F(Examples, OfPlan) {

@@ -13,6 +13,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::cli {
@@ -272,12 +273,6 @@ TEST(ExperimentReport, TableJsonAndPicture) {
 
 class ExperimentProgram : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-exp-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder); }
   Outcome run(std::vector<std::string> words) const {
     words.insert(words.begin(), {TESSERA_PROGRAM, "experiment"});
     Capture out, err;
@@ -289,7 +284,8 @@ class ExperimentProgram : public ::testing::Test {
     std::ofstream(path) << text;
     return path;
   }
-  std::filesystem::path folder;
+  const TemporaryFolder temporary_;
+  const std::filesystem::path folder = temporary_.path;
 };
 
 TEST_F(ExperimentProgram, ListsAndRefuses) {

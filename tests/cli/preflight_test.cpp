@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 #include "tests/toml.h"
 
@@ -28,13 +29,6 @@ std::size_t times_in(const std::string& text, const std::string& part) {
 
 class Preflight : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tessera-preflight-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder = name;
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
   std::string path(const std::string& name) const { return folder + "/" + name; }
   std::string file(const std::string& name, const std::string& text) const {
     std::ofstream(path(name), std::ios::binary) << text;
@@ -73,7 +67,8 @@ class Preflight : public ::testing::Test {
     EXPECT_FALSE(contains(outcome.err, "rank 0")) << outcome.err;
   }
 
-  std::string folder;
+  const TemporaryFolder temporary_;
+  const std::string folder = temporary_.path;
 };
 
 TEST_F(Preflight, FilesThatAreNone) {

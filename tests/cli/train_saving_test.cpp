@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::cli {
@@ -22,12 +23,6 @@ using Words = std::vector<std::string>;
 
 class TrainSaving : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tessera-saves-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
 
   static Words command(const Words& more) {
@@ -49,7 +44,8 @@ class TrainSaving : public ::testing::Test {
     for (std::string line; std::getline(in, line);) ++count;
     return count;
   }
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path;
 };
 
 TEST_F(TrainSaving, AFolderThatCannotBeWrittenIsToldBeforeTraining) {

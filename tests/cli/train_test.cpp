@@ -17,6 +17,7 @@
 
 #include "tessera/core/text.h"
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/toml.h"
 
 namespace tessera::cli {
@@ -27,14 +28,7 @@ using Words = std::vector<std::string>;
 
 class Train : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-train-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder = name;
-    metrics = folder / "metrics.jsonl";
-  }
-  void TearDown() override { std::filesystem::remove_all(folder); }
-
+  void SetUp() override { metrics = folder / "metrics.jsonl"; }
   static Outcome tessera(Words words) {
     words.insert(words.begin(), {TESSERA_PROGRAM, "train"});
     Capture out, err;
@@ -80,7 +74,9 @@ class Train : public ::testing::Test {
     }
   }
 
-  std::filesystem::path folder, metrics;
+  const TemporaryFolder temporary_;
+  const std::filesystem::path folder = temporary_.path;
+  std::filesystem::path metrics;
 };
 
 TEST_F(Train, EveryStageGivesTheSameParametersAndIsAsPlanned) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tessera/core/errors.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -18,13 +19,6 @@ namespace fs = std::filesystem;
 
 class Files : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tessera-files-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
   std::string file(const std::string& name, const std::string& text) const {
     std::ofstream(path(name), std::ios::binary) << text;
@@ -39,7 +33,8 @@ class Files : public ::testing::Test {
     return "";
   }
 
-  std::string folder_;
+  const TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path;
 };
 
 TEST_F(Files, GiveTheirWholeText) {

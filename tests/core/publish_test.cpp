@@ -19,6 +19,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera {
 namespace {
@@ -27,12 +28,6 @@ namespace fs = std::filesystem;
 
 class Publish : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tessera-publish-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
   static std::string read(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
@@ -53,7 +48,8 @@ class Publish : public ::testing::Test {
     }
     return "";
   }
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path;
 };
 
 TEST_F(Publish, AFileIsMadeOrReplacedAndKeepsItsMode) {

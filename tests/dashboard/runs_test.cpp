@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "tessera/core/text.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::dashboard {
@@ -17,17 +18,12 @@ namespace fs = std::filesystem;
 
 class Runs : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tessera-runs-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder = name;
-  }
-  void TearDown() override { fs::remove_all(folder); }
   void append(const std::string& text, const char* name = "a.jsonl") const {
     std::ofstream(folder / name, std::ios::app) << text;
   }
 
-  fs::path folder;
+  const TemporaryFolder temporary_;
+  const fs::path folder = temporary_.path;
 };
 
 TEST_F(Runs, LinesOfAFileThatGrowsAreReadOnceEach) {

@@ -14,21 +14,13 @@
 #include "tessera/core/text.h"
 #include "tessera/huggingface/merge.h"
 #include "tessera/huggingface/peft.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::huggingface {
 namespace {
 
 constexpr std::int64_t kMutations = TESSERA_FUZZ_INPUTS;
-
-struct TempFolder {
-  TempFolder() {
-    char name[] = "/tmp/tessera-adapters-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~TempFolder() { std::filesystem::remove_all(path); }
-  std::string path;
-};
 
 ModelShape two_blocks() {
   ModelShape shape;
@@ -98,14 +90,14 @@ void write_folder(const std::string& path, const std::string& config,
 }
 
 std::string problem_of(const std::string& config, const std::vector<FileTensor>& tensors) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   write_folder(folder.path, config, tensors);
   return error_of([&] { AdapterFolder(folder.path, two_blocks()); });
 }
 
 TEST(AdapterFolders, AreRead) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    const TempFolder folder;
+    const TemporaryFolder folder;
     auto tensors = adapter_tensors();
     for (FileTensor& tensor : tensors) tensor.dtype = dtype;
     write_folder(folder.path, kConfig, tensors);
@@ -181,7 +173,7 @@ TEST(AdapterFolders, AllThatIsWrongIsListed) {
 TEST(AdapterFolders, FilesThatAreNotThereOrCutShort) {
   EXPECT_TRUE(
       contains(error_of([] { AdapterFolder("/no/such", two_blocks()); }), "wanted a folder"));
-  const TempFolder folder;
+  const TemporaryFolder folder;
   EXPECT_TRUE(contains(error_of([&] { AdapterFolder(folder.path, two_blocks()); }),
                        "has no adapter_config.json"));
   std::ofstream(folder.path + "/" + kAdapterConfigName) << kConfig;

@@ -14,6 +14,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/save.h"
+#include "tests/temporary_folder.h"
 #include "tests/zero/nets.h"
 
 namespace tessera::save_test {
@@ -21,22 +22,7 @@ namespace tessera::save_test {
 namespace fs = std::filesystem;
 using zero::test::numbers;
 
-// A folder that goes with the test.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-save-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw Error("cannot make a folder for the test");
-    path_ = pattern;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string operator/(const std::string& name) const { return (fs::path(path_) / name).string(); }
-
- private:
-  std::string path_;
-};
+using Folder = TemporaryFolder;
 
 constexpr std::int64_t kGlobalBatch =
     12;  // over all ranks, so that every number of them computes the same

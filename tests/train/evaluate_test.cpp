@@ -11,6 +11,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/data/data_set.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 #include "tests/train/small_runs.h"
 
@@ -22,15 +23,10 @@ namespace fs = std::filesystem;
 class Evaluate : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "tessera-evaluate-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder = pattern;
     std::ofstream text(folder / "text.txt");
     // Not a whole number of windows, let alone of batches.
     for (int i = 0; i < 211; ++i) text << "line " << i * i % 97 << " of a text\n";
   }
-  void TearDown() override { fs::remove_all(folder); }
-
   TrainConfig config(int dp, int tp, int pp, int zero) const {
     TrainConfig config;
     config.model = "llama-tiny";
@@ -53,7 +49,8 @@ class Evaluate : public ::testing::Test {
     return config;
   }
 
-  fs::path folder;
+  const TemporaryFolder temporary_;
+  const fs::path folder = temporary_.path;
 };
 
 struct Trained {

@@ -20,6 +20,7 @@
 #include "tessera/train/resuming.h"
 #include "tessera/train/session.h"
 #include "tessera/train/trainer.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::train {
@@ -29,12 +30,6 @@ namespace fs = std::filesystem;
 
 class Feeding : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tessera-feeding-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string operator/(const std::string& name) const { return (folder_ / name).string(); }
   // Tokens below `vocab`, as nanoGPT writes them.
   std::string bin(const std::string& name, std::size_t count, std::uint16_t vocab = 64) const {
@@ -48,7 +43,8 @@ class Feeding : public ::testing::Test {
   }
 
  private:
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path;
 };
 
 TrainConfig config_of(const std::string& data, std::int64_t dp = 1, std::int64_t micro = 2) {

@@ -18,6 +18,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/train/trace.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::train {
 namespace {
@@ -127,17 +128,12 @@ TEST(Metrics, TheSummaryHasBothSides) {
 
 class Folder : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-train-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    path = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(path); }
   static std::string text(const std::filesystem::path& file) {
     std::ifstream in(file);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  std::filesystem::path path;
+  const TemporaryFolder temporary_;
+  const std::filesystem::path path = temporary_.path;
 };
 
 TEST_F(Folder, LinesReplaceWhatWasThere) {

@@ -11,26 +11,12 @@
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/train/trainer.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A folder that goes with the test.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-saving-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw Error("cannot make a folder for the test");
-    path_ = pattern;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (fs::path(path_) / name).string(); }
-
- private:
-  std::string path_;
-};
 
 struct Place {
   std::string name;
@@ -106,7 +92,7 @@ std::string newest(const std::string& folder) { return checkpoint::find_latest(f
 
 TEST(Saving, EveryMeshLoadsWhatEveryOtherSaved) {
   for (const Place& from : kPlaces) {
-    const Folder folder;
+    const TemporaryFolder folder;
     TrainConfig config = config_for(from);
     config.save = folder / "from";
     train_to(config, from, 3);
@@ -125,7 +111,7 @@ TEST(Saving, EveryMeshLoadsWhatEveryOtherSaved) {
 TEST(Saving, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   for (const Place& place : kPlaces) {
     for (const char* layout : {"fp32", "bf16", "bf16-nomaster"}) {
-      const Folder folder;
+      const TemporaryFolder folder;
       TrainConfig config = config_for(place);
       config.layout = layout;
       const std::string whole = train_to(config, place, 6);
@@ -139,7 +125,7 @@ TEST(Saving, AResumedRunHasTheBitsOfOneThatNeverStopped) {
 
 TEST(Saving, LayoutsAreTradedWhereThatIsExact) {
   const Place place = kPlaces[2];
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto trade = [&](const std::string& from, const std::string& to) {
     TrainConfig config = config_for(place);
     config.layout = from;
@@ -160,7 +146,7 @@ TEST(Saving, LayoutsAreTradedWhereThatIsExact) {
 }
 
 TEST(Saving, AFreshRunDoesNotMixWithOlderCheckpoints) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Place place = kPlaces[1];
   TrainConfig config = config_for(place);
   config.save = folder / "run";
@@ -171,7 +157,7 @@ TEST(Saving, AFreshRunDoesNotMixWithOlderCheckpoints) {
 }
 
 TEST(Saving, ABadNewestOneIsPassedOver) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Place place = kPlaces[1];
   TrainConfig config = config_for(place);
   const std::string whole = train_to(config, place, 5);
@@ -189,7 +175,7 @@ TEST(Saving, ABadNewestOneIsPassedOver) {
 
 // A step whose gradients are not finite: back to the checkpoint, and past the data since then.
 TEST(Saving, RollbackPassesOverData) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Place place = kPlaces[1];
   TrainConfig config = config_for(place);
   config.save = folder / "run";
@@ -240,7 +226,7 @@ Course follow(const TrainConfig& config, const Place& place, std::int64_t step) 
 
 // With a learning rate of 0 the loss of a step says which samples it had.
 TEST(Saving, AnotherBatchGoesOnWithTheNextSample) {
-  const Folder folder;
+  const TemporaryFolder folder;
   TrainConfig config = config_for(kPlaces[0]);
   config.lr = 0;
   config.steps = 12;
@@ -269,7 +255,7 @@ TEST(Saving, AnotherBatchGoesOnWithTheNextSample) {
 }
 
 TEST(Saving, ItsCostIsNotedWithTheStep) {
-  const Folder folder;
+  const TemporaryFolder folder;
   TrainConfig config = config_for(kPlaces[1]);
   EXPECT_EQ(follow(config, kPlaces[1], 2).summary.saves, 0);
   for (const bool async : {true, false}) {
@@ -289,7 +275,7 @@ TEST(Saving, TakesLessThanTwoUnits) {
     return fs::path(newest(folder)) / checkpoint::shard_file_name(rank);
   };
   for (const Place& from : kPlaces) {
-    const Folder folder;
+    const TemporaryFolder folder;
     TrainConfig config = config_for(from);
     config.hidden = kHidden;
     config.layers = 8;
@@ -333,7 +319,7 @@ TEST(Saving, TakesLessThanTwoUnits) {
 }
 
 TEST(Saving, WhatDoesNotFitIsRefused) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Place place = kPlaces[0];
   TrainConfig config = config_for(place);
   config.save = folder / "run";

@@ -10,6 +10,7 @@
 #include "tessera/core/errors.h"
 #include "tests/interop.h"
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::train {
@@ -19,13 +20,8 @@ namespace fs = std::filesystem;
 
 class TensorBoard : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "tessera-events-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder); }
-  fs::path folder;
+  const TemporaryFolder temporary_;
+  const fs::path folder = temporary_.path;
 };
 
 StepMetrics step_with(std::int64_t step, double loss) {

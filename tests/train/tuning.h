@@ -1,11 +1,9 @@
 // Runs that tune adapters of small models.
 #pragma once
 
-#include <stdlib.h>
-
-#include <filesystem>
 #include <map>
 
+#include "tests/temporary_folder.h"
 #include "tests/train/small_runs.h"
 
 namespace tessera::train::tuning {
@@ -34,13 +32,6 @@ inline void expect_same(const TrainConfig& config) {
   train::expect_same(config, run_all(config), in_one_process(config), 0.01);
 }
 
-struct Folder {
-  Folder() {
-    char name[] = "/tmp/tessera-lora-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string path;
-};
+using Folder = TemporaryFolder;
 
 }  // namespace tessera::train::tuning

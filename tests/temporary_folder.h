@@ -1,0 +1,34 @@
+#pragma once
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace tessera {
+
+// A folder that goes with the test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path(make()) {}
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  std::string operator/(const std::string& name) const { return path + "/" + name; }
+
+  const std::string path;
+
+ private:
+  static std::string make() {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
+    return name;
+  }
+};
+
+}  // namespace tessera
