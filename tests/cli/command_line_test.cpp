@@ -73,8 +73,7 @@ TEST(CommandLine, AMistypedOptionIsReportedBeforeWhatItMakesMissing) {
 TEST(CommandLine, NamesTheOptionAndTheValue) {
   EXPECT_EQ(Example().error({"-n", "0"}), "--ranks: got 0, wanted 1 to 8");
   EXPECT_EQ(Example().error({"-n", "9"}), "--ranks: got 9, wanted 1 to 8");
-  EXPECT_EQ(Example().error({"-n", "x"}),
-            "--ranks: got \"x\", wanted a whole number, 1 to 8");
+  EXPECT_EQ(Example().error({"-n", "x"}), "--ranks: got \"x\", wanted a whole number, 1 to 8");
   EXPECT_EQ(Example().error({"-n", "1e30"}),
             "--ranks: got \"1e30\", wanted a whole number, 1 to 8");
   EXPECT_EQ(Example().error({"--bind", "cor"}),
