@@ -1,5 +1,6 @@
 #include "tessera/cli/commands.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,6 +22,17 @@ std::string own_folder() {
   if (length <= 0) throw Error(str("cannot read /proc/self/exe: ", std::strerror(errno)));
   path.resize(static_cast<std::size_t>(length));
   return path.substr(0, path.rfind('/'));
+}
+
+// Where a standard descriptor is closed (`2>&-`, some daemons), the next file to be opened would
+// get its number, and then what is meant for people: a checkpoint, say. So something else has it,
+// which can be read and written as little as before.
+void hold_standard_descriptors() {
+  for (const int fd : {0, 1, 2}) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    // The lowest number that is free. Programs that we start must have it too.
+    ::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+  }
 }
 
 // Beside the programs of an installation.
@@ -75,6 +87,7 @@ int execute_torch_program(const std::string& command, std::vector<char*> argumen
 }
 
 int guarded(const std::string& who, const std::function<int()>& body) {
+  hold_standard_descriptors();
   try {
     return body();
   } catch (const UsageError& error) {

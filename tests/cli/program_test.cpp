@@ -71,6 +71,17 @@ TEST(Program, AFullDiskBehindStdoutIsTold) {
   }
 }
 
+// Or whatever the program opens next would be written to as its standard error.
+TEST(Program, NoFileTakesThePlaceOfAClosedDescriptor) {
+  Capture out, err;
+  const std::string look = "readlink /proc/$PPID/fd/0 /proc/$PPID/fd/2";
+  const int status = execute(
+      {"/bin/sh", "-c", str("exec ", TESSERA_PROGRAM, " run -n 1 -- sh -c '", look, "' <&- 2>&-")},
+      out, err);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(out.text(), "[0] /dev/null\n[0] /dev/null\n");
+}
+
 TEST(Program, CompletionKnowsTheCommands) {
   const Outcome script = tessera({"completion", "bash"});
   EXPECT_EQ(script.status, 0);
