@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <vector>
 
 #include "tessera/core/shard.h"
@@ -12,6 +11,7 @@
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run_parts.h"
 #include "tessera/planner/tensor_parallel.h"
+#include "tessera/planner/whole_matrices.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
@@ -85,30 +85,6 @@ RunQuestion run_question(const Question& q, const Place& place) {
   return run;
 }
 
-std::vector<std::int64_t> hidden_matrices(const RunQuestion& q) {
-  std::vector<std::int64_t> sizes;
-  for (const ModelPart& part : parts_on_rank(q)) {
-    for (const ParamSpec& spec :
-         q.model.lora.any() ? adapter_params(q.model, part) : model_params(q.model, q.tp(), part)) {
-      if (spec.shape.size() != 2 || !spec.name.starts_with("blocks.")) continue;
-      sizes.push_back(elements_on_rank(q, spec));
-    }
-  }
-  std::sort(sizes.begin(), sizes.end(), std::greater<>());
-  return sizes;
-}
-
-// Of an optimizer that needs whole matrices: as many at a time as there are ranks come together in
-// fp32, [Note: matrices] in zero/matrix_exchange.h.
-static std::int64_t matrix_traffic(const RunQuestion& q, bool sharded) {
-  const std::vector<std::int64_t> sizes = hidden_matrices(q);
-  std::int64_t elements = 0;
-  for (std::size_t at = 0; at < sizes.size(); at += static_cast<std::size_t>(q.dp())) {
-    elements += sharded ? 2 * shard_size(sizes[at], q.dp()) : sizes[at];
-  }
-  return 4 * (q.dp() - 1) * elements;
-}
-
 RunPlan plan_run(const RunQuestion& q) {
   RunPlan plan{run_memory(q)};
   const Sharding sharded = sharding_of_stage(q.stage);
@@ -163,7 +139,7 @@ RunPlan plan_run(const RunQuestion& q) {
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.
   plan.sent_dp = std::llround(data_parallel_traffic(traffic).total());
-  if (q.layout.matrix_moments >= 0) plan.sent_dp += matrix_traffic(q, sharded.optimizer);
+  if (needs_whole_matrices(q)) plan.sent_dp += matrix_traffic(q);
   return plan;
 }
 

@@ -62,8 +62,9 @@ struct RunMemory {
   std::int64_t optimizer = 0;  // likewise
   // Kept at the end of a forward, the most that a pipeline has in flight, and what it sends on.
   std::int64_t activations = 0;
-  std::int64_t buffers = 0;    // buckets, gathered units, received gradients
-  std::int64_t temporary = 0;  // the most beside them: of the loss, or of a layer's backward
+  std::int64_t buffers = 0;  // buckets, gathered units, received gradients
+  // The most beside them: of the loss, of a layer's backward, or of whole matrices in the update.
+  std::int64_t temporary = 0;
   // Of these rows, what is not there at the peak: activations go while backward goes on.
   std::int64_t not_at_once = 0;
 

@@ -11,6 +11,7 @@
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/run_parts.h"
+#include "tessera/planner/whole_matrices.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
@@ -118,6 +119,11 @@ std::int64_t gathered(const RunQuestion& q, const std::vector<Placed>& params) {
   return (q.keep_params ? all : most) * q.layout.param;
 }
 
+std::int64_t gathered_buffers(const RunQuestion& q, const std::vector<Placed>& params) {
+  const bool copies = sharding_of_stage(q.stage).params && q.gather == Gather::copy;
+  return copies ? gathered(q, params) : 0;
+}
+
 bool sends_on(const ModelPart& part) { return !part.head; }
 bool sends_on(const RunQuestion& q) {
   const std::vector<ModelPart> parts = parts_on_rank(q);
@@ -143,7 +149,7 @@ std::int64_t buffer_bytes(const RunQuestion& q, const std::vector<Placed>& param
     const LowRank low = low_rank_of(q, parts_on_rank(q));
     bytes += 4 * (low.traveling + low.errors);
   }
-  if (sharding_of_stage(q.stage).params && q.gather == Gather::copy) bytes += gathered(q, params);
+  bytes += gathered_buffers(q, params);
   if (sends_on(q)) bytes += 2 * boundary(q);
   return bytes;
 }
@@ -306,24 +312,32 @@ RunMemory run_memory(const RunQuestion& q) {
   memory.params = share(whole, sharded.params) * q.layout.param;
   memory.grads = share(trained, grads_cut) * q.layout.grad;
   memory.optimizer = share(trained, sharded.optimizer) * q.layout.optimizer();
-  if (q.layout.matrix_moments >= 0) {
-    for (const std::int64_t elements : hidden_matrices(q)) {
-      memory.optimizer -= shard_size(elements, q.dp()) * (sharded.optimizer ? 1 : q.dp()) *
+  if (needs_whole_matrices(q)) {
+    for (const HiddenMatrix& matrix : hidden_matrices(q)) {
+      memory.optimizer -= shard_size(matrix.elements, q.dp()) * (sharded.optimizer ? 1 : q.dp()) *
                           (q.layout.moments - q.layout.matrix_moments);
     }
   }
   memory.activations = activation_bytes(q);
   memory.buffers = buffer_bytes(q, params);
   std::int64_t most = 0;  // beside all activations
+  const auto consider = [&](const Moment& moment) {
+    memory.temporary = std::max(memory.temporary, moment.temporary);
+    most = std::max(most, moment.temporary - moment.gone);
+  };
   int model_chunk = 0;
   for (const ModelPart& each : parts_on_rank(q)) {
     for (const Moment& moment : q.light_activations
                                     ? light_moments(q, each)
                                     : moments_of_part(q, params, model_chunk, each)) {
-      memory.temporary = std::max(memory.temporary, moment.temporary);
-      most = std::max(most, moment.temporary - moment.gone);
+      consider(moment);
     }
     ++model_chunk;
+  }
+  if (needs_whole_matrices(q)) {
+    // After the passes: what they kept, and what stage 3 had gathered for them, is gone.
+    consider({Widths(q).batch + matrix_update_bytes(q),
+              memory.activations + gathered_buffers(q, params)});
   }
   memory.not_at_once = memory.temporary - most;
   return memory;

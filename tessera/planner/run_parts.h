@@ -14,8 +14,6 @@ Question pipeline_question(const RunQuestion& question);
 std::vector<ModelPart> parts_on_rank(const RunQuestion& question);
 // Of a parameter, after tp has cut it; what does not divide is counted as padded until it does.
 std::int64_t elements_on_rank(const RunQuestion& question, const ParamSpec& spec);
-// Elements of each matrix in the layers, the largest first.
-std::vector<std::int64_t> hidden_matrices(const RunQuestion& question);
 
 // A moment of a step: what there is beside state, activations and buffers, and what of the
 // activations has gone by then.

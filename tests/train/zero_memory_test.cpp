@@ -83,6 +83,37 @@ TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
   }
 }
 
+// Muon brings whole matrices together for its update, which here is the widest moment of a step.
+TEST(ZeroMemory, MatricesOfMuonAreAsPlanned) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const char* stage : {"0", "1", "2", "3"}) {
+      TrainConfig config;
+      config.ranks = ranks;
+      for (const auto& [name, text] :
+           std::vector<std::pair<std::string, std::string>>{{"optimizer", "muon"},
+                                                            {"zero", stage},
+                                                            {"layers", "2"},
+                                                            {"hidden", "256"},
+                                                            {"heads", "4"},
+                                                            {"seq", "16"},
+                                                            {"micro-batch", "1"}}) {
+        set(config, field(name), text);
+      }
+      over(ranks, [&](const comm::Group& world) {
+        Trainer trainer(config, world);
+        for (int step = 0; step < 2; ++step) trainer.step();
+        const Summary summary = trainer.summary();
+        for (const char* row : {"temporary", "peak"}) {
+          const auto want = static_cast<double>(summary.predicted.memory.at(row));
+          const auto got = static_cast<double>(summary.measured.memory.at(row));
+          EXPECT_NEAR(got, want, 0.03 * want)
+              << row << ", stage " << stage << ", rank " << world.rank() << " of " << ranks;
+        }
+      });
+    }
+  }
+}
+
 // A model whose parameters alone are more than a rank may have starts shard by shard, and trains.
 TEST(ZeroMemory, AModelThatFitsOnlyShardedStartsWithinTwoUnits) {
   constexpr std::int64_t kLimit = 12'700'000;
