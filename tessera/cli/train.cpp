@@ -32,6 +32,7 @@
 #include "tessera/process/own_ranks.h"
 #include "tessera/process/topology.h"
 #include "tessera/train/config.h"
+#include "tessera/train/idle_settings.h"
 #include "tessera/train/memory_check.h"
 #include "tessera/train/session.h"
 
@@ -209,6 +210,16 @@ struct Ready {
   std::vector<std::string> words;                // that the ranks get besides
 };
 
+// Once for all ranks: where mpirun will start them, rank 0 tells.
+void warn_of_idle_settings(const Ready& ready, const comm::Launch& launch) {
+  const bool told_later = launch.launcher == "alone" && ready.ranks > 1 &&
+                          comm::backend_kind(ready.config.backend).needs_mpi;
+  if (launch.rank != 0 || told_later) return;
+  for (const std::string& line : train::idle_settings(ready.config, ready.resolved)) {
+    write_all(2, str("tessera train: warning: ", line, "\n"));
+  }
+}
+
 // A page follows the metrics, so there must be some.
 void follow_run(Ready& ready) {
   if (::access(sibling("tessera-dashboard").c_str(), X_OK) != 0) {
@@ -298,6 +309,7 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   }
   ready.held = train::check_run(config, ready.resolved, ready.ranks, launch.rank);
   check_memory(config, ready.resolved, here);
+  warn_of_idle_settings(ready, launch);
   // Where tessera train starts the ranks, it holds the folder itself, over all restarts.
   if (launch.rank == 0) ready.folder = claim_folder(config);
   return ready;

@@ -208,6 +208,11 @@ void check_together(const TrainConfig& config) {
     throw UsageError(str("--backend: got ", config.backend,
                          ", which needs --device cuda; wanted auto, shm or mpi"));
   }
+  if (config.device == "cpu" && config.cuda_graph == "on") {
+    throw UsageError(
+        "--cuda-graph: got on with --device cpu, where there are none; wanted auto, or --device "
+        "cuda");
+  }
   if (comm::backend_kind(config.backend).simulated) {
     for (const auto& [asked, flag] :
          {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),

@@ -216,5 +216,16 @@ TEST_F(Preflight, HelpShowsTheDefaultsOfFlags) {
   EXPECT_TRUE(contains(shown(plan, "--no-overlap-grad-reduce"), "true")) << plan.out;
 }
 
+// Which there are is known to tests/train/idle_settings_test.cpp.
+TEST_F(Preflight, SettingsThatChangeNothingAreWarnedOfOnce) {
+  const Outcome outcome =
+      run(small({"--steps", "1", "--ranks", "2", "--chunks", "2", "--no-prefetch"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const std::string flag : {"--chunks 2", "--no-prefetch"}) {
+    EXPECT_EQ(times_in(outcome.err, "tessera train: warning: " + flag + " changes nothing: "), 1u)
+        << outcome.err;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cli
