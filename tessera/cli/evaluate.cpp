@@ -84,11 +84,11 @@ Opened open_all(const EvaluateArguments& a) {
   options.documents = a.documents;
   options.seq = a.seq > 0              ? a.seq
                 : all.files->seq() > 0 ? all.files->seq()
-                : shape.positions > 0  ? std::min<std::int64_t>(shape.positions, 1024)
+                : shape.longest() > 0  ? std::min<std::int64_t>(shape.longest(), 1024)
                                        : 1024;
-  if (shape.positions > 0 && options.seq > shape.positions) {
-    throw UsageError(str("--seq: got ", options.seq, ", but the model has ", shape.positions,
-                         " positions; wanted at most that"));
+  if (shape.longest() > 0 && options.seq > shape.longest()) {
+    throw UsageError(str("--seq: got ", options.seq, ", but ", longest_reason(shape),
+                         "; wanted at most ", shape.longest()));
   }
   try {
     models::check_tp(shape, a.tp);

@@ -229,9 +229,9 @@ models::DecoderOptions decoder_options(const GenerateArguments& a, const train::
   std::int64_t longest = 0;
   for (const Answer& answer : answers) {
     const auto length = static_cast<std::int64_t>(answer.ids.size());
-    if (shape.positions > 0 && length >= shape.positions) {
-      throw UsageError(str("a prompt has ", length, " tokens, and the model ", shape.positions,
-                           " positions; wanted a shorter one"));
+    if (shape.longest() > 0 && length >= shape.longest()) {
+      throw UsageError(str("a prompt has ", length, " tokens, and ", longest_reason(shape),
+                           "; wanted a shorter one"));
     }
     longest = std::max(longest, length);
   }
@@ -245,7 +245,7 @@ models::DecoderOptions decoder_options(const GenerateArguments& a, const train::
   }
   options.slots = std::min<std::int64_t>(a.batch, static_cast<std::int64_t>(answers.size()));
   options.capacity = longest + a.tokens;
-  if (shape.positions > 0) options.capacity = std::min(options.capacity, shape.positions);
+  if (shape.longest() > 0) options.capacity = std::min(options.capacity, shape.longest());
   return options;
 }
 

@@ -59,15 +59,6 @@ const char* name(Activation activation) {
   return "?";
 }
 
-const char* name(RotaryScaling::Kind kind) {
-  switch (kind) {
-    case RotaryScaling::Kind::none: return "none";
-    case RotaryScaling::Kind::linear: return "linear";
-    case RotaryScaling::Kind::llama3: return "llama3";
-  }
-  return "?";
-}
-
 std::int64_t ModelShape::layer_params() const {
   const std::int64_t q = q_width(), qkv = q + 2 * kv_width(), up = (swiglu ? 2 : 1) * ffn;
   const std::int64_t matrices = hidden * (qkv + q) + hidden * (up + ffn);
@@ -88,33 +79,6 @@ std::int64_t ModelShape::final_norm_params() const { return (biases.norm ? 2 : 1
 std::int64_t ModelShape::head_params() const { return tied ? 0 : vocab * hidden; }
 std::int64_t ModelShape::params() const {
   return block_params() + embedding_params() + final_norm_params() + head_params();
-}
-
-std::vector<double> rotary_rates(std::int64_t width, double base, const RotaryScaling& scaling) {
-  using Kind = RotaryScaling::Kind;
-  constexpr float two_pi = 6.28318530717958647692f;
-  const auto factor = static_cast<float>(scaling.factor);
-  const auto low = static_cast<float>(scaling.low_freq_factor);
-  const auto high = static_cast<float>(scaling.high_freq_factor);
-  const auto original = static_cast<float>(scaling.original_positions);
-  std::vector<double> rates;
-  for (std::int64_t i = 0; i < width / 2; ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(width);
-    // pow in fp64 and rounded: what a good pow of fp32 gives.
-    float rate = 1.0f / static_cast<float>(std::pow(base, double{exponent}));
-    if (scaling.kind == Kind::linear) rate /= factor;
-    if (scaling.kind == Kind::llama3) {
-      const float wave = two_pi / rate;
-      if (wave > original / low) {
-        rate /= factor;
-      } else if (!(wave < original / high)) {
-        const float smooth = (original / wave - low) / (high - low);
-        rate = (1 - smooth) * rate / factor + smooth * rate;
-      }
-    }
-    rates.push_back(rate);
-  }
-  return rates;
 }
 
 const std::vector<ModelShape>& model_shapes() {
@@ -188,25 +152,16 @@ ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t head
 namespace {
 
 void check_rotary(const ModelShape& shape) {
-  if (!(shape.rotary_base > 0)) {
-    throw UsageError(str("the base of rotary positions is ", shape.rotary_base, "; wanted > 0"));
-  }
+  check(shape.rotary_scaling, shape.rotary_base);
   if (shape.head_dim() % 2 != 0) {
     throw UsageError(str("heads of width ", shape.head_dim(),
                          " cannot be turned in pairs by rotary positions; wanted an even width"));
   }
-  const RotaryScaling& scaling = shape.rotary_scaling;
-  if (scaling.kind == RotaryScaling::Kind::none) return;
-  if (!(scaling.factor > 0)) {
-    throw UsageError(str("the factor of rotary scaling is ", scaling.factor, "; wanted > 0"));
-  }
-  if (scaling.kind == RotaryScaling::Kind::llama3 &&
-      (!(scaling.low_freq_factor > 0) || !(scaling.high_freq_factor > scaling.low_freq_factor) ||
-       scaling.original_positions < 1)) {
-    throw UsageError(str("llama3's rotary scaling has low_freq_factor ", scaling.low_freq_factor,
-                         ", high_freq_factor ", scaling.high_freq_factor,
-                         " and original positions ", scaling.original_positions,
-                         "; wanted 0 < low < high, and at least one position"));
+  if (shape.rotary_scaling.kind == RotaryScaling::Kind::dynamic && shape.context < 1) {
+    throw UsageError(
+        str("dynamic rotary scaling begins behind the longest sequence that the model "
+            "is made for, and its context is ",
+            shape.context, "; wanted at least 1"));
   }
 }
 
@@ -243,6 +198,12 @@ void check(const ModelShape& shape) {
                          shape.init_range, "; wanted numbers from 0 on"));
   }
   if (shape.rotary()) check_rotary(shape);
+}
+
+std::string longest_reason(const ModelShape& shape) {
+  if (shape.positions > 0) return str("the model has ", shape.positions, " positions");
+  return str("the model's dynamic rotary scaling would turn all tokens of sequences beyond ",
+             shape.longest(), " (its max_position_embeddings) by angles that depend on the others");
 }
 
 std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple) {

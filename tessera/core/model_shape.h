@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/core/lora.h"
+#include "tessera/core/rotary.h"
 
 namespace tessera {
 
@@ -27,23 +28,6 @@ struct Biases {
 enum class Activation : std::uint8_t { gelu_tanh, gelu, relu };
 // As checkpoints and messages spell it.
 const char* name(Activation activation);
-
-// How the frequencies of rotary positions are changed for sequences longer than those of the
-// first training: all divided by the factor, or (llama3) those of long waves alone.
-struct RotaryScaling {
-  // Which frequencies are scaled.
-  enum class Kind : std::uint8_t { none, linear, llama3 };
-  Kind kind = Kind::none;
-  double factor = 1;
-  // llama3: waves longer than original_positions / low_freq_factor are divided by the factor, those
-  // shorter than original_positions / high_freq_factor are not, and between it is interpolated.
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  std::int64_t original_positions = 8192;
-  bool operator==(const RotaryScaling&) const = default;
-};
-// As checkpoints and messages spell it.
-const char* name(RotaryScaling::Kind kind);
 
 // A transformer: its sizes, as `--layers --hidden …` give them, and what it is made of.
 struct ModelShape {
@@ -74,6 +58,12 @@ struct ModelShape {
   std::int64_t q_width() const { return heads * head_dim(); }  // of all queries
   std::int64_t kv_width() const { return kv_heads * head_dim(); }
   bool rotary() const { return positions == 0; }
+  // The longest sequence that it can compute; 0: any. A learned table has so many rows; dynamic
+  // rotary scaling is the same for all sequences only so far.
+  std::int64_t longest() const {
+    if (positions > 0) return positions;
+    return rotary_scaling.kind == RotaryScaling::Kind::dynamic ? context : 0;
+  }
   // What attention of a layer sees; 0: all.
   std::int64_t window_of(std::int64_t layer) const { return layer >= window_from ? window : 0; }
 
@@ -90,11 +80,6 @@ struct ModelShape {
   std::int64_t params() const;
 };
 
-// How far pair i of a head turns from one token to the next: base^(-2i / width), scaled. Computed
-// in fp32 as Hugging Face's models do, which have learned with exactly these.
-std::vector<double> rotary_rates(std::int64_t width, double base,
-                                 const RotaryScaling& scaling = {});
-
 // gpt-tiny, gpt2-124m … gpt2-xl, gpt3-125m … gpt3-175b, llama2-*, llama3-*, llama3.1-*, llama3.2-*,
 // qwen2.5-*, mistral-7b.
 const std::vector<ModelShape>& model_shapes();
@@ -106,6 +91,9 @@ ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t head
                      std::int64_t vocab, std::int64_t positions);
 // Throws UsageError that names the size that cannot be.
 void check(const ModelShape& shape);
+
+// Why no sequence is longer than shape.longest(), for messages: "the model has 1024 positions".
+std::string longest_reason(const ModelShape& shape);
 
 // The vocabulary padded up to a multiple, as Megatron does (of 128 · tp).
 std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple);

@@ -1,10 +1,7 @@
 #include "tessera/huggingface/config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
 
 #include "tessera/checkpoint/files.h"
 #include "tessera/checkpoint/strict_json.h"
@@ -12,6 +9,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config_fields.h"
+#include "tessera/huggingface/config_rotary.h"
 #include "tessera/huggingface/folder.h"
 
 namespace tessera::huggingface {
@@ -21,149 +19,6 @@ using Json = nlohmann::json;
 
 constexpr std::int64_t kMostConfigBytes = std::int64_t{16} << 20;
 constexpr int kMostConfigDepth = 32;
-constexpr std::int64_t kMostSize = (std::int64_t{1} << 31) - 1;  // products of two do not overflow
-
-// The fields of an object, each read once; what nobody read is looked at in the end.
-class Fields {
- public:
-  Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
-
-  // Null counts as absent.
-  const Json* find(const std::string& name) {
-    read_.insert(name);
-    const auto it = object_.find(name);
-    return it == object_.end() || it->is_null() ? nullptr : &*it;
-  }
-  bool has(const std::string& name) { return find(name) != nullptr; }
-
-  std::optional<std::int64_t> whole(const std::string& name, std::int64_t least = 1) {
-    const Json* const value = find(name);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_number_integer() ||
-        (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{kMostSize})) {
-      refuse(name, *value, str("a whole number of at least ", least));
-    }
-    const auto number = value->get<std::int64_t>();
-    if (number < least || number > kMostSize) {
-      refuse(name, *value, str("a whole number from ", least, " to ", kMostSize));
-    }
-    return number;
-  }
-  std::int64_t needed(const std::string& name) {
-    if (const auto value = whole(name)) return *value;
-    throw DataError(str(where_, ": ", quote(name),
-                        " is missing; without it the size of the model is not known"));
-  }
-  double number(const std::string& name, double otherwise, double least, double most) {
-    const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_number()) refuse(name, *value, "a number");
-    const auto got = value->get<double>();
-    if (!(got >= least && got <= most))
-      refuse(name, *value, str("a number from ", least, " to ", most));
-    return got;
-  }
-  bool flag(const std::string& name, bool otherwise) {
-    const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) refuse(name, *value, "true or false");
-    return value->get<bool>();
-  }
-  std::string word(const std::string& name, const std::string& otherwise) {
-    const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_string()) refuse(name, *value, "a text");
-    return value->get<std::string>();
-  }
-  // A field that Tessera has in one way only.
-  void only(const std::string& name, bool wanted) {
-    if (flag(name, wanted) == wanted) return;
-    throw DataError(str(where_, ": ", quote(name), " is ", !wanted,
-                        ", which changes what the model computes, and Tessera's models have it as ",
-                        wanted));
-  }
-  [[noreturn]] void refuse(const std::string& name, const Json& got,
-                           const std::string& wanted) const {
-    std::string shown = got.dump(-1, ' ', true, Json::error_handler_t::replace);
-    if (shown.size() > 80) shown = shown.substr(0, 77) + "...";
-    throw DataError(str(where_, ": ", quote(name), " is ", shown, "; wanted ", wanted));
-  }
-  // [Note: fields]
-  void finish(const std::set<std::string, std::less<>>& harmless) const {
-    std::vector<std::string> unknown;
-    for (const auto& [name, value] : object_.items()) {
-      if (read_.contains(name) || harmless.contains(name)) continue;
-      const bool off = value.is_null() || value == false ||
-                       ((value.is_structured() || value.is_string()) && value.empty());
-      if (!off) unknown.push_back(quote(name));
-    }
-    if (unknown.empty()) return;
-    throw DataError(str(where_, ": nothing is known of ", join(unknown, ", "),
-                        ", which may change what the model computes; remove what does not from a "
-                        "copy of the file"));
-  }
-  const std::string& where() const { return where_; }
-  const Json& object() const { return object_; }
-
- private:
-  const Json& object_;
-  const std::string where_;
-  std::set<std::string> read_;
-};
-
-// The rotary positions: "rope_parameters" of newer files, or "rope_theta" and "rope_scaling".
-void read_rotary(Fields& fields, ModelShape& shape) {
-  shape.rotary_base = fields.number("rope_theta", 1e4, 1e-3, 1e15);
-  const bool newer = fields.has("rope_parameters");
-  const bool older = fields.has("rope_scaling");
-  if (fields.number("partial_rotary_factor", 1, 0, 1) != 1) {
-    throw DataError(str(fields.where(),
-                        ": \"partial_rotary_factor\" is not 1; Tessera's rotary "
-                        "positions turn all of a head"));
-  }
-  if (!newer && !older) return;
-  const std::string name = newer ? "rope_parameters" : "rope_scaling";
-  const Json& object = *fields.find(name);
-  if (newer && older && object != *fields.find("rope_scaling")) {
-    throw DataError(str(fields.where(),
-                        ": \"rope_parameters\" and \"rope_scaling\" differ; wanted "
-                        "one of them"));
-  }
-  if (!object.is_object()) fields.refuse(name, object, "an object, or null");
-  Fields rope(object, str(fields.where(), ": ", name));
-  shape.rotary_base = rope.number("rope_theta", shape.rotary_base, 1e-3, 1e15);
-  if (rope.number("partial_rotary_factor", 1, 0, 1) != 1) {
-    throw DataError(str(rope.where(),
-                        ": \"partial_rotary_factor\" is not 1; Tessera's rotary "
-                        "positions turn all of a head"));
-  }
-  const std::string older_kind = rope.word("type", "default");
-  const std::string kind = rope.word("rope_type", older_kind);
-  RotaryScaling& scaling = shape.rotary_scaling;
-  if (kind == "default") {
-    rope.find("original_max_position_embeddings");
-    rope.find("factor");  // of 1.0, or not looked at
-  } else if (kind == "linear") {
-    scaling.kind = RotaryScaling::Kind::linear;
-    if (!rope.has("factor")) throw DataError(str(rope.where(), ": \"factor\" is missing"));
-    scaling.factor = rope.number("factor", 1, 1e-6, 1e9);
-    rope.find("original_max_position_embeddings");
-  } else if (kind == "llama3") {
-    scaling.kind = RotaryScaling::Kind::llama3;
-    for (const char* const part :
-         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-      if (!rope.has(part)) throw DataError(str(rope.where(), ": ", quote(part), " is missing"));
-    }
-    scaling.factor = rope.number("factor", 1, 1e-6, 1e9);
-    scaling.low_freq_factor = rope.number("low_freq_factor", 1, 1e-6, 1e9);
-    scaling.high_freq_factor = rope.number("high_freq_factor", 4, 1e-6, 1e9);
-    scaling.original_positions = rope.needed("original_max_position_embeddings");
-  } else {
-    throw DataError(str(rope.where(), ": rotary scaling is ", quote(kind),
-                        ", wanted default, linear or llama3; Tessera has no other"));
-  }
-  rope.finish({});
-}
 
 // Which layers see a window only, of models that say so.
 void read_windows(Fields& fields, Config& config) {
@@ -255,9 +110,14 @@ void read_llama(Fields& fields, Config& config) {
 
 void read_gpt2(Fields& fields, Config& config) {
   ModelShape& shape = config.shape;
-  // Each has two names.
+  // Each has two names. Which one counts where they differ is not for us to say.
   const auto size = [&](const char* name, const char* other) {
-    return fields.has(other) && !fields.has(name) ? fields.needed(other) : fields.needed(name);
+    const auto second = fields.whole(other);
+    if (second && fields.has(name) && fields.whole(name) != second) {
+      fields.refuse(other, *fields.find(other),
+                    str("the same as ", quote(name), ", which is another name for it"));
+    }
+    return second ? *second : fields.needed(name);
   };
   shape.hidden = size("n_embd", "hidden_size");
   shape.layers = size("n_layer", "num_hidden_layers");
@@ -307,6 +167,7 @@ Config parse_config(std::string_view json, const std::string& where) {
   }
   config.shape.init_range = fields.number("initializer_range", 0.02, 0, 1e3);
   fields.only("is_encoder_decoder", false);
+  fields.only("is_causal", true);  // false: every token sees those behind it too
   if (const Json* heads = fields.find("pruned_heads"); heads != nullptr && !heads->empty()) {
     fields.refuse("pruned_heads", *heads, "none: Tessera's layers are all alike");
   }

@@ -14,7 +14,8 @@ inline constexpr const char* kConfigName = "config.json";
 // what the model computes is honoured, or refused by its name. Those that do not (names of files,
 // versions, ids of special tokens, how texts are generated) are in a list and ignored. A field that
 // is neither is ignored where it is null, false or empty, which switches nothing on, and refused
-// otherwise. What is absent has the default that transformers gives it.
+// otherwise; where false does change something, the field is one of those that are read. What is
+// absent has the default that transformers gives it.
 struct Config {
   ModelShape shape;    // without a name
   std::string family;  // model_type

@@ -1,6 +1,99 @@
 #include "tessera/huggingface/config_fields.h"
 
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
 namespace tessera::huggingface {
+namespace {
+
+constexpr std::int64_t kMostSize = (std::int64_t{1} << 31) - 1;  // products of two do not overflow
+
+}  // namespace
+
+const nlohmann::json* Fields::find(const std::string& name) {
+  read_.insert(name);
+  const auto it = object_.find(name);
+  return it == object_.end() || it->is_null() ? nullptr : &*it;
+}
+
+std::optional<std::int64_t> Fields::whole(const std::string& name, std::int64_t least) {
+  const Json* const value = find(name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_number_integer() ||
+      (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{kMostSize})) {
+    refuse(name, *value, str("a whole number of at least ", least));
+  }
+  const auto number = value->get<std::int64_t>();
+  if (number < least || number > kMostSize) {
+    refuse(name, *value, str("a whole number from ", least, " to ", kMostSize));
+  }
+  return number;
+}
+
+std::int64_t Fields::needed(const std::string& name) {
+  if (const auto value = whole(name)) return *value;
+  throw DataError(
+      str(where_, ": ", quote(name), " is missing; without it the size of the model is not known"));
+}
+
+double Fields::number(const std::string& name, double otherwise, double least, double most) {
+  const Json* const value = find(name);
+  if (value == nullptr) return otherwise;
+  if (!value->is_number()) refuse(name, *value, "a number");
+  const auto got = value->get<double>();
+  if (!(got >= least && got <= most)) {
+    refuse(name, *value, str("a number from ", least, " to ", most));
+  }
+  return got;
+}
+
+double Fields::needed_number(const std::string& name, double least, double most) {
+  if (has(name)) return number(name, 0, least, most);
+  throw DataError(str(where_, ": ", quote(name), " is missing; wanted a number"));
+}
+
+bool Fields::flag(const std::string& name, bool otherwise) {
+  const Json* const value = find(name);
+  if (value == nullptr) return otherwise;
+  if (!value->is_boolean()) refuse(name, *value, "true or false");
+  return value->get<bool>();
+}
+
+std::string Fields::word(const std::string& name, const std::string& otherwise) {
+  const Json* const value = find(name);
+  if (value == nullptr) return otherwise;
+  if (!value->is_string()) refuse(name, *value, "a text");
+  return value->get<std::string>();
+}
+
+void Fields::only(const std::string& name, bool wanted) {
+  if (flag(name, wanted) == wanted) return;
+  throw DataError(str(where_, ": ", quote(name), " is ", !wanted,
+                      ", which changes what the model computes, and Tessera's models have it as ",
+                      wanted));
+}
+
+void Fields::refuse(const std::string& name, const Json& got, const std::string& wanted) const {
+  std::string shown = got.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (shown.size() > 80) shown = shown.substr(0, 77) + "...";
+  throw DataError(str(where_, ": ", quote(name), " is ", shown, "; wanted ", wanted));
+}
+
+void Fields::finish(const std::set<std::string, std::less<>>& harmless) const {
+  std::vector<std::string> unknown;
+  for (const auto& [name, value] : object_.items()) {
+    if (read_.contains(name) || harmless.contains(name)) continue;
+    const bool off = value.is_null() || value == false ||
+                     ((value.is_structured() || value.is_string()) && value.empty());
+    if (!off) unknown.push_back(quote(name));
+  }
+  if (unknown.empty()) return;
+  throw DataError(str(where_, ": nothing is known of ", join(unknown, ", "),
+                      ", which may change what the model computes; remove what does not from a "
+                      "copy of the file"));
+}
 
 const std::set<std::string, std::less<>>& harmless_fields() {
   static const std::set<std::string, std::less<>> names = {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -8,5 +11,49 @@ namespace tessera::huggingface {
 
 // Fields of a config.json that do not change what the model computes: [Note: fields].
 const std::set<std::string, std::less<>>& harmless_fields();
+
+// The fields of an object, each read once; what nobody read is looked at in the end. All throw
+// DataError that names the field.
+class Fields {
+ public:
+  using Json = nlohmann::json;
+
+  // `where` names the object in errors; the object is not copied.
+  Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+  // Null counts as absent.
+  const Json* find(const std::string& name);
+  // Neither absent nor null.
+  bool has(const std::string& name) { return find(name) != nullptr; }
+
+  // A whole number, where there is one.
+  std::optional<std::int64_t> whole(const std::string& name, std::int64_t least = 1);
+  // The same of a size without which there is no model.
+  std::int64_t needed(const std::string& name);
+  // Whole or not.
+  double number(const std::string& name, double otherwise, double least, double most);
+  // The same where there is no default.
+  double needed_number(const std::string& name, double least, double most);
+  // True or false.
+  bool flag(const std::string& name, bool otherwise);
+  // A text.
+  std::string word(const std::string& name, const std::string& otherwise);
+  // A field that Tessera has in one way only.
+  void only(const std::string& name, bool wanted);
+  // Says what was got and what was wanted.
+  [[noreturn]] void refuse(const std::string& name, const Json& got,
+                           const std::string& wanted) const;
+  // [Note: fields]
+  void finish(const std::set<std::string, std::less<>>& harmless) const;
+
+  // What names the object in errors.
+  const std::string& where() const { return where_; }
+  const Json& object() const { return object_; }
+
+ private:
+  const Json& object_;
+  const std::string where_;
+  std::set<std::string> read_;
+};
 
 }  // namespace tessera::huggingface

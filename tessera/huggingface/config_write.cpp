@@ -19,6 +19,20 @@ using Ordered = nlohmann::ordered_json;
           why));
 }
 
+Ordered yarn_json(const RotaryScaling& scaling) {
+  Ordered json = {{"rope_type", "yarn"},
+                  {"factor", scaling.factor},
+                  {"original_max_position_embeddings", scaling.original_positions},
+                  {"beta_fast", scaling.beta_fast},
+                  {"beta_slow", scaling.beta_slow}};
+  // Those that were not given would be null, which not every version takes.
+  if (scaling.attention_factor != 0) json["attention_factor"] = scaling.attention_factor;
+  if (scaling.mscale != 0) json["mscale"] = scaling.mscale;
+  if (scaling.mscale_all_dim != 0) json["mscale_all_dim"] = scaling.mscale_all_dim;
+  if (!scaling.truncate) json["truncate"] = false;
+  return json;
+}
+
 Ordered scaling_json(const RotaryScaling& scaling) {
   switch (scaling.kind) {
     case RotaryScaling::Kind::none: return nullptr;
@@ -29,6 +43,9 @@ Ordered scaling_json(const RotaryScaling& scaling) {
               {"low_freq_factor", scaling.low_freq_factor},
               {"high_freq_factor", scaling.high_freq_factor},
               {"original_max_position_embeddings", scaling.original_positions}};
+    case RotaryScaling::Kind::dynamic:
+      return {{"rope_type", "dynamic"}, {"factor", scaling.factor}};
+    case RotaryScaling::Kind::yarn: return yarn_json(scaling);
   }
   return nullptr;
 }

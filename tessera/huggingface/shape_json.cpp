@@ -48,6 +48,15 @@ std::string shape_json(const ModelShape& shape) {
     scaling["high_freq_factor"] = scaled.high_freq_factor;
     scaling["original_positions"] = scaled.original_positions;
   }
+  if (scaled.kind == Kind::yarn) {
+    scaling["original_positions"] = scaled.original_positions;
+    scaling["beta_fast"] = scaled.beta_fast;
+    scaling["beta_slow"] = scaled.beta_slow;
+    scaling["truncate"] = scaled.truncate;
+    scaling["attention_factor"] = scaled.attention_factor;
+    scaling["mscale"] = scaled.mscale;
+    scaling["mscale_all_dim"] = scaled.mscale_all_dim;
+  }
   const Biases& has = shape.biases;
   const nlohmann::json biases = {
       {"qkv", has.qkv}, {"out", has.out}, {"mlp", has.mlp}, {"norm", has.norm}};
@@ -109,11 +118,18 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
     if (json.contains("rotary_scaling")) {
       const nlohmann::json& scaling = json["rotary_scaling"];
       RotaryScaling& into = shape.rotary_scaling;
-      into.kind = named(scaling.at("kind"), {Kind::none, Kind::linear, Kind::llama3});
+      into.kind = named(scaling.at("kind"),
+                        {Kind::none, Kind::linear, Kind::llama3, Kind::dynamic, Kind::yarn});
       take(scaling, "factor", into.factor);
       take(scaling, "low_freq_factor", into.low_freq_factor);
       take(scaling, "high_freq_factor", into.high_freq_factor);
       take(scaling, "original_positions", into.original_positions);
+      take(scaling, "beta_fast", into.beta_fast);
+      take(scaling, "beta_slow", into.beta_slow);
+      take(scaling, "truncate", into.truncate);
+      take(scaling, "attention_factor", into.attention_factor);
+      take(scaling, "mscale", into.mscale);
+      take(scaling, "mscale_all_dim", into.mscale_all_dim);
     }
     take(json, "window", shape.window);
     take(json, "window_from", shape.window_from);

@@ -23,11 +23,14 @@ DecoderOptions settled(const ModelShape& shape, DecoderOptions options) {
         str("a decoder got type ", c10::toString(options.type), "; wanted float or bfloat16"));
   }
   if (options.slots < 1) throw UsageError(str("slots is ", options.slots, "; wanted 1 or more"));
-  if (options.capacity == 0) options.capacity = shape.positions > 0 ? shape.positions : 2048;
-  if (options.capacity < 1 || (shape.positions > 0 && options.capacity > shape.positions)) {
-    throw UsageError(str("texts of ", options.capacity,
-                         " tokens were asked for, and the model has ", shape.positions,
-                         " positions; wanted at most so many"));
+  const std::int64_t longest = shape.longest();
+  if (options.capacity == 0) options.capacity = longest > 0 ? longest : 2048;
+  if (options.capacity < 1) {
+    throw UsageError(str("capacity is ", options.capacity, "; wanted 1 or more"));
+  }
+  if (longest > 0 && options.capacity > longest) {
+    throw UsageError(str("texts of ", options.capacity, " tokens were asked for, and ",
+                         longest_reason(shape), "; wanted at most ", longest));
   }
   return options;
 }
@@ -183,12 +186,13 @@ RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens) {
   const std::int64_t dim = shape.head_dim(), half = dim / 2;
   RotaryTable table{at::empty({tokens, half}, at::kFloat), at::empty({tokens, half}, at::kFloat)};
   const std::vector<double> rates = rotary_rates(dim, shape.rotary_base, shape.rotary_scaling);
+  const auto gain = static_cast<float>(rotary_gain(shape.rotary_scaling));
   for (std::int64_t i = 0; i < half; ++i) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       // In fp32, as training has it.
       const float angle = static_cast<float>(t) * static_cast<float>(nth(rates, i));
-      table.cos.data_ptr<float>()[t * half + i] = std::cos(angle);
-      table.sin.data_ptr<float>()[t * half + i] = std::sin(angle);
+      table.cos.data_ptr<float>()[t * half + i] = std::cos(angle) * gain;
+      table.sin.data_ptr<float>()[t * half + i] = std::sin(angle) * gain;
     }
   }
   return table;

@@ -20,7 +20,7 @@ struct DecoderOptions {
   at::ScalarType type = at::kFloat;  // of matrices and of the cache: float or bfloat16
   c10::Device device = c10::kCPU;
   std::int64_t slots = 1;     // texts that are written side by side
-  std::int64_t capacity = 0;  // tokens of each, at most; 0: as many as the model has positions
+  std::int64_t capacity = 0;  // tokens of each, at most; 0: ModelShape::longest(), or 2048
 };
 
 // [Note: decoding] A model that reads texts and continues them, a token at a time: what attention
@@ -90,7 +90,7 @@ struct DecoderWeights {
 // Matrices of type `type`, all else of type `vectors`.
 DecoderWeights read_weights(const ModelShape& shape, at::ScalarType type, at::ScalarType vectors,
                             c10::Device device, const ReadParam& read);
-// Angles of rotary positions: cos and sin, fp32 [tokens, d / 2].
+// Angles of rotary positions: cos and sin, fp32 [tokens, d / 2], with the gain.
 struct RotaryTable {
   at::Tensor cos, sin;
 };

@@ -77,11 +77,12 @@ Part check_part(const ModelShape& shape, Part part) {
 
 void check_ids(const ModelShape& shape, const at::Tensor& ids) {
   if (ids.dim() == 2 && ids.scalar_type() == at::kLong &&
-      (shape.positions == 0 || ids.size(1) <= shape.positions)) {
+      (shape.longest() == 0 || ids.size(1) <= shape.longest())) {
     return;
   }
-  const std::string most =
-      shape.positions == 0 ? "" : str(" with at most ", shape.positions, " tokens");
+  const std::string most = shape.longest() == 0 ? ""
+                                                : str(" with at most ", shape.longest(),
+                                                      " tokens: ", longest_reason(shape));
   throw UsageError(str("the model got ids of ", ids.dim(), " dims, the last of ",
                        ids.dim() > 0 ? ids.size(-1) : 0, ", of type ",
                        c10::toString(ids.scalar_type()), "; wanted int64 [batch, tokens]", most));
@@ -107,6 +108,7 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
       heads_(shape.heads / axis.size()),
       kv_heads_(std::max<std::int64_t>(1, shape.kv_heads / axis.size())),
       head_dim_(shape.head_dim()),
+      gain_(rotary_gain(shape.rotary_scaling)),
       window_(shape.window_of(layer)),
       swiglu_(shape.swiglu),
       activation_(shape.activation),
@@ -160,7 +162,7 @@ at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) const {
     options.first_head = axis_.rank() * heads_;
   }
   if (!rates_.empty()) {
-    qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rates_);
+    qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rates_, gain_);
   }
   return nn::attention(qkv, heads_, kv_heads_, options);
 }

@@ -82,6 +82,7 @@ class BlockImpl : public torch::nn::Module {
   std::string name_;
   std::int64_t heads_, kv_heads_, head_dim_;  // those of this rank
   std::vector<double> rates_;                 // of rotary positions; empty: learned ones
+  double gain_;                               // of rotary positions
   std::int64_t window_;                       // of attention; 0: all
   bool swiglu_;
   Activation activation_;
@@ -177,7 +178,7 @@ std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& p
                                           std::uint64_t seed = 0,
                                           const nn::ParamOptions& options = {});
 
-// Throws UsageError unless ids are int64 [B, T] with T within the positions, if there are any.
+// Throws UsageError unless ids are int64 [B, T] with T within shape.longest(), if there is one.
 void check_ids(const ModelShape& shape, const at::Tensor& ids);
 
 }  // namespace tessera::models

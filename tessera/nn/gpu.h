@@ -94,7 +94,7 @@ at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::
 at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                          const at::Tensor& residual);
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
-                  const std::vector<double>& rates);
+                  const std::vector<double>& rates, double gain);
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets, std::int64_t classes);
 

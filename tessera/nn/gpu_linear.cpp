@@ -168,25 +168,27 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
 };
 
 void turn(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
-          const std::vector<double>& rates, bool back) {
+          const std::vector<double>& rates, double gain, bool back) {
   kernels::cuda::Rotary how;
   how.type = type_of(x);
   how.rows = count(x.size(0) * x.size(1)), how.stride = count(x.size(2));
   how.tokens = count(x.size(1)), how.heads = count(heads), how.dim = count(dim);
-  how.rates = rates.data(), how.back = back;
+  how.rates = rates.data(), how.gain = static_cast<float>(gain), how.back = back;
   kernels::cuda::rotary(how, address(x), stream_of(x));
   x.unsafeGetTensorImpl()->bump_version();  // whatever was known of it
 }
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, std::int64_t heads,
-                            std::int64_t dim, const std::vector<double>& rates, bool in_place) {
+                            std::int64_t dim, const std::vector<double>& rates, double gain,
+                            bool in_place) {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["rates"] = rates;
+    ctx->saved_data["gain"] = gain;
     if (in_place) ctx->mark_dirty({x});
     const at::Tensor out = in_place ? x : x.clone(at::MemoryFormat::Contiguous);
-    turn(out, heads, dim, rates, false);
+    turn(out, heads, dim, rates, gain, false);
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
@@ -196,8 +198,8 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
                      grads[0].storage().use_count() == 1;
     const at::Tensor dx = own ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
     turn(dx, ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
-         ctx->saved_data["rates"].toDoubleVector(), true);
-    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+         ctx->saved_data["rates"].toDoubleVector(), ctx->saved_data["gain"].toDouble(), true);
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -227,13 +229,13 @@ at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Ten
 }
 
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
-                  const std::vector<double>& rates) {
+                  const std::vector<double>& rates, double gain) {
   // In place where that is nobody's business: what a linear has just made and only we have, and no
   // selective segment keeps.
   const bool in_place = qkv.use_count() == 1 && qkv.is_contiguous() && !qkv.is_leaf() &&
                         !qkv.is_view() && at::GradMode::is_enabled() &&
                         Recorder::current() == nullptr;
-  return RotaryFunction::apply(qkv, heads, dim, rates, in_place);
+  return RotaryFunction::apply(qkv, heads, dim, rates, gain, in_place);
 }
 
 }  // namespace tessera::nn::gpu

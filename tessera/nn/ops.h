@@ -102,10 +102,12 @@ at::Tensor dropped_columns(const at::Tensor& x, const Dropout& how, std::int64_t
                            std::int64_t width);
 
 // Rotary positions: the first `heads` heads of width `dim` in each token t of [B, T, ...] are
-// turned, elements i and i + dim / 2 together by the angle t · rates[i]. saves: nothing. A tensor
-// that is moved in, and that nobody else has, may be turned where it is: on a GPU it is.
+// turned, elements i and i + dim / 2 together by the angle t · rates[i], and multiplied by the
+// gain. saves: nothing. A tensor that is moved in, and that nobody else has, may be turned where it
+// is: on a GPU it is.
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
-                  const std::vector<double>& rates);  // [dim / 2], as rotary_rates() has them
+                  const std::vector<double>& rates,  // [dim / 2], as rotary_rates() has them
+                  double gain = 1);                  // as rotary_gain() has it
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim, double base = 1e4);
 
 // x / sqrt(mean(x²) + eps) · w over the last dim. saves: x (shared), w (shared), 4·N bytes.

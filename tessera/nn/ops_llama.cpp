@@ -70,13 +70,13 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
 
 // Turns the first `heads` heads of each token by its position, or back.
 at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
-                        const std::vector<double>& rates, bool back) {
+                        const std::vector<double>& rates, double gain, bool back) {
   const std::int64_t half = dim / 2, tokens = qkv.size(1);
   const auto fp32 = qkv.options().dtype(at::kFloat);
   const at::Tensor rate = at::tensor(rates, at::kDouble).to(fp32);
   const at::Tensor angle = at::arange(tokens, fp32).unsqueeze(1) * rate;  // [T, d / 2]
-  const at::Tensor cos = angle.cos().unsqueeze(1);
-  const at::Tensor sin = (back ? angle.sin().neg_() : angle.sin()).unsqueeze(1);
+  const at::Tensor cos = angle.cos().mul_(gain).unsqueeze(1);
+  const at::Tensor sin = angle.sin().mul_(back ? -gain : gain).unsqueeze(1);
   at::Tensor out = qkv.contiguous().clone();
   const at::Tensor pairs =
       out.narrow(2, 0, heads * dim).unflatten(2, {heads, 2, half});  // [B, T, heads, 2, d / 2]
@@ -89,16 +89,18 @@ at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t 
 
 struct Rotary : public torch::autograd::Function<Rotary> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
-                            std::int64_t dim, const std::vector<double>& rates) {
+                            std::int64_t dim, const std::vector<double>& rates, double gain) {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["rates"] = rates;
-    return apply_rotary(qkv, heads, dim, rates, false);
+    ctx->saved_data["gain"] = gain;
+    return apply_rotary(qkv, heads, dim, rates, gain, false);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     return {apply_rotary(grads[0], ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
-                         ctx->saved_data["rates"].toDoubleVector(), true),
-            at::Tensor(), at::Tensor(), at::Tensor()};
+                         ctx->saved_data["rates"].toDoubleVector(),
+                         ctx->saved_data["gain"].toDouble(), true),
+            at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -121,7 +123,7 @@ at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim, double b
 }
 
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
-                  const std::vector<double>& rates) {
+                  const std::vector<double>& rates, double gain) {
   if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2) ||
       static_cast<std::int64_t>(rates.size()) != dim / 2) {
     throw UsageError(str("rotary got a tensor of ", qkv.dim(), " dims, the last of ", qkv.size(-1),
@@ -129,8 +131,8 @@ at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                          " rates; wanted [batch, tokens, at least heads · an even width], and a "
                          "rate for each pair"));
   }
-  if (gpu::takes(qkv)) return gpu::rotary(std::move(qkv), heads, dim, rates);
-  return Rotary::apply(qkv, heads, dim, rates);
+  if (gpu::takes(qkv)) return gpu::rotary(std::move(qkv), heads, dim, rates, gain);
+  return Rotary::apply(qkv, heads, dim, rates, gain);
 }
 
 }  // namespace tessera::nn

@@ -378,13 +378,14 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                : config.grad_reduce == "each" ? ReducePolicy::each
                                               : ReducePolicy::last;
   out.recompute = planner::parse_recompute(config.recompute);
-  const std::int64_t most = out.model.positions;  // 0: any length
+  const std::int64_t most = out.model.longest();  // 0: any length
   out.seq = config.seq > 0 ? config.seq
             : most > 0     ? std::min(planner::kRunSeq, most)
                            : planner::kRunSeq;
   if (most > 0 && out.seq > most) {
-    throw UsageError(str("--seq: got ", out.seq, ", but the model has ", out.model.positions,
-                         " positions; wanted at most that, or a larger --positions"));
+    throw UsageError(str("--seq: got ", out.seq, ", but ", longest_reason(out.model),
+                         "; wanted at most ", most,
+                         out.model.rotary() ? "" : ", or a larger --positions"));
   }
   if (config.sequence_parallel && out.seq % config.axes.tp() != 0) {
     throw UsageError(str("--seq: got ", out.seq, ", which the ", config.axes.tp(),

@@ -12,6 +12,8 @@ sizes = dict(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_h
              initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=None)
 scaled = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+yarn = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 2.0, "beta_fast": 8.0,
+        "original_max_position_embeddings": 64}
 models = {
     "gpt2": transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=97, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.3,
@@ -19,6 +21,10 @@ models = {
     "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(
         **sizes, tie_word_embeddings=True, rope_parameters=scaled)),
     "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes)),
+    "qwen2-yarn": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        **sizes, rope_parameters=yarn)),
+    "llama-dynamic": transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        **sizes, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})),
     "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(
         **sizes, head_dim=12, sliding_window=9)),
 }

@@ -64,6 +64,25 @@ TEST(ModelShape, WhatCannotBeIsRefusedByName) {
   refused([](ModelShape& s) { s.rotary_scaling.factor = 0; }, "factor");
   refused([](ModelShape& s) { s.rotary_scaling.high_freq_factor = 1; }, "high_freq_factor");
   refused([](ModelShape& s) { s.norm_eps = -1; }, "epsilon");
+  refused(
+      [](ModelShape& s) {
+        s.rotary_scaling.kind = RotaryScaling::Kind::dynamic;
+        s.context = 0;
+      },
+      "context");
+}
+
+TEST(ModelShape, SomeHaveALongestSequence) {
+  ModelShape shape = find_model_shape("llama2-7b");
+  EXPECT_EQ(shape.longest(), 0);
+  shape.rotary_scaling.kind = RotaryScaling::Kind::yarn;
+  EXPECT_EQ(shape.longest(), 0);
+  shape.rotary_scaling.kind = RotaryScaling::Kind::dynamic;
+  EXPECT_EQ(shape.longest(), 4096);
+  EXPECT_NE(longest_reason(shape).find("dynamic rotary scaling"), std::string::npos);
+  shape = find_model_shape("gpt2-124m");
+  EXPECT_EQ(shape.longest(), 1024);
+  EXPECT_EQ(longest_reason(shape), "the model has 1024 positions");
 }
 
 TEST(ModelShape, HeadsMayBeOfAnotherWidth) {

@@ -125,6 +125,11 @@ TEST(Config, WhatChangesTheResultIsHonoured) {
   EXPECT_EQ(shape.ffn, 40);
   EXPECT_EQ(shape.activation, Activation::gelu);
   EXPECT_EQ(shape.norm_eps, 0.5);
+  json["hidden_size"] = 16;  // the same by its other name
+  EXPECT_EQ(shape_of(json).hidden, 16);
+  json.erase("n_embd");
+  json["hidden_size"] = 24;
+  EXPECT_EQ(shape_of(json).hidden, 24);
 
   json = qwen2();
   json["use_sliding_window"] = true;
@@ -141,6 +146,69 @@ TEST(Config, WhatChangesTheResultIsHonoured) {
   EXPECT_EQ(shape_of(json).window, 4096);
 }
 
+TEST(Config, YarnAndDynamicScaling) {
+  // As Qwen2.5's readme says to add it, in the older way.
+  Json json = qwen2();
+  json["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 512}};
+  RotaryScaling wanted{RotaryScaling::Kind::yarn, 4, 1, 4, 512};
+  EXPECT_EQ(shape_of(json).rotary_scaling, wanted);
+  EXPECT_EQ(shape_of(json).rotary_base, 1e6);
+  json["rope_scaling"].erase("original_max_position_embeddings");
+  wanted.original_positions = 2048;  // max_position_embeddings
+  EXPECT_EQ(shape_of(json).rotary_scaling, wanted);
+  // In the newer one, with all there is.
+  json.erase("rope_scaling");
+  json["rope_parameters"] = {{"rope_type", "yarn"},
+                             {"rope_theta", 5e5},
+                             {"factor", 4},
+                             {"original_max_position_embeddings", 512},
+                             {"beta_fast", 24.0},
+                             {"beta_slow", 2},
+                             {"attention_factor", 1.25},
+                             {"mscale", 0.5},
+                             {"mscale_all_dim", 0.75},
+                             {"truncate", false},
+                             {"partial_rotary_factor", 1}};
+  wanted = {RotaryScaling::Kind::yarn, 4, 1, 4, 512, 24, 2, false, 1.25, 0.5, 0.75};
+  EXPECT_EQ(shape_of(json).rotary_scaling, wanted);
+  EXPECT_EQ(shape_of(json).rotary_base, 5e5);
+  const ModelShape back = parse_config(config_json(shape_of(json), "float32"), "config.json").shape;
+  EXPECT_EQ(back.rotary_scaling, wanted);
+  json["rope_parameters"]["truncate"] = nullptr;  // as transformers takes it
+  EXPECT_FALSE(shape_of(json).rotary_scaling.truncate);
+  json["rope_parameters"].erase("truncate");
+  EXPECT_TRUE(shape_of(json).rotary_scaling.truncate);
+
+  // What cannot be is refused by its name.
+  for (const auto& [name, value] : {std::pair<const char*, Json>{"beta_fast", 0.5},
+                                    {"beta_slow", "1"},
+                                    {"truncate", 1},
+                                    {"attention_factor", 0},
+                                    {"mscale", -1},
+                                    {"factor", nullptr},
+                                    {"long_factor", {1.0, 2.0}},
+                                    {"original_max_position_embeddings", 0},
+                                    {"rope_type", "longrope"},
+                                    {"partial_rotary_factor", 0.5}}) {
+    Json spoilt = json;
+    spoilt["rope_parameters"][name] = value;
+    const std::string problem = problem_of(spoilt);
+    EXPECT_TRUE(contains(problem, value == "longrope" ? "longrope" : name)) << name << problem;
+  }
+
+  json = llama();
+  json.erase("rope_parameters");
+  json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
+  const ModelShape dynamic = shape_of(json);
+  EXPECT_EQ(dynamic.rotary_scaling, (RotaryScaling{RotaryScaling::Kind::dynamic, 2}));
+  EXPECT_EQ(dynamic.longest(), 2048);
+  json.erase("max_position_embeddings");
+  EXPECT_TRUE(contains(problem_of(json), "max_position_embeddings")) << problem_of(json);
+  json["rope_scaling"]["type"] = "yarn";
+  EXPECT_TRUE(contains(problem_of(json), "max_position_embeddings")) << problem_of(json);
+}
+
 // Each is refused, and by its name.
 TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
   struct Case {
@@ -148,10 +216,10 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
     const char* name;
     Json value;
   };
-  const Json yarn = {{"rope_type", "yarn"}, {"factor", 2.0}};
+  const Json longrope = {{"rope_type", "longrope"}, {"factor", 2.0}};
   const std::vector<Case> cases = {
       {llama(), "hidden_act", "gelu"},
-      {llama(), "rope_scaling", yarn},
+      {llama(), "rope_scaling", longrope},
       {llama(), "partial_rotary_factor", 0.5},
       {llama(), "model_type", "gemma"},
       {llama(), "quantization_config", {{"bits", 4}}},
@@ -159,6 +227,18 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
       {llama(), "logit_scale", 0.5},
       {llama(), "sliding_window", 16},
       {llama(), "is_encoder_decoder", true},
+      {llama(), "is_causal", false},  // off is not nothing here
+      {qwen2(), "is_causal", false},
+      {gpt2(), "is_causal", false},
+      {llama(), "attn_logit_softcapping", 50.0},
+      {llama(), "final_logit_softcapping", 30.0},
+      {llama(), "use_qk_norm", true},
+      {llama(), "attention_multiplier", 0.5},
+      {llama(), "original_max_position_embeddings", 64},
+      {llama(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}},
+      {qwen2(), "mlp_bias", true},
+      {mistral(), "use_sliding_window", true},
+      {mistral(), "max_window_layers", 2},
       {llama(), "hidden_size", "16"},
       {llama(), "hidden_size", 16.0},
       {llama(), "hidden_size", 0},
@@ -173,6 +253,10 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
       {gpt2(), "scale_attn_by_inverse_layer_idx", true},
       {gpt2(), "add_cross_attention", true},
       {gpt2(), "activation_function", "silu"},
+      {gpt2(), "hidden_size", 32},  // another name for n_embd, which is 16
+      {gpt2(), "max_position_embeddings", 512},
+      {gpt2(), "num_attention_heads", 4},
+      {gpt2(), "num_hidden_layers", 2},
       {gpt2(), "pruned_heads", {{"0", {1}}}},
       {mistral(), "attention_bias", true},
       {mistral(), "layer_types", {"sliding_attention", "full_attention", "sliding_attention"}},

@@ -36,6 +36,7 @@ class Changes {
         "\"qwen2\"",
         "\"mistral\"",
         "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2},",
+        "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"beta_fast\": 9},",
         "\"layer_types\": [",
         "\"full_attention\"",
         "\"sliding_attention\"",

@@ -79,6 +79,21 @@ std::vector<ModelShape> small_shapes() {
   all.back().window_from = 1;
   all.push_back(small("mistral", 2, false, false));
   all.back().window = 8;
+  all.push_back(small("llama-dynamic", 2, false, false));
+  all.back().rotary_scaling = {RotaryScaling::Kind::dynamic, 2.5};
+  for (const bool more : {false, true}) {
+    all.push_back(
+        small(more ? "qwen2-yarn-all" : "qwen2-yarn", 2, Biases(true, false, false, false), false));
+    RotaryScaling& yarn = all.back().rotary_scaling;
+    yarn = {RotaryScaling::Kind::yarn, 4, 1, 4, 32};
+    if (!more) continue;
+    yarn.beta_fast = 20;
+    yarn.beta_slow = 2;
+    yarn.truncate = false;
+    yarn.attention_factor = 1.5;
+    yarn.mscale = 0.75;
+    yarn.mscale_all_dim = 1.25;
+  }
   return all;
 }
 

@@ -14,7 +14,8 @@
 namespace tessera::huggingface {
 
 // Small models of each family, with what is particular to them. By name: gpt2, gpt2-untied, llama,
-// llama-biases, llama-tied, qwen2, qwen2-window, mistral.
+// llama-biases, llama-tied, qwen2, qwen2-window, mistral, llama-dynamic, qwen2-yarn,
+// qwen2-yarn-all.
 std::vector<ModelShape> small_shapes();
 ModelShape small_shape(const std::string& name);
 

@@ -3,8 +3,8 @@
 
 Makes a folder for each in DIR, with what it answers and how its loss falls in reference.safetensors,
 and prints their names. Then takes lines from stdin: "check NAME FOLDER" loads a folder that Tessera
-wrote and says whether it answers exactly as NAME does. One process for all: importing transformers
-takes seconds."""
+wrote and says whether it answers exactly as NAME does, and has the files that came with NAME; "bare
+NAME FOLDER" only the former. One process for all: importing transformers takes seconds."""
 
 import json
 import os
@@ -25,6 +25,9 @@ GPT2 = dict(vocab_size=VOCAB, n_positions=32, n_embd=32, n_layer=2, n_head=4, re
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=16)
 
+# With this base the ramp goes over all four pairs of a head.
+YARN = dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=64)
+
 
 def configs():
     t = transformers
@@ -40,6 +43,14 @@ def configs():
                                       mlp_bias=True, head_dim=12), {"bf16": True}
     yield "qwen2", t.Qwen2Config(**LLAMA, use_sliding_window=True, sliding_window=6,
                                  max_window_layers=1, tie_word_embeddings=True), {}
+    yield "qwen2-yarn", t.Qwen2Config(**LLAMA, rope_parameters=dict(**YARN, beta_fast=4.0)), {}
+    yield "llama-yarn", t.LlamaConfig(**LLAMA, rope_parameters=dict(
+        **YARN, beta_fast=4.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.9, truncate=False)), {}
+    yield "mistral-yarn", t.MistralConfig(**LLAMA, sliding_window=None, rope_parameters=dict(
+        **YARN, attention_factor=1.4)), {}
+    # Within the context dynamic scaling is none, and what comes back says so still.
+    yield "llama-dynamic", t.LlamaConfig(**LLAMA, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=1e4, factor=4.0)), {}
     yield "mistral", t.MistralConfig(**LLAMA, sliding_window=5), {"max_shard_size": "40KB"}
 
 
@@ -95,13 +106,13 @@ def make(folder, seed, config, options):
     return ids, logits
 
 
-def check(folder, path, ids, logits):
+def check(folder, path, companions, ids, logits):
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager",
                                                               dtype=torch.float32)
     got = logits_of(model, ids)
     if not torch.equal(got, logits):
         return f"logits differ by {(got - logits).abs().max().item()}"
-    for name in "tokenizer.json", "generation_config.json":
+    for name in ("tokenizer.json", "generation_config.json") if companions else ():
         if open(os.path.join(path, name)).read() != open(os.path.join(folder, name)).read():
             return f"{name} differs"
     return "equal"
@@ -117,8 +128,8 @@ def main():
         known[name] = make(folder, seed, config, {"name": name, **options})
     print("made", *known, flush=True)
     for line in sys.stdin:
-        _, name, path = line.split()
-        print(check(os.path.join(folder, name), path, *known[name]), flush=True)
+        what, name, path = line.split()
+        print(check(os.path.join(folder, name), path, what == "check", *known[name]), flush=True)
 
 
 if __name__ == "__main__":

@@ -206,6 +206,7 @@ TEST(CudaSideBySide, CopiesEveryElement) {
 TEST(CudaRotary, TurnsAndTurnsBack) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(4);
+  constexpr double gain = 1.25;
   struct Shape {
     std::size_t rows, tokens, heads, dim, gap;  // gap: elements behind the heads in each row
   };
@@ -225,15 +226,17 @@ TEST(CudaRotary, TurnsAndTurnsBack) {
             double& a = wanted[r * stride + h * s.dim + i];
             double& b = wanted[r * stride + h * s.dim + i + s.dim / 2];
             const double old = a;
-            a = old * std::cos(angle) - b * std::sin(angle);
-            b = b * std::cos(angle) + old * std::sin(angle);
+            a = gain * (old * std::cos(angle) - b * std::sin(angle));
+            b = gain * (b * std::cos(angle) + old * std::sin(angle));
           }
         }
       }
       Rotary how{type, s.rows, stride, s.tokens, s.heads, s.dim, 5e5, false};
+      how.gain = static_cast<float>(gain);
       rotary(how, x.data(), nullptr);
       expect_close(x, wanted, 1e-6, 2, "turned");
       how.back = true;
+      how.gain = static_cast<float>(1 / gain);
       rotary(how, x.data(), nullptr);
       expect_close(x, before, 4 * rounding(type), 4, "turned back");
     }

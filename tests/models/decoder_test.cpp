@@ -43,6 +43,10 @@ std::vector<ModelShape> shapes() {
   mistral.window = 5;
   mistral.window_from = 1;
   mistral.head_width = 12;
+  ModelShape& yarn = all.emplace_back(small_llama());
+  yarn.rotary_base = 50;
+  yarn.rotary_scaling = {RotaryScaling::Kind::yarn, 4, 1, 4, 64};
+  yarn.rotary_scaling.beta_fast = 4;
   return all;
 }
 
@@ -250,6 +254,16 @@ TEST(Decoder, RefusesWhatItCannotDo) {
   const auto model = make_random(shape);
   EXPECT_TRUE(
       contains(error_of([&] { make_decoder(shape, {.capacity = 321}, reader(model)); }), "320"));
+  // Behind the context of a model with dynamic rotary scaling.
+  ModelShape dynamic = small_llama();
+  dynamic.context = 40;
+  dynamic.rotary_scaling = {RotaryScaling::Kind::dynamic, 2};
+  const auto llama = make_random(dynamic);
+  EXPECT_TRUE(contains(error_of([&] { make_decoder(dynamic, {.capacity = 41}, reader(llama)); }),
+                       "dynamic rotary"));
+  EXPECT_EQ(make_decoder(dynamic, {}, reader(llama))->options().capacity, 40);
+  EXPECT_TRUE(contains(error_of([&] { full(*llama, random_text(dynamic, 41, 1)); }), "at most 40"));
+  EXPECT_EQ(full(*llama, random_text(dynamic, 40, 1)).size(0), 40);
   const auto decoder = make_decoder(shape, {.slots = 2, .capacity = 4}, reader(model));
   const std::vector<std::int64_t> wrong = {1, 61}, none, longer = {1, 2, 3, 4, 5};
   EXPECT_TRUE(contains(error_of([&] { decoder->read(0, wrong); }), "0 to 60"));

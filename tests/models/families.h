@@ -61,9 +61,12 @@ inline std::vector<ModelShape> families(std::int64_t vocab = 101) {
   qwen.norm_eps = 1e-6;
   qwen.kv_heads = 1;
   all.push_back(qwen);
-  qwen.name = "qwen2.5 with a window in later layers";
+  qwen.name = "qwen2.5 with yarn, and a window in later layers";
   qwen.window = 5;
   qwen.window_from = 1;
+  qwen.rotary_base = 50;
+  qwen.rotary_scaling = {RotaryScaling::Kind::yarn, 4, 1, 4, 64};
+  qwen.rotary_scaling.beta_fast = 4;
   all.push_back(qwen);
   ModelShape mistral = small_llama("mistral", vocab);
   mistral.window = 7;
@@ -93,7 +96,8 @@ inline at::Tensor family_loss(const ModelShape& s, Params& p, const at::Tensor& 
   const auto turn = [&](const at::Tensor& x) {  // [B, T, H, d]
     const at::Tensor angle = (at.view({tokens, 1}) * rates).view({tokens, 1, d / 2});
     const at::Tensor a = x.narrow(3, 0, d / 2), b = x.narrow(3, d / 2, d / 2);
-    return at::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
+    return rotary_gain(s.rotary_scaling) *
+           at::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
   };
   at::Tensor x = torch::embedding(p["tok.weight"], ids);
   if (s.positions > 0) x = x + torch::embedding(p["pos.weight"], at - begin);

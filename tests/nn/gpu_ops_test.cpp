@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/rotary.h"
 #include "tessera/kernels/cuda/cuda.h"
 #include "tessera/nn/gradient_place.h"
 #include "tessera/nn/ops.h"
@@ -176,7 +177,8 @@ TEST(GpuOps, Rotary) {
     const auto f = [](const at::Tensor& leaf) {
       const at::Tensor x = leaf * 2;
       // The first is what it was when the second is added to it.
-      return x + nn::rotary(x, 3, 16, 1e4) + nn::rotary(leaf * 3, 3, 16, 1e4);
+      const std::vector<double> rates = rotary_rates(16, 1e4);
+      return x + nn::rotary(x, 3, 16, rates, 1.25) + nn::rotary(leaf * 3, 3, 16, rates, 1.25);
     };
     at::manual_seed(3);
     const at::Tensor start = at::randn({2, 9, 80}).to(type);

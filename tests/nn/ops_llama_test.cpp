@@ -96,6 +96,21 @@ TEST(LlamaOps, RotaryTurnsPairsByThePosition) {
   EXPECT_THROW(rotary(x, 4, 8), UsageError);
 }
 
+// Turned and made larger: what does not turn stays as it is, and gradients grow likewise.
+TEST(LlamaOps, RotaryMultipliesByItsGain) {
+  const std::int64_t heads = 2, dim = 8, wide = heads * dim;
+  const std::vector<double> rates = {1, 0.5, 0.25, 0.125};
+  const at::Tensor x = torch::randn({2, 5, wide + 4});
+  const at::Tensor y = rotary(x, heads, dim, rates, 1.5), plain = rotary(x, heads, dim, rates);
+  EXPECT_TRUE(at::allclose(y.narrow(2, 0, wide), 1.5 * plain.narrow(2, 0, wide), 1e-5, 1e-6));
+  EXPECT_TRUE(y.narrow(2, wide, 4).equal(x.narrow(2, wide, 4)));
+  const at::Tensor in = x.clone().requires_grad_();
+  rotary(in, heads, dim, rates, 1.5).backward(y);
+  const at::Tensor back = in.grad();
+  EXPECT_TRUE(at::allclose(back.narrow(2, 0, wide), 2.25 * x.narrow(2, 0, wide), 1e-4, 1e-5));
+  EXPECT_TRUE(back.narrow(2, wide, 4).equal(x.narrow(2, wide, 4)));
+}
+
 TEST(LlamaOps, GroupedAttention) {
   for (const std::int64_t kv_heads : {1, 2, 6}) {
     const std::int64_t heads = 6, dim = 4, tokens = 9;

@@ -66,13 +66,14 @@ void swiglu_backward(const SwiGlu& in, const void* dy, void* dx, void* y, Stream
 
 // Turns the first `heads` heads of width `dim` in each row of x (of `stride` elements) in place:
 // elements i and i + dim / 2 together by the angle t · base^(-2i / dim), where t = row % tokens; or
-// back by the same angle.
+// back by the same angle. Both times they are multiplied by the gain.
 struct Rotary {
   DType type = DType::bf16;
   std::size_t rows = 0, stride = 0, tokens = 0, heads = 0, dim = 0;
   double base = 1e4;
   bool back = false;
   const double* rates = nullptr;  // [dim / 2] on the host, in place of base^(-2i / dim)
+  float gain = 1;
 };
 void rotary(const Rotary& how, void* x, Stream stream);
 

@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kRotaryThreads)
     const double angle = token * turns.per_token[i];
     float s, c;
     sincospif(2.0f * static_cast<float>(angle - rint(angle)), &s, &c);
-    cosines[i] = c;
-    sines[i] = how.back ? -s : s;
+    cosines[i] = how.gain * c;
+    sines[i] = how.gain * (how.back ? -s : s);
   }
   __syncthreads();
 

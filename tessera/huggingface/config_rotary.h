@@ -1,0 +1,12 @@
+#pragma once
+
+#include "tessera/core/model_shape.h"
+#include "tessera/huggingface/config_fields.h"
+
+namespace tessera::huggingface {
+
+// The rotary positions: "rope_parameters" of newer files, or "rope_theta" and "rope_scaling". Into
+// a shape that has its context. Absent parts are as transformers 5 has them.
+void read_rotary(Fields& fields, ModelShape& shape);
+
+}  // namespace tessera::huggingface
