@@ -26,6 +26,9 @@ DType dtype_of(const at::Tensor& into) {
   return into.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
 }
 
+// fp16 has more digits than bf16: fp32 has them all.
+at::ScalarType type_for(DType stored) { return stored == DType::bf16 ? at::kBFloat16 : at::kFloat; }
+
 void check_shape(const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
   const std::vector<std::int64_t> wanted = local_shape(spec, t, tp);
   if (into.sizes() == at::IntArrayRef(wanted)) return;
@@ -54,7 +57,7 @@ class CheckpointFiles final : public ModelFiles {
     }
     const auto states = from_.states("tok.weight");
     const auto state = states.find("param");
-    type_ = state != states.end() && state->second != DType::f32 ? at::kBFloat16 : at::kFloat;
+    if (state != states.end()) type_ = type_for(state->second);
   }
 
   void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
@@ -109,7 +112,7 @@ class HuggingFaceFiles final : public ModelFiles {
     folder_ = folder;
     shape_ = from_.shape();
     about_ = from_.config().family;
-    type_ = from_.dtype() == DType::f32 ? at::kFloat : at::kBFloat16;
+    type_ = type_for(from_.dtype());
     // Both may name it; what is for generation comes first.
     for (const char* name : {"generation_config.json", "config.json"}) {
       const std::string path = folder + "/" + name;

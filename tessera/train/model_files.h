@@ -21,7 +21,8 @@ class ModelFiles {
   const ModelShape& shape() const { return shape_; }
   const std::string& folder() const { return folder_; }    // the one that was found
   const std::string& described() const { return about_; }  // "step 240", say
-  at::ScalarType type() const { return type_; }            // of the parameters as they lie there
+  // bfloat16 where the parameters lie there as such; else float, which holds fp16 too.
+  at::ScalarType type() const { return type_; }
   const std::string& data() const { return data_; }  // what --data said; "" for Hugging Face's
   std::int64_t seq() const { return seq_; }          // tokens of a sequence in training; 0: unknown
   // The fingerprint of the tokenizer that it was trained with; "": not known.

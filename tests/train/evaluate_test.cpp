@@ -11,6 +11,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/data/data_set.h"
+#include "tests/huggingface/made.h"
 #include "tests/temporary_folder.h"
 #include "tests/text.h"
 #include "tests/train/small_runs.h"
@@ -149,6 +150,17 @@ TEST_F(Evaluate, TakesAsManyBatchesAsItIsTold) {
   const auto endless = data::sorting(16, 0);
   EXPECT_TRUE(contains(error_of([&] { batches_of(*endless, 4, 0); }), "--batches"));
   EXPECT_EQ(batches_of(*endless, 4, 7), 7);
+}
+
+// Nothing is rounded unless somebody asks for it.
+TEST_F(Evaluate, ReadsAFolderInATypeThatHoldsIt) {
+  for (const auto& [dtype, type] :
+       {std::pair(DType::f32, at::kFloat), std::pair(DType::bf16, at::kBFloat16),
+        std::pair(DType::f16, at::kFloat)}) {
+    const std::string path = folder / ("of-" + std::to_string(static_cast<int>(dtype)));
+    huggingface::make_folder(path, huggingface::small_shape("llama"), {.dtype = dtype});
+    EXPECT_EQ(open_model(path)->type(), type);
+  }
 }
 
 TEST_F(Evaluate, SaysWhatIsNoModel) {
