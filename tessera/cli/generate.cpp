@@ -1,23 +1,27 @@
 // tessera generate: continues texts with a trained model.
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/generate_output.h"
 #include "tessera/cli/generate_text.h"
 #include "tessera/cli/json_text.h"
+#include "tessera/comm/backend_kind.h"
+#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
@@ -26,6 +30,8 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/models/generate.h"
+#include "tessera/models/language_model.h"
+#include "tessera/process/own_ranks.h"
 #include "tessera/train/model_files.h"
 
 namespace tessera::cli {
@@ -37,15 +43,16 @@ constexpr const char* kGenerateExamples =
     "  tessera generate --from runs/a --prompts prompts.txt --batch 16 --json > answers.jsonl\n"
     "  tessera generate --from runs/a --top-p 0.9 --min-p 0.05 --stop . < question.txt\n"
     "  tessera generate --from runs/a --tokenizer ids --prompt '3 1 4 10' --dtype bf16\n"
+    "  tessera generate --from runs/a --prompt '3141592|' --tp 2\n"
     "\n"
     "--from takes a checkpoint, the folder of a run or a Hugging Face folder. The same seed gives\n"
     "the same texts, whatever --batch is.";
 
 struct GenerateArguments {
-  std::string from, tokenizer, prompts_file, dtype = "auto", device = "cpu";
+  std::string from, tokenizer, prompts_file, dtype = "auto", device = "cpu", backend = "auto";
   std::vector<std::string> prompts, stops;
   models::GenerateOptions options;
-  int tokens = 100, top_k = 0, batch = 8, threads = 0;
+  int tokens = 100, top_k = 0, batch = 8, tp = 1, threads = 0;
   double temperature = 0.8, top_p = 0.95, min_p = 0;
   std::uint64_t seed = 0;
   bool ignore_end = false, json = false;
@@ -75,20 +82,24 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
   line.integer(app, "--batch", a.batch, 1, 4096, "texts that are written side by side");
   line.choice(app, "--dtype", a.dtype, {"auto", "bf16", "fp32"},
               "of matrices and cache; auto: as the model is stored");
+  line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix and the cache");
   line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
-  line.integer(app, "--threads", a.threads, 0, 4096, "0: as many as cores");
+  line.choice(app, "--backend", a.backend, comm::backend_names(), "of the ranks' collectives");
+  line.integer(app, "--threads", a.threads, 0, 4096, "of each rank; 0: its share of the cores");
   app.add_option("--tokenizer", a.tokenizer,
                  "tokenizer.json, a folder with one, bytes, or ids; otherwise the model's")
       ->type_name("WHERE");
   app.add_flag("--json", a.json, "print a JSON object for each text, and one for all");
 }
 
+bool takes_stdin(const GenerateArguments& a) { return a.prompts.empty() && a.prompts_file.empty(); }
+
 std::vector<std::string> prompts_of(const GenerateArguments& a) {
   if (!a.prompts.empty() && !a.prompts_file.empty()) {
     throw UsageError("--prompts: got --prompt too; wanted one of them");
   }
   if (!a.prompts.empty()) return a.prompts;
-  if (a.prompts_file.empty()) {
+  if (takes_stdin(a)) {
     if (::isatty(0) != 0) {
       throw UsageError("there is nothing to continue; wanted --prompt, --prompts or text on stdin");
     }
@@ -125,81 +136,40 @@ std::vector<std::string> prompts_of(const GenerateArguments& a) {
   return lines;
 }
 
-// A text on its way: shown as it comes if it is the first that is not done, else later.
-struct Answer {
-  std::string prompt;
-  std::vector<std::int64_t> ids;  // of the prompt
-  std::vector<std::int64_t> written;
-  models::TextStream stream;
-  std::string shown, waiting;
-  const char* ended = "";
-};
-
-// What the last token adds. It depends on the one before: some begin with a space, but for those
-// that begin a text.
-std::string text_of(const data::Tokenizer& tokenizer, const Answer& answer) {
-  const auto id = [](std::int64_t token) { return static_cast<data::TokenId>(token); };
-  const std::size_t count = answer.written.size();
-  const data::TokenId last[] = {id(count > 1 ? answer.written[count - 2] : answer.ids.back()),
-                                id(answer.written[count - 1])};
-  // A vocabulary that is larger than the tokenizer's has tokens that stand for nothing.
-  const auto known = [&](data::TokenId token) { return token < tokenizer.vocab(); };
-  if (!known(last[1])) return "";
-  if (!known(last[0])) return tokenizer.decode({&last[1], 1}, /*skip_special=*/true);
-  const std::size_t before = tokenizer.decode({last, 1}, true).size();
-  const std::string both = tokenizer.decode(last, true);
-  return both.substr(std::min(before, both.size()));  // a decoder may take both for less
+// What was on stdin for the rank that reads it again: its first one inherits ours.
+void put_back_on_stdin(const std::string& text) {
+  const Fd file(::memfd_create("prompt", 0));
+  if (!file.open() || !write_all(file.get(), text) || ::lseek(file.get(), 0, SEEK_SET) != 0 ||
+      ::dup2(file.get(), 0) != 0) {
+    throw Error(str("cannot hand on what was on stdin: ", std::strerror(errno)));
+  }
 }
 
-class GenerateOutput {
- public:
-  GenerateOutput(std::vector<Answer>& answers, bool json) : answers_(answers), json_(json) {}
-
-  // More of a text, or its end. False where nobody reads any more.
-  bool more(std::size_t i, const std::string& text) {
+std::vector<Answer> answers_for(const std::vector<std::string>& prompts,
+                                const data::Tokenizer& tokenizer,
+                                const std::vector<std::string>& stops) {
+  std::vector<Answer> answers;
+  for (const std::string& prompt : prompts) {
     std::string storage;
-    Answer& answer = answers_[i];
-    const std::string clean(data::clean_utf8(text, data::BadUtf8::replace, storage).text);
-    answer.shown += clean;
-    answer.waiting += clean;
-    return flush();
-  }
-  bool flush() {
-    while (next_ < answers_.size()) {
-      Answer& answer = answers_[next_];
-      const bool done = *answer.ended != '\0';
-      std::string text;
-      if (json_) {
-        if (!done) return true;
-        text = json_text({{"prompt", answer.prompt},
-                          {"text", answer.shown},
-                          {"ended", answer.ended},
-                          {"prompt_tokens", answer.ids.size()},
-                          {"tokens", answer.written}},
-                         -1);
-      } else {
-        if (!begun_) text = (next_ > 0 ? "\n" : "") + answer.prompt;
-        begun_ = true;
-        text += std::exchange(answer.waiting, {});
-        if (done) text += "\n";
-      }
-      if (!text.empty() && !write_all(1, text)) {
-        if (errno == EPIPE) return false;
-        throw Error(str("cannot write to stdout: ", std::strerror(errno)));
-      }
-      if (!done) return true;
-      begun_ = false;
-      ++next_;
+    const auto clean = data::clean_utf8(prompt, data::BadUtf8::replace, storage);
+    std::vector<data::TokenId> ids;
+    tokenizer.encode(clean.text, ids, {.special = true, .around = true});
+    if (ids.empty()) {
+      const auto start =
+          tokenizer.begin_of_text() ? tokenizer.begin_of_text() : tokenizer.end_of_text();
+      if (!start) throw UsageError("a prompt is empty, and no token of the model begins a text");
+      ids.push_back(*start);
     }
-    return true;
+    answers.push_back({std::string(clean.text),
+                       {ids.begin(), ids.end()},
+                       {},
+                       models::TextStream(stops),
+                       {},
+                       {},
+                       ""});
   }
-
- private:
-  std::vector<Answer>& answers_;
-  const bool json_;
-  std::size_t next_ = 0;  // the first that is not done
-  bool begun_ = false;    // its prompt has been shown
-};
+  return answers;
+}
 
 std::unique_ptr<models::Decoder> load_decoder(train::ModelFiles& files,
                                               const models::DecoderOptions& options) {
@@ -208,24 +178,22 @@ std::unique_ptr<models::Decoder> load_decoder(train::ModelFiles& files,
   shown.label = "loading";
   shown.unit = "M parameters";
   // Small ones are there before a bar could be drawn.
-  if (shape.params() < 50'000'000) shown.mode = ProgressMode::kSilent;
-  Progress bar(shape.params() / 1'000'000, shown);
+  const std::int64_t own = shape.params() / options.tp.size();  // nearly
+  if (own < 50'000'000 || options.tp.rank() != 0) shown.mode = ProgressMode::kSilent;
+  Progress bar(own / 1'000'000, shown);
   std::int64_t done = 0;
-  auto decoder =
-      models::make_decoder(shape, options, [&](const std::string& name, const at::Tensor& into) {
-        ParamSpec spec;
-        spec.name = name;
-        spec.shape = into.sizes().vec();
-        files.read(spec, into);
-        bar.update((done += into.numel()) / 1'000'000);
+  auto decoder = models::make_decoder(
+      shape, options, [&](const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
+        files.read(spec, into, t, tp);
+        bar.update(std::min(own, done += into.numel()) / 1'000'000);
       });
   bar.finish();
   return decoder;
 }
 
-models::DecoderOptions decoder_options(const GenerateArguments& a, const train::ModelFiles& files,
-                                       const std::vector<Answer>& answers) {
-  const ModelShape& shape = files.shape();
+// How many texts there are at once, and how long they may become.
+void fit_to(const GenerateArguments& a, const ModelShape& shape, const std::vector<Answer>& answers,
+            models::DecoderOptions& options) {
   std::int64_t longest = 0;
   for (const Answer& answer : answers) {
     const auto length = static_cast<std::int64_t>(answer.ids.size());
@@ -235,17 +203,43 @@ models::DecoderOptions decoder_options(const GenerateArguments& a, const train::
     }
     longest = std::max(longest, length);
   }
-  models::DecoderOptions options;
-  options.type = a.dtype == "auto" ? files.type() : a.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-  if (a.device == "cuda") {
-    if (comm::gpu_count() == 0) {
-      throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
-    }
-    options.device = c10::Device(c10::kCUDA, 0);
-  }
   options.slots = std::min<std::int64_t>(a.batch, static_cast<std::int64_t>(answers.size()));
   options.capacity = longest + a.tokens;
   if (shape.longest() > 0) options.capacity = std::min(options.capacity, shape.longest());
+}
+
+// The first rank knows the texts, the others need to know this of them.
+void share_sizes(models::DecoderOptions& options) {
+  if (options.tp.size() == 1) return;
+  const at::Tensor sizes =
+      at::tensor(std::vector<std::int64_t>{options.slots, options.capacity}, at::kLong);
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "sizes of the cache";
+  options.tp.broadcast(sizes, 0, call).wait();
+  options.slots = sizes.data_ptr<std::int64_t>()[0];
+  options.capacity = sizes.data_ptr<std::int64_t>()[1];
+}
+
+// This rank's: where it computes, in what type, and with whom.
+models::DecoderOptions rank_options(const GenerateArguments& a, const train::ModelFiles& files) {
+  models::DecoderOptions options;
+  options.type = a.dtype == "auto" ? files.type() : a.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  if (a.tp > 1) {
+    comm::InitOptions init;
+    init.backend = a.backend;
+    init.cuda = a.device == "cuda";
+    init.deterministic = true;
+    // The first rank may have to wait for whoever reads its texts.
+    init.comm.timeout = std::chrono::hours(24);
+    options.tp = comm::init(init);
+  }
+  if (a.device == "cuda") {
+    const int rank = comm::local_rank_of(options.tp.rank(), options.tp.size());
+    const int gpu = a.tp > 1 ? comm::gpu_of(rank, std::max(1, comm::gpu_count())) : 0;
+    options.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+    c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(options.device);
+  }
   return options;
 }
 
@@ -270,50 +264,22 @@ void tell_speed(const models::Generated& done, double load_s, bool json) {
                    " tokens/s; loaded in ", format_time(load_s), "\n"));
 }
 
-}  // namespace
-
-int generate_command(int argc, char** argv) {
-  GenerateArguments a;
-  CommandLine line("generate", "Continues texts with a trained model.", kGenerateExamples);
-  add_generate_options(line, a);
-  if (!line.parse(argc, argv)) return 0;
-  a.options.tokens = a.tokens;
-  a.options.seed = a.seed;
-  a.options.sampling = {a.temperature, a.top_k, a.top_p, a.min_p};
-  try {
-    check(a.options.sampling);
-  } catch (const UsageError& error) {
-    throw UsageError(str("--", error.what()));
+int take_part_in_generation(const GenerateArguments& a, train::ModelFiles& files,
+                            std::chrono::steady_clock::time_point began) {
+  models::DecoderOptions options = rank_options(a, files);
+  if (options.tp.rank() != 0) {
+    share_sizes(options);
+    load_decoder(files, options)->follow();
+    options.tp.barrier();
+    return 0;
   }
-  if (a.threads > 0) at::set_num_threads(a.threads);
-
-  const auto began = std::chrono::steady_clock::now();
-  const std::unique_ptr<train::ModelFiles> files = train::open_model(a.from);
-  const std::unique_ptr<data::Tokenizer> tokenizer = tokenizer_for(a.tokenizer, *files);
-  std::vector<Answer> answers;
-  for (const std::string& prompt : prompts_of(a)) {
-    std::string storage;
-    const auto clean = data::clean_utf8(prompt, data::BadUtf8::replace, storage);
-    std::vector<data::TokenId> ids;
-    tokenizer->encode(clean.text, ids, {.special = true, .around = true});
-    if (ids.empty()) {
-      const auto start =
-          tokenizer->begin_of_text() ? tokenizer->begin_of_text() : tokenizer->end_of_text();
-      if (!start) throw UsageError("a prompt is empty, and no token of the model begins a text");
-      ids.push_back(*start);
-    }
-    answers.push_back({std::string(clean.text),
-                       {ids.begin(), ids.end()},
-                       {},
-                       models::TextStream(a.stops),
-                       {},
-                       {},
-                       ""});
-  }
-  std::vector<std::int64_t> ends = files->end_tokens();
+  const std::unique_ptr<data::Tokenizer> tokenizer = tokenizer_for(a.tokenizer, files);
+  std::vector<Answer> answers = answers_for(prompts_of(a), *tokenizer, a.stops);
+  std::vector<std::int64_t> ends = files.end_tokens();
   if (const auto end = tokenizer->end_of_text()) ends.push_back(*end);
-
-  const auto decoder = load_decoder(*files, decoder_options(a, *files, answers));
+  fit_to(a, files.shape(), answers, options);
+  share_sizes(options);
+  const auto decoder = load_decoder(files, options);
   const double load_s =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   GenerateOutput output(answers, a.json);
@@ -339,8 +305,66 @@ int generate_command(int argc, char** argv) {
         if (*answer.ended != '\0') read = read && output.more(i, answer.stream.finish());
         return read && *answer.ended == '\0';
       });
+  decoder->finish();
+  options.tp.barrier();
   tell_speed(done, load_s, a.json);
   return 0;
+}
+
+// What is wrong is said once, before ranks are started.
+void check_ranks(const GenerateArguments& a, const comm::Launch& launch) {
+  if (comm::backend_kind(a.backend).simulated) {
+    throw UsageError(str("--backend: got ", a.backend, ", whose other ranks are not there"));
+  }
+  if (a.tp > 1 && launch.launcher != "alone" && launch.size != a.tp) {
+    throw UsageError(str("--tp: got ", a.tp, ", but ", launch.launcher, " started ", launch.size,
+                         " ranks; wanted as many"));
+  }
+  if (a.device == "cuda" && comm::gpu_count() == 0) {
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+  }
+}
+
+}  // namespace
+
+int generate_command(int argc, char** argv) {
+  GenerateArguments a;
+  CommandLine line("generate", "Continues texts with a trained model.", kGenerateExamples);
+  add_generate_options(line, a);
+  if (!line.parse(argc, argv)) return 0;
+  a.options.tokens = a.tokens;
+  a.options.seed = a.seed;
+  a.options.sampling = {a.temperature, a.top_k, a.top_p, a.min_p};
+  try {
+    check(a.options.sampling);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--", error.what()));
+  }
+  const comm::Launch launch = a.tp > 1 ? comm::detect_launch() : comm::Launch{};
+  check_ranks(a, launch);
+  if (a.threads > 0) at::set_num_threads(a.threads);
+  const auto began = std::chrono::steady_clock::now();
+  const std::unique_ptr<train::ModelFiles> files = train::open_model(a.from);
+  try {
+    models::check_tp(files->shape(), a.tp);
+  } catch (const UsageError& error) {
+    throw UsageError(str("--tp ", a.tp, ": ", error.what()));
+  }
+  if (a.tp == 1 || launch.launcher != "alone") {
+    return take_part_in_generation(a, *files, began);
+  }
+
+  // The ranks read all this again: here it is looked at.
+  const std::vector<std::string> prompts = prompts_of(a);
+  models::DecoderOptions unused;
+  fit_to(a, files->shape(), answers_for(prompts, *tokenizer_for(a.tokenizer, *files), a.stops),
+         unused);
+  if (takes_stdin(a)) put_back_on_stdin(prompts.front());
+  if (comm::backend_kind(a.backend).needs_mpi) {
+    return process::become_mpirun(a.tp, process::own_command(argc, argv));
+  }
+  return process::start_ranks({.ranks = a.tp, .threads = a.threads, .name = "generate"},
+                              process::own_command(argc, argv));
 }
 
 }  // namespace tessera::cli

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 #include "tessera/core/text.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/unallocated.h"
+#include "tessera/tensor_parallel/collectives.h"
+#include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::models {
 namespace {
@@ -35,6 +38,23 @@ DecoderOptions settled(const ModelShape& shape, DecoderOptions options) {
   return options;
 }
 
+ModelShape part_of(ModelShape shape, int tp) {
+  check(shape);
+  check_tp(shape, tp);
+  shape.head_width = shape.head_dim();
+  shape.heads /= tp;
+  shape.kv_heads = std::max<std::int64_t>(1, shape.kv_heads / tp);
+  shape.ffn /= tp;
+  return shape;
+}
+
+comm::Call order_call() {
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "what to decode";
+  return call;
+}
+
 // All of a matrix is read for every token: with large pages the processor looks up fewer addresses.
 // Before the memory is touched; where the system does not do it, nothing happens.
 void use_large_pages(const at::Tensor& tensor) {
@@ -48,7 +68,75 @@ void use_large_pages(const at::Tensor& tensor) {
 }  // namespace
 
 Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options)
-    : shape_(shape), options_(settled(shape, options)), lengths_(as_size(options_.slots), 0) {}
+    : shape_(shape),
+      part_(part_of(shape, options.tp.size())),
+      options_(settled(shape, options)),
+      lengths_(as_size(options_.slots), 0) {}
+
+at::Tensor Decoder::summed(const at::Tensor& partial) const {
+  return alone() ? partial : tensor_parallel::all_reduce_(options_.tp, partial, "decode");
+}
+
+at::Tensor Decoder::gathered(const at::Tensor& own) const {
+  if (alone()) return own;
+  const std::int64_t ranks = options_.tp.size(), rows = own.size(0), columns = own.size(1);
+  const at::Tensor all = at::empty({ranks, rows, columns}, own.options());
+  comm::Call call;
+  call.label = "logits";
+  options_.tp.all_gather(all, own.contiguous(), call).wait();
+  // Padding lies behind the last token.
+  return all.transpose(0, 1)
+      .reshape({rows, ranks * columns})
+      .narrow(1, 0, shape_.vocab)
+      .contiguous();
+}
+
+// Both sides know how long the second message is from the first.
+void Decoder::tell(Order order, std::span<const std::size_t> ends) const {
+  if (alone()) return;
+  if (options_.tp.rank() != 0) {
+    throw UsageError(str("rank ", options_.tp.rank(),
+                         " of a decoder was asked for logits; wanted follow() on it, and the "
+                         "question on the first rank"));
+  }
+  const bool asks = order != Order::end;
+  const std::vector<std::int64_t> head = {static_cast<std::int64_t>(order),
+                                          asks ? static_cast<std::int64_t>(rows_.size()) : 0,
+                                          static_cast<std::int64_t>(ends.size())};
+  options_.tp.broadcast(at::tensor(head, at::kLong), 0, order_call()).wait();
+  if (!asks) return;
+  std::vector<std::int64_t> body;
+  for (const Row& row : rows_) body.insert(body.end(), {row.slot, row.position, row.token});
+  for (const std::size_t end : ends) body.push_back(static_cast<std::int64_t>(end));
+  options_.tp.broadcast(at::tensor(body, at::kLong), 0, order_call()).wait();
+}
+
+void Decoder::follow() {
+  if (alone() || options_.tp.rank() == 0) {
+    throw UsageError("the first rank of a decoder has nobody to follow; wanted a question");
+  }
+  const at::Tensor head = at::empty({3}, at::kLong);
+  for (;;) {
+    options_.tp.broadcast(head, 0, order_call()).wait();
+    const std::int64_t* const about = head.data_ptr<std::int64_t>();
+    const auto order = static_cast<Order>(about[0]);
+    if (order == Order::end) return;
+    const std::int64_t rows = about[1], texts = about[2];
+    const at::Tensor body = at::empty({3 * rows + texts}, at::kLong);
+    options_.tp.broadcast(body, 0, order_call()).wait();
+    const std::int64_t* from = body.data_ptr<std::int64_t>();
+    rows_.clear();
+    for (std::int64_t i = 0; i < rows; ++i, from += 3) rows_.push_back({from[0], from[1], from[2]});
+    if (order == Order::texts) {
+      const std::vector<std::size_t> ends(from, from + texts);
+      run_texts(rows_, ends, at::empty({texts, shape_.vocab}, at::kFloat));
+    } else {
+      run(rows_, order == Order::last_row);
+    }
+  }
+}
+
+void Decoder::finish() { tell(Order::end); }
 
 void Decoder::check_slot(std::int64_t slot) const {
   if (slot >= 0 && slot < options_.slots) return;
@@ -79,6 +167,7 @@ at::Tensor Decoder::read(std::int64_t slot, std::span<const std::int64_t> tokens
   nth(lengths_, slot) = 0;
   rows_.clear();
   for (const std::int64_t token : tokens) rows_.push_back(next(slot, token));
+  tell(all ? Order::rows : Order::last_row);
   return run(rows_, !all);
 }
 
@@ -109,6 +198,7 @@ at::Tensor Decoder::read_each(std::span<const std::int64_t> slots,
   }
   const at::Tensor logits =
       at::empty({static_cast<std::int64_t>(slots.size()), shape_.vocab}, at::kFloat);
+  tell(Order::texts, ends);
   run_texts(rows_, ends, logits);
   return logits;
 }
@@ -133,11 +223,12 @@ at::Tensor Decoder::step(std::span<const std::int64_t> slots,
   rows_.clear();
   check_slots(slots);
   for (std::size_t i = 0; i < slots.size(); ++i) rows_.push_back(next(slots[i], tokens[i]));
+  tell(Order::rows);
   return run(rows_, false);
 }
 
-DecoderWeights read_weights(const ModelShape& given, at::ScalarType type, at::ScalarType vectors,
-                            c10::Device device, const ReadParam& read) {
+DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& options,
+                            at::ScalarType vectors, const ReadParam& read) {
   ModelShape shape = given;
   shape.lora = {};  // whoever reads adds what adapters have learnt to the matrices beside them
   DecoderWeights weights;
@@ -165,18 +256,22 @@ DecoderWeights read_weights(const ModelShape& given, at::ScalarType type, at::Sc
     }
     return nullptr;
   };
-  // The model itself says which parameters there are.
-  const auto model = make_model(shape, {}, 0, nn::ParamOptions::unallocated());
+  // The model itself says which parameters there are, and what of them is this rank's.
+  Part part;
+  part.tp = options.tp;
+  const auto model = make_model(shape, part, 0, nn::ParamOptions::unallocated());
+  const std::vector<ParamSpec> specs = tensor_parallel::find_specs(*model);
+  std::size_t next = 0;
   for (const auto& item : model->named_parameters()) {
     at::Tensor* const to = place(item.key());
     if (to == nullptr) {
       throw Error(str("a decoder does not know what to do with parameter ", quote(item.key())));
     }
     const at::Tensor host =
-        at::empty(item.value().sizes(), item.value().dim() > 1 ? type : vectors);
+        at::empty(item.value().sizes(), item.value().dim() > 1 ? options.type : vectors);
     use_large_pages(host);
-    read(item.key(), host);
-    *to = host.to(device);
+    read(specs.at(next++), host, options.tp.rank(), options.tp.size());
+    *to = host.to(options.device);
   }
   if (shape.tied) weights.head = weights.tok;
   return weights;

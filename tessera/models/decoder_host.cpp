@@ -43,22 +43,22 @@ class HostDecoder final : public Decoder {
   HostDecoder(const ModelShape& shape, const DecoderOptions& options, const ReadParam& read)
       : Decoder(shape, options),
         type_(options_.type == at::kFloat ? Type::f32 : Type::bf16),
-        weights_(read_weights(shape, options_.type, at::kFloat, c10::kCPU, read)) {
+        weights_(read_weights(shape, options_, at::kFloat, read)) {
     const std::int64_t most = std::max(options_.slots, std::min(kChunk, options_.capacity));
     const auto rows_of = [&](std::int64_t width) { return at::empty({most, width}, at::kFloat); };
-    x_ = rows_of(shape.hidden);
-    h_ = rows_of(shape.hidden);
-    qkv_ = rows_of(shape.q_width() + 2 * shape.kv_width());
-    mixed_ = rows_of(shape.q_width());
-    wide_ = rows_of((shape.swiglu ? 2 : 1) * shape.ffn);
-    acted_ = shape.swiglu ? rows_of(shape.ffn) : wide_;
+    x_ = rows_of(part_.hidden);
+    h_ = rows_of(part_.hidden);
+    qkv_ = rows_of(part_.q_width() + 2 * part_.kv_width());
+    mixed_ = rows_of(part_.q_width());
+    wide_ = rows_of((part_.swiglu ? 2 : 1) * part_.ffn);
+    acted_ = part_.swiglu ? rows_of(part_.ffn) : wide_;
     statistics_ = rows_of(2);
     scores_ = at::empty({at::get_num_threads(), options_.capacity}, at::kFloat);
-    logits_ = at::empty({options_.slots, shape.vocab}, at::kFloat);
-    if (shape.rotary()) rotary_ = rotary_table(shape, options_.capacity);
-    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    logits_ = at::empty({options_.slots, part_.vocab}, at::kFloat);
+    if (part_.rotary()) rotary_ = rotary_table(part_, options_.capacity);
+    for (std::int64_t layer = 0; layer < part_.layers; ++layer) {
       const auto cache = [&] {
-        return at::empty({options_.slots, shape.kv_heads, options_.capacity, shape.head_dim()},
+        return at::empty({options_.slots, part_.kv_heads, options_.capacity, part_.head_dim()},
                          options_.type);
       };
       keys_.push_back(cache());
@@ -83,6 +83,10 @@ class HostDecoder final : public Decoder {
               const at::Tensor& bias, const at::Tensor& y, bool add = false) {
     linear(rows, few, x, weight, bias, y, add, [](std::size_t, std::size_t) {});
   }
+  void add_linear(std::int64_t rows, bool few, const at::Tensor& from, const at::Tensor& weight,
+                  const at::Tensor& bias);
+  // From the first rows of h_, what the norm made of them, to the first rows of [rows, V].
+  void head(std::int64_t rows, bool few, const at::Tensor& logits);
   at::Tensor as_floats(const at::Tensor& weight);
   void attention(std::int64_t layer, std::span<const Row> rows, bool few);
   void turn(float* head, std::int64_t position) const;
@@ -104,29 +108,56 @@ class HostDecoder final : public Decoder {
 };
 
 void HostDecoder::embed(std::span<const Row> rows) {
-  const std::int64_t width = shape_.hidden;
+  const std::int64_t width = part_.hidden;
   const auto row_of = [&](const at::Tensor& table, std::int64_t row, std::int64_t i) {
     return type_ == Type::f32
                ? table.data_ptr<float>()[row * width + i]
                : from_bf16(static_cast<const std::uint16_t*>(table.data_ptr())[row * width + i]);
   };
+  // Of several ranks one has the token; the first adds the position.
+  const std::int64_t own = weights_.tok.size(0), first = options_.tp.rank() * own;
+  const bool placed = weights_.pos.defined() && options_.tp.rank() == 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     float* const to = x_.data_ptr<float>() + static_cast<std::int64_t>(r) * width;
+    const std::int64_t token = rows[r].token - first;
+    const bool here = token >= 0 && token < own;
     for (std::int64_t i = 0; i < width; ++i) {
-      to[i] = row_of(weights_.tok, rows[r].token, i);
-      if (weights_.pos.defined()) to[i] += row_of(weights_.pos, rows[r].position, i);
+      to[i] = here ? row_of(weights_.tok, token, i) : 0.0f;
+      if (placed) to[i] += row_of(weights_.pos, rows[r].position, i);
     }
   }
+  if (!alone()) summed(x_.narrow(0, 0, static_cast<std::int64_t>(rows.size())));
+}
+
+// The end of a residual branch: added to x. Of several ranks each has a part of the sum.
+void HostDecoder::add_linear(std::int64_t rows, bool few, const at::Tensor& from,
+                             const at::Tensor& weight, const at::Tensor& bias) {
+  if (alone()) {
+    linear(rows, few, from, weight, bias, x_, true);
+    return;
+  }
+  linear(rows, few, from, weight, options_.tp.rank() == 0 ? bias : at::Tensor(), h_);
+  x_.narrow(0, 0, rows).add_(summed(h_.narrow(0, 0, rows)));
+}
+
+void HostDecoder::head(std::int64_t rows, bool few, const at::Tensor& logits) {
+  if (alone()) {
+    linear(rows, few, h_, weights_.head, {}, logits);
+    return;
+  }
+  const at::Tensor own = at::empty({rows, weights_.head.size(0)}, at::kFloat);
+  linear(rows, few, h_, weights_.head, {}, own);
+  logits.narrow(0, 0, rows).copy_(gathered(own));
 }
 
 void HostDecoder::norm(const at::Tensor& weight, const at::Tensor& bias, std::int64_t first,
                        std::int64_t rows, float* to) {
-  const float* const x = x_.data_ptr<float>() + first * shape_.hidden;
-  const auto cols = as_size(shape_.hidden);
-  const auto eps = static_cast<float>(shape_.norm_eps);
-  nn::parallel_for(0, rows, nn::grain_of(shape_.hidden), [&](std::int64_t begin, std::int64_t end) {
+  const float* const x = x_.data_ptr<float>() + first * part_.hidden;
+  const auto cols = as_size(part_.hidden);
+  const auto eps = static_cast<float>(part_.norm_eps);
+  nn::parallel_for(0, rows, nn::grain_of(part_.hidden), [&](std::int64_t begin, std::int64_t end) {
     const auto count = as_size(end - begin), skipped = as_size(begin) * cols;
-    if (!shape_.biases.norm) {
+    if (!part_.biases.norm) {
       kernels::rms_norm_rows(x + skipped, floats(weight), eps, count, cols, to + skipped);
       return;
     }
@@ -190,7 +221,7 @@ void HostDecoder::linear(std::int64_t rows, bool few, const at::Tensor& x, const
 }
 
 void HostDecoder::turn(float* head, std::int64_t position) const {
-  const std::int64_t half = shape_.head_dim() / 2;
+  const std::int64_t half = part_.head_dim() / 2;
   const float* const cos = rotary_.cos.data_ptr<float>() + position * half;
   const float* const sin = rotary_.sin.data_ptr<float>() + position * half;
   for (std::int64_t i = 0; i < half; ++i) {
@@ -202,15 +233,15 @@ void HostDecoder::turn(float* head, std::int64_t position) const {
 
 // Queries, keys and values of this kv head get their position; the latter two go into the cache.
 void HostDecoder::keep(std::int64_t layer, const Row& row, std::int64_t kv_head, float* qkv) {
-  const std::int64_t dim = shape_.head_dim(), group = shape_.heads / shape_.kv_heads;
-  float* const key = qkv + shape_.q_width() + kv_head * dim;
-  const float* const value = key + shape_.kv_width();
-  if (shape_.rotary()) {
+  const std::int64_t dim = part_.head_dim(), group = part_.heads / part_.kv_heads;
+  float* const key = qkv + part_.q_width() + kv_head * dim;
+  const float* const value = key + part_.kv_width();
+  if (part_.rotary()) {
     for (std::int64_t h = 0; h < group; ++h) turn(qkv + (kv_head * group + h) * dim, row.position);
     turn(key, row.position);
   }
   const std::int64_t at =
-      ((row.slot * shape_.kv_heads + kv_head) * options_.capacity + row.position) * dim;
+      ((row.slot * part_.kv_heads + kv_head) * options_.capacity + row.position) * dim;
   for (const auto& [cache, from] : {std::pair<at::Tensor&, const float*>{nth(keys_, layer), key},
                                     {nth(values_, layer), value}}) {
     if (type_ == Type::f32) {
@@ -223,11 +254,10 @@ void HostDecoder::keep(std::int64_t layer, const Row& row, std::int64_t kv_head,
 
 void HostDecoder::look_back(std::int64_t layer, const Row& row, std::int64_t kv_head,
                             const float* qkv, float* out) {
-  const std::int64_t dim = shape_.head_dim(), group = shape_.heads / shape_.kv_heads;
-  const std::int64_t window = shape_.window_of(layer);
+  const std::int64_t dim = part_.head_dim(), group = part_.heads / part_.kv_heads;
+  const std::int64_t window = part_.window_of(layer);
   const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, row.position + 1 - window) : 0;
-  const std::int64_t at =
-      ((row.slot * shape_.kv_heads + kv_head) * options_.capacity + first) * dim;
+  const std::int64_t at = ((row.slot * part_.kv_heads + kv_head) * options_.capacity + first) * dim;
   const auto behind = [&](const at::Tensor& cache) {
     return static_cast<const char*>(cache.data_ptr()) +
            at * static_cast<std::int64_t>(cache.element_size());
@@ -241,11 +271,11 @@ void HostDecoder::look_back(std::int64_t layer, const Row& row, std::int64_t kv_
 }
 
 void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool few) {
-  const std::int64_t heads = shape_.kv_heads, count = static_cast<std::int64_t>(rows.size());
+  const std::int64_t heads = part_.kv_heads, count = static_cast<std::int64_t>(rows.size());
   float* const qkv = qkv_.data_ptr<float>();
   float* const out = mixed_.data_ptr<float>();
   // Keys and values that a head of the last row looks at, for there most are.
-  const std::int64_t seen = 2 * (rows.back().position + 1) * shape_.q_width() / heads;
+  const std::int64_t seen = 2 * (rows.back().position + 1) * part_.q_width() / heads;
   const auto each = [&](const auto& f) {
     nn::parallel_for(
         0, count * heads, nn::grain_of(seen), [&](std::int64_t begin, std::int64_t end) {
@@ -274,22 +304,21 @@ void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool 
 // Columns [first, last) of the MLP's inner layer, whose linear has left out a bias that GELU adds.
 void HostDecoder::activate(std::int64_t rows, const at::Tensor& bias, std::size_t first,
                            std::size_t last) {
-  const std::int64_t ffn = shape_.ffn;
+  const std::int64_t ffn = part_.ffn;
   for (std::int64_t r = 0; r < rows; ++r) {
     float* const from = wide_.data_ptr<float>() + r * wide_.size(1);
-    if (shape_.swiglu) {
+    if (part_.swiglu) {
       kernels::silu_product(from + first, from + ffn + first, last - first,
                             acted_.data_ptr<float>() + r * ffn + first);
-    } else if (shape_.activation == Activation::gelu_tanh) {
+    } else if (part_.activation == Activation::gelu_tanh) {
       kernels::gelu_forward({Type::f32, 1, last - first, from + first,
                              bias.defined() ? floats(bias) + first : nullptr},
                             from + first);
     } else {
       for (std::size_t i = first; i < last; ++i) {
         const float x = from[i] + (bias.defined() ? floats(bias)[i] : 0.0f);
-        from[i] = shape_.activation == Activation::relu
-                      ? std::max(0.0f, x)
-                      : 0.5f * x * (1 + std::erf(x * 0.70710678f));
+        from[i] = part_.activation == Activation::relu ? std::max(0.0f, x)
+                                                       : 0.5f * x * (1 + std::erf(x * 0.70710678f));
       }
     }
   }
@@ -297,16 +326,16 @@ void HostDecoder::activate(std::int64_t rows, const at::Tensor& bias, std::size_
 
 void HostDecoder::mlp(const BlockWeights& block, std::int64_t rows, bool few) {
   const auto after = [&](std::size_t first, std::size_t last) {
-    activate(rows, shape_.swiglu ? at::Tensor() : block.fc_bias, first, last);
+    activate(rows, part_.swiglu ? at::Tensor() : block.fc_bias, first, last);
   };
-  if (shape_.swiglu) {
+  if (part_.swiglu) {
     // Gate and value of a column are computed by different threads.
     linear(rows, few, h_, block.fc, block.fc_bias, wide_);
-    share_out(shape_.ffn, rows, after);
+    share_out(part_.ffn, rows, after);
   } else {
     linear(rows, few, h_, block.fc, {}, wide_, false, after);
   }
-  linear(rows, few, acted_, block.proj2, block.proj2_bias, x_, true);
+  add_linear(rows, few, acted_, block.proj2, block.proj2_bias);
 }
 
 void HostDecoder::block(std::int64_t layer, std::span<const Row> rows, bool few) {
@@ -315,14 +344,14 @@ void HostDecoder::block(std::int64_t layer, std::span<const Row> rows, bool few)
   norm(block.norm1, block.norm1_bias, 0, count, h_.data_ptr<float>());
   linear(count, few, h_, block.qkv, block.qkv_bias, qkv_);
   attention(layer, rows, few);
-  linear(count, few, mixed_, block.proj, block.proj_bias, x_, true);
+  add_linear(count, few, mixed_, block.proj, block.proj_bias);
   norm(block.norm2, block.norm2_bias, 0, count, h_.data_ptr<float>());
   mlp(block, count, few);
 }
 
 void HostDecoder::chunk(std::span<const Row> rows, bool few) {
   embed(rows);
-  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) block(layer, rows, few);
+  for (std::int64_t layer = 0; layer < part_.layers; ++layer) block(layer, rows, few);
 }
 
 // Short texts side by side: a row's numbers do not depend on the others, so that these are the
@@ -353,11 +382,10 @@ void HostDecoder::run_texts(std::span<const Row> rows, std::span<const std::size
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t row = static_cast<std::int64_t>(ends[first + as_size(i)] - 1 - begin);
       if (row == i) continue;
-      std::copy_n(x + row * shape_.hidden, shape_.hidden, x + i * shape_.hidden);
+      std::copy_n(x + row * part_.hidden, part_.hidden, x + i * part_.hidden);
     }
     norm(weights_.norm, weights_.norm_bias, 0, count, h_.data_ptr<float>());
-    linear(count, true, h_, weights_.head, {},
-           logits.narrow(0, static_cast<std::int64_t>(first), count));
+    head(count, true, logits.narrow(0, static_cast<std::int64_t>(first), count));
     begin = ends[last - 1];
     first = last;
   }
@@ -375,7 +403,7 @@ at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
   // A step of any number of texts takes the same way, so that none depends on how many there are.
   const bool step = count > 1 && rows[0].slot != rows[1].slot;
   at::Tensor logits = logits_;
-  if (!last_only && count > options_.slots) logits = at::empty({count, shape_.vocab}, at::kFloat);
+  if (!last_only && count > options_.slots) logits = at::empty({count, part_.vocab}, at::kFloat);
   for (std::int64_t begin = 0; begin < count;) {
     const std::int64_t size = step ? count : std::min(kChunk, count - begin);
     chunk(rows.subspan(as_size(begin), as_size(size)), step || size <= kFew);
@@ -385,8 +413,7 @@ at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
     // The head, for the rows that were asked for.
     const std::int64_t from = last_only ? size - 1 : 0, heads = size - from;
     norm(weights_.norm, weights_.norm_bias, from, heads, h_.data_ptr<float>());
-    linear(heads, step || heads <= kFew, h_, weights_.head, {},
-           last_only ? logits : logits.narrow(0, begin - size, size));
+    head(heads, step || heads <= kFew, last_only ? logits : logits.narrow(0, begin - size, size));
   }
   return last_only ? logits.select(0, 0) : logits.narrow(0, 0, count);
 }

@@ -14,16 +14,15 @@ namespace {
 class PlainDecoder final : public Decoder {
  public:
   PlainDecoder(const ModelShape& shape, const DecoderOptions& options, const ReadParam& read)
-      : Decoder(shape, options),
-        weights_(read_weights(shape, options_.type, options_.type, options_.device, read)) {
+      : Decoder(shape, options), weights_(read_weights(shape, options_, options_.type, read)) {
     if (shape.rotary()) {
-      rotary_ = rotary_table(shape, options_.capacity);
+      rotary_ = rotary_table(part_, options_.capacity);
       rotary_.cos = rotary_.cos.to(options_.device);
       rotary_.sin = rotary_.sin.to(options_.device);
     }
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       const auto cache = [&] {
-        return at::zeros({options_.slots, shape.kv_heads, options_.capacity, shape.head_dim()},
+        return at::zeros({options_.slots, part_.kv_heads, options_.capacity, part_.head_dim()},
                          at::device(options_.device).dtype(options_.type));
       };
       keys_.push_back(cache());
@@ -50,16 +49,32 @@ class PlainDecoder final : public Decoder {
     step_ = count > 1 && slots[0] != slots[1];
     slot_ = slots[0];
 
-    at::Tensor x = weights_.tok.index_select(0, there(tokens));  // [N, C]
+    at::Tensor x = embedded(there(tokens));  // [N, C]
     if (weights_.pos.defined()) x = x + weights_.pos.index_select(0, positions_);
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) x = block(layer, x);
+    for (std::int64_t layer = 0; layer < part_.layers; ++layer) x = block(layer, x);
     if (last_only) x = x.narrow(0, count - 1, 1);
-    x = nn::norm(x, {weights_.norm, weights_.norm_bias, shape_.norm_eps});
-    const at::Tensor logits = at::linear(x, weights_.head).to(c10::kCPU, at::kFloat);
+    x = nn::norm(x, {weights_.norm, weights_.norm_bias, part_.norm_eps});
+    const at::Tensor logits = gathered(at::linear(x, weights_.head)).to(c10::kCPU, at::kFloat);
     return last_only ? logits.select(0, 0) : logits;
   }
 
  private:
+  // Of several ranks one has the token; what the others take in its place counts as 0.
+  at::Tensor embedded(const at::Tensor& tokens) const {
+    if (alone()) return weights_.tok.index_select(0, tokens);
+    const std::int64_t own = weights_.tok.size(0), first = options_.tp.rank() * own;
+    const at::Tensor places = tokens - first;
+    const at::Tensor here = places.ge(0).logical_and(places.lt(own)).unsqueeze(1);
+    const at::Tensor rows = weights_.tok.index_select(0, places.clamp(0, own - 1));
+    return summed(rows.masked_fill(here.logical_not(), 0).contiguous());
+  }
+  // The end of a residual branch, of which each rank has a part of the sum.
+  at::Tensor closing(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const {
+    if (alone()) return at::linear(x, weight, bias);
+    const at::Tensor sum = summed(at::linear(x, weight).contiguous());
+    return bias.defined() ? sum + bias : sum;
+  }
+
   at::Tensor turned(const at::Tensor& heads) const {  // [N, H, d]
     const at::Tensor cos = rotary_.cos.index_select(0, positions_).unsqueeze(1);
     const at::Tensor sin = rotary_.sin.index_select(0, positions_).unsqueeze(1);
@@ -73,27 +88,27 @@ class PlainDecoder final : public Decoder {
     const at::Tensor all = at::arange(longest_, positions_.options()).unsqueeze(0);
     const at::Tensor own = positions_.unsqueeze(1);
     at::Tensor mask = all <= own;
-    if (const std::int64_t window = shape_.window_of(layer); window > 0) {
+    if (const std::int64_t window = part_.window_of(layer); window > 0) {
       mask = mask.logical_and(all > own - window);
     }
     return mask;
   }
 
   at::Tensor attention(std::int64_t layer, const at::Tensor& qkv) {
-    const std::int64_t count = qkv.size(0), dim = shape_.head_dim();
+    const std::int64_t count = qkv.size(0), dim = part_.head_dim();
     const auto parts =
-        qkv.split_with_sizes({shape_.q_width(), shape_.kv_width(), shape_.kv_width()}, -1);
-    at::Tensor q = parts[0].view({count, shape_.heads, dim});
-    at::Tensor k = parts[1].view({count, shape_.kv_heads, dim});
-    const at::Tensor v = parts[2].view({count, shape_.kv_heads, dim});
-    if (shape_.rotary()) {
+        qkv.split_with_sizes({part_.q_width(), part_.kv_width(), part_.kv_width()}, -1);
+    at::Tensor q = parts[0].view({count, part_.heads, dim});
+    at::Tensor k = parts[1].view({count, part_.kv_heads, dim});
+    const at::Tensor v = parts[2].view({count, part_.kv_heads, dim});
+    if (part_.rotary()) {
       q = turned(q);
       k = turned(k);
     }
     const at::Tensor &keys = nth(keys_, layer), &values = nth(values_, layer);
     keys.transpose(1, 2).index_put_({slots_, positions_}, k);
     values.transpose(1, 2).index_put_({slots_, positions_}, v);
-    const std::int64_t times = shape_.heads / shape_.kv_heads;
+    const std::int64_t times = part_.heads / part_.kv_heads;
     const auto known = [&](const at::Tensor& cache) {  // [N or 1, H, longest, d]
       const at::Tensor own = step_ ? cache.index_select(0, slots_) : cache.narrow(0, slot_, 1);
       return own.narrow(2, 0, longest_).repeat_interleave(times, 1);
@@ -104,26 +119,26 @@ class PlainDecoder final : public Decoder {
         step_ ? seen(layer).unsqueeze(1).unsqueeze(1) : seen(layer).unsqueeze(0).unsqueeze(0);
     const at::Tensor mixed =
         at::scaled_dot_product_attention(queries, known(keys), known(values), mask);
-    return step_ ? mixed.reshape({count, shape_.q_width()})
-                 : mixed.squeeze(0).transpose(0, 1).reshape({count, shape_.q_width()});
+    return step_ ? mixed.reshape({count, part_.q_width()})
+                 : mixed.squeeze(0).transpose(0, 1).reshape({count, part_.q_width()});
   }
 
   at::Tensor block(std::int64_t layer, const at::Tensor& in) {
     const BlockWeights& w = nth(weights_.blocks, layer);
-    const double eps = shape_.norm_eps;
+    const double eps = part_.norm_eps;
     const at::Tensor qkv =
         at::linear(nn::norm(in, {w.norm1, w.norm1_bias, eps}), w.qkv, w.qkv_bias);
-    const at::Tensor x = in + at::linear(attention(layer, qkv), w.proj, w.proj_bias);
+    const at::Tensor x = in + closing(attention(layer, qkv), w.proj, w.proj_bias);
     at::Tensor wide = at::linear(nn::norm(x, {w.norm2, w.norm2_bias, eps}), w.fc, w.fc_bias);
-    if (shape_.swiglu) {
+    if (part_.swiglu) {
       const auto parts = wide.chunk(2, -1);
       wide = at::silu(parts[0]) * parts[1];
-    } else if (shape_.activation == Activation::relu) {
+    } else if (part_.activation == Activation::relu) {
       wide = at::relu(wide);
     } else {
-      wide = at::gelu(wide, shape_.activation == Activation::gelu ? "none" : "tanh");
+      wide = at::gelu(wide, part_.activation == Activation::gelu ? "none" : "tanh");
     }
-    return x + at::linear(wide, w.proj2, w.proj2_bias);
+    return x + closing(wide, w.proj2, w.proj2_bias);
   }
 
   const DecoderWeights weights_;

@@ -1,7 +1,9 @@
 // `tessera generate` and `tessera evaluate` as a user calls them, on what `tessera train` saved.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -156,6 +158,35 @@ TEST_F(Generate, TakesPromptsFromAFile) {
   EXPECT_TRUE(contains(texts("p.txt"), "\n\nline"));
 }
 
+// Ranks that share the model write what one process writes, wherever the prompt comes from.
+TEST_F(Generate, OnSeveralRanksItWritesTheSame) {
+  const auto texts = [&](const Words& more) {
+    Words words = {"--tokens", "25", "--json", "--prompt", "gr", "--prompt", "line 7"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome got = generate(words);
+    EXPECT_EQ(got.status, 0) << got.err;
+    std::vector<Json> lines = lines_of(got.out);
+    EXPECT_EQ(lines.size(), 3U) << got.out;
+    if (!lines.empty()) lines.pop_back();
+    return lines;
+  };
+  EXPECT_EQ(texts({"--temperature", "0"}), texts({"--temperature", "0", "--tp", "2"}));
+  EXPECT_EQ(texts({"--seed", "3"}), texts({"--seed", "3", "--tp", "2"}));
+
+  const Words words = {TESSERA_PROGRAM, "generate", "--from",        folder / "bytes",
+                       "--tokens",      "5",        "--temperature", "0",
+                       "--tp",          "2"};
+  std::ofstream(folder / "prompt.txt") << "grüße, \n";
+  Capture out, err;
+  const int status = execute(words, out, err, [] {
+    const int file = ::open((folder / "prompt.txt").c_str(), O_RDONLY);
+    ::dup2(file, 0);
+  });
+  EXPECT_EQ(status, 0) << err.text();
+  EXPECT_EQ(out.text(), "grüße, line \n");
+  EXPECT_TRUE(contains(err.text(), "5 tokens in")) << err.text();
+}
+
 TEST_F(Generate, RefusesWhatCannotBe) {
   const auto error = [&](const Words& words, const char* part) {
     const Outcome got = generate(words);
@@ -166,6 +197,8 @@ TEST_F(Generate, RefusesWhatCannotBe) {
   error({"--prompt", "a", "--temperature", "-1"}, "--temperature");
   error({"--prompt", "300", "--tokenizer", "ids"}, "0 to 255");
   error({"--prompt", "a", "--prompts", "b"}, "one of them");
+  error({"--prompt", "a", "--tp", "3"}, "--tp 3: heads is ");
+  error({"--prompt", "300", "--tokenizer", "ids", "--tp", "2"}, "0 to 255");
   error({"--prompts", folder / "nothing"}, "--prompts");
   error({"--prompt", "a", "--min-p", "nan"}, "--min-p: got \"nan\", wanted 0 to 1");
   std::ofstream(folder / "bad.jsonl") << "{\"prompt\": \"a\"}\n\n\n{\"text\": \"b\"}\n";

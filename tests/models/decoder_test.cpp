@@ -5,16 +5,19 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/language_model.h"
+#include "tests/models/decoders.h"
 #include "tests/text.h"
 
 namespace tessera::models {
 namespace {
+
+using test::make_random;
+using test::random_text;
+using test::reader;
 
 ModelShape small_gpt() { return gpt_shape(2, 24, 3, 61, 320); }
 
@@ -48,31 +51,6 @@ std::vector<ModelShape> shapes() {
   yarn.rotary_scaling = {RotaryScaling::Kind::yarn, 4, 1, 4, 64};
   yarn.rotary_scaling.beta_fast = 4;
   return all;
-}
-
-// What it starts with, but for vectors, which start with 0 or 1 and would hide a mistake.
-std::shared_ptr<LanguageModel> make_random(const ModelShape& shape) {
-  auto model = make_model(shape, {}, 3);
-  const at::NoGradGuard no_gradients;
-  torch::manual_seed(1);
-  for (at::Tensor& p : model->parameters()) p.add_(at::randn_like(p), 0.2);
-  return model;
-}
-
-ReadParam reader(const std::shared_ptr<LanguageModel>& model) {
-  return [model](const std::string& name, const at::Tensor& into) {
-    const at::NoGradGuard no_gradients;
-    into.copy_(model->named_parameters()[name]);
-  };
-}
-
-std::vector<std::int64_t> random_text(const ModelShape& shape, std::size_t length, int seed) {
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::vector<std::int64_t> text(length);
-  for (std::int64_t& token : text) {
-    token = std::uniform_int_distribution<std::int64_t>(0, shape.vocab - 1)(random);
-  }
-  return text;
 }
 
 at::Tensor full(LanguageModel& model, const std::vector<std::int64_t>& text) {

@@ -1,0 +1,47 @@
+// Models for tests of decoders, which read their parameters.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "tessera/models/decoder.h"
+#include "tessera/models/language_model.h"
+
+namespace tessera::models::test {
+
+// What it starts with, but for vectors, which start with 0 or 1 and would hide a mistake.
+inline std::shared_ptr<LanguageModel> make_random(const ModelShape& shape) {
+  auto model = make_model(shape, {}, 3);
+  const at::NoGradGuard no_gradients;
+  at::manual_seed(1);
+  for (at::Tensor& p : model->parameters()) p.add_(at::randn_like(p), 0.2);
+  return model;
+}
+
+// Of a model in this process, what a rank has of each parameter.
+inline ReadParam reader(const std::shared_ptr<LanguageModel>& model) {
+  return [model](const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
+    const at::NoGradGuard no_gradients;
+    const at::Tensor whole = model->named_parameters()[spec.name].detach().contiguous().view(-1);
+    into.zero_();
+    for (const Run& run : local_runs(spec, t, tp)) {
+      into.view(-1).narrow(0, run.local, run.count).copy_(whole.narrow(0, run.whole, run.count));
+    }
+  };
+}
+
+inline std::vector<std::int64_t> random_text(const ModelShape& shape, std::size_t length,
+                                             int seed) {
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::vector<std::int64_t> text(length);
+  for (std::int64_t& token : text) {
+    token = std::uniform_int_distribution<std::int64_t>(0, shape.vocab - 1)(random);
+  }
+  return text;
+}
+
+}  // namespace tessera::models::test
