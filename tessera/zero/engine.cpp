@@ -135,9 +135,14 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
              options.reduce.value_or(default_reduce_policy(options.stage))),
       loss(group) {
   for (const Param& param : plan.params) {
-    if (param.bucket >= 0 && torch::autograd::impl::post_acc_grad_hooks(param.tensor) != nullptr) {
-      throw UsageError("this model has an engine already; destroy it before making another");
-    }
+    if (param.bucket < 0) continue;
+    auto* const hook = torch::autograd::impl::post_acc_grad_hooks(param.tensor).get();
+    if (hook == nullptr) continue;
+    throw UsageError(dynamic_cast<nn::GradientPlace*>(hook) != nullptr
+                         ? "this model has an engine already; destroy it before making another"
+                         : str("parameter ", quote(param.name),
+                               " has a post-accumulate hook, whose place the engine needs; take it "
+                               "away (set_post_acc_grad_hooks), or use register_hook"));
   }
   device_problem = options.grad_compression == GradCompression::powersgd
                        ? "gradients are compressed by PowerSGD, whose steps the host counts"
@@ -287,8 +292,13 @@ void Engine::Impl::on_gradient(int index) {
   if (param.unit != 0 && passes.unit_done(param.unit)) gatherer.reshard(param.unit);
 }
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options)
-    : impl_(std::make_shared<Impl>(std::move(model), std::move(group), std::move(options))) {
+Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options) {
+  try {
+    impl_ = std::make_shared<Impl>(model, std::move(group), std::move(options));
+  } catch (...) {
+    nn::release_units(*model);  // a Sequential is what it was
+    throw;
+  }
   impl_->attach();
   try {
     impl_->check_start();
@@ -315,6 +325,10 @@ Engine& Engine::operator=(Engine&& other) noexcept {
 }
 
 void Engine::begin(const Begin& begin) {
+  if (begin.micro_batches < 0) {
+    throw UsageError(str("begin: got ", begin.micro_batches,
+                         " micro-batches, wanted at least 1, or 0 for Options::micro_batches"));
+  }
   impl_->begin_step(begin.micro_batches > 0 ? begin.micro_batches : impl_->options.micro_batches);
   if (begin.tokens) impl_->loss.weigh_by_tokens(*begin.tokens);
 }

@@ -1,6 +1,8 @@
 // What users do that the plain step does not: sharing, failing, forgetting.
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/version.h>
 
 #include <functional>
@@ -9,6 +11,7 @@
 
 #include "tessera/core/bucket_size.h"
 #include "tessera/core/errors.h"
+#include "tests/text.h"
 #include "tests/zero/oracle.h"
 
 namespace tessera::zero::test {
@@ -194,6 +197,30 @@ TEST(Features, BucketsFollowTheModel) {
   }
   EXPECT_EQ(sum, all);
   EXPECT_NE(engine.describe().find("buckets of"), std::string::npos) << engine.describe();
+}
+
+struct NoHook final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const torch::autograd::Variable&) override {}
+};
+
+// A model that an engine refused is as it was.
+TEST(Features, ARefusedModelIsLeftAlone) {
+  struct OwnImpl : torch::nn::Module {
+    OwnImpl() : weight(register_parameter("weight", at::ones({3}))) {}
+    at::Tensor forward(at::Tensor x) { return x * weight; }
+    at::Tensor weight;
+  };
+  auto own = std::make_shared<OwnImpl>();
+  torch::nn::Sequential net(own);
+  torch::autograd::impl::set_post_acc_grad_hooks(own->weight, std::make_unique<NoHook>());
+  const std::string told = error_of([&] { Engine(net.ptr(), comm::Group()); });
+  EXPECT_NE(told.find("\"0.weight\" has a post-accumulate hook"), std::string::npos) << told;
+  EXPECT_EQ(&net->at<OwnImpl>(0), own.get());
+  torch::autograd::impl::set_post_acc_grad_hooks(own->weight, nullptr);
+  Engine engine(net.ptr(), comm::Group());
+  EXPECT_THROW(engine.begin({.micro_batches = -1}), UsageError);
+  EXPECT_NO_THROW(engine.begin({.micro_batches = 1}));
+  engine.discard();
 }
 
 TEST(Features, AModelHasOneEngineAtATime) {
