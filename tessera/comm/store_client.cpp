@@ -1,7 +1,9 @@
 #include "tessera/comm/store_client.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -104,8 +106,9 @@ class StoreClient final : public Store {
       answer.resize(header.bytes);
       whole = receive_all(socket_, answer.data(), answer.size(), end);
     }
-    if (whole && header.good == 1) return answer;
+    if (whole && header.verdict == StoreVerdict::good) return answer;
     socket_.reset();  // a late answer would be taken for that of the next question
+    if (whole && header.verdict == StoreVerdict::rank_failed) throw failure_of(answer);
     if (whole) throw Error(str("the store at ", place(), " refuses ", quote(key), ": ", answer));
     if (op == StoreOp::get && Clock::now() > end) {
       throw Error(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
@@ -113,6 +116,16 @@ class StoreClient final : public Store {
     }
     throw Error(str("the store at ", place(), " ended the connection while rank ", options_.rank,
                     " asked for ", quote(key), "; did rank 0, or the launcher, end?"));
+  }
+
+  PeerError failure_of(const std::string& text) const {
+    int rank = PeerError::kUnknownRank;
+    const char* const end = text.data() + text.size();
+    const char* how = std::from_chars(text.data(), end, rank).ptr;
+    if (how != end && *how == ' ') ++how;
+    return PeerError(str("rank ", options_.rank, " waited for the others to join: ",
+                         std::string_view(how, static_cast<std::size_t>(end - how))),
+                     rank);
   }
 
   const StoreClientOptions options_;

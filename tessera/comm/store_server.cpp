@@ -65,6 +65,12 @@ class StoreServer::Service {
 
   int port() const { return port_; }
 
+  void tell_failure(int rank, const std::string& how) {
+    std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = str(rank, " ", how);
+    wake();
+  }
+
   void stop_listening() {
     ask(Command::close);
     std::unique_lock lock(mutex_);
@@ -83,6 +89,10 @@ class StoreServer::Service {
   void ask(Command command) {
     std::lock_guard lock(mutex_);
     command_ = command;
+    wake();
+  }
+
+  void wake() {
     const std::uint64_t one = 1;
     if (::write(wake_.get(), &one, sizeof(one)) < 0) std::terminate();
   }
@@ -97,6 +107,15 @@ class StoreServer::Service {
       acceptor_.close();
       closed_ = true;
       changed_.notify_all();
+    }
+    if (told_.empty() && !failure_.empty()) {
+      told_ = failure_;
+      for (Member& member : members_) {
+        if (member.waits_for.empty()) continue;
+        member.waits_for.clear();
+        member.leaves = true;
+        member.answer = framed(StoreVerdict::rank_failed, told_);  // sent by the loop
+      }
     }
     return true;
   }
@@ -167,13 +186,17 @@ class StoreServer::Service {
   }
 
   bool carry_out(Member& member, StoreOp op, const std::string& key, const std::string& value) {
+    if (!told_.empty()) {
+      member.leaves = true;
+      return answer(member, StoreVerdict::rank_failed, told_);
+    }
     if (op == StoreOp::get) {
       const auto found = values_.find(key);
       if (found == values_.end()) {
         member.waits_for = key;
         return true;
       }
-      return answer(member, true, found->second);
+      return answer(member, StoreVerdict::good, found->second);
     }
     const auto found = values_.find(key);
     const bool known = op == StoreOp::set ? found != values_.end() : counts_.contains(key);
@@ -185,31 +208,31 @@ class StoreServer::Service {
     bytes_ = after;
     if (op == StoreOp::count) {
       const std::int64_t times = ++counts_[key];
-      return answer(member, true,
+      return answer(member, StoreVerdict::good,
                     std::string(reinterpret_cast<const char*>(&times), sizeof(times)));
     }
     values_[key] = value;
     for (Member& other : members_) {
       if (other.waits_for != key) continue;
       other.waits_for.clear();
-      other.answer = framed(true, value);  // sent by the loop
+      other.answer = framed(StoreVerdict::good, value);  // sent by the loop
     }
-    return answer(member, true, "");
+    return answer(member, StoreVerdict::good, "");
   }
 
-  static std::string framed(bool good, const std::string& text) {
-    const StoreAnswer header{good ? 1u : 0u, static_cast<std::uint32_t>(text.size())};
+  static std::string framed(StoreVerdict verdict, const std::string& text) {
+    const StoreAnswer header{verdict, static_cast<std::uint32_t>(text.size())};
     return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + text;
   }
 
-  bool answer(Member& member, bool good, const std::string& text) {
-    member.answer = framed(good, text);
+  bool answer(Member& member, StoreVerdict verdict, const std::string& text) {
+    member.answer = framed(verdict, text);
     return send_answer(member);
   }
 
   bool refuse(Member& member, const std::string& why) {
     member.leaves = true;
-    return answer(member, false, why);
+    return answer(member, StoreVerdict::refused, why);
   }
 
   static bool send_answer(Member& member) {
@@ -229,9 +252,11 @@ class StoreServer::Service {
   std::map<std::string, std::string> values_;
   std::map<std::string, std::int64_t> counts_;
   std::size_t bytes_ = 0;
+  std::string told_;  // what members are told of a rank that failed; "" while none has
   std::mutex mutex_;
   std::condition_variable changed_;
   Command command_ = Command::none;
+  std::string failure_;  // as it was told to us
   bool closed_ = false;
   std::thread thread_;
 };
@@ -251,5 +276,8 @@ StoreServer::StoreServer(const StoreServerOptions& options) {
 StoreServer::~StoreServer() = default;
 int StoreServer::port() const { return service_->port(); }
 void StoreServer::stop_listening() { service_->stop_listening(); }
+void StoreServer::tell_failure(int rank, const std::string& how) {
+  service_->tell_failure(rank, how);
+}
 
 }  // namespace tessera::comm

@@ -29,6 +29,9 @@ class StoreServer {
   int port() const;
   // Lets nobody else in; those who are in stay. Returns when the port is free.
   void stop_listening();
+  // A rank has failed, so that the others would wait in vain: from now on every request, and
+  // whoever waits for a key, is told so. `how` names the rank. The first one counts.
+  void tell_failure(int rank, const std::string& how);
 
  private:
   class Service;

@@ -13,8 +13,11 @@ struct StoreRequest {
   std::uint32_t key_bytes;    // 1 to kLongestKey
   std::uint32_t value_bytes;  // up to kLongestValue, and 0 unless it sets
 };
+// Unless it is good the text says why not, and the connection ends. The text of a rank that failed
+// is its number, a blank and how it failed.
+enum class StoreVerdict : std::uint32_t { refused = 0, good = 1, rank_failed = 2 };
 struct StoreAnswer {
-  std::uint32_t good;   // otherwise the text says why not, and the connection ends
+  StoreVerdict verdict;
   std::uint32_t bytes;  // of the value, the count (8) or the text
 };
 

@@ -85,6 +85,7 @@ class Launch {
   int running() const;
   bool finished() const;
   LaunchResult result();
+  std::string end_of(const Rank& rank) const;
   std::string summary_of(const Rank& rank) const;
   void say(const std::string& text);
 
@@ -258,6 +259,7 @@ void Launch::react(const std::vector<Rank*>& ended) {
     }
     if (first_failed_ != nullptr) {
       failed_at_ = now();
+      if (options_.on_failure) options_.on_failure(first_failed_->number, end_of(*first_failed_));
     }
     if (first_failed_ != nullptr && phase_ == Phase::kRunning) {
       phase_ = Phase::kGrace;
@@ -370,11 +372,15 @@ LaunchResult Launch::result() {
   return result;
 }
 
+std::string Launch::end_of(const Rank& rank) const {
+  return str("rank ", rank.number, " (pid ", rank.pid, ") ",
+             rank.exited_by_signal ? "was ended by " + signal_name(rank.code)
+                                   : str("exited with status ", rank.code),
+             " after ", format_time(rank.ended_at - started_));
+}
+
 std::string Launch::summary_of(const Rank& rank) const {
-  std::string text = str("rank ", rank.number, " (pid ", rank.pid, ") ",
-                         rank.exited_by_signal ? "was ended by " + signal_name(rank.code)
-                                               : str("exited with status ", rank.code),
-                         " after ", format_time(rank.ended_at - started_));
+  std::string text = end_of(rank);
   // By a SIGKILL that is not ours.
   if (rank.exited_by_signal && rank.code == SIGKILL && !rank.had_to_end) {
     text += ", " + out_of_memory_.verdict();

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,10 @@ struct LaunchOptions {
   double term_grace = 5;  // seconds between the SIGTERM of that and SIGKILL
   double stop_grace = 30;  // seconds between a signal to us to end and SIGKILL
   double timeout = 0;      // seconds for the whole run; 0 is no limit
+
+  // Called once, when the first rank has failed; `how` is a line that names it. Rendezvous tells
+  // those who wait for it to join.
+  std::function<void(int rank, const std::string& how)> on_failure{};
 
   std::vector<std::string> environment;  // what the ranks inherit, NAME=value
   int in = 0, out = 1, err = 2;          // our own standard descriptors, to be replaced in tests

@@ -23,9 +23,12 @@ struct RendezvousOptions {
 // is given meanwhile.
 class Rendezvous {
  public:
-  // Completes `launch`: secret, store, interface and master_port. With several nodes the store
-  // takes the port after the master's. Throws UsageError when it cannot listen there.
+  // Completes `launch`: secret, store, interface, master_port, and on node 0 on_failure: so this
+  // stays until launch() has returned. With several nodes the store takes the port after the
+  // master's. Throws UsageError when it cannot listen there.
   Rendezvous(LaunchOptions& launch, const RendezvousOptions& options);
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
 
  private:
   Fd secret_;

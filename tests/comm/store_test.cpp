@@ -73,6 +73,33 @@ TEST(Store, AKeyThatDoesNotComeIsNamedAndTheStoreStaysUsable) {
   EXPECT_EQ(store->get("peers/7", kHang), "x");
 }
 
+TEST(Store, WhoWaitsForARankThatFailedIsTold) {
+  Job job(3);
+  const auto a = connect_store(job.client(0)), b = connect_store(job.client(2));
+  a->set("peers/0", "x");
+  auto waiting = std::async(std::launch::async, [&] {
+    try {
+      b->get("peers/1", kHang);
+      return std::pair(0, std::string("it came"));
+    } catch (const PeerError& error) {
+      return std::pair(error.rank(), std::string(error.what()));
+    }
+  });
+  job.server.tell_failure(1, "rank 1 (pid 7) was ended by SIGKILL");
+  job.server.tell_failure(0, "rank 0 saw it");  // the first one counts
+  const auto [rank, text] = waiting.get();
+  EXPECT_EQ(rank, 1) << text;
+  EXPECT_TRUE(contains(text, "rank 2 waited for the others to join: rank 1 (pid 7) was ended by "))
+      << text;
+  // So is whoever asks for anything later, whether he was there or comes now.
+  const auto late = connect_store(job.client(2));
+  for (Store* store : {a.get(), late.get()}) {
+    const std::string told = message_of<PeerError>([&] { store->set("peers/2", "y"); });
+    EXPECT_TRUE(contains(told, "rank 1 (pid 7) was ended by SIGKILL")) << told;
+  }
+  EXPECT_TRUE(contains(message_of<PeerError>([&] { late->get("peers/0", kHang); }), "SIGKILL"));
+}
+
 TEST(Store, WhoHasAnotherSecretRunOrSizeIsRefused) {
   const Job job(2);
   std::vector<StoreClientOptions> others(3, job.client(1));
@@ -137,9 +164,9 @@ TEST(Store, WhatIsTooLongIsRefusedBeforeItIsTaken) {
   for (const std::string& text : requests) {
     const Fd socket = job.member();
     EXPECT_TRUE(send_all(socket, text.data(), text.size()));
-    StoreAnswer answer{1, 0};
+    StoreAnswer answer{StoreVerdict::good, 0};
     EXPECT_TRUE(receive_all(socket, &answer, sizeof(answer), hang()));
-    EXPECT_EQ(answer.good, 0u);
+    EXPECT_EQ(answer.verdict, StoreVerdict::refused);
     EXPECT_TRUE(wait_until([&] { return is_closed(socket); }));
   }
   const auto store = connect_store(job.client(0));

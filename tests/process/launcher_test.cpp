@@ -16,9 +16,12 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/secret.h"
+#include "tessera/comm/store_client.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
 #include "tessera/process/out_of_memory.h"
+#include "tessera/process/rendezvous.h"
 #include "tessera/process/topology.h"
 #include "tests/process/launcher_process.h"
 
@@ -230,6 +233,43 @@ TEST(Launcher, TheOthersMayReportTheFailureThemselves) {
   EXPECT_EQ(launcher.wait(), 3) << "the first failure counts, not the last";
   EXPECT_EQ(launcher.out(), "[0] rank 1 is gone\n");
   EXPECT_FALSE(contains(launcher.err(), "had to be ended")) << launcher.err();
+}
+
+// A rank that ends before it has joined leaves no connection that the others could see closing.
+TEST(Launcher, RanksThatWaitForOneThatFailedAreToldAtOnce) {
+  const Capture out, err;
+  LaunchOptions options = script(2, "[ $RANK = 1 ] && kill -9 $$; exec sleep 1000");
+  options.out = out.fd();
+  options.err = err.fd();
+  options.grace = kHang;  // what rank 0 hears does not wait for its end
+  const BlockedSignals signals;
+  const Rendezvous rendezvous(options, {});
+  const std::size_t colon = options.store.rfind(':');
+  const comm::StoreClientOptions client{{options.store.substr(0, colon)},
+                                        std::stoi(options.store.substr(colon + 1)),
+                                        comm::read_secret_descriptor(options.secret_fd),
+                                        options.run(),
+                                        0,
+                                        2,
+                                        std::chrono::seconds(static_cast<int>(kHang))};
+  std::string told;
+  int blamed = -1;
+  std::thread rank_0([&] {
+    try {
+      comm::connect_store(client)->get("peers/1", client.timeout);
+    } catch (const PeerError& error) {
+      told = error.what();
+      blamed = error.rank();
+    } catch (const std::exception& error) {
+      told = error.what();
+    }
+    ::kill(::getpid(), SIGTERM);  // now the launch may end
+  });
+  const LaunchResult result = launch(options, signals);
+  rank_0.join();
+  EXPECT_EQ(blamed, 1) << told;
+  EXPECT_TRUE(contains(told, "was ended by SIGKILL")) << told;
+  EXPECT_EQ(result.failed_rank, 1);
 }
 
 TEST(Launcher, SaysWhenTheProgramIsNotThere) {
