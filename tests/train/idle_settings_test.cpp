@@ -21,7 +21,7 @@ std::vector<std::string> idle_of(const Given& given) {
   return idle_settings(config, resolve(config, ranks_wanted(config)));
 }
 
-struct Case {
+struct IdleCase {
   std::string name, value;
   Given acts_with;  // what it needs
   Given besides{};  // in both runs
@@ -30,7 +30,7 @@ struct Case {
 TEST(IdleSettings, ARunAsItComesHasNone) { EXPECT_EQ(idle_of({}), std::vector<std::string>()); }
 
 TEST(IdleSettings, AreNamedWhereTheyChangeNothing) {
-  const std::vector<Case> cases = {
+  const std::vector<IdleCase> cases = {
       {"lora-alpha", "8", {{"lora-rank", "4"}}},
       {"lora-targets", "all", {{"lora-rank", "4"}}},
       {"schedule", "gpipe", {{"pp", "2"}}},
@@ -63,7 +63,7 @@ TEST(IdleSettings, AreNamedWhereTheyChangeNothing) {
       {"documents", "separate", {}},
       {"pack", "none", {}},
   };
-  for (const Case& each : cases) {
+  for (const IdleCase& each : cases) {
     Given given = each.besides;
     given.emplace_back(each.name, each.value);
     const std::vector<std::string> lines = idle_of(given);
