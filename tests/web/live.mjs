@@ -52,7 +52,7 @@ export async function idOf(dashboard, name) {
 const reaches = (page, step) =>
   until(`step ${step}`, async () => (await shownStep(page)) === step, 40000);
 
-export async function checkLive({ tessera, torch, dashboard, open, runs }) {
+export async function checkLive({ tessera, torch, dashboard, open, runs, pictures }) {
   const page = await open();
   const file = path.join(runs, "first.jsonl");
 
@@ -238,6 +238,7 @@ export async function checkLive({ tessera, torch, dashboard, open, runs }) {
         expect(waits(0) > waits(1), `the other waits for it: ${JSON.stringify(seen.phases)}`);
         const [slow] = seen.stragglers;
         note(`rank ${slow.rank} was seen as slow: ${slow.phase} ${slow.factor.toFixed(1)} ×`);
+        if (pictures) await until("a curve", async () => (await shownStep(page)) >= 40, 120000);
         run.kill("SIGTERM"); // still slow: its summary says so, too
         await until("its end", () => run.exitCode !== null || run.signalCode !== null, 60000);
       } finally {

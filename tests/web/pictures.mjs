@@ -39,7 +39,7 @@ export async function takePictures({ pictures, dashboard, open, torch, runs }) {
         // The phases of the ranks stand below what a window shows.
         const phases = page.locator(".card", { hasText: "Phases of each rank" });
         const end = await phases.evaluate((card) => card.getBoundingClientRect().bottom + scrollY);
-        await page.setViewportSize({ width: WIDTH, height: Math.ceil(end) + 20 });
+        await page.setViewportSize({ width: WIDTH, height: Math.ceil(end) + 8 });
       }
       await page.evaluate(() => new Promise((r) => setTimeout(r, 400))); // charts take their width
       await page.evaluate(() => document.fonts.ready);

@@ -65,12 +65,16 @@ function split(row: PhaseRow): PhaseRow {
   return { ...of, other_s: Math.max(0, (row.step_s ?? 0) - known) };
 }
 
+// "backward 1.7 ×"
+export const slowness = (s: Straggler): string =>
+  `${s.phase ?? "its step"} ${plain(Math.round(s.factor * 10) / 10)} ×`;
+
 export function Phases({ rows, stragglers }: { rows: PhaseRow[]; stragglers: Straggler[] }) {
   const ranks = rows.map(split);
   const kinds = PHASES.filter(([key]) => ranks.some((r) => (r[key] ?? 0) > 0));
   const slow = new Set(stragglers.map((s) => s.rank));
   const said = stragglers
-    .map((s) => `rank ${s.rank} is slow: ${s.phase ?? "its step"} ${plain(s.factor)} ×`)
+    .map((s) => `rank ${s.rank} is slow: ${slowness(s)}`)
     .join(", ");
   return (
     <Card

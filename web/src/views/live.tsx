@@ -5,7 +5,7 @@ import { count, plain, seconds, share, whole } from "../format";
 import { ReasonOf } from "../parts/controls";
 import { Card, Figures, View } from "../parts/frame";
 import { Exposure, INKS, MemoryOverSteps, memoryOf, RunChart, some } from "../parts/run_charts";
-import { MemoryCompared, Phases } from "../parts/run_pictures";
+import { MemoryCompared, Phases, slowness } from "../parts/run_pictures";
 import { Table } from "../parts/table";
 import { useFields } from "../route";
 import { useFollowed, useRuns } from "../runs";
@@ -140,7 +140,7 @@ export function LiveView() {
                   label: "Slow",
                   key: `slow-${s.rank}`,
                   value: `rank ${s.rank}`,
-                  note: `${s.phase ?? "its step"} ${plain(s.factor)} ×`,
+                  note: slowness(s),
                   tone: "bad" as const,
                 })),
               ]}
