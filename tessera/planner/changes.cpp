@@ -28,11 +28,6 @@ class Changes {
  private:
   using Edit = std::function<void(Question&)>;
   void add(const char* family, std::string flags, const Edit& edit);
-  // What every part of the model computes stays as it is.
-  void around(const char* family, std::string flags, const Edit& edit) {
-    add(family, std::move(flags), edit);
-    all_.back().same_parts = true;
-  }
   void mesh(int tp, int pp, int dp);
 
   const Question& q_;
@@ -48,17 +43,17 @@ void Changes::stages() {
   if (q_.dp() == 1) return;
   for (int stage = 0; stage <= 3; ++stage) {
     if (stage != q_.zero) {
-      around("zero", str("--zero ", stage), [&](Question& o) { o.zero = stage; });
+      add("zero", str("--zero ", stage), [&](Question& o) { o.zero = stage; });
     }
   }
   if (q_.zero >= 2 && q_.micros() > 1) {
     const bool each = q_.policy() == ReducePolicy::each;
-    around("grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
-           [&](Question& o) { o.grad_reduce = each ? ReducePolicy::last : ReducePolicy::each; });
+    add("grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
+        [&](Question& o) { o.grad_reduce = each ? ReducePolicy::last : ReducePolicy::each; });
   }
   if (q_.zero == 3) {
-    around("keep-params", q_.keep_params ? "--no-keep-params" : "--keep-params",
-           [](Question& o) { o.keep_params = !o.keep_params; });
+    add("keep-params", q_.keep_params ? "--no-keep-params" : "--keep-params",
+        [](Question& o) { o.keep_params = !o.keep_params; });
   }
 }
 
@@ -99,19 +94,19 @@ void Changes::buckets() {
   const double usual = bucket_bytes(open, params), now = bucket_bytes(q_, params);
   for (const double bytes : {usual, std::round(now / 4), now * 4}) {
     if (bytes == now || bytes < 1024 || bytes > params * q_.layout.grad) continue;
-    around("bucket-size", str("--bucket-size ", exact_size(bytes)),
-           [&](Question& o) { o.bucket_bytes = bytes; });
+    add("bucket-size", str("--bucket-size ", exact_size(bytes)),
+        [&](Question& o) { o.bucket_bytes = bytes; });
   }
 }
 
 void Changes::overlaps() {
   if (!q_.overlap_grad_reduce) {
-    around("overlap-grad-reduce", "--overlap-grad-reduce",
-           [](Question& o) { o.overlap_grad_reduce = true; });
+    add("overlap-grad-reduce", "--overlap-grad-reduce",
+        [](Question& o) { o.overlap_grad_reduce = true; });
   }
   if (!q_.overlap_param_gather) {
-    around("overlap-param-gather", "--overlap-param-gather",
-           [](Question& o) { o.overlap_param_gather = true; });
+    add("overlap-param-gather", "--overlap-param-gather",
+        [](Question& o) { o.overlap_param_gather = true; });
   }
   if (q_.tp() > 1) {
     add("sequence-parallel",
@@ -129,7 +124,7 @@ void Changes::schedules() {
     if (q_.schedule == schedule && q_.chunks == chunks) return;
     std::string flags = q_.schedule == schedule ? "" : str("--schedule ", schedule);
     if (q_.chunks != chunks) flags += str(flags.empty() ? "" : " ", "--chunks ", chunks);
-    around("schedule", flags, [&](Question& o) {
+    add("schedule", flags, [&](Question& o) {
       o.schedule = schedule;
       o.chunks = static_cast<int>(chunks);
     });
@@ -143,7 +138,7 @@ void Changes::schedules() {
   }
   take("zb-h1", 1);
   if (q_.split == "even" && !q_.state_only()) {
-    around("split", "--split work", [](Question& o) { o.split = "work"; });
+    add("split", "--split work", [](Question& o) { o.split = "work"; });
   }
 }
 

@@ -42,10 +42,9 @@ double StepClock::running(Member& member, double until) const {
   return ran.before + (std::min(until, ran.end) - ran.begin);
 }
 
-void StepClock::run(const StepOp& op, const Transfers& reduces, const double* seconds) {
+void StepClock::run(const StepOp& op, double reduce_seconds, const double* seconds) {
   const double share = 1.0 / op.pieces;
-  const int n = op.blocking ? 0 : op.reduces;
-  int next = 0;  // of the reductions
+  const std::int64_t n = op.blocking ? 0 : op.reduces;
   for (int piece = 0; piece < op.pieces; ++piece) {
     if (op.gathers) {
       if (gather_places_.size() <= used_) {
@@ -57,6 +56,7 @@ void StepClock::run(const StepOp& op, const Transfers& reduces, const double* se
     }
     const double there = ran_[wait_for_].end;
     double latest = 0, spread = 0;
+    const std::int64_t first = n * piece / op.pieces, past = n * (piece + 1) / op.pieces;
     for (std::size_t m = 0; m < members_.size(); ++m) {
       Member& member = members_[m];
       const double begin = std::max(member.now, there);
@@ -74,9 +74,8 @@ void StepClock::run(const StepOp& op, const Transfers& reduces, const double* se
       spread = std::max(spread, member.now);
     }
     if (op.gathers && prefetch_ > 0) ask_gathers(used_ + prefetch_, latest);
-    for (; next < n; ++next) {
-      const double part = part_of_piece(reduces.ready(next), piece, op.pieces);
-      if (part > 1) break;
+    for (std::int64_t i = first; i < past; ++i) {
+      const double part = static_cast<double>(i + 1) * op.pieces / static_cast<double>(n) - piece;
       double ready = spread;
       if (part < 1) {
         ready = 0;
@@ -84,7 +83,7 @@ void StepClock::run(const StepOp& op, const Transfers& reduces, const double* se
           ready = std::max(ready, member.began + (member.now - member.began) * part);
         }
       }
-      announce(ready, reduces.each(next).seconds);
+      announce(ready, reduce_seconds);
     }
     if (interference_ > 0) {
       for (Member& member : members_) {
@@ -96,14 +95,14 @@ void StepClock::run(const StepOp& op, const Transfers& reduces, const double* se
   if (!op.blocking) return;
   double ready = 0;
   for (const Member& member : members_) ready = std::max(ready, member.now);
-  for (int i = 0; i < op.reduces; ++i) announce(ready, reduces.each(i).seconds);
+  for (int i = 0; i < op.reduces; ++i) announce(ready, reduce_seconds);
   wait_for_ = ran_.size() - 1;
 }
 
-void StepClock::reduce_late(const Transfers& reduces) {
+void StepClock::reduce_late(int count, double seconds) {
   double ready = 0;
   for (const Member& member : members_) ready = std::max(ready, member.now + member.debt);
-  for (int i = 0; i < reduces.count; ++i) announce(ready, reduces.each(i).seconds);
+  for (int i = 0; i < count; ++i) announce(ready, seconds);
 }
 
 void StepClock::finish() {

@@ -14,7 +14,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/planner/changes.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/search.h"
 #include "tessera/planner/settings.h"
@@ -144,31 +143,6 @@ TEST(Advice, BringsWhatItPromises) {
   EXPECT_GE(families.size(), 8U);
 }
 
-// Those that are said to compute the same do: their parts are not timed again.
-TEST(Advice, ChangesAroundTheModelLeaveItsTimes) {
-  int alike = 0, others = 0;
-  for (const Case& one : grid()) {
-    const Question q = settle(one.settings.question(built_in()));
-    const PartTimes parts = part_times(q);
-    for (const Change& change : possible_changes(q)) {
-      if (!change.same_parts) {
-        ++others;
-        continue;
-      }
-      try {
-        const PartTimes then = part_times(settle(change.question));
-        ++alike;
-        EXPECT_TRUE(then.layer == parts.layer && then.first == parts.first &&
-                    then.embedding == parts.embedding && then.head == parts.head)
-            << one.words << " | " << change.flags;
-      } catch (const UsageError&) {  // it cannot be
-      }
-    }
-  }
-  EXPECT_GT(alike, 1000);
-  EXPECT_GT(others, 1000);
-}
-
 // Neither the advice nor the remedy of what does not fit, nor a search, names what the software has
 // not; of a size alone nobody said whose software it is.
 TEST(Advice, IsWhatTheSoftwareHas) {
@@ -249,25 +223,16 @@ TEST(Advice, SaysHowTheSoftwareIsAskedForAStage) {
 
 TEST(Advice, ATinyBucketIsToldToGrow) {
   Settings settings;
-  // Buckets hold whole parameters, so only where these are small is a small bucket one of many.
-  for (const auto& [key, value] : {std::pair{"layers", "48"},
-                                   {"hidden", "256"},
-                                   {"heads", "4"},
-                                   {"dp", "64"},
-                                   {"zero", "1"},
-                                   {"software", "tessera"},
-                                   {"bucket-size", "1kB"}}) {
+  for (const auto& [key, value] :
+       {std::pair{"model", "llama2-7b"}, {"dp", "8"}, {"zero", "1"}, {"bucket-size", "100kB"}}) {
     settings.set(key, value);
   }
   const Plan plan = make_plan(settings.question(built_in()));
   ASSERT_EQ(plan.bound, Bound::network);
+  // Stage 3 goes by units, whatever buckets are, and is as good a way out.
   std::string all;
-  bool told = false;
-  for (const Advice& advice : plan.advice) {
-    all += advice.text + "\n";
-    told = told || (advice.family == "bucket-size" && advice.seconds > 0.5 * plan.time.step());
-  }
-  EXPECT_TRUE(told) << all;
+  for (const Advice& advice : plan.advice) all += advice.text + "\n";
+  EXPECT_NE(all.find("--bucket-size 25MB saves"), std::string::npos) << all;
   EXPECT_EQ(plan.remedy.find("links"), std::string::npos) << plan.remedy;
 }
 
