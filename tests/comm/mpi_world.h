@@ -19,6 +19,7 @@
 #include "tessera/comm/socket.h"
 #include "tessera/comm/socket_peers.h"
 #include "tests/comm/file_store.h"
+#include "tests/comm/forwarded_peers.h"
 
 namespace tessera::comm::testing {
 
@@ -62,36 +63,15 @@ inline World join_world() {
 }
 
 // Ranks of one machine that believe to be on several: rank r on host[r].
-class PretendedHosts final : public Peers {
+class PretendedHosts final : public ForwardedPeers {
  public:
   PretendedHosts(std::shared_ptr<Peers> peers, std::vector<int> host)
-      : peers_(std::move(peers)), host_(std::move(host)) {}
-  int rank() const override { return peers_->rank(); }
-  int size() const override { return peers_->size(); }
-  bool same_host(int rank) const override {
-    return host_[static_cast<std::size_t>(rank)] == host_[static_cast<std::size_t>(peers_->rank())];
-  }
-  PeerState state(int rank) const override { return peers_->state(rank); }
-  void report(const Failure& failure) override { peers_->report(failure); }
-  std::optional<Failure> failure() const override { return peers_->failure(); }
-  std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,
-                                 std::size_t bytes, Pages pages,
-                                 std::chrono::milliseconds timeout) override {
-    return peers_->share(name, members, bytes, pages, timeout);
-  }
-  void send_note(int rank, const std::string& topic, const std::string& bytes) override {
-    peers_->send_note(rank, topic, bytes);
-  }
-  std::optional<std::string> take_note(int rank, const std::string& topic) override {
-    return peers_->take_note(rank, topic);
-  }
-  std::uint64_t notes_heard() const override { return peers_->notes_heard(); }
-  void wait_for_notes(std::uint64_t seen, std::chrono::milliseconds longest) const override {
-    peers_->wait_for_notes(seen, longest);
+      : ForwardedPeers(std::move(peers)), host_(std::move(host)) {}
+  bool same_host(int other) const override {
+    return host_[static_cast<std::size_t>(other)] == host_[static_cast<std::size_t>(rank())];
   }
 
  private:
-  const std::shared_ptr<Peers> peers_;
   const std::vector<int> host_;
 };
 
