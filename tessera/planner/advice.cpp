@@ -80,7 +80,8 @@ bool worth_telling(const Plan& plan, const Advice& advice) {
 // [Note: advice, quickly] What a change brings; nothing where that is not worth telling, or not
 // more than the best of its kind. Most changes are seen to be neither by their memory and by a time
 // that they cannot be below, so that few steps are timed.
-std::optional<Advice> promise(const Plan& plan, Change change, const Advice* best) {
+std::optional<Advice> promise(const Plan& plan, const PartTimes* parts, Change change,
+                              const Advice* best) {
   constexpr double kRounding = 1e-9;
   if (newly_lacks(change.question, plan.question)) return std::nullopt;
   try {
@@ -91,7 +92,8 @@ std::optional<Advice> promise(const Plan& plan, Change change, const Advice* bes
     advice.fits = needed <= usable_memory(q.hardware);
     if (!advice.fits) return std::nullopt;
     if (!q.state_only()) {
-      const Step step = describe_step(q);
+      const Step step =
+          change.same_parts && parts != nullptr ? describe_step(q, *parts) : describe_step(q);
       const double least = least_step_time(step) * (1 - kRounding);
       const bool lighter = memory_share(plan, advice) >= kRealGain;
       if (plan.fits && least > now * (lighter ? 1 + kNoLoss : 1 - kRealGain)) return std::nullopt;
@@ -242,12 +244,14 @@ std::vector<std::string> notes_for(const Plan& plan) {
 
 std::vector<Advice> advice_for(const Plan& plan) {
   std::map<std::string, Advice> best;  // by family
+  std::optional<PartTimes> parts;      // of the plan and of all that compute the same
+  if (!plan.question.state_only()) parts = part_times(plan.question);
   for (Change& change : possible_changes(plan.question)) {
     // Sharper means where a gentle one does are no advice.
     if (change.family == "all" && (plan.fits || !best.empty())) continue;
     const auto at = best.find(change.family);
     const Advice* const so_far = at == best.end() ? nullptr : &at->second;
-    if (auto advice = promise(plan, std::move(change), so_far)) {
+    if (auto advice = promise(plan, parts ? &*parts : nullptr, std::move(change), so_far)) {
       best[advice->family] = std::move(*advice);
     }
   }

@@ -28,6 +28,11 @@ class Changes {
  private:
   using Edit = std::function<void(Question&)>;
   void add(const char* family, std::string flags, const Edit& edit);
+  // What every part of the model computes stays as it is.
+  void around(const char* family, std::string flags, const Edit& edit) {
+    add(family, std::move(flags), edit);
+    all_.back().same_parts = true;
+  }
   void mesh(int tp, int pp, int dp);
 
   const Question& q_;
@@ -43,17 +48,17 @@ void Changes::stages() {
   if (q_.dp() == 1) return;
   for (int stage = 0; stage <= 3; ++stage) {
     if (stage != q_.zero) {
-      add("zero", str("--zero ", stage), [&](Question& o) { o.zero = stage; });
+      around("zero", str("--zero ", stage), [&](Question& o) { o.zero = stage; });
     }
   }
   if (q_.zero >= 2 && q_.micros() > 1) {
     const bool each = q_.policy() == ReducePolicy::each;
-    add("grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
-        [&](Question& o) { o.grad_reduce = each ? ReducePolicy::last : ReducePolicy::each; });
+    around("grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
+           [&](Question& o) { o.grad_reduce = each ? ReducePolicy::last : ReducePolicy::each; });
   }
   if (q_.zero == 3) {
-    add("keep-params", q_.keep_params ? "--no-keep-params" : "--keep-params",
-        [](Question& o) { o.keep_params = !o.keep_params; });
+    around("keep-params", q_.keep_params ? "--no-keep-params" : "--keep-params",
+           [](Question& o) { o.keep_params = !o.keep_params; });
   }
 }
 
@@ -94,19 +99,19 @@ void Changes::buckets() {
   const double usual = bucket_bytes(open, params), now = bucket_bytes(q_, params);
   for (const double bytes : {usual, std::round(now / 4), now * 4}) {
     if (bytes == now || bytes < 1024 || bytes > params * q_.layout.grad) continue;
-    add("bucket-size", str("--bucket-size ", exact_size(bytes)),
-        [&](Question& o) { o.bucket_bytes = bytes; });
+    around("bucket-size", str("--bucket-size ", exact_size(bytes)),
+           [&](Question& o) { o.bucket_bytes = bytes; });
   }
 }
 
 void Changes::overlaps() {
   if (!q_.overlap_grad_reduce) {
-    add("overlap-grad-reduce", "--overlap-grad-reduce",
-        [](Question& o) { o.overlap_grad_reduce = true; });
+    around("overlap-grad-reduce", "--overlap-grad-reduce",
+           [](Question& o) { o.overlap_grad_reduce = true; });
   }
   if (!q_.overlap_param_gather) {
-    add("overlap-param-gather", "--overlap-param-gather",
-        [](Question& o) { o.overlap_param_gather = true; });
+    around("overlap-param-gather", "--overlap-param-gather",
+           [](Question& o) { o.overlap_param_gather = true; });
   }
   if (q_.tp() > 1) {
     add("sequence-parallel",
@@ -124,7 +129,7 @@ void Changes::schedules() {
     if (q_.schedule == schedule && q_.chunks == chunks) return;
     std::string flags = q_.schedule == schedule ? "" : str("--schedule ", schedule);
     if (q_.chunks != chunks) flags += str(flags.empty() ? "" : " ", "--chunks ", chunks);
-    add("schedule", flags, [&](Question& o) {
+    around("schedule", flags, [&](Question& o) {
       o.schedule = schedule;
       o.chunks = static_cast<int>(chunks);
     });
@@ -138,7 +143,7 @@ void Changes::schedules() {
   }
   take("zb-h1", 1);
   if (q_.split == "even" && !q_.state_only()) {
-    add("split", "--split work", [](Question& o) { o.split = "work"; });
+    around("split", "--split work", [](Question& o) { o.split = "work"; });
   }
 }
 

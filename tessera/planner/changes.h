@@ -12,6 +12,9 @@ struct Change {
   std::string family;  // what kind it is: of one kind only the best is worth telling
   std::string flags;   // as they are typed, over what was asked: "--zero 1"
   Question question;   // with them, to be settled: it may be one that cannot be
+  // Every part of the model computes the same for a micro-batch: what is kept, sent and in which
+  // order differs.
+  bool same_parts = false;
 };
 
 // All that come to mind, those of one family together.

@@ -14,6 +14,8 @@ namespace {
 constexpr double kMuchBubble = 0.3;
 // Less than this of a step is nothing to change flags for.
 constexpr double kRealShare = 0.02;
+// Of what no step takes less than.
+constexpr double kRounding = 1e-9;
 
 // Where what is no state is too much already, which no sharding of state helps.
 std::string less_in_flight(const Question& q, double rest) {
@@ -47,22 +49,32 @@ std::string links_remedy(const Plan& plan) {
   Question faster = q;
   faster.hardware.inside.bandwidth *= 2;
   faster.hardware.between.bandwidth *= 2;
-  const double saved = plan.time.step() - step_time(faster).step();
-  if (saved < kRealShare * plan.time.step()) return "";
+  const Step step = describe_step(faster);
+  const double now = plan.time.step(), little = kRealShare * now;
+  if (now - least_step_time(step) * (1 - kRounding) < little) return "";
+  const double saved = now - step_time(step).step();
+  if (saved < little) return "";
   return str("links twice as fast would save ", format_time(saved), " (",
              percent(saved / plan.time.step()), ")");
 }
 
-// Tokens a second, as a multiple of now, with a change that alters the batch or the devices too.
+// Tokens a second, as a multiple of now, with a change that alters the batch or the devices too; 0
+// if it cannot be, or gains too little to be told.
 double gained(const Plan& plan, const std::function<void(Question&)>& change) {
   try {
     Question other = plan.question;
     change(other);
     other = settle(other);
     if (needed_memory(other) > usable_memory(other.hardware)) return 0;
-    const double step = step_time(other).step();
+    const Step step = describe_step(other);
     const double tokens = real(other.global_batch) * real(other.seq);
-    return step > 0 && plan.tokens_per_s > 0 ? tokens / step / plan.tokens_per_s : 0;
+    const auto rate = [&](double seconds) {
+      return seconds > 0 && plan.tokens_per_s > 0 ? tokens / seconds / plan.tokens_per_s : 0;
+    };
+    const double least = least_step_time(step) * (1 - kRounding);
+    if (least > 0 && rate(least) < 1 + kRealShare) return 0;
+    const double times = rate(step_time(step).step());
+    return times < 1 + kRealShare ? 0 : times;
   } catch (const UsageError&) {  // it cannot be
     return 0;
   }
@@ -72,7 +84,7 @@ double gained(const Plan& plan, const std::function<void(Question&)>& change) {
 std::string accumulation_remedy(const Plan& plan) {
   const Question& q = plan.question;
   const double more = gained(plan, [](Question& o) { o.grad_accum *= 4, o.global_batch *= 4; });
-  if (more < 1 + kRealShare) return "";
+  if (more == 0) return "";
   return str("--grad-accum ", q.grad_accum * 4, ", a global batch of ", q.global_batch * 4,
              ", trains ", fixed(more, 2), " times as many tokens a second");
 }
@@ -100,7 +112,7 @@ std::string more_devices(const Plan& plan) {
   });
   const std::string text =
       str("more ", q.software == Software::tessera ? "ranks" : "GPUs", " with --dp");
-  if (twice < 1 + kRealShare) return text;
+  if (twice == 0) return text;
   return str(text, ": --dp ", 2 * q.dp(), " trains ", fixed(twice, 2),
              " times as many tokens a second");
 }

@@ -14,6 +14,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/changes.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/search.h"
 #include "tessera/planner/settings.h"
@@ -141,6 +142,31 @@ TEST(Advice, BringsWhatItPromises) {
   }
   EXPECT_GT(advised, 500);
   EXPECT_GE(families.size(), 8U);
+}
+
+// Those that are said to compute the same do: their parts are not timed again.
+TEST(Advice, ChangesAroundTheModelLeaveItsTimes) {
+  int alike = 0, others = 0;
+  for (const Case& one : grid()) {
+    const Question q = settle(one.settings.question(built_in()));
+    const PartTimes parts = part_times(q);
+    for (const Change& change : possible_changes(q)) {
+      if (!change.same_parts) {
+        ++others;
+        continue;
+      }
+      try {
+        const PartTimes then = part_times(settle(change.question));
+        ++alike;
+        EXPECT_TRUE(then.layer == parts.layer && then.first == parts.first &&
+                    then.embedding == parts.embedding && then.head == parts.head)
+            << one.words << " | " << change.flags;
+      } catch (const UsageError&) {  // it cannot be
+      }
+    }
+  }
+  EXPECT_GT(alike, 1000);
+  EXPECT_GT(others, 1000);
 }
 
 // Neither the advice nor the remedy of what does not fit, nor a search, names what the software has
