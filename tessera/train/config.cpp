@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
 #include "tessera/comm/backend_kind.h"
@@ -13,6 +12,7 @@
 #include "tessera/huggingface/shape_json.h"
 #include "tessera/kernels/rules.h"
 #include "tessera/train/adapters.h"
+#include "tessera/train/config_checks.h"
 #include "tessera/train/init_from.h"
 #include "tessera/train/resuming.h"
 
@@ -146,21 +146,6 @@ void resolve_data(const TrainConfig& config, Resolved& out) {
   }
 }
 
-struct Elastic {
-  int fewest = 1, most = 1;
-};
-// "2:8"
-Elastic parse_elastic(const std::string& text) {
-  Elastic range;
-  char rest = 0;
-  if (std::sscanf(text.c_str(), "%d:%d%c", &range.fewest, &range.most, &rest) != 2 ||
-      range.fewest < 1 || range.most < range.fewest || range.most > 4096) {
-    throw UsageError(str("--elastic: got ", quote(text),
-                         ", wanted FEWEST:MOST ranks, such as 2:8, at most 4096"));
-  }
-  return range;
-}
-
 // With the replicas of the model that the ranks make.
 Axes resolve_mesh(const TrainConfig& config, int ranks) {
   const Axes model = config.axes.with("dp", 1);
@@ -202,65 +187,6 @@ double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
   return config.lr * (config.lr_scaling == "linear" ? ratio : std::sqrt(ratio));
 }
 
-// Flags that want others, or cannot stand beside them.
-void check_together(const TrainConfig& config) {
-  if (config.device == "cpu" && comm::backend_kind(config.backend).needs_gpu) {
-    throw UsageError(str("--backend: got ", config.backend,
-                         ", which needs --device cuda; wanted auto, shm or mpi"));
-  }
-  if (config.device == "cpu" && config.cuda_graph == "on") {
-    throw UsageError(
-        "--cuda-graph: got on with --device cpu, where there are none; wanted auto, or --device "
-        "cuda");
-  }
-  if (comm::backend_kind(config.backend).simulated) {
-    for (const auto& [asked, flag] :
-         {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),
-          std::pair(config.max_restarts > 0, "--max-restarts"),
-          std::pair(!config.init_from.empty(), "--init-from"),
-          std::pair(config.comm == "off", "--comm off")}) {
-      if (!asked) continue;
-      throw UsageError(str("--backend: got ", config.backend, " with ", flag,
-                           ", but the other ranks are not there: what it trains is of no use; "
-                           "wanted another backend"));
-    }
-  }
-  if (!config.elastic.empty()) {
-    parse_elastic(config.elastic);
-    if (config.max_restarts == 0) {
-      throw UsageError(
-          str("--elastic: got ", quote(config.elastic),
-              " without --max-restarts, and only a restart can go on with fewer ranks; "
-              "wanted both"));
-    }
-  }
-  for (const auto& [asked, flag] : {std::pair(config.eval_every > 0, "--eval-every"),
-                                    std::pair(config.eval_batches > 0, "--eval-batches")}) {
-    if (asked && config.val_data.empty() && config.val_fraction == 0) {
-      throw UsageError(
-          str(flag, " needs data to validate on; wanted --val-data or --val-fraction too"));
-    }
-  }
-  for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
-                                    std::pair(config.save_every > 0, "--save-every"),
-                                    std::pair(config.max_restarts > 0, "--max-restarts"),
-                                    std::pair(config.on_save_error != "stop", "--on-save-error"),
-                                    std::pair(config.on_nan == "rollback", "--on-nan rollback")}) {
-    if (asked && config.save.empty()) {
-      throw UsageError(str(flag, " needs --save, the folder of the checkpoints"));
-    }
-  }
-  if (config.comm == "off" && !config.save.empty()) {
-    throw UsageError(
-        "--save: got --comm off, whose ranks train models that differ; wanted one of "
-        "them");
-  }
-  if (!config.hardware_file.empty() && config.hardware.empty()) {
-    throw UsageError(str("--hardware-file: got ", quote(config.hardware_file),
-                         " without --hardware, the name of an entry; wanted both"));
-  }
-}
-
 }  // namespace
 
 const std::vector<Field>& fields() {
@@ -284,29 +210,6 @@ const Field& field(std::string_view name) {
     names.push_back(each.name);
   }
   throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(flag, names)));
-}
-
-int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
-  if (config.elastic.empty()) return ranks;
-  const auto parts = static_cast<int>(config.axes.with("dp", 1).world());
-  for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
-       count -= parts) {
-    if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
-      return count;
-    }
-  }
-  return 0;
-}
-
-int ranks_wanted(const TrainConfig& config) {
-  if (!config.elastic.empty() && config.ranks == 0 && config.axes.dp() == 0) {
-    return parse_elastic(config.elastic).most;
-  }
-  if (config.ranks > 0) return static_cast<int>(config.ranks);
-  const std::int64_t parts = config.axes.with("dp", 1).world();
-  const std::int64_t dp =
-      config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? planner::kRunRanks : 1);
-  return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
 }
 
 comm::LinkOptions link_options(const TrainConfig& config) {
@@ -393,7 +296,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                          " --sequence-parallel do not divide; wanted ",
                          (out.seq / config.axes.tp() + 1) * config.axes.tp()));
   }
-  check_together(config);
+  check_together(config, ranks);
   resolve_batch(config, out.axes.dp(), out);
   out.lr = scaled_lr(config, out);
   resolve_data(config, out);

@@ -319,6 +319,9 @@ TEST(Resolve, WhatDoesNotFitTogether) {
                        "10^15 tokens"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "1:2"; }), "--max-restarts"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "2:1"; }), "FEWEST:MOST"));
+  // The run has two.
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "3:8"; }), "ranks from 3 to 8"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "1:1"; }), "ranks from 1 to 1"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.resume = "auto"; }), "--save"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) {
                          c.vocab = 100;
