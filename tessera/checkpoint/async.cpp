@@ -1,7 +1,11 @@
 #include "tessera/checkpoint/async.h"
 
 #include <chrono>
+#include <system_error>
 #include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -103,14 +107,20 @@ void AsyncSaver::start(const Description& about, const std::vector<Shard>& shard
   about_ = about;
   saved_ = {};
   running_.store(true, std::memory_order_release);
-  thread_ = std::thread([this] {
-    try {
-      saved_ = save(dir_, about_, snapshot_.shards(), team_, options_);
-    } catch (...) {
-      error_ = std::current_exception();
-    }
+  try {
+    thread_ = std::thread([this] {
+      try {
+        saved_ = save(dir_, about_, snapshot_.shards(), team_, options_);
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      running_.store(false, std::memory_order_release);
+    });
+  } catch (const std::system_error& error) {  // there are as many threads as there may be
     running_.store(false, std::memory_order_release);
-  });
+    throw Error(str("cannot start the thread that saves: ", error.what(),
+                    "; see ulimit -u, or save in the foreground"));
+  }
 }
 
 Saved AsyncSaver::save_now(const Description& about, const std::vector<Shard>& shards) {

@@ -152,7 +152,9 @@ class LocalFiles : public FileSystem {
   void make_folder(const std::string& path) override {
     for (std::size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
       const std::string part = path.substr(0, end);
-      if (::mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+      if (::mkdir(part.c_str(), 0777) == 0) {
+        sync_parent(part);
+      } else if (errno != EEXIST) {
         const int error = errno;
         struct stat info {};
         // A parent that is there may still refuse (a read-only root): only the last one counts.
@@ -168,10 +170,7 @@ class LocalFiles : public FileSystem {
   void sync_folder(const std::string& path) override {
     const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!fd.open()) fail("open the folder", path, errno);
-    // Some network file systems have no such thing as syncing a folder.
-    if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
-      fail("sync the folder", path, errno);
-    }
+    sync_entries(fd, path);
   }
 
   void rename(const std::string& from, const std::string& to) override {
@@ -213,6 +212,21 @@ class LocalFiles : public FileSystem {
   bool is_folder(const std::string& path) override {
     struct stat info {};
     return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  }
+
+ private:
+  static void sync_entries(const Fd& folder, const std::string& path) {
+    // Some network file systems have no such thing as syncing a folder.
+    if (::fsync(folder.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
+      fail("sync the folder", path, errno);
+    }
+  }
+  // Of a folder that was made just now: a checkpoint in it is lost with its name.
+  static void sync_parent(const std::string& path) {
+    const std::size_t slash = path.rfind('/');
+    const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    const Fd fd(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (fd.open()) sync_entries(fd, parent);  // one may be allowed to write there, not to read
   }
 };
 

@@ -35,7 +35,8 @@ class FileSystem {
   // [Note: no links] A regular file, and no symbolic link: whoever hands on a checkpoint could make
   // one lead to any file of its reader. (The folder itself may be reached through links.)
   virtual std::unique_ptr<File> open(const std::string& path) = 0;
-  virtual void make_folder(const std::string& path) = 0;  // its parents too; may be there already
+  // Its parents too; may be there already. Folders that are new survive a crash of the machine.
+  virtual void make_folder(const std::string& path) = 0;
   virtual void sync_folder(const std::string& path) = 0;  // makes its entries durable
   virtual void rename(const std::string& from, const std::string& to) = 0;
   // Two names change places at once. False, and nothing is changed, where the file system cannot:

@@ -1,6 +1,7 @@
 // Who writes to a folder: one at a time, after having tried it, and again after a failure.
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -179,6 +180,45 @@ TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
     saver.start({}, shards);  // a description without the parameter: it fails
   }
   EXPECT_EQ(told, 1);  // and the program goes on
+}
+
+// As where a user has as many threads as are allowed: here, none could have its stack.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_getattr_default_np(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 50);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoMoreThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(AsyncSaver, AThreadThatCannotStartIsToldAndLeavesItReady) {
+  const TempFolder dir;
+  std::vector<float> values(30);
+  const std::vector<Shard> shards = {
+      {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
+  Description about;
+  about.params = {{"w", {30}, -1, {}}};
+  AsyncSaver saver(dir.path(), {});
+  {
+    const NoMoreThreads none;
+    EXPECT_TRUE(contains(error_of([&] { saver.start(about, shards); }), "cannot start the thread"));
+  }
+  EXPECT_FALSE(saver.busy());
+  saver.start(about, shards);
+  EXPECT_EQ(saver.wait().folder, dir / "step-00000000");
 }
 
 TEST(Export, PipesAreRefusedAndLinksStay) {
