@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/forwarded_peers.h"
 #include "tessera/comm/mpi/backend.h"
 #include "tessera/comm/mpi/runtime.h"
 #include "tessera/comm/secret.h"
 #include "tessera/comm/socket.h"
 #include "tessera/comm/socket_peers.h"
 #include "tests/comm/file_store.h"
-#include "tests/comm/forwarded_peers.h"
 
 namespace tessera::comm::testing {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "tests/comm/forwarded_peers.h"
+#include "tessera/comm/forwarded_peers.h"
 
 namespace tessera::comm::testing {
 
