@@ -3,11 +3,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <thread>
 
 #include "tessera/comm/shm/backend.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
+#include "tessera/core/text.h"
 #include "tests/comm/mpi_cases.h"
 #include "tests/comm/mpi_world.h"
 
@@ -138,6 +141,36 @@ TEST(Mpi, SubgroupsWorkSideBySide) {
   use(columns, column, rank % 2 == 0 ? "col0" : "col1", rank % 2 == 0 ? 2 : 4);
   other.join();
   EXPECT_EQ(columns->rank(), rank < 2 ? 1 : 0);  // the order of the list is the order of ranks
+}
+
+// By several threads of each rank at once, on each in another order: those of one must not get what
+// is for another.
+TEST(Mpi, GroupsOfTheSameRanksAreMadeAtOnceAndStayApart) {
+  if (world->size() == 1) GTEST_SKIP() << "for 2 ranks or more";
+  constexpr int kThreads = 6, kGroups = 8;
+  std::array<std::vector<std::shared_ptr<Backend>>, kThreads> made;
+  const auto in_threads = [&](const auto& body) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back(body, (i + world->rank()) % kThreads);
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
+  in_threads([&](int thread) {
+    for (int i = 0; i < kGroups; ++i) {
+      nth(made, thread).push_back(world->group(str("at once ", thread, " ", i)));
+    }
+  });
+  // All of them in flight together.
+  in_threads([&](int thread) {
+    for (int i = 0; i < kGroups; ++i) {
+      std::vector<float> x(5000, static_cast<float>(thread * kGroups + i));
+      nth(nth(made, thread), i)->submit(all_reduce(x)).wait();
+      const auto want = static_cast<float>(world->size() * (thread * kGroups + i));
+      EXPECT_EQ(x.front(), want) << "group " << thread << " " << i;
+      EXPECT_EQ(x.back(), want) << "group " << thread << " " << i;
+    }
+  });
 }
 
 TEST(Mpi, MembersWhoDisagreeAreTold) {

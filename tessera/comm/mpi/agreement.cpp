@@ -6,17 +6,20 @@
 #include "tessera/comm/mpi/endpoint.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/hash.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::mpi {
 namespace {
 
-// What a member proposes to the first of the list, and what that one answers.
+// What members send to the first of the list, and what that one answers.
 struct Proposal {
-  std::int64_t number = 0;
+  std::int64_t number = 0;    // or one of these
   std::uint64_t name = 0;     // of the group, as a hash
   std::uint64_t members = 0;  // likewise
 };
+constexpr std::int64_t kOtherGroup = -1;  // somebody means another group
+constexpr std::int64_t kTaken = -2;       // by another group of somebody
 
 std::string list(const std::vector<int>& members) {
   std::vector<std::string> parts;
@@ -30,7 +33,6 @@ int agree_on_tags(const std::shared_ptr<Runtime>& runtime,
                   const std::shared_ptr<Liveness>& liveness, int rank) {
   const int ranks = static_cast<int>(liveness->members().size());
   auto mine = std::make_shared<Proposal>();
-  mine->number = runtime->next_group_number();
   mine->name = hash_text(liveness->group());
   mine->members = hash_text(list(liveness->members()));
   const int half = runtime->max_tag() / 2;
@@ -47,39 +49,47 @@ int agree_on_tags(const std::shared_ptr<Runtime>& runtime,
                    from, doing);
     return theirs;
   };
-  bool same = true;
-  std::int64_t number = mine->number;
-  if (rank == 0) {
-    for (int r = 1; r < ranks; ++r) {
-      const auto theirs = receive(r);
-      number = std::max(number, theirs->number);
-      same = same && theirs->name == mine->name && theirs->members == mine->members;
+  // What rank 0 makes of what all say, told to all.
+  const auto decide = [&](std::int64_t said, const auto& combine) {
+    mine->number = said;
+    if (rank != 0) {
+      endpoint.await(send(mine, 0), 0, doing);
+      return receive(0)->number;
     }
-    mine->number = same ? number : -1;
+    for (int r = 1; r < ranks; ++r) said = combine(said, *receive(r));
+    mine->number = said;
     std::vector<TransferPtr> answers;
     for (int r = 1; r < ranks; ++r) answers.push_back(send(mine, r));
-    for (int r = 1; r < ranks; ++r)
-      endpoint.await(answers[static_cast<std::size_t>(r - 1)], r, doing);
-  } else {
-    endpoint.await(send(mine, 0), 0, doing);
-    const auto answer = receive(0);
-    same = answer->number >= 0;
-    number = answer->number;
+    for (int r = 1; r < ranks; ++r) endpoint.await(nth(answers, r - 1), r, doing);
+    return said;
+  };
+  const auto largest = [&](std::int64_t so_far, const Proposal& theirs) {
+    const bool same = theirs.name == mine->name && theirs.members == mine->members;
+    return same && so_far != kOtherGroup ? std::max(so_far, theirs.number) : kOtherGroup;
+  };
+  const auto taken_by_any = [](std::int64_t so_far, const Proposal& theirs) {
+    return theirs.number == kTaken ? kTaken : so_far;
+  };
+  for (std::uint64_t attempt = 0;; ++attempt) {
+    // Two groups that got into each other's way do not try the same number again.
+    const auto further = attempt == 0 ? 0 : static_cast<int>(mix(mine->name, attempt) % 16);
+    const std::int64_t number = decide(runtime->next_group_number() + further, largest);
+    if (number == kOtherGroup) {
+      throw UsageError(str("the ranks that create group ", quote(liveness->group()),
+                           " over mpi do not agree who is in it; rank ", liveness->peers().rank(),
+                           " says: ", list(liveness->members()),
+                           ". All members must call with the same list and the same name"));
+    }
+    const std::int64_t first = kFirstGroupTag + number * kTagsPerGroup;
+    if (first + kTagsPerGroup > half) {
+      throw Error(str("group ", quote(liveness->group()), " is the ", number + 1,
+                      "th of this process over mpi; this MPI library has tags for ",
+                      (half - kFirstGroupTag) / kTagsPerGroup, ". Reuse groups"));
+    }
+    const bool ours = runtime->claim_group_number(static_cast<int>(number));
+    if (decide(ours ? number : kTaken, taken_by_any) == kTaken) continue;
+    return static_cast<int>(first);
   }
-  if (!same) {
-    throw UsageError(str("the ranks that create group ", quote(liveness->group()),
-                         " over mpi do not agree who is in it; rank ", liveness->peers().rank(),
-                         " says: ", list(liveness->members()),
-                         ". All members must call with the same list and the same name"));
-  }
-  const std::int64_t first = kFirstGroupTag + number * kTagsPerGroup;
-  if (first + kTagsPerGroup > half) {
-    throw Error(str("group ", quote(liveness->group()), " is the ", number + 1,
-                    "th of this process over mpi; this MPI library has tags for ",
-                    (half - kFirstGroupTag) / kTagsPerGroup, ". Reuse groups"));
-  }
-  runtime->use_group_number(static_cast<int>(number));
-  return static_cast<int>(first);
 }
 
 }  // namespace tessera::comm::mpi

@@ -102,10 +102,12 @@ bool Runtime::broken() const noexcept { return progress_->broken.load(); }
 
 int Runtime::next_group_number() const noexcept { return progress_->next_number.load(); }
 
-void Runtime::use_group_number(int number) noexcept {
+bool Runtime::claim_group_number(int number) noexcept {
   int next = progress_->next_number.load();
-  while (next <= number && !progress_->next_number.compare_exchange_weak(next, number + 1)) {
+  while (next <= number) {
+    if (progress_->next_number.compare_exchange_weak(next, number + 1)) return true;
   }
+  return false;
 }
 
 }  // namespace tessera::comm::mpi

@@ -75,9 +75,10 @@ class Runtime {
   void abandon() noexcept;
   bool broken() const noexcept;
 
-  // The lowest group number that this process has not used, and its use. [Note: tags] in wire.h
+  // A group number above all that this process has used, and its use: false, and nothing is
+  // changed, if meanwhile it is not above them any more. [Note: tags] in wire.h
   int next_group_number() const noexcept;
-  void use_group_number(int number) noexcept;
+  bool claim_group_number(int number) noexcept;
 
  private:
   Runtime();

@@ -32,6 +32,6 @@ void Runtime::watch_peers(const std::shared_ptr<Peers>&) {}
 void Runtime::abandon() noexcept {}
 bool Runtime::broken() const noexcept { return true; }
 int Runtime::next_group_number() const noexcept { return 0; }
-void Runtime::use_group_number(int) noexcept {}
+bool Runtime::claim_group_number(int) noexcept { return false; }
 
 }  // namespace tessera::comm::mpi

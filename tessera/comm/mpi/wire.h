@@ -8,8 +8,9 @@ inline constexpr std::size_t kSmallBytes = 16 << 10;  // travels with the record
 
 // [Note: tags] MPI tells messages apart by sender and tag. A group takes kTagsPerGroup tags that no
 // other group of any two of its members uses: its members agree, at its creation, on a number that
-// none of them has used (the largest of their proposals). The upper half of the tags is for these
-// agreements, one tag per name of a group, so that groups may be created at the same time.
+// none of them has used (the largest of their proposals). Each then claims it; where another group,
+// made at the same time by another thread, was quicker on one of them, all propose again. The upper
+// half of the tags is for these agreements, one tag per name of a group.
 inline constexpr int kStringTag = 0;
 inline constexpr int kShutdownTag = 1;
 inline constexpr int kFirstGroupTag = 16;
