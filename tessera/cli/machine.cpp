@@ -1,6 +1,5 @@
 #include "tessera/cli/machine.h"
 
-#include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
@@ -8,10 +7,10 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <sstream>
 #include <utility>
 
+#include "tessera/core/shared_library.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
@@ -67,16 +66,6 @@ std::optional<std::int64_t> memory_limit() {
     if (file >> value && value < (std::int64_t{1} << 60)) return value;
   }
   return std::nullopt;
-}
-
-struct CloseLibrary {
-  void operator()(void* library) const { ::dlclose(library); }
-};
-using Library = std::unique_ptr<void, CloseLibrary>;
-
-template <typename Function>
-Function symbol(const Library& library, const char* name) {
-  return reinterpret_cast<Function>(::dlsym(library.get(), name));
 }
 
 }  // namespace
@@ -158,14 +147,19 @@ std::vector<Limit> limits() {
 }
 
 std::optional<std::vector<Gpu>> driver_gpus() {
-  const Library library(::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL));
-  if (!library) return std::nullopt;
-  const auto init = symbol<int (*)(unsigned)>(library, "cuInit");
-  const auto count = symbol<int (*)(int*)>(library, "cuDeviceGetCount");
-  const auto get = symbol<int (*)(int*, int)>(library, "cuDeviceGet");
-  const auto name = symbol<int (*)(char*, int, int)>(library, "cuDeviceGetName");
-  const auto memory = symbol<int (*)(std::size_t*, int)>(library, "cuDeviceTotalMem_v2");
-  const auto attribute = symbol<int (*)(int*, int, int)>(library, "cuDeviceGetAttribute");
+  const SharedLibrary library({"libcuda.so.1"});
+  int (*init)(unsigned) = nullptr;
+  int (*count)(int*) = nullptr;
+  int (*get)(int*, int) = nullptr;
+  int (*name)(char*, int, int) = nullptr;
+  int (*memory)(std::size_t*, int) = nullptr;
+  int (*attribute)(int*, int, int) = nullptr;
+  library.find("cuInit", init);
+  library.find("cuDeviceGetCount", count);
+  library.find("cuDeviceGet", get);
+  library.find("cuDeviceGetName", name);
+  library.find("cuDeviceTotalMem_v2", memory);
+  library.find("cuDeviceGetAttribute", attribute);
   constexpr int kMultiprocessors = 16;     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
   if (!init || !count || !get || !name || !memory || init(0) != 0) return std::nullopt;
@@ -192,13 +186,9 @@ std::optional<std::vector<Gpu>> driver_gpus() {
 
 std::string cublaslt_version() {
   const char* const name = "cublasLtGetVersion";
-  auto get = reinterpret_cast<std::size_t (*)()>(::dlsym(RTLD_DEFAULT, name));
-  Library library;  // as long as it is asked
-  for (const char* file : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
-    if (get != nullptr) break;
-    library.reset(::dlopen(file, RTLD_LAZY | RTLD_LOCAL));
-    if (library) get = symbol<std::size_t (*)()>(library, name);
-  }
+  const SharedLibrary library(name, {"libcublasLt.so.13", "libcublasLt.so.12"});
+  std::size_t (*get)() = nullptr;
+  library.find(name, get);
   if (get == nullptr) return "";
   const std::size_t version = get();  // 130002 is 13.0.2
   return str(version / 10000, ".", version / 100 % 100, ".", version % 100);

@@ -1,6 +1,6 @@
 #include "tessera/process/nvml.h"
 
-#include <dlfcn.h>
+#include "tessera/core/shared_library.h"
 
 namespace tessera::process {
 namespace {
@@ -8,22 +8,16 @@ namespace {
 constexpr auto kRereadAfter = std::chrono::milliseconds(500);
 constexpr int kSmClock = 1, kOfTheChip = 0;  // numbers of NVML's
 
-template <typename Function>
-void find_in(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-}
-
 // NVML counts all GPUs of the machine, CUDA those that it was left with, in an order of its own:
 // what both know is where a GPU is plugged in.
 std::string bus_of(int cuda_device) {
-  void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);  // stays loaded
-  if (library == nullptr) return "";
+  const SharedLibrary library({"libcuda.so.1"});
   int (*init)(unsigned) = nullptr;
   int (*get)(int*, int) = nullptr;
   int (*bus)(char*, int, int) = nullptr;
-  find_in(library, "cuInit", init);
-  find_in(library, "cuDeviceGet", get);
-  find_in(library, "cuDeviceGetPCIBusId", bus);
+  library.find("cuInit", init);
+  library.find("cuDeviceGet", get);
+  library.find("cuDeviceGetPCIBusId", bus);
   int device = 0;
   char text[64] = "";
   if (init == nullptr || get == nullptr || bus == nullptr || init(0) != 0 ||
@@ -36,19 +30,17 @@ std::string bus_of(int cuda_device) {
 }  // namespace
 
 const NvmlApi* nvml() {
-  // Never closed: whoever watches may do so to the end.
   static const NvmlApi* const started = []() -> const NvmlApi* {
-    void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
-    if (library == nullptr) return nullptr;
+    const SharedLibrary library({"libnvidia-ml.so.1"});
     static NvmlApi api;
-    find_in(library, "nvmlInit_v2", api.init);
-    find_in(library, "nvmlSystemGetDriverVersion", api.driver_version);
-    find_in(library, "nvmlDeviceGetHandleByPciBusId_v2", api.device_by_bus);
-    find_in(library, "nvmlDeviceGetUtilizationRates", api.utilisation);
-    find_in(library, "nvmlDeviceGetMemoryInfo", api.memory);
-    find_in(library, "nvmlDeviceGetClockInfo", api.clock);
-    find_in(library, "nvmlDeviceGetPowerUsage", api.power);
-    find_in(library, "nvmlDeviceGetTemperature", api.temperature);
+    library.find("nvmlInit_v2", api.init);
+    library.find("nvmlSystemGetDriverVersion", api.driver_version);
+    library.find("nvmlDeviceGetHandleByPciBusId_v2", api.device_by_bus);
+    library.find("nvmlDeviceGetUtilizationRates", api.utilisation);
+    library.find("nvmlDeviceGetMemoryInfo", api.memory);
+    library.find("nvmlDeviceGetClockInfo", api.clock);
+    library.find("nvmlDeviceGetPowerUsage", api.power);
+    library.find("nvmlDeviceGetTemperature", api.temperature);
     return api.init != nullptr && api.init() == 0 ? &api : nullptr;
   }();
   return started;
