@@ -6,8 +6,6 @@
 #include <cerrno>
 #include <cstddef>
 
-#include "tessera/core/errors.h"
-
 namespace tessera {
 
 bool write_all(int fd, std::string_view text) {
@@ -23,15 +21,6 @@ bool write_all(int fd, std::string_view text) {
     }
   }
   return true;
-}
-
-LogLevel parse_log_level(std::string_view text) {
-  for (LogLevel level : {LogLevel::kError, LogLevel::kWarn, LogLevel::kInfo, LogLevel::kDebug}) {
-    if (text == name_of(level)) return level;
-  }
-  throw UsageError(str("unknown log level ", quote(text),
-                       did_you_mean(text, {"error", "warn", "info", "debug"}),
-                       "; the levels are error, warn, info and debug"));
 }
 
 std::string_view name_of(LogLevel level) {

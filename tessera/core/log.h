@@ -14,8 +14,6 @@ bool write_all(int fd, std::string_view text);
 
 enum class LogLevel { kError, kWarn, kInfo, kDebug };
 
-// "error", "warn", "info" or "debug"; anything else is a UsageError.
-LogLevel parse_log_level(std::string_view text);
 std::string_view name_of(LogLevel level);
 
 // Takes complete text: one or more whole lines, each with its newline.

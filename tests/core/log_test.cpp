@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/errors.h"
-
 namespace tessera {
 namespace {
 
@@ -53,17 +51,6 @@ TEST(Log, LevelsFilter) {
   EXPECT_EQ(captured.writes.size(), 2u);
   EXPECT_TRUE(logger.enabled(LogLevel::kError));
   EXPECT_FALSE(logger.enabled(LogLevel::kInfo));
-}
-
-TEST(Log, ParseLevel) {
-  EXPECT_EQ(parse_log_level("debug"), LogLevel::kDebug);
-  EXPECT_EQ(parse_log_level("error"), LogLevel::kError);
-  try {
-    parse_log_level("wran");
-    FAIL();
-  } catch (const UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find("did you mean warn"), std::string::npos);
-  }
 }
 
 TEST(Log, LinesOfSeveralProcessesDoNotMix) {
