@@ -1,9 +1,7 @@
 #include "tessera/process/launcher.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +10,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <list>
 #include <optional>
 #include <utility>
 
@@ -22,8 +19,9 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/process/out_of_memory.h"
+#include "tessera/process/rank_output.h"
 #include "tessera/process/rank_process.h"
-#include "tessera/process/relay.h"
+#include "tessera/process/running_ranks.h"
 #include "tessera/process/stdin_pump.h"
 
 namespace tessera::process {
@@ -39,19 +37,6 @@ double now() {
   return std::chrono::duration<double>(time).count();
 }
 
-struct Rank {
-  int number = 0;  // in the whole job
-  pid_t pid = -1;
-  bool running = false;
-  bool exited_by_signal = false;
-  int code = 0;  // exit status or signal
-  double ended_at = 0;
-  bool had_to_end = false;  // it was sent SIGTERM or SIGKILL, since another one had failed
-
-  bool failed() const { return !running && code != 0; }
-  int status() const { return exited_by_signal ? 128 + code : code; }
-};
-
 // How far the end of a run has come that failed, or that was asked to end.
 enum class Phase { kRunning, kAsked, kGrace, kTerminated, kKilled };
 
@@ -60,9 +45,8 @@ class Launch {
   Launch(const LaunchOptions& options, const BlockedSignals& signals)
       : options_(options),
         signals_(signals),
-        guard_(options.ranks),
-        out_(options.out),
-        err_(options.err),
+        ranks_(options.ranks),
+        output_(options.out, options.err, options.color),
         signal_fd_(::signalfd(-1, &signals.handled(), SFD_CLOEXEC | SFD_NONBLOCK)) {
     if (!signal_fd_.open()) throw Error(str("cannot watch signals: ", std::strerror(errno)));
   }
@@ -71,18 +55,14 @@ class Launch {
 
  private:
   std::optional<LaunchResult> start_all(const std::string& path);
-  std::string prefix_of(int rank, bool terminal) const;
   void work();
   void wait_for_something();
   void handle_signals();
-  void reap();
-  void react(const std::vector<Rank*>& ended);
+  void react(const std::vector<const Rank*>& ended);
   void advance_phase();
-  void send(int signal, bool groups);
   void terminate();
   void kill_all();
   void kill_deaf();
-  int running() const;
   bool finished() const;
   LaunchResult result();
   std::string end_of(const Rank& rank) const;
@@ -91,12 +71,10 @@ class Launch {
 
   const LaunchOptions& options_;
   const BlockedSignals& signals_;
-  Guard guard_;
-  OutputQueue out_, err_;
+  RunningRanks ranks_;
+  RankOutput output_;
   Fd signal_fd_;
   StdinPump stdin_pump_;
-  std::vector<Rank> ranks_;
-  std::list<LineRelay> relays_;
   Phase phase_ = Phase::kRunning;
   double started_ = now();
   double deadline_ = kNever;  // of the present phase
@@ -111,19 +89,11 @@ class Launch {
   double failed_at_ = 0;
 };
 
-void Launch::say(const std::string& text) { err_.push(options_.name + ": " + text + "\n"); }
-
-std::string Launch::prefix_of(int rank, bool terminal) const {
-  const std::string text = str("[", rank, "]");
-  if (!terminal || !options_.color) return text + " ";
-  return str("\x1b[3", 1 + rank % 6, "m", text, "\x1b[0m ");
-}
+void Launch::say(const std::string& text) { output_.say(options_.name + ": " + text + "\n"); }
 
 std::optional<LaunchResult> Launch::start_all(const std::string& path) {
-  ranks_.reserve(as_size(options_.ranks));
   for (int local = 0; local < options_.ranks; ++local) {
-    Rank rank;
-    rank.number = options_.node_rank * options_.ranks + local;
+    const int number = options_.node_rank * options_.ranks + local;
     ProcessSpec spec;
     spec.path = path;
     spec.arguments = options_.command;
@@ -131,66 +101,38 @@ std::optional<LaunchResult> Launch::start_all(const std::string& path) {
     spec.signal_mask = signals_.before();
     spec.inherited = options_.secret_fd;
     if (!options_.cpus.empty()) spec.cpus = nth(options_.cpus, local);
-    Fd rank_in, rank_out, rank_err;
-    if (rank.number == 0) rank_in = stdin_pump_.attach(options_.in);
-    if (rank.number == 0) spec.in = rank_in.open() ? rank_in.get() : options_.in;
+    Fd rank_in;
+    if (number == 0) rank_in = stdin_pump_.attach(options_.in);
+    if (number == 0) spec.in = rank_in.open() ? rank_in.get() : options_.in;
     spec.out = options_.out;
     spec.err = options_.err;
+    RankOutput::Pipes pipes;
     if (options_.prefix) {
-      const auto relay = [&](Fd& write_end, OutputQueue& target) {
-        int fds[2];
-        if (::pipe2(fds, O_CLOEXEC) != 0) {
-          throw Error(str("cannot make a pipe for rank ", rank.number, ": ", std::strerror(errno),
-                          " (see ulimit -n)"));
-        }
-        write_end = Fd(fds[1]);
-        relays_.emplace_back(Fd(fds[0]), target, prefix_of(rank.number, target.terminal()));
-        return fds[1];
-      };
-      spec.out = relay(rank_out, out_);
-      spec.err = relay(rank_err, err_);
+      pipes = output_.relay(number);
+      spec.out = pipes.out.get();
+      spec.err = pipes.err.get();
     }
-    const Started started = start_process(spec);
-    if (started.exec_errno != 0) {
+    if (const int error = ranks_.start(number, spec); error != 0) {
       kill_all();
       LaunchResult failure;
-      failure.status = started.exec_errno == ENOENT ? 127 : 126;
-      failure.failed_rank = rank.number;
-      failure.summary = str("cannot execute ", path, ": ", std::strerror(started.exec_errno));
+      failure.status = error == ENOENT ? 127 : 126;
+      failure.failed_rank = number;
+      failure.summary = str("cannot execute ", path, ": ", std::strerror(error));
       return failure;
     }
-    rank.pid = started.pid;
-    rank.running = true;
-    ranks_.push_back(rank);
-    guard_.watch(rank.pid);
   }
   return std::nullopt;
 }
 
-int Launch::running() const {
-  return static_cast<int>(
-      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; }));
-}
-
-// A group exists as long as its leader has not been waited for, so no stranger can be hit.
-void Launch::send(int signal, bool groups) {
-  for (const Rank& rank : ranks_) {
-    if (rank.running) ::kill(groups ? -rank.pid : rank.pid, signal);
-  }
-}
-
 void Launch::terminate() {
-  had_to_end_ = running();
-  for (Rank& rank : ranks_) rank.had_to_end = rank.running;
-  send(SIGTERM, true);
-  send(SIGCONT, true);  // a stopped process acts on SIGTERM only when it goes on
+  had_to_end_ = ranks_.running();
+  ranks_.terminate();
   phase_ = Phase::kTerminated;
   deadline_ = now() + options_.term_grace;
 }
 
 void Launch::kill_all() {
-  for (Rank& rank : ranks_) rank.had_to_end = rank.had_to_end || rank.running;
-  send(SIGKILL, true);
+  ranks_.kill();
   phase_ = Phase::kKilled;
   deadline_ = now() + kUnkillable;
 }
@@ -198,7 +140,7 @@ void Launch::kill_all() {
 // Those that were asked to end, and have not.
 void Launch::kill_deaf() {
   std::vector<std::string> numbers;
-  for (const Rank& rank : ranks_) {
+  for (const Rank& rank : ranks_.all()) {
     if (rank.running) numbers.push_back(str(rank.number));
   }
   say(str(numbers.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), " did not end within ",
@@ -207,7 +149,7 @@ void Launch::kill_deaf() {
 }
 
 void Launch::advance_phase() {
-  if (options_.timeout > 0 && running() > 0 && phase_ == Phase::kRunning &&
+  if (options_.timeout > 0 && ranks_.running() > 0 && phase_ == Phase::kRunning &&
       now() >= started_ + options_.timeout) {
     timed_out_ = true;
     terminate();
@@ -219,7 +161,7 @@ void Launch::advance_phase() {
     case Phase::kGrace: terminate(); break;
     case Phase::kTerminated: kill_all(); break;
     case Phase::kKilled:
-      for (const Rank& rank : ranks_) {
+      for (const Rank& rank : ranks_.all()) {
         if (rank.running) say(str("process ", rank.pid, " cannot be killed and stays behind"));
       }
       abandoned_ = true;
@@ -227,27 +169,8 @@ void Launch::advance_phase() {
   }
 }
 
-void Launch::reap() {
-  std::vector<Rank*> ended;
-  for (Rank& rank : ranks_) {
-    if (!rank.running) continue;
-    siginfo_t info{};
-    const auto id = static_cast<id_t>(rank.pid);
-    if (::waitid(P_PID, id, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
-    // What the rank has started ends with it. It is still to be waited for, so the group is its.
-    ::kill(-rank.pid, SIGKILL);
-    guard_.forget(rank.pid);
-    ::waitid(P_PID, id, &info, WEXITED);
-    rank.running = false;
-    rank.exited_by_signal = info.si_code != CLD_EXITED;
-    rank.code = info.si_status;
-    rank.ended_at = now();
-    ended.push_back(&rank);
-  }
-  if (!ended.empty()) react(ended);
-}
-
-void Launch::react(const std::vector<Rank*>& ended) {
+void Launch::react(const std::vector<const Rank*>& ended) {
+  if (ended.empty()) return;
   if (first_failed_ == nullptr) {
     // Of several that ended together, the one that was killed is the cause and the others saw it.
     for (const Rank* rank : ended) {
@@ -266,7 +189,7 @@ void Launch::react(const std::vector<Rank*>& ended) {
       deadline_ = failed_at_ + options_.grace;
     }
   }
-  if (running() == 0) {
+  if (ranks_.running() == 0) {
     deadline_ = kNever;
     drained_ = now() + kDrain;
   }
@@ -277,18 +200,18 @@ void Launch::handle_signals() {
   while (::read(signal_fd_.get(), &info, sizeof info) == sizeof info) {
     const int signal = static_cast<int>(info.ssi_signo);
     switch (signal) {
-      case SIGCHLD: break;  // reap() looks at all
+      case SIGCHLD: break;  // work() looks at all
       case SIGUSR1:
-      case SIGUSR2: send(signal, false); break;
+      case SIGUSR2: ranks_.send(signal); break;
       case SIGTSTP:
-        send(SIGSTOP, true);
+        ranks_.send_groups(SIGSTOP);
         ::kill(::getpid(), SIGSTOP);
-        send(SIGCONT, true);
+        ranks_.send_groups(SIGCONT);
         break;
       default:
         if (++end_signals_ == 1) {
           asked_with_ = signal;
-          send(signal, true);
+          ranks_.send_groups(signal);
           if (phase_ == Phase::kRunning) {
             phase_ = Phase::kAsked;
             deadline_ = now() + options_.stop_grace;
@@ -302,18 +225,7 @@ void Launch::handle_signals() {
 
 void Launch::wait_for_something() {
   std::vector<pollfd> polls = {{signal_fd_.get(), POLLIN, 0}};
-  std::vector<LineRelay*> readers;
-  for (LineRelay& relay : relays_) {
-    if (!relay.open() || relay.target().full()) continue;
-    polls.push_back({relay.fd(), POLLIN, 0});
-    readers.push_back(&relay);
-  }
-  std::vector<OutputQueue*> writers;
-  for (OutputQueue* queue : {&out_, &err_}) {
-    if (queue->empty()) continue;
-    polls.push_back({queue->fd(), POLLOUT, 0});
-    writers.push_back(queue);
-  }
+  output_.add_to(polls);
   stdin_pump_.add_to(polls);
   double until = std::min(deadline_, drained_);
   if (options_.timeout > 0 && phase_ == Phase::kRunning) {
@@ -324,22 +236,15 @@ void Launch::wait_for_something() {
     wait_ms = static_cast<int>(std::clamp(std::ceil((until - now()) * 1000), 0.0, 1e6));
   }
   if (::poll(polls.data(), polls.size(), wait_ms) <= 0) return;
-  for (std::size_t i = 0; i < readers.size(); ++i) {
-    if (polls[1 + i].revents != 0) readers[i]->read_some();
-  }
-  for (std::size_t i = 0; i < writers.size(); ++i) {
-    if (polls[1 + readers.size() + i].revents != 0) writers[i]->write_some();
-  }
+  output_.act_on(polls);
   stdin_pump_.act_on(polls);
   if (polls[0].revents != 0) handle_signals();
 }
 
 bool Launch::finished() const {
-  if (running() > 0) return abandoned_;
+  if (ranks_.running() > 0) return abandoned_;
   if (end_signals_ > 1) return true;  // do not insist on an output that nobody reads
-  const bool relaying = std::any_of(relays_.begin(), relays_.end(),
-                                    [](const LineRelay& relay) { return relay.open(); });
-  return (!relaying || now() >= drained_) && out_.empty() && err_.empty();
+  return (!output_.relaying() || now() >= drained_) && output_.written();
 }
 
 LaunchResult Launch::result() {
@@ -349,7 +254,7 @@ LaunchResult Launch::result() {
   if (timed_out_) {
     result.status = kTimeoutStatus;
     result.summary = str("ran into the timeout of ", format_time(options_.timeout), "; ",
-                         had_to_end_, " of ", ranks_.size(), " ranks had to be ended");
+                         had_to_end_, " of ", ranks_.all().size(), " ranks had to be ended");
     return result;
   }
   if (rank == nullptr) {
@@ -359,13 +264,13 @@ LaunchResult Launch::result() {
   result.status = rank->status();
   result.failed_rank = rank->number;
   result.summary = summary_of(*rank);
-  for (const Rank& each : ranks_) {
+  for (const Rank& each : ranks_.all()) {
     if (!each.failed() || each.had_to_end) continue;
     result.failures.push_back(
         {each.number, each.status(), each.exited_by_signal, summary_of(each)});
   }
   const auto when = [&](const RankFailure& failure) {
-    return nth(ranks_, failure.rank - ranks_.front().number).ended_at;
+    return nth(ranks_.all(), failure.rank - ranks_.all().front().number).ended_at;
   };
   std::stable_sort(result.failures.begin(), result.failures.end(),
                    [&](const auto& a, const auto& b) { return when(a) < when(b); });
@@ -394,7 +299,7 @@ std::string Launch::summary_of(const Rank& rank) const {
 
 void Launch::work() {
   while (true) {
-    reap();
+    react(ranks_.reap(now()));
     advance_phase();
     if (finished()) return;
     wait_for_something();
@@ -422,12 +327,12 @@ LaunchResult Launch::run() {
   }
   work();
   // The summary comes after the last output of the ranks.
-  for (LineRelay& relay : relays_) relay.finish();
+  output_.finish();
   LaunchResult answer = failure ? *failure : result();
-  if (out_.broken() && out_.error() != EPIPE) {
+  if (const int error = output_.error(); error != 0) {
     if (answer.status == 0) answer.status = 1;
-    say(str("cannot write the output: ", std::strerror(out_.error()),
-            out_.error() == EFBIG ? " (see ulimit -f)" : ""));
+    say(str("cannot write the output: ", std::strerror(error),
+            error == EFBIG ? " (see ulimit -f)" : ""));
   }
   if (options_.report && !answer.summary.empty()) say(answer.summary);
   work();

@@ -1,0 +1,74 @@
+#include "tessera/process/running_ranks.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+
+#include "tessera/core/index.h"
+
+namespace tessera::process {
+
+RunningRanks::RunningRanks(int most) : guard_(most) { ranks_.reserve(as_size(most)); }
+
+int RunningRanks::start(int number, const ProcessSpec& spec) {
+  const Started started = start_process(spec);
+  if (started.exec_errno != 0) return started.exec_errno;
+  Rank rank;
+  rank.number = number;
+  rank.pid = started.pid;
+  rank.running = true;
+  ranks_.push_back(rank);
+  guard_.watch(rank.pid);
+  return 0;
+}
+
+int RunningRanks::running() const {
+  return static_cast<int>(
+      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; }));
+}
+
+void RunningRanks::send(int signal) const {
+  for (const Rank& rank : ranks_) {
+    if (rank.running) ::kill(rank.pid, signal);
+  }
+}
+
+// A group exists as long as its leader has not been waited for, so no stranger can be hit.
+void RunningRanks::send_groups(int signal) const {
+  for (const Rank& rank : ranks_) {
+    if (rank.running) ::kill(-rank.pid, signal);
+  }
+}
+
+void RunningRanks::terminate() {
+  for (Rank& rank : ranks_) rank.had_to_end = rank.running;
+  send_groups(SIGTERM);
+  send_groups(SIGCONT);  // a stopped process acts on SIGTERM only when it goes on
+}
+
+void RunningRanks::kill() {
+  for (Rank& rank : ranks_) rank.had_to_end = rank.had_to_end || rank.running;
+  send_groups(SIGKILL);
+}
+
+std::vector<const Rank*> RunningRanks::reap(double now) {
+  std::vector<const Rank*> ended;
+  for (Rank& rank : ranks_) {
+    if (!rank.running) continue;
+    siginfo_t info{};
+    const auto id = static_cast<id_t>(rank.pid);
+    if (::waitid(P_PID, id, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+    // What the rank has started ends with it. It is still to be waited for, so the group is its.
+    ::kill(-rank.pid, SIGKILL);
+    guard_.forget(rank.pid);
+    ::waitid(P_PID, id, &info, WEXITED);
+    rank.running = false;
+    rank.exited_by_signal = info.si_code != CLD_EXITED;
+    rank.code = info.si_status;
+    rank.ended_at = now;
+    ended.push_back(&rank);
+  }
+  return ended;
+}
+
+}  // namespace tessera::process
