@@ -12,7 +12,9 @@ namespace tessera {
 // A folder that goes with the test.
 class TemporaryFolder {
  public:
-  TemporaryFolder() : path(make()) {}
+  explicit TemporaryFolder(
+      const std::filesystem::path& parent = std::filesystem::temp_directory_path())
+      : path(make(parent)) {}
   ~TemporaryFolder() {
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);
@@ -24,8 +26,8 @@ class TemporaryFolder {
   const std::string path;
 
  private:
-  static std::string make() {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
+  static std::string make(const std::filesystem::path& parent) {
+    std::string name = (parent / "tessera-test-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
     return name;
   }

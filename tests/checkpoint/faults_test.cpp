@@ -69,15 +69,15 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
       bool struck = true;
       for (int at = 1; struck; ++at) {
         SCOPED_TRACE(str(scenario.name, ", operation ", at, ", forgets ", forgets));
-        const TempFolder dir;
-        save_model(model_of_seed(1), dir.path(), 1, "dp=2", true);
+        const TemporaryFolder dir;
+        save_model(model_of_seed(1), dir.path, 1, "dp=2", true);
         const auto files = std::make_shared<FaultyFiles>(
             Fault{Fault::Kind::crash, at, (forgets & 1) != 0, (forgets & 2) != 0});
-        try_save(model_of_seed(2), dir.path(), scenario.step, files, scenario.retention);
+        try_save(model_of_seed(2), dir.path, scenario.step, files, scenario.retention);
         struck = files->struck();
         crashes += struck;
         // A new process looks for the newest.
-        const Latest latest = find_latest(dir.path(), true);
+        const Latest latest = find_latest(dir.path, true);
         ASSERT_NE(latest.folder, "");
         EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0];
         Checkpoint checkpoint(latest.folder);
@@ -87,8 +87,8 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
         EXPECT_TRUE(struck || is_new);
         EXPECT_EQ(checkpoint.about().step, is_new ? scenario.step : 1);
         // And the next save works, and clears up.
-        save_model(model_of_seed(3), dir.path(), 3, "dp=1", true);
-        EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+        save_model(model_of_seed(3), dir.path, 3, "dp=1", true);
+        EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
         Checkpoint next(dir / "step-00000003");
         EXPECT_EQ(load_and_compare(model_of_seed(3), next, "dp=1", true), "");
       }
@@ -103,26 +103,26 @@ TEST(Faults, EveryOperationFails) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
       SCOPED_TRACE(str(scenario.name, ", operation ", at));
-      const TempFolder dir;
-      save_model(model_of_seed(1), dir.path(), 1, "dp=2", true);
+      const TemporaryFolder dir;
+      save_model(model_of_seed(1), dir.path, 1, "dp=2", true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, at});
       const auto errors =
-          try_save(model_of_seed(2), dir.path(), scenario.step, files, scenario.retention);
+          try_save(model_of_seed(2), dir.path, scenario.step, files, scenario.retention);
       struck = files->struck();
       const bool failed = !errors[0].empty();
       for (const std::string& error : errors) {
         ASSERT_EQ(!error.empty(), failed) << "all ranks fail, or none";
         EXPECT_TRUE(!failed || contains(error, "No space left")) << error;
       }
-      const Latest latest = find_latest(dir.path(), true);
+      const Latest latest = find_latest(dir.path, true);
       ASSERT_NE(latest.folder, "");
       Checkpoint checkpoint(latest.folder);
       const bool is_old = load_and_compare(model_of_seed(1), checkpoint, "dp=2", true).empty();
       const bool is_new = load_and_compare(model_of_seed(2), checkpoint, "dp=2", true).empty();
       ASSERT_TRUE(is_old != is_new);
       EXPECT_TRUE(failed || is_new);
-      save_model(model_of_seed(3), dir.path(), 3, "dp=1", true);
-      EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+      save_model(model_of_seed(3), dir.path, 3, "dp=1", true);
+      EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
     }
   }
 }
@@ -133,15 +133,15 @@ TEST(Faults, AStepIsSavedAgainWhereNamesCannotBeExchanged) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
       SCOPED_TRACE(str(kind == Fault::Kind::crash ? "dies" : "fails", " at operation ", at));
-      const TempFolder dir;
+      const TemporaryFolder dir;
       for (const int step : {1, 2}) {
-        save_model(model_of_seed(static_cast<std::uint64_t>(step)), dir.path(), step, "dp=2", true);
+        save_model(model_of_seed(static_cast<std::uint64_t>(step)), dir.path, step, "dp=2", true);
       }
       const auto files = std::make_shared<FaultyFiles>(
           Fault{kind, at, /*lose_contents=*/false, /*lose_entries=*/at % 2 == 0, false});
-      const auto errors = try_save(model_of_seed(3), dir.path(), 2, files);
+      const auto errors = try_save(model_of_seed(3), dir.path, 2, files);
       struck = files->struck();
-      const Latest latest = find_latest(dir.path(), true);
+      const Latest latest = find_latest(dir.path, true);
       ASSERT_NE(latest.folder, "");
       EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0];
       Checkpoint checkpoint(latest.folder);
@@ -152,8 +152,8 @@ TEST(Faults, AStepIsSavedAgainWhereNamesCannotBeExchanged) {
       EXPECT_EQ(is(1) + is(2) + is(3), 1);
       EXPECT_TRUE(!is(1) || kind == Fault::Kind::crash);
       EXPECT_TRUE(!errors[0].empty() || is(3));
-      save_model(model_of_seed(4), dir.path(), 3, "dp=1", true);
-      EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+      save_model(model_of_seed(4), dir.path, 3, "dp=1", true);
+      EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
     }
   }
 }
@@ -173,17 +173,17 @@ TEST(Faults, WhatCannotBeRemovedKeepsNobodyFromSaving) {
    private:
     std::string folder_;
   };
-  const TempFolder dir;
+  const TemporaryFolder dir;
   std::vector<std::string> warnings;
   SaveOptions options;
   options.warn = [&](const std::string& text) { warnings.push_back(text); };
   const auto save_seed = [&](std::uint64_t seed) {
-    save_model(model_of_seed(seed), dir.path(), 2, "dp=2", true, Copies::counted, options);
+    save_model(model_of_seed(seed), dir.path, 2, "dp=2", true, Copies::counted, options);
     Checkpoint checkpoint(dir / "step-00000002");
     EXPECT_EQ(load_and_compare(model_of_seed(seed), checkpoint, "dp=2", true), "");
   };
   // What retention has renamed, and could not remove.
-  save_model(model_of_seed(1), dir.path(), 1, "dp=2", true);
+  save_model(model_of_seed(1), dir.path, 1, "dp=2", true);
   std::filesystem::rename(dir / "step-00000001", dir / ".old-step-00000001");
   options.files = std::make_shared<Busy>(".old-step-00000001/");
   EXPECT_NO_THROW(save_seed(2));
@@ -196,13 +196,13 @@ TEST(Faults, WhatCannotBeRemovedKeepsNobodyFromSaving) {
   }
   options.files = local_files();
   save_seed(4);
-  EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+  EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
   EXPECT_EQ(warnings.size(), 2u);
 }
 
 TEST(Faults, OneRankCannotWrite) {
-  const TempFolder dir;
-  save_model(model_of_seed(1), dir.path(), 1, "dp=3", true);
+  const TemporaryFolder dir;
+  save_model(model_of_seed(1), dir.path, 1, "dp=3", true);
   Ranks ranks(3);
   const auto errors = ranks.run([&](const Team& team) {
     const Axes mesh("dp=3");
@@ -212,23 +212,23 @@ TEST(Faults, OneRankCannotWrite) {
     if (team.rank == 1) {
       options.files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, 2});
     }
-    save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.shards, team, options);
+    save(dir.path, describe_model(model_of_seed(2), 2, mesh, 2), state.shards, team, options);
   });
   EXPECT_TRUE(contains(errors[1], "DataError: cannot write")) << errors[1];
   for (const int other : {0, 2}) {
     const std::string& error = errors[static_cast<std::size_t>(other)];
     EXPECT_TRUE(contains(error, "PeerError 1: rank 1 cannot save: cannot write")) << error;
   }
-  EXPECT_EQ(steps_in(*local_files(), dir.path()), std::vector<std::int64_t>{1});
-  EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
+  EXPECT_EQ(steps_in(*local_files(), dir.path), std::vector<std::int64_t>{1});
+  EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
 }
 
 TEST(Faults, OneRankDiesAtEveryOperation) {
   for (int victim = 0; victim < 3; ++victim) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
-      const TempFolder dir;
-      save_model(model_of_seed(1), dir.path(), 1, "dp=3", true);
+      const TemporaryFolder dir;
+      save_model(model_of_seed(1), dir.path, 1, "dp=3", true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::crash, at});
       Ranks ranks(3);
       ranks.run([&](const Team& team) {
@@ -237,10 +237,10 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
             make_rank(model_of_seed(2), mesh, team.rank, true, Copies::counted, true);
         SaveOptions options;
         if (team.rank == victim) options.files = files;
-        save(dir.path(), describe_model(model_of_seed(2), 2, mesh, 2), state.shards, team, options);
+        save(dir.path, describe_model(model_of_seed(2), 2, mesh, 2), state.shards, team, options);
       });
       struck = files->struck();
-      const Latest latest = find_latest(dir.path(), true);
+      const Latest latest = find_latest(dir.path, true);
       ASSERT_TRUE(latest.skipped.empty());
       Checkpoint checkpoint(latest.folder);
       ASSERT_EQ(load_and_compare(model_of_seed(static_cast<std::uint64_t>(checkpoint.about().step)),
@@ -251,10 +251,10 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
 }
 
 TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   Model large = model_of_seed(2);
   large.params.push_back({"c", {1 << 20}, -1, {}});
-  save_model(model_of_seed(1), dir.path(), 1, "dp=1", true);
+  save_model(model_of_seed(1), dir.path, 1, "dp=1", true);
   std::filesystem::create_directory(dir / "closed");
   std::filesystem::permissions(
       dir / "closed", std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
@@ -268,7 +268,7 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
     const RankState state = make_rank(large, "dp=1", 0, true, Copies::counted, true);
     const Description about = describe_model(large, 2, "dp=1", 2);
     try {
-      save(dir.path(), about, state.shards);
+      save(dir.path, about, state.shards);
       status |= 1;
     } catch (const DataError& error) {
       if (!contains(error.what(), "rank-00000.safetensors: File too large")) status |= 2;
@@ -286,20 +286,20 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_EQ(leftovers(dir.path()), std::vector<std::string>{});
-  EXPECT_EQ(find_latest(dir.path(), true).folder, dir / "step-00000001");
+  EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
+  EXPECT_EQ(find_latest(dir.path, true).folder, dir / "step-00000001");
   std::filesystem::permissions(dir / "closed", std::filesystem::perms::owner_all);
 }
 
 TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   EXPECT_EQ(find_latest(dir / "not-there").folder, "");
   std::ofstream(dir / "file") << "x";
   EXPECT_EQ(find_latest(dir / "file").folder, "");
   std::filesystem::remove(dir / "file");
-  EXPECT_EQ(find_latest(dir.path()).folder, "");
+  EXPECT_EQ(find_latest(dir.path).folder, "");
   for (const int step : {1, 2, 3, 4, 5}) {
-    save_model(model_of_seed(1), dir.path(), step, "dp=2", true);
+    save_model(model_of_seed(1), dir.path, step, "dp=2", true);
   }
   std::filesystem::remove(dir / "step-00000005/manifest.json");
   std::filesystem::remove(dir / "step-00000004/rank-00001.safetensors");
@@ -312,13 +312,13 @@ TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
   }
   std::filesystem::create_directory(dir / "step-6");  // not how we write it
   std::filesystem::create_directory(dir / "step-00000x9");
-  const Latest quick = find_latest(dir.path());
+  const Latest quick = find_latest(dir.path);
   EXPECT_EQ(quick.folder, dir / "step-00000002");
   ASSERT_EQ(quick.skipped.size(), 3u);
   EXPECT_TRUE(contains(quick.skipped[0], "step-00000005 is passed over")) << quick.skipped[0];
   EXPECT_TRUE(contains(quick.skipped[1], "rank-00001.safetensors: No such file"));
   EXPECT_TRUE(contains(quick.skipped[2], "has 4200 bytes, wanted"));
-  const Latest whole = find_latest(dir.path(), true);
+  const Latest whole = find_latest(dir.path, true);
   EXPECT_EQ(whole.folder, dir / "step-00000001");
   ASSERT_EQ(whole.skipped.size(), 4u);
   EXPECT_TRUE(contains(whole.skipped[3], "rank-00001.safetensors: tensor \"param/"));
@@ -326,28 +326,28 @@ TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
 }
 
 TEST(Faults, RetentionKeepsWhatItSays) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   SaveOptions options;
   options.retention = {2, 4};
   for (int step = 1; step <= 10; ++step) {
-    save_model(model_of_seed(1), dir.path(), step, "dp=1", true, Copies::counted, options);
+    save_model(model_of_seed(1), dir.path, step, "dp=1", true, Copies::counted, options);
   }
-  EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{4, 8, 9, 10}));
+  EXPECT_EQ(steps_in(*local_files(), dir.path), (std::vector<std::int64_t>{4, 8, 9, 10}));
   // After a roll-back, later steps do not count, and what was just saved stays.
   options.retention = {1, 0};
-  save_model(model_of_seed(1), dir.path(), 6, "dp=1", true, Copies::counted, options);
-  EXPECT_EQ(steps_in(*local_files(), dir.path()), (std::vector<std::int64_t>{6, 8, 9, 10}));
+  save_model(model_of_seed(1), dir.path, 6, "dp=1", true, Copies::counted, options);
+  EXPECT_EQ(steps_in(*local_files(), dir.path), (std::vector<std::int64_t>{6, 8, 9, 10}));
 }
 
 TEST(Faults, WhatIsMissingOrWrongIsNamed) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   std::vector<float> values(10);
   auto* data = reinterpret_cast<std::byte*>(values.data());
   Description about;
   about.params = {{"w", {10}, -1, {}}};
   const auto error_of = [&](const std::vector<Shard>& shards) -> std::string {
     try {
-      save(dir.path(), about, shards);
+      save(dir.path, about, shards);
     } catch (const Error& error) {
       return error.what();
     }
@@ -360,8 +360,8 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
   EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{8, 0, 4}}, data}}), "has 10"));
   EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{0, 0, 4}}, nullptr}}), "no data"));
   EXPECT_TRUE(contains(error_of({{"w", "p\xff", DType::f32, {{0, 0, 10}}, data}}), "UTF-8"));
-  EXPECT_TRUE(leftovers(dir.path()).empty());
-  EXPECT_TRUE(steps_in(*local_files(), dir.path()).empty());
+  EXPECT_TRUE(leftovers(dir.path).empty());
+  EXPECT_TRUE(steps_in(*local_files(), dir.path).empty());
 
   EXPECT_EQ(error_of({{"w", "param", DType::f32, {{0, 0, 10}}, data}}), "");
   Checkpoint checkpoint(dir / "step-00000000");
@@ -381,7 +381,7 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
 }
 
 TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   std::vector<float> values(10, 1.0f);
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 10}}, reinterpret_cast<std::byte*>(values.data())}};
@@ -390,7 +390,7 @@ TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
   const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, 4});
   std::vector<std::string> warnings;
   {
-    AsyncSaver saver(dir.path(), {},
+    AsyncSaver saver(dir.path, {},
                      {{}, files, [&](const std::string& text) { warnings.push_back(text); }});
     EXPECT_EQ(saver.wait().folder, "");
     saver.start(about, shards);

@@ -153,8 +153,8 @@ void fuzz_headers(int count, std::uint64_t seed) {
 // Manifests with a right checksum, so that what follows it is reached.
 void fuzz_manifests(int count, std::uint64_t seed) {
   const Model model = tiny_model();
-  const TempFolder dir;
-  const std::string folder = save_model(model, dir.path(), 1, "dp=2", true);
+  const TemporaryFolder dir;
+  const std::string folder = save_model(model, dir.path, 1, "dp=2", true);
   const std::string path = folder + "/manifest.json";
   const std::string good = read_text(*local_files(), path, 1 << 20);
   const std::size_t begin = kChecksumBefore.size() + kChecksumDigits + kChecksumAfter.size();

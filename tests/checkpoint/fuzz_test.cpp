@@ -17,8 +17,8 @@ namespace {
 
 TEST(Damage, EveryByteInTurn) {
   const Model model = tiny_model();
-  const TempFolder dir;
-  const std::string folder = save_model(model, dir.path(), 1, "dp=2", true);
+  const TemporaryFolder dir;
+  const std::string folder = save_model(model, dir.path, 1, "dp=2", true);
   int flips = 0, refused = 0;
   for (const std::string& name : local_files()->list(folder)) {
     const std::string path = folder + "/" + name;

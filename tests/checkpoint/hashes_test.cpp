@@ -20,7 +20,7 @@ class Hashes : public ::testing::Test {
   std::vector<std::string> differences(const std::string& list) const {
     return compare_hashes(hashes(), parse_hashes(list, "list"), folder_, "list");
   }
-  TempFolder dir_;
+  TemporaryFolder dir_;
   std::string folder_;
 };
 
@@ -30,7 +30,7 @@ TEST_F(Hashes, Sha256sumAcceptsTheListAndWeAcceptIts) {
   std::ofstream(list) << to_text(hashes());
   const std::string check = "cd " + folder_ + " && sha256sum --strict -c " + list + " > /dev/null";
   EXPECT_EQ(::system(check.c_str()), 0);
-  const std::string make = "cd " + dir_.path() + "/run && sha256sum step-*/* > " + list;
+  const std::string make = "cd " + dir_.path + "/run && sha256sum step-*/* > " + list;
   ASSERT_EQ(::system(make.c_str()), 0);
   EXPECT_EQ(differences(read_text(*local_files(), list, 1 << 20)), std::vector<std::string>{});
 }

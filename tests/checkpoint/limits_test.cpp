@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 class Limits : public ::testing::Test {
  protected:
-  void SetUp() override { folder_ = save_model(model_, dir_.path(), 1, "dp=2", true); }
+  void SetUp() override { folder_ = save_model(model_, dir_.path, 1, "dp=2", true); }
   // Another text in the manifest, with the right checksum.
   void change(const std::string& from, const std::string& to) const {
     std::string body = manifest_body(folder_);
@@ -50,10 +50,10 @@ class Limits : public ::testing::Test {
       ++found;
     }
     EXPECT_GE(found, 3) << why << " in\n" << text;
-    EXPECT_EQ(find_latest(dir_.path()).folder, "");
+    EXPECT_EQ(find_latest(dir_.path).folder, "");
   }
 
-  const TempFolder dir_;
+  const TemporaryFolder dir_;
   const Model model_ = small_model();
   std::string folder_;
 };

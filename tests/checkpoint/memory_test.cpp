@@ -212,17 +212,17 @@ TEST(Memory, SavingAndLoadingTakeLessThanTwoUnits) {
   const Model model = many_units();
   std::int64_t saving = 0, loading = 0;
   for (const Layout& from : kLayouts) {
-    const TempFolder dir;
+    const TemporaryFolder dir;
     std::int64_t step = 0;
     for (const Way way : {Way::background, Way::from_elsewhere, Way::at_once}) {
-      const std::int64_t extra = save_counted(model, from, dir.path(), ++step, way);
+      const std::int64_t extra = save_counted(model, from, dir.path, ++step, way);
       EXPECT_LE(extra, 2 * kUnit) << from.name << ", way " << static_cast<int>(way);
       saving = std::max(saving, extra);
     }
     for (const Layout& to : kLayouts) {
       // Each way for half of them, so that all layouts have both.
       const bool elsewhere = (&from - kLayouts.data() + (&to - kLayouts.data())) % 2 == 1;
-      const std::int64_t extra = load_counted(model, find_latest(dir.path()).folder, to, elsewhere);
+      const std::int64_t extra = load_counted(model, find_latest(dir.path).folder, to, elsewhere);
       EXPECT_LE(extra, 2 * kUnit) << from.name << " to " << to.name;
       loading = std::max(loading, extra);
     }
@@ -234,7 +234,7 @@ TEST(Memory, SavingAndLoadingTakeLessThanTwoUnits) {
 
 TEST(Memory, ReshardTakesLessThanTwoUnits) {
   const Model model = many_units();
-  const TempFolder dir;
+  const TemporaryFolder dir;
   save_counted(model, kLayouts[3], dir / "from", 1, Way::at_once);
   Count count;
   counted = &count;

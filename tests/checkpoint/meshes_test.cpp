@@ -36,9 +36,9 @@ TEST(Meshes, AnyToAny) {
   const Model model = small_model();
   for (const Copies copies : {Copies::counted, Copies::all}) {
     for (const Layout& source : layouts()) {
-      const TempFolder dir;
+      const TemporaryFolder dir;
       const std::string folder =
-          save_model(model, dir.path(), 12, source.mesh, source.sharded, copies);
+          save_model(model, dir.path, 12, source.mesh, source.sharded, copies);
       ASSERT_EQ(folder, dir / "step-00000012");
       Checkpoint checkpoint(folder);
       EXPECT_EQ(checkpoint.verify(), std::vector<std::string>{});
@@ -52,8 +52,8 @@ TEST(Meshes, AnyToAny) {
 
 TEST(Meshes, TheDescriptionComesBack) {
   const Model model = small_model();
-  const TempFolder dir;
-  const Checkpoint checkpoint(save_model(model, dir.path(), 7, "dp=2,tp=2,pp=2", true));
+  const TemporaryFolder dir;
+  const Checkpoint checkpoint(save_model(model, dir.path, 7, "dp=2,tp=2,pp=2", true));
   const Description wanted = describe_model(model, 7, "dp=2,tp=2,pp=2", 2);
   const Description& got = checkpoint.about();
   EXPECT_EQ(got.step, wanted.step);
@@ -73,7 +73,7 @@ TEST(Meshes, TheDescriptionComesBack) {
 
 TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
   const Model model = small_model();
-  const TempFolder dir;
+  const TemporaryFolder dir;
   const Axes mesh("pp=3");
   Ranks ranks(3);
   const auto errors = ranks.run([&](const Team& team) {
@@ -83,7 +83,7 @@ TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
     for (std::size_t i = 0; i < model.params.size(); ++i) {
       if (static_cast<int>(i) % 3 == team.rank) about.params.push_back(model.params[i]);
     }
-    save(dir.path(), about, state.shards, team);
+    save(dir.path, about, state.shards, team);
   });
   for (const std::string& error : errors) ASSERT_EQ(error, "");
   Checkpoint checkpoint(dir / "step-00000003");
@@ -99,9 +99,9 @@ TEST(Meshes, LargeTensors) {
                   {"long", {tessera::testing::kSanitized ? 700'001 : 5'300'001}, -1, {}},
                   {"tiny", {3}, -1, {}}};
   model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
-  const TempFolder dir;
+  const TemporaryFolder dir;
   for (const Axes& mesh : {Axes("dp=1"), Axes("dp=3,tp=2")}) {
-    Checkpoint checkpoint(save_model(model, dir.path(), mesh.dp(), mesh, true));
+    Checkpoint checkpoint(save_model(model, dir.path, mesh.dp(), mesh, true));
     for (const Axes& target : {Axes("dp=1"), Axes("dp=2"), Axes("tp=4,pp=2")}) {
       ASSERT_EQ(load_and_compare(model, checkpoint, target, true), "");
     }
@@ -110,7 +110,7 @@ TEST(Meshes, LargeTensors) {
 
 TEST(Meshes, ReshardIsWhatTheOtherMeshWouldHaveSaved) {
   const Model model = small_model();
-  const TempFolder dir;
+  const TemporaryFolder dir;
   Checkpoint first(save_model(model, dir / "a", 5, "dp=2,tp=2", true));
   for (const Axes& mesh :
        {Axes("dp=1"), Axes("dp=4,pp=2"), Axes("tp=4,pp=3"), Axes("dp=3,tp=2,pp=2")}) {
@@ -163,8 +163,8 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
   Model model;
   model.params = {{"w", {8 << 20}, -1, {}}};
   model.states = {{"param", DType::f32}};
-  const TempFolder dir;
-  const std::string folder = save_model(model, dir.path(), 1, "dp=4", true);
+  const TemporaryFolder dir;
+  const std::string folder = save_model(model, dir.path, 1, "dp=4", true);
   const auto files = std::make_shared<Counting>();
   Checkpoint checkpoint(folder, files);
   std::vector<float> some(1000);
@@ -189,16 +189,16 @@ TEST(Meshes, ManyShardsOfOneStateAndScatteredMemory) {
   odd.runs.push_back({0, 0, 0});  // an empty run harms nobody
   Description about;
   about.params = {{"w", {n}, -1, {}}};
-  const TempFolder dir;
+  const TemporaryFolder dir;
   for (const bool async : {false, true}) {
     about.step = async;
     if (async) {
-      AsyncSaver saver(dir.path(), {});
+      AsyncSaver saver(dir.path, {});
       saver.start(about, {even, odd});
       EXPECT_EQ(saver.wait().folder, dir / "step-00000001");
       EXPECT_LT(saver.snapshot_bytes(), 4 * n + 200);
     } else {
-      save(dir.path(), about, {even, odd});
+      save(dir.path, about, {even, odd});
     }
     Checkpoint checkpoint(dir / folder_name(about.step));
     // Stripes keep the manifest small.
@@ -212,7 +212,7 @@ TEST(Meshes, ManyShardsOfOneStateAndScatteredMemory) {
 
 // The second shard of "w" is a tensor "param/w#1".
 TEST(Meshes, AParameterMayBeNamedLikeASecondShard) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   std::vector<float> values(12);
   for (int i = 0; i < 12; ++i) values[static_cast<std::size_t>(i)] = float(i);
   const auto at = [&](std::size_t i) { return reinterpret_cast<std::byte*>(&values[i]); };
@@ -225,7 +225,7 @@ TEST(Meshes, AParameterMayBeNamedLikeASecondShard) {
                                  {"w#1", "param", DType::f32, {{0, 0, 4}}, at(4)},
                                  {"w#2", "param", DType::f32, {{0, 0, 4}}, at(8)}};
     if (first) std::reverse(shards.begin(), shards.end());
-    save(dir.path(), about, shards);
+    save(dir.path, about, shards);
     Checkpoint checkpoint(dir / folder_name(about.step));
     EXPECT_TRUE(checkpoint.verify().empty());
     std::vector<float> back(12);
@@ -241,12 +241,12 @@ TEST(Meshes, AParameterMayBeNamedLikeASecondShard) {
 }
 
 TEST(Diff, ANanShowsWhateverElseDiffers) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   Description about;
   about.params = {{"w", {3}, -1, {}}};
   std::vector<float> values = {1, 2, 3};
   const auto save_values = [&] {
-    save(dir.path(), about,
+    save(dir.path, about,
          {{"w", "param", DType::f32, {{0, 0, 3}}, reinterpret_cast<std::byte*>(values.data())}});
   };
   save_values();
@@ -274,8 +274,8 @@ TEST(Meshes, TypesAreConvertedWhereThatIsExact) {
   Description about;
   about.params = {{"w", {100}, -1, {}}};
   const std::vector<tessera::Run> all = {{0, 0, 100}};
-  const TempFolder dir;
-  save(dir.path(), about,
+  const TemporaryFolder dir;
+  save(dir.path, about,
        {{"w", "exact", DType::f32, all, bytes(exact)},
         {"w", "rough", DType::f32, all, bytes(rough)},
         {"w", "narrow", DType::bf16, all, bytes(narrow)}});

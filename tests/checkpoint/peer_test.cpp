@@ -62,7 +62,7 @@ class Peer : public ::testing::Test {
     EXPECT_EQ(ours.size(), theirs.size());
     EXPECT_TRUE(ours == theirs);
   }
-  TempFolder dir_;
+  TemporaryFolder dir_;
 };
 
 TEST_F(Peer, EveryTypeAndManyShapes) {
@@ -86,7 +86,7 @@ TEST_F(Peer, EveryTypeAndManyShapes) {
 
 TEST_F(Peer, ShardsAndExports) {
   const Model model = small_model();
-  Checkpoint checkpoint(save_model(model, dir_.path(), 1, "dp=2,tp=2", true));
+  Checkpoint checkpoint(save_model(model, dir_.path, 1, "dp=2,tp=2", true));
   for (const StoredFile& file : checkpoint.manifest().files) {
     expect_same(checkpoint.folder() + "/" + file.name);
   }

@@ -1,7 +1,5 @@
 #include "tests/checkpoint/ranks.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -13,15 +11,6 @@
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
-
-TempFolder::TempFolder() {
-  path_ = (std::filesystem::temp_directory_path() / "tessera-checkpoint-XXXXXX").string();
-  if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder");
-}
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 std::vector<std::string> Ranks::exchange(int rank, std::string text) {
   std::unique_lock lock(mutex_);

@@ -1,11 +1,10 @@
 #pragma once
 
-// What the tests of checkpoints shard: a folder that goes away, ranks as threads, and a model whose
-// every element is known without any mesh.
+// What the tests of checkpoints share: ranks as threads, and a model whose every element is known
+// without any mesh.
 
 #include <condition_variable>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -15,21 +14,9 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/save.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::checkpoint {
-
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 // Ranks that talk through memory. A rank that has ended makes the others fail, as comm's do.
 class Ranks {

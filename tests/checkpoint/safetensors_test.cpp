@@ -106,7 +106,7 @@ TEST(Safetensors, LengthsThatDoNotFitTheFile) {
 }
 
 TEST(Safetensors, WriteAndReadManyShapes) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   const auto files = local_files();
   std::vector<Outgoing> tensors;
   std::vector<std::string> contents;

@@ -32,7 +32,7 @@ Model one_tensor() {
 }
 
 TEST(FolderLock, OneWriterAtATimeAndTheOtherIsTold) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   int started[2];
   ASSERT_EQ(::pipe(started), 0);
   const pid_t child = ::fork();
@@ -61,31 +61,31 @@ TEST(FolderLock, OneWriterAtATimeAndTheOtherIsTold) {
 }
 
 TEST(FolderLock, AnythingElseOfThatNameIsRefused) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   ASSERT_EQ(::mkfifo((dir / ".lock").c_str(), 0600), 0);
-  EXPECT_TRUE(contains(error_of([&] { FolderLock(dir.path(), "x"); }), "no regular file"));
+  EXPECT_TRUE(contains(error_of([&] { FolderLock(dir.path, "x"); }), "no regular file"));
   fs::remove(dir / ".lock");
   fs::create_symlink("/dev/null", dir / ".lock");
-  EXPECT_NE(error_of([&] { FolderLock(dir.path(), "x"); }), "");
+  EXPECT_NE(error_of([&] { FolderLock(dir.path, "x"); }), "");
 }
 
 TEST(TryFolder, FailsAtWhateverASaveWouldAndLeavesNothing) {
   bool struck = true;
   int failures = 0;
   for (int at = 1; struck; ++at) {
-    const TempFolder dir;
+    const TemporaryFolder dir;
     const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, at});
-    const std::string error = error_of([&] { try_folder(*files, dir.path()); });
+    const std::string error = error_of([&] { try_folder(*files, dir.path); });
     struck = files->struck();
     EXPECT_EQ(error.empty(), !struck) << at;
     failures += struck ? 1 : 0;
     if (at < 8) {
-      EXPECT_TRUE(fs::is_empty(dir.path())) << at << ": " << error;
+      EXPECT_TRUE(fs::is_empty(dir.path)) << at << ": " << error;
     }
   }
   EXPECT_EQ(failures, 8);  // make, remove, create, write, sync, rename, sync, remove
   EXPECT_NE(error_of([] { try_folder(*local_files(), "/proc/nothing/here"); }), "");
-  const TempFolder dir;
+  const TemporaryFolder dir;
   EXPECT_NO_THROW(try_folder(*local_files(), dir / "new/folder"));
   EXPECT_TRUE(fs::is_empty(dir / "new/folder"));
 }
@@ -95,7 +95,7 @@ struct Attempts {
   std::vector<std::string> errors, warnings;
   std::vector<Saved> saved;
 };
-Attempts save_on_three(const TempFolder& dir, int failing, SaveOptions options) {
+Attempts save_on_three(const TemporaryFolder& dir, int failing, SaveOptions options) {
   Attempts out;
   out.saved.resize(3);
   Ranks ranks(3);
@@ -117,13 +117,13 @@ Attempts save_on_three(const TempFolder& dir, int failing, SaveOptions options) 
     own.warn = [&](const std::string& text) { out.warnings.push_back(text); };
     if (team.rank == 1) own.files = std::make_shared<Failing>(failing);
     out.saved[static_cast<std::size_t>(team.rank)] =
-        save(dir.path(), describe_model(one_tensor(), 5, mesh, 2), state.shards, team, own);
+        save(dir.path, describe_model(one_tensor(), 5, mesh, 2), state.shards, team, own);
   });
   return out;
 }
 
 TEST(Retries, ADiskThatWasFullForAMoment) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   SaveOptions options;
   options.retries = 2;
   options.retry_seconds = 0.001;
@@ -142,7 +142,7 @@ TEST(Retries, ADiskThatWasFullForAMoment) {
 }
 
 TEST(Retries, AFailureThatIsReturnedIsTheSameOnAllRanks) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   SaveOptions options;
   options.return_failures = true;
   const Attempts once = save_on_three(dir, 1, options);
@@ -161,11 +161,11 @@ TEST(Retries, AFailureThatIsReturnedIsTheSameOnAllRanks) {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
   options.retries = 3;
   options.retry_seconds = 1000;  // would be noticed
-  EXPECT_THROW(save(dir.path(), about, shards, {}, options), UsageError);
+  EXPECT_THROW(save(dir.path, about, shards, {}, options), UsageError);
 }
 
 TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   std::vector<float> values(30);
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
@@ -176,7 +176,7 @@ TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
       ++told;
       throw std::runtime_error("nobody listens");
     };
-    AsyncSaver saver(dir.path(), {}, options);
+    AsyncSaver saver(dir.path, {}, options);
     saver.start({}, shards);  // a description without the parameter: it fails
   }
   EXPECT_EQ(told, 1);  // and the program goes on
@@ -205,13 +205,13 @@ class NoMoreThreads {
 };
 
 TEST(AsyncSaver, AThreadThatCannotStartIsToldAndLeavesItReady) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   std::vector<float> values(30);
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
   Description about;
   about.params = {{"w", {30}, -1, {}}};
-  AsyncSaver saver(dir.path(), {});
+  AsyncSaver saver(dir.path, {});
   {
     const NoMoreThreads none;
     EXPECT_TRUE(contains(error_of([&] { saver.start(about, shards); }), "cannot start the thread"));
@@ -222,7 +222,7 @@ TEST(AsyncSaver, AThreadThatCannotStartIsToldAndLeavesItReady) {
 }
 
 TEST(Export, PipesAreRefusedAndLinksStay) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   Checkpoint from(save_model(one_tensor(), dir / "run", 1, "dp=1", true));
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
   EXPECT_THROW(export_model(from, dir / "pipe"), UsageError);

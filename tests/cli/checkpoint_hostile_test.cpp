@@ -39,7 +39,7 @@ Outcome bounded(Words words) {
 }
 
 TEST(HostileCheckpoints, EveryCommandEndsWithAnAnswer) {
-  const checkpoint::TempFolder dir;
+  const TemporaryFolder dir;
   const checkpoint::Model model = checkpoint::small_model();
   checkpoint::save_model(model, dir / "run", 10, "dp=2", true);
   const std::string good = checkpoint::save_model(model, dir / "good", 20, "dp=2", true);

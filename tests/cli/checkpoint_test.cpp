@@ -18,7 +18,6 @@ namespace tessera::cli {
 namespace {
 
 using checkpoint::Checkpoint;
-using checkpoint::TempFolder;
 using Json = nlohmann::json;
 
 Outcome command(std::vector<std::string> arguments) {
@@ -41,7 +40,7 @@ class CheckpointCommand : public ::testing::Test {
     file.seekp(at);
     file.put(static_cast<char>(before ^ 1));
   }
-  TempFolder dir_;
+  TemporaryFolder dir_;
   checkpoint::Model model_;
   std::string first_, second_;
 };
@@ -175,13 +174,13 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
       {{"inspect", first_ + "/manifest.json"}, 2, "did you mean " + first_ + "?"},
       {{"inspect", dir_ / "run/step-10"}, 2, "from step-00000010 to step-00000020"},
       {{"inspect", dir_ / "rnu"}, 2, "did you mean run?"},
-      {{"inspect", dir_.path()}, 1, "did you mean " + (dir_ / "run")},
+      {{"inspect", dir_.path}, 1, "did you mean " + (dir_ / "run")},
       {{"verify", first_, "--out", dir_ / "x"}, 2, "add --sha256"},
       {{"verify", first_, "--sha256", dir_ / "x"}, 2, "one word too many"},
-      {{"verify", first_, "--sha256", "--out", dir_.path()}, 2, "is a folder"},
+      {{"verify", first_, "--sha256", "--out", dir_.path}, 2, "is a folder"},
       {{"verify", first_, "--sha256", "--out", dir_ / "no/x"}, 2, "in a folder that is there"},
       {{"verify", first_, "--against", dir_ / "nothing"}, 2, "--against: cannot read"},
-      {{"verify", first_, "--against", dir_.path()}, 2, "is a folder; wanted a list"},
+      {{"verify", first_, "--against", dir_.path}, 2, "is a folder; wanted a list"},
       {{"verify", first_, "--against", first_ + "/manifest.json"}, 1, "line 1: got"},
       {{"diff", first_}, 2, "OTHER is required: folder of the checkpoint to compare"},
       {{"diff", first_, dir_ / "nowhere"}, 2, "no such folder"},
@@ -192,12 +191,12 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
        1,
        "Not a directory; a file is in the way: wanted a folder"},
       {{"export", first_}, 2, "TO is required: the file or the folder to write"},
-      {{"export", first_, dir_.path()}, 2, "it is a folder"},
+      {{"export", first_, dir_.path}, 2, "it is a folder"},
       {{"export", first_, dir_ / "m", "--dtype", "float32"}, 2, "--dtype: got the type"},
       {{"inspct", first_}, 2, "did you mean inspect?"},
       {{"inspect"}, 2, "DIR is required: folder of a checkpoint or of a run"},
       {{"inspect", dir_ / "nowhere"}, 2, "no such folder"},
-      {{"inspect", dir_.path()}, 1, "no checkpoint that can be read"},
+      {{"inspect", dir_.path}, 1, "no checkpoint that can be read"},
       {{"export", first_, dir_ / "m", "--dtype", "bf61"}, 2, "did you mean"},
       {{"export", first_, dir_ / "m", "--dtype", "i32"}, 2, "wanted one of f32, bf16, f16"},
       {{"export", first_, dir_ / "m", "--format", "gguf"}, 2, "--format: got \"gguf\", wanted"},

@@ -26,7 +26,7 @@ class DataCommand : public ::testing::Test {
     return data::write_file(dir_ / name, text);
   }
 
-  data::TempDir dir_;
+  data::QuickFolder dir_;
 };
 
 TEST_F(DataCommand, PreparesInspectsAndVerifies) {
@@ -115,7 +115,7 @@ TEST_F(DataCommand, MistakesAreExplained) {
       {{"prepare", text, "--out", out, "--thread", "1"}, 2, "did you mean --threads?"},
       {{"prepare", text, "--out", text}, 2, "wanted a folder"},
       {{"inspect", dir_ / "nowhere"}, 2, "wanted a folder of tokens, or a .bin"},
-      {{"inspect", dir_.path()}, 2, "has no tokens.json"},
+      {{"inspect", dir_.path}, 2, "has no tokens.json"},
       {{"verify", text}, 2, "is a regular file; wanted a folder of tokens, or a .bin"},
       {{"verify", file("a.bin", "text"), "--vocab", "10"}, 1, "is 25972, wanted less than 10"},
       {{"inspect"}, 2, "PATH is required"},
@@ -135,7 +135,7 @@ TEST_F(DataCommand, ExamplesOfTheHelp) {
   const std::string program = TESSERA_PROGRAM;
   const int status =
       execute({"/bin/sh", "-c",
-               "set -e; cd '" + dir_.path() + "'; tessera() { '" + program + "' \"$@\"; }; " +
+               "set -e; cd '" + dir_.path + "'; tessera() { '" + program + "' \"$@\"; }; " +
                    "tessera data --help | sed -n 's/^  \\(tessera data [^`]*\\)/\\1/p' | "
                    "sed 's/   .*//' > examples; test $(wc -l < examples) -ge 4; . ./examples"},
               out, err);

@@ -1,7 +1,6 @@
 // `tessera generate` beside transformers: the same texts from the same folders.
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -10,6 +9,7 @@
 
 #include "tests/interop.h"
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::cli {
 namespace {
@@ -20,12 +20,9 @@ using Words = std::vector<std::string>;
 // Models of all families, as transformers has them, of prompts of different lengths side by side.
 TEST(GeneratePeer, WritesWhatTransformersWrites) {
   TESSERA_NEEDS_INTEROP();
-  std::string name = (std::filesystem::temp_directory_path() / "tessera-peer-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(name.data()), nullptr);
-  const std::filesystem::path folder = name;
+  const TemporaryFolder folder;
   Capture made, problems;
-  const int status =
-      execute({kInteropPython, TESSERA_GENERATE_PEER, folder.string()}, made, problems);
+  const int status = execute({kInteropPython, TESSERA_GENERATE_PEER, folder.path}, made, problems);
   ASSERT_EQ(status, 0) << problems.text();
   const Json answers = Json::parse(made.text());
   for (const auto& [family, texts] : answers.items()) {
@@ -47,7 +44,6 @@ TEST(GeneratePeer, WritesWhatTransformersWrites) {
       EXPECT_EQ(lines[i].at("tokens"), texts[i][1]) << family << " " << i;
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::cli {
@@ -40,10 +40,8 @@ std::vector<Json> lines_of(const std::string& text) {
 class Generate : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "tessera-generate-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder = name;
+    made.emplace();
+    folder = made->path;
     std::ofstream text(folder / "text.txt");
     for (int i = 0; i < 400; ++i) text << "grüße, line " << i % 10 << "\n";
     text.close();
@@ -90,13 +88,14 @@ class Generate : public ::testing::Test {
     ASSERT_EQ(trained.status, 0) << trained.err;
     out = trained.out;
   }
-  static void TearDownTestSuite() { std::filesystem::remove_all(folder); }
+  static void TearDownTestSuite() { made.reset(); }
 
   static Outcome generate(Words words) {
     words.insert(words.begin(), {"generate", "--from", folder / "bytes"});
     return tessera(words);
   }
 
+  static inline std::optional<TemporaryFolder> made;
   static inline std::filesystem::path folder;
   static inline std::string out;
 };

@@ -4,7 +4,6 @@
 #include "tessera/cli/import.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -18,6 +17,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/plan.h"
 #include "tests/sanitized.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 #include "tests/toml.h"
 
@@ -50,13 +50,11 @@ const ImportNote* find_note(const Imported& got, std::string_view key) {
 
 // As `tessera plan --config` reads it, settled.
 planner::Question planned(const Imported& got, const std::string& model = "") {
-  std::string name = (std::filesystem::temp_directory_path() / "tessera-import-XXXXXX").string();
-  EXPECT_NE(::mkdtemp(name.data()), nullptr);
-  const std::string path = name + "/run.toml";
+  const TemporaryFolder folder;
+  const std::string path = folder / "run.toml";
   std::ofstream(path) << got.toml();
   planner::Settings settings;
   read_plan_config(path, settings);
-  std::filesystem::remove_all(name);
   if (!model.empty()) settings.set("model", model);
   return planner::settle(settings.question(make_catalogue()));
 }
@@ -102,12 +100,10 @@ TEST(ImportDeepSpeed, PlansAsItWasImported) {
 TEST(PlanConfig, IsOfTheRunThatTheFileStarts) {
   TESSERA_NEEDS_TOML();
   const auto read = [](const std::string& text) {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-plan-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    std::ofstream(name + "/run.toml") << text;
+    const TemporaryFolder folder;
+    std::ofstream(folder / "run.toml") << text;
     planner::Settings settings;
-    read_plan_config(name + "/run.toml", settings);
-    std::filesystem::remove_all(name);
+    read_plan_config(folder / "run.toml", settings);
     return planner::settle(settings.question(make_catalogue()));
   };
   const std::string mine =

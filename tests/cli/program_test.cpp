@@ -20,6 +20,7 @@
 #include "tessera/core/text.h"
 #include "tessera/version.h"
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::cli {
 namespace {
@@ -90,16 +91,14 @@ TEST(Program, CompletionKnowsTheCommands) {
 
 TEST(Program, WithoutTheTorchProgramItSaysSoAndRunsPrograms) {
   // A copy alone in a folder has no sibling to execute.
-  std::string folder = (std::filesystem::temp_directory_path() / "tessera-alone-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const std::string copy = folder + "/tessera";
+  const TemporaryFolder folder;
+  const std::string copy = folder / "tessera";
   std::filesystem::copy_file(TESSERA_PROGRAM, copy);
   Capture out, err;
   EXPECT_EQ(execute({copy, "doctor"}, out, err), 1);
   EXPECT_EQ(out.text(), "");
-  EXPECT_TRUE(contains(err.text(), folder + "/tessera-torch")) << err.text();
+  EXPECT_TRUE(contains(err.text(), folder / "tessera-torch")) << err.text();
   EXPECT_EQ(execute({copy, "run", "-n", "2", "--", "true"}, out, err), 0) << err.text();
-  std::filesystem::remove_all(folder);
 }
 
 // The loader alone would name one library, and not what to do.
@@ -112,9 +111,8 @@ TEST(Program, LibrariesThatAreMissingAreNamedWithWhatToDo) {
       {"libc10.so", {"libc10.so of LibTorch", "pip install torch==", "ln -s ", "LD_LIBRARY_PATH"}},
       {"libmpi.so.99", {"libmpi.so.99: install", "apt-file search libmpi.so.99"}}};
   for (const auto& [missing, parts] : cases) {
-    std::string folder = (std::filesystem::temp_directory_path() / "tessera-alone-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-    const std::string copy = folder + "/tessera", sibling = folder + "/tessera-torch";
+    const TemporaryFolder folder;
+    const std::string copy = folder / "tessera", sibling = folder / "tessera-torch";
     std::filesystem::copy_file(TESSERA_PROGRAM, copy);
     std::string other = whole;
     other.replace(other.find(known), missing.size() + 1, missing + '\0');
@@ -129,7 +127,6 @@ TEST(Program, LibrariesThatAreMissingAreNamedWithWhatToDo) {
         EXPECT_TRUE(contains(err.text(), part)) << part << " in " << err.text();
       }
     }
-    std::filesystem::remove_all(folder);
   }
 }
 

@@ -22,6 +22,7 @@
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/socket_peers.h"
 #include "tests/comm/file_store.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::comm::testing {
 
@@ -29,7 +30,7 @@ class GpuRanks {
  public:
   using Body = std::function<void(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers)>;
 
-  GpuRanks(int ranks, const Body& body, GroupOptions options = {}) : folder_(make_folder()) {
+  GpuRanks(int ranks, const Body& body, GroupOptions options = {}) {
     std::fflush(nullptr);
     for (int r = 0; r < ranks; ++r) {
       const pid_t pid = fork();
@@ -43,7 +44,6 @@ class GpuRanks {
       kill(pid, SIGKILL);
       waitpid(pid, nullptr, 0);
     }
-    std::filesystem::remove_all(folder_);
   }
 
   void send_signal(int rank, int number) { kill(pids_[static_cast<std::size_t>(rank)], number); }
@@ -66,15 +66,10 @@ class GpuRanks {
   }
 
  private:
-  static std::string make_folder() {
-    std::string name = std::filesystem::temp_directory_path() / "tessera-gpu-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    return name;
-  }
   int run(int rank, int ranks, const Body& body, GroupOptions options) const {
     int status = 0;
     try {
-      auto store = make_file_store(folder_);
+      auto store = make_file_store(folder_.path);
       auto peers = connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_});
       std::vector<int> members;
       for (int r = 0; r < ranks; ++r) members.push_back(r);
@@ -89,7 +84,7 @@ class GpuRanks {
     return status;
   }
 
-  std::string folder_;
+  TemporaryFolder folder_;
   const std::string secret_ = random_secret();
   std::vector<pid_t> pids_;
 };

@@ -24,6 +24,7 @@
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/socket_peers.h"
 #include "tests/comm/file_store.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::comm::testing {
 
@@ -38,7 +39,7 @@ class Processes {
   using PeersBody = std::function<void(std::shared_ptr<Peers>)>;
 
   // Forks the ranks. Each runs `body` and exits 0, or writes the text of its exception and exits 1.
-  Processes(int ranks, const PeersBody& body) : folder_(make_folder()) {
+  Processes(int ranks, const PeersBody& body) {
     for (int r = 0; r < ranks; ++r) {
       const pid_t pid = fork();
       if (pid == 0) _exit(run(r, ranks, body));
@@ -61,7 +62,6 @@ class Processes {
       waitpid(pid, nullptr, 0);
     }
     kill(-group_, SIGKILL);  // what the ranks have started
-    std::filesystem::remove_all(folder_);
   }
 
   void signal(int rank, int number) { kill(pids_[index(rank)], number); }
@@ -107,16 +107,11 @@ class Processes {
 
  private:
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-  static std::string make_folder() {
-    std::string name = std::filesystem::temp_directory_path() / "tessera-test-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    return name;
-  }
   static std::string note_file(int rank, const std::string& name) {
     return "note." + name + "." + std::to_string(rank);
   }
   std::string file(int rank, const std::string& name) const {
-    return folder_ + "/" + note_file(rank, name);
+    return folder_ / note_file(rank, name);
   }
   static std::string read(const std::string& path) {
     std::ifstream in(path);
@@ -126,9 +121,9 @@ class Processes {
   int run(int rank, int ranks, const PeersBody& body) const {
     try {
       setpgid(0, group_);
-      prctl(PR_SET_PDEATHSIG, SIGKILL);        // not to outlive a test that was broken off
-      std::filesystem::current_path(folder_);  // where its notes go
-      auto store = make_file_store(folder_);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);             // not to outlive a test that was broken off
+      std::filesystem::current_path(folder_.path);  // where its notes go
+      auto store = make_file_store(folder_.path);
       body(connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_}));
       return 0;
     } catch (const std::exception& error) {
@@ -137,7 +132,7 @@ class Processes {
     }
   }
 
-  std::string folder_;
+  TemporaryFolder folder_;
   const std::string secret_ = random_secret();
   std::vector<pid_t> pids_;
   pid_t group_ = 0;

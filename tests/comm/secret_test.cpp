@@ -11,30 +11,20 @@
 
 #include "tessera/comm/address.h"
 #include "tests/comm/strangers.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::comm {
 namespace {
 
 using namespace testing;
 
-class Folder {
+class Folder : public TemporaryFolder {
  public:
-  Folder() {
-    std::string name = std::filesystem::temp_directory_path() / "tessera-secret-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
   std::string file(const std::string& name, const std::string& text, mode_t mode) const {
-    const std::string path = path_ + "/" + name;
-    std::ofstream(path, std::ios::binary) << text;
-    chmod(path.c_str(), mode);
-    return path;
+    std::ofstream(*this / name, std::ios::binary) << text;
+    chmod((*this / name).c_str(), mode);
+    return *this / name;
   }
-  std::string path() const { return path_; }
-
- private:
-  std::string path_;
 };
 
 TEST(Secret, TravelsInADescriptorThatCannotBeChanged) {
@@ -70,15 +60,15 @@ TEST(Secret, AFileMustBeOurs) {
   const std::string bytes(16, '\0');
   EXPECT_EQ(read_secret_file(folder.file("good", bytes, 0600)), bytes);
   EXPECT_EQ(read_secret_file(folder.file("stricter", bytes, 0400)), bytes);
-  mkfifo((folder.path() + "/fifo").c_str(), 0600);
+  mkfifo((folder / "fifo").c_str(), 0600);
   std::vector<std::pair<std::string, std::string>> cases = {
       {folder.file("open", bytes, 0644), "has mode 0644, wanted 0600"},
       {folder.file("group", bytes, 0620), "has mode 0620"},
       {folder.file("short", bytes.substr(1), 0600), "has 15 bytes, wanted 16"},
       {folder.file("long", std::string(5000, 'x'), 0600), "has 5000 bytes"},
-      {folder.path(), "is not a regular file"},
-      {folder.path() + "/fifo", "is not a regular file"},
-      {folder.path() + "/absent", "cannot be read: No such file"}};
+      {folder.path, "is not a regular file"},
+      {folder / "fifo", "is not a regular file"},
+      {folder / "absent", "cannot be read: No such file"}};
   if (geteuid() == 0) {
     const std::string other = folder.file("other", bytes, 0600);
     ASSERT_EQ(chown(other.c_str(), kNobody, kNobody), 0);

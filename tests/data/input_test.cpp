@@ -27,7 +27,7 @@ class Packed : public ::testing::TestWithParam<std::string> {
     return std::system((GetParam() + " -qc '" + (dir_ / "plain") + "' > '" + path + "' 2>/dev/null")
                            .c_str()) == 0;
   }
-  TempDir dir_;
+  QuickFolder dir_;
 };
 
 TEST_P(Packed, MembersOneBehindTheOther) {
@@ -89,7 +89,7 @@ TEST(Input, CutsWhereNoWordIs) {
 
 // From any position it goes on as if it had never stopped.
 TEST(Input, GoesOnFromEveryPart) {
-  const TempDir dir;
+  const QuickFolder dir;
   std::mt19937_64 random(8);
   std::string text;
   for (int i = 0; i < 300; ++i) {

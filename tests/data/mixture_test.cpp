@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -16,6 +15,7 @@
 #include "tessera/data/source.h"
 #include "tessera/data/windows.h"
 #include "tests/data/memory_tokens.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::data {
@@ -124,24 +124,18 @@ TEST(Mixture, BehindAPartEverythingIsBlank) {
 
 class DataSet : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-set-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string text(const std::string& name, std::size_t bytes, char letter) const {
     std::ofstream(folder_ / name) << std::string(bytes, letter);
-    return (folder_ / name).string();
+    return folder_ / name;
   }
   // As nanoGPT writes them.
   std::string bin(const std::string& name, const std::vector<std::uint16_t>& tokens) const {
     std::ofstream out(folder_ / name, std::ios::binary);
     out.write(reinterpret_cast<const char*>(tokens.data()),
               static_cast<std::streamsize>(2 * tokens.size()));
-    return (folder_ / name).string();
+    return folder_ / name;
   }
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 DataOptions options(const std::string& data, std::int64_t seq = 4) {
@@ -158,7 +152,7 @@ TEST_F(DataSet, DefaultsAreWhatTheyWere) {
   std::string letters;
   for (int i = 0; i < 500; ++i) letters += static_cast<char>('a' + i * 7 % 26);
   std::ofstream(folder_ / "a") << letters;
-  const std::string a = (folder_ / "a").string();
+  const std::string a = folder_ / "a";
   const auto source = training_source(options(a));
   EXPECT_EQ(source->samples_per_epoch(), 0u);
   // Windows at random places, as they always were.
@@ -262,7 +256,7 @@ TEST_F(DataSet, TokensOfAFile) {
 }
 
 TEST_F(DataSet, WhatIsNotThereIsNamed) {
-  const std::string folder = folder_.string();
+  const std::string folder = folder_.path;
   EXPECT_TRUE(contains(error_of([&] { training_source(options(folder)); }), "--data: "));
   EXPECT_TRUE(contains(error_of([&] { training_source(options(folder)); }), "tokens.json"));
   EXPECT_TRUE(contains(error_of([&] { training_source(options(folder + "/none")); }), "--data: "));

@@ -66,7 +66,7 @@ class Killed : public ::testing::Test {
     return child.wait();
   }
 
-  TempDir dir_;
+  QuickFolder dir_;
   std::string text_, lines_;
 };
 

@@ -104,7 +104,7 @@ class Prepare : public ::testing::Test {
     return dir_ / name;
   }
 
-  TempDir dir_;
+  QuickFolder dir_;
 };
 
 TEST_F(Prepare, DocumentsAreThoseOfTheReference) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::data {
 namespace {
@@ -21,22 +21,12 @@ std::vector<Token> values(const at::Tensor& x) {
   return {x.data_ptr<Token>(), x.data_ptr<Token>() + x.numel()};
 }
 
-class Folder {
+class Folder : public TemporaryFolder {
  public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-data-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder");
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
   std::string file(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return (path_ / name).string();
+    std::ofstream(*this / name, std::ios::binary) << text;
+    return *this / name;
   }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
 };
 
 TEST(Sorting, TargetsAreTheSortedHalf) {
@@ -156,12 +146,12 @@ TEST(TextFile, BadFilesAreNamed) {
     }
     return "no error";
   };
-  EXPECT_THROW(text_file(folder.path() + "/absent", 10, 0), UsageError);
+  EXPECT_THROW(text_file(folder / "absent", 10, 0), UsageError);
   EXPECT_THROW(text_file(folder.file("empty", ""), 10, 0), DataError);
-  EXPECT_NE(message(folder.path() + "/absent").find("No such file"), std::string::npos);
-  EXPECT_NE(message(folder.path()).find("is a folder"), std::string::npos);
-  ASSERT_EQ(::mkfifo((folder.path() + "/pipe").c_str(), 0600), 0);
-  EXPECT_NE(message(folder.path() + "/pipe").find("is a pipe"), std::string::npos);
+  EXPECT_NE(message(folder / "absent").find("No such file"), std::string::npos);
+  EXPECT_NE(message(folder.path).find("is a folder"), std::string::npos);
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_NE(message(folder / "pipe").find("is a pipe"), std::string::npos);
   EXPECT_NE(message("/dev/null").find("is a character device"), std::string::npos);
   EXPECT_NE(message(folder.file("empty", "")).find("0 bytes"), std::string::npos);
   const std::string text = message(folder.file("short", "0123456789"));

@@ -50,12 +50,12 @@ TEST(TokenData, IsWhatWasWritten) {
       for (const std::int64_t shard_bytes : {2, 400, 1'000'000}) {
         for (const std::size_t part : {1, 29, 64, 100'000}) {
           SCOPED_TRACE(str("vocab ", vocab, masked, " shards ", shard_bytes, " parts ", part));
-          const TempDir dir;
+          const QuickFolder dir;
           const Expected expected = random_documents(7 + part, 40, vocab);
           const TokenManifest manifest =
-              write_folder(dir.path(), expected, vocab, masked, part, shard_bytes);
-          ASSERT_TRUE(is_token_data(dir.path()));
-          const auto data = open_tokens(dir.path());
+              write_folder(dir.path, expected, vocab, masked, part, shard_bytes);
+          ASSERT_TRUE(is_token_data(dir.path));
+          const auto data = open_tokens(dir.path);
           EXPECT_EQ(data->vocab(), vocab);
           EXPECT_EQ(data->fingerprint(), "none");
           EXPECT_EQ(data->bytes_of_text(), 17u);
@@ -71,7 +71,7 @@ TEST(TokenData, IsWhatWasWritten) {
 
 // Around the page cache: parts of any size, which begin and end anywhere in a block.
 TEST(TokenData, DirectWritesGiveTheSameFiles) {
-  const TempDir dir;
+  const QuickFolder dir;
   std::mt19937_64 random(5);
   for (const std::int64_t vocab : {40'000, 200'000}) {
     Expected expected;
@@ -186,7 +186,7 @@ std::string numbers(const std::vector<std::int32_t>& header, std::size_t count) 
 }
 
 TEST(TokenData, BinFilesOfOthers) {
-  const TempDir dir;
+  const QuickFolder dir;
   const Expected expected{{{5, 50256, 7, 65535}}, {{1, 1, 1, 1}}};
   const std::string small("\x05\x00\x50\xc4\x07\x00\xff\xff", 8);
   const std::string wide("\x05\0\0\0\x50\xc4\0\0\x07\0\0\0\xff\xff\0\0", 16);
@@ -226,36 +226,36 @@ TEST(TokenData, BinFilesOfOthers) {
     EXPECT_THROW(open_tokens(path), DataError);
   }
   EXPECT_THROW(open_tokens(dir / "nowhere"), UsageError);
-  EXPECT_THROW(open_tokens(dir.path()), UsageError);
-  EXPECT_FALSE(is_token_data(dir.path()));
+  EXPECT_THROW(open_tokens(dir.path), UsageError);
+  EXPECT_FALSE(is_token_data(dir.path));
   EXPECT_FALSE(is_token_data(dir / "nowhere.bin"));
   EXPECT_FALSE(is_token_data(write_file(dir / "a.txt", "text")));
   write_file(dir / kPreparingName, "x");
-  EXPECT_TRUE(contains(error_of([&] { open_tokens(dir.path()); }), "unfinished"));
+  EXPECT_TRUE(contains(error_of([&] { open_tokens(dir.path); }), "unfinished"));
 }
 
 class Damaged : public ::testing::Test {
  protected:
   void SetUp() override {
     expected_ = random_documents(5, 30, 500);
-    manifest_ = write_folder(dir_.path(), expected_, 500, true, 20, 240);
+    manifest_ = write_folder(dir_.path, expected_, 500, true, 20, 240);
     ASSERT_GT(manifest_.shards.size(), 3u);
   }
   std::string opened() const {
-    return error_of([&] { open_tokens(dir_.path()); });
+    return error_of([&] { open_tokens(dir_.path); });
   }
   std::string verified() const {
-    return error_of([&] { verify_tokens(*open_tokens(dir_.path())); });
+    return error_of([&] { verify_tokens(*open_tokens(dir_.path)); });
   }
   void say(const TokenManifest& manifest) const { publish(dir_ / kTokensName, to_text(manifest)); }
 
-  TempDir dir_;
+  QuickFolder dir_;
   Expected expected_;
   TokenManifest manifest_;
 };
 
 TEST_F(Damaged, EveryByte) {
-  for (const auto& [name, good] : files_of(dir_.path())) {
+  for (const auto& [name, good] : files_of(dir_.path)) {
     for (std::size_t at = 0; at < good.size(); ++at) {
       std::string bad = good;
       bad[at] = static_cast<char>(bad[at] ^ (1 << at % 8));
@@ -268,7 +268,7 @@ TEST_F(Damaged, EveryByte) {
 }
 
 TEST_F(Damaged, EveryFileCutShortMissingOrALink) {
-  for (const auto& [name, good] : files_of(dir_.path())) {
+  for (const auto& [name, good] : files_of(dir_.path)) {
     const bool json = name == kTokensName;
     if (good.empty()) continue;  // the index of a shard that no document ends in
     write_file(dir_ / name, good.substr(0, good.size() - 1));
@@ -298,7 +298,7 @@ TEST_F(Damaged, ManifestsThatLie) {
     change(manifest);
     say(manifest);
     EXPECT_TRUE(contains(opened(), wanted)) << opened();
-    EXPECT_THROW(open_tokens(dir_.path()), DataError);
+    EXPECT_THROW(open_tokens(dir_.path), DataError);
   };
   for (const char* name : {"../tokens-00000", "/etc/x", ".", "", "a/b", ".hidden", "a b"}) {
     lies("wanted the name of a .bin in the folder itself",
@@ -327,7 +327,7 @@ TEST_F(Damaged, IdsAreBelowTheVocabulary) {
   TokenManifest manifest = manifest_;
   manifest.vocab = 400;
   say(manifest);
-  const auto data = open_tokens(dir_.path());
+  const auto data = open_tokens(dir_.path);
   std::uint64_t at = 0, document = 0, position = 0;
   for (const auto& ids : expected_.documents) {
     const auto bad = std::find_if(ids.begin(), ids.end(), [](auto id) { return id >= 400; });
@@ -364,7 +364,7 @@ TEST_F(Damaged, IndexesThatLie) {
     manifest.shards[most].idx_crc = checkpoint::crc32c(bad);
     say(manifest);
     try {
-      const auto data = open_tokens(dir_.path());
+      const auto data = open_tokens(dir_.path);
       for (std::uint64_t d = 0; d < data->documents(); ++d) {
         try {
           const Document document = data->document(d);
@@ -387,7 +387,7 @@ TEST_F(Damaged, IndexesThatLie) {
 }
 
 TEST_F(Damaged, NobodyReadsBehindTheEnd) {
-  const auto data = open_tokens(dir_.path());
+  const auto data = open_tokens(dir_.path);
   std::vector<std::int64_t> two(2);
   std::vector<std::uint8_t> mask(2);
   EXPECT_THROW(data->read(data->tokens() - 1, two), UsageError);

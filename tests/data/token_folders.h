@@ -2,48 +2,34 @@
 
 // What the tests of token folders share.
 
-#include <stdlib.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/core/publish.h"
 #include "tessera/data/token_manifest.h"
 #include "tessera/data/token_writer.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::data {
 
-// A folder that goes away.
-class TempDir {
+// In memory where that is a place: these tests sync thousands of small files.
+inline std::filesystem::path quick_place() {
+  std::error_code error;
+  const std::filesystem::path memory = "/dev/shm";
+  const bool there = std::filesystem::space(memory, error).available > (64u << 20) && !error;
+  return there ? memory : std::filesystem::temp_directory_path();
+}
+class QuickFolder : public TemporaryFolder {
  public:
-  TempDir() {
-    // In memory where that is a place: these tests sync thousands of small files.
-    std::error_code error;
-    const std::filesystem::path memory = "/dev/shm";
-    const bool there = std::filesystem::space(memory, error).available > (64u << 20) && !error;
-    const auto parent = there ? memory : std::filesystem::temp_directory_path();
-    std::string name = (parent / "tessera-tokens-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
+  QuickFolder() : TemporaryFolder(quick_place()) {}
 };
 
 inline std::string write_file(const std::string& path, const std::string& text) {

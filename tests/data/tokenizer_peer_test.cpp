@@ -11,6 +11,7 @@
 #include "tessera/data/tokenizer.h"
 #include "tessera/data/tokenizer_pattern.h"
 #include "tests/interop.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::data {
@@ -120,19 +121,17 @@ void compare(const fs::path& folder, std::int64_t& strings, std::int64_t& cuts) 
 TEST(TokenizerPeer, SameAsTheTokenizersPackage) {
   TESSERA_NEEDS_INTEROP();
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
-  std::string folder = (fs::temp_directory_path() / "tessera-tokenizers-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const std::string command = str(TESSERA_INTEROP_PYTHON " -B " TESSERA_TOKENIZER_PEER " ", folder,
-                                  "/made ", TESSERA_TOKENIZER_STRINGS);
+  const TemporaryFolder folder;
+  const std::string command = str(TESSERA_INTEROP_PYTHON " -B " TESSERA_TOKENIZER_PEER " ",
+                                  folder / "made", " ", TESSERA_TOKENIZER_STRINGS);
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   std::int64_t strings = 0, cuts = 0;
-  for (const auto& entry : fs::directory_iterator(folder + "/made")) {
+  for (const auto& entry : fs::directory_iterator(folder / "made")) {
     compare(entry.path(), strings, cuts);
   }
   std::cout << strings << " strings, " << cuts << " of them in parts\n";
   EXPECT_GE(strings, 10'000);
   EXPECT_GE(cuts, 200);
-  fs::remove_all(folder);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "tessera/data/chat_template.h"
 #include "tessera/data/unicode.h"
 #include "tests/data/tokenizer_files.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::data {
@@ -290,16 +290,12 @@ TEST(Files, ManyThreadsGetTheSame) {
 
 class Folder : public ::testing::Test {
  protected:
-  void SetUp() override {
-    path_ = (std::filesystem::temp_directory_path() / "tessera-tokenizer-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(path_.data()), nullptr);
-    write("tokenizer.json", sentence_piece_file());
-  }
-  void TearDown() override { std::filesystem::remove_all(path_); }
+  void SetUp() override { write("tokenizer.json", sentence_piece_file()); }
   void write(const std::string& name, const json& value) {
     std::ofstream(path_ + "/" + name) << value.dump();
   }
-  std::string path_;
+  const TemporaryFolder folder_;
+  const std::string& path_ = folder_.path;
 };
 
 TEST_F(Folder, NamesOfEndsFromTheFilesBeside) {

@@ -21,7 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::Checkpoint;
-using checkpoint::TempFolder;
 
 void expect_model(const std::string& path, const ModelShape& shape) {
   const Folder folder(path);
@@ -39,7 +38,7 @@ void expect_model(const std::string& path, const ModelShape& shape) {
 }
 
 TEST(Export, EveryFamilyFromAnyMesh) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   for (const ModelShape& shape : small_shapes()) {
     Checkpoint whole(make_checkpoint(dir / shape.name, shape));
     checkpoint::reshard(whole, dir / (shape.name + "-mesh"), "dp=2,pp=2");
@@ -65,7 +64,7 @@ TEST(Export, EveryFamilyFromAnyMesh) {
 }
 
 TEST(Export, CompanionsTravelWithTheRun) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   const ModelShape shape = small_shape("llama");
   make_folder(dir / "hub", shape);
   auto config = nlohmann::json::parse(read_all(dir / "hub/config.json"));
@@ -97,7 +96,7 @@ TEST(Export, CompanionsTravelWithTheRun) {
 }
 
 TEST(Export, WhatCannotBeIsSaidBeforeAnythingIsWritten) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   const ModelShape shape = small_shape("llama");
   Checkpoint from(make_checkpoint(dir / "run", shape));
   fs::create_directory(dir / "full");
@@ -118,7 +117,7 @@ TEST(Export, WhatCannotBeIsSaidBeforeAnythingIsWritten) {
 }
 
 TEST(Export, AFailureLeavesNothing) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   const ModelShape shape = small_shape("qwen2");
   Checkpoint from(make_checkpoint(dir / "run", shape));
   fs::create_directory(dir / "at");

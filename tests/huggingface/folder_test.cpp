@@ -20,8 +20,6 @@
 namespace tessera::huggingface {
 namespace {
 
-using checkpoint::TempFolder;
-
 // Reads runs as fp32, and compares with the values that were written. What no run has stays.
 void expect_runs(const Folder& folder, const std::string& param,
                  const std::vector<tessera::Run>& runs, std::int64_t size) {
@@ -37,7 +35,7 @@ void expect_runs(const Folder& folder, const std::string& param,
 }
 
 TEST(Folder, EveryParameterOfEveryFamilyAndType) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   for (const ModelShape& shape : small_shapes()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const std::string path = dir / str(shape.name, name(dtype));
@@ -63,7 +61,7 @@ TEST(Folder, EveryParameterOfEveryFamilyAndType) {
 
 // What ranks of meshes keep, and runs at random.
 TEST(Folder, AnyPartOfAParameter) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   std::mt19937_64 random(5);
   for (const char* const model : {"gpt2", "llama"}) {
     const ModelShape shape = small_shape(model);
@@ -110,7 +108,7 @@ TEST(Folder, AnyPartOfAParameter) {
 
 // Larger than a job and than what one read bridges; narrower types on the way out.
 TEST(Folder, LargeTensorsInSeveralPieces) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   ModelShape shape = small_shape("gpt2");
   shape.layers = 1;
   shape.hidden = 16;
@@ -143,7 +141,7 @@ std::string problem_of(const std::string& path) {
 }
 
 TEST(Folder, AllThatIsMissingOrExtraIsListedWithShapes) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   MadeOptions options;
   options.entries = [](std::vector<checkpoint::TensorEntry>& entries) {
     for (checkpoint::TensorEntry& entry : entries) {
@@ -165,7 +163,7 @@ TEST(Folder, AllThatIsMissingOrExtraIsListedWithShapes) {
 }
 
 TEST(Folder, ATiedModelMayHaveACopyOfItsHead) {
-  const TempFolder dir;
+  const TemporaryFolder dir;
   ModelShape untied = small_shape("llama-tied");
   untied.tied = false;
   make_folder(dir / "a", untied);
@@ -178,7 +176,7 @@ TEST(Folder, ATiedModelMayHaveACopyOfItsHead) {
 
 TEST(Folder, HostileFilesAreRefused) {
   namespace fs = std::filesystem;
-  const TempFolder dir;
+  const TemporaryFolder dir;
   const ModelShape shape = small_shape("mistral");
   const auto made = [&](int files) {
     fs::remove_all(dir / "a");
@@ -248,7 +246,7 @@ TEST(Folder, HostileFilesAreRefused) {
 
 TEST(Folder, SnapshotsOfACacheLeadToItsBlobs) {
   namespace fs = std::filesystem;
-  const TempFolder dir;
+  const TemporaryFolder dir;
   const std::string snapshot = dir / "models--a/snapshots/1234";
   make_folder(snapshot, small_shape("llama"));
   fs::create_directories(dir / "models--a/blobs");

@@ -23,6 +23,7 @@
 #include "tessera/train/init_from.h"
 #include "tests/interop.h"
 #include "tests/processes.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera {
@@ -168,8 +169,8 @@ double largest_difference(const at::Tensor& a, const at::Tensor& b) {
 
 TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
   TESSERA_NEEDS_INTEROP();
-  std::string dir = "/tmp/tessera-interop-XXXXXX";
-  ASSERT_NE(::mkdtemp(dir.data()), nullptr);
+  const TemporaryFolder made;
+  const std::string& dir = made.path;
   {
     Peer peer(dir);
     std::istringstream names(peer.hear());
@@ -227,7 +228,6 @@ TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
       EXPECT_EQ(peer.hear(), "equal");
     }
   }
-  checkpoint::remove_tree(*checkpoint::local_files(), dir);
 }
 
 }  // namespace

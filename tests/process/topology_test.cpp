@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/core/index.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::process {
 namespace {
@@ -17,23 +18,17 @@ namespace {
 // A made-up /sys/devices/system/cpu.
 class FakeSysfs {
  public:
-  FakeSysfs() {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-sysfs-XXXXXX").string();
-    root_ = ::mkdtemp(name.data());
-  }
-  ~FakeSysfs() { std::filesystem::remove_all(root_); }
-
   void add(int cpu, int package, int node, int core) const {
-    const auto folder = root_ / ("cpu" + std::to_string(cpu));
+    const std::filesystem::path folder = root_ / ("cpu" + std::to_string(cpu));
     std::filesystem::create_directories(folder / "topology");
     std::filesystem::create_directories(folder / ("node" + std::to_string(node)));
     std::ofstream(folder / "topology/physical_package_id") << package << "\n";
     std::ofstream(folder / "topology/core_id") << core << "\n";
   }
-  std::string root() const { return root_.string(); }
+  const std::string& root() const { return root_.path; }
 
  private:
-  std::filesystem::path root_;
+  TemporaryFolder root_;
 };
 
 // Two sockets of two cores with two threads each, numbered as Linux does on x86: first one thread

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tessera/core/errors.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 #include "tests/toml.h"
 
@@ -110,22 +111,20 @@ TEST(Config, BadFilesAreNamedWithTheLine) {
 
 TEST(Config, WhatIsNoRegularFileIsToldAndNotWaitedFor) {
   TESSERA_NEEDS_TOML();
-  std::string folder = (std::filesystem::temp_directory_path() / "tessera-config-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const std::string pipe = folder + "/pipe";
+  const TemporaryFolder folder;
+  const std::string pipe = folder / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   TrainConfig config;
   const auto reading = [&](const std::string& path) {
     return refusal([&] { read_config(config, path, nullptr); });
   };
-  for (const auto& [path, kind] : {std::pair<std::string, std::string>{folder, "a folder"},
+  for (const auto& [path, kind] : {std::pair<std::string, std::string>{folder.path, "a folder"},
                                    {pipe, "a pipe"},
                                    {"/dev/zero", "a character device"}}) {
     EXPECT_TRUE(contains(reading(path), "--config: ") && contains(reading(path), "is " + kind) &&
                 contains(reading(path), "wanted a TOML file"))
         << reading(path);
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Config, AFileThatIsTooLongIsNotParsed) {

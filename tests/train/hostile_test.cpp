@@ -1,7 +1,6 @@
 // --resume on every hostile checkpoint: an error that says why, or a sound start.
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/train/trainer.h"
 #include "tests/checkpoint/hostile.h"
+#include "tests/temporary_folder.h"
 
 namespace tessera::train {
 namespace {
@@ -77,9 +77,8 @@ Start start(const TrainConfig& config) {
 }
 
 TEST(HostileResume, AnErrorOrASoundStart) {
-  std::string name = (fs::temp_directory_path() / "tessera-hostile-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(name.data()), nullptr);
-  const fs::path folder = name;
+  const TemporaryFolder made;
+  const fs::path folder = made.path;
   TrainConfig config = small_config();
   config.save = (folder / "run").string();
   comm::run_threads(1, [&](std::shared_ptr<comm::Backend> backend) {
@@ -140,7 +139,6 @@ TEST(HostileResume, AnErrorOrASoundStart) {
   }
   std::cout << all.size() << " checkpoints, " << refused << " refused, " << autos
             << " passed over\n";
-  fs::remove_all(folder);
 }
 
 }  // namespace
