@@ -39,8 +39,8 @@ Library load() {
     library.problem = str("NCCL is not in the process and cannot be loaded (", symbols.problem(),
                           "); install it, or put the folder of libnccl.so.2 in LD_LIBRARY_PATH");
   } else if (!symbols.missing().empty()) {
-    library.problem = str("the NCCL in this process has no ", symbols.missing(),
-                          "; 2.14 or later is needed");
+    library.problem =
+        str("the NCCL in this process has no ", symbols.missing(), "; 2.14 or later is needed");
   }
   library.loaded = library.problem.empty();
   if (!library.loaded) return library;

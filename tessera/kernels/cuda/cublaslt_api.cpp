@@ -24,13 +24,13 @@ Library load_cublaslt() {
   symbols.need("cublasLtMatmulAlgoGetHeuristic", api.propose);
   symbols.need("cublasLtMatmul", api.matmul);
   if (!symbols.open()) {
-    library.problem = str("cuBLASLt is not in the process and cannot be loaded (",
-                          symbols.problem(),
-                          "); use a LibTorch for CUDA, or put the folder of libcublasLt.so.13 in "
-                          "LD_LIBRARY_PATH");
+    library.problem =
+        str("cuBLASLt is not in the process and cannot be loaded (", symbols.problem(),
+            "); use a LibTorch for CUDA, or put the folder of libcublasLt.so.13 in "
+            "LD_LIBRARY_PATH");
   } else if (!symbols.missing().empty()) {
-    library.problem = str("the cuBLASLt in this process has no ", symbols.missing(),
-                          "; 12.0 or later is needed");
+    library.problem =
+        str("the cuBLASLt in this process has no ", symbols.missing(), "; 12.0 or later is needed");
   }
   library.loaded = library.problem.empty();
   return library;
