@@ -69,7 +69,7 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
       bool struck = true;
       for (int at = 1; struck; ++at) {
         SCOPED_TRACE(str(scenario.name, ", operation ", at, ", forgets ", forgets));
-        const TemporaryFolder dir;
+        const QuickFolder dir;
         save_model(model_of_seed(1), dir.path, 1, "dp=2", true);
         const auto files = std::make_shared<FaultyFiles>(
             Fault{Fault::Kind::crash, at, (forgets & 1) != 0, (forgets & 2) != 0});
@@ -103,7 +103,7 @@ TEST(Faults, EveryOperationFails) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
       SCOPED_TRACE(str(scenario.name, ", operation ", at));
-      const TemporaryFolder dir;
+      const QuickFolder dir;
       save_model(model_of_seed(1), dir.path, 1, "dp=2", true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, at});
       const auto errors =
@@ -133,7 +133,7 @@ TEST(Faults, AStepIsSavedAgainWhereNamesCannotBeExchanged) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
       SCOPED_TRACE(str(kind == Fault::Kind::crash ? "dies" : "fails", " at operation ", at));
-      const TemporaryFolder dir;
+      const QuickFolder dir;
       for (const int step : {1, 2}) {
         save_model(model_of_seed(static_cast<std::uint64_t>(step)), dir.path, step, "dp=2", true);
       }
@@ -227,7 +227,7 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
   for (int victim = 0; victim < 3; ++victim) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
-      const TemporaryFolder dir;
+      const QuickFolder dir;
       save_model(model_of_seed(1), dir.path, 1, "dp=3", true);
       const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::crash, at});
       Ranks ranks(3);

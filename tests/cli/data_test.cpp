@@ -26,7 +26,7 @@ class DataCommand : public ::testing::Test {
     return data::write_file(dir_ / name, text);
   }
 
-  data::QuickFolder dir_;
+  QuickFolder dir_;
 };
 
 TEST_F(DataCommand, PreparesInspectsAndVerifies) {

@@ -8,7 +8,6 @@
 #include <map>
 #include <random>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "tessera/checkpoint/checksum.h"
@@ -19,18 +18,6 @@
 #include "tests/text.h"
 
 namespace tessera::data {
-
-// In memory where that is a place: these tests sync thousands of small files.
-inline std::filesystem::path quick_place() {
-  std::error_code error;
-  const std::filesystem::path memory = "/dev/shm";
-  const bool there = std::filesystem::space(memory, error).available > (64u << 20) && !error;
-  return there ? memory : std::filesystem::temp_directory_path();
-}
-class QuickFolder : public TemporaryFolder {
- public:
-  QuickFolder() : TemporaryFolder(quick_place()) {}
-};
 
 inline std::string write_file(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
