@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -57,21 +58,20 @@ Json setting_json(const planner::Field& field) {
   return json;
 }
 
-// The least dp with which the stage fits, everything else as it is; null where none does.
-Json fits_from(const planner::Question& settled, int stage, int most) {
-  const double usable = planner::usable_memory(settled.hardware);
+// The least dp with which the stage fits, everything else as it is; none where none does.
+std::optional<int> fits_from(planner::Question q, int stage, int most) {
+  const double usable = planner::usable_memory(q.hardware);
+  q.zero = stage;
+  q.gpus = q.nodes = 0;  // as many as that takes
   const auto fits = [&](int dp) {
-    planner::Question q = settled;
-    q.zero = stage;
     q.axes.set("dp", dp);
-    q.gpus = q.nodes = 0;  // as many as that takes
     q.global_batch = q.micro_batch * q.grad_accum * dp;
     return planner::needed_memory(q) <= usable;
   };
   if (fits(1)) return 1;
   int least = 1, high = 1;  // does not fit; may fit
   while (high < most && !fits(high)) least = high, high = std::min(most, 2 * high);
-  if (!fits(high)) return nullptr;
+  if (!fits(high)) return std::nullopt;
   while (high - least > 1) {
     const int middle = least + (high - least) / 2;
     (fits(middle) ? high : least) = middle;
@@ -127,10 +127,10 @@ Json about_answer(const Knowledge& known, Ask& ask) {
 }
 
 std::string plan_answer(const Knowledge& known, Ask& ask) {
-  const planner::Question question = ask.settings().question(known.catalogue);
-  check_limits(planner::settle(question), known.limits);
-  return with_more(planner::to_json(planner::make_plan(question)),
-                   {{"command", ask.command("plan")}});
+  const planner::Question settled = ask.question(known.catalogue, known.limits);
+  planner::JsonText more;
+  more.object().member("command", ask.command("plan")).end_object();
+  return planner::merged(planner::to_json(planner::advised_plan(settled)), more.take());
 }
 
 std::string zero_answer(const Knowledge& known, Ask& ask) {
@@ -139,22 +139,27 @@ std::string zero_answer(const Knowledge& known, Ask& ask) {
   if (!ask.has("gpus") && !ask.has("nodes")) ask.otherwise("dp", "8");
   const planner::Question settled = ask.question(known.catalogue, known.limits);
   const auto stages = planner::compare_stages(settled);
-  Json from = Json::object(), formulas = Json::array();
+  planner::JsonText more;
+  more.object()
+      .member("capacity", planner::usable_memory(settled.hardware))
+      .member("capacity_total", settled.hardware.memory)
+      .member("hardware", settled.hardware.name);
+  more.object("layout_bytes")
+      .member("param", settled.layout.param)
+      .member("grad", settled.layout.grad)
+      .member("optimizer", settled.layout.optimizer())
+      .end_object();
+  more.object("fits_from_dp");
   for (const planner::StageAnswer& s : stages) {
-    from[std::to_string(s.stage)] = fits_from(settled, s.stage, 1 << 16);
-    formulas.push_back({{"stage", s.stage}, {"text", stage_formula(s)}});
+    const std::optional<int> least = fits_from(settled, s.stage, 1 << 16);
+    more.member_if(least.has_value(), std::to_string(s.stage), least.value_or(0));
   }
-  return with_more(planner::to_json(stages),
-                   {{"capacity", planner::usable_memory(settled.hardware)},
-                    {"capacity_total", settled.hardware.memory},
-                    {"hardware", settled.hardware.name},
-                    {"layout_bytes",
-                     {{"param", settled.layout.param},
-                      {"grad", settled.layout.grad},
-                      {"optimizer", settled.layout.optimizer()}}},
-                    {"fits_from_dp", std::move(from)},
-                    {"formula", std::move(formulas)},
-                    {"command", ask.command("explain zero")}});
+  more.end_object().list("formula");
+  for (const planner::StageAnswer& s : stages) {
+    more.object().member("stage", s.stage).member("text", stage_formula(s)).end_object();
+  }
+  more.end_list().member("command", ask.command("explain zero")).end_object();
+  return planner::merged(planner::to_json(stages), more.take());
 }
 
 }  // namespace tessera::dashboard

@@ -2,7 +2,6 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/json.h"
 
 namespace tessera::dashboard {
 namespace {
@@ -23,11 +22,6 @@ std::string field_of(const std::string& message) {
 }
 
 }  // namespace
-
-std::string with_more(std::string object, const Json& more) {
-  return planner::merged(std::move(object),
-                         more.dump(-1, ' ', false, Json::error_handler_t::replace));
-}
 
 Answer guarded_answer(const std::function<Answer()>& body) {
   try {

@@ -48,9 +48,6 @@ Json openapi(const std::vector<Route>& routes);
 // rest.
 Answer guarded_answer(const std::function<Answer()>& body);
 
-// As planner::merged.
-std::string with_more(std::string object, const Json& more);
-
 // In the order of the views.
 Json about_answer(const Knowledge& known, Ask& ask);
 std::string plan_answer(const Knowledge& known, Ask& ask);  // as text

@@ -6,7 +6,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/json_error.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/json.h"
+#include "tessera/planner/setting_text.h"
 
 namespace tessera::dashboard {
 namespace {
@@ -24,9 +24,9 @@ std::string flag_name(std::string key) {
 
 }  // namespace
 
-Ask::Ask(const std::string& body) : text_(body.empty() ? "{}" : body) {
+Ask::Ask(const std::string& body) : body_(Json::object()) {
   try {
-    body_ = Json::parse(text_);
+    if (!body.empty()) body_ = Json::parse(body);
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(str("the body is no JSON: ", json_error_text(error.what())));
   }
@@ -110,22 +110,20 @@ std::vector<std::string> Ask::words(const std::string& key, const std::vector<st
 }
 
 void Ask::otherwise(const std::string& key, const std::string& text) {
-  if (has(key)) return;
-  body_[key] = text;
-  text_.clear();
+  if (!has(key)) body_[key] = text;
 }
 
 planner::Settings Ask::settings() const {
+  // By name, as planner::read_json takes them: of two that are wrong both tell of the same.
+  std::vector<const Json::object_t::value_type*> rest;
+  for (const auto& each : body_.get_ref<const Json::object_t&>()) {
+    if (!each.second.is_null() && taken_.count(each.first) == 0) rest.push_back(&each);
+  }
+  std::sort(rest.begin(), rest.end(), [](auto* a, auto* b) { return a->first < b->first; });
   planner::Settings settings;
-  if (taken_.empty() && !text_.empty()) {
-    planner::read_json(settings, text_);
-    return settings;
+  for (const auto* each : rest) {
+    settings.set(each->first, planner::setting_text(each->first, each->second));
   }
-  Json rest = Json::object();
-  for (const auto& [key, value] : body_.items()) {
-    if (taken_.count(key) == 0) rest[key] = value;
-  }
-  planner::read_json(settings, rest.dump(-1, ' ', false, Json::error_handler_t::replace));
   return settings;
 }
 

@@ -58,7 +58,6 @@ class Ask {
  private:
   const Json* take(const std::string& key);
 
-  std::string text_;  // as it came, while body_ is no more than that
   Json body_;
   std::set<std::string> taken_;
 };

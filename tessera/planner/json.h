@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/planner/json_text.h"
 #include "tessera/planner/limits.h"
 #include "tessera/planner/megatron.h"
 #include "tessera/planner/plan.h"
@@ -18,7 +19,8 @@ namespace tessera::planner {
 void read_json(Settings& settings, std::string_view object);
 
 std::string to_json(const Plan& plan);
-std::string numbers_json(const Plan& plan);  // its memory, fit and time alone
+// Its memory, fit and time alone, as members of the object that is open.
+void put_numbers(JsonText& out, const Plan& plan);
 // The text of one JSON object with the members of another behind its own, neither of them empty:
 // parsing what was just printed would take longer than all the rest.
 std::string merged(std::string object, std::string_view more);

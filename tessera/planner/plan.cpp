@@ -93,12 +93,14 @@ Plan plan_numbers(const Question& q) {
   return plan;
 }
 
-Plan make_plan(const Question& question) {
-  Plan plan = plan_numbers(settle(question));
+Plan advised_plan(const Question& settled) {
+  Plan plan = plan_numbers(settled);
   plan.advice = advice_for(plan);
   plan.notes = notes_for(plan);
   plan.remedy = remedy_for(plan);
   return plan;
 }
+
+Plan make_plan(const Question& question) { return advised_plan(settle(question)); }
 
 }  // namespace tessera::planner

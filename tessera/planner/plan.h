@@ -111,6 +111,8 @@ double model_flops(const Question& settled);
 
 // All but advice, notes and remedy, of a settled question.
 Plan plan_numbers(const Question& settled);
+// With them.
+Plan advised_plan(const Question& settled);
 // Settles, plans and advises.
 Plan make_plan(const Question& question);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "tessera/core/svg.h"
 #include "tessera/core/text.h"
@@ -78,50 +77,59 @@ OwnedPart owned_part(std::int64_t params, int dp, int rank) {
 }
 
 std::string to_json(const std::vector<StageAnswer>& stages) {
-  using Json = nlohmann::ordered_json;
   const Question& q = stages.front().plan.question;
   const auto whole = [](double value) { return std::llround(std::clamp(value, -9e18, 9e18)); };
   const std::int64_t params = whole(stages.front().plan.on_a_rank);
-  std::string rows, owners;
+  JsonText out;
+  out.object()
+      .member("parameters", whole(stages.front().plan.parameters))
+      .member("parameters_on_a_rank", params)
+      .member("layout", q.layout.name)
+      .member("dp", q.dp())
+      .member("tp", q.tp())
+      .member("pp", q.pp())
+      .member("one_copy", whole(stages.front().one_copy));
+  out.list("stages");
   for (const StageAnswer& s : stages) {
-    Json row = {{"stage", s.stage},
-                {"name", s.name},
-                {"sharded",
-                 {{"params", s.sharded.params},
-                  {"grads", s.sharded.grads},
-                  {"optimizer", s.sharded.optimizer}}},
-                {"sent",
-                 {{"forward", whole(s.forward)},
-                  {"backward", whole(s.backward)},
-                  {"optimizer_step", whole(s.optimizer)},
-                  {"total", whole(s.sent())}}},
-                {"state_in_all", whole(s.held)},
-                {"copies", s.copies()},
-                {"needed", whole(s.plan.needed())},
-                {"margin", whole(s.plan.margin)}};
+    out.object().member("stage", s.stage).member("name", s.name);
+    out.object("sharded")
+        .member("params", s.sharded.params)
+        .member("grads", s.sharded.grads)
+        .member("optimizer", s.sharded.optimizer)
+        .end_object();
+    out.object("sent")
+        .member("forward", whole(s.forward))
+        .member("backward", whole(s.backward))
+        .member("optimizer_step", whole(s.optimizer))
+        .member("total", whole(s.sent()))
+        .end_object();
+    out.member("state_in_all", whole(s.held))
+        .member("copies", s.copies())
+        .member("needed", whole(s.plan.needed()))
+        .member("margin", whole(s.plan.margin));
     // Of a model known by its size alone: what one of about that size would need besides.
     if (s.plan.assumed) {
       const Memory& besides = s.plan.assumed->memory;
-      row["assumed"] = {{"activations", whole(besides.activations)},
-                        {"buffers", whole(besides.buffers)},
-                        {"temporary", whole(besides.temporary)},
-                        {"total", whole(besides.total())}};
+      out.object("assumed")
+          .member("activations", whole(besides.activations))
+          .member("buffers", whole(besides.buffers))
+          .member("temporary", whole(besides.temporary))
+          .member("total", whole(besides.total()))
+          .end_object();
     }
-    rows += (rows.empty() ? "" : ",") + merged(row.dump(), numbers_json(s.plan));
+    put_numbers(out, s.plan);
+    out.end_object();
   }
+  out.end_list().list("owners");
   for (int r = 0; r < std::min(q.dp(), 64); ++r) {
     const OwnedPart part = owned_part(params, q.dp(), r);
-    owners += str(r == 0 ? "" : ",", R"({"dp_rank":)", r, R"(,"first":)", part.first, R"(,"last":)",
-                  part.last, "}");
+    out.object()
+        .member("dp_rank", r)
+        .member("first", part.first)
+        .member("last", part.last)
+        .end_object();
   }
-  const Json json = {{"parameters", whole(stages.front().plan.parameters)},
-                     {"parameters_on_a_rank", params},
-                     {"layout", q.layout.name},
-                     {"dp", q.dp()},
-                     {"tp", q.tp()},
-                     {"pp", q.pp()},
-                     {"one_copy", whole(stages.front().one_copy)}};
-  return merged(json.dump(), str(R"({"stages":[)", rows, R"(],"owners":[)", owners, "]}"));
+  return out.end_list().end_object().take();
 }
 
 std::string stages_svg(const std::vector<StageAnswer>& stages) {

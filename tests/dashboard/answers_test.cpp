@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/core/errors.h"
 #include "tessera/dashboard/api.h"
 #include "tessera/planner/json.h"
 #include "tessera/planner/stages.h"
@@ -37,6 +38,29 @@ TEST(Answers, PlansAreThoseOfTheCommand) {
     EXPECT_TRUE(contains(got["command"].get<std::string>(), "tessera plan --"));
     got.erase("command");
     EXPECT_EQ(got.dump(), planner::to_json(planner::make_plan(asked(body)))) << body;
+  }
+}
+
+// A body is read as a line of tessera plan --batch is: the same settings, the same complaint.
+TEST(Answers, BodiesAreReadAsLinesOfABatch) {
+  const auto of_line = [](const std::string& body) {
+    return planner::answer_line({}, planner::Catalogue(), body);
+  };
+  const auto of_page = [](const std::string& body) -> std::string {
+    static const Knowledge known;
+    try {
+      Ask ask(body);
+      return planner::to_json(planner::make_plan(ask.settings().question(known.catalogue)));
+    } catch (const Error& error) {
+      return planner::error_json(error.what());
+    }
+  };
+  for (const std::string body :
+       {R"({})", R"({"zero":1,"dp":8,"zero":3})", R"({"dp":null,"micro-batch":2,"micro_batch":4})",
+        R"({"sequence_parallel":true,"tp":2,"price_per_hour":2.5})", R"({"params":7e9,"dp":"8"})",
+        R"({"zzz":1,"dp":"many"})", R"({"zero":[],"aaa":1})", R"({"dp":{"a":1}})",
+        R"({"dp":9223372036854775808})", R"({"seq":1e3,"dp":-1})"}) {
+    EXPECT_EQ(of_page(body), of_line(body)) << body;
   }
 }
 
