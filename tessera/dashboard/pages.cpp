@@ -109,9 +109,7 @@ Answer page_answer(const Pages& pages, const Request& request) {
   answer.type = page.type;
   answer.headers["ETag"] = page.etag;
   answer.headers["Vary"] = "Accept-Encoding";
-  // Names of assets have a hash of what is in them.
-  answer.headers["Cache-Control"] =
-      request.path.rfind("/assets/", 0) == 0 ? "public, max-age=31536000, immutable" : "no-cache";
+  answer.headers["Cache-Control"] = "no-cache";  // names stay when what is in them changes
   if (request.header("if-none-match") == page.etag) {
     answer.status = 304;
     return answer;

@@ -15,7 +15,7 @@ struct Page {
   std::string plain;
   std::string etag;
 };
-using Pages = std::map<std::string, Page>;  // by path: "/index.html", "/assets/main.js"
+using Pages = std::map<std::string, Page>;  // by path: "/index.html", "/page.js"
 
 // Those in the program; empty where it was built without them.
 const Pages& embedded_pages();
