@@ -315,6 +315,34 @@ export async function checkViews({ tessera, dashboard, open }) {
     }
   });
 
+  await check("what a timeline shows is in its address, until another is asked for", async () => {
+    await go(page, dashboard.address, "trace");
+    const note = page.locator(".lanes >> xpath=.. >> css=.buttons .note");
+    const all = await note.textContent();
+    await page.locator(".lanes canvas").focus();
+    for (const key of ["+", "+", "ArrowRight"]) await page.keyboard.press(key);
+    await until("the address has it", () => /[?&]shown=[0-9.]+-[0-9.]+/.test(page.url()));
+    const part = await note.textContent();
+    expect(part !== all, `zoomed: ${part} of ${all}`);
+    const address = page.url();
+    await page.reload();
+    await until("the same part", async () => (await note.textContent()) === part);
+    same(page.url(), address, "an address that is opened stays");
+    await page.locator(".lanes canvas").focus();
+    await page.keyboard.press("0");
+    await until("all of it", () => !page.url().includes("shown="));
+    same(await note.textContent(), all, "all is shown");
+    await page.goto(address);
+    await until("the part again", async () => (await note.textContent()) === part);
+    await page.locator('[data-field="dp"] input[type="range"]').focus();
+    await page.keyboard.press("ArrowRight");
+    await until("another step, whole", () => /dp=16/.test(page.url()));
+    expect(!page.url().includes("shown="), page.url());
+    // Nonsense shows all.
+    await page.goto(`${dashboard.address}/#/trace?shown=9-1`);
+    await until("whole", async () => (await note.textContent()) === all);
+  });
+
   await check("scaling opens at DP 8 and 5%", async () => {
     await go(page, dashboard.address, "scaling");
     same(await page.textContent('[data-figure="law-efficiency"]'), "87.0%", "1/(1 + 0.05·3)");

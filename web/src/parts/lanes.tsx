@@ -31,9 +31,25 @@ interface Props {
   label: string;
   end?: number;
   until?: number; // share one time scale among several
+  shown?: string; // the part to show, as onShown said it: of an address
+  onShown?: (shown: string) => void; // "" where all is shown
 }
 
-export function Lanes({ spans, label, until }: Props) {
+type Range = readonly [number, number];
+
+// "0.012-0.034", in seconds: what of the whole is shown. Digits enough for the closest zoom.
+function rangeText(range: Range, whole: Range): string {
+  if (range[0] <= whole[0] && range[1] >= whole[1]) return "";
+  return range.map((t) => Number(t.toPrecision(9)).toFixed(12).replace(/\.?0+$/, "")).join("-");
+}
+function rangeOf(text: string, whole: Range): Range {
+  const [from = NaN, to = NaN] = text.split("-").map(Number);
+  const begin = Math.max(whole[0], from);
+  const end = Math.min(whole[1], to);
+  return text !== "" && begin < end ? [begin, end] : whole; // an address may say anything
+}
+
+export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
   const [box, width] = useWidth<HTMLDivElement>();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [tip, setTip] = useState<{ x: number; y: number; text: string }>();
@@ -44,8 +60,17 @@ export function Lanes({ spans, label, until }: Props) {
     const to = until ?? Math.max(...spans.map((s) => s.end), 0);
     return [Number.isFinite(from) ? from : 0, to] as const;
   }, [spans, until]);
-  const [range, setRange] = useState<readonly [number, number]>(whole);
-  useEffect(() => setRange(whole), [whole]);
+  const [range, setRange] = useState<Range>(() => rangeOf(shown, whole));
+  useEffect(() => setRange(rangeOf(shown, whole)), [shown, whole]);
+  // Told when it rests: browsers take few changes of an address in a second.
+  const tell = useRef(onShown);
+  tell.current = onShown;
+  const text = rangeText(range, whole);
+  useEffect(() => {
+    if (text === shown) return;
+    const timer = setTimeout(() => tell.current?.(text), 200);
+    return () => clearTimeout(timer);
+  }, [text]);
   const left = width < 520 ? 62 : 92;
   const tall = AXIS + rows.reduce((sum, r) => sum + (r.first ? GAP : 0) + ROW, 0);
   const scale = Math.max(1, width - left) / Math.max(1e-12, range[1] - range[0]);
@@ -237,7 +262,7 @@ function lanesOf(spans: Span[]): Row[] {
 
 function drawAxis(
   ctx: CanvasRenderingContext2D,
-  range: readonly [number, number],
+  range: Range,
   left: number,
   width: number,
   tall: number,

@@ -41,14 +41,17 @@ const DEFAULTS = {
   jitter: "0",
   hardware: "h100",
   trace_ranks: "2",
+  shown: "", // of the timeline
 };
 
 export function TraceView() {
-  const { at, field } = useFields("trace", DEFAULTS);
+  const { at, set, field: bound } = useFields("trace", DEFAULTS);
+  // Another question, another timeline: shown whole.
+  const field = (name: keyof typeof DEFAULTS) => bound(name, { shown: "" });
   const about = useAbout();
   const simulated = at.source === "simulated";
   const runs = useRuns();
-  const { source: _source, overlap, ...rest } = at;
+  const { source: _source, shown, overlap, ...rest } = at;
   const asked = question({
     ...rest,
     overlap_grad_reduce: overlap,
@@ -148,7 +151,12 @@ export function TraceView() {
       )}
       <Card title="Timeline">
         {spans && spans.length > 0 ? (
-          <Lanes spans={spans} label="Timeline of the step" />
+          <Lanes
+            spans={spans}
+            label="Timeline of the step"
+            shown={shown}
+            onShown={(part) => set({ shown: part })}
+          />
         ) : (
           <p class="empty-note">{run.note ?? "Nothing to draw yet."}</p>
         )}
