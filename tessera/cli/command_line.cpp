@@ -10,6 +10,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/publish.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -56,8 +57,32 @@ std::string describe_missing(const CLI::App& app, const std::string& message) {
   return message;
 }
 
-// Of a pair --x, --no-x CLI11 also shows what the negation stands for, --no-x{false}, which reads
-// like its default.
+constexpr std::size_t kHelpColumns = 100;
+
+// The text in lines of at most `most` columns, cut at spaces; its own line ends stay.
+std::vector<std::string> folded(const std::string& text, std::size_t most) {
+  std::vector<std::string> lines;
+  std::istringstream all(text);
+  for (std::string line; std::getline(all, line);) {
+    lines.emplace_back();
+    std::istringstream words(line);
+    for (std::string word; words >> word;) {
+      std::string& last = lines.back();
+      if (last.empty()) {
+        last = word;
+      } else if (columns_of(last) + 1 + columns_of(word) <= most) {
+        last += " " + word;
+      } else {
+        lines.push_back(word);
+      }
+    }
+  }
+  return lines;
+}
+
+// CLI11's help, but for three things. Of a pair --x, --no-x it also shows what the negation stands
+// for, --no-x{false}, which reads like its default; it counts bytes where a column is a character,
+// and never folds a line; and it puts two empty lines between groups.
 class Formatter final : public CLI::Formatter {
  public:
   std::string make_option_name(const CLI::Option* option, bool positional) const override {
@@ -68,6 +93,41 @@ class Formatter final : public CLI::Formatter {
       }
     }
     return name;
+  }
+
+  std::string make_option(const CLI::Option* option, bool positional) const override {
+    return entry(make_option_name(option, positional) + make_option_opts(option),
+                 make_option_desc(option));
+  }
+
+  std::string make_subcommand(const CLI::App* sub) const override {
+    return entry(sub->get_display_name(true), sub->get_description());
+  }
+
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override {
+    std::string help = CLI::Formatter::make_help(app, std::move(name), mode);
+    for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) {
+      help.erase(at, 1);
+    }
+    help.erase(help.find_last_not_of('\n') + 1);
+    return help + "\n";
+  }
+
+ private:
+  // A name, and what it is beside it, or below where the name is long.
+  std::string entry(const std::string& name, const std::string& description) const {
+    std::string text = "  " + name;
+    std::size_t at = columns_of(text);
+    for (const std::string& line : folded(description, kHelpColumns - column_width_)) {
+      if (at >= column_width_) {
+        text += "\n";
+        at = 0;
+      }
+      text += std::string(column_width_ - at, ' ') + line;
+      at = column_width_;
+    }
+    return text + "\n";
   }
 };
 
@@ -176,7 +236,10 @@ CLI::Option* CommandLine::seconds(CLI::App& app, const std::string& names, doubl
 
 CLI::Option* CommandLine::bytes(CLI::App& app, const std::string& names, std::int64_t& value,
                                 const std::string& help) {
-  return converted(app, words_, names, help, "SIZE", format_bytes(value, ByteUnits::kBinary),
+  // In the unit that says it exactly: 256 MB is no 244 MiB.
+  std::string shown = format_bytes(value);
+  if (parse_bytes(shown) != value) shown = format_bytes(value, ByteUnits::kBinary);
+  return converted(app, words_, names, help, "SIZE", shown,
                    [&value](auto& text) { value = parse_bytes(text); });
 }
 

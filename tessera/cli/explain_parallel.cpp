@@ -1,6 +1,7 @@
 // tessera explain parallel: data, tensor and pipeline parallelism compared for one model.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 
@@ -99,11 +100,16 @@ int explain_parallel(int argc, char** argv) {
   app.add_flag("--json", json, "print JSON");
   app.add_option("--svg", svg, "write it as an image too")->type_name("FILE");
   add_plan_flags(app, settings);
+  constexpr std::array kChosen = {"dp", "tp", "pp", "zero", "grad-accum", "micro-batch"};
+  for (const char* own : kChosen) app.get_option(str("--", own))->group("");
+  app.get_option("--model")->default_str("llama2-7b");
+  app.get_option("--gpus")->default_str("8");
+  app.get_option("--global-batch")->default_str("8 · gpus");
   if (!line.parse(argc, argv)) return 0;
   const bool modelled = settings.has("model") || settings.has("layers") || settings.has("hidden") ||
                         settings.has("params");
   if (!modelled) settings.set("model", "llama2-7b");
-  for (const char* own : {"dp", "tp", "pp", "zero", "grad-accum", "micro-batch"}) {
+  for (const char* own : kChosen) {
     if (settings.has(own)) {
       throw UsageError(str("--", own, ": each way chooses its own; wanted --gpus"));
     }

@@ -277,7 +277,9 @@ const std::vector<ExplainTopic>& explain_topics() {
       {"ring", "time of a ring all-reduce", explain_ring},
       {"overlap", "what computation hides, and the simple law of scaling", explain_overlap},
       {"bubble", "idle time and step time of a pipeline", explain_bubble},
-      {"tensor", "time of tensor parallelism's all-reduces, by bandwidth", explain_tensor},
+      {"tensor",
+       "time of tensor parallelism's all-reduces, by bandwidth; llama2-7b at tp 8 unless told",
+       explain_tensor},
       {"limits", "the largest model that a GPU's memory holds", explain_limits},
       {"step", "where the time of a step goes", explain_step},
   };

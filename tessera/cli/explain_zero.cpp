@@ -9,6 +9,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/explain_topics.h"
 #include "tessera/cli/plan_flags.h"
+#include "tessera/core/errors.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -182,7 +183,15 @@ int explain_zero(int argc, char** argv) {
   app.add_flag("--json", json, "print JSON");
   app.add_option("--svg", svg, "write it as an image too")->type_name("FILE");
   add_plan_flags(app, settings);
+  // What is taken here where nothing is said; all stages are compared, whichever is asked for.
+  app.get_option("--model")->default_str("");
+  app.get_option("--params")->default_str("7B");
+  app.get_option("--dp")->default_str("8");
+  app.get_option("--zero")->group("");
   if (!line.parse(argc, argv)) return 0;
+  if (settings.has("zero")) {
+    throw UsageError("--zero: all stages are shown side by side; leave it out");
+  }
   const bool modelled = settings.has("model") || settings.has("layers") || settings.has("hidden");
   if (!modelled && !settings.has("params")) settings.set("params", "7B");
   if (!settings.has("dp") && !settings.has("gpus") && !settings.has("nodes")) {

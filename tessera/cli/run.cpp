@@ -50,7 +50,8 @@ void add_options(CommandLine& line, RunArguments& arguments) {
   process::LaunchOptions& launch = arguments.launch;
   line.integer(app, "-n,--ranks", launch.ranks, 1, kMostRanks, "ranks on this machine",
                kMostRanksWhy)
-      ->required();
+      ->required()
+      ->default_str("");
   line.integer(app, "--threads", arguments.threads, 1, 4096,
                "threads of each rank (OMP_NUM_THREADS); otherwise its share of the cores, unless "
                "the variable is set")

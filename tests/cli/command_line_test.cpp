@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/table.h"
 
 namespace tessera::cli {
 namespace {
@@ -164,6 +165,34 @@ TEST(CommandLine, HelpShowsExamplesAndDefaults) {
   for (const char* part : {"Examples:", "tessera example", "--ranks", "INT", "5 s", "1 KiB"}) {
     EXPECT_NE(help.find(part), std::string::npos) << part << " not in\n" << help;
   }
+}
+
+TEST(CommandLine, HelpIsFoldedAndItsColumnsStandInLine) {
+  CommandLine line("example", "For a test.", "  tessera example\n");
+  CLI::App& app = line.app();
+  std::int64_t shard = 256'000'000, page = 4096;
+  std::string text;
+  app.add_option("--plain", text, "first")->type_name("INT")->default_str("4*h");
+  app.add_option("--dotted", text, "second")->type_name("INT")->default_str("4·h");
+  line.bytes(app, "--shard", shard, "third");
+  line.bytes(app, "--page", page, "fourth");
+  app.add_option("--long", text, std::string(70, 'a') + " " + std::string(70, 'b'))->group("More");
+  ::testing::internal::CaptureStdout();
+  std::string program = "example", flag = "--help";
+  char* words[] = {program.data(), flag.data()};
+  EXPECT_FALSE(line.parse(2, words));
+  const std::string help = ::testing::internal::GetCapturedStdout();
+  const auto column = [&](const std::string& word) {
+    const std::size_t at = help.find(word);
+    return columns_of(std::string_view(help).substr(0, at).substr(help.rfind('\n', at) + 1));
+  };
+  for (const char* word : {"first", "second", "third", "fourth", "aaaa", "bbbb"}) {
+    EXPECT_EQ(column(word), 30u) << word << "\n" << help;
+  }
+  EXPECT_NE(help.find("SIZE=256 MB"), std::string::npos) << help;
+  EXPECT_NE(help.find("SIZE=4 KiB"), std::string::npos) << help;
+  EXPECT_EQ(help.find("\n\n\n"), std::string::npos) << help;
+  EXPECT_EQ(help.find("\n\n", help.size() - 2), std::string::npos) << help;
 }
 
 }  // namespace
