@@ -19,7 +19,13 @@ constexpr const char* kScheduleExamples =
     "  tessera explain schedule --stages 4 --micro-batches 8 --schedule 1f1b\n"
     "  tessera explain schedule --schedule zb-h1 --svg zb.svg\n"
     "  tessera train --pp 2 --grad-accum 8 --metrics run.jsonl\n"
-    "  tessera explain schedule --stages 2 --micro-batches 8 --metrics run.jsonl\n";
+    "  tessera explain schedule --stages 2 --micro-batches 8 --metrics run.jsonl\n"
+    "\n"
+    "F3 is the forward of micro-batch 3 and B3 its backward; I3 and W3 are the two halves of it "
+    "in\n"
+    "zero-bubble schedules; dots are the bubble. A rank with several chunks has F3a, F3b, or "
+    "where\n"
+    "there is no room F3, f3.";
 
 constexpr std::int64_t kMostMetrics = std::int64_t{1} << 30;
 
@@ -27,7 +33,7 @@ struct ScheduleArguments {
   int stages = 4;
   int micros = 8;
   int chunks = 0;  // 0: the schedule's own
-  int columns = 100;
+  int columns = 120;
   std::string schedule = "1f1b";
   double forward = 1, backward = 2;
   std::string svg, metrics;

@@ -1,6 +1,7 @@
 #include "tessera/schedule/draw.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "tessera/core/svg.h"
@@ -23,6 +24,20 @@ std::string label(const Schedule& schedule, const Action& action) {
   std::string text = str(letter(action.kind), action.micro);
   if (schedule.chunks > 26) return str(text, "/", action.chunk);
   if (schedule.chunks > 1) text += static_cast<char>('a' + action.chunk);
+  return text;
+}
+
+// What fits into a cell. A chunk that cannot be told by its letter is told by case, first, second
+// and so on in turn; a number that does not fit is left out, since half of it would be another one.
+std::string cell_text(const Schedule& schedule, const Action& action, bool whole,
+                      std::size_t width) {
+  std::string text = label(schedule, action);
+  if (!whole) {
+    text = str(letter(action.kind), action.micro);
+    if (action.chunk % 2 == 1) text[0] = static_cast<char>(std::tolower(text[0]));
+  }
+  if (text.size() > width) text.resize(std::min<std::size_t>(width, 1));
+  text.resize(width, ' ');
   return text;
 }
 
@@ -65,11 +80,17 @@ std::string draw_text(const Schedule& schedule, const Durations& durations, int 
   }
   const std::string margin = "rank ";
   const std::size_t digits = str(schedule.ranks - 1).size();
-  double scale = shortest > 0 ? static_cast<double>(longest) / shortest : 1;
+  // Equal passes are equally wide, as long as there is a column for the shortest.
+  std::size_t cell = longest;
+  const auto scale_of = [&](std::size_t wide) {
+    return shortest > 0 ? static_cast<double>(wide) / shortest : 1;
+  };
+  double scale = scale_of(cell);
   if (columns > 0 && step > 0) {
     const double room =
         std::max<double>(1, columns - static_cast<double>(margin.size() + digits) - 2);
-    scale = std::min(scale, room / step);
+    while (cell > 1 && scale_of(cell) * step > room) --cell;
+    scale = std::min(scale_of(cell), room / step);
   }
   const auto column = [&](double t) { return static_cast<std::size_t>(std::lround(t * scale)); };
   std::string text;
@@ -77,9 +98,7 @@ std::string draw_text(const Schedule& schedule, const Durations& durations, int 
     std::string line(column(step), '.');
     for (const Slot& slot : slots[static_cast<std::size_t>(r)]) {
       const std::size_t begin = column(slot.begin), width = column(slot.end) - begin;
-      std::string cell = label(schedule, slot.action).substr(0, width);
-      cell.resize(width, ' ');
-      line.replace(begin, width, cell);
+      line.replace(begin, width, cell_text(schedule, slot.action, cell == longest, width));
     }
     const std::string name = str(r);
     text += margin + std::string(digits - name.size(), ' ') + name + " |" + line + "\n";

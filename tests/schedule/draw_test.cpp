@@ -65,6 +65,15 @@ TEST(Draw, FitsTheTerminal) {
   }
 }
 
+// Where labels do not fit, equal passes stay equally wide, and no number is cut into another.
+TEST(Draw, NarrowCellsAreEven) {
+  const Schedule schedule = zero_bubble_v(4, 8);
+  const std::string narrow = draw_text(schedule, {0.5, 0.5, 0.5}, 120);
+  EXPECT_EQ(lines_of(narrow)[0].substr(8, 16), "F0F1F2F3F4F5F6f0") << narrow;
+  const std::string letters = draw_text(gpipe(2, 12), {1, 1, 1}, 90);
+  EXPECT_EQ(lines_of(letters)[0].substr(8, 24), "F0F1F2F3F4F5F6F7F8F9F F ") << letters;
+}
+
 TEST(Draw, TheImageHasEverySlot) {
   for (const std::string& name : names()) {
     const Schedule schedule = make(name, 3, 4, 2);
