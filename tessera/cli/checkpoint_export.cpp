@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "tessera/checkpoint/reshard.h"
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
@@ -41,7 +42,22 @@ bool read_as_bytes(const checkpoint::Checkpoint& from) {
          !data::is_token_data(data->second);
 }
 
+// A model may be exported again. What is no safetensors file was somebody's: a name mistyped.
+void refuse_other_file(const std::string& path) {
+  if (kind_of_file(path) != "a regular file") return;
+  const auto file = checkpoint::local_files()->open(path);
+  if (file->size() == 0) return;
+  try {
+    checkpoint::read_header(*file, path);
+  } catch (const DataError&) {
+    throw UsageError(str(quote(path),
+                         " is there already, and is no safetensors file that this "
+                         "could replace; wanted another name, or remove it first"));
+  }
+}
+
 int export_file(const ExportArguments& arguments) {
+  refuse_other_file(arguments.to);
   checkpoint::Checkpoint from = open_checkpoint(arguments.from);
   checkpoint::ExportOptions options;
   options.state = arguments.state;
