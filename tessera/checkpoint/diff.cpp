@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tessera/checkpoint/reshard.h"
@@ -42,6 +43,28 @@ void compare_values(Checkpoint& a, Checkpoint& b, DType type_a, DType type_b, st
   }
 }
 
+// Of two descriptions of a model only what is not the same: "model.heads: 2 in A, 4 in B".
+std::vector<std::string> model_differences(const std::string& a, const std::string& b) {
+  using Json = nlohmann::json;
+  const Json left = Json::parse(a).flatten(), right = Json::parse(b).flatten();
+  std::set<std::string> keys;
+  for (const Json* fields : {&left, &right}) {
+    for (const auto& [key, value] : fields->items()) keys.insert(key);
+  }
+  std::vector<std::string> lines;
+  for (const std::string& key : keys) {
+    const auto text = [&](const Json& fields) {
+      return fields.contains(key) ? fields[key].dump(-1, ' ', false, Json::error_handler_t::replace)
+                                  : std::string("nothing");
+    };
+    if (text(left) == text(right)) continue;
+    std::string name = "model" + key;
+    std::replace(name.begin(), name.end(), '/', '.');
+    lines.push_back(str(name, ": ", text(left), " in A, ", text(right), " in B"));
+  }
+  return lines;
+}
+
 }  // namespace
 
 Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
@@ -55,7 +78,9 @@ Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
   about("mesh", a.about().mesh.words(" "), b.about().mesh.words(" "));
   about("stage", a.about().stage, b.about().stage);
   about("layout", a.about().layout, b.about().layout);
-  about("model", a.about().model, b.about().model);
+  for (const std::string& line : model_differences(a.about().model, b.about().model)) {
+    out.about.push_back(line);
+  }
   std::set<std::string> keys;
   for (const Checkpoint* c : {&a, &b}) {
     for (const auto& [key, value] : c->about().extra) keys.insert(key);
@@ -63,7 +88,8 @@ Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
   for (const std::string& key : keys) {
     const auto text = [&](const Checkpoint& c) {
       const auto found = c.about().extra.find(key);
-      return found == c.about().extra.end() ? std::string("nothing") : found->second;
+      const bool told = found != c.about().extra.end() && !found->second.empty();
+      return told ? found->second : std::string("nothing");
     };
     about(key.c_str(), text(a), text(b));
   }

@@ -18,6 +18,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -117,19 +118,22 @@ int inspect(const std::string& path, bool params, bool json) {
   const checkpoint::Description& about = from.about();
   std::int64_t elements = 0;
   for (const ParamSpec& spec : about.params) elements += checkpoint::elements_of(spec.shape);
-  std::string text =
-      str(from.folder(), "\n", "  step      ", format_grouped(about.step), "\n", "  samples   ",
-          format_grouped(about.samples), "\n", "  seed      ", about.seed, "\n", "  saved by  ",
-          about.mesh.words(" · "), ", stage ", about.stage, ", layout ", about.layout, "\n",
-          "  model     ", about.model, "\n", "  params    ", about.params.size(), " with ",
-          format_count(elements), " elements\n", "  files     ", from.manifest().files.size(),
-          " with ", format_bytes(from.bytes()), "\n");
+  Table facts("ll");
+  facts.row({"step", format_grouped(about.step)});
+  facts.row({"samples", format_grouped(about.samples)});
+  facts.row({"seed", str(about.seed)});
+  facts.row({"saved by",
+             str(about.mesh.words(" · "), ", stage ", about.stage, ", layout ", about.layout)});
+  facts.row({"model", json_words(Json::parse(about.model))});
+  facts.row({"params", str(about.params.size(), " with ", format_count(elements), " elements")});
+  facts.row({"files", str(from.manifest().files.size(), " with ", format_bytes(from.bytes()))});
   for (const auto& [key, value] : about.extra) {
-    text += str("  ", padded(key, 9), " ", value, "\n");
+    if (!value.empty()) facts.row({key, value});
   }
+  std::string text = str(from.folder(), "\n", facts.text());
   text += "  states\n";
   for (const auto& [state, total] : totals_of(from)) {
-    text += str("    ", padded(state, 24), " ", format_bytes(total.bytes()), "\n");
+    text += str("    ", padded(state, 12), " ", format_bytes(total.bytes()), "\n");
   }
   if (params) {
     for (const ParamSpec& spec : about.params) {

@@ -90,16 +90,17 @@ std::string summary_text(const data::PrepareOptions& options, const data::Prepar
       plural(static_cast<std::int64_t>(manifest.shards.size()), "shard"), ")\n");
   if (summary.was_finished) return text + "  it was finished already: nothing to do\n";
   const data::DocumentCounts& counts = summary.counts;
-  const auto note = [&](std::uint64_t count, const std::string& what) {
-    if (count > 0) text += str("  ", grouped(count), " ", what, "\n");
+  const auto note = [&](std::uint64_t count, const char* noun, const char* what) {
+    if (count > 0)
+      text += str("  ", grouped(count), " ", noun, count == 1 ? " " : "s ", what, "\n");
   };
-  if (manifest.masked) note(counts.learnt, "tokens to be learnt");
-  note(summary.resumed_at, "bytes of the input had been done before");
-  note(counts.replaced, "sequences that were no UTF-8 became U+FFFD");
-  note(counts.empty, "empty documents left out");
-  note(summary.empty_files, "empty files left out");
-  note(summary.left_out, "other files of the folders left out: neither text nor .jsonl by name");
-  note(summary.cuts, "cuts in documents longer than 1 MiB, at line ends where there are any");
+  if (manifest.masked) note(counts.learnt, "token", "to be learnt");
+  note(summary.resumed_at, "byte", "of the input had been done before");
+  note(counts.replaced, "sequence", "of bytes that are no UTF-8 became U+FFFD");
+  note(counts.empty, "empty document", "left out");
+  note(summary.empty_files, "empty file", "left out");
+  note(summary.left_out, "other file", "of the folders left out: neither text nor .jsonl by name");
+  note(summary.cuts, "cut", "in documents longer than 1 MiB, at line ends where there are any");
   return text;
 }
 

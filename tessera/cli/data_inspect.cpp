@@ -10,6 +10,7 @@
 #include "tessera/cli/json_text.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/data/printable.h"
@@ -192,34 +193,37 @@ int inspect_data(const std::string& path, int samples, bool json) {
     print_out(json_text(out));
     return problem.empty() ? 0 : 1;
   }
-  std::string text = str(path, "\n  tokens     ", with_commas(from->tokens()), "\n  documents  ",
-                         with_commas(from->documents()), "\n");
+  Table facts("ll");
+  facts.row({"tokens", with_commas(from->tokens())});
+  facts.row({"documents", with_commas(from->documents())});
   if (from->bytes_of_text() > 0) {
-    text += str(
-        "  text       ", with_commas(from->bytes_of_text()), " bytes, ",
-        fixed(static_cast<double>(from->bytes_of_text()) / static_cast<double>(from->tokens()), 2),
-        " a token\n");
+    facts.row({"text", str(with_commas(from->bytes_of_text()), " bytes, ",
+                           fixed(static_cast<double>(from->bytes_of_text()) /
+                                     static_cast<double>(from->tokens()),
+                                 2),
+                           " a token")});
   }
   if (manifest) {
-    text += str("  tokenizer  ", manifest->tokenizer, ", vocabulary ",
-                with_commas(static_cast<std::uint64_t>(manifest->vocab)), ", ",
-                manifest->fingerprint.substr(0, 12), "\n  files      ",
-                plural(static_cast<std::int64_t>(manifest->shards.size()), "shard"), ", ",
-                manifest->bytes_per_token, " bytes a token",
-                manifest->masked ? ", with masks: only some tokens are learnt" : "", "\n");
+    facts.row({"tokenizer", str(manifest->tokenizer, ", vocabulary ",
+                                with_commas(static_cast<std::uint64_t>(manifest->vocab)), ", ",
+                                manifest->fingerprint.substr(0, 12))});
+    facts.row({"files", str(plural(static_cast<std::int64_t>(manifest->shards.size()), "shard"),
+                            ", ", manifest->bytes_per_token, " bytes a token",
+                            manifest->masked ? ", with masks: only some tokens are learnt" : "")});
     for (const auto& [key, value] : manifest->reading) {
-      if (key != "call")
-        text += str("  ", key, std::string(key.size() < 15 ? 15 - key.size() : 0, ' '), " ",
-                    data::printable(value), "\n");
+      if (key == "call") continue;
+      std::string name = key;
+      std::replace(name.begin(), name.end(), '_', ' ');
+      facts.row({name, data::printable(value)});
     }
   }
-  text += str("  lengths    ", with_commas(lengths.shortest));
-  if (lengths.shortest != lengths.longest) {
-    text += str(" to ", with_commas(lengths.longest), " tokens, half of the documents up to about ",
-                with_commas(lengths.median), "\n");
-  } else {
-    text += str(" tokens", from->documents() == 1 ? "" : " each", "\n");
-  }
+  const bool alike = lengths.shortest == lengths.longest;
+  facts.row(
+      {"lengths",
+       alike ? str(with_commas(lengths.shortest), " tokens", from->documents() == 1 ? "" : " each")
+             : str(with_commas(lengths.shortest), " to ", with_commas(lengths.longest),
+                   " tokens, half of the documents up to about ", with_commas(lengths.median))});
+  std::string text = str(path, "\n", facts.text());
   text += histogram(lengths);
   for (const Sample& sample : shown) {
     text += str("  document ", with_commas(sample.number), " (", with_commas(sample.tokens),

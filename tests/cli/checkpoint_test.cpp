@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/lock.h"
 #include "tests/checkpoint/ranks.h"
 #include "tests/processes.h"
+#include "tests/text.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,10 +49,17 @@ class CheckpointCommand : public ::testing::Test {
 TEST_F(CheckpointCommand, Inspect) {
   const Outcome table = command({"inspect", first_, "--params"});
   EXPECT_EQ(table.status, 0) << table.err;
-  for (const char* part : {"step      10", "dp 2 · tp 2 · pp 1", "param F32", "blocks.0.qkv.weight",
-                           "[32, 10]", "grüße"}) {
+  for (const char* part : {"step ", " 10\n", "dp 2 · tp 2 · pp 1", "param F32",
+                           "blocks.0.qkv.weight", "[32, 10]", "grüße"}) {
     EXPECT_TRUE(contains(table.out, part)) << part << "\n" << table.out;
   }
+  // The names of what stands beside them, and the values below each other.
+  EXPECT_TRUE(contains(table.out, "layers 2")) << table.out;
+  EXPECT_FALSE(contains(table.out, "{\"")) << table.out;
+  const std::size_t step = table.out.find("  step "), seed = table.out.find("  seed ");
+  EXPECT_EQ(table.out.find(" 10\n", step) - step,
+            table.out.find_first_of("0123456789", seed) - 1 - seed)
+      << table.out;
   // Of a run, the newest.
   const Outcome json = command({"inspect", dir_ / "run", "--json"});
   ASSERT_EQ(json.status, 0) << json.err;
@@ -64,6 +72,20 @@ TEST_F(CheckpointCommand, Inspect) {
   const Outcome older = command({"inspect", dir_ / "run", "--json"});
   EXPECT_EQ(Json::parse(older.out).at("step"), 10);
   EXPECT_TRUE(contains(older.err, "step-00000020 is passed over")) << older.err;
+}
+
+TEST_F(CheckpointCommand, ExportReplacesModelsAlone) {
+  const std::string book = dir_ / "book.txt", empty = dir_ / "empty",
+                    model = dir_ / "m.safetensors";
+  std::ofstream(book) << "not to be lost\n";
+  const Outcome refused = command({"export", first_, book});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_TRUE(contains(refused.err, "is no safetensors file that this could replace"))
+      << refused.err;
+  EXPECT_EQ(read_all(book), "not to be lost\n");
+  std::ofstream(empty).close();
+  EXPECT_EQ(command({"export", first_, empty}).status, 0);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(command({"export", first_, model}).status, 0);
 }
 
 TEST_F(CheckpointCommand, Verify) {

@@ -44,8 +44,8 @@ TEST_F(DataCommand, PreparesInspectsAndVerifies) {
 
   const Outcome inspected = command({"inspect", out});
   EXPECT_EQ(inspected.status, 0) << inspected.err;
-  for (const char* wanted : {"documents  3", "█", "First note.", "Second note,⏎of two lines.",
-                             "split_documents blank-line"}) {
+  for (const char* wanted : {"documents        3\n", "█", "First note.",
+                             "Second note,⏎of two lines.", "split documents  blank-line\n"}) {
     EXPECT_TRUE(contains(inspected.out, wanted)) << wanted << "\n" << inspected.out;
   }
   const json about = json::parse(command({"inspect", out, "--json", "--sample", "1"}).out);
