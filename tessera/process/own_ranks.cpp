@@ -124,15 +124,16 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
     if (first_ended.status == 0) return 0;
     if (first_ended.status == restarts.told_status) return 1;
     const FailureNotes::Report said = notes.read();
+    if (first_ended.status == restarts.final_status && said.text.empty()) {
+      return first_ended.status;
+    }
     const LaunchResult result = blamed(first_ended, said);
     std::optional<std::string> checkpoint;
     if (restarts.checkpoint) checkpoint = restarts.checkpoint();
     report(own, result, said, checkpoint);
     // Not what somebody ended on purpose, nor what would fail in the same way again: status 2 is a
     // wrong call.
-    if (result.status == 2 || result.status == restarts.final_status || result.asked) {
-      return result.status;
-    }
+    if (result.status == 2 || result.asked) return result.status;
     if (attempt == restarts.most) {
       if (restarts.most > 0) {
         write_all(2, str("tessera ", own.name, ": gave up after ", restarts.most, " restarts\n"));

@@ -36,7 +36,9 @@ struct Restarts {
   // How many ranks to start when so many are left; 0: not again.
   std::function<int(int left)> fit;
   std::function<std::string()> checkpoint;  // the last good one, "" for none
-  int final_status = 2;  // besides 2, a wrong call: what a new start would not mend
+  // Of ranks that ended in order and said what is wrong, which a new start would not mend: no
+  // report. 0: there is none.
+  int final_status = 0;
   int told_status = -1;  // of a rank that has said itself what is wrong: no report, and status 1
 };
 int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);

@@ -14,6 +14,11 @@ void check_together(const TrainConfig& config, int ranks) {
     throw UsageError(str("--backend: got ", config.backend,
                          ", which needs --device cuda; wanted auto, shm or mpi"));
   }
+  if (config.device == "cpu" && config.layout == "fp16") {
+    throw UsageError(
+        "--layout: got fp16 with --device cpu, but layout fp16 scales the loss in the step on a "
+        "GPU; wanted bf16, or --device cuda");
+  }
   if (config.device == "cpu" && config.cuda_graph == "on") {
     throw UsageError(
         "--cuda-graph: got on with --device cpu, where there are none; wanted auto, or --device "

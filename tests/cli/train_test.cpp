@@ -417,6 +417,7 @@ TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
       {{"--ranks", "0"}, "--ranks: got 0, wanted 1 to 4096"},
       {{"--ranks", "100000"}, "--ranks: got \"100000\", wanted 0 to 4096: each rank is a process"},
       {{"--tp", "5000"}, "--tp: got \"5000\", wanted 1 to 4096: each rank is a process"},
+      {{"--layout", "fp16"}, "--layout: got fp16 with --device cpu"},
       {{"--layout", "fp31"}, "--layout: got \"fp31\", wanted bf16"},
       {{"--micro-batch", "3", "--global-batch", "8"}, "--global-batch: got 8"},
       {{"--grad-accum", "3", "--global-batch", "64"}, "--grad-accum: got 3"},

@@ -70,5 +70,20 @@ TEST(OwnRanks, WhatARankHasSaidIsNotSaidAgain) {
   EXPECT_EQ(told.err, "");
 }
 
+TEST(OwnRanks, WhoEndsInOrderWithAStatusOfItsOwnIsNoFailure) {
+  Restarts restarts;
+  restarts.most = 2;
+  restarts.final_status = 3;
+  restarts.checkpoint = [] { return std::string(); };
+  const Outcome told = run_ranks(2, "exit 3", restarts);
+  EXPECT_EQ(told.status, 3);
+  EXPECT_EQ(told.err, "");
+  // Unless a rank noted a failure: then it is one, as any.
+  restarts.most = 0;
+  const Outcome failed = run_ranks(2, fails(1, 0, true, 3) + "sleep 0.5; exit 3", restarts);
+  EXPECT_EQ(failed.status, 3);
+  EXPECT_TRUE(contains(failed.err, "words of 1")) << failed.err;
+}
+
 }  // namespace
 }  // namespace tessera::process
