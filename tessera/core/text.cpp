@@ -121,8 +121,9 @@ int edit_distance(std::string_view a, std::string_view b) {
 
 std::string suggest(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string typed = lower(word);
-  const int length = static_cast<int>(std::min<std::size_t>(typed.size(), 1000));
-  // A third of the letters may be wrong; more than that is another word.
+  // A third of the letters may be wrong; more than that is another word. Dashes are no letters.
+  const std::size_t letters = typed.size() - std::min(typed.find_first_not_of('-'), typed.size());
+  const int length = static_cast<int>(std::min<std::size_t>(letters, 1000));
   int limit = std::max(1, (length + 1) / 3);
   std::string best;
   for (const std::string& candidate : candidates) {

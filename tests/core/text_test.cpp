@@ -129,6 +129,7 @@ TEST(Text, SuggestFindsTheNearestAndNothingFar) {
   EXPECT_EQ(suggest("--verbose", flags), "");
   EXPECT_EQ(suggest("", flags), "");
   EXPECT_EQ(suggest("x", {"y"}), "");
+  EXPECT_EQ(suggest("--gpus", {"--eps", "--ranks"}), "");  // two of four letters, not of six
   EXPECT_EQ(suggest("docter", {"run", "doctor", "bench"}), "doctor");
   EXPECT_EQ(suggest(std::string(1 << 20, 'a'), flags), "");
 }
