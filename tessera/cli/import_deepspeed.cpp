@@ -117,6 +117,12 @@ std::vector<std::string> deepspeed_names(const std::string& prefix) {
   return names;
 }
 
+// Of somebody's file, so without what a terminal would obey.
+std::string printable_key(const std::string& key) {
+  const std::string quoted = quote(key);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
 // A note for each key that is not simply a setting. `around` is the row of an object around it that
 // has one.
 void note_keys(const DsValue& object, const std::string& prefix, const DeepSpeedKey* around,
@@ -127,7 +133,7 @@ void note_keys(const DsValue& object, const std::string& prefix, const DeepSpeed
     const std::vector<std::string> inner = deepspeed_names(path + ".");
     if (row == nullptr && inner.empty() && around == nullptr) {
       out.note(
-          prefix + quote(key).substr(1, quote(key).size() - 2), Fate::unknown,
+          prefix + printable_key(key), Fate::unknown,
           "no key of DeepSpeed's that is known here" + did_you_mean(key, deepspeed_names(prefix)));
     } else if (is_auto(value)) {
       out.note(path, Fate::open, "\"auto\": left out, so it has Tessera's default");
@@ -141,7 +147,7 @@ void note_keys(const DsValue& object, const std::string& prefix, const DeepSpeed
       bool on = is_on(value);
       if (value.is_object() && value.contains("enabled")) on = is_on(value["enabled"]);
       if (value.is_object() && value.contains("device")) on = value["device"] != "none";
-      const std::string name = row != nullptr ? path : prefix + quote(key);
+      const std::string name = row != nullptr ? path : prefix + printable_key(key);
       out.note(name, on ? rule.fate : Fate::not_needed,
                on || rule.fate == Fate::not_needed ? rule.text : "switched off");
     }
@@ -341,6 +347,8 @@ void take_rest(DeepSpeedConfig& config, Imported& out, const DsValue& root) {
     const std::int64_t fewest = config.whole("elasticity.min_gpus").value_or(1);
     out.set("elastic", str(fewest, ":", config.whole("elasticity.max_gpus").value_or(fewest)),
             "elasticity.min_gpus, max_gpus");
+    out.note("elasticity.enabled", Fate::open,
+             "--elastic is about restarts: give --max-restarts and --save too");
   }
   if (!root.contains("zero_optimization")) out.set("zero", "0", "no zero_optimization");
 }
@@ -359,6 +367,7 @@ Imported import_deepspeed(std::string_view text, const std::string& where, int r
   take_optimizer(config, out);
   take_scheduler(config, out);
   take_rest(config, out, root);
+  out.note("the model", Fate::open, "no key of DeepSpeed's says it: give --model, or --init-from");
   return out;
 }
 

@@ -187,6 +187,19 @@ TEST(ImportDeepSpeed, SizesOfABatchMultiplyUp) {
   }
 }
 
+TEST(ImportDeepSpeed, SaysWhatIsLeftToGive) {
+  const Imported got = deepspeed(R"({"fp16": {"enabled": true, "initial_scale_power": 16},
+      "elasticity": {"enabled": true, "min_gpus": 2, "max_gpus": 8}})");
+  ASSERT_NE(find_note(got, "the model"), nullptr);
+  EXPECT_TRUE(contains(find_note(got, "the model")->text, "--model"));
+  ASSERT_NE(find_note(got, "elasticity.enabled"), nullptr);
+  EXPECT_TRUE(contains(find_note(got, "elasticity.enabled")->text, "--max-restarts"));
+  EXPECT_NE(find_note(got, "fp16.initial_scale_power"), nullptr) << "without quotes";
+  // What a terminal would obey is not repeated.
+  const Imported odd = deepspeed("{\"fp16\": {\"\\u001b[2J\": 1}}");
+  for (const ImportNote& note : odd.notes()) EXPECT_FALSE(contains(note.key, "\x1b"));
+}
+
 // Each row of the table is reached by its own path, and no path has two.
 TEST(ImportDeepSpeed, EveryKeyOfTheTableIsKnown) {
   std::vector<std::string> seen;
