@@ -54,6 +54,16 @@ void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& f
                          " different tokens; wanted at most the ", files.shape().vocab,
                          " of the model in ", files.folder()));
   }
+  // Digits to sort are numbers that mean something else in any text.
+  const bool digits = files.data() == "synthetic";
+  const bool told = !files.data().empty() && files.data() != "unknown";
+  if (told && digits != (a.data == "synthetic")) {
+    throw UsageError(digits ? str("--data: got ", quote(a.data), ", and the model of ",
+                                  files.folder(), " learnt to sort digits; wanted synthetic")
+                            : str("--data: got synthetic, digits to sort, and the model of ",
+                                  files.folder(), " learnt ", quote(files.data()),
+                                  "; wanted tokens or a text of that kind"));
+  }
   std::string own = files.tokenizer();
   if (own.empty() && files.huggingface() && !source.fingerprint().empty()) {
     own = data::load_tokenizer(files.folder())->fingerprint();

@@ -11,8 +11,10 @@
 #include <regex>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "tessera/core/text.h"
 #include "tests/data/tokenizer_files.h"
 #include "tests/processes.h"
 #include "tests/temporary_folder.h"
@@ -293,6 +295,14 @@ TEST_F(Examples, OfGenerateAndEvaluate) {
       EXPECT_EQ(got.status, 0) << example << "\n" << got.err;
       EXPECT_FALSE(got.out.empty() && !contains(example, " > ")) << example;
     }
+  }
+  // Digits to sort are no text, and the other way round.
+  for (const auto& [run, data, part] :
+       {std::tuple{"runs/a", "book.txt", "learnt to sort digits; wanted synthetic"},
+        std::tuple{"runs/b", "synthetic", "learnt \"book.txt\"; wanted tokens or a text"}}) {
+    const Outcome got = shell(str("tessera evaluate --from ", run, " --data ", data));
+    EXPECT_EQ(got.status, 2) << got.out;
+    EXPECT_TRUE(contains(got.err, part)) << got.err;
   }
 }
 
