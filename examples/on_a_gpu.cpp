@@ -23,7 +23,9 @@ int main() try {
   Sequential net(Linear(64, 256), GELU(), Linear(256, 256), GELU(), Linear(256, 64));
   net->to(device);  // the engine works where the parameters are
   tessera::zero::Options options{.stage = 2};
-  options.layout = tessera::parse_state_layout("bf16");  // parameters in bf16, masters in fp32
+  // Parameters in bf16 with masters in fp32. Not every CPU multiplies bf16, and LibTorch warns at
+  // length of one that does not.
+  options.layout = tessera::parse_state_layout(device.is_cuda() ? "bf16" : "fp32");
   tessera::DataParallel train(net, world, options);
 
   tessera::zero::PendingStep pending;

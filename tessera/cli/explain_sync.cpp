@@ -77,10 +77,10 @@ std::string numbers(const std::vector<double>& values) {
   std::string text;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, values.size()); ++i) {
     char number[16];
-    std::snprintf(number, sizeof(number), "%+.4f ", values[i]);
-    text += number;
+    std::snprintf(number, sizeof(number), "%+.4f", values[i]);
+    text += str(i > 0 ? " " : "", number);
   }
-  return text + (values.size() > 3 ? "…" : "");
+  return text + (values.size() > 3 ? " …" : "");
 }
 
 using Clock = std::chrono::steady_clock;
