@@ -190,9 +190,11 @@ class PlannerAnswers {
   }
 
   Predicted operator()(const RunWords& words) const {
-    const planner::Plan plan = planner::plan_numbers(settled(words));
+    const planner::Question question = settled(words);
+    const planner::Plan plan = planner::plan_numbers(question);
     Predicted out;
-    out.memory = plan.memory.total();
+    out.reserve = question.hardware.reserve;
+    out.memory = plan.memory.total() - out.reserve;
     out.parameters = plan.parameters;
     out.step = plan.time.step();
     return out;

@@ -171,8 +171,10 @@ class ExperimentRunner {
     };
     const std::int64_t most = model ? kMostHeads : kMostBatch;
     const std::int64_t first = model ? base_.heads : 1;
-    out.predicted_found = largest_that_fits(
-        first, most, [&](std::int64_t n) { return tools_.predicts(with(n)).memory <= limit_; });
+    out.predicted_found = largest_that_fits(first, most, [&](std::int64_t n) {
+      const Predicted all = tools_.predicts(with(n));
+      return all.memory + all.reserve <= limit_;
+    });
     out.found = largest_that_fits(std::max<std::int64_t>(1, out.predicted_found), most, probe);
     out.words = with(std::max<std::int64_t>(1, out.found));
     out.facts = train(out.words);

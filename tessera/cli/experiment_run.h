@@ -39,6 +39,9 @@ std::int64_t largest_that_fits(std::int64_t guess, std::int64_t most,
 struct Predicted {
   double memory = 0, step = 0;  // 0: it cannot say
   double parameters = 0;
+  // Beside what a rank counts: the runtime's own, which has to fit as well. It is about what the
+  // allocator keeps and cannot use.
+  double reserve = 0;
 };
 using Predicts = std::function<Predicted(const RunWords& words)>;
 

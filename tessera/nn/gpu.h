@@ -34,6 +34,9 @@ DType type_of(const at::Tensor& tensor);
 inline void* address(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
 }
+// to = from, of the same sizes: Tensor::copy_, but in a kernel of our own between two types on one
+// GPU. On any device.
+void copy(const at::Tensor& to, const at::Tensor& from);
 // What two-step sums over rows need: kernels/cuda/layers.h.
 at::Tensor column_scratch(const at::Tensor& like, std::int64_t rows, std::int64_t cols);
 

@@ -9,6 +9,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/kernels/cuda/convert.h"
 #include "tessera/kernels/cuda/gemm.h"
 #include "tessera/kernels/cuda/gemm_runtime.h"
 #include "tessera/kernels/cuda/layers.h"
@@ -46,6 +47,16 @@ DType type_of(const at::Tensor& tensor) {
       throw UsageError(str("a GPU kernel got a tensor of ", c10::toString(tensor.scalar_type()),
                            "; wanted float, bfloat16 or half"));
   }
+}
+
+void copy(const at::Tensor& to, const at::Tensor& from) {
+  if (takes(to) && takes(from) && to.device() == from.device() && to.sizes() == from.sizes() &&
+      to.scalar_type() != from.scalar_type() && to.is_contiguous() && from.is_contiguous()) {
+    return kernels::cuda::convert(
+        {type_of(from), type_of(to), count(to.numel()), from.const_data_ptr(), address(to)},
+        stream_of(to));
+  }
+  to.copy_(from);
 }
 
 at::Tensor column_scratch(const at::Tensor& like, std::int64_t rows, std::int64_t cols) {

@@ -33,6 +33,12 @@ class LightBuilder {
   Work bytes(double count, double launches = 1) const {
     return {pass_time(q_.hardware, count), launches};
   }
+  // Gradients that are kept in another type than they are computed in are copied there, each by
+  // itself.
+  Work kept_gradients(double params, double tensors) const {
+    if (q_.layout.grad == e) return {};
+    return bytes(params * (e + q_.layout.grad), tensors);
+  }
   // Forward is two products below the diagonal; backward has five.
   Work attention(double products, double launches) const {
     const double flops = products * rows * q_.model.keys_seen(q_.seq) * q_width;
@@ -71,6 +77,7 @@ PartWork light_layer_work(const Question& q) {
   if (b.turned > 0) work.backward_input += b.pass(2 * b.turned);
   work.backward_weight = b.product(b.qkv, h, n) + b.product(h, b.q_width, n) +
                          b.product(b.up, h, n) + b.product(h, b.ffn, n);
+  work.backward_weight += b.kept_gradients(h * (b.qkv + b.q_width + b.up + b.ffn), 12);
   // Sums over the rows for biases that no product makes on its way.
   if (q.model.biases.any_linear()) work.backward_weight += b.pass(b.qkv + 2 * h, 6);
   if (q.recompute == Recompute::selective) work.recompute = cheap;
@@ -84,6 +91,7 @@ PartWork light_embedding_work(const Question& q) {
   work.forward = b.pass(3 * b.width, 4);
   // The rows sorted and summed into a table of zeros, which is added to the gradient.
   work.backward_weight = b.pass(3 * b.width, 16) + b.bytes(4 * b.e * b.vocab * b.width, 4);
+  work.backward_weight += b.kept_gradients(b.vocab * b.width, 2);
   return work;
 }
 
@@ -101,6 +109,7 @@ PartWork light_head_work(const Question& q) {
   work.backward_input += b.pass(5 * h, 2);
   work.backward_weight = b.product(v, h, at_once) * (n / at_once);
   work.backward_weight += b.bytes(v * h * (8 * (blocks - 1) + 4 + b.e), 2);
+  if (!q.model.tied) work.backward_weight += b.kept_gradients(v * h, 1);
   return work;
 }
 

@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/gpu.h"
 
 namespace tessera::zero {
 namespace {
@@ -134,7 +135,7 @@ void Reducer::on_gradient(int index, bool last) {
   used_[i] = true;
   if (in_place_) {
     if (!grad.is_same(views_[i])) {
-      if (!same_memory(grad, views_[i])) views_[i].copy_(grad);
+      if (!same_memory(grad, views_[i])) nn::gpu::copy(views_[i], grad);
       grad = views_[i];
     }
     taken_[i] = kNobody;
@@ -196,7 +197,7 @@ void Reducer::start_narrow(int bucket) {
   BucketSlot& slot = slots_[std::exchange(next_slot_, 1 - next_slot_)];
   retire(slot);
   const at::Tensor flat = slot_tensor(slot, range);
-  flat.copy_(grad_range(range));
+  nn::gpu::copy(flat, grad_range(range));
   comm::Call call;
   call.label = range.label;
   slot.bucket = bucket;
@@ -220,7 +221,7 @@ void Reducer::start_bucket(int bucket) {
     const at::Tensor to = view_of(p, flat, range.begin);
     at::Tensor& grad = p.tensor.mutable_grad();
     if (grad.defined()) {
-      to.copy_(grad);
+      nn::gpu::copy(to, grad);
       grad.reset();
     } else {
       to.zero_();
@@ -254,7 +255,7 @@ void Reducer::retire(BucketSlot& slot) {
   const at::Tensor grads = grad_range(range);
   const int rank = group_.rank();
   const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
-    slot.then == BucketSlot::add ? to.add_(from) : to.copy_(from);
+    slot.then == BucketSlot::add ? static_cast<void>(to.add_(from)) : nn::gpu::copy(to, from);
   };
   if (!sharding_.optimizer) return put(grads, flat);
   for (const int index : range.params) {

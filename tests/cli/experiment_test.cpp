@@ -169,6 +169,21 @@ TEST(ExperimentRun, RowsReferSearchesEndAndNothingRunsTwice) {
   EXPECT_EQ(got.plot[3].batch, 8 * 42);
 }
 
+// What the runtime takes is beside what a run counts, and within what it may have.
+TEST(ExperimentRun, TheReserveHasToFitToo) {
+  const Experiment experiment = parsed(kRows);
+  FakeTrainer trainer;
+  ExperimentTools tools = trainer.tools();
+  tools.predicts = [predicts = tools.predicts](const RunWords& words) {
+    Predicted out = predicts(words);
+    out.reserve = 90'000;
+    return out;
+  };
+  const ExperimentResults got = run_experiment(experiment, {}, false, tools);
+  EXPECT_EQ(got.rows[0].predicted_found, 42);  // (91e4 / 0.9 − 16e4) / 2e4
+  EXPECT_NEAR(got.rows[0].predicted.memory, 0.9 * got.rows[0].facts.memory, 1);
+}
+
 TEST(ExperimentRun, OnlyBringsWhatItRefersTo) {
   const Experiment experiment = parsed(kRows);
   FakeTrainer trainer;

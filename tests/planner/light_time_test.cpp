@@ -59,6 +59,30 @@ TEST(LightTime, RecomputingTakesTime) {
   }
 }
 
+// Read in 16 bits and written in 32, every matrix of a layer and the table.
+TEST(LightTime, GradientsThatAreKeptInFp32AreCopiedThere) {
+  for (const char* name : {"gpt2-124m", "gpt2-xl", "llama3-8b"}) {
+    Question q = on_h200(find_model_shape(name), 2);
+    q.hardware.kernel_start = 0;
+    const PartWork layer = light_layer_work(q), table = light_embedding_work(q),
+                   head = light_head_work(q);
+    q.layout = parse_state_layout("bf16-fp32grad");
+    const ModelShape& m = q.model;
+    const double small = static_cast<double>(m.layer_params()) * 0.001;  // biases and norms
+    const double vocab = static_cast<double>(m.vocab * m.hidden);
+    const auto copied = [&](const PartWork& with, const PartWork& without) {
+      return with.backward_weight.device - without.backward_weight.device;
+    };
+    EXPECT_NEAR(copied(light_layer_work(q), layer),
+                pass_time(q.hardware, 6 * static_cast<double>(m.layer_params())),
+                pass_time(q.hardware, 6 * small) * 2)
+        << name;
+    EXPECT_NEAR(copied(light_embedding_work(q), table), pass_time(q.hardware, 6 * vocab), 1e-9);
+    EXPECT_NEAR(copied(light_head_work(q), head), m.tied ? 0 : pass_time(q.hardware, 6 * vocab),
+                1e-9);
+  }
+}
+
 TEST(LightTime, MoreOfAnythingTakesLonger) {
   const double one = step_time(on_h200(find_model_shape("gpt2-124m"), 8)).step();
   EXPECT_GT(step_time(on_h200(find_model_shape("gpt2-124m"), 9)).step(), one);

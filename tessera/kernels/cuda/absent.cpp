@@ -1,5 +1,6 @@
 // Stands in for the GPU's kernels where no nvcc was found: everything throws.
 #include "tessera/core/errors.h"
+#include "tessera/kernels/cuda/convert.h"
 #include "tessera/kernels/cuda/dropout.h"
 #include "tessera/kernels/cuda/gemm.h"
 #include "tessera/kernels/cuda/gemm_runtime.h"
@@ -47,6 +48,9 @@ bool capturing(Stream) { return false; }
 
 // dropout.h
 void dropout(const Dropout&, const void*, void*, Stream) { absent(); }
+
+// convert.h
+void convert(const Conversion&, Stream) { absent(); }
 
 // normals.h
 void fill_normals(const Normals&, float*, Stream) { absent(); }
