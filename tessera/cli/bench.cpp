@@ -9,6 +9,7 @@
 #include "tessera/cli/bench_comm.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/rank_failure.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
@@ -158,7 +159,7 @@ int bench_on_ranks(BenchArguments& arguments, int argc, char** argv) {
     if (arguments.ranks_given) {
       process::check_given_ranks(arguments.ranks, launch.launcher, launch.size);
     }
-    return measure(arguments);
+    return told_by_launcher([&] { return measure(arguments); });
   }
   if (comm::backend_kind(arguments.backend).needs_mpi) {
     return process::become_mpirun(arguments.ranks, process::own_command(argc, argv));

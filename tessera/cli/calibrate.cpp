@@ -12,6 +12,7 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/machine.h"
+#include "tessera/cli/rank_failure.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
@@ -249,7 +250,7 @@ int calibrate_command(int argc, char** argv) {
   if (launch.launcher != "alone" || arguments.ranks == 1) {
     if (launch.launcher == "alone" && arguments.cores == 0) arguments.cores = own_cores();
     if (arguments.threads > 0) at::set_num_threads(arguments.threads);
-    return measure(arguments, launch);
+    return told_by_launcher([&] { return measure(arguments, launch); });
   }
   std::vector<std::string> command = process::own_command(argc, argv);
   if (arguments.cores == 0 && !arguments.gpu()) {

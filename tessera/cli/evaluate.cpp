@@ -10,6 +10,7 @@
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/json_text.h"
+#include "tessera/cli/rank_failure.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
@@ -207,7 +208,7 @@ int evaluate_command(int argc, char** argv) {
   // Whatever is wrong is said once, before ranks are started.
   Opened all = open_all(a);
   if (launch.launcher != "alone" || a.ranks() == 1) {
-    return take_part_in_evaluation(a, std::move(all));
+    return told_by_launcher([&] { return take_part_in_evaluation(a, std::move(all)); });
   }
   if (comm::backend_kind(a.backend).needs_mpi) {
     return process::become_mpirun(a.ranks(), process::own_command(argc, argv));

@@ -20,6 +20,7 @@
 #include "tessera/cli/generate_output.h"
 #include "tessera/cli/generate_text.h"
 #include "tessera/cli/json_text.h"
+#include "tessera/cli/rank_failure.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
@@ -351,7 +352,7 @@ int generate_command(int argc, char** argv) {
     throw UsageError(str("--tp ", a.tp, ": ", error.what()));
   }
   if (a.tp == 1 || launch.launcher != "alone") {
-    return take_part_in_generation(a, *files, began);
+    return told_by_launcher([&] { return take_part_in_generation(a, *files, began); });
   }
 
   // The ranks read all this again: here it is looked at.

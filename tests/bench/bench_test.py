@@ -84,6 +84,11 @@ class BenchComm(unittest.TestCase):
         self.assertIn("not a whole number of f32",
                       bench("--ranks", "2", "--sizes", "6", expect=2).stderr)
 
+    def test_what_all_ranks_fail_with_is_told_once(self):
+        told = bench("--ranks", "2", "--sizes", "100TB", expect=1).stderr
+        self.assertEqual(told.count("tessera bench"), 1, told)  # by who started the ranks
+        self.assertIn("cannot reserve", told)
+
     def test_joins_the_ranks_of_a_launcher(self):
         results = json.loads(call(
             TESSERA, "run", "-n", "3", "--no-prefix", "--", TESSERA, "bench", "comm", "--time",

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+
+#include "tessera/comm/bootstrap.h"
+#include "tessera/core/errors.h"
+#include "tessera/process/failure_notes.h"
+
+namespace tessera::cli {
+
+// The part of a rank. What it fails with goes to the command that started it, which tells it once
+// for all ranks; where another launcher did, the rank speaks for itself.
+inline int told_by_launcher(const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    const bool own = dynamic_cast<const PeerError*>(&error) == nullptr;
+    if (!process::note_failure(comm::detect_launch().rank, -1, error.what(), own)) throw;
+    return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
+  }
+}
+
+}  // namespace tessera::cli
