@@ -49,7 +49,9 @@ std::string describe_missing(const CLI::App& app, const std::string& message) {
   while (!inner->get_subcommands().empty()) inner = inner->get_subcommands().front();
   const std::vector<std::string> commands = subcommands_of(*inner);
   if (!commands.empty() && message.find("ubcommand") != std::string::npos)
-    return "a command is missing; wanted one of " + join(commands, ", ");
+    return (commands.size() == 1 ? "a command is missing; wanted "
+                                 : "a command is missing; wanted one of ") +
+           join(commands, ", ");
   for (const CLI::Option* option : inner->get_options()) {
     const std::string name = option->get_name();
     if (message.starts_with(name + " ")) return message + ": " + option->get_description();

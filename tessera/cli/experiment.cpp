@@ -263,8 +263,7 @@ std::string list_of_experiments() {
     for (const char* scale : {"cpu", "gpu"}) {
       try {
         const Experiment found = parse_experiment(each.toml, each.name, scale);
-        text += str(each.name, std::string(each.name).size() < 10 ? "\t" : " ", "--scale ", scale,
-                    "  ", found.title, "\n");
+        text += str(each.name, " --scale ", scale, "  ", found.title, "\n");
         for (const ExperimentRow& row : found.rows) {
           text += str("    ", row.name, ": ", row.what, "\n");
         }

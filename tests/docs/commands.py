@@ -9,19 +9,31 @@ class Help:
     """What `tessera COMMAND --help` says, asked once each."""
 
     def __init__(self, tessera):
-        self.tessera, self.told, self.looked_up = tessera, {}, 0
+        self.tessera, self.told, self.absent, self.looked_up = tessera, {}, set(), 0
 
     def of(self, words):
         key = tuple(words)
         if key not in self.told:
             done = subprocess.run([self.tessera, *words, "--help"], capture_output=True, text=True)
             self.told[key] = done.stdout if done.returncode == 0 else None
+            if "cannot be started" in done.stderr:
+                self.absent.add(key)
         return self.told[key]
 
     def command(self, words):
         """The help of the words in front that are a command, with its subcommand if it has one."""
-        plain = [word for word in words[:2] if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
+        plain = self.plain(words)
         return (self.of(plain) if len(plain) == 2 else None) or self.of(plain[:1])
+
+    def not_built(self, words):
+        """Whether it says that its program is not here, as `explain sync` does without torch."""
+        self.command(words)
+        plain = self.plain(words)
+        return bool({tuple(plain), tuple(plain[:1])} & self.absent)
+
+    @staticmethod
+    def plain(words):
+        return [word for word in words[:2] if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
 
 
 def words_of(line):
@@ -36,11 +48,11 @@ def check_command(words, help_of):
     """`words` behind `tessera`."""
     if not words or not re.fullmatch(r"[a-z]+", words[0]):
         return []
+    if help_of.not_built(words):
+        return []
     text = help_of.command(words)
     if text is None:
-        # A command of a program that is not built here says so itself; others are unknown.
-        told = subprocess.run([help_of.tessera, words[0], "--help"], capture_output=True, text=True)
-        return [] if "cannot be started" in told.stderr else [f"there is no command {words[0]!r}"]
+        return [f"there is no command {words[0]!r}"]
     problems = []
     for word in words[1:]:
         if word in ("|", "&&", ";", ">", "--"):
