@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -13,8 +15,7 @@
 namespace tessera::planner {
 namespace {
 
-// More pieces than these are counted in groups of them: their latencies add up, and what overlaps
-// changes by less than one in so many.
+// More pieces than these are counted in groups of them, as buckets are.
 constexpr double kMostPieces = 1024;
 
 // A part of the model, timed; `reduce` is one collective along tp.
@@ -82,13 +83,21 @@ StepChunk chunk_of(const Question& q, const PartTimes& parts, const StageShare& 
   return chunk;
 }
 
+// What goes by buckets at all: not the units that others than Tessera reduce at stage 3.
+bool has_buckets(const Question& q) {
+  return q.dp() > 1 && (q.zero < 3 || q.software == Software::tessera);
+}
+
 // Most chunks and most ranks are like the one before.
 void add_chunks(const Question& q, const PartTimes& parts, Step& step) {
   const Hardware hardware = as_launched(q);
+  std::optional<GradSizes> grads;
+  if (has_buckets(q)) grads.emplace(q);
   step.bucket_bytes = 0;
   const std::vector<std::vector<StageShare>> all = stage_shares(q);
   step.chunks.reserve(all.size());
   const StageShare* last = nullptr;
+  double limit = 0;  // of the last one's buckets
   StepChunk chunk;
   for (std::size_t r = 0; r < all.size(); ++r) {
     const std::vector<StageShare>& shares = all[r];
@@ -96,27 +105,54 @@ void add_chunks(const Question& q, const PartTimes& parts, Step& step) {
       step.chunks.push_back(step.chunks.back());
       continue;
     }
+    const double params = trained_on_rank(q, shares);
+    const double own_limit = grads ? grads->limit(shares) : bucket_bytes(q, params);
     std::vector<StepChunk>& rank = step.chunks.emplace_back();
     for (const StageShare& share : shares) {
-      if (last == nullptr || !alike(share, *last)) chunk = chunk_of(q, parts, share);
+      const bool fresh = last == nullptr || !alike(share, *last);
+      if (fresh) chunk = chunk_of(q, parts, share);
+      if (grads && (fresh || own_limit != limit)) {
+        const BackwardParts backward{share.head ? parts.head.backward() : 0, parts.layer.backward(),
+                                     chunk.backward()};
+        chunk.buckets = std::make_shared<StepBuckets>(grads->fill(share, own_limit, backward));
+      }
       last = &share;
+      limit = own_limit;
       rank.push_back(chunk);
     }
-    const double params = trained_on_rank(q, shares);
-    step.bucket_bytes = std::max(step.bucket_bytes, bucket_bytes(q, params));
+    step.bucket_bytes = std::max(step.bucket_bytes, own_limit);
     step.optimizer = std::max(step.optimizer, optimizer_time(q, hardware, params));
   }
 }
 
+Transfers::Each one_of(const Step& step, const Places& places, Collective kind, double bytes,
+                       double calls) {
+  Transfers::Each each{bytes, collective_cost(step.topology, kind, bytes, places.dp)};
+  each.cost.latency *= calls;
+  each.seconds = each.cost.seconds(step.topology);
+  return each;
+}
+
+// All alike.
 Transfers in_pieces(const Step& step, const Places& places, Collective kind, double bytes,
                     double pieces) {
   Transfers all;
   all.kind = kind;
   all.count = static_cast<int>(std::min(pieces, kMostPieces));
-  all.bytes = bytes / all.count;
-  all.cost = collective_cost(step.topology, kind, all.bytes, places.dp);
-  all.cost.latency *= pieces / all.count;
-  all.seconds = all.cost.seconds(step.topology);
+  all.sizes = {one_of(step, places, kind, bytes / all.count, pieces / all.count)};
+  return all;
+}
+
+Transfers in_buckets(const Step& step, const Places& places, Collective kind,
+                     std::shared_ptr<const StepBuckets> buckets) {
+  Transfers all;
+  all.kind = kind;
+  all.count = buckets->count();
+  all.sizes.reserve(buckets->sizes.size());
+  for (const StepBuckets::Size& size : buckets->sizes) {
+    all.sizes.push_back(one_of(step, places, kind, size.bytes, size.calls));
+  }
+  all.buckets = std::move(buckets);
   return all;
 }
 
@@ -169,21 +205,45 @@ double Step::hop_seconds(const GroupPlace& place) const {
          collective_cost(topology, Collective::send, hop_bytes, place).seconds(topology);
 }
 
+double Transfers::bytes() const {
+  if (buckets == nullptr) return count == 0 ? 0 : count * sizes.front().bytes;
+  double all = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) all += buckets->sizes[i].count * sizes[i].bytes;
+  return all;
+}
+
+double Transfers::seconds() const {
+  if (buckets == nullptr) return count == 0 ? 0 : count * sizes.front().seconds;
+  double all = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) all += buckets->sizes[i].count * sizes[i].seconds;
+  return all;
+}
+
+// Who gathers by buckets has as many as of gradients, taken as equal pieces of forward.
 Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
   if (dp() == 1 || zero == 0) return {};
-  // With nothing to hide them behind they go at once.
-  const double buckets = overlap_param_gather ? std::ceil(chunk.param_bytes / bucket_bytes) : 1;
-  const bool units = zero == 3 || (gather_units && overlap_param_gather);
-  const double pieces = units ? chunk.units : buckets;
+  double pieces = 1;  // with nothing to hide them behind they go at once
+  if (zero == 3 || (gather_units && overlap_param_gather)) {
+    pieces = chunk.units;
+  } else if (overlap_param_gather) {
+    pieces = chunk.buckets ? chunk.buckets->calls() : std::ceil(chunk.param_bytes / bucket_bytes);
+  }
   return in_pieces(*this, places, Collective::all_gather, chunk.param_bytes, std::max(1.0, pieces));
 }
 
 Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
   if (dp() == 1) return {};
-  const double buckets = overlap_grad_reduce ? std::ceil(chunk.grad_bytes / bucket_bytes) : 1;
-  const double pieces = zero == 3 && reduce_units ? chunk.units : buckets;
-  return in_pieces(*this, places, zero > 0 ? Collective::reduce_scatter : Collective::all_reduce,
-                   chunk.grad_bytes, std::max(1.0, pieces));
+  const Collective kind = zero > 0 ? Collective::reduce_scatter : Collective::all_reduce;
+  double pieces = 1;
+  if (zero == 3 && reduce_units) {
+    pieces = chunk.units;
+  } else if (overlap_grad_reduce) {
+    if (chunk.buckets && chunk.buckets->count() > 0) {
+      return in_buckets(*this, places, kind, chunk.buckets);
+    }
+    pieces = std::ceil(chunk.grad_bytes / bucket_bytes);
+  }
+  return in_pieces(*this, places, kind, chunk.grad_bytes, std::max(1.0, pieces));
 }
 
 std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/question.h"
+#include "tessera/planner/step_buckets.h"
 #include "tessera/planner/topology.h"
 #include "tessera/schedule/schedule.h"
 
@@ -22,6 +24,8 @@ struct StepChunk {
   double grad_bytes = 0;                   // of the parameters of the chunk on this rank
   double param_bytes = 0;
   int units = 1;  // that stage 3 gathers one by one
+  // What its gradients travel in; null: equal pieces of Step::bucket_bytes.
+  std::shared_ptr<const StepBuckets> buckets;
 
   double backward() const { return backward_input + backward_weight; }
   double total() const { return forward + backward(); }
@@ -30,11 +34,28 @@ struct StepChunk {
 
 // Collectives of one kind that follow each other.
 struct Transfers {
+  struct Each {
+    double bytes = 0;
+    CollectiveCost cost;
+    double seconds = 0;  // alone on the network
+  };
   Collective kind = Collective::all_gather;
   int count = 0;
-  double bytes = 0;     // of each
-  CollectiveCost cost;  // of each
-  double seconds = 0;   // of each, alone on the network
+  std::vector<Each> sizes;  // those that differ
+  // Which of them each has, and when it is ready; null: all alike, and evenly.
+  std::shared_ptr<const StepBuckets> buckets;
+
+  std::size_t size_of(int i) const {
+    return buckets == nullptr ? 0 : buckets->size_of[static_cast<std::size_t>(i)];
+  }
+  const Each& each(int i) const { return sizes[size_of(i)]; }
+  // After what share of a computation the i-th may begin.
+  double ready(int i) const {
+    return buckets == nullptr ? (i + 1.0) / count : buckets->ready[static_cast<std::size_t>(i)];
+  }
+  // Of all of them together.
+  double bytes() const;
+  double seconds() const;
 };
 
 // How far apart ranks are that are neighbours along an axis.
@@ -55,9 +76,9 @@ struct RankStrides {
 //   it is needed.
 // - gathers of stages 1 and 2: what the last step has updated, asked for as the step begins. With
 //   overlap forward goes on bucket by bucket as they come, else it waits for all of them.
-// - reductions: of a bucket when backward has gone through so much of the chunk, or of a unit
-//   (stage 3 of who reduces units); every micro-batch's, or the last one's. Without overlap they
-//   begin when backward is through, and what follows waits for them.
+// - reductions: of a bucket, [Note: buckets of a step], when backward has gone through so much of
+//   the chunk, or of a unit (stage 3 of who reduces units); every micro-batch's, or the last
+//   one's. Without overlap they begin when backward is through, and what follows waits for them.
 // A second of a collective beside computation takes `interference` seconds from it.
 // Along pp outputs and their gradients go from stage to stage without anybody waiting to send. At
 // the end the first and the last rank add up the gradient of a tied embedding, and when all
@@ -85,7 +106,7 @@ struct Step {
   // in stages 1 and 2, and reduce units in stage 3.
   bool gather_units = false;
   bool reduce_units = true;
-  double bucket_bytes = 25e6;
+  double bucket_bytes = 25e6;  // of chunks that do not say what their gradients travel in
 
   int dp() const { return axes.dp(); }
   int tp() const { return axes.tp(); }

@@ -42,9 +42,10 @@ double StepClock::running(Member& member, double until) const {
   return ran.before + (std::min(until, ran.end) - ran.begin);
 }
 
-void StepClock::run(const StepOp& op, double reduce_seconds, const double* seconds) {
+void StepClock::run(const StepOp& op, const Transfers& reduces, const double* seconds) {
   const double share = 1.0 / op.pieces;
-  const std::int64_t n = op.blocking ? 0 : op.reduces;
+  const int n = op.blocking ? 0 : op.reduces;
+  int next = 0;  // of the reductions
   for (int piece = 0; piece < op.pieces; ++piece) {
     if (op.gathers) {
       if (gather_places_.size() <= used_) {
@@ -56,7 +57,6 @@ void StepClock::run(const StepOp& op, double reduce_seconds, const double* secon
     }
     const double there = ran_[wait_for_].end;
     double latest = 0, spread = 0;
-    const std::int64_t first = n * piece / op.pieces, past = n * (piece + 1) / op.pieces;
     for (std::size_t m = 0; m < members_.size(); ++m) {
       Member& member = members_[m];
       const double begin = std::max(member.now, there);
@@ -74,8 +74,9 @@ void StepClock::run(const StepOp& op, double reduce_seconds, const double* secon
       spread = std::max(spread, member.now);
     }
     if (op.gathers && prefetch_ > 0) ask_gathers(used_ + prefetch_, latest);
-    for (std::int64_t i = first; i < past; ++i) {
-      const double part = static_cast<double>(i + 1) * op.pieces / static_cast<double>(n) - piece;
+    for (; next < n; ++next) {
+      const double part = part_of_piece(reduces.ready(next), piece, op.pieces);
+      if (part > 1) break;
       double ready = spread;
       if (part < 1) {
         ready = 0;
@@ -83,7 +84,7 @@ void StepClock::run(const StepOp& op, double reduce_seconds, const double* secon
           ready = std::max(ready, member.began + (member.now - member.began) * part);
         }
       }
-      announce(ready, reduce_seconds);
+      announce(ready, reduces.each(next).seconds);
     }
     if (interference_ > 0) {
       for (Member& member : members_) {
@@ -95,14 +96,14 @@ void StepClock::run(const StepOp& op, double reduce_seconds, const double* secon
   if (!op.blocking) return;
   double ready = 0;
   for (const Member& member : members_) ready = std::max(ready, member.now);
-  for (int i = 0; i < op.reduces; ++i) announce(ready, reduce_seconds);
+  for (int i = 0; i < op.reduces; ++i) announce(ready, reduces.each(i).seconds);
   wait_for_ = ran_.size() - 1;
 }
 
-void StepClock::reduce_late(int count, double seconds) {
+void StepClock::reduce_late(const Transfers& reduces) {
   double ready = 0;
   for (const Member& member : members_) ready = std::max(ready, member.now + member.debt);
-  for (int i = 0; i < count; ++i) announce(ready, seconds);
+  for (int i = 0; i < reduces.count; ++i) announce(ready, reduces.each(i).seconds);
 }
 
 void StepClock::finish() {

@@ -23,12 +23,12 @@ class StepClock {
   // where the next one is asked for early.
   void expect_gathers(int count, double seconds);
   void start(const StepStart& start);
-  // `seconds`: of each member for the whole operation.
-  void run(const StepOp& op, double reduce_seconds, const double* seconds);
+  // `reduces`: of the operation's gradients; `seconds`: of each member for the whole operation.
+  void run(const StepOp& op, const Transfers& reduces, const double* seconds);
   // A message that the only member needs comes then.
   void wait_until(double time) { members_.front().now = std::max(now(), time); }
   // Reductions after all computation.
-  void reduce_late(int count, double seconds);
+  void reduce_late(const Transfers& reduces);
   void finish();
 
   // The end of what a member has done, and how much of that it waited for collectives or was slowed

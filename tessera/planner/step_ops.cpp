@@ -50,6 +50,12 @@ StepOp step_op(const Step& step, Kind kind, const StepChunk& chunk, const Transf
   return op;
 }
 
+double part_of_piece(double share, int piece, int pieces) {
+  constexpr double kRounding = 1e-9;
+  const double part = share * pieces - piece;
+  return part <= 1 + kRounding || piece + 1 == pieces ? std::min(part, 1.0) : part;
+}
+
 StepStart step_start(const Step& step, int all_gathers) {
   if (step.zero == 3) return {std::min(all_gathers, 2 * step.prefetch()), false};
   return {all_gathers, !step.overlap_param_gather};

@@ -20,6 +20,11 @@ struct StepOp {
 StepOp step_op(const Step& step, schedule::Kind kind, const StepChunk& chunk,
                const Transfers& gathers, const Transfers& reductions, bool first, bool last);
 
+// In what part of a piece, of so many that an operation is cut into, a share of it is done: at most
+// 1, else in a later one. What is ready as a piece ends belongs to it, and all that is left to the
+// last.
+double part_of_piece(double share, int piece, int pieces);
+
 // Of all gathers of a rank, those that are asked for as the step begins, and whether all of them
 // must be there before anything is computed.
 struct StepStart {

@@ -31,8 +31,8 @@ class StepPlayer {
       }
       rank.clock.reserve(program.gathers.size(), reductions);
       for (const int chunk : program.gathers) {
-        rank.clock.expect_gathers(1,
-                                  program.chunks[static_cast<std::size_t>(chunk)].gather.seconds);
+        rank.clock.expect_gathers(
+            1, program.chunks[static_cast<std::size_t>(chunk)].gather.each(0).seconds);
       }
       rank.clock.start(program.start);
     }
@@ -96,8 +96,7 @@ class StepPlayer {
       const double now = rank.clock.now();
       if (is_compute(op.kind)) {
         const double seconds = op.work + op.tp;
-        rank.clock.run(op, program.chunks[static_cast<std::size_t>(op.chunk)].reduce.seconds,
-                       &seconds);
+        rank.clock.run(op, program.chunks[static_cast<std::size_t>(op.chunk)].reduce, &seconds);
       } else if (op.kind == Kind::send_activation || op.kind == Kind::send_gradient) {
         const auto peer = static_cast<std::size_t>(op.peer);
         channel(peer, op.peer_chunk, op.kind == Kind::send_gradient)
@@ -119,8 +118,7 @@ class StepPlayer {
     Rank& rank = ranks_[r];
     for (const Op& op : programs_[r].ops) {
       if (op.late_reduces == 0) continue;
-      rank.clock.reduce_late(
-          op.late_reduces, programs_[r].chunks[static_cast<std::size_t>(op.chunk)].reduce.seconds);
+      rank.clock.reduce_late(programs_[r].chunks[static_cast<std::size_t>(op.chunk)].reduce);
     }
     rank.clock.finish();
     rank.time.dp = rank.clock.exposed();

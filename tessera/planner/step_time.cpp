@@ -53,10 +53,8 @@ double least_at(const Step& s, const ReplicaPlace& replicas) {
         own += k * chunk.total();
         longest = std::max(longest, chunk.total());
         if (priced == nullptr || chunk != *priced) {
-          const Transfers gathers = s.gathers(chunk, places);
-          const Transfers reduces = s.reductions(chunk, places);
-          collectives =
-              passes * gathers.count * gathers.seconds + each * reduces.count * reduces.seconds;
+          collectives = passes * s.gathers(chunk, places).seconds() +
+                        each * s.reductions(chunk, places).seconds();
           priced = &chunk;
         }
         sent += collectives;

@@ -15,7 +15,7 @@ Result run_group(const Scenario& s, int replicas) {
   const std::vector<double> slow = slowness(s);
   planner::StepClock clock(n, s.interference, s.prefetch());
   for (const int chunk : program.gathers) {
-    clock.expect_gathers(1, program.chunks[static_cast<std::size_t>(chunk)].gather.seconds);
+    clock.expect_gathers(1, program.chunks[static_cast<std::size_t>(chunk)].gather.each(0).seconds);
   }
   clock.start(program.start);
 
@@ -35,17 +35,17 @@ Result run_group(const Scenario& s, int replicas) {
     }
     ++computed;
     const planner::Transfers& reduce = program.chunks[static_cast<std::size_t>(op.chunk)].reduce;
-    clock.run(op, reduce.seconds, seconds.data());
-    sent += (op.reduces + op.late_reduces) * sent_bytes(reduce, s.dp());
+    clock.run(op, reduce, seconds.data());
+    if (op.reduces + op.late_reduces > 0) sent += sent_bytes(reduce.kind, reduce.bytes(), s.dp());
   }
   for (const planner::Op& op : program.ops) {
     if (op.late_reduces == 0) continue;
-    clock.reduce_late(op.late_reduces,
-                      program.chunks[static_cast<std::size_t>(op.chunk)].reduce.seconds);
+    clock.reduce_late(program.chunks[static_cast<std::size_t>(op.chunk)].reduce);
   }
   clock.finish();
   for (const int chunk : program.gathers) {
-    sent += sent_bytes(program.chunks[static_cast<std::size_t>(chunk)].gather, s.dp());
+    const planner::Transfers& gather = program.chunks[static_cast<std::size_t>(chunk)].gather;
+    sent += sent_bytes(gather.kind, gather.each(0).bytes, s.dp());
   }
   double end = 0;
   for (std::size_t d = 0; d < n; ++d) end = std::max(end, clock.now(d));

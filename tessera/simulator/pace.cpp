@@ -34,9 +34,9 @@ Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first, int 
   return pace;
 }
 
-double sent_bytes(const planner::Transfers& transfers, int dp) {
-  const double parts = transfers.kind == planner::Collective::all_reduce ? 2 : 1;
-  return parts * (dp - 1.0) / dp * transfers.bytes;
+double sent_bytes(planner::Collective kind, double bytes, int dp) {
+  const double parts = kind == planner::Collective::all_reduce ? 2 : 1;
+  return parts * (dp - 1.0) / dp * bytes;
 }
 
 }  // namespace tessera::simulator

@@ -18,7 +18,7 @@ std::vector<double> slowness(const Scenario& scenario);
 Pace pace_of(const Scenario& scenario, const std::vector<double>& slow, int first, int stride,
              std::int64_t computed);
 
-// What a member sends for one of them.
-double sent_bytes(const planner::Transfers& transfers, int dp);
+// What a member sends for one collective.
+double sent_bytes(planner::Collective kind, double bytes, int dp);
 
 }  // namespace tessera::simulator

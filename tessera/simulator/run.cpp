@@ -31,8 +31,11 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
   for (const Program& program : programs_) {
     auto& loads = loads_.emplace_back();
     for (const Program::OfChunk& each : program.chunks) {
-      loads.push_back(
-          {load_of(each.gather.cost, s_.topology), load_of(each.reduce.cost, s_.topology)});
+      Loads& own = loads.emplace_back();
+      if (each.gather.count > 0) own.gather = load_of(each.gather.each(0).cost, s_.topology);
+      for (const planner::Transfers::Each& size : each.reduce.sizes) {
+        own.reduce.push_back(load_of(size.cost, s_.topology));
+      }
     }
   }
   for (const Level level : {kInside, kBetween}) {
@@ -161,7 +164,7 @@ void Run::handle(const Event& event) {
         worker.piece = 0;
         if (op.blocking) {
           for (int i = 0; i < op.reduces; ++i) {
-            announce(event.id, event.time, op.chunk, false, event.time);
+            announce(event.id, event.time, op.chunk, false, i, event.time);
           }
           worker.wait_for = worker.announced;
         }
@@ -219,7 +222,7 @@ void Run::advance(std::uint32_t w, double now) {
   }
   const double through = now + worker.debt;
   for (const Op& op : mine.ops) {
-    for (int i = 0; i < op.late_reduces; ++i) announce(w, through, op.chunk, false, now);
+    for (int i = 0; i < op.late_reduces; ++i) announce(w, through, op.chunk, false, i, now);
   }
   worker.since = through;
   worker.time.dp += worker.debt;
@@ -262,16 +265,18 @@ void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
   worker.piece_seconds = seconds / op.pieces;
 }
 
-// Bucket i of n is ready after (i + 1) / n of the operation.
+// Those that are ready in the present piece.
 void Run::announce_reduces(std::uint32_t w, const Op& op, double now) {
-  const Worker& worker = workers_[w];
+  Worker& worker = workers_[w];
   const double piece_seconds = worker.piece_seconds + worker.debt;
-  const int piece = worker.piece;
-  const std::int64_t n = op.reduces;
-  const auto before = [&](int piece_index) { return n * piece_index / op.pieces; };
-  for (std::int64_t i = before(piece); i < before(piece + 1); ++i) {
-    const double share = static_cast<double>(i + 1) * op.pieces / static_cast<double>(n) - piece;
-    announce(w, now + piece_seconds * share, op.chunk, false, now);
+  const planner::Transfers& reduces =
+      program(worker).chunks[static_cast<std::size_t>(op.chunk)].reduce;
+  if (worker.piece == 0) worker.reduced = 0;
+  for (; worker.reduced < op.reduces; ++worker.reduced) {
+    const double part =
+        planner::part_of_piece(reduces.ready(worker.reduced), worker.piece, op.pieces);
+    if (part > 1) break;
+    announce(w, now + piece_seconds * part, op.chunk, false, worker.reduced, now);
   }
 }
 
@@ -331,24 +336,25 @@ void Run::ask_gathers(std::uint32_t w, int upto, double now) {
   const int most = std::min(upto, static_cast<int>(chunks.size()));
   while (worker.gathers_asked < most) {
     const int chunk = chunks[static_cast<std::size_t>(worker.gathers_asked++)];
-    announce(w, now, chunk, true, now);
+    announce(w, now, chunk, true, 0, now);
   }
 }
 
-void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, double now) {
+void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, int which, double now) {
   Worker& worker = workers_[w];
   Group& mine = group(worker);
   const int number = worker.announced++;
   if (number == static_cast<int>(mine.collectives.size())) {
-    mine.collectives.push_back({replicas_, 0, chunk, gather});
+    mine.collectives.push_back({replicas_, 0, chunk, gather, which});
     if (gather) mine.gathers.push_back(number);
   }
   Collective& collective = mine.collectives[static_cast<std::size_t>(number)];
   collective.ready = std::max(collective.ready, ready);
   horizon_ = std::min(horizon_, ready);
   --collective.missing;
-  const Program::OfChunk& transfers = program(worker).chunks[static_cast<std::size_t>(chunk)];
-  worker.time.sent_dp += sent_bytes(gather ? transfers.gather : transfers.reduce, s_.dp());
+  const Program::OfChunk& of_chunk = program(worker).chunks[static_cast<std::size_t>(chunk)];
+  const planner::Transfers& transfers = gather ? of_chunk.gather : of_chunk.reduce;
+  worker.time.sent_dp += sent_bytes(transfers.kind, transfers.each(which).bytes, s_.dp());
   if (collective.missing == 0 && number == mine.done && !mine.busy) {
     plan_collective(worker.p, now);
   }
@@ -364,7 +370,10 @@ void Run::plan_collective(int p, double now) {
 const Load& Run::load(int p, const Collective& collective) const {
   const Loads& loads =
       loads_[static_cast<std::size_t>(p)][static_cast<std::size_t>(collective.chunk)];
-  return collective.gather ? loads.gather : loads.reduce;
+  if (collective.gather) return loads.gather;
+  const Program::OfChunk& of_chunk =
+      programs_[static_cast<std::size_t>(p)].chunks[static_cast<std::size_t>(collective.chunk)];
+  return loads.reduce[of_chunk.reduce.size_of(collective.which)];
 }
 
 void Run::begin_collective(int p, double now) {

@@ -39,6 +39,7 @@ class Run {
     int p = 0;
     std::uint32_t op = 0;
     int piece = 0;
+    int reduced = 0;        // reductions that the present operation has announced
     int computed = 0;       // operations, to count the random numbers
     int announced = 0;      // collectives
     int gathers_asked = 0;  // of those, gathers
@@ -56,6 +57,7 @@ class Run {
     double ready = 0;  // when the last of the others is
     int chunk = 0;
     bool gather = false;
+    int which = 0;  // of the chunk's reductions
   };
   struct Group {
     std::vector<Collective> collectives;
@@ -91,7 +93,7 @@ class Run {
 
   void arrived(std::uint32_t flow, double now);
   void ask_gathers(std::uint32_t w, int upto, double now);
-  void announce(std::uint32_t w, double ready, int chunk, bool gather, double now);
+  void announce(std::uint32_t w, double ready, int chunk, bool gather, int which, double now);
   void plan_collective(int p, double now);
   void begin_collective(int p, double now);
   void end_collective(int p, double now);
@@ -123,7 +125,8 @@ class Run {
   int traced_;
   std::vector<Program> programs_;  // [pipeline rank]
   struct Loads {
-    Load gather, reduce;
+    Load gather;
+    std::vector<Load> reduce;  // [size]
   };
   std::vector<std::vector<Loads>> loads_;  // [pipeline rank][chunk]
   std::array<Load, 2> hop_;                // [level]

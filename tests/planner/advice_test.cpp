@@ -249,16 +249,25 @@ TEST(Advice, SaysHowTheSoftwareIsAskedForAStage) {
 
 TEST(Advice, ATinyBucketIsToldToGrow) {
   Settings settings;
-  for (const auto& [key, value] :
-       {std::pair{"model", "llama2-7b"}, {"dp", "8"}, {"zero", "1"}, {"bucket-size", "100kB"}}) {
+  // Buckets hold whole parameters, so only where these are small is a small bucket one of many.
+  for (const auto& [key, value] : {std::pair{"layers", "48"},
+                                   {"hidden", "256"},
+                                   {"heads", "4"},
+                                   {"dp", "64"},
+                                   {"zero", "1"},
+                                   {"software", "tessera"},
+                                   {"bucket-size", "1kB"}}) {
     settings.set(key, value);
   }
   const Plan plan = make_plan(settings.question(built_in()));
   ASSERT_EQ(plan.bound, Bound::network);
-  // Stage 3 goes by units, whatever buckets are, and is as good a way out.
   std::string all;
-  for (const Advice& advice : plan.advice) all += advice.text + "\n";
-  EXPECT_NE(all.find("--bucket-size 25MB saves"), std::string::npos) << all;
+  bool told = false;
+  for (const Advice& advice : plan.advice) {
+    all += advice.text + "\n";
+    told = told || (advice.family == "bucket-size" && advice.seconds > 0.5 * plan.time.step());
+  }
+  EXPECT_TRUE(told) << all;
   EXPECT_EQ(plan.remedy.find("links"), std::string::npos) << plan.remedy;
 }
 

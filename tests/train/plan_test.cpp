@@ -7,7 +7,10 @@
 
 #include "tessera/memory/allocator.h"
 #include "tessera/models/gpt.h"
+#include "tessera/models/llama.h"
 #include "tessera/planner/run.h"
+#include "tessera/planner/step_buckets.h"
+#include "tessera/zero/plan.h"
 
 namespace tessera::train {
 namespace {
@@ -44,6 +47,46 @@ TEST(Plan, ActivationsAreWhatTheLedgerCounts) {
       }
     }
   }
+}
+
+// The buckets that a described step has, beside those that the engine plans.
+void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
+  for (const char* layout : {"fp32", "bf16", "bf16-fp32grad"}) {
+    for (const int ranks : {2, 3, 8}) {
+      for (const std::int64_t bucket : {0, 1, 5000, 60000, 1 << 30}) {
+        zero::Options options;
+        options.layout = parse_state_layout(layout);
+        options.bucket_bytes = bucket;
+        const zero::Plan plan = zero::make_plan(model, options, ranks);
+        planner::Question q;
+        q.model = shape;
+        q.layout = options.layout;
+        q.software = planner::Software::tessera;
+        q.bucket_bytes = static_cast<double>(bucket);
+        q.axes.set("dp", ranks);
+        const planner::GradSizes grads(q);
+        const planner::StageShare all{shape.layers, true, true};
+        const planner::StepBuckets buckets = grads.fill(all, grads.limit({all}), {});
+        ASSERT_EQ(buckets.size_of.size(), plan.buckets.size())
+            << layout << " " << ranks << " ranks, buckets of " << bucket;
+        for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
+          EXPECT_EQ(buckets.sizes[buckets.size_of[i]].bytes,
+                    static_cast<double>(plan.buckets[i].bytes))
+              << layout << " " << ranks << " ranks, bucket " << i << " of " << bucket;
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, BucketsAreTheEngines) {
+  for (const ModelShape& shape : {gpt_shape(3, 64, 4, 50, 64), gpt_shape(2, 96, 2, 500, 40)}) {
+    models::Gpt model(shape, 0);
+    expect_same_buckets(*model, shape);
+  }
+  const ModelShape shape = find_model_shape("llama-tiny");
+  models::Llama model(shape, 0);
+  expect_same_buckets(*model, shape);
 }
 
 }  // namespace
