@@ -26,10 +26,10 @@ NODE = {
     "memory_efficiency": (0.8, 0.3, 1),
     "launch": (20e-6, 1e-6, 2e-4),
     "kernel_start": (3e-6, 5e-7, 2e-5),
+    "launch_skew": (50e-6, 5e-6, 5e-4),
     "logit_bytes": (40, 4, 400),
     "gradient_passes": (2, 0.25, 16),
     "inside.bandwidth": (240e9, 5e10, 3e11),
-    "inside.latency": (10e-6, 1e-6, 5e-5),
 }
 NETWORK = {
     "between.bandwidth": (20e9, 2e9, 2.5e10),
@@ -37,8 +37,9 @@ NETWORK = {
     "oversubscription": (2, 1, 16),
 }
 FACTORS = (1.5, 1.2, 1.08, 1.03)
-SOFTWARE = ("product_efficiency", "memory_efficiency", "launch", "kernel_start", "logit_bytes",
-            "gradient_passes")
+SOFTWARE = ("product_efficiency", "memory_efficiency", "launch", "kernel_start", "launch_skew",
+            "logit_bytes", "gradient_passes")
+INSIDE_LATENCY = 3e-6  # of a ring's step over NVLink, which is too little to be fitted
 
 
 class Planner:
@@ -55,7 +56,7 @@ class Planner:
             out.write(f'[fitted]\nlike = "{self.base}"\nsoftware = "megatron"\n')
             for link in ("inside", "between"):
                 out.write(f"{link} = {{ bandwidth = {c[link + '.bandwidth']!r}, "
-                          f"latency = {c[link + '.latency']!r} }}\n")
+                          f"latency = {c.get(link + '.latency', INSIDE_LATENCY)!r} }}\n")
             out.write(f"switches = [[1, {max(1.0, c['oversubscription'])!r}]]\n[fitted.megatron]\n")
             for key in SOFTWARE:
                 out.write(f"{key} = {c[key]!r}\n")

@@ -100,6 +100,7 @@ Measured measure_gpu(const Bench& bench) {
   // What the software that is measured here makes of it.
   machine.launch = launch_time({bench.world, bench.device, std::min(bench.budget, 0.1)});
   machine.kernel_start = ours.kernel_start;
+  machine.launch_skew = ours.launch_skew;
   machine.logit_bytes = ours.logit_bytes;
   machine.reserve = ours.reserve, machine.usable = ours.usable;
   if (card.memory > 0) machine.memory = static_cast<double>(card.memory);

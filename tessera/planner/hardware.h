@@ -20,11 +20,17 @@ struct SoftwareFigures {
   double memory_efficiency = 1;     // of the memory bandwidth, for a large elementwise pass
   double launch = 0;                // seconds of the host per kernel
   double kernel_start = 0;          // seconds of the device per kernel, besides its work
+  double launch_skew = 0;           // [Note: the last host]
   double logit_bytes = 0;           // read and written per logit by loss and its gradient
   double gradient_passes = 1;       // times that an optimizer step goes over the gradients
   double accumulate_passes = 2;     // times that a micro-batch goes over them, to add to them
   double layer_launches = 1;        // of an eager layer's kernels, those that are launched
 };
+
+// [Note: the last host] Every rank's host launches for itself, some sooner and some later, and a
+// collective in the middle of a layer begins when the last of them has. How long the last of n is
+// behind the others grows with the logarithm of n: `launch_skew` seconds for each doubling. On
+// links inside a node that is much more than the collective's own steps.
 
 // A device, its host and its network, as the catalogue describes them, and what the software that
 // runs on it makes of it. All of them come from hardware.toml or a file of the user's: numbers are

@@ -51,6 +51,7 @@ const std::vector<Key<SoftwareFigures>>& figure_keys() {
       {"memory_efficiency", Unit::number, 0.01, 1, TESSERA_AT(memory_efficiency)},
       {"launch", Unit::time, 0, 1, TESSERA_AT(launch)},
       {"kernel_start", Unit::time, 0, 1, TESSERA_AT(kernel_start)},
+      {"launch_skew", Unit::time, 0, 1, TESSERA_AT(launch_skew)},
       {"logit_bytes", Unit::number, 0, 1e4, TESSERA_AT(logit_bytes)},
       {"gradient_passes", Unit::number, 0, 100, TESSERA_AT(gradient_passes)},
       {"accumulate_passes", Unit::number, 0, 100, TESSERA_AT(accumulate_passes)},

@@ -1,6 +1,7 @@
 #include "tessera/planner/layer_time.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/planner/adapters.h"
 #include "tessera/planner/light_time.h"
@@ -36,6 +37,13 @@ struct LayerSizes {
   double tokens, hidden, head, heads, ffn, vocab;
   double qkv = 0, up = 0, seq = 0, sequences = 0, scores = 0, whole = 0, accumulate = 0;
 };
+
+// A collective along tp of so many bytes, [Note: the last host].
+Work tp_collective(const Question& q, Collective kind, double bytes) {
+  const Places where = places(q);
+  const double behind = q.hardware.launch_skew * std::log2(std::max(1, q.tp()));
+  return {behind + where.seconds(kind, bytes, where.tp), 1};
+}
 
 // [Note: launches] What a layer launches in an eager framework. Besides its products and passes
 // there are copies between layouts, which move little and cost a launch each.
@@ -150,11 +158,9 @@ PartWork adapted_layer_work(const Question& q, const BlockFlow& flow) {
   if (q.tp() > 1) {
     work.forward_reduces = 2;
     work.backward_reduces = (flow.input ? 1 : 0) + (flow.middle ? 1 : 0);
-    const Places where = places(q);
     for (const double elements : {summed[0], summed[1], summed[2], summed[3], shared}) {
       if (elements <= 0) continue;
-      const double bytes = elements * s.element;
-      work.backward_weight += {where.seconds(Collective::all_reduce, bytes, where.tp), 1};
+      work.backward_weight += tp_collective(q, Collective::all_reduce, elements * s.element);
     }
   }
   b.recompute(work);
@@ -220,20 +226,16 @@ PartWork head_work(const Question& q) {
   if (q.tp() > 1) {
     work.backward_reduces = 1;
     // Maximum, sum and target logit.
-    const Places where = places(q);
-    const double each = where.seconds(Collective::all_reduce, 4 * s.tokens, where.tp);
-    work.forward += {3 * each, 3};
+    work.forward += tp_collective(q, Collective::all_reduce, 4 * s.tokens) * 3;
   }
   return work;
 }
 
 Work tensor_reduce(const Question& q) {
   const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
-  const Places where = places(q);
-  if (!q.sequence_parallel) return {where.seconds(Collective::all_reduce, bytes, where.tp), 1};
-  return {where.seconds(Collective::reduce_scatter, bytes, where.tp) +
-              where.seconds(Collective::all_gather, bytes, where.tp),
-          2};
+  if (!q.sequence_parallel) return tp_collective(q, Collective::all_reduce, bytes);
+  return tp_collective(q, Collective::reduce_scatter, bytes) +
+         tp_collective(q, Collective::all_gather, bytes);
 }
 
 }  // namespace tessera::planner

@@ -151,6 +151,25 @@ TEST(StepTime, SmallModelsAreBoundByTheirLaunches) {
   EXPECT_LT(step(q), 0.8 * one);
 }
 
+// [Note: the last host]: every collective inside the model waits for it, longer with every doubling
+// of the ranks.
+TEST(StepTime, CollectivesOfALayerWaitForTheLastHost) {
+  for (const int tp : {1, 2, 4, 8}) {
+    Question q = question();
+    q.model = find_model_shape("gpt3-6.7b");
+    q.axes.set("tp", tp);
+    q.hardware.launch = q.hardware.launch_skew = 0;  // what the host launches is not in the way
+    const StepTime at_once = step_time(settle(q));
+    q.hardware.launch_skew = 1e-3;
+    const StepTime apart = step_time(settle(q));
+    const double doublings = std::log2(tp), layers = 32;
+    // Two each way in a layer, one of the embedding and one of the head; three short ones of the
+    // loss count as its own time.
+    EXPECT_NEAR(apart.tp - at_once.tp, 1e-3 * doublings * (4 * layers + 2), 1e-9) << tp;
+    EXPECT_NEAR(apart.compute - at_once.compute, 1e-3 * doublings * 3, 1e-9) << tp;
+  }
+}
+
 TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   for (const int zero : {0, 1, 2, 3}) {
     Question q = question("h100");
@@ -310,7 +329,7 @@ TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
       Question asked = question(name);
       asked.model = find_model_shape("gpt3-175b");
       asked.micro_batch = micro;
-      asked.hardware.launch = 0;  // a slow host would hide some of it
+      asked.hardware.launch = asked.hardware.launch_skew = 0;  // a slow host would hide some of it
       asked.axes.set("tp", 16);
       const Question q = settle(asked);
       const double sums = 4.0 * static_cast<double>(q.model.layers) + 2;  // embedding and head, too
