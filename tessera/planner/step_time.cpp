@@ -7,6 +7,8 @@
 namespace tessera::planner {
 namespace {
 
+constexpr double kRoundingOfSums = 1e-12;
+
 // Of a micro-batch on a rank, without what data parallelism adds.
 struct OwnTime {
   double all = 0, tp = 0;
@@ -92,7 +94,9 @@ StepTime step_time(const Step& s) {
     end = std::max(end, both + tied);
     time.pp += end - played.end;
   }
-  time.bubble = std::max(0.0, end + s.optimizer - time.step());
+  // What the parts do not add up to; where nothing is left that is only how sums are rounded.
+  const double left = end + s.optimizer - time.step();
+  time.bubble = left > kRoundingOfSums * end ? left : 0;
   return time;
 }
 

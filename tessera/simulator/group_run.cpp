@@ -31,7 +31,7 @@ Result run_group(const Scenario& s, int replicas) {
           pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides.tp, computed);
       seconds[d] = op.work * pace.slowest + op.tp;
       result.ranks[d].compute += op.work * pace.mean;
-      result.ranks[d].tp += seconds[d] - op.work * pace.mean;
+      result.ranks[d].tp += op.work * (pace.slowest - pace.mean) + op.tp;
     }
     ++computed;
     const planner::Transfers& reduce = program.chunks[static_cast<std::size_t>(op.chunk)].reduce;

@@ -261,7 +261,7 @@ void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
                             strides_.tp, worker.computed++);
   const double seconds = op.work * pace.slowest + op.tp;
   worker.time.compute += op.work * pace.mean;
-  worker.time.tp += seconds - op.work * pace.mean;
+  worker.time.tp += op.work * (pace.slowest - pace.mean) + op.tp;
   worker.piece_seconds = seconds / op.pieces;
 }
 

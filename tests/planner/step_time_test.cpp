@@ -170,6 +170,23 @@ TEST(StepTime, CollectivesOfALayerWaitForTheLastHost) {
   }
 }
 
+// What sums are rounded by is no bubble.
+TEST(StepTime, WithoutAPipelineThereIsNoBubble) {
+  for (const char* model : {"gpt2-124m", "gpt2-xl", "llama2-7b", "llama2-70b"}) {
+    for (const int dp : {1, 2, 3, 8, 64}) {
+      for (const int zero : {0, 1, 2, 3}) {
+        for (const int micros : {1, 3, 64}) {
+          Question q = question("h100");
+          q.model = find_model_shape(model);
+          q.axes.set("dp", dp), q.zero = zero, q.grad_accum = micros;
+          EXPECT_EQ(step_time(settle(q)).bubble, 0)
+              << model << " dp " << dp << " ZeRO " << zero << " micro-batches " << micros;
+        }
+      }
+    }
+  }
+}
+
 TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   for (const int zero : {0, 1, 2, 3}) {
     Question q = question("h100");

@@ -132,6 +132,15 @@ TEST(Irregular, JitterCostsTime) {
               r.mean.compute * 0.02);
 }
 
+// A rank without tp neighbours waits for none, not even for what a difference is rounded by.
+TEST(Irregular, AloneAlongTpNobodyWaits) {
+  for (const int stages : {1, 4}) {
+    Scenario s = scenario("1f1b", stages, 7, 16, 1);
+    s.jitter = 0.1;
+    for (const RankTime& rank : simulate(s).ranks) EXPECT_EQ(rank.tp, 0);
+  }
+}
+
 // A rank that is f times slower makes the step longer, and at most f times as long.
 TEST(Irregular, AStragglerCostsAtMostItsFactor) {
   for (const std::string& name : schedule::names()) {
