@@ -59,6 +59,10 @@ void settle_model(Question& q) {
   }
   in_range("seq", q.seq, 1, kMostSeq);
   in_range("positions", q.model.positions, 0, kMostSeq);
+  if (q.model.rotary() && q.model.longest() > 0 && q.seq > q.model.longest()) {
+    throw UsageError(str("--seq: got ", q.seq, ", but ", longest_reason(q.model),
+                         "; wanted at most ", q.model.longest()));
+  }
   // A learned table of positions has a row for each of the sequence's.
   if (q.model.positions > 0) q.model.positions = std::max(q.model.positions, q.seq);
   in_range("vocab-multiple", q.vocab_multiple, 0, 1'000'000);

@@ -53,7 +53,10 @@ std::int64_t parse_whole(const Field& field, std::string_view text, Command comm
   const bool open = command == Command::plan && !field.bounded_in_plans;
   const std::string bounds = open ? "at least 1" : bounds_of(field);
   const std::optional<std::int64_t> value = whole_number(text);
-  if (!value) refuse_setting(field, text, str("a whole number, ", bounds));
+  // 1e30 is one, too: what it is not is one that can be counted.
+  if (!value) {
+    refuse_setting(field, text, str("a whole number, ", bounds, open ? " and below 9.2e18" : ""));
+  }
   const auto wide = static_cast<double>(*value);
   if (open ? *value < 1 : !(wide >= field.least && wide <= field.most)) {
     const bool much = !field.bound.empty() && !open && wide > field.most;

@@ -64,6 +64,30 @@ TEST(Settle, IsSettled) {
   }
 }
 
+// Beyond its context a model of dynamic rotary positions is another for every length: train refuses
+// it, and so no plan is made of it.
+TEST(Settle, DynamicRotaryPositionsEndWithTheContext) {
+  const auto asked = [](std::int64_t seq, RotaryScaling::Kind kind) {
+    return with(
+        [&](Question& w) {
+          w.seq = seq, w.model.context = 2048;
+          w.model.rotary_scaling.kind = kind, w.model.rotary_scaling.factor = 2;
+        },
+        "llama2-7b");
+  };
+  constexpr auto kDynamic = RotaryScaling::Kind::dynamic, kLinear = RotaryScaling::Kind::linear;
+  EXPECT_EQ(settle(asked(0, kDynamic)).seq, 2048);
+  EXPECT_EQ(settle(asked(2048, kDynamic)).seq, 2048);
+  EXPECT_EQ(settle(asked(4096, kLinear)).seq, 4096);
+  try {
+    settle(asked(2049, kDynamic));
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("--seq: got 2049"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("at most 2048"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Settle, PadsTheVocabularyOnlyWhenAsked) {
   EXPECT_EQ(settle(about("gpt2-xl")).model.vocab, 50257);
   EXPECT_EQ(settle(with([](Question& w) { w.vocab_multiple = 128; })).model.vocab, 50304);

@@ -151,6 +151,8 @@ TEST(Settings, WhatIsLeftOutOrBelowOneIsNamed) {
   EXPECT_NE(below.find("wanted at least 1"), std::string::npos) << below;
   const std::string none = refusal({{"dp", "x"}});
   EXPECT_NE(none.find("wanted a whole number"), std::string::npos) << none;
+  const std::string beyond = refusal({{"params", "1e30"}});
+  EXPECT_NE(beyond.find("at least 1 and below 9.2e18"), std::string::npos) << beyond;
 }
 
 // Where 0 says something, runs and plans read the same numbers; elsewhere it stands for what a run
