@@ -68,13 +68,17 @@ TEST(PublishedRuns, ReferenceStepsAreWithinTenPercent) {
     EXPECT_NEAR(step(1, 15, 4, 0, overlap) / 1470, 1, 0.1);  // R4
     EXPECT_NEAR(step(4, 15, 1, 0, overlap) / 421, 1, 0.1);   // R5
     EXPECT_NEAR(step(4, 15, 1, 1, overlap) / 421, 1, 0.1);   // R6: as R5
-    // Ratios: of R2, R4 and R5.
-    EXPECT_NEAR(step(4, 1, 1, 0, overlap) / step(1, 1, 1, 0, overlap), 1.14, 0.05);
+    // Ratios: of R4 and R5.
     EXPECT_NEAR(step(1, 15, 4, 0, overlap) / step(1, 15, 1, 0, overlap), 3.74, 0.05);
     EXPECT_NEAR(step(4, 15, 1, 0, overlap) / step(1, 15, 1, 0, overlap), 1.07, 0.05);
     // R8 to R10: constant.
     EXPECT_NEAR(step(8, 16, 1, 1, overlap) / step(2, 16, 1, 1, overlap), 1, 0.05);
   }
+  // R2 and R5 took 30 and 28 ms longer than R1 and R3: as long as the all-reduce of 9.35 GB takes
+  // when nothing hides it, which is how Megatron-LM runs unless it is told to overlap.
+  EXPECT_NEAR(step(4, 1, 1, 0, false) - step(1, 1, 1, 0, false), 30, 3);
+  EXPECT_NEAR(step(4, 15, 1, 0, false) - step(1, 15, 1, 0, false), 28, 3);
+  EXPECT_LT(step(4, 1, 1, 0, true) - step(1, 1, 1, 0, true), 0.75 * 30);
 }
 
 // gpt2 by PyTorch on an H200 (docs/benchmarks.md, and the 60 and 375 ms of an earlier day).
