@@ -4,14 +4,17 @@
     cross_validate.py build/bin/tessera runs.csv --by model|mesh|half [plan's settings...]
 
 runs.csv is what `tessera plan --score` reads: a column per setting, and step_ms. For each fold the
-fitted constants begin at the same round numbers, are fitted to the other folds by coordinate
-descent on the mean |log(predicted/measured)|, and predict the fold that they have not seen.
+fitted constants begin at the same round numbers, are fitted to the other folds by descent along
+one or two of them on the mean |log(predicted/measured)|, and predict the fold that they have not
+seen. Folds are fitted side by side, one on each core (--jobs).
 Folds are models (hidden, heads, layers, seq), meshes (tp, pp, nodes) or random halves. Prints the
 error in and out of the sample, and the quantiles of measured/predicted out of it, from which
 planner/interval.cpp has its figures.
 """
 import argparse
+import concurrent.futures
 import csv
+import itertools
 import json
 import math
 import os
@@ -20,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 
-# Where fitting begins, and its bounds: round numbers for any A100, none taken from a fit.
+# Where fitting begins, and its bounds: round numbers for any A100, none taken from a fit. Who clips
+# gradients goes over them once at least, and NCCL has 240 of NVLink's 300 GB/s at best: without such
+# bounds constants that few steps know would go where no device is.
 NODE = {
     "product_efficiency": (0.7, 0.3, 1),
     "memory_efficiency": (0.8, 0.3, 1),
@@ -28,8 +33,8 @@ NODE = {
     "kernel_start": (3e-6, 5e-7, 2e-5),
     "launch_skew": (50e-6, 5e-6, 5e-4),
     "logit_bytes": (40, 4, 400),
-    "gradient_passes": (2, 0.25, 16),
-    "inside.bandwidth": (240e9, 5e10, 3e11),
+    "gradient_passes": (2, 1, 16),
+    "inside.bandwidth": (200e9, 5e10, 2.4e11),
 }
 NETWORK = {
     "between.bandwidth": (20e9, 2e9, 2.5e10),
@@ -49,9 +54,11 @@ class Planner:
 
     def predict(self, rows, constants):
         """Seconds of each row, in their order."""
-        entry = os.path.join(self.folder, "fitted.toml")
-        runs = os.path.join(self.folder, "runs.csv")
-        c = constants
+        with tempfile.TemporaryDirectory(dir=self.folder) as own:
+            return self.ask(rows, constants, own)
+
+    def ask(self, rows, c, folder):
+        entry, runs = os.path.join(folder, "fitted.toml"), os.path.join(folder, "runs.csv")
         with open(entry, "w") as out:
             out.write(f'[fitted]\nlike = "{self.base}"\nsoftware = "megatron"\n')
             for link in ("inside", "between"):
@@ -85,8 +92,17 @@ def loss(planner, rows, constants):
         rows)
 
 
-def fit(planner, rows, constants, which):
-    """One constant after the other is moved by a factor while that helps, then by smaller ones."""
+def moves(which, together):
+    """{constant: 1 or -1}: each alone, then up to so many of them at once, each up or down."""
+    for count in range(1, together + 1):
+        for keys in itertools.combinations(which, count):
+            for signs in itertools.product((1, -1), repeat=count):
+                yield dict(zip(keys, signs))
+
+
+def fit(planner, rows, constants, which, together=1):
+    """Constants are moved by a factor while that helps, then by smaller ones. Those that make up
+    for each other are a valley that no single one leads along: `together` of them are moved."""
     best = dict(constants)
     if not rows:
         return best
@@ -95,15 +111,16 @@ def fit(planner, rows, constants, which):
         better = True
         while better:
             better = False
-            for key, (_, low, high) in which.items():
-                for by in (factor, 1 / factor):
-                    while True:
-                        tried = dict(best)
-                        tried[key] = min(high, max(low, best[key] * by))
-                        now = loss(planner, rows, tried) if tried[key] != best[key] else least
-                        if now >= least - 1e-6:
-                            break
-                        best, least, better = tried, now, True
+            for move in moves(which, together):
+                while True:
+                    tried = dict(best)
+                    for key, sign in move.items():
+                        _, low, high = which[key]
+                        tried[key] = min(high, max(low, best[key] * factor**sign))
+                    now = loss(planner, rows, tried) if tried != best else least
+                    if now >= least - 1e-6:
+                        break
+                    best, least, better = tried, now, True
     return best
 
 
@@ -112,7 +129,7 @@ def fit_all(planner, rows, per_node):
     near = [row for row in rows if nodes_of(row, per_node) == 1]
     constants = fit(planner, near or rows, constants, NODE)
     far = [row for row in rows if nodes_of(row, per_node) > 1]
-    return fit(planner, far, constants, NETWORK)
+    return fit(planner, far, constants, NETWORK, together=2)
 
 
 def quantile(values, q):
@@ -145,6 +162,7 @@ def main():
     parser.add_argument("--base", default="a100-80", help="entry whose peaks and nodes are taken")
     parser.add_argument("--per-node", type=int, default=8)
     parser.add_argument("--halves", type=int, default=4, help="with --by half: how many times")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="folds at a time")
     args, settings = parser.parse_known_args()
     with open(args.runs, newline="") as text:
         reader = csv.DictReader(text)
@@ -166,9 +184,17 @@ def main():
                    f"tp {row['tp']}, pp {row['pp']}, nodes {nodes_of(row, args.per_node)}")
             folds.setdefault(key, []).append(row)
     head = "runs  mean err  median    bias   10% q  90% q"
-    with tempfile.TemporaryDirectory() as folder:
+    with (tempfile.TemporaryDirectory() as folder,
+          concurrent.futures.ThreadPoolExecutor(args.jobs) as at_once):
         planner = Planner(args.tessera, args.base, settings, columns, folder)
-        whole = fit_all(planner, rows, args.per_node)
+
+        def fitted_without(held):
+            out = {row["#"] for row in held}
+            return fit_all(planner, [r for r in rows if r["#"] not in out], args.per_node)
+
+        everything = at_once.submit(fitted_without, [])
+        without = {name: at_once.submit(fitted_without, folds[name]) for name in sorted(folds)}
+        whole = everything.result()
         print("Fitted to all rows:", ", ".join(f"{k} {v:.4g}" for k, v in whole.items()))
         inside = list(zip((float(r["step_ms"]) / 1e3 for r in rows), planner.predict(rows, whole)))
         near = [nodes_of(r, args.per_node) == 1 for r in rows]
@@ -178,10 +204,8 @@ def main():
         outside = []
         print(f"\n{'Left out, by ' + args.by:<28}{head}")
         for name, held in sorted(folds.items()):
-            out = {row["#"] for row in held}
-            fitted = fit_all(planner, [r for r in rows if r["#"] not in out], args.per_node)
             pairs = list(zip((float(r["step_ms"]) / 1e3 for r in held),
-                             planner.predict(held, fitted)))
+                             planner.predict(held, without[name].result())))
             report(name, pairs)
             sys.stdout.flush()
             outside += [(nodes_of(r, args.per_node) == 1, pair) for r, pair in zip(held, pairs)]

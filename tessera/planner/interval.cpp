@@ -12,8 +12,8 @@ struct RunKind {
 
 // Of measured steps on A100s that benchmarks/cross_validate.py left out when it fitted constants:
 // 10% and 90% quantiles, with models left out or meshes, whichever is farther from 1.
-constexpr RunKind kOneNode{0.894, 1.097, "140 steps of Megatron on one node of A100s, left out"};
-constexpr RunKind kSeveralNodes{0.920, 1.141,
+constexpr RunKind kOneNode{0.909, 1.087, "140 steps of Megatron on one node of A100s, left out"};
+constexpr RunKind kSeveralNodes{0.950, 1.129,
                                 "20 steps of Megatron on 8 to 64 nodes of A100s, left out"};
 
 // A class of few runs, by the least and the most of them: a next one is between these with a chance
