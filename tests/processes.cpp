@@ -84,4 +84,10 @@ int execute(const std::vector<std::string>& command, Capture& out, Capture& err,
   return child.wait();
 }
 
+Outcome outcome_of(const std::vector<std::string>& command, const std::function<void()>& prepare) {
+  Capture out, err;
+  const int status = execute(command, out, err, prepare);
+  return {status, out.text(), err.text()};
+}
+
 }  // namespace tessera

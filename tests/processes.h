@@ -59,5 +59,8 @@ class Child {
 // `prepare` runs in its process before it: for limits and such.
 int execute(const std::vector<std::string>& command, Capture& out, Capture& err,
             const std::function<void()>& prepare = {});
+// The same, with what it wrote.
+Outcome outcome_of(const std::vector<std::string>& command,
+                   const std::function<void()>& prepare = {});
 
 }  // namespace tessera

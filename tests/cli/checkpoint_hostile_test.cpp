@@ -30,12 +30,10 @@ constexpr std::size_t kEvery = 1;
 
 Outcome bounded(Words words) {
   words.insert(words.begin(), {TESSERA_PROGRAM, "checkpoint"});
-  Capture out, err;
-  const int status = execute(words, out, err, [] {
+  return outcome_of(words, [] {
     const rlimit limit{kMemory, kMemory};
     ::setrlimit(RLIMIT_AS, &limit);
   });
-  return {status, out.text(), err.text()};
 }
 
 TEST(HostileCheckpoints, EveryCommandEndsWithAnAnswer) {

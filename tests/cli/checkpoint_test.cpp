@@ -23,9 +23,7 @@ using Json = nlohmann::json;
 
 Outcome command(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {TESSERA_PROGRAM, "checkpoint"});
-  Capture out, err;
-  const int status = execute(arguments, out, err);
-  return {status, out.text(), err.text()};
+  return outcome_of(arguments);
 }
 class CheckpointCommand : public ::testing::Test {
  protected:

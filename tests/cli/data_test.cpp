@@ -18,9 +18,7 @@ class DataCommand : public ::testing::Test {
  protected:
   Outcome command(std::vector<std::string> words) const {
     words.insert(words.begin(), {TESSERA_PROGRAM, "data"});
-    Capture out, err;
-    const int status = execute(words, out, err);
-    return {status, out.text(), err.text()};
+    return outcome_of(words);
   }
   std::string file(const std::string& name, const std::string& text) const {
     return data::write_file(dir_ / name, text);

@@ -290,9 +290,7 @@ class ExperimentProgram : public ::testing::Test {
  protected:
   Outcome run(std::vector<std::string> words) const {
     words.insert(words.begin(), {TESSERA_PROGRAM, "experiment"});
-    Capture out, err;
-    const int status = execute(words, out, err);
-    return {status, out.text(), err.text()};
+    return outcome_of(words);
   }
   std::string write(const std::string& text) const {
     const std::string path = folder / "tiny.toml";

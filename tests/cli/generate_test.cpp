@@ -24,9 +24,7 @@ using Words = std::vector<std::string>;
 
 Outcome tessera(Words words) {
   words.insert(words.begin(), TESSERA_PROGRAM);
-  Capture out, err;
-  const int status = execute(words, out, err);
-  return {status, out.text(), err.text()};
+  return outcome_of(words);
 }
 
 std::vector<Json> lines_of(const std::string& text) {

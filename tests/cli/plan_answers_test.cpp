@@ -10,23 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/processes.h"
+#include "tests/cli/answer.h"
 
 namespace tessera::cli {
 namespace {
-
-struct Said {
-  int status;
-  std::string out, err;
-  nlohmann::json json() const { return nlohmann::json::parse(out); }
-};
-
-Said ask(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), TESSERA_PROGRAM);
-  Capture out, err;
-  const int status = execute(arguments, out, err);
-  return {status, out.text(), err.text()};
-}
 
 TEST(PlanAnswers, EveryLayoutHasItsName) {
   for (const char* layout : {"bf16", "bf16-fp32grad", "bf16-nomaster", "fp16", "fp32", "2,6,12"}) {
@@ -38,7 +25,7 @@ TEST(PlanAnswers, EveryLayoutHasItsName) {
                                                {"simulate", "--dp", "2"}}) {
       std::vector<std::string> all = arguments;
       all.insert(all.end(), {"--layout", layout});
-      const Said got = ask(all);
+      const Answer got = tessera(all);
       EXPECT_EQ(got.status, 0) << layout << " " << got.err;
     }
   }
@@ -46,7 +33,7 @@ TEST(PlanAnswers, EveryLayoutHasItsName) {
 
 TEST(PlanAnswers, Sweeps) {
   const std::string svg = std::filesystem::temp_directory_path() / "tessera-sweep-test.svg";
-  const Said text = ask({"plan", "--zero", "1", "--sweep", "dp=1..8", "--svg", svg});
+  const Answer text = tessera({"plan", "--zero", "1", "--sweep", "dp=1..8", "--svg", svg});
   EXPECT_EQ(text.status, 0) << text.err;
   EXPECT_TRUE(contains(text.out, "tokens/s")) << text.out;
   std::ifstream file(svg);
@@ -54,22 +41,22 @@ TEST(PlanAnswers, Sweeps) {
   std::filesystem::remove(svg);
   EXPECT_EQ(drawn.rfind("<svg ", 0), 0U);
   EXPECT_TRUE(contains(drawn, "</svg>"));
-  const auto json = ask({"plan", "--zero", "1", "--sweep", "dp=1..8", "--json"}).json();
+  const auto json = tessera({"plan", "--zero", "1", "--sweep", "dp=1..8", "--json"}).json();
   ASSERT_EQ(json["sweep"].size(), 4U);
   EXPECT_EQ(json["sweep"][3]["plan"]["question"]["dp"], 8);
   // What cannot be is named, and the rest is there.
-  const Said some = ask({"plan", "--sweep", "tp=1..8"});
+  const Answer some = tessera({"plan", "--sweep", "tp=1..8"});
   EXPECT_EQ(some.status, 0);
   EXPECT_TRUE(contains(some.out, "does not divide 25 heads")) << some.out;
 }
 
 TEST(PlanAnswers, Zero) {
-  const auto json = ask({"explain", "zero", "--params", "7B", "--dp", "8", "--json"}).json();
+  const auto json = tessera({"explain", "zero", "--params", "7B", "--dp", "8", "--json"}).json();
   EXPECT_EQ(json["stages"][0]["memory"]["total"], 112'000'000'000);
   EXPECT_EQ(json["stages"][3]["memory"]["total"], 14'000'000'000);
   EXPECT_EQ(json["stages"][3]["copies"], 1.0);
   EXPECT_EQ(json["owners"].size(), 8U);
-  const Said text = ask({"explain", "zero", "--model", "gpt2-xl", "--dp", "4"});
+  const Answer text = tessera({"explain", "zero", "--model", "gpt2-xl", "--dp", "4"});
   for (const char* part : {"DDP", "ZeRO-3", "optimizer step", "copies", "Who owns"}) {
     EXPECT_TRUE(contains(text.out, part)) << text.out;
   }
@@ -78,12 +65,12 @@ TEST(PlanAnswers, Zero) {
 TEST(PlanAnswers, Parallel) {
   const std::vector<std::string> question = {"explain",   "parallel", "--model",
                                              "llama2-7b", "--gpus",   "8"};
-  const Said text = ask(question);
+  const Answer text = tessera(question);
   EXPECT_EQ(text.status, 0) << text.err;
   EXPECT_TRUE(contains(text.out, "is fastest")) << text.out;
   std::vector<std::string> with = question;
   with.emplace_back("--json");
-  const auto json = ask(with).json();
+  const auto json = tessera(with).json();
   ASSERT_EQ(json["ways"].size(), 5U);
   double fastest = 1e9;
   for (const auto& way : json["ways"]) {
@@ -96,19 +83,20 @@ TEST(PlanAnswers, Parallel) {
   }
   EXPECT_EQ(json["ways"][0]["plan"]["fits"], false);  // 16 bytes of 6.7B parameters
   EXPECT_EQ(json["ways"][4]["plan"]["time"]["step"], fastest);
-  const Said odd = ask({"explain", "parallel", "--model", "gpt2-xl", "--gpus", "8"});
+  const Answer odd = tessera({"explain", "parallel", "--model", "gpt2-xl", "--gpus", "8"});
   EXPECT_TRUE(contains(odd.out, "does not divide 25 heads")) << odd.out;
 }
 
 TEST(PlanAnswers, TensorAndLimits) {
   // TP 8 of 96 layers with h 8192 and 2048 tokens in 16 bits sends 22.5 GB.
-  const Said tensor = ask({"explain", "tensor", "--layers", "96", "--hidden", "8192", "--heads",
-                           "64", "--seq", "2048", "--tp", "8", "--bandwidth", "300GB/s"});
+  const Answer tensor =
+      tessera({"explain", "tensor", "--layers", "96", "--hidden", "8192", "--heads", "64", "--seq",
+               "2048", "--tp", "8", "--bandwidth", "300GB/s"});
   EXPECT_TRUE(contains(tensor.out, "22.5 GB sent")) << tensor.out << tensor.err;
-  EXPECT_TRUE(contains(ask({"explain", "tensor"}).out, "b·s·h"));
-  EXPECT_TRUE(contains(ask({"explain", "limits", "--memory", "80GB"}).out, "= 5B parameters"));
-  const Said old =
-      ask({"explain", "limits", "--memory", "32GB", "--layout", "2,6,12", "--params", "1B"});
+  EXPECT_TRUE(contains(tessera({"explain", "tensor"}).out, "b·s·h"));
+  EXPECT_TRUE(contains(tessera({"explain", "limits", "--memory", "80GB"}).out, "= 5B parameters"));
+  const Answer old =
+      tessera({"explain", "limits", "--memory", "32GB", "--layout", "2,6,12", "--params", "1B"});
   EXPECT_TRUE(contains(old.out, "= 1.6B parameters")) << old.out;
 }
 

@@ -41,9 +41,7 @@ class Preflight : public ::testing::Test {
 
   static Outcome run(Words words) {
     words.insert(words.begin(), TESSERA_PROGRAM);
-    Capture out, err;
-    const int status = execute(words, out, err);
-    return {status, out.text(), err.text()};
+    return outcome_of(words);
   }
   static Words small(Words more) {
     Words words = {"train", "--layers",  "1",  "--hidden",  "16", "--heads",

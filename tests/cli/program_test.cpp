@@ -27,9 +27,7 @@ namespace {
 
 Outcome tessera(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), TESSERA_PROGRAM);
-  Capture out, err;
-  const int status = execute(arguments, out, err);
-  return {status, out.text(), err.text()};
+  return outcome_of(arguments);
 }
 
 TEST(Program, HelpListsEveryCommand) {

@@ -19,21 +19,14 @@ namespace {
 
 using nlohmann::json;
 
-struct Answer {
-  int status;
-  std::string out, err;
-};
-
-Answer simulate(std::vector<std::string> arguments) {
+Outcome simulate(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {TESSERA_PROGRAM, "simulate"});
-  Capture out, err;
-  const int status = execute(arguments, out, err);
-  return {status, out.text(), err.text()};
+  return outcome_of(arguments);
 }
 
 json simulate_json(std::vector<std::string> arguments) {
   arguments.emplace_back("--json");
-  const Answer answer = simulate(std::move(arguments));
+  const Outcome answer = simulate(std::move(arguments));
   EXPECT_EQ(answer.status, 0) << answer.err;
   return json::parse(answer.out);
 }
@@ -78,7 +71,7 @@ TEST(Simulate, SaysWhatDoesNotFit) {
   EXPECT_FALSE(large["fits"].get<bool>());
   EXPECT_GT(large["memory"].get<double>(), large["memory_usable"].get<double>());
   EXPECT_NE(large["remedy"].get<std::string>().find("--zero 1 fits"), std::string::npos);
-  const Answer text = simulate({"--model", "llama2-7b", "--dp", "8"});
+  const Outcome text = simulate({"--model", "llama2-7b", "--dp", "8"});
   EXPECT_NE(text.out.find("DOES NOT FIT"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("--zero 1 fits"), std::string::npos) << text.out;
   const json small = simulate_json({"--model", "llama2-7b", "--dp", "8", "--zero", "1"});
@@ -145,8 +138,8 @@ TEST(Simulate, SweepWithPicture) {
 
 TEST(Simulate, TraceIsJson) {
   const TemporaryFile file("-trace.json");
-  const Answer answer = simulate({"--model", "gpt2-774m", "--pp", "4", "--dp", "2", "--grad-accum",
-                                  "4", "--trace", file.path(), "--trace-ranks", "3"});
+  const Outcome answer = simulate({"--model", "gpt2-774m", "--pp", "4", "--dp", "2", "--grad-accum",
+                                   "4", "--trace", file.path(), "--trace-ranks", "3"});
   EXPECT_EQ(answer.status, 0) << answer.err;
   const json trace = json::parse(file.text());
   std::size_t spans = 0;
@@ -169,7 +162,7 @@ TEST(Simulate, Failures) {
 }
 
 TEST(Simulate, TextSaysTheSame) {
-  const Answer answer = simulate({"--model", "gpt2-xl", "--dp", "8", "--mtbf", "50000h"});
+  const Outcome answer = simulate({"--model", "gpt2-xl", "--dp", "8", "--mtbf", "50000h"});
   EXPECT_EQ(answer.status, 0);
   for (const char* word : {"Step", "bubble", "waiting for dp", "goodput", "pp rank"}) {
     EXPECT_NE(answer.out.find(word), std::string::npos) << word;
@@ -208,7 +201,7 @@ TEST(Simulate, MistakesAreStatus2AndNothingOnStdout) {
                                                        {"--between-bandwidth", "0GB/s"},
                                                        {"--hardware-file", "/no/such/file"}};
   for (const auto& arguments : cases) {
-    const Answer answer = simulate(arguments);
+    const Outcome answer = simulate(arguments);
     EXPECT_EQ(answer.status, 2) << arguments[0] << " " << answer.err;
     EXPECT_EQ(answer.out, "") << arguments[0];
     EXPECT_NE(answer.err.find("--"), std::string::npos) << answer.err;

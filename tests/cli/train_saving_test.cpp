@@ -34,9 +34,7 @@ class TrainSaving : public ::testing::Test {
     return words;
   }
   static Outcome train(const Words& more, const std::function<void()>& prepare = {}) {
-    Capture out, err;
-    const int status = execute(command(more), out, err, prepare);
-    return {status, out.text(), err.text()};
+    return outcome_of(command(more), prepare);
   }
   std::size_t lines_of(const std::string& name) const {
     std::ifstream in(at(name));

@@ -31,9 +31,7 @@ class Train : public ::testing::Test {
   void SetUp() override { metrics = folder / "metrics.jsonl"; }
   static Outcome tessera(Words words) {
     words.insert(words.begin(), {TESSERA_PROGRAM, "train"});
-    Capture out, err;
-    const int status = execute(words, out, err);
-    return {status, out.text(), err.text()};
+    return outcome_of(words);
   }
 
   // A model of a few thousand parameters whose sizes do not divide evenly, and three steps.

@@ -7,7 +7,7 @@
 // them, and libFuzzer where the compiler has it.
 namespace tessera::planner {
 
-void fuzz_line(std::string_view input);      // a line of --batch
+void fuzz_line(std::string_view input);      // a line of --questions
 void fuzz_runs(std::string_view input);      // a file for --score
 void fuzz_hardware(std::string_view input);  // a file for --hardware-file
 

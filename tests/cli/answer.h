@@ -1,0 +1,22 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/processes.h"
+
+namespace tessera::cli {
+
+// What a command of the program answers.
+struct Answer : Outcome {
+  nlohmann::json json() const { return nlohmann::json::parse(out); }
+};
+
+inline Answer tessera(std::vector<std::string> words) {
+  words.insert(words.begin(), TESSERA_PROGRAM);
+  return {outcome_of(words)};
+}
+
+}  // namespace tessera::cli
