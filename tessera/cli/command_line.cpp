@@ -24,6 +24,7 @@ bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '
 void collect_names(const CLI::App& app, bool options, std::vector<std::string>& names) {
   if (options) {
     for (const CLI::Option* option : app.get_options()) {
+      if (option->get_group().empty()) continue;  // not offered: there to say what was meant
       for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
       for (const std::string& name : option->get_snames()) names.push_back("-" + name);
     }

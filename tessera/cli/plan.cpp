@@ -40,15 +40,15 @@ constexpr const char* kPlanExamples =
     "  tessera plan --model llama2-70b --tp 8 --pp 2 --dp 4 --order tp,pp,dp --topology\n"
     "  tessera plan --score runs.csv --hardware a100-80 --attention unfused   predicted against "
     "measured\n"
-    "  tessera plan --batch rows.jsonl > plans.jsonl         one question a line; - is stdin\n"
+    "  tessera plan --questions rows.jsonl > plans.jsonl     one question a line; - is stdin\n"
     "  tessera plan --model gpt2-xl --layout bf16-fp32grad --convention megatron\n"
     "\n"
-    "Every flag of a question is also a key of --batch and a column of --score, with underscores;\n"
-    "flags stand in for what a line or a file leaves out.";
+    "Every flag of a question is also a key of --questions and a column of --score, with\n"
+    "underscores; flags stand in for what a line or a file leaves out.";
 
 struct PlanArguments {
   planner::Settings settings;
-  std::string hardware_file, batch, score, sweep, svg, convention = "exact";
+  std::string hardware_file, questions, score, sweep, svg, convention = "exact";
   bool json = false, search = false, max_batch = false, max_model = false, topology = false;
   bool list_models = false, list_hardware = false;
   int top = 10;
@@ -76,7 +76,16 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
   app.add_flag("--topology", arguments.topology,
                "what joins the devices, and where --order puts the ranks of each axis");
   app.add_option("--svg", arguments.svg, "with --sweep and --topology: draw it")->type_name("FILE");
-  app.add_option("--batch", arguments.batch, "plan each line of a JSONL file")->type_name("FILE");
+  app.add_option("--questions", arguments.questions, "plan each line of a JSONL file")
+      ->type_name("FILE");
+  app.add_option_function<std::string>(
+         "--batch",
+         [](const std::string& value) {
+           throw UsageError(str("--batch: got ", quote(value),
+                                "; wanted --micro-batch for sequences, or --questions for a file "
+                                "with a question in each line"));
+         })
+      ->group("");  // only there to say what was meant
   app.add_option("--score", arguments.score, "compare with measured runs: a CSV file with step_ms")
       ->type_name("FILE");
   line.choice(app, "--convention", arguments.convention, {"exact", "megatron"},
@@ -96,7 +105,7 @@ void check_modes(const PlanArguments& arguments, bool top_given) {
   mode(arguments.search, "--search");
   mode(arguments.max_batch, "--max-batch");
   mode(arguments.max_model, "--max-model");
-  mode(!arguments.batch.empty(), "--batch");
+  mode(!arguments.questions.empty(), "--questions");
   mode(!arguments.score.empty(), "--score");
   mode(!arguments.sweep.empty(), "--sweep");
   mode(arguments.topology, "--topology");
@@ -117,19 +126,19 @@ void check_modes(const PlanArguments& arguments, bool top_given) {
 
 int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
   std::ifstream file;
-  if (arguments.batch != "-") {
+  if (arguments.questions != "-") {
     // Lines of a pipe are answered as they come; a folder would read as an empty file.
-    const std::string kind = kind_of_file(arguments.batch);
+    const std::string kind = kind_of_file(arguments.questions);
     if (kind == "a folder") {
-      throw UsageError(str("--batch: ", quote(arguments.batch), " is ", kind,
+      throw UsageError(str("--questions: ", quote(arguments.questions), " is ", kind,
                            "; wanted a file with a JSON object in each line"));
     }
-    file.open(arguments.batch);
+    file.open(arguments.questions);
     if (!file)
-      throw UsageError(str("--batch: cannot read ", quote(arguments.batch), ": ",
+      throw UsageError(str("--questions: cannot read ", quote(arguments.questions), ": ",
                            std::strerror(errno), "; wanted a file, or - for stdin"));
   }
-  std::istream& in = arguments.batch == "-" ? std::cin : file;
+  std::istream& in = arguments.questions == "-" ? std::cin : file;
   std::string line, out;
   while (std::getline(in, line)) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
@@ -139,7 +148,8 @@ int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalog
       out.clear();
     }
   }
-  if (in.bad()) throw DataError(str("--batch: reading ", quote(arguments.batch), " failed"));
+  if (in.bad())
+    throw DataError(str("--questions: reading ", quote(arguments.questions), " failed"));
   return print_out(out);
 }
 
@@ -195,7 +205,7 @@ int plan_command(int argc, char** argv) {
   if (arguments.list_models) return print_out(list_models());
   const planner::Catalogue catalogue = make_catalogue(arguments.hardware_file);
   if (arguments.list_hardware) return print_out(list_hardware(catalogue));
-  if (!arguments.batch.empty()) return plan_lines(arguments, catalogue);
+  if (!arguments.questions.empty()) return plan_lines(arguments, catalogue);
   if (!arguments.score.empty()) return score(arguments, catalogue);
   if (arguments.search) return search(arguments, catalogue);
   if (!arguments.sweep.empty()) return sweep(arguments, catalogue);

@@ -33,8 +33,8 @@ std::string to_json(const MegatronReport& report);
 std::string to_json(const Score& score);
 std::string error_json(std::string_view message);
 
-// What a line of --batch is answered with, whatever it holds; `defaults` stands for what it leaves
-// out.
+// What a line of --questions is answered with, whatever it holds; `defaults` stands for what it
+// leaves out.
 std::string answer_line(const Settings& defaults, const Catalogue& catalogue,
                         std::string_view line);
 

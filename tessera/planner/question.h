@@ -31,7 +31,7 @@ Software parse_software(std::string_view text);  // throws UsageError
 // How stage 3 of Tessera brings parameters together: `alias` where ranks share memory.
 enum class Gather : std::uint8_t { alias, copy };
 
-// One training configuration: what the flags of `tessera plan`, a line of --batch and a row of
+// One training configuration: what the flags of `tessera plan`, a line of --questions and a row of
 // --score say. 0 and nullopt stand for "choose".
 struct Question {
   ModelShape model;

@@ -124,7 +124,7 @@ enum class Command : std::uint8_t { train = 1, plan = 2 };
 
 // [Note: settings] One table has a row for each setting: its name (the flag, and the key in TOML,
 // JSON and CSV files, where "_" may stand for "-"), its group, its help, what it may be, and who
-// takes it. Flags, files, --print-config, --batch, --score and --help are all made from it.
+// takes it. Flags, files, --print-config, --questions, --score and --help are all made from it.
 struct Field {
   // Short for what stands often in the table.
   using S = RunSettings;

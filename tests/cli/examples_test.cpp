@@ -86,7 +86,7 @@ TEST_F(Examples, OfPlan) {
     const Outcome text = shell(example);
     EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
     EXPECT_FALSE(contains(text.out, "DOES NOT FIT")) << example << "\n" << text.out;
-    if (contains(example, "--batch ")) {
+    if (contains(example, "--questions ")) {
       std::ifstream plans(folder / "plans.jsonl");
       int count = 0;
       for (std::string line; std::getline(plans, line); ++count) {
