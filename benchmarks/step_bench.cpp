@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tessera/models/gpt.h"
-#include "tessera/models/plain_gpt.h"
+#include "tests/models/plain_gpt.h"
 
 namespace {
 

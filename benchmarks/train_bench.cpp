@@ -19,8 +19,8 @@
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/models/gpt.h"
-#include "tessera/models/plain_gpt.h"
 #include "tessera/zero/engine.h"
+#include "tests/models/plain_gpt.h"
 
 namespace tessera {
 namespace {

@@ -14,7 +14,7 @@ class GptImpl : public LanguageModel {
 };
 TORCH_MODULE(Gpt);
 
-// Throws UsageError unless Gpt and PlainGpt can be built with it.
+// Throws UsageError unless Gpt can be built with it.
 void check_gpt_shape(const ModelShape& shape);
 
 }  // namespace tessera::models

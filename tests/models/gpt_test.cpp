@@ -11,7 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
-#include "tessera/models/plain_gpt.h"
+#include "tests/models/plain_gpt.h"
 
 namespace tessera::models {
 namespace {

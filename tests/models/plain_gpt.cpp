@@ -1,4 +1,4 @@
-#include "tessera/models/plain_gpt.h"
+#include "tests/models/plain_gpt.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
