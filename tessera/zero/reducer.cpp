@@ -180,15 +180,7 @@ void Reducer::start_in_place(int bucket) {
   if (compress_ && low_rank_->has(bucket)) return low_rank_->start(bucket);
   if (narrow(range)) return start_narrow(bucket);
   const at::Tensor flat = grad_range(range);
-  comm::Call call;
-  call.label = range.label;
-  State& state = states_[static_cast<std::size_t>(bucket)];
-  if (sharding_.optimizer) {
-    call.parts = range.parts;
-    state.work = group_.reduce_scatter(flat, flat, call);
-  } else {
-    state.work = group_.all_reduce(flat, call);
-  }
+  states_[static_cast<std::size_t>(bucket)].work = sum_over_ranks(flat, flat, range);
 }
 
 // Rounded into one of the two buckets, from where the whole gradient is kept.
@@ -198,16 +190,9 @@ void Reducer::start_narrow(int bucket) {
   retire(slot);
   const at::Tensor flat = slot_tensor(slot, range);
   nn::gpu::copy(flat, grad_range(range));
-  comm::Call call;
-  call.label = range.label;
   slot.bucket = bucket;
   slot.then = BucketSlot::copy;
-  if (sharding_.optimizer) {
-    call.parts = range.parts;
-    slot.work = group_.reduce_scatter(flat, flat, call);
-  } else {
-    slot.work = group_.all_reduce(flat, call);
-  }
+  slot.work = sum_over_ranks(flat, flat, range);
 }
 
 void Reducer::start_bucket(int bucket) {
@@ -227,21 +212,21 @@ void Reducer::start_bucket(int bucket) {
       to.zero_();
     }
   }
-  comm::Call call;
-  call.label = range.label;
   slot.bucket = bucket;
   slot.then = state.accumulated ? BucketSlot::add : BucketSlot::copy;
-  if (!sharding_.optimizer) {
-    slot.work = group_.all_reduce(flat, call);
-    return;
-  }
+  // The first sum of a step goes straight to its place.
+  const bool straight = sharding_.optimizer && sharded_ && !state.accumulated && !narrow(range);
+  if (straight) slot.then = BucketSlot::done;
+  slot.work = sum_over_ranks(straight ? grad_range(range) : flat, flat, range);
+}
+
+comm::Work Reducer::sum_over_ranks(const at::Tensor& to, const at::Tensor& from,
+                                   const Range& range) {
+  comm::Call call;
+  call.label = range.label;
+  if (!sharding_.optimizer) return group_.all_reduce(from, call);
   call.parts = range.parts;
-  if (sharded_ && !state.accumulated && !narrow(range)) {
-    slot.then = BucketSlot::done;  // the first sum of a step goes straight to its place
-    slot.work = group_.reduce_scatter(grad_range(range), flat, call);
-  } else {
-    slot.work = group_.reduce_scatter(flat, flat, call);
-  }
+  return group_.reduce_scatter(to, from, call);
 }
 
 // Waits for the bucket in a slot and adds its sum to what is kept.

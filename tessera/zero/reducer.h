@@ -83,6 +83,8 @@ class Reducer {
   void start_in_place(int bucket);
   void start_narrow(int bucket);
   void start_bucket(int bucket);
+  // Of gradients, each rank its shard where the optimizer is sharded; else `to` is `from`.
+  comm::Work sum_over_ranks(const at::Tensor& to, const at::Tensor& from, const Range& range);
   void retire(BucketSlot& slot);
   void wait(const comm::Work& work);
   Param& param(int index) { return plan_.params[static_cast<std::size_t>(index)]; }
