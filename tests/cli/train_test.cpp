@@ -1,9 +1,6 @@
 // `tessera train` as a user calls it: ranks are processes.
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,8 +13,7 @@
 #include <vector>
 
 #include "tessera/core/text.h"
-#include "tests/processes.h"
-#include "tests/temporary_folder.h"
+#include "tests/cli/train_runs.h"
 #include "tests/toml.h"
 
 namespace tessera::cli {
@@ -25,57 +21,6 @@ namespace {
 
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
-
-class Train : public ::testing::Test {
- protected:
-  void SetUp() override { metrics = folder / "metrics.jsonl"; }
-  static Outcome tessera(Words words) {
-    words.insert(words.begin(), {TESSERA_PROGRAM, "train"});
-    return outcome_of(words);
-  }
-
-  // A model of a few thousand parameters whose sizes do not divide evenly, and three steps.
-  static Words small(Words more) {
-    Words words = {"--layers", "2",  "--hidden",  "36", "--heads",       "3",
-                   "--vocab",  "17", "--seq",     "20", "--micro-batch", "3",
-                   "--steps",  "3",  "--samples", "1",  "--threads",     "1"};
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
-  }
-
-  // Runs it and returns the lines of its metrics.
-  std::vector<Json> run(Words words) const {
-    words.insert(words.end(), {"--metrics", metrics.string()});
-    const Outcome outcome = tessera(words);
-    EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
-    std::vector<Json> lines;
-    std::ifstream in(metrics);
-    for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
-    return lines;
-  }
-  Json summary(const Words& words) const {
-    const std::vector<Json> lines = run(words);
-    return lines.empty() ? Json() : lines.back().at("summary");
-  }
-
-  static void expect_the_plan_was_the_run(const Json& summary, const std::string& what) {
-    const Json &predicted = summary.at("predicted"), &measured = summary.at("measured");
-    EXPECT_EQ(predicted.at("sent_bytes"), measured.at("sent_bytes")) << what;
-    for (const auto& [category, share] : {std::pair<const char*, double>{"params", 0.01},
-                                          {"grads", 0.01},
-                                          {"optimizer", 0.01},
-                                          {"activations", 0.03}}) {
-      const double want = predicted.at("memory").at(category).get<double>();
-      const double got = measured.at("memory").at(category).get<double>();
-      // Each of the engine's buffers is rounded up to 64 bytes.
-      EXPECT_NEAR(got, want, share * want + 1024) << what << ": " << category;
-    }
-  }
-
-  const TemporaryFolder temporary_;
-  const std::filesystem::path folder = temporary_.path;
-  std::filesystem::path metrics;
-};
 
 TEST_F(Train, EveryStageGivesTheSameParametersAndIsAsPlanned) {
   for (const char* layout : {"fp32", "bf16"}) {
@@ -339,156 +284,6 @@ TEST_F(Train, ATraceOfAPipelineShowsBubblesAndMessages) {
   EXPECT_EQ(spans["1 pp from 0: recv"], 1 + 2 * 4);
   EXPECT_EQ(spans["0 pp from 1: recv"], 2 * 4);
   EXPECT_EQ(spans["1 compute: step"], 2);
-}
-
-TEST_F(Train, WithoutCommunicationItSaysSo) {
-  const Outcome outcome = tessera(small({"--comm", "off", "--zero", "2"}));
-  EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "NOT SYNCHRONISED"));
-}
-
-TEST_F(Train, TheMemoryLimitIsAnErrorWithTheLedger) {
-  const Outcome outcome = tessera(small({"--memory-limit", "100kB", "--ranks", "1"}));
-  EXPECT_EQ(outcome.status, 1);
-  for (const char* part :
-       {"out of memory", "limit of 100 kB", "params", "--memory-limit", "--zero"}) {
-    EXPECT_TRUE(contains(outcome.err, part)) << part << " in\n" << outcome.err;
-  }
-}
-
-TEST_F(Train, TheMemoryLimitOfSeveralRanksIsToldOnce) {
-  const Outcome outcome = tessera(small({"--memory-limit", "100KiB", "--ranks", "2"}));
-  EXPECT_EQ(outcome.status, 1);
-  for (const char* part : {": out of memory", "What helps", "--memory-limit"}) {
-    const std::size_t at = outcome.err.find(part);
-    ASSERT_NE(at, std::string::npos) << part << " in\n" << outcome.err;
-    EXPECT_EQ(outcome.err.find(part, at + 1), std::string::npos) << part << " in\n" << outcome.err;
-  }
-}
-
-TEST_F(Train, AFullDiskBehindStdoutIsAnErrorAtTheEnd) {
-  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
-  for (const char* ranks : {"1", "2"}) {
-    const std::filesystem::path saved = folder / str("run", ranks);
-    std::string call = str(TESSERA_PROGRAM, " train");
-    for (const auto& word : small({"--ranks", ranks, "--save", saved.string()})) call += " " + word;
-    Capture out, err;
-    EXPECT_EQ(execute({"/bin/sh", "-c", call + " > /dev/full"}, out, err), 1) << ranks;
-    EXPECT_TRUE(contains(err.text(), "cannot write the tables to stdout: No space left"))
-        << err.text();
-    EXPECT_FALSE(contains(err.text(), "exited with status")) << err.text();
-    EXPECT_TRUE(contains(err.text(), "saved: ")) << err.text();
-  }
-}
-
-TEST_F(Train, GradientsThatAreNotFinite) {
-  // A learning rate that throws the parameters out of the range of numbers.
-  const Words wild = {"--lr",        "1000", "--clip",     "0", "--warmup", "0",
-                      "--optimizer", "sgd",  "--momentum", "0", "--steps",  "30"};
-  Words stop = small(wild), skip = small(wild);
-  const Outcome stopped = tessera(stop);
-  EXPECT_EQ(stopped.status, 1) << stopped.err;
-  EXPECT_TRUE(contains(stopped.err, "--on-nan skip")) << stopped.err;
-  skip.insert(skip.end(), {"--on-nan", "skip"});
-  EXPECT_GT(summary(skip).at("skipped"), 0);
-}
-
-TEST_F(Train, FlagsOverrideTheFileAndPrintConfigShowsTheResult) {
-  TESSERA_NEEDS_TOML();
-  const std::filesystem::path file = folder / "run.toml";
-  const Outcome printed =
-      tessera({"--zero", "1", "--lr", "0.25", "--no-prefetch", "--print-config"});
-  EXPECT_EQ(printed.status, 0) << printed.err;
-  std::ofstream(file) << printed.out;
-  const Outcome again = tessera({"--config", file.string(), "--print-config"});
-  EXPECT_EQ(again.out, printed.out);
-  const Outcome changed = tessera({"--config", file.string(), "--zero", "3", "--print-config"});
-  EXPECT_TRUE(contains(changed.out, "zero = 3\n"));
-  EXPECT_TRUE(contains(changed.out, "lr = 0.25\n"));
-  EXPECT_TRUE(contains(changed.out, "prefetch = false\n"));
-}
-
-TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
-  TESSERA_NEEDS_TOML();
-  const std::vector<std::pair<Words, std::string>> cases = {
-      {{"--zero", "4"}, "--zero: got \"4\", wanted 0 to 3"},
-      {{"--ranks", "0"}, "--ranks: got 0, wanted 1 to 4096"},
-      {{"--ranks", "100000"}, "--ranks: got \"100000\", wanted 0 to 4096: each rank is a process"},
-      {{"--tp", "5000"}, "--tp: got \"5000\", wanted 1 to 4096: each rank is a process"},
-      {{"--layout", "fp16"}, "--layout: got fp16 with --device cpu"},
-      {{"--layout", "fp31"}, "--layout: got \"fp31\", wanted bf16"},
-      {{"--micro-batch", "3", "--global-batch", "8"}, "--global-batch: got 8"},
-      {{"--grad-accum", "3", "--global-batch", "64"}, "--grad-accum: got 3"},
-      {{"--data", "/no/such.txt"}, "--data: cannot read \"/no/such.txt\""},
-      {{"--model", "gpt5"}, "--model"},
-      {{"--hidden", "65"}, "--hidden is 65"},
-      {{"--recompute", "most"}, "--recompute"},
-      {{"--checkpoint-activations", "most"}, "--recompute"},
-      {{"--steps", "many"}, "--steps: got \"many\""},
-      {{"--metrics", "/no/folder/m"}, "--metrics: cannot write"},
-      {{"--trace", "/no/folder/t"}, "--trace: cannot write"},
-      {{"--config", "/no.toml"}, "--config: cannot read"},
-      {{"--micro-bach", "3"}, "did you mean --micro-batch?"}};
-  for (const auto& [words, expected] : cases) {
-    const Outcome outcome = tessera(words);
-    EXPECT_EQ(outcome.status, 2) << words[0] << outcome.err;
-    EXPECT_EQ(outcome.out, "") << words[0];
-    EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
-  }
-}
-
-// Once, and not by every rank.
-TEST_F(Train, MeshesThatCannotBeAreRefusedBeforeRanksAreStarted) {
-  const std::vector<std::pair<Words, std::string>> cases = {
-      {{"--sequence-parallel"}, "--sequence-parallel needs --tp 2"},
-      {{"--pp", "4", "--layers", "2"}, "--layers: got 2, fewer than the 4 stages"},
-      {{"--pp", "2", "--zero", "3", "--schedule", "zb-h1"}, "--schedule zb-h1 puts off"},
-      {{"--pp", "2", "--zero", "3", "--keep-params"}, "--keep-params with --pp"},
-      {{"--tp", "3", "--heads", "4"}, "--tp 3: heads is 4"},
-      {{"--tp", "2", "--sequence-parallel", "--seq", "33"}, "--seq: got 33"}};
-  for (const auto& [words, expected] : cases) {
-    Words all = {"--steps", "1", "--samples", "0"};
-    all.insert(all.end(), words.begin(), words.end());
-    const Outcome outcome = tessera(all);
-    EXPECT_EQ(outcome.status, 2) << words[0] << outcome.err;
-    EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
-    EXPECT_FALSE(contains(outcome.err, "rank 0")) << outcome.err;
-    std::size_t told = 0;
-    for (std::size_t at = 0; (at = outcome.err.find("tessera train: ", at)) != std::string::npos;
-         ++at) {
-      if (outcome.err.compare(at, 24, "tessera train: warning: ") != 0) ++told;
-    }
-    EXPECT_EQ(told, 1u) << outcome.err;
-  }
-}
-
-TEST_F(Train, MoreRanksThanCoresAreWarnedOf) {
-  // The file is looked for after the warning, and before anything is started.
-  const Outcome outcome = tessera({"--ranks", "4096", "--data", "/no/such.txt"});
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_TRUE(contains(outcome.err, "warning: 4096 ranks on")) << outcome.err;
-}
-
-TEST_F(Train, CtrlCFinishesTheStepAndShowsTheTables) {
-  Words words = small({"--steps", "1000000", "--zero", "2", "--metrics", metrics.string()});
-  words.insert(words.begin(), {TESSERA_PROGRAM, "train"});
-  Capture out, err;
-  Child child([&] {  // the program itself, for the signal to reach it
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    ::dup2(out.fd(), 1);
-    ::dup2(err.fd(), 2);
-    ::execv(arguments[0], arguments.data());
-    return 127;
-  });
-  ASSERT_TRUE(wait_until([&] {
-    return std::filesystem::exists(metrics) && std::filesystem::file_size(metrics) > 0;
-  })) << err.text();
-  child.signal(SIGINT);
-  EXPECT_EQ(child.wait(), 130) << err.text();
-  EXPECT_TRUE(contains(out.text(), "bytes sent")) << out.text() << err.text();
-  EXPECT_TRUE(contains(err.text(), "stopped after step"));
 }
 
 }  // namespace

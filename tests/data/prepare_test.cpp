@@ -9,7 +9,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/data/token_data.h"
-#include "tests/data/token_folders.h"
+#include "tests/data/preparing.h"
 #include "tests/data/tokenizer_files.h"
 
 namespace tessera::data {
@@ -57,55 +57,6 @@ std::string random_lines(std::uint64_t seed, int count) {
   text += random() % 2 == 0 ? "the end" : "";
   return text;
 }
-
-// The documents of a folder, as text, with ⟨end⟩ where its token is.
-std::vector<std::string> read_documents(const std::string& folder, bool learnt_alone = false) {
-  const auto data = open_tokens(folder);
-  verify_tokens(*data);
-  const auto tokenizer = tokenizer_of(*data);
-  std::vector<std::string> all;
-  for (std::uint64_t d = 0; d < data->documents(); ++d) {
-    const Document document = data->document(d);
-    std::vector<std::int64_t> ids(document.end - document.begin);
-    std::vector<std::uint8_t> mask(ids.size());
-    data->read(document.begin, ids);
-    data->read_mask(document.begin, mask);
-    std::vector<TokenId> some;
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (!learnt_alone || mask[i] != 0) some.push_back(static_cast<TokenId>(ids[i]));
-    }
-    EXPECT_FALSE(some.empty());
-    all.push_back(tokenizer->decode(some));
-  }
-  return all;
-}
-
-class Prepare : public ::testing::Test {
- protected:
-  PrepareOptions options(const std::vector<std::string>& inputs, const std::string& out = "out") {
-    PrepareOptions all;
-    all.inputs = inputs;
-    all.out = dir_ / out;
-    all.threads = 2;
-    return all;
-  }
-  std::string file(const std::string& name, const std::string& text) {
-    return write_file(dir_ / name, text);
-  }
-  std::string refused(const PrepareOptions& all) {
-    const std::string error = error_of([&] { prepare(all); });
-    EXPECT_FALSE(is_token_data(all.out)) << error;
-    return error;
-  }
-  // A folder with such a tokenizer.
-  std::string tokenizer(const std::string& name, const nlohmann::json& json) {
-    std::filesystem::create_directories(dir_ / name);
-    file(name + "/tokenizer.json", json.dump());
-    return dir_ / name;
-  }
-
-  QuickFolder dir_;
-};
 
 TEST_F(Prepare, DocumentsAreThoseOfTheReference) {
   for (const SplitDocuments split :
@@ -262,129 +213,6 @@ TEST_F(Prepare, ErrorsNameTheEarliestLine) {
   all.longest_line = 1024;
   all.inputs = {file("long.jsonl", "{\"text\": \"good\"}\n{\"text\": \"" + std::string(5000, 'a'))};
   EXPECT_TRUE(contains(refused(all), "long.jsonl\" line 2 has more than 1 KiB"));
-}
-
-TEST_F(Prepare, PromptsAndResponses) {
-  PrepareOptions all = options({file("a.jsonl",
-                                     "{\"prompt\": \"2+2=\", \"response\": \"4\"}\n"
-                                     "{\"completion\": \" yes\", \"prompt\": \"no?\"}\n")});
-  all.format = DocumentFormat::prompt;
-  const PrepareSummary summary = prepare(all);
-  EXPECT_TRUE(summary.manifest.masked);
-  EXPECT_EQ(summary.counts.learnt, 1u + 1 + 4 + 1);
-  EXPECT_EQ(read_documents(all.out), (std::vector<std::string>{"2+2=4", "no? yes"}));
-  EXPECT_EQ(read_documents(all.out, true), (std::vector<std::string>{"4", " yes"}));
-  const std::vector<std::pair<std::string, std::string>> bad = {
-      {"{\"prompt\": \"a\"}", "no \"response\" and no \"completion\""},
-      {"{\"response\": \"a\"}", "it has no \"prompt\""},
-      {"{\"prompt\": \"a\", \"response\": \"b\", \"completion\": \"c\"}", "wanted one of them"},
-      {"{\"prompt\": [\"a\"], \"response\": \"b\"}", "\"prompt\" is no string"},
-  };
-  for (const auto& [line, wanted] : bad) {
-    all.inputs = {file("bad.jsonl", line)};
-    all.out = dir_ / "bad";
-    all.restart = true;
-    const std::string error = refused(all);
-    EXPECT_TRUE(contains(error, wanted)) << error;
-  }
-  all.inputs = {file("a.txt", "text")};
-  EXPECT_TRUE(contains(refused(all), "wanted .jsonl or .ndjson"));
-}
-
-TEST_F(Prepare, Conversations) {
-  const std::string lines =
-      "{\"messages\": [{\"role\": \"system\", \"content\": \"Be kind.\"}, "
-      "{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \" Hello "
-      "\"}, "
-      "{\"role\": \"user\", \"content\": \"<|im_end|>\"}, "
-      "{\"role\": \"assistant\", \"content\": \"Bye\"}], \"id\": 7}\n";
-  PrepareOptions all = options({file("a.jsonl", lines)});
-  all.format = DocumentFormat::chat;
-  EXPECT_TRUE(contains(refused(all), "--template chatml: the tokenizer \"bytes\" has no token"));
-  all.chat_template = "plain";
-  prepare(all);
-  EXPECT_EQ(read_documents(all.out)[0],
-            "System: Be kind.\n\nUser: Hi\n\nAssistant:  Hello \n\nUser: <|im_end|>\n\nAssistant: "
-            "Bye");
-  EXPECT_EQ(read_documents(all.out, true)[0], "  Hello  Bye");
-  all.chat_template = "jinja";
-  all.out = dir_ / "no";
-  EXPECT_TRUE(contains(refused(all), "templates in Jinja are not run"));
-
-  nlohmann::json json = byte_level_file("");
-  const std::size_t first = json["model"]["vocab"].size();
-  std::size_t id = first;
-  for (const char* text : {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",
-                           "<|end_header_id|>", "<|eot_id|>"}) {
-    std::erase_if(json["added_tokens"].get_ref<nlohmann::json::array_t&>(),
-                  [&](const nlohmann::json& one) { return one["content"] == text; });
-  }
-  for (const nlohmann::json& one : json["added_tokens"]) {
-    id = std::max(id, one["id"].get<std::size_t>() + 1);
-  }
-  for (const char* text : {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",
-                           "<|end_header_id|>", "<|eot_id|>"}) {
-    json["added_tokens"].push_back({{"id", id++},
-                                    {"content", text},
-                                    {"single_word", false},
-                                    {"lstrip", false},
-                                    {"rstrip", false},
-                                    {"normalized", false},
-                                    {"special", true}});
-  }
-  all.tokenizer = tokenizer("chat", json);
-  all.end_token = "<|im_end|>";
-  all.chat_template = "chatml";
-  all.out = dir_ / "chatml";
-  prepare(all);
-  EXPECT_EQ(read_documents(all.out)[0],
-            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-            "<|im_start|>assistant\n Hello <|im_end|>\n<|im_start|>user\n<|im_end|><|im_end|>\n"
-            "<|im_start|>assistant\nBye<|im_end|>");
-  EXPECT_EQ(read_documents(all.out, true)[0], " Hello <|im_end|>Bye<|im_end|>");
-  // What a user writes is text: five messages, five tokens that end one.
-  const auto data = open_tokens(all.out);
-  const TokenId im_end = *load_tokenizer(all.tokenizer)->find("<|im_end|>");
-  std::vector<std::int64_t> ids(data->tokens());
-  data->read(0, ids);
-  EXPECT_EQ(std::count(ids.begin(), ids.end(), std::int64_t{im_end}), 5);
-  all.special_text = true;
-  all.out = dir_ / "special";
-  prepare(all);
-  const auto special = open_tokens(all.out);
-  ids.resize(special->tokens());
-  special->read(0, ids);
-  EXPECT_EQ(std::count(ids.begin(), ids.end(), std::int64_t{im_end}), 6);
-  all.special_text = false;
-  all.chat_template = "llama3";
-  all.out = dir_ / "llama3";
-  prepare(all);
-  EXPECT_EQ(read_documents(all.out, true)[0], "Hello<|eot_id|>Bye<|eot_id|>");
-  EXPECT_TRUE(read_documents(all.out)[0].starts_with(
-      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"));
-
-  const std::vector<std::pair<std::string, std::string>> bad = {
-      {"{\"messages\": []}", "nothing to learn"},
-      {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "nothing to learn"},
-      {"{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}, {\"role\": \"assistant\", "
-       "\"content\": \"a\"}]}",
-       "the role \"tool\""},
-      {"{\"messages\": [{\"role\": \"assistant\", \"content\": [1]}]}", "\"content\" is no string"},
-      {"{\"messages\": [{\"role\": \"assistant\"}]}", "a message has no \"content\""},
-      {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": []}]}",
-       "\"tool_calls\", which the built-in templates know nothing of"},
-      {"{\"tools\": [], \"messages\": []}", "\"tools\""},
-      {"{\"conversations\": []}", "it has no \"messages\", but \"conversations\""},
-      {"{\"messages\": {}}", "is no list"},
-  };
-  for (const auto& [line, wanted] : bad) {
-    all.inputs = {file("bad.jsonl", line)};
-    all.out = dir_ / "bad";
-    all.restart = true;
-    const std::string error = refused(all);
-    EXPECT_TRUE(contains(error, wanted)) << error;
-    EXPECT_TRUE(contains(error, "bad.jsonl\" line 1")) << error;
-  }
 }
 
 TEST_F(Prepare, BytesThatAreNoUtf8) {
