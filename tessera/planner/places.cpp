@@ -9,6 +9,7 @@ namespace tessera::planner {
 
 std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
   std::vector<AxisSize> all;
+  all.reserve(kAxes);
   std::size_t begin = 0;
   while (begin <= order.size()) {
     const std::size_t end = std::min(order.find(',', begin), order.size());
