@@ -66,6 +66,21 @@ std::string plain_answer(int status, const char* words, const char* reason) {
   return text + "\r\n" + body;
 }
 
+// Several headers as the value of the first, lines and all: httplib copies and prints one by one
+// what it is given, for every answer: 5% of the time of one that is known already.
+httplib::Headers all_in_one(const std::map<std::string, std::string>& headers) {
+  std::string first, lines;
+  for (const auto& [name, value] : headers) {
+    if (first.empty()) {
+      first = name;
+      lines = value;
+    } else {
+      lines += str("\r\n", name, ": ", value);
+    }
+  }
+  return {{first, lines}};
+}
+
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
@@ -115,9 +130,7 @@ class Server::Implementation : private httplib::Server {
               [this] { return work(); }) {
     svr_sock_ = listener_.get();  // httplib ends long answers when this is gone
     set_payload_max_length(options_.body_bytes);
-    httplib::Headers headers;
-    for (const auto& [name, value] : safe_headers()) headers.emplace(name, value);
-    set_default_headers(headers);
+    set_default_headers(all_in_one(safe_headers()));
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       return at_head(request, response) ? HandlerResponse::Handled : HandlerResponse::Unhandled;
     });
