@@ -41,7 +41,7 @@ TEST(Answers, PlansAreThoseOfTheCommand) {
   }
 }
 
-// A body is read as a line of tessera plan --batch is: the same settings, the same complaint.
+// A body is read as a line of tessera plan --questions is: the same settings, the same complaint.
 TEST(Answers, BodiesAreReadAsLinesOfABatch) {
   const auto of_line = [](const std::string& body) {
     return planner::answer_line({}, planner::Catalogue(), body);
