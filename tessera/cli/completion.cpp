@@ -14,7 +14,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* kBash = R"sh(_tessera() {
-  local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" i
+  local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" below="" help="" i
   for ((i = 1; i < COMP_CWORD; i++)); do
     if [[ ${COMP_WORDS[i]} == -- ]]; then
       COMPREPLY=($(compgen -f -- "$word"))
@@ -23,13 +23,21 @@ constexpr const char* kBash = R"sh(_tessera() {
   done
   if ((COMP_CWORD == 1)); then
     COMPREPLY=($(compgen -W "@COMMANDS@ --help --version" -- "$word"))
-  elif [[ $word == -* ]]; then
-    local options
-    options=$("${COMP_WORDS[0]}" "$command" --help 2>/dev/null | grep -oE -- '--[a-z][a-z0-9-]*')
-    COMPREPLY=($(compgen -W "$options" -- "$word"))
-  else
-    COMPREPLY=($(compgen -f -- "$word"))
+    return
   fi
+  if ((COMP_CWORD > 2)) && [[ $command != run && ${COMP_WORDS[2]} =~ ^[a-z-]+$ ]]; then
+    below="${COMP_WORDS[2]}"
+  fi
+  if [[ $word == -* ]]; then
+    help=$("${COMP_WORDS[0]}" "$command" ${below:+"$below"} --help 2>/dev/null)
+    COMPREPLY=($(compgen -W "$(grep -oE -- '--[a-z][a-z0-9-]*' <<< "$help")" -- "$word"))
+  elif ((COMP_CWORD == 2)); then
+    help=$("${COMP_WORDS[0]}" "$command" --help 2>/dev/null)
+    COMPREPLY=($(compgen -W "$(sed -n \
+      -e '/^Subcommands:/,/^$/s/^  \([a-z][a-z-]*\) .*/\1/p' \
+      -e '/^Positionals:/,/^$/s/^  [a-z]* \([a-z|-]*|[a-z|-]*\).*/\1/p' <<< "$help" | tr '|' ' ')" -- "$word"))
+  fi
+  if ((${#COMPREPLY[@]} == 0)); then COMPREPLY=($(compgen -f -- "$word")); fi
 }
 complete -o filenames -F _tessera tessera
 )sh";

@@ -87,6 +87,26 @@ TEST(Program, CompletionKnowsTheCommands) {
   for (const std::string& name : command_names()) EXPECT_TRUE(contains(script.out, name));
 }
 
+// As bash calls it: the words so far, and the last of them to be completed.
+TEST(Program, CompletionKnowsCommandsBelowAndTheirOptions) {
+  const std::string script = tessera({"completion", "bash"}).out;
+  const auto completed = [&](const std::string& words) {
+    Capture out, err;
+    execute({"bash", "-c",
+             str(script, "\nCOMP_WORDS=(", TESSERA_PROGRAM, " ", words,
+                 "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _tessera; "
+                 "printf '%s\\n' \"${COMPREPLY[@]}\" | sort -u | tr '\\n' ' '")},
+            out, err);
+    return out.text() + err.text();
+  };
+  EXPECT_EQ(completed("expl"), "explain ");
+  EXPECT_EQ(completed("explain ba"), "batch ");
+  EXPECT_EQ(completed("data prep"), "prepare ");
+  EXPECT_EQ(completed("data prepare --tok"), "--tokenizer ");
+  EXPECT_EQ(completed("plan --lay"), "--layers --layout ");
+  EXPECT_EQ(completed("completion z"), "zsh ");
+}
+
 TEST(Program, WithoutTheTorchProgramItSaysSoAndRunsPrograms) {
   // A copy alone in a folder has no sibling to execute.
   const TemporaryFolder folder;
