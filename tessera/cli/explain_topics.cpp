@@ -93,16 +93,16 @@ std::string explain_memory(const ExplainArguments& a) {
     const std::int64_t held = in_flight(q, a.plan.rank);
     std::int64_t layers = 0;
     for (const auto& chunk : chunks) layers = std::max(layers, chunk.layers);
-    text +=
-        str("\nActivations: a layer keeps s·b·h · c bytes, c = ", fixed(layer / sbh, 2),
-            " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ", q.micro_batch,
-            " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ", bytes_text(layer), "\n  ",
-            layers, " layers · ", held, " in flight (", q.schedule, ", pp ", q.pp(), ", ",
-            q.grad_accum, " micro-batches) = ", bytes_text(m.activations),
-            "\n\nBuffers (gathered units, buckets, pipeline)  ", bytes_text(m.buffers),
-            "\nTemporary (logits in 16 and 32 bits and their gradient, or a layer's backward, "
-            "and the runtime)  ",
-            bytes_text(m.temporary), "\n");
+    text += str(
+        "\nActivations: a layer keeps s·b·h · c bytes, c = ", fixed(layer / sbh, 2),
+        " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ", q.micro_batch,
+        " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ", bytes_text(layer), "\n  ",
+        layers, " layers · ", held, " in flight (", q.schedule, ", pp ", q.pp(), ", ", q.grad_accum,
+        q.grad_accum == 1 ? " micro-batch) = " : " micro-batches) = ", bytes_text(m.activations),
+        "\n\nBuffers (gathered units, buckets, pipeline)  ", bytes_text(m.buffers),
+        "\nTemporary (logits in 16 and 32 bits and their gradient, or a layer's backward, "
+        "and the runtime)  ",
+        bytes_text(m.temporary), "\n");
   }
   if (q.state_only()) text += assumed_text(a.plan);
   const char* verdict = !a.plan.fits        ? "does not fit\n"

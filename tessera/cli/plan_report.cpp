@@ -320,7 +320,8 @@ std::string list_hardware(const planner::Catalogue& catalogue) {
   table.row({"name", "memory", "16-bit TFLOP/s", "memory speed", "in a node", "between", "per node",
              "software"});
   for (const planner::Hardware& h : catalogue.all()) {
-    table.row({h.name, size(h.memory), h.peak_16bit > 0 ? fixed(h.peak_16bit / 1e12, 1) : "-",
+    const double peak = h.peak_16bit / 1e12;
+    table.row({h.name, size(h.memory), peak > 0 ? fixed(peak, peak < 1 ? 3 : 1) : "-",
                format_rate(h.memory_bandwidth), format_rate(h.inside.bandwidth),
                str(h.topology().nics, " × ", format_rate(h.between.bandwidth)), str(h.per_node),
                h.software});

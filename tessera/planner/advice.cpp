@@ -161,8 +161,9 @@ void about_bubble(const Plan& plan, Lines& out) {
   const double bubble = closed     ? bubble_fraction(q.pp(), static_cast<int>(q.micros()), q.chunks)
                         : step > 0 ? plan.time.bubble / step
                                    : 0;
-  const std::string numbers = str(q.micros(), " micro-batches for ", q.pp(), " stages idle ",
-                                  percent(bubble), " of the time");
+  const std::string numbers =
+      str(q.micros(), q.micros() == 1 ? " micro-batch for " : " micro-batches for ", q.pp(),
+          " stages: idle ", percent(bubble), " of the time");
   const std::int64_t five = (19LL * (q.pp() - 1) + q.chunks - 1) / q.chunks;
   if (q.micros() < q.pp()) {
     out.push_back(str(numbers, ": fewer than stages, so some are always empty; at least ", q.pp(),
