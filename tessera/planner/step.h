@@ -34,6 +34,7 @@ struct StepChunk {
 
 // Collectives of one kind that follow each other.
 struct Transfers {
+  // What one of them carries, and what that takes.
   struct Each {
     double bytes = 0;
     CollectiveCost cost;
@@ -45,9 +46,11 @@ struct Transfers {
   // Which of them each has, and when it is ready; null: all alike, and evenly.
   std::shared_ptr<const StepBuckets> buckets;
 
+  // Which of `sizes` the i-th has.
   std::size_t size_of(int i) const {
     return buckets == nullptr ? 0 : buckets->size_of[static_cast<std::size_t>(i)];
   }
+  // The i-th.
   const Each& each(int i) const { return sizes[size_of(i)]; }
   // After what share of a computation the i-th may begin.
   double ready(int i) const {

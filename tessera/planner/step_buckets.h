@@ -15,6 +15,7 @@ namespace tessera::planner {
 // begins with the last block and puts what is in no block at the end, [Note: placement]; others
 // take all parameters from the last to the first, the head before the blocks.
 struct StepBuckets {
+  // Of some buckets, which are alike.
   struct Size {
     double bytes = 0;  // as they travel
     int calls = 1;     // collectives that it stands for: more where buckets are too many to list
@@ -37,6 +38,7 @@ struct BackwardParts {
 // are alike, so one is listed, whatever the rank holds of them.
 class GradSizes {
  public:
+  // Of a rank of this run; the question has to outlive it.
   explicit GradSizes(const Question& settled);
 
   // How large a bucket has to be to be closed on a rank with these chunks.

@@ -92,7 +92,7 @@ TEST(Program, CompletionKnowsCommandsBelowAndTheirOptions) {
   const std::string script = tessera({"completion", "bash"}).out;
   const auto completed = [&](const std::string& words) {
     Capture out, err;
-    execute({"bash", "-c",
+    execute({"/bin/bash", "-c",
              str(script, "\nCOMP_WORDS=(", TESSERA_PROGRAM, " ", words,
                  "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _tessera; "
                  "printf '%s\\n' \"${COMPREPLY[@]}\" | sort -u | tr '\\n' ' '")},
