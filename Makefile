@@ -3,12 +3,13 @@
 # TORCH_DIR=…  a LibTorch 2.11 to 2.13 to use instead of the one in .venv
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test soak bench package docs lint format clean
+.PHONY: help setup build train test sanitize soak bench package docs lint format clean
 export JOBS TORCH_DIR
 
 help:
 	@echo 'make train    set up, build what it needs, and train a small GPT on 2 ranks with ZeRO-2'
-	@echo 'make test     set up, lint, build, run all tests, then the sanitizers'
+	@echo 'make test     set up, lint, build and run all tests'
+	@echo 'make sanitize set up and run the torch-free tests under the sanitizers (.ci/run: after make test)'
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
 	@echo 'make bench    set up, build, and measure against the peers'
 	@echo 'make soak     set up, build, and run every test, the long matrices too'
@@ -26,8 +27,10 @@ setup:
 build: setup
 	@scripts/build.sh release
 
-# Only what it runs: the tests and benchmarks take three times as long to compile.
-train: setup
+# Builds only what it runs: the tests and benchmarks take three times as long to compile. Kernels for
+# GPUs are left out where there is no GPU; make build and make test compile them everywhere.
+train:
+	@scripts/setup.sh train
 	@scripts/build.sh release tessera_cli tessera_torch_cli
 	@build/bin/tessera train --ranks 2 --zero 2 --metrics build/train.jsonl
 
@@ -37,6 +40,9 @@ test: setup
 	@scripts/schemathesis.sh
 	@scripts/docs.sh tools
 	@scripts/test.sh
+
+sanitize: setup
+	@scripts/test.sh sanitize
 
 soak: build
 	@scripts/interop.sh

@@ -18,6 +18,12 @@ function(tessera_library target name)
     "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
 endfunction()
 
+# tessera_optimize(<target> <level>): compiles a library with loops of its own at -O2 or -O3 in the
+# release build. See [Note: optimization] in TesseraCompiler.cmake.
+function(tessera_optimize target level)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:${level}>)
+endfunction()
+
 # A library none of whose rooms exist yet gets an empty source, since CMake wants one.
 function(tessera_require_sources target)
   if(TARGET ${target})
@@ -149,7 +155,6 @@ function(tessera_test)
     set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
-  target_compile_options(${arg_NAME} PRIVATE $<$<CONFIG:Release>:${TESSERA_TEST_OPTIMISATION}>)
   if(TESSERA_SANITIZE MATCHES "address")  # it is the library that is looked at
     target_compile_options(${arg_NAME} PRIVATE -O0 -fno-sanitize=undefined)
   endif()

@@ -2,7 +2,8 @@
 # Brings a Debian or Ubuntu machine to the point where Tessera can be configured: packages, a
 # LibTorch in .venv unless TORCH_DIR names one, and an nvcc there where the machine has none. Quick
 # when there is nothing to do.
-#   scripts/setup.sh [packages|torch|nvcc]     (all, if not told)
+#   scripts/setup.sh [packages|torch|nvcc|train]     default: the first three
+# train: what `make train` needs, which is nvcc only where there is a GPU.
 # PYTHON=… chooses the Python that makes .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -97,6 +98,8 @@ install_packages() {
     fail "could not install packages. Try it by hand: $line"
 }
 
+has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null; }
+
 not_found() { ldd "$1" 2>/dev/null | awk '/=> not found/ {print $1}' | sort -u | tr '\n' ' '; }
 
 # The requirements of the installed torch that bring CUDA libraries, one per line.
@@ -128,7 +131,7 @@ install_torch() {
   packages_dir="$(echo .venv/lib/python3*/site-packages)"
   cpu="$packages_dir/torch/lib/libtorch_cpu.so"
   cuda="$packages_dir/torch/lib/libtorch_cuda.so"
-  if [ -e "$cuda" ] && compgen -G '/dev/nvidia[0-9]*' >/dev/null && [ -n "$(not_found "$cuda")" ]; then
+  if [ -e "$cuda" ] && has_gpu && [ -n "$(not_found "$cuda")" ]; then
     say "this torch is a CUDA build and there is a GPU: installing its CUDA libraries"
     mapfile -t cuda_packages < <(cuda_requirements "$packages_dir")
     "${pip[@]}" "${cuda_packages[@]}"
@@ -176,6 +179,11 @@ case "${1:-all}" in
   packages) install_packages ;;
   torch) install_torch ;;
   nvcc) install_nvcc ;;
+  train)
+    install_packages
+    if [ -z "${TORCH_DIR:-}" ]; then install_torch; fi
+    if has_gpu; then install_nvcc; fi
+    ;;
   all)
     install_packages
     if [ -z "${TORCH_DIR:-}" ]; then
@@ -184,5 +192,5 @@ case "${1:-all}" in
     fi
     install_nvcc
     ;;
-  *) fail "setup.sh: got \"$1\", wanted packages, torch, nvcc or nothing" ;;
+  *) fail "setup.sh: got \"$1\"; must be packages, torch, nvcc, train or nothing" ;;
 esac

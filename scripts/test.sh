@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# The whole test run: lint, release build and tests, then the torch-free tests under the sanitizers.
-#   scripts/test.sh            all of it, what `make test` and CI run
-#   scripts/test.sh soak       every test of the release build, the long matrices among them, and
-#                              libFuzzer
+# Test runs. Each builds what it needs.
+#   scripts/test.sh            lint, release build and tests: `make test`
+#   scripts/test.sh sanitize   the torch-free tests under AddressSanitizer and UBSan, and under
+#                              ThreadSanitizer: `make sanitize`
+#   scripts/test.sh soak       every test of the release build, the long matrices among them, the
+#                              sanitizers and libFuzzer: `make soak`
+# CI runs the first two (.ci/run).
 # Expects scripts/setup.sh to have run.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -48,6 +51,14 @@ finish() {
   exit "$status"
 }
 
+sanitizers() {
+  for preset in asan tsan; do
+    if step "build, $preset" scripts/build.sh "$preset"; then
+      step "tests, $preset" tests "$preset" "build-$preset" -LE soak
+    fi
+  done
+}
+
 # Labels: "soak" marks the long matrices, left out of the ordinary run.
 case "${1:-all}" in
   all)
@@ -55,18 +66,15 @@ case "${1:-all}" in
     if step "build, release" scripts/build.sh release; then
       step "tests, release" tests release build -LE soak
     fi
-    for preset in asan tsan; do
-      if step "build, $preset" scripts/build.sh "$preset"; then
-        step "tests, $preset" tests "$preset" "build-$preset" -LE soak
-      fi
-    done
     ;;
+  sanitize) sanitizers ;;
   soak)
     if step "build, release" scripts/build.sh release; then
       step "tests, release and soak" tests release build
     fi
+    sanitizers
     step "libFuzzer" scripts/fuzz.sh
     ;;
-  *) fail "test.sh: got \"$1\", wanted soak or nothing" ;;
+  *) fail "test.sh: got \"$1\", must be sanitize, soak or nothing" ;;
 esac
 finish
