@@ -75,8 +75,9 @@ std::string format_rate(double bytes_per_second) {
 std::string format_time(double seconds) {
   if (std::isnan(seconds)) return "nan";
   if (std::isinf(seconds)) return seconds > 0 ? "inf" : "-inf";
+  constexpr double kLeast = 0.005e-9;  // less reads as 0 ns, and 0 has neither sign nor unit
+  if (std::abs(seconds) < kLeast) return "0 s";
   if (seconds < 0) return "-" + format_time(-seconds);
-  if (seconds == 0) return "0 s";
   // Each limit is where the value, rounded to three digits, would read as one of the next unit.
   if (seconds < 999.5e-9) return three_digits(seconds * 1e9) + " ns";
   if (seconds < 999.5e-6) return three_digits(seconds * 1e6) + " us";

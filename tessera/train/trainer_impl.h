@@ -87,7 +87,11 @@ struct Trainer::Impl {
   }
   std::int64_t steps_done() const { return steps_before + launched; }
   std::int64_t steps_in_all() const { return train::steps_in_all(config, resolved, sample_shift); }
-  double waited_s() const { return static_cast<double>(waited.load()) * 1e-9; }
+  // Seconds between two values of `waited`. Whole nanoseconds are subtracted: a difference of
+  // seconds may be below 0 where the compiler fuses the product of one with it.
+  static double waited_s(std::int64_t from, std::int64_t to) {
+    return static_cast<double>(to - from) * 1e-9;
+  }
   zero::Engine& engine() { return model.engine(); }
 
   const TrainConfig config;
@@ -102,7 +106,7 @@ struct Trainer::Impl {
   // Before the model: its calls are told of to the end.
   Trace trace;
   CallListener::Waited waited{0};  // for communication, since the run began
-  double counted = 0;              // seconds of it that were taken off a span
+  std::int64_t counted = 0;        // nanoseconds of it that were taken off a span
   ParallelModel model;
   const planner::RunPlan plan;
   const data::Sampler sampler;

@@ -101,9 +101,9 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
     if (name.starts_with("backward")) note_state();
     return;
   }
-  const double waited_now = waited_s();
+  const std::int64_t waited_now = waited;
   const double in_all = seconds_between(span.begin, span.end);
-  const double took = in_all - (waited_now - std::exchange(counted, waited_now));
+  const double took = in_all - waited_s(std::exchange(counted, waited_now), waited_now);
   const bool bubble = name.starts_with("receive");
   if (name == "forward") now.forward_s += took;
   if (name.starts_with("backward")) now.backward_s += took;
@@ -152,16 +152,16 @@ std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
 zero::PendingStep Trainer::Impl::step_on_host(const std::vector<MicroBatch>& batches,
                                               double tokens) {
   engine().begin({.micro_batches = static_cast<int>(batches.size()), .tokens = tokens});
-  counted = waited_s();
+  counted = waited;
   const HostTime passes = host_now();
   model.run(batches, static_cast<std::uint64_t>(now.step - 1));
   now.passes_s = seconds_between(passes, host_now());
   note_state();
-  const double waited = waited_s();
+  const std::int64_t waited_before = waited;
   const HostTime update = host_now();
   zero::PendingStep step = engine().start_step(now.lr);
   const HostTime end = host_now();
-  now.optimizer_s = seconds_between(update, end) - (waited_s() - waited);
+  now.optimizer_s = seconds_between(update, end) - waited_s(waited_before, waited);
   trace.span("optimizer", update, end);
   return step;
 }
@@ -189,7 +189,7 @@ void Trainer::Impl::launch() {
   ledger->reset_peak();
   memory::reset_device_peak(device);
   trace.begin_step(out.step);
-  const double waited_before = counted = waited_s();
+  const std::int64_t waited_before = counted = waited;
   const ParallelModel::Sent before = model.sent();
   const HostTime began = host_now();
 
@@ -200,7 +200,7 @@ void Trainer::Impl::launch() {
       device.is_cpu() ? step_on_host(batches, tokens) : step_on_device(batches, tokens);
   const HostTime end = host_now();
   note_state();
-  out.comm_exposed_s = waited_s() - waited_before;
+  out.comm_exposed_s = waited_s(waited_before, waited);
   out.step_s = seconds_between(began, end);  // on a GPU that of the launch, until more is known
   if (device.is_cpu()) {
     trace.span(str("step ", out.step), began, end);

@@ -175,6 +175,10 @@ TEST(Format, RateTimeCount) {
   EXPECT_EQ(format_rate(0), "0 B/s");
   EXPECT_EQ(format_rate(std::nan("")), "nan");
   EXPECT_EQ(format_time(0), "0 s");
+  EXPECT_EQ(format_time(-0.0), "0 s");
+  EXPECT_EQ(format_time(-3e-17), "0 s");  // what a difference of sums leaves
+  EXPECT_EQ(format_time(3e-17), "0 s");
+  EXPECT_EQ(format_time(-2e-11), "-0.02 ns");
   EXPECT_EQ(format_time(0.00375), "3.75 ms");
   EXPECT_EQ(format_time(0.0408), "40.8 ms");
   EXPECT_EQ(format_time(0.9996), "1 s");
