@@ -41,15 +41,18 @@ std::string explain_batch(const ExplainArguments& a) {
 std::string state_steps(const Question& q, double psi) {
   const Sharding cut = sharding_of_stage(q.zero);
   const bool grads = cut.grads && q.policy() == ReducePolicy::each;
+  Table table("lrrrr");
+  double sum = 0;
   const auto line = [&](const char* name, int each, bool sharded) {
     const double bytes = psi * each / (sharded ? q.dp() : 1);
-    return std::vector<std::string>{name, str(each, " B"), str("· ", whole_text(psi)),
-                                    sharded ? str("/ ", q.dp()) : "", "= " + bytes_text(bytes)};
+    sum += bytes;
+    table.row({name, str(each, " B"), str("· ", whole_text(psi)),
+               sharded ? str("/ ", q.dp()) : "", "= " + bytes_text(bytes)});
   };
-  Table table("lrrrr");
-  table.row(line("params", q.layout.param, cut.params));
-  table.row(line("grads", q.layout.grad, grads));
-  table.row(line("optimizer", q.layout.optimizer(), cut.optimizer));
+  line("params", q.layout.param, cut.params);
+  line("grads", q.layout.grad, grads);
+  line("optimizer", q.layout.optimizer(), cut.optimizer);
+  table.row({"state", "", "", "", "= " + bytes_text(sum)});
   return table.text();
 }
 

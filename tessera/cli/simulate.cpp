@@ -43,11 +43,12 @@ struct SimulateArguments {
   std::vector<simulator::Straggler> stragglers;
   double jitter = 0, law_cost = 0.05;
   int seed = 0, traced = 16;
-  double forward = 0, backward = 0, hop = 0, optimizer = 0;
+  double forward = 0, backward = 0, hop = 0, optimizer = 0, tp_time = 0;
   double between_bandwidth = 0;  // 0: the hardware's
   double mtbf = 0, checkpoint_cost = 60, restart_cost = 600;
   bool full = false, json = false;
   bool given_forward = false, given_backward = false, given_hop = false, given_optimizer = false;
+  bool given_tp_time = false;
 };
 
 template <typename Number>
@@ -107,11 +108,15 @@ void add_options(CommandLine& line, SimulateArguments& a) {
   line.seconds(app, "--restart-cost", a.restart_cost, "from a failure until work goes on")
       ->needs(mtbf);
   line.seconds(app, "--forward", a.forward,
-               "of a rank for one micro-batch, instead of the model's; --backward too")
+               "computing time of a rank for one micro-batch, instead of the model's; --backward too")
       ->each(noted(a.given_forward));
   line.seconds(app, "--backward", a.backward, "likewise")->each(noted(a.given_backward));
   line.seconds(app, "--hop", a.hop, "with --forward: from one stage to the next")
       ->each(noted(a.given_hop));
+  line.seconds(app, "--tp-time", a.tp_time,
+               "with --forward and --tp: what tp's collectives of one micro-batch take, half of it "
+               "in forward")
+      ->each(noted(a.given_tp_time));
   line.seconds(app, "--optimizer", a.optimizer, "with --forward: at the end of the step")
       ->each(noted(a.given_optimizer));
   line.rate(app, "--between-bandwidth", a.between_bandwidth,
@@ -134,8 +139,10 @@ void check_arguments(const SimulateArguments& a) {
                            ", wanted a rank from 0 and a factor above 0, at most 1e6"));
     }
   }
-  if (!a.given_forward && (a.given_hop || a.given_optimizer)) {
-    throw UsageError(str(a.given_hop ? "--hop" : "--optimizer",
+  if (!a.given_forward && (a.given_hop || a.given_optimizer || a.given_tp_time)) {
+    throw UsageError(str(a.given_hop         ? "--hop"
+                         : a.given_optimizer ? "--optimizer"
+                                             : "--tp-time",
                          ": goes with --forward and --backward; without them the model and the "
                          "hardware say how long it takes"));
   }
@@ -149,11 +156,15 @@ void check_arguments(const SimulateArguments& a) {
 
 // Times that the user gives stand for the model's: all stages alike, and nothing else takes time.
 void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
+  const double tp_time = s.tp() > 1 ? a.tp_time : 0;
   for (auto& rank : s.chunks) {
     for (planner::StepChunk& chunk : rank) {
-      chunk.forward = a.forward / s.chunks_per_rank();
-      chunk.backward_input = chunk.backward_weight = a.backward / 2 / s.chunks_per_rank();
-      chunk.tp_forward = chunk.tp_backward = 0;
+      const double each = s.chunks_per_rank();
+      // Two all-reduces of a layer's four are of forward.
+      chunk.tp_forward = chunk.tp_backward = tp_time / 2 / each;
+      chunk.forward = a.forward / each + chunk.tp_forward;
+      chunk.backward_input = a.backward / 2 / each + chunk.tp_backward;
+      chunk.backward_weight = a.backward / 2 / each;
     }
   }
   s.hop_bytes = s.tied_bytes = 0;
@@ -161,8 +172,15 @@ void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
   s.optimizer = a.optimizer;
 }
 
+// A sweep of tp has a size of 1 too.
+void check_tp_time(const SimulateArguments& a, const planner::Question& settled) {
+  if (!a.given_tp_time || settled.tp() > 1 || a.sweep.starts_with("tp=")) return;
+  throw UsageError("--tp-time: tp is 1, which sends nothing; give --tp 2 or more");
+}
+
 simulator::Scenario scenario_for(const SimulateArguments& a, const planner::Question& settled) {
   simulator::Scenario s;
+  check_tp_time(a, settled);
   static_cast<planner::Step&>(s) = planner::describe_step(settled);
   if (a.given_forward) take_given_times(a, s);
   s.topology.algorithm = planner::parse_algorithm(a.collective);

@@ -126,6 +126,9 @@ std::string simulation_text(const Simulation& s) {
   std::string text = str(heading(s.question, s.given_times), "\nStep  ", format_time(r.step), ", ",
                          whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilisation),
                          " of the time, bubble ", share(r.bubble), "\n");
+  if (s.given_times && s.question.tp() > 1 && s.result.mean.tp == 0) {
+    text += "  tp's collectives take no time: --tp-time says how long they take\n";
+  }
   if (s.fit) text.insert(text.find('\n') + 1, fit_text(*s.fit, s.question));
   text += where_it_went(s);
   if (s.agreement) {

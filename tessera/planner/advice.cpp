@@ -8,6 +8,7 @@
 #include "tessera/core/units.h"
 #include "tessera/planner/changes.h"
 #include "tessera/planner/formulas.h"
+#include "tessera/planner/places.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/remedy.h"
@@ -20,7 +21,21 @@ using Lines = std::vector<std::string>;
 
 // What a change must gain to be told, and what it may cost in time if it gains memory alone.
 constexpr double kRealGain = 0.02, kNoLoss = 0.002;
+// Share of the memory that is left where it is ample.
+constexpr double kAmple = 0.25;
 constexpr std::size_t kMostAdvice = 4;
+
+// Advice with what it is compared by.
+struct Promise {
+  Advice advice;
+  int zero = 0;
+  double step = 0;
+  Interval interval;
+};
+
+bool same_step(const Promise& a, const Promise& b) {
+  return indistinguishable(a.step, a.interval, b.step, b.interval);
+}
 
 double time_share(const Plan& plan, const Advice& advice) {
   const double step = plan.time.step();
@@ -30,11 +45,14 @@ double memory_share(const Plan& plan, const Advice& advice) {
   return plan.needed() > 0 ? advice.bytes / plan.needed() : 0;
 }
 
-// "and sends 8.18 GB instead of 5.45 GB", where it differs.
-std::string sending(const Plan& plan, const Advice& advice) {
+// "; sends 8.18 GB instead of 5.45 GB", where it differs.
+std::string sending(const Plan& plan, double then) {
   const double now = plan.traffic.total();
-  if (std::abs(advice.sent) <= kRealGain * now) return "";
-  return str("; sends ", size(now - advice.sent), " instead of ", size(now));
+  if (std::abs(now - then) <= kRealGain * now) return "";
+  return str("; sends ", size(then), " instead of ", size(now));
+}
+std::string sending(const Plan& plan, const Advice& advice) {
+  return sending(plan, plan.traffic.total() - advice.sent);
 }
 
 std::string gain_words(const Plan& plan, const Advice& advice) {
@@ -47,9 +65,8 @@ std::string gain_words(const Plan& plan, const Advice& advice) {
       text += str(", a step of ", format_time(plan.time.step() - advice.seconds));
     return text + sending(plan, advice) + advice.there;
   }
-  const bool faster = time_share(plan, advice) >= kRealGain;
   const std::string less = str(size(advice.bytes), " (", percent(memory), ")");
-  if (faster) {
+  if (advice.faster) {
     text += str(" saves ", format_time(advice.seconds), " (", percent(time_share(plan, advice)),
                 ") a step");
     if (memory >= kRealGain) text += str(" and ", less);
@@ -60,34 +77,64 @@ std::string gain_words(const Plan& plan, const Advice& advice) {
   return text + sending(plan, advice) + advice.there;
 }
 
-// Whether it is worth more than the other of its kind.
+// Whether it is worth more than the other.
 bool better(const Plan& plan, const Advice& a, const Advice& b) {
-  const bool a_faster = time_share(plan, a) >= kRealGain;
-  const bool b_faster = time_share(plan, b) >= kRealGain;
-  if (a_faster != b_faster) return a_faster;
+  if (a.faster != b.faster) return a.faster;
   // By time, but for what nobody could tell apart.
   if (std::abs(a.seconds - b.seconds) > kNoLoss * plan.time.step()) return a.seconds > b.seconds;
   return plan.fits && a.bytes > b.bytes;
 }
 
+// Whether it is worth more than the best of its family so far. Of stages that take as long, as far
+// as predictions can tell, the lowest is.
+bool replaces(const Plan& plan, const Promise& next, const Promise& best) {
+  if (next.advice.family == "zero" && next.advice.faster == best.advice.faster &&
+      same_step(next, best)) {
+    return next.zero < best.zero;
+  }
+  return better(plan, next.advice, best.advice);
+}
+
+// Whether less memory is a gain of its own.
+bool is_lighter(const Plan& plan, const Advice& advice) {
+  return memory_share(plan, advice) >= kRealGain &&
+         !leaves_ample_memory(plan.needed(), plan.question.hardware);
+}
+
 bool worth_telling(const Plan& plan, const Advice& advice) {
   if (!advice.fits) return false;
-  if (!plan.fits) return true;
-  if (time_share(plan, advice) >= kRealGain) return true;
-  return memory_share(plan, advice) >= kRealGain && time_share(plan, advice) >= -kNoLoss;
+  if (!plan.fits || advice.faster) return true;
+  return is_lighter(plan, advice) && time_share(plan, advice) >= -kNoLoss;
+}
+
+// End of the text of a change.
+std::string consequences(const Question& q, const Plan& plan, const std::string& family) {
+  std::string text = new_stage_in_software(q, plan.question);
+  if (family == "mesh" && places(q).tp.nodes() > 1) {
+    text += str("; tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs");
+  }
+  if (family == "grad-compression") {
+    text += str("; fp32 gradients are rounded to ", name(q.compression()), " on their way");
+  }
+  return text;
 }
 
 // [Note: advice, quickly] What a change brings; nothing where that is not worth telling, or not
 // more than the best of its kind. Most changes are seen to be neither by their memory and by a time
 // that they cannot be below, so that few steps are timed.
-std::optional<Advice> promise(const Plan& plan, const PartTimes* parts, Change change,
-                              const Advice* best) {
+std::optional<Promise> promise(const Plan& plan, const PartTimes* parts, Change change,
+                               const Promise* best) {
   constexpr double kRounding = 1e-9;
   if (newly_lacks(change.question, plan.question)) return std::nullopt;
+  if (plan.fits && change.question.zero > plan.question.zero &&
+      leaves_ample_memory(plan.needed(), plan.question.hardware)) {
+    return std::nullopt;  // the simplest stage that fits; about_stage() tells of a quicker one
+  }
   try {
     const Question q = settle(std::move(change.question));
     const double now = plan.time.step(), needed = needed_memory(q);
-    Advice advice{"", std::move(change.flags), std::move(change.family)};
+    Promise made{{"", std::move(change.flags), std::move(change.family)}, q.zero, 0, {}};
+    Advice& advice = made.advice;
     advice.bytes = plan.needed() - needed;
     advice.fits = needed <= usable_memory(q.hardware);
     if (!advice.fits) return std::nullopt;
@@ -95,16 +142,22 @@ std::optional<Advice> promise(const Plan& plan, const PartTimes* parts, Change c
       const Step step =
           change.same_parts && parts != nullptr ? describe_step(q, *parts) : describe_step(q);
       const double least = least_step_time(step) * (1 - kRounding);
-      const bool lighter = memory_share(plan, advice) >= kRealGain;
-      if (plan.fits && least > now * (lighter ? 1 + kNoLoss : 1 - kRealGain)) return std::nullopt;
-      if (best != nullptr && least > now - best->seconds + kNoLoss * now) return std::nullopt;
-      advice.seconds = now - step_time(step).step();
+      const double slowest = is_lighter(plan, advice)
+                                 ? now * (1 + kNoLoss)
+                                 : std::min(now * (1 - kRealGain), plan.interval.low);
+      if (plan.fits && least > slowest) return std::nullopt;
+      if (best != nullptr && least > best->step + kNoLoss * now) return std::nullopt;
+      made.step = step_time(step).step();
+      made.interval = step_interval(q, made.step);
+      advice.seconds = now - made.step;
+      advice.faster = time_share(plan, advice) >= kRealGain &&
+                      !indistinguishable(now, plan.interval, made.step, made.interval);
     }
     if (!worth_telling(plan, advice)) return std::nullopt;
-    if (best != nullptr && !better(plan, advice, *best)) return std::nullopt;
+    if (best != nullptr && !replaces(plan, made, *best)) return std::nullopt;
     advice.sent = plan.traffic.total() - traffic_of(q).total();
-    advice.there = new_stage_in_software(q, plan.question);
-    return advice;
+    advice.there = consequences(q, plan, advice.family);
+    return made;
   } catch (const UsageError&) {  // it cannot be
     return std::nullopt;
   }
@@ -128,11 +181,57 @@ void about_memory(const Plan& plan, Lines& out) {
   }
 }
 
+// Where stage 1 is quicker beyond doubt: the update is a large part of the step, or gradients are
+// wider than the parameters that it gathers.
+void about_shared_update(const Plan& plan, Lines& out) {
+  const Question& q = plan.question;
+  if (q.state_only()) return;
+  const Question one = at_stage(q, 1).question;
+  const Step step = describe_step(one);
+  if (least_step_time(step) > plan.interval.low) return;
+  const double now = plan.time.step(), then = step_time(step).step();
+  if (then > now || indistinguishable(now, plan.interval, then, step_interval(one, then))) return;
+  out.push_back(str("stage 0 fits and is the simplest; with --zero 1 a rank updates 1/", q.dp(),
+                    " of the parameters, which would save ", format_time(now - then), " (",
+                    percent((now - then) / now), ") a step",
+                    sending(plan, traffic_of(one).total()), new_stage_in_software(one, q)));
+}
+
+// The lower stage to take instead of 3: the lowest that leaves ample memory, or else the one that
+// needs least; nothing where none fits, or where the step would be slower beyond doubt.
+std::optional<Instead> lower_stage(const Plan& plan) {
+  const Question& q = plan.question;
+  std::optional<Instead> found;
+  for (int stage = 0; stage < q.zero; ++stage) {
+    Instead other = at_stage(q, stage);
+    if (!other.runs) continue;
+    if (!q.state_only()) {
+      const double now = plan.time.step(), then = step_time(other.question).step();
+      const Interval interval = step_interval(other.question, then);
+      if (then > now && !indistinguishable(now, plan.interval, then, interval)) continue;
+    }
+    found = std::move(other);
+    if (leaves_ample_memory(found->total, q.hardware)) break;
+  }
+  return found;
+}
+
 void about_stage(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
   if (q.dp() == 1) {
     if (q.zero > 0) out.push_back(str("--zero ", q.zero, " shards over dp 1, that is not at all"));
     return;
+  }
+  if (q.zero == 0 && plan.fits && leaves_ample_memory(plan.needed(), q.hardware)) {
+    about_shared_update(plan, out);
+  }
+  if (q.zero == 3 && plan.fits) {
+    if (const auto lower = lower_stage(plan)) {
+      out.push_back(str("stage 3 is not needed: --zero ", lower->question.zero, " fits, ",
+                        of_usable(lower->total, q),
+                        sending(plan, traffic_of(lower->question).total()),
+                        new_stage_in_software(lower->question, q)));
+    }
   }
   const int next_best = q.software == Software::megatron ? 1 : 2;
   if (q.zero == 3 && q.pp() == 1 && !q.state_only() && !at_stage(q, next_best).fits) {
@@ -234,6 +333,11 @@ void about_launches(const Plan& plan, Lines& out) {
 
 }  // namespace
 
+bool leaves_ample_memory(double needed, const Hardware& hardware) {
+  const double usable = usable_memory(hardware);
+  return usable - needed >= kAmple * usable;
+}
+
 std::vector<std::string> notes_for(const Plan& plan) {
   Lines out;
   about_memory(plan, out);
@@ -244,20 +348,20 @@ std::vector<std::string> notes_for(const Plan& plan) {
 }
 
 std::vector<Advice> advice_for(const Plan& plan) {
-  std::map<std::string, Advice> best;  // by family
+  std::map<std::string, Promise> best;  // by family
   std::optional<PartTimes> parts;      // of the plan and of all that compute the same
   if (!plan.question.state_only()) parts = part_times(plan.question);
   for (Change& change : possible_changes(plan.question)) {
     // Sharper means where a gentle one does are no advice.
     if (change.family == "all" && (plan.fits || !best.empty())) continue;
     const auto at = best.find(change.family);
-    const Advice* const so_far = at == best.end() ? nullptr : &at->second;
-    if (auto advice = promise(plan, parts ? &*parts : nullptr, std::move(change), so_far)) {
-      best[advice->family] = std::move(*advice);
+    const Promise* const so_far = at == best.end() ? nullptr : &at->second;
+    if (auto made = promise(plan, parts ? &*parts : nullptr, std::move(change), so_far)) {
+      best[made->advice.family] = std::move(*made);
     }
   }
   std::vector<Advice> all;
-  for (auto& [family, advice] : best) all.push_back(std::move(advice));
+  for (auto& [family, made] : best) all.push_back(std::move(made.advice));
   std::stable_sort(all.begin(), all.end(),
                    [&](const Advice& a, const Advice& b) { return better(plan, a, b); });
   if (all.size() > kMostAdvice) all.resize(kMostAdvice);

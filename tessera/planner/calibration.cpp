@@ -110,7 +110,8 @@ std::string hardware_toml(const Hardware& h) {
              "\ninside = ", link(h.inside), "\nbetween = ", link(h.between),
              h.nics > 0 ? str("\nnics = ", h.nics) : "", levels, "\nper_node = ", h.per_node,
              "\ninterference = ", h.interference, "\nkind = \"", h.kind,
-             "\"\ncpu = ", h.cpu ? "true" : "false", h.cores > 0 ? str("\ncores = ", h.cores) : "",
+             "\"\ncpu = ", h.cpu ? "true" : "false",
+             h.fused_attention ? "" : "\nfused_attention = false", h.bf16 ? "" : "\nbf16 = false", h.cores > 0 ? str("\ncores = ", h.cores) : "",
              h.software.empty() ? "" : str("\nsoftware = \"", h.software, "\""),
              "\nwatts = ", h.watts, "\nprice_per_hour = ", h.price_per_hour, "\n");
 }

@@ -56,6 +56,12 @@ void Changes::stages() {
     around("grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
            [&](Question& o) { o.grad_reduce = each ? ReducePolicy::last : ReducePolicy::each; });
   }
+  // Of Tessera, whose gradients may travel in other types than they are kept in.
+  if (q_.software == Software::tessera && q_.layout.grad == 4 &&
+      q_.grad_compression == GradCompression::none) {
+    around("grad-compression", "--grad-compression bf16",
+           [](Question& o) { o.grad_compression = GradCompression::bf16; });
+  }
   if (q_.zero == 3) {
     around("keep-params", q_.keep_params ? "--no-keep-params" : "--keep-params",
            [](Question& o) { o.keep_params = !o.keep_params; });
@@ -67,7 +73,7 @@ void Changes::recomputation() {
     if (what == q_.recompute) continue;
     add("recompute", str("--recompute ", name(what)), [&](Question& o) { o.recompute = what; });
   }
-  if (q_.attention == Attention::unfused) {
+  if (q_.attention == Attention::unfused && q_.hardware.fused_attention) {
     add("attention", "--attention fused", [](Question& o) { o.attention = Attention::fused; });
   }
 }
@@ -189,14 +195,15 @@ void Changes::all_at_once() {
   std::vector<std::string> flags;
   if (q_.dp() > 1 && q_.zero < 3) flags.emplace_back("--zero 3");
   if (q_.recompute != Recompute::full) flags.emplace_back("--recompute full");
-  if (q_.attention == Attention::unfused) flags.emplace_back("--attention fused");
+  const bool fuses = q_.attention == Attention::unfused && q_.hardware.fused_attention;
+  if (fuses) flags.emplace_back("--attention fused");
   const std::int64_t each = q_.micro_batch * q_.grad_accum;
   if (q_.micro_batch > 1) flags.push_back(str("--micro-batch 1 --grad-accum ", each));
   if (flags.size() < 2) return;
   add("all", join(flags, " "), [&](Question& o) {
     if (o.dp() > 1) o.zero = 3;
     o.recompute = Recompute::full;
-    o.attention = Attention::fused;
+    if (fuses) o.attention = Attention::fused;
     o.micro_batch = 1, o.grad_accum = each;
   });
 }

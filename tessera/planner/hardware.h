@@ -43,6 +43,8 @@ struct Hardware : SoftwareFigures {
   double peak_16bit = 0;        // FLOP/s, dense
   double peak_fp32 = 0;         // likewise, as the products of fp32 training run
   double memory_bandwidth = 0;  // bytes/s
+  bool fused_attention = true;  // false: attention keeps the matrix of scores
+  bool bf16 = true;             // false: 16-bit products are fp16's alone
   int units = 1;                // that tiles of a product are spread over (SMs, cores)
 
   Link inside;                        // between devices of a node

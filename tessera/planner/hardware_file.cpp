@@ -174,12 +174,17 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
     entry.caution = value->get();
   } else if (key == "cpu") {
     entry.cpu = yes_or_no(node);
+  } else if (key == "fused_attention") {
+    entry.fused_attention = yes_or_no(node);
+  } else if (key == "bf16") {
+    entry.bf16 = yes_or_no(node);
   } else if (key == "tessera") {  // as files of older versions say it
     if (yes_or_no(node)) entry.run_by("tessera");
   } else if (key == "rail_share") {  // likewise; adapters tell what it told
     number(node, Unit::number);
   } else {
-    std::vector<std::string> names = {"like", "caution", "cpu", "software", "kind", "switches"};
+    std::vector<std::string> names = {"like",     "caution", "cpu",      "fused_attention",
+                                      "bf16", "software", "kind", "switches"};
     for (const auto& known : hardware_keys()) names.emplace_back(known.name);
     for (const CountKey& known : kCounts) names.emplace_back(known.name);
     for (const std::string& known : software_names()) names.push_back(known);

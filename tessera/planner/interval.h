@@ -18,4 +18,14 @@ struct Interval {
 // `step`: the predicted seconds that it is to stand around.
 Interval step_interval(const Question& settled, double step);
 
+// Whether no prediction is good enough to tell two steps apart: one is within the interval of the
+// other.
+inline bool indistinguishable(double step, const Interval& interval, double other,
+                              const Interval& others) {
+  const auto within = [](double seconds, const Interval& of) {
+    return seconds >= of.low && seconds <= of.high;
+  };
+  return within(step, others) || within(other, interval);
+}
+
 }  // namespace tessera::planner

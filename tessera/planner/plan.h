@@ -53,17 +53,20 @@ enum class Bound : std::uint8_t { compute, memory, network };
 const char* name(Bound bound);
 
 // [Note: advice] A change of flags and what it gains, found by planning again with it. It keeps the
-// model, the devices and the global batch. Told only where the gain is real: what did not fit does,
-// or a step takes 2% less, or a rank needs 2% less and the step takes no longer.
+// model, the devices and the global batch. Told only where the gain is real: what did not fit does;
+// or a step takes at least 2% less and the two are not indistinguishable(); or a rank needs at
+// least 2% less, the step takes no longer and memory is scarce. Of ZeRO stages that do as well the
+// lowest is told, and none above the plan's own where memory is ample.
 struct Advice {
   std::string text;
   std::string flags;       // over those of the question: "--zero 1"
   std::string family;      // what kind of change it is
-  std::string there = {};  // how its software is asked for it, if not by these flags; ends the text
+  std::string there = {};  // end of the text: how its software is asked for it, what it costs
   double seconds = 0;      // that a step takes less; negative: more
   double bytes = 0;        // that a rank needs less, likewise
   double sent = 0;         // that a rank sends less, likewise
   bool fits = false;
+  bool faster = false;  // by more than the predictions' intervals
 };
 
 // All that is said of one settled question.
@@ -92,6 +95,8 @@ struct Plan {
   std::vector<std::string> notes;  // what is odd but possible, with its numbers
 };
 
+// Whether a run that needs so much leaves enough memory free that there is no reason to need less.
+bool leaves_ample_memory(double needed, const Hardware& hardware);
 // Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
 double usable_memory(const Hardware& hardware);
 std::vector<Memory> memory_by_rank(const Question& settled);  // of the pipeline

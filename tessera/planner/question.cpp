@@ -102,7 +102,13 @@ void settle_mesh(Question& q) {
                          "; leave one of them out"));
   }
   q.gpus = static_cast<int>(world);
-  if (q.nodes == 0) q.nodes = static_cast<int>((world + q.per_node - 1) / q.per_node);
+  const std::int64_t filled = (world + q.per_node - 1) / q.per_node;
+  if (q.nodes == 0) q.nodes = static_cast<int>(filled);
+  if (q.nodes > filled && world % q.nodes != 0) {
+    throw UsageError(str("--nodes: got ", q.nodes, ", over which ", world,
+                         " GPUs do not divide; wanted a number that divides them, or leave it out: ",
+                         "they fill ", filled, filled == 1 ? " node of " : " nodes of ", q.per_node));
+  }
   if (std::int64_t{q.nodes} * q.per_node < world) {
     throw UsageError(str("--nodes: ", q.nodes, " nodes of ", q.per_node, " GPUs are fewer than ",
                          q.axes.words(" · "), " = ", world));
@@ -264,7 +270,21 @@ Software software_of(const Question& q) {
   return parse_software(q.hardware.software.empty() ? "megatron" : q.hardware.software);
 }
 
+Attention attention_of(const Question& q) {
+  const bool has = q.hardware.fused_attention;
+  if (q.attention == Attention::fused && !has) {
+    throw UsageError(str("--attention: got fused, which ", q.hardware.name,
+                         " does not have; wanted unfused, or leave it out"));
+  }
+  return q.attention.value_or(has ? Attention::fused : Attention::unfused);
+}
+
 Question settle(Question q) {
+  q.attention = attention_of(q);
+  if (!q.hardware.bf16 && q.layout.name.starts_with("bf16")) {
+    throw UsageError(str("--layout: got ", q.layout.name, ", but ", q.hardware.name,
+                         " has no bf16; wanted fp16, fp32 or bytes such as 2,2,12"));
+  }
   settle_mesh(q);
   settle_order(q);
   settle_software(q);

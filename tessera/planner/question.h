@@ -60,7 +60,7 @@ struct Question {
   std::int64_t global_batch = 0;
   Recompute recompute = Recompute::none;
   bool dropout = false;  // of the residual stream, which the fused operations of a GPU cannot
-  Attention attention = Attention::fused;
+  std::optional<Attention> attention;  // settled: fused where the hardware has it
   // Settled: of Tessera on a CPU, else the hardware's; of a size alone left open, whoever runs it.
   std::optional<Software> software;
   std::optional<bool> gpu;       // settled: by the hardware
@@ -108,6 +108,8 @@ struct Question {
 
 // Who runs it, as asked for or else by the hardware.
 Software software_of(const Question& question);
+// Attention as asked for or else by the hardware. Throws UsageError for what it does not have.
+Attention attention_of(const Question& question);
 
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
 // length) and refuses what cannot be: throws UsageError naming the flag, the value and what would

@@ -73,8 +73,13 @@ double gained(const Plan& plan, const std::function<void(Question&)>& change) {
     };
     const double least = least_step_time(step) * (1 - kRounding);
     if (least > 0 && rate(least) < 1 + kRealShare) return 0;
-    const double times = rate(step_time(step).step());
-    return times < 1 + kRealShare ? 0 : times;
+    const double then = step_time(step).step(), times = rate(then);
+    if (times < 1 + kRealShare) return 0;
+    // What its tokens take at the present rate.
+    const double by = times * then / plan.time.step();
+    const Interval now{by * plan.interval.low, by * plan.interval.high, ""};
+    const Interval interval = step_interval(other, then);
+    return indistinguishable(by * plan.time.step(), now, then, interval) ? 0 : times;
   } catch (const UsageError&) {  // it cannot be
     return 0;
   }
@@ -92,14 +97,15 @@ std::string accumulation_remedy(const Plan& plan) {
 std::string network_remedy(const Plan& plan) {
   std::vector<std::string> ways;
   for (const Advice& advice : plan.advice) {
-    if (advice.seconds < kRealShare * plan.time.step()) continue;
+    if (!advice.faster) continue;
     ways.push_back(advice.text);
     break;
   }
   for (std::string way : {accumulation_remedy(plan), links_remedy(plan)}) {
     if (!way.empty()) ways.push_back(std::move(way));
   }
-  return ways.empty() ? "no flag of it and no faster link saves 2%: fewer GPUs for this batch"
+  return ways.empty() ? "no flag gains more than a prediction can tell, and no faster link 2%: "
+                        "fewer GPUs for this batch"
                       : join(ways, "; ");
 }
 
@@ -150,7 +156,8 @@ std::string least_change_that_fits(const Question& q) {
       }
     }
   }
-  if (q.attention == Attention::unfused) {
+  const bool fuses = q.attention == Attention::unfused && q.hardware.fused_attention;
+  if (fuses) {
     const Instead other = instead(q, [](Question& o) { o.attention = Attention::fused; });
     if (other.runs) return str("--attention fused fits: ", of_usable(other.total, q));
   }
@@ -175,7 +182,7 @@ std::string least_change_that_fits(const Question& q) {
   const Instead all = instead(q, [&](Question& o) {
     if (o.dp() > 1) o.zero = 3, o.grad_reduce.reset();
     o.recompute = Recompute::full;
-    o.attention = Attention::fused;
+    if (fuses) o.attention = Attention::fused;
     o.grad_accum = q.grad_accum * q.micro_batch;
     o.micro_batch = 1;
   });
@@ -184,7 +191,7 @@ std::string least_change_that_fits(const Question& q) {
   if (q.dp() > 1 && q.zero < 3) flags.emplace_back("--zero 3");
   if (q.recompute != Recompute::full) flags.emplace_back("--recompute full");
   if (q.zero >= 2 && q.policy() == ReducePolicy::last) flags.emplace_back("--grad-reduce each");
-  if (q.attention == Attention::unfused) flags.emplace_back("--attention fused");
+  if (fuses) flags.emplace_back("--attention fused");
   if (q.micro_batch > 1) {
     flags.push_back(str("--micro-batch 1 --grad-accum ", all.question.grad_accum));
   }
@@ -197,7 +204,7 @@ std::string what_would_fit(const Question& q) {
   const double state = memory_of(q).total(), usable = usable_memory(q.hardware);
   if (!q.state_only() || state <= usable) return over_more_gpus(q);
   return str("cut the model over at least ", std::ceil(state / usable * q.tp() * q.pp()),
-             " GPUs with --tp and --pp",
+             " GPUs with --tp inside a host and --pp across hosts",
              q.zero < 3 ? ", or shard it with --zero 3 and more --dp" : ", or raise --dp");
 }
 
@@ -217,8 +224,7 @@ std::string remedy_for(const Plan& plan) {
                q.micro_batch > 1 ? " or a smaller --micro-batch" : "", ", or less --pp");
   }
   if (q.state_only()) return "give --model, or --layers --hidden --heads";
-  const bool sooner = !plan.advice.empty() && plan.advice.front().seconds >= kRealShare * t.step();
-  if (!sooner) return more_devices(plan);
+  if (plan.advice.empty() || !plan.advice.front().faster) return more_devices(plan);
   return str(plan.advice.front().text, ", then more ",
              q.software == Software::tessera ? "ranks" : "GPUs", " with --dp");
 }

@@ -113,6 +113,7 @@ class Search {
     check(base_.model);
     check_lora(base_.model);
     base_.software = software_of(base_);
+    base_.attention = attention_of(base_);
     if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";
     if (base_.gpus == 0) {
       const int cut = base_.tp() * base_.pp();

@@ -25,9 +25,9 @@ struct SearchQuestion {
 // What the settings name is fixed, the rest is open.
 SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue);
 
-// Whether nobody could tell its step from the best one's: it is within the interval of that.
+// Whether its step is the best one's as far as predictions can tell.
 inline bool as_good_as(const Plan& plan, const Plan& best) {
-  return plan.time.step() <= best.interval.high;
+  return indistinguishable(plan.time.step(), plan.interval, best.time.step(), best.interval);
 }
 
 // The best ways, and why the others are not among them.

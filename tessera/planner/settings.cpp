@@ -269,7 +269,9 @@ Question described(const RunSettings& s) {
   q.global_batch = s.global_batch;
   q.recompute = parse_recompute(s.recompute);
   q.dropout = s.dropout > 0;
-  q.attention = s.attention == "fused" ? Attention::fused : Attention::unfused;
+  if (!s.attention.empty()) {
+    q.attention = s.attention == "fused" ? Attention::fused : Attention::unfused;
+  }
   if (!s.software.empty()) {
     q.software = parse_software(s.software);
   }
@@ -309,6 +311,7 @@ Question Settings::question(const Catalogue& catalogue) const {
   q.hardware = named("hardware", [&] { return catalogue.find(s.hardware); });
   if (s.price_per_hour >= 0) q.hardware.price_per_hour = s.price_per_hour;
   if (s.watts >= 0) q.hardware.watts = s.watts;
+  if (!q.hardware.bf16 && !has("layout")) q.layout = parse_state_layout("fp16");
   q.params = static_cast<double>(s.params);
   if (s.params > 0 && s.lora_rank > 0) {
     throw UsageError("--lora-rank: got --params too, wanted a --model, whose linears are known");

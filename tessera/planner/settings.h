@@ -43,7 +43,7 @@ struct RunSettings {
   std::int64_t seq = 0;
   std::string recompute = "none";
   double dropout = 0, attention_dropout = 0;
-  std::string software, attention = "fused";
+  std::string software, attention;
 
   std::int64_t ranks = 0, gpus = 0;
   Axes axes{{"dp", 0}};

@@ -229,7 +229,7 @@ void add_batch(Table& t) {
       .plan_only("cpu, h200: tessera, else megatron");
   t.add("attention", &S::attention, "unfused keeps the matrix of scores")
       .words({"fused", "unfused"})
-      .plan_only("fused");
+      .plan_only("fused, where the hardware has it");
 }
 
 void add_parallelism(Table& t) {
@@ -281,7 +281,7 @@ void add_parallelism(Table& t) {
       .words(layout_names())
       .type("NAME")
       .free_in_plans()
-      .plan("bf16");
+      .plan("bf16, or fp16 where the hardware has no bf16");
   t.add("grad-reduce", &S::grad_reduce,
         "reduce each micro-batch or the last; auto: last for stages 0, 1")
       .words({"auto", "each", "last"})

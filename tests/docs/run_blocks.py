@@ -4,9 +4,10 @@
   run_blocks.py TESSERA TORCH DOCUMENT...
 
 A block marked `sh run` is run by sh -e in a folder of its document's own, with TESSERA on the path;
-`sh run torch` only where TORCH is 1; `sh run torch short` trains two small steps wherever it trains. Lines
-`# prints: TEXT` in it are texts that it must print. What the commands find in the folder is made by
-given/DOCUMENT.sh, where there is one. A block marked `sh not run: WHY` is not run; commands.py looks its
+`sh run torch` only where TORCH is 1; `sh run torch short` trains two small steps wherever it trains. A line
+`# prints: TEXT` in it means one line that it must print: TEXT is part of that line and of no other, so that
+a figure does not pass because another line has it too. Spaces count as one, and … stands for anything. What
+the commands find in the folder is made by given/DOCUMENT.sh, where there is one. A block marked `sh not run: WHY` is not run; commands.py looks its
 commands and flags up, and those of every line of text. A block marked `cpp FILE` must stand in that file of
 the tree as it is; one marked `cpp` is compiled with the build (code_blocks.py). Pictures and links to files
 must lead somewhere, and a picture that a block writes is the one of that name in docs/.
@@ -43,6 +44,22 @@ def blocks(text):
             inside.append(line)
 
 
+def matching_lines(text, printed):
+    """The different lines of `printed` that TEXT of `# prints: TEXT` is part of, not within a word or number."""
+    parts = [r"\s+".join(map(re.escape, part.split())) for part in text.split("…")]
+    pattern = re.compile(r"(?<![\w.,])" + ".*".join(parts) + r"(?![\w]|[.,]\w)")
+    return sorted({line for line in printed.splitlines() if pattern.search(line)})
+
+
+def check_printed(text, printed):
+    found = matching_lines(text, printed)
+    if not found:
+        return f"does not print {text!r}"
+    if len(found) > 1:
+        return f"{len(found)} lines have {text!r}; give more of the one that is meant: {found}"
+    return None
+
+
 def run(document, begin, lines, folder, environment):
     script = "\n".join(lines)
     done = subprocess.run(["/bin/sh", "-e", "-c", script], cwd=folder, text=True,
@@ -53,8 +70,8 @@ def run(document, begin, lines, folder, environment):
         return [f"{where}: status {done.returncode}\n{script}\n{done.stdout}{done.stderr}"]
     wanted = [line.split("prints:", 1)[1].strip() for line in lines
               if line.strip().startswith("# prints:")]
-    return [f"{where}: does not print {text!r}:\n{script}\n{done.stdout}"
-            for text in wanted if text not in done.stdout]
+    problems = [check_printed(text, done.stdout) for text in wanted]
+    return [f"{where}: {problem}:\n{script}\n{done.stdout}" for problem in problems if problem]
 
 
 # For blocks that are to be short: the same command, of two small steps.
@@ -117,7 +134,7 @@ def run_readme(document, text, tessera, environment):
             commands, printed = readme_script(lines)
             if commands:
                 # Processors differ in the last digits; lines that are equal there are equal everywhere.
-                wanted = ["# prints: " + re.sub(r"(\.\d\d)\d+$", r"\1", line) for line in printed]
+                wanted = ["# prints: " + re.sub(r"(\.\d\d)\d+$", r"\1…", line) for line in printed]
                 if len(set(printed)) < len(printed):
                     commands = ["{", *commands, "} > shown", "cat shown",
                                 f'test "$(sort -u shown | wc -l)" = {len(set(printed))}']
@@ -205,10 +222,18 @@ class Documents:
         return problems
 
 
+def check_matching():
+    """Of this program itself: a figure in another line than the one that is meant is no answer."""
+    printed = "state      = 52.5 GB\nOften told wrong: 105 GB each\ntotal  105 GB\n"
+    cases = {"state = 105 GB": 0, "105 GB": 2, "state … 52.5 GB": 1, "5 GB": 0, "52": 0, "total 105 GB": 1, "GB ea": 0}
+    return [f"{text!r} matches {matching_lines(text, printed)}" for text, count in cases.items()
+            if len(matching_lines(text, printed)) != count]
+
+
 def main():
     tessera, torch, names = sys.argv[1], sys.argv[2] in ("1", "ON", "TRUE"), sys.argv[3:]
     root = pathlib.Path(__file__).resolve().parents[2]
-    problems = []
+    problems = check_matching()
     with tempfile.TemporaryDirectory() as scratch:
         documents = Documents(tessera, torch, root, pathlib.Path(scratch))
         for document in (pathlib.Path(name).resolve() for name in names):
