@@ -235,7 +235,9 @@ RunFacts middle(const std::vector<RunFacts>& rounds) {
 RunWords without_overlap(RunWords words) {
   put(words, "overlap-grad-reduce", "false");
   put(words, "overlap-param-gather", "false");
-  std::erase_if(words, [](const auto& each) { return each.first == "bucket-mb"; });
+  std::erase_if(words, [](const auto& each) {
+    return each.first == "bucket-mb" || each.first == "bucket-size";
+  });
   if (value_of(words, "zero", "0") == "3") put(words, "prefetch", "false");
   return words;
 }

@@ -1,7 +1,6 @@
 #include "tessera/cli/plan_flags.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 
 #include "tessera/core/errors.h"
@@ -80,9 +79,6 @@ void choose_as_run(const std::string& name, const std::string& text, planner::Se
 
 void take_run_setting(const std::string& name, const std::string& text,
                       planner::Settings& settings) {
-  if (name == "bucket-mb" && std::strtod(text.c_str(), nullptr) > 0) {
-    settings.set("bucket-size", text + "MB");
-  }
   const planner::Field* const train = find_setting(name, planner::Command::train);
   const planner::Field* const plan = find_setting(name, planner::Command::plan);
   const bool chosen = text.empty() || (text == "0" && name != "zero");

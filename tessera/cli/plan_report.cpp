@@ -7,6 +7,7 @@
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/places.h"
 
 namespace tessera::cli {
 namespace {
@@ -166,12 +167,15 @@ std::string time_table(const Plan& plan) {
   return text;
 }
 
-// Rows whose axes lie on the nodes in another order than usual.
-std::string orders_words(const planner::SearchResult& result) {
+// Rows whose axes lie on the nodes in another order than usual, and whose tp leaves a node.
+std::string places_words(const planner::SearchResult& result) {
   std::string text;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
-    const std::string& order = result.best[i].question.order;
-    if (order != planner::kUsualOrder) text += str("  row ", i + 1, ": --order ", order, "\n");
+    const Question& q = result.best[i].question;
+    if (q.order != planner::kUsualOrder) text += str("  row ", i + 1, ": --order ", q.order, "\n");
+    if (places(q).tp.nodes() > 1) {
+      text += str("  row ", i + 1, ": tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs\n");
+    }
   }
   return text;
 }
@@ -210,7 +214,7 @@ std::string report(const planner::SearchResult& result) {
     text = str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
                q.global_batch, "\n\n", table.text(),
                "  (tp with s: sequence parallel; =: no prediction is good enough to tell them ",
-               "apart)\n", orders_words(result), "\n");
+               "apart)\n", places_words(result), "\n");
   }
   text +=
       str(format_grouped(result.tried), " configurations tried, ",

@@ -225,7 +225,9 @@ void about_stage(const Plan& plan, Lines& out) {
   if (q.zero == 0 && plan.fits && leaves_ample_memory(plan.needed(), q.hardware)) {
     about_shared_update(plan, out);
   }
-  if (q.zero == 3 && plan.fits) {
+  const bool advised = std::any_of(plan.advice.begin(), plan.advice.end(),
+                                   [](const Advice& each) { return each.family == "zero"; });
+  if (q.zero == 3 && plan.fits && !advised) {
     if (const auto lower = lower_stage(plan)) {
       out.push_back(str("stage 3 is not needed: --zero ", lower->question.zero, " fits, ",
                         of_usable(lower->total, q),

@@ -243,6 +243,14 @@ static void check_compression(const Question& q, bool size_alone) {
                        "; --grad-compression bf16 goes with every stage"));
 }
 
+std::int64_t bucket_bytes_of(const RunSettings& s) {
+  if (s.bucket_size > 0 && s.bucket_mb > 0) {
+    throw UsageError("--bucket-size and --bucket-mb: got both, wanted one of them");
+  }
+  if (s.bucket_size > 0 || s.bucket_mb <= 0) return s.bucket_size;
+  return std::max<std::int64_t>(1, std::llround(s.bucket_mb * 1e6));
+}
+
 Question described(const RunSettings& s) {
   Question q;
   q.seq = s.seq;
@@ -263,7 +271,7 @@ Question described(const RunSettings& s) {
   q.keep_params = s.keep_params;
   q.overlap_grad_reduce = s.overlap_grad_reduce;
   q.overlap_param_gather = s.overlap_param_gather;
-  q.bucket_bytes = s.bucket_size > 0 ? static_cast<double>(s.bucket_size) : s.bucket_mb * 1e6;
+  q.bucket_bytes = static_cast<double>(bucket_bytes_of(s));
   q.micro_batch = s.micro_batch;
   q.grad_accum = s.grad_accum;
   q.global_batch = s.global_batch;

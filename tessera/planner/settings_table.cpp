@@ -297,12 +297,13 @@ void add_parallelism(Table& t) {
   t.add("powersgd-warmup", &S::powersgd_warmup, "first steps of a run, which send whole gradients")
       .range(0, kMany)
       .train();
-  t.add("bucket-mb", &S::bucket_mb, "size of a bucket of gradients, in 10^6 bytes; 0: by the model")
-      .range(0, 1e5)
-      .train();
-  t.add("bucket-size", &S::bucket_size, "bytes of gradient that travel together")
+  t.add("bucket-size", &S::bucket_size,
+        "bytes of gradient that travel together, such as 25MB; 0: by the model")
       .size()
-      .plan_only("by the model");
+      .plan("by the model");
+  t.add("bucket-mb", &S::bucket_mb, "--bucket-size in 10^6 bytes")
+      .range(0, 1e5)
+      .plan("by the model");
   t.add("overlap-grad-reduce", &S::overlap_grad_reduce, "reduce gradients while backward goes on")
       .plan("true");
   t.add("overlap-param-gather", &S::overlap_param_gather,

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "tessera/comm/gpus.h"
@@ -35,8 +34,8 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
   options.clip_norm = config.clip;
   // The trainer itself stops where it should: it knows the flag that says otherwise.
   options.on_non_finite = zero::OnNonFinite::skip;
-  if (config.bucket_mb > 0) {
-    options.bucket_bytes = std::max<std::int64_t>(1, std::llround(config.bucket_mb * 1e6));
+  if (const std::int64_t bytes = planner::bucket_bytes_of(config); bytes > 0) {
+    options.bucket_bytes = bytes;
   }
   options.overlap_grad_reduce = config.overlap_grad_reduce;
   options.overlap_param_gather = config.overlap_param_gather;

@@ -40,6 +40,7 @@ TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
       q.hardware = hardware;
       q.axes.set("dp", 2), q.axes.set("pp", 2), q.grad_accum = 4, q.zero = 1;
       q.vocab_multiple = 1;  // without rows that pad the table
+      if (!hardware.bf16) q.layout = parse_state_layout("fp16");
       const Plan plan = make_plan(q);
       EXPECT_EQ(plan.parameters, static_cast<double>(model.params()));
       EXPECT_DOUBLE_EQ(plan.in_blocks + plan.in_embeddings, plan.parameters);
@@ -227,12 +228,18 @@ TEST(Advice, OfTheOddButPossible) {
       {{{"pp", "8"}, {"grad-accum", "32"}}, "17.9%"},
       {{{"pp", "5"}, {"grad-accum", "32"}}, "do not divide"},
       {{{"model", "gpt3-1.3b"}, {"tp", "16"}}, "goes across hosts"},
-      {{{"dp", "8"}, {"zero", "3"}}, "--keep-params saves"},
-      {{{"dp", "8"}, {"zero", "2"}, {"grad-accum", "8"}}, "--zero 1 saves"},
+      {{{"dp", "64"}, {"zero", "3"}, {"hardware", "a100-80"}}, "--keep-params saves"},
+      {{{"dp", "8"}, {"zero", "3"}}, "stage 3 is not needed: --zero 0 fits"},
+      {{{"dp", "8"}, {"zero", "2"}, {"grad-accum", "8"}}, "shards the optimizer's state alone"},
+      {{{"dp", "64"},
+        {"zero", "2"},
+        {"grad-accum", "8"},
+        {"hardware", "a100-80"},
+        {"software", "tessera"}},
+       "--zero 0 saves"},
       {{{"dp", "8"}, {"zero", "2"}, {"grad-accum", "8"}, {"grad-reduce", "last"}},
        "keeps whole gradients"},
-      {{{"dp", "8"}, {"software", "pytorch"}}, "--zero 2 saves"},
-      {{{"dp", "8"}}, "--zero "},  // 1 or 3: see advice_test.cpp
+      {{{"dp", "8"}, {"software", "pytorch"}}, "with --zero 1 a rank updates 1/8"},
       {{{"pp", "4"}, {"grad-accum", "8"}, {"schedule", "zb-h1"}}, "has no schedule zb-h1"},
       {{{"zero", "2"}}, "not at all"},
       {{{"model", "gpt3-1.3b"},
@@ -244,7 +251,8 @@ TEST(Advice, OfTheOddButPossible) {
       {{{"checkpoint-activations", "full"}}, "--recompute none saves"},
       {{{"checkpoint-activations", "selective"}}, "saves nothing"},
       {{{"sequence-parallel", "true"}}, "nothing is cut"},
-      {{{"pp", "4"}, {"grad-accum", "64"}, {"schedule", "gpipe"}}, "--schedule"},
+      {{{"model", "gpt3-6.7b"}, {"pp", "4"}, {"grad-accum", "64"}, {"schedule", "gpipe"}},
+       "--schedule interleaved --chunks 8 fits"},
       {{{"model", "gpt2-124m"}, {"tp", "4"}}, "--pad-vocab 128 makes it 50688"},
       {{{"model", "gpt2-124m"}, {"seq", "4096"}}, "grown to 4096"},
       {{{"params", "200B"}, {"dp", "64"}, {"zero", "3"}}, "from 100B on"},
@@ -258,6 +266,10 @@ TEST(Advice, OfTheOddButPossible) {
 }
 
 TEST(Advice, IsSilentWhereNothingIsOdd) {
+  for (const char* hardware : {"h100", "b200", "a100-80"}) {
+    const Plan plan = make_plan(question_of({{"dp", "8"}, {"hardware", hardware}}));
+    EXPECT_TRUE(plan.advice.empty()) << hardware << ": " << all_advice(plan);
+  }
   const Plan plan = make_plan(question_of({{"model", "gpt2-xl"}, {"dp", "8"}, {"zero", "2"}}));
   EXPECT_TRUE(plan.advice.empty()) << all_advice(plan);
   // But for what Megatron-LM means by that stage.
