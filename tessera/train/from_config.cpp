@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "tessera/comm/gpus.h"

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "tessera/cli/experiment_report.h"
 #include "tessera/cli/experiment_run.h"
@@ -62,6 +63,17 @@ TEST(ExperimentFile, BuiltInOnesAreRead) {
   EXPECT_EQ(value_of(gpu.rows[1].settings, "dp", ""), "4");
   EXPECT_EQ(value_of(cpu.rows[1].settings, "dp", ""), "2");
   EXPECT_EQ(value_of(gpu.scale.settings, "memory-limit", ""), "80GB");
+  // The largest batches at DP 8: R11 sharded, R12 plain.
+  using Stages = std::vector<std::int64_t>;
+  for (const auto& [name, zero, reported] :
+       {std::tuple{"R11", Stages{1, 2}, "168"}, {"R12", Stages{0}, "120"}}) {
+    const auto row = std::find_if(gpu.rows.begin(), gpu.rows.end(),
+                                  [&](const ExperimentRow& each) { return each.name == name; });
+    ASSERT_NE(row, gpu.rows.end());
+    EXPECT_EQ(row->zero, zero) << name;
+    EXPECT_EQ(row->find, "batch") << name;
+    EXPECT_TRUE(row->reported.starts_with(reported)) << row->reported;
+  }
 }
 
 TEST(ExperimentFile, WhatIsWrongIsNamedWithItsLine) {

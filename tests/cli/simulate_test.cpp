@@ -65,6 +65,31 @@ TEST(Simulate, TheWorkedExample) {
   EXPECT_NEAR(sum, time["step"], 1e-9);
 }
 
+// Given times are computing times; the collectives of tp take what is said of them.
+TEST(Simulate, GivenTimesOfTensorParallelism) {
+  std::vector<std::string> given = {"--tp",       "5",    "--grad-accum", "2",   "--forward",
+                                    "10ms",       "--backward", "20ms"};
+  EXPECT_NEAR(simulate_json(given)["step"], 0.060, 1e-9);
+  const std::string hint = "--tp-time says how long";
+  EXPECT_NE(simulate(given).out.find(hint), std::string::npos);
+  given.insert(given.end(), {"--tp-time", "8ms"});
+  const json answer = simulate_json(given);
+  EXPECT_NEAR(answer["step"], 0.076, 1e-9);
+  EXPECT_NEAR(answer["time"]["tp"], 0.016, 1e-9);
+  EXPECT_NEAR(answer["time"]["compute"], 0.060, 1e-9);
+  EXPECT_EQ(simulate(given).out.find(hint), std::string::npos);
+  // Chunks share it, and a pipeline's stages each have it.
+  given.insert(given.end(), {"--pp", "2", "--chunks", "2"});
+  EXPECT_NEAR(simulate_json(given)["time"]["tp"], 0.016, 1e-9);
+  for (const auto& [words, said] :
+       {std::pair{std::vector<std::string>{"--tp", "5", "--tp-time", "1ms"}, "--forward"},
+        {{"--tp-time", "1ms", "--forward", "1ms", "--backward", "1ms"}, "--tp 2 or more"}}) {
+    const Outcome refused = simulate(words);
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_NE(refused.err.find(said), std::string::npos) << refused.err;
+  }
+}
+
 // A step that no device has the memory for is not shown as if it could be taken.
 TEST(Simulate, SaysWhatDoesNotFit) {
   const json large = simulate_json({"--model", "llama2-7b", "--dp", "8"});

@@ -3,7 +3,11 @@
 #include <fstream>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/planner/calibration.h"
 #include "tessera/planner/hardware.h"
+#include "tessera/planner/plan.h"
+#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 namespace {
@@ -38,6 +42,46 @@ TEST(Hardware, TheCatalogueHasWhatItPromises) {
   EXPECT_EQ(catalogue.find("h100").memory, 81'559.0 * (1 << 20));
   EXPECT_EQ(catalogue.find("a100-80").peak_16bit, 312e12);
   EXPECT_EQ(catalogue.find("a100-40").units, 108);  // from the entry that it is like
+}
+
+// A plan uses what the card has: V100s have neither fused attention nor bf16.
+TEST(Hardware, PlansUseWhatACardSupports) {
+  Catalogue catalogue;
+  catalogue.parse("[volta]\nlike = \"v100-32\"\n[turing]\nlike = \"h100\"\nbf16 = false\n", "mine");
+  EXPECT_FALSE(catalogue.find("volta").fused_attention);
+  EXPECT_TRUE(catalogue.find("turing").fused_attention);
+  const auto plan_on = [&](const char* hardware, const char* key = nullptr,
+                           const char* value = nullptr) {
+    Settings settings;
+    settings.set("model", "gpt2-xl"), settings.set("hardware", hardware);
+    if (key != nullptr) settings.set(key, value);
+    return make_plan(settings.question(catalogue));
+  };
+  const Plan v100 = plan_on("v100-32");
+  EXPECT_EQ(v100.question.attention, Attention::unfused);
+  EXPECT_EQ(v100.question.layout.name, "fp16");
+  EXPECT_FALSE(v100.fits);
+  for (const Advice& advice : v100.advice) {
+    EXPECT_EQ(advice.flags.find("--attention"), std::string::npos) << advice.text;
+  }
+  EXPECT_EQ(v100.remedy.find("--attention"), std::string::npos) << v100.remedy;
+  EXPECT_EQ(plan_on("h100").question.attention, Attention::fused);
+  EXPECT_EQ(plan_on("h100").question.layout.name, "bf16");
+  EXPECT_EQ(plan_on("turing").question.layout.name, "fp16");
+  EXPECT_EQ(plan_on("v100-32", "layout", "2,6,12").question.layout.name, "2,6,12");
+  for (const auto& [key, value] :
+       {std::pair{"attention", "fused"}, {"layout", "bf16"}, {"layout", "bf16-nomaster"}}) {
+    try {
+      plan_on("v100-32", key, value);
+      FAIL() << key << " " << value;
+    } catch (const UsageError& error) {
+      expect_words(error.what(), {str("--", key), value, "v100-32", "wanted"});
+    }
+  }
+  // What a calibrated card lacks is in its entry.
+  Catalogue written;
+  written.parse(hardware_toml(catalogue.find("volta")), "written");
+  EXPECT_FALSE(written.find("volta").fused_attention || written.find("volta").bf16);
 }
 
 TEST(Hardware, AnUnknownNameGetsTheNearOne) {

@@ -51,6 +51,10 @@ TEST(Settle, FillsInWhatWasLeftOpen) {
   q = settle(with([](Question& w) { w.nodes = 4, w.axes.set("tp", 4); }, "gpt2-774m"));
   EXPECT_EQ(q.dp(), 8);
   EXPECT_THROW(settle(with([](Question& w) { w.nodes = 4, w.axes.set("tp", 5); })), UsageError);
+  // The last of the nodes that they fill may be filled in part.
+  q = settle(with([](Question& w) { w.gpus = 20; }));
+  EXPECT_EQ(q.nodes, 3);
+  EXPECT_EQ(settle(q).nodes, 3);
 }
 
 TEST(Settle, IsSettled) {
@@ -111,6 +115,7 @@ TEST(Settle, RefusesWhatCannotBe) {
       {"--gpus: got 9, but dp 4", [](Question& q) { q.gpus = 9, q.axes.set("dp", 4); }},
       {"does not divide 9 GPUs", [](Question& q) { q.gpus = 9, q.axes.set("pp", 4); }},
       {"--nodes", [](Question& q) { q.nodes = 1, q.axes.set("dp", 64); }},
+      {"--nodes: got 3, over which 8 GPUs do not divide", [](Question& q) { q.nodes = 3, q.gpus = 8; }},
       {"--layers: got 48 for pp 64", [](Question& q) { q.axes.set("pp", 64); }},
       {"for pp 16 · chunks 4",
        [](Question& q) { q.axes.set("pp", 16), q.chunks = 4, q.grad_accum = 16; }},

@@ -46,6 +46,20 @@ TEST(Settings, AnyOrderAndEitherSpelling) {
   EXPECT_EQ(a.micro_batch, 2);
 }
 
+// Both commands take both flags.
+TEST(Settings, TheSizeOfABucketHasTwoNames) {
+  for (const auto& [key, value] : {std::pair{"bucket-size", "25MB"}, {"bucket-mb", "25"}}) {
+    Settings settings;
+    settings.set(key, value);
+    EXPECT_EQ(settings.question(built_in()).bucket_bytes, 25e6) << key;
+    RunSettings run;
+    for (const Field& field : fields(Command::train)) {
+      if (field.name == key) set(run, field, value);
+    }
+    EXPECT_EQ(bucket_bytes_of(run), 25'000'000) << key;
+  }
+}
+
 TEST(Settings, SizesAlone) {
   const Question q = ask(
       {{"layers", "24"}, {"hidden", "1024"}, {"heads", "16"}, {"vocab", "51200"}, {"seq", "1024"}});
@@ -98,6 +112,8 @@ TEST(Settings, WhatIsWrongIsNamed) {
     EXPECT_NE(refusal({given}).find(expected), std::string::npos)
         << given.first << " " << given.second << ": " << refusal({given});
   }
+  EXPECT_NE(refusal({{"bucket-size", "25MB"}, {"bucket-mb", "25"}}).find("wanted one of them"),
+            std::string::npos);
   try {
     Settings().set("mikro-batch", "1");
     ADD_FAILURE();
