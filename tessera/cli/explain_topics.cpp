@@ -46,8 +46,8 @@ std::string state_steps(const Question& q, double psi) {
   const auto line = [&](const char* name, int each, bool sharded) {
     const double bytes = psi * each / (sharded ? q.dp() : 1);
     sum += bytes;
-    table.row({name, str(each, " B"), str("· ", whole_text(psi)),
-               sharded ? str("/ ", q.dp()) : "", "= " + bytes_text(bytes)});
+    table.row({name, str(each, " B"), str("· ", whole_text(psi)), sharded ? str("/ ", q.dp()) : "",
+               "= " + bytes_text(bytes)});
   };
   line("params", q.layout.param, cut.params);
   line("grads", q.layout.grad, grads);

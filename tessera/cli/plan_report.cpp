@@ -174,7 +174,8 @@ std::string places_words(const planner::SearchResult& result) {
     const Question& q = result.best[i].question;
     if (q.order != planner::kUsualOrder) text += str("  row ", i + 1, ": --order ", q.order, "\n");
     if (places(q).tp.nodes() > 1) {
-      text += str("  row ", i + 1, ": tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs\n");
+      text +=
+          str("  row ", i + 1, ": tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs\n");
     }
   }
   return text;

@@ -107,8 +107,9 @@ void add_options(CommandLine& line, SimulateArguments& a) {
       ->needs(mtbf);
   line.seconds(app, "--restart-cost", a.restart_cost, "from a failure until work goes on")
       ->needs(mtbf);
-  line.seconds(app, "--forward", a.forward,
-               "computing time of a rank for one micro-batch, instead of the model's; --backward too")
+  line.seconds(
+          app, "--forward", a.forward,
+          "computing time of a rank for one micro-batch, instead of the model's; --backward too")
       ->each(noted(a.given_forward));
   line.seconds(app, "--backward", a.backward, "likewise")->each(noted(a.given_backward));
   line.seconds(app, "--hop", a.hop, "with --forward: from one stage to the next")

@@ -193,8 +193,8 @@ void about_shared_update(const Plan& plan, Lines& out) {
   if (then > now || indistinguishable(now, plan.interval, then, step_interval(one, then))) return;
   out.push_back(str("stage 0 fits and is the simplest; with --zero 1 a rank updates 1/", q.dp(),
                     " of the parameters, which would save ", format_time(now - then), " (",
-                    percent((now - then) / now), ") a step",
-                    sending(plan, traffic_of(one).total()), new_stage_in_software(one, q)));
+                    percent((now - then) / now), ") a step", sending(plan, traffic_of(one).total()),
+                    new_stage_in_software(one, q)));
 }
 
 // The lower stage to take instead of 3: the lowest that leaves ample memory, or else the one that
@@ -351,7 +351,7 @@ std::vector<std::string> notes_for(const Plan& plan) {
 
 std::vector<Advice> advice_for(const Plan& plan) {
   std::map<std::string, Promise> best;  // by family
-  std::optional<PartTimes> parts;      // of the plan and of all that compute the same
+  std::optional<PartTimes> parts;       // of the plan and of all that compute the same
   if (!plan.question.state_only()) parts = part_times(plan.question);
   for (Change& change : possible_changes(plan.question)) {
     // Sharper means where a gentle one does are no advice.

@@ -97,23 +97,23 @@ std::string hardware_toml(const Hardware& h) {
   }
   if (!levels.empty()) levels += "]";
   // A float in TOML has a point or an exponent; these fields take whole numbers as well.
-  return str("[", h.name, "]\nmemory = ", std::llround(h.memory),
-             "\nreserve = ", std::llround(h.reserve), "\nusable = ", h.usable,
-             "\npeak_16bit = ", h.peak_16bit, "\npeak_fp32 = ", h.peak_fp32,
-             "\nmemory_bandwidth = ", h.memory_bandwidth, "\nunits = ", h.units,
-             "\nproduct_efficiency = ", h.product_efficiency,
-             "\nattention_efficiency = ", h.attention_efficiency,
-             "\nmemory_efficiency = ", h.memory_efficiency, "\nlaunch = ", h.launch,
-             "\nkernel_start = ", h.kernel_start, "\nlaunch_skew = ", h.launch_skew,
-             "\nlogit_bytes = ", h.logit_bytes, "\ngradient_passes = ", h.gradient_passes,
-             "\naccumulate_passes = ", h.accumulate_passes, "\nlayer_launches = ", h.layer_launches,
-             "\ninside = ", link(h.inside), "\nbetween = ", link(h.between),
-             h.nics > 0 ? str("\nnics = ", h.nics) : "", levels, "\nper_node = ", h.per_node,
-             "\ninterference = ", h.interference, "\nkind = \"", h.kind,
-             "\"\ncpu = ", h.cpu ? "true" : "false",
-             h.fused_attention ? "" : "\nfused_attention = false", h.bf16 ? "" : "\nbf16 = false", h.cores > 0 ? str("\ncores = ", h.cores) : "",
-             h.software.empty() ? "" : str("\nsoftware = \"", h.software, "\""),
-             "\nwatts = ", h.watts, "\nprice_per_hour = ", h.price_per_hour, "\n");
+  return str(
+      "[", h.name, "]\nmemory = ", std::llround(h.memory), "\nreserve = ", std::llround(h.reserve),
+      "\nusable = ", h.usable, "\npeak_16bit = ", h.peak_16bit, "\npeak_fp32 = ", h.peak_fp32,
+      "\nmemory_bandwidth = ", h.memory_bandwidth, "\nunits = ", h.units,
+      "\nproduct_efficiency = ", h.product_efficiency,
+      "\nattention_efficiency = ", h.attention_efficiency,
+      "\nmemory_efficiency = ", h.memory_efficiency, "\nlaunch = ", h.launch,
+      "\nkernel_start = ", h.kernel_start, "\nlaunch_skew = ", h.launch_skew,
+      "\nlogit_bytes = ", h.logit_bytes, "\ngradient_passes = ", h.gradient_passes,
+      "\naccumulate_passes = ", h.accumulate_passes, "\nlayer_launches = ", h.layer_launches,
+      "\ninside = ", link(h.inside), "\nbetween = ", link(h.between),
+      h.nics > 0 ? str("\nnics = ", h.nics) : "", levels, "\nper_node = ", h.per_node,
+      "\ninterference = ", h.interference, "\nkind = \"", h.kind,
+      "\"\ncpu = ", h.cpu ? "true" : "false", h.fused_attention ? "" : "\nfused_attention = false",
+      h.bf16 ? "" : "\nbf16 = false", h.cores > 0 ? str("\ncores = ", h.cores) : "",
+      h.software.empty() ? "" : str("\nsoftware = \"", h.software, "\""), "\nwatts = ", h.watts,
+      "\nprice_per_hour = ", h.price_per_hour, "\n");
 }
 
 }  // namespace tessera::planner

@@ -183,7 +183,7 @@ void set_value(Hardware& entry, const std::string& key, const toml::node& node) 
   } else if (key == "rail_share") {  // likewise; adapters tell what it told
     number(node, Unit::number);
   } else {
-    std::vector<std::string> names = {"like",     "caution", "cpu",      "fused_attention",
+    std::vector<std::string> names = {"like", "caution",  "cpu",  "fused_attention",
                                       "bf16", "software", "kind", "switches"};
     for (const auto& known : hardware_keys()) names.emplace_back(known.name);
     for (const CountKey& known : kCounts) names.emplace_back(known.name);

@@ -105,9 +105,10 @@ void settle_mesh(Question& q) {
   const std::int64_t filled = (world + q.per_node - 1) / q.per_node;
   if (q.nodes == 0) q.nodes = static_cast<int>(filled);
   if (q.nodes > filled && world % q.nodes != 0) {
-    throw UsageError(str("--nodes: got ", q.nodes, ", over which ", world,
-                         " GPUs do not divide; wanted a number that divides them, or leave it out: ",
-                         "they fill ", filled, filled == 1 ? " node of " : " nodes of ", q.per_node));
+    throw UsageError(str(
+        "--nodes: got ", q.nodes, ", over which ", world,
+        " GPUs do not divide; wanted a number that divides them, or leave it out: ", "they fill ",
+        filled, filled == 1 ? " node of " : " nodes of ", q.per_node));
   }
   if (std::int64_t{q.nodes} * q.per_node < world) {
     throw UsageError(str("--nodes: ", q.nodes, " nodes of ", q.per_node, " GPUs are fewer than ",

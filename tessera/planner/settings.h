@@ -175,8 +175,8 @@ std::string get(const RunSettings& settings, const Field& field);
 // What the settings say of a run, in the words of a question; its model and hardware are not
 // looked up here.
 Question described(const RunSettings& settings);
-// Bytes of a bucket of gradients, by --bucket-size or --bucket-mb; 0: by the model. Throws UsageError
-// if both are given.
+// Bytes of a bucket of gradients, by --bucket-size or --bucket-mb; 0: by the model. Throws
+// UsageError if both are given.
 std::int64_t bucket_bytes_of(const RunSettings& settings);
 
 // Texts for some of the settings of a plan, in whatever order they came.

@@ -67,8 +67,8 @@ TEST(Simulate, TheWorkedExample) {
 
 // Given times are computing times; the collectives of tp take what is said of them.
 TEST(Simulate, GivenTimesOfTensorParallelism) {
-  std::vector<std::string> given = {"--tp",       "5",    "--grad-accum", "2",   "--forward",
-                                    "10ms",       "--backward", "20ms"};
+  std::vector<std::string> given = {"--tp",      "5",    "--grad-accum", "2",
+                                    "--forward", "10ms", "--backward",   "20ms"};
   EXPECT_NEAR(simulate_json(given)["step"], 0.060, 1e-9);
   const std::string hint = "--tp-time says how long";
   EXPECT_NE(simulate(given).out.find(hint), std::string::npos);

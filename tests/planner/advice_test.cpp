@@ -18,36 +18,14 @@
 #include "tessera/planner/plan.h"
 #include "tessera/planner/search.h"
 #include "tessera/planner/settings.h"
+#include "tests/planner/advised_case.h"
 #include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
 
-// "--zero 1 --no-keep-params" over what was asked.
-Settings with_flags(Settings settings, const std::string& flags) {
-  std::istringstream words(flags);
-  std::string flag;
-  for (std::string word; words >> word;) {
-    if (word.rfind("--no-", 0) == 0) {
-      settings.set(word.substr(5), "false");
-      flag.clear();
-    } else if (word.rfind("--", 0) == 0) {
-      flag = word.substr(2);
-      settings.set(flag, "true");  // unless a value follows
-    } else {
-      settings.set(flag, word);
-    }
-  }
-  return settings;
-}
-
-struct Case {
-  Settings settings;
-  std::string words;
-};
-
-std::vector<Case> grid() {
-  std::vector<Case> all;
+std::vector<AdvisedCase> grid() {
+  std::vector<AdvisedCase> all;
   const std::vector<std::vector<std::pair<const char*, const char*>>> meshes = {
       {{"dp", "8"}},
       {{"dp", "64"}},
@@ -67,7 +45,7 @@ std::vector<Case> grid() {
       for (const auto& mesh : meshes) {
         for (const auto& odd : oddities) {
           for (const char* zero : {"0", "1", "2", "3"}) {
-            Case one;
+            AdvisedCase one;
             const auto set = [&](const char* key, const char* value) {
               one.settings.set(key, value);
               one.words += str(" --", key, " ", value);
@@ -101,9 +79,9 @@ std::set<std::string> not_done(const Plan& plan) {
 TEST(Advice, BringsWhatItPromises) {
   int advised = 0;
   std::set<std::string> families;
-  const std::vector<Case> cases = grid();
+  const std::vector<AdvisedCase> cases = grid();
   ASSERT_GE(cases.size(), 200U);
-  for (const Case& one : cases) {
+  for (const AdvisedCase& one : cases) {
     const Plan plan = make_plan(one.settings.question(built_in()));
     const double step = plan.time.step(), needed = plan.needed();
     for (const Advice& advice : plan.advice) {
@@ -146,219 +124,10 @@ TEST(Advice, BringsWhatItPromises) {
   EXPECT_GE(families.size(), 8U);
 }
 
-// Models that fit well and badly, on every kind of GPU, on one host and on several.
-std::vector<Case> wide_grid() {
-  std::vector<Case> all;
-  const std::vector<std::vector<std::pair<const char*, const char*>>> meshes = {
-      {{"dp", "8"}},
-      {{"dp", "64"}},
-      {{"tp", "2"}, {"dp", "4"}},
-      {{"tp", "8"}, {"dp", "2"}},
-      {{"tp", "8"}, {"pp", "2"}, {"dp", "4"}},
-      {{"pp", "4"}, {"dp", "4"}}};
-  for (const char* model : {"gpt2-355m", "gpt3-1.3b", "gpt3-6.7b", "llama3-8b", "llama2-70b"}) {
-    for (const char* hardware : {"h100", "b200", "h200", "a100-80", "v100-32"}) {
-      for (const auto& mesh : meshes) {
-        for (const char* zero : {"0", "1", "2", "3"}) {
-          for (const char* micro : {"1", "8"}) {
-            Case one;
-            const auto set = [&](const char* key, const char* value) {
-              one.settings.set(key, value);
-              one.words += str(" --", key, " ", value);
-            };
-            set("model", model), set("hardware", hardware), set("zero", zero);
-            set("micro-batch", micro);
-            // In turn, and not in step with the stages.
-            set("software", (std::array{"megatron", "tessera", "pytorch"})[all.size() % 3]);
-            for (const auto& [key, value] : mesh) set(key, value);
-            all.push_back(std::move(one));
-          }
-        }
-      }
-    }
-  }
-  return all;
-}
-
-Plan plan_of(const Case& one) { return make_plan(one.settings.question(built_in())); }
-Plan followed(const Case& one, const Advice& advice) {
-  return plan_numbers(settle(with_flags(one.settings, advice.flags).question(built_in())));
-}
-
-bool has_note(const Plan& plan, const std::string& words) {
-  return std::any_of(plan.notes.begin(), plan.notes.end(), [&](const std::string& note) {
-    return note.find(words) != std::string::npos;
-  });
-}
-
-// What is said to be faster is, by more than the predictions' intervals; freeing memory is no
-// reason where there is plenty.
-TEST(Advice, GainsMoreThanPredictionsAreOff) {
-  int faster = 0, lighter = 0, quiet = 0;
-  for (const Case& one : wide_grid()) {
-    const Plan plan = plan_of(one);
-    if (!plan.fits) continue;
-    const bool ample = leaves_ample_memory(plan.needed(), plan.question.hardware);
-    quiet += plan.advice.empty() ? 1 : 0;
-    for (const Advice& advice : plan.advice) {
-      const Plan then = followed(one, advice);
-      const std::string what = one.words + " | " + advice.text;
-      if (advice.text.find(" saves ") == std::string::npos) {
-        EXPECT_FALSE(ample) << what;
-        ++lighter;
-        continue;
-      }
-      ++faster;
-      // Neither is within the other's interval.
-      EXPECT_GT(plan.time.step(), then.interval.high) << what;
-      EXPECT_LT(then.time.step(), plan.interval.low) << what;
-      EXPECT_FALSE(as_good_as(then, plan)) << what;
-    }
-  }
-  EXPECT_GT(faster, 100);
-  EXPECT_GT(lighter, 10);
-  EXPECT_GT(quiet, 300);
-}
-
-// docs/strategy.md: the simplest stage that fits.
-TEST(Advice, RaisesTheStageOnlyWhereMemoryIsScarce) {
-  int ample = 0, scarce = 0, misfits = 0;
-  for (const Case& one : wide_grid()) {
-    const Plan plan = plan_of(one);
-    for (const Advice& advice : plan.advice) {
-      const Plan then = followed(one, advice);
-      const std::string what = one.words + " | " + advice.text;
-      if (then.question.zero <= plan.question.zero) continue;
-      EXPECT_FALSE(plan.fits && leaves_ample_memory(plan.needed(), plan.question.hardware)) << what;
-      (plan.fits ? scarce : misfits) += 1;
-      if (advice.family != "zero") continue;
-      // No stage between them does as well.
-      for (int stage = plan.question.zero + 1; stage < then.question.zero; ++stage) {
-        Question lower = then.question;
-        lower.zero = stage;
-        const Plan other = plan_numbers(lower);
-        if (!other.fits || (stage == 2 && plan.question.software == Software::megatron)) continue;
-        const bool gains = !plan.fits || !as_good_as(other, plan) ||
-                           (plan.needed() - other.needed() >= 0.02 * plan.needed() &&
-                            other.time.step() <= 1.002 * plan.time.step());
-        EXPECT_FALSE(gains && as_good_as(other, then) &&
-                     as_good_as(other, plan) == as_good_as(then, plan))
-            << what << ", but --zero " << stage;
-      }
-    }
-    ample += plan.fits && leaves_ample_memory(plan.needed(), plan.question.hardware) ? 1 : 0;
-  }
-  EXPECT_GT(ample, 300);
-  EXPECT_GT(scarce, 5);
-  EXPECT_GT(misfits, 50);
-}
-
-TEST(Advice, APlanAtStageThreeNamesTheLowerStageThatFits) {
-  int named = 0, needed = 0;
-  for (const Case& one : wide_grid()) {
-    const Plan plan = plan_of(one);
-    const bool noted = has_note(plan, "stage 3 is not needed: --zero ");
-    const bool advised = std::any_of(plan.advice.begin(), plan.advice.end(),
-                                     [](const Advice& each) { return each.family == "zero"; });
-    EXPECT_FALSE(noted && advised) << one.words;
-    const bool said = noted || advised;
-    if (plan.question.zero != 3 || !plan.fits) {
-      EXPECT_FALSE(noted) << one.words;
-      continue;
-    }
-    bool lower = false;
-    for (int stage = 0; stage < 3; ++stage) {
-      if (stage == 2 && plan.question.software == Software::megatron) continue;
-      Question other = plan.question;
-      other.zero = stage;
-      const Plan then = plan_numbers(other);
-      lower = lower || (then.fits && (then.time.step() <= plan.time.step() || as_good_as(then, plan)));
-    }
-    EXPECT_EQ(said, lower) << one.words;
-    (said ? named : needed) += 1;
-  }
-  EXPECT_GT(named, 50);
-  EXPECT_GT(needed, 0);
-  // The lowest that leaves ample memory, with what it sends.
-  Settings settings;
-  settings.set("model", "gpt2-xl"), settings.set("dp", "8"), settings.set("zero", "3");
-  const Plan plan = make_plan(settings.question(built_in()));
-  EXPECT_TRUE(has_note(plan, "--zero 0 fits, 31.7 GB of 82.6 GB; sends 5.45 GB instead of 8.18 GB"));
-}
-
-// Where stage 1 is quicker beyond doubt that is noted, though stage 0 fits.
-TEST(Advice, NotesThatAShareOfTheUpdateIsQuicker) {
-  Settings settings;
-  for (const auto& [key, value] : {std::pair{"model", "gpt3-1.3b"}, {"dp", "8"}}) {
-    settings.set(key, value);
-  }
-  const Plan one = make_plan(settings.question(built_in()));
-  EXPECT_TRUE(has_note(one, "with --zero 1 a rank updates 1/8 of the parameters")) << one.remedy;
-  settings.set("grad-accum", "64");
-  EXPECT_FALSE(has_note(make_plan(settings.question(built_in())), "--zero 1"));
-}
-
-// One layer, which no pipeline can share.
-TEST(Advice, SaysThatTpGoesAcrossHosts) {
-  Case one;
-  for (const auto& [key, value] : {std::pair{"layers", "1"},
-                                   {"hidden", "61440"},
-                                   {"heads", "480"},
-                                   {"hardware", "a100-80"},
-                                   {"tp", "8"},
-                                   {"dp", "2"}}) {
-    one.settings.set(key, value);
-  }
-  int across = 0;
-  for (const Advice& advice : plan_of(one).advice) {
-    if (followed(one, advice).question.tp() != 16) continue;
-    ++across;
-    EXPECT_NE(advice.text.find("; tp 16 goes across hosts of 8 GPUs"), std::string::npos)
-        << advice.text;
-  }
-  EXPECT_EQ(across, 1);
-  // No other advice has to say it.
-  for (const Case& each : wide_grid()) {
-    for (const Advice& advice : plan_of(each).advice) {
-      const Question then = followed(each, advice).question;
-      const bool said = advice.text.find("across hosts") != std::string::npos;
-      EXPECT_EQ(said, advice.family == "mesh" && then.tp() > then.per_node) << advice.text;
-    }
-  }
-}
-
-TEST(Advice, ProposesCompressionWhereTheNetworkBinds) {
-  const auto compressed = [](const char* layout, const char* software, const char* seq) {
-    Settings settings;
-    for (const auto& [key, value] : {std::pair{"model", "gpt3-6.7b"},
-                                     {"hardware", "h200"},
-                                     {"dp", "16"},
-                                     {"zero", "1"},
-                                     {"layout", layout},
-                                     {"software", software},
-                                     {"seq", seq}}) {
-      settings.set(key, value);
-    }
-    const Plan plan = make_plan(settings.question(built_in()));
-    for (const Advice& advice : plan.advice) {
-      if (advice.family != "grad-compression") continue;
-      EXPECT_EQ(advice.flags, "--grad-compression bf16");
-      EXPECT_NE(advice.text.find("are rounded to bf16 on their way"), std::string::npos);
-      EXPECT_NE(plan.remedy.find(advice.flags), std::string::npos) << plan.remedy;
-      return true;
-    }
-    return false;
-  };
-  EXPECT_TRUE(compressed("bf16-fp32grad", "tessera", "128"));
-  EXPECT_FALSE(compressed("bf16-fp32grad", "tessera", "2048"));  // which hides most of it
-  EXPECT_FALSE(compressed("bf16", "tessera", "128"));            // 16 bits already
-  EXPECT_FALSE(compressed("bf16-fp32grad", "megatron", "128"));  // which has no such flag
-}
-
 // Those that are said to compute the same do: their parts are not timed again.
 TEST(Advice, ChangesAroundTheModelLeaveItsTimes) {
   int alike = 0, others = 0;
-  for (const Case& one : grid()) {
+  for (const AdvisedCase& one : grid()) {
     const Question q = settle(one.settings.question(built_in()));
     const PartTimes parts = part_times(q);
     for (const Change& change : possible_changes(q)) {
