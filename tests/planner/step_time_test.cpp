@@ -253,6 +253,7 @@ TEST(StepTime, ModelsOfEveryKindHaveATime) {
       Question q;
       q.model = model;
       q.hardware = h;
+      if (!h.bf16) q.layout = parse_state_layout("fp16");
       const Plan plan = plan_numbers(settle(q));
       EXPECT_GT(plan.mfu, 0) << model.name << " on " << h.name;
       EXPECT_LT(plan.mfu, h.product_efficiency) << model.name << " on " << h.name;
