@@ -228,10 +228,11 @@ void cached_attention_of(const CachedAttention& in, float* scores, float* out) {
     float most = scores[0];
     for (std::size_t i = 1; i < in.tokens; ++i) most = most < scores[i] ? scores[i] : most;
     F total = zero();
-    // What is behind the end counts as nothing.
+    // Lanes beyond the end add exp(-infinity) = 0.
     each_vector(
         in.tokens,
-        [&](std::size_t i, auto part) TESSERA_HERE { return load(scores + i, part, -1e30f); },
+        [&](std::size_t i, auto part)
+            TESSERA_HERE { return load(scores + i, part, -__builtin_inff()); },
         [&](F x) TESSERA_HERE { return exp_negative(x - most); },
         [&](std::size_t i, F e, auto part) TESSERA_HERE {
           store(scores + i, e, part);

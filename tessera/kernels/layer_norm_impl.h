@@ -89,7 +89,8 @@ void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rs
         },
         [&](std::size_t i, F3 f, auto part) TESSERA_HERE {
           g_total += f.c;  // 0 beyond the end
-          gz_total = fma(f.c, f.a, gz_total);
+          // (0 - mean) · rstd may be infinite there, and infinity times 0 is NaN.
+          gz_total = fma(f.c, only(f.a, part), gz_total);
           store(dweight + i, fma(f.b, f.a, load(dweight + i, part)), part);
           store(dbias + i, load(dbias + i, part) + f.b, part);
         });

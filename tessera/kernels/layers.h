@@ -46,7 +46,7 @@ struct CausalRows {
   Type type = Type::f32;
   std::size_t rows = 0, cols = 0;
   std::size_t first = 1;  // columns that row 0 sees, at least 1
-  float scale = 1;        // multiplies the scores
+  float scale = 1;        // multiplies the scores; greater than 0
   // Of each row, less than what it sees; null: none.
   const std::int32_t* skipped = nullptr;
 };

@@ -40,6 +40,8 @@ TESSERA_INLINE void store(std::uint16_t* to, F value) {
 }
 
 // A whole vector, or the first n < lanes elements of one: loads fill the others with `fill`.
+// A sum over lanes needs a fill whose work is 0 for every row: a later product with 0 does not
+// cancel an infinity.
 struct All {};
 struct Some {
   std::size_t n;

@@ -112,10 +112,12 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
     p += begin, d += begin;
     const float whole = lse[r];
     F total = zero();
+    // A score of 0 beyond the end would be exp(-whole): infinite where all scores are below -88,
+    // and infinity times the gradient's 0 is NaN.
     each_vector(
         n,
         [&](std::size_t i, auto part) TESSERA_HERE {
-          return F2{load(p + i, part), load(d + i, part)};
+          return F2{load(p + i, part, minus_infinity), load(d + i, part)};
         },
         [&](F2 f) TESSERA_HERE {
           return F2{exp(fma(f.a, in.scale, splat(-whole))), f.b};

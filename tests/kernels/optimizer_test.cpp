@@ -116,6 +116,19 @@ void check(const rules::Rule& rule, const rules::Step& step, const Slow& slow) {
         }
         expect_same(sharded, whole);
       }
+      // Gradients at the edges, and all lengths up to three vectors.
+      for (std::size_t n = 1; n <= 48; ++n) {
+        SCOPED_TRACE(testing::Message() << set->name << " extreme n " << n);
+        State whole(storage, n, random);
+        for (std::size_t i = 0; i < n; ++i) {
+          constexpr float edges[] = {300, -300, 1e-40f, -1e-40f, 0, 1e-20f, 1e15f, -1e15f};
+          whole.grad.set(i, edges[random() % std::size(edges)]);
+        }
+        State wanted = whole;
+        fast(whole, 0, n);
+        run_slowly(slow, step, wanted, n);
+        expect_close(whole, wanted);
+      }
     }
   }
 }
