@@ -56,6 +56,8 @@ void register_at(torch::nn::Module& root, const std::string& name,
   at->register_module(last, module);
 }
 
+thread_local LayerWatch* watching = nullptr;
+
 torch::nn::AnyModule made_by(const Layer& layer, const tensor_parallel::Axis& tp,
                              const ModelChunkImpl::Made& made) {
   if (layer.name.empty()) throw UsageError("a layer has no name; wanted one of its own for each");
@@ -74,6 +76,15 @@ torch::nn::AnyModule made_by(const Layer& layer, const tensor_parallel::Axis& tp
 }
 
 }  // namespace
+
+LayerWatch::LayerWatch(Seen seen)
+    : seen_(std::move(seen)), before_(std::exchange(watching, this)) {}
+LayerWatch::~LayerWatch() { watching = before_; }
+
+at::Tensor LayerWatch::shown(const std::string& layer, at::Tensor output) {
+  if (watching != nullptr) watching->seen_(layer, output);
+  return output;
+}
 
 LayerUnit::LayerUnit(torch::nn::AnyModule module)
     : module_(std::move(module)), inner_(module_.ptr()) {
@@ -118,6 +129,7 @@ ModelChunkImpl::ModelChunkImpl(const std::vector<Layer>& layers, std::size_t fir
     auto unit = std::make_shared<LayerUnit>(made_by(layer, tp, *made));
     if (on_made) on_made(layer, *unit);
     (*made)[layer.name] = unit->shared_module();
+    names_.push_back(layer.name);
     flat_.push_back(layer.flat);
     if (layer.flat) {
       adopt(*this, *unit);
@@ -130,7 +142,7 @@ ModelChunkImpl::ModelChunkImpl(const std::vector<Layer>& layers, std::size_t fir
 
 at::Tensor ModelChunkImpl::forward_layers(const at::Tensor& x, std::size_t count) {
   at::Tensor y = x;
-  for (std::size_t i = 0; i < count; ++i) y = layers_[i]->forward(y);
+  for (std::size_t i = 0; i < count; ++i) y = LayerWatch::shown(names_[i], layers_[i]->forward(y));
   return y;
 }
 
@@ -138,8 +150,8 @@ at::Tensor ModelChunkImpl::forward(const at::Tensor& x, const at::Tensor& target
                                    const Finish* finish) {
   const at::Tensor y = forward_layers(x, layers_.size() - (last_ ? 1 : 0));
   if (!last_) return y;
-  return finish != nullptr ? layers_.back()->forward(y, *finish)
-                           : layers_.back()->forward(y, targets);
+  return LayerWatch::shown(names_.back(), finish != nullptr ? layers_.back()->forward(y, *finish)
+                                                            : layers_.back()->forward(y, targets));
 }
 
 void ModelChunkImpl::set_recompute(nn::Recompute mode) {

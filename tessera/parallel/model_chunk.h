@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,24 @@ class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_p
  private:
   torch::nn::AnyModule module_;
   std::shared_ptr<torch::nn::Module> inner_;  // what is in it
+};
+
+// Calls `seen` with the name and the output of each layer that the calling thread runs forward, for
+// as long as this lives; then the one before is called again. For finding where numbers go wrong.
+class LayerWatch {
+ public:
+  using Seen = std::function<void(const std::string& layer, const at::Tensor& output)>;
+  explicit LayerWatch(Seen seen);
+  ~LayerWatch();
+  LayerWatch(const LayerWatch&) = delete;
+  LayerWatch& operator=(const LayerWatch&) = delete;
+
+ private:
+  friend class ModelChunkImpl;
+  static at::Tensor shown(const std::string& layer, at::Tensor output);
+
+  const Seen seen_;
+  LayerWatch* const before_;
 };
 
 // Some layers of a model in a row: what one stage of a pipeline has, or all. Its parameters are
@@ -60,6 +79,7 @@ class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded
  private:
   bool first_, last_;
   std::vector<std::shared_ptr<LayerUnit>> layers_;
+  std::vector<std::string> names_;  // of the layers
   std::vector<bool> flat_;
 };
 TORCH_MODULE(ModelChunk);

@@ -90,6 +90,7 @@ std::string to_json(const StepMetrics& step) {
   }
   if (step.loss_scale != 1) json["loss_scale"] = json_number(step.loss_scale);
   if (step.skipped) json["skipped"] = true;
+  if (!step.non_finite.empty()) json["non_finite"] = step.non_finite;
   if (step.save_exposed_s) json["save_exposed_s"] = json_number(*step.save_exposed_s);
   if (step.evaluation) json["eval"] = Json::parse(to_json(*step.evaluation));
   put_ranks(json, step.ranks, step.slow_ranks);

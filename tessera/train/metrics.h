@@ -54,6 +54,9 @@ struct StepMetrics {
   std::int64_t sent_bytes = 0;
   std::int64_t control_bytes = 0;
   bool skipped = false;
+  // The first layer or tensor that was not finite, in words; of a step that broke(), the first one
+  // alone where such steps are skipped.
+  std::string non_finite = {};
   double loss_scale = 1;  // layout fp16: what the loss was multiplied by
   std::optional<process::GpuReading>
       gpu;                               // while it was launched; no value where NVML is not there

@@ -74,6 +74,10 @@ struct Trainer::Impl {
   zero::PendingStep step_on_host(const std::vector<MicroBatch>& batches, double tokens);
   zero::PendingStep step_on_device(const std::vector<MicroBatch>& batches, double tokens);
   void note_memory(bool replayed);
+  // Collective: the first layer or tensor of a step that is not finite, in words.
+  std::string find_non_finite(const zero::StepInfo& info, std::int64_t step);
+  std::string non_finite_output(std::int64_t step);
+  std::vector<std::string> texts_of_ranks(const std::string& mine) const;
   // Until at most so many steps are under way.
   void finish(std::size_t under_way_at_most);
   void on_span(const pipeline::Span& span);
@@ -117,6 +121,7 @@ struct Trainer::Impl {
   // Of the next sample, against steps · batch: after data was passed over, or with another batch.
   std::int64_t sample_shift = 0;
   int rollbacks = 0;
+  bool found_non_finite = false;  // a step that broke was looked into
   // [Note: steps under way] On a GPU a step is launched while the one before still runs: what came
   // of it is read when the next one has been launched.
   struct UnderWay {

@@ -6,11 +6,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
 #include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/device_usage.h"
+#include "tessera/nn/pass.h"
+#include "tessera/parallel/gather_texts.h"
+#include "tessera/parallel/model_chunk.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/train/trainer_impl.h"
 
@@ -69,6 +75,19 @@ void put_times(StepMetrics& out, const PhaseClock::Step& times) {
     out.graph_s = times.work_s;
     out.passes_s = out.optimizer_s = 0;
   }
+}
+
+// Where a layer or a parameter stands in the model: the embedding first, the head last.
+std::int64_t layer_position(const std::string& name) {
+  constexpr std::string_view kBlocks = "blocks.";
+  if (name.starts_with(kBlocks)) return std::atoll(name.c_str() + kBlocks.size());
+  const bool embeds = name == "embedding" || name.starts_with("tok.") || name.starts_with("pos.");
+  return embeds ? -1 : std::numeric_limits<std::int64_t>::max();
+}
+
+// Without the "chunk1." that a rank with several chunks of the model puts before its parameters.
+std::string whole_name(const std::string& raw) {
+  return raw.starts_with("chunk") ? raw.substr(raw.find('.') + 1) : raw;
 }
 
 PhaseClock::Time moved_by(PhaseClock::Time time, double by) {
@@ -241,6 +260,68 @@ void Trainer::Impl::note_memory(bool replayed) {
   }
 }
 
+// What every rank says; this one alone where ranks do not talk.
+std::vector<std::string> Trainer::Impl::texts_of_ranks(const std::string& mine) const {
+  if (config.comm != "on" || world.size() == 1 || world.simulated()) return {mine};
+  return parallel::gather_texts(world, mine, "what is not finite");
+}
+
+// The forward pass of a step once more, without gradients and dropout: the first layer whose output
+// is not finite, on any rank; "" if all are.
+std::string Trainer::Impl::non_finite_output(std::int64_t step) {
+  const at::NoGradGuard no_gradients;
+  std::string first;
+  const parallel::LayerWatch watch([&](const std::string& layer, const at::Tensor& output) {
+    if (!first.empty() && layer_position(first) <= layer_position(layer)) return;
+    if (!at::isfinite(output).all().item<bool>()) first = layer;
+  });
+  for (const data::Batch& batch : make_batches(static_cast<std::uint64_t>(samples(step - 1)))) {
+    auto pass = std::make_shared<nn::Pass>();
+    nn::with_documents(*pass, batch.document_starts, device);
+    const nn::PassScope scope(pass);
+    const at::Tensor targets = batch.targets.to(device);
+    model.predict(batch.ids, [&](torch::nn::Module& last, const at::Tensor& x) {
+      return dynamic_cast<models::HeadImpl&>(last).forward(x, targets);
+    });
+  }
+  std::string found;
+  for (const std::string& layer : texts_of_ranks(first)) {
+    if (layer.empty()) continue;
+    if (found.empty() || layer_position(layer) < layer_position(found)) found = layer;
+  }
+  return found;
+}
+
+// A loss that is not finite comes from the forward pass. Otherwise numbers went wrong in backward,
+// which runs from the last layer to the first: the last parameter whose gradient is not finite is
+// the closest to the cause.
+std::string Trainer::Impl::find_non_finite(const zero::StepInfo& info, std::int64_t step) {
+  if (!std::isfinite(info.loss)) {
+    const std::string layer = non_finite_output(step);
+    if (!layer.empty()) {
+      return str("the loss is not finite, and the output of layer ", layer,
+                 " is the first in the forward pass that is not");
+    }
+  }
+  const std::string mine = info.non_finite_index < 0
+                               ? ""
+                               : str(info.non_finite_index, " ", whole_name(info.non_finite_param));
+  std::string param;
+  std::pair<std::int64_t, std::int64_t> best{-2, -1};  // layer, index in it
+  for (const std::string& text : texts_of_ranks(mine)) {
+    const std::size_t space = text.find(' ');
+    if (space == std::string::npos) continue;
+    const std::string name = text.substr(space + 1);
+    const std::pair<std::int64_t, std::int64_t> place{layer_position(name),
+                                                      std::atoll(text.c_str())};
+    if (place <= best) continue;
+    best = place;
+    param = name;
+  }
+  if (param.empty()) return "the loss is not finite";
+  return str("the gradient of ", param, " is the first in the backward pass that is not finite");
+}
+
 void Trainer::Impl::finish(std::size_t under_way_at_most) {
   while (under_way.size() > under_way_at_most) {
     UnderWay oldest = std::move(under_way.front());
@@ -260,13 +341,16 @@ void Trainer::Impl::finish(std::size_t under_way_at_most) {
       }
       trace.span(str("step ", out.step), times.began, moved_by(times.began, times.work_s));
     }
-    history.push_back(out);
     const bool alone = world.simulated() && world.size() > 1;  // others' values are made up
+    if (out.broke() && !alone && (config.on_nan != "skip" || !found_non_finite)) {
+      out.non_finite = find_non_finite(info, out.step);
+      found_non_finite = true;
+    }
+    history.push_back(out);
     if (out.broke() && config.on_nan == "stop" && !alone) {
-      throw Error(str("step ", out.step, ": the gradient is not finite (loss ", info.loss,
-                      ", norm ", info.grad_norm, "). Lower --lr (now ", out.lr,
-                      "), raise --warmup, or go on "
-                      "past such steps with --on-nan skip"));
+      throw Error(str("step ", out.step, ": ", out.non_finite, " (loss ", info.loss, ", norm ",
+                      info.grad_norm, "). If the loss grew before, lower --lr (now ", out.lr,
+                      ") or raise --warmup; --on-nan skip leaves such steps out"));
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 #include "tessera/zero/engine_impl.h"
 #include "tessera/zero/module_buffers.h"
@@ -22,6 +23,17 @@ struct DoneStep final : PendingStep::State {
 };
 
 }  // namespace
+
+std::string non_finite_text(std::int64_t step, const StepInfo& info) {
+  return str("the gradient or the loss is not finite in step ", step, " (norm ", info.grad_norm,
+             ", loss ", info.loss, ")",
+             info.non_finite_param.empty()
+                 ? std::string()
+                 : str("; in the order of backward, ", info.non_finite_param,
+                       " is the first parameter of this rank with such a gradient"),
+             ". Look at that layer, lower the learning rate, clip, or skip such steps "
+             "(on_non_finite = skip)");
+}
 
 StepInfo PendingStep::get() const {
   if (state_ == nullptr) {
@@ -197,14 +209,18 @@ StepInfo Engine::Impl::step_on_host(std::optional<double> lr) {
   StepInfo info;
   info.loss = sums.loss;
   info.grad_norm = std::sqrt(sums.squares);
+  const bool finite = std::isfinite(info.grad_norm) && std::isfinite(info.loss);
+  if (!finite) {
+    info.non_finite_index = update->last_non_finite(reducer);
+    if (info.non_finite_index >= 0) {
+      info.non_finite_param = nth(plan.params, info.non_finite_index).name;
+    }
+  }
   end_step();
-  if (!std::isfinite(info.grad_norm) || !std::isfinite(info.loss)) {
+  if (!finite) {
     reducer.resume(update->steps());
     if (options.on_non_finite == OnNonFinite::stop) {
-      throw Error(str("the gradient or the loss is not finite in step ", update->steps() + 1,
-                      " (norm ", info.grad_norm, ", loss ", info.loss,
-                      "); lower the learning rate, clip, or skip such steps "
-                      "(on_non_finite = skip)"));
+      throw Error(non_finite_text(update->steps() + 1, info));
     }
     info.skipped = true;
     return info;

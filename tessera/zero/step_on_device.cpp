@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/gpu.h"
@@ -45,44 +46,6 @@ T* data_of(const at::Tensor& bytes) {
   return bytes.defined() ? static_cast<T*>(bytes.mutable_data_ptr()) : nullptr;
 }
 
-// The result of a step on its way to the host.
-class StepOnItsWay final : public PendingStep::State {
- public:
-  StepOnItsWay(const at::Tensor& result, c10::Device device, bool stops, bool scaled)
-      : host_(pinned_bytes(sizeof(cuda::StepResult))),
-        arrived_(device.type()),
-        stops_(stops),
-        scaled_(scaled) {
-    host_.copy_(result, /*non_blocking=*/true);
-    arrived_.record(current_stream(device));
-  }
-  bool ready() const override { return arrived_.query(); }
-  StepInfo get() override {
-    arrived_.synchronize();
-    cuda::StepResult result;
-    std::memcpy(&result, host_.const_data_ptr(), sizeof(result));
-    // A scale that was too large is no reason to stop, unless it is none.
-    const bool overflow = scaled_ && std::isfinite(result.loss) && result.loss_scale > 1;
-    if (result.skipped != 0 && stops_ && !overflow) {
-      throw Error(str("the gradient or the loss is not finite in step ", result.steps + 1,
-                      " (norm ", result.norm, ", loss ", result.loss,
-                      "); lower the learning rate, clip, or skip such steps "
-                      "(on_non_finite = skip)"));
-    }
-    StepInfo info;
-    info.loss = result.loss;
-    info.grad_norm = result.norm;
-    info.skipped = result.skipped != 0;
-    info.loss_scale = result.loss_scale;
-    return info;
-  }
-
- private:
-  const at::Tensor host_;
-  c10::Event arrived_;
-  const bool stops_, scaled_;
-};
-
 comm::Call control_call(const char* label) {
   comm::Call call;
   call.traffic = comm::Traffic::control;
@@ -97,6 +60,57 @@ bool is_scaled(const Plan& plan) {
 }
 
 }  // namespace
+
+// The result of a step on its way to the host.
+class StepOnDevice::StepOnItsWay final : public PendingStep::State {
+ public:
+  StepOnItsWay(const StepOnDevice& step, bool stops)
+      : host_(pinned_bytes(sizeof(cuda::StepResult))),
+        partials_(pinned_bytes(step.partials_.nbytes())),
+        owners_(step.square_owners_),
+        arrived_(step.device_.type()),
+        stops_(stops),
+        scaled_(step.scaled_) {
+    host_.copy_(step.result_, /*non_blocking=*/true);
+    // The next step overwrites these sums, which tell where a gradient is not finite.
+    partials_.copy_(step.partials_, /*non_blocking=*/true);
+    arrived_.record(current_stream(step.device_));
+  }
+  bool ready() const override { return arrived_.query(); }
+  StepInfo get() override {
+    arrived_.synchronize();
+    cuda::StepResult result;
+    std::memcpy(&result, host_.const_data_ptr(), sizeof(result));
+    // A scale that was too large is no reason to stop, unless it is none.
+    const bool overflow = scaled_ && std::isfinite(result.loss) && result.loss_scale > 1;
+    StepInfo info;
+    info.loss = result.loss;
+    info.grad_norm = result.norm;
+    info.skipped = result.skipped != 0;
+    info.loss_scale = result.loss_scale;
+    if (info.skipped) find_non_finite(info);
+    if (info.skipped && stops_ && !overflow) {
+      throw Error(non_finite_text(result.steps + 1, info));
+    }
+    return info;
+  }
+
+ private:
+  void find_non_finite(StepInfo& info) const {
+    const auto* const sums = static_cast<const double*>(partials_.const_data_ptr());
+    for (std::size_t i = owners_->params.size(); i-- > 0;) {
+      if (std::isfinite(sums[i])) continue;
+      info.non_finite_index = owners_->params[i];
+      info.non_finite_param = nth(owners_->names, info.non_finite_index);
+      return;
+    }
+  }
+
+  const at::Tensor host_, partials_;
+  const std::shared_ptr<const SquareOwners> owners_;
+  c10::Event arrived_;
+  const bool stops_, scaled_;
+};
 
 std::string StepOnDevice::problem(const Plan& plan, const Update& update) {
   if (plan.params.empty()) return "this rank's part of the model has no parameters";
@@ -174,14 +188,18 @@ void StepOnDevice::make_tables(const Update& update, const Reducer& reducer, std
 
   // [Note: same norm] Cut within what a rank owns of a parameter, which is the same at every stage.
   std::vector<cuda::SquarePiece> squares;
-  update.each_counted(reducer, [&](const at::Tensor& grad) {
+  auto owners = std::make_shared<SquareOwners>();
+  for (const Param& p : plan_.params) owners->names.push_back(p.name);
+  update.each_counted(reducer, [&](int param, const at::Tensor& grad) {
     const auto* from = static_cast<const std::byte*>(grad.const_data_ptr());
     for (std::int64_t at = 0; at < grad.numel(); at += cuda::kSquarePiece) {
       const auto count = std::min<std::int64_t>(grad.numel() - at, cuda::kSquarePiece);
       squares.push_back({from + at * grad.element_size(), static_cast<std::uint32_t>(count),
                          *gpu_type(grad.scalar_type())});
+      owners->params.push_back(param);
     }
   });
+  square_owners_ = std::move(owners);
   square_count_ = squares.size();
   squares_ = on_device(squares.data(), squares.size() * sizeof(cuda::SquarePiece));
   partials_ = memory(std::max<std::size_t>(1, squares.size()) * sizeof(double));
@@ -330,7 +348,7 @@ PendingStep StepOnDevice::result() { return capturing() ? PendingStep() : replay
 
 PendingStep StepOnDevice::replayed() {
   const bool stops = options_.on_non_finite == OnNonFinite::stop;
-  return PendingStep(std::make_shared<StepOnItsWay>(result_, device_, stops, scaled_));
+  return PendingStep(std::make_shared<StepOnItsWay>(*this, stops));
 }
 
 void StepOnDevice::prepare(double factor, double lr) {
@@ -341,13 +359,11 @@ void StepOnDevice::prepare(double factor, double lr) {
 }
 
 std::string StepOnDevice::capture_problem() const {
-  const auto staged = [](const comm::Group& group) {
-    return group.size() > 1 && !group.on_device();
-  };
-  const auto& ties = options_.axes.ties;
-  if (staged(group_) || staged(options_.axes.group) ||
-      std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return staged(tie.group); })) {
-    return str("ranks exchange through host memory (backend ", group_.backend(), ")");
+  std::vector<comm::Group> groups = {group_, options_.axes.group};
+  for (const ModelAxes::Tie& tie : options_.axes.ties) groups.push_back(tie.group);
+  for (const comm::Group& group : groups) {
+    if (group.size() == 1 || group.on_device()) continue;
+    return str("ranks exchange through host memory (backend ", group.backend(), ")");
   }
   return "";
 }

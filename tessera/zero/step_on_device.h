@@ -51,6 +51,13 @@ class StepOnDevice {
   void set_counts(const Counts& counts);
 
  private:
+  // Which parameter each piece of the sum of squares belongs to. Results of steps share it, and
+  // may outlive the engine.
+  struct SquareOwners {
+    std::vector<int> params;         // by piece
+    std::vector<std::string> names;  // by parameter
+  };
+  class StepOnItsWay;
   struct SpaceTable {
     kernels::cuda::UpdateTypes types;
     at::Tensor pieces;
@@ -81,6 +88,7 @@ class StepOnDevice {
   at::Tensor state_, loss_scale_, updates_, infos_, steps_, result_;
   at::Tensor sums_, rows_, parts_;
   at::Tensor squares_, partials_;
+  std::shared_ptr<const SquareOwners> square_owners_;
   std::size_t square_count_ = 0;
   std::vector<SpaceTable> spaces_;
 };

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tessera/zero/buffers.h"
+#include "tessera/zero/engine.h"
 #include "tessera/zero/options.h"
 
 namespace tessera::zero {
@@ -13,6 +16,9 @@ struct StepSums {
   double loss = 0;         // scaled by what each micro-batch counts
   std::vector<bool> used;  // by parameter: some rank has a gradient
 };
+
+// Text of the error for a step that is not finite and must stop training.
+std::string non_finite_text(std::int64_t step, const StepInfo& info);
 
 // Collective: over the ranks of the engine's group, in one exchange.
 StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatch& waiting);

@@ -1,5 +1,7 @@
 #include "tessera/zero/update.h"
 
+#include <ATen/ops/isfinite.h>
+
 #include <algorithm>
 
 #include "tessera/core/errors.h"
@@ -61,27 +63,37 @@ at::Tensor Update::master_shard(int index) const {
 }
 
 void Update::each_counted(const Reducer& reducer,
-                          const std::function<void(const at::Tensor& grad)>& visit) const {
+                          const std::function<void(int, const at::Tensor& grad)>& visit) const {
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {
     if (plan_.params[i].bucket < 0) continue;
     const at::Tensor grad = reducer.owned_grad(static_cast<int>(i));
     if (counted_.empty()) {
-      if (grad.numel() > 0) visit(grad);
+      if (grad.numel() > 0) visit(static_cast<int>(i), grad);
       continue;
     }
     const ShardRange mine = shard_of(plan_.params[i], group_.rank());
     for (const Run& run : counted_[i]) {
       const std::int64_t begin = std::max(run.local, mine.begin);
       const std::int64_t end = std::min(run.local + run.count, mine.begin + mine.size);
-      if (begin < end) visit(grad.narrow(0, begin - mine.begin, end - begin));
+      if (begin < end) {
+        visit(static_cast<int>(i), grad.narrow(0, begin - mine.begin, end - begin));
+      }
     }
   }
+}
+
+int Update::last_non_finite(const Reducer& reducer) const {
+  int last = -1;
+  each_counted(reducer, [&](int param, const at::Tensor& values) {
+    if (!at::isfinite(values).all().item<bool>()) last = param;
+  });
+  return last;
 }
 
 double Update::sum_of_squares(const Reducer& reducer) const {
   double sum = 0;
   at::Tensor elsewhere;  // the sum of what there is no kernel for
-  each_counted(reducer, [&](const at::Tensor& values) {
+  each_counted(reducer, [&](int, const at::Tensor& values) {
     if (const auto type = kernel_type(values)) {
       sum += kernels::sum_of_squares(values.const_data_ptr(), *type,
                                      static_cast<std::size_t>(values.numel()));

@@ -35,9 +35,12 @@ class Update {
   // of the elements that this rank counts (ModelAxes::counted).
   double sum_of_squares(const Reducer& reducer) const;
 
-  // The elements that it adds up, one flat stretch after the other.
+  // The elements that it adds up, one flat range after the other, with the parameter's index.
   void each_counted(const Reducer& reducer,
-                    const std::function<void(const at::Tensor& grad)>& visit) const;
+                    const std::function<void(int param, const at::Tensor& grad)>& visit) const;
+  // Index of the last parameter, in declaration order, with an element that is not finite among
+  // these: the first that backward reached. -1: all are finite.
+  int last_non_finite(const Reducer& reducer) const;
 
   // One step. Gradients are multiplied by `scale`; parameters not in `used` stay as they are.
   virtual void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "tessera/comm/dry/backend.h"
@@ -191,6 +194,35 @@ TEST(Features, GradientsThatAreNotFiniteStopOrSkip) {
         EXPECT_NE(engine.params_hash(), before);
       });
     }
+  }
+}
+
+TEST(Features, NamesTheFirstGradientThatIsNotFiniteInTheOrderOfBackward) {
+  for (const int stage : {0, 1, 2, 3}) {
+    std::mutex mutex;
+    std::map<int, std::string> named;  // by the index that a rank tells
+    std::string wanted;
+    over(2, [&](const comm::Group& group) {
+      auto net = std::make_shared<Mlp>();
+      net->initialise(7);
+      // Of two such gradients the later parameter's comes first in backward.
+      const auto params = net->named_parameters();
+      for (const std::size_t bad : {std::size_t{0}, params.size() - 2}) {
+        params[bad].value().register_hook([](const at::Tensor& g) { return g / 0.0; });
+      }
+      Options options;
+      options.stage = stage;
+      options.on_non_finite = OnNonFinite::skip;
+      Engine engine(net, group, options);
+      engine.backward(forward_loss(engine, *net, net->batch(3)));
+      const StepInfo info = engine.step();
+      EXPECT_TRUE(info.skipped);
+      const std::lock_guard lock(mutex);
+      named[info.non_finite_index] = info.non_finite_param;
+      wanted = params[params.size() - 2].key();
+    });
+    ASSERT_FALSE(named.empty());
+    EXPECT_EQ(named.rbegin()->second, wanted) << "stage " << stage;
   }
 }
 
