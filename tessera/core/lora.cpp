@@ -120,7 +120,12 @@ std::string targets_of(const ModelShape& shape) {
 
 void check_lora(const ModelShape& shape) {
   const Lora& lora = shape.lora;
-  if (lora.rank == 0) return;
+  if (lora.rank == 0) {  // words that name no linear are wrong even where they change nothing
+    ModelShape adapted = shape;
+    adapted.lora.rank = 1;
+    adapters_of(adapted);
+    return;
+  }
   if (lora.rank < 0 || lora.rank > kMostRank) {
     throw UsageError(str("--lora-rank: got ", lora.rank, "; wanted 1 to ", kMostRank,
                          ", or 0 for a model without adapters"));

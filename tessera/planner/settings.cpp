@@ -75,14 +75,16 @@ int narrow(std::int64_t value, std::string_view name) {
 }
 
 double parse_real(const Field& field, std::string_view text) {
+  if (field.automatic && text == "auto") return kAutomatic;
+  const std::string bounds = bounds_of(field) + (field.automatic ? ", or auto" : "");
   double value = 0;
   const char* const end = text.data() + text.size();
   const auto [at, problem] = std::from_chars(text.data(), end, value);
   if (problem != std::errc() || at != end) {
-    refuse_setting(field, text, str("a number, ", bounds_of(field)));
+    refuse_setting(field, text, str("a number, ", bounds));
   }
   if (!(value >= field.least && value <= field.most)) {
-    refuse_setting(field, text, bounds_of(field));
+    refuse_setting(field, text, bounds);
   }
   return value;
 }
@@ -171,6 +173,11 @@ std::size_t field_index(std::string_view key) {
 
 }  // namespace
 
+double default_lr(std::int64_t params) {
+  constexpr double kSmallest = 1e6;
+  return 3e-3 * std::cbrt(kSmallest / std::max(kSmallest, static_cast<double>(params)));
+}
+
 std::string Field::type_name() const {
   if (!type.empty()) return type;
   if (!choices.empty() && !free_in_plans) return "{" + join(choices, ",") + "}";
@@ -213,7 +220,8 @@ std::string get(const RunSettings& settings, const Field& field) {
         if constexpr (std::is_same_v<decltype(member), Field::OfAxis>) {
           return str(settings.axes.size(member.name));
         } else if constexpr (std::is_same_v<decltype(member), double RunSettings::*>) {
-          return number_text(settings.*member);
+          const bool unset = field.automatic && settings.*member == kAutomatic;
+          return unset ? "auto" : number_text(settings.*member);
         } else if constexpr (std::is_same_v<decltype(member), bool RunSettings::*>) {
           return settings.*member ? "true" : "false";
         } else {

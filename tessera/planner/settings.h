@@ -12,6 +12,9 @@
 
 namespace tessera::planner {
 
+// The number that stands for "auto" where Field::automatic allows it.
+inline constexpr double kAutomatic = -1;
+
 // Everything that a run can be told, whether it is trained, planned or simulated. 0 (-1 where 0
 // means something) and "auto" stand for "choose". These are the defaults of `tessera train`.
 struct RunSettings {
@@ -68,7 +71,7 @@ struct RunSettings {
   std::string gather = "auto";
 
   std::string optimizer = "adamw";
-  double lr = 3e-3;
+  double lr = kAutomatic;  // by the size of the model: default_lr()
   std::string lr_scaling = "none";
   std::int64_t lr_reference_batch = 0;
   std::string lr_schedule = "cosine";
@@ -92,6 +95,7 @@ struct RunSettings {
 
   std::string save;
   std::int64_t save_every = 0;
+  double save_minutes = 30;
   std::string resume = "none";
   std::int64_t keep_last = 3;
   std::int64_t keep_every = 0;
@@ -114,6 +118,11 @@ struct RunSettings {
 
   friend bool operator==(const RunSettings&, const RunSettings&) = default;
 };
+
+// The highest learning rate of a run that names none: 0.003 up to a million parameters, and
+// 0.003 · (1,000,000 / parameters)^(1/3) above, which is 0.0006 at 125 million and 0.0003 at a
+// billion, close to GPT-3's table (Brown et al., 2020).
+double default_lr(std::int64_t params);
 
 // What a run takes where nothing says it.
 inline constexpr std::int64_t kRunSeq = 64;  // or the model's positions, if they are fewer
@@ -144,6 +153,8 @@ struct Field {
   double least = 0, most = 0;
   // Of a whole one 0 says something, and a plan has its bounds too.
   bool bounded_in_plans = false;
+  // A double may be "auto" too, which is kAutomatic.
+  bool automatic = false;
   std::string bound = {};  // why there is no more, and what to do instead; for errors
   std::vector<std::string> choices = {};  // words; empty: anything
   bool bytes = false;                     // "2GiB", a number of bytes otherwise

@@ -30,6 +30,10 @@ class Row {
     field_.most = most;
     return *this;
   }
+  Row& automatic() {
+    field_.automatic = true;
+    return *this;
+  }
   Row& because(const char* why) {
     field_.bound = why;
     return *this;
@@ -320,7 +324,12 @@ void add_parallelism(Table& t) {
 void add_optimizer(Table& t) {
   t.group("Optimizer");
   t.add("optimizer", &S::optimizer, "rule of the update").train();
-  t.add("lr", &S::lr, "highest learning rate").range(0, 1e3).train();
+  t.add("lr", &S::lr,
+        "highest learning rate; auto: 0.003 up to 1M parameters, above times the cube root of 1M "
+        "over their number")
+      .range(0, 1e3)
+      .automatic()
+      .train();
   t.add("lr-scaling", &S::lr_scaling,
         "for another batch than --lr-reference-batch: the rate times their ratio, or its root")
       .words({"none", "linear", "sqrt"})
@@ -386,8 +395,13 @@ void add_run(Table& t) {
       .train();
   t.group("Saving");
   t.add("save", &S::save, "folder for checkpoints").train();
-  t.add("save-every", &S::save_every, "steps between checkpoints; 0: only at the end")
+  t.add("save-every", &S::save_every,
+        "steps between checkpoints; 0: by --save-minutes, and at the end")
       .range(0, kMany)
+      .train();
+  t.add("save-minutes", &S::save_minutes,
+        "minutes between checkpoints, without --save-every; 0: only at the end")
+      .range(0, 1e6)
       .train();
   t.add("resume", &S::resume,
         "auto: from the newest good checkpoint under --save, if there is one; or a checkpoint, or "

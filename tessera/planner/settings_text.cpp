@@ -12,7 +12,8 @@ namespace {
 // A float of TOML has a point or an exponent.
 std::string toml_value(const RunSettings& settings, const Field& field) {
   std::string text = get(settings, field);
-  if (std::holds_alternative<std::string RunSettings::*>(field.member)) return toml_string(text);
+  const bool is_word = std::holds_alternative<std::string RunSettings::*>(field.member);
+  if (is_word || (field.automatic && text == "auto")) return toml_string(text);
   if (std::holds_alternative<double RunSettings::*>(field.member) &&
       text.find_first_of(".eE") == std::string::npos) {
     text += ".0";

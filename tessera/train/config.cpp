@@ -176,7 +176,7 @@ double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
     if (config.lr_reference_batch > 0) {
       throw UsageError("--lr-reference-batch needs --lr-scaling linear or sqrt");
     }
-    return config.lr;
+    return resolved.base_lr;
   }
   if (config.lr_reference_batch == 0) {
     throw UsageError(str("--lr-scaling: got ", config.lr_scaling,
@@ -184,7 +184,7 @@ double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
   }
   const double ratio =
       static_cast<double>(resolved.global_batch) / static_cast<double>(config.lr_reference_batch);
-  return config.lr * (config.lr_scaling == "linear" ? ratio : std::sqrt(ratio));
+  return resolved.base_lr * (config.lr_scaling == "linear" ? ratio : std::sqrt(ratio));
 }
 
 }  // namespace
@@ -223,10 +223,15 @@ comm::LinkOptions link_options(const TrainConfig& config) {
     }
     if (value > 0) return;
     throw UsageError(str(flag, ": got ", quote(text),
-                         ", wanted more than nothing; leave it out for a link as fast as it goes"));
+                         ", must be greater than 0; leave it out for an unlimited link"));
   };
   read("--link-bandwidth", config.link_bandwidth, parse_rate, link.bandwidth);
   read("--link-latency", config.link_latency, parse_time, link.latency);
+  constexpr double kLongestLatency = 60;  // seconds; more would end in the timeout of a collective
+  if (link.latency > kLongestLatency) {
+    throw UsageError(str("--link-latency: got ", quote(config.link_latency),
+                         ", must be at most 60s for each step of a collective"));
+  }
   if (link.slowed() && config.backend != "auto" && config.backend != "shm") {
     throw UsageError(str("--link-bandwidth, --link-latency: got --backend ", config.backend,
                          ", but only ranks that share memory have such links; wanted shm"));
@@ -298,6 +303,8 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   }
   check_together(config, ranks);
   resolve_batch(config, out.axes.dp(), out);
+  out.base_lr =
+      config.lr == planner::kAutomatic ? planner::default_lr(out.model.params()) : config.lr;
   out.lr = scaled_lr(config, out);
   resolve_data(config, out);
   out.schedule = {parse_lr_schedule(config.lr_schedule), config.warmup, out.steps,

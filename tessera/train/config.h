@@ -45,9 +45,10 @@ struct Resolved {
   ReducePolicy policy = ReducePolicy::last;
   planner::Recompute recompute = planner::Recompute::none;
   LrSchedule schedule;
-  double lr = 0;  // the highest: --lr, scaled for the batch as --lr-scaling says
-  Axes axes;      // dp: replicas of the model
-  int ranks = 1;  // that share an engine: dp, or 1 with --comm off
+  double base_lr = 0;  // --lr, or where it is auto planner::default_lr() of the model
+  double lr = 0;       // the highest: base_lr, scaled for the batch as --lr-scaling says
+  Axes axes;           // dp: replicas of the model
+  int ranks = 1;       // that share an engine: dp, or 1 with --comm off
   std::int64_t seq = 1;
   std::int64_t grad_accum = 1;
   std::int64_t global_batch = 1;    // over all ranks

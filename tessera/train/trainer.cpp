@@ -68,7 +68,7 @@ std::string Trainer::roll_back() {
   if (++impl.rollbacks > kMostRollbacks) {
     throw Error(str("gradients were not finite ", impl.rollbacks,
                     " times, and going back to the last checkpoint did not help; lower --lr (now ",
-                    impl.config.lr, ") or raise --warmup"));
+                    impl.resolved.lr, ") or raise --warmup"));
   }
   impl.finish(0);
   impl.clock.pause();

@@ -94,7 +94,7 @@ std::string Trainer::describe() const {
   const std::string scaling =
       impl.config.lr_scaling == "none"
           ? std::string()
-          : str("learning rate ", impl.resolved.lr, ": ", impl.config.lr, " for a batch of ",
+          : str("learning rate ", impl.resolved.lr, ": ", impl.resolved.base_lr, " for a batch of ",
                 impl.config.lr_reference_batch, ", ",
                 impl.config.lr_scaling == "sqrt" ? "by the root of " : "times ",
                 impl.resolved.global_batch, " / ", impl.config.lr_reference_batch, "\n");

@@ -61,12 +61,28 @@ TEST_F(Train, GradientsThatAreNotFinite) {
   // A learning rate that throws the parameters out of the range of numbers.
   const Words wild = {"--lr",        "1000", "--clip",     "0", "--warmup", "0",
                       "--optimizer", "sgd",  "--momentum", "0", "--steps",  "30"};
-  Words stop = small(wild), skip = small(wild);
-  const Outcome stopped = tessera(stop);
-  EXPECT_EQ(stopped.status, 1) << stopped.err;
-  EXPECT_TRUE(contains(stopped.err, "--on-nan skip")) << stopped.err;
+  // Every mesh names the layer or the tensor where numbers go wrong first.
+  const std::vector<Words> meshes = {{"--ranks", "1"},
+                                     {"--ranks", "2", "--zero", "3"},
+                                     {"--tp", "3"},
+                                     {"--pp", "2", "--grad-accum", "2"}};
+  for (const Words& mesh : meshes) {
+    Words stop = small(wild);
+    stop.insert(stop.end(), mesh.begin(), mesh.end());
+    const Outcome stopped = tessera(stop);
+    EXPECT_EQ(stopped.status, 1) << stopped.err;
+    EXPECT_TRUE(contains(stopped.err, "--on-nan skip")) << stopped.err;
+    EXPECT_TRUE(contains(stopped.err, " is the first in the ")) << stopped.err;
+  }
+  Words skip = small(wild);
   skip.insert(skip.end(), {"--on-nan", "skip"});
-  EXPECT_GT(summary(skip).at("skipped"), 0);
+  std::size_t named = 0, skipped = 0;
+  for (const Json& line : run(skip)) {
+    named += line.contains("non_finite") ? 1 : 0;
+    skipped += line.value("skipped", false) ? 1 : 0;
+  }
+  EXPECT_GT(skipped, 1u);
+  EXPECT_EQ(named, 1u) << "the first is looked into, and no other";
 }
 
 TEST_F(Train, FlagsOverrideTheFileAndPrintConfigShowsTheResult) {
@@ -101,6 +117,8 @@ TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
       {{"--recompute", "most"}, "--recompute"},
       {{"--checkpoint-activations", "most"}, "--recompute"},
       {{"--steps", "many"}, "--steps: got \"many\""},
+      {{"--link-latency", "1e300"}, "--link-latency: got \"1e300\", must be at most 60s"},
+      {{"--lora-targets", "nonsense"}, "--lora-targets: got \"nonsense\""},
       {{"--metrics", "/no/folder/m"}, "--metrics: cannot write"},
       {{"--trace", "/no/folder/t"}, "--trace: cannot write"},
       {{"--config", "/no.toml"}, "--config: cannot read"},

@@ -75,6 +75,26 @@ TEST(Config, EveryFieldSurvivesOnItsOwn) {
   }
 }
 
+TEST(Config, TheDefaultLearningRateFallsWithTheSizeOfTheModel) {
+  EXPECT_EQ(planner::default_lr(0), 3e-3);
+  EXPECT_EQ(planner::default_lr(1'000'000), 3e-3);
+  EXPECT_NEAR(planner::default_lr(125'000'000), 6e-4, 1e-9);
+  EXPECT_NEAR(planner::default_lr(1'000'000'000), 3e-4, 1e-9);
+  TrainConfig config;
+  EXPECT_EQ(get(config, field("lr")), "auto");
+  EXPECT_EQ(resolve(config, 1).lr, 3e-3);
+  config.model = "gpt2-124m";
+  const Resolved large = resolve(config, 1);
+  EXPECT_NEAR(large.lr, 6e-4, 2e-5);
+  config.lr_scaling = "linear";
+  config.lr_reference_batch = 8;
+  EXPECT_DOUBLE_EQ(resolve(config, 1).lr, 2 * large.base_lr);  // 16 sequences
+  set(config, field("lr"), "0.25");
+  EXPECT_EQ(resolve(config, 1).base_lr, 0.25);
+  set(config, field("lr"), "auto");
+  EXPECT_EQ(resolve(config, 1).base_lr, large.base_lr);
+}
+
 TEST(Config, AFileChangesOnlyWhatItNames) {
   TESSERA_NEEDS_TOML();
   const ConfigFile file(
