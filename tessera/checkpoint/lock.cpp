@@ -40,6 +40,12 @@ std::string holder(const Fd& file) {
 
 }  // namespace
 
+LockFile lock_file(const std::string& dir) {
+  struct stat info {};
+  if (::lstat((dir + "/.lock").c_str(), &info) != 0) return {};
+  return {static_cast<std::uint64_t>(info.st_dev), static_cast<std::uint64_t>(info.st_ino)};
+}
+
 FolderLock::FolderLock(const std::string& dir, const std::string& who) {
   local_files()->make_folder(dir);
   const std::string path = dir + "/.lock";

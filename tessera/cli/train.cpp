@@ -91,6 +91,11 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 void finish_the_step_on(int signal) {
   struct sigaction action {};
+  // A run under nohup was started to ignore it.
+  const bool may_be_ignored = signal == SIGHUP || signal == SIGQUIT;
+  ::sigaction(signal, nullptr, &action);
+  if (may_be_ignored && action.sa_handler == SIG_IGN) return;
+  action = {};
   action.sa_handler = [](int number) { stop_signal().store(number); };
   // A second Ctrl-C ends the program at once. SIGTERM may come twice without meaning it: from a
   // service manager and from the launcher.
@@ -131,6 +136,8 @@ int take_part(train::TrainConfig config) {
   save_asked().store(0);
   finish_the_step_on(SIGINT);
   finish_the_step_on(SIGTERM);
+  finish_the_step_on(SIGHUP);
+  finish_the_step_on(SIGQUIT);
   save_on(SIGUSR1);
   const auto wish = [] {
     if (stop_signal().load() != 0) return train::Wish::stop;
@@ -294,6 +301,7 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   // Whatever is wrong is said once, before ranks are started.
   ready.resolved = train::resolve(config, ready.ranks);
   if (given.print_config) {
+    config.lr = ready.resolved.base_lr;
     if (launch.rank == 0) print_out(train::to_toml(config));
     return std::nullopt;
   }

@@ -94,8 +94,9 @@ std::vector<std::string> idle_settings(const TrainConfig& config, const Resolved
   idle.need(config.lr_schedule == "wsd", "with --lr-schedule wsd", {"decay-share"});
 
   idle.need(!config.save.empty(), "on checkpoints, with --save",
-            {"keep-last", "keep-every", "async-save", "save-retries"});
+            {"save-minutes", "keep-last", "keep-every", "async-save", "save-retries"});
   if (!config.save.empty()) {
+    idle.need(config.save_every == 0, "without --save-every", {"save-minutes"});
     idle.need(config.keep_last > 0, "where --keep-last drops some, and 0 keeps all",
               {"keep-every"});
   }

@@ -57,13 +57,24 @@ std::string checkpoint_to_resume(const TrainConfig& config) {
   };
   const std::string kind = kind_of_file(path);
   if (kind != "a folder") refuse(kind == "nothing" ? "not there" : kind);
-  if (checkpoint::local_files()->exists(path + "/" + checkpoint::kManifestName)) return path;
-  const checkpoint::Latest latest = checkpoint::find_latest(path);
-  if (!latest.folder.empty()) return latest.folder;
+  const auto files = checkpoint::local_files();
+  if (files->exists(path + "/" + checkpoint::kManifestName)) return path;
+  checkpoint::Latest latest;
+  for (int attempt = 1; attempt <= kResumeAttempts; ++attempt) {
+    const auto before = checkpoint::steps_in(*files, path);
+    latest = checkpoint::find_latest(path);
+    if (!latest.folder.empty()) return latest.folder;
+    if (checkpoint::steps_in(*files, path) == before) break;
+  }
   refuse(latest.skipped.empty()
              ? "a folder without a checkpoint"
              : str("a folder without a checkpoint that can be read: ", join(latest.skipped, "; ")));
   return "";
+}
+
+bool is_pruned(const TrainConfig& config, const std::string& folder) {
+  return !folder.empty() && folder != config.resume &&
+         !checkpoint::local_files()->exists(folder + "/" + checkpoint::kManifestName);
 }
 
 void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
@@ -107,27 +118,43 @@ std::string later_checkpoint(const TrainConfig& config, std::int64_t steps) {
              "with --resume auto, or remove it");
 }
 
+namespace {
+
+// Steps of the checkpoint that is resumed from, which is checked; 0 for a fresh start.
+std::int64_t check_checkpoint(const std::string& folder, const TrainConfig& config,
+                              const Resolved& resolved) {
+  if (folder.empty()) return 0;
+  checkpoint::Checkpoint from(folder);
+  if (config.resume != "auto") from.check_files();
+  const checkpoint::Description& about = from.about();
+  const auto extra = [&](const char* key) {
+    const auto found = about.extra.find(key);
+    return found == about.extra.end() ? std::string() : found->second;
+  };
+  check_fits(folder,
+             {about.step, about.model, extra("optimizer"), extra("tokenizer"), about.samples},
+             config, resolved);
+  return about.step;
+}
+
+}  // namespace
+
 void check_resume(const TrainConfig& config, const Resolved& resolved) {
   const bool newest = config.resume == "auto";
-  std::string folder;
-  if (newest) {
-    folder = checkpoint::find_latest(config.save).folder;
-  } else if (config.resume != "none") {
-    folder = checkpoint_to_resume(config);
-  }
   std::int64_t steps = 0;
-  if (!folder.empty()) {
-    checkpoint::Checkpoint from(folder);
-    if (!newest) from.check_files();
-    const checkpoint::Description& about = from.about();
-    const auto extra = [&](const char* key) {
-      const auto found = about.extra.find(key);
-      return found == about.extra.end() ? std::string() : found->second;
-    };
-    check_fits(folder,
-               {about.step, about.model, extra("optimizer"), extra("tokenizer"), about.samples},
-               config, resolved);
-    steps = about.step;
+  for (int attempt = 1;; ++attempt) {
+    std::string folder;
+    if (newest) {
+      folder = checkpoint::find_latest(config.save).folder;
+    } else if (config.resume != "none") {
+      folder = checkpoint_to_resume(config);
+    }
+    try {
+      steps = check_checkpoint(folder, config, resolved);
+      break;
+    } catch (const DataError&) {
+      if (attempt == kResumeAttempts || !is_pruned(config, folder)) throw;
+    }
   }
   if (newest) return;
   if (const std::string problem = later_checkpoint(config, steps); !problem.empty()) {

@@ -2,6 +2,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/train/resuming.h"
@@ -42,10 +43,32 @@ SaveOptions save_options(const TrainConfig& config) {
 Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
              const comm::Group& world)
     : config_(config), resolved_(resolved), model_(model), world_(world) {
-  if (!config.save.empty()) saver_.emplace(model, config.save, save_options(config));
+  if (config.save.empty()) return;
+  lock_file_ = checkpoint::lock_file(config.save);
+  saver_.emplace(model, config.save, save_options(config));
+}
+
+// Collective: a folder that was removed during the run is made and locked again. Another run may
+// have it by now, and then this one must not write there.
+void Saver::keep_lock() {
+  as_rank_0([this] {
+    if (!lock_file_.exists() || checkpoint::lock_file(config_.save) == lock_file_) return "";
+    try {
+      lock_ = std::make_unique<checkpoint::FolderLock>(config_.save, "tessera train");
+    } catch (const Error& error) {
+      throw UsageError(
+          str("--save: ", config_.save, " was removed during the run: ", error.what()));
+    }
+    lock_file_ = checkpoint::lock_file(config_.save);
+    Logger().warn(str("--save: ", config_.save,
+                      " was removed during the run. It was made and locked again; checkpoints "
+                      "that were in it are gone."));
+    return "";
+  });
 }
 
 void Saver::save(std::int64_t steps, std::int64_t samples) {
+  keep_lock();
   Extra extra = {{"optimizer", config_.optimizer},
                  {"data", config_.data},
                  {"reading", reading(config_)},
@@ -134,9 +157,13 @@ std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {
   if (config_.resume == "auto") {
     found = resume_newest(&notes);
   } else {
-    if (config_.resume != "none") {
+    for (int attempt = 1; config_.resume != "none" && !found; ++attempt) {
       const std::string folder = as_rank_0([this] { return checkpoint_to_resume(config_); });
-      found = resumed(load(model_, folder, load_options()));
+      try {
+        found = resumed(load(model_, folder, load_options()));
+      } catch (const Error&) {
+        if (attempt == kResumeAttempts || !is_pruned(config_, folder)) throw;
+      }
     }
     refuse_later(found ? found->steps : 0);
   }
@@ -160,7 +187,7 @@ std::string Saver::as_rank_0(const std::function<std::string()>& say) const {
   if (world_.rank() == 0) {
     try {
       said = say();
-    } catch (const UsageError& error) {
+    } catch (const Error& error) {
       problem = error.what();
     }
   }

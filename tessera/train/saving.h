@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/lock.h"
 #include "tessera/parallel/parallelize.h"
 #include "tessera/parallel/save.h"
 #include "tessera/train/config.h"
@@ -44,6 +46,7 @@ class Saver {
   LoadOptions load_options() const;
   Resumed resumed(const Loaded& loaded) const;
   std::vector<std::string> differences(const Loaded& loaded) const;
+  void keep_lock();
   std::string as_rank_0(const std::function<std::string()>& say) const;
   void refuse_later(std::int64_t steps) const;
 
@@ -51,6 +54,9 @@ class Saver {
   const Resolved resolved_;
   ParallelModel& model_;
   const comm::Group world_;
+  // [Note: one writer] Whoever starts the ranks holds the lock of --save, in this file.
+  checkpoint::LockFile lock_file_;
+  std::unique_ptr<checkpoint::FolderLock> lock_;  // on rank 0, if the folder was made again
   std::optional<AsyncSave> saver_;
 };
 

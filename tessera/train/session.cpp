@@ -129,6 +129,32 @@ std::string trace_file(const TrainConfig& config) {
   return config.trace.empty() ? "" : std::filesystem::absolute(config.trace, problem).string();
 }
 
+// A log of the run. A write that fails, as on a full disk, is told once and does not end training;
+// later writes are tried again.
+class RunLog {
+ public:
+  explicit RunLog(const char* flag) : flag_(flag) {}
+  template <class Write>
+  void write(Write&& put) {
+    try {
+      put();
+    } catch (const DataError& error) {
+      if (failed_++ > 0) return;
+      write_all(2, str("\ntessera train: warning: ", flag_, ": ", error.what(),
+                       "; training goes on, and what cannot be written is left out\n"));
+    }
+  }
+  // A line about what is missing, or "".
+  std::string ending() const {
+    return failed_ == 0 ? ""
+                        : str(flag_, ": ", plural(failed_, "record"), " could not be written\n");
+  }
+
+ private:
+  const char* const flag_;
+  std::int64_t failed_ = 0;
+};
+
 double unix_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -160,6 +186,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
                   const SessionNotes& told) {
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
+  RunLog metrics_log("--metrics"), tensorboard_log("--tensorboard");
   if (!config.metrics.empty() && speaks) {
     lines.emplace(config.metrics, "--metrics", config.resume != "none");
   }
@@ -197,9 +224,17 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   note_step();
   std::optional<EventFile> events;
   if (!config.tensorboard.empty() && speaks) {
-    events.emplace(config.tensorboard, "--tensorboard", trainer.steps_done() + 1);
+    tensorboard_log.write(
+        [&] { events.emplace(config.tensorboard, "--tensorboard", trainer.steps_done() + 1); });
   }
   const bool saves = !config.save.empty();
+  // Rank 0 watches the clock, and its wish reaches the others with those of all ranks.
+  const bool by_time = saves && config.save_every == 0 && config.save_minutes > 0 && speaks;
+  auto last_save = std::chrono::steady_clock::now();
+  const auto save_is_due = [&] {
+    return by_time && std::chrono::steady_clock::now() - last_save >=
+                          std::chrono::duration<double, std::ratio<60>>(config.save_minutes);
+  };
   bool interrupted = false;
   {
     std::optional<Progress> bar;
@@ -232,7 +267,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     }
     process::StepWatchdog watchdog({}, actions);
     std::size_t written = 0;  // rows of the history that are in the file
-    bool begun = false;       // one of them was written
+    bool begun = false;       // the first line is in the file
     while (trainer.steps_done() < trainer.steps_in_all() && !interrupted) {
       watchdog.begin(trainer.steps_done() + 1);
       trainer.launch();
@@ -243,16 +278,18 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       note_step();
       if (config.on_nan == "rollback" && trainer.history().back().broke()) {
         const std::int64_t step = trainer.history().back().step;
+        const std::string what = trainer.history().back().non_finite;
         const std::string from = trainer.roll_back();
         written = trainer.history().size();
         if (speaks) {
-          write_all(2, str("\nstep ", step, ": the gradient is not finite; back to ", from,
+          write_all(2, str("\nstep ", step, ": ", what, "; back to ", from,
                            ", and past the data up to this step\n"));
         }
         continue;
       }
-      const auto wish =
-          static_cast<Wish>(trainer.agree(static_cast<int>(wishes ? wishes() : Wish::none)));
+      Wish own = wishes ? wishes() : Wish::none;
+      if (own == Wish::none && save_is_due()) own = Wish::save;
+      const auto wish = static_cast<Wish>(trainer.agree(static_cast<int>(own)));
       interrupted = wish == Wish::stop;
       const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
       const bool last = trainer.steps_done() == trainer.steps_in_all();
@@ -263,18 +300,28 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       if (bar && !trainer.history().empty()) {
         bar->update(trainer.steps_done(), status(trainer.history().back()));
       }
-      if (saved) trainer.save();
+      if (saved) {
+        trainer.save();
+        last_save = std::chrono::steady_clock::now();
+      }
       for (; written < trainer.history().size(); ++written) {
         StepMetrics step = trainer.history()[written];
-        if (lines) trainer.put_ranks(step);
-        if (lines && !begun) {
-          lines->write(first_line(step, trainer.expected(), trainer.steps_in_all(),
-                                  trace_file(config), unix_now()));
-        } else if (lines) {
-          lines->write(to_json(step));
+        if (speaks && !step.non_finite.empty()) {
+          write_all(2, str("\nstep ", step.step, " is skipped: ", step.non_finite,
+                           "; of later ones only the number is told\n"));
         }
-        begun = true;
-        if (events) events->write(step);
+        if (lines) trainer.put_ranks(step);
+        if (lines) {
+          const std::string line =
+              begun ? to_json(step)
+                    : first_line(step, trainer.expected(), trainer.steps_in_all(),
+                                 trace_file(config), unix_now());
+          metrics_log.write([&] {
+            lines->write(line);
+            begun = true;
+          });
+        }
+        if (events) tensorboard_log.write([&] { events->write(step); });
       }
     }
     if (bar) bar->finish();
@@ -283,7 +330,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   Summary summary = trainer.summary();
   summary.interrupted = interrupted;
   const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
-  if (lines) lines->write(to_json(summary));
+  if (lines) metrics_log.write([&] { lines->write(to_json(summary)); });
   bool untold = false;
   if (speaks) {
     // A reader that has gone wants no more; anything else is an error, when all else is done.
@@ -292,6 +339,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       write_all(2, str("tessera train: cannot write the tables to stdout: ", std::strerror(errno),
                        "; all else has been done\n"));
     }
+    write_all(2, metrics_log.ending() + tensorboard_log.ending());
     if (!saved.folder.empty()) write_all(2, str("saved: ", saved.folder, "\n"));
     if (!saved.failure.empty()) {
       write_all(

@@ -53,6 +53,8 @@ TEST(IdleSettings, AreNamedWhereTheyChangeNothing) {
       {"min-lr-ratio", "0.2", {{"lr-schedule", "cosine"}}, {{"lr-schedule", "constant"}}},
       {"decay-share", "0.5", {{"lr-schedule", "wsd"}}},
       {"keep-last", "5", {{"save", "runs/a"}}},
+      {"save-minutes", "5", {{"save", "runs/a"}}},
+      {"save-minutes", "5", {{"save-every", "0"}}, {{"save", "runs/a"}, {"save-every", "9"}}},
       {"keep-every", "100", {{"save", "runs/a"}}},
       {"keep-every", "100", {{"keep-last", "2"}}, {{"save", "runs/a"}, {"keep-last", "0"}}},
       {"async-save", "false", {{"save", "runs/a"}}},

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,6 +146,41 @@ def terminate(folder, alone):
         again.fail("the losses differ from those of a run left alone")
 
 
+def hang_up(folder, alone):
+    """SIGHUP and SIGQUIT save as SIGTERM does, unless the run was started to ignore them."""
+    for number in signal.SIGHUP, signal.SIGQUIT:
+        with tempfile.TemporaryDirectory(prefix="tessera-signals-") as own:
+            run = Run(own, steps=ENDLESS).wait_for_step(5).signal(number).end(0)
+            run.expect(r"^saved: .*step-", r"^stopped after step \d+; --resume auto")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        run = Run(folder, "--no-save").wait_for_step(5).signal(signal.SIGHUP).end(0)
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    same_bits(run, alone)
+
+
+def save_by_time(folder, alone):
+    """Without --save-every, checkpoints come by the clock of rank 0, on all ranks."""
+    run = Run(folder, "--save-minutes", "0.01", "--keep-last", "0").end(0)
+    if len(run.saved()) < 2 or run.saved()[-1] != STEPS:
+        run.fail(f"saved {run.saved()}, wanted some on the way and {STEPS}")
+    same_bits(run, alone)
+
+
+def removed_folder(folder, alone):
+    """A --save folder that is removed during the run is made and locked again."""
+    run = Run(folder, steps=ENDLESS).wait_for_step(5)
+    shutil.rmtree(run.save)
+    run.signal(signal.SIGUSR1).wait_for(lambda: run.saved(), "saved again")
+    run.expect(r"was removed during the run. It was made and locked again")
+    other = subprocess.run([PROGRAM, "train", *COMMON, "--steps", "1", "--save", str(run.save)],
+                           capture_output=True, text=True, timeout=HANG)
+    if other.returncode != 2 or "is being written to by tessera train" not in other.stderr:
+        run.fail(f"a second run was let in: {other.returncode} {other.stderr}")
+    run.signal(signal.SIGTERM).end(0)
+
+
 def terminate_without_save(folder, alone):
     run = Run(folder, "--no-save", steps=ENDLESS).wait_for_step(5).signal(signal.SIGTERM).end(143)
     run.expect(r"^  loss .* parameters ", r"^stopped after step \d+; nothing was saved",
@@ -272,9 +308,12 @@ def few_files(folder, alone):
 
 
 def small_files(folder, alone):
-    """A limit of file sizes is an error with words, not a signal."""
-    run = Run(folder, "--no-save", limits=[(resource.RLIMIT_FSIZE, (20_000, 20_000))]).end(1)
-    run.expect(r"ulimit -f")
+    """Metrics that cannot be written, here for a limit of file sizes, do not end the run."""
+    run = Run(folder, "--no-save", limits=[(resource.RLIMIT_FSIZE, (20_000, 20_000))]).end(0)
+    run.expect(r"^tessera train: warning: --metrics: .*ulimit -f.*; training goes on",
+               rf" parameters {alone.hash()}$", r"^--metrics: \d+ records could not be written$")
+    if len(re.findall("warning: --metrics", run.text())) != 1:
+        run.fail("the warning is repeated")
 
 
 def crowd(folder, alone):
@@ -287,8 +326,8 @@ def crowd(folder, alone):
             few.fail(f"step {step}: loss {loss}, but {many[step]} on 16 ranks")
 
 
-CASES = [terminate, terminate_without_save, save_now, damaged, elastic, too_few, hang, pause,
-         launcher_killed, few_files, small_files, crowd]
+CASES = [terminate, hang_up, terminate_without_save, save_by_time, removed_folder, save_now, damaged,
+         elastic, too_few, hang, pause, launcher_killed, few_files, small_files, crowd]
 
 
 def main():
