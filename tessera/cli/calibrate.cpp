@@ -19,6 +19,7 @@
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
+#include "tessera/core/units.h"
 #include "tessera/planner/kernel_time.h"
 #include "tessera/process/own_ranks.h"
 #include "tessera/process/topology.h"
@@ -241,6 +242,11 @@ int calibrate_command(int argc, char** argv) {
   app.add_option("-o,--out", arguments.out, "file to write; otherwise the entry is printed");
   line.seconds(app, "--time", arguments.seconds, "time of each measurement");
   if (!line.parse(argc, argv)) return 0;
+  constexpr double kShortest = 1e-3, kLongest = 3600;
+  if (!(arguments.seconds >= kShortest && arguments.seconds <= kLongest)) {
+    throw UsageError(str("--time: got ", format_time(arguments.seconds),
+                         ", must be 1ms to 1h; the default is 1s"));
+  }
   settle_arguments(arguments);
   // Better known before half a minute of measurements than after it.
   if (!arguments.out.empty()) check_publishable(arguments.out, "--out");

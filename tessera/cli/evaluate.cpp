@@ -1,6 +1,7 @@
 // tessera evaluate: how well a trained model predicts tokens, on one rank or a mesh of them.
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <nlohmann/json.hpp>
@@ -21,9 +22,12 @@
 #include "tessera/core/text.h"
 #include "tessera/data/data_set.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/memory/device_usage.h"
 #include "tessera/models/language_model.h"
+#include "tessera/process/free_memory.h"
 #include "tessera/process/own_ranks.h"
 #include "tessera/train/evaluate.h"
+#include "tessera/train/memory_check.h"
 #include "tessera/train/model_files.h"
 
 namespace tessera::cli {
@@ -113,6 +117,24 @@ Opened open_all(const EvaluateArguments& a) {
   return all;
 }
 
+at::ScalarType type_of(const EvaluateArguments& a, const train::ModelFiles& files) {
+  return a.dtype == "auto" ? files.type() : a.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
+train::InferenceNeed need_of(const EvaluateArguments& a, const Opened& all) {
+  const auto bytes = static_cast<std::int64_t>(at::elementSize(type_of(a, *all.files)));
+  return {.tp = a.tp, .pp = a.pp, .element_bytes = bytes, .tokens = a.batch * all.source->seq()};
+}
+
+// A batch that would fill this host until the kernel ends a rank is not started.
+void check_host(const EvaluateArguments& a, const Opened& all, int ranks_here) {
+  const auto free = process::free_host_memory();
+  if (a.device != "cpu" || !free) return;
+  train::check_inference_memory(train::need_of_inference(all.files->shape(), need_of(a, all)),
+                                ranks_here, free->bytes, str("this host (", free->bound, ")"),
+                                "a smaller --batch or --seq");
+}
+
 int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
   comm::InitOptions init;
   init.backend = a.backend;
@@ -122,14 +144,17 @@ int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
   train::EvaluateOptions options;
   options.batch = a.batch;
   options.batches = a.batches;
-  options.type = a.dtype == "auto"   ? all.files->type()
-                 : a.dtype == "bf16" ? at::kBFloat16
-                                     : at::kFloat;
+  options.type = type_of(a, *all.files);
   if (a.device == "cuda") {
     const int gpu = comm::gpu_of(comm::local_rank_of(world.rank(), world.size()),
                                  std::max(1, comm::gpu_count()));
     options.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
     c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(options.device);
+    at::empty({1}, at::device(options.device));  // wakes the device: before, nothing is known of it
+    if (const auto free = memory::device_free(options.device)) {
+      train::check_inference_memory(train::need_of_inference(all.files->shape(), need_of(a, all)),
+                                    1, *free, options.device.str(), "a smaller --batch or --seq");
+    }
   }
   std::optional<Progress> bar;
   const auto show = [&](std::int64_t done, std::int64_t total) {
@@ -207,6 +232,7 @@ int evaluate_command(int argc, char** argv) {
   if (a.threads > 0) at::set_num_threads(a.threads);
   // Whatever is wrong is said once, before ranks are started.
   Opened all = open_all(a);
+  check_host(a, all, launch.launcher == "alone" ? a.ranks() : launch.local_size);
   if (launch.launcher != "alone" || a.ranks() == 1) {
     return told_by_launcher([&] { return take_part_in_evaluation(a, std::move(all)); });
   }

@@ -1,6 +1,7 @@
 // tessera generate: continues texts with a trained model.
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
@@ -30,9 +31,12 @@
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/memory/device_usage.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/language_model.h"
+#include "tessera/process/free_memory.h"
 #include "tessera/process/own_ranks.h"
+#include "tessera/train/memory_check.h"
 #include "tessera/train/model_files.h"
 
 namespace tessera::cli {
@@ -209,6 +213,33 @@ void fit_to(const GenerateArguments& a, const ModelShape& shape, const std::vect
   if (shape.longest() > 0) options.capacity = std::min(options.capacity, shape.longest());
 }
 
+// A cache that would fill this host, or the GPU, is refused before the model is loaded.
+void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
+                     const models::DecoderOptions& options, bool alone) {
+  const ModelShape& shape = files.shape();
+  const auto bytes = static_cast<std::int64_t>(at::elementSize(options.type));
+  const double of_a_token = 2.0 * static_cast<double>(shape.layers * shape.kv_width() * bytes);
+  const double cache = of_a_token * static_cast<double>(options.slots) *
+                       static_cast<double>(options.capacity) / a.tp;
+  const std::int64_t need =
+      train::need_of_inference(shape, {.tp = a.tp,
+                                       .element_bytes = bytes,
+                                       .tokens = options.slots,
+                                       .cache = static_cast<std::int64_t>(std::min(9e18, cache))});
+  const char* const remedy = "a smaller --batch or --tokens, or more --tp";
+  if (options.device.is_cpu()) {
+    const auto free = process::free_host_memory();
+    if (!free) return;
+    train::check_inference_memory(need, alone ? 1 : a.tp, free->bytes,
+                                  str("this host (", free->bound, ")"), remedy);
+    return;
+  }
+  at::empty({1}, at::device(options.device));  // wakes the device: before, nothing is known of it
+  if (const auto free = memory::device_free(options.device)) {
+    train::check_inference_memory(need, 1, *free, options.device.str(), remedy);
+  }
+}
+
 // The first rank knows the texts, the others need to know this of them.
 void share_sizes(models::DecoderOptions& options) {
   if (options.tp.size() == 1) return;
@@ -222,10 +253,14 @@ void share_sizes(models::DecoderOptions& options) {
   options.capacity = sizes.data_ptr<std::int64_t>()[1];
 }
 
+at::ScalarType type_of(const GenerateArguments& a, const train::ModelFiles& files) {
+  return a.dtype == "auto" ? files.type() : a.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
 // This rank's: where it computes, in what type, and with whom.
 models::DecoderOptions rank_options(const GenerateArguments& a, const train::ModelFiles& files) {
   models::DecoderOptions options;
-  options.type = a.dtype == "auto" ? files.type() : a.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  options.type = type_of(a, files);
   if (a.tp > 1) {
     comm::InitOptions init;
     init.backend = a.backend;
@@ -279,6 +314,7 @@ int take_part_in_generation(const GenerateArguments& a, train::ModelFiles& files
   std::vector<std::int64_t> ends = files.end_tokens();
   if (const auto end = tokenizer->end_of_text()) ends.push_back(*end);
   fit_to(a, files.shape(), answers, options);
+  if (a.tp == 1 || !options.device.is_cpu()) check_memory_of(a, files, options, true);
   share_sizes(options);
   const auto decoder = load_decoder(files, options);
   const double load_s =
@@ -357,9 +393,11 @@ int generate_command(int argc, char** argv) {
 
   // The ranks read all this again: here it is looked at.
   const std::vector<std::string> prompts = prompts_of(a);
-  models::DecoderOptions unused;
+  models::DecoderOptions planned;
+  planned.type = type_of(a, *files);
   fit_to(a, files->shape(), answers_for(prompts, *tokenizer_for(a.tokenizer, *files), a.stops),
-         unused);
+         planned);
+  if (a.device == "cpu") check_memory_of(a, *files, planned, false);
   if (takes_stdin(a)) put_back_on_stdin(prompts.front());
   if (comm::backend_kind(a.backend).needs_mpi) {
     return process::become_mpirun(a.tp, process::own_command(argc, argv));

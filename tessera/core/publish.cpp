@@ -67,6 +67,22 @@ void publish_directly(const std::string& path, std::string_view text) {
   if (!file.open() || !write_all(file.get(), text)) fail(path, text, errno);
 }
 
+// Whether a draft can be made, or a device takes bytes (/dev/full takes none). Otherwise errno says
+// why. Of a pipe nothing is known before its reader is there.
+bool can_begin(const PublishTarget& target) {
+  if (!target.direct) {
+    const std::string draft = draft_of(target.path);
+    ::unlink(draft.c_str());  // of a dead process with our number
+    const Fd file(
+        ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    return file.open() && ::unlink(draft.c_str()) == 0;
+  }
+  struct stat info {};
+  if (::stat(target.path.c_str(), &info) == 0 && !S_ISCHR(info.st_mode)) return true;
+  const Fd file = open_direct(target.path);
+  return file.open() && ::write(file.get(), "", 0) == 0;
+}
+
 }  // namespace
 
 std::string advice_on(int error) {
@@ -155,6 +171,7 @@ void check_publishable(const std::string& path, std::string_view flag) {
     if (::access(must.c_str(), target.direct ? W_OK : W_OK | X_OK) != 0) {
       refuse(path, std::strerror(errno) + advice(errno));
     }
+    if (!can_begin(target)) refuse(path, std::strerror(errno) + advice(errno));
   } catch (const UsageError& error) {
     throw UsageError(str(flag, ": ", error.what()));
   }

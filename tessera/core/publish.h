@@ -25,8 +25,8 @@ void publish(const std::string& path, std::string_view text);
 // or "" where `draft` is not named like one.
 std::string_view published_by(std::string_view draft);
 
-// Whether publish() could write there, as far as that can be told without writing: throws
-// UsageError, with `flag` in front.
+// Throws UsageError, with `flag` in front, if publish() cannot write there. Tries to make a draft,
+// and leaves nothing behind.
 void check_publishable(const std::string& path, std::string_view flag);
 
 // "; free some space, or …" for an error of the system that one can do something about, else "".

@@ -107,6 +107,30 @@ void check_host_memory(const TrainConfig& config, const Resolved& resolved, int 
          }));
 }
 
+std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how) {
+  // What is alive at once in a block: the residual stream, the norm's result, and the widest
+  // matrix.
+  const std::int64_t attention = shape.q_width() + 2 * shape.kv_width();
+  const std::int64_t mlp = (shape.swiglu ? 2 : 1) * shape.ffn;
+  const double of_a_token =
+      2.0 * static_cast<double>(shape.hidden) +
+      static_cast<double>(std::max(attention, mlp)) / static_cast<double>(how.tp);
+  const double parts = static_cast<double>(how.tp) * static_cast<double>(how.pp);
+  const double elements =
+      static_cast<double>(shape.params()) / parts + static_cast<double>(how.tokens) * of_a_token;
+  return static_cast<std::int64_t>(std::min(
+      9e18, elements * static_cast<double>(how.element_bytes) + static_cast<double>(how.cache)));
+}
+
+void check_inference_memory(std::int64_t need, int ranks, std::int64_t free,
+                            const std::string& where, const std::string& remedy) {
+  if (need <= free / std::max(1, ranks)) return;
+  throw UsageError(
+      str("memory: ", ranks == 1 ? "the rank needs" : str("each of ", ranks, " ranks needs"),
+          " at least ", format_bytes(need), " for parameters and activations, and ",
+          format_bytes(free), " of ", where, " are free; wanted ", remedy));
+}
+
 void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                          const std::string& where) {
   const std::int64_t need = need_on_device(config, resolved);

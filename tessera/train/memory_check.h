@@ -24,4 +24,18 @@ void check_host_memory(const TrainConfig& config, const Resolved& resolved, int 
 void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                          const std::string& where);
 
+// Least bytes that one rank needs to run a model forward without gradients: its share of the
+// parameters, `cache` bytes, and the activations of the widest layer for `tokens` at once.
+struct InferenceNeed {
+  int tp = 1, pp = 1;
+  std::int64_t element_bytes = 4;
+  std::int64_t tokens = 0;
+  std::int64_t cache = 0;
+};
+std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how);
+// Throws UsageError if `ranks` such ranks need more than `free` bytes of `where`. `remedy` says
+// what to change: "a smaller --batch".
+void check_inference_memory(std::int64_t need, int ranks, std::int64_t free,
+                            const std::string& where, const std::string& remedy);
+
 }  // namespace tessera::train

@@ -90,6 +90,8 @@ TEST_F(Publish, DevicesAreWrittenToAndStayWhatTheyAre) {
   EXPECT_NE(error.find("free some space"), std::string::npos) << error;
   EXPECT_NO_THROW(publish(null, "gone"));
   EXPECT_NO_THROW(check_publishable(null, "--trace"));
+  EXPECT_NE(error_of([&] { check_publishable(full, "--trace"); }).find("No space left"),
+            std::string::npos);
   for (const std::string& path : {full, null}) {
     EXPECT_TRUE(fs::is_character_file(path)) << "a file has taken the place of " << path;
   }
@@ -127,7 +129,11 @@ TEST_F(Publish, WhatIsNoFileIsRefused) {
   EXPECT_NE(error_of([&] { publish("", "x"); }).find("wanted a path"), std::string::npos);
   EXPECT_NE(error_of([&] { check_publishable(at("no/file"), "--trace"); }).find("--trace: "),
             std::string::npos);
+  // A folder that takes no files, whatever its mode says.
+  EXPECT_NE(error_of([&] { check_publishable("/proc/here", "--trace"); }).find("--trace: "),
+            std::string::npos);
   EXPECT_NO_THROW(check_publishable(at("file"), "--trace"));
+  EXPECT_TRUE(fs::is_empty(folder_)) << "looking has left something behind";
 }
 
 TEST_F(Publish, ALimitOnFilesLeavesTheOldOneAndNoDraft) {

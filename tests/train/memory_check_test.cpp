@@ -55,6 +55,24 @@ TEST(MemoryCheck, RefusesWhatCannotBeAndNothingElse) {
   EXPECT_EQ(refusal(on(2, {{"force", "true"}}), 0), "");
 }
 
+TEST(MemoryCheck, InferenceNeedsParametersAndTheActivationsOfABatch) {
+  const ModelShape shape = find_model_shape("gpt-tiny");
+  const std::int64_t params = 4 * shape.params();
+  EXPECT_EQ(need_of_inference(shape, {}), params);
+  // A residual stream, a norm and the MLP's inner width, in fp32.
+  const std::int64_t token = 4 * (2 * shape.hidden + shape.ffn);
+  EXPECT_EQ(need_of_inference(shape, {.tokens = 1000}), params + 1000 * token);
+  EXPECT_EQ(need_of_inference(shape, {.tp = 2, .pp = 2, .element_bytes = 2, .cache = 77}),
+            params / 8 + 77);
+  // Beyond what can be counted.
+  EXPECT_GT(need_of_inference(shape, {.tokens = std::int64_t{1} << 60}), std::int64_t{1} << 62);
+  EXPECT_NO_THROW(check_inference_memory(100, 2, 200, "a host", "less"));
+  const std::string said =
+      error_of([] { check_inference_memory(101, 2, 200, "a host", "a smaller --batch"); });
+  EXPECT_TRUE(contains(said, "each of 2 ranks needs at least 101 B")) << said;
+  EXPECT_TRUE(contains(said, "200 B of a host are free; wanted a smaller --batch")) << said;
+}
+
 TEST(MemoryCheck, LargeModelsOnASmallHost) {
   const std::string said = refusal(on(2, {{"model", "llama3-70b"}}), 20'000'000'000);
   EXPECT_TRUE(contains(said, "20 GB of a host are free")) << said;
