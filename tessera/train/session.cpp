@@ -308,7 +308,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
         StepMetrics step = trainer.history()[written];
         if (speaks && !step.non_finite.empty()) {
           write_all(2, str("\nstep ", step.step, " is skipped: ", step.non_finite,
-                           "; of later ones only the number is told\n"));
+                           ". Later steps like this are only counted.\n"));
         }
         if (lines) trainer.put_ranks(step);
         if (lines) {

@@ -25,9 +25,8 @@ struct StepInfo {
   bool skipped = false;   // not finite, and Options::on_non_finite is skip
   double loss_scale = 1;  // layout fp16: what the loss was multiplied by; such steps are skipped
                           // where it was too much
-  // Of a step whose gradient is not finite, unlike the rest by rank: the first parameter that
-  // backward reached whose gradient is not finite in this rank's shard. Its index in declaration
-  // order, -1 for none, and its name.
+  // First parameter, in the order of backward, whose gradient is not finite in this rank's shard:
+  // its index in declaration order and its name. -1 and "" for none. Differs between ranks.
   int non_finite_index = -1;
   std::string non_finite_param = {};
 };

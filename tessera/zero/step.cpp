@@ -31,8 +31,7 @@ std::string non_finite_text(std::int64_t step, const StepInfo& info) {
                  ? std::string()
                  : str("; in the order of backward, ", info.non_finite_param,
                        " is the first parameter of this rank with such a gradient"),
-             ". Look at that layer, lower the learning rate, clip, or skip such steps "
-             "(on_non_finite = skip)");
+             ". Lower the learning rate, clip, or skip such steps (on_non_finite = skip)");
 }
 
 StepInfo PendingStep::get() const {

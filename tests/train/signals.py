@@ -181,6 +181,19 @@ def removed_folder(folder, alone):
     run.signal(signal.SIGTERM).end(0)
 
 
+def resume_while_pruning(folder, alone):
+    """The run behind --resume trains on and removes its checkpoints: one that is there is found."""
+    run = Run(folder, "--save-every", "1", "--keep-last", "1", steps=ENDLESS)
+    run.wait_for(run.saved, "saved")
+    for _ in range(10):  # refused for another reason, after the checkpoint was read
+        other = subprocess.run([PROGRAM, "train", *COMMON, "--steps", str(ENDLESS), "--resume",
+                                str(run.save), "--optimizer", "sgd"],
+                               capture_output=True, text=True, timeout=HANG)
+        if "was saved by --optimizer adamw" not in other.stderr:
+            run.fail(f"the other run said: {other.stderr}")
+    run.signal(signal.SIGTERM).end(0)
+
+
 def terminate_without_save(folder, alone):
     run = Run(folder, "--no-save", steps=ENDLESS).wait_for_step(5).signal(signal.SIGTERM).end(143)
     run.expect(r"^  loss .* parameters ", r"^stopped after step \d+; nothing was saved",
@@ -326,8 +339,8 @@ def crowd(folder, alone):
             few.fail(f"step {step}: loss {loss}, but {many[step]} on 16 ranks")
 
 
-CASES = [terminate, hang_up, terminate_without_save, save_by_time, removed_folder, save_now, damaged,
-         elastic, too_few, hang, pause, launcher_killed, few_files, small_files, crowd]
+CASES = [terminate, hang_up, resume_while_pruning, terminate_without_save, save_by_time,
+         removed_folder, save_now, damaged, elastic, too_few, hang, pause, launcher_killed, few_files, small_files, crowd]
 
 
 def main():
