@@ -78,7 +78,7 @@ zero::PendingStep GraphedSteps::one_by_one(const Batches& batches, const Step& n
   return step;
 }
 
-zero::PendingStep GraphedSteps::step(const zero::Begin& begin, std::optional<double> lr,
+zero::PendingStep GraphedSteps::step(const zero::Begin& begin, const zero::StepOptions& options,
                                      const Batches& batches, const Step& now) {
   if (!problem_.empty()) return now(batches);
   const OtherStream other(stream_);
@@ -93,13 +93,13 @@ zero::PendingStep GraphedSteps::step(const zero::Begin& begin, std::optional<dou
   }
   if (graph_.recorded()) {
     for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i].add_traffic(sent_[i]);
-    return launch(begin, lr, batches);
+    return launch(begin, options, batches);
   }
   if (alike_++ < kBefore) return one_by_one(batches, now);
-  return record(begin, lr, batches, now);
+  return record(begin, options, batches, now);
 }
 
-zero::PendingStep GraphedSteps::record(const zero::Begin& begin, std::optional<double> lr,
+zero::PendingStep GraphedSteps::record(const zero::Begin& begin, const zero::StepOptions& options,
                                        const Batches& batches, const Step& now) {
   for (const comm::Group& group : groups_) sent_.push_back(group.traffic());
   try {
@@ -111,12 +111,12 @@ zero::PendingStep GraphedSteps::record(const zero::Begin& begin, std::optional<d
     return now(batches);
   }
   for (std::size_t i = 0; i < groups_.size(); ++i) sent_[i] = groups_[i].traffic() - sent_[i];
-  return launch(begin, lr, batches);
+  return launch(begin, options, batches);
 }
 
-zero::PendingStep GraphedSteps::launch(const zero::Begin& begin, std::optional<double> lr,
+zero::PendingStep GraphedSteps::launch(const zero::Begin& begin, const zero::StepOptions& options,
                                        const Batches& batches) {
-  engine_.prepare_step(begin, lr);
+  engine_.prepare_step(begin, options);
   copy_in(batches);
   graph_.launch();
   return engine_.replayed();

@@ -22,8 +22,8 @@ class GraphedSteps {
   GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine,
                std::vector<comm::Group> groups, std::string problem = "");
 
-  zero::PendingStep step(const zero::Begin& begin, std::optional<double> lr, const Batches& batches,
-                         const Step& now);
+  zero::PendingStep step(const zero::Begin& begin, const zero::StepOptions& options,
+                         const Batches& batches, const Step& now);
   bool recorded() const { return graph_.recorded(); }
   // Why there is and will be no graph; "" if nothing is known to speak against it.
   const std::string& problem() const { return problem_; }
@@ -31,10 +31,10 @@ class GraphedSteps {
  private:
   bool fits(const Batches& batches) const;
   void copy_in(const Batches& batches);
-  zero::PendingStep launch(const zero::Begin& begin, std::optional<double> lr,
+  zero::PendingStep launch(const zero::Begin& begin, const zero::StepOptions& options,
                            const Batches& batches);
   zero::PendingStep one_by_one(const Batches& batches, const Step& now);
-  zero::PendingStep record(const zero::Begin& begin, std::optional<double> lr,
+  zero::PendingStep record(const zero::Begin& begin, const zero::StepOptions& options,
                            const Batches& batches, const Step& now);
 
   const c10::Device device_;

@@ -81,6 +81,10 @@ void check_low_rank(const ParallelOptions& options, const Axes& axes,
   }
 }
 
+zero::StepOptions options_of(const ParallelModel::StepNumbers& numbers) {
+  return {numbers.lr, numbers.clip_norm, numbers.weight_decay, numbers.lr_scale};
+}
+
 // While it lives, layers run as in evaluation: a dropout of torch's drops nothing, its batch norm
 // learns nothing. Then each of their modules is as it was.
 class Evaluating {
@@ -237,8 +241,13 @@ ParallelModel::ParallelModel(ParallelModel&&) noexcept = default;
 ParallelModel& ParallelModel::operator=(ParallelModel&&) noexcept = default;
 ParallelModel::~ParallelModel() = default;
 
-zero::StepInfo ParallelModel::step(const std::vector<MicroBatch>& batches) {
+zero::StepInfo ParallelModel::step(const std::vector<MicroBatch>& batches,
+                                   const zero::StepOptions& options) {
   StepNumbers numbers;
+  numbers.lr = options.lr;
+  numbers.clip_norm = options.clip_norm;
+  numbers.weight_decay = options.weight_decay;
+  numbers.lr_scale = options.lr_scale;
   if (impl_->drops()) numbers.step = static_cast<std::uint64_t>(impl_->engine->steps());
   return start_step(batches, numbers).get();
 }
@@ -310,7 +319,7 @@ zero::PendingStep ParallelModel::Impl::step_now(const std::vector<MicroBatch>& g
   check_count(given);
   engine->begin({.micro_batches = static_cast<int>(given.size()), .tokens = numbers.tokens});
   start_passes(given, numbers.step);
-  return engine->start_step(numbers.lr);
+  return engine->start_step(options_of(numbers));
 }
 
 zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batches,
@@ -327,9 +336,9 @@ zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batch
   if (!impl.graphs || documents) return impl.step_now(batches, numbers);
   const zero::Begin begin{.micro_batches = static_cast<int>(batches.size()),
                           .tokens = numbers.tokens};
-  return impl.graphs->step(begin, numbers.lr, batches, [&](const std::vector<MicroBatch>& now) {
-    return impl.step_now(now, numbers);
-  });
+  return impl.graphs->step(
+      begin, options_of(numbers), batches,
+      [&](const std::vector<MicroBatch>& now) { return impl.step_now(now, numbers); });
 }
 
 bool ParallelModel::graphed() const { return impl_->graphs && impl_->graphs->recorded(); }

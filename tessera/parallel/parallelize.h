@@ -69,13 +69,18 @@ class ParallelModel {
 
   // One step of the optimizer, from as many micro-batches as the options say. Their losses are
   // means, as is the one that comes back, which is the same on all ranks. Collective.
-  zero::StepInfo step(const std::vector<MicroBatch>& batches);
+  // `options`: settings that replace those of ParallelOptions::engine in this step.
+  zero::StepInfo step(const std::vector<MicroBatch>& batches,
+                      const zero::StepOptions& options = {});
   // The same without waiting for what it was like: PendingStep::get() tells. On a GPU the host then
   // prepares the next step while this one runs, and steps that repeat themselves become a graph.
   struct StepNumbers {
     std::optional<double> lr = std::nullopt;      // in place of the optimizer's
     std::optional<double> tokens = std::nullopt;  // as in zero::Begin: losses are sums then
     std::uint64_t step = 0;                       // its number: what is dropped in it
+    // As in zero::StepOptions.
+    std::optional<double> clip_norm = std::nullopt, weight_decay = std::nullopt;
+    std::function<double(const std::string& param)> lr_scale = nullptr;
   };
   // `numbers`: what changes from step to step.
   zero::PendingStep start_step(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);

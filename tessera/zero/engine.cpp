@@ -339,8 +339,10 @@ void Engine::backward(const at::Tensor& output, const at::Tensor& gradient,
   impl_->backward(output, gradient, pass);
 }
 void Engine::finish_pass(int model_chunk) { impl_->finish_pass(model_chunk); }
-PendingStep Engine::start_step(std::optional<double> lr) { return impl_->start_step(lr); }
-StepInfo Engine::step(std::optional<double> lr) { return impl_->start_step(lr).get(); }
+PendingStep Engine::start_step(const StepOptions& how) { return impl_->start_step(how); }
+PendingStep Engine::start_step(std::optional<double> lr) { return impl_->start_step({.lr = lr}); }
+StepInfo Engine::step(const StepOptions& how) { return impl_->start_step(how).get(); }
+StepInfo Engine::step(std::optional<double> lr) { return impl_->start_step({.lr = lr}).get(); }
 void Engine::finish_reduction() { impl_->finish_reduction(); }
 void Engine::discard() { impl_->discard(); }
 void Engine::synchronize() { impl_->gatherer.wait_all(); }
@@ -358,8 +360,11 @@ std::int64_t Engine::steps() const {
 std::string Engine::capture_problem() const {
   return impl_->device ? impl_->device->capture_problem() : impl_->device_problem;
 }
+void Engine::prepare_step(const Begin& begin, const StepOptions& how) {
+  impl_->prepare_step(begin, how);
+}
 void Engine::prepare_step(const Begin& begin, std::optional<double> lr) {
-  impl_->prepare_step(begin, lr);
+  impl_->prepare_step(begin, {.lr = lr});
 }
 PendingStep Engine::replayed() { return impl_->replayed(); }
 std::int64_t Engine::traveling_param_bytes() const {

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -105,6 +106,15 @@ struct Begin {
   std::optional<double> tokens = std::nullopt;  // of this rank in all its micro-batches; may be 0
 };
 
+// Settings that replace those of Options for one optimizer step. All ranks give the same values.
+struct StepOptions {
+  std::optional<double> lr = std::nullopt;            // learning rate of the optimizer
+  std::optional<double> clip_norm = std::nullopt;     // Options::clip_norm; 0 does not clip
+  std::optional<double> weight_decay = std::nullopt;  // of the optimizer; for Muon, of both rules
+  // ParamPolicy::lr_scale, by the name of the parameter. Null keeps the policy's values.
+  std::function<double(const std::string& param)> lr_scale = nullptr;
+};
+
 // [Note: stages] One engine; a stage says what of {optimizer state, gradients, parameters} each
 // rank keeps only its shard of: 0 nothing, 1 the first, 2 the first two, 3 all. Whatever the stage,
 // bucket size or overlap, the parameters after a step have the same bits.
@@ -164,6 +174,8 @@ class Engine {
 
   // Norm, clipping, update, and the gather of new parameters. `lr` replaces the optimizer's.
   StepInfo step(std::optional<double> lr = std::nullopt);
+  // The same with other settings that change from step to step: step({.lr = 0.1, .clip_norm = 1}).
+  StepInfo step(const StepOptions& options);
 
   // [Note: steps on a device] The same without waiting for its result: start_step(lr).get(). Where
   // kernels for the device are built in, and the optimizer treats every element alone, all of a
@@ -171,6 +183,7 @@ class Engine {
   // only puts work on the current stream. Elsewhere the step is over when this returns (or
   // throws).
   PendingStep start_step(std::optional<double> lr = std::nullopt);
+  PendingStep start_step(const StepOptions& options);
 
   // [Note: captured steps] Such a step can be captured into a CUDA graph: begin(), forwards,
   // backward() and start_step() on a stream that is being captured do what they always do, but put
@@ -184,12 +197,19 @@ class Engine {
   std::string capture_problem() const;
   // Before each replay: what begin() and step() would have been told.
   void prepare_step(const Begin& begin, std::optional<double> lr = std::nullopt);
+  void prepare_step(const Begin& begin, const StepOptions& options);
   // After each replay: the step that it was.
   PendingStep replayed();
 
   // Waits until the gradients are reduced, without updating anything: `.grad` can be looked at
   // where it is kept whole (stage 0). discard() then forgets the step under way.
   void finish_reduction();
+  // Collective, between the last backward() of a step and step(): the whole gradient of every
+  // trained parameter, by name, on every rank. These are the values that the step takes: the mean
+  // over micro-batches and ranks (over tokens where begin() gave them), before clipping, without
+  // fp16's loss scale. A parameter without a gradient has zeros. Copies; for tests, statistics and
+  // small models.
+  std::vector<std::pair<std::string, at::Tensor>> full_gradients();
   // Forgets gradients and micro-batches of a step that was not taken.
   void discard();
 

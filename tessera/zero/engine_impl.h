@@ -41,9 +41,11 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void finish_reduction();
   void add_tied();
   void discard();
-  PendingStep start_step(std::optional<double> lr);
-  StepInfo step_on_host(std::optional<double> lr);
-  void prepare_step(const Begin& begin, std::optional<double> lr);
+  // Fills in what `how` leaves open. Throws UsageError for values that no optimizer takes.
+  StepSettings settings_of(const StepOptions& how) const;
+  PendingStep start_step(const StepOptions& how);
+  StepInfo step_on_host(const StepSettings& settings);
+  void prepare_step(const Begin& begin, const StepOptions& how);
   PendingStep replayed();
   // The host counts steps and updates again where the device has counted them.
   void settle();

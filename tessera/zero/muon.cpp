@@ -61,14 +61,16 @@ class MuonUpdate final : public Update {
     }
   }
 
-  void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
+  void apply(const Reducer& reducer, const std::vector<bool>& used, const StepSettings& settings,
              double scale) override {
     const at::NoGradGuard no_grad;
     const memory::OwnerScope owner(buffers_.ledger());
     ++steps_;
     // A schedule moves both learning rates.
     const double elementwise_lr =
-        how_.lr == 0 ? how_.elementwise.lr : lr * (how_.elementwise.lr / how_.lr);
+        how_.lr == 0 ? how_.elementwise.lr : settings.lr * (how_.elementwise.lr / how_.lr);
+    const double elementwise_decay = settings.weight_decay.value_or(how_.elementwise.weight_decay);
+    const double decay = settings.weight_decay.value_or(how_.weight_decay);
     std::map<at::ScalarType, std::vector<int>> matrices;  // by the type of their states
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
@@ -81,8 +83,10 @@ class MuonUpdate final : public Update {
         ShardTensors shard = tensors(index, reducer);
         shard.a = shard_of_state(first_, index);
         shard.b = second_of(index);
-        update_shard(how_.elementwise,
-                     step_of(index, elementwise_lr, how_.elementwise.weight_decay, scale), shard);
+        update_shard(
+            how_.elementwise,
+            step_of(index, elementwise_lr * settings.lr_scales[i], elementwise_decay, scale),
+            shard);
       }
     }
     for (const auto& [type, params] : matrices) {
@@ -94,8 +98,8 @@ class MuonUpdate final : public Update {
             shard.param = direction;
             shard.master.reset();
             shard.a = shard_of_state(first_, index);
-            update_shard(Momentum{how_.momentum, how_.nesterov}, step_of(index, lr, 0, scale),
-                         shard);
+            update_shard(Momentum{how_.momentum, how_.nesterov},
+                         step_of(index, settings.lr_of(index), 0, scale), shard);
           },
           [&](int, const at::Tensor& matrix) { return orthogonalised(matrix); },
           [&](int index, const at::Tensor& direction) {
@@ -105,7 +109,7 @@ class MuonUpdate final : public Update {
             shard.grad = direction;
             const auto largest = static_cast<double>(std::max(p.sizes[0], p.sizes[1]));
             update_shard(Descent{0.2 * std::sqrt(largest)},
-                         step_of(index, lr, how_.weight_decay, 1), shard);
+                         step_of(index, settings.lr_of(index), decay, 1), shard);
           });
     }
   }

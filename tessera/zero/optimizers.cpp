@@ -21,9 +21,10 @@ class RuleUpdate final : public Update {
     for (std::size_t s = 0; s < names_.size(); ++s) states_.push_back(make_state());
   }
 
-  void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
+  void apply(const Reducer& reducer, const std::vector<bool>& used, const StepSettings& settings,
              double scale) override {
     const at::NoGradGuard no_grad;
+    const double decay = settings.weight_decay.value_or(weight_decay_);
     ++steps_;
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
@@ -31,7 +32,8 @@ class RuleUpdate final : public Update {
       if (p.bucket < 0 || !used[i]) continue;
       ++updates_[i];
       if (held(p).size == 0) continue;
-      update_shard(rule_, step_of(index, lr, weight_decay_, scale), shard(index, reducer));
+      update_shard(rule_, step_of(index, settings.lr_of(index), decay, scale),
+                   shard(index, reducer));
     }
   }
 

@@ -9,6 +9,21 @@
 #include "tessera/zero/same_model.h"
 
 namespace tessera::zero {
+namespace {
+
+// Collective: all elements of a parameter, flat, from each rank's shard of them.
+at::Tensor gather_shards(const comm::Group& group, const Param& param, const at::Tensor& mine) {
+  const at::Tensor flat = at::zeros({param.shard * group.size()}, mine.options());
+  const at::Tensor own = at::zeros({param.shard}, mine.options());
+  own.narrow(0, 0, mine.numel()).copy_(mine);
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = param.name;
+  group.all_gather(flat, own, call).wait();
+  return flat.narrow(0, 0, param.numel);
+}
+
+}  // namespace
 
 std::vector<StateShard> Engine::state(StateScope scope) {
   Impl& impl = *impl_;
@@ -134,17 +149,33 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
     const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
     at::Tensor flat;
     if (master.defined() && sharding_of_stage(impl.options.stage).optimizer) {
-      flat = at::zeros({param.shard * impl.plan.ranks}, master.options());
-      const at::Tensor own = at::zeros({param.shard}, master.options());
-      own.narrow(0, 0, master.numel()).copy_(master);
-      comm::Call call;
-      call.traffic = comm::Traffic::control;
-      call.label = param.name;
-      impl.group.all_gather(flat, own, call).wait();
+      flat = gather_shards(impl.group, param, master);
     } else {
       flat = master.defined() ? master : reader.elements(static_cast<int>(i));
     }
     const at::Tensor elements = flat.narrow(0, 0, param.numel).to(at::kFloat, false, true);
+    result.emplace_back(param.name, elements.as_strided(param.sizes, param.strides));
+  }
+  return result;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Engine::full_gradients() {
+  Impl& impl = *impl_;
+  const at::NoGradGuard no_grad;
+  impl.passes.check_step();
+  impl.finish_reduction();
+  const at::Tensor scale = impl.device ? impl.device->loss_scale() : at::Tensor();
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
+    const Param& param = impl.plan.params[i];
+    if (param.bucket < 0) continue;
+    const at::Tensor shard = impl.reducer.grad_shard(static_cast<int>(i));
+    const at::Tensor flat = sharding_of_stage(impl.options.stage).optimizer
+                                ? gather_shards(impl.group, param, shard)
+                                : shard;
+    const auto type = flat.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    at::Tensor elements = flat.to(type, /*non_blocking=*/false, /*copy=*/true);
+    if (scale.defined()) elements.div_(scale);
     result.emplace_back(param.name, elements.as_strided(param.sizes, param.strides));
   }
   return result;

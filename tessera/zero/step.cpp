@@ -141,19 +141,43 @@ void Engine::Impl::discard() {
   passes.end_step();
 }
 
-PendingStep Engine::Impl::start_step(std::optional<double> lr) {
+StepSettings Engine::Impl::settings_of(const StepOptions& how) const {
+  const auto checked = [](const char* name, double value, const std::string& of = "") {
+    if (value >= 0 && std::isfinite(value)) return value;
+    throw UsageError(str("step(): ", name, of, ": got ", value, ", must be 0 or more and finite"));
+  };
+  if (how.weight_decay && !update->sets_weight_decay()) {
+    throw UsageError(
+        "step(): weight_decay: the engine cannot set it in this optimizer of torch::optim; it "
+        "knows AdamW, Adam, SGD, RMSprop and Adagrad");
+  }
+  StepSettings settings;
+  settings.lr = checked("lr", how.lr.value_or(update->default_lr()));
+  settings.clip_norm = checked("clip_norm", how.clip_norm.value_or(options.clip_norm));
+  if (how.weight_decay) settings.weight_decay = checked("weight_decay", *how.weight_decay);
+  for (const Param& param : plan.params) {
+    settings.lr_scales.push_back(
+        how.lr_scale && param.bucket >= 0
+            ? checked("lr_scale of ", how.lr_scale(param.name), quote(param.name))
+            : param.policy.lr_scale);
+  }
+  return settings;
+}
+
+PendingStep Engine::Impl::start_step(const StepOptions& how) {
   passes.check_step();
+  const StepSettings settings = settings_of(how);
   if (plan.buckets.empty() && options.axes.group.size() == 1) {
     throw UsageError(
         "step(): all parameters are frozen, and there is nothing to train; call "
         "requires_grad_(true) for some before the engine is made");
   }
   finish_reduction();
-  if (device == nullptr) return PendingStep(std::make_shared<DoneStep>(step_on_host(lr)));
+  if (device == nullptr) return PendingStep(std::make_shared<DoneStep>(step_on_host(settings)));
   const at::Tensor sum = loss.total();
   optimizer_time.time([&] {
     device->decide(sum.defined() ? sum.to(plan.params.front().tensor.device()) : sum,
-                   reducer.used(), lr.value_or(update->default_lr()), reducer.exposed());
+                   reducer.used(), settings, reducer.exposed());
   });
   end_step();
   // Where it is skipped the device updates nothing, and the gather moves what was there.
@@ -163,14 +187,15 @@ PendingStep Engine::Impl::start_step(std::optional<double> lr) {
   return device->result();
 }
 
-void Engine::Impl::prepare_step(const Begin& begin, std::optional<double> lr) {
+void Engine::Impl::prepare_step(const Begin& begin, const StepOptions& how) {
   if (device == nullptr) {
     throw UsageError(str("steps of this engine cannot be captured: ", device_problem));
   }
   if (passes.stepping()) throw UsageError("prepare_step() in the middle of a step; call step()");
+  const StepSettings settings = settings_of(how);
   loss.begin(begin.micro_batches > 0 ? begin.micro_batches : options.micro_batches);
   if (begin.tokens) loss.weigh_by_tokens(*begin.tokens);
-  device->prepare(loss.scale(reducer.exposed()), lr.value_or(update->default_lr()));
+  device->prepare(loss.scale(reducer.exposed()), settings);
 }
 
 PendingStep Engine::Impl::replayed() {
@@ -198,7 +223,7 @@ void Engine::Impl::end_step() {
   }
 }
 
-StepInfo Engine::Impl::step_on_host(std::optional<double> lr) {
+StepInfo Engine::Impl::step_on_host(const StepSettings& settings) {
   StepSums mine;
   optimizer_time.time([&] { mine.squares = update->sum_of_squares(reducer); });
   mine.loss = loss.sum();
@@ -225,9 +250,8 @@ StepInfo Engine::Impl::step_on_host(std::optional<double> lr) {
     return info;
   }
   double factor = 1;
-  if (options.clip_norm > 0) factor = std::min(1.0, options.clip_norm / (info.grad_norm + 1e-6));
-  optimizer_time.time(
-      [&] { update->apply(reducer, sums.used, lr.value_or(update->default_lr()), factor); });
+  if (settings.clip_norm > 0) factor = std::min(1.0, settings.clip_norm / (info.grad_norm + 1e-6));
+  optimizer_time.time([&] { update->apply(reducer, sums.used, settings, factor); });
   gatherer.all_gather_updated();
   return info;
 }

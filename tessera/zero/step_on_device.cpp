@@ -180,11 +180,10 @@ at::Tensor StepOnDevice::on_device(const void* data, std::size_t bytes) const {
 }
 
 void StepOnDevice::make_tables(const Update& update, const Reducer& reducer, std::uint64_t seed) {
-  std::vector<cuda::ParamInfo> infos;
   for (const Param& p : plan_.params) {
-    infos.push_back({p.policy.lr_scale, p.policy.decay ? 1 : 0, stream_of(p.name)});
+    sent_infos_.push_back({p.policy.lr_scale, p.policy.decay ? 1 : 0, stream_of(p.name)});
   }
-  infos_ = on_device(infos.data(), infos.size() * sizeof(cuda::ParamInfo));
+  infos_ = on_device(sent_infos_.data(), sent_infos_.size() * sizeof(cuda::ParamInfo));
 
   // [Note: same norm] Cut within what a rank owns of a parameter, which is the same at every stage.
   std::vector<cuda::SquarePiece> squares;
@@ -256,6 +255,27 @@ void StepOnDevice::set_used(const std::vector<bool>& used) {
   }
 }
 
+// Writes the settings to the host's copy of the input, and new scales of the learning rate to the
+// device: a captured graph reads both there.
+void StepOnDevice::set_settings(const StepSettings& settings) {
+  cuda::StepInput input;
+  std::memcpy(&input, input_.data(), sizeof(input));
+  input.lr = settings.lr;
+  input.clip_norm = settings.clip_norm;
+  input.weight_decay = settings.weight_decay.value_or(weight_decay_);
+  std::memcpy(input_.data(), &input, sizeof(input));
+  bool same = true;
+  for (std::size_t i = 0; i < sent_infos_.size(); ++i) {
+    same = same && sent_infos_[i].lr_scale == settings.lr_scales[i];
+    sent_infos_[i].lr_scale = settings.lr_scales[i];
+  }
+  if (same) return;
+  const std::size_t bytes = sent_infos_.size() * sizeof(cuda::ParamInfo);
+  const at::Tensor host = pinned_bytes(bytes);
+  std::memcpy(host.mutable_data_ptr(), sent_infos_.data(), bytes);
+  infos_.copy_(host, /*non_blocking=*/true);
+}
+
 at::Tensor StepOnDevice::factor(double value, at::ScalarType type) {
   const auto single = static_cast<float>(value);
   std::memcpy(input_.data() + offsetof(cuda::StepInput, factor), &value, sizeof(value));
@@ -266,13 +286,13 @@ at::Tensor StepOnDevice::factor(double value, at::ScalarType type) {
 
 at::Tensor StepOnDevice::loss_scale() const { return scaled_ ? loss_scale_ : at::Tensor(); }
 
-void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used, double lr,
-                          Stopwatch& waiting) {
+void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
+                          const StepSettings& settings, Stopwatch& waiting) {
   if (capturing()) {
     captured_ = used;
   } else {
     set_used(used);
-    std::memcpy(input_.data() + offsetof(cuda::StepInput, lr), &lr, sizeof(lr));
+    set_settings(settings);
     send();
   }
   const auto* const bytes = data_of<std::uint8_t>(device_input_) + sizeof(cuda::StepInput);
@@ -285,13 +305,12 @@ void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
   what.sums = data_of<void>(sums_);
   what.params = plan_.params.size();
   what.infos = data_of<cuda::ParamInfo>(infos_);
-  what.clip_norm = options_.clip_norm;
   what.scaled = scaled_;
   what.state = data_of<cuda::StepState>(state_);
   what.updates = data_of<std::int64_t>(updates_);
   what.steps = data_of<cuda::ParamStep>(steps_);
   what.result = data_of<cuda::StepResult>(result_);
-  cuda::decide(rule_, weight_decay_, what, stream());
+  cuda::decide(rule_, what, stream());
 }
 
 // As sum_over_ranks and sum_over_model do it, in the same order.
@@ -351,10 +370,10 @@ PendingStep StepOnDevice::replayed() {
   return PendingStep(std::make_shared<StepOnItsWay>(*this, stops));
 }
 
-void StepOnDevice::prepare(double factor, double lr) {
+void StepOnDevice::prepare(double factor, const StepSettings& settings) {
   set_used(captured_);
   this->factor(factor, at::kFloat);
-  std::memcpy(input_.data() + offsetof(cuda::StepInput, lr), &lr, sizeof(lr));
+  set_settings(settings);
   send();
 }
 

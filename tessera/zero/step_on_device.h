@@ -30,13 +30,14 @@ class StepOnDevice {
   at::Tensor loss_scale() const;
 
   // Sums over all ranks and the decision. `loss`: fp64 on the device, or undefined.
-  void decide(const at::Tensor& loss, const std::vector<bool>& used, double lr, Stopwatch& waiting);
+  void decide(const at::Tensor& loss, const std::vector<bool>& used, const StepSettings& settings,
+              Stopwatch& waiting);
   void update();
   // Nothing, where all this was captured.
   PendingStep result();
 
   // [Note: captured steps] in engine.h.
-  void prepare(double factor, double lr);
+  void prepare(double factor, const StepSettings& settings);
   PendingStep replayed();
   std::string capture_problem() const;
 
@@ -69,6 +70,7 @@ class StepOnDevice {
   at::Tensor on_device(const void* data, std::size_t bytes) const;
   void make_tables(const Update& update, const Reducer& reducer, std::uint64_t seed);
   void set_used(const std::vector<bool>& used);
+  void set_settings(const StepSettings& settings);
   void send();
   void exchange(Stopwatch& waiting);
   void exchange_on_host(Stopwatch& waiting);
@@ -86,6 +88,7 @@ class StepOnDevice {
   bool has_sent_ = false;
   at::Tensor device_input_, factor32_, factor64_;
   at::Tensor state_, loss_scale_, updates_, infos_, steps_, result_;
+  std::vector<kernels::cuda::ParamInfo> sent_infos_;  // as they are on the device
   at::Tensor sums_, rows_, parts_;
   at::Tensor squares_, partials_;
   std::shared_ptr<const SquareOwners> square_owners_;

@@ -17,24 +17,21 @@
 namespace tessera::zero {
 namespace {
 
-template <typename T>
-bool stop_decay_of(torch::optim::OptimizerOptions& options) {
-  auto* known = dynamic_cast<T*>(&options);
-  if (known != nullptr) known->weight_decay(0);
-  return known != nullptr;
+template <typename... Known>
+double* weight_decay_of(torch::optim::OptimizerOptions& options) {
+  double* decay = nullptr;
+  const auto look = [&](auto* known) {
+    if (known != nullptr) decay = &known->weight_decay();
+  };
+  (look(dynamic_cast<Known*>(&options)), ...);
+  return decay;
 }
 
-// For the group of parameters that do not decay.
-void stop_decay(torch::optim::OptimizerOptions& options, bool others_decay) {
+// The weight decay of a group of parameters. Null for optimizers that the engine does not know.
+double* weight_decay_of(torch::optim::OptimizerParamGroup& group) {
   using namespace torch::optim;
-  if (stop_decay_of<AdamWOptions>(options) || stop_decay_of<AdamOptions>(options) ||
-      stop_decay_of<SGDOptions>(options) || stop_decay_of<RMSpropOptions>(options) ||
-      stop_decay_of<AdagradOptions>(options) || !others_decay) {
-    return;
-  }
-  throw UsageError(
-      "some parameters are not to decay (ParamPolicy::decay), which the engine cannot "
-      "tell this optimizer; give a policy that treats all alike");
+  return weight_decay_of<AdamWOptions, AdamOptions, SGDOptions, RMSpropOptions, AdagradOptions>(
+      group.options());
 }
 
 class TorchUpdate final : public Update {
@@ -81,7 +78,14 @@ class TorchUpdate final : public Update {
           "groups that it was given");
     }
     for (std::size_t g = 0; g < decays_.size(); ++g) {
-      if (!decays_[g]) stop_decay(optimizer_->param_groups()[g].options(), decays_.size() > 1);
+      double* const decay = weight_decay_of(optimizer_->param_groups()[g]);
+      if (decay == nullptr && !decays_[g] && decays_.size() > 1) {
+        throw UsageError(
+            "some parameters are not to decay (ParamPolicy::decay), which the engine cannot "
+            "tell this optimizer; give a policy that treats all alike");
+      }
+      if (decay != nullptr && !decays_[g]) *decay = 0;
+      default_decays_.push_back(decay != nullptr ? *decay : 0);
     }
     // There is none where nothing is trained: a part of a model that is frozen.
     if (!decays_.empty()) default_lr_ = optimizer_->param_groups().front().options().get_lr();
@@ -122,34 +126,64 @@ class TorchUpdate final : public Update {
     }
   }
 
-  void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
+  bool sets_weight_decay() const override {
+    auto& groups = optimizer_->param_groups();
+    return groups.empty() || weight_decay_of(groups.front()) != nullptr;
+  }
+
+  void apply(const Reducer& reducer, const std::vector<bool>& used, const StepSettings& settings,
              double scale) override {
     const memory::OwnerScope owner(buffers_.ledger());
     ++steps_;
+    // The optimizer has one learning rate per group. A scale of this step that cuts across the
+    // groups takes one call for each of its values: parameters without a gradient stay.
+    std::map<double, std::vector<std::size_t>> by_scale;
+    bool grouped = true;
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (plan_.params[i].bucket >= 0 && used[i]) ++updates_[i];
       if (!values_[i].defined()) continue;
-      at::Tensor& grad = values_[i].mutable_grad();
-      grad.reset();
-      if (used[i]) {
-        fresh_[i].reset();
+      values_[i].mutable_grad().reset();
+      if (!used[i]) continue;
+      fresh_[i].reset();
+      by_scale[settings.lr_scales[i]].push_back(i);
+      grouped = grouped && settings.lr_scales[i] == plan_.params[i].policy.lr_scale;
+    }
+    for (std::size_t g = 0; g < decays_.size(); ++g) {
+      double* const decay = weight_decay_of(optimizer_->param_groups()[g]);
+      if (decay != nullptr && decays_[g]) {
+        *decay = settings.weight_decay.value_or(default_decays_[g]);
+      }
+    }
+    const auto give_gradients = [&](const std::vector<std::size_t>& params) {
+      for (const std::size_t i : params) {
+        at::Tensor& grad = values_[i].mutable_grad();
         grad = reducer.grad_shard(static_cast<int>(i)).to(values_[i].scalar_type());
         if (scale != 1) grad = grad * scale;
       }
-    }
-    for (std::size_t g = 0; g < lr_scales_.size(); ++g) {
-      optimizer_->param_groups()[g].options().set_lr(lr * lr_scales_[g]);
-    }
-    {
+    };
+    const auto run = [&](const auto& scale_of_group) {
+      for (std::size_t g = 0; g < lr_scales_.size(); ++g) {
+        optimizer_->param_groups()[g].options().set_lr(settings.lr * scale_of_group(g));
+      }
       // Its states are made in its first step.
       const memory::CategoryScope scope(MemoryCategory::optimizer);
       optimizer_->step();
+      for (const at::Tensor& value : values_) {
+        if (value.defined()) value.mutable_grad().reset();
+      }
+    };
+    if (grouped) {
+      for (const auto& [own, params] : by_scale) give_gradients(params);
+      run([&](std::size_t g) { return lr_scales_[g]; });
+    } else {
+      for (const auto& [own, params] : by_scale) {
+        give_gradients(params);
+        run([&](std::size_t) { return own; });
+      }
     }
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < values_.size(); ++i) {
-      if (!values_[i].defined()) continue;
-      values_[i].mutable_grad().reset();
-      if (used[i] && master_shard(static_cast<int>(i)).defined()) {
+      if (values_[i].defined() && used[i] && master_shard(static_cast<int>(i)).defined()) {
         gatherer_.param_shard(static_cast<int>(i)).copy_(values_[i]);
       }
     }
@@ -168,7 +202,8 @@ class TorchUpdate final : public Update {
   std::vector<std::size_t> group_of_;          // per parameter
   // Per parameter: a state for whoever saves or loads before the first update.
   mutable std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> fresh_;
-  std::vector<bool> decays_;
+  std::vector<bool> decays_;  // by group, as all below
+  std::vector<double> default_decays_;
   std::vector<double> lr_scales_;
 };
 

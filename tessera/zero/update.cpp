@@ -124,8 +124,7 @@ ShardTensors Update::tensors(int index, const Reducer& reducer) const {
 rules::Step Update::step_of(int index, double lr, double weight_decay, double scale) const {
   const ParamPolicy& policy = param(index).policy;
   // Parameters that are not always used have had fewer updates than the engine has made steps.
-  return {lr * policy.lr_scale, policy.decay ? weight_decay : 0,
-          updates_[static_cast<std::size_t>(index)], scale};
+  return {lr, policy.decay ? weight_decay : 0, updates_[static_cast<std::size_t>(index)], scale};
 }
 
 std::unique_ptr<Update> make_update(const UpdateContext& context) {

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,15 @@ struct UpdateContext {
   const comm::Group& group;
   const Buffers& buffers;
   const Gatherer& gatherer;
+};
+
+// Settings of one step: StepOptions with its open values filled in.
+struct StepSettings {
+  double lr = 0;
+  double clip_norm = 0;                               // 0 does not clip
+  std::optional<double> weight_decay = std::nullopt;  // nullopt: the optimizer's own
+  std::vector<double> lr_scales = {};                 // by parameter
+  double lr_of(int param) const { return lr * lr_scales[static_cast<std::size_t>(param)]; }
 };
 
 // The optimizer on what this rank holds of every parameter: its shard, or all of it at stage 0.
@@ -43,8 +53,8 @@ class Update {
   int last_non_finite(const Reducer& reducer) const;
 
   // One step. Gradients are multiplied by `scale`; parameters not in `used` stay as they are.
-  virtual void apply(const Reducer& reducer, const std::vector<bool>& used, double lr,
-                     double scale) = 0;
+  virtual void apply(const Reducer& reducer, const std::vector<bool>& used,
+                     const StepSettings& settings, double scale) = 0;
 
   // A parameter as its rule sees it, with its states.
   virtual ShardTensors shard(int param, const Reducer& reducer) const {
@@ -53,6 +63,8 @@ class Update {
   // The rule that is all this optimizer does, with its weight decay; null: it does more.
   virtual const rules::Rule* rule() const { return nullptr; }
   virtual double weight_decay() const { return 0; }
+  // Whether StepSettings::weight_decay can be set.
+  virtual bool sets_weight_decay() const { return true; }
 
   // The fp32 copy of what this rank holds of a parameter, flat; undefined where there is none.
   at::Tensor master_shard(int param) const;
@@ -76,7 +88,7 @@ class Update {
   }
   // What this rank holds of a parameter, by its place in it.
   ShardRange held(const Param& p) const;
-  // A parameter for a rule, without its states; and the numbers of its step.
+  // A parameter for a rule, without its states; and the numbers of its step. `lr`: its own.
   ShardTensors tensors(int param, const Reducer& reducer) const;
   rules::Step step_of(int param, double lr, double weight_decay, double scale) const;
 

@@ -46,7 +46,7 @@ TEST(CudaOptimizer, AStepIsThatOfTheCpu) {
       const Flat start = random_flat(how, Model().total(), 5);
       Flat want = moved(start, at::kCPU);
       const double norm = run_on_cpu(kRules[r], how, want, 0.02, 3, 1.0);
-      GpuStep gpu(how, start, kUpdatePiece, 0, 0.02, 3, 1.0);
+      GpuStep gpu(how, start, kUpdatePiece, 0, 0.02, 3, 1.0, decay_of(kRules[r]));
       const StepResult result = gpu.run(kRules[r]);
       EXPECT_NEAR(result.norm, norm, 1e-10 * norm) << what;
       EXPECT_EQ(result.loss, 2.5) << what;
@@ -75,11 +75,11 @@ TEST(CudaOptimizer, HowItIsCutAndWhereItLiesChangesNoBit) {
   for (const Storage& how : kStorages) {
     for (const rules::Rule& rule : kRules) {
       const Flat start = random_flat(how, Model().total(), 6);
-      GpuStep whole(how, start, 1 << 20, 0, 0.02, 0, 1.0);
+      GpuStep whole(how, start, 1 << 20, 0, 0.02, 0, 1.0, decay_of(rule));
       const StepResult want = whole.run(rule);
       for (const std::int64_t cut : {std::int64_t{16}, std::int64_t{300}, std::int64_t{4096}}) {
         for (const std::int64_t skip : {0, 3, 16}) {
-          GpuStep other(how, start, cut, skip, 0.02, 0, 1.0);
+          GpuStep other(how, start, cut, skip, 0.02, 0, 1.0, decay_of(rule));
           const StepResult got = other.run(rule);
           EXPECT_EQ(got.norm, want.norm);
           expect_same_bits(other.flat, whole.flat, str("pieces of ", cut, ", behind ", skip));
@@ -96,7 +96,7 @@ TEST(CudaOptimizer, WhatIsNotFiniteIsSkippedAndTheScaleFollows) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     Flat start = random_flat(how, Model().total(), 7);
     start.grad[1234] = bad;
-    GpuStep gpu(how, start, kUpdatePiece, 0, 0.02, 0, 1.0);
+    GpuStep gpu(how, start, kUpdatePiece, 0, 0.02, 0, 1.0, decay_of(rule));
     gpu.decision.scaled = true;
     gpu.state.copy_(on_gpu(std::vector<StepState>{{1024, 7, 5}}));
     const StepResult result = gpu.run(rule);
@@ -108,19 +108,19 @@ TEST(CudaOptimizer, WhatIsNotFiniteIsSkippedAndTheScaleFollows) {
     EXPECT_EQ(gpu.updates.sum().item<std::int64_t>(), 0);
     expect_same_bits(gpu.flat, moved(start, at::kCPU), "skipped");
   }
-  GpuStep gpu(how, random_flat(how, Model().total(), 7), kUpdatePiece, 0, 0.02, 0, 0);
+  GpuStep gpu(how, random_flat(how, Model().total(), 7), kUpdatePiece, 0, 0.02, 0, 0, 0);
   gpu.decision.scaled = true;
   gpu.state.copy_(on_gpu(std::vector<StepState>{{1024, 0, 0}}));
   gpu.sum();
   const double norm = std::sqrt(read<StepSums>(gpu.sums).squares);
   for (int step = 0; step < kGoodSteps; ++step) {
-    decide(rule, 0, gpu.decision, nullptr);
+    decide(rule, gpu.decision, nullptr);
   }
   EXPECT_EQ(read<StepState>(gpu.state).loss_scale, 2048);
   EXPECT_EQ(read<StepResult>(gpu.result).loss_scale, 1024);
   EXPECT_DOUBLE_EQ(read<StepResult>(gpu.result).norm, norm / 1024);
   gpu.sum(std::nan(""));
-  decide(rule, 0, gpu.decision, nullptr);
+  decide(rule, gpu.decision, nullptr);
   EXPECT_EQ(read<StepResult>(gpu.result).skipped, 1);
 }
 

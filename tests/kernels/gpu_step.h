@@ -121,10 +121,10 @@ struct GpuStep {
   Decision decision;
 
   GpuStep(const Storage& how, const Flat& from, std::int64_t cut, std::int64_t skip, double lr,
-          std::int64_t done, double clip)
+          std::int64_t done, double clip, double decay)
       : flat(moved(from, at::kCUDA, skip)) {
     std::vector<std::uint8_t> in(sizeof(StepInput) + model.sizes.size());
-    const StepInput first{lr, 1, 1, 0};
+    const StepInput first{lr, clip, decay, 1, 1, 0};
     std::memcpy(in.data(), &first, sizeof(first));
     std::memcpy(in.data() + sizeof(first), model.used.data(), model.used.size());
     input = on_gpu(in);
@@ -170,7 +170,6 @@ struct GpuStep {
                 as<void>(sums),
                 model.sizes.size(),
                 as<ParamInfo>(infos),
-                clip,
                 false,
                 as<StepState>(state),
                 as<std::int64_t>(updates),
@@ -186,7 +185,7 @@ struct GpuStep {
   }
   StepResult run(const rules::Rule& rule) {
     sum();
-    decide(rule, decay_of(rule), decision, nullptr);
+    decide(rule, decision, nullptr);
     update(rule, types, as<UpdatePiece>(pieces), piece_count, as<ParamStep>(steps), nullptr);
     return read<StepResult>(result);
   }

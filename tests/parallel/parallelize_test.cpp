@@ -4,6 +4,7 @@
 
 #include <ATen/ops/gelu.h>
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -108,7 +109,8 @@ struct Trained {
   at::Tensor logits;
 };
 
-Trained train(const std::vector<Layer>& list, const Axes& axes, const ParallelOptions& options) {
+Trained train(const std::vector<Layer>& list, const Axes& axes, const ParallelOptions& options,
+              const zero::StepOptions& of_steps = {}) {
   Trained out;
   over(static_cast<int>(axes.world()), [&](const comm::Group& world) {
     const comm::Mesh mesh(world, axes);
@@ -116,7 +118,7 @@ Trained train(const std::vector<Layer>& list, const Axes& axes, const ParallelOp
     ParallelModel model = std::move(first);
     Trained mine;
     for (int step = 0; step < 4; ++step) {
-      const zero::StepInfo info = model.step(batches_of(mesh, step));
+      const zero::StepInfo info = model.step(batches_of(mesh, step), of_steps);
       mine.losses.push_back(info.loss);
       mine.norms.push_back(info.grad_norm);
     }
@@ -172,6 +174,55 @@ TEST(Parallelize, AnyMeshStageAndScheduleTrainsAsOneProcess) {
     ParallelOptions uneven = options_of(3);
     uneven.split = {1, 7};
     expect_near(train(layers(tied), "pp=2", uneven), alone, str("1,7", tied ? " tied" : ""));
+  }
+}
+
+// Settings given with each step count as those that the engine was made with, on any mesh.
+TEST(Parallelize, SettingsOfAStepReplaceThoseOfTheEngine) {
+  const auto scale = [](const std::string& param) {
+    return param.find("mixes.2") == 0 ? 3.0 : param.find("words") == 0 ? 0.5 : 1.0;
+  };
+  ParallelOptions made = options_of();
+  made.engine.clip_norm = 0.2;
+  made.engine.optimizer = zero::AdamW{.lr = 0.03, .weight_decay = 0.4};
+  made.engine.policy = [&](const std::string& name, const at::Tensor& param) {
+    zero::ParamPolicy policy = zero::default_policy(name, param);
+    policy.lr_scale = scale(name);
+    return policy;
+  };
+  const Trained want = train(layers(true), "dp=1", made);
+  const zero::StepOptions given{
+      .lr = 0.03, .clip_norm = 0.2, .weight_decay = 0.4, .lr_scale = scale};
+  int stage = 0;
+  for (const char* mesh : {"dp=1", "dp=2,tp=2", "tp=2,pp=2", "dp=2,pp=2"}) {
+    expect_near(train(layers(true), mesh, options_of(stage++), given), want, mesh);
+  }
+}
+
+// The same steps one by one and from a graph, whose settings lie in the memory of the device.
+TEST(Parallelize, StepsOfAGraphReadTheirSettings) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no GPU";
+  std::vector<std::vector<double>> losses;
+  for (const Graphs graphs : {Graphs::never, Graphs::automatic}) {
+    ParallelOptions options = options_of();
+    options.device = c10::Device(c10::kCUDA, 0);
+    options.graphs = graphs;
+    const comm::Mesh mesh(comm::Group(), "dp=1");
+    ParallelModel model(layers(false), mesh, options);
+    std::vector<double> now;
+    for (int step = 0; step < 12; ++step) {
+      zero::StepOptions given{.lr = 0.03 / (step + 1), .clip_norm = step % 2 == 0 ? 0.1 : 0.0};
+      if (step % 4 == 1) given.weight_decay = 2;
+      if (step % 4 >= 2) given.lr_scale = [](const std::string& p) { return p.size() % 3 + 0.5; };
+      now.push_back(model.step(batches_of(mesh, step), given).loss);
+    }
+    if (graphs == Graphs::automatic && !model.graphed()) {
+      GTEST_SKIP() << "no graph: " << model.graph_problem();
+    }
+    losses.push_back(now);
+  }
+  for (std::size_t i = 0; i < losses[0].size(); ++i) {
+    EXPECT_NEAR(losses[1][i], losses[0][i], 1e-4 * losses[0][i]) << "step " << i;
   }
 }
 

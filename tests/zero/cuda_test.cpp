@@ -91,7 +91,10 @@ Training run_alone(const Options& options, c10::Device device, int steps, std::s
     const Batch batch = on(net->batch(batch_seed(step, 0, 0)), device);
     const at::Tensor loss = forward_loss(engine, *net, batch);
     engine.backward(step == poisoned ? loss * std::numeric_limits<double>::infinity() : loss);
-    pending.push_back(engine.start_step(0.01 / (step + 1)));
+    StepOptions now{.lr = 0.01 / (step + 1)};
+    if (step % 3 == 1) now.clip_norm = 0.1, now.weight_decay = 0.4;
+    if (step % 3 == 2) now.lr_scale = [](const std::string& name) { return name.size() % 2 + 0.5; };
+    pending.push_back(engine.start_step(now));
     if (pending.size() > late) run.infos.push_back(pending[pending.size() - 1 - late].get());
   }
   while (run.infos.size() < pending.size()) run.infos.push_back(pending[run.infos.size()].get());

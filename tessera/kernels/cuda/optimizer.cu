@@ -148,10 +148,9 @@ __global__ void __launch_bounds__(kDecideThreads)
 }
 
 template <class F, class R>
-__global__ void __launch_bounds__(kDecideThreads)
-    decide_step(const R rule, double weight_decay, const Decision what) {
+__global__ void __launch_bounds__(kDecideThreads) decide_step(const R rule, const Decision what) {
   __shared__ bool go;
-  __shared__ double scale, lr;
+  __shared__ double scale, lr, weight_decay;
   if (threadIdx.x == 0) {
     const auto& sums = *static_cast<const StepSums*>(what.sums);
     StepState state = *what.state;
@@ -162,9 +161,11 @@ __global__ void __launch_bounds__(kDecideThreads)
     go = isfinite(result.norm) && isfinite(result.loss);
     result.skipped = go ? 0 : 1;
     double factor = 1;
-    if (what.clip_norm > 0) factor = fmin(1.0, what.clip_norm / (result.norm + 1e-6));
+    const double clip = what.input->clip_norm;
+    if (clip > 0) factor = fmin(1.0, clip / (result.norm + 1e-6));
     scale = factor / result.loss_scale;
     lr = what.input->lr;
+    weight_decay = what.input->weight_decay;
     if (what.scaled && !go) {
       state.loss_scale = fmax(1.0, state.loss_scale / 2);
       state.good_steps = 0;
@@ -218,9 +219,9 @@ void add_sums(const void* rows, int ranks, std::size_t params, bool counts_loss,
   check_launch("add_rows", static_cast<std::size_t>(ranks), params);
 }
 
-void decide(const rules::Rule& rule, double weight_decay, const Decision& what, Stream stream) {
+void decide(const rules::Rule& rule, const Decision& what, Stream stream) {
   with_formula(rule, [&]<class F>(const auto& how) {
-    decide_step<F><<<1, kDecideThreads, 0, native(stream)>>>(how, weight_decay, what);
+    decide_step<F><<<1, kDecideThreads, 0, native(stream)>>>(how, what);
   });
   check_launch("decide_step", 1, what.params);
 }

@@ -19,6 +19,8 @@ namespace tessera::kernels::cuda {
 // if this rank has a gradient of it.
 struct StepInput {
   double lr = 0;
+  double clip_norm = 0;  // 0 does not clip
+  double weight_decay = 0;
   double factor = 1;  // of the loss: 1 / tokens
   float factor32 = 1;
   float unused = 0;
@@ -93,14 +95,13 @@ struct Decision {
   const void* sums = nullptr;
   std::size_t params = 0;
   const ParamInfo* infos = nullptr;
-  double clip_norm = 0;
   bool scaled = false;  // [Note: loss scaling]
   StepState* state = nullptr;
   std::int64_t* updates = nullptr;  // of each parameter
   ParamStep* steps = nullptr;
   StepResult* result = nullptr;
 };
-void decide(const rules::Rule& rule, double weight_decay, const Decision& what, Stream stream);
+void decide(const rules::Rule& rule, const Decision& what, Stream stream);
 
 // A stretch of one parameter, 16-byte aligned where it is to be fast.
 struct UpdatePiece {
