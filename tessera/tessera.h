@@ -33,9 +33,21 @@ using tensor_parallel::ColumnParallelLinear;
 using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 using zero::AdamW;
+using zero::default_policy;
 using zero::Engine;
 using zero::InitialShards;
+using zero::Lion;
+using zero::Muon;
+using zero::OnNonFinite;
+using zero::Options;
+using zero::ParamPolicy;
+using zero::PendingStep;
 using zero::SGD;
+using zero::StateScope;
+using zero::StateShard;
+using zero::StepCounts;
 using zero::StepInfo;
+using zero::StepOptions;
+using zero::TorchOptimizer;
 
 }  // namespace tessera

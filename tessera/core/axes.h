@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -65,6 +66,9 @@ class Axes {
   Axes(const char* text) : Axes(std::string_view(text)) {}
   // Throws UsageError for an unknown or repeated name and a size that is not 1 or more.
   explicit Axes(std::string_view text);
+  // Implicit, as for literals. A template so that braces always mean a list of axes.
+  template <std::same_as<std::string> Text>
+  Axes(const Text& text) : Axes(std::string_view(text)) {}
   // {{"dp", 2}}; not named: 1.
   Axes(std::initializer_list<Axis> axes);
   // By all axes at once.

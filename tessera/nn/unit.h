@@ -92,10 +92,14 @@ class UnitBase {
 
 // Drop-in holder that makes a module a unit: what ZeRO-3 gathers and frees together, and what
 // backward recomputes. Use it where you would use the holder of TORCH_MODULE:
-//   blocks.push_back(register_module(name, nn::Unit<BlockImpl>(config)));
+//   blocks.push_back(register_module(name, nn::Unit<Block>(config)));
 //   x = blocks[i](x);          // or blocks[i]->forward(x)
+// Unit<Block>, by the holder, and Unit<BlockImpl>, by the module, are the same thing.
 template <typename M>
 class UnitImpl : public M, public UnitBase {
+  static_assert(std::is_base_of_v<torch::nn::Module, M>,
+                "Unit<M>: M is a module (BlockImpl), or the holder that TORCH_MODULE(Block) makes");
+
  public:
   using M::M;
   template <typename... Args>
@@ -108,13 +112,26 @@ class UnitImpl : public M, public UnitBase {
   }
 };
 
+// The module that Unit<M> holds: M itself, or the one that the holder M is made for.
+template <typename M>
+struct UnitModule {
+  using Type = M;
+};
+// Of a holder.
+template <typename M>
+requires requires { requires std::is_base_of_v<torch::nn::ModuleHolder<typename M::Impl>, M>; }
+struct UnitModule<M> {
+  // What the holder holds.
+  using Type = typename M::Impl;
+};
+
 // The holder of a UnitImpl.
 template <typename M>
-class Unit : public torch::nn::ModuleHolder<UnitImpl<M>> {
+class Unit : public torch::nn::ModuleHolder<UnitImpl<typename UnitModule<M>::Type>> {
  public:
-  using torch::nn::ModuleHolder<UnitImpl<M>>::ModuleHolder;
   // What torch's holders call the module that they hold.
-  using Impl = UnitImpl<M>;
+  using Impl = UnitImpl<typename UnitModule<M>::Type>;
+  using torch::nn::ModuleHolder<Impl>::ModuleHolder;
 
   // As the holder's own, which cannot name the result of a forward that is a template.
   template <typename... Args>

@@ -33,6 +33,13 @@ TEST(Axes, TextAndBack) {
   EXPECT_EQ(Axes("dp=2").with("tp", 4), Axes::of(2, 4));
 }
 
+TEST(Axes, StringsConvertAsLiteralsDo) {
+  const std::string text = "dp=2,tp=4";
+  const Axes axes = text;
+  EXPECT_EQ(axes, Axes::of(2, 4));
+  EXPECT_EQ(Axes({{"dp", 2}}), Axes::of(2));  // braces are a list of axes
+}
+
 TEST(Axes, RanksAndPlacesAreInverse) {
   for_all_axes(4, [](const Axes& axes) {
     for (int rank = 0; rank < axes.world(); ++rank) {

@@ -201,6 +201,24 @@ struct Log : UnitObserver {
   std::string text;
 };
 
+struct HeldImpl : torch::nn::Module {
+  explicit HeldImpl(std::int64_t width)
+      : linear(register_module("linear", torch::nn::Linear(width, width))) {}
+  at::Tensor forward(at::Tensor x) { return linear(x); }
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(Held);
+
+TEST(Unit, OfAHolderIsThatOfItsModule) {
+  static_assert(std::is_same_v<Unit<Held>::Impl, Unit<HeldImpl>::Impl>);
+  Unit<Held> unit(8);
+  const auto log = std::make_shared<Log>();
+  unit->observe(log);
+  const at::Tensor x = torch::randn({2, 8});
+  EXPECT_TRUE(at::equal(unit(x), unit->linear(x)));
+  EXPECT_EQ(log->text, "f() ");
+}
+
 TEST(Unit, TellsItsObserver) {
   Unit<Block> unit;
   const auto log = std::make_shared<Log>();

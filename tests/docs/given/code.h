@@ -59,7 +59,8 @@ struct engine : torch::nn::Module {
   tessera::Group world;
   at::Tensor x, y;
   LossFunction loss_function;
-  std::vector<tessera::nn::Unit<BlockImpl>> blocks;
+  std::vector<tessera::Unit<Block>> blocks;
+  tessera::DataParallel<Net> train;
   std::string name;
   int config;
 };
