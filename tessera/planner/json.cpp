@@ -108,12 +108,22 @@ std::string error_json(std::string_view message) {
   return one_line({{"error", std::string(message)}});
 }
 
+std::string plan_json(const Settings& settings, const Catalogue& catalogue) {
+  return to_json(make_plan(settings.question(catalogue)));
+}
+
+std::string plan_json(std::string_view object, const Catalogue& catalogue) {
+  Settings settings;
+  read_json(settings, object);
+  return plan_json(settings, catalogue);
+}
+
 std::string answer_line(const Settings& defaults, const Catalogue& catalogue,
                         std::string_view line) {
   try {
     Settings settings = defaults;
     read_json(settings, line);
-    return to_json(make_plan(settings.question(catalogue)));
+    return plan_json(settings, catalogue);
   } catch (const Error& error) {
     return error_json(error.what());
   }

@@ -6,10 +6,8 @@
 #include "tessera/planner/json_text.h"
 #include "tessera/planner/limits.h"
 #include "tessera/planner/megatron.h"
-#include "tessera/planner/plan.h"
+#include "tessera/planner/plan_json.h"
 #include "tessera/planner/score.h"
-#include "tessera/planner/search.h"
-#include "tessera/planner/settings.h"
 
 // The planner's questions and answers as JSON, each answer on one line.
 namespace tessera::planner {
@@ -18,13 +16,11 @@ namespace tessera::planner {
 // UsageError; nulls are left out.
 void read_json(Settings& settings, std::string_view object);
 
-std::string to_json(const Plan& plan);
-// Its memory, fit and time alone, as members of the object that is open.
+// Memory, fit and time of a plan alone, as members of the object that is open.
 void put_numbers(JsonText& out, const Plan& plan);
 // The text of one JSON object with the members of another behind its own, neither of them empty:
 // parsing what was just printed would take longer than all the rest.
 std::string merged(std::string object, std::string_view more);
-std::string to_json(const SearchResult& result);
 // Where the groups of a run's axes lie.
 std::string topology_json(const Question& settled);
 std::string to_json(const BatchLimits& limits);

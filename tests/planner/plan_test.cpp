@@ -108,6 +108,17 @@ TEST(Plan, OfASizeAloneHasNoTime) {
   EXPECT_FALSE(json["fits"].get<bool>());
 }
 
+TEST(Plan, JsonOfSettingsIsThatOfThePlan) {
+  const std::string want = to_json(make_plan(question_of({{"dp", "8"}, {"zero", "2"}})));
+  EXPECT_EQ(plan_json(R"({"dp": 8, "zero": 2})"), want);
+  Settings settings;
+  settings.set("dp", "8");
+  settings.set("zero", "2");
+  EXPECT_EQ(plan_json(settings), want);
+  EXPECT_THROW(plan_json(R"({"dpp": 8})"), UsageError);
+  EXPECT_THROW(plan_json("8"), UsageError);
+}
+
 // Numbers that no machine has are refused or answered, and never wrap around.
 TEST(Plan, OfHugeRunsOfTessera) {
   for (const char* line :
