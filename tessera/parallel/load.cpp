@@ -93,7 +93,15 @@ class Attempt {
     }
     counts_ = parallel::take_counts(loaded_.extra, folder_);
     if (options_.check) options_.check(loaded_);
-    state_ = parallel::state_to_load(what_, options_.params_only, frozen_.empty());
+    trained_ = what_.engine.progress().updates;
+    const auto takes = [&](const zero::StateShard& shard) {
+      if (shard.state == "param" || shard.state == "buffer") return true;
+      return !options_.params_only && !is_new(shard.param);
+    };
+    state_ = parallel::state_to_load(what_, takes, frozen_.empty());
+    for (const auto& [param, updates] : trained_) {
+      if (is_new(param)) counts_.updates[param] = 0;
+    }
     try {
       from_->expect(state_.specs);
     } catch (const DataError& error) {
@@ -105,6 +113,18 @@ class Attempt {
     std::string digits;
     for (const ParamSpec& spec : about.params) digits += wanted.contains(spec.name) ? '1' : '0';
     return digits;
+  }
+
+  // Whether a parameter that is trained here was frozen when the checkpoint was saved, and may be.
+  bool is_new(const std::string& param) const {
+    const auto states = from_->states(param);
+    return options_.other_trainable && trained_.contains(param) && states.size() == 1 &&
+           states.contains("param");
+  }
+
+  // Whether a parameter is frozen here that was trained when the checkpoint was saved, and may be.
+  bool is_frozen_now(const std::string& param) const {
+    return options_.other_trainable && !trained_.contains(param) && from_->states(param).size() > 1;
   }
 
   // The optimizer that saved and this one keep the same of each element.
@@ -126,12 +146,15 @@ class Attempt {
         throw UsageError(str(folder_, ": parameter ", quote(param), " has ", join(have, ", "),
                              ", and this engine wants ", join(missing, ", "),
                              " too; it was saved with another optimizer, or while the parameter "
-                             "was frozen. LoadOptions::params_only leaves the optimizer out"));
+                             "was frozen, which LoadOptions::other_trainable allows. "
+                             "LoadOptions::params_only leaves the optimizer out"));
       }
-      if (!surplus.empty() && !options_.params_only) {
+      if (!surplus.empty() && !options_.params_only && !is_frozen_now(param)) {
         throw UsageError(str(folder_, ": parameter ", quote(param), " has ", join(surplus, ", "),
                              ", which this engine does not keep; it was saved with another "
-                             "optimizer. LoadOptions::params_only leaves the optimizer out"));
+                             "optimizer, or the parameter is frozen here, which "
+                             "LoadOptions::other_trainable allows. LoadOptions::params_only leaves "
+                             "the optimizer out"));
       }
     }
   }
@@ -166,7 +189,13 @@ class Attempt {
 
   std::string read() {
     const at::NoGradGuard no_grad;
-    from_->load(state_.shards);
+    std::vector<checkpoint::WantedShard> as_saved, rounded;
+    for (checkpoint::WantedShard& shard : state_.shards) {
+      (is_frozen_now(shard.param) ? rounded : as_saved).push_back(std::move(shard));
+    }
+    from_->load(as_saved);
+    // A master copy becomes what the layout keeps of a frozen parameter.
+    if (!rounded.empty()) from_->load(rounded, checkpoint::Rounding::nearest);
     for (auto& [to, from] : state_.copies) to.copy_(from);
     return "";
   }
@@ -184,6 +213,7 @@ class Attempt {
   std::optional<checkpoint::Checkpoint> from_;
   parallel::StateToLoad state_;
   zero::StepCounts counts_;
+  std::map<std::string, std::int64_t> trained_;  // parameters that this engine trains
   Loaded loaded_;
   std::string frozen_;  // the fingerprint of what it leaves out
   std::string problem_;

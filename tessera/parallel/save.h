@@ -106,6 +106,10 @@ struct LoadOptions {
   // Called on every rank before anything is changed. UsageError refuses the checkpoint, DataError
   // passes it over.
   std::function<void(const Loaded&)> check = nullptr;
+  // Takes a checkpoint although other parameters were trained when it was saved. A parameter that
+  // was frozen then and is trained now starts without updates, with the optimizer state that the
+  // engine has; the state of one that is frozen now is left out. For freezing and unfreezing.
+  bool other_trainable = false;
 };
 
 // Collective. Loads what save() saved, on any number of ranks, any mesh and any stage: from `dir`

@@ -190,14 +190,16 @@ StateToSave state_to_save(const Checkpointable& what, bool frozen) {
   return out;
 }
 
-StateToLoad state_to_load(const Checkpointable& what, bool params_only, bool frozen) {
+StateToLoad state_to_load(const Checkpointable& what,
+                          const std::function<bool(const zero::StateShard&)>& is_wanted,
+                          bool frozen) {
   const at::NoGradGuard no_grad;
   StateToLoad out;
   Specs specs(what);
   const std::set<std::string> left_out = frozen ? std::set<std::string>() : frozen_params(what);
   for (const zero::StateShard& shard : what.engine.state(zero::StateScope::held)) {
     if (left_out.contains(shard.param)) continue;
-    if (params_only && shard.state != "param" && shard.state != "buffer") continue;
+    if (!is_wanted(shard)) continue;
     checkpoint::WantedShard& wanted = out.shards.emplace_back();
     wanted.param = shard.param;
     wanted.state = shard.state;

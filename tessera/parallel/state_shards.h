@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -38,8 +39,11 @@ struct StateToLoad {
   std::vector<std::pair<at::Tensor, at::Tensor>>
       copies;  // to the first, from the second, at the end
 };
-// `frozen`: as above; without them, they stay as they are.
-StateToLoad state_to_load(const Checkpointable& what, bool params_only, bool frozen = true);
+// `wanted`: whether a shard is to be loaded; the others stay as they are. `frozen`: as above;
+// without them, they stay as they are.
+StateToLoad state_to_load(const Checkpointable& what,
+                          const std::function<bool(const zero::StateShard&)>& wanted,
+                          bool frozen = true);
 
 // Of the elements that `runs` give of the rank's parameter (row-major), those of the shard, as they
 // lie in memory.

@@ -15,6 +15,7 @@
 #include "tessera/core/text.h"
 #include "tessera/parallel/save.h"
 #include "tests/temporary_folder.h"
+#include "tests/text.h"
 #include "tests/zero/nets.h"
 
 namespace tessera::save_test {

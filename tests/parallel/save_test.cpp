@@ -213,5 +213,56 @@ TEST(Save, ALearnedModelWithoutItsOptimizer) {
   expect_equal(got, saved, "params_only");
 }
 
+// Freezing and unfreezing: what was trained before and after keeps its moments, bit by bit.
+TEST(Save, LoadsIntoAnotherTrainableSet) {
+  const Rule rule = rules().front();
+  for (const std::string layout : {"fp32", "bf16"}) {
+    const Folder folder;
+    // Trains with the head frozen or not, from a checkpoint where there is one, and saves.
+    const auto phase = [&](const Place& place, bool frozen, const std::string& from,
+                           const std::string& into, int steps, const LoadOptions& how) {
+      zero::StepCounts counts;
+      const auto errors = on_ranks(place.ranks, [&](const comm::Group& group) {
+        Net net;
+        for (const at::Tensor& p : net->head->parameters()) p.set_requires_grad(!frozen);
+        Training training(net, group, options_of(rule, place.stage, layout));
+        int done = 0;
+        if (!from.empty()) done = static_cast<int>(load(training, folder / from, how).step);
+        train(training, done, done + steps);
+        save(training, folder / into);
+        const zero::StepCounts mine = training.progress();
+        if (group.rank() == 0) counts = mine;
+      });
+      for (std::size_t r = 1; r < errors.size() && errors[0].empty(); ++r) EXPECT_EQ(errors[r], "");
+      return std::pair(counts, errors[0]);
+    };
+    const auto moments = [&](const std::string& name) {
+      std::map<std::string, std::vector<std::byte>> all = stored(folder / name);
+      std::erase_if(all, [](const auto& item) {
+        return item.first.starts_with("head") || item.first.find(" moment") == std::string::npos;
+      });
+      return all;
+    };
+    const LoadOptions other{.other_trainable = true};
+    EXPECT_EQ(phase({2, 1}, true, "", "a", 3, {}).second, "");
+    EXPECT_TRUE(contains(phase({2, 1}, false, "a", "none", 0, {}).second, "other_trainable"));
+    for (const Place& place : {Place{2, 1}, Place{1, 0}, Place{3, 3}}) {
+      const std::string now = place.describe();
+      const auto [counts, error] = phase(place, false, "a", now, 0, other);
+      EXPECT_EQ(error, "") << now;
+      EXPECT_EQ(counts.steps, 3) << now;
+      EXPECT_EQ(counts.updates.at("conv.weight"), 3) << now;
+      EXPECT_EQ(counts.updates.at("head.weight"), 0) << now;
+      EXPECT_EQ(moments(now + "/step-00000003"), moments("a/step-00000003")) << now;
+      // And the head frozen again, after it was trained.
+      EXPECT_EQ(phase(place, false, now, now + "-b", 2, {}).second, "");
+      EXPECT_TRUE(contains(phase(place, true, now + "-b", "none", 0, {}).second, "is frozen here"));
+      EXPECT_EQ(phase(place, true, now + "-b", now + "-c", 0, other).second, "");
+      EXPECT_EQ(moments(now + "-c/step-00000005"), moments(now + "-b/step-00000005")) << now;
+      EXPECT_FALSE(stored(folder / (now + "-c/step-00000005")).contains("head.weight moment1"));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::save_test
