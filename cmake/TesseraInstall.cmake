@@ -89,6 +89,34 @@ foreach(package nlohmann_json tomlplusplus)
   endif()
 endforeach()
 
+# tessera_describe_shared(<name> <package> <library>…): sets TESSERA_SHARED_<name> to the arguments of
+# _tessera_shared() in tesseraConfig.cmake: the Debian package of the shared libraries, and the names by
+# which programs load them. <package> serves where dpkg does not know them.
+function(tessera_describe_shared name package)
+  set(sonames "")
+  foreach(library ${ARGN})
+    get_filename_component(file "${library}" REALPATH)
+    execute_process(COMMAND "${CMAKE_READELF}" -d "${file}" OUTPUT_VARIABLE dynamic ERROR_QUIET)
+    get_filename_component(soname "${library}" NAME)
+    if(dynamic MATCHES "SONAME[^[]*\\[([^]]+)\\]")
+      set(soname "${CMAKE_MATCH_1}")
+    endif()
+    list(APPEND sonames "${soname}")
+    get_filename_component(file "${file}" NAME)
+    execute_process(COMMAND dpkg-query -S "*/${file}" OUTPUT_VARIABLE owner ERROR_QUIET)
+    if(owner MATCHES "^([^:, ]+)[:,]")
+      set(package "${CMAKE_MATCH_1}")
+    endif()
+  endforeach()
+  list(JOIN sonames " " sonames)
+  set(TESSERA_SHARED_${name} "${name} ${package} ${sonames}" PARENT_SCOPE)
+endfunction()
+tessera_describe_shared(MPI libopenmpi3 ${MPI_CXX_LIBRARIES})
+tessera_describe_shared(HWLOC libhwloc15 ${HWLOC_LINK_LIBRARIES})
+tessera_describe_shared(PCRE2 libpcre2-8-0 ${PCRE2_LINK_LIBRARIES})
+tessera_describe_shared(ZLIB zlib1g ${ZLIB_LINK_LIBRARIES})
+tessera_describe_shared(ZSTD libzstd1 ${ZSTD_LINK_LIBRARIES})
+
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/tesseraConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/generated/tesseraConfig.cmake"

@@ -24,6 +24,22 @@ function(tessera_optimize target level)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:${level}>)
 endfunction()
 
+# tessera_link_shared(<target> <name>…): links those of MPI, HWLOC, PCRE2, ZLIB and ZSTD that were
+# found. A project that uses the installed package gets tessera::<name> in their place, which
+# tesseraConfig.cmake makes of the shared library alone: it needs no development files of these.
+function(tessera_link_shared target)
+  foreach(name ${ARGN})
+    if(TESSERA_HAVE_${name})
+      set(built PkgConfig::${name})
+      if(name STREQUAL "MPI")
+        set(built MPI::MPI_CXX)
+      endif()
+      target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:${built}>"
+                                              "$<INSTALL_INTERFACE:tessera::${name}>")
+    endif()
+  endforeach()
+endfunction()
+
 # A library none of whose rooms exist yet gets an empty source, since CMake wants one.
 function(tessera_require_sources target)
   if(TARGET ${target})

@@ -115,7 +115,16 @@ must_refuse(static "without the shared libstdc" -DCOMPONENT=tessera "-DTORCH_DIR
             "-DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++")
 must_refuse(lost "no LibTorch found.*Set TORCH_DIR" -DCOMPONENT=tessera)
 must_refuse(elsewhere "TORCH_DIR is \"/nowhere\"" -DCOMPONENT=tessera -DTORCH_DIR=/nowhere)
-must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}")
+# Shared libraries that it was built with are needed, and named with their package; their development
+# files are not.
+file(GLOB_RECURSE config "${work}/moved/*/tesseraConfig.cmake")
+file(READ "${config}" text)
+if(text MATCHES "if\\(\"(TRUE|1)\"\\)\n *_tessera_shared")
+  must_refuse(bare "\\.so.* was not found.*Debian: [a-z]" -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}"
+              -DCMAKE_FIND_ROOT_PATH=/nowhere -DCMAKE_FIND_ROOT_PATH_MODE_LIBRARY=ONLY)
+endif()
+must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}" -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON
+               -DCMAKE_DISABLE_FIND_PACKAGE_PkgConfig=ON)
 run("${CMAKE_COMMAND}" --build "${work}/torch")
 run("${work}/torch/training")
 message(STATUS "training says: ${text}")
