@@ -148,6 +148,9 @@ install_torch() {
   echo "$want" >"$stamp"
 }
 
+# Programs of torch that import it in Python, whose dependencies are not installed: they cannot start.
+remove_torch_programs() { rm -f .venv/bin/torchrun .venv/bin/torchfrtrace; }
+
 # Half a megabyte, for tests only: without it they are skipped and say so.
 install_safetensors() {
   if compgen -G ".venv/lib/python3*/site-packages/safetensors-$safetensors_version.dist-info" \
@@ -177,7 +180,10 @@ install_nvcc() {
 
 case "${1:-all}" in
   packages) install_packages ;;
-  torch) install_torch ;;
+  torch)
+    install_torch
+    remove_torch_programs
+    ;;
   nvcc) install_nvcc ;;
   train)
     install_packages
@@ -188,6 +194,7 @@ case "${1:-all}" in
     install_packages
     if [ -z "${TORCH_DIR:-}" ]; then
       install_torch
+      remove_torch_programs
       install_safetensors
     fi
     install_nvcc
