@@ -158,8 +158,7 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
       arguments.gpu() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(comm::gpu_of(
                                                     launch.local_rank, comm::gpu_count())))
                       : c10::Device(c10::kCPU);
-  c10::OptionalDeviceGuard guard;
-  if (arguments.gpu()) guard.reset_device(device);
+  const c10::OptionalDeviceGuard guard(arguments.gpu() ? std::optional(device) : std::nullopt);
   const Bench bench{world, device, arguments.seconds};
   Measured result = arguments.gpu() ? measure_gpu(bench) : measure_cpu(bench);
   planner::Hardware& machine = result.machine;
