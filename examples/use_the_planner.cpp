@@ -1,6 +1,7 @@
 // The planner in a program of your own: no LibTorch anywhere.
 //   build/bin/use_the_planner
-// What each ZeRO stage takes for GPT-2 XL on eight A100, and the best way to train it on them.
+// Memory of each ZeRO stage for GPT-2 XL on eight A100, the best way to train it on them, and a
+// plan as JSON.
 #include <cstdio>
 #include <exception>
 
@@ -32,6 +33,11 @@ int main() try {
   const planner::Question& best = found.best.at(0).question;
   std::printf("best of %ld: dp %d  tp %d  pp %d  stage %d  micro-batch %ld\n", long(found.tried),
               best.dp(), best.tp(), best.pp(), best.zero, long(best.micro_batch));
+
+  // What `tessera plan --model gpt2-xl --dp 8 --zero 1 --json` prints. to_json(plan) gives a
+  // Plan's.
+  const char* const settings = R"({"model": "gpt2-xl", "dp": 8, "zero": 1})";
+  std::printf("%s\n", planner::plan_json(settings).c_str());
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

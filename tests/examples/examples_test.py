@@ -158,6 +158,52 @@ def on_a_gpu(tessera, program):
     print(text)
 
 
+def all_reduce(tessera, program):
+    for device in ([], ["--device", "cpu"]):
+        text = output(tessera, "run", "-n", "3", "--no-prefix", "--", program, *device)
+        for rank in range(3):
+            check(f"rank {rank} before:" + f" {rank + 1}" * 5 in text, text)
+            check(f"rank {rank} after :" + " 6" * 5 in text, text)
+    if not pathlib.Path("/dev/nvidia0").exists():
+        refused("--device cuda: this process sees no GPU", program, "--device", "cuda")
+    else:
+        text = output(tessera, "run", "-n", "2", "--no-prefix", "--", program, "--device", "cuda")
+        check(text.count("after :" + " 3" * 5) == 2, text)
+
+
+def ema(tessera, program):
+    runs = {stage: re.findall(r"^(.*): loss (\S+)$", output(tessera, "run", "-n", "2", "--no-prefix", "--",
+                                                           program, stage), re.MULTILINE)
+            for stage in "0123"}
+    for stage, run in runs.items():
+        check(run == runs["0"], f"stage {stage} prints {run}, stage 0 {runs['0']}")
+    (_, trained), (name, averaged), (_, again) = runs["0"]
+    check(name == "averages" and trained == again and averaged != trained, f"{runs['0']}")
+    check(float(averaged) < 0.05 and float(trained) < 0.05, f"does not learn: {runs['0']}")
+
+
+def two_engines(tessera, program):
+    runs = {stage: output(tessera, "run", "-n", "2", "--no-prefix", "--", program, stage) for stage in "0123"}
+    for stage, run in runs.items():
+        check(run == runs["0"], f"stage {stage} prints\n{run}stage 0\n{runs['0']}")
+    losses(runs["0"], 3)
+    mean, deviation = map(float, re.search(r"^mean (\S+)  deviation (\S+)$", runs["0"], re.MULTILINE).groups())
+    check(abs(mean - 3) < 0.5 and deviation < 1.5, runs["0"])
+
+
+def freeze_and_unfreeze(tessera, program):
+    runs = {}
+    for stage in "013":
+        with tempfile.TemporaryDirectory() as folder:
+            runs[stage] = output(tessera, "run", "-n", "2", "--no-prefix", "--", program, folder, stage)
+    for stage, run in runs.items():
+        check(run == runs["0"], f"stage {stage} prints\n{run}stage 0\n{runs['0']}")
+    values = [float(loss) for loss in losses(runs["0"], 6).values()]
+    check(values[-1] < 0.8 * values[1], f"does not learn: {values}")
+    counts = re.findall(r"^updates of the head (\d+), of the body (\d+)$", runs["0"], re.MULTILINE)
+    check(counts == [("50", "0"), ("100", "50"), ("150", "0")], runs["0"])
+
+
 def use_the_planner(tessera, program):
     text = output(program)
     rows = re.findall(r"^stage (\d)  state (\S+) GB  in all (\S+) GB  sends (\S+) GB", text, re.MULTILINE)
@@ -170,6 +216,8 @@ def use_the_planner(tessera, program):
         wanted = copies * 2 * psi * 7 / 8 / 1e9
         check(abs(float(sent) - wanted) < 0.006, f"sends {sent} GB, wanted {wanted:.3f}\n{text}")
     check(re.search(r"^best of \d+: dp 8  tp 1  pp 1  stage \d", text, re.MULTILINE), text)
+    printed = output(tessera, "plan", "--model", "gpt2-xl", "--dp", "8", "--zero", "1", "--json")
+    check(text.splitlines()[-1] == printed.strip(), f"{text}\nthe command prints\n{printed}")
 
 
 def manual_ddp(tessera, program):

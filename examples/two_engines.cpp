@@ -1,0 +1,62 @@
+// Two models that are trained against each other, each with its own engine, at any ZeRO stage: a
+// small GAN. The generator learns a normal distribution with mean 3 and deviation 0.5.
+//   build/bin/tessera run -n 2 -- build/bin/two_engines 3
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "tessera/tessera.h"
+
+int main(int argc, char** argv) try {
+  using namespace torch::nn;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  const auto world = tessera::init();
+  torch::manual_seed(1);
+  const int stage = argc > 1 ? std::atoi(argv[1]) : 0;
+  Sequential generator(Linear(4, 16), ReLU(), Linear(16, 1));
+  Sequential discriminator(Linear(1, 32), ReLU(), Linear(32, 32), ReLU(), Linear(32, 1));
+  tessera::Options options{.stage = stage};
+  tessera::DataParallel g(generator, world, options);
+  // Its step has two backward passes, over true and made samples.
+  options.micro_batches = 2;
+  tessera::DataParallel d(discriminator, world, options);
+  // The loss of the discriminator where all samples should get this answer.
+  const auto judged = [&](const torch::Tensor& samples, double answer) {
+    const auto scores = d(samples);
+    return torch::binary_cross_entropy_with_logits(scores, torch::full_like(scores, answer));
+  };
+
+  for (int step = 1; step <= 600; ++step) {
+    torch::manual_seed(1000 * step + world.rank());
+    const auto real = torch::randn({64, 1}) * 0.5 + 3;
+    const auto made = g(torch::randn({64, 4}));
+    // The discriminator's turn. Its graph ends at the samples: backward() of d reaches d alone.
+    d.backward(judged(real, 1));
+    d.backward(judged(made.detach(), 0));
+    const auto info = d.step({.lr = 2e-3});
+    // The generator's turn. A backward pass belongs to one engine, so it takes two: through d to
+    // the samples, with the gradients of d discarded, and from the samples through g. The gradient
+    // of the samples is scaled already, for the mean over all ranks.
+    const auto samples = made.detach().requires_grad_();
+    d.begin({.micro_batches = 1});
+    d.backward(judged(samples, 1));
+    d.discard();
+    g.backward(made, samples.grad(), {});
+    g.step({.lr = 1e-3});
+    if (step % 200 == 0 && world.rank() == 0) {
+      std::printf("step %d  loss %.12g\n", step, info.loss);
+    }
+  }
+  torch::manual_seed(5);
+  const torch::NoGradGuard no_grad;
+  const auto samples = g(torch::randn({4096, 4}));
+  if (world.rank() == 0) {
+    std::printf("mean %.6f  deviation %.6f\n", samples.mean().item<double>(),
+                samples.std().item<double>());
+  }
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
