@@ -115,6 +115,7 @@ class UnitImpl : public M, public UnitBase {
 // The module that Unit<M> holds: M itself, or the one that the holder M is made for.
 template <typename M>
 struct UnitModule {
+  // M itself.
   using Type = M;
 };
 // Of a holder.

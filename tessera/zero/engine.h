@@ -183,6 +183,7 @@ class Engine {
   // only puts work on the current stream. Elsewhere the step is over when this returns (or
   // throws).
   PendingStep start_step(std::optional<double> lr = std::nullopt);
+  // The same with other settings that change from step to step.
   PendingStep start_step(const StepOptions& options);
 
   // [Note: captured steps] Such a step can be captured into a CUDA graph: begin(), forwards,
@@ -197,6 +198,7 @@ class Engine {
   std::string capture_problem() const;
   // Before each replay: what begin() and step() would have been told.
   void prepare_step(const Begin& begin, std::optional<double> lr = std::nullopt);
+  // The same with other settings that change from step to step.
   void prepare_step(const Begin& begin, const StepOptions& options);
   // After each replay: the step that it was.
   PendingStep replayed();
