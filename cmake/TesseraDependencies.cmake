@@ -43,7 +43,7 @@ else()
 endif()
 
 # For tokenizers and their input. Without PCRE2 only bytes are tokens; without the others compressed
-# files are refused.
+# files are refused. Without zlib there is no `tessera dashboard`.
 foreach(library "PCRE2 libpcre2-8 libpcre2-dev" "ZLIB zlib zlib1g-dev" "ZSTD libzstd libzstd-dev")
   separate_arguments(names UNIX_COMMAND "${library}")
   list(GET names 0 name)
@@ -60,20 +60,6 @@ foreach(library "PCRE2 libpcre2-8 libpcre2-dev" "ZLIB zlib zlib1g-dev" "ZSTD lib
     message(STATUS "${module}: not found (Debian: ${package} pkg-config)")
   endif()
 endforeach()
-
-# For `tessera dashboard`. The library must be the compiled one: its flags are part of its interface.
-set(TESSERA_HAVE_HTTPLIB FALSE)
-if(PkgConfig_FOUND)
-  pkg_check_modules(HTTPLIB QUIET IMPORTED_TARGET GLOBAL cpp-httplib)
-endif()
-if(HTTPLIB_FOUND AND HTTPLIB_VERSION VERSION_GREATER_EQUAL 0.12)
-  message(STATUS "cpp-httplib: ${HTTPLIB_VERSION} is not known here, so no dashboard; wanted 0.11")
-elseif(HTTPLIB_FOUND AND TESSERA_HAVE_ZLIB)
-  set(TESSERA_HAVE_HTTPLIB TRUE)
-  message(STATUS "cpp-httplib: ${HTTPLIB_VERSION}")
-else()
-  message(STATUS "cpp-httplib: not found, so no dashboard (Debian: libcpp-httplib-dev libssl-dev libbrotli-dev zlib1g-dev pkg-config)")
-endif()
 
 set(TESSERA_HAVE_CUDA FALSE)
 if(TESSERA_TORCH)

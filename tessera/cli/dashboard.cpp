@@ -6,8 +6,8 @@ namespace tessera::cli {
 
 int dashboard_command(int argc, char** argv) {
   return execute_sibling("tessera-dashboard",
-                         "It is built where cpp-httplib is found (Debian: libcpp-httplib-dev "
-                         "libssl-dev libbrotli-dev zlib1g-dev): install it and run `make build`",
+                         "In a source tree `make build` builds it, and needs zlib (Debian: "
+                         "zlib1g-dev); `make train` builds the trainer alone",
                          "dashboard", std::vector<char*>(argv + 1, argv + argc));
 }
 

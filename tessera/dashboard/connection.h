@@ -1,73 +1,77 @@
 #pragma once
 
-#include <httplib.h>
-
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/core/fd.h"
-#include "tessera/dashboard/crew.h"
+#include "tessera/dashboard/request_head.h"
 
 namespace tessera::dashboard {
 
-// A connection as cpp-httplib reads and writes it, with a bound on the bytes and on the time that a
-// request may take. An answer travels whole: httplib writes its head and its body one by one, and
-// each would be a packet that wakes the client up. A thread that waits for the client steps aside.
-class Connection : public httplib::Stream {
+// A client's socket with the bytes that were received but not used, and those that were written but
+// not sent. Nothing here waits for the client, except wait_until_sent().
+class Connection {
  public:
   using Clock = std::chrono::steady_clock;
-  // Counts itself among those that are open.
-  Connection(Fd fd, std::size_t most_bytes, double seconds, Crew& crew, std::atomic<int>& open);
-  ~Connection() override;
+  // Counts itself in `open` while it exists. A first request is expected within `seconds`.
+  Connection(Fd fd, std::atomic<int>& open, double seconds);
+  ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // Is there more of it already read?
-  bool buffered() const { return at_ < end_; }
-  // The client has said nothing that nobody has read.
+  int socket() const { return fd_.get(); }
+  // Receives what has arrived, as long as fewer than `most` bytes are unused. False: the client
+  // sends no more.
+  bool receive(std::size_t most);
+  std::string_view unused() const { return std::string_view(in_).substr(at_); }
+  void use(std::size_t bytes) { at_ += bytes; }
+  // True if there are no unread bytes and the client has not closed.
   bool silent() const;
-  void begin_request();
-  // From here on to the end of the request what is written is sent at once: events.
-  void write_at_once() { gathers_ = false; }
-  // Sends what is left of the answer.
-  bool flush();
-  bool timed_out() const { return timed_out_; }  // while the request was read
-  bool too_long() const { return too_long_; }
-  bool answered() const { return answered_; }
-  void close_after() { close_after_ = true; }
-  bool closes() const { return close_after_; }
-  // What cannot be served by httplib is answered with this text.
-  void write_plainly(const std::string& text);
-  // Ends it so that what was written arrives: a client may still be sending.
-  void finish();
+  // True if the client has closed its side or the connection is broken.
+  bool gone() const;
 
-  bool is_readable() const override;
-  bool is_writable() const override;
-  ssize_t read(char* to, size_t size) override;
-  ssize_t write(const char* from, size_t size) override;
-  void get_remote_ip_and_port(std::string& ip, int& port) const override;
-  void get_local_ip_and_port(std::string& ip, int& port) const override;
-  socket_t socket() const override { return fd_.get(); }
+  // Appends to what is to be sent.
+  void write(std::string_view text) { out_ += text; }
+  // Sends what the socket accepts now. False if the connection is broken.
+  bool flush();
+  bool has_unsent() const { return !out_.empty(); }
+  // Waits until everything is sent; false if the client accepts nothing for `seconds`.
+  bool wait_until_sent(double seconds);
+
+  // Ends our side and discards what still comes: closing a socket with unread bytes would reset it,
+  // and the client could lose the answer. False when the client has closed too, or sent too much.
+  bool drain();
+  bool is_draining() const { return draining_; }
+
+  // Head of the request whose body is awaited.
+  std::optional<RequestHead> head;
+  std::size_t searched = 0;  // unused bytes in which find_head_end() found nothing
+  bool last = false;         // the connection ends when everything is sent
+
+  // States for the lobby, each with its deadline. A request that is partly there keeps the
+  // deadline it got with its first byte.
+  void expect_request(double seconds);
+  void expect_rest(double seconds);
+  void expect_progress(double seconds);  // of the client that receives an answer
+  // A request has begun and is not complete.
+  bool is_partial() const { return partial_; }
+  void complete_request() { partial_ = false; }
+  // Beginning of the current state; for a client that receives, the last progress.
+  Clock::time_point since() const { return since_; }
+  bool is_overdue() const { return Clock::now() >= deadline_; }
 
  private:
-  bool wait(short events, Clock::time_point until) const;
-  bool send_all(const char* from, std::size_t size, int flags);
-
   Fd fd_;
-  std::size_t most_bytes_;
-  double seconds_;
-  Crew& crew_;
   std::atomic<int>& open_;
-  Clock::time_point deadline_{};
-  std::size_t taken_ = 0;  // bytes of this request
-  bool timed_out_ = false, too_long_ = false, answered_ = false, close_after_ = false;
-  std::array<char, 8192> buffer_{};
-  std::size_t at_ = 0, end_ = 0;
-  bool gathers_ = false;
-  std::string gathered_;  // not sent yet
+  std::string in_, out_;
+  std::size_t at_ = 0;  // first unused byte of in_
+  Clock::time_point since_, deadline_;
+  bool partial_ = false, draining_ = false;
+  std::size_t drained_ = 0;
 };
 
 }  // namespace tessera::dashboard

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
@@ -23,6 +24,15 @@ bool is_ours(const GuardOptions& options, const std::string& host) {
   if (host == "localhost" || is_loopback(host)) return true;
   if (options.any_number && is_number(host)) return true;
   return std::find(options.hosts.begin(), options.hosts.end(), host) != options.hosts.end();
+}
+
+// ":" and the digits of a port.
+bool is_port(std::string_view text) {
+  int port = 0;
+  const char* const end = text.data() + text.size();
+  if (text.size() < 2 || text.front() != ':' || text[1] < '0' || text[1] > '9') return false;
+  const auto [rest, error] = std::from_chars(text.data() + 1, end, port);
+  return error == std::errc() && rest == end && port <= 65535;
 }
 
 bool is_token(const GuardOptions& options, std::string_view text) {
@@ -68,15 +78,19 @@ std::string host_of(std::string_view header) {
   std::string host(header);
   std::transform(host.begin(), host.end(), host.begin(),
                  [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
-  if (!host.empty() && host.front() == '[') {
-    const std::size_t end = host.find(']');
-    if (end == std::string::npos) return "";
-    const std::string rest = host.substr(end + 1);
-    return rest.empty() || rest.front() == ':' ? host.substr(1, end - 1) : "";
+  const bool six = !host.empty() && host.front() == '[';
+  const std::size_t end = six ? host.find(']') : host.find(':');
+  if (six && end == std::string::npos) return "";
+  const std::string rest = end == std::string::npos ? "" : host.substr(six ? end + 1 : end);
+  if (!rest.empty() && !is_port(rest)) return "";
+  host = six ? host.substr(1, end - 1) : host.substr(0, end);
+  in6_addr address{};
+  if (six) return ::inet_pton(AF_INET6, host.c_str(), &address) == 1 ? host : "";
+  if (!std::all_of(host.begin(), host.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_';
+      })) {
+    return "";
   }
-  const std::size_t colon = host.find(':');
-  if (colon != std::string::npos && host.find(':', colon + 1) != std::string::npos) return "";
-  host = host.substr(0, colon);
   if (!host.empty() && host.back() == '.') host.pop_back();
   return host;
 }
@@ -97,9 +111,9 @@ std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request
   }
   const std::string_view origin = head.header("origin");
   const std::size_t slashes = origin.find("://");
-  const std::string_view from =
-      slashes == std::string_view::npos ? std::string_view() : origin.substr(slashes + 3);
-  if (!origin.empty() && from != head.header("host")) {
+  const std::string_view scheme = origin.substr(0, slashes);
+  const bool is_page = slashes != std::string_view::npos && (scheme == "http" || scheme == "https");
+  if (!origin.empty() && (!is_page || origin.substr(slashes + 3) != head.header("host"))) {
     return refusal(403, str("Origin: got ", quote(origin), ", wanted the dashboard's own"));
   }
   const std::string_view site = head.header("sec-fetch-site");

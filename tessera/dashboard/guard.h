@@ -23,7 +23,8 @@ struct GuardOptions {
 // Nothing, or why not.
 std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request& head);
 
-// "localhost:8080" as "localhost", "[::1]:80" as "::1"; "" for what is none.
+// "localhost:8080" as "localhost", "[::1]:80" as "::1"; "" for anything that is not a name or an
+// address with an optional port in digits.
 std::string host_of(std::string_view header);
 bool is_loopback(std::string_view address);  // in numbers
 

@@ -54,7 +54,10 @@ struct Site {
 // {"error":{"message":…,"field":…}}; what a message quotes need not be UTF-8.
 Answer refusal(int status, std::string_view message, std::string_view field = "");
 
-// That every answer has: who may embed it, run what, learn where one came from.
-const std::map<std::string, std::string>& safe_headers();
+// The answer as HTTP/1.1 sends it, with the headers that every answer has (what a page may load,
+// run and embed). `closes`: the connection ends with it. `head_only`: without the body, whose
+// length is told. An answer with events has a head alone; chunks follow. Throws Error if a header
+// has a control character, which would end it.
+std::string response_text(const Answer& answer, bool closes, bool head_only = false);
 
 }  // namespace tessera::dashboard

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -28,16 +29,14 @@ Lobby::Lobby(int wake) : ready_(::epoll_create1(EPOLL_CLOEXEC)) {
   }
 }
 
-void Lobby::wait(std::unique_ptr<Connection> connection, double seconds) {
-  const auto now = Connection::Clock::now();
-  const auto patience = std::chrono::duration_cast<Connection::Clock::duration>(
-      std::chrono::duration<double>(seconds));
+void Lobby::wait(std::unique_ptr<Connection> connection) {
   const int fd = connection->socket();
   const std::lock_guard lock(mutex_);
   epoll_event event{};
-  event.events = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;  // one thread is told, once
+  event.events = EPOLLONESHOT;  // one thread gets the event, once
+  event.events |= connection->has_unsent() ? EPOLLOUT : EPOLLIN | EPOLLRDHUP;
   event.data.u64 = ++last_;
-  guests_[last_] = {std::move(connection), now, now + patience};
+  guests_[last_] = std::move(connection);
   // Most have been here before.
   if (::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, fd, &event) != 0 &&
       ::epoll_ctl(ready_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
@@ -51,33 +50,40 @@ std::unique_ptr<Connection> Lobby::next() {
   const std::lock_guard lock(mutex_);
   const auto found = guests_.find(event.data.u64);
   if (found == guests_.end()) return nullptr;
-  std::unique_ptr<Connection> connection = std::move(found->second.connection);
+  std::unique_ptr<Connection> connection = std::move(found->second);
   guests_.erase(found);
   return connection;
 }
 
-void Lobby::sweep() {
-  const auto now = Connection::Clock::now();
+std::vector<std::unique_ptr<Connection>> Lobby::take_overdue() {
+  std::vector<std::unique_ptr<Connection>> overdue;
   const std::lock_guard lock(mutex_);
-  // Who has spoken is not sent away, however long the answer takes to begin.
-  std::erase_if(guests_, [&](const auto& guest) {
-    return guest.second.until <= now && guest.second.connection->silent();
-  });
+  for (auto each = guests_.begin(); each != guests_.end();) {
+    const Connection& connection = *each->second;
+    // A client that has acted is not sent away because the threads are busy.
+    const bool passive =
+        connection.is_overdue() &&
+        (connection.has_unsent() || connection.is_draining() || connection.silent());
+    if (passive) overdue.push_back(std::move(each->second));
+    each = passive ? guests_.erase(each) : std::next(each);
+  }
+  return overdue;
 }
 
-bool Lobby::dismiss_one() {
-  const auto now = Connection::Clock::now();
+std::unique_ptr<Connection> Lobby::take_oldest() {
+  const auto latest = Connection::Clock::now() - kMoment;
   const std::lock_guard lock(mutex_);
-  auto longest = guests_.end();
+  auto oldest = guests_.end();
   for (auto each = guests_.begin(); each != guests_.end(); ++each) {
-    const bool longer = longest == guests_.end() || each->second.since < longest->second.since;
-    if (longer && now - each->second.since >= kMoment && each->second.connection->silent()) {
-      longest = each;
-    }
+    const Connection& connection = *each->second;
+    const bool older =
+        connection.since() <= (oldest == guests_.end() ? latest : oldest->second->since());
+    if (older && (connection.has_unsent() || connection.silent())) oldest = each;
   }
-  if (longest == guests_.end()) return false;
-  guests_.erase(longest);
-  return true;
+  if (oldest == guests_.end()) return nullptr;
+  std::unique_ptr<Connection> connection = std::move(oldest->second);
+  guests_.erase(oldest);
+  return connection;
 }
 
 }  // namespace tessera::dashboard

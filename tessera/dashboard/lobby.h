@@ -4,38 +4,37 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "tessera/core/fd.h"
 #include "tessera/dashboard/connection.h"
 
 namespace tessera::dashboard {
 
-// Connections between their requests: none of them has a thread. Who speaks first is served first.
+// Connections that wait for their client: for a request, for the rest of one, or for room to send.
+// None of them holds a thread. They are served in the order in which their clients act.
 class Lobby {
  public:
-  // `wake` is readable when all is over, and nobody waits in next() then.
+  // `wake` becomes readable when the server stops; next() returns at once then.
   explicit Lobby(int wake);
 
-  // Waits here for its next request, so many seconds.
-  void wait(std::unique_ptr<Connection> connection, double seconds);
-  // One that has something to say; nothing where none has for a while.
+  // Keeps the connection until its client acts: sends, or accepts what is unsent.
+  void wait(std::unique_ptr<Connection> connection);
+  // A connection whose client has acted; null if there is none for a while.
   std::unique_ptr<Connection> next();
-  // Closes those that have waited too long.
-  void sweep();
-  // Closes the one that has been silent longest, if that is a moment at least: others want in.
-  bool dismiss_one();
+  // Removes those whose deadline has passed.
+  std::vector<std::unique_ptr<Connection>> take_overdue();
+  // Removes the one that has waited longest, to make room for another client; null if none has
+  // waited for 200 ms. Sending a request byte by byte does not make a connection younger.
+  std::unique_ptr<Connection> take_oldest();
 
  private:
-  struct Guest {
-    std::unique_ptr<Connection> connection;
-    Connection::Clock::time_point since, until;
-  };
   Fd ready_;  // epoll
   std::mutex mutex_;
   std::uint64_t last_ = 0;
-  // By a number that is new each time, so that what the kernel still says of one that is gone means
-  // nobody else.
-  std::unordered_map<std::uint64_t, Guest> guests_;
+  // By a number that is new each time, so that an event of a connection that is gone is not taken
+  // for one of its successor.
+  std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> guests_;
 };
 
 }  // namespace tessera::dashboard

@@ -116,7 +116,7 @@ Answer page_answer(const Pages& pages, const Request& request) {
   }
   if (page.gzipped.empty()) {
     answer.body = page.plain;
-  } else if (request.header("x-accepted").find("gzip") != std::string::npos) {
+  } else if (request.header("accept-encoding").find("gzip") != std::string::npos) {
     answer.headers["Content-Encoding"] = "gzip";
     answer.body = page.gzipped;
   } else {

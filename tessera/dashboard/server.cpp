@@ -57,67 +57,11 @@ int port_of(int fd) {
                                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
 
-// For what never gets as far as httplib.
-std::string plain_answer(int status, const char* words, const char* reason) {
-  const std::string body = refusal(status, reason).body;
-  std::string text = str("HTTP/1.1 ", status, " ", words, "\r\nContent-Type: application/json\r\n",
-                         "Connection: close\r\nContent-Length: ", body.size(), "\r\n");
-  for (const auto& [name, value] : safe_headers()) text += str(name, ": ", value, "\r\n");
-  return text + "\r\n" + body;
-}
-
-// Several headers as the value of the first, lines and all: httplib copies and prints one by one
-// what it is given, for every answer: 5% of the time of one that is known already.
-httplib::Headers all_in_one(const std::map<std::string, std::string>& headers) {
-  std::string first, lines;
-  for (const auto& [name, value] : headers) {
-    if (first.empty()) {
-      first = name;
-      lines = value;
-    } else {
-      lines += str("\r\n", name, ": ", value);
-    }
-  }
-  return {{first, lines}};
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
-  return text;
-}
-
-// All but the body, which is not there yet.
-Request taken_from(const httplib::Request& from) {
-  Request request;
-  request.method = from.method;
-  request.path = from.path;
-  request.query.insert(from.params.begin(), from.params.end());
-  // The first of several counts; a second Host or Content-Length is refused below.
-  for (const auto& [name, value] : from.headers) request.headers.emplace(lower(name), value);
-  return request;
-}
-
-const char* reason_of(int status) {
-  switch (status) {
-    case 400: return "this is no HTTP request that can be read";
-    case 413: return "the body is too large; wanted at most 64 KiB of JSON";
-    case 414: return "the address is too long; wanted at most 8192 bytes";
-    case 416: return "no such range";
-    default: return "the request cannot be answered";
-  }
-}
-
-bool is_whole_number(std::string_view text) {
-  return !text.empty() && text.size() < 16 &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
 int cores() { return static_cast<int>(std::thread::hardware_concurrency()); }
 
 }  // namespace
 
-class Server::Implementation : private httplib::Server {
+class Server::Implementation {
  public:
   Implementation(const ServerOptions& options, Site site)
       : options_(options),
@@ -127,32 +71,10 @@ class Server::Implementation : private httplib::Server {
         lobby_(wake_.get()),
         // Half of the threads at most: those that step aside need others.
         crew_(std::min(cores() + 1, options.threads / 2), options.threads,
-              [this] { return work(); }) {
-    svr_sock_ = listener_.get();  // httplib ends long answers when this is gone
-    set_payload_max_length(options_.body_bytes);
-    set_default_headers(all_in_one(safe_headers()));
-    set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
-      return at_head(request, response) ? HandlerResponse::Handled : HandlerResponse::Unhandled;
-    });
-    Post(".*", [this](const httplib::Request& request, httplib::Response& response) {
-      Request& asked = serving()->request;
-      asked.body = request.body;
-      put(answered(asked), request, response);
-    });
-    set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
-      if (!response.body.empty()) return;
-      close_this(response);
-      put(refusal(response.status, reason_of(response.status)), request, response);
-    });
-    set_exception_handler([this](const httplib::Request& request, httplib::Response& response,
-                                 const std::exception_ptr&) {
-      put(refusal(500, "this is a fault of the server"), request, response);
-    });
-  }
-  ~Implementation() override {
+              [this] { return work(); }) {}
+  ~Implementation() {
     stop();
     crew_.end();
-    svr_sock_ = INVALID_SOCKET;
   }
 
   int port() const { return port_of(listener_.get()); }
@@ -161,15 +83,17 @@ class Server::Implementation : private httplib::Server {
     crew_.begin();
     while (!stopping_) {
       pollfd entries[] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-      // Where somebody is there, somebody may have been silent for too long.
+      // With open connections, deadlines pass.
       if (::poll(entries, 2, open_ > 0 ? 100 : -1) < 0 && errno != EINTR) break;
       if (stopping_) break;
-      lobby_.sweep();
+      for (const auto& overdue : lobby_.take_overdue()) {
+        if (overdue->is_partial()) send_off(*overdue, 408, "the request took too long");
+      }
       Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (fd.open()) {
         take(std::move(fd));
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        ::poll(entries + 1, 1, 20);  // those that are served will end
+        ::poll(entries + 1, 1, 20);  // until one of the connections ends
       }
     }
     stop();
@@ -180,86 +104,127 @@ class Server::Implementation : private httplib::Server {
     stopping_ = true;
     const std::uint64_t one = 1;
     (void)!::write(wake_.get(), &one, sizeof one);
-    svr_sock_ = INVALID_SOCKET;
   }
 
  private:
-  // What a thread is at.
-  struct Serving {
-    Connection& connection;
-    Request request = {};
-  };
-  static Serving*& serving() {
-    static thread_local Serving* now = nullptr;
-    return now;
-  }
-
   void take(Fd fd) {
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (open_ >= options_.connections && !lobby_.dismiss_one()) {
-      static const std::string full =
-          plain_answer(503, "Service Unavailable", "too many connections; try again later");
-      (void)!::send(fd.get(), full.data(), full.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      return;
+    auto connection = std::make_unique<Connection>(std::move(fd), open_, options_.request_seconds);
+    if (open_ > options_.connections) {
+      const std::unique_ptr<Connection> oldest = lobby_.take_oldest();
+      if (!oldest || oldest->is_partial()) {
+        send_off(oldest ? *oldest : *connection, 503, "too many connections; try again later");
+      }
+      if (!oldest) return;
     }
-    lobby_.wait(
-        std::make_unique<Connection>(std::move(fd), options_.head_bytes + options_.body_bytes,
-                                     options_.request_seconds, crew_, open_),
-        options_.request_seconds);
+    lobby_.wait(std::move(connection));
+  }
+
+  // For a connection that is closed next, whether or not the client reads this.
+  static void send_off(Connection& connection, int status, const char* why) {
+    connection.write(response_text(refusal(status, why), /*closes=*/true));
+    connection.flush();
   }
 
   bool work() {
     std::unique_ptr<Connection> connection = lobby_.next();
     if (stopping_) return false;
-    if (!connection) return true;
-    bool goes_on = true;
-    do {
-      goes_on = serve(*connection) && !stopping_;
-    } while (goes_on && connection->buffered());
-    if (goes_on) {
-      lobby_.wait(std::move(connection), options_.idle_seconds);
+    if (connection && advance(*connection)) lobby_.wait(std::move(connection));
+    return true;
+  }
+
+  // Reads, answers and sends as far as possible without waiting for the client. False when the
+  // connection is over.
+  bool advance(Connection& connection) {
+    if (connection.is_draining()) return connection.drain();
+    if (!connection.flush()) return false;
+    bool open = true;
+    if (!connection.has_unsent() && !connection.last) {
+      open = connection.receive(options_.limits.head_bytes + options_.limits.body_bytes);
+    }
+    // The next request is not begun before the client has taken the answer to this one.
+    while (!stopping_ && !connection.has_unsent() && !connection.last && serve(connection)) {
+      if (!connection.flush()) return false;
+    }
+    if (connection.has_unsent()) {
+      connection.expect_progress(options_.request_seconds);
+      return true;
+    }
+    if (connection.last) return connection.drain();
+    if (!open) return false;
+    if (connection.head || !connection.unused().empty()) {
+      connection.expect_rest(options_.request_seconds);
     } else {
-      connection->finish();
+      connection.expect_request(options_.idle_seconds);
     }
     return true;
   }
 
-  // One request; false if it was the last of its connection.
+  // Answers one request. False if it is not complete, and nothing was written.
   bool serve(Connection& connection) {
-    Serving now{connection};
-    serving() = &now;
-    connection.begin_request();
-    bool closed = false;
-    const bool good = process_request(connection, stopping_, closed, [](httplib::Request& request) {
-      request.ranges.clear();  // files are small, and are sent whole
-      // What is compressed already must not be compressed again.
-      const auto encoding = request.headers.find("Accept-Encoding");
-      if (encoding == request.headers.end()) return;
-      request.headers.emplace("X-Accepted", encoding->second);
-      request.headers.erase("Accept-Encoding");
-    });
-    serving() = nullptr;
-    if (!connection.answered() && connection.timed_out()) {
-      connection.write_plainly(plain_answer(408, "Request Timeout", "the request took too long"));
-    } else if (!connection.answered() && connection.too_long()) {
-      connection.write_plainly(
-          plain_answer(431, "Request Header Fields Too Large", "the request is too long"));
+    try {
+      return serve_complete(connection);
+    } catch (const std::exception&) {
+      put(connection, refusal(500, "this is a fault of the server"), true);
+      return true;
     }
-    const bool sent = connection.flush();
-    return good && sent && !closed && !connection.closes() && !connection.timed_out() &&
-           !connection.too_long();
   }
 
-  // The connection cannot go on: there may be a body that nobody has read.
-  static void close_this(httplib::Response& response) {
-    if (serving() != nullptr) serving()->connection.close_after();
-    if (!response.has_header("Connection")) response.set_header("Connection", "close");
+  bool serve_complete(Connection& connection) {
+    if (!connection.head && !read_head(connection)) return refuse_overdue(connection);
+    RequestHead& head = *connection.head;
+    if (head.refused) {
+      put(connection, *head.refused, head.closes || head.body_bytes > 0);
+    } else if (connection.unused().size() < head.body_bytes) {
+      if (std::exchange(head.expects_continue, false) && connection.unused().empty()) {
+        connection.write("HTTP/1.1 100 Continue\r\n\r\n");
+        return true;
+      }
+      return refuse_overdue(connection);
+    } else {
+      head.request.body = connection.unused().substr(0, head.body_bytes);
+      connection.use(head.body_bytes);
+      put(connection, answered(head.request), head.closes);
+    }
+    connection.head.reset();
+    connection.complete_request();
+    return true;
   }
 
-  std::string awaited(EventSource& events) {
-    const Crew::Aside aside(crew_);
-    return events.next();
+  // False if it is not complete.
+  bool read_head(Connection& connection) {
+    const std::string_view bytes = connection.unused();
+    const std::size_t end = find_head_end(bytes, connection.searched);
+    if (end == std::string_view::npos || end > options_.limits.head_bytes) {
+      connection.searched = bytes.size();
+      if (bytes.size() < options_.limits.head_bytes) return false;
+      connection.head.emplace().closes = true;
+      connection.head->refused = refusal(431, "the request line and headers are too long");
+      return true;
+    }
+    connection.head = parse_head(bytes.substr(0, end), options_.limits);
+    connection.use(end);
+    connection.searched = 0;
+    if (!connection.head->refused) connection.head->refused = refusal_of(*connection.head);
+    return true;
+  }
+
+  // A client that sends byte by byte is never overdue in the lobby.
+  bool refuse_overdue(Connection& connection) {
+    if (!connection.is_partial() || !connection.is_overdue()) return false;
+    put(connection, refusal(408, "the request took too long"), true);
+    return true;
+  }
+
+  // Looks at a head before its body is read.
+  std::optional<Answer> refusal_of(const RequestHead& head) {
+    if (auto refused = site_.refuse(head.request)) return refused;
+    const bool reads = head.request.method == "GET" || head.request.method == "HEAD";
+    if (!reads && !head.has_length) {
+      return refusal(411, "Content-Length is missing; it is the length of the body in bytes");
+    }
+    return std::nullopt;
   }
 
   Answer answered(const Request& request) {
@@ -268,52 +233,24 @@ class Server::Implementation : private httplib::Server {
     return site_.answer(request);
   }
 
-  bool at_head(const httplib::Request& head, httplib::Response& response) {
-    Request& request = serving()->request = taken_from(head);
-    const bool has_body =
-        head.has_header("Transfer-Encoding") ||
-        (head.has_header("Content-Length") && request.header("content-length") != "0");
-    std::optional<Answer> answer;
-    if (head.get_header_value_count("Host") > 1 ||
-        head.get_header_value_count("Content-Length") > 1) {
-      answer = refusal(400, "a header that counts is there twice");
-    }
-    if (!answer) answer = site_.refuse(request);
-    const bool reads = request.method == "GET" || request.method == "HEAD";
-    if (!answer && reads) {
-      if (has_body) close_this(response);
-      put(answered(request), head, response);
-      return true;
-    }
-    if (!answer && !is_whole_number(request.header("content-length"))) {
-      answer = refusal(411, "Content-Length: wanted the length of the body in bytes");
-    }
-    if (!answer && std::stoll(std::string(request.header("content-length"))) >
-                       static_cast<long long>(options_.body_bytes)) {
-      answer = refusal(413, reason_of(413));
-    }
-    if (!answer) return false;
-    if (has_body || !reads) close_this(response);
-    put(*answer, head, response);
-    return true;
+  void put(Connection& connection, const Answer& answer, bool closes) {
+    const bool head_only = connection.head && connection.head->request.method == "HEAD";
+    connection.last = closes || answer.events != nullptr;
+    connection.write(response_text(answer, connection.last, head_only));
+    if (answer.events && !head_only) stream(connection, *answer.events);
   }
 
-  void put(Answer answer, const httplib::Request& request, httplib::Response& response) {
-    response.status = answer.status;
-    for (auto& [name, value] : answer.headers) response.set_header(name, value);
-    if (!answer.events || request.method == "HEAD") {
-      response.set_content(std::move(answer.body), answer.type);
-      return;
+  // Holds a thread until the client leaves: the site bounds the number of listeners.
+  void stream(Connection& connection, EventSource& events) {
+    const Crew::Aside aside(crew_);
+    while (connection.wait_until_sent(options_.request_seconds) && !connection.gone()) {
+      if (events.over() || stopping_) {
+        connection.write("0\r\n\r\n");
+        return;
+      }
+      const std::string text = events.next();
+      if (!text.empty()) connection.write(str(hex(text.size()), "\r\n", text, "\r\n"));
     }
-    close_this(response);
-    serving()->connection.write_at_once();
-    response.set_chunked_content_provider(
-        answer.type, [this, events = answer.events](std::size_t, httplib::DataSink& sink) {
-          const std::string text = awaited(*events);
-          if (!text.empty() && !sink.write(text.data(), text.size())) return false;
-          if (events->over() || stopping_) sink.done();
-          return true;
-        });
   }
 
   ServerOptions options_;

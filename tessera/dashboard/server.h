@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/dashboard/http.h"
+#include "tessera/dashboard/request_head.h"
 
 namespace tessera::dashboard {
 
@@ -13,17 +14,17 @@ struct ServerOptions {
   int port = 0;                       // 0: a free one
   int connections = 192;              // more are refused
   int threads = 64;                   // that answer, or wait for something
-  std::size_t head_bytes = 16 << 10;  // of a request line with its headers
-  std::size_t body_bytes = 64 << 10;
-  double request_seconds = 10;  // for a request to be there whole, and for each write
-  double idle_seconds = 15;     // that a connection is kept between requests
+  RequestLimits limits;
+  double request_seconds = 10;  // from the first byte of a request to its last; also without
+                                // progress of a client that receives
+  double idle_seconds = 15;  // between requests of a connection
 };
 
-// [Note: the server] cpp-httplib reads requests and writes answers; connections are looked after
-// here: it would let a client take 5 s for each byte, keep any number of connections waiting, and
-// stop for good when one is aborted at the wrong moment. Between requests they wait in the lobby; a
-// thread of the crew ([Note: who answers]) takes the one that spoke first, answers, and brings it
-// back. One that is silent makes room where others want in.
+// [Note: the server] HTTP/1.1 as far as the page and its API need it, with one strict parser
+// ([Note: strict requests]). A connection waits in the lobby, without a thread, until its request
+// is complete or its client takes more of an answer. So threads ([Note: who answers]) are held by
+// calculations and event streams alone, whose numbers are bounded, and never by a slow client. When
+// all connections are taken, the one that has waited longest makes room for a new one.
 class Server {
  public:
   // Listens from here on. Throws UsageError for an address or a port that cannot be had.

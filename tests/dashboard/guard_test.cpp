@@ -10,8 +10,12 @@ TEST(Guard, HostsAreReadWithoutTheirPorts) {
   EXPECT_EQ(host_of("LocalHost."), "localhost");
   EXPECT_EQ(host_of("[::1]:80"), "::1");
   EXPECT_EQ(host_of("[::1]x"), "");
-  EXPECT_EQ(host_of("::1"), "");
-  EXPECT_EQ(host_of(""), "");
+  for (const char* none :
+       {"::1", "", "127.0.0.1:80.evil", "127.0.0.1:evil", "127.0.0.1:", "127.0.0.1:-1", "a:65536",
+        "a:80:80", "[localhost]", "[127.0.0.1]:80", "[::1]:evil", "[::1", "localhost/evil",
+        "user@localhost", "localhost evil", "a,localhost"}) {
+    EXPECT_EQ(host_of(none), "") << none;
+  }
 }
 
 TEST(Guard, LoopbackIsWhatCannotBeReachedFromElsewhere) {

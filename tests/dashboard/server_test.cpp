@@ -76,7 +76,7 @@ TEST(Server, SaysWhyNot) {
       {get(port, "/..%2f..%2fetc%2fpasswd.txt"), 404, ""},
       {get(port, "/%00.js"), 404, ""},
       {get(port, "/" + std::string(9000, 'a')), 414, "too long"},
-      {get(port, "/", "X-Long: " + std::string(90000, 'a') + "\r\n"), 400, ""},
+      {get(port, "/", "X-Long: " + std::string(90000, 'a') + "\r\n"), 431, "too long"},
       {get(port, "/api/runs/x?points=99999999"), 400, "--points"},
   };
   for (const Case& each : cases) {
@@ -101,8 +101,9 @@ TEST(Server, KnowsItsOwnNameAlone) {
   }
   for (const char* bad :
        {"", "Host: evil.example\r\n", "Host: 127.0.0.1.evil.example\r\n", "Host: 192.168.1.1\r\n",
-        "Host: \r\n", "Host: localhost\r\nOrigin: http://evil.example\r\n",
-        "Host: localhost\r\nOrigin: null\r\n",
+        "Host: \r\n", "Host: 127.0.0.1:80.evil\r\n", "Host: 127.0.0.1:80@evil\r\n",
+        "Host: localhost\r\nOrigin: evil://localhost\r\n",
+        "Host: localhost\r\nOrigin: http://evil.example\r\n", "Host: localhost\r\nOrigin: null\r\n",
         "Host: localhost\r\nSec-Fetch-Site: cross-site\r\n"}) {
     EXPECT_EQ(ask(bad), 403) << bad;
   }
@@ -164,7 +165,72 @@ TEST(Server, DoesNotWaitForSlowClients) {
   }
 }
 
-// A stranger's slowness is not everybody's: threads that wait for clients are replaced.
+// More than all connections: those that are half there make room, and none of them has a thread.
+TEST(Server, AnswersWhileEveryConnectionIsHeldByHalfARequest) {
+  ServerOptions options;
+  options.request_seconds = 600;
+  const Served served({}, options);
+  std::vector<std::unique_ptr<RawClient>> half;
+  for (int i = 0; i < 250; ++i) {
+    half.push_back(std::make_unique<RawClient>(served.port()));
+    half.back()->send("POST /api/plan HTTP/1.1\r\nHost: localhost\r\n");
+    if (i % 2 == 0)
+      half.back()->send("Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{");
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  int answered = 0;
+  while (answered < 20 && std::chrono::steady_clock::now() < deadline) {
+    for (const auto& client : half) client->send("a");  // byte by byte does not keep a place
+    const int status = get(served.port(), "/api/about").status;
+    ASSERT_TRUE(status == 200 || status == 503) << status;  // 503 as long as they are new
+    answered += status == 200;
+  }
+  EXPECT_EQ(answered, 20);
+}
+
+// An answer that nobody takes holds no thread either.
+TEST(Server, AnswersWhileManyClientsDoNotRead) {
+  ServerOptions options;
+  options.request_seconds = 600;
+  options.threads = 4;
+  const Served served({}, options);
+  std::string many;
+  for (int i = 0; i < 400; ++i) many += "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  std::vector<std::unique_ptr<RawClient>> deaf;
+  for (int i = 0; i < 20; ++i) {
+    deaf.push_back(std::make_unique<RawClient>(served.port()));
+    deaf.back()->send(many);
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(get(served.port(), "/api/about").status, 200);
+  for (int i = 0; i < 400; ++i) {  // and nothing is lost when it reads after all
+    ASSERT_EQ(parse_reply(deaf[7]->answer()).status, 200) << i;
+  }
+}
+
+TEST(Server, RefusesBodiesThatCouldGrowOrHideARequest) {
+  const Served served;
+  const auto ask = [&](const std::string& lines) {
+    RawClient client(served.port());
+    client.send("POST /api/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+                lines);
+    const std::string first = client.answer();
+    EXPECT_EQ(client.answer(), "") << "the connection goes on after " << first;
+    return parse_reply(first).status;
+  };
+  // Answered although not a byte of the body has come.
+  EXPECT_EQ(ask("Content-Encoding: br\r\nContent-Length: 1200\r\n\r\n"), 415);
+  EXPECT_EQ(ask("Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"), 411);
+  EXPECT_EQ(ask("Transfer-Encoding: chunked\r\n\r\n2;" + std::string(100, 'x') + "\r\n{}\r\n"),
+            411);
+  EXPECT_EQ(ask("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+                "GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+            400);
+  EXPECT_EQ(ask("Content-Length: 2\r\nContent-Length: 4\r\n\r\n{}"), 400);
+  EXPECT_EQ(ask("X: a\r\n Content-Length: 2\r\n\r\n{}"), 400);
+  EXPECT_EQ(ask("X: a\nContent-Length: 2\r\n\r\n{}"), 400);
+}
+
+// Threads that wait for clients would all be taken.
 TEST(Server, AnswersWhileManyRequestsAreHalfThere) {
   ServerOptions options;
   options.request_seconds = 60;
@@ -216,6 +282,20 @@ TEST(Server, AnswersRequestsThatComeTogetherInTheirOrder) {
       "GET /api/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
       "GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n");
   for (const int status : {200, 404, 200}) EXPECT_EQ(parse_reply(client.answer()).status, status);
+}
+
+TEST(Server, UnknownMethodsAreNotAllowed) {
+  const Served served;
+  for (const char* method : {"PUT", "DELETE", "QUERY", "OPTIONS", "TRACE"}) {
+    RawClient client(served.port());
+    client.send(str(method, " /api/plan HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+    const Reply reply = parse_reply(client.answer());
+    EXPECT_EQ(reply.status, 405) << method;
+    EXPECT_TRUE(contains(reply.head, "Allow: POST")) << reply.head;
+  }
+  RawClient client(served.port());
+  client.send("HEAD /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_TRUE(contains(client.until("\r\n\r\n"), "200 OK"));
 }
 
 TEST(Server, TellsAClientThatAsksToGoOnBeforeItListens) {
