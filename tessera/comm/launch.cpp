@@ -40,6 +40,11 @@ int need(const char* name, const char* because) {
   return *value;
 }
 
+int port_of(const char* name, int port) {
+  if (port >= 1 && port <= 65535) return port;
+  throw UsageError(str("the variable ", name, " is ", port, "; a port is 1 to 65535"));
+}
+
 // The first host of a Slurm node list: "node[07-09,12],login1" begins with "node07".
 std::string first_host(const std::string& list) {
   const auto bracket = list.find('[');
@@ -106,7 +111,7 @@ Launch detect_launch() {
       read_store(*store, launch);
     } else if (launch.size > 1) {
       launch.master_address = variable("MASTER_ADDR").value_or("127.0.0.1");
-      launch.master_port = need("MASTER_PORT", "WORLD_SIZE");
+      launch.master_port = port_of("MASTER_PORT", need("MASTER_PORT", "WORLD_SIZE"));
     }
     launch.one_host = number("LOCAL_WORLD_SIZE") == launch.size ||
                       is_loopback(launch.master_address) || launch.master_address == "localhost";
@@ -141,8 +146,9 @@ Launch detect_launch() {
     // Every task of a step computes the same port, and two steps of a host hardly ever the same.
     const long long job = number("SLURM_JOB_ID").value_or(0);
     const int step = number("SLURM_STEP_ID").value_or(0);
-    launch.master_port =
-        number("MASTER_PORT").value_or(static_cast<int>(20000 + (job * 31 + step) % 20000));
+    launch.master_port = port_of(
+        "MASTER_PORT",
+        number("MASTER_PORT").value_or(static_cast<int>(20000 + (job * 31 + step) % 20000)));
     launch.run = str("slurm/", job, ".", step);
   }
   launch.secret_fd = number("TESSERA_SECRET_FD").value_or(-1);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -124,6 +125,61 @@ class Connector {
   const Clock::time_point end_;
 };
 
+// The contacts that ranks leave in the store, in rank order. Reports missing ranks while it waits.
+class Contacts {
+ public:
+  Contacts(Store& store, int rank, int size, Clock::time_point end, JoinNotice notice)
+      : store_(store), rank_(rank), size_(size), end_(end), notice_(notice) {}
+
+  std::string wait_for(int other) {
+    for (;;) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now());
+      if (left <= notice_.left()) {
+        return store_.get(key(other), std::max(left, std::chrono::milliseconds(1)));
+      }
+      if (const auto text = look_up(other, notice_.left())) return *text;
+      if (notice_.is_due()) report(other);
+    }
+  }
+
+  static std::string key(int rank) { return str("peers/", rank); }
+
+ private:
+  static constexpr std::chrono::milliseconds kLook{100};
+  static constexpr std::size_t kMostMissing = 16;  // looked up for one report
+
+  // Nothing if the key does not come in time.
+  std::optional<std::string> look_up(int other, std::chrono::milliseconds timeout) {
+    const auto begun = Clock::now();
+    try {
+      return store_.get(key(other), timeout);
+    } catch (const Error&) {
+      if (Clock::now() - begun < timeout) throw;  // not by time, so for a reason of its own
+      return std::nullopt;
+    }
+  }
+
+  // All ranks wait for the same ones; the lowest that has joined reports.
+  void report(int first_missing) {
+    std::vector<int> joined, missing{first_missing};
+    for (int r = 0; r < size_ && missing.size() < kMostMissing; ++r) {
+      if (r == first_missing) continue;
+      const bool here = r < first_missing || r == rank_ || look_up(r, kLook).has_value();
+      if (here && joined.empty() && r != rank_) return;
+      (here ? joined : missing).push_back(r);
+    }
+    std::sort(missing.begin(), missing.end());
+    const bool more = missing.size() == kMostMissing;
+    if (more && joined.empty()) joined.push_back(rank_);
+    notice_.report_missing(rank_, size_, joined, missing, more);
+  }
+
+  Store& store_;
+  const int rank_, size_;
+  const Clock::time_point end_;
+  JoinNotice notice_;
+};
+
 // Accepts every higher rank; strangers are turned away and delay nobody.
 void accept_others(PeerSockets& met, Acceptor& acceptor, int rank, int size,
                    Clock::time_point end) {
@@ -172,9 +228,9 @@ PeerSockets connect_sockets(Store& store, int rank, int size, const PeersOptions
   store.set(str("peers/", rank), token + " " + here);
   std::vector<std::string> tokens;
   bool alone = true;
+  Contacts contacts(store, rank, size, end, JoinNotice(options.notice));
   for (int r = 0; r < size; ++r) {
-    const std::string key = str("peers/", r);
-    const Contact contact = parse_contact(key, r, read(key));
+    const Contact contact = parse_contact(Contacts::key(r), r, contacts.wait_for(r));
     tokens.push_back(contact.token);
     met.same_host.push_back(contact.host == here);
     alone = alone && met.same_host.back();

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/join_notice.h"
 #include "tessera/comm/socket.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -130,23 +131,44 @@ bool same_user(const Fd& socket) {
 
 namespace {
 
-// Rank 0: hands the secret to every other rank once, side by side.
-std::string hand_out(const std::string& name, int size, Clock::time_point end) {
-  const std::string secret = random_secret();
-  const Fd listener = listen_unix(name, SOMAXCONN);
+// A rank's request for the secret, and the answer. The secret follows an answer that is `good`.
+struct SecretRequest {
+  std::int32_t rank, size;
+};
+enum class SecretVerdict : std::int32_t { good = 0, other_size = 1, taken = 2 };
+struct SecretAnswer {
+  SecretVerdict verdict;
+  std::int32_t size;  // of rank 0's job
+};
+
+Fd listen_as_rank_0(const std::string& name) {
+  bool taken = false;
+  Fd listener = listen_unix(name, SOMAXCONN, &taken);
+  if (taken) {
+    throw UsageError(
+        "rank 0 of this job runs already: another process of this host and user was started with "
+        "RANK=0 and the same MASTER_PORT. Give every rank its own RANK, and every job its own "
+        "MASTER_PORT");
+  }
   fcntl(listener.get(), F_SETFL, O_NONBLOCK);
+  return listener;
+}
+
+// Rank 0: hands the secret to every other rank once, side by side.
+std::string hand_out(const std::string& name, int size, Clock::time_point end, JoinNotice notice) {
+  const std::string secret = random_secret();
+  const Fd listener = listen_as_rank_0(name);
   std::map<int, Fd> served;  // by rank
   std::vector<Fd> callers;   // whose rank is not known yet
   while (static_cast<int>(served.size()) < size - 1) {
+    std::vector<int> joined{0}, missing;
+    for (int r = 1; r < size; ++r) (served.contains(r) ? joined : missing).push_back(r);
     if (Clock::now() > end) {
-      std::vector<std::string> absent;
-      for (int r = 1; r < size; ++r) {
-        if (!served.contains(r)) absent.push_back(str(r));
-      }
-      throw PeerError(str("rank 0 waited in vain for rank ", join(absent, ", "),
+      throw PeerError(str("rank 0 waited in vain for rank ", ranks_text(missing),
                           " to fetch the job's secret; did all ranks start, on this host and as "
                           "this user? Otherwise name one: TESSERA_SECRET_FILE=path"));
     }
+    if (notice.is_due()) notice.report_missing(0, size, joined, missing);
     std::vector<pollfd> polls{{listener.get(), POLLIN, 0}};
     for (const Fd& caller : callers) polls.push_back({caller.get(), POLLIN, 0});
     if (poll(polls.data(), polls.size(), 100) <= 0) continue;
@@ -156,11 +178,15 @@ std::string hand_out(const std::string& name, int size, Clock::time_point end) {
         undecided.push_back(std::move(callers[i]));
         continue;
       }
-      std::int32_t rank = -1;
-      const bool whole = recv(callers[i].get(), &rank, sizeof(rank), MSG_DONTWAIT) == sizeof(rank);
-      if (!whole || rank < 1 || rank >= size || served.contains(rank)) continue;
-      if (send_all(callers[i], secret.data(), secret.size())) {
-        served.emplace(rank, std::move(callers[i]));
+      SecretRequest asked{-1, -1};
+      if (recv(callers[i].get(), &asked, sizeof(asked), MSG_DONTWAIT) != sizeof(asked)) continue;
+      SecretAnswer answer{SecretVerdict::good, size};
+      if (served.contains(asked.rank) || asked.rank == 0) answer.verdict = SecretVerdict::taken;
+      if (asked.size != size) answer.verdict = SecretVerdict::other_size;
+      if (asked.rank < 0 || asked.rank >= asked.size) continue;
+      if (send_all(callers[i], &answer, sizeof(answer)) && answer.verdict == SecretVerdict::good &&
+          send_all(callers[i], secret.data(), secret.size())) {
+        served.emplace(asked.rank, std::move(callers[i]));
       }
     }
     callers = std::move(undecided);
@@ -170,7 +196,8 @@ std::string hand_out(const std::string& name, int size, Clock::time_point end) {
   return secret;
 }
 
-std::string fetch(const std::string& name, int rank, Clock::time_point end) {
+std::string fetch(const std::string& name, int rank, int size, Clock::time_point end,
+                  JoinNotice notice) {
   for (;;) {
     const Fd socket = try_connect_unix(name);
     if (socket.open()) {
@@ -180,11 +207,20 @@ std::string fetch(const std::string& name, int rank, Clock::time_point end) {
                 "another MASTER_PORT",
                 kOtherWay));
       }
-      const std::int32_t own = rank;
+      const SecretRequest own{rank, size};
+      SecretAnswer answer{};
       std::string secret(kSecretBytes, '\0');
       if (send_all(socket, &own, sizeof(own)) &&
-          receive_all(socket, secret.data(), secret.size(), end)) {
-        return secret;
+          receive_all(socket, &answer, sizeof(answer), end)) {
+        if (answer.verdict == SecretVerdict::other_size) {
+          throw UsageError(str("rank ", rank, " was started with WORLD_SIZE ", size,
+                               " and rank 0 with ", answer.size, "; give all ranks the same"));
+        }
+        if (answer.verdict == SecretVerdict::taken) {
+          throw UsageError(str("another process of this job is rank ", rank,
+                               " already; give every rank its own RANK"));
+        }
+        if (receive_all(socket, secret.data(), secret.size(), end)) return secret;
       }
     }
     if (Clock::now() > end) {
@@ -193,16 +229,22 @@ std::string fetch(const std::string& name, int rank, Clock::time_point end) {
               "this host and as this user?", kOtherWay),
           0);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // rank 0 has not come so far
+    if (notice.is_due()) {
+      notice.report(rank,
+                    "for rank 0, which has not started on this host as this user. Start it "
+                    "with the same MASTER_PORT and WORLD_SIZE.");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
 
 }  // namespace
 
 std::string agree_on_secret(const std::string& name, int rank, int size,
-                            std::chrono::milliseconds timeout) {
+                            std::chrono::milliseconds timeout, std::chrono::milliseconds notice) {
   const auto end = Clock::now() + timeout;
-  return rank == 0 ? hand_out(name, size, end) : fetch(name, rank, end);
+  return rank == 0 ? hand_out(name, size, end, JoinNotice(notice))
+                   : fetch(name, rank, size, end, JoinNotice(notice));
 }
 
 }  // namespace tessera::comm

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <string>
 
+#include "tessera/comm/join_notice.h"
 #include "tessera/core/fd.h"
 
 namespace tessera::comm {
@@ -36,9 +37,11 @@ std::string how_to_make_secret_file(const std::string& path);
 
 // For ranks of one host that were given no secret: rank 0 makes one and hands it to processes of
 // the same user, whom the kernel vouches for, through a Unix socket of this name. Collective over
-// the ranks. Throws PeerError naming a rank that does not come in time.
+// the ranks. Throws PeerError naming a rank that does not come in time, and UsageError if two
+// processes have the same rank or another size. Reports missing ranks after `notice`.
 std::string agree_on_secret(const std::string& name, int rank, int size,
-                            std::chrono::milliseconds timeout);
+                            std::chrono::milliseconds timeout,
+                            std::chrono::milliseconds notice = JoinNotice::kFirst);
 
 // Whether the other end of a Unix socket is a process of this user.
 bool same_user(const Fd& socket);

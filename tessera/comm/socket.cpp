@@ -50,12 +50,13 @@ bool wait_for(int fd, short events, Clock::time_point end) {
 
 void throw_errno(const std::string& what) { throw Error(str(what, ": ", std::strerror(errno))); }
 
-Fd listen_unix(const std::string& name, int backlog) {
+Fd listen_unix(const std::string& name, int backlog, bool* taken) {
   Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, length);
   if (!fd.open() || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       listen(fd.get(), backlog) != 0) {
+    if (taken != nullptr && (*taken = errno == EADDRINUSE)) return Fd();
     throw_errno("cannot listen on a Unix socket");
   }
   return fd;

@@ -14,7 +14,8 @@ namespace tessera::comm {
 [[noreturn]] void throw_errno(const std::string& what);
 
 // Sockets of the abstract Unix name space: no file, gone with the process.
-Fd listen_unix(const std::string& name, int backlog);
+// With `taken`, a name that is in use sets it and returns an empty descriptor instead of throwing.
+Fd listen_unix(const std::string& name, int backlog, bool* taken = nullptr);
 // Empty when nobody listens there (`nobody` says so), or too many wait to be let in.
 Fd try_connect_unix(const std::string& name, bool* nobody = nullptr);
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "tessera/comm/join_notice.h"
 #include "tessera/comm/peers.h"
 #include "tessera/comm/store.h"
 
@@ -14,6 +15,7 @@ struct PeersOptions {
   std::string secret{};   // of the job; without one anybody may come in
   std::string run{};      // tells this job from others with the same secret
   std::string address{};  // numeric: where to listen for ranks of other hosts, if there are any
+  std::chrono::milliseconds notice = JoinNotice::kFirst;  // of waiting, before it is reported
 };
 
 // The control plane of ranks that are processes: a connection between every two of them, through

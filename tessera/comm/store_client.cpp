@@ -51,6 +51,7 @@ class StoreClient final : public Store {
     const Credentials credentials{Credentials::Purpose::store, options_.secret, options_.run,
                                   options_.size, -1};
     const auto end = Clock::now() + options_.timeout;
+    JoinNotice notice(options_.notice);
     std::string why;
     for (;;) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
@@ -78,6 +79,13 @@ class StoreClient final : public Store {
         throw Error(str("rank ", options_.rank, " cannot reach the rendezvous store at ", place(),
                         " within ", static_cast<double>(options_.timeout.count()) / 1000.0,
                         " s; is rank 0, or the launcher, running? (", why, ")"));
+      }
+      if (notice.is_due()) {
+        notice.report(
+            options_.rank,
+            str("for the rendezvous store at ", place(), ". Rank 0, or the launcher, has ",
+                "not started, cannot be reached there, or waits for other ranks itself ",
+                "and reports which (", why, ")."));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }

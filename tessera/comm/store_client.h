@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/join_notice.h"
 #include "tessera/comm/store.h"
 
 namespace tessera::comm {
@@ -17,6 +18,7 @@ struct StoreClientOptions {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for the server to be there
+  std::chrono::milliseconds notice = JoinNotice::kFirst;        // of waiting, before it is reported
 };
 
 // Joins the store of a StoreServer; waits until it is there. Throws UsageError when the two have

@@ -267,8 +267,10 @@ StoreServer::StoreServer(const StoreServerOptions& options) {
   try {
     listener = listen_tcp(options.address, port);
   } catch (const Error& error) {
-    throw UsageError(str("the store of the job ", error.what(),
-                         "; is the port taken, or the address not one of this machine?"));
+    throw UsageError(
+        str("the store of the job ", error.what(),
+            "; is the port taken, is rank 0 running already, or is the address not one of "
+            "this machine?"));
   }
   service_ = std::make_unique<Service>(options, std::move(listener), port);
 }

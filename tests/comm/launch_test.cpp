@@ -137,6 +137,18 @@ TEST(Launch, TesseraRunNamesItsOwnStore) {
   EXPECT_EQ(detect_launch().master_address, "head");
 }
 
+TEST(Launch, PortsAreInTheirRange) {
+  for (const char* port : {"0", "65536", "99999"}) {
+    Environment torchrun({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});
+    EXPECT_NE(refusal().find("MASTER_PORT is "), std::string::npos) << port;
+    Environment srun({{"SLURM_PROCID", "0"},
+                      {"SLURM_NTASKS", "2"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"MASTER_PORT", port}});
+    EXPECT_NE(refusal().find("a port is 1 to 65535"), std::string::npos) << port;
+  }
+}
+
 TEST(Launch, RanksThatAreSurelyOnOneHostMeetAtItsLoopback) {
   const Variables base = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}};
   const std::vector<std::pair<Variables, bool>> cases = {

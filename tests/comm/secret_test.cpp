@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "tessera/comm/address.h"
+#include "tessera/comm/store_client.h"
 #include "tests/comm/strangers.h"
 #include "tests/temporary_folder.h"
 
@@ -94,8 +95,8 @@ TEST(Secret, RanksOfOneUserAgreeOnOneAndOthersGetNothing) {
   if (geteuid() == 0) {
     const int heard = as_nobody([&] {
       const Fd socket = call_unix(name);
-      const std::int32_t rank = 2;
-      send_all(socket, &rank, sizeof(rank));
+      const std::int32_t rank_and_size[] = {2, 3};
+      send_all(socket, rank_and_size, sizeof(rank_and_size));
       char byte = 0;
       return receive_all(socket, &byte, 1, hang()) ? 1 : 0;
     });
@@ -115,6 +116,71 @@ TEST(Secret, ARankThatDoesNotFetchItIsNamed) {
   const std::string other =
       message_of<PeerError>([] { agree_on_secret("tessera-test-" + random_token(), 1, 3, 1ms); });
   EXPECT_TRUE(contains(other, "from rank 0")) << other;
+}
+
+TEST(Secret, TheSameRankTwiceAndAnotherSizeAreNamed) {
+  const std::string name = "tessera-test-" + random_token();
+  auto first =
+      std::async(std::launch::async, [&name] { return agree_on_secret(name, 0, 3, kHang); });
+  auto second =
+      std::async(std::launch::async, [&name] { return agree_on_secret(name, 1, 3, kHang); });
+  const std::string secret = second.get();
+  const std::string taken = message_of<UsageError>([&] { agree_on_secret(name, 1, 3, kHang); });
+  EXPECT_TRUE(contains(taken, "another process of this job is rank 1 already")) << taken;
+  const std::string zero = message_of<UsageError>([&] { agree_on_secret(name, 0, 3, kHang); });
+  EXPECT_TRUE(contains(zero, "rank 0 of this job runs already")) << zero;
+  const std::string size = message_of<UsageError>([&] { agree_on_secret(name, 3, 4, kHang); });
+  EXPECT_TRUE(contains(size, "WORLD_SIZE 4 and rank 0 with 3")) << size;
+  EXPECT_EQ(agree_on_secret(name, 2, 3, kHang), secret);
+  EXPECT_EQ(first.get(), secret);
+}
+
+// What `body` writes to stderr.
+std::string reported(const std::function<void()>& body) {
+  ::testing::internal::CaptureStderr();
+  body();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(JoinNotice, NamesRanksThatHaveJoinedAndThatHaveNot) {
+  EXPECT_EQ(ranks_text({}), "none");
+  EXPECT_EQ(ranks_text({0, 1, 3, 4, 5, 9}), "0, 1, 3 to 5, 9");
+  const std::string name = "tessera-test-" + random_token();
+  const std::string zero = reported([&] {
+    auto other = std::async(std::launch::async, [&] { agree_on_secret(name, 1, 4, kHang); });
+    message_of<PeerError>([&] { agree_on_secret(name, 0, 4, 3s, 300ms); });
+    other.get();
+  });
+  EXPECT_TRUE(contains(zero, "tessera: rank 0 has waited ")) << zero;
+  EXPECT_TRUE(contains(zero, "Of 4, joined: 0, 1; missing: 2, 3. Start the missing ranks")) << zero;
+  const std::string one =
+      reported([&] { message_of<PeerError>([&] { agree_on_secret(name, 1, 4, 300ms, 100ms); }); });
+  EXPECT_TRUE(contains(one, "for rank 0, which has not started")) << one;
+}
+
+TEST(JoinNotice, OfSeveralRanksTheLowestReports) {
+  MemoryStore store;
+  PeersOptions options;
+  options.timeout = 3s;
+  options.notice = 300ms;
+  const std::string text = reported([&] {
+    auto second = start_rank(store, 1, 6, options);
+    store.get("peers/1", kHang);
+    auto fourth = start_rank(store, 3, 6, options);
+    message_of<Error>([&] { second.get(); });
+    message_of<Error>([&] { fourth.get(); });
+  });
+  EXPECT_TRUE(contains(text, "tessera: rank 1 has waited ")) << text;
+  EXPECT_TRUE(contains(text, "Of 6, joined: 1, 3; missing: 0, 2, 4, 5.")) << text;
+  EXPECT_FALSE(contains(text, "rank 3 has waited")) << text;
+}
+
+TEST(JoinNotice, ARankReportsThatItDoesNotReachTheStore) {
+  std::uint16_t port = 0;
+  { const Fd listener = listen_tcp("127.0.0.1", port); }  // nothing listens there any more
+  StoreClientOptions options{{"127.0.0.1"}, port, "secret", "run", 2, 3, 500ms, 100ms};
+  const std::string text = reported([&] { message_of<Error>([&] { connect_store(options); }); });
+  EXPECT_TRUE(contains(text, " for the rendezvous store at 127.0.0.1 port ")) << text;
 }
 
 TEST(Secret, IsNotTakenFromAnotherUser) {
