@@ -1,5 +1,8 @@
 // tessera plan: predicts memory, traffic and time of a run, or searches for the best one.
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -15,6 +18,7 @@
 #include "tessera/cli/plan_report.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/index.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
@@ -124,14 +128,21 @@ void check_modes(const PlanArguments& arguments, bool top_given) {
   }
 }
 
+constexpr std::size_t kLongestQuestion = 64 << 10;  // bytes
+
+bool is_terminal(const std::string& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  return fd.open() && ::isatty(fd.get()) == 1;
+}
+
 int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
   std::ifstream file;
   if (arguments.questions != "-") {
     // Lines of a pipe are answered as they come; a folder would read as an empty file.
     const std::string kind = kind_of_file(arguments.questions);
-    if (kind == "a folder") {
+    if (kind == "a folder" || (kind == "a character device" && !is_terminal(arguments.questions))) {
       throw UsageError(str("--questions: ", quote(arguments.questions), " is ", kind,
-                           "; wanted a file with a JSON object in each line"));
+                           "; it must be a file or a pipe with a JSON object in each line"));
     }
     file.open(arguments.questions);
     if (!file)
@@ -139,8 +150,18 @@ int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalog
                            std::strerror(errno), "; wanted a file, or - for stdin"));
   }
   std::istream& in = arguments.questions == "-" ? std::cin : file;
-  std::string line, out;
-  while (std::getline(in, line)) {
+  std::string buffer(kLongestQuestion + 1, '\0'), out;
+  for (std::int64_t number = 1; in.good(); ++number) {
+    // No more than the buffer is read, however long the line is.
+    in.getline(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    const bool has_end = in.good();  // gcount() counts it
+    const std::string line = buffer.substr(0, as_size(in.gcount()) - (has_end ? 1 : 0));
+    if (in.fail() && !in.eof() && !in.bad()) {
+      if (print_out(out) != 0) return 1;
+      throw DataError(str("--questions: line ", number, " of ", quote(arguments.questions),
+                          " is longer than ", kLongestQuestion,
+                          " bytes. A question is a JSON object in one line"));
+    }
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     out += planner::answer_line(arguments.settings, catalogue, line) + "\n";
     if (out.size() > 1U << 16U) {

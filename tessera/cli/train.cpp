@@ -25,6 +25,7 @@
 #include "tessera/core/fd.h"
 #include "tessera/core/log.h"
 #include "tessera/core/most_ranks.h"
+#include "tessera/core/start_failure.h"
 #include "tessera/core/text.h"
 #include "tessera/process/failure_notes.h"
 #include "tessera/process/free_memory.h"
@@ -134,10 +135,6 @@ int take_part(train::TrainConfig config) {
   ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone does not end the training
   stop_signal().store(0);      // before the handlers need them
   save_asked().store(0);
-  finish_the_step_on(SIGINT);
-  finish_the_step_on(SIGTERM);
-  finish_the_step_on(SIGHUP);
-  finish_the_step_on(SIGQUIT);
   save_on(SIGUSR1);
   const auto wish = [] {
     if (stop_signal().load() != 0) return train::Wish::stop;
@@ -154,11 +151,14 @@ int take_part(train::TrainConfig config) {
     const auto giving_up = [&](const std::string& why) {
       process::note_failure(comm::detect_launch().rank, last_step, why);
     };
-    ended = train::run_session(config, comm::init(init), wish, {&last_step, giving_up});
+    // Signals end the process at once while ranks wait for each other: there is nothing to save.
+    const comm::Group world = comm::init(init);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) finish_the_step_on(signal);
+    ended = train::run_session(config, world, wish, {&last_step, giving_up});
   } catch (const std::exception& error) {
     const bool own = dynamic_cast<const PeerError*>(&error) == nullptr;
     const int rank = comm::detect_launch().rank;
-    if (!process::note_failure(rank, last_step, error.what(), own)) throw;
+    if (!process::note_failure(rank, last_step, explained(error), own)) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
   if (ended == train::Ended::unsaved) return kNotSaved;
@@ -231,8 +231,8 @@ void warn_of_idle_settings(const Ready& ready, const comm::Launch& launch) {
 void follow_run(Ready& ready) {
   if (::access(sibling("tessera-dashboard").c_str(), X_OK) != 0) {
     throw UsageError(
-        "--dashboard: this build has no tessera-dashboard, which is built where cpp-httplib is "
-        "found (Debian: libcpp-httplib-dev); wanted --metrics FILE instead");
+        "--dashboard: this build has no tessera-dashboard. `make build` builds it, and needs zlib "
+        "(Debian: zlib1g-dev). Without it use --metrics FILE");
   }
   ready.dashboard = true;
   if (!ready.config.metrics.empty()) return;

@@ -15,6 +15,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
+#include "tessera/core/start_failure.h"
 #include "tessera/core/text.h"
 
 namespace tessera::process {
@@ -124,7 +125,7 @@ Started start_process(const ProcessSpec& spec) {
   const pid_t parent = ::getpid();
   Started result;
   result.pid = ::fork();
-  if (result.pid < 0) throw Error(str("cannot start a process: ", std::strerror(errno)));
+  if (result.pid < 0) throw Error(str("cannot start a process: ", start_failure_text(errno)));
   if (result.pid == 0) {
     become(spec, mask, arguments.data(), environment.data(), null_fd.get(), report_write.get(),
            parent);
@@ -168,7 +169,7 @@ Guard::Guard(int most_groups) {
   Fd read_end;
   make_pipe(read_end, pipe_);
   pid_ = ::fork();
-  if (pid_ < 0) throw Error(str("cannot start the guard process: ", std::strerror(errno)));
+  if (pid_ < 0) throw Error(str("cannot start the guard process: ", start_failure_text(errno)));
   if (pid_ == 0) {
     pipe_.reset();
     guard_groups(read_end.get(), groups.get(), most_groups);

@@ -110,6 +110,20 @@ TEST(PlanProgram, FlagsAndLinesAgree) {
   EXPECT_EQ(answer["question"]["dp"], 4);
 }
 
+// Input may be endless: at most the longest question is held.
+TEST(PlanProgram, AQuestionHasALongestLine) {
+  const std::string row = R"({"model":"gpt2-124m"})";
+  const std::string longest = row + std::string((64 << 10) - row.size(), ' ');
+  const TextFile good(longest + "\n" + row);
+  EXPECT_EQ(plan({"--questions", good.path()}).status, 0);
+  const TextFile bad(row + "\n" + longest + " \n");
+  const Answer refused = plan({"--questions", bad.path()});
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_TRUE(contains(refused.err, "line 2 of ")) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "longer than 65536 bytes")) << refused.err;
+  EXPECT_TRUE(contains(refused.out, "\"question\"")) << "the answer to the first line";
+}
+
 TEST(PlanProgram, Search) {
   const Answer text = plan(
       {"--search", "--model", "gpt3-13b", "--gpus", "16", "--global-batch", "32", "--top", "3"});
@@ -200,6 +214,7 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
       {{"--hardware", "cpu", "--nodes", "2", "--dp", "4", "--zero", "3", "--gather", "alias"},
        "--gather"},
       {{"--questions", "/no/such/file"}, "cannot read"},
+      {{"--questions", "/dev/zero"}, "is a character device"},
       {{"--batch", "8"}, "wanted --micro-batch for sequences"},
       {{"--score", "/no/such/file"}, "cannot read"},
       {{"--score", no_column.path()}, "step_ms"},

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -331,6 +333,39 @@ TEST_F(TorchProgram, RanksStartedByHandMeetAndUseAFileIfTheyAreTold) {
   const std::string warning = "warning: the ranks are on several hosts and have no secret";
   EXPECT_TRUE(contains(open.err, warning)) << open.err;
   EXPECT_EQ(open.err.find(warning), open.err.rfind(warning));
+}
+
+// A rank that waits for the others has nothing to save: a signal ends it at once.
+TEST_F(TorchProgram, ARankThatWaitsForOthersEndsByASignal) {
+  const SecretFile secret;
+  for (const int number : {SIGTERM, SIGINT}) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    const Fd store(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    auto* const at = reinterpret_cast<sockaddr*>(&address);
+    ASSERT_TRUE(::bind(store.get(), at, length) == 0 && ::listen(store.get(), 4) == 0 &&
+                ::getsockname(store.get(), at, &length) == 0);
+    Capture out, err;
+    Child rank([&] {
+      ::dup2(out.fd(), 1);
+      ::dup2(err.fd(), 2);
+      ::setenv("RANK", "1", 1);
+      ::setenv("WORLD_SIZE", "2", 1);
+      ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+      ::setenv("MASTER_PORT", std::to_string(ntohs(address.sin_port)).c_str(), 1);
+      ::setenv("TESSERA_SECRET_FILE", secret.path().c_str(), 1);
+      ::execl(TESSERA_PROGRAM, TESSERA_PROGRAM, "train", "--steps", "1", nullptr);
+      return 127;
+    });
+    // It has come as far as the store, which never answers.
+    pollfd entry{store.get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&entry, 1, static_cast<int>(kHang * 1000)), 1) << err.text();
+    const Fd connection(::accept4(store.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    rank.signal(number);
+    EXPECT_EQ(rank.wait(), 128 + number) << err.text();
+  }
 }
 
 TEST_F(TorchProgram, DoctorReportsInBothForms) {

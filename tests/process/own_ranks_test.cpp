@@ -3,8 +3,13 @@
 #include "tessera/process/own_ranks.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <system_error>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/start_failure.h"
 #include "tests/processes.h"
 
 namespace tessera::process {
@@ -37,6 +42,25 @@ TEST(OwnRanks, AreAsManyAsALauncherHasStarted) {
   EXPECT_EQ(error_of([] { check_given_ranks(4, "mpirun", 4); }), "");
   EXPECT_EQ(error_of([] { check_given_ranks(2, "mpirun", 4); }),
             "--ranks: got 2, but mpirun started 4 ranks; leave --ranks out");
+}
+
+TEST(OwnRanks, TheLimitOnProcessesIsNamed) {
+  Capture err;
+  Child child([&] {
+    ::dup2(err.fd(), 2);
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 100;  // root has no such limit
+    const rlimit none{0, 0};
+    ::setrlimit(RLIMIT_NPROC, &none);
+    OwnRanks own;
+    own.ranks = 2;
+    own.name = "test";
+    const std::string said = error_of([&] { start_ranks(own, {}, {"/bin/sh", "-c", "exit 0"}); });
+    return contains(said, "limit on processes and threads was reached (ulimit -u is 0)") ? 0 : 1;
+  });
+  EXPECT_EQ(child.wait(), 0) << err.text();
+  const std::system_error thread(std::make_error_code(std::errc::resource_unavailable_try_again));
+  EXPECT_TRUE(contains(explained(thread), "cannot start a thread: the limit")) << explained(thread);
+  EXPECT_EQ(explained(Error("another")), "another");
 }
 
 TEST(OwnRanks, BlameTheRankThatFailedByItself) {

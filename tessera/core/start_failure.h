@@ -1,0 +1,34 @@
+#pragma once
+
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <system_error>
+
+#include "tessera/core/text.h"
+
+namespace tessera {
+
+// Explains `error`, the errno of a fork or of a thread that could not be started.
+inline std::string start_failure_text(int error) {
+  if (error != EAGAIN) return std::strerror(error);
+  rlimit limit{};
+  const bool bounded = ::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return str("the limit on processes and threads was reached (ulimit -u is ",
+             bounded ? str(limit.rlim_cur) : "unlimited", "). Raise it with ulimit -u, or, in a ",
+             "container or systemd unit, its limit on tasks; or start fewer ranks and threads");
+}
+
+// what(), with the reason explained if a thread could not be started: the standard library says
+// "Resource temporarily unavailable".
+inline std::string explained(const std::exception& error) {
+  const auto* const system = dynamic_cast<const std::system_error*>(&error);
+  const bool limit =
+      system != nullptr && system->code() == std::errc::resource_unavailable_try_again;
+  return limit ? "cannot start a thread: " + start_failure_text(EAGAIN) : error.what();
+}
+
+}  // namespace tessera
