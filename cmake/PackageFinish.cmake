@@ -1,10 +1,13 @@
 # cpack runs it on what was installed, before it is packed: nothing may name the machine that built it,
 # and what Debian's policy wants is there.
-file(GLOB_RECURSE torch_programs "${CPACK_TEMPORARY_DIRECTORY}/tessera-torch")
-foreach(program ${torch_programs})
-  file(RPATH_CHANGE FILE "${program}"
-       OLD_RPATH "$ORIGIN/../lib:$ORIGIN/../lib/tessera/torch/lib:${CPACK_TESSERA_TORCH_LIBRARIES}"
-       NEW_RPATH "$ORIGIN/../lib:$ORIGIN/../lib/tessera/torch/lib")
+file(GLOB_RECURSE programs "${CPACK_TEMPORARY_DIRECTORY}/tessera*")
+list(FILTER programs INCLUDE REGEX "/bin/tessera[a-z-]*$")
+foreach(program ${programs})
+  set(runpath "$ORIGIN/../lib")
+  if(program MATCHES "/tessera-torch$")
+    string(APPEND runpath ":$ORIGIN/../lib/tessera/torch/lib")
+  endif()
+  file(RPATH_SET FILE "${program}" NEW_RPATH "${runpath}")
 endforeach()
 file(GLOB_RECURSE libraries "${CPACK_TEMPORARY_DIRECTORY}/*.a")
 if(libraries)

@@ -18,7 +18,9 @@ set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")  # the sanitizers' build, with ass
 # One position-independent mode for libraries and programs, so that they can share a
 # precompiled header (GCC refuses one that was built with another mode).
 add_compile_options(-fPIC)
-add_link_options(-Wl,--as-needed)
+# All symbols are bound at start, and the tables that they are called through are read-only then.
+add_link_options(-Wl,--as-needed -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack
+                 $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-pie>)
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")

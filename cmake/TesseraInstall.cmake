@@ -49,7 +49,15 @@ if(TESSERA_TORCH)
           DESTINATION "${TESSERA_CMAKE_DIR}")
 endif()
 
-# The programs, where the cli room has declared them.
+# The programs, where the cli room has declared them. They are linked with the RUNPATH that they are
+# installed with: one that CMake has to change later ends with an empty entry, which the loader reads
+# as the current folder.
+foreach(program tessera_cli tessera_dashboard_cli tessera_torch_cli)
+  if(TARGET ${program})
+    set_target_properties(${program} PROPERTIES BUILD_WITH_INSTALL_RPATH ON
+                                                INSTALL_RPATH_USE_LINK_PATH ON)
+  endif()
+endforeach()
 foreach(program tessera_cli tessera_dashboard_cli)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT planner)

@@ -18,6 +18,8 @@ import tempfile
 import time
 import urllib.request
 
+import binaries_test
+
 
 def run(*command, status=0, **options):
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True,
@@ -78,6 +80,9 @@ def check_contents(root, version, tree):
         check(str(tree) not in told, f"{program.name} names the tree it was built in")
         check("torch" not in told, f"{program.name} wants torch:\n{told}")
         check(not re.search(r"libmpi", told), f"{program.name} wants MPI")
+        check("[$ORIGIN/../lib]" in told, f"{program.name} looks for libraries elsewhere:\n{told}")
+        wrong = list(binaries_test.problems_of(program))
+        check(not wrong, f"{program.name}: {wrong}")
     docs = root / "usr/share/doc/tessera-planner"
     check("MIT License" in (docs / "copyright").read_text(), "no licence in copyright")
     log = gzip.open(docs / "changelog.gz", "rt").read()

@@ -61,6 +61,7 @@ endfunction()
 
 run("${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/installed")
 file(RENAME "${work}/installed" "${work}/moved")
+run("${python}" "${consumer}/../binaries_test.py" "${work}/moved/bin")
 
 # Nothing installed may point back into the tree that it was built in.
 file(GLOB configs "${work}/moved/lib*/cmake/tessera/*.cmake" "${work}/moved/lib/*/cmake/tessera/*.cmake")

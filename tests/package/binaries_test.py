@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""What the loader and an attacker find in our programs:  binaries_test.py FOLDER...
+
+Every ELF program and shared library below the folders must
+ - name only absolute folders and $ORIGIN/... in RUNPATH. The loader reads an empty or relative entry
+   as the current folder: a libzstd.so.1 in a downloaded checkpoint would run;
+ - be position independent, bind all symbols at start, make its tables read-only then (full RELRO), and
+   have no executable stack.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+
+def readelf(*arguments):
+    return subprocess.run(["readelf", "-W", *map(str, arguments)], check=True, text=True,
+                          stdout=subprocess.PIPE).stdout
+
+
+def programs_below(folders):
+    for folder in folders:
+        for path in sorted(pathlib.Path(folder).rglob("*")):
+            if not path.is_file() or path.is_symlink() or path.suffix in (".o", ".a"):
+                continue
+            with open(path, "rb") as file:
+                head = file.read(18)
+            if head[:4] == b"\x7fELF" and head[16] in (2, 3):  # ET_EXEC, ET_DYN
+                yield path
+
+
+def problems_of(path):
+    """What is wrong with one program, in words."""
+    told = readelf("-h", "-l", "-d", path)
+    for entries in re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", told):
+        for entry in set(entries.split(":")):
+            if not re.match(r"(/|\$ORIGIN(/|$))", entry):
+                yield f"RUNPATH [{entries}] has the entry {entry!r}, which is the current folder"
+    if not re.search(r"Type:\s+DYN", told):
+        yield "is not position independent"
+    if "GNU_RELRO" not in told:
+        yield "has no RELRO"
+    if not re.search(r"BIND_NOW|Flags:.*\bNOW\b", told):
+        yield "binds lazily: RELRO is not full"
+    stack = re.search(r"GNU_STACK.*", told)
+    if not stack or re.search(r"RWE", stack.group()):
+        yield "has an executable stack"
+
+
+def main(folders):
+    programs = list(programs_below(folders))
+    if not programs:
+        sys.exit(f"no program in {', '.join(folders)}")
+    wrong = [f"{path}: {problem}" for path in programs for problem in problems_of(path)]
+    print(f"{len(programs)} programs, {len(wrong)} problems")
+    sys.exit("\n".join(wrong) if wrong else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
