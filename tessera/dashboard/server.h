@@ -15,8 +15,8 @@ struct ServerOptions {
   int connections = 192;              // more are refused
   int threads = 64;                   // that answer, or wait for something
   RequestLimits limits;
-  double request_seconds = 10;  // from the first byte of a request to its last; also without
-                                // progress of a client that receives
+  // From the first byte of a request to its last, and for a client that takes nothing of an answer.
+  double request_seconds = 10;
   double idle_seconds = 15;  // between requests of a connection
 };
 
