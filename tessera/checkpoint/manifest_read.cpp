@@ -240,8 +240,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   about.seed = seed.get<std::uint64_t>();
   const Node mesh = root.at("mesh");
   bool named = false;  // an axis that is not there has one rank
-  for (const std::string_view axis : kAxisNames) {
-    const std::string name(axis);
+  for (const Axis axis : kAllAxes) {
+    const std::string name(axis_name(axis));
     if (!mesh.has(name)) continue;
     about.mesh.set(axis, static_cast<int>(mesh.at(name).number(1, kMostRanks)));
     named = true;

@@ -42,7 +42,7 @@ BytesDone counter(const BytesDone& told) {
 
 std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Axes& mesh,
                                   int rank) {
-  const Place at = mesh.place_of(rank);
+  const Coordinate at = mesh.coordinate_of(rank);
   double all = 0, before = 0;
   for (const ParamSpec& spec : params) all += static_cast<double>(elements_of(spec.shape));
   std::vector<ParamShard> shards;

@@ -218,8 +218,7 @@ int checkpoint_command(int argc, char** argv) {
   VerifyOptions checks;
   ExportArguments exported;
   bool json = false, params = false;
-  std::array<int, kAxes> sizes;
-  sizes.fill(1);
+  PerAxis<int> sizes(1);
   const auto command = [&](const char* name, const char* help, const char* examples) -> CLI::App& {
     CLI::App& app = *line.app().add_subcommand(name, help);
     app.footer(str("Examples:\n", examples));
@@ -256,9 +255,9 @@ int checkpoint_command(int argc, char** argv) {
               "this: it takes any mesh's.",
               kReshardExamples);
   reshards.add_option("TO", other, "the folder to put step-… into")->required()->type_name("");
-  for (const Axis& axis : Axes().written()) {
-    const std::size_t i = axis_index(axis.name);
-    line.integer(reshards, str("--", axis.name), sizes[i], 1, 1 << 20, std::string(kAxisHelps[i]));
+  for (const Axis axis : kPrintedAxes) {
+    line.integer(reshards, str("--", axis_name(axis)), sizes[axis], 1, 1 << 20,
+                 std::string(axis_help(axis)));
   }
   CLI::App& exports =
       command("export",
@@ -295,7 +294,7 @@ int checkpoint_command(int argc, char** argv) {
     if (diffs.parsed()) return diff(path, other, json);
     if (reshards.parsed()) {
       Axes mesh;
-      for (std::size_t i = 0; i < kAxes; ++i) mesh.set(kAxisNames[i], sizes[i]);
+      for (const Axis axis : kAllAxes) mesh.set(axis, sizes[axis]);
       return reshard(path, other, mesh);
     }
     exported.from = path;

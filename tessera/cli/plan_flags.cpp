@@ -27,7 +27,7 @@ bool same_member(const planner::Field& a, const planner::Field& b) {
         if constexpr (!std::is_same_v<decltype(x), decltype(y)>) {
           return false;
         } else if constexpr (std::is_same_v<decltype(x), const planner::Field::OfAxis&>) {
-          return x.name == y.name;
+          return x.axis == y.axis;
         } else {
           return x == y;
         }

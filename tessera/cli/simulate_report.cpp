@@ -155,8 +155,9 @@ std::string simulation_text(const Simulation& s) {
 std::string sweep_title(const Sweep& s) {
   const Question& q = s.question;
   std::string text = str(model_of(q), " on ", q.hardware.name);
-  for (const Axis& axis : q.axes.written()) {
-    if (s.range.axis != axis.name && axis.size > 1) text += str(", ", axis.name, " ", axis.size);
+  for (const Axis axis : kPrintedAxes) {
+    const int size = q.axes.size(axis);
+    if (s.range.axis != axis_name(axis) && size > 1) text += str(", ", axis_name(axis), " ", size);
   }
   return text + str(", ZeRO ", q.zero, ", ", s.range.axis, " ", s.range.sizes.front(), " to ",
                     s.range.sizes.back());

@@ -3,16 +3,29 @@
 #include <string>
 #include <utility>
 
+#include "tessera/core/text.h"
+
 namespace tessera::comm {
 
-Mesh::Mesh(Group world, Axes axes) : world_(std::move(world)), axes_(axes) {
+Mesh::Mesh(Group world, Axes axes)
+    : world_(std::move(world)), axes_(axes), groups_(std::make_shared<std::map<AxisSet, Group>>()) {
   axes_.check_world(world_.size());
-  place_ = axes_.place_of(world_.rank());
-  for (const Axis& axis : axes_.list()) {
-    if (axis.size == 1) continue;
-    groups_[axis_index(axis.name)] =
-        world_.subset(axes_.ranks_along(axis.name, place_), std::string(axis.name));
+  coordinate_ = axes_.coordinate_of(world_.rank());
+  for (const Axis axis : kAllAxes) group(axis);
+}
+
+const Group& Mesh::group(AxisSet axes) const {
+  // Axes of one rank change nothing: drop them, so that equal groups are created once.
+  std::string label;
+  for (const Axis axis : kAllAxes) {
+    if (axes_.size(axis) == 1) axes = axes.without(axis);
+    if (axes.contains(axis)) label += str(label.empty() ? "" : "_", axis_name(axis));
   }
+  const auto found = groups_->find(axes);
+  if (found != groups_->end()) return found->second;
+  Group made;
+  if (axes != AxisSet()) made = world_.subset(axes_.ranks_along(axes, coordinate_), label);
+  return groups_->emplace(axes, std::move(made)).first->second;
 }
 
 }  // namespace tessera::comm

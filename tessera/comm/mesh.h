@@ -1,34 +1,39 @@
 #pragma once
 
-#include <array>
-#include <string_view>
+#include <map>
+#include <memory>
 
 #include "tessera/comm/group.h"
 #include "tessera/core/axes.h"
 
 namespace tessera::comm {
 
-// The job's ranks as a grid with the sizes of `axes`, in [Note: rank order], and the group along
-// each axis through this rank. An axis of one rank has a group of one.
+// The ranks of a job as a grid with the sizes of `axes`, in [Note: rank order], and the groups
+// along its axes through this rank. Copies share the groups. Not thread-safe: group() may create
+// one.
 class Mesh {
  public:
   // Collective over `world`. Throws UsageError unless world.size() is the product of the axes.
   Mesh(Group world, Axes axes);
 
   const Group& world() const { return world_; }
-  // Throws UsageError for a name that is no axis.
-  const Group& group(std::string_view axis) const { return groups_[axis_index(axis)]; }
-  const Group& dp() const { return group("dp"); }
-  const Group& tp() const { return group("tp"); }
-  const Group& pp() const { return group("pp"); }
+  // Returns the group of the ranks that differ from this one along these axes only, ordered by
+  // rank. An empty set, or axes of size 1, give a group of one. Groups along one axis exist from
+  // the start. A flattened group of several is created on the first call with that set, which is
+  // collective over `world`.
+  const Group& group(AxisSet axes) const;
+  const Group& dp() const { return group(Axis::dp); }
+  const Group& tp() const { return group(Axis::tp); }
+  const Group& pp() const { return group(Axis::pp); }
   const Axes& axes() const { return axes_; }
-  const Place& place() const { return place_; }
+  // Coordinate of this rank.
+  const Coordinate& coordinate() const { return coordinate_; }
 
  private:
   Group world_;
   Axes axes_;
-  Place place_;
-  std::array<Group, kAxes> groups_;
+  Coordinate coordinate_;
+  std::shared_ptr<std::map<AxisSet, Group>> groups_;
 };
 
 }  // namespace tessera::comm

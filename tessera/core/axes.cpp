@@ -10,76 +10,89 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kAxesWanted = "wanted axes and sizes such as dp=2,tp=2,pp=2";
-
 int parse_axis_size(std::string_view name, std::string_view text) {
   int size = 0;
   const char* end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, size);
   if (error != std::errc() || at != end || size < 1) {
-    throw UsageError(
-        str("axis ", name, ": got ", quote(text), ", wanted a number of ranks, ", "1 or more"));
+    throw UsageError(str("axis ", name, ": got ", quote(text),
+                         "; the number of ranks must be an integer of 1 or more"));
   }
   return size;
 }
 
 }  // namespace
 
-std::size_t axis_index(std::string_view name) {
-  for (std::size_t i = 0; i < kAxes; ++i) {
-    if (kAxisNames[i] == name) return i;
+const Axis* find_axis(std::string_view wanted) {
+  const auto* const found = std::find_if(kAllAxes.begin(), kAllAxes.end(),
+                                         [&](Axis axis) { return axis_name(axis) == wanted; });
+  return found == kAllAxes.end() ? nullptr : found;
+}
+
+Axis axis_named(std::string_view wanted) {
+  if (const Axis* const found = find_axis(wanted)) return *found;
+  std::vector<std::string> names;
+  for (const Axis axis : kAllAxes) names.emplace_back(axis_name(axis));
+  throw UsageError(str("axis ", quote(wanted), " does not exist; it must be one of ",
+                       join(names, ", "), did_you_mean(wanted, names)));
+}
+
+std::string_view axis_help(Axis axis) {
+  switch (axis) {
+    case Axis::tp: return "tensor-parallel ranks";
+    case Axis::dp: return "data-parallel ranks";
+    case Axis::pp: return "pipeline stages";
   }
-  const std::vector<std::string> names(kAxisNames.begin(), kAxisNames.end());
-  throw UsageError(str("axis ", quote(name), ": there is none; wanted one of ", join(names, ", "),
-                       did_you_mean(name, names)));
+  return "";
 }
 
-Place::Place(std::initializer_list<Axis> where) {
-  for (const Axis& axis : where) set(axis.name, axis.size);
-}
-
-Axes::Axes(std::initializer_list<Axis> axes) : Axes() {
-  for (const Axis& axis : axes) set(axis.name, axis.size);
+Axes::Axes(std::initializer_list<std::pair<Axis, int>> sizes) : Axes() {
+  for (const auto& [axis, size] : sizes) set(axis, size);
 }
 
 Axes::Axes(std::string_view text) : Axes() {
-  std::array<bool, kAxes> named{};
+  PerAxis<bool> named;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const std::string_view part = text.substr(begin, end - begin);
     const std::size_t equals = part.find('=');
     if (equals == std::string_view::npos) {
-      throw UsageError(str("axes: got ", quote(text), ", ", kAxesWanted));
+      throw UsageError(
+          str("axes: got ", quote(text), "; they must be names and sizes such as dp=2,tp=2,pp=2"));
     }
-    const std::string_view name = part.substr(0, equals);
-    const std::size_t i = axis_index(name);
-    if (named[i]) throw UsageError(str("axis ", name, ": got it twice in ", quote(text)));
-    named[i] = true;
-    size_[i] = parse_axis_size(name, part.substr(equals + 1));
+    const std::string_view key = part.substr(0, equals);
+    const Axis axis = axis_named(key);
+    if (named[axis]) throw UsageError(str("axis ", key, " appears twice in ", quote(text)));
+    named[axis] = true;
+    size_[axis] = parse_axis_size(key, part.substr(equals + 1));
     begin = end + 1;
   }
 }
 
-void Axes::set(std::string_view axis, int size) {
-  const std::size_t i = axis_index(axis);
-  if (size < 0) throw UsageError(str("axis ", axis, ": got ", size, " ranks, wanted at least 1"));
-  size_[i] = size;
+void Axes::set(Axis axis, int size) {
+  if (size < 0) {
+    throw UsageError(str("axis ", axis_name(axis), ": got ", size, " ranks; must be at least 1"));
+  }
+  size_[axis] = size;
 }
 
-Axes Axes::with(std::string_view axis, int size) const {
+Axes Axes::with(Axis axis, int size) const {
   Axes other = *this;
   other.set(axis, size);
   return other;
 }
 
-std::int64_t Axes::world() const {
-  std::int64_t ranks = 1;
-  for (const int size : size_) {
-    if (__builtin_mul_overflow(ranks, std::int64_t{size}, &ranks)) {
+std::int64_t Axes::world() const { return ranks(AxisSet::all()); }
+
+std::int64_t Axes::ranks(AxisSet axes) const {
+  std::int64_t product = 1;
+  for (const Axis axis : kAllAxes) {
+    if (!axes.contains(axis)) continue;
+    if (__builtin_mul_overflow(product, std::int64_t{size_[axis]}, &product)) {
       return std::numeric_limits<std::int64_t>::max();
     }
   }
-  return ranks;
+  return product;
 }
 
 void Axes::check_world(std::int64_t ranks) const {
@@ -89,49 +102,54 @@ void Axes::check_world(std::int64_t ranks) const {
                        "axis at least 1"));
 }
 
-Place Axes::place_of(std::int64_t rank) const {
-  Place place;
-  for (std::size_t i = 0; i < kAxes; ++i) {
-    place.index_[i] = static_cast<int>(rank % size_[i]);
-    rank /= size_[i];
+Coordinate Axes::coordinate_of(std::int64_t rank) const {
+  Coordinate at;
+  for (const Axis axis : kAllAxes) {
+    at.set(axis, static_cast<int>(rank % size_[axis]));
+    rank /= size_[axis];
   }
-  return place;
+  return at;
 }
 
-std::vector<int> Axes::ranks_along(std::string_view axis, const Place& place) const {
-  std::vector<int> ranks;
-  Place at = place;
-  for (int i = 0; i < size(axis); ++i) {
-    at.set(axis, i);
-    ranks.push_back(rank_of(at));
+int Axes::rank_of(const Coordinate& at) const {
+  int rank = 0, stride = 1;
+  for (const Axis axis : kAllAxes) {
+    rank += at[axis] * stride;
+    stride *= size_[axis];
+  }
+  return rank;
+}
+
+std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
+  std::vector<int> ranks = {rank_of(at)};
+  int stride = 1;
+  for (const Axis axis : kAllAxes) {
+    if (axes.contains(axis)) {
+      // Every rank so far, at each index of this axis. Outer axes are later, so the order ascends.
+      std::vector<int> wider;
+      wider.reserve(ranks.size() * static_cast<std::size_t>(size_[axis]));
+      for (int index = 0; index < size_[axis]; ++index) {
+        for (const int rank : ranks) wider.push_back(rank + (index - at[axis]) * stride);
+      }
+      ranks = std::move(wider);
+    }
+    stride *= size_[axis];
   }
   return ranks;
 }
 
-std::array<Axis, kAxes> Axes::list() const {
-  std::array<Axis, kAxes> all;
-  for (std::size_t i = 0; i < kAxes; ++i) all[i] = {kAxisNames[i], size_[i]};
-  return all;
-}
-
-std::array<Axis, kAxes> Axes::written() const {
-  std::array<Axis, kAxes> all = list();
-  std::swap(all[0], all[1]);  // data parallelism first, as everybody does
-  return all;
-}
-
 std::string Axes::text() const {
   std::string out;
-  for (const Axis& axis : written()) {
-    out += str(out.empty() ? "" : ",", axis.name, "=", axis.size);
+  for (const Axis axis : kPrintedAxes) {
+    out += str(out.empty() ? "" : ",", axis_name(axis), "=", size_[axis]);
   }
   return out;
 }
 
 std::string Axes::words(std::string_view separator) const {
   std::string out;
-  for (const Axis& axis : written()) {
-    out += str(out.empty() ? "" : separator, axis.name, " ", axis.size);
+  for (const Axis axis : kPrintedAxes) {
+    out += str(out.empty() ? "" : separator, axis_name(axis), " ", size_[axis]);
   }
   return out;
 }

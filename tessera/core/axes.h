@@ -2,121 +2,98 @@
 
 #include <array>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "tessera/core/axis.h"
 
 namespace tessera {
 
-// [Note: rank order] The axes along which a job is cut, innermost first: tensor-parallel peers have
-// neighbouring ranks, so they share a host; data-parallel ones come next; pipeline stages are
-// farthest apart, since they say least to each other. A new axis is a name at its place here; its
-// size is 1 wherever nobody says otherwise.
-inline constexpr std::array<std::string_view, 3> kAxisNames = {"tp", "dp", "pp"};
-inline constexpr std::size_t kAxes = kAxisNames.size();
-// What is counted along each, for helps.
-inline constexpr std::array<std::string_view, kAxes> kAxisHelps = {
-    "tensor-parallel ranks", "data-parallel ranks", "pipeline stages"};
+// Returns the axis with this name. Throws UsageError with the nearest name if there is none.
+Axis axis_named(std::string_view name);
+// Returns the axis with this name, or null.
+const Axis* find_axis(std::string_view name);
+// Returns a noun phrase for help texts: "tensor-parallel ranks".
+std::string_view axis_help(Axis axis);
 
-// Where the axis stands in kAxisNames. Throws UsageError with the near name.
-std::size_t axis_index(std::string_view name);
-
-// One axis and how many ranks it has, or where a rank stands on it.
-struct Axis {
-  std::string_view name;
-  int size = 1;
-};
-
-// Where a rank stands on each axis.
-class Place {
+// Coordinate of a rank on each axis of the mesh.
+class Coordinate {
  public:
-  Place() = default;
-  Place(std::initializer_list<Axis> where);  // {{"dp", 1}}; not named: 0
-  // By all axes at once.
-  static Place of(int dp, int tp = 0, int pp = 0) {
-    Place place;
-    place.index_ = {tp, dp, pp};
-    return place;
+  Coordinate() = default;
+  // {{Axis::dp, 1}}. Axes that are not named are 0.
+  Coordinate(std::initializer_list<std::pair<Axis, int>> where) {
+    for (const auto& [axis, index] : where) index_[axis] = index;
   }
 
-  // Throws UsageError for a name that is no axis, as set() does.
-  int at(std::string_view axis) const { return index_[axis_index(axis)]; }
+  int operator[](Axis axis) const { return index_[axis]; }
   // Moves it along one axis.
-  void set(std::string_view axis, int index) { index_[axis_index(axis)] = index; }
-  int tp() const { return index_[0]; }
-  int dp() const { return index_[1]; }
-  int pp() const { return index_[2]; }
+  void set(Axis axis, int index) { index_[axis] = index; }
+  int tp() const { return index_[Axis::tp]; }
+  int dp() const { return index_[Axis::dp]; }
+  int pp() const { return index_[Axis::pp]; }
 
-  friend bool operator==(const Place&, const Place&) = default;
+  friend bool operator==(const Coordinate&, const Coordinate&) = default;
 
  private:
-  friend class Axes;
-  std::array<int, kAxes> index_{};
+  PerAxis<int> index_;
 };
 
-// How many ranks there are along each axis: Axes("dp=2,tp=2,pp=2"). An axis that is not named has
-// one. A size of 0 stands for "to be chosen" where a question may leave that open.
+// Number of ranks along each axis: Axes("dp=2,tp=2,pp=2"). An axis that is not named has 1. A size
+// of 0 means "to be chosen" where a question may leave that open.
 class Axes {
  public:
-  Axes() { size_.fill(1); }
-  // As the next, so that a literal will do.
+  Axes() : size_(1) {}
+  // Implicit so that string literals convert.
   Axes(const char* text) : Axes(std::string_view(text)) {}
   // Throws UsageError for an unknown or repeated name and a size that is not 1 or more.
   explicit Axes(std::string_view text);
   // Implicit, as for literals. A template so that braces always mean a list of axes.
   template <std::same_as<std::string> Text>
   Axes(const Text& text) : Axes(std::string_view(text)) {}
-  // {{"dp", 2}}; not named: 1.
-  Axes(std::initializer_list<Axis> axes);
-  // By all axes at once.
-  static Axes of(int dp, int tp = 1, int pp = 1) { return {{"dp", dp}, {"tp", tp}, {"pp", pp}}; }
+  // {{Axis::dp, 2}}. Axes that are not named have 1 rank.
+  Axes(std::initializer_list<std::pair<Axis, int>> sizes);
 
-  // Throws UsageError for a name that is no axis.
-  int size(std::string_view axis) const { return size_[axis_index(axis)]; }
+  int size(Axis axis) const { return size_[axis]; }
   // Throws UsageError for a negative size.
-  void set(std::string_view axis, int size);
-  // A copy in which one axis is another size.
-  Axes with(std::string_view axis, int size) const;
-  int tp() const { return size_[0]; }
-  int dp() const { return size_[1]; }
-  int pp() const { return size_[2]; }
+  void set(Axis axis, int size);
+  // Returns a copy in which one axis has another size.
+  Axes with(Axis axis, int size) const;
+  int tp() const { return size_[Axis::tp]; }
+  int dp() const { return size_[Axis::dp]; }
+  int pp() const { return size_[Axis::pp]; }
 
-  // All ranks; the greatest number there is where the product is beyond it.
+  // Number of ranks. The largest int64 if the product is larger.
   std::int64_t world() const;
-  // Throws UsageError unless each axis has 1 rank or more, and all together as many as `ranks`.
+  // Number of ranks in a group along these axes.
+  std::int64_t ranks(AxisSet axes) const;
+  // Throws UsageError unless each axis has 1 rank or more and their product is `ranks`.
   void check_world(std::int64_t ranks) const;
 
-  // Where a rank of 0 to world() - 1 stands, and back.
-  Place place_of(std::int64_t rank) const;
-  // The rank at a place.
-  int rank_of(const Place& place) const {
-    int rank = 0;
-    for (std::size_t i = kAxes; i-- > 0;) rank = rank * size_[i] + place.index_[i];
-    return rank;
-  }
-  // The ranks along an axis through a place, in order.
-  std::vector<int> ranks_along(std::string_view axis, const Place& place) const;
+  // Coordinate of a rank in [0, world()).
+  Coordinate coordinate_of(std::int64_t rank) const;
+  // Rank at a coordinate.
+  int rank_of(const Coordinate& at) const;
+  // Ranks that differ from `at` along these axes only, in ascending order.
+  std::vector<int> ranks_along(AxisSet axes, const Coordinate& at) const;
 
-  // Every axis, innermost first; and as people write them: dp, tp, pp.
-  std::array<Axis, kAxes> list() const;
-  std::array<Axis, kAxes> written() const;
   std::string text() const;                             // "dp=2,tp=2,pp=2"
   std::string words(std::string_view separator) const;  // "dp 2 × tp 2 × pp 2"
 
   friend bool operator==(const Axes&, const Axes&) = default;
 
  private:
-  std::array<int, kAxes> size_;
+  PerAxis<int> size_;
 };
 
 // {"dp": 2, "tp": 2, "pp": 2}
 template <typename Json>
 Json axes_json(const Axes& axes) {
   Json out;
-  for (const Axis& axis : axes.written()) out[std::string(axis.name)] = axis.size;
+  for (const Axis axis : kPrintedAxes) out[std::string(axis_name(axis))] = axes.size(axis);
   return out;
 }
 

@@ -24,8 +24,9 @@ std::string train_command(const planner::Question& q) {
                 q.model.heads, " --vocab ", q.model.vocab);
   }
   if (!q.hardware.cpu) text += " --device cuda";
-  for (const Axis& axis : q.axes.written()) {
-    if (axis.size > 1 || axis.name == "dp") text += str(" --", axis.name, " ", axis.size);
+  for (const Axis axis : kPrintedAxes) {
+    const int size = q.axes.size(axis);
+    if (size > 1 || axis == Axis::dp) text += str(" --", axis_name(axis), " ", size);
   }
   text += str(" --zero ", q.zero, " --layout ", q.layout.name, " --seq ", q.seq, " --micro-batch ",
               q.micro_batch, " --grad-accum ", q.grad_accum);

@@ -201,7 +201,7 @@ Json pipeline_with_hops(const std::string& schedule, int ranks, int micros, int 
   scenario.schedule = schedule;
   scenario.micros = micros;
   scenario.chunks = planner::equal_chunks(ranks, chunks, chunk);
-  scenario.axes.set("pp", ranks);
+  scenario.axes.set(Axis::pp, ranks);
   scenario.hop_latency = hop;
   scenario.topology.inside.bandwidth = scenario.topology.nic.bandwidth = 1e12;  // moves no bytes
   simulator::Options options;

@@ -110,7 +110,7 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
 
 comm::Group replica_group(const comm::Mesh& mesh) {
   if (mesh.axes().tp() * mesh.axes().pp() == 1) return comm::Group();
-  const Place& at = mesh.place();
+  const Coordinate& at = mesh.coordinate();
   return mesh.world().split(at.dp(), at.pp() * mesh.axes().tp() + at.tp(), "model");
 }
 

@@ -162,7 +162,7 @@ void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
   };
   auto holder = std::make_shared<torch::nn::Module>();
   for (int c = 0; c < cut.schedule().chunks; ++c) {
-    const parallel::Stretch own = cut.layers_of(cut.schedule().stage(mesh.place().pp(), c));
+    const parallel::Stretch own = cut.layers_of(cut.schedule().stage(mesh.coordinate().pp(), c));
     if (pipelined()) {
       units.emplace_back(layers, own.first, own.last, tp, &made, on_made);
       chunks.push_back(units.back().ptr());
@@ -181,7 +181,7 @@ zero::ModelAxes ParallelModel::Impl::model_axes() {
   axes.name = [this](const std::string& raw) { return start.name_of(raw); };
   if (model.size() == 1) return axes;
   axes.group = model;
-  axes.counts_loss = mesh.place().tp() == 0;
+  axes.counts_loss = mesh.coordinate().tp() == 0;
   axes.counted = [this](const std::string& name) { return start.counted(name); };
   axes.cut = [this](const std::string& name) {
     return mesh.axes().tp() > 1 &&
@@ -355,7 +355,7 @@ at::Tensor ParallelModel::predict(const at::Tensor& input, const Finish& finish)
   for (int stage = 0; stage < impl.cut.schedule().stage_count(); ++stage) {
     const schedule::Schedule::Home home = impl.cut.schedule().home(stage);
     at::Tensor out;
-    if (home.rank == impl.mesh.place().pp()) out = impl.run_chunk(home.chunk, x, {}, &finish);
+    if (home.rank == impl.mesh.coordinate().pp()) out = impl.run_chunk(home.chunk, x, {}, &finish);
     x = parallel::tell_all(impl.mesh.pp(), home.rank, out, impl.options.device);
   }
   return x;

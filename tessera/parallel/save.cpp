@@ -71,8 +71,8 @@ Saved told(const checkpoint::Saved& saved) {
 }  // namespace
 
 Checkpointable::Checkpointable(zero::Engine& e) : engine(e), world(e.group()) {
-  axes.set("dp", world.size());
-  place.set("dp", world.rank());
+  axes.set(Axis::dp, world.size());
+  place.set(Axis::dp, world.rank());
   if (e.options().axes.group.size() > 1) {
     throw UsageError(
         "this engine trains a part of a model that is cut over ranks, and does not know of what: "
@@ -89,7 +89,7 @@ Checkpointable::Checkpointable(zero::Engine& e, const comm::Mesh& mesh, std::vec
     : engine(e),
       world(mesh.world()),
       axes(mesh.axes()),
-      place(mesh.place()),
+      place(mesh.coordinate()),
       specs(std::move(list)),
       counted(std::move(which)) {}
 

@@ -33,7 +33,7 @@ struct Checkpointable {
   zero::Engine& engine;
   comm::Group world;  // all ranks that have some of it
   Axes axes;
-  Place place;
+  Coordinate place;
   std::vector<ParamSpec> specs;
   Counted counted;
 };

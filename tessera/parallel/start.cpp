@@ -30,7 +30,7 @@ std::string Start::whole_name_of(const Layer::Tie& tie) const {
 void Start::take(const Layer& layer, torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   if (!options_.device.is_cpu()) module.to(options_.device);
-  const int t = mesh_.place().tp(), tp = mesh_.axes().tp();
+  const int t = mesh_.coordinate().tp(), tp = mesh_.axes().tp();
   std::vector<ParamSpec> specs = tensor_parallel::find_specs(module);
   std::size_t next = 0;
   for (const auto& item : module.named_parameters()) {
@@ -65,7 +65,7 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
 zero::InitialSource Start::source() const {
   zero::InitialSource source =
       [filled = filled_, lying = stored_, stored = options_.stored, initial = options_.initial,
-       seed = options_.seed, t = mesh_.place().tp(),
+       seed = options_.seed, t = mesh_.coordinate().tp(),
        tp = mesh_.axes().tp()](const std::string& name, std::int64_t begin, const at::Tensor& out) {
         const ParamSpec& spec = filled.at(name);
         if (lying.contains(name)) return fill_stored_range(out, spec, stored, t, tp, begin);

@@ -71,7 +71,7 @@ std::vector<Memory> memory_by_rank(const Question& q) {
   std::vector<Memory> all;
   if (q.software == Software::tessera && !q.state_only()) {
     for (int r = 0; r < q.pp(); ++r) {
-      const RunMemory run = run_memory(run_question(q, {{"pp", r}}));
+      const RunMemory run = run_memory(run_question(q, {{Axis::pp, r}}));
       all.push_back({real(run.params), real(run.grads), real(run.optimizer), real(run.activations),
                      real(run.buffers), real(run.temporary) + q.hardware.reserve,
                      real(run.not_at_once)});
@@ -95,7 +95,7 @@ std::vector<Memory> memory_by_rank(const Question& q) {
       memory.activations = real(in_flight(q, r)) * real(layers) * layer_activations(q);
       memory.buffers = buffers_of(q, rank);
       if (q.dp() > 1 && q.compression() == GradCompression::powersgd) {
-        const RunQuestion run = run_question(q, {{"pp", r}});
+        const RunQuestion run = run_question(q, {{Axis::pp, r}});
         const LowRank low = low_rank_of(run, parts_on_rank(run));
         memory.buffers += 4 * real(low.traveling + low.errors);
       }

@@ -14,11 +14,12 @@ std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
   while (begin <= order.size()) {
     const std::size_t end = std::min(order.find(',', begin), order.size());
     const std::string_view name = order.substr(begin, end - begin);
-    const bool known = std::find(kAxisNames.begin(), kAxisNames.end(), name) != kAxisNames.end();
-    const bool again = std::any_of(all.begin(), all.end(),
-                                   [&](const AxisSize& each) { return each.name == name; });
-    if (!known || again) break;
-    all.push_back({std::string(name), axes.size(name)});
+    const Axis* const axis = find_axis(name);
+    if (axis == nullptr || std::any_of(all.begin(), all.end(),
+                                       [&](const AxisSize& each) { return each.axis == *axis; })) {
+      break;
+    }
+    all.push_back({*axis, axes.size(*axis)});
     begin = end + 1;
   }
   if (all.size() != kAxes || begin <= order.size()) {
@@ -34,12 +35,12 @@ std::vector<AxisSize> axis_order(const Question& q) { return in_order(q.order, q
 Places places_on(const Topology& topology, const std::vector<AxisSize>& order) {
   Places result;
   result.topology = topology;
-  result.tp = axis_place(topology, order, "tp");
-  result.dp = axis_place(topology, order, "dp");
-  result.hop = neighbour_place(topology, order, "pp");
+  result.tp = axis_place(topology, order, Axis::tp);
+  result.dp = axis_place(topology, order, Axis::dp);
+  result.hop = neighbour_place(topology, order, Axis::pp);
   // As far apart as stages can be, and no more of them at work than in a hop.
   result.tied = result.hop;
-  result.tied.span = axis_place(topology, order, "pp").span;
+  result.tied.span = axis_place(topology, order, Axis::pp).span;
   return result;
 }
 

@@ -38,7 +38,7 @@ struct Question {
   double params = 0;  // of a model known by its size alone: then only state can be asked for
   std::int64_t seq = 0;
 
-  Axes axes{{"dp", 0}};                          // dp 0: what gpus or nodes leave, else 1
+  Axes axes{{Axis::dp, 0}};                      // dp 0: what gpus or nodes leave, else 1
   int gpus = 0;                                  // all of them
   std::string order = std::string(kUsualOrder);  // innermost first: [Note: order of axes]
   bool sequence_parallel = false;

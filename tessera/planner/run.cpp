@@ -23,7 +23,7 @@ std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded) 
 
 Question pipeline_question(const RunQuestion& q) {
   Question pipeline;
-  pipeline.axes.set("pp", q.pp());
+  pipeline.axes.set(Axis::pp, q.pp());
   pipeline.grad_accum = q.accumulation;
   pipeline.schedule = q.schedule;
   pipeline.chunks = q.schedule == "zb-v" ? 2 : q.schedule == "interleaved" ? q.chunks : 1;
@@ -58,7 +58,7 @@ std::int64_t elements_on_rank(const RunQuestion& q, const ParamSpec& spec) {
   return across * own;
 }
 
-RunQuestion run_question(const Question& q, const Place& place) {
+RunQuestion run_question(const Question& q, const Coordinate& place) {
   RunQuestion run;
   run.model = q.model;
   run.layout = q.layout;

@@ -32,7 +32,7 @@ struct RunQuestion {
   Recompute recompute = Recompute::none;
 
   Axes axes;
-  Place place;
+  Coordinate place;
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
   int chunks = 1;
@@ -53,7 +53,7 @@ struct RunQuestion {
   int pp() const { return axes.pp(); }
 };
 // The run that a settled question describes.
-RunQuestion run_question(const Question& settled, const Place& place = {});
+RunQuestion run_question(const Question& settled, const Coordinate& place = {});
 
 // Bytes that one rank holds.
 struct RunMemory {

@@ -48,25 +48,25 @@ Score score(std::vector<ScoredRow> rows) {
 }
 
 std::vector<ScoreGroup> score_groups(const Score& score) {
-  struct Axis {
+  struct Key {
     const char* name;
     int (*of)(const Question&);
   };
-  constexpr Axis kScoreAxes[] = {{"tp", [](const Question& q) { return q.tp(); }},
-                                 {"pp", [](const Question& q) { return q.pp(); }},
-                                 {"dp", [](const Question& q) { return q.dp(); }},
-                                 {"nodes", [](const Question& q) { return q.nodes; }}};
+  constexpr Key kScoreKeys[] = {{"tp", [](const Question& q) { return q.tp(); }},
+                                {"pp", [](const Question& q) { return q.pp(); }},
+                                {"dp", [](const Question& q) { return q.dp(); }},
+                                {"nodes", [](const Question& q) { return q.nodes; }}};
   std::vector<ScoreGroup> groups;
-  for (const Axis& axis : kScoreAxes) {
+  for (const Key& key : kScoreKeys) {
     std::map<int, ScoreGroup> by_value;
     for (const ScoredRow& row : score.rows) {
-      ScoreGroup& group = by_value[axis.of(row.question)];
+      ScoreGroup& group = by_value[key.of(row.question)];
       ++group.rows;
       group.mean += std::abs(row.error());
       group.bias += row.error();
     }
     for (auto& [value, group] : by_value) {
-      group.by = axis.name, group.value = str(value);
+      group.by = key.name, group.value = str(value);
       group.mean /= static_cast<double>(group.rows);
       group.bias /= static_cast<double>(group.rows);
       groups.push_back(group);

@@ -80,10 +80,11 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
     mesh.replicas.push_back({places.dp, q.hardware.interference * pace_of(topology, places.dp)});
   };
   add(q.order);
-  std::array<std::string_view, kAxes> names = kAxisNames;
+  std::vector<std::string> names;
+  for (const Axis axis : kAllAxes) names.emplace_back(axis_name(axis));
   std::sort(names.begin(), names.end());
   while (!fixed) {
-    add(str(names[0], ",", names[1], ",", names[2]));
+    add(join(names, ","));
     if (!std::next_permutation(names.begin(), names.end())) break;
   }
   for (std::size_t i = 0; i < all.size() && mesh.for_tp.empty(); ++i) {
@@ -165,7 +166,9 @@ std::vector<Axes> Search::meshes() {
       } else if (base_.global_batch % dp != 0) {
         rule_out("dp does not divide the global batch");
       } else {
-        all.push_back(Axes::of(static_cast<int>(dp), static_cast<int>(tp), static_cast<int>(pp)));
+        all.push_back({{Axis::dp, static_cast<int>(dp)},
+                       {Axis::tp, static_cast<int>(tp)},
+                       {Axis::pp, static_cast<int>(pp)}});
       }
     }
   }

@@ -49,7 +49,7 @@ struct RunSettings {
   std::string software, attention;
 
   std::int64_t ranks = 0, gpus = 0;
-  Axes axes{{"dp", 0}};
+  Axes axes{{Axis::dp, 0}};
   bool sequence_parallel = false;
   bool slice_hops = false;
   std::string axis_order;
@@ -137,9 +137,9 @@ enum class Command : std::uint8_t { train = 1, plan = 2 };
 struct Field {
   // Short for what stands often in the table.
   using S = RunSettings;
-  // The size of an axis, which is no member of its own.
+  // Size of an axis in RunSettings::axes.
   struct OfAxis {
-    std::string_view name;
+    Axis axis;
   };
   // Where the value lies, which says its type too.
   using Member = std::variant<std::int64_t S::*, double S::*, bool S::*, std::string S::*, OfAxis>;

@@ -15,11 +15,15 @@ using Words = std::vector<std::string>;
 constexpr double kMany = 1e15;  // exact in a double and beyond any use
 // As fp32 sees them: of 1 an average never forgets, and by 0 a step would be divided.
 constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
-// In the order of kAxisNames.
-constexpr std::array<const char*, kAxes> kAxisPurposes = {
-    "tensor parallelism: ranks that share every matrix",
-    "replicas of the model; left out: what the other axes leave",
-    "pipeline parallelism: ranks that share the layers"};
+
+const char* axis_purpose(Axis axis) {
+  switch (axis) {
+    case Axis::tp: return "tensor parallelism: ranks that share every matrix";
+    case Axis::dp: return "replicas of the model; left out: what the other axes leave";
+    case Axis::pp: return "pipeline parallelism: ranks that share the layers";
+  }
+  return "";
+}
 
 // One row, which the calls behind add() say more about.
 class Row {
@@ -244,9 +248,9 @@ void add_parallelism(Table& t) {
       .because(kMostRanksWhy)
       .train();
   t.add("gpus", &S::gpus, "all of them; --dp follows").plan_only("dp · tp · pp");
-  for (const Axis& axis : Axes().written()) {
-    const bool open = axis.name == "dp";
-    t.add(std::string(axis.name), Field::OfAxis{axis.name}, kAxisPurposes[axis_index(axis.name)])
+  for (const Axis axis : kPrintedAxes) {
+    const bool open = axis == Axis::dp;
+    t.add(std::string(axis_name(axis)), Field::OfAxis{axis}, axis_purpose(axis))
         .range(open ? 0 : 1, kMostRanks)
         .because(kMostRanksWhy)
         .plan(open ? "gpus / (tp · pp)" : "1");

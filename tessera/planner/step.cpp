@@ -185,7 +185,7 @@ void check_link(const Link& link, const char* what) {
 
 }  // namespace
 
-std::vector<AxisSize> Step::ordered() const { return in_order(order, axes.with("pp", pp())); }
+std::vector<AxisSize> Step::ordered() const { return in_order(order, axes.with(Axis::pp, pp())); }
 
 Places Step::places() const { return places_on(topology, ordered()); }
 
@@ -193,7 +193,7 @@ RankStrides Step::strides() const {
   RankStrides strides;
   int inner = 1;
   for (const AxisSize& axis : ordered()) {
-    (axis.name == "tp" ? strides.tp : axis.name == "dp" ? strides.dp : strides.pp) = inner;
+    strides.of[axis.axis] = inner;
     inner *= axis.size;
   }
   return strides;
@@ -298,8 +298,10 @@ void check(const Step& s) {
   if (s.chunks.empty() || s.chunks.front().empty()) {
     throw UsageError("chunks: got none, wanted one at least on every pipeline rank");
   }
-  const Axes axes = s.axes.with("pp", s.pp());
-  for (const Axis& axis : axes.list()) require(axis.size >= 1, axis.name, axis.size, "at least 1");
+  const Axes axes = s.axes.with(Axis::pp, s.pp());
+  for (const Axis axis : kAllAxes) {
+    require(axes.size(axis) >= 1, axis_name(axis), axes.size(axis), "at least 1");
+  }
   require(axes.world() <= 1 << 24, axes.text(), static_cast<double>(axes.world()),
           "at most 16,777,216 ranks");
   require(s.micros >= 1, "micro-batches", static_cast<double>(s.micros), "at least 1");

@@ -61,11 +61,13 @@ struct Transfers {
   double seconds() const;
 };
 
-// How far apart ranks are that are neighbours along an axis.
+// Difference between the ranks of neighbors along each axis.
 struct RankStrides {
-  int tp = 1, dp = 1, pp = 1;
-  // Of replica d of pipeline rank p, and its neighbour t along tp.
-  int rank(int p, int d, int t = 0) const { return p * pp + d * dp + t * tp; }
+  PerAxis<int> of{1};
+  // Rank of replica d of pipeline stage p, tensor-parallel index t.
+  int rank(int p, int d, int t = 0) const {
+    return p * of[Axis::pp] + d * of[Axis::dp] + t * of[Axis::tp];
+  }
 };
 
 // [Note: a step] One optimizer step: what every pipeline rank computes, what it sends, when that
@@ -115,7 +117,7 @@ struct Step {
   int tp() const { return axes.tp(); }
   int pp() const { return static_cast<int>(chunks.size()); }
   int chunks_per_rank() const { return static_cast<int>(chunks.front().size()); }
-  int world() const { return static_cast<int>(axes.with("pp", pp()).world()); }
+  int world() const { return static_cast<int>(axes.with(Axis::pp, pp()).world()); }
   // Its axes innermost first, and where they lie.
   std::vector<AxisSize> ordered() const;
   Places places() const;

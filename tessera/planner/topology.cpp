@@ -61,10 +61,10 @@ struct Stride {
   std::int64_t world = 1;
 };
 
-Stride stride_of(const std::vector<AxisSize>& order, std::string_view axis) {
+Stride stride_of(const std::vector<AxisSize>& order, Axis axis) {
   Stride stride;
   for (const AxisSize& each : order) {
-    if (each.name == axis) {
+    if (each.axis == axis) {
       stride.inner = stride.world;
       stride.size = std::max(1, each.size);
     }
@@ -118,8 +118,7 @@ double pace_of(const Topology& topology, const GroupPlace& place) {
                            topology.inside.bandwidth);
 }
 
-GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& order,
-                      std::string_view axis) {
+GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& order, Axis axis) {
   const Stride s = stride_of(order, axis);
   const std::int64_t per_node = std::max(1, topology.per_node), block = s.inner * s.size;
   GroupPlace place;
@@ -141,7 +140,7 @@ GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& ord
 }
 
 GroupPlace neighbour_place(const Topology& topology, const std::vector<AxisSize>& order,
-                           std::string_view axis) {
+                           Axis axis) {
   const Stride s = stride_of(order, axis);
   GroupPlace place;
   place.ranks = s.size > 1 ? 2 : 1;

@@ -91,16 +91,14 @@ double pace_of(const Topology& topology, const GroupPlace& place);
 inline constexpr std::string_view kUsualOrder = "tp,dp,pp";
 // An axis of such a list.
 struct AxisSize {
-  std::string name;
+  Axis axis = Axis::dp;
   int size = 1;
 };
 // Of the groups along an axis of such a list; the one that is worst off where they differ. An axis
 // that is not listed has one rank.
-GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& order,
-                      std::string_view axis);
+GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& order, Axis axis);
 // Of two neighbours along an axis (stages of a pipeline, say) that are farthest apart; `crossing`
 // counts the devices of a node that send at the same time.
-GroupPlace neighbour_place(const Topology& topology, const std::vector<AxisSize>& order,
-                           std::string_view axis);
+GroupPlace neighbour_place(const Topology& topology, const std::vector<AxisSize>& order, Axis axis);
 
 }  // namespace tessera::planner

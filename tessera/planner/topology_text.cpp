@@ -60,7 +60,11 @@ Seat seat_of(const std::vector<AxisSize>& order, int rank) {
   for (const AxisSize& axis : order) {
     const int index = rank % axis.size;
     rank /= axis.size;
-    (axis.name == "dp" ? seat.dp : axis.name == "tp" ? seat.tp : seat.pp) = index;
+    switch (axis.axis) {
+      case Axis::dp: seat.dp = index; break;
+      case Axis::tp: seat.tp = index; break;
+      case Axis::pp: seat.pp = index; break;
+    }
   }
   return seat;
 }

@@ -28,7 +28,7 @@ Result run_group(const Scenario& s, int replicas) {
   for (const planner::Op& op : program.ops) {
     for (std::size_t d = 0; d < n; ++d) {
       const Pace pace =
-          pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides.tp, computed);
+          pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides.of[Axis::tp], computed);
       seconds[d] = op.work * pace.slowest + op.tp;
       result.ranks[d].compute += op.work * pace.mean;
       result.ranks[d].tp += op.work * (pace.slowest - pace.mean) + op.tp;

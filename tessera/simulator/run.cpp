@@ -258,7 +258,7 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
 // How long this operation takes on this worker. The tp neighbours wait for their slowest.
 void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
   const Pace pace = pace_of(s_, slow_, strides_.rank(worker.p, static_cast<int>(w) % replicas_),
-                            strides_.tp, worker.computed++);
+                            strides_.of[Axis::tp], worker.computed++);
   const double seconds = op.work * pace.slowest + op.tp;
   worker.time.compute += op.work * pace.mean;
   worker.time.tp += op.work * (pace.slowest - pace.mean) + op.tp;

@@ -67,9 +67,7 @@ SweepRange parse_sweep(std::string_view text) {
   const std::size_t equals = text.find('=');
   if (equals == std::string_view::npos) bad_sweep(text);
   range.axis = text.substr(0, equals);
-  if (std::find(kAxisNames.begin(), kAxisNames.end(), range.axis) == kAxisNames.end()) {
-    bad_sweep(text);
-  }
+  if (find_axis(range.axis) == nullptr) bad_sweep(text);
   const std::string_view sizes = text.substr(equals + 1);
   const std::size_t dots = sizes.find("..");
   const int first = read_size(sizes.substr(0, dots), text);

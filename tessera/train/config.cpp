@@ -148,7 +148,7 @@ void resolve_data(const TrainConfig& config, Resolved& out) {
 
 // With the replicas of the model that the ranks make.
 Axes resolve_mesh(const TrainConfig& config, int ranks) {
-  const Axes model = config.axes.with("dp", 1);
+  const Axes model = config.axes.with(Axis::dp, 1);
   const std::int64_t parts = model.world();
   if (ranks % parts != 0) {
     throw UsageError(str("--tp ", model.tp(), " × --pp ", model.pp(), " = ", parts,
@@ -166,7 +166,7 @@ Axes resolve_mesh(const TrainConfig& config, int ranks) {
         "--comm off: got --tp or --pp, whose ranks cannot compute without each other; "
         "wanted --tp 1 --pp 1");
   }
-  return model.with("dp", dp);
+  return model.with(Axis::dp, dp);
 }
 
 // [Note: batch and rate] A larger batch has less noise, and takes larger steps: in proportion

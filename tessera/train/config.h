@@ -76,7 +76,7 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
 // Seconds of a step that the planner expects on --hardware; nothing if that is empty.
 std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved);
 // For the rank at this place of the mesh.
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, const Place& place = {},
-                      std::optional<bool> shares = std::nullopt);
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved,
+                      const Coordinate& place = {}, std::optional<bool> shares = std::nullopt);
 
 }  // namespace tessera::train

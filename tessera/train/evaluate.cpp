@@ -19,7 +19,7 @@ std::shared_ptr<models::LanguageModel> load_part(ModelFiles& files, const comm::
                                                  const EvaluateOptions& options) {
   ModelShape shape = files.shape();
   shape.lora = {};
-  const int pp = mesh.axes().pp(), stage = mesh.place().pp();
+  const int pp = mesh.axes().pp(), stage = mesh.coordinate().pp();
   if (pp > shape.layers) {
     throw UsageError(str("--pp: got ", pp, " for a model of ", plural(shape.layers, "layer"),
                          "; wanted at most so many"));
@@ -87,7 +87,7 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
   call.label = "evaluation";
 
   Evaluation own;
-  for (std::int64_t i = mesh.place().dp(); i < count; i += mesh.axes().dp()) {
+  for (std::int64_t i = mesh.coordinate().dp(); i < count; i += mesh.axes().dp()) {
     const data::Batch batch =
         source.batch(static_cast<std::uint64_t>(i * options.batch), options.batch);
     auto pass = std::make_shared<nn::Pass>();
@@ -102,7 +102,7 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
     if (part.head) {
       const double loss = model->loss(x, there(batch.targets)).item<double>();
       // Tensor-parallel ranks all have it: one counts.
-      if (mesh.place().tp() == 0) {
+      if (mesh.coordinate().tp() == 0) {
         own.loss_sum += loss;
         own.tokens += batch.predicted;
       }

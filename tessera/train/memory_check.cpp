@@ -15,7 +15,7 @@ namespace {
 // By pipeline rank. `whole`: with buffers and temporaries, for what is said to fit.
 std::int64_t need_of(const planner::Question& question, int pp_rank, bool whole) {
   const planner::RunMemory memory =
-      planner::run_memory(planner::run_question(question, {{"pp", pp_rank}}));
+      planner::run_memory(planner::run_question(question, {{Axis::pp, pp_rank}}));
   return whole ? memory.total() : memory.state() + memory.activations;
 }
 
@@ -42,7 +42,7 @@ using NeedOfRun = std::function<std::int64_t(const TrainConfig&, const Resolved&
 std::string smaller_model(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                           const NeedOfRun& need) {
   if (config.layers > 0 || config.hidden > 0 || config.heads > 0) return "";
-  const int world = resolved.axes.dp() * static_cast<int>(config.axes.with("dp", 1).world());
+  const int world = resolved.axes.dp() * static_cast<int>(config.axes.with(Axis::dp, 1).world());
   std::int64_t most = 0;
   TrainConfig other = config, best;
   for (const ModelShape& shape : model_shapes()) {

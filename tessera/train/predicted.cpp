@@ -18,7 +18,7 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
   question.gpu = config.device == "cuda";
   question.model = resolved.model;
   question.seq = resolved.seq;
-  question.axes = resolved.axes.with("dp", resolved.ranks);
+  question.axes = resolved.axes.with(Axis::dp, resolved.ranks);
   question.per_node = question.world();
   question.layout = resolved.layout;
   question.grad_reduce = resolved.policy;
@@ -52,7 +52,7 @@ std::optional<double> predicted_step(const TrainConfig& config, const Resolved& 
   return planner::step_time(asked).step();
 }
 
-planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, const Place& place,
+planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved, const Coordinate& place,
                       std::optional<bool> shares) {
   return planner::plan_run(planner::run_question(question(config, resolved, shares), place));
 }

@@ -122,7 +122,9 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
   }
   const auto shown = [](const Axes& mesh, const std::string& micro, bool overlap) {
     std::string text;
-    for (const Axis& axis : mesh.written()) text += str("--", axis.name, " ", axis.size, " ");
+    for (const Axis axis : kPrintedAxes) {
+      text += str("--", axis_name(axis), " ", mesh.size(axis), " ");
+    }
     return str(text, "--micro-batch ", micro, overlap ? " --overlap-tp" : "");
   };
   const std::string before = shown(loaded.axes, was("micro_batch"), was("overlap_tp") == "yes");

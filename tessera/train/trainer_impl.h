@@ -46,10 +46,10 @@ struct Trainer::Impl {
                                 vocab_multiple(config)),
               mesh_of(config, resolved, config.comm == "off" ? comm::Group() : world),
               parallel_options(config, resolved, device, ledger)),
-        plan(
-            train::plan(config, resolved, model.mesh().place(), model.mesh().dp().shares_memory())),
+        plan(train::plan(config, resolved, model.mesh().coordinate(),
+                         model.mesh().dp().shares_memory())),
         sampler{resolved.axes.dp(), resolved.grad_accum, config.micro_batch},
-        replica(config.comm == "off" ? world.rank() : model.mesh().place().dp()),
+        replica(config.comm == "off" ? world.rank() : model.mesh().coordinate().dp()),
         saver(config, resolved, model, config.comm == "off" ? comm::Group() : world),
         gpu(device.is_cpu() ? -1 : device.index()),
         data([this](std::uint64_t first) { return make_batches(first); },

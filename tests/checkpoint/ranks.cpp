@@ -113,7 +113,7 @@ Description describe_model(const Model& model, std::int64_t step, const Axes& me
 
 RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded, Copies copies,
                     bool filled) {
-  const Place at = mesh.place_of(rank);
+  const Coordinate at = mesh.coordinate_of(rank);
   const int t = at.tp(), tp = mesh.tp();
   RankState out;
   for (std::size_t i = 0; i < model.params.size(); ++i) {

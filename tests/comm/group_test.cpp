@@ -317,20 +317,27 @@ TEST(Group, ADryOneCannotSplitButMakesSubsets) {
   EXPECT_EQ(group.traffic().sent_bytes, 2u * 63 * 4);
 }
 
-// Checks one axis: its size, this rank's place on it, and that its ranks are those which differ
-// from this one in that place only, in ascending order.
-void check_axis(const Mesh& mesh, std::string_view name) {
-  const Group& axis = mesh.group(name);
-  const int length = mesh.axes().size(name);
-  ASSERT_EQ(axis.size(), length);
-  EXPECT_EQ(axis.rank(), mesh.place().at(name));
-  const at::Tensor members = at::zeros({length}, at::kInt);
-  axis.all_gather(members, at::full({1}, mesh.world().rank(), at::kInt)).wait();
-  for (int i = 0; i < length; ++i) {
-    Place there = mesh.place();
-    there.set(name, i);
-    EXPECT_EQ(members[i].item<int>(), mesh.axes().rank_of(there));
+// Checks the group along some axes: its members are the ranks whose coordinates differ from this
+// rank's along these axes only, in ascending order.
+void check_group(const Mesh& mesh, AxisSet axes) {
+  const Group& group = mesh.group(axes);
+  std::vector<int> expected;
+  for (int rank = 0; rank < mesh.world().size(); ++rank) {
+    const Coordinate at = mesh.axes().coordinate_of(rank);
+    bool same = true;
+    for (const Axis axis : kAllAxes) {
+      same = same && (axes.contains(axis) || at[axis] == mesh.coordinate()[axis]);
+    }
+    if (same) expected.push_back(rank);
   }
+  ASSERT_EQ(group.size(), static_cast<int>(expected.size()));
+  const at::Tensor members = at::zeros({group.size()}, at::kInt);
+  group.all_gather(members, at::full({1}, mesh.world().rank(), at::kInt)).wait();
+  for (int i = 0; i < group.size(); ++i) {
+    EXPECT_EQ(members[i].item<int>(), expected[static_cast<std::size_t>(i)]);
+    if (i == group.rank()) EXPECT_EQ(members[i].item<int>(), mesh.world().rank());
+  }
+  EXPECT_EQ(&mesh.group(axes), &group) << "a second call must return the cached group";
 }
 
 TEST(Mesh, AllShapesOfEightRanks) {
@@ -338,8 +345,13 @@ TEST(Mesh, AllShapesOfEightRanks) {
     for (const int dp : {1, 2, 4, 8}) {
       for (const int tp : {1, 2, 4, 8}) {
         if (8 % (dp * tp) != 0) continue;
-        const Mesh mesh(world, Axes::of(dp, tp, 8 / (dp * tp)));
-        for (const std::string_view axis : kAxisNames) check_axis(mesh, axis);
+        const Mesh mesh(world, {{Axis::dp, dp}, {Axis::tp, tp}, {Axis::pp, 8 / (dp * tp)}});
+        for (const Axis axis : kAllAxes) check_group(mesh, axis);
+        check_group(mesh, AxisSet());
+        check_group(mesh, {Axis::dp, Axis::tp});
+        check_group(mesh, {Axis::pp, Axis::tp});
+        check_group(mesh, {Axis::dp, Axis::pp});
+        check_group(mesh, AxisSet::all());
         // A sum along all axes one after another is the sum over the world.
         const at::Tensor x = at::full({3}, world.rank() + 1, at::kLong);
         for (const Group& axis : {mesh.pp(), mesh.tp(), mesh.dp()}) axis.all_reduce(x).wait();
@@ -435,7 +447,7 @@ TEST(Mesh, AWrongShapeIsRefused) {
   over(2, [](const Group& world) {
     const std::string text = complaint([&] { Mesh(world, "dp=2,tp=2"); });
     EXPECT_SAYS(text, "dp 2 × tp 2 × pp 1 for 2 ranks");
-    EXPECT_SAYS(complaint([&] { Mesh(world, {{"dp", -2}}); }), "at least 1");
+    EXPECT_SAYS(complaint([&] { Mesh(world, {{Axis::dp, -2}}); }), "at least 1");
   });
 }
 

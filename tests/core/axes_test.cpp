@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "tessera/core/errors.h"
@@ -10,83 +11,134 @@
 namespace tessera {
 namespace {
 
+// Calls `body` with every mesh whose axes have 1 to `most` ranks.
 template <typename Body>
 void for_all_axes(int most, const Body& body) {
-  for (int dp = 1; dp <= most; ++dp) {
-    for (int tp = 1; tp <= most; ++tp) {
-      for (int pp = 1; pp <= most; ++pp) body(Axes::of(dp, tp, pp));
+  Axes axes;
+  const auto vary = [&](const auto& self, std::size_t axis) -> void {
+    if (axis == kAxes) {
+      body(axes);
+      return;
     }
+    for (int size = 1; size <= most; ++size) {
+      axes.set(kAllAxes[axis], size);
+      self(self, axis + 1);
+    }
+  };
+  vary(vary, 0);
+}
+
+TEST(Axis, NamesAndOrdersHoldEveryAxisOnce) {
+  for (const Axis axis : kAllAxes) {
+    EXPECT_EQ(axis_named(axis_name(axis)), axis);
+    EXPECT_EQ(*find_axis(axis_name(axis)), axis);
+    EXPECT_FALSE(axis_help(axis).empty());
+    EXPECT_TRUE(AxisSet::all().contains(axis));
+    EXPECT_FALSE(AxisSet::all().without(axis).contains(axis));
+    EXPECT_EQ(std::count(kPrintedAxes.begin(), kPrintedAxes.end(), axis), 1);
   }
+  EXPECT_EQ(find_axis("xp"), nullptr);
+}
+
+TEST(PerAxis, HoldsOneValueForEachAxis) {
+  PerAxis<int> values(7);
+  for (const Axis axis : kAllAxes) EXPECT_EQ(values[axis], 7);
+  values[Axis::dp] = 1;
+  EXPECT_EQ(values[Axis::tp], 7);
+  EXPECT_EQ(sum(values), 7 * static_cast<int>(kAxes - 1) + 1);
+  EXPECT_NE(values, PerAxis<int>(7));
+  EXPECT_EQ(sum(PerAxis<double>()), 0);
 }
 
 TEST(Axes, TextAndBack) {
-  for_all_axes(5, [](const Axes& axes) {
+  for_all_axes(4, [](const Axes& axes) {
     EXPECT_EQ(Axes(axes.text()), axes);
     Axes again;
-    for (const Axis& axis : axes.list()) again.set(axis.name, axis.size);
+    for (const Axis axis : kAllAxes) again.set(axis, axes.size(axis));
     EXPECT_EQ(again, axes);
   });
   EXPECT_EQ(Axes("pp=4,dp=2").text(), "dp=2,tp=1,pp=4");
   EXPECT_EQ(Axes("tp=8").words(" × "), "dp 1 × tp 8 × pp 1");
-  EXPECT_EQ(Axes(), Axes::of(1));
-  EXPECT_EQ((Axes{{"pp", 3}}), Axes("pp=3"));
-  EXPECT_EQ(Axes("dp=2").with("tp", 4), Axes::of(2, 4));
+  EXPECT_EQ(Axes(), Axes("dp=1"));
+  EXPECT_EQ((Axes{{Axis::pp, 3}}), Axes("pp=3"));
+  EXPECT_EQ(Axes("dp=2").with(Axis::tp, 4), Axes("dp=2,tp=4"));
 }
 
 TEST(Axes, StringsConvertAsLiteralsDo) {
   const std::string text = "dp=2,tp=4";
   const Axes axes = text;
-  EXPECT_EQ(axes, Axes::of(2, 4));
-  EXPECT_EQ(Axes({{"dp", 2}}), Axes::of(2));  // braces are a list of axes
+  EXPECT_EQ(axes, Axes("dp=2,tp=4"));
+  EXPECT_EQ(Axes({{Axis::dp, 2}}), Axes("dp=2"));  // braces are a list of axes
 }
 
-TEST(Axes, RanksAndPlacesAreInverse) {
+TEST(Axes, RanksAndCoordinatesAreInverse) {
   for_all_axes(4, [](const Axes& axes) {
     for (int rank = 0; rank < axes.world(); ++rank) {
-      const Place place = axes.place_of(rank);
-      ASSERT_EQ(axes.rank_of(place), rank) << axes.text();
-      // As [Note: rank order] says it: tp innermost, pp outermost.
-      ASSERT_EQ((place.pp() * axes.dp() + place.dp()) * axes.tp() + place.tp(), rank);
-      for (const Axis& axis : axes.list()) {
-        ASSERT_LT(place.at(axis.name), axis.size);
-        const std::vector<int> along = axes.ranks_along(axis.name, place);
-        ASSERT_EQ(static_cast<int>(along.size()), axis.size);
-        ASSERT_EQ(along[static_cast<std::size_t>(place.at(axis.name))], rank);
-        for (const int other : along) {
-          Place there = axes.place_of(other);
-          there.set(axis.name, place.at(axis.name));
-          ASSERT_EQ(there, place);
-        }
+      const Coordinate at = axes.coordinate_of(rank);
+      ASSERT_EQ(axes.rank_of(at), rank) << axes.text();
+      // As [Note: rank order] says: tp innermost, pp outermost.
+      ASSERT_EQ((at.pp() * axes.dp() + at.dp()) * axes.tp() + at.tp(), rank);
+      for (const Axis axis : kAllAxes) {
+        ASSERT_LT(at[axis], axes.size(axis));
+        const std::vector<int> along = axes.ranks_along(axis, at);
+        ASSERT_EQ(static_cast<int>(along.size()), axes.size(axis));
+        ASSERT_EQ(along[static_cast<std::size_t>(at[axis])], rank);
       }
     }
   });
 }
 
-TEST(Axes, TheWorldIsTheProduct) {
+TEST(Axes, GroupsAlongSeveralAxesHoldTheRanksThatAgreeElsewhere) {
+  const std::vector<AxisSet> sets = {
+      AxisSet(),     Axis::tp, {Axis::tp, Axis::dp}, {Axis::tp, Axis::pp}, {Axis::dp, Axis::pp},
+      AxisSet::all()};
+  for_all_axes(3, [&](const Axes& axes) {
+    for (const AxisSet set : sets) {
+      for (int rank = 0; rank < axes.world(); ++rank) {
+        const Coordinate at = axes.coordinate_of(rank);
+        std::vector<int> expected;
+        for (int other = 0; other < axes.world(); ++other) {
+          bool agrees = true;
+          for (const Axis axis : kAllAxes) {
+            agrees = agrees && (set.contains(axis) || axes.coordinate_of(other)[axis] == at[axis]);
+          }
+          if (agrees) expected.push_back(other);
+        }
+        ASSERT_EQ(axes.ranks_along(set, at), expected) << axes.text() << " rank " << rank;
+        ASSERT_EQ(axes.ranks(set), static_cast<std::int64_t>(expected.size()));
+      }
+    }
+  });
+}
+
+TEST(Axes, WorldIsTheProduct) {
   for_all_axes(4, [](const Axes& axes) {
-    EXPECT_EQ(axes.world(), axes.size("dp") * axes.size("tp") * axes.size("pp"));
+    std::int64_t product = 1;
+    for (const Axis axis : kAllAxes) product *= axes.size(axis);
+    EXPECT_EQ(axes.world(), product);
     axes.check_world(axes.world());
     EXPECT_THROW(axes.check_world(axes.world() + 1), UsageError);
   });
   const int most = std::numeric_limits<int>::max();
-  EXPECT_EQ(Axes::of(most, most, most).world(), std::numeric_limits<std::int64_t>::max());
-  EXPECT_THROW(Axes::of(0).check_world(0), UsageError);
+  EXPECT_EQ((Axes{{Axis::dp, most}, {Axis::tp, most}, {Axis::pp, most}}).world(),
+            std::numeric_limits<std::int64_t>::max());
+  EXPECT_THROW((Axes{{Axis::dp, 0}}).check_world(0), UsageError);
 }
 
-TEST(Axes, ErrorsNameTheAxisAndWhatWasWanted) {
+TEST(Axes, ErrorsNameTheAxisAndTheAllowedValues) {
   const auto says = [](const char* text) { return error_of([&] { Axes{text}; }); };
-  EXPECT_TRUE(contains(says("dp=2,xp=3"), "axis \"xp\": there is none; wanted one of"));
+  EXPECT_TRUE(contains(says("dp=2,xp=3"), "axis \"xp\" does not exist; it must be one of"));
   EXPECT_TRUE(contains(says("dpp=2"), "did you mean dp?"));
-  EXPECT_TRUE(contains(says("dp=2,dp=2"), "axis dp: got it twice"));
+  EXPECT_TRUE(contains(says("dp=2,dp=2"), "axis dp appears twice"));
   for (const char* bad : {"tp=0", "tp=-1", "tp=", "tp=2x", "tp=99999999999"}) {
     EXPECT_TRUE(contains(says(bad), "axis tp: got")) << bad << ": " << says(bad);
   }
   for (const char* bad : {"", "2,2,1", "dp=2,", "dp"}) {
     EXPECT_TRUE(contains(says(bad), "such as dp=2,tp=2,pp=2")) << bad << ": " << says(bad);
   }
-  EXPECT_TRUE(contains(error_of([] { Axes::of(-2); }), "axis dp: got -2 ranks, wanted at least 1"));
+  EXPECT_TRUE(contains(error_of([] { Axes{{Axis::dp, -2}}; }), "axis dp: got -2 ranks"));
   EXPECT_TRUE(
-      contains(error_of([] { Axes::of(2, 2).check_world(6); }), "dp 2 × tp 2 × pp 1 for 6"));
+      contains(error_of([] { Axes("dp=2,tp=2").check_world(6); }), "dp 2 × tp 2 × pp 1 for 6"));
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ TEST(AdaptersInTime, SendWhatARunSends) {
             q.model = shape;
             q.model.lora = {8, 16, targets};
             q.seq = 16, q.zero = zero, q.micro_batch = 2, q.grad_accum = 4;
-            q.axes.set("dp", 2), q.axes.set("tp", tp), q.axes.set("pp", pp);
+            q.axes.set(Axis::dp, 2), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
             q.layout = parse_state_layout("fp32");
             q.software = Software::tessera;
             q.hardware = built_in().find("cpu");
@@ -92,7 +92,7 @@ TEST(AdaptersInTime, SendWhatARunSends) {
                 str(shape.name, " ", targets, " tp ", tp, " pp ", pp, " zero ", zero);
             double dp = 0, others = 0;
             for (int rank = 0; rank < pp; ++rank) {
-              const RunPlan run = plan_run(run_question(q, {{"pp", rank}}));
+              const RunPlan run = plan_run(run_question(q, {{Axis::pp, rank}}));
               dp = std::max(dp, real(run.sent_dp));
               others = std::max(others, real(run.sent_tp + run.sent_pp));
             }

@@ -47,7 +47,7 @@ Json question_json(const Question& q) {
     json["seq"] = q.seq;
   }
   json["gpus"] = q.world();
-  for (const Axis& axis : q.axes.written()) json[std::string(axis.name)] = axis.size;
+  for (const Axis axis : kPrintedAxes) json[std::string(axis_name(axis))] = q.axes.size(axis);
   json["sequence_parallel"] = q.sequence_parallel;
   json["slice_hops"] = q.slice_hops.value_or(false);
   json["order"] = q.order;

@@ -60,7 +60,7 @@ TEST(Light, OnlyTesserasOwnOnAGpuWithoutTensorParallelism) {
   const ModelShape gpt = find_model_shape("gpt2-124m");
   EXPECT_TRUE(settle(on_gpu(gpt, 4, 1024)).light_activations());
   Question other = on_gpu(gpt, 4, 1024);
-  other.axes.set("tp", 2);
+  other.axes.set(Axis::tp, 2);
   EXPECT_FALSE(settle(other).light_activations());
   other = on_gpu(gpt, 4, 1024);
   other.gpu = false;
@@ -82,7 +82,7 @@ TEST(Light, PaddedRowsAreCounted) {
     for (const int multiple : {0, 1, 64, 128}) {
       const ModelShape gpt = find_model_shape("gpt2-124m");
       Question q = on_gpu(gpt, 1, 1024);
-      q.axes.set("tp", tp);
+      q.axes.set(Axis::tp, tp);
       q.vocab_multiple = multiple;
       q = settle(q);
       const std::int64_t by = multiple == 0 ? 128 : multiple;
@@ -92,7 +92,7 @@ TEST(Light, PaddedRowsAreCounted) {
       EXPECT_EQ(settle(q).model.vocab, q.model.vocab) << "settled twice";
       // The same run with the vocabulary written out.
       Question whole = on_gpu(gpt, 1, 1024);
-      whole.axes.set("tp", tp);
+      whole.axes.set(Axis::tp, tp);
       whole.vocab_multiple = 1;
       whole.model.vocab = by > 1 ? padded * tp : 50257;
       const RunPlan got = plan_run(run_question(q)), want = plan_run(run_question(settle(whole)));

@@ -28,7 +28,7 @@ TEST(Memory, ActivationsOfAGptAreKorthikantis) {
         for (const Recompute what : {Recompute::none, Recompute::selective, Recompute::full}) {
           for (const int b : {1, 3}) {
             Question q = gpt(12, 2048, 16, 1024);
-            q.axes.set("tp", tp), q.sequence_parallel = sequence, q.attention = attention;
+            q.axes.set(Axis::tp, tp), q.sequence_parallel = sequence, q.attention = attention;
             q.recompute = what, q.micro_batch = b;
             q = settle(q);
             const bool kept = attention == Attention::unfused && what == Recompute::none;
@@ -53,7 +53,7 @@ TEST(Memory, InFlightIsWhatTheSchedulesProve) {
         for (int v = 1; v <= 3; ++v) {
           if (name == "interleaved" ? k < p : v > 1) continue;
           Question q = gpt(64, 64, 1, 16);
-          q.axes.set("pp", p), q.grad_accum = k, q.schedule = name;
+          q.axes.set(Axis::pp, p), q.grad_accum = k, q.schedule = name;
           q.chunks = name == "zb-v" ? 2 : v;
           q = settle(q);
           const auto proof = schedule::validate(schedule::make(name, p, k, q.chunks));
@@ -69,7 +69,7 @@ TEST(Memory, InFlightIsWhatTheSchedulesProve) {
 
 TEST(Memory, OneFOneBHoldsPAndGpipeK) {
   Question q = gpt(32, 1024, 16, 512);
-  q.axes.set("pp", 4), q.grad_accum = 16;
+  q.axes.set(Axis::pp, 4), q.grad_accum = 16;
   const double layer = layer_activations(settle(q));
   EXPECT_DOUBLE_EQ(memory_of(settle(q)).activations, 4 * 8 * layer);
   q.schedule = "gpipe";
@@ -83,7 +83,7 @@ TEST(Memory, ParametersOnRanksAddUp) {
     EXPECT_DOUBLE_EQ(params_on_rank(settle(q), stage_shares(settle(q))[0]), real(shape.params()))
         << shape.name;
     for (const int pp : {2, 3, 4}) {
-      q.axes.set("pp", pp);
+      q.axes.set(Axis::pp, pp);
       const Question settled = settle(q);
       double sum = 0;
       for (const auto& chunks : stage_shares(settled)) sum += params_on_rank(settled, chunks);
@@ -99,7 +99,7 @@ TEST(Memory, TensorParallelismCutsAllButNormsAndPositions) {
     q.model = find_model_shape(model);
     const double whole = params_on_rank(settle(q), stage_shares(settle(q))[0]);
     for (const int tp : {2, 4, 8}) {
-      q.axes.set("tp", tp);
+      q.axes.set(Axis::tp, tp);
       const double part = params_on_rank(settle(q), stage_shares(settle(q))[0]);
       EXPECT_GE(part, whole / tp);
       EXPECT_LT(part, 1.02 * whole / tp);
@@ -108,16 +108,16 @@ TEST(Memory, TensorParallelismCutsAllButNormsAndPositions) {
   // More ranks than kv-heads: each has one, so some are doubled.
   Question q;
   q.model = find_model_shape("llama3-8b");
-  q.axes.set("tp", 8);
+  q.axes.set(Axis::tp, 8);
   const double at_eight = layer_params_on_rank(settle(q));
-  q.axes.set("tp", 32);
+  q.axes.set(Axis::tp, 32);
   EXPECT_GT(layer_params_on_rank(settle(q)), at_eight / 4);
 }
 
 TEST(Memory, StateOfAModelKnownByItsSize) {
   Question q;
   q.params = 175e9;
-  q.axes.set("tp", 8), q.axes.set("pp", 4), q.axes.set("dp", 8), q.zero = 2;
+  q.axes.set(Axis::tp, 8), q.axes.set(Axis::pp, 4), q.axes.set(Axis::dp, 8), q.zero = 2;
   q.layout = parse_state_layout("bf16-nomaster");
   const Memory memory = memory_of(settle(q));
   EXPECT_NEAR(memory.params / kGB, 10.94, 0.005);
@@ -128,7 +128,7 @@ TEST(Memory, StateOfAModelKnownByItsSize) {
 
 TEST(Memory, PolicyLastKeepsWholeGradients) {
   Question q = gpt(12, 768, 12, 1024);
-  q.axes.set("dp", 8), q.grad_accum = 4, q.zero = 2;
+  q.axes.set(Axis::dp, 8), q.grad_accum = 4, q.zero = 2;
   const Memory each = memory_of(settle(q));
   q.grad_reduce = ReducePolicy::last;
   const Memory last = memory_of(settle(q));
@@ -141,14 +141,14 @@ TEST(Memory, LeversSave) {
   const std::vector<std::function<void(Question&)>> levers = {
       [](Question& q) { q.recompute = Recompute::full; },
       [](Question& q) { q.micro_batch = 2, q.grad_accum *= 2; },
-      [](Question& q) { q.axes.set("tp", 2); },
-      [](Question& q) { q.axes.set("pp", 2); },
+      [](Question& q) { q.axes.set(Axis::tp, 2); },
+      [](Question& q) { q.axes.set(Axis::pp, 2); },
   };
   for (const char* model : {"gpt2-124m", "gpt3-6.7b", "llama3-8b"}) {
     for (int stage = 0; stage <= 3; ++stage) {
       Question q;
       q.model = find_model_shape(model);
-      q.axes.set("dp", 4), q.micro_batch = 4, q.grad_accum = 4, q.zero = stage;
+      q.axes.set(Axis::dp, 4), q.micro_batch = 4, q.grad_accum = 4, q.zero = stage;
       const double before = memory_of(settle(q)).total();
       for (std::size_t i = 0; i < levers.size(); ++i) {
         Question less = q;

@@ -38,7 +38,7 @@ TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
       Question q;
       q.model = model;
       q.hardware = hardware;
-      q.axes.set("dp", 2), q.axes.set("pp", 2), q.grad_accum = 4, q.zero = 1;
+      q.axes.set(Axis::dp, 2), q.axes.set(Axis::pp, 2), q.grad_accum = 4, q.zero = 1;
       q.vocab_multiple = 1;  // without rows that pad the table
       if (!hardware.bf16) q.layout = parse_state_layout("fp16");
       const Plan plan = make_plan(q);
@@ -183,7 +183,7 @@ TEST(Plan, EverySizeHasAModelNearIt) {
     for (const int tp : {1, 2, 8}) {
       Question q;
       q.params = size;
-      q.axes.set("tp", tp);
+      q.axes.set(Axis::tp, tp);
       const auto assumed = assumed_for(settle(q));
       ASSERT_TRUE(assumed) << size << " tp " << tp;
       EXPECT_NEAR(static_cast<double>(assumed->model.params()) / size, 1, 0.1);

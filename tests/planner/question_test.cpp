@@ -37,20 +37,22 @@ TEST(Settle, FillsInWhatWasLeftOpen) {
   EXPECT_EQ(q.chunks, 1);
 
   q = settle(
-      with([](Question& w) { w.axes.set("dp", 8), w.micro_batch = 4, w.global_batch = 1024; }));
+      with([](Question& w) { w.axes.set(Axis::dp, 8), w.micro_batch = 4, w.global_batch = 1024; }));
   EXPECT_EQ(q.micros(), 32);
   q = settle(
-      with([](Question& w) { w.axes.set("dp", 8), w.grad_accum = 32, w.global_batch = 1024; }));
+      with([](Question& w) { w.axes.set(Axis::dp, 8), w.grad_accum = 32, w.global_batch = 1024; }));
   EXPECT_EQ(q.micro_batch, 4);
-  q = settle(with([](Question& w) { w.axes.set("dp", 16), w.micro_batch = 2, w.grad_accum = 4; }));
+  q = settle(
+      with([](Question& w) { w.axes.set(Axis::dp, 16), w.micro_batch = 2, w.grad_accum = 4; }));
   EXPECT_EQ(q.global_batch, 128);
   EXPECT_EQ(q.nodes, 2);
-  q = settle(with([](Question& w) { w.gpus = 128, w.axes.set("tp", 8), w.axes.set("pp", 4); },
-                  "llama2-70b"));
+  q = settle(
+      with([](Question& w) { w.gpus = 128, w.axes.set(Axis::tp, 8), w.axes.set(Axis::pp, 4); },
+           "llama2-70b"));
   EXPECT_EQ(q.dp(), 4);
-  q = settle(with([](Question& w) { w.nodes = 4, w.axes.set("tp", 4); }, "gpt2-774m"));
+  q = settle(with([](Question& w) { w.nodes = 4, w.axes.set(Axis::tp, 4); }, "gpt2-774m"));
   EXPECT_EQ(q.dp(), 8);
-  EXPECT_THROW(settle(with([](Question& w) { w.nodes = 4, w.axes.set("tp", 5); })), UsageError);
+  EXPECT_THROW(settle(with([](Question& w) { w.nodes = 4, w.axes.set(Axis::tp, 5); })), UsageError);
   // The last of the nodes that they fill may be filled in part.
   q = settle(with([](Question& w) { w.gpus = 20; }));
   EXPECT_EQ(q.nodes, 3);
@@ -95,35 +97,36 @@ TEST(Settle, DynamicRotaryPositionsEndWithTheContext) {
 TEST(Settle, PadsTheVocabularyOnlyWhenAsked) {
   EXPECT_EQ(settle(about("gpt2-xl")).model.vocab, 50257);
   EXPECT_EQ(settle(with([](Question& w) { w.vocab_multiple = 128; })).model.vocab, 50304);
-  const Question q =
-      settle(with([](Question& w) { w.vocab_multiple = 128, w.axes.set("tp", 4); }, "gpt2-124m"));
+  const Question q = settle(
+      with([](Question& w) { w.vocab_multiple = 128, w.axes.set(Axis::tp, 4); }, "gpt2-124m"));
   EXPECT_EQ(q.model.vocab, 50688);
 }
 
 TEST(Settle, Interleaved) {
-  const Question q = settle(
-      with([](Question& w) { w.axes.set("pp", 2), w.chunks = 3, w.grad_accum = 4; }, "gpt2-124m"));
+  const Question q = settle(with(
+      [](Question& w) { w.axes.set(Axis::pp, 2), w.chunks = 3, w.grad_accum = 4; }, "gpt2-124m"));
   EXPECT_EQ(q.schedule, "interleaved");
-  EXPECT_EQ(settle(with([](Question& w) { w.axes.set("pp", 2), w.schedule = "zb-v"; })).chunks, 2);
+  EXPECT_EQ(settle(with([](Question& w) { w.axes.set(Axis::pp, 2), w.schedule = "zb-v"; })).chunks,
+            2);
 }
 
 TEST(Settle, RefusesWhatCannotBe) {
   const std::vector<std::pair<const char*, std::function<void(Question&)>>> cases = {
-      {"--tp", [](Question& q) { q.axes.set("tp", 0); }},
-      {"--tp: got 2, which does not divide 25 heads", [](Question& q) { q.axes.set("tp", 2); }},
-      {"--pp", [](Question& q) { q.axes.set("pp", 0); }},
-      {"--gpus: got 9, but dp 4", [](Question& q) { q.gpus = 9, q.axes.set("dp", 4); }},
-      {"does not divide 9 GPUs", [](Question& q) { q.gpus = 9, q.axes.set("pp", 4); }},
-      {"--nodes", [](Question& q) { q.nodes = 1, q.axes.set("dp", 64); }},
+      {"--tp", [](Question& q) { q.axes.set(Axis::tp, 0); }},
+      {"--tp: got 2, which does not divide 25 heads", [](Question& q) { q.axes.set(Axis::tp, 2); }},
+      {"--pp", [](Question& q) { q.axes.set(Axis::pp, 0); }},
+      {"--gpus: got 9, but dp 4", [](Question& q) { q.gpus = 9, q.axes.set(Axis::dp, 4); }},
+      {"does not divide 9 GPUs", [](Question& q) { q.gpus = 9, q.axes.set(Axis::pp, 4); }},
+      {"--nodes", [](Question& q) { q.nodes = 1, q.axes.set(Axis::dp, 64); }},
       {"--nodes: got 3, over which 8 GPUs do not divide",
        [](Question& q) { q.nodes = 3, q.gpus = 8; }},
-      {"--layers: got 48 for pp 64", [](Question& q) { q.axes.set("pp", 64); }},
+      {"--layers: got 48 for pp 64", [](Question& q) { q.axes.set(Axis::pp, 64); }},
       {"for pp 16 · chunks 4",
-       [](Question& q) { q.axes.set("pp", 16), q.chunks = 4, q.grad_accum = 16; }},
+       [](Question& q) { q.axes.set(Axis::pp, 16), q.chunks = 4, q.grad_accum = 16; }},
       {"--chunks", [](Question& q) { q.chunks = 2, q.schedule = "gpipe"; }},
       {"did you mean gpipe", [](Question& q) { q.schedule = "gpip"; }},
       {"as many micro-batches as pp",
-       [](Question& q) { q.axes.set("pp", 4), q.schedule = "interleaved"; }},
+       [](Question& q) { q.axes.set(Axis::pp, 4), q.schedule = "interleaved"; }},
       {"--global-batch: got 10", [](Question& q) { q.global_batch = 10, q.micro_batch = 4; }},
       {"--grad-accum: got 3", [](Question& q) { q.global_batch = 8, q.grad_accum = 3; }},
       {"--micro-batch", [](Question& q) { q.micro_batch = -1; }},
@@ -147,8 +150,8 @@ TEST(Settle, RefusesWhatCannotBe) {
 }
 
 TEST(Settle, LetsTheOddPass) {
-  settle(with([](Question& q) { q.axes.set("pp", 8), q.grad_accum = 2; }));  // K < P
-  settle(with([](Question& q) { q.axes.set("tp", 16); }, "gpt3-1.3b"));      // tp across hosts
+  settle(with([](Question& q) { q.axes.set(Axis::pp, 8), q.grad_accum = 2; }));  // K < P
+  settle(with([](Question& q) { q.axes.set(Axis::tp, 16); }, "gpt3-1.3b"));      // tp across hosts
 }
 
 // Work counts the head: with it on, no stage has more than any other way to cut would give it.
@@ -204,7 +207,7 @@ TEST(StageShares, CoverTheModel) {
   for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
     for (int pp = 1; pp <= 16; ++pp) {
       Question q = about("gpt2-xl");
-      q.axes.set("pp", pp);
+      q.axes.set(Axis::pp, pp);
       q.schedule = name;
       q.grad_accum = 16;
       q = settle(q);

@@ -21,7 +21,7 @@ RunQuestion question(int stage, int dp, const char* layout = "fp32") {
   q.model = find_model_shape("gpt-tiny");
   q.layout = parse_state_layout(layout);
   q.stage = stage;
-  q.axes.set("dp", dp);
+  q.axes.set(Axis::dp, dp);
   q.policy = default_reduce_policy(stage);
   return q;
 }
@@ -120,12 +120,12 @@ TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
         q.software = Software::tessera;
         q.layout = parse_state_layout("fp32");
         q.seq = 64, q.micro_batch = 4, q.grad_accum = 4;
-        q.zero = stage, q.axes.set("dp", 3), q.axes.set("pp", pp);
+        q.zero = stage, q.axes.set(Axis::dp, 3), q.axes.set(Axis::pp, pp);
         q = settle(q);
         const std::vector<Memory> ranks = memory_by_rank(q);
         ASSERT_EQ(ranks.size(), static_cast<std::size_t>(pp));
         for (int r = 0; r < pp; ++r) {
-          const RunPlan run = plan_run(run_question(q, {{"pp", r}}));
+          const RunPlan run = plan_run(run_question(q, {{Axis::pp, r}}));
           const Memory& plan = ranks[static_cast<std::size_t>(r)];
           EXPECT_EQ(plan.params, static_cast<double>(run.params));
           EXPECT_EQ(plan.activations, static_cast<double>(run.activations));
@@ -144,10 +144,10 @@ TEST(Run, PartsAreThoseOfTheSpecifications) {
     for (const int tp : {1, 2, 4}) {
       RunQuestion q = question(0, 1);
       q.model = find_model_shape(model);
-      q.axes.set("tp", tp);
+      q.axes.set(Axis::tp, tp);
       for (const ParamSpec& spec : model_params(q.model, tp)) {
         for (int rank = 0; rank < tp; ++rank) {
-          q.place.set("tp", rank);
+          q.place.set(Axis::tp, rank);
           std::int64_t want = 1;
           for (const std::int64_t size : local_shape(spec, rank, tp)) want *= size;
           EXPECT_EQ(elements_on_rank(q, spec), want) << spec.name << " tp " << tp;
@@ -182,10 +182,10 @@ TEST(Run, BuffersAreLanesAndGatheredUnits) {
 TEST(Run, ActivationsOfSeveralChunks) {
   RunQuestion q = question(0, 1);
   q.model = find_model_shape("llama-tiny");  // a head of its own
-  q.axes.set("pp", 2), q.accumulation = 6, q.micro_batch = 2, q.seq = 64;
+  q.axes.set(Axis::pp, 2), q.accumulation = 6, q.micro_batch = 2, q.seq = 64;
   q.schedule = "interleaved", q.chunks = 2;
   for (const int rank : {0, 1}) {
-    q.place.set("pp", rank);
+    q.place.set(Axis::pp, rank);
     const std::int64_t several = run_memory(q).activations;
     RunQuestion one = q;
     one.schedule = "1f1b", one.chunks = 1;
@@ -198,7 +198,7 @@ TEST(Run, ActivationsOfSeveralChunks) {
 TEST(Run, SoftwareAndGatherFollowTheHardware) {
   Question q;
   q.model = find_model_shape("gpt-tiny");
-  q.axes.set("dp", 2);
+  q.axes.set(Axis::dp, 2);
   EXPECT_EQ(settle(q).software, Software::megatron);
   EXPECT_EQ(settle(q).gather, Gather::copy);
   q.hardware.cpu = true;

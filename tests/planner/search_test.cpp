@@ -35,7 +35,8 @@ TEST(Search, FindsWhatASlowSearchFinds) {
           for (int micro = 1; micro <= 32; ++micro) {
             for (int rest = 0; rest < 16; ++rest) {
               Question q = question.base;
-              q.axes.set("tp", tp), q.axes.set("pp", pp), q.schedule = schedule, q.chunks = chunks;
+              q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp), q.schedule = schedule,
+                                                                  q.chunks = chunks;
               q.micro_batch = micro, q.zero = rest % 4;
               q.recompute = (rest & 4) != 0 ? Recompute::full : Recompute::none;
               q.sequence_parallel = (rest & 8) != 0;

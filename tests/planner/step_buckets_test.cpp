@@ -73,7 +73,7 @@ Question asked(const char* model, int dp, int tp, int pp, int zero, double bucke
   q.model = find_model_shape(model);
   q.hardware = built_in().find("h100");
   q.software = Software::tessera;
-  q.axes.set("dp", dp), q.axes.set("tp", tp), q.axes.set("pp", pp);
+  q.axes.set(Axis::dp, dp), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
   q.zero = zero, q.bucket_bytes = bucket, q.grad_accum = 8;
   return q;
 }
@@ -81,7 +81,7 @@ Question asked(const char* model, int dp, int tp, int pp, int zero, double bucke
 void expect_filled_alike(const Question& settled, const std::string& what) {
   const Step step = describe_step(settled);
   for (int r = 0; r < settled.pp(); ++r) {
-    const auto want = filled(run_question(settled, {{"pp", r}}));
+    const auto want = filled(run_question(settled, {{Axis::pp, r}}));
     const std::vector<StepChunk>& chunks = step.chunks[static_cast<std::size_t>(r)];
     ASSERT_EQ(chunks.size(), want.size()) << what;
     for (std::size_t c = 0; c < want.size(); ++c) {

@@ -70,8 +70,8 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
       for (const int tp : {1, 4}) {
         for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
           Question q = question();
-          q.schedule = schedule, q.zero = zero, q.axes.set("tp", tp), q.recompute = recompute;
-          q.axes.set("pp", 4), q.axes.set("dp", 4), q.grad_accum = 8;
+          q.schedule = schedule, q.zero = zero, q.axes.set(Axis::tp, tp), q.recompute = recompute;
+          q.axes.set(Axis::pp, 4), q.axes.set(Axis::dp, 4), q.grad_accum = 8;
           const StepTime t = step_time(settle(q));
           for (const double part : {t.compute, t.tp, t.pp, t.dp, t.bubble, t.optimizer}) {
             EXPECT_TRUE(std::isfinite(part) && part >= 0) << schedule << " zero " << zero;
@@ -89,7 +89,7 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
 
 TEST(StepTime, ChunksAddUpToTheStepsCompute) {
   Question q = question();
-  q.axes.set("tp", 2), q.grad_accum = 3;
+  q.axes.set(Axis::tp, 2), q.grad_accum = 3;
   q = settle(q);
   const auto chunks = describe_step(q).chunks;
   ASSERT_EQ(chunks.size(), 1U);
@@ -145,7 +145,7 @@ TEST(StepTime, SmallModelsAreBoundByTheirLaunches) {
   q.micro_batch = 1, q.recompute = Recompute::full, q.attention = Attention::unfused;
   const double one = step(q);
   EXPECT_GT(one, 20 * 74 * q.hardware.launch);
-  q.axes.set("tp", 8);  // an eighth of the work, as many launches
+  q.axes.set(Axis::tp, 8);  // an eighth of the work, as many launches
   EXPECT_GT(step(q), one);
   q.hardware.launch /= 10;
   EXPECT_LT(step(q), 0.8 * one);
@@ -157,7 +157,7 @@ TEST(StepTime, CollectivesOfALayerWaitForTheLastHost) {
   for (const int tp : {1, 2, 4, 8}) {
     Question q = question();
     q.model = find_model_shape("gpt3-6.7b");
-    q.axes.set("tp", tp);
+    q.axes.set(Axis::tp, tp);
     q.hardware.launch = q.hardware.launch_skew = 0;  // what the host launches is not in the way
     const StepTime at_once = step_time(settle(q));
     q.hardware.launch_skew = 1e-3;
@@ -178,7 +178,7 @@ TEST(StepTime, WithoutAPipelineThereIsNoBubble) {
         for (const int micros : {1, 3, 64}) {
           Question q = question("h100");
           q.model = find_model_shape(model);
-          q.axes.set("dp", dp), q.zero = zero, q.grad_accum = micros;
+          q.axes.set(Axis::dp, dp), q.zero = zero, q.grad_accum = micros;
           EXPECT_EQ(step_time(settle(q)).bubble, 0)
               << model << " dp " << dp << " ZeRO " << zero << " micro-batches " << micros;
         }
@@ -190,7 +190,7 @@ TEST(StepTime, WithoutAPipelineThereIsNoBubble) {
 TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   for (const int zero : {0, 1, 2, 3}) {
     Question q = question("h100");
-    q.axes.set("dp", 8), q.zero = zero;
+    q.axes.set(Axis::dp, 8), q.zero = zero;
     const StepTime with = step_time(settle(q));
     q.overlap_grad_reduce = q.overlap_param_gather = false;
     const StepTime without = step_time(settle(q));
@@ -202,7 +202,7 @@ TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   // without latency.
   Question q = question("h100");
   q.hardware.inside.latency = 0;
-  q.axes.set("dp", 8), q.overlap_grad_reduce = q.overlap_param_gather = false;
+  q.axes.set(Axis::dp, 8), q.overlap_grad_reduce = q.overlap_param_gather = false;
   q.hardware.inside.latency = 0;  // it goes by units, the others at once
   const double plain_dp = step_time(settle(q)).dp;
   q.zero = 3;
@@ -219,7 +219,7 @@ TEST(StepTime, TesseraReducesBucketsAtStageThree) {
       const auto reductions = [&](Software software, int zero) {
         Question q = question("h100");
         q.model = find_model_shape(model);
-        q.axes.set("dp", 8);
+        q.axes.set(Axis::dp, 8);
         q.zero = zero, q.software = software, q.bucket_bytes = bucket;
         const Step step = describe_step(settle(q));
         return step.reductions(step.chunks[0][0], step.places());
@@ -237,7 +237,7 @@ TEST(StepTime, TesseraReducesBucketsAtStageThree) {
 
 TEST(StepTime, ShardedOptimizersAreQuicker) {
   Question q = question("h100");
-  q.axes.set("dp", 8);
+  q.axes.set(Axis::dp, 8);
   const double whole = step_time(settle(q)).optimizer;
   // Of Megatron's 6.5 passes over gradients of 2 bytes nothing is sharded, of 26 bytes of state and
   // parameters all is.
@@ -284,7 +284,7 @@ TEST(Score, ABiasIsSeenByItsAxis) {
   for (const int tp : {1, 2, 4}) {
     for (const double error : {-0.02, 0.02}) {
       Question q = question();
-      q.axes.set("tp", tp);
+      q.axes.set(Axis::tp, tp);
       q = settle(q);
       const double bias = tp == 4 ? 0.3 : 0;
       rows.push_back({"row", q, step_time(q).step() / (1 + bias + error), 0});
@@ -309,7 +309,7 @@ TEST(Interval, IsAboutThePrediction) {
     for (const int dp : {1, 2, 16}) {
       for (const auto software : {Software::megatron, Software::tessera, Software::pytorch}) {
         Question q = question(name);
-        q.axes.set("dp", dp);
+        q.axes.set(Axis::dp, dp);
         q.software = software;
         q = settle(q);
         const Interval interval = step_interval(q, 2);
@@ -327,10 +327,10 @@ TEST(Interval, IsAboutThePrediction) {
 // What nobody measured is told with more doubt than anything that somebody did.
 TEST(Interval, IsWidestWhereNothingWasMeasured) {
   Question q = question("a100-80");
-  q.axes.set("dp", 16);
+  q.axes.set(Axis::dp, 16);
   q.software = Software::megatron;
   const Interval known = step_interval(settle(q), 1);
-  q.axes.set("tp", 16), q.axes.set("dp", 1);
+  q.axes.set(Axis::tp, 16), q.axes.set(Axis::dp, 1);
   q.model = find_model_shape("gpt3-175b");
   const Interval across = step_interval(settle(q), 1);
   EXPECT_LT(across.low, known.low);
@@ -348,7 +348,7 @@ TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
       asked.model = find_model_shape("gpt3-175b");
       asked.micro_batch = micro;
       asked.hardware.launch = asked.hardware.launch_skew = 0;  // a slow host would hide some of it
-      asked.axes.set("tp", 16);
+      asked.axes.set(Axis::tp, 16);
       const Question q = settle(asked);
       const double sums = 4.0 * static_cast<double>(q.model.layers) + 2;  // embedding and head, too
       const double bytes = 2.0 * micro * static_cast<double>(q.seq * q.model.hidden);
@@ -362,11 +362,11 @@ TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
       // The sums of the loss are short.
       EXPECT_LE(across.tp, 1.02 * (least + latency) + 1e-3) << name;
       Question inside = asked;
-      inside.axes.set("tp", 8);
+      inside.axes.set(Axis::tp, 8);
       EXPECT_GT(across.tp, step_time(settle(inside)).tp) << name;
       Question apart = asked;  // one device in each of sixteen nodes, through one adapter at most
       apart.order = "dp,tp,pp";
-      apart.axes.set("dp", 8);
+      apart.axes.set(Axis::dp, 8);
       EXPECT_GT(step_time(settle(apart)).tp, 3 * across.tp) << name;
     }
   }

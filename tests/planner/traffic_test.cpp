@@ -27,7 +27,7 @@ TEST(PlanTraffic, DataParallelInMultiplesOfTheModel) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const int k : {1, 4}) {
       Question q;
-      q.params = 10e9, q.axes.set("dp", 64), q.zero = stage, q.grad_accum = k;
+      q.params = 10e9, q.axes.set(Axis::dp, 64), q.zero = stage, q.grad_accum = k;
       const Traffic traffic = traffic_of(settle(q));
       const double multiples[] = {2, 2, 1.0 + k, 3.0 * k};
       EXPECT_DOUBLE_EQ(traffic.dp, multiples[stage] * 63 / 64 * 20 * kGB);
@@ -38,7 +38,7 @@ TEST(PlanTraffic, DataParallelInMultiplesOfTheModel) {
 
 TEST(PlanTraffic, BothPolicies) {
   Question q;
-  q.params = 1e9, q.axes.set("dp", 4), q.zero = 2, q.grad_accum = 8;
+  q.params = 1e9, q.axes.set(Axis::dp, 4), q.zero = 2, q.grad_accum = 8;
   const Traffic traffic = traffic_of(settle(q));
   const double hop = 0.75 * 2e9;
   EXPECT_DOUBLE_EQ(traffic.dp_each, 9 * hop);
@@ -49,7 +49,7 @@ TEST(PlanTraffic, BothPolicies) {
 TEST(PlanTraffic, TensorParallelCarriesActivations) {
   Question q;
   q.model = gpt_shape(96, 8192, 64, 51200, 2048);
-  q.axes.set("tp", 8);
+  q.axes.set(Axis::tp, 8);
   const Traffic traffic = traffic_of(settle(q));
   EXPECT_NEAR(row(traffic, "of activations") / kGB, 22.5, 0.1);
   const double pass = ring_all_reduce_bytes(2048.0 * 8192 * 2, 8);
@@ -71,7 +71,7 @@ TEST(PlanTraffic, PipelineBoundaries) {
     for (const int k : {1, 8}) {
       Question q;
       q.model = gpt_shape(8, 1024, 16, 50257, 512);
-      q.axes.set("pp", pp), q.grad_accum = k, q.micro_batch = 2;
+      q.axes.set(Axis::pp, pp), q.grad_accum = k, q.micro_batch = 2;
       const double boundary = 512.0 * 2 * 1024 * 2;
       const double tied = 50257.0 * 1024 * 2;  // two ranks: (2-1)/2 · 2
       const Traffic traffic = traffic_of(settle(q));
@@ -86,7 +86,7 @@ TEST(PlanTraffic, PipelineBoundaries) {
 TEST(PlanTraffic, SlicesGoAlongBothAxes) {
   Question q;
   q.model = find_model_shape("llama3-8b");
-  q.axes.set("tp", 4), q.axes.set("pp", 4), q.grad_accum = 8;
+  q.axes.set(Axis::tp, 4), q.axes.set(Axis::pp, 4), q.grad_accum = 8;
   q.slice_hops = false;
   const Traffic whole = traffic_of(settle(q));
   q.slice_hops = true;
@@ -111,16 +111,16 @@ TEST(PlanTraffic, SlicesGoAlongBothAxes) {
 TEST(PlanTraffic, MoreChunksSendMore) {
   Question q;
   q.model = find_model_shape("llama3-8b");
-  q.axes.set("pp", 4), q.grad_accum = 8;
+  q.axes.set(Axis::pp, 4), q.grad_accum = 8;
   const double plain = traffic_of(settle(q)).pp;
   q.chunks = 4;
   EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, 4 * plain);
-  q.sequence_parallel = true, q.axes.set("tp", 8);
+  q.sequence_parallel = true, q.axes.set(Axis::tp, 8);
   EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, plain / 2);
   // A V turns round on the last rank, which sends nothing to itself.
   Question v;
   v.model = find_model_shape("llama3-8b");
-  v.axes.set("pp", 4), v.grad_accum = 8, v.schedule = "zb-v";
+  v.axes.set(Axis::pp, 4), v.grad_accum = 8, v.schedule = "zb-v";
   EXPECT_DOUBLE_EQ(traffic_of(settle(v)).pp, 2 * plain);
 }
 
@@ -154,7 +154,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         Question q;
         q.model = shape;
         q.seq = 16;
-        q.axes.set("dp", cut.dp), q.axes.set("tp", cut.tp), q.axes.set("pp", cut.pp),
+        q.axes.set(Axis::dp, cut.dp), q.axes.set(Axis::tp, cut.tp), q.axes.set(Axis::pp, cut.pp),
             q.schedule = cut.schedule;
         q.sequence_parallel = variant % 2 == 1;
         q.recompute = static_cast<Recompute>(variant / 2 % 3);
@@ -168,7 +168,8 @@ TEST(PlanTraffic, IsThatOfARun) {
         run.model = q.model;
         run.layout = q.layout;
         run.stage = q.zero;
-        run.axes.set("dp", q.dp()), run.axes.set("tp", q.tp()), run.axes.set("pp", q.pp());
+        run.axes.set(Axis::dp, q.dp()), run.axes.set(Axis::tp, q.tp()),
+            run.axes.set(Axis::pp, q.pp());
         run.micro_batch = q.micro_batch, run.seq = q.seq, run.accumulation = 4;
         run.policy = q.policy();
         run.recompute = q.recompute;
@@ -180,7 +181,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         const Traffic planned = traffic_of(q);
         double dp = 0, tp = 0, pp = 0, state = 0;
         for (int rank = 0; rank < q.pp(); ++rank) {
-          run.place.set("pp", rank);
+          run.place.set(Axis::pp, rank);
           const RunPlan plan = plan_run(run);
           dp = std::max(dp, real(plan.sent_dp));
           tp = std::max(tp, real(plan.sent_tp));
@@ -216,14 +217,14 @@ TEST(PlanTraffic, OfCompressedGradientsIsThatOfARun) {
             Question q;
             q.model = shape;
             q.seq = 16, q.zero = zero, q.micro_batch = 2, q.grad_accum = 4;
-            q.axes.set("dp", 2), q.axes.set("tp", tp), q.axes.set("pp", pp);
+            q.axes.set(Axis::dp, 2), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
             q.layout = parse_state_layout("fp32");
             q.grad_compression = parse_grad_compression(how);
             q.software = Software::tessera;
             q = settle(q);
             double sent = 0;
             for (int rank = 0; rank < pp; ++rank) {
-              sent = std::max(sent, real(plan_run(run_question(q, {{"pp", rank}})).sent_dp));
+              sent = std::max(sent, real(plan_run(run_question(q, {{Axis::pp, rank}})).sent_dp));
             }
             const std::string what = str(shape.name, " tp ", tp, " pp ", pp, " zero ", zero, how);
             const Traffic traffic = traffic_of(q);
@@ -249,7 +250,7 @@ TEST(PlanTraffic, OfCompressedGradientsIsThatOfARun) {
 TEST(PlanTraffic, OfPowerSgdIsTheFactors) {
   Question q;
   q.model = gpt_shape(2, 64, 4, 256, 32);
-  q.axes.set("dp", 2);
+  q.axes.set(Axis::dp, 2);
   q.layout = parse_state_layout("fp32");
   q.grad_compression = GradCompression::powersgd;
   for (const int rank : {1, 2, 4}) {
@@ -296,7 +297,8 @@ TEST(PlanTraffic, CompressionThatCannotBeIsRefused) {
 TEST(PlanTraffic, RowsAddUpByAxis) {
   Question q;
   q.model = find_model_shape("gpt3-6.7b");
-  q.axes.set("dp", 4), q.axes.set("tp", 2), q.axes.set("pp", 2), q.grad_accum = 4, q.zero = 2;
+  q.axes.set(Axis::dp, 4), q.axes.set(Axis::tp, 2), q.axes.set(Axis::pp, 2), q.grad_accum = 4,
+                                                                             q.zero = 2;
   const Traffic traffic = traffic_of(settle(q));
   double dp = 0, tp = 0, pp = 0;
   for (const TrafficRow& each : traffic.rows) {

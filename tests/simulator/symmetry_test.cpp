@@ -29,8 +29,8 @@ Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
   s.topology.nic = {2.5e10, 6e-6};
   s.topology.algorithm = planner::Algorithm::ring;
   s.interference = 0.3;
-  s.axes.set("dp", dp);
-  s.axes.set("tp", tp);
+  s.axes.set(Axis::dp, dp);
+  s.axes.set(Axis::tp, tp);
   s.hop_bytes = 1.7e7;
   s.optimizer = 1e-4;
   return s;

@@ -392,9 +392,9 @@ TEST(Config, RanksToGoOnWith) {
   }
   config.global_batch = 16;  // three ranks of two do not divide it
   EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 2);
-  config.axes.set("tp", 2);
+  config.axes.set(Axis::tp, 2);
   EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 2);
-  config.axes.set("tp", 4);
+  config.axes.set(Axis::tp, 4);
   EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 0);
 }
 

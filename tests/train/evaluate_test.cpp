@@ -42,9 +42,9 @@ class Evaluate : public ::testing::Test {
     config.micro_batch = 2;
     config.warmup = 0;
     config.zero = zero;
-    config.axes.set("dp", dp);
-    config.axes.set("tp", tp);
-    config.axes.set("pp", pp);
+    config.axes.set(Axis::dp, dp);
+    config.axes.set(Axis::tp, tp);
+    config.axes.set(Axis::pp, pp);
     config.save = folder / "run";
     config.async_save = false;
     return config;

@@ -150,7 +150,7 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
   second.layers = second.hidden = second.heads = second.vocab = 0;
   second.init_from = base.path;
   second.save = run.path;
-  second.axes.set("tp", 2);
+  second.axes.set(Axis::tp, 2);
   train_and_save(second, 2);
 
   const auto whole = open_model(base.path), merged = open_model(run.path);
@@ -232,7 +232,7 @@ TEST(LoraTraining, RefusesWhatItCannotDo) {
   EXPECT_TRUE(contains(problem([](TrainConfig& c) { c.lora_from = "/no/such"; }), "--lora-from: "));
   EXPECT_TRUE(contains(problem([](TrainConfig& c) {
                          c.overlap_tp = true;
-                         c.axes.set("tp", 2);
+                         c.axes.set(Axis::tp, 2);
                        }),
                        "--overlap-tp"));
 }

@@ -124,7 +124,7 @@ TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
 TEST(Mesh, WhatCannotBeIsRefused) {
   const auto refused = [](const std::function<void(TrainConfig&)>& change, int ranks) {
     TrainConfig config = on_cut(small("gpt-tiny"), {}, 4);
-    config.axes.set("dp", 0);
+    config.axes.set(Axis::dp, 0);
     change(config);
     int count = 0;
     over(ranks, [&](const comm::Group& world) {
@@ -136,20 +136,20 @@ TEST(Mesh, WhatCannotBeIsRefused) {
     });
     return count == 1;
   };
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set("tp", 3); }, 3)) << "heads % tp";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set(Axis::tp, 3); }, 3)) << "heads % tp";
   EXPECT_TRUE(refused([](TrainConfig& c) { c.overlap_tp = true; }, 2)) << "no tp to overlap";
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set("pp", 8); }, 8)) << "layers < pp";
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set("tp", 2); }, 3)) << "ranks";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set(Axis::pp, 8); }, 8)) << "layers < pp";
+  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set(Axis::tp, 2); }, 3)) << "ranks";
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.axes.set("tp", 2);
-        c.axes.set("dp", 2);
+        c.axes.set(Axis::tp, 2);
+        c.axes.set(Axis::dp, 2);
       },
       2))
       << "world != dp · tp · pp";
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.axes.set("pp", 2);
+        c.axes.set(Axis::pp, 2);
         c.schedule = "interleaved";
         c.chunks = 2;
         c.micro_batch = kBatch;
@@ -158,14 +158,14 @@ TEST(Mesh, WhatCannotBeIsRefused) {
       << "fewer micro-batches than stages";
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.axes.set("pp", 2);
+        c.axes.set(Axis::pp, 2);
         c.schedule = "zb-h1";
         c.zero = 3;
       },
       2));
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
-        c.axes.set("pp", 2);
+        c.axes.set(Axis::pp, 2);
         c.schedule = "zb-v";
       },
       2))

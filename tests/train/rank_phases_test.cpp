@@ -24,7 +24,7 @@ std::vector<RankPhases> usual(const Axes& axes) {
   std::vector<RankPhases> ranks;
   for (std::int64_t r = 0; r < axes.world(); ++r) {
     StepMetrics step;
-    const int stage = axes.place_of(r).pp();
+    const int stage = axes.coordinate_of(r).pp();
     step.forward_s = 1 + stage;
     step.backward_s = 2 + 3 * stage;
     step.optimizer_s = 0.01;  // too little to say anything

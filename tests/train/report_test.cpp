@@ -24,11 +24,11 @@ TEST(Report, MemoryShowsTheDifference) {
 TEST(Report, TrafficWithoutAPrediction) {
   Summary summary;
   summary.measured.sent = SentBytes{2'000'000, 3'000'000, 0};
-  EXPECT_TRUE(contains(traffic_table(summary, Axes::of(4)), "2 MB"));
-  EXPECT_FALSE(contains(traffic_table(summary, Axes::of(4)), "3 MB"));
-  EXPECT_TRUE(contains(traffic_table(summary, Axes::of(4, 2)), "3 MB"));
+  EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4")), "2 MB"));
+  EXPECT_FALSE(contains(traffic_table(summary, Axes("dp=4")), "3 MB"));
+  EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4,tp=2")), "3 MB"));
   summary.predicted.sent = SentBytes{2'000'000, 0, 0};
-  EXPECT_TRUE(contains(traffic_table(summary, Axes::of(4)), "exact"));
+  EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4")), "exact"));
 }
 
 TEST(Report, TimesAreMeansWithoutTheFirstSteps) {

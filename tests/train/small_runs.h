@@ -29,7 +29,7 @@ inline TrainConfig small_run(const std::string& model, std::int64_t steps, doubl
   config.lr = lr;
   config.warmup = 0;
   config.seed = 5;
-  config.axes = Axes::of(1);
+  config.axes = Axes();
   return config;
 }
 
@@ -37,7 +37,7 @@ struct Cut {
   int dp = 1, tp = 1, pp = 1;
 };
 inline TrainConfig on_cut(TrainConfig config, const Cut& cut, int accumulation) {
-  config.axes = Axes::of(cut.dp, cut.tp, cut.pp);
+  config.axes = {{Axis::dp, cut.dp}, {Axis::tp, cut.tp}, {Axis::pp, cut.pp}};
   config.micro_batch = kBatch / cut.dp / accumulation;
   return config;
 }

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+
+namespace tessera {
+
+// [Note: rank order] The axes of the mesh, innermost first. Tensor-parallel peers have neighboring
+// ranks, so that they share a host. Data-parallel ranks come next. Pipeline is the outermost axis
+// because it communicates least.
+//
+// A new axis is a name at its place in this list. Every switch over Axis is exhaustive and has no
+// default, so the compiler then names each place that must handle it. TESSERA_DUMMY_AXIS adds one for
+// the test that checks this.
+#ifdef TESSERA_DUMMY_AXIS
+#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp) AXIS(pp) AXIS(dummy)
+#else
+#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp) AXIS(pp)
+#endif
+
+#define TESSERA_AXIS(name) name,
+enum class Axis : std::uint8_t { TESSERA_AXES(TESSERA_AXIS) };
+#undef TESSERA_AXIS
+
+#define TESSERA_AXIS(name) Axis::name,
+// Every axis, innermost first.
+inline constexpr std::array kAllAxes = {TESSERA_AXES(TESSERA_AXIS)};
+#undef TESSERA_AXIS
+
+inline constexpr std::size_t kAxes = kAllAxes.size();
+
+// Returns the name of an axis in flags, files, JSON and messages.
+constexpr std::string_view axis_name(Axis axis) {
+#define TESSERA_AXIS(name) #name,
+  constexpr std::array<std::string_view, kAxes> kNames = {TESSERA_AXES(TESSERA_AXIS)};
+#undef TESSERA_AXIS
+  return kNames[static_cast<std::size_t>(axis)];
+}
+
+// Position of an axis when several are printed: data parallelism comes first, as is usual.
+constexpr int print_position(Axis axis) {
+  switch (axis) {
+    case Axis::dp: return 0;
+    case Axis::tp: return 1;
+    case Axis::pp: return 2;
+  }
+  return -1;
+}
+
+namespace detail {
+consteval std::array<Axis, kAxes> printed_axes() {
+  std::array<Axis, kAxes> all = kAllAxes;
+  for (const Axis axis : kAllAxes) all[static_cast<std::size_t>(print_position(axis))] = axis;
+  return all;
+}
+}  // namespace detail
+
+// Every axis in the order in which sizes are printed: dp, tp, pp.
+inline constexpr std::array<Axis, kAxes> kPrintedAxes = detail::printed_axes();
+
+// One value for each axis.
+template <typename T>
+class PerAxis {
+ public:
+  // Value-initialized elements.
+  constexpr PerAxis() = default;
+  // The same value for every axis.
+  constexpr explicit PerAxis(const T& value) { values_.fill(value); }
+
+  constexpr T& operator[](Axis axis) { return values_[static_cast<std::size_t>(axis)]; }
+  constexpr const T& operator[](Axis axis) const { return values_[static_cast<std::size_t>(axis)]; }
+
+  // The values, innermost axis first.
+  constexpr auto begin() const { return values_.begin(); }
+  constexpr auto end() const { return values_.end(); }
+
+  friend constexpr bool operator==(const PerAxis&, const PerAxis&) = default;
+
+ private:
+  std::array<T, kAxes> values_{};
+};
+
+// Returns the sum over all axes.
+template <typename T>
+constexpr T sum(const PerAxis<T>& values) {
+  T total{};
+  for (const T& value : values) total = total + value;
+  return total;
+}
+
+// A set of axes, such as {Axis::dp, Axis::tp}.
+class AxisSet {
+ public:
+  constexpr AxisSet() = default;
+  // Implicit so that one axis can stand for the set of it.
+  constexpr AxisSet(Axis axis) : bits_(bit(axis)) {}
+  constexpr AxisSet(std::initializer_list<Axis> axes) {
+    for (const Axis axis : axes) bits_ |= bit(axis);
+  }
+  // Every axis.
+  static constexpr AxisSet all() {
+    AxisSet set;
+    for (const Axis axis : kAllAxes) set.bits_ |= bit(axis);
+    return set;
+  }
+
+  constexpr bool contains(Axis axis) const { return (bits_ & bit(axis)) != 0; }
+  // Returns this set without one axis.
+  constexpr AxisSet without(Axis axis) const {
+    AxisSet set = *this;
+    set.bits_ &= ~bit(axis);
+    return set;
+  }
+
+  friend constexpr bool operator==(AxisSet, AxisSet) = default;
+  friend constexpr auto operator<=>(AxisSet, AxisSet) = default;
+
+ private:
+  static constexpr std::uint32_t bit(Axis axis) {
+    return std::uint32_t{1} << static_cast<unsigned>(axis);
+  }
+  std::uint32_t bits_ = 0;
+};
+
+}  // namespace tessera
