@@ -36,7 +36,7 @@ std::string explain_tensor(const ExplainArguments& a) {
   Table table("lrrr");
   table.row({"bandwidth", "one", "a step", "of the step"});
   const double step = a.plan.time.step();
-  const double rest = std::max(0.0, step - a.plan.time.tp);
+  const double rest = std::max(0.0, step - a.plan.time.comm[Axis::tp]);
   for (const double times : {0.25, 0.5, 1.0, 2.0, 4.0}) {
     const double rate = a.bandwidth * times;
     const double each_one = planner::ring_all_reduce_time(bytes, q.tp(), rate, a.latency);
@@ -54,9 +54,9 @@ std::string explain_tensor(const ExplainArguments& a) {
       " sent, ", format_time(one * count),
       "\nThey stand between the layers' products: nothing hides them, unless products are "
       "cut for it.\n\nOther links\n",
-      table.text(), "\nOn ", q.hardware.name, " the plan counts ", planner::size(a.plan.traffic.tp),
-      " (with embedding, head and loss) and ", format_time(a.plan.time.tp), " of ",
-      format_time(step), " a step.\n");
+      table.text(), "\nOn ", q.hardware.name, " the plan counts ",
+      planner::size(a.plan.traffic.sent[Axis::tp]), " (with embedding, head and loss) and ",
+      format_time(a.plan.time.comm[Axis::tp]), " of ", format_time(step), " a step.\n");
 }
 
 std::string explain_limits(const ExplainArguments& a) {

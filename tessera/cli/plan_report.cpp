@@ -130,7 +130,8 @@ std::string traffic_table(const Plan& plan) {
   if (t.rows.empty()) return unknown.empty() ? "" : "\nBytes a rank sends per step\n" + unknown;
   Table table("llrr");
   for (const planner::TrafficRow& row : t.rows) {
-    table.row({row.axis, row.what, grouped(row.calls) + " ×", size(row.bytes)});
+    table.row(
+        {std::string(axis_name(row.axis)), row.what, grouped(row.calls) + " ×", size(row.bytes)});
   }
   table.row({"", "total", "", size(t.total())});
   std::string text = "\nBytes a rank sends per step (ring)\n" + table.text();
@@ -146,9 +147,9 @@ std::string time_table(const Plan& plan) {
   const planner::StepTime& t = plan.time;
   Table table("lrr");
   for (const auto& [name, seconds] : {std::pair{"compute", t.compute},
-                                      {"waiting for tp", t.tp},
-                                      {"waiting for pp", t.pp},
-                                      {"waiting for dp", t.dp},
+                                      {"waiting for tp", t.comm[Axis::tp]},
+                                      {"waiting for pp", t.comm[Axis::pp]},
+                                      {"waiting for dp", t.comm[Axis::dp]},
                                       {"bubble", t.bubble},
                                       {"optimizer", t.optimizer},
                                       {"step", t.step()}}) {

@@ -43,9 +43,9 @@ std::string where_it_went(const Simulation& s) {
     table.row({what, format_time(seconds), share(seconds / s.result.step)});
   };
   row("compute", mean.compute);
-  row("waiting for tp", mean.tp);
-  row("waiting for pp", mean.pp);
-  row("waiting for dp", mean.dp);
+  row("waiting for tp", mean.comm[Axis::tp]);
+  row("waiting for pp", mean.comm[Axis::pp]);
+  row("waiting for dp", mean.comm[Axis::dp]);
   row("bubble", mean.bubble);
   row("optimizer", mean.optimizer);
   return table.text();
@@ -69,9 +69,12 @@ std::string ranks_table(const Simulation& s) {
       most = std::max(most, one.compute);
     }
     const double step = s.result.step;
-    std::vector<std::string> cells = {std::to_string(p),     share(mean.compute / step),
-                                      share(mean.tp / step), share(mean.pp / step),
-                                      share(mean.dp / step), share(mean.bubble / step)};
+    std::vector<std::string> cells = {std::to_string(p),
+                                      share(mean.compute / step),
+                                      share(mean.comm[Axis::tp] / step),
+                                      share(mean.comm[Axis::pp] / step),
+                                      share(mean.comm[Axis::dp] / step),
+                                      share(mean.bubble / step)};
     if (many) cells.insert(cells.begin() + 2, {share(least / step), share(most / step)});
     table.row(cells);
   }
@@ -126,7 +129,7 @@ std::string simulation_text(const Simulation& s) {
   std::string text = str(heading(s.question, s.given_times), "\nStep  ", format_time(r.step), ", ",
                          whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilisation),
                          " of the time, bubble ", share(r.bubble), "\n");
-  if (s.given_times && s.question.tp() > 1 && s.result.mean.tp == 0) {
+  if (s.given_times && s.question.tp() > 1 && s.result.mean.comm[Axis::tp] == 0) {
     text += "  tp's collectives take no time: --tp-time says how long they take\n";
   }
   if (s.fit) text.insert(text.find('\n') + 1, fit_text(*s.fit, s.question));
@@ -177,16 +180,17 @@ std::string sweep_text(const Sweep& s) {
       refused += str("  ", s.range.axis, " ", row.size, ": ", row.refused, "\n");
       continue;
     }
-    std::vector<std::string> cells = {std::to_string(row.size),
-                                      whole(row.gpus),
-                                      format_time(row.step),
-                                      whole(row.tokens_per_s),
-                                      whole(row.tokens_per_s / row.gpus),
-                                      share(row.efficiency),
-                                      share(row.law),
-                                      share(row.mean.dp / row.step),
-                                      share((row.mean.tp + row.mean.pp) / row.step),
-                                      share(row.bubble)};
+    std::vector<std::string> cells = {
+        std::to_string(row.size),
+        whole(row.gpus),
+        format_time(row.step),
+        whole(row.tokens_per_s),
+        whole(row.tokens_per_s / row.gpus),
+        share(row.efficiency),
+        share(row.law),
+        share(row.mean.comm[Axis::dp] / row.step),
+        share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::pp]) / row.step),
+        share(row.bubble)};
     if (s.reliability) {
       Reliability r = *s.reliability;
       r.devices = row.gpus;

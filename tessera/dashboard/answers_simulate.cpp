@@ -166,7 +166,7 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
     put(steps, row.step);
     put(throughput, row.tokens_per_s);
     put(efficiency, row.efficiency);
-    put(exposed, there ? (row.mean.dp + row.mean.tp + row.mean.pp) / row.step : 0);
+    put(exposed, there ? sum(row.mean.comm) / row.step : 0);
     put(ideal, first * row.size);
     put(law, row.law);
     put(law_throughput, first * row.size * row.law);

@@ -385,8 +385,11 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
 }
 
 ParallelModel::Sent ParallelModel::sent() const {
-  Sent sent{impl_->mesh.dp().traffic(), impl_->mesh.tp().traffic(), impl_->mesh.pp().traffic()};
-  for (const auto& [name, group] : impl_->tied_groups()) sent.pp = sent.pp + group.traffic();
+  Sent sent;
+  for (const Axis axis : kAllAxes) sent[axis] = impl_->mesh.group(axis).traffic();
+  for (const auto& [name, group] : impl_->tied_groups()) {
+    sent[Axis::pp] = sent[Axis::pp] + group.traffic();
+  }
   return sent;
 }
 

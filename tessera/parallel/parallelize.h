@@ -108,10 +108,8 @@ class ParallelModel {
 
   // All groups that training talks over, by what they are for.
   std::vector<std::pair<const char*, comm::Group>> groups() const;
-  // What this rank has sent so far along each axis; ties between stages count for pp.
-  struct Sent {
-    comm::TrafficCounts dp, tp, pp;
-  };
+  // Traffic of this rank so far along each axis. Sums of tied parameters count for pp.
+  using Sent = PerAxis<comm::TrafficCounts>;
   Sent sent() const;
   // Told what each pass and each wait for another stage took, for whoever measures; may be empty.
   void watch(std::function<void(const pipeline::Span& span)> on_span);

@@ -110,7 +110,7 @@ bool worth_telling(const Plan& plan, const Advice& advice) {
 // End of the text of a change.
 std::string consequences(const Question& q, const Plan& plan, const std::string& family) {
   std::string text = new_stage_in_software(q, plan.question);
-  if (family == "mesh" && places(q).tp.nodes() > 1) {
+  if (family == "mesh" && places(q).along[Axis::tp].nodes() > 1) {
     text += str("; tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs");
   }
   if (family == "grad-compression") {
@@ -239,7 +239,7 @@ void about_stage(const Plan& plan, Lines& out) {
   if (q.zero == 3 && q.pp() == 1 && !q.state_only() && !at_stage(q, next_best).fits) {
     const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
                             real(q.model.hidden) * element_bytes(q);
-    out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(plan.traffic.dp),
+    out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(plan.traffic.sent[Axis::dp]),
                       " of weights and gradients; a pipeline boundary would send ", size(boundary),
                       " of activations"));
   }
@@ -285,7 +285,7 @@ void about_cuts(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
   if (q.tp() > q.per_node) {
     out.push_back(str("tp ", q.tp(), " goes across hosts of ", q.per_node,
-                      " GPUs: ", size(plan.traffic.tp), " a step over links of ",
+                      " GPUs: ", size(plan.traffic.sent[Axis::tp]), " a step over links of ",
                       format_rate(q.hardware.between.bandwidth), " instead of ",
                       format_rate(q.hardware.inside.bandwidth), " inside a host"));
   }

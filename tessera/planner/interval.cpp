@@ -44,7 +44,7 @@ constexpr RunKind unmeasured() {
 }
 
 RunKind run_kind(const Question& q) {
-  if (places(q).tp.nodes() > 1) return unmeasured();
+  if (places(q).along[Axis::tp].nodes() > 1) return unmeasured();
   if (q.software == Software::megatron) return q.nodes > 1 ? kSeveralNodes : kOneNode;
   if (q.software == Software::pytorch) return kPlain;
   if (q.nodes > 1) return unmeasured();

@@ -65,8 +65,8 @@ std::string topology_json(const Question& q) {
                    {"inside", link(on.topology.inside)},
                    {"adapter", link(on.topology.nic)},
                    {"adapters", on.topology.nics},
-                   {"tp", place(on.tp)},
-                   {"dp", place(on.dp)},
+                   {"tp", place(on.along[Axis::tp])},
+                   {"dp", place(on.along[Axis::dp])},
                    {"hop", place(on.hop)}});
 }
 

@@ -96,11 +96,9 @@ void put_assumed(JsonText& out, const std::optional<Assumed>& assumed) {
 }
 
 void put_traffic(JsonText& out, const Traffic& t) {
-  out.object("traffic")
-      .member("dp", Whole{t.dp})
-      .member("tp", Whole{t.tp})
-      .member("pp", Whole{t.pp})
-      .member("total", Whole{t.total()});
+  out.object("traffic");
+  for (const Axis axis : kPrintedAxes) out.member(axis_name(axis), Whole{t.sent[axis]});
+  out.member("total", Whole{t.total()});
   out.object("dp_by_policy")
       .member("each", Whole{t.dp_each})
       .member("last", Whole{t.dp_last})
@@ -108,7 +106,7 @@ void put_traffic(JsonText& out, const Traffic& t) {
   out.list("rows");
   for (const TrafficRow& row : t.rows) {
     out.object()
-        .member("axis", row.axis)
+        .member("axis", axis_name(row.axis))
         .member("what", row.what)
         .member("calls", Whole{row.calls})
         .member("bytes", Whole{row.bytes})
@@ -120,11 +118,9 @@ void put_traffic(JsonText& out, const Traffic& t) {
 // Members of the object that is open.
 void put_time(JsonText& out, const StepTime& t) {
   out.member("compute", t.compute).member("comm_exposed", t.exposed());
-  out.object("comm_exposed_by_axis")
-      .member("dp", t.dp)
-      .member("tp", t.tp)
-      .member("pp", t.pp)
-      .end_object();
+  out.object("comm_exposed_by_axis");
+  for (const Axis axis : kPrintedAxes) out.member(axis_name(axis), t.comm[axis]);
+  out.end_object();
   out.member("bubble", t.bubble).member("optimizer", t.optimizer).member("step", t.step());
 }
 

@@ -42,7 +42,7 @@ struct LayerSizes {
 Work tp_collective(const Question& q, Collective kind, double bytes) {
   const Places where = places(q);
   const double behind = q.hardware.launch_skew * std::log2(std::max(1, q.tp()));
-  return {behind + where.seconds(kind, bytes, where.tp), 1};
+  return {behind + where.seconds(kind, bytes, where.along[Axis::tp]), 1};
 }
 
 // [Note: launches] What a layer launches in an eager framework. Besides its products and passes

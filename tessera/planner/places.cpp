@@ -35,12 +35,11 @@ std::vector<AxisSize> axis_order(const Question& q) { return in_order(q.order, q
 Places places_on(const Topology& topology, const std::vector<AxisSize>& order) {
   Places result;
   result.topology = topology;
-  result.tp = axis_place(topology, order, Axis::tp);
-  result.dp = axis_place(topology, order, Axis::dp);
+  for (const Axis axis : kAllAxes) result.along[axis] = axis_place(topology, order, axis);
   result.hop = neighbour_place(topology, order, Axis::pp);
   // As far apart as stages can be, and no more of them at work than in a hop.
   result.tied = result.hop;
-  result.tied.span = axis_place(topology, order, Axis::pp).span;
+  result.tied.span = result.along[Axis::pp].span;
   return result;
 }
 

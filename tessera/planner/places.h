@@ -12,7 +12,7 @@ namespace tessera::planner {
 // The network of a run, and where the groups of its axes lie on it: [Note: order of axes].
 struct Places {
   Topology topology;
-  GroupPlace tp, dp;
+  PerAxis<GroupPlace> along;
   GroupPlace hop;   // two stages that follow each other
   GroupPlace tied;  // the first stage and the last, which share an embedding
 

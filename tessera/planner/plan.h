@@ -33,7 +33,7 @@ struct Assumed {
 
 // One kind of collective on one axis, on the rank that sends most along that axis.
 struct TrafficRow {
-  std::string axis;  // dp, tp, pp
+  Axis axis = Axis::dp;
   std::string what;  // "all-reduce of gradients"
   double calls = 0;  // per optimizer step
   double bytes = 0;  // sent per optimizer step, ring-equivalent
@@ -41,10 +41,10 @@ struct TrafficRow {
 
 // Bytes that a rank sends in an optimizer step, by axis, as rings would send them.
 struct Traffic {
-  double dp = 0, tp = 0, pp = 0;
-  double dp_each = 0, dp_last = 0;  // dp under either reduce policy
+  PerAxis<double> sent;
+  double dp_each = 0, dp_last = 0;  // along dp under either reduce policy
   std::vector<TrafficRow> rows;
-  double total() const { return dp + tp + pp; }
+  double total() const { return sum(sent); }
 };
 
 // What a step spends most of its time on.

@@ -86,7 +86,8 @@ RunQuestion run_question(const Question& q, const Coordinate& place) {
 }
 
 RunPlan plan_run(const RunQuestion& q) {
-  RunPlan plan{run_memory(q)};
+  RunPlan plan;
+  static_cast<RunMemory&>(plan) = run_memory(q);
   const Sharding sharded = sharding_of_stage(q.stage);
   const bool adapted = q.model.lora.any();
   std::int64_t part = 0;     // elements of all chunks of one rank
@@ -97,7 +98,8 @@ RunPlan plan_run(const RunQuestion& q) {
       part += shard_size(own, q.dp());
       const bool tied = q.pp() > 1 && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
-      plan.sent_pp += tied_elements(own, q.dp(), q.place.dp(), sharded.optimizer) * q.layout.grad;
+      plan.sent[Axis::pp] +=
+          tied_elements(own, q.dp(), q.place.dp(), sharded.optimizer) * q.layout.grad;
     }
     for (const ParamSpec& spec : adapter_params(q.model, each)) {
       trained += shard_size(elements_on_rank(q, spec), q.dp());
@@ -113,14 +115,14 @@ RunPlan plan_run(const RunQuestion& q) {
     tensor.layers = each.last_layer - each.first_layer;
     tensor.embedding = each.embedding;
     tensor.head = each.head;
-    plan.sent_tp += std::llround(tensor_parallel_traffic(tensor).total()) * q.accumulation;
+    plan.sent[Axis::tp] += std::llround(tensor_parallel_traffic(tensor).total()) * q.accumulation;
   }
   if (q.pp() > 1) {
     const double boundary = boundary_bytes(static_cast<double>(q.micro_batch * q.seq),
                                            static_cast<double>(q.model.hidden), q.layout.param,
                                            q.sequence_parallel ? q.tp() : 1);
     const auto schedule = schedule::make(q.schedule, q.pp(), q.accumulation, q.chunks);
-    plan.sent_pp += std::llround(pipeline_bytes(schedule, q.place.pp(), boundary));
+    plan.sent[Axis::pp] += std::llround(pipeline_bytes(schedule, q.place.pp(), boundary));
   }
 
   if (!adapted) trained = part;
@@ -138,8 +140,8 @@ RunPlan plan_run(const RunQuestion& q) {
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.
-  plan.sent_dp = std::llround(data_parallel_traffic(traffic).total());
-  if (needs_whole_matrices(q)) plan.sent_dp += matrix_traffic(q);
+  plan.sent[Axis::dp] = std::llround(data_parallel_traffic(traffic).total());
+  if (needs_whole_matrices(q)) plan.sent[Axis::dp] += matrix_traffic(q);
   return plan;
 }
 

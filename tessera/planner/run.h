@@ -76,9 +76,9 @@ RunMemory run_memory(const RunQuestion& question);
 // What one rank holds and sends.
 struct RunPlan : RunMemory {
   // Sent per optimizer step, ring-equivalent, by axis; ties between stages count for pp.
-  std::int64_t sent_dp = 0, sent_tp = 0, sent_pp = 0;
+  PerAxis<std::int64_t> sent;
 
-  std::int64_t sent_bytes() const { return sent_dp + sent_tp + sent_pp; }
+  std::int64_t sent_bytes() const { return sum(sent); }
 };
 RunPlan plan_run(const RunQuestion& question);
 

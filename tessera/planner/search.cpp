@@ -67,7 +67,8 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
   const auto add = [&](const std::string& order) {
     const Places places = places_on(topology, in_order(order, q.axes));
     for (const Places& other : all) {
-      if (same(places.tp, other.tp) && same(places.dp, other.dp) && same(places.hop, other.hop) &&
+      if (same(places.along[Axis::tp], other.along[Axis::tp]) &&
+          same(places.along[Axis::dp], other.along[Axis::dp]) && same(places.hop, other.hop) &&
           same(places.tied, other.tied)) {
         return;
       }
@@ -75,9 +76,10 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
     all.push_back(places);
     mesh.orders.push_back(order);
     for (const ReplicaPlace& other : mesh.replicas) {
-      if (same(places.dp, other.dp)) return;
+      if (same(places.along[Axis::dp], other.dp)) return;
     }
-    mesh.replicas.push_back({places.dp, q.hardware.interference * pace_of(topology, places.dp)});
+    mesh.replicas.push_back({places.along[Axis::dp],
+                             q.hardware.interference * pace_of(topology, places.along[Axis::dp])});
   };
   add(q.order);
   std::vector<std::string> names;
@@ -89,7 +91,7 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
   }
   for (std::size_t i = 0; i < all.size() && mesh.for_tp.empty(); ++i) {
     const bool best = std::all_of(all.begin(), all.end(), [&](const Places& other) {
-      return never_slower(topology, all[i].tp, other.tp);
+      return never_slower(topology, all[i].along[Axis::tp], other.along[Axis::tp]);
     });
     if (best) mesh.for_tp = {mesh.orders[i]};
   }

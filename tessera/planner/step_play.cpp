@@ -108,7 +108,7 @@ class StepPlayer {
         const Message message = from.messages[from.taken++];
         const double sent = std::max(now, message.sent), there = std::max(now, message.there);
         rank.time.idle += sent - now;
-        rank.time.pp += there - sent;
+        rank.time.comm[Axis::pp] += there - sent;
         rank.clock.wait_until(there);
       }
     }
@@ -121,7 +121,7 @@ class StepPlayer {
       rank.clock.reduce_late(programs_[r].chunks[static_cast<std::size_t>(op.chunk)].reduce);
     }
     rank.clock.finish();
-    rank.time.dp = rank.clock.exposed();
+    rank.time.comm[Axis::dp] = rank.clock.exposed();
     rank.time.end = rank.clock.now();
     return rank.time;
   }
@@ -165,8 +165,7 @@ PlayedStep play_step(const Step& step, const Places& places) {
   for (std::size_t r = 0; r < played.ranks.size(); ++r) {
     PlayedRank& rank = played.ranks[r];
     const PlayedRank& before = shorter.ranks[r];
-    grow(rank.dp, before.dp);
-    grow(rank.pp, before.pp);
+    for (const Axis axis : kAllAxes) grow(rank.comm[axis], before.comm[axis]);
     grow(rank.idle, before.idle);
     rank.end = played.end - (more_end - rank.end);
   }

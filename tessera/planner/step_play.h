@@ -9,8 +9,8 @@ namespace tessera::planner {
 
 // Where the seconds of a step went on one pipeline rank, besides its computation.
 struct PlayedRank {
-  double dp = 0;    // it waited for collectives, or was slowed down by them
-  double pp = 0;    // it waited for messages on their way
+  // dp: waiting for collectives, or slowed down by them. pp: waiting for messages in transit.
+  PerAxis<double> comm;
   double idle = 0;  // it waited for other stages to compute
   double end = 0;   // of its last collective
 };

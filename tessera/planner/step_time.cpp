@@ -39,7 +39,7 @@ std::size_t slowest_rank(const Step& step) {
 // costs the interference, and their own time in any case.
 double least_at(const Step& s, const ReplicaPlace& replicas) {
   Places places;
-  places.dp = replicas.dp;
+  places.along[Axis::dp] = replicas.dp;
   const bool apart = s.schedule == "zb-h1" || s.schedule == "zb-v";
   const double k = static_cast<double>(s.micros), share = std::min(1.0, replicas.interference);
   const double each = s.policy == ReducePolicy::each ? k : 1;
@@ -81,10 +81,10 @@ StepTime step_time(const Step& s) {
   const PlayedRank& rank = played.ranks[slowest];
   const double k = static_cast<double>(s.micros);
   StepTime time;
-  time.tp = k * own.tp;
+  time.comm[Axis::tp] = k * own.tp;
   time.compute = k * (own.all - own.tp);
-  time.dp = rank.dp;
-  time.pp = rank.pp;
+  time.comm[Axis::dp] = rank.comm[Axis::dp];
+  time.comm[Axis::pp] = rank.comm[Axis::pp];
   time.optimizer = s.optimizer;
   double end = played.end;
   if (s.tied_bytes > 0 && s.pp() > 1) {
@@ -92,7 +92,7 @@ StepTime step_time(const Step& s) {
     const double both = std::max(played.ranks.front().end, played.ranks.back().end);
     const double tied = places.seconds(Collective::all_reduce, s.tied_bytes, places.tied);
     end = std::max(end, both + tied);
-    time.pp += end - played.end;
+    time.comm[Axis::pp] += end - played.end;
   }
   // What the parts do not add up to; where nothing is left that is only how sums are rounded.
   const double left = end + s.optimizer - time.step();
@@ -109,7 +109,7 @@ double least_step_time(const Step& s, const std::vector<ReplicaPlace>& anywhere)
 }
 
 double least_step_time(const Step& s) {
-  return least_at(s, {s.dp() > 1 ? s.places().dp : GroupPlace{}, s.interference});
+  return least_at(s, {s.dp() > 1 ? s.places().along[Axis::dp] : GroupPlace{}, s.interference});
 }
 
 StepTime step_time(const Question& q) { return step_time(describe_step(q)); }

@@ -8,15 +8,14 @@
 
 namespace tessera::planner {
 
-// Seconds of one optimizer step. They add up: step = compute + tp + pp + dp + bubble + optimizer.
+// Seconds of one optimizer step. They add up: step = compute + exposed + bubble + optimizer.
 struct StepTime {
   double compute = 0;  // forward, backward and recomputation of the slowest rank, all its kernels
-  double tp = 0;       // exposed communication, by axis; of dp what it slows kernels down, too
-  double pp = 0;
-  double dp = 0;
+  // Exposed communication. Along dp it includes the time by which collectives slow kernels down.
+  PerAxis<double> comm;
   double bubble = 0;  // waiting for other stages
   double optimizer = 0;
-  double exposed() const { return tp + pp + dp; }
+  double exposed() const { return sum(comm); }
   double step() const { return compute + exposed() + bubble + optimizer; }
 };
 

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/axis.h"
+
 namespace tessera::planner {
 
 // A way between two devices: seconds to move n bytes in one direction are latency + n / bandwidth.

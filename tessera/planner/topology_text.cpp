@@ -88,8 +88,8 @@ std::string topology_text(const Question& q) {
     text += str("  switch   over ", level.nodes, " nodes, oversubscribed ", level.oversubscription,
                 " : 1\n");
   }
-  if (q.tp() > 1) text += str("  tp       ", place_words(on, on.tp), "\n");
-  if (q.dp() > 1) text += str("  dp       ", place_words(on, on.dp), "\n");
+  if (q.tp() > 1) text += str("  tp       ", place_words(on, on.along[Axis::tp]), "\n");
+  if (q.dp() > 1) text += str("  dp       ", place_words(on, on.along[Axis::dp]), "\n");
   if (q.pp() > 1) text += str("  pp       ", hop_words(on), "\n");
   const std::vector<AxisSize> order = axis_order(q);
   const int nodes = drawn_nodes(q), devices = std::min(t.per_node, kDrawnDevices);

@@ -10,11 +10,10 @@
 namespace tessera::planner {
 namespace {
 
-void add_row(Traffic& traffic, double& axis, const char* name, std::string what, double calls,
-             double bytes) {
+void add_row(Traffic& traffic, Axis axis, std::string what, double calls, double bytes) {
   if (bytes <= 0) return;
-  axis += bytes;
-  traffic.rows.push_back({name, std::move(what), calls, bytes});
+  traffic.sent[axis] += bytes;
+  traffic.rows.push_back({axis, std::move(what), calls, bytes});
 }
 
 TrafficQuestion data_parallel(const Question& q, double params, double grad_bytes,
@@ -49,11 +48,11 @@ void add_dp(Traffic& traffic, const Question& q, double params, double trained, 
   const DataParallelTraffic sent = of(q.policy());
   const bool each = q.policy() == ReducePolicy::each;
   const double k = real(q.micros());
-  add_row(traffic, traffic.dp, "dp",
+  add_row(traffic, Axis::dp,
           (q.zero == 0 ? "all-reduce of gradients" : "reduce-scatter of gradients") +
               how_they_travel(q),
           each ? k : 1, sent.reduce);
-  add_row(traffic, traffic.dp, "dp",
+  add_row(traffic, Axis::dp,
           q.zero < 3 ? "all-gather of updated parameters" : "all-gather of parameters",
           q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2), sent.gather);
   traffic.dp_each = of(ReducePolicy::each).total();
@@ -110,7 +109,7 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
   }
   const double k = real(q.micros());
   const auto add = [&](std::string what, double calls, double bytes) {
-    add_row(traffic, traffic.tp, "tp", std::move(what), k * calls, k * bytes);
+    add_row(traffic, Axis::tp, std::move(what), k * calls, k * bytes);
   };
   const std::string kind = q.sequence_parallel ? "reduce-scatter + all-gather" : "all-reduce";
   add(kind + " of activations", (q.recompute == Recompute::full ? 6 : 4) * layers, sum.layers);
@@ -133,12 +132,12 @@ void add_pp(Traffic& traffic, const Question& q, int rank) {
   const auto [forward, backward] = hops_of(q, rank);
   const double k = real(q.micros());
   const double bytes = hop_bytes(q);
-  add_row(traffic, traffic.pp, "pp", "send of activations", forward * k, forward * k * bytes);
-  add_row(traffic, traffic.pp, "pp", "send of gradients", backward * k, backward * k * bytes);
+  add_row(traffic, Axis::pp, "send of activations", forward * k, forward * k * bytes);
+  add_row(traffic, Axis::pp, "send of gradients", backward * k, backward * k * bytes);
   // Embedding and head are one parameter on two ranks: their gradients are summed.
   const bool ends = is_on(q, 0, rank) != is_on(q, q.pp() * q.chunks - 1, rank);
   if (tied_bytes(q) > 0 && ends) {
-    add_row(traffic, traffic.pp, "pp", "all-reduce of the tied embedding's gradient", 1,
+    add_row(traffic, Axis::pp, "all-reduce of the tied embedding's gradient", 1,
             tied_bytes(q));  // over two ranks a ring sends what it reduces
   }
 }
@@ -158,14 +157,14 @@ Traffic traffic_of(const Question& q) {
     if (q.state_only()) continue;
     Traffic mine;
     add_tp(mine, q, chunks, r);
-    if (mine.tp > most.tp) {
-      most.tp = mine.tp;
+    if (mine.sent[Axis::tp] > most.sent[Axis::tp]) {
+      most.sent[Axis::tp] = mine.sent[Axis::tp];
       tp_rows = std::move(mine.rows);
     }
     mine.rows.clear();
     add_pp(mine, q, r);
-    if (mine.pp > most.pp) {
-      most.pp = mine.pp;
+    if (mine.sent[Axis::pp] > most.sent[Axis::pp]) {
+      most.sent[Axis::pp] = mine.sent[Axis::pp];
       pp_rows = std::move(mine.rows);
     }
   }

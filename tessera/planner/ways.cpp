@@ -55,11 +55,12 @@ bool runs(const Way& way) { return way.refused.empty() && way.plan.fits; }
 // What of its step is not arithmetic, the largest part first.
 std::string largest_loss(const Plan& plan) {
   const StepTime& t = plan.time;
-  const std::pair<double, const char*> parts[] = {{t.tp, "waiting for tensor-parallel sums"},
-                                                  {t.dp, "waiting for gradients and parameters"},
-                                                  {t.bubble, "bubble"},
-                                                  {t.pp, "hops between stages"},
-                                                  {t.optimizer, "the optimizer"}};
+  const std::pair<double, const char*> parts[] = {
+      {t.comm[Axis::tp], "waiting for tensor-parallel sums"},
+      {t.comm[Axis::dp], "waiting for gradients and parameters"},
+      {t.bubble, "bubble"},
+      {t.comm[Axis::pp], "hops between stages"},
+      {t.optimizer, "the optimizer"}};
   const auto* most = std::max_element(std::begin(parts), std::end(parts));
   return str(percent(most->first / t.step()), " is ", most->second);
 }

@@ -31,7 +31,7 @@ Result run_group(const Scenario& s, int replicas) {
           pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides.of[Axis::tp], computed);
       seconds[d] = op.work * pace.slowest + op.tp;
       result.ranks[d].compute += op.work * pace.mean;
-      result.ranks[d].tp += op.work * (pace.slowest - pace.mean) + op.tp;
+      result.ranks[d].comm[Axis::tp] += op.work * (pace.slowest - pace.mean) + op.tp;
     }
     ++computed;
     const planner::Transfers& reduce = program.chunks[static_cast<std::size_t>(op.chunk)].reduce;
@@ -52,10 +52,10 @@ Result run_group(const Scenario& s, int replicas) {
   result.step = end + s.optimizer;
   for (std::size_t d = 0; d < n; ++d) {
     RankTime& rank = result.ranks[d];
-    rank.dp = clock.exposed(d);
+    rank.comm[Axis::dp] = clock.exposed(d);
     rank.bubble = end - clock.now(d);
     rank.optimizer = s.optimizer;
-    rank.sent_dp = sent;
+    rank.sent[Axis::dp] = sent;
     result.mean.add(rank, 1.0 / static_cast<double>(n));
   }
   if (result.step > 0) {

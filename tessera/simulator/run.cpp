@@ -108,8 +108,8 @@ void Run::sum_tied() {
     for (const std::uint32_t w : {a, b}) {
       Worker& worker = workers_[w];
       worker.time.bubble += begin - worker.since;
-      worker.time.pp += end - begin;
-      worker.time.sent_pp += s_.tied_bytes;
+      worker.time.comm[Axis::pp] += end - begin;
+      worker.time.sent[Axis::pp] += s_.tied_bytes;
       worker.since = end;
       record(w, Span::pipeline, "tied gradient", -1, -1, begin, end);
     }
@@ -225,7 +225,7 @@ void Run::advance(std::uint32_t w, double now) {
     for (int i = 0; i < op.late_reduces; ++i) announce(w, through, op.chunk, false, i, now);
   }
   worker.since = through;
-  worker.time.dp += worker.debt;
+  worker.time.comm[Axis::dp] += worker.debt;
   worker.state = State::finishing;
   if (group(worker).done >= worker.announced) finish(w, through);
 }
@@ -249,7 +249,7 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
   }
   if (worker.piece == 0) begin_op(worker, w, op);
   worker.beside = mine.running_until(now);
-  worker.time.dp += worker.debt;
+  worker.time.comm[Axis::dp] += worker.debt;
   if (op.reduces > 0 && !op.blocking) announce_reduces(w, op, now);
   queue_.push(now + worker.piece_seconds + worker.debt, Event::computed, w);
   return true;
@@ -261,7 +261,7 @@ void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
                             strides_.of[Axis::tp], worker.computed++);
   const double seconds = op.work * pace.slowest + op.tp;
   worker.time.compute += op.work * pace.mean;
-  worker.time.tp += op.work * (pace.slowest - pace.mean) + op.tp;
+  worker.time.comm[Axis::tp] += op.work * (pace.slowest - pace.mean) + op.tp;
   worker.piece_seconds = seconds / op.pieces;
 }
 
@@ -307,7 +307,7 @@ void Run::send(std::uint32_t w, const Op& op, double now) {
       channel(message.to, op.peer_chunk, op.kind == Kind::send_gradient));
   message.sent = now;
   message.latency = load.latency;
-  worker.time.sent_pp += s_.hop_bytes;
+  worker.time.sent[Axis::pp] += s_.hop_bytes;
 }
 
 void Run::arrived(std::uint32_t flow, double now) {
@@ -326,7 +326,7 @@ void Run::arrived(std::uint32_t flow, double now) {
   // Until it was sent the worker waited for the other stage, and from then on for the network.
   const double sent = std::max(worker.since, message.sent);
   worker.time.bubble += sent - worker.since;
-  worker.time.pp += now - sent;
+  worker.time.comm[Axis::pp] += now - sent;
   advance(message.to, now);
 }
 
@@ -354,7 +354,7 @@ void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, int wh
   --collective.missing;
   const Program::OfChunk& of_chunk = program(worker).chunks[static_cast<std::size_t>(chunk)];
   const planner::Transfers& transfers = gather ? of_chunk.gather : of_chunk.reduce;
-  worker.time.sent_dp += sent_bytes(transfers.kind, transfers.each(which).bytes, s_.dp());
+  worker.time.sent[Axis::dp] += sent_bytes(transfers.kind, transfers.each(which).bytes, s_.dp());
   if (collective.missing == 0 && number == mine.done && !mine.busy) {
     plan_collective(worker.p, now);
   }
@@ -401,11 +401,11 @@ void Run::end_collective(int p, double now) {
     record(w, Span::data_parallel, what, -1, -1, mine.began, now);
     Worker& worker = workers_[w];
     if (worker.state == State::gathering && mine.done >= worker.wait_for) {
-      worker.time.dp += now - worker.since;
+      worker.time.comm[Axis::dp] += now - worker.since;
       advance(w, now);
     } else if (worker.state == State::finishing && mine.done >= worker.announced) {
       const double end = std::max(now, worker.since);
-      worker.time.dp += end - worker.since;
+      worker.time.comm[Axis::dp] += end - worker.since;
       finish(w, end);
     }
   }

@@ -10,24 +10,23 @@ namespace tessera::simulator {
 // Where the seconds of a step went on one rank. They add up to the step.
 struct RankTime {
   double compute = 0;
-  double tp = 0;      // tensor-parallel communication, and waiting for slower tp neighbours
-  double pp = 0;      // waiting for a message on its way
-  double dp = 0;      // waiting for gathers and reductions
+  // tp: tensor-parallel communication and waiting for slower tp neighbors. pp: waiting for a
+  // message in transit. dp: waiting for gathers and reductions.
+  PerAxis<double> comm;
   double bubble = 0;  // waiting for other stages to compute
   double optimizer = 0;
-  double sent_dp = 0, sent_pp = 0;  // bytes
+  PerAxis<double> sent;  // bytes; along tp they are not counted
 
-  double step() const { return compute + tp + pp + dp + bubble + optimizer; }
+  double step() const { return compute + sum(comm) + bubble + optimizer; }
   // Adds so much of another, to average over ranks.
   void add(const RankTime& other, double share) {
     compute += share * other.compute;
-    tp += share * other.tp;
-    pp += share * other.pp;
-    dp += share * other.dp;
+    for (const Axis axis : kAllAxes) {
+      comm[axis] += share * other.comm[axis];
+      sent[axis] += share * other.sent[axis];
+    }
     bubble += share * other.bubble;
     optimizer += share * other.optimizer;
-    sent_dp += share * other.sent_dp;
-    sent_pp += share * other.sent_pp;
   }
 };
 

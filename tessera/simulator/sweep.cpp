@@ -38,23 +38,29 @@ std::string largest_growth(const SweepRow& row, const SweepRow& first) {
     double seconds;
     const char* what;
   };
-  const auto part = [&](double RankTime::*member, const char* what) {
-    return Part{row.mean.*member / row.step - first.mean.*member / first.step, row.mean.*member,
-                what};
+  const auto part = [&](double now, double before, const char* what) {
+    return Part{now / row.step - before / first.step, now, what};
   };
-  Part most = part(&RankTime::dp, "data-parallel communication that nothing hides");
-  for (const Part& each :
-       {part(&RankTime::tp, "tensor-parallel communication"),
-        part(&RankTime::pp, "messages between stages"), part(&RankTime::bubble, "bubble"),
-        part(&RankTime::optimizer, "the optimizer")}) {
-    if (each.growth > most.growth) most = each;
+  const auto comm_words = [](Axis axis) {
+    switch (axis) {
+      case Axis::dp: return "data-parallel communication that nothing hides";
+      case Axis::tp: return "tensor-parallel communication";
+      case Axis::pp: return "messages between stages";
+    }
+    return "";
+  };
+  std::vector<Part> parts;
+  for (const Axis axis : kPrintedAxes) {
+    parts.push_back(part(row.mean.comm[axis], first.mean.comm[axis], comm_words(axis)));
   }
+  parts.push_back(part(row.mean.bubble, first.mean.bubble, "bubble"));
+  parts.push_back(part(row.mean.optimizer, first.mean.optimizer, "the optimizer"));
+  const Part& most = *std::max_element(
+      parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.growth < b.growth; });
   return str(percent(most.seconds / row.step), " of the step is ", most.what);
 }
 
-double exposed_share(const SweepRow& row) {
-  return (row.mean.dp + row.mean.tp + row.mean.pp) / row.step;
-}
+double exposed_share(const SweepRow& row) { return sum(row.mean.comm) / row.step; }
 
 std::string against(const SweepRow& row) {
   return str("(", percent(row.efficiency), " against ", percent(row.law), ")");

@@ -32,8 +32,9 @@ Json outcome(const Outcome& from) {
   Json json = {{"memory", std::move(memory)}};
   if (from.step_s) json["step_s"] = json_number(*from.step_s);
   if (from.sent) {
-    json["sent_bytes"] = from.sent->total();
-    json["sent"] = {{"dp", from.sent->dp}, {"tp", from.sent->tp}, {"pp", from.sent->pp}};
+    json["sent_bytes"] = sum(*from.sent);
+    for (const Axis axis : kPrintedAxes)
+      json["sent"][std::string(axis_name(axis))] = (*from.sent)[axis];
   }
   return json;
 }

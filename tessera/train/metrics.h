@@ -75,11 +75,8 @@ struct StepMetrics {
 // Bytes by the name of the category; only those that are known.
 using MemoryBytes = std::map<std::string, std::int64_t>;
 
-// What a rank sends per step, by axis of the mesh.
-struct SentBytes {
-  std::int64_t dp = 0, tp = 0, pp = 0;
-  std::int64_t total() const { return dp + tp + pp; }
-};
+// Bytes that a rank sends per step along each axis of the mesh.
+using SentBytes = PerAxis<std::int64_t>;
 
 struct Outcome {
   MemoryBytes memory;

@@ -43,16 +43,14 @@ std::string traffic_table(const Summary& summary, const Axes& axes) {
   Table table("lrrr");
   table.row({"bytes sent per rank and step", "predicted", "counted", ""});
   const auto &predicted = summary.predicted.sent, &measured = summary.measured.sent;
-  const auto add = [&](const char* axis, int ranks, std::int64_t SentBytes::*bytes_of) {
-    table.row(
-        {str(axis, " over ", ranks, ranks == 1 ? " rank" : " ranks"),
-         predicted ? bytes((*predicted).*bytes_of) : "–",
-         measured ? bytes((*measured).*bytes_of) : "–",
-         predicted && measured ? difference((*predicted).*bytes_of, (*measured).*bytes_of) : ""});
-  };
-  add("dp", axes.dp(), &SentBytes::dp);
-  if (axes.tp() > 1) add("tp", axes.tp(), &SentBytes::tp);
-  if (axes.pp() > 1) add("pp", axes.pp(), &SentBytes::pp);
+  for (const Axis axis : kPrintedAxes) {
+    const int ranks = axes.size(axis);
+    if (ranks == 1 && axis != Axis::dp) continue;
+    table.row({str(axis_name(axis), " over ", ranks, ranks == 1 ? " rank" : " ranks"),
+               predicted ? bytes((*predicted)[axis]) : "–",
+               measured ? bytes((*measured)[axis]) : "–",
+               predicted && measured ? difference((*predicted)[axis], (*measured)[axis]) : ""});
+  }
   return table.text();
 }
 

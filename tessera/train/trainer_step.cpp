@@ -227,15 +227,15 @@ void Trainer::Impl::launch() {
   }
 
   const ParallelModel::Sent after = model.sent();
-  const comm::TrafficCounts dp = after.dp - before.dp, tp = after.tp - before.tp,
-                            pp = after.pp - before.pp;
-  const comm::TrafficCounts all = dp + tp + pp;
+  comm::TrafficCounts all;
+  for (const Axis axis : kAllAxes) {
+    const comm::TrafficCounts own = after[axis] - before[axis];
+    sent[axis] += static_cast<std::int64_t>(own.sent_bytes);
+    all = all + own;
+  }
   out.comm_s = static_cast<double>(all.busy_ns) * 1e-9;
   out.sent_bytes = static_cast<std::int64_t>(all.sent_bytes);
   out.control_bytes = static_cast<std::int64_t>(all.control_bytes);
-  sent.dp += static_cast<std::int64_t>(dp.sent_bytes);
-  sent.tp += static_cast<std::int64_t>(tp.sent_bytes);
-  sent.pp += static_cast<std::int64_t>(pp.sent_bytes);
   note_memory(replays);
   ++launched;
   under_way.push_back({out, std::move(step)});

@@ -28,7 +28,7 @@ Summary Trainer::expected() const {
                           {"optimizer", planned.optimizer}, {"activations", planned.activations},
                           {"buffers", planned.buffers},     {"temporary", planned.temporary},
                           {"peak", planned.total()}};
-  out.predicted.sent = SentBytes{impl.plan.sent_dp, impl.plan.sent_tp, impl.plan.sent_pp};
+  out.predicted.sent = impl.plan.sent;
   out.measured.memory = impl.measured;
   out.predicted.step_s = impl.predicted_s;
   out.run = {{"model", impl.resolved.model.name.empty() ? "gpt" : impl.resolved.model.name},
@@ -53,7 +53,8 @@ Summary Trainer::summary() {
   Summary out = expected();
   impl.compare_ranks(out);
   if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {
-    out.measured.sent = SentBytes{impl.sent.dp / steps, impl.sent.tp / steps, impl.sent.pp / steps};
+    SentBytes& each = out.measured.sent.emplace();
+    for (const Axis axis : kAllAxes) each[axis] = impl.sent[axis] / steps;
   }
   out.params_hash = hex(impl.model.params_hash(), 16);
   std::vector<double> rates, times, waits, preparations;

@@ -245,7 +245,7 @@ TEST(OddLayers, TiesMeetInOneOrderHoweverLayersHaveThem) {
         want = want + group.traffic();
       }
       EXPECT_EQ(tied, mesh.axes().pp() - 1) << axes;
-      EXPECT_EQ(model.sent().pp.sent_bytes, want.sent_bytes) << axes;
+      EXPECT_EQ(model.sent()[Axis::pp].sent_bytes, want.sent_bytes) << axes;
     });
   }
   for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses[0][i], losses[1][i], 1e-4 * losses[0][i]);

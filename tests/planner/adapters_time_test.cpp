@@ -93,13 +93,13 @@ TEST(AdaptersInTime, SendWhatARunSends) {
             double dp = 0, others = 0;
             for (int rank = 0; rank < pp; ++rank) {
               const RunPlan run = plan_run(run_question(q, {{Axis::pp, rank}}));
-              dp = std::max(dp, real(run.sent_dp));
-              others = std::max(others, real(run.sent_tp + run.sent_pp));
+              dp = std::max(dp, real(run.sent[Axis::dp]));
+              others = std::max(others, real(run.sent[Axis::tp] + run.sent[Axis::pp]));
             }
             const Traffic traffic = traffic_of(q);
-            EXPECT_DOUBLE_EQ(traffic.dp, dp) << what;
+            EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], dp) << what;
             if (pp == 1) {
-              EXPECT_DOUBLE_EQ(traffic.tp, others) << what;
+              EXPECT_DOUBLE_EQ(traffic.sent[Axis::tp], others) << what;
             }
             double timed = 0;
             const Step step = describe_step(q);

@@ -102,14 +102,14 @@ Json assumed_json(const std::optional<Assumed>& assumed) {
 Json traffic_json(const Traffic& t) {
   Json rows = Json::array();
   for (const TrafficRow& row : t.rows) {
-    rows.push_back({{"axis", row.axis},
+    rows.push_back({{"axis", axis_name(row.axis)},
                     {"what", row.what},
                     {"calls", whole_json(row.calls)},
                     {"bytes", whole_json(row.bytes)}});
   }
-  return {{"dp", whole_json(t.dp)},
-          {"tp", whole_json(t.tp)},
-          {"pp", whole_json(t.pp)},
+  return {{"dp", whole_json(t.sent[Axis::dp])},
+          {"tp", whole_json(t.sent[Axis::tp])},
+          {"pp", whole_json(t.sent[Axis::pp])},
           {"total", whole_json(t.total())},
           {"dp_by_policy", {{"each", whole_json(t.dp_each)}, {"last", whole_json(t.dp_last)}}},
           {"rows", std::move(rows)}};
@@ -118,7 +118,8 @@ Json traffic_json(const Traffic& t) {
 Json time_json(const StepTime& t) {
   return {{"compute", t.compute},
           {"comm_exposed", t.exposed()},
-          {"comm_exposed_by_axis", {{"dp", t.dp}, {"tp", t.tp}, {"pp", t.pp}}},
+          {"comm_exposed_by_axis",
+           {{"dp", t.comm[Axis::dp]}, {"tp", t.comm[Axis::tp]}, {"pp", t.comm[Axis::pp]}}},
           {"bubble", t.bubble},
           {"optimizer", t.optimizer},
           {"step", t.step()}};

@@ -344,7 +344,7 @@ TEST(Advice, LessTensorParallelism) {
                        {"micro-batch", "8"},
                        {"hardware", "a100-80"}};
   const Plan plan = make_plan(question_of(given));
-  ASSERT_EQ(plan.bound, Bound::network) << plan.time.tp / plan.time.step();
+  ASSERT_EQ(plan.bound, Bound::network) << plan.time.comm[Axis::tp] / plan.time.step();
   ASSERT_NE(plan.remedy.find("--tp 4 --dp 2 --micro-batch 4 saves"), std::string::npos)
       << plan.remedy;
   const Plan half = make_plan(question_of({{"model", "gpt3-1.3b"},
@@ -353,7 +353,8 @@ TEST(Advice, LessTensorParallelism) {
                                            {"micro-batch", "4"},
                                            {"hardware", "a100-80"}}));
   EXPECT_TRUE(half.fits);
-  EXPECT_LT(half.time.tp / half.time.step(), plan.time.tp / plan.time.step());
+  EXPECT_LT(half.time.comm[Axis::tp] / half.time.step(),
+            plan.time.comm[Axis::tp] / plan.time.step());
 }
 
 TEST(Megatron, ReportToTheDigit) {

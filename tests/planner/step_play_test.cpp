@@ -140,7 +140,7 @@ TEST(StepPlay, TheWorkedExample) {
   EXPECT_NEAR(step_time(step).step(), 3.06, 1e-12);
   step.hop_latency = 0.005;
   EXPECT_NEAR(step_time(step).step(), 3.06 + 8 * 0.005, 1e-12);
-  EXPECT_GT(step_time(step).pp, 0);
+  EXPECT_GT(step_time(step).comm[Axis::pp], 0);
 }
 
 // Nothing is quicker than the bound that a search goes by.

@@ -73,14 +73,16 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
           q.schedule = schedule, q.zero = zero, q.axes.set(Axis::tp, tp), q.recompute = recompute;
           q.axes.set(Axis::pp, 4), q.axes.set(Axis::dp, 4), q.grad_accum = 8;
           const StepTime t = step_time(settle(q));
-          for (const double part : {t.compute, t.tp, t.pp, t.dp, t.bubble, t.optimizer}) {
+          for (const double part : {t.compute, t.comm[Axis::tp], t.comm[Axis::pp], t.comm[Axis::dp],
+                                    t.bubble, t.optimizer}) {
             EXPECT_TRUE(std::isfinite(part) && part >= 0) << schedule << " zero " << zero;
           }
-          EXPECT_EQ(t.tp > 0, tp > 1);
-          EXPECT_GT(t.dp, 0);
-          EXPECT_GT(t.pp, 0);
+          EXPECT_EQ(t.comm[Axis::tp] > 0, tp > 1);
+          EXPECT_GT(t.comm[Axis::dp], 0);
+          EXPECT_GT(t.comm[Axis::pp], 0);
           EXPECT_GT(t.bubble, 0);
-          EXPECT_DOUBLE_EQ(t.step(), t.compute + t.tp + t.pp + t.dp + t.bubble + t.optimizer);
+          EXPECT_DOUBLE_EQ(t.step(), t.compute + t.comm[Axis::tp] + t.comm[Axis::pp] +
+                                         t.comm[Axis::dp] + t.bubble + t.optimizer);
         }
       }
     }
@@ -95,8 +97,9 @@ TEST(StepTime, ChunksAddUpToTheStepsCompute) {
   ASSERT_EQ(chunks.size(), 1U);
   const StepChunk& c = chunks[0][0];
   const StepTime t = step_time(q);
-  EXPECT_NEAR(3 * (c.forward + c.backward_input + c.backward_weight), t.compute + t.tp, 1e-9);
-  EXPECT_NEAR(3 * (c.tp_forward + c.tp_backward), t.tp, 1e-9);
+  EXPECT_NEAR(3 * (c.forward + c.backward_input + c.backward_weight), t.compute + t.comm[Axis::tp],
+              1e-9);
+  EXPECT_NEAR(3 * (c.tp_forward + c.tp_backward), t.comm[Axis::tp], 1e-9);
   EXPECT_DOUBLE_EQ(c.param_bytes, c.grad_bytes);  // 2 + 2 bytes
 }
 
@@ -165,7 +168,9 @@ TEST(StepTime, CollectivesOfALayerWaitForTheLastHost) {
     const double doublings = std::log2(tp), layers = 32;
     // Two each way in a layer, one of the embedding and one of the head; three short ones of the
     // loss count as its own time.
-    EXPECT_NEAR(apart.tp - at_once.tp, 1e-3 * doublings * (4 * layers + 2), 1e-9) << tp;
+    EXPECT_NEAR(apart.comm[Axis::tp] - at_once.comm[Axis::tp], 1e-3 * doublings * (4 * layers + 2),
+                1e-9)
+        << tp;
     EXPECT_NEAR(apart.compute - at_once.compute, 1e-3 * doublings * 3, 1e-9) << tp;
   }
 }
@@ -194,8 +199,8 @@ TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
     const StepTime with = step_time(settle(q));
     q.overlap_grad_reduce = q.overlap_param_gather = false;
     const StepTime without = step_time(settle(q));
-    EXPECT_LT(with.dp, without.dp) << zero;
-    EXPECT_GT(with.dp, 0.1 * without.dp) << zero;
+    EXPECT_LT(with.comm[Axis::dp], without.comm[Axis::dp]) << zero;
+    EXPECT_GT(with.comm[Axis::dp], 0.1 * without.comm[Axis::dp]) << zero;
     EXPECT_DOUBLE_EQ(with.compute, without.compute) << zero;
   }
   // Stage 3 sends half as much again, and more with every micro-batch; in more pieces, too, so
@@ -204,11 +209,11 @@ TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   q.hardware.inside.latency = 0;
   q.axes.set(Axis::dp, 8), q.overlap_grad_reduce = q.overlap_param_gather = false;
   q.hardware.inside.latency = 0;  // it goes by units, the others at once
-  const double plain_dp = step_time(settle(q)).dp;
+  const double plain_dp = step_time(settle(q)).comm[Axis::dp];
   q.zero = 3;
-  EXPECT_NEAR(step_time(settle(q)).dp / plain_dp, 1.5, 0.01);
+  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp] / plain_dp, 1.5, 0.01);
   q.grad_accum = 4;
-  EXPECT_NEAR(step_time(settle(q)).dp / plain_dp, 6, 0.04);
+  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp] / plain_dp, 6, 0.04);
 }
 
 // Stage 3 of Tessera sends gradients by buckets, as its other stages do; FSDP by units. The same
@@ -358,16 +363,16 @@ TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
       const double least = sums * std::max(near, bytes / adapters);
       const double latency = sums * 2 * (7 * h.inside.latency + h.between.latency);
       const StepTime across = step_time(q);
-      EXPECT_GE(across.tp, 0.99 * least) << name;
+      EXPECT_GE(across.comm[Axis::tp], 0.99 * least) << name;
       // The sums of the loss are short.
-      EXPECT_LE(across.tp, 1.02 * (least + latency) + 1e-3) << name;
+      EXPECT_LE(across.comm[Axis::tp], 1.02 * (least + latency) + 1e-3) << name;
       Question inside = asked;
       inside.axes.set(Axis::tp, 8);
-      EXPECT_GT(across.tp, step_time(settle(inside)).tp) << name;
+      EXPECT_GT(across.comm[Axis::tp], step_time(settle(inside)).comm[Axis::tp]) << name;
       Question apart = asked;  // one device in each of sixteen nodes, through one adapter at most
       apart.order = "dp,tp,pp";
       apart.axes.set(Axis::dp, 8);
-      EXPECT_GT(step_time(settle(apart)).tp, 3 * across.tp) << name;
+      EXPECT_GT(step_time(settle(apart)).comm[Axis::tp], 3 * across.comm[Axis::tp]) << name;
     }
   }
 }

@@ -140,11 +140,12 @@ TEST(Topology, PlacesAreThoseOfTheRanks) {
             const auto sizes = in_order(order, axes);
             int inner = 1;
             for (const AxisSize& axis : sizes) {
-              const GroupPlace place = axis_place(t, sizes, axis.name);
+              const GroupPlace place = axis_place(t, sizes, axis.axis);
               int in_first = 0;
               for (int i = 0; i < axis.size; ++i) in_first += i * inner / per_node == 0 ? 1 : 0;
               EXPECT_EQ(place.ranks, axis.size);
-              EXPECT_EQ(place.in_node, in_first) << order << " " << axis.name << " " << per_node;
+              EXPECT_EQ(place.in_node, in_first)
+                  << order << " " << axis_name(axis.axis) << " " << per_node;
               if (axis.size > 1) {
                 const bool crosses = (axis.size - 1) * inner / per_node > 0;
                 EXPECT_EQ(place.nodes() > 1, crosses);

@@ -30,8 +30,8 @@ TEST(PlanTraffic, DataParallelInMultiplesOfTheModel) {
       q.params = 10e9, q.axes.set(Axis::dp, 64), q.zero = stage, q.grad_accum = k;
       const Traffic traffic = traffic_of(settle(q));
       const double multiples[] = {2, 2, 1.0 + k, 3.0 * k};
-      EXPECT_DOUBLE_EQ(traffic.dp, multiples[stage] * 63 / 64 * 20 * kGB);
-      EXPECT_DOUBLE_EQ(traffic.total(), traffic.dp);
+      EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], multiples[stage] * 63 / 64 * 20 * kGB);
+      EXPECT_DOUBLE_EQ(traffic.total(), traffic.sent[Axis::dp]);
     }
   }
 }
@@ -43,7 +43,7 @@ TEST(PlanTraffic, BothPolicies) {
   const double hop = 0.75 * 2e9;
   EXPECT_DOUBLE_EQ(traffic.dp_each, 9 * hop);
   EXPECT_DOUBLE_EQ(traffic.dp_last, 2 * hop);
-  EXPECT_DOUBLE_EQ(traffic.dp, traffic.dp_each);
+  EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], traffic.dp_each);
 }
 
 TEST(PlanTraffic, TensorParallelCarriesActivations) {
@@ -63,7 +63,7 @@ TEST(PlanTraffic, TensorParallelCarriesActivations) {
   q.sequence_parallel = true;
   const Traffic cut = traffic_of(settle(q));
   EXPECT_DOUBLE_EQ(row(cut, "norms"), 96.5 * ring_all_reduce_bytes(4 * 8192 * 2, 8));
-  EXPECT_DOUBLE_EQ(cut.tp, traffic.tp + row(cut, "norms"));
+  EXPECT_DOUBLE_EQ(cut.sent[Axis::tp], traffic.sent[Axis::tp] + row(cut, "norms"));
 }
 
 TEST(PlanTraffic, PipelineBoundaries) {
@@ -77,7 +77,7 @@ TEST(PlanTraffic, PipelineBoundaries) {
       const Traffic traffic = traffic_of(settle(q));
       // Middle ranks send both ways; with two stages each sends one way and shares the embedding.
       const double ends = k * boundary + tied, middle = pp > 2 ? 2 * k * boundary : 0;
-      EXPECT_DOUBLE_EQ(traffic.pp, std::max(ends, middle));
+      EXPECT_DOUBLE_EQ(traffic.sent[Axis::pp], std::max(ends, middle));
     }
   }
 }
@@ -91,37 +91,38 @@ TEST(PlanTraffic, SlicesGoAlongBothAxes) {
   const Traffic whole = traffic_of(settle(q));
   q.slice_hops = true;
   const Traffic cut = traffic_of(settle(q));
-  EXPECT_DOUBLE_EQ(cut.pp, whole.pp / 4);
-  EXPECT_DOUBLE_EQ(row(cut, "slices"), whole.pp / 2 * 3 / 4);
-  EXPECT_DOUBLE_EQ(cut.tp, whole.tp + row(cut, "slices"));
+  EXPECT_DOUBLE_EQ(cut.sent[Axis::pp], whole.sent[Axis::pp] / 4);
+  EXPECT_DOUBLE_EQ(row(cut, "slices"), whole.sent[Axis::pp] / 2 * 3 / 4);
+  EXPECT_DOUBLE_EQ(cut.sent[Axis::tp], whole.sent[Axis::tp] + row(cut, "slices"));
   // It is Megatron-LM's way, and nobody has to say so.
   q.slice_hops.reset();
   for (const Software software : {Software::megatron, Software::tessera, Software::pytorch}) {
     q.software = software;
     const bool slices = software == Software::megatron;
-    EXPECT_EQ(traffic_of(settle(q)).pp, slices ? cut.pp : whole.pp);
+    EXPECT_EQ(traffic_of(settle(q)).sent[Axis::pp],
+              slices ? cut.sent[Axis::pp] : whole.sent[Axis::pp]);
   }
   q.slice_hops = true, q.software = Software::megatron;
   // A sequence that is cut is in slices already.
   q.sequence_parallel = true;
   EXPECT_EQ(row(traffic_of(settle(q)), "slices"), 0);
-  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, cut.pp);
+  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).sent[Axis::pp], cut.sent[Axis::pp]);
 }
 
 TEST(PlanTraffic, MoreChunksSendMore) {
   Question q;
   q.model = find_model_shape("llama3-8b");
   q.axes.set(Axis::pp, 4), q.grad_accum = 8;
-  const double plain = traffic_of(settle(q)).pp;
+  const double plain = traffic_of(settle(q)).sent[Axis::pp];
   q.chunks = 4;
-  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, 4 * plain);
+  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).sent[Axis::pp], 4 * plain);
   q.sequence_parallel = true, q.axes.set(Axis::tp, 8);
-  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).pp, plain / 2);
+  EXPECT_DOUBLE_EQ(traffic_of(settle(q)).sent[Axis::pp], plain / 2);
   // A V turns round on the last rank, which sends nothing to itself.
   Question v;
   v.model = find_model_shape("llama3-8b");
   v.axes.set(Axis::pp, 4), v.grad_accum = 8, v.schedule = "zb-v";
-  EXPECT_DOUBLE_EQ(traffic_of(settle(v)).pp, 2 * plain);
+  EXPECT_DOUBLE_EQ(traffic_of(settle(v)).sent[Axis::pp], 2 * plain);
 }
 
 // What `tessera plan` says of a step is what run.h says of the rank that sends most along an axis,
@@ -183,19 +184,19 @@ TEST(PlanTraffic, IsThatOfARun) {
         for (int rank = 0; rank < q.pp(); ++rank) {
           run.place.set(Axis::pp, rank);
           const RunPlan plan = plan_run(run);
-          dp = std::max(dp, real(plan.sent_dp));
-          tp = std::max(tp, real(plan.sent_tp));
-          pp = std::max(pp, real(plan.sent_pp));
+          dp = std::max(dp, real(plan.sent[Axis::dp]));
+          tp = std::max(tp, real(plan.sent[Axis::tp]));
+          pp = std::max(pp, real(plan.sent[Axis::pp]));
           if (rank == most_loaded) state = real(plan.state());
         }
         const std::string what =
             str(shape.name, " kv ", shape.kv_heads, " dp ", q.dp(), " tp ", q.tp(), " pp ", q.pp(),
                 " ", q.schedule, " zero ", q.zero, " ", name(q.recompute), q.sequence_parallel);
-        EXPECT_DOUBLE_EQ(planned.tp, tp) << what;
-        EXPECT_DOUBLE_EQ(planned.pp, pp) << what;
+        EXPECT_DOUBLE_EQ(planned.sent[Axis::tp], tp) << what;
+        EXPECT_DOUBLE_EQ(planned.sent[Axis::pp], pp) << what;
         // Over three ranks every parameter is padded to whole chunks.
         const double padding = q.dp() == 3 ? 0.05 : 1e-12;
-        EXPECT_NEAR(planned.dp, dp, padding * dp) << what;
+        EXPECT_NEAR(planned.sent[Axis::dp], dp, padding * dp) << what;
         EXPECT_NEAR(memory.params + memory.grads + memory.optimizer, state, padding * state)
             << what;
       }
@@ -224,11 +225,12 @@ TEST(PlanTraffic, OfCompressedGradientsIsThatOfARun) {
             q = settle(q);
             double sent = 0;
             for (int rank = 0; rank < pp; ++rank) {
-              sent = std::max(sent, real(plan_run(run_question(q, {{Axis::pp, rank}})).sent_dp));
+              sent = std::max(sent,
+                              real(plan_run(run_question(q, {{Axis::pp, rank}})).sent[Axis::dp]));
             }
             const std::string what = str(shape.name, " tp ", tp, " pp ", pp, " zero ", zero, how);
             const Traffic traffic = traffic_of(q);
-            EXPECT_DOUBLE_EQ(traffic.dp, sent) << what;
+            EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], sent) << what;
             Question plain = q;
             plain.grad_compression = GradCompression::none;
             const double whole = row(traffic_of(plain), "of gradients");
@@ -263,7 +265,8 @@ TEST(PlanTraffic, OfPowerSgdIsTheFactors) {
           spec.shape.size() < 2 ? all : rank * (real(spec.shape[0]) + all / real(spec.shape[0]));
       elements += spec.shape.size() >= 2 && 2 * low <= all ? low : all;
     }
-    EXPECT_DOUBLE_EQ(traffic_of(settle(q)).dp, 4 * elements) << rank;  // 2 · (2 − 1) / 2
+    EXPECT_DOUBLE_EQ(traffic_of(settle(q)).sent[Axis::dp], 4 * elements)
+        << rank;  // 2 · (2 − 1) / 2
   }
 }
 
@@ -300,13 +303,12 @@ TEST(PlanTraffic, RowsAddUpByAxis) {
   q.axes.set(Axis::dp, 4), q.axes.set(Axis::tp, 2), q.axes.set(Axis::pp, 2), q.grad_accum = 4,
                                                                              q.zero = 2;
   const Traffic traffic = traffic_of(settle(q));
-  double dp = 0, tp = 0, pp = 0;
-  for (const TrafficRow& each : traffic.rows) {
-    (each.axis == "dp" ? dp : each.axis == "tp" ? tp : pp) += each.bytes;
+  PerAxis<double> sent;
+  for (const TrafficRow& each : traffic.rows) sent[each.axis] += each.bytes;
+  for (const Axis axis : kAllAxes) {
+    EXPECT_GT(sent[axis], 0) << axis_name(axis);
+    EXPECT_DOUBLE_EQ(sent[axis], traffic.sent[axis]) << axis_name(axis);
   }
-  EXPECT_DOUBLE_EQ(dp, traffic.dp);
-  EXPECT_DOUBLE_EQ(tp, traffic.tp);
-  EXPECT_DOUBLE_EQ(pp, traffic.pp);
 }
 
 }  // namespace

@@ -159,10 +159,10 @@ TEST(Agreement, LockstepIsTheEvents) {
     for (std::size_t d = 0; d < quick.ranks.size(); ++d) {
       const RankTime &a = quick.ranks[d], &b = events.ranks[d];
       EXPECT_NEAR(a.compute, b.compute, 1e-12 * events.step) << one.text;
-      EXPECT_NEAR(a.tp, b.tp, 1e-12 * events.step) << one.text;
-      EXPECT_NEAR(a.dp, b.dp, 1e-11 * events.step) << one.text;
+      EXPECT_NEAR(a.comm[Axis::tp], b.comm[Axis::tp], 1e-12 * events.step) << one.text;
+      EXPECT_NEAR(a.comm[Axis::dp], b.comm[Axis::dp], 1e-11 * events.step) << one.text;
       EXPECT_NEAR(a.bubble, b.bubble, 1e-12 * events.step) << one.text;
-      EXPECT_NEAR(a.sent_dp, b.sent_dp, 1e-9 * b.sent_dp) << one.text;
+      EXPECT_NEAR(a.sent[Axis::dp], b.sent[Axis::dp], 1e-9 * b.sent[Axis::dp]) << one.text;
     }
     ++compared;
   }

@@ -101,7 +101,7 @@ TEST(ClosedForms, TheWorkedExample) {
   const Result r = simulate(s);
   // Two micro-batches are under way at a time: each pair pays for a hop there and one back.
   EXPECT_NEAR(r.step, 3.060 + 8 * 0.005, 1e-12);
-  EXPECT_GT(r.mean.pp, 0);
+  EXPECT_GT(r.mean.comm[Axis::pp], 0);
   expect_sums(r);
   // Bytes instead of latency: the same.
   s.hop_latency = 0;
@@ -131,7 +131,7 @@ TEST(ClosedForms, RingAtTheEnd) {
     for (auto& chunk : s.chunks[0]) chunk.grad_bytes = chunk.param_bytes = 200e6;
     const double ring = planner::ring_all_reduce_time(200e6, dp, 1e11, 2e-6);
     EXPECT_NEAR(simulate(s).step, 9 + ring, 1e-9) << dp;
-    EXPECT_NEAR(simulate(s).mean.dp, ring, 1e-9) << dp;
+    EXPECT_NEAR(simulate(s).mean.comm[Axis::dp], ring, 1e-9) << dp;
     // Stage 1: a gather before, a reduce-scatter after.
     s.zero = 1;
     s.overlap_param_gather = false;
@@ -182,8 +182,8 @@ TEST(ClosedForms, Traffic) {
             const auto want =
                 planner::data_parallel_traffic({stage, dp, 6, 2e8, 4e8, policy, keep});
             for (const RankTime& rank : r.ranks) {
-              EXPECT_NEAR(rank.sent_dp, want.total(), 1e-3) << stage << " " << dp;
-              EXPECT_EQ(rank.sent_pp, 6e6);
+              EXPECT_NEAR(rank.sent[Axis::dp], want.total(), 1e-3) << stage << " " << dp;
+              EXPECT_EQ(rank.sent[Axis::pp], 6e6);
             }
             expect_sums(r);
           }

@@ -38,12 +38,12 @@ Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
 
 void expect_equal(const RankTime& a, const RankTime& b) {
   EXPECT_NEAR(a.compute, b.compute, 1e-9);
-  EXPECT_NEAR(a.tp, b.tp, 1e-9);
-  EXPECT_NEAR(a.pp, b.pp, 1e-9);
-  EXPECT_NEAR(a.dp, b.dp, 1e-9);
+  EXPECT_NEAR(a.comm[Axis::tp], b.comm[Axis::tp], 1e-9);
+  EXPECT_NEAR(a.comm[Axis::pp], b.comm[Axis::pp], 1e-9);
+  EXPECT_NEAR(a.comm[Axis::dp], b.comm[Axis::dp], 1e-9);
   EXPECT_NEAR(a.bubble, b.bubble, 1e-9);
-  EXPECT_NEAR(a.sent_dp, b.sent_dp, 1);
-  EXPECT_NEAR(a.sent_pp, b.sent_pp, 1);
+  EXPECT_NEAR(a.sent[Axis::dp], b.sent[Axis::dp], 1);
+  EXPECT_NEAR(a.sent[Axis::pp], b.sent[Axis::pp], 1);
 }
 
 TEST(Symmetry, OneReplicaIsTheFullRun) {
@@ -92,7 +92,7 @@ TEST(Irregular, TheSameSeedGivesTheSameRun) {
   EXPECT_EQ(a.step, b.step);
   for (std::size_t i = 0; i < a.ranks.size(); ++i) {
     EXPECT_EQ(a.ranks[i].compute, b.ranks[i].compute);
-    EXPECT_EQ(a.ranks[i].dp, b.ranks[i].dp);
+    EXPECT_EQ(a.ranks[i].comm[Axis::dp], b.ranks[i].comm[Axis::dp]);
     EXPECT_NEAR(a.ranks[i].step(), a.step, 1e-9);
   }
   s.seed = 1;
@@ -137,7 +137,7 @@ TEST(Irregular, AloneAlongTpNobodyWaits) {
   for (const int stages : {1, 4}) {
     Scenario s = scenario("1f1b", stages, 7, 16, 1);
     s.jitter = 0.1;
-    for (const RankTime& rank : simulate(s).ranks) EXPECT_EQ(rank.tp, 0);
+    for (const RankTime& rank : simulate(s).ranks) EXPECT_EQ(rank.comm[Axis::tp], 0);
   }
 }
 
@@ -166,7 +166,7 @@ TEST(Irregular, TpNeighboursWaitForTheSlowest) {
   const double work = calm.mean.compute;
   EXPECT_NEAR(slow.step, calm.step + work, 1e-9);
   EXPECT_NEAR(slow.mean.compute, work * 1.25, 1e-9);
-  EXPECT_NEAR(slow.mean.tp, calm.mean.tp + 0.75 * work, 1e-9);
+  EXPECT_NEAR(slow.mean.comm[Axis::tp], calm.mean.comm[Axis::tp] + 0.75 * work, 1e-9);
 }
 
 TEST(Spans, CoverTheComputation) {
@@ -185,8 +185,8 @@ TEST(Spans, CoverTheComputation) {
   // Replicas 0 and 1 of both pipeline ranks; not replica 2.
   for (const int w : {0, 1, 3, 4}) {
     const RankTime& rank = r.ranks[static_cast<std::size_t>(w)];
-    EXPECT_NEAR(computed[static_cast<std::size_t>(w)], rank.compute + rank.tp + rank.optimizer,
-                1e-9);
+    EXPECT_NEAR(computed[static_cast<std::size_t>(w)],
+                rank.compute + rank.comm[Axis::tp] + rank.optimizer, 1e-9);
   }
   EXPECT_EQ(computed[2], 0);
   EXPECT_EQ(computed[5], 0);

@@ -113,7 +113,9 @@ TEST(Metrics, WhatIsNotFiniteIsNull) {
 
 TEST(Metrics, TheSummaryHasBothSides) {
   Summary summary;
-  summary.predicted = {{{"params", 10}, {"grads", 20}}, 0.5, SentBytes{10, 15, 5}};
+  SentBytes sent;
+  sent[Axis::dp] = 10, sent[Axis::tp] = 15, sent[Axis::pp] = 5;
+  summary.predicted = {{{"params", 10}, {"grads", 20}}, 0.5, sent};
   summary.measured = {{{"params", 11}, {"peak", 99}}, std::nullopt, std::nullopt};
   summary.params_hash = "00ff";
   const std::string text = to_json(summary);

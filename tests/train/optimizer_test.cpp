@@ -24,7 +24,8 @@ std::vector<double> losses_with(const TrainConfig& config) {
   on_ranks(config, [&](Trainer& trainer, int rank) {
     for (int step = 0; step < config.steps; ++step) trainer.step();
     const Summary summary = trainer.summary();
-    EXPECT_EQ(summary.predicted.sent->dp, summary.measured.sent->dp) << config.optimizer;
+    EXPECT_EQ((*summary.predicted.sent)[Axis::dp], (*summary.measured.sent)[Axis::dp])
+        << config.optimizer;
     for (const char* category : {"params", "grads", "optimizer"}) {
       EXPECT_EQ(summary.predicted.memory.at(category), summary.measured.memory.at(category))
           << config.optimizer << ", " << category << ", stage " << config.zero;

@@ -23,11 +23,13 @@ TEST(Report, MemoryShowsTheDifference) {
 
 TEST(Report, TrafficWithoutAPrediction) {
   Summary summary;
-  summary.measured.sent = SentBytes{2'000'000, 3'000'000, 0};
+  SentBytes& measured = summary.measured.sent.emplace();
+  measured[Axis::dp] = 2'000'000;
+  measured[Axis::tp] = 3'000'000;
   EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4")), "2 MB"));
   EXPECT_FALSE(contains(traffic_table(summary, Axes("dp=4")), "3 MB"));
   EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4,tp=2")), "3 MB"));
-  summary.predicted.sent = SentBytes{2'000'000, 0, 0};
+  summary.predicted.sent.emplace()[Axis::dp] = 2'000'000;
   EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4")), "exact"));
 }
 

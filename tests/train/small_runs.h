@@ -93,9 +93,9 @@ inline void expect_same(const TrainConfig& config, const Outcomes& got, const Ou
   for (std::size_t r = 0; r < got.summaries.size(); ++r) {
     const Outcome &predicted = got.summaries[r].predicted, &measured = got.summaries[r].measured;
     const std::string who = str("rank ", r, ": ", words(config));
-    EXPECT_EQ(predicted.sent->dp, measured.sent->dp) << who;
-    EXPECT_EQ(predicted.sent->tp, measured.sent->tp) << who;
-    EXPECT_EQ(predicted.sent->pp, measured.sent->pp) << who;
+    EXPECT_EQ((*predicted.sent)[Axis::dp], (*measured.sent)[Axis::dp]) << who;
+    EXPECT_EQ((*predicted.sent)[Axis::tp], (*measured.sent)[Axis::tp]) << who;
+    EXPECT_EQ((*predicted.sent)[Axis::pp], (*measured.sent)[Axis::pp]) << who;
     for (const char* category : {"params", "grads", "optimizer"}) {
       const auto planned = static_cast<double>(predicted.memory.at(category));
       EXPECT_NEAR(static_cast<double>(measured.memory.at(category)), planned,
