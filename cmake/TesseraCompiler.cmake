@@ -63,7 +63,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 
 # Warnings for first-party code, applied per target: see tessera_library and its siblings.
-set(TESSERA_WARNINGS -Wall -Wextra -Wpedantic)
+set(TESSERA_WARNINGS -Wall -Wextra -Wpedantic -Werror=switch)  # a switch over an enum is exhaustive
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND TESSERA_WARNINGS -Wno-restrict)  # GCC 12 cries wolf inside std::string (PR 105651)
 endif()

@@ -44,29 +44,23 @@ std::string hop_words(const Places& places) {
              ": ", rate(far ? cost.far_bandwidth : places.topology.inside.bandwidth));
 }
 
-// Where a rank stands along the axes, as they are ordered.
-struct Seat {
-  int dp = 0, tp = 0, pp = 0;
-  std::string text(const Question& q) const {
-    std::string out;
-    if (q.dp() > 1) out += str("d", dp);
-    if (q.tp() > 1) out += str("t", tp);
-    if (q.pp() > 1) out += str("p", pp);
-    return out.empty() ? "0" : out;
-  }
-};
-Seat seat_of(const std::vector<AxisSize>& order, int rank) {
-  Seat seat;
+// Coordinate of a rank where ranks are numbered along the axes in this order.
+Coordinate coordinate_in(const std::vector<AxisSize>& order, int rank) {
+  Coordinate at;
   for (const AxisSize& axis : order) {
-    const int index = rank % axis.size;
+    at.set(axis.axis, rank % axis.size);
     rank /= axis.size;
-    switch (axis.axis) {
-      case Axis::dp: seat.dp = index; break;
-      case Axis::tp: seat.tp = index; break;
-      case Axis::pp: seat.pp = index; break;
-    }
   }
-  return seat;
+  return at;
+}
+
+// "d0t1": the axes with more than one rank.
+std::string coordinate_text(const Axes& axes, const Coordinate& at) {
+  std::string out;
+  for (const Axis axis : kPrintedAxes) {
+    if (axes.size(axis) > 1) out += str(axis_name(axis).substr(0, 1), at[axis]);
+  }
+  return out.empty() ? "0" : out;
 }
 
 int drawn_nodes(const Question& q) {
@@ -96,7 +90,7 @@ std::string topology_text(const Question& q) {
   for (int n = 0; n < nodes; ++n) {
     text += str("  node ", n, "  ");
     for (int d = 0; d < devices && n * t.per_node + d < q.world(); ++d) {
-      text += str("[", seat_of(order, n * t.per_node + d).text(q), "]");
+      text += str("[", coordinate_text(q.axes, coordinate_in(order, n * t.per_node + d)), "]");
     }
     text += devices < t.per_node ? " …\n" : "\n";
   }
@@ -119,12 +113,12 @@ std::string topology_svg(const Question& q) {
     svg.text(20, y + 28, str("node ", n));
     for (int d = 0; d < devices && n * t.per_node + d < q.world(); ++d) {
       const int rank = n * t.per_node + d;
-      const Seat seat = seat_of(order, rank);
+      const Coordinate at = coordinate_in(order, rank);
       const double x = kLeft + d * (kBox + kGap);
       const char* const colours[] = {colours::kForward, colours::kParams, colours::kActivations,
                                      colours::kGrads};
-      svg.box(x, y, kBox, 44, colours[(q.pp() > 1 ? seat.pp : seat.dp) % 4], str("rank ", rank));
-      svg.text(x + kBox / 2, y + 27, seat.text(q), Svg::Anchor::middle);
+      svg.box(x, y, kBox, 44, colours[(q.pp() > 1 ? at.pp() : at.dp()) % 4], str("rank ", rank));
+      svg.text(x + kBox / 2, y + 27, coordinate_text(q.axes, at), Svg::Anchor::middle);
       svg.line(x + kBox / 2, y + 44, x + kBox / 2, y + 58, colours::kStep);
     }
     svg.line(kLeft + kBox / 2, y + 58, trunk, y + 58, colours::kStep);

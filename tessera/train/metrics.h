@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/axis.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/memory_category.h"
 #include "tessera/process/nvml.h"
