@@ -174,7 +174,7 @@ std::string places_words(const planner::SearchResult& result) {
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const Question& q = result.best[i].question;
     if (q.order != planner::kUsualOrder) text += str("  row ", i + 1, ": --order ", q.order, "\n");
-    if (places(q).tp.nodes() > 1) {
+    if (places(q).along[Axis::tp].nodes() > 1) {
       text +=
           str("  row ", i + 1, ": tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs\n");
     }
