@@ -171,15 +171,15 @@ std::string time_table(const Plan& plan) {
 // Rows whose axes lie on the nodes in another order than usual, and whose tp leaves a node.
 std::string places_words(const planner::SearchResult& result) {
   std::string text;
+  std::vector<std::string> across;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const Question& q = result.best[i].question;
     if (q.order != planner::kUsualOrder) text += str("  row ", i + 1, ": --order ", q.order, "\n");
-    if (places(q).along[Axis::tp].nodes() > 1) {
-      text +=
-          str("  row ", i + 1, ": tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs\n");
-    }
+    if (places(q).along[Axis::tp].nodes() > 1) across.push_back(str(i + 1));
   }
-  return text;
+  if (across.empty()) return text;
+  return text + str(across.size() == 1 ? "  row " : "  rows ", join(across, ", "),
+                    ": tp goes across hosts\n");
 }
 
 }  // namespace

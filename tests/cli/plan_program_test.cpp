@@ -134,6 +134,10 @@ TEST(PlanProgram, Search) {
                         .json();
   EXPECT_EQ(json["best"].size(), 3U);
   EXPECT_TRUE(json["ruled_out"].contains("does not fit"));
+  EXPECT_FALSE(contains(text.out, "across hosts")) << text.out;
+  const Answer across = plan({"--search", "--model", "gpt3-6.7b", "--gpus", "16", "--tp", "16",
+                              "--global-batch", "16", "--top", "2"});
+  EXPECT_TRUE(contains(across.out, "rows 1, 2: tp goes across hosts")) << across.out;
 }
 
 TEST(PlanProgram, Limits) {
