@@ -9,6 +9,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/json.h"
+#include "tessera/planner/places.h"
 #include "tessera/planner/remedy.h"
 #include "tessera/planner/search.h"
 
@@ -65,6 +66,11 @@ std::string largest_loss(const Plan& plan) {
   return str(percent(most->first / t.step()), " is ", most->second);
 }
 
+// Said of whatever is recommended.
+std::string across_hosts(const Question& q) {
+  return places(q).tp.nodes() > 1 ? " (tp goes across hosts)" : "";
+}
+
 std::string concluded(const std::vector<Way>& ways) {
   const Way* fastest = nullptr;
   std::string text;
@@ -82,8 +88,8 @@ std::string concluded(const std::vector<Way>& ways) {
     text += "No way alone fits. ";
   } else {
     const Plan& best = fastest->plan;
-    text += str("Of one axis alone ", fastest->name, " is fastest, ", format_time(best.time.step()),
-                " a step. ");
+    text += str("Of one axis alone ", fastest->name, across_hosts(best.question), " is fastest, ",
+                format_time(best.time.step()), " a step. ");
     for (std::size_t i = 0; i + 1 < ways.size(); ++i) {
       const Way& way = ways[i];
       if (!runs(way) || &way == fastest) continue;
@@ -96,7 +102,7 @@ std::string concluded(const std::vector<Way>& ways) {
   const Way& mix = ways.back();
   if (!runs(mix)) return text + "No mix fits either: more GPUs, or more memory on each.";
   const Question& q = mix.plan.question;
-  const std::string name = str(q.axes.words(" · "), ", ZeRO ", q.zero);
+  const std::string name = str(q.axes.words(" · "), ", ZeRO ", q.zero, across_hosts(q));
   if (fastest == nullptr) return text + str("The best mix is ", name, ".");
   const double gain = fastest->plan.time.step() / mix.plan.time.step();
   if (gain < 1.005) return text + "No mix is faster.";

@@ -5,6 +5,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/software.h"
+#include "tessera/planner/ways.h"
 #include "tessera/schedule/schedule.h"
 #include "tests/planner/built_in.h"
 #include "tests/sanitized.h"
@@ -170,6 +171,38 @@ TEST(Search, AskedToTryLessItSaysWhatWouldBeLess) {
 TEST(Search, RefusesWhatNoConfigurationMeets) {
   EXPECT_THROW(search(search_for({{"params", "13B"}})), UsageError);
   EXPECT_THROW(search_for({{"grad-accum", "4"}}), UsageError);
+}
+
+// The same rule as for advice: one of the two steps is within the interval of the other. Tessera on
+// a GPU takes at most what is predicted, so only the slower one's interval has the faster one.
+TEST(Search, StepsWithinEachOthersIntervalsAreEqual) {
+  const auto plan_of = [](double step, double low, double high) {
+    Plan plan;
+    plan.time.compute = step;
+    plan.interval = {low * step, high * step, ""};
+    return plan;
+  };
+  EXPECT_TRUE(as_good_as(plan_of(1.08, 0.9, 1.0), plan_of(1, 0.9, 1.0)));
+  EXPECT_TRUE(as_good_as(plan_of(1.08, 1.0, 1.1), plan_of(1, 1.0, 1.1)));
+  EXPECT_FALSE(as_good_as(plan_of(1.2, 0.9, 1.1), plan_of(1, 0.9, 1.1)));
+  const SearchResult found = search(search_for(
+      {{"model", "gpt2-xl"}, {"gpus", "8"}, {"hardware", "h200"}, {"global-batch", "64"}}));
+  ASSERT_GE(found.best.size(), 2U);
+  EXPECT_TRUE(as_good_as(found.best[1], found.best[0]));
+}
+
+// One layer that no rank alone can hold.
+TEST(Ways, SayThatTpGoesAcrossHosts) {
+  Settings settings;
+  for (const auto& [key, value] : {std::pair{"layers", "1"},
+                                   {"hidden", "61440"},
+                                   {"heads", "480"},
+                                   {"hardware", "a100-80"},
+                                   {"gpus", "16"}}) {
+    settings.set(key, value);
+  }
+  const std::string text = compare_ways(settings.question(built_in())).conclusion;
+  EXPECT_NE(text.find("tp 16 (tp goes across hosts)"), std::string::npos) << text;
 }
 
 }  // namespace
