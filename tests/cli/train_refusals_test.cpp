@@ -64,7 +64,7 @@ TEST_F(Train, GradientsThatAreNotFinite) {
   // Every mesh names the layer or the tensor where numbers go wrong first.
   const std::vector<Words> meshes = {{"--ranks", "1"},
                                      {"--ranks", "2", "--zero", "3"},
-                                     {"--tp", "3"},
+                                     {"--tp", "3", "--vocab", "18"},
                                      {"--pp", "2", "--grad-accum", "2"}};
   for (const Words& mesh : meshes) {
     Words stop = small(wild);

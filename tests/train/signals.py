@@ -162,7 +162,7 @@ def hang_up(folder, alone):
 
 def save_by_time(folder, alone):
     """Without --save-every, checkpoints come by the clock of rank 0, on all ranks."""
-    run = Run(folder, "--save-minutes", "0.01", "--keep-last", "0").end(0)
+    run = Run(folder, "--save-minutes", "0.0005", "--keep-last", "0").end(0)
     if len(run.saved()) < 2 or run.saved()[-1] != STEPS:
         run.fail(f"saved {run.saved()}, wanted some on the way and {STEPS}")
     same_bits(run, alone)
@@ -173,7 +173,7 @@ def removed_folder(folder, alone):
     run = Run(folder, steps=ENDLESS).wait_for_step(5)
     shutil.rmtree(run.save)
     run.signal(signal.SIGUSR1).wait_for(lambda: run.saved(), "saved again")
-    run.expect(r"was removed during the run. It was made and locked again")
+    run.wait_for(lambda: "It was made and locked again" in run.text(), "warned")
     other = subprocess.run([PROGRAM, "train", *COMMON, "--steps", "1", "--save", str(run.save)],
                            capture_output=True, text=True, timeout=HANG)
     if other.returncode != 2 or "is being written to by tessera train" not in other.stderr:
