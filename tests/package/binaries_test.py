@@ -6,6 +6,8 @@ Every ELF program and shared library below the folders must
    as the current folder: a libzstd.so.1 in a downloaded checkpoint would run;
  - be position independent, bind all symbols at start, make its tables read-only then (full RELRO), and
    have no executable stack.
+The tessera programs must also be compiled with the stack protector and with FORTIFY. Small tests may
+have nothing that these guard.
 """
 import pathlib
 import re
@@ -45,6 +47,12 @@ def problems_of(path):
     stack = re.search(r"GNU_STACK.*", told)
     if not stack or re.search(r"RWE", stack.group()):
         yield "has an executable stack"
+    if path.name.startswith("tessera"):
+        symbols = readelf("--dyn-syms", path)
+        if "__stack_chk_fail" not in symbols:
+            yield "was compiled without -fstack-protector-strong"
+        if not re.search(r"UND __\w+_chk\b", symbols):
+            yield "was compiled without _FORTIFY_SOURCE"
 
 
 def main(folders):
