@@ -120,12 +120,16 @@ std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request
   if (head.path.rfind("/api/", 0) == 0 && (site == "cross-site" || site == "same-site")) {
     return refusal(403, "another site may not ask this dashboard");
   }
-  const std::string_view type = head.header("content-type");
-  if (head.method == "POST" && type.substr(0, type.find(';')) != "application/json") {
-    return refusal(415, str("Content-Type: got ", quote(type), ", wanted application/json"));
-  }
   if (!options.token.empty()) return refuse_without_token(options, head);
   return std::nullopt;
+}
+
+std::optional<Answer> refuse_other_type(const Request& head) {
+  const std::string_view type = head.header("content-type");
+  if (head.method != "POST" || type.substr(0, type.find(';')) == "application/json") {
+    return std::nullopt;
+  }
+  return refusal(415, str("Content-Type: got ", quote(type), ", wanted application/json"));
 }
 
 }  // namespace tessera::dashboard

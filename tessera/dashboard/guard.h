@@ -22,6 +22,8 @@ struct GuardOptions {
 
 // Nothing, or why not.
 std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request& head);
+// Refuses a POST whose body is not JSON.
+std::optional<Answer> refuse_other_type(const Request& head);
 
 // "localhost:8080" as "localhost", "[::1]:80" as "::1"; "" for anything that is not a name or an
 // address with an optional port in digits.

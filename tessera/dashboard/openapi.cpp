@@ -56,8 +56,8 @@ Json operation(const Route& route) {
   json["responses"]["200"] = events
                                  ? response("events", {{"type", "string"}}, "text/event-stream")
                                  : response("the answer", list ? Json{{"type", "array"}} : answer);
-  for (const char* status :
-       {"400", "401", "403", "404", "405", "408", "411", "413", "414", "415", "431", "503"}) {
+  for (const char* status : {"400", "401", "403", "404", "405", "408", "411", "413", "414", "415",
+                             "417", "431", "503"}) {
     json["responses"][status] = refused;
   }
   Json parameters = Json::array();

@@ -164,7 +164,7 @@ class Dashboard {
     const bool known = route != calculators_.end();
     const std::string wanted = known ? route->second.method : "GET";
     const std::string method = head.method == "HEAD" ? "GET" : head.method;
-    if (method == wanted) return std::nullopt;
+    if (method == wanted) return refuse_other_type(head);
     if (!known && head.path.rfind("/api/runs", 0) != 0 && head.path != "/openapi.json") {
       return refusal(404, "there is nothing here");
     }
