@@ -17,11 +17,8 @@ int main(int argc, char** argv) try {
   const int stage = argc > 1 ? std::atoi(argv[1]) : 0;
   Sequential generator(Linear(4, 16), ReLU(), Linear(16, 1));
   Sequential discriminator(Linear(1, 32), ReLU(), Linear(32, 32), ReLU(), Linear(32, 1));
-  tessera::Options options{.stage = stage};
-  tessera::DataParallel g(generator, world, options);
-  // Its step has two backward passes, over true and made samples.
-  options.micro_batches = 2;
-  tessera::DataParallel d(discriminator, world, options);
+  tessera::DataParallel g(generator, world, {.stage = stage});
+  tessera::DataParallel d(discriminator, world, {.stage = stage});
   // The loss of the discriminator where all samples should get this answer.
   const auto judged = [&](const torch::Tensor& samples, double answer) {
     const auto scores = d(samples);
@@ -33,14 +30,12 @@ int main(int argc, char** argv) try {
     const auto real = torch::randn({64, 1}) * 0.5 + 3;
     const auto made = g(torch::randn({64, 4}));
     // The discriminator's turn. Its graph ends at the samples: backward() of d reaches d alone.
-    d.backward(judged(real, 1));
-    d.backward(judged(made.detach(), 0));
+    d.backward((judged(real, 1) + judged(made.detach(), 0)) / 2);
     const auto info = d.step({.lr = 2e-3});
     // The generator's turn. A backward pass belongs to one engine, so it takes two: through d to
     // the samples, with the gradients of d discarded, and from the samples through g. The gradient
     // of the samples is scaled already, for the mean over all ranks.
     const auto samples = made.detach().requires_grad_();
-    d.begin({.micro_batches = 1});
     d.backward(judged(samples, 1));
     d.discard();
     g.backward(made, samples.grad(), {});
