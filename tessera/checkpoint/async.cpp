@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
@@ -83,7 +84,7 @@ AsyncSaver::~AsyncSaver() {
     try {
       std::rethrow_exception(error_);
     } catch (const std::exception& error) {
-      options_.warn(error.what());
+      options_.warn(message_of(error));
     } catch (...) {
       options_.warn("the last save failed");
     }

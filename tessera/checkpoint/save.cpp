@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/checkpoint/shard_file.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 
@@ -33,7 +34,7 @@ Outcome attempt(F&& body) {
   } catch (const DataError& error) {
     return {str(kBad, error.what()), std::current_exception()};
   } catch (const std::exception& error) {
-    return {str(kWrong, error.what()), std::current_exception()};
+    return {str(kWrong, message_of(error)), std::current_exception()};
   }
 }
 

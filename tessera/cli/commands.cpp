@@ -11,7 +11,7 @@
 #include "tessera/cli/missing_libraries.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
-#include "tessera/core/start_failure.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
@@ -95,7 +95,7 @@ int guarded(const std::string& who, const std::function<int()>& body) {
     write_all(2, str(who, ": ", error.what(), "\n", "Try: ", who, " --help\n"));
     return 2;
   } catch (const std::exception& error) {
-    write_all(2, str(who, ": ", explained(error), "\n"));
+    write_all(2, str(who, ": ", message_of(error), "\n"));
     return 1;
   }
 }

@@ -5,7 +5,7 @@
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
-#include "tessera/core/start_failure.h"
+#include "tessera/core/message_of.h"
 #include "tessera/process/failure_notes.h"
 
 namespace tessera::cli {
@@ -17,7 +17,7 @@ inline int told_by_launcher(const std::function<int()>& body) {
     return body();
   } catch (const std::exception& error) {
     const bool own = dynamic_cast<const PeerError*>(&error) == nullptr;
-    if (!process::note_failure(comm::detect_launch().rank, -1, explained(error), own)) throw;
+    if (!process::note_failure(comm::detect_launch().rank, -1, message_of(error), own)) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
 }

@@ -24,8 +24,8 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/log.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/most_ranks.h"
-#include "tessera/core/start_failure.h"
 #include "tessera/core/text.h"
 #include "tessera/process/failure_notes.h"
 #include "tessera/process/free_memory.h"
@@ -158,7 +158,7 @@ int take_part(train::TrainConfig config) {
   } catch (const std::exception& error) {
     const bool own = dynamic_cast<const PeerError*>(&error) == nullptr;
     const int rank = comm::detect_launch().rank;
-    if (!process::note_failure(rank, last_step, explained(error), own)) throw;
+    if (!process::note_failure(rank, last_step, message_of(error), own)) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
   if (ended == train::Ended::unsaved) return kNotSaved;

@@ -1,11 +1,14 @@
 #include "tessera/comm/bootstrap.h"
 
+#include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
 #include <sstream>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -218,9 +221,18 @@ std::shared_ptr<Backend> start_nccl(const Launch& launch, const std::shared_ptr<
   return nccl::make_backend(std::move(host), peers, gpu, options.comm, nccl);
 }
 
+// As PyTorch does for Python: errors of LibTorch have their message alone, unless the environment
+// asks for the C++ stack.
+void hide_stacks_of_errors() {
+  const char* const shown = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  if (shown != nullptr && std::string_view(shown) == "1") return;
+  c10::SetStackTraceFetcher(std::function<std::string()>([] { return std::string(); }));
+}
+
 }  // namespace
 
 Group init(const InitOptions& options) {
+  hide_stacks_of_errors();
   const std::vector<std::string> known = backend_names();
   if (std::find(known.begin(), known.end(), options.backend) == known.end()) {
     throw UsageError(str("backend ", quote(options.backend), " does not exist",

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm {
@@ -27,7 +28,7 @@ class C10dStore final : public Store {
     } catch (const std::exception& error) {
       throw Error(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
                       static_cast<double>(timeout.count()) / 1000.0, " s; did all ranks start? (",
-                      error.what(), ")"));
+                      message_of(error), ")"));
     }
     std::vector<std::uint8_t> value;
     attempt("read", key, [&] { value = store_->get(key); });
@@ -53,8 +54,8 @@ class C10dStore final : public Store {
     try {
       action();
     } catch (const std::exception& error) {
-      throw Error(
-          str("cannot ", what, " ", quote(key), " in the store at ", place(), ": ", error.what()));
+      throw Error(str("cannot ", what, " ", quote(key), " in the store at ", place(), ": ",
+                      message_of(error)));
     }
   }
 
@@ -74,7 +75,7 @@ std::shared_ptr<Store> connect_c10d_store(const std::string& address, int port,
     return std::make_shared<C10dStore>(c10::make_intrusive<c10d::TCPStore>(address, options));
   } catch (const std::exception& error) {
     throw Error(str("cannot reach the rendezvous store at ", address, ":", port,
-                    "; is the launcher running? (", error.what(), ")"));
+                    "; is the launcher running? (", message_of(error), ")"));
   }
 }
 

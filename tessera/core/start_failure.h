@@ -4,9 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
-#include <exception>
 #include <string>
-#include <system_error>
 
 #include "tessera/core/text.h"
 
@@ -20,15 +18,6 @@ inline std::string start_failure_text(int error) {
   return str("the limit on processes and threads was reached (ulimit -u is ",
              bounded ? str(limit.rlim_cur) : "unlimited", "). Raise it with ulimit -u, or, in a ",
              "container or systemd unit, its limit on tasks; or start fewer ranks and threads");
-}
-
-// what(), with the reason explained if a thread could not be started: the standard library says
-// "Resource temporarily unavailable".
-inline std::string explained(const std::exception& error) {
-  const auto* const system = dynamic_cast<const std::system_error*>(&error);
-  const bool limit =
-      system != nullptr && system->code() == std::errc::resource_unavailable_try_again;
-  return limit ? "cannot start a thread: " + start_failure_text(EAGAIN) : error.what();
 }
 
 }  // namespace tessera

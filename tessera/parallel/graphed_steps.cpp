@@ -9,6 +9,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 
 namespace tessera::parallel {
@@ -105,7 +106,7 @@ zero::PendingStep GraphedSteps::record(const zero::Begin& begin, const zero::Ste
   try {
     graph_.record(device_, [&] { now(batches_); });
   } catch (const std::exception& error) {
-    problem_ = str("recording one failed: ", error.what());
+    problem_ = str("recording one failed: ", message_of(error));
     Logger().warn(str("steps run one by one, not as a CUDA graph: ", problem_));
     engine_.discard();
     return now(batches);

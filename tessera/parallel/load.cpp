@@ -7,6 +7,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/frozen.h"
 #include "tessera/parallel/gather_texts.h"
@@ -63,7 +64,7 @@ class Attempt {
     } catch (const DataError& error) {
       text = kUnreadable + std::string(error.what());
     } catch (const std::exception& error) {
-      text = kWrong + std::string(error.what());
+      text = kWrong + message_of(error);
       own = std::current_exception();
     }
     std::vector<std::string> texts = parallel::gather_texts(what_.world, text, "checkpoint");

@@ -10,7 +10,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
-#include "tessera/core/start_failure.h"
+#include "tessera/core/message_of.h"
 #include "tests/processes.h"
 
 namespace tessera::process {
@@ -58,7 +58,7 @@ TEST(OwnRanks, TheLimitOnProcessesIsNamed) {
     try {  // whichever comes first: a thread of the store, or a process
       start_ranks(own, {}, {"/bin/sh", "-c", "exit 0"});
     } catch (const std::exception& error) {
-      write_all(2, explained(error));
+      write_all(2, message_of(error));
     }
     return 0;
   });
@@ -67,8 +67,8 @@ TEST(OwnRanks, TheLimitOnProcessesIsNamed) {
       contains(err.text(), "the limit on processes and threads was reached (ulimit -u is 0)"))
       << err.text();
   const std::system_error thread(std::make_error_code(std::errc::resource_unavailable_try_again));
-  EXPECT_TRUE(contains(explained(thread), "cannot start a thread: the limit")) << explained(thread);
-  EXPECT_EQ(explained(Error("another")), "another");
+  EXPECT_TRUE(contains(message_of(thread), "cannot start a thread: the limit")) << message_of(thread);
+  EXPECT_EQ(message_of(Error("another")), "another");
 }
 
 TEST(OwnRanks, BlameTheRankThatFailedByItself) {

@@ -5,6 +5,7 @@
 #include "tessera/comm/capture.h"
 #include "tessera/comm/nccl/progress_state.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/message_of.h"
 
 namespace tessera::comm::nccl {
 
@@ -47,7 +48,8 @@ void NcclProgress::State::broke(const std::string& doing, const std::exception& 
     context.peers->report(*found);
     error = retold(*found);
   } else {
-    const std::string text = str("rank ", own_rank(), " failed in ", doing, ": ", problem.what());
+    const std::string text =
+        str("rank ", own_rank(), " failed in ", doing, ": ", message_of(problem));
     context.peers->report({Failure::Kind::peer, own_rank(), own_rank(), text});
     error = std::make_exception_ptr(Error(text));
   }
