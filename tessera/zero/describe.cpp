@@ -22,6 +22,25 @@ std::vector<BucketInfo> Engine::buckets() const {
   return result;
 }
 
+namespace {
+
+// Parameters that are stored otherwise than the layout says: of a module in 16 bits or fp64, or
+// exempted by ParamPolicy::keep_fp32.
+std::string exceptions_to(const StateLayout& layout, const Plan& plan) {
+  const at::ScalarType usual =
+      layout.param == 4 ? at::kFloat : (layout.fp16() ? at::kHalf : at::kBFloat16);
+  std::string text;
+  for (const Space& space : plan.spaces) {
+    if (space.dtype == usual) continue;
+    text += str(text.empty() ? " (" : ", ", plural(std::ssize(space.params), "parameter"), " in ",
+                c10::toString(space.dtype),
+                space.trainable && space.master ? " with an fp32 master copy" : "");
+  }
+  return text.empty() ? text : text + ")";
+}
+
+}  // namespace
+
 std::string Engine::describe() const {
   const Plan& plan = impl_->plan;
   std::int64_t elements = 0;
@@ -33,7 +52,8 @@ std::string Engine::describe() const {
   std::int64_t largest = 0;
   for (const Bucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
   std::string text =
-      str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name, ": ",
+      str("stage ", impl_->options.stage, ", layout ", impl_->options.layout.name,
+          exceptions_to(impl_->options.layout, plan), ": ",
           plural(std::ssize(plan.params), "parameter"), " (", format_count(elements), " elements",
           frozen > 0 ? str(", ", format_count(frozen), " frozen") : std::string(), ") in ",
           plural(std::ssize(plan.units) - 1, "unit"), " and ",

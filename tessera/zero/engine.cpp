@@ -133,7 +133,8 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
       update(make_update({plan, options, group, buffers, gatherer})),
       passes(trainable_of_units(plan), plan.model_chunks,
              options.reduce.value_or(default_reduce_policy(options.stage))),
-      loss(group) {
+      loss(group),
+      written(plan.params.size()) {
   for (const Param& param : plan.params) {
     if (param.bucket < 0) continue;
     auto* const hook = torch::autograd::impl::post_acc_grad_hooks(param.tensor).get();
@@ -157,9 +158,13 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
   }
   // A master copy starts with the values before they are rounded.
   gatherer.fill(options, [this](int index, std::int64_t at, const at::Tensor& values) {
-    const at::Tensor master = update->master_shard(index);
-    if (master.defined()) master.narrow(0, at, values.numel()).copy_(values);
+    write_master(index, at, values);
   });
+}
+
+void Engine::Impl::write_master(int index, std::int64_t at, const at::Tensor& values) const {
+  const at::Tensor master = update->master_shard(index);
+  if (master.defined()) master.narrow(0, at, values.numel()).copy_(values);
 }
 
 void Engine::Impl::attach() {
@@ -207,9 +212,34 @@ void Engine::Impl::close() noexcept {
   }
 }
 
+std::string Engine::Impl::model_name() const { return quote(model->name()); }
+
+// Ranks with the same parameters update them alike; those with other parts of the model use the
+// same optimizer, since what several parts hold a copy of must stay the same.
+void Engine::Impl::check_same_settings() const {
+  if (plan.buckets.empty() && options.axes.group.size() == 1) return;
+  std::string text;
+  if (!plan.buckets.empty()) {
+    text =
+        str("optimizer ", update->settings(), "\nclip_norm ", options.clip_norm, "\non_non_finite ",
+            options.on_non_finite == OnNonFinite::stop ? "stop" : "skip", "\n");
+  }
+  const char* const todo = "give the same Options on every rank";
+  std::string policies;
+  for (const Param& param : plan.params) {
+    policies += str("policy of ", quote(param.name), ": lr_scale ", param.policy.lr_scale,
+                    param.policy.decay ? ", decay" : ", no decay",
+                    param.policy.elementwise ? ", elementwise" : "",
+                    param.policy.keep_fp32 ? ", keep_fp32" : "", "\n");
+  }
+  expect_same_lines(group, text + policies, "settings", todo);
+  expect_same_lines(options.axes.group, text, "settings", todo);
+}
+
 // All ranks have the same parameters and buffers, or all are told that they have not. At stage 3
 // each element has one owner, and nothing of it can differ.
 void Engine::Impl::check_start() {
+  check_same_settings();
   // The others' values are not there, or there are none.
   if (group.simulated() || group.size() == 1) return;
   if (options.broadcast_start) broadcast_module_buffers(*model, group, reducer.exposed());
@@ -226,35 +256,68 @@ void Engine::Impl::check_start() {
 
 void Engine::Impl::enter_forward(int unit, bool differentiable) {
   // A unit inside a recomputed segment is entered again.
-  if (passes.in_backward()) return gatherer.enter_recompute(unit);
+  if (passes.in_backward() || visiting > 0) return gatherer.enter_recompute(unit);
   if (unit != 0 && !passes.in_forward() && gatherer.shards()) {
     throw UsageError(str("unit ", quote(plan.units[static_cast<std::size_t>(unit)].name),
                          " was called outside the engine; at stage 3 the model runs through it: "
                          "train(x) of DataParallel, or nn::observed(engine.root(), …)"));
   }
+  if (unit == 0) check_not_replaced("forward");
   passes.enter_forward(unit, at::GradMode::is_enabled(), differentiable);
   gatherer.enter_forward(unit);
 }
 
 void Engine::Impl::leave_forward(int unit, bool differentiable) {
-  if (passes.in_backward()) return;
+  if (passes.in_backward() || visiting > 0) return;
   passes.leave_forward();
   gatherer.leave_forward(unit, differentiable);
   if (unit == 0) gatherer.end_forward();
 }
 
-void Engine::Impl::enter_backward(int unit) {
-  if (gatherer.shards() && !passes.in_backward()) {
-    throw UsageError(
-        "loss.backward() was called; at stage 3 backward goes through the engine: "
-        "train.backward(loss)");
+// A backward pass reached something to train here that this engine did not begin. On a GPU autograd
+// calls on threads of its own, where running() is unknown.
+void Engine::Impl::refuse_backward(const std::string& reached) {
+  visiting = 0;
+  const char* const remedy =
+      "Call detach() on its outputs, or, where gradients must pass through it, "
+      "requires_grad_(false) on its parameters meanwhile. To train both models by one loss, make "
+      "one engine of a module that holds both";
+  if (running() != nullptr) {
+    throw UsageError(str("backward() of the engine of model ", running()->model_name(), " reached ",
+                         reached, " of model ", model_name(), ", which has an engine of its own. ",
+                         remedy));
   }
-  gatherer.enter_backward(unit);
+  throw UsageError(
+      str("loss.backward() was called, and reached ", reached, " of model ", model_name(),
+          ". Backward goes through the engine, which scales the loss and ends the pass: call "
+          "train.backward(loss)",
+          plan.params.front().tensor.is_cpu()
+              ? std::string()
+              : str(". If backward() of another engine reached this model: ", remedy)));
+}
+
+// [Note: visits] A backward of another engine passes through this model where its parameters are
+// frozen meanwhile. At stage 3 each unit is gathered as long as that reads it.
+void Engine::Impl::enter_backward(int unit) {
+  if (!gatherer.shards() || passes.in_backward()) return gatherer.enter_backward(unit);
+  const UnitPlan& reached = plan.units[static_cast<std::size_t>(unit)];
+  for (const int index : reached.params) {
+    const Param& param = plan.params[static_cast<std::size_t>(index)];
+    if (param.bucket >= 0 && param.tensor.requires_grad()) {
+      refuse_backward(str("parameter ", quote(param.name)));
+    }
+  }
+  ++visiting;
+  gatherer.enter_recompute(unit);
 }
 
 // A unit's parameters are needed until its inputs have their gradients and it has its own: what
 // else there may be of it in the graph then does not read them. The root's, to the end of the pass.
 void Engine::Impl::leave_backward(int unit) {
+  if (visiting > 0) {
+    --visiting;
+    return gatherer.reshard(unit);
+  }
   passes.left_backward(unit);
   if (unit != 0 && passes.unit_done(unit)) gatherer.reshard(unit);
 }
@@ -268,9 +331,7 @@ nn::GradientPlace::Place Engine::Impl::take_place(int index) {
 void Engine::Impl::on_gradient(int index) {
   if (!passes.in_backward()) {
     if (passes.deferred_open()) return;  // finish_pass() takes it in
-    throw UsageError(
-        "loss.backward() was called; backward goes through the engine, which scales "
-        "the loss and ends the pass: train.backward(loss)");
+    refuse_backward(str("parameter ", quote(plan.params[static_cast<std::size_t>(index)].name)));
   }
   const Param& param = plan.params[static_cast<std::size_t>(index)];
   // Autograd calls also where an operation had no gradient to give: it comes later, or never.
@@ -330,7 +391,10 @@ void Engine::begin(const Begin& begin) {
                          " micro-batches, wanted at least 1, or 0 for Options::micro_batches"));
   }
   impl_->begin_step(begin.micro_batches > 0 ? begin.micro_batches : impl_->options.micro_batches);
-  if (begin.tokens) impl_->loss.weigh_by_tokens(*begin.tokens);
+  if (begin.tokens) {
+    impl_->loss.weigh_by_tokens(*begin.tokens);
+    impl_->passes.announce_data();
+  }
 }
 
 void Engine::backward(const at::Tensor& loss) { impl_->backward(loss, {}, {}); }
@@ -346,6 +410,7 @@ StepInfo Engine::step(std::optional<double> lr) { return impl_->start_step({.lr 
 void Engine::finish_reduction() { impl_->finish_reduction(); }
 void Engine::discard() { impl_->discard(); }
 void Engine::synchronize() { impl_->gatherer.wait_all(); }
+void Engine::load_parameters(const torch::nn::Module& from) { impl_->load_parameters(from); }
 const std::shared_ptr<nn::UnitObserver>& Engine::root() const { return impl_->observers.front(); }
 
 Engine::NoSync::NoSync(Engine& engine) : impl_(engine.impl_) { impl_->passes.enter_no_sync(); }

@@ -122,7 +122,9 @@ struct StepOptions {
 // [Note: frozen parameters] Those with requires_grad() == false when the engine is made. They have
 // the layout's type, and neither gradient nor master copy nor optimizer state; nothing of them is
 // reduced, and norms, clipping and decay do not see them. Stages 0 to 2 keep them whole, stage 3
-// shards and gathers them with their units. Which they are does not change while the engine lives.
+// shards and gathers them with their units. Which they are does not change while the engine lives:
+// one that requires a gradient later is an error in backward() and step(). A trained parameter may
+// be frozen and unfrozen: meanwhile it is a parameter that no rank used.
 //
 // Most programs use DataParallel below, which knows the model's type.
 class Engine {
@@ -150,7 +152,8 @@ class Engine {
   const std::shared_ptr<nn::UnitObserver>& root() const;
 
   // Backward through the engine. `loss`: a scalar, the mean over this micro-batch, or the sum where
-  // begin() gave tokens.
+  // begin() gave tokens. Throws UsageError if it has no graph, or if another thread is in
+  // backward() or step() of this engine.
   void backward(const at::Tensor& loss);
   // Backward from any output, with its gradient; or from the loss where `gradient` is undefined.
   // Gradients that come from a loss of this engine's global batch are scaled already.
@@ -172,7 +175,8 @@ class Engine {
     std::shared_ptr<Impl> impl_;  // the engine may move meanwhile
   };
 
-  // Norm, clipping, update, and the gather of new parameters. `lr` replaces the optimizer's.
+  // Norm, clipping, update, and the gather of new parameters. `lr` replaces the optimizer's. Throws
+  // UsageError if no rank ran a backward pass, or if settings of the step differ between ranks.
   StepInfo step(std::optional<double> lr = std::nullopt);
   // The same with other settings that change from step to step: step({.lr = 0.1, .clip_norm = 1}).
   StepInfo step(const StepOptions& options);
@@ -218,6 +222,18 @@ class Engine {
   // Waits until the parameters are complete: before they are read outside forward at stages 1 and
   // 2, which is an error otherwise. (At stage 0 they always are, at stage 3 never.)
   void synchronize();
+
+  // Collective, between two steps: the parameters and buffers of `from` by their names, at every
+  // stage and in every layout; the master copy takes them before they are rounded. Optimizer state
+  // stays.
+  //   Net loaded;
+  //   torch::load(loaded, path);
+  //   train.load_parameters(*loaded);
+  // All ranks get rank 0's values; the others may pass the model itself. With broadcast_start =
+  // false every rank gives the same. Given the model itself it takes over parameters that were
+  // replaced by set_data() or torch::load(), which forward, backward() and step() refuse until
+  // then, and, at stages 0 to 2, writes through Tensor::data(), of which the engine is not told.
+  void load_parameters(const torch::nn::Module& from);
 
   // Collective: the full fp32 (master) value of every parameter, by name, on every rank; for tests,
   // samples and small models.

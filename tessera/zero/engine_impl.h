@@ -1,6 +1,10 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "tessera/zero/engine.h"
@@ -9,6 +13,7 @@
 #include "tessera/zero/pass_state.h"
 #include "tessera/zero/reducer.h"
 #include "tessera/zero/step_on_device.h"
+#include "tessera/zero/step_sums.h"
 #include "tessera/zero/update.h"
 
 namespace tessera::zero {
@@ -17,6 +22,25 @@ namespace tessera::zero {
 // outlive the engine find it gone.
 struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   Impl(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options);
+
+  // Throws UsageError if the program has changed a parameter in a way that would be lost,
+  // [Note: changed parameters] in gatherer.h: replaced it, unfrozen it, or, at stage 3, written to
+  // it. `call`: what the message begins with.
+  void check_params(const char* call) const;
+  void check_not_replaced(const char* call) const;
+  // Makes writes in place part of the master copies, which the next update starts from.
+  void take_writes();
+  RankStep rank_step(const StepSettings& settings) const;
+  void refresh_master(int param) const;
+  void write_master(int param, std::int64_t at, const at::Tensor& values) const;
+  std::vector<at::Tensor> values_of(const torch::nn::Module& from, std::string& problem) const;
+  void load_parameters(const torch::nn::Module& from);
+  void check_same_settings() const;
+  // The type of the module, for messages.
+  std::string model_name() const;
+  // The engine whose backward() runs on this thread, or null.
+  static const Impl*& running();
+  [[noreturn]] void refuse_backward(const std::string& reached);
 
   void attach();  // hooks and observers
   void detach();
@@ -67,6 +91,9 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   GlobalLoss loss;
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;
   Stopwatch optimizer_time;
+  int visiting = 0;           // units in a backward of another engine, [Note: visits]
+  std::vector<bool> written;  // by parameter: the program wrote to it since the last step
+  std::atomic<std::thread::id> caller{};  // of backward() or step(), while one runs
 };
 
 }  // namespace tessera::zero

@@ -18,10 +18,12 @@ at::TensorOptions options_of(const Space& space) {
 
 constexpr const char* kResharded =
     "this parameter is sharded, and its unit is not gathered: at stage 3 parameters are read "
-    "inside the forward of their unit only. Take full_parameters() to read them elsewhere";
+    "inside the forward of their unit only. Take full_parameters() to read them elsewhere, and "
+    "load_parameters() to load them";
 constexpr const char* kInFlight =
     "this parameter was updated by step(), and its new value is still being gathered: call "
-    "synchronize() of the engine before you read it outside forward";
+    "synchronize() of the engine before you read it outside forward, and load_parameters() to load "
+    "it";
 constexpr const char* kGone =
     "this parameter was sharded by an engine that is gone; take full_parameters() before";
 
@@ -51,6 +53,8 @@ Gatherer::Gatherer(Plan& plan, const Options& options, const comm::Group& group,
       prefetch_(options.prefetch),
       overlap_(options.overlap_param_gather && storages_can_be_marked()),
       units_(plan.units.size()),
+      views_(plan.params.size()),
+      versions_(plan.params.size()),
       forward_(plan.model_chunks == 1),
       backward_(plan.model_chunks == 1) {
   for (const UnitPlan& unit : plan.units) {
@@ -95,6 +99,33 @@ at::Tensor Gatherer::param_shard(int index) const {
   const ShardRange own = shard_of(param, group_.rank());
   const bool alone = sharded_ && !alias_;
   return store.narrow(0, alone ? param.offset / plan_.ranks : param.offset + own.begin, own.size);
+}
+
+bool Gatherer::is_replaced(int index) const {
+  const auto i = static_cast<std::size_t>(index);
+  const at::Tensor &now = plan_.params[i].tensor, &given = views_[i];
+  const auto storage = [](const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  };
+  return storage(now) != storage(given) || now.scalar_type() != given.scalar_type() ||
+         now.storage_offset() != given.storage_offset() || now.sizes() != given.sizes() ||
+         now.strides() != given.strides();
+}
+
+// Tensors made in inference mode have no version counter; they are never trained.
+bool Gatherer::is_written(int index) const {
+  const auto i = static_cast<std::size_t>(index);
+  const at::Tensor& now = plan_.params[i].tensor;
+  return !now.is_inference() &&
+         now.unsafeGetTensorImpl()->version_counter().current_version() != versions_[i];
+}
+
+void Gatherer::accept_write(int index) {
+  const auto i = static_cast<std::size_t>(index);
+  const at::Tensor& now = plan_.params[i].tensor;
+  if (!now.is_inference()) {
+    versions_[i] = now.unsafeGetTensorImpl()->version_counter().current_version();
+  }
 }
 
 // Starts the all-gather of a unit, unless it is unsharded or in flight.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "tessera/comm/group.h"
@@ -33,6 +34,22 @@ class Gatherer {
   // values.
   using Taken = std::function<void(int param, std::int64_t at, const at::Tensor& values)>;
   void fill(const Options& options, const Taken& taken);
+
+  // Collective, between two steps: gives parameters new values, of rank 0 or of all ranks by
+  // Options::broadcast_start. `values`: by parameter, of its shape; undefined where this rank has
+  // none. `problem`: why those of this rank cannot be taken; all ranks throw UsageError then.
+  void load(const std::vector<at::Tensor>& values, const std::string& problem,
+            const Options& options, const Taken& taken);
+
+  // [Note: changed parameters] A program can change a parameter outside the engine in two ways.
+  // torch::load(), Module::to() and set_data() replace its storage: the engine then trains memory
+  // that the model does not read. An operation in place keeps the storage and raises the version
+  // counter of the parameter, which writes of the engine do not touch: they go through tensors of
+  // its own.
+  bool is_replaced(int param) const;
+  // Whether it was written to in place since fill(), load() or the last call of accept_write().
+  bool is_written(int param) const;
+  void accept_write(int param);
 
   // What this rank updates of a parameter: its shard, or all of it at stage 0; flat.
   at::Tensor param_shard(int param) const;
@@ -90,6 +107,9 @@ class Gatherer {
   void write_initial(const Options& options, int index, const at::Tensor& place,
                      const Taken& taken) const;
   void check_initial(const Options& options) const;
+  std::vector<bool> agree_on_new(const std::vector<at::Tensor>& values, const std::string& problem,
+                                 bool from_rank_0) const;
+  void give_view(int param, const at::Tensor& full, std::int64_t base);
   void start_unshard(int unit, const char* why, comm::Traffic traffic);
   void unshard(int unit, const char* why, comm::Traffic traffic = comm::Traffic::model);
   void prefetch_after(UnitOrder& order, int unit, const char* why);
@@ -108,6 +128,8 @@ class Gatherer {
   std::vector<bool> keep_;      // by unit: unsharded between forward and backward
   std::vector<Buffer> stores_;  // per space: flat, or this rank's shards
   std::vector<UnitState> units_;
+  std::vector<at::Tensor> views_;        // per parameter: the view that it was given
+  std::vector<std::uint32_t> versions_;  // per parameter: its version counter, as last accepted
   UnitOrder forward_, backward_;
   Stopwatch exposed_;
 };

@@ -112,7 +112,7 @@ void Gatherer::fill(const Options& options, const Taken& taken) {
         if (nn::is_unallocated(param.tensor) && options.initial.on_device && !place.is_cpu() &&
             !has_own_shard_only(options, param)) {
           write_initial(options, index, place, taken);
-          param.tensor.set_data(view_of(param, state.full[r], range.begin));
+          give_view(index, state.full[r], range.begin);
           continue;
         }
         const at::Tensor values =
@@ -120,12 +120,99 @@ void Gatherer::fill(const Options& options, const Taken& taken) {
         if (!values.is_same(place)) place.copy_(values);
         const bool cut = !sharded_ && sharding_.optimizer;
         taken(index, 0, cut ? values.narrow(0, own.begin, own.size) : values);
-        param.tensor.set_data(view_of(param, state.full[r], range.begin));
+        give_view(index, state.full[r], range.begin);
       }
     }
     // As if the unit had been left: nothing is unsharded at stage 3.
     state.unsharded = true;
     reshard(static_cast<int>(u));
+  }
+  if (alias_) group_.barrier();  // each rank has written its shards of the common memory
+}
+
+void Gatherer::give_view(int index, const at::Tensor& full, std::int64_t base) {
+  const auto i = static_cast<std::size_t>(index);
+  Param& param = plan_.params[i];
+  views_[i] = view_of(param, full, base);
+  param.tensor.set_data(views_[i]);
+  accept_write(index);
+}
+
+// Collective: by parameter, whether rank 0 has new values of it. All ranks see the same numbers, so
+// all throw or none.
+std::vector<bool> Gatherer::agree_on_new(const std::vector<at::Tensor>& values,
+                                         const std::string& problem, bool from_rank_0) const {
+  const auto params = static_cast<std::int64_t>(plan_.params.size());
+  const int ranks = group_.simulated() ? 1 : group_.size();
+  // A row of each rank: a number for each parameter, and one for the problem.
+  const at::Tensor mine = at::zeros({params + 1}, at::kLong);
+  const at::Tensor all = ranks > 1 ? at::empty({(params + 1) * ranks}, at::kLong) : mine;
+  auto* const own = mine.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < params; ++i) {
+    own[i] = values[static_cast<std::size_t>(i)].defined() ? 1 : 0;
+  }
+  own[params] = problem.empty() ? 0 : 1;
+  if (ranks > 1) {
+    comm::Call call;
+    call.traffic = comm::Traffic::control;
+    call.label = "new parameters";
+    group_.all_gather(all, mine, call).wait();
+  }
+  if (!problem.empty()) throw UsageError("load_parameters(): " + problem);
+  const auto* const numbers = all.const_data_ptr<std::int64_t>();
+  for (int r = 0; r < ranks; ++r) {
+    const auto* const theirs = numbers + r * (params + 1);
+    if (theirs[params] != 0) {
+      throw UsageError(str("load_parameters(): rank ", r, " of group ", group_.name(),
+                           " was given parameters that do not fit; see its own message"));
+    }
+    for (std::int64_t i = 0; i < params; ++i) {
+      if (theirs[i] == numbers[i] || (from_rank_0 && numbers[i] == 1)) continue;
+      throw UsageError(str("load_parameters(): parameter ",
+                           quote(plan_.params[static_cast<std::size_t>(i)].name),
+                           " has new values on rank ", numbers[i] == 1 ? 0 : r, " but not on rank ",
+                           numbers[i] == 1 ? r : 0, ". Load the same on all ranks",
+                           from_rank_0 ? ", or on rank 0 alone" : ""));
+    }
+  }
+  return std::vector<bool>(numbers, numbers + params);
+}
+
+void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& problem,
+                    const Options& options, const Taken& taken) {
+  begin_update();
+  const at::NoGradGuard no_grad;
+  const memory::OwnerScope owner(buffers_.ledger());
+  const memory::CategoryScope scope(MemoryCategory::buffers);
+  const bool broadcasts = options.broadcast_start && group_.size() > 1;
+  // After this exchange no rank reads parameters any more.
+  const std::vector<bool> is_new = agree_on_new(values, problem, options.broadcast_start);
+  std::uint64_t hash = 0;
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    for (std::size_t r = 0; r < plan_.units[u].ranges.size(); ++r) {
+      const Range& range = plan_.units[u].ranges[r];
+      for (const int index : range.params) {
+        const auto i = static_cast<std::size_t>(index);
+        if (!is_new[i]) continue;
+        const Param& param = plan_.params[i];
+        const at::Tensor& store = stores_[static_cast<std::size_t>(param.space)].tensor;
+        const bool narrow = c10::elementSize(store.scalar_type()) < 4;
+        const at::Tensor flat = at::empty(
+            {param.numel}, store.options().dtype(narrow ? at::kFloat : store.scalar_type()));
+        if (values[i].defined()) flat.as_strided(param.sizes, param.strides).copy_(values[i]);
+        if (broadcasts && param.numel > 0) group_.broadcast(flat, 0, start_call(param)).wait();
+        if (!options.broadcast_start) hash = mix_bits(hash, flat);
+        const ShardRange own = shard_of(param, group_.rank());
+        const at::Tensor shard = flat.narrow(0, own.begin, own.size);
+        sharded_ ? param_shard(index).copy_(shard)
+                 : store.narrow(0, param.offset, param.numel).copy_(flat);
+        taken(index, 0, sharding_.optimizer ? shard : flat);
+        give_view(index, units_[u].full[r], range.begin);
+      }
+    }
+  }
+  if (!options.broadcast_start && group_.size() > 1 && !group_.simulated()) {
+    expect_same_start(group_, hash);
   }
   if (alias_) group_.barrier();  // each rank has written its shards of the common memory
 }

@@ -114,6 +114,8 @@ class MuonUpdate final : public Update {
     }
   }
 
+  std::string settings() const override { return settings_text(how_); }
+
   std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
     const auto i = static_cast<std::size_t>(index);
     const at::Tensor first = shard_of_state(first_, index);

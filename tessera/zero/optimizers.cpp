@@ -16,6 +16,7 @@ class RuleUpdate final : public Update {
           default_lr_ = r.lr;
           weight_decay_ = r.weight_decay;
           names_ = r.states();
+          settings_ = settings_text(r);
         },
         how);
     for (std::size_t s = 0; s < names_.size(); ++s) states_.push_back(make_state());
@@ -45,6 +46,7 @@ class RuleUpdate final : public Update {
   }
   const rules::Rule* rule() const override { return &rule_; }
   double weight_decay() const override { return weight_decay_; }
+  std::string settings() const override { return settings_; }
 
   std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
     std::vector<std::pair<std::string, at::Tensor>> result;
@@ -58,6 +60,7 @@ class RuleUpdate final : public Update {
   const rules::Rule rule_;
   double weight_decay_ = 0;
   rules::States names_;
+  std::string settings_;
   std::vector<std::vector<Buffer>> states_;
 };
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
+#include "tessera/core/text.h"
 #include "tessera/zero/update.h"
 
 namespace tessera::zero {
@@ -10,6 +12,20 @@ std::unique_ptr<Update> make_rule_update(const rules::Elementwise& how,
                                          const UpdateContext& context);
 std::unique_ptr<Update> make_muon_update(const Muon& how, const UpdateContext& context);
 std::unique_ptr<Update> make_torch_update(const TorchOptimizer& how, const UpdateContext& context);
+
+// The name and the settings of a rule: "adamw (lr 0.001, beta1 0.9, …)".
+template <class Rule>
+std::string settings_text(const Rule& rule) {
+  std::string text = str(rule.name, " (lr ", rule.lr);
+  if constexpr (requires { rule.beta1; }) text += str(", beta1 ", rule.beta1);
+  if constexpr (requires { rule.beta2; }) text += str(", beta2 ", rule.beta2);
+  if constexpr (requires { rule.eps; }) text += str(", eps ", rule.eps);
+  if constexpr (requires { rule.momentum; }) text += str(", momentum ", rule.momentum);
+  if constexpr (requires { rule.nesterov; }) text += rule.nesterov ? ", nesterov" : "";
+  text += str(", weight_decay ", rule.weight_decay);
+  if constexpr (requires { rule.elementwise; }) text += ", " + settings_text(rule.elementwise);
+  return text + ")";
+}
 
 // The nearest (semi-)orthogonal matrix, roughly: what Muon makes of a momentum.
 at::Tensor orthogonalised(const at::Tensor& matrix);

@@ -21,6 +21,7 @@ void PassState::begin_step(int micro_batches) {
                          "discard() on all ranks to give it up"));
   }
   stepping_ = true;
+  has_work_ = false;
   micro_batches_ = micro_batches;
   std::fill(chunks_.begin(), chunks_.end(), Chunk{});
   ties_taken_ = false;
@@ -76,7 +77,11 @@ void PassState::leave_forward() {
 
 const PassState::Chunk& PassState::checked(int model_chunk) const {
   if (!stepping_) throw UsageError("no step is under way; begin one");
-  if (in_backward_) throw UsageError("a backward pass inside another; wanted one after the other");
+  if (in_backward_) {
+    throw UsageError(
+        "backward() was called inside a backward pass of the same engine, by a hook or an autograd "
+        "function; call it when that pass is over");
+  }
   if (model_chunk < 0 || model_chunk >= std::ssize(chunks_)) {
     throw UsageError(
         str("backward: got model chunk ", model_chunk, ", wanted 0 to ", chunks_.size() - 1));
@@ -117,6 +122,7 @@ void PassState::begin_backward(const BackwardPass& pass) {
 
 void PassState::end_pass() {
   Chunk& chunk = chunks_[static_cast<std::size_t>(pass_.model_chunk)];
+  has_work_ = true;
   chunk.unreduced = !pass_reduces_;
   ++(pass_.deferred ? chunk.open : chunk.done);
 }

@@ -25,6 +25,10 @@ class PassState {
   void begin_step(int micro_batches);
   void end_step();
   bool stepping() const { return stepping_; }
+  // Whether the step has something to update with: a pass of this rank, or announce_data().
+  bool has_work() const { return stepping_ && has_work_; }
+  // begin() was given tokens, of which there may be none: no pass need follow.
+  void announce_data() { has_work_ = true; }
   // Throws unless the optimizer may run: no backward has failed, no deferred pass is open.
   void check_step() const;
 
@@ -95,6 +99,7 @@ class PassState {
   std::vector<Unit> units_;
   std::vector<Chunk> chunks_;
   bool stepping_ = false;
+  bool has_work_ = false;
   int micro_batches_ = 1;
   int depth_ = 0;  // of units entered and not left in forward
   bool in_backward_ = false;

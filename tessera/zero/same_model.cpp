@@ -102,32 +102,30 @@ std::pair<std::string, std::string> first_difference(const std::vector<std::stri
   return {a.back(), b.back()};
 }
 
-// Names, shapes and types alone, before anything is sent that depends on them.
-void check_same_model(const torch::nn::Module& model, const Plan& plan, const comm::Group& group,
-                      const Options& options) {
-  if (group.size() == 1 || group.simulated()) return;
-  const std::string mine = model_text(model, plan, options);
-  const std::vector<std::int64_t> hashes =
-      gather_numbers(group, static_cast<std::int64_t>(hash_text(mine)));
-  if (std::count(hashes.begin(), hashes.end(), hashes.front()) == group.size()) return;
-  const std::vector<std::string> texts = gather_lines(group, mine);
-  const std::vector<std::string> first = split_lines(texts.front());
-  for (std::size_t r = 1; r < texts.size(); ++r) {
-    const std::vector<std::string> other = split_lines(texts[r]);
-    const auto [here, there] = first_difference(first, other);
-    if (here == there) continue;
-    throw UsageError(str("the ranks were given different models: rank ", r, " of group ",
-                         group.name(), " has ", there, " where rank 0 has ", here,
-                         "; build the same model, with the same options, on every rank"));
-  }
-}
-
 }  // namespace
 
 std::uint64_t mix_bits(std::uint64_t hash, const at::Tensor& values) {
   const at::Tensor host = values.to(at::kCPU).contiguous();
   return mix(hash, host.const_data_ptr(),
              static_cast<std::size_t>(host.numel()) * host.element_size());
+}
+
+void expect_same_lines(const comm::Group& group, const std::string& mine, const char* what,
+                       const char* todo) {
+  if (group.size() == 1 || group.simulated()) return;
+  const std::vector<std::int64_t> hashes =
+      gather_numbers(group, static_cast<std::int64_t>(hash_text(mine)));
+  if (std::count(hashes.begin(), hashes.end(), hashes.front()) == group.size()) return;
+  const std::vector<std::string> texts = gather_lines(group, mine);
+  const auto first = std::find_if(texts.begin(), texts.end(),
+                                  [](const std::string& text) { return !text.empty(); });
+  for (auto at = first; at != texts.end(); ++at) {
+    if (at->empty() || *at == *first) continue;
+    const auto [here, there] = first_difference(split_lines(*first), split_lines(*at));
+    throw UsageError(str("the ranks were given different ", what, ": rank ", at - texts.begin(),
+                         " of group ", group.name(), " has ", there, " where rank ",
+                         first - texts.begin(), " has ", here, "; ", todo));
+  }
 }
 
 void expect_same_start(const comm::Group& group, std::uint64_t hash) {
@@ -160,7 +158,9 @@ void expect_same_as_next(const comm::Group& group, std::uint64_t own, std::uint6
 
 Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
                        const Options& options) {
-  check_same_model(model, plan, group, options);
+  // Names, shapes and types alone, before anything is sent that depends on them.
+  expect_same_lines(group, model_text(model, plan, options), "models",
+                    "build the same model, with the same options, on every rank");
   if (options.broadcast_start || group.simulated()) return plan;
   std::uint64_t value = 0;
   for (const Param& param : plan.params) {

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <string>
 
 #include "tessera/zero/plan.h"
 
@@ -14,6 +15,10 @@ namespace tessera::zero {
 // nobody broadcasts them: at stage 3 nobody has all of another's values afterwards.
 Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
                        const Options& options);
+// Compares texts of one line for each thing in which ranks must not differ. Ranks with an empty
+// text are left out. `what`: "models", say; `todo`: what the message ends with.
+void expect_same_lines(const comm::Group& group, const std::string& mine, const char* what,
+                       const char* todo);
 // A hash of what a rank starts with.
 void expect_same_start(const comm::Group& group, std::uint64_t hash);
 // Hashes of what a rank starts with, and of what it takes the next rank to start with.

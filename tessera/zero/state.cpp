@@ -1,11 +1,15 @@
-// The training state between two steps: what a checkpoint saves of it and how that comes back, and
-// the whole parameters.
+// The training state between two steps: what a checkpoint saves of it and how that comes back, the
+// whole parameters, and parameters that the program has changed.
 
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+
+#include <unordered_map>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/zero/engine_impl.h"
+#include "tessera/zero/module_buffers.h"
 #include "tessera/zero/same_model.h"
 
 namespace tessera::zero {
@@ -25,6 +29,123 @@ at::Tensor gather_shards(const comm::Group& group, const Param& param, const at:
 
 }  // namespace
 
+void Engine::Impl::check_not_replaced(const char* call) const {
+  for (std::size_t i = 0; i < plan.params.size(); ++i) {
+    if (!gatherer.is_replaced(static_cast<int>(i))) continue;
+    throw UsageError(str(call, ": parameter ", quote(plan.params[i].name),
+                         " was replaced after the engine was made, by torch::load(), set_data() or "
+                         "Module::to(), and would not be trained. Call load_parameters(model) of "
+                         "the engine on all ranks to take it over; after to(), make a new engine"));
+  }
+}
+
+void Engine::Impl::check_params(const char* call) const {
+  check_not_replaced(call);
+  for (std::size_t i = 0; i < plan.params.size(); ++i) {
+    const Param& param = plan.params[i];
+    if (param.bucket < 0 && param.tensor.requires_grad()) {
+      throw UsageError(str(call, ": parameter ", quote(param.name),
+                           " was frozen when the engine was made and requires a gradient now. The "
+                           "engine has no gradient and no optimizer state for it: make the engine "
+                           "after requires_grad_(true), or call requires_grad_(false) again"));
+    }
+    if (gatherer.shards() && gatherer.is_written(static_cast<int>(i))) {
+      throw UsageError(str(call, ": parameter ", quote(param.name),
+                           " was written to in place. At stage 3 the write goes to a gathered copy "
+                           "and is lost: give the parameter its new values with set_data(), and "
+                           "call load_parameters(model) of the engine on all ranks"));
+    }
+  }
+}
+
+// Elements that were not written keep the bits that the parameter's own type has no room for.
+void Engine::Impl::refresh_master(int index) const {
+  const at::Tensor master = update->master_shard(index);
+  if (!master.defined() || master.numel() == 0) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor now = gatherer.param_shard(index);
+  master.copy_(at::where(master.to(now.scalar_type()).eq(now), master, now.to(at::kFloat)));
+}
+
+void Engine::Impl::take_writes() {
+  if (gatherer.shards()) return;  // check_params() refuses them
+  for (std::size_t i = 0; i < plan.params.size(); ++i) {
+    const auto index = static_cast<int>(i);
+    if (!gatherer.is_written(index)) continue;
+    gatherer.accept_write(index);
+    written[i] = true;
+    refresh_master(index);
+  }
+}
+
+// What `from` has for each parameter of the engine. The module itself gives those that were
+// replaced.
+std::vector<at::Tensor> Engine::Impl::values_of(const torch::nn::Module& from,
+                                                std::string& problem) const {
+  std::unordered_map<const c10::TensorImpl*, std::size_t> indices;
+  for (std::size_t i = 0; i < plan.params.size(); ++i) {
+    indices[plan.params[i].tensor.unsafeGetTensorImpl()] = i;
+  }
+  const auto theirs = from.named_parameters();
+  std::vector<at::Tensor> values(plan.params.size());
+  for (const auto& entry : model->named_parameters()) {
+    const auto known = indices.find(entry.value().unsafeGetTensorImpl());
+    if (known == indices.end()) continue;
+    const auto i = known->second;
+    const Param& param = plan.params[i];
+    const Space& space = plan.spaces[static_cast<std::size_t>(param.space)];
+    const at::Tensor* const given = theirs.find(entry.key());
+    if (given == nullptr || given->sizes() != at::IntArrayRef(param.sizes)) {
+      problem = tessera::str(
+          "parameter ", quote(param.name), " of the model is ", at::IntArrayRef(param.sizes),
+          ", and the module given has ",
+          given == nullptr ? std::string("none of that name") : tessera::str(given->sizes()));
+      return values;
+    }
+    if (!given->is_same(param.tensor)) {
+      values[i] = given->detach();
+    } else if (gatherer.is_replaced(static_cast<int>(i))) {
+      const bool fits = given->scalar_type() == space.dtype ||
+                        (given->scalar_type() == at::kFloat && c10::elementSize(space.dtype) < 4);
+      if (!fits || given->device() != space.device) {
+        problem = str(
+            "parameter ", quote(param.name), " was made ", c10::toString(given->scalar_type()),
+            " on ", given->device().str(), "; the engine trains ", c10::toString(space.dtype),
+            " on ", space.device.str(), ". Make the engine after the model is converted or moved");
+        return values;
+      }
+      values[i] = given->detach();
+    }
+  }
+  return values;
+}
+
+void Engine::Impl::load_parameters(const torch::nn::Module& from) {
+  if (passes.stepping()) {
+    throw UsageError("load_parameters() in the middle of a step; call step(), or discard(), first");
+  }
+  std::string problem;
+  const std::vector<at::Tensor> values = values_of(from, problem);
+  gatherer.load(values, problem, options,
+                [this](int index, std::int64_t at, const at::Tensor& taken) {
+                  write_master(index, at, taken);
+                });
+  // Writes to other parameters count as well, also those that no version counter tells of. At stage
+  // 3 there are none.
+  take_writes();
+  for (std::size_t i = 0; i < plan.params.size() && !gatherer.shards(); ++i) {
+    refresh_master(static_cast<int>(i));
+  }
+  const at::NoGradGuard no_grad;
+  const auto theirs = from.named_buffers();
+  for (const auto& own : model->named_buffers()) {
+    const at::Tensor* const given = theirs.find(own.key());
+    if (given == nullptr || !given->defined() || given->is_same(own.value())) continue;
+    own.value().copy_(*given);
+  }
+  if (options.broadcast_start) broadcast_module_buffers(*model, group, reducer.exposed());
+}
+
 std::vector<StateShard> Engine::state(StateScope scope) {
   Impl& impl = *impl_;
   if (scope == StateScope::held && impl.passes.stepping()) {
@@ -32,6 +153,8 @@ std::vector<StateShard> Engine::state(StateScope scope) {
         "the engine's state cannot be loaded in the middle of a step; call step(), or discard(), "
         "first");
   }
+  impl.check_not_replaced("state()");
+  impl.take_writes();
   Gatherer::Reader reader(impl.gatherer);  // waits
   const Sharding sharded = sharding_of_stage(impl.options.stage);
   std::vector<StateShard> shards;
@@ -141,6 +264,8 @@ void Engine::resume(const StepCounts& progress) {
 
 std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
   Impl& impl = *impl_;
+  impl.check_not_replaced("full_parameters()");
+  impl.take_writes();
   const at::NoGradGuard no_grad;
   Gatherer::Reader reader(impl.gatherer);
   std::vector<std::pair<std::string, at::Tensor>> result;

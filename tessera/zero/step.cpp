@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/hash.h"
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
 #include "tessera/zero/engine_impl.h"
@@ -22,6 +23,29 @@ struct DoneStep final : PendingStep::State {
   StepInfo info;
 };
 
+// Two threads inside backward() or step() would mix their passes. A call inside another on one
+// thread is refused by PassState.
+class OneThread {
+ public:
+  OneThread(std::atomic<std::thread::id>& caller, const char* call) : caller_(caller) {
+    std::thread::id inside;
+    first_ = caller.compare_exchange_strong(inside, std::this_thread::get_id());
+    if (first_ || inside == std::this_thread::get_id()) return;
+    throw UsageError(str(call,
+                         ": another thread is in backward() or step() of this engine. Call them "
+                         "from one thread at a time, and not from hooks of a model on a GPU"));
+  }
+  ~OneThread() {
+    if (first_) caller_.store({});
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  std::atomic<std::thread::id>& caller_;
+  bool first_ = false;
+};
+
 }  // namespace
 
 std::string non_finite_text(std::int64_t step, const StepInfo& info) {
@@ -32,6 +56,11 @@ std::string non_finite_text(std::int64_t step, const StepInfo& info) {
                  : str("; in the order of backward, ", info.non_finite_param,
                        " is the first parameter of this rank with such a gradient"),
              ". Lower the learning rate, clip, or skip such steps (on_non_finite = skip)");
+}
+
+const Engine::Impl*& Engine::Impl::running() {
+  thread_local const Impl* engine = nullptr;
+  return engine;
 }
 
 StepInfo PendingStep::get() const {
@@ -59,12 +88,23 @@ at::Tensor Engine::Impl::scaled_up(const at::Tensor& root) const {
 
 void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient,
                             const BackwardPass& pass) {
+  const OneThread one(caller, "backward()");
+  check_params("backward()");
   const bool is_loss = !gradient.defined();
   if (is_loss && (output.numel() != 1 || !at::isFloatingType(output.scalar_type()))) {
     throw UsageError(tessera::str("backward: got a loss of shape ", output.sizes(), " and type ",
                                   c10::toString(output.scalar_type()),
                                   ", wanted one floating-point number"));
   }
+  // A stage of a pipeline may hold frozen layers alone. Where nothing is trained, step() says so.
+  if (!output.requires_grad() && !pass.of_one_forward && !plan.buckets.empty()) {
+    throw UsageError(
+        str("backward(): the ", is_loss ? "loss" : "output",
+            " has no graph (requires_grad is false), so no gradient can be computed. It was "
+            "computed under a NoGradGuard, or from detached tensors or numbers; compute it from "
+            "train(x) with gradients enabled"));
+  }
+  visiting = 0;  // where a visit ended in an exception
   if (!passes.stepping()) begin_step(options.micro_batches);
   const bool reduce = passes.reduces(pass.model_chunk) && !pass.deferred;
   const double scale = loss.scale(reducer.exposed());
@@ -76,12 +116,15 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
     root = scaled_up(counted);
   }
   passes.begin_backward(pass);
+  const Impl* const around = std::exchange(running(), this);
   try {
     if (root.requires_grad()) root.backward(gradient);
   } catch (...) {
+    running() = around;
     passes.fail_backward();
     throw;
   }
+  running() = around;
   passes.end_backward();
   reducer.end_pass();
   gatherer.end_backward();
@@ -132,6 +175,7 @@ void Engine::Impl::add_tied() {
 }
 
 void Engine::Impl::discard() {
+  visiting = 0;
   // Other ranks, where the pass went well, have sent all its buckets: so does this one.
   if (passes.failed()) reducer.end_pass();
   passes.close_failed();
@@ -165,19 +209,26 @@ StepSettings Engine::Impl::settings_of(const StepOptions& how) const {
 }
 
 PendingStep Engine::Impl::start_step(const StepOptions& how) {
+  const OneThread one(caller, "step()");
   passes.check_step();
+  check_params("step()");
   const StepSettings settings = settings_of(how);
   if (plan.buckets.empty() && options.axes.group.size() == 1) {
     throw UsageError(
         "step(): all parameters are frozen, and there is nothing to train; call "
         "requires_grad_(true) for some before the engine is made");
   }
+  // A rank without data may leave backward out: with several, the exchange below tells.
+  if ((group.size() == 1 || group.simulated()) && !plan.buckets.empty() && !passes.has_work()) {
+    throw UsageError(kNoBackward);
+  }
+  take_writes();
   finish_reduction();
   if (device == nullptr) return PendingStep(std::make_shared<DoneStep>(step_on_host(settings)));
   const at::Tensor sum = loss.total();
   optimizer_time.time([&] {
     device->decide(sum.defined() ? sum.to(plan.params.front().tensor.device()) : sum,
-                   reducer.used(), settings, reducer.exposed());
+                   reducer.used(), settings, rank_step(settings), reducer.exposed());
   });
   end_step();
   // Where it is skipped the device updates nothing, and the gather moves what was there.
@@ -187,15 +238,37 @@ PendingStep Engine::Impl::start_step(const StepOptions& how) {
   return device->result();
 }
 
+RankStep Engine::Impl::rank_step(const StepSettings& settings) const {
+  std::uint64_t scales = 0, writes = 0;
+  for (std::size_t i = 0; i < plan.params.size(); ++i) {
+    scales = mix(scales, &settings.lr_scales[i], sizeof(double));
+    writes = mix(writes, written[i] ? i + 1 : 0);
+  }
+  RankStep own;
+  own.trains = plan.buckets.empty() ? 0 : 1;
+  own.has_work = passes.has_work() ? 1 : 0;
+  own.lr = settings.lr;
+  own.clip_norm = settings.clip_norm;
+  own.weight_decay = settings.weight_decay.value_or(update->weight_decay());
+  own.lr_scales = number_of(scales);
+  own.written = number_of(writes);
+  return own;
+}
+
 void Engine::Impl::prepare_step(const Begin& begin, const StepOptions& how) {
   if (device == nullptr) {
     throw UsageError(str("steps of this engine cannot be captured: ", device_problem));
   }
   if (passes.stepping()) throw UsageError("prepare_step() in the middle of a step; call step()");
+  check_params("prepare_step()");
+  take_writes();
   const StepSettings settings = settings_of(how);
   loss.begin(begin.micro_batches > 0 ? begin.micro_batches : options.micro_batches);
   if (begin.tokens) loss.weigh_by_tokens(*begin.tokens);
-  device->prepare(loss.scale(reducer.exposed()), settings);
+  RankStep own = rank_step(settings);
+  own.has_work = 1;  // its passes are in the graph
+  std::fill(written.begin(), written.end(), false);
+  device->prepare(loss.scale(reducer.exposed()), settings, own);
 }
 
 PendingStep Engine::Impl::replayed() {
@@ -218,6 +291,7 @@ void Engine::Impl::settle() {
 void Engine::Impl::end_step() {
   passes.end_step();
   gatherer.begin_update();
+  std::fill(written.begin(), written.end(), false);
   if (model->is_training() && options.broadcast_buffers) {
     broadcast_module_buffers(*model, group, reducer.exposed());
   }
@@ -228,8 +302,17 @@ StepInfo Engine::Impl::step_on_host(const StepSettings& settings) {
   optimizer_time.time([&] { mine.squares = update->sum_of_squares(reducer); });
   mine.loss = loss.sum();
   mine.used = reducer.used();
+  mine.own = rank_step(settings);
   StepSums sums = sum_over_ranks(group, mine, reducer.exposed());
   sum_over_model(options.axes, sums, reducer.exposed());
+  check_ranks(group, sums.ranks);
+  check_parts(options.axes.group, sums.parts);
+  if (!group.simulated() && !any_has_work(sums.ranks)) {
+    passes.end_step();
+    gatherer.begin_update();
+    reducer.resume(update->steps());
+    throw UsageError(kNoBackward);
+  }
   StepInfo info;
   info.loss = sums.loss;
   info.grad_norm = std::sqrt(sums.squares);

@@ -46,6 +46,28 @@ T* data_of(const at::Tensor& bytes) {
   return bytes.defined() ? static_cast<T*>(bytes.mutable_data_ptr()) : nullptr;
 }
 
+// The numbers of all ranks of a group on their way to the host.
+struct RankSteps {
+  RankSteps() = default;
+  // `rows`: bytes on the device, a row for each rank, of which the last are its RankStep.
+  RankSteps(comm::Group ranks, const at::Tensor& rows) : group(std::move(ranks)) {
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(RankStep));
+    const at::Tensor all = rows.view({group.size(), -1});
+    const at::Tensor last = all.narrow(1, all.size(1) - kBytes, kBytes).contiguous();
+    host = pinned_bytes(static_cast<std::size_t>(last.numel()));
+    host.copy_(last.view(-1), /*non_blocking=*/true);
+  }
+  // After they have arrived.
+  std::vector<RankStep> get() const {
+    std::vector<RankStep> ranks(host.defined() ? static_cast<std::size_t>(group.size()) : 0);
+    if (host.defined())
+      std::memcpy(static_cast<void*>(ranks.data()), host.const_data_ptr(), host.nbytes());
+    return ranks;
+  }
+  comm::Group group;
+  at::Tensor host;  // undefined: there is one rank
+};
+
 comm::Call control_call(const char* label) {
   comm::Call call;
   call.traffic = comm::Traffic::control;
@@ -64,13 +86,15 @@ bool is_scaled(const Plan& plan) {
 // The result of a step on its way to the host.
 class StepOnDevice::StepOnItsWay final : public PendingStep::State {
  public:
-  StepOnItsWay(const StepOnDevice& step, bool stops)
+  StepOnItsWay(const StepOnDevice& step, bool stops, RankSteps ranks, RankSteps parts)
       : host_(pinned_bytes(sizeof(cuda::StepResult))),
         partials_(pinned_bytes(step.partials_.nbytes())),
         owners_(step.square_owners_),
         arrived_(step.device_.type()),
         stops_(stops),
-        scaled_(step.scaled_) {
+        scaled_(step.scaled_),
+        ranks_(std::move(ranks)),
+        parts_(std::move(parts)) {
     host_.copy_(step.result_, /*non_blocking=*/true);
     // The next step overwrites these sums, which tell where a gradient is not finite.
     partials_.copy_(step.partials_, /*non_blocking=*/true);
@@ -79,6 +103,11 @@ class StepOnDevice::StepOnItsWay final : public PendingStep::State {
   bool ready() const override { return arrived_.query(); }
   StepInfo get() override {
     arrived_.synchronize();
+    // Where they differ, ranks have made different updates: the error ends training.
+    const std::vector<RankStep> ranks = ranks_.get();
+    check_ranks(ranks_.group, ranks);
+    check_parts(parts_.group, parts_.get());
+    if (!ranks.empty() && !any_has_work(ranks)) throw UsageError(kNoBackward);
     cuda::StepResult result;
     std::memcpy(&result, host_.const_data_ptr(), sizeof(result));
     // A scale that was too large is no reason to stop, unless it is none.
@@ -110,6 +139,7 @@ class StepOnDevice::StepOnItsWay final : public PendingStep::State {
   const std::shared_ptr<const SquareOwners> owners_;
   c10::Event arrived_;
   const bool stops_, scaled_;
+  const RankSteps ranks_, parts_;
 };
 
 std::string StepOnDevice::problem(const Plan& plan, const Update& update) {
@@ -137,11 +167,12 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
       device_(context.plan.params.front().tensor.device()),
       rule_(*update.rule()),
       weight_decay_(update.weight_decay()),
-      scaled_(is_scaled(context.plan)) {
+      scaled_(is_scaled(context.plan)),
+      bytes_((context.plan.params.size() + 7) / 8 * 8 + sizeof(RankStep)) {
   const memory::OwnerScope owner(ledger_);
   const memory::CategoryScope scope(MemoryCategory::buffers);
   const std::size_t params = plan_.params.size();
-  input_.resize(sizeof(cuda::StepInput) + params);
+  input_.resize(sizeof(cuda::StepInput) + bytes_);
   const cuda::StepInput first;
   std::memcpy(input_.data(), &first, sizeof(first));
   device_input_ = memory(input_.size());
@@ -151,9 +182,10 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
   };
   factor32_ = number(offsetof(cuda::StepInput, factor32), at::kFloat);
   factor64_ = number(offsetof(cuda::StepInput, factor), at::kDouble);
-  sums_ = memory(cuda::sums_bytes(params));
-  rows_ = memory(cuda::sums_bytes(params) * static_cast<std::size_t>(group_.size()));
+  sums_ = memory(cuda::sums_bytes(bytes_));
+  rows_ = memory(cuda::sums_bytes(bytes_) * static_cast<std::size_t>(group_.size()));
   parts_ = memory(sizeof(cuda::StepSums) * static_cast<std::size_t>(options_.axes.group.size()));
+  part_steps_ = memory(sizeof(RankStep) * static_cast<std::size_t>(options_.axes.group.size()));
   result_ = memory(sizeof(cuda::StepResult));
   steps_ = memory(sizeof(cuda::ParamStep) * params);
   cuda::StepState state;
@@ -257,13 +289,14 @@ void StepOnDevice::set_used(const std::vector<bool>& used) {
 
 // Writes the settings to the host's copy of the input, and new scales of the learning rate to the
 // device: a captured graph reads both there.
-void StepOnDevice::set_settings(const StepSettings& settings) {
+void StepOnDevice::set_settings(const StepSettings& settings, const RankStep& own) {
   cuda::StepInput input;
   std::memcpy(&input, input_.data(), sizeof(input));
   input.lr = settings.lr;
   input.clip_norm = settings.clip_norm;
   input.weight_decay = settings.weight_decay.value_or(weight_decay_);
   std::memcpy(input_.data(), &input, sizeof(input));
+  std::memcpy(input_.data() + input_.size() - sizeof(own), &own, sizeof(own));
   bool same = true;
   for (std::size_t i = 0; i < sent_infos_.size(); ++i) {
     same = same && sent_infos_[i].lr_scale == settings.lr_scales[i];
@@ -287,18 +320,19 @@ at::Tensor StepOnDevice::factor(double value, at::ScalarType type) {
 at::Tensor StepOnDevice::loss_scale() const { return scaled_ ? loss_scale_ : at::Tensor(); }
 
 void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
-                          const StepSettings& settings, Stopwatch& waiting) {
+                          const StepSettings& settings, const RankStep& own,
+                          Stopwatch& waiting) {
   if (capturing()) {
     captured_ = used;
   } else {
     set_used(used);
-    set_settings(settings);
+    set_settings(settings, own);
     send();
   }
   const auto* const bytes = data_of<std::uint8_t>(device_input_) + sizeof(cuda::StepInput);
   cuda::sum_of_squares(data_of<cuda::SquarePiece>(squares_), square_count_,
-                       data_of<double>(partials_), data_of<double>(loss), bytes,
-                       plan_.params.size(), data_of<void>(sums_), stream());
+                       data_of<double>(partials_), data_of<double>(loss), bytes, bytes_,
+                       data_of<void>(sums_), stream());
   exchange(waiting);
   cuda::Decision what;
   what.input = data_of<cuda::StepInput>(device_input_);
@@ -313,29 +347,37 @@ void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
   cuda::decide(rule_, what, stream());
 }
 
+// Whether sums travel through host memory.
+bool StepOnDevice::is_staged() const {
+  const auto on_host = [](const comm::Group& group) {
+    return group.size() > 1 && !group.on_device();
+  };
+  return on_host(group_) || on_host(options_.axes.group);
+}
+
 // As sum_over_ranks and sum_over_model do it, in the same order.
 void StepOnDevice::exchange(Stopwatch& waiting) {
+  if (is_staged()) return exchange_on_host(waiting);
   const comm::Group& parts = options_.axes.group;
-  const bool staged =
-      (group_.size() > 1 && !group_.on_device()) || (parts.size() > 1 && !parts.on_device());
-  if (staged) return exchange_on_host(waiting);
   const auto gather = [&](const comm::Group& group, const at::Tensor& all, const at::Tensor& mine,
                           const char* label) {
     const comm::Work work =
         group.all_gather(all.view(at::kDouble), mine.view(at::kDouble), control_call(label));
     waiting.time([&] { work.wait(); });
   };
-  const std::size_t params = plan_.params.size();
   if (group_.size() > 1) {
     gather(group_, rows_, sums_, "norm, loss and used parameters");
-    cuda::add_sums(data_of<void>(rows_), group_.size(), params, options_.axes.counts_loss,
+    cuda::add_sums(data_of<void>(rows_), group_.size(), bytes_, options_.axes.counts_loss,
                    data_of<void>(sums_), stream());
   } else if (!options_.axes.counts_loss) {
-    cuda::add_sums(data_of<void>(sums_), 1, params, false, data_of<void>(sums_), stream());
+    cuda::add_sums(data_of<void>(sums_), 1, bytes_, false, data_of<void>(sums_), stream());
   }
   if (parts.size() > 1) {
     gather(parts, parts_, sums_.narrow(0, 0, sizeof(cuda::StepSums)),
            "norm and loss of the parts of the model");
+    const auto size = static_cast<std::int64_t>(sizeof(RankStep));
+    gather(parts, part_steps_, device_input_.narrow(0, device_input_.numel() - size, size),
+           "settings of the parts of the model");
     cuda::add_sums(data_of<void>(parts_), parts.size(), 0, true, data_of<void>(sums_), stream());
   }
 }
@@ -348,8 +390,13 @@ void StepOnDevice::exchange_on_host(Stopwatch& waiting) {
   mine.squares = header->squares;
   mine.loss = header->loss;
   for (std::size_t i = 0; i < plan_.params.size(); ++i) mine.used.push_back(bytes[i] != 0);
+  std::memcpy(static_cast<void*>(&mine.own), input_.data() + input_.size() - sizeof(mine.own),
+              sizeof(mine.own));
   StepSums all = sum_over_ranks(group_, mine, waiting);
   sum_over_model(options_.axes, all, waiting);
+  check_ranks(group_, all.ranks);
+  check_parts(options_.axes.group, all.parts);
+  if (!group_.simulated() && !any_has_work(all.ranks)) throw UsageError(kNoBackward);
   header->squares = all.squares;
   header->loss = all.loss;
   for (std::size_t i = 0; i < plan_.params.size(); ++i) bytes[i] = all.used[i] ? 1 : 0;
@@ -367,13 +414,19 @@ PendingStep StepOnDevice::result() { return capturing() ? PendingStep() : replay
 
 PendingStep StepOnDevice::replayed() {
   const bool stops = options_.on_non_finite == OnNonFinite::stop;
-  return PendingStep(std::make_shared<StepOnItsWay>(*this, stops));
+  // Staged rows hold nothing: exchange_on_host() has compared them.
+  const auto steps_of = [&](const comm::Group& group, const at::Tensor& rows) {
+    const bool compares = group.size() > 1 && !is_staged() && !group.simulated();
+    return compares ? RankSteps(group, rows) : RankSteps();
+  };
+  return PendingStep(std::make_shared<StepOnItsWay>(*this, stops, steps_of(group_, rows_),
+                                                    steps_of(options_.axes.group, part_steps_)));
 }
 
-void StepOnDevice::prepare(double factor, const StepSettings& settings) {
+void StepOnDevice::prepare(double factor, const StepSettings& settings, const RankStep& own) {
   set_used(captured_);
   this->factor(factor, at::kFloat);
-  set_settings(settings);
+  set_settings(settings, own);
   send();
 }
 

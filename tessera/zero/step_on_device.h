@@ -9,6 +9,7 @@
 #include "tessera/kernels/cuda/optimizer.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/zero/engine.h"
+#include "tessera/zero/step_sums.h"
 #include "tessera/zero/update.h"
 
 namespace tessera::zero {
@@ -31,13 +32,13 @@ class StepOnDevice {
 
   // Sums over all ranks and the decision. `loss`: fp64 on the device, or undefined.
   void decide(const at::Tensor& loss, const std::vector<bool>& used, const StepSettings& settings,
-              Stopwatch& waiting);
+              const RankStep& own, Stopwatch& waiting);
   void update();
   // Nothing, where all this was captured.
   PendingStep result();
 
   // [Note: captured steps] in engine.h.
-  void prepare(double factor, const StepSettings& settings);
+  void prepare(double factor, const StepSettings& settings, const RankStep& own);
   PendingStep replayed();
   std::string capture_problem() const;
 
@@ -70,8 +71,9 @@ class StepOnDevice {
   at::Tensor on_device(const void* data, std::size_t bytes) const;
   void make_tables(const Update& update, const Reducer& reducer, std::uint64_t seed);
   void set_used(const std::vector<bool>& used);
-  void set_settings(const StepSettings& settings);
+  void set_settings(const StepSettings& settings, const RankStep& own);
   void send();
+  bool is_staged() const;
   void exchange(Stopwatch& waiting);
   void exchange_on_host(Stopwatch& waiting);
 
@@ -83,13 +85,16 @@ class StepOnDevice {
   const rules::Rule rule_;
   const double weight_decay_;
   const bool scaled_;
-  std::vector<std::uint8_t> input_, sent_;  // StepInput and its bytes: as wanted, as on the device
-  std::vector<bool> captured_;              // the parameters that are used in a replay
+  // StepInput and its bytes, as wanted and as on the device: those of the parameters, filled up to
+  // eight, and a RankStep. The kernels carry them all as if they were parameters.
+  std::vector<std::uint8_t> input_, sent_;
+  const std::size_t bytes_;     // behind StepInput
+  std::vector<bool> captured_;  // the parameters that are used in a replay
   bool has_sent_ = false;
   at::Tensor device_input_, factor32_, factor64_;
   at::Tensor state_, loss_scale_, updates_, infos_, steps_, result_;
   std::vector<kernels::cuda::ParamInfo> sent_infos_;  // as they are on the device
-  at::Tensor sums_, rows_, parts_;
+  at::Tensor sums_, rows_, parts_, part_steps_;
   at::Tensor squares_, partials_;
   std::shared_ptr<const SquareOwners> square_owners_;
   std::size_t square_count_ = 0;

@@ -3,7 +3,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
 
 namespace tessera::zero {
 namespace {
@@ -20,27 +25,91 @@ at::Tensor side_by_side(const comm::Group& group, const at::Tensor& mine, const 
   return all;
 }
 
+RankStep rank_step_at(const double* numbers) {
+  RankStep result;
+  std::memcpy(static_cast<void*>(&result), numbers, sizeof(result));
+  return result;
+}
+
+// Bits, so that a NaN equals itself.
+bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
+
+// Compares a number with that of the first rank that trains.
+void expect_same(const comm::Group& group, const std::vector<RankStep>& ranks, const char* what,
+                 double RankStep::*number) {
+  const auto trains = [](const RankStep& rank) { return rank.trains != 0; };
+  const auto first = std::find_if(ranks.begin(), ranks.end(), trains);
+  for (auto at = first; at != ranks.end(); ++at) {
+    if (!trains(*at) || same_bits((*at).*number, (*first).*number)) continue;
+    throw UsageError(str("step(): ", what, " is ", (*at).*number, " on rank ", at - ranks.begin(),
+                         " of group ", group.name(), " and ", (*first).*number, " on rank ",
+                         first - ranks.begin(),
+                         ". Parameters would differ between ranks: give the same on every rank"));
+  }
+}
+
+// The same for hashes, whose values mean nothing to a reader.
+void expect_same_hash(const comm::Group& group, const std::vector<RankStep>& ranks,
+                      double RankStep::*number, const char* problem) {
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    if (same_bits(ranks[r].*number, ranks[0].*number)) continue;
+    throw UsageError(str("step(): ranks 0 and ", r, " of group ", group.name(), " ", problem));
+  }
+}
+
 }  // namespace
+
+double number_of(std::uint64_t hash) {
+  return static_cast<double>(hash & ((std::uint64_t{1} << 52) - 1));
+}
+
+void check_parts(const comm::Group& parts, const std::vector<RankStep>& ranks) {
+  if (parts.simulated()) return;
+  expect_same(parts, ranks, "the learning rate", &RankStep::lr);
+  expect_same(parts, ranks, "clip_norm", &RankStep::clip_norm);
+  expect_same(parts, ranks, "the weight decay", &RankStep::weight_decay);
+}
+
+void check_ranks(const comm::Group& group, const std::vector<RankStep>& ranks) {
+  if (group.simulated()) return;
+  check_parts(group, ranks);
+  expect_same_hash(group, ranks, &RankStep::lr_scales,
+                   "scale the learning rates of parameters differently. Give the same lr_scale on "
+                   "every rank");
+  expect_same_hash(group, ranks, &RankStep::written,
+                   "have written to different parameters in place since the last step. Write the "
+                   "same values on every rank");
+}
+
+bool any_has_work(const std::vector<RankStep>& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [](const RankStep& rank) { return rank.has_work != 0 || rank.trains == 0; });
+}
 
 StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatch& waiting) {
   constexpr int kBits = 48;  // of a double, exactly
+  constexpr std::size_t kFirst = 2 + kRankStepNumbers;
   const std::size_t params = mine.used.size(), words = (params + kBits - 1) / kBits;
-  const at::Tensor own = at::zeros({static_cast<std::int64_t>(words) + 2}, at::dtype(at::kDouble));
+  const at::Tensor own =
+      at::zeros({static_cast<std::int64_t>(words + kFirst)}, at::dtype(at::kDouble));
   auto* values = own.data_ptr<double>();
   values[0] = mine.squares;
   values[1] = mine.loss;
+  std::memcpy(values + 2, &mine.own, sizeof(mine.own));
   for (std::size_t i = 0; i < params; ++i) {
-    if (mine.used[i]) values[2 + i / kBits] += std::ldexp(1.0, static_cast<int>(i % kBits));
+    if (mine.used[i]) values[kFirst + i / kBits] += std::ldexp(1.0, static_cast<int>(i % kBits));
   }
   const at::Tensor all = side_by_side(group, own, "norm, loss and used parameters", waiting);
   StepSums sums;
+  sums.own = mine.own;
   sums.used.resize(params);
   for (int r = 0; r < group.size(); ++r) {
     const double* theirs = all.data_ptr<double>() + r * own.numel();
     sums.squares += theirs[0];
     sums.loss += theirs[1];
+    sums.ranks.push_back(rank_step_at(theirs + 2));
     for (std::size_t i = 0; i < params; ++i) {
-      const auto bits = static_cast<std::uint64_t>(theirs[2 + i / kBits]);
+      const auto bits = static_cast<std::uint64_t>(theirs[kFirst + i / kBits]);
       if ((bits >> (i % kBits)) & 1) sums.used[i] = true;
     }
   }
@@ -50,15 +119,19 @@ StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatc
 void sum_over_model(const ModelAxes& axes, StepSums& sums, Stopwatch& waiting) {
   if (!axes.counts_loss) sums.loss = 0;
   if (axes.group.size() == 1) return;
-  const at::Tensor mine = at::empty({2}, at::dtype(at::kDouble));
+  constexpr std::int64_t kNumbers = 2 + kRankStepNumbers;
+  const at::Tensor mine = at::empty({kNumbers}, at::dtype(at::kDouble));
   mine.data_ptr<double>()[0] = sums.squares;
   mine.data_ptr<double>()[1] = sums.loss;
+  std::memcpy(mine.data_ptr<double>() + 2, &sums.own, sizeof(sums.own));
   const at::Tensor all =
       side_by_side(axes.group, mine, "norm and loss of the parts of the model", waiting);
   sums.squares = sums.loss = 0;
   for (int r = 0; r < axes.group.size(); ++r) {
-    sums.squares += all.data_ptr<double>()[2 * r];
-    sums.loss += all.data_ptr<double>()[2 * r + 1];
+    const double* theirs = all.data_ptr<double>() + kNumbers * r;
+    sums.squares += theirs[0];
+    sums.loss += theirs[1];
+    sums.parts.push_back(rank_step_at(theirs + 2));
   }
 }
 

@@ -1,5 +1,6 @@
 // Any elementwise optimizer of torch::optim, on this rank's shards.
 
+#include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -8,6 +9,7 @@
 
 #include <map>
 #include <tuple>
+#include <typeinfo>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -32,6 +34,21 @@ double* weight_decay_of(torch::optim::OptimizerParamGroup& group) {
   using namespace torch::optim;
   return weight_decay_of<AdamWOptions, AdamOptions, SGDOptions, RMSpropOptions, AdagradOptions>(
       group.options());
+}
+
+// The settings of an optimizer that torch keeps under these names.
+template <typename T>
+std::string known_settings(const torch::optim::OptimizerOptions& options) {
+  const auto* known = dynamic_cast<const T*>(&options);
+  if (known == nullptr) return "";
+  std::string text = str(", weight_decay ", known->weight_decay());
+  if constexpr (requires { known->betas(); }) {
+    text += str(", betas ", std::get<0>(known->betas()), " ", std::get<1>(known->betas()));
+  }
+  if constexpr (requires { known->eps(); }) text += str(", eps ", known->eps());
+  if constexpr (requires { known->momentum(); }) text += str(", momentum ", known->momentum());
+  if constexpr (requires { known->alpha(); }) text += str(", alpha ", known->alpha());
+  return text;
 }
 
 class TorchUpdate final : public Update {
@@ -106,6 +123,20 @@ class TorchUpdate final : public Update {
       fresh_[i] = known.fresh(optimizer_->param_groups()[group_of_[i]].options(), values_[i]);
     }
     return fresh_[i] == nullptr ? TorchStates::Tensors() : known.tensors(*fresh_[i]);
+  }
+
+  std::string settings() const override {
+    using namespace torch::optim;
+    const torch::optim::Optimizer& optimizer = *optimizer_;
+    std::string text = c10::demangle(typeid(optimizer).name()) + " (";
+    for (const OptimizerParamGroup& group : optimizer.param_groups()) {
+      const OptimizerOptions& options = group.options();
+      text += str("lr ", options.get_lr(), known_settings<AdamWOptions>(options),
+                  known_settings<AdamOptions>(options), known_settings<SGDOptions>(options),
+                  known_settings<RMSpropOptions>(options), known_settings<AdagradOptions>(options),
+                  "; ");
+    }
+    return text + str(plural(std::ssize(optimizer.param_groups()), "group"), ")");
   }
 
   void resume(std::int64_t steps, std::vector<std::int64_t> updates) override {

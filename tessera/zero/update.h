@@ -75,6 +75,8 @@ class Update {
   const std::vector<std::int64_t>& updates() const { return updates_; }
   // The states have been overwritten, and belong to an optimizer that has come so far.
   virtual void resume(std::int64_t steps, std::vector<std::int64_t> updates);
+  // The optimizer and its settings in one line, for messages. Equal on ranks that update alike.
+  virtual std::string settings() const = 0;
   std::int64_t steps() const { return steps_; }
   double default_lr() const { return default_lr_; }
 

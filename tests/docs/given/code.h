@@ -5,6 +5,7 @@
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <cstddef>
 #include <functional>
@@ -55,7 +56,7 @@ struct comm {
 };
 
 struct engine : torch::nn::Module {
-  Net model;
+  Net model, generator, critic;
   tessera::Group world;
   at::Tensor x, y;
   LossFunction loss_function;
