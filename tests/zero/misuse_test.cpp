@@ -327,6 +327,28 @@ TEST(Misuse, DifferentLearningRatesOfAStepAreNamed) {
   }
 }
 
+// Tensor-parallel ranks hold copies of some parameters, which would drift apart.
+TEST(Misuse, DifferentLearningRatesOfPartsOfAModelAreNamed) {
+  over(2, [](const comm::Group& group) {
+    auto net = made(7);
+    Options options = with(0);
+    options.axes.group = group;
+    Engine engine(net, comm::Group(), options);
+    engine.backward(forward_loss(engine, *net, net->batch(1)));
+    const std::string error = error_of([&] { engine.step(group.rank() == 0 ? 0.5 : 0.25); });
+    EXPECT_TRUE(contains(error, "the learning rate is 0.25 on rank 1 of group")) << error;
+    engine.step(0.5);
+  });
+  over(2, [](const comm::Group& group) {
+    auto net = made(7);
+    Options options = with(0);
+    options.axes.group = group;
+    options.clip_norm = group.rank();
+    const std::string error = error_of([&] { Engine(net, comm::Group(), options); });
+    EXPECT_TRUE(contains(error, "has clip_norm 1 where rank 0 has clip_norm 0")) << error;
+  });
+}
+
 TEST(Misuse, WritesInPlaceReachTheMasterCopy) {
   for (int stage = 0; stage < 3; ++stage) {
     for (const char* layout : {"bf16", "bf16-fp32grad"}) {

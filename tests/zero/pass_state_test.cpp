@@ -34,7 +34,7 @@ TEST(PassState, SaysWhatToCallWhereTheOrderIsWrong) {
   expect_told([&] { state.begin_backward({.model_chunk = 2}); }, "wanted 0 to 1");
   expect_told([&] { state.finish_pass(1); }, "deferred = true first");
   state.begin_backward({});
-  expect_told([&] { state.begin_backward({}); }, "one after the other");
+  expect_told([&] { state.begin_backward({}); }, "inside a backward pass of the same engine");
   expect_told([&] { state.check_step(); }, "inside a backward");
   state.end_backward();
   state.begin_backward({.deferred = true});
