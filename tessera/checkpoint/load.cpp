@@ -64,7 +64,7 @@ void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
   const auto state = have.find(wanted.state);
   if (state == have.end()) {
     std::vector<std::string> names;
-    for (const auto& [name, dtype] : have) names.push_back(name);
+    for (const auto& [name, dtype] : have) names.push_back(visible(name));
     throw DataError(str(what, " is not there; it has: ", join(names, ", "),
                         ". It was saved with layout ", quote(manifest_.about.layout)));
   }

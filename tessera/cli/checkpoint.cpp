@@ -122,28 +122,28 @@ int inspect(const std::string& path, bool params, bool json) {
   facts.row({"step", format_grouped(about.step)});
   facts.row({"samples", format_grouped(about.samples)});
   facts.row({"seed", str(about.seed)});
-  facts.row({"saved by",
-             str(about.mesh.words(" · "), ", stage ", about.stage, ", layout ", about.layout)});
-  facts.row({"model", json_words(Json::parse(about.model))});
+  facts.row({"saved by", str(about.mesh.words(" · "), ", stage ", about.stage, ", layout ",
+                             visible(about.layout))});
+  facts.row({"model", visible(json_words(Json::parse(about.model)), 2000)});
   facts.row({"params", str(about.params.size(), " with ", format_count(elements), " elements")});
   facts.row({"files", str(from.manifest().files.size(), " with ", format_bytes(from.bytes()))});
   for (const auto& [key, value] : about.extra) {
-    if (!value.empty()) facts.row({key, value});
+    if (!value.empty()) facts.row({visible(key), visible(value, 1000)});
   }
   std::string text = str(from.folder(), "\n", facts.text());
   text += "  states\n";
   for (const auto& [state, total] : totals_of(from)) {
-    text += str("    ", padded(state, 12), " ", format_bytes(total.bytes()), "\n");
+    text += str("    ", padded(visible(state), 12), " ", format_bytes(total.bytes()), "\n");
   }
   if (params) {
     for (const ParamSpec& spec : about.params) {
       std::vector<std::string> sizes, states;
       for (const std::int64_t size : spec.shape) sizes.push_back(std::to_string(size));
       for (const auto& [state, dtype] : from.states(spec.name)) {
-        states.push_back(str(state, " ", checkpoint::stored_name(dtype)));
+        states.push_back(str(visible(state), " ", checkpoint::stored_name(dtype)));
       }
-      text += str("  ", padded(spec.name, 32), " [", join(sizes, ", "), "]  ", join(states, ", "),
-                  "\n");
+      text += str("  ", padded(visible(spec.name), 32), " [", join(sizes, ", "), "]  ",
+                  join(states, ", "), "\n");
     }
   }
   return print_out(text);
@@ -177,9 +177,10 @@ int diff(const std::string& left, const std::string& right, bool json) {
     return same ? 0 : 1;
   }
   std::string text = str("A ", a.folder(), "\nB ", b.folder(), "\n");
-  for (const std::string& line : difference.about) text += "  " + line + "\n";
+  for (const std::string& line : difference.about) text += "  " + visible(line, 2000) + "\n";
   for (const checkpoint::StateDifference& d : difference.states) {
-    text += str("  ", d.param, d.state.empty() ? "" : " ", d.state, ": ", d.reason);
+    text +=
+        str("  ", visible(d.param), d.state.empty() ? "" : " ", visible(d.state), ": ", d.reason);
     if (d.elements > 0) {
       text += str(d.reason.empty() ? "" : "; ", format_grouped(d.elements),
                   " elements differ, by at most ", d.largest, ", the first at ", d.first);
@@ -272,7 +273,7 @@ int checkpoint_command(int argc, char** argv) {
               "folder of a run's adapters (--lora-rank) that peft reads");
   exports.add_option("--state", exported.state, "which state; otherwise param, and buffers");
   exports.add_option("--dtype", exported.dtype,
-                     "f32, bf16 or f16, rounded to nearest; otherwise as stored");
+                     "f32, bf16 or f16, rounded to nearest; otherwise (or auto) as stored");
   exports
       .add_option("--base", exported.base,
                   "of a run with adapters: the model it was tuned from. huggingface: the adapters "

@@ -132,7 +132,7 @@ int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& o
     return good ? printed : 1;
   }
   if (!good) {
-    print_out(str(from.folder(), ": BAD\n  ", join(problems, "\n  "), "\n"));
+    print_out(str(from.folder(), ": BAD\n  ", visible_lines(join(problems, "\n  ")), "\n"));
     return 1;
   }
   std::string report = str(from.folder(), ": good, ",

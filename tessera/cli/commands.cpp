@@ -92,10 +92,10 @@ int guarded(const std::string& who, const std::function<int()>& body) {
   try {
     return body();
   } catch (const UsageError& error) {
-    write_all(2, str(who, ": ", error.what(), "\n", "Try: ", who, " --help\n"));
+    write_all(2, str(who, ": ", visible_lines(error.what()), "\n", "Try: ", who, " --help\n"));
     return 2;
   } catch (const std::exception& error) {
-    write_all(2, str(who, ": ", message_of(error), "\n"));
+    write_all(2, str(who, ": ", visible_lines(message_of(error)), "\n"));
     return 1;
   }
 }

@@ -33,7 +33,82 @@ void append_escaped(std::string& out, char c) {
   }
 }
 
+// Bytes of the UTF-8 character that begins at `at`; 0: none does.
+std::size_t utf8_character(std::string_view text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(at);
+  if (first < 0x80) return 1;
+  const std::size_t length = first < 0xc2   ? 0
+                             : first < 0xe0 ? 2
+                             : first < 0xf0 ? 3
+                             : first < 0xf5 ? 4
+                                            : 0;
+  if (length == 0 || at + length > text.size()) return 0;
+  // Of the second byte less may be used: no long forms, no surrogates, nothing over U+10FFFF.
+  const unsigned char least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const unsigned char most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (byte(at + 1) < least || byte(at + 1) > most) return 0;
+  for (std::size_t i = 2; i < length; ++i) {
+    if (byte(at + i) < 0x80 || byte(at + i) > 0xbf) return 0;
+  }
+  return length;
+}
+
+// Characters that change how a terminal shows what stands around them: the controls of Latin-1
+// (U+0080 to U+009F), marks of direction (U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069), and
+// the separators of lines U+2028 and U+2029.
+bool acts_on_terminal(std::string_view character) {
+  if (character.size() == 2) {
+    return character[0] == '\xc2' && static_cast<unsigned char>(character[1]) < 0xa0;
+  }
+  if (character.size() != 3 || character[0] != '\xe2') return false;
+  const auto last = static_cast<unsigned char>(character[2]);
+  if (character[1] == '\x80') {
+    return last == 0x8e || last == 0x8f || (last >= 0xa8 && last <= 0xae);
+  }
+  return character[1] == '\x81' && last >= 0xa6 && last <= 0xa9;
+}
+
+std::string escape_controls(std::string_view text, bool lines) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = utf8_character(text, at);
+    const std::string_view character = text.substr(at, std::max<std::size_t>(1, length));
+    if (length == 1 && (text[at] == '"' || text[at] == '\\' ||
+                        (lines && (text[at] == '\n' || text[at] == '\t')))) {
+      out += text[at];
+    } else if (length < 2 || acts_on_terminal(character)) {
+      for (const char byte : character) append_escaped(out, byte);
+    } else {
+      out += character;
+    }
+    at += character.size();
+  }
+  return out;
+}
+
+std::string visible_text(std::string_view text, std::size_t longest, bool lines) {
+  if (text.size() <= longest) return escape_controls(text, lines);
+  // Cut where characters begin.
+  const auto inside = [&](std::size_t at) {
+    return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
+  };
+  std::size_t head = longest * 3 / 4, tail = text.size() - longest / 4;
+  for (int i = 0; i < 3 && head > 0 && inside(head); ++i) --head;
+  for (int i = 0; i < 3 && inside(tail); ++i) ++tail;
+  return str(escape_controls(text.substr(0, head), lines), "[... ", tail - head, " bytes ...]",
+             escape_controls(text.substr(tail), lines));
+}
+
 }  // namespace
+
+std::string visible(std::string_view text, std::size_t longest) {
+  return visible_text(text, longest, false);
+}
+
+std::string visible_lines(std::string_view text, std::size_t longest) {
+  return visible_text(text, longest, true);
+}
 
 std::string concatenate(const TextPart* parts, std::size_t count) {
   fmt::memory_buffer buffer;
@@ -81,6 +156,13 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
     result += parts[i];
   }
   return result;
+}
+
+void cut_list(std::vector<std::string>& parts, std::size_t most) {
+  if (parts.size() <= most) return;
+  const std::size_t more = parts.size() - most;
+  parts.resize(most);
+  parts.push_back(str("and ", more, " more"));
 }
 
 std::string plural(std::int64_t count, std::string_view noun) {

@@ -93,12 +93,22 @@ std::string hex(std::uint64_t value, int digits = 1);
 // Puts `separator` between the parts: join({"a", "b"}, ", ") is "a, b".
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
+// Leaves the first `most` parts, and a last one that says how many more there were.
+void cut_list(std::vector<std::string>& parts, std::size_t most);
+
 // A count with its noun: "1 bucket", "2 buckets".
 std::string plural(std::int64_t count, std::string_view noun);
 
 // The text in double quotes, with control characters, quotes and non-ASCII bytes escaped and a long
 // text cut in the middle: safe to print in an error message whatever the user typed.
 std::string quote(std::string_view text);
+
+// Returns text from a file or a peer for a message or a table: control characters and bytes that
+// are not UTF-8 are escaped, and more than `longest` bytes are cut in the middle. Such text could
+// otherwise move a terminal's cursor or fill the screen.
+std::string visible(std::string_view text, std::size_t longest = 160);
+// The same for a whole message: keeps the ends of lines.
+std::string visible_lines(std::string_view text, std::size_t longest = 32'000);
 
 // How many insertions, deletions, replacements and swaps of neighbours turn `a` into `b`.
 int edit_distance(std::string_view a, std::string_view b);

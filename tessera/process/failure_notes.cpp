@@ -101,10 +101,11 @@ bool note_failure(int rank, std::int64_t last_step, const std::string& error, bo
   // Whatever else may have this number: only files in memory have seals.
   if (file <= 2 || ::fcntl(file, F_GET_SEALS) < 0) return false;
   const std::string own = str("rank ", rank, ": ");  // the report says whose words these are
-  const PlainJson note = {{"rank", rank},
-                          {"last_step", last_step},
-                          {"own", by_itself},
-                          {"error", error.starts_with(own) ? error.substr(own.size()) : error}};
+  const PlainJson note = {
+      {"rank", rank},
+      {"last_step", last_step},
+      {"own", by_itself},
+      {"error", visible_lines(error.starts_with(own) ? error.substr(own.size()) : error)}};
   return write_all(file, note.dump(-1, ' ', false, PlainJson::error_handler_t::replace) + "\n");
 }
 

@@ -16,6 +16,22 @@
 namespace tessera {
 namespace {
 
+TEST(Text, VisibleEscapesControlsAndCuts) {
+  EXPECT_EQ(visible("plain \"text\" \\ é 日"), "plain \"text\" \\ é 日");
+  EXPECT_EQ(visible("\x1b[31mred\a\n\t\x7f"), "\\x1b[31mred\\x07\\n\\t\\x7f");
+  EXPECT_EQ(visible("\xff\xc3"), "\\xff\\xc3");         // not UTF-8
+  EXPECT_EQ(visible("\xc2\x9b"), "\\xc2\\x9b");         // CSI as one character
+  EXPECT_EQ(visible("a\u202eb"), "a\\xe2\\x80\\xaeb");  // turns the direction around
+  EXPECT_EQ(visible(std::string(100, 'a'), 40),
+            std::string(30, 'a') + "[... 60 bytes ...]" + std::string(10, 'a'));
+  // Characters are not cut apart.
+  std::string many;
+  for (int i = 0; i < 50; ++i) many += "日";
+  EXPECT_EQ(visible(many, 40).find('\\'), std::string::npos);
+  EXPECT_EQ(visible_lines("a\n\tb\x1b"), "a\n\tb\\x1b");
+  EXPECT_LT(visible_lines(std::string(1 << 20, 'x')).size(), 33'000u);
+}
+
 TEST(Text, StrConcatenatesWhatStreamsWrite) {
   EXPECT_EQ(str("rank ", 3, " of ", 4, ": ", true, ' ', 0.5), "rank 3 of 4: true 0.5");
   EXPECT_EQ(str(), "");
