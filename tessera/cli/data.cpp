@@ -117,6 +117,9 @@ int prepare_data(const data::PrepareOptions& options, bool json) {
     };
     summary = data::prepare(told);
   }
+  for (const std::string& note : summary.notes) {
+    write_all(2, str("tessera data prepare: note: ", visible_lines(note), "\n"));
+  }
   return print_out(json ? json_text(summary_json(options, summary))
                         : summary_text(options, summary));
 }
@@ -160,7 +163,7 @@ int data_command(int argc, char** argv) {
       ->default_str(options.text_field);
   prepares
       .add_option("--template", options.chat_template,
-                  "how a conversation is written: chatml, llama3 or plain (no Jinja)")
+                  "how a conversation is written: chatml, llama3, mistral or plain (no Jinja)")
       ->default_str(options.chat_template);
   line.choice(prepares, "--split-documents", split, {"file", "blank-line", "line"},
               "what one document of a text is: the file, what stands between blank lines, a line");

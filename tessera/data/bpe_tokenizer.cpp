@@ -144,6 +144,8 @@ class BpeTokenizer final : public Tokenizer {
   bool is_special(TokenId id) const override { return id < special_.size() && special_[id]; }
   std::optional<TokenId> end_of_text() const override { return end_; }
   std::optional<TokenId> begin_of_text() const override { return begin_; }
+  std::vector<TokenId> before_text() const override { return spec_.before; }
+  std::vector<std::string> notes() const override { return spec_.notes; }
 
   void encode(std::string_view text, std::vector<TokenId>& out,
               const EncodeOptions& options) const override {
@@ -157,6 +159,7 @@ class BpeTokenizer final : public Tokenizer {
     }
     const std::size_t before = out.size();
     std::unique_ptr<Scratch> scratch = borrow();
+    scratch->pattern.begin_text(text.size());
     try {
       if (options.around) out.insert(out.end(), spec_.before.begin(), spec_.before.end());
       encode_with(*scratch, text, out, options);
@@ -201,11 +204,21 @@ class BpeTokenizer final : public Tokenizer {
     scratches_.push_back(std::move(scratch));
   }
 
+  [[noreturn]] void refuse_growth(std::size_t size, std::size_t of) const {
+    throw DataError(str(name_, ": the normalizer makes ", size, " bytes or more of a text of ", of,
+                        " bytes; at most ", most_bytes_of(of),
+                        " are allowed: no tokenizer of a model needs that"));
+  }
+
   // In scratch.normal. `prepend`: with what is put in front.
   std::string_view normalized(std::string_view text, Scratch& scratch, bool prepend = true) const {
     using Kind = NormalizerStep::Kind;
     std::string& now = scratch.normal;
     now.assign(text);
+    const std::size_t most = most_bytes_of(text.size());
+    const auto check_size = [&](std::size_t size) {
+      if (size > most) refuse_growth(size, text.size());
+    };
     for (const NormalizerStep& step : spec_.normalizer) {
       switch (step.kind) {
         case Kind::nfc:
@@ -215,7 +228,10 @@ class BpeTokenizer final : public Tokenizer {
           }
           break;
         case Kind::prepend:
-          if (prepend && !now.empty()) now.insert(0, step.text);
+          if (prepend && !now.empty()) {
+            check_size(now.size() + step.text.size());
+            now.insert(0, step.text);
+          }
           break;
         case Kind::replace: {
           std::string& next = scratch.other;
@@ -223,9 +239,11 @@ class BpeTokenizer final : public Tokenizer {
           std::size_t done = 0;
           PatternMatch match;
           while (done < now.size() && step.pattern->find(now, done, match, scratch.pattern)) {
+            check_size(next.size() + match.begin - done + step.text.size());
             next.append(now, done, match.begin - done).append(step.text);
             done = match.end;
           }
+          check_size(next.size() + now.size() - done);
           next.append(now, done);
           now.swap(next);
           break;

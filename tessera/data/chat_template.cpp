@@ -1,8 +1,10 @@
 #include "tessera/data/chat_template.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/text.h"
 
 namespace tessera::data {
@@ -24,7 +26,7 @@ std::string trimmed(const std::string& text) {
 }  // namespace
 
 const std::vector<std::string>& ChatTemplate::names() {
-  static const std::vector<std::string> all = {"chatml", "llama3", "plain"};
+  static const std::vector<std::string> all = {"chatml", "llama3", "mistral", "plain"};
   return all;
 }
 
@@ -40,6 +42,14 @@ ChatTemplate::ChatTemplate(const std::string& name, const Tokenizer& tokenizer, 
     header_ = special_of(tokenizer, "<|start_header_id|>", name);
     header_end_ = special_of(tokenizer, "<|end_header_id|>", name);
     end_ = special_of(tokenizer, "<|eot_id|>", name);
+  } else if (name == "mistral") {
+    kind_ = Kind::mistral;
+    begin_ = special_of(tokenizer, "<s>", name);
+    end_ = special_of(tokenizer, "</s>", name);
+    const auto open = tokenizer.find("[INST]"), close = tokenizer.find("[/INST]");
+    marks_ = open && close;
+    header_ = open.value_or(0);
+    header_end_ = close.value_or(0);
   } else if (name != "plain") {
     throw UsageError(str("--template: got ", quote(name), ", wanted ", join(names(), ", "),
                          did_you_mean(name, names()),
@@ -89,11 +99,50 @@ class ChatTemplate::Writer {
   EncodeOptions::Behind behind_ = EncodeOptions::Behind::nothing;
 };
 
+void ChatTemplate::append_mistral(const std::vector<ChatMessage>& messages, Writer& write) const {
+  std::string system;
+  bool asks = true;  // the next message is the user's
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if (i == 0 && message.role == "system") {
+      system = message.content + "\n\n";
+      continue;
+    }
+    if (message.role != (asks ? "user" : "assistant")) {
+      throw UsageError(str("a message of the role ", quote(message.role), ", wanted ",
+                           asks ? "user" : "assistant",
+                           ": --template mistral takes a message of the system first, if there is "
+                           "one, then user and assistant in turn"));
+    }
+    if (asks) {
+      if (marks_) {
+        write.token(header_, false);
+      } else {
+        write.own("[INST]");
+      }
+      write.own(" ");
+      write.content(system + message.content, false);
+      if (marks_) {
+        write.token(header_end_, false);
+      } else {
+        write.own(" [/INST]");
+      }
+      system.clear();
+    } else {
+      write.content(" " + (marks_ ? trimmed(message.content) : message.content), true);
+      write.token(end_, true);
+    }
+    asks = !asks;
+  }
+  write.flush();
+}
+
 void ChatTemplate::append(const std::vector<ChatMessage>& messages, const EncodeOptions& options,
                           Out& out) const {
   out.learnt.resize(out.ids.size());
   Writer write(tokenizer_, options.special, out);
   if (begin_) write.token(*begin_, false);
+  if (kind_ == Kind::mistral) return append_mistral(messages, write);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (message.role != "system" && message.role != "user" && message.role != "assistant") {
@@ -119,6 +168,7 @@ void ChatTemplate::append(const std::vector<ChatMessage>& messages, const Encode
         write.content(trimmed(message.content), learnt);
         write.token(end_, learnt);
         break;
+      case Kind::mistral: break;
       case Kind::plain: {
         const std::string who = message.role == "user"     ? "User:"
                                 : message.role == "system" ? "System:"
@@ -130,6 +180,30 @@ void ChatTemplate::append(const std::vector<ChatMessage>& messages, const Encode
     }
   }
   write.flush();
+}
+
+std::vector<std::string> template_notes(const std::string& name, const std::string& tokenizer) {
+  if (tokenizer == "bytes") return {};
+  constexpr std::int64_t kMost = std::int64_t{16} << 20;
+  const std::string folder = kind_of_file(tokenizer) == "a folder" ? tokenizer + "/"
+                             : tokenizer.find('/') == std::string::npos
+                                 ? std::string()
+                                 : tokenizer.substr(0, tokenizer.rfind('/') + 1);
+  std::string from = folder + "chat_template.jinja";
+  if (kind_of_file(from) != "a regular file") {
+    from = folder + "tokenizer_config.json";
+    if (kind_of_file(from) != "a regular file") return {};
+    const auto json = nlohmann::json::parse(read_small_file(from, kMost), nullptr,
+                                            /*allow_exceptions=*/false);
+    const auto own = json.is_object() ? json.find("chat_template") : json.end();
+    if (!json.is_object() || own == json.end() || own->is_null()) return {};
+  }
+  return {str("--template ", name, ": the template in ", from, " is not run",
+              name == "chatml"
+                  ? "; those of Qwen2 and Qwen2.5 differ from chatml: they add a message of the "
+                    "system to conversations without one, and a line end after the last message. "
+                    "Write that message into the data if the model should see it"
+                  : ", and may add what the built-in one does not")};
 }
 
 }  // namespace tessera::data

@@ -19,11 +19,15 @@ struct ChatMessage {
 //   llama3  <|begin_of_text|>, and for each message
 //           <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>, white space around the
 //           content removed
+//   mistral <s>, and for each turn [INST] content[/INST] answer</s>, as Mistral's v3 templates
+//           write it; with a space before [/INST] where the tokenizer has no token for it (v1, v2).
+//           A message of the system stands before the first of the user, with \n\n between
 //   plain   "User: content\n\nAssistant: content" and the token that ends documents: for tokenizers
 //           without tokens for conversations
 // Texts that follow one another are encoded as one, except where what is learnt begins and ends.
-// Nothing else is added: no message of a system that is not there, no date, no tools. Templates in
-// Jinja, as tokenizer_config.json may have, are not run.
+// Nothing else is added: no message of a system that is not there (templates of Qwen2 and Qwen2.5
+// add one, and a \n after the last message), no date, no tools. Templates in Jinja, as
+// tokenizer_config.json may have, are not run; template_notes() says so.
 class ChatTemplate {
  public:
   static const std::vector<std::string>& names();
@@ -41,13 +45,19 @@ class ChatTemplate {
               Out& out) const;
 
  private:
-  enum class Kind : std::uint8_t { chatml, llama3, plain };
+  enum class Kind : std::uint8_t { chatml, llama3, mistral, plain };
   class Writer;
+  void append_mistral(const std::vector<ChatMessage>& messages, Writer& write) const;
 
   const Tokenizer& tokenizer_;
   Kind kind_ = Kind::plain;
   std::optional<TokenId> begin_;
   TokenId header_ = 0, header_end_ = 0, end_ = 0;
+  bool marks_ = true;  // mistral: [INST] and [/INST] are tokens
 };
+
+// What the user should know of a built-in template beside a tokenizer (as load_tokenizer() takes
+// it) whose folder has a template of its own. Empty where it has none.
+std::vector<std::string> template_notes(const std::string& name, const std::string& tokenizer);
 
 }  // namespace tessera::data

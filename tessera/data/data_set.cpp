@@ -144,6 +144,14 @@ bool has_tokens(const std::string& data) {
                      [](const Named& each) { return is_tokens(each.path); });
 }
 
+std::vector<std::string> token_folders(const std::string& data) {
+  std::vector<std::string> folders;
+  for (const Named& each : parse_data(data)) {
+    if (is_tokens(each.path) && kind_of_file(each.path) == "a folder") folders.push_back(each.path);
+  }
+  return folders;
+}
+
 std::string text_fingerprint() { return byte_tokenizer()->fingerprint(); }
 
 std::unique_ptr<Source> training_source(const DataOptions& options) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace tessera::data {
 
@@ -25,6 +26,8 @@ struct DataOptions {
 bool has_tokens(const std::string& data);
 // The tokenizer of text files: a byte a token.
 std::string text_fingerprint();
+// The folders of tokens in it, each with the files of its tokenizer.
+std::vector<std::string> token_folders(const std::string& data);
 
 // synthetic, a text file, token data, or several of them: "a=0.7,b=0.3". Without weights they come
 // in proportion to their sizes. Throws UsageError that names the flag, or DataError.

@@ -106,7 +106,7 @@ DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, DocumentOptions opt
     : tokenizer_(tokenizer),
       options_(std::move(options)),
       width_(bytes_per_token(tokenizer.vocab())),
-      bytes_(tokenizer.name() == "bytes" && !options_.special_text && !options_.begin) {
+      bytes_(tokenizer.name() == "bytes" && !options_.special_text && options_.begin.empty()) {
   if (options_.format == DocumentFormat::chat) {
     template_.emplace(options_.chat_template, tokenizer_, options_.end);
   }
@@ -138,6 +138,10 @@ void DocumentEncoder::append(std::string_view text, bool begins, Work& work) con
   work.counts.bytes_of_text += text.size();
 }
 
+void DocumentEncoder::begin_document(Work& work) const {
+  work.ids.insert(work.ids.end(), options_.begin.begin(), options_.begin.end());
+}
+
 void DocumentEncoder::end_document(Work& work) const {
   work.ids.push_back(options_.end);
   work.ends.push_back(work.ids.size());
@@ -147,7 +151,7 @@ void DocumentEncoder::encode_text(const InputPart& part, Work& work) const {
   const CleanText clean = clean_part(part, options_.bad_utf8, work.clean);
   work.counts.replaced += static_cast<std::uint64_t>(clean.replaced);
   split_text(clean.text, options_.split, part.begun, part.open, [&](const TextPiece& piece) {
-    if (piece.begins && options_.begin) work.ids.push_back(*options_.begin);
+    if (piece.begins) begin_document(work);
     append(piece.text, piece.begins, work);
     if (piece.ends) end_document(work);
   });
@@ -243,7 +247,7 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
       ++work.counts.empty;
       return;
     }
-    if (options_.begin) work.ids.push_back(*options_.begin);
+    begin_document(work);
     append(text.text, true, work);
     end_document(work);
     return;
@@ -256,7 +260,7 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
     if (!response.there && !completion.there) {
       missing("\"response\" and no \"completion\"", "; wanted one of them beside \"prompt\"");
     }
-    if (options_.begin) work.ids.push_back(*options_.begin);
+    begin_document(work);
     append(prompt.text, true, work);
     work.learnt.resize(work.ids.size(), 0);
     append(response.there ? response.text : completion.text, prompt.text.empty(), work);

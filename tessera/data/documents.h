@@ -29,8 +29,8 @@ struct DocumentOptions {
   BadUtf8 bad_utf8 = BadUtf8::replace;
   // Text that is that of a special token becomes this token.
   bool special_text = false;
-  TokenId end = 0;               // behind each document
-  std::optional<TokenId> begin;  // in front of each
+  TokenId end = 0;             // behind each document
+  std::vector<TokenId> begin;  // in front of each: [Note: beginning of a text]
 };
 
 // What was found; sums over parts.
@@ -59,6 +59,7 @@ class DocumentEncoder {
   void encode_lines(const InputPart& part, Work& work) const;
   void encode_line(std::string_view line, Work& work) const;
   void append(std::string_view text, bool begins, Work& work) const;
+  void begin_document(Work& work) const;
   void end_document(Work& work) const;
   TokenPart encode_bytes(InputPart&& part, DocumentCounts& counts) const;
 

@@ -49,16 +49,15 @@ DocumentOptions document_options(const PrepareOptions& options, const Tokenizer&
             : str("--end-token: the tokenizer has no token ", quote(options.end_token)));
   }
   out.end = *end;
-  const std::optional<TokenId> begin = tokenizer.begin_of_text();
-  if (options.begin == PrepareOptions::Begin::always && !begin) {
-    throw UsageError("--begin-token always: the tokenizer names no token that begins a text");
+  // [Note: beginning of a text]
+  if (options.begin != PrepareOptions::Begin::never) out.begin = tokenizer.before_text();
+  if (options.begin == PrepareOptions::Begin::always && out.begin.empty()) {
+    const std::optional<TokenId> begin = tokenizer.begin_of_text();
+    if (!begin) {
+      throw UsageError("--begin-token always: the tokenizer names no token that begins a text");
+    }
+    out.begin = {*begin};
   }
-  if (options.begin == PrepareOptions::Begin::as_tokenizer && begin) {
-    std::vector<TokenId> around;
-    tokenizer.encode("", around, {.special = false, .around = true});
-    if (!around.empty() && around.front() == *begin) out.begin = begin;
-  }
-  if (options.begin == PrepareOptions::Begin::always) out.begin = begin;
   return out;
 }
 
@@ -71,11 +70,13 @@ Call call_of(const PrepareOptions& options, const DocumentOptions& documents,
     inputs.add(str(fs::absolute(file.path).lexically_normal().string(), "\n", file.bytes, "\n",
                    file.changed, "\n"));
   }
+  std::vector<std::string> begins;
+  for (const TokenId id : documents.begin) begins.push_back(std::to_string(id));
   Call call = {{"tokenizer", tokenizer.fingerprint()},
                {"format", name_of(options.format)},
                {"invalid_utf8", options.bad_utf8 == BadUtf8::replace ? "replace" : "refuse"},
                {"special_text", options.special_text ? "allowed" : "text"},
-               {"begin_token", documents.begin ? std::to_string(*documents.begin) : "none"},
+               {"begin_token", begins.empty() ? "none" : join(begins, " ")},
                {"end_token", std::to_string(documents.end)},
                {"part_bytes", std::to_string(options.part_bytes)},
                {"shard_bytes", std::to_string(options.shard_bytes)},
@@ -289,6 +290,12 @@ PrepareSummary prepare(const PrepareOptions& options) {
   const checkpoint::FolderLock lock(options.out, "tessera data prepare");
 
   PrepareSummary summary;
+  summary.notes = tokenizer->notes();
+  if (options.format == DocumentFormat::chat) {
+    for (std::string& note : template_notes(options.chat_template, options.tokenizer)) {
+      summary.notes.push_back(std::move(note));
+    }
+  }
   summary.input_bytes = list.bytes;
   summary.input_files = list.files.size();
   summary.left_out = list.left_out;

@@ -22,7 +22,8 @@ struct PrepareOptions {
   BadUtf8 bad_utf8 = BadUtf8::replace;
   bool special_text = false;  // text may become special tokens
   std::string end_token;      // by its text; otherwise the tokenizer's own
-  // In front of each document the token that begins texts: where the tokenizer itself puts it.
+  // What stands in front of each document: [Note: beginning of a text]. Always: also where the
+  // tokenizer only names a token for it.
   enum class Begin : std::uint8_t { as_tokenizer, never, always } begin = Begin::as_tokenizer;
   int threads = 0;       // 0: as many as there are cores
   bool append = false;   // to what the folder has
@@ -45,9 +46,10 @@ struct PrepareSummary {
   DocumentCounts counts;  // of what this call added, from the first run of it on
   std::uint64_t input_bytes = 0, input_files = 0;
   std::uint64_t empty_files = 0, left_out = 0;  // files
-  std::uint64_t cuts = 0;        // places where long documents were cut: see [Note: parts]
-  std::uint64_t resumed_at = 0;  // bytes of input that an earlier run had done
-  bool was_finished = false;     // there was nothing to do
+  std::uint64_t cuts = 0;          // places where long documents were cut: see [Note: parts]
+  std::uint64_t resumed_at = 0;    // bytes of input that an earlier run had done
+  bool was_finished = false;       // there was nothing to do
+  std::vector<std::string> notes;  // of the tokenizer and of the template
 };
 
 // Writes a folder of tokens: see [Note: token folders] and [Note: going on]. The bytes do not

@@ -52,9 +52,10 @@ class TokenData {
 // what was wanted) for one that is unfinished, truncated or not what its sizes say.
 std::unique_ptr<TokenData> open_tokens(const std::string& path);
 bool is_token_data(const std::string& path);  // a folder with tokens.json, or a .bin
-// Reads all of it: checksums, and every id below `vocab` (its own where that is 0). Throws
-// DataError with the document and the position. `told` hears of the bytes done so far. (read()
-// refuses an id that is not below vocab() too, where that is known.)
+// Reads all of it: checksums (not of a part of other tokens, which has no files), and every id
+// below `vocab` (its own where that is 0). Throws DataError with the document and the position.
+// `told` hears of the bytes done so far. (read() refuses an id that is not below vocab() too, where
+// that is known.)
 void verify_tokens(const TokenData& data, std::int64_t vocab = 0,
                    const std::function<void(std::uint64_t)>& told = {});
 

@@ -63,15 +63,37 @@ void check_token_ids(const TokenFiles& data, const TokenFile& file, std::int64_t
   }
 }
 
+// A part of other tokens (--val-fraction) has no files of its own: its ids are looked at.
+void check_ids_of_view(const TokenData& data, std::int64_t vocab,
+                       const std::function<void(std::uint64_t)>& told) {
+  if (vocab == 0) return;
+  std::vector<std::int64_t> ids(std::size_t{1} << 16);
+  for (std::uint64_t at = 0; at < data.tokens(); at += ids.size()) {
+    const auto count =
+        static_cast<std::size_t>(std::min<std::uint64_t>(ids.size(), data.tokens() - at));
+    const std::span<std::int64_t> part(ids.data(), count);
+    data.read(at, part);
+    const auto bad =
+        std::find_if(part.begin(), part.end(), [&](std::int64_t id) { return id >= vocab; });
+    if (bad != part.end()) {
+      const std::uint64_t token = at + static_cast<std::uint64_t>(bad - part.begin());
+      const std::uint64_t number = data.document_at(token);
+      throw DataError(str(quote(data.path()), ": token ", token - data.document(number).begin,
+                          " of document ", number, " of this part is ", *bad, ", wanted less than ",
+                          vocab,
+                          ", the vocabulary: it was made for another tokenizer, or changed"));
+    }
+    if (told) told(at + count);
+  }
+}
+
 }  // namespace
 
 void verify_tokens(const TokenData& data, std::int64_t vocab,
                    const std::function<void(std::uint64_t)>& told) {
   if (vocab == 0) vocab = data.vocab();
   const auto* const files = dynamic_cast<const TokenFiles*>(&data);
-  if (files == nullptr) {
-    throw UsageError(str(quote(data.path()), " is not what open_tokens() gives"));
-  }
+  if (files == nullptr) return check_ids_of_view(data, vocab, told);
   std::uint64_t bytes = 0;
   const auto done = [&](std::uint64_t more) {
     bytes += more;

@@ -48,6 +48,12 @@ class Tokenizer {
   // What stands between documents, and what ends an answer. Nothing where the files name none.
   virtual std::optional<TokenId> end_of_text() const = 0;
   virtual std::optional<TokenId> begin_of_text() const = 0;
+  // [Note: beginning of a text] The tokens that the tokenizer puts before a text by itself: those
+  // of the file's post-processor, whether or not another file names one as bos_token. Training data
+  // (`tessera data prepare`) and prompts (`tessera generate`) both begin with these.
+  virtual std::vector<TokenId> before_text() const { return {}; }
+  // What the user should know of its files: parts that are ignored.
+  virtual std::vector<std::string> notes() const { return {}; }
 };
 
 // 256 tokens, a byte each, and one that ends a document (256). Takes any bytes.

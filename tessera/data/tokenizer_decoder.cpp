@@ -2,16 +2,28 @@
 
 #include <algorithm>
 
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
 namespace tessera::data {
 namespace {
 
-std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+// Throws DataError for more than `most` bytes.
+std::string replaced(std::string_view text, std::string_view from, std::string_view to,
+                     std::size_t most) {
   std::string out;
+  const auto check_size = [&](std::size_t size) {
+    if (size <= most) return;
+    throw DataError(str("the tokenizer's decoder makes ", size, " bytes or more of ", quote(text),
+                        "; at most ", most, " are allowed: no tokenizer of a model needs that"));
+  };
   std::size_t done = 0;
   for (std::size_t at = text.find(from); at != std::string_view::npos; at = text.find(from, done)) {
+    check_size(out.size() + at - done + to.size());
     out.append(text.substr(done, at - done)).append(to);
     done = at + from.size();
   }
+  check_size(out.size() + text.size() - done);
   return out.append(text.substr(done));
 }
 
@@ -42,15 +54,16 @@ std::string byte_named(const std::string& token) {
   return std::string(1, static_cast<char>(byte));
 }
 
-std::string decoded(std::string token, const DecoderStep& step, bool first) {
+std::string decoded(std::string token, const DecoderStep& step, bool first, std::size_t most) {
   using Kind = DecoderStep::Kind;
   switch (step.kind) {
     case Kind::byte_level: {
       std::string bytes;
       return byte_alphabet().bytes(token, bytes) ? bytes : token;
     }
-    case Kind::metaspace: return replaced(token, step.from, first && step.drop_first ? "" : " ");
-    case Kind::replace: return replaced(token, step.from, step.to);
+    case Kind::metaspace:
+      return replaced(token, step.from, first && step.drop_first ? "" : " ", most);
+    case Kind::replace: return replaced(token, step.from, step.to, most);
     case Kind::byte_fallback: return byte_named(token);
     case Kind::strip: return std::string(stripped(token, step));
     case Kind::fuse: break;
@@ -78,7 +91,8 @@ TokenDecoder::TokenDecoder(const TokenizerSpec& spec, std::vector<std::string> t
 
 std::string TokenDecoder::one(const std::string& token, bool first) const {
   std::string text = token;
-  for (const DecoderStep& step : each_) text = decoded(std::move(text), step, first);
+  const std::size_t most = most_bytes_of(token.size());
+  for (const DecoderStep& step : each_) text = decoded(std::move(text), step, first, most);
   return text;
 }
 
@@ -92,7 +106,8 @@ std::string TokenDecoder::decode(std::span<const TokenId> ids) const {
       out += bytes_[ids[i]];
     }
   }
-  for (const DecoderStep& step : all_) out = decoded(std::move(out), step, true);
+  const std::size_t most = most_bytes_of(out.size());
+  for (const DecoderStep& step : all_) out = decoded(std::move(out), step, true, most);
   return out;
 }
 

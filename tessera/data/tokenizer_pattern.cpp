@@ -1,5 +1,7 @@
 #include "tessera/data/tokenizer_pattern.h"
 
+#include <algorithm>
+
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/data/unicode.h"
@@ -164,6 +166,8 @@ namespace {
 
 // Far more than any pattern of a tokenizer takes, and still soon over.
 constexpr std::uint32_t kMostSteps = 10'000'000;
+constexpr std::uint32_t kFirstSteps = 1'000;
+constexpr std::size_t kFirstWindow = 256;  // bytes
 constexpr std::size_t kMostStack = 1 << 20;
 
 struct PcreDeleter {
@@ -189,7 +193,6 @@ struct PatternScratch::State {
   PcrePointer<pcre2_jit_stack> stack{pcre2_jit_stack_create(32 << 10, kMostStack, nullptr)};
 
   State() {
-    pcre2_set_match_limit(context.get(), kMostSteps);
     if (stack != nullptr) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
   }
 };
@@ -216,27 +219,60 @@ class PcrePattern final : public Pattern {
       throw DataError(str(where, ": the pattern ", quote(regex),
                           " may match nothing, which is not known here"));
     }
-    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);  // without it, more slowly
+    // Without it, more slowly.
+    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
   }
 
+  // PCRE2 does not say how far it looked. So it gets the next few hundred bytes first, and says by
+  // a partial match that it wants more; none at all in these wants more too. Then it gets twice as
+  // many, and what it had counts as work: [Note: work of patterns].
   bool find(std::string_view text, std::size_t from, PatternMatch& match,
             PatternScratch& scratch) const override {
     PatternScratch::State& state = scratch.state();
-    const int rc = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                               from, PCRE2_NO_UTF_CHECK, state.match.get(), state.context.get());
-    if (rc == PCRE2_ERROR_NOMATCH) return false;
-    if (rc < 0) {
-      PCRE2_UCHAR message[256] = {};
-      pcre2_get_error_message(rc, message, sizeof message);
-      throw DataError(str(where_, ": the pattern ", quote(regex_), " could not be matched at byte ",
-                          from, " of a text: ", reinterpret_cast<const char*>(message)));
+    std::size_t window = kFirstWindow;
+    std::uint32_t steps = kFirstSteps;
+    while (true) {
+      std::size_t end = std::min(text.size(), from + window);
+      while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) ++end;
+      const bool whole = end == text.size();
+      pcre2_set_match_limit(state.context.get(), steps);
+      const int rc = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), end, from,
+                                 PCRE2_NO_UTF_CHECK | (whole ? 0 : PCRE2_PARTIAL_HARD),
+                                 state.match.get(), state.context.get());
+      if (rc >= 0) {
+        const std::size_t* found = pcre2_get_ovector_pointer(state.match.get());
+        match = {found[0], found[1]};
+        return match.end > match.begin;
+      }
+      if (rc == PCRE2_ERROR_NOMATCH && whole) {
+        spend(scratch, end - from, from);
+        return false;
+      }
+      if (rc == PCRE2_ERROR_MATCHLIMIT && steps < kMostSteps) {
+        spend(scratch, steps, from);
+        steps = std::min(kMostSteps, steps * 8);
+      } else if (!whole && (rc == PCRE2_ERROR_PARTIAL || rc == PCRE2_ERROR_NOMATCH)) {
+        spend(scratch, end - from, from);
+        window *= 2;
+      } else {
+        PCRE2_UCHAR message[256] = {};
+        pcre2_get_error_message(rc, message, sizeof message);
+        throw DataError(str(where_, ": the pattern ", quote(regex_),
+                            " could not be matched at byte ", from,
+                            " of a text: ", reinterpret_cast<const char*>(message)));
+      }
     }
-    const std::size_t* found = pcre2_get_ovector_pointer(state.match.get());
-    match = {found[0], found[1]};
-    return match.end > match.begin;
   }
 
  private:
+  void spend(PatternScratch& scratch, std::uint64_t work, std::size_t at) const {
+    if (scratch.spend(work)) return;
+    throw DataError(str(where_, ": the pattern ", quote(regex_),
+                        " takes too long for this text: it was stopped at byte ", at,
+                        ", since each match looks at much of what follows. Shorter documents, or "
+                        "a tokenizer with another pattern, avoid that"));
+  }
+
   std::string regex_, where_;
   PcrePointer<pcre2_code> code_;
 };
@@ -267,10 +303,25 @@ bool have_pcre2() { return false; }
 
 #endif
 
-PatternScratch::PatternScratch() = default;
+namespace {
+
+// A few seconds at most: PCRE2 looks at some hundred million bytes in one.
+std::uint64_t most_work(std::uint64_t bytes) { return (std::uint64_t{256} << 20) + 256 * bytes; }
+
+}  // namespace
+
+PatternScratch::PatternScratch() : left_(most_work(0)) {}
 PatternScratch::~PatternScratch() = default;
 PatternScratch::PatternScratch(PatternScratch&&) noexcept = default;
 PatternScratch& PatternScratch::operator=(PatternScratch&&) noexcept = default;
+
+void PatternScratch::begin_text(std::size_t bytes) { left_ = most_work(bytes); }
+
+bool PatternScratch::spend(std::uint64_t work) {
+  if (work > left_) return false;
+  left_ -= work;
+  return true;
+}
 
 PatternScratch::State& PatternScratch::state() {
   if (state_ == nullptr) state_ = std::make_unique<State>();

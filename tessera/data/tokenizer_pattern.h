@@ -15,11 +15,21 @@ class PatternScratch {
   PatternScratch(PatternScratch&&) noexcept;
   PatternScratch& operator=(PatternScratch&&) noexcept;
 
+  // [Note: work of patterns] A pattern such as a+b|a looks at all that follows for every match, and
+  // one with nested repetitions tries very many ways. So work is counted: bytes that a match looked
+  // at beyond the first few hundred, and PCRE2's steps beyond the first thousand. A text may cost
+  // so much in proportion to its size, and some more; then find() throws DataError. Begins the
+  // count of a text of so many bytes.
+  void begin_text(std::size_t bytes);
+  // Counts work. False: there is none left.
+  bool spend(std::uint64_t work);
+
   struct State;
   State& state();
 
  private:
   std::unique_ptr<State> state_;
+  std::uint64_t left_;
 };
 
 struct PatternMatch {

@@ -155,14 +155,14 @@ TokenizerSpec parse_tokenizer(std::string_view text, const std::string& where) {
   if (const std::string version = fields.text("version", "1.0"); version != "1.0") {
     fields.bad("version", "\"1.0\"");
   }
-  if (fields.get("truncation") != nullptr) {
-    fields.refuse("truncation",
-                  "which would cut off the ends of texts. Set it to null in the file");
-  }
-  if (fields.get("padding") != nullptr) {
-    fields.refuse("padding", "which would add tokens to texts. Set it to null in the file");
-  }
   TokenizerSpec spec;
+  // Libraries write these after any call that padded or cut. They are settings of a call.
+  for (const char* const key : {"truncation", "padding"}) {
+    if (fields.get(key) == nullptr) continue;
+    spec.notes.push_back(str(where, " has ", quote(key),
+                             ", which is ignored: texts are encoded whole, without ",
+                             key == std::string_view("padding") ? "padding" : "being cut"));
+  }
   spec.model =
       read_model(fields.need("model", "an object"), fields.where("model"), spec.missing_unknown);
   if (fields.get("added_tokens") != nullptr) {

@@ -72,7 +72,13 @@ struct TokenizerSpec {
   BpeModel model;
   std::string missing_unknown;  // a name for unknown characters that no token has
   std::string fingerprint;
+  std::vector<std::string> notes;  // parts of the file that are ignored
 };
+
+// Most bytes that the steps of a tokenizer may make of a text or a token: chained replacements
+// could otherwise turn a short text into gigabytes. NFD makes three bytes of one at most, and marks
+// for spaces take three.
+constexpr std::size_t most_bytes_of(std::size_t size) { return 16 * size + 1024; }
 
 // Throws DataError for what is bad or not known, by its name; `where` names the file.
 TokenizerSpec parse_tokenizer(std::string_view json, const std::string& where);

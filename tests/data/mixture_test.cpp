@@ -227,6 +227,12 @@ TEST_F(DataSet, TokensOfAFile) {
   const auto training = training_source(how), validation = validation_source(how);
   EXPECT_EQ(training->samples_per_epoch(), 90u);
   EXPECT_EQ(validation->samples_per_epoch(), 10u);
+  // Ids of a file that says nothing of its vocabulary are looked at: those of the part.
+  EXPECT_NO_THROW(training->check(801));
+  EXPECT_NO_THROW(training->check(722));
+  EXPECT_NO_THROW(validation->check(801));
+  const std::string part = error_of([&] { validation->check(722); });
+  EXPECT_TRUE(contains(part, "is 722, wanted less than 722")) << part;
   std::set<Token> trained;
   for (std::uint64_t i = 0; i < 90; ++i) {
     const Batch batch = training->batch(i, 1);

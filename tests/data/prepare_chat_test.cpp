@@ -109,6 +109,16 @@ TEST_F(Prepare, Conversations) {
   EXPECT_TRUE(read_documents(all.out)[0].starts_with(
       "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"));
 
+  // A template of the tokenizer's own is named, and what differs.
+  EXPECT_TRUE(prepare(all).notes.empty());
+  file("chat/tokenizer_config.json", R"({"chat_template": "{{ messages }}"})");
+  all.chat_template = "chatml";
+  all.out = dir_ / "noted";
+  const std::vector<std::string> notes = prepare(all).notes;
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_TRUE(contains(notes[0], "tokenizer_config.json is not run")) << notes[0];
+  EXPECT_TRUE(contains(notes[0], "Qwen2")) << notes[0];
+
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"{\"messages\": []}", "nothing to learn"},
       {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "nothing to learn"},
@@ -131,6 +141,47 @@ TEST_F(Prepare, Conversations) {
     EXPECT_TRUE(contains(error, wanted)) << error;
     EXPECT_TRUE(contains(error, "bad.jsonl\" line 1")) << error;
   }
+}
+
+// As transformers applies the templates of Mistral-7B-Instruct-v0.3 (tokens for [INST]) and v0.2.
+TEST_F(Prepare, MistralTemplate) {
+  PrepareOptions all = options({file(
+      "a.jsonl",
+      R"({"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},)"
+      R"( {"role": "assistant", "content": "Hello "}, {"role": "user", "content": "the fox"},)"
+      R"( {"role": "assistant", "content": "Bye"}]})")});
+  all.format = DocumentFormat::chat;
+  all.chat_template = "mistral";
+  all.end_token = "</s>";
+  nlohmann::json json = sentence_piece_file();
+  all.tokenizer = tokenizer("v2", json);
+  prepare(all);
+  EXPECT_EQ(read_documents(all.out)[0],
+            "<s> [INST] Be kind.\n\nHi [/INST] Hello </s> [INST] the fox [/INST] Bye</s>");
+  EXPECT_EQ(read_documents(all.out, true)[0], "Hello </s> Bye</s>");  // the first space is stripped
+  std::size_t id = json["model"]["vocab"].size();
+  for (const char* mark : {"[INST]", "[/INST]"}) {
+    nlohmann::json one = json["added_tokens"][0];
+    one["id"] = id++;
+    one["content"] = mark;
+    json["added_tokens"].push_back(one);
+  }
+  all.tokenizer = tokenizer("v3", json);
+  all.out = dir_ / "out3";
+  prepare(all);
+  const auto data = open_tokens(all.out);
+  std::vector<std::int64_t> ids(data->tokens());
+  data->read(0, ids);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), static_cast<std::int64_t>(id - 2)), 2);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), static_cast<std::int64_t>(id - 1)), 2);
+  // What the package gives for the whole text, whose marks are tokens.
+  const auto loaded = load_tokenizer(all.tokenizer);
+  const std::vector<TokenId> wanted =
+      ids_of(*loaded, "<s>[INST] Be kind.\n\nHi[/INST] Hello</s>[INST] the fox[/INST] Bye</s>");
+  EXPECT_EQ(std::vector<TokenId>(ids.begin(), ids.end()), wanted);
+  all.inputs = {file("b.jsonl", R"({"messages": [{"role": "assistant", "content": "a"}]})")};
+  all.out = dir_ / "bad";
+  EXPECT_TRUE(contains(refused(all), "wanted user")) << refused(all);
 }
 
 }  // namespace

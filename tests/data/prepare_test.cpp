@@ -158,6 +158,44 @@ TEST_F(Prepare, CutsKeepTheTokens) {
   }
 }
 
+// Training data begins as prompts do: with what the post-processor puts before a text, whether or
+// not another file names that token.
+TEST_F(Prepare, DocumentsBeginAsTheTokenizerBeginsTexts) {
+  nlohmann::json json = sentence_piece_file();
+  json["post_processor"] = nlohmann::json::parse(R"({"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}})");
+  PrepareOptions all = options({file("a.txt", "the fox")});
+  all.tokenizer = tokenizer("tok", json);
+  all.end_token = "</s>";
+  const auto ids_in = [&](const std::string& out) {
+    all.out = dir_ / out;
+    prepare(all);
+    const auto data = open_tokens(all.out);
+    std::vector<std::int64_t> ids(data->tokens());
+    data->read(0, ids);
+    return std::vector<TokenId>(ids.begin(), ids.end());
+  };
+  const auto loaded = load_tokenizer(all.tokenizer);
+  EXPECT_EQ(loaded->begin_of_text(), std::nullopt);
+  std::vector<TokenId> wanted = ids_of(*loaded, "the fox", {.around = true});
+  EXPECT_EQ(wanted.front(), 1u);
+  wanted.push_back(2);
+  EXPECT_EQ(ids_in("as it is"), wanted);
+  all.begin = PrepareOptions::Begin::always;
+  EXPECT_EQ(ids_in("always"), wanted);
+  all.begin = PrepareOptions::Begin::never;
+  EXPECT_EQ(ids_in("never"), std::vector<TokenId>(wanted.begin() + 1, wanted.end()));
+  // A token that is named and not put there begins documents on request alone.
+  json.erase("post_processor");
+  all.tokenizer = tokenizer("tok", json);
+  file("tok/tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");
+  all.begin = PrepareOptions::Begin::as_tokenizer;
+  EXPECT_EQ(ids_in("named"), std::vector<TokenId>(wanted.begin() + 1, wanted.end()));
+  all.begin = PrepareOptions::Begin::always;
+  EXPECT_EQ(ids_in("named always"), wanted);
+}
+
 TEST_F(Prepare, JsonLines) {
   const std::string lines =
       "{\"text\": \"one\"}\n\n  {\"id\": [1, {\"a\": null}], \"text\": \"zwei "

@@ -31,8 +31,6 @@ TEST(Refused, ByName) {
   const std::vector<Refused> all = {
       {"/version", R"("2.0")", "version"},
       {"/news", "1", "news"},
-      {"/truncation", R"({"max_length": 5})", "truncation"},
-      {"/padding", R"({"strategy": "BatchLongest"})", "padding"},
       {"/model/type", R"("WordPiece")", "WordPiece"},
       {"/model/type", R"("Unigram")", "Unigram"},
       {"/model/dropout", "0.1", "dropout"},
@@ -144,6 +142,78 @@ TEST(Patterns, NoPatternRunsForEver) {
   EXPECT_THROW(pattern->find(text, 0, match, scratch), DataError);
   EXPECT_THROW(regex_pattern("a*", "t"), DataError);  // matches nothing, everywhere
   EXPECT_THROW(regex_pattern("(?<=a+)b", "t"), DataError);
+}
+
+// Each match is quick, and there are as many as characters: without a bound, half a minute.
+TEST(Patterns, WorkOnOneTextIsBounded) {
+  if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
+  for (const char* pattern : {"a+b|a", "(?:a|aa)*b|a"}) {
+    const auto tokenizer = tokenizer_of(byte_level_file(pattern));
+    const std::string error = error_of([&] { ids_of(*tokenizer, std::string(200'000, 'a')); });
+    EXPECT_TRUE(contains(error, "t.json, pre_tokenizer")) << pattern << error;
+    // Texts that are ordinary, and the next one, are encoded.
+    EXPECT_EQ(tokenizer->decode(ids_of(*tokenizer, std::string(2'000, 'a') + "b c")),
+              std::string(2'000, 'a') + "b c");
+  }
+  // Long runs that a pattern takes at once cost little.
+  const auto tokenizer = tokenizer_of(byte_level_file("\\p{L}+|[^\\p{L}]+"));
+  EXPECT_FALSE(ids_of(*tokenizer, std::string(1 << 20, 'x')).empty());
+}
+
+TEST(Steps, OutputIsBoundedByTheSizeOfTheText) {
+  json file = byte_level_file("");
+  json steps = json::array();
+  for (int i = 0; i < 32; ++i) {
+    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", "n"}}}, {"content", "nn"}});
+  }
+  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+  const auto grows = tokenizer_of(file);
+  EXPECT_EQ(grows->decode(ids_of(*grows, "xyz")), "xyz");
+  const std::string error = error_of([&] { ids_of(*grows, "banana"); });
+  EXPECT_TRUE(contains(error, "normalizer")) << error;
+  EXPECT_TRUE(contains(error, "of a text of 6 bytes")) << error;
+  file["normalizer"] = {{"type", "Prepend"}, {"prepend", std::string(100'000, 'x')}};
+  EXPECT_TRUE(contains(error_of([&] { ids_of(*tokenizer_of(file), "b"); }), "normalizer"));
+  // The same of a decoder, which is applied to every token when the file is read.
+  file = byte_level_file("");
+  file["decoder"] = {{"type", "Sequence"}, {"decoders", steps}};
+  EXPECT_TRUE(contains(error_of([&] { tokenizer_of(file); }), "decoder"));
+}
+
+// Code of its own for known patterns beside PCRE2, which gets a text a few hundred bytes at a time.
+TEST(Patterns, LongMatchesAreThoseOfTheWholeText) {
+  if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
+  for (const char* regex : {kGpt2Pattern, kLlama3Pattern, kQwen2Pattern}) {
+    const auto quick = regex_pattern(regex, "t"), plain = regex_pattern(regex, "t", true);
+    PatternScratch scratch;
+    std::uint64_t seed = 0;
+    for (const char* unit : {"x", " ", "é", "\n", "7", "!", "日", " \n", "\t "}) {
+      for (int count = 100; count < 530; count += 13) {
+        std::string text = random_text(++seed, 7);
+        for (int i = 0; i < count; ++i) text += unit;
+        text += random_text(++seed, 7);
+        PatternMatch a, b;
+        for (std::size_t at = 0; at < text.size(); at = b.end) {
+          ASSERT_TRUE(quick->find(text, at, a, scratch) && plain->find(text, at, b, scratch));
+          ASSERT_EQ(a.begin, b.begin) << regex << " in " << text;
+          ASSERT_EQ(a.end, b.end) << regex << " at " << at << " in " << text;
+        }
+      }
+    }
+  }
+  // What stands behind the first bytes decides: a lookahead, and an alternative that comes first.
+  PatternScratch scratch;
+  PatternMatch match;
+  const std::string run(1000, 'a');
+  const auto ahead = regex_pattern("a+(?=b)|a", "t");
+  EXPECT_TRUE(ahead->find(run + "b", 0, match, scratch));
+  EXPECT_EQ(match.end, 1000u);
+  EXPECT_TRUE(ahead->find(run + "c", 0, match, scratch));
+  EXPECT_EQ(match.end, 1u);
+  const auto far = regex_pattern("(?<=a)b", "t");
+  EXPECT_TRUE(far->find(run + "b", 3, match, scratch));
+  EXPECT_EQ(match.begin, 1000u);
+  EXPECT_FALSE(far->find(run + "c", 3, match, scratch));
 }
 
 // Code of its own for known patterns beside PCRE2.

@@ -255,6 +255,25 @@ TEST(Files, WhatIsPutAround) {
   wanted.push_back(2);
   EXPECT_EQ(around, wanted);
   EXPECT_EQ(ids_of(*tokenizer, "", {.around = true}), (std::vector<TokenId>{1, 2}));
+  EXPECT_EQ(tokenizer->before_text(), (std::vector<TokenId>{1}));
+  EXPECT_TRUE(tokenizer_of(sentence_piece_file())->before_text().empty());
+}
+
+// Settings of the last call, which libraries leave in the file.
+TEST(Files, TruncationAndPaddingAreIgnoredWithANote) {
+  json file = byte_level_file("");
+  const auto plain = tokenizer_of(file);
+  EXPECT_TRUE(plain->notes().empty());
+  file["truncation"] = json::parse(R"({"direction": "Right", "max_length": 3,
+      "strategy": "LongestFirst", "stride": 0})");
+  file["padding"] = json::parse(R"({"strategy": {"Fixed": 9}, "direction": "Right",
+      "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"})");
+  const auto other = tokenizer_of(file);
+  EXPECT_EQ(ids_of(*other, "the fox says what?"), ids_of(*plain, "the fox says what?"));
+  EXPECT_EQ(other->fingerprint(), plain->fingerprint());
+  ASSERT_EQ(other->notes().size(), 2u);
+  EXPECT_TRUE(contains(other->notes()[0], "truncation")) << other->notes()[0];
+  EXPECT_TRUE(contains(other->notes()[1], "padding")) << other->notes()[1];
 }
 
 TEST(Files, FingerprintIsOfWhatDecides) {
