@@ -206,6 +206,13 @@ std::string longest_reason(const ModelShape& shape) {
              shape.longest(), " (its max_position_embeddings) by angles that depend on the others");
 }
 
+std::string context_note(const ModelShape& shape, std::int64_t tokens) {
+  if (!shape.rotary() || shape.context == 0 || tokens <= shape.context) return "";
+  return str("sequences of ", tokens, " tokens are longer than the ", shape.context,
+             " that the model was made for (max_position_embeddings): it computes them, but has "
+             "not learned positions that far");
+}
+
 std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple) {
   return (vocab + multiple - 1) / multiple * multiple;
 }

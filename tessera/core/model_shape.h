@@ -95,6 +95,10 @@ void check(const ModelShape& shape);
 // Why no sequence is longer than shape.longest(), for messages: "the model has 1024 positions".
 std::string longest_reason(const ModelShape& shape);
 
+// A note on sequences of so many tokens: longer than the model was made for (its context), though
+// it can compute them. "" where there is nothing to say.
+std::string context_note(const ModelShape& shape, std::int64_t tokens);
+
 // The vocabulary padded up to a multiple, as Megatron does (of 128 · tp).
 std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple);
 

@@ -28,6 +28,13 @@ void read_windows(Fields& fields, Config& config) {
     // Absent is not null here: transformers then takes 4096.
     const bool absent = !fields.object().contains("sliding_window");
     shape.window = fields.whole("sliding_window").value_or(absent ? 4096 : 0);
+  } else if (family == "llama") {
+    // Files that were converted from Qwen2 have its fields, and say that they are off.
+    if (fields.object().contains("use_sliding_window") &&
+        !fields.flag("use_sliding_window", false)) {
+      fields.find("sliding_window");
+      fields.find("max_window_layers");
+    }
   } else if (family == "qwen2") {
     const std::int64_t window =
         fields.whole("sliding_window")
@@ -76,7 +83,7 @@ void read_windows(Fields& fields, Config& config) {
   }
 }
 
-void read_llama(Fields& fields, Config& config) {
+void read_llama(Fields& fields, Config& config, std::vector<std::string>& unknown_rope) {
   ModelShape& shape = config.shape;
   const bool llama = config.family == "llama";
   shape.hidden = fields.needed("hidden_size");
@@ -104,7 +111,7 @@ void read_llama(Fields& fields, Config& config) {
   shape.tied = fields.flag("tie_word_embeddings", false);
   shape.norm_eps = fields.number("rms_norm_eps", 1e-6, 0, 1);
   config.dropout = fields.number("attention_dropout", 0, 0, 1);
-  read_rotary(fields, shape);
+  read_rotary(fields, shape, unknown_rope);
   read_windows(fields, config);
 }
 
@@ -160,10 +167,11 @@ Config parse_config(std::string_view json, const std::string& where) {
     throw DataError(str(where, ": \"model_type\" is ", quote(config.family), "; wanted ",
                         join(known, ", "), ", whose layers Tessera has"));
   }
+  std::vector<std::string> unknown_rope;
   if (config.family == "gpt2") {
     read_gpt2(fields, config);
   } else {
-    read_llama(fields, config);
+    read_llama(fields, config, unknown_rope);
   }
   config.shape.init_range = fields.number("initializer_range", 0.02, 0, 1e3);
   fields.only("is_encoder_decoder", false);
@@ -181,7 +189,15 @@ Config parse_config(std::string_view json, const std::string& where) {
                         ": \"auto_map\": the model brings code of its own, which Tessera does "
                         "not run"));
   }
-  fields.finish(harmless_fields());
+  std::vector<std::string> unknown = fields.finish(config_fields());
+  unknown.insert(unknown.end(), unknown_rope.begin(), unknown_rope.end());
+  if (!unknown.empty()) {
+    cut_list(unknown, 12);
+    config.notes.push_back(str(where, ": ", join(unknown, ", "),
+                               unknown.size() == 1 ? " is a field" : " are fields",
+                               " that Tessera does not know and ignores, as transformers does; the "
+                               "export keeps what is in the file"));
+  }
   try {
     check(config.shape);
   } catch (const UsageError& error) {

@@ -10,16 +10,17 @@ namespace tessera::huggingface {
 
 inline constexpr const char* kConfigName = "config.json";
 
-// [Note: fields] A config.json of model_type gpt2, llama, qwen2 or mistral. A field that changes
-// what the model computes is honoured, or refused by its name. Those that do not (names of files,
-// versions, ids of special tokens, how texts are generated) are in a list and ignored. A field that
-// is neither is ignored where it is null, false or empty, which switches nothing on, and refused
-// otherwise; where false does change something, the field is one of those that are read. What is
-// absent has the default that transformers gives it.
+// [Note: fields] A config.json of model_type gpt2, llama, qwen2 or mistral. A field that these
+// families compute with is read. A field that changes the computation of other models (a table in
+// config_fields.cpp has them) is refused by its name unless it is off. Every other field is ignored
+// and kept by the export: silently where it is known not to matter (file names, versions, ids of
+// special tokens, settings of generation), with one note for all others. transformers ignores such
+// fields too. What is absent has the default that transformers gives it.
 struct Config {
-  ModelShape shape;    // without a name
-  std::string family;  // model_type
-  double dropout = 0;  // the largest of those it asks for; none of them is in the shape
+  ModelShape shape;                // without a name
+  std::string family;              // model_type
+  double dropout = 0;              // the largest of those it asks for; none of them is in the shape
+  std::vector<std::string> notes;  // for the user: fields that were ignored and are not known
 };
 // `where` names the text in errors. Throws DataError.
 Config parse_config(std::string_view json, const std::string& where);

@@ -81,44 +81,92 @@ void Fields::refuse(const std::string& name, const Json& got, const std::string&
   throw DataError(str(where_, ": ", quote(name), " is ", shown, "; wanted ", wanted));
 }
 
-void Fields::finish(const std::set<std::string, std::less<>>& harmless) const {
+std::vector<std::string> Fields::finish(const FieldTable& table) const {
   std::vector<std::string> unknown;
   for (const auto& [name, value] : object_.items()) {
-    if (read_.contains(name) || harmless.contains(name)) continue;
+    if (read_.contains(name) || table.harmless.contains(name)) continue;
     const bool off = value.is_null() || value == false ||
                      ((value.is_structured() || value.is_string()) && value.empty());
-    if (!off) unknown.push_back(quote(name));
+    if (off) continue;
+    if (table.multipliers.contains(name) && value == 1) continue;
+    if (table.computes.contains(name) && value.is_number() && value == 0) continue;
+    if (table.computes.contains(name) || table.multipliers.contains(name)) {
+      refuse(name, value,
+             str("none: it changes what the model computes, and Tessera's layers of this family do "
+                 "not have it"));
+    }
+    unknown.push_back(quote(name));
   }
-  if (unknown.empty()) return;
-  throw DataError(str(where_, ": nothing is known of ", join(unknown, ", "),
-                      ", which may change what the model computes; remove what does not from a "
-                      "copy of the file"));
+  return unknown;
 }
 
-const std::set<std::string, std::less<>>& harmless_fields() {
-  static const std::set<std::string, std::less<>> names = {
-      // where it comes from, and how it lies in files
-      "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype",
-      "_commit_hash", "use_bfloat16", "torchscript", "return_dict", "unsloth_version",
-      "unsloth_fixed", "model_name",
-      // which kernels compute it
-      "_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "use_cache",
-      "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "output_attentions",
-      "output_hidden_states", "is_decoder", "cross_attention_hidden_size", "use_flash_attention_2",
-      // ids of special tokens, names of classes, and losses of other tasks
-      "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
-      "decoder_start_token_id", "tokenizer_class", "id2label", "label2id", "num_labels",
-      "problem_type", "finetuning_task", "task_specific_params", "prefix", "summary_activation",
-      "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-      "predict_special_tokens", "tf_legacy_loss", "tie_encoder_decoder", "n_ctx",
-      // how texts are generated with it
-      "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
-      "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
-      "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
-      "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
-      "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
-      "suppress_tokens", "begin_suppress_tokens"};
-  return names;
+const FieldTable& rope_fields() {
+  static const FieldTable table = {
+      {"finetuned"},
+      {"long_factor", "short_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
+       "mscale_all_dim", "low_freq_factor", "high_freq_factor", "mrope_section",
+       "mrope_interleaved", "xdrope_section", "full_attention", "sliding_attention",
+       "llama_4_scaling_beta", "alpha"},
+      {"partial_rotary_factor", "long_mscale", "short_mscale"}};
+  return table;
+}
+
+const FieldTable& config_fields() {
+  static const FieldTable table = {
+      {// origin, and how it is stored
+       "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype",
+       "_commit_hash", "use_bfloat16", "torchscript", "return_dict", "unsloth_version",
+       "unsloth_fixed", "model_name", "is_llama_config", "transformers.js_config",
+       "max_sequence_length", "max_seq_length", "max_seq_len", "seq_length", "model_max_length",
+       "output_past", "pad_vocab_size_multiple",
+       // kernels that compute it
+       "_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "use_cache",
+       "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "output_attentions",
+       "output_hidden_states", "is_decoder", "cross_attention_hidden_size", "use_flash_attention_2",
+       "use_flash_attn", "_flash_attn_2_enabled", "cache_implementation", "fused_mlp",
+       "fused_bias_fc",
+       // ids of special tokens, names of classes, and losses of other tasks
+       "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+       "eos_token_ids", "decoder_start_token_id", "tokenizer_class", "id2label", "label2id",
+       "num_labels", "_num_labels", "problem_type", "finetuning_task", "task_specific_params",
+       "prefix", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+       "summary_type", "summary_use_proj", "predict_special_tokens", "n_special", "tf_legacy_loss",
+       "tie_encoder_decoder", "n_ctx", "classifier_dropout", "router_aux_loss_coef",
+       // settings of generation
+       "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+       "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+       "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+       "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
+       "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+       "suppress_tokens", "begin_suppress_tokens"},
+      {// the form of attention
+       "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern",
+       "layer_types", "attention_chunk_size", "attention_bias", "qkv_bias", "use_qkv_bias",
+       "attention_out_bias", "use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm",
+       "qk_layer_norms", "clip_qkv", "attn_logit_softcapping", "attn_logit_softcap",
+       "query_pre_attn_scalar", "alibi", "use_alibi", "attn_config", "multi_query", "kv_lora_rank",
+       "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "num_kv_shared_layers",
+       "attention_sinks", "attn_temperature_tuning", "no_rope_layers", "no_rope_layer_interval",
+       "use_cross_attention", "cross_attention_layers", "bidirectional",
+       "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
+       "original_max_position_embeddings", "rotary_dim", "rope_interleaved", "rotary_interleaved",
+       "rope_local_base_freq", "rope_ratio", "use_mrope", "use_dynamic_ntk", "use_logn_attn",
+       // the form of the block
+       "mlp_bias", "parallel_attn", "use_parallel_residual", "parallel_residual",
+       "new_decoder_architecture", "hidden_activation", "use_post_norm", "post_norm",
+       "normalize_embedding", "word_embed_proj_dim", "add_bias_linear", "num_experts",
+       "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
+       "moe_intermediate_size", "moe_num_experts", "moe_layer_freq", "first_k_dense_replace",
+       "decoder_sparse_step", "mlp_only_layers", "num_nextn_predict_layers",
+       "hidden_size_per_layer_input", "altup_num_inputs",
+       // the logits
+       "final_logit_softcapping", "logits_soft_cap", "final_logits_softcap",
+       // stored in another form
+       "quantization", "compression_config", "sparsity_config", "text_config"},
+      {"logit_scale", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
+       "logits_scaling", "scale_emb", "scale_depth", "embedding_scale", "rotary_pct", "rope_pct",
+       "softmax_scale", "mup_width_multiplier"}};
+  return table;
 }
 
 }  // namespace tessera::huggingface

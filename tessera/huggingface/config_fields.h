@@ -6,13 +6,23 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace tessera::huggingface {
 
-// Fields of a config.json that do not change what the model computes: [Note: fields].
-const std::set<std::string, std::less<>>& harmless_fields();
+// What is known of fields that no family reads: [Note: fields].
+struct FieldTable {
+  using Names = std::set<std::string, std::less<>>;
+  Names harmless;     // do not change the computation
+  Names computes;     // change it unless null, false, zero or empty
+  Names multipliers;  // change it unless null or 1
+};
+// Of a config.json.
+const FieldTable& config_fields();
+// Of "rope_scaling" and "rope_parameters" in it.
+const FieldTable& rope_fields();
 
-// The fields of an object, each read once; what nobody read is looked at in the end. All throw
+// The fields of an object, each read once; finish() looks at those that no call read. All throw
 // DataError that names the field.
 class Fields {
  public:
@@ -43,8 +53,9 @@ class Fields {
   // Says what was got and what was wanted.
   [[noreturn]] void refuse(const std::string& name, const Json& got,
                            const std::string& wanted) const;
-  // [Note: fields]
-  void finish(const std::set<std::string, std::less<>>& harmless) const;
+  // Refuses fields that were not read and change the computation, and returns the quoted names of
+  // those that are not known: [Note: fields].
+  std::vector<std::string> finish(const FieldTable& table) const;
 
   // What names the object in errors.
   const std::string& where() const { return where_; }

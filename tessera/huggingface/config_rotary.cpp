@@ -78,7 +78,7 @@ void read_scaling(Fields& rope, const ModelShape& shape, RotaryScaling& scaling)
 
 }  // namespace
 
-void read_rotary(Fields& fields, ModelShape& shape) {
+void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& unknown) {
   shape.rotary_base = read_base(fields, 1e4);
   const bool newer = fields.has("rope_parameters");
   const bool older = fields.has("rope_scaling");
@@ -96,7 +96,7 @@ void read_rotary(Fields& fields, ModelShape& shape) {
   shape.rotary_base = read_base(rope, shape.rotary_base);
   refuse_partial(rope);
   read_scaling(rope, shape, shape.rotary_scaling);
-  rope.finish({});
+  for (std::string& field : rope.finish(rope_fields())) unknown.push_back(std::move(field));
 }
 
 }  // namespace tessera::huggingface

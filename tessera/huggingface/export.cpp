@@ -107,30 +107,37 @@ void check_params(const Checkpoint& from, const std::vector<ParamPieces>& params
     }
   }
   for (const ParamSpec& spec : from.about().params) {
-    if (!known.contains(spec.name)) problems.push_back("extra " + spec.name);
+    if (!known.contains(spec.name)) problems.push_back("extra " + visible(spec.name));
   }
   if (problems.empty()) return;
+  cut_list(problems, 40);
   throw UsageError(
       str(from.folder(), ": its parameters are not those of its model: ", join(problems, ", ")));
 }
 
 // The config.json that the model came with, if it still says what the model is: it has more to tell
 // (ids of special tokens) than the shape has.
-std::string config_text(const ModelShape& shape, const std::string& companions, DType dtype) {
-  const std::string fresh = config_json(shape, torch_name(dtype));
+std::string config_text(const ModelShape& shape, const std::string& companions, DType dtype,
+                        const FolderOptions& options) {
+  auto made = nlohmann::ordered_json::parse(config_json(shape, torch_name(dtype)));
+  if (options.begin_token) made["bos_token_id"] = *options.begin_token;
+  if (options.end_token) made["eos_token_id"] = *options.end_token;
+  const std::string fresh = made.dump(2) + "\n";
   const std::string path = companions + "/" + kConfigName;
   if (companions.empty() || !has_config(companions)) return fresh;
   const std::string text = read_small_file(path, kMostBytesCopied);
   try {
-    if (shape_json(parse_config(text, path).shape) != shape_json(parse_config(fresh, path).shape)) {
-      return fresh;
-    }
+    ModelShape was = parse_config(text, path).shape, is = parse_config(fresh, path).shape;
+    was.tied = is.tied;  // the tensors may have said otherwise: see Folder::shape()
+    was.init_range = is.init_range;
+    if (shape_json(was) != shape_json(is)) return fresh;
   } catch (const DataError&) {
     return fresh;  // the folder of a tokenizer may have one of another kind
   }
   auto kept = nlohmann::ordered_json::parse(text);
   kept.erase("dtype");
   kept["torch_dtype"] = torch_name(dtype);
+  kept["tie_word_embeddings"] = shape.tied;
   return kept.dump(2) + "\n";
 }
 
@@ -282,7 +289,8 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
     if (plans.size() > 1) {
       checkpoint::write_text(files, draft + "/" + kIndexName, index.dump(2) + "\n");
     }
-    checkpoint::write_text(files, draft + "/" + kConfigName, config_text(shape, companions, dtype));
+    checkpoint::write_text(files, draft + "/" + kConfigName,
+                           config_text(shape, companions, dtype, options));
     if (!companions.empty()) {
       for (const std::string& name : companion_names()) {
         if (kind_of_file(companions + "/" + name) != "a regular file") continue;

@@ -28,6 +28,8 @@ struct FolderOptions {
   // checkpoint. What is written has them added: [Note: merged adapters].
   std::string base;
   std::string tokenizer;  // a folder with companions; empty: those of the checkpoint, if it has any
+  // Ids for "bos_token_id" and "eos_token_id" of a config.json that is written from the shape.
+  std::optional<std::int64_t> begin_token, end_token;
   std::shared_ptr<checkpoint::FileSystem> files = checkpoint::local_files();
   checkpoint::BytesDone told;
 };

@@ -1,13 +1,16 @@
 #include "tessera/huggingface/folder.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tessera/checkpoint/dtype.h"
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 
 namespace tessera::huggingface {
@@ -17,7 +20,8 @@ using checkpoint::stored_name;
 
 constexpr std::int64_t kMostIndexBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostFiles = 10'000;
-constexpr std::size_t kMostListed = 2'000;  // all that are wrong, of any model that there is
+constexpr std::size_t kMostListed = 100;
+constexpr const char* kHeadName = "lm_head.weight";
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::vector<std::string> sizes;
@@ -82,6 +86,7 @@ std::map<std::string, std::string> parse_index(std::string_view json, const std:
 
 Folder::Folder(const std::string& path) : path_(path), config_(read_config(path)) {
   open_files();
+  settle_head();
   check_tensors();
 }
 
@@ -109,6 +114,8 @@ void Folder::open_files() {
       if (kind_of_file(path_ + "/" + name) == "nothing") missing.push_back(name);
     }
     if (!missing.empty()) {
+      for (std::string& name : missing) name = visible(name);
+      cut_list(missing, kMostListed);
       throw DataError(str(path_, " lacks files that its index names: ", join(missing, ", ")));
     }
     for (const std::string& name : names) open(name);
@@ -127,7 +134,7 @@ void Folder::open_files() {
       const bool here = where.empty() ||
                         (listed != where.end() && files_[i].path == path_ + "/" + listed->second);
       if (!here) {
-        problems.push_back(str("  ", files_[i].path, " has ", entry.name, " ",
+        problems.push_back(str("  ", files_[i].path, " has ", visible(entry.name), " ",
                                shape_text(entry.shape), ", which the index ",
                                listed == where.end() ? "does not name" : "puts elsewhere"));
       } else {
@@ -137,12 +144,64 @@ void Folder::open_files() {
   }
   for (const auto& [tensor, file] : where) {
     if (!tensors_.contains(tensor)) {
-      problems.push_back(str("  ", path_, "/", file, " lacks ", tensor));
+      problems.push_back(str("  ", path_, "/", visible(file), " lacks ", visible(tensor)));
     }
   }
   if (!problems.empty()) {
+    cut_list(problems, kMostListed);
     throw DataError(str(index, " does not fit its files:\n", join(problems, "\n")));
   }
+}
+
+bool Folder::same_values(const Place& a, const Place& b) const {
+  // Equal bytes where the types are equal; as fp32, which holds all of them, where they are not.
+  constexpr std::int64_t kElements = std::int64_t{1} << 20;
+  const bool converts = a.entry->dtype != b.entry->dtype;
+  const std::int64_t all = checkpoint::elements_of(a.entry->shape);
+  std::vector<std::byte> raw, values[2];
+  for (std::int64_t at = 0; at < all; at += kElements) {
+    const std::int64_t count = std::min(kElements, all - at);
+    for (const bool second : {false, true}) {
+      const Place& place = second ? b : a;
+      const std::int64_t size = checkpoint::bytes_of(place.entry->dtype);
+      const OpenFile& from = files_[place.file];
+      raw.resize(as_size(count * size));
+      from.file->read(from.header.data_begin + place.entry->begin + at * size, raw.data(),
+                      count * size);
+      std::vector<std::byte>& into = values[second ? 1 : 0];
+      if (!converts) {
+        into.swap(raw);
+        continue;
+      }
+      into.resize(as_size(count) * sizeof(float));
+      checkpoint::convert(place.entry->dtype, raw.data(), DType::f32, into.data(), count,
+                          checkpoint::Rounding::nearest);
+    }
+    if (values[0] != values[1]) return false;
+  }
+  return true;
+}
+
+void Folder::settle_head() {
+  ModelShape& shape = config_.shape;
+  if (!shape.tied) return;
+  const std::string embedding = pieces_of(shape).front().pieces.front().tensor;
+  const std::string bare = embedding.substr(prefix_of(shape).size());
+  const auto head = tensors_.find(kHeadName);
+  auto tokens = tensors_.find(embedding);
+  if (tokens == tensors_.end()) tokens = tensors_.find(bare);
+  if (head == tensors_.end() || tokens == tensors_.end()) return;
+  const std::vector<std::int64_t> wanted = {shape.vocab, shape.hidden};
+  for (const auto& each : {head, tokens}) {  // check_tensors() says what is wrong with others
+    if (each->second.entry->shape != wanted || !read_dtype(each->second.entry->dtype)) return;
+  }
+  if (same_values(head->second, tokens->second)) return;
+  shape.tied = false;
+  config_.notes.push_back(str(
+      path_, "/", kConfigName, " says that the head is the embedding (tie_word_embeddings), but ",
+      kHeadName, " and ", tokens->first,
+      " are both there and differ: the head is a matrix of its own here, as in transformers; set "
+      "tie_word_embeddings to false in the file"));
 }
 
 void Folder::check_tensors() {
@@ -155,7 +214,11 @@ void Folder::check_tensors() {
   for (ParamPieces& param : pieces_of(shape())) {
     for (Piece& piece : param.pieces) {
       if (!prefixed && piece.tensor.starts_with(prefix)) piece.tensor.erase(0, prefix.size());
-      const auto found = tensors_.find(piece.tensor);
+      auto found = tensors_.find(piece.tensor);
+      if (found == tensors_.end() && shape().tied && param.param == "tok.weight") {
+        found = tensors_.find(kHeadName);  // the same matrix, by its other name
+        if (found != tensors_.end()) piece.tensor = kHeadName;
+      }
       if (found == tensors_.end()) {
         missing.push_back(str("  missing ", piece.tensor, " ", shape_text(piece.shape)));
         continue;
@@ -179,7 +242,7 @@ void Folder::check_tensors() {
   }
   for (const auto& [name, place] : tensors_) {
     if (used.contains(name) || is_buffer(shape(), name)) continue;
-    if (shape().tied && name == "lm_head.weight") {  // a copy of the embedding
+    if (shape().tied && name == kHeadName) {  // a copy of the embedding
       const std::vector<std::int64_t> wanted = {shape().vocab, shape().hidden};
       if (place.entry->shape != wanted) {
         others.push_back(str("  ", name, " is ", shape_text(place.entry->shape), ", wanted ",
@@ -187,16 +250,12 @@ void Folder::check_tensors() {
       }
       continue;
     }
-    others.push_back(str("  extra ", name, " ", shape_text(place.entry->shape), " ",
+    others.push_back(str("  extra ", visible(name), " ", shape_text(place.entry->shape), " ",
                          stored_name(place.entry->dtype)));
   }
   if (missing.empty() && others.empty()) return;
   missing.insert(missing.end(), others.begin(), others.end());
-  if (missing.size() > kMostListed) {
-    const std::size_t more = missing.size() - kMostListed;
-    missing.resize(kMostListed);
-    missing.push_back(str("  and ", more, " more"));
-  }
+  cut_list(missing, kMostListed);
   throw DataError(str(path_, ": the tensors are not those of its config.json (", config_.family,
                       ", ", plural(shape().layers, "layer"), "):\n", join(missing, "\n")));
 }

@@ -40,8 +40,13 @@ class Folder {
   explicit Folder(const std::string& path);
 
   const std::string& path() const { return path_; }
+  // As the file says, but `shape.tied`: see shape().
   const Config& config() const { return config_; }
+  // The model that the tensors are of. transformers 5 keeps a head of its own where config.json
+  // says that it is the embedding and both are there with different values; so does this.
   const ModelShape& shape() const { return config_.shape; }
+  // What the user should know of the folder: fields and tensors that are not what they seem.
+  const std::vector<std::string>& notes() const { return config_.notes; }
   bool has(const std::string& param) const { return params_.contains(param); }
   const std::vector<std::int64_t>& shape_of(const std::string& param) const;
   std::int64_t bytes() const { return bytes_; }  // of the tensors that are read
@@ -69,6 +74,8 @@ class Folder {
 
   void open(const std::string& name);
   void open_files();
+  void settle_head();
+  bool same_values(const Place& a, const Place& b) const;
   void check_tensors();
   void run(const Job& job, DType as, std::byte* into, std::vector<std::byte>& raw,
            std::vector<std::byte>& converted) const;

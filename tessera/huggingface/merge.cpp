@@ -30,6 +30,7 @@ bool same_model(ModelShape a, ModelShape b) {
   for (ModelShape* const each : {&a, &b}) {
     each->name.clear();
     each->context = 0;
+    each->init_range = 0;
     each->lora = {};
   }
   return shape_json(a) == shape_json(b);

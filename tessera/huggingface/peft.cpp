@@ -59,13 +59,9 @@ void check_init(const std::string& where, const AdapterJson& value) {
   }
 }
 
-std::string some_problems(const std::vector<std::string>& problems) {
-  constexpr std::size_t kMost = 40;
-  std::vector<std::string> shown(
-      problems.begin(),
-      problems.begin() + static_cast<std::ptrdiff_t>(std::min(kMost, problems.size())));
-  const std::size_t more = problems.size() - shown.size();
-  return join(shown, "; ") + (more > 0 ? str("; and ", more, " more") : std::string());
+std::string some_problems(std::vector<std::string> problems) {
+  cut_list(problems, 40);
+  return join(problems, "; ");
 }
 
 std::string dims(const std::vector<std::int64_t>& shape) {
@@ -131,6 +127,14 @@ Lora parse_adapter_config(std::string_view text, const std::string& where) {
   // alpha / sqrt(rank) instead of alpha / rank.
   if (by_root) lora.alpha *= std::sqrt(static_cast<double>(lora.rank));
   return lora;
+}
+
+std::string base_model_of(const std::string& folder) {
+  const std::string config = folder + "/" + kAdapterConfigName;
+  const std::string text = checkpoint::read_text(
+      *checkpoint::local_files(), file_in(folder, kAdapterConfigName), kMostAdapterConfig);
+  parse_adapter_config(text, config);
+  return base_name(text);
 }
 
 AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) : path_(path) {
@@ -199,7 +203,7 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
   }
   for (const checkpoint::TensorEntry& entry : header.tensors) {
     if (!known.contains(entry.name)) {
-      problems.push_back(str("extra ", entry.name, " ", dims(entry.shape)));
+      problems.push_back(str("extra ", visible(entry.name), " ", dims(entry.shape)));
     }
   }
   if (!problems.empty() || targets.empty()) {

@@ -53,6 +53,9 @@ class AdapterFolder {
   std::map<std::string, std::vector<float>> values_;
 };
 
+// What the adapter_config.json of a folder names as its model; "": nothing. Throws DataError.
+std::string base_model_of(const std::string& folder);
+
 struct AdapterOptions {
   std::string base;  // base_model_name_or_path, for people and for peft
   DType dtype = DType::f32;

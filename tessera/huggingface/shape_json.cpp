@@ -65,26 +65,27 @@ std::string shape_json(const ModelShape& shape) {
     lora = {{"rank", shape.lora.rank}, {"alpha", shape.lora.alpha}, {"targets", targets_of(shape)}};
     if (shape.lora.dropout > 0) lora["dropout"] = shape.lora.dropout;
   }
-  const nlohmann::json json = {{"name", shape.name},
-                               {"layers", shape.layers},
-                               {"hidden", shape.hidden},
-                               {"heads", shape.heads},
-                               {"kv_heads", shape.kv_heads},
-                               {"ffn", shape.ffn},
-                               {"vocab", shape.vocab},
-                               {"positions", shape.positions},
-                               {"swiglu", shape.swiglu},
-                               {"biases", biases},
-                               {"tied", shape.tied},
-                               {"rotary_base", shape.rotary_base},
-                               {"norm_eps", shape.norm_eps},
-                               {"head_width", shape.head_width},
-                               {"activation", name(shape.activation)},
-                               {"rotary_scaling", scaling},
-                               {"window", shape.window},
-                               {"window_from", shape.window_from},
-                               {"context", shape.context},
-                               {"lora", lora}};
+  nlohmann::json json = {{"name", shape.name},
+                         {"layers", shape.layers},
+                         {"hidden", shape.hidden},
+                         {"heads", shape.heads},
+                         {"kv_heads", shape.kv_heads},
+                         {"ffn", shape.ffn},
+                         {"vocab", shape.vocab},
+                         {"positions", shape.positions},
+                         {"swiglu", shape.swiglu},
+                         {"biases", biases},
+                         {"tied", shape.tied},
+                         {"rotary_base", shape.rotary_base},
+                         {"norm_eps", shape.norm_eps},
+                         {"head_width", shape.head_width},
+                         {"activation", name(shape.activation)},
+                         {"rotary_scaling", scaling},
+                         {"window", shape.window},
+                         {"window_from", shape.window_from},
+                         {"context", shape.context},
+                         {"lora", lora}};
+  if (shape.init_range != ModelShape().init_range) json["init_range"] = shape.init_range;
   return json.dump();
 }
 
@@ -134,6 +135,7 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
     take(json, "window", shape.window);
     take(json, "window_from", shape.window_from);
     take(json, "context", shape.context);
+    take(json, "init_range", shape.init_range);
     if (json.contains("lora") && !json["lora"].is_null()) {
       const nlohmann::json& lora = json["lora"];
       shape.lora = {lora.at("rank").get<std::int64_t>(), lora.at("alpha").get<double>(),

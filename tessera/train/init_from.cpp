@@ -69,7 +69,7 @@ void refuse_other_tokenizer(const TrainConfig& config, const Resolved& resolved,
 
 ModelShape initial_shape(const std::string& path) {
   const std::string folder = start_checkpoint(path);
-  if (folder.empty()) return huggingface::read_config(path).shape;
+  if (folder.empty()) return huggingface::Folder(path).shape();
   const checkpoint::Checkpoint from(folder);
   return huggingface::parse_shape(from.about().model, folder);
 }
@@ -114,16 +114,27 @@ StoredValues stored_start(const TrainConfig& config) {
   return stored;
 }
 
-std::string start_note(const TrainConfig& config) {
-  if (config.init_from.empty() || !start_checkpoint(config.init_from).empty()) return "";
-  const double dropout = huggingface::read_config(config.init_from).dropout;
-  if (dropout == 0 || config.dropout > 0 || config.attention_dropout > 0) return "";
-  return str(config.init_from, " was made for training with dropout ", dropout,
-             "; this run has none, unless --dropout and --attention-dropout say so");
+std::vector<std::string> start_notes(const TrainConfig& config) {
+  if (config.init_from.empty() || !start_checkpoint(config.init_from).empty()) return {};
+  const huggingface::Folder folder(config.init_from);
+  std::vector<std::string> notes = folder.notes();
+  const double dropout = folder.config().dropout;
+  if (dropout != 0 && config.dropout == 0 && config.attention_dropout == 0) {
+    notes.push_back(str(config.init_from, " was made for training with dropout ", dropout,
+                        "; this run has none, unless --dropout and --attention-dropout say so"));
+  }
+  return notes;
 }
 
 void keep_companions(const TrainConfig& config) {
-  if (config.init_from.empty() || config.save.empty()) return;
+  if (config.save.empty()) return;
+  if (config.init_from.empty()) {  // the tokenizer of the data is the model's
+    for (const std::string& folder : data::token_folders(config.data)) {
+      if (kind_of_file(folder + "/tokenizer.json") != "a regular file") continue;
+      return huggingface::keep_companions(folder, config.save);
+    }
+    return;
+  }
   const std::string folder = start_checkpoint(config.init_from);
   const std::string from = folder.empty() ? config.init_from : huggingface::companions_of(folder);
   if (!from.empty()) huggingface::keep_companions(from, config.save);

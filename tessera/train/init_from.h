@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tessera/core/model_shape.h"
 #include "tessera/train/config.h"
@@ -24,11 +25,11 @@ void check_start(const TrainConfig& config, const Resolved& resolved);
 // What the parameters start with; nothing where there is no --init-from.
 StoredValues stored_start(const TrainConfig& config);
 
-// What to say of it: "" if nothing.
-std::string start_note(const TrainConfig& config);
+// What the user should know of it.
+std::vector<std::string> start_notes(const TrainConfig& config);
 
-// The tokenizer's files and others that came with it are kept in --save, for the export:
-// [Note: companions]. By one rank.
+// The tokenizer's files and others that came with the model, or with the tokens that a new model is
+// trained on, are kept in --save, for the export: [Note: companions]. By one rank.
 void keep_companions(const TrainConfig& config);
 
 }  // namespace tessera::train

@@ -36,7 +36,8 @@ std::string other_shape(const std::string& saved, const ModelShape& shape) {
   }
   std::vector<std::string> differences;
   for (const auto& [key, value] : own.items()) {
-    if (key == "name" || key == "context" || !was.contains(key) || was[key] == value) continue;
+    const bool other_use = key == "name" || key == "context" || key == "init_range";
+    if (other_use || !was.contains(key) || was[key] == value) continue;
     differences.push_back(str(key, " was ", was[key].dump(), " and is ", value.dump()));
   }
   return join(differences, ", ");

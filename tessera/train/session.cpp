@@ -203,12 +203,14 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   std::vector<std::string> notes = trainer.data_notes();
   const auto resumed = trainer.resume(notes);
   if (speaks) {
-    for (const std::string& note : notes) write_all(2, note + "\n");
+    for (const std::string& note : notes) write_all(2, visible_lines(note) + "\n");
     if (!resumed) {
       keep_companions(config);
-      for (const std::string& note :
-           {start_note(config), adapters_note(config, trainer.resolved().model)}) {
-        if (!note.empty()) write_all(2, note + "\n");
+      std::vector<std::string> start = start_notes(config);
+      start.push_back(adapters_note(config, trainer.resolved().model));
+      start.push_back(context_note(trainer.resolved().model, trainer.resolved().seq));
+      for (const std::string& note : start) {
+        if (!note.empty()) write_all(2, visible_lines(note) + "\n");
       }
     }
     if (resumed)

@@ -225,6 +225,10 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
       {llama(), "quantization_config", {{"bits", 4}}},
       {llama(), "auto_map", {{"AutoModel", "x.y"}}},
       {llama(), "logit_scale", 0.5},
+      {llama(), "rope_interleaved", true},
+      {llama(), "quantization", {{"bits", 4}}},
+      {llama(), "num_experts", 8},
+      {gpt2(), "embedding_multiplier", 12.0},
       {llama(), "sliding_window", 16},
       {llama(), "is_encoder_decoder", true},
       {llama(), "is_causal", false},  // off is not nothing here
@@ -284,15 +288,61 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
   EXPECT_TRUE(contains(problem_of(json), "attention_factor"));
 }
 
-TEST(Config, UnknownFieldsThatAreOff) {
+TEST(Config, UnknownFieldsAreIgnoredWithOneNote) {
+  const auto notes_of = [](const Json& json) {
+    return parse_config(json.dump(), "config.json").notes;
+  };
   Json json = llama();
   json["use_something_new"] = false;
   json["another"] = nullptr;
   json["list"] = Json::array();
-  EXPECT_EQ(problem_of(json), "");
+  EXPECT_TRUE(notes_of(json).empty());
   json["use_something_new"] = true;
   json["second"] = 3;
-  EXPECT_TRUE(contains(problem_of(json), "\"second\", \"use_something_new\"")) << problem_of(json);
+  json["rope_parameters"]["third"] = "x";
+  ASSERT_EQ(notes_of(json).size(), 1u);
+  EXPECT_TRUE(contains(notes_of(json)[0], "\"second\", \"use_something_new\", \"third\""))
+      << notes_of(json)[0];
+  for (int i = 0; i < 1000; ++i) json[str("\x1b[1m", i)] = i;
+  EXPECT_LT(notes_of(json)[0].size(), 2000u);
+  EXPECT_FALSE(contains(notes_of(json)[0], "\x1b"));
+}
+
+// Fields that config.json files of published models have beside those that are read, with values
+// as they have them. None changes the computation, so none is refused, and none needs a note.
+TEST(Config, FieldsOfPublishedModelsAreTaken) {
+  const Json of_llama = Json::parse(R"({
+    "is_llama_config": true, "rope_interleaved": false, "max_sequence_length": 2048,
+    "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"q4f16": "float16"}},
+    "unsloth_version": "2024.9", "unsloth_fixed": true, "_attn_implementation_autoset": true,
+    "pad_token_id": -1, "use_flash_attn": true, "_flash_attn_2_enabled": true,
+    "cache_implementation": null, "mlp_bias": false, "attention_bias": false,
+    "quantization_config": null, "auto_map": {}, "_commit_hash": "4e20de", "eos_token_ids": [2],
+    "use_sliding_window": false, "sliding_window": 131072, "max_window_layers": 28,
+    "num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0},
+    "classifier_dropout": null, "torchscript": false, "chunk_size_feed_forward": 0,
+    "logit_scale": 1.0, "partial_rotary_factor": 1.0, "tokenizer_class": "LlamaTokenizer"})");
+  const Json of_gpt2 = Json::parse(R"({
+    "_num_labels": 1, "n_special": 0, "predict_special_tokens": true, "output_past": true,
+    "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "gradient_checkpointing": false,
+    "reorder_and_upcast_attn": false, "scale_attn_by_inverse_layer_idx": false,
+    "scale_attn_weights": true, "finetuning_task": null, "num_labels": 2, "pruned_heads": {},
+    "torchscript": false, "use_bfloat16": false, "use_cache": true, "do_sample": true,
+    "max_length": 50, "n_inner": null, "bad_words_ids": null, "prefix": null,
+    "transformers.js_config": {"use_external_data_format": true}})");
+  for (const auto& [base, more] : {std::pair(llama(), of_llama), std::pair(gpt2(), of_gpt2)}) {
+    for (const auto& [name, value] : more.items()) {
+      if (name == "sliding_window" || name == "max_window_layers") continue;  // with the flag only
+      Json json = base;
+      json[name] = value;
+      EXPECT_EQ(problem_of(json), "") << name;
+      EXPECT_TRUE(parse_config(json.dump(), "c").notes.empty()) << name;
+    }
+    Json all = base;
+    all.update(more);
+    EXPECT_EQ(problem_of(all), "");
+    EXPECT_EQ(shape_json(shape_of(all)), shape_json(shape_of(base)));
+  }
 }
 
 TEST(Config, EveryShapeComesBack) {

@@ -95,6 +95,45 @@ TEST(Export, CompanionsTravelWithTheRun) {
   expect_model(dir / "out2", shape);
 }
 
+// A field that is not known here is in the export as it came.
+TEST(Export, UnknownFieldsAreKept) {
+  const TemporaryFolder dir;
+  const ModelShape shape = small_shape("llama-tied");
+  make_folder(dir / "hub", shape);
+  auto config = nlohmann::json::parse(read_all(dir / "hub/config.json"));
+  config["a_new_field"] = {{"x", 1}};
+  config["initializer_range"] = 0.5;
+  std::ofstream(dir / "hub/config.json") << config;
+  keep_companions(dir / "hub", dir / "run");
+  // Its head turned out to be one of its own.
+  ModelShape untied = shape;
+  untied.tied = false;
+  Checkpoint from(make_checkpoint(dir / "run", untied));
+  export_folder(from, dir / "out");
+  const auto out = nlohmann::json::parse(read_all(dir / "out/config.json"));
+  EXPECT_EQ(out["a_new_field"]["x"], 1);
+  EXPECT_EQ(out["initializer_range"], 0.5);
+  EXPECT_EQ(out["tie_word_embeddings"], false);
+  untied.init_range = 0.5;
+  expect_model(dir / "out", untied);
+}
+
+// Of a model that was trained from its beginning.
+TEST(Export, ConfigFromTheShapeHasItsInitializerRangeAndEndTokens) {
+  const TemporaryFolder dir;
+  ModelShape shape = small_shape("llama");
+  shape.init_range = 0.0625;
+  Checkpoint from(make_checkpoint(dir / "run", shape));
+  FolderOptions options;
+  options.begin_token = 3;
+  options.end_token = 4;
+  export_folder(from, dir / "out", options);
+  const auto out = nlohmann::json::parse(read_all(dir / "out/config.json"));
+  EXPECT_EQ(out["initializer_range"], 0.0625);
+  EXPECT_EQ(out["bos_token_id"], 3);
+  EXPECT_EQ(out["eos_token_id"], 4);
+}
+
 TEST(Export, WhatCannotBeIsSaidBeforeAnythingIsWritten) {
   const TemporaryFolder dir;
   const ModelShape shape = small_shape("llama");

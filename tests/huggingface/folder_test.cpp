@@ -162,16 +162,78 @@ TEST(Folder, AllThatIsMissingOrExtraIsListedWithShapes) {
   }
 }
 
-TEST(Folder, ATiedModelMayHaveACopyOfItsHead) {
+// As transformers has it: a head that differs from the embedding is one of its own, whatever
+// config.json says, and there is a warning; one that is the same is a copy.
+TEST(Folder, AHeadThatDiffersFromTheEmbeddingIsNotTied) {
   const TemporaryFolder dir;
-  ModelShape untied = small_shape("llama-tied");
-  untied.tied = false;
-  make_folder(dir / "a", untied);
-  const auto files = checkpoint::local_files();
-  files->remove(dir / "a/config.json");
-  checkpoint::write_text(*files, dir / "a/config.json",
-                         config_json(small_shape("llama-tied"), "float32"));
-  EXPECT_EQ(problem_of(dir / "a"), "");
+  for (const char* const name : {"llama-tied", "gpt2"}) {
+    const ModelShape tied = small_shape(name);
+    ASSERT_TRUE(tied.tied);
+    ModelShape untied = tied;
+    untied.tied = false;
+    const std::string path = dir / name;
+    MadeOptions options;
+    options.files = 2;
+    make_folder(path, untied, options);
+    const auto files = checkpoint::local_files();
+    files->remove(path + "/config.json");
+    checkpoint::write_text(*files, path + "/config.json", config_json(tied, "float32"));
+    const Folder folder(path);
+    EXPECT_FALSE(folder.shape().tied);
+    ASSERT_TRUE(folder.has("head.weight"));
+    const std::int64_t size = tied.vocab * tied.hidden;
+    expect_runs(folder, "head.weight", {{0, 0, size}}, size);
+    ASSERT_EQ(folder.notes().size(), 1u);
+    EXPECT_TRUE(contains(folder.notes()[0], "tie_word_embeddings")) << folder.notes()[0];
+
+    // The same values under both names.
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      MadeOptions copied;
+      copied.dtype = dtype;
+      copied.head_copy = true;
+      make_folder(path + "-copy", tied, copied);
+      const Folder copy(path + "-copy");
+      EXPECT_TRUE(copy.shape().tied);
+      EXPECT_FALSE(copy.has("head.weight"));
+      EXPECT_TRUE(copy.notes().empty());
+    }
+  }
+}
+
+// transformers takes the head for the embedding where that is missing.
+TEST(Folder, ATiedModelMayHaveItsEmbeddingAsItsHead) {
+  const TemporaryFolder dir;
+  const ModelShape tied = small_shape("llama-tied");
+  MadeOptions options;
+  options.head_copy = true;
+  options.entries = [](std::vector<checkpoint::TensorEntry>& entries) {
+    entries.erase(entries.begin());
+  };
+  make_folder(dir / "a", tied, options);
+  const Folder folder(dir / "a");
+  EXPECT_TRUE(folder.shape().tied);
+  const std::int64_t size = tied.vocab * tied.hidden;
+  expect_runs(folder, "tok.weight", {{0, 0, size}}, size);
+}
+
+// Names come from the file: they may be long, many, and not for terminals.
+TEST(Folder, ErrorsWithForeignNamesAreShortAndPlain) {
+  const TemporaryFolder dir;
+  MadeOptions options;
+  options.entries = [](std::vector<checkpoint::TensorEntry>& entries) {
+    for (int i = 0; i < 3000; ++i) {
+      checkpoint::TensorEntry entry;
+      entry.name = str("\x1b[2J\x1b]0;title\x07", std::string(2000, 'n'), i);
+      entry.shape = {1};
+      entries.push_back(entry);
+    }
+  };
+  make_folder(dir / "a", small_shape("llama"), options);
+  const std::string problem = problem_of(dir / "a");
+  EXPECT_TRUE(contains(problem, "extra \\x1b[2J\\x1b]0;title\\x07nnn")) << problem.substr(0, 400);
+  EXPECT_TRUE(contains(problem, "and 2900 more")) << problem.substr(problem.size() - 400);
+  EXPECT_FALSE(contains(problem, "\x1b"));
+  EXPECT_LT(problem.size(), 40'000u);
 }
 
 TEST(Folder, HostileFilesAreRefused) {

@@ -145,6 +145,10 @@ void make_folder(const std::string& path, const ModelShape& shape, const MadeOpt
                                             : "transformer.h.0.attn.bias";
     add(name, {4}, std::string(as_size(4 * bytes_of(options.dtype)), 'x'));
   }
+  if (options.head_copy) {
+    const std::string embedding = entries.front().name;
+    add("lm_head.weight", {shape.vocab, shape.hidden}, bytes.at(embedding));
+  }
   if (options.entries) options.entries(entries);
   nlohmann::json index;
   const auto count = static_cast<std::size_t>(options.files);

@@ -25,9 +25,10 @@ std::int64_t elements(const std::vector<std::int64_t>& shape);
 
 struct MadeOptions {
   DType dtype = DType::f32;
-  int files = 1;         // more: an index
-  bool prefix = true;    // names begin with "model." or "transformer."
-  bool buffers = false;  // those that older files have
+  int files = 1;           // more: an index
+  bool prefix = true;      // names begin with "model." or "transformer."
+  bool buffers = false;    // those that older files have
+  bool head_copy = false;  // the embedding as lm_head.weight too
   // Last, for tests that spoil something.
   std::function<void(std::vector<checkpoint::TensorEntry>&)> entries = {};
 };

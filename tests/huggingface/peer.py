@@ -52,6 +52,8 @@ def configs():
     yield "llama-dynamic", t.LlamaConfig(**LLAMA, rope_parameters=dict(
         rope_type="dynamic", rope_theta=1e4, factor=4.0)), {}
     yield "mistral", t.MistralConfig(**LLAMA, sliding_window=5), {"max_shard_size": "40KB"}
+    # config.json says that the head is the embedding, and the file has another one.
+    yield "llama-head", t.LlamaConfig(**LLAMA), {"says_tied": True}
 
 
 def logits_of(model, ids):
@@ -95,6 +97,13 @@ def make(folder, seed, config, options):
             path, attn_implementation="eager", dtype=torch.float32)
     else:
         model.save_pretrained(path, **sizes)
+    if options.get("says_tied"):
+        with open(os.path.join(path, "config.json")) as file:
+            said = json.load(file)
+        with open(os.path.join(path, "config.json"), "w") as file:
+            json.dump({**said, "tie_word_embeddings": True}, file)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, attn_implementation="eager", dtype=torch.float32)
     with open(os.path.join(path, "tokenizer.json"), "w") as file:
         json.dump({"of": options["name"]}, file)
     ids = torch.randint(0, VOCAB, (ROWS, TOKENS))
