@@ -97,9 +97,7 @@ void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
       [&](const std::string& text) { read_operation(text, bench.ops); });
   line.choice(comm, "--memory", arguments.memory, {"symmetric", "ordinary", "both"},
               "kind of the buffers; otherwise both on shm, and ordinary elsewhere");
-  std::vector<std::string> types;
-  for (const DType type : comm::kMovedTypes) types.emplace_back(name(type));
-  line.choice(comm, "--dtype", arguments.dtype, types, "type of the elements");
+  line.dtype(comm, "--dtype", arguments.dtype, comm::kMovedTypes, "type of the elements");
   line.choice(comm, "--backend", arguments.backend, comm::backend_names(),
               "auto is shm on one host and two-level on several");
   line.seconds(comm, "--time", bench.seconds, "time of each measurement");

@@ -23,7 +23,7 @@ namespace {
 constexpr std::array kExportDTypes = {DType::f32, DType::bf16, DType::f16};
 
 std::optional<DType> export_dtype(const std::string& text) {
-  if (text.empty()) return std::nullopt;
+  if (text.empty() || text == "auto") return std::nullopt;
   try {
     return parse_dtype(text, kExportDTypes);
   } catch (const UsageError& error) {
@@ -40,6 +40,22 @@ bool read_as_bytes(const checkpoint::Checkpoint& from) {
   }
   return data != extra.end() && kind_of_file(data->second) == "a regular file" &&
          !data::is_token_data(data->second);
+}
+
+// The tokens that begin and end texts, by the tokenizer that goes along.
+void name_end_tokens(const checkpoint::Checkpoint& from, huggingface::FolderOptions& options) {
+  const std::string folder =
+      options.tokenizer.empty() ? huggingface::companions_of(from.folder()) : options.tokenizer;
+  if (folder.empty() || kind_of_file(folder + "/tokenizer.json") != "a regular file") return;
+  try {
+    const auto tokenizer = data::load_tokenizer(folder);
+    options.end_token = tokenizer->end_of_text();
+    options.begin_token = tokenizer->begin_of_text();
+    const std::vector<data::TokenId> before = tokenizer->before_text();
+    if (!options.begin_token && before.size() == 1) options.begin_token = before.front();
+  } catch (const Error&) {
+    // Its files are copied whether or not they can be read here.
+  }
 }
 
 // A model may be exported again. What is no safetensors file was somebody's: a name mistyped.
@@ -87,6 +103,7 @@ int export_huggingface(const ExportArguments& arguments) {
     throw UsageError(str("--shard-size: ", error.what()));
   }
   checkpoint::Checkpoint from = open_checkpoint(arguments.from);
+  name_end_tokens(from, options);
   huggingface::WrittenFolder written;
   {
     MegabyteBar bar("exporting", from.bytes());

@@ -258,6 +258,19 @@ CLI::Option* CommandLine::choice(CLI::App& app, const std::string& names, std::s
                    });
 }
 
+CLI::Option* CommandLine::dtype(CLI::App& app, const std::string& names, std::string& value,
+                                std::span<const DType> accepted, const std::string& help) {
+  const bool automatic = value == "auto";
+  const std::vector<DType> types(accepted.begin(), accepted.end());
+  std::vector<std::string> words;
+  if (automatic) words.emplace_back("auto");
+  for (const DType type : types) words.emplace_back(name(type));
+  return converted(app, words_, names, help, join(words, "|"), value,
+                   [&value, automatic, types](auto& text) {
+                     value = automatic && text == "auto" ? "auto" : name(parse_dtype(text, types));
+                   });
+}
+
 void CommandLine::takes_program() {
   takes_program_ = true;
   app_.prefix_command();

@@ -3,8 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "tessera/core/dtype.h"
 
 namespace tessera::cli {
 
@@ -38,6 +41,11 @@ class CommandLine {
                      const std::string& help);
   CLI::Option* choice(CLI::App& app, const std::string& names, std::string& value,
                       const std::vector<std::string>& choices, const std::string& help);
+
+  // A type of elements, by any of the names that parse_dtype() takes; `value` becomes name() of it.
+  // "auto" is taken too where that is the present value.
+  CLI::Option* dtype(CLI::App& app, const std::string& names, std::string& value,
+                     std::span<const DType> accepted, const std::string& help);
 
   // The command ends in a program with its arguments, after "--" or from the first word that is no
   // option; parse() leaves them in program().

@@ -43,7 +43,8 @@ constexpr const char* kEvaluateExamples =
     "what --val-data of tessera train takes. The result is the same on every mesh.";
 
 struct EvaluateArguments {
-  std::string from, data, documents = "join", dtype = "auto", device = "cpu", backend = "auto";
+  std::string from, base, data, documents = "join", dtype = "auto", device = "cpu",
+                                backend = "auto";
   int batch = 8, batches = 0, seq = 0, dp = 1, tp = 1, pp = 1, threads = 0;
   bool json = false;
 
@@ -71,7 +72,7 @@ void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& f
   }
   std::string own = files.tokenizer();
   if (own.empty() && files.huggingface() && !source.fingerprint().empty()) {
-    own = data::load_tokenizer(files.folder())->fingerprint();
+    own = data::load_tokenizer(files.tokenizer_folder())->fingerprint();
   }
   if (own == source.fingerprint() || (own.empty() && !files.huggingface())) return;
   if (source.fingerprint().empty() && !data::has_tokens(a.data)) {
@@ -92,7 +93,7 @@ struct Opened {
 };
 Opened open_all(const EvaluateArguments& a) {
   Opened all;
-  all.files = train::open_model(a.from);
+  all.files = train::open_model(a.from, a.base);
   const ModelShape& shape = all.files->shape();
   data::DataOptions options;
   options.val_data = a.data;
@@ -117,12 +118,8 @@ Opened open_all(const EvaluateArguments& a) {
   return all;
 }
 
-at::ScalarType type_of(const EvaluateArguments& a, const train::ModelFiles& files) {
-  return a.dtype == "auto" ? files.type() : a.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-}
-
 train::InferenceNeed need_of(const EvaluateArguments& a, const Opened& all) {
-  const auto bytes = static_cast<std::int64_t>(at::elementSize(type_of(a, *all.files)));
+  const auto bytes = static_cast<std::int64_t>(at::elementSize(train::compute_type(a.dtype, *all.files)));
   return {.tp = a.tp, .pp = a.pp, .element_bytes = bytes, .tokens = a.batch * all.source->seq()};
 }
 
@@ -144,7 +141,7 @@ int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
   train::EvaluateOptions options;
   options.batch = a.batch;
   options.batches = a.batches;
-  options.type = type_of(a, *all.files);
+  options.type = train::compute_type(a.dtype, *all.files);
   if (a.device == "cuda") {
     const int gpu = comm::gpu_of(comm::local_rank_of(world.rank(), world.size()),
                                  std::max(1, comm::gpu_count()));
@@ -194,6 +191,9 @@ int evaluate_command(int argc, char** argv) {
                    kEvaluateExamples);
   CLI::App& app = line.app();
   app.add_option("--from", a.from, "the trained model")->required()->type_name("FOLDER");
+  app.add_option("--base", a.base,
+                 "of adapters: the model they are for; otherwise where their files say")
+      ->type_name("FOLDER");
   app.add_option("--data", a.data, "tokens or a text file, which it should not have seen")
       ->required()
       ->type_name("PATH");
@@ -206,7 +206,7 @@ int evaluate_command(int argc, char** argv) {
   line.integer(app, "--dp", a.dp, 1, 4096, "replicas, which share the data");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix");
   line.integer(app, "--pp", a.pp, 1, 4096, "ranks that share the layers");
-  line.choice(app, "--dtype", a.dtype, {"auto", "bf16", "fp32"}, "auto: as the model is stored");
+  line.dtype(app, "--dtype", a.dtype, train::kComputeTypes, "auto: as the model is stored");
   line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
   line.choice(app, "--backend", a.backend, comm::backend_names(), "of the collectives");
   line.integer(app, "--threads", a.threads, 0, 4096, "of each rank; 0: its share of the cores");
@@ -233,6 +233,13 @@ int evaluate_command(int argc, char** argv) {
   // Whatever is wrong is said once, before ranks are started.
   Opened all = open_all(a);
   check_host(a, all, launch.launcher == "alone" ? a.ranks() : launch.local_size);
+  if (a.ranks() == 1 || (launch.launcher != "alone" && launch.rank == 0)) {
+    std::vector<std::string> notes = all.files->notes();
+    notes.push_back(context_note(all.files->shape(), all.source->seq()));
+    for (const std::string& note : notes) {
+      if (!note.empty()) write_all(2, str("tessera evaluate: note: ", visible_lines(note), "\n"));
+    }
+  }
   if (launch.launcher != "alone" || a.ranks() == 1) {
     return told_by_launcher([&] { return take_part_in_evaluation(a, std::move(all)); });
   }

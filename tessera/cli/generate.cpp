@@ -54,7 +54,7 @@ constexpr const char* kGenerateExamples =
     "the same texts, whatever --batch is.";
 
 struct GenerateArguments {
-  std::string from, tokenizer, prompts_file, dtype = "auto", device = "cpu", backend = "auto";
+  std::string from, base, tokenizer, prompts_file, dtype = "auto", device = "cpu", backend = "auto";
   std::vector<std::string> prompts, stops;
   models::GenerateOptions options;
   int tokens = 100, top_k = 0, batch = 8, tp = 1, threads = 0;
@@ -66,6 +66,9 @@ struct GenerateArguments {
 void add_generate_options(CommandLine& line, GenerateArguments& a) {
   CLI::App& app = line.app();
   app.add_option("--from", a.from, "the trained model")->required()->type_name("FOLDER");
+  app.add_option("--base", a.base,
+                 "of adapters: the model they are for; otherwise where their files say")
+      ->type_name("FOLDER");
   app.add_option("--prompt", a.prompts, "a text to continue; several times: several texts")
       ->type_name("TEXT")
       ->allow_extra_args(false);  // one each, also where it looks like a list
@@ -79,14 +82,15 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
               "only the likeliest tokens that together have this probability");
   line.number(app, "--min-p", a.min_p, 0, 1,
               "only tokens with this share of the likeliest's probability");
-  app.add_option("--stop", a.stops, "ends a text, and is not shown; several times: any of them")
+  app.add_option("--stop", a.stops,
+                 "ends a text, and is not shown; several times: any of them. $'\\n' is a line end")
       ->type_name("TEXT")
       ->allow_extra_args(false);  // one each, also where it looks like a list
   app.add_flag("--ignore-end", a.ignore_end, "write on past the token that ends a text");
   app.add_option("--seed", a.seed, "of what is drawn")->capture_default_str();
   line.integer(app, "--batch", a.batch, 1, 4096, "texts that are written side by side");
-  line.choice(app, "--dtype", a.dtype, {"auto", "bf16", "fp32"},
-              "of matrices and cache; auto: as the model is stored");
+  line.dtype(app, "--dtype", a.dtype, train::kComputeTypes,
+             "of matrices and cache; auto: as the model is stored");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix and the cache");
   line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
   line.choice(app, "--backend", a.backend, comm::backend_names(), "of the ranks' collectives");
@@ -158,7 +162,9 @@ std::vector<Answer> answers_for(const std::vector<std::string>& prompts,
     std::string storage;
     const auto clean = data::clean_utf8(prompt, data::BadUtf8::replace, storage);
     std::vector<data::TokenId> ids;
-    tokenizer.encode(clean.text, ids, {.special = true, .around = true});
+    // [Note: beginning of a text]; nothing behind it, since the text goes on.
+    ids = tokenizer.before_text();
+    tokenizer.encode(clean.text, ids, {.special = true, .around = false});
     if (ids.empty()) {
       const auto start =
           tokenizer.begin_of_text() ? tokenizer.begin_of_text() : tokenizer.end_of_text();
@@ -253,14 +259,10 @@ void share_sizes(models::DecoderOptions& options) {
   options.capacity = sizes.data_ptr<std::int64_t>()[1];
 }
 
-at::ScalarType type_of(const GenerateArguments& a, const train::ModelFiles& files) {
-  return a.dtype == "auto" ? files.type() : a.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-}
-
 // This rank's: where it computes, in what type, and with whom.
 models::DecoderOptions rank_options(const GenerateArguments& a, const train::ModelFiles& files) {
   models::DecoderOptions options;
-  options.type = type_of(a, files);
+  options.type = train::compute_type(a.dtype, files);
   if (a.tp > 1) {
     comm::InitOptions init;
     init.backend = a.backend;
@@ -300,6 +302,22 @@ void tell_speed(const models::Generated& done, double load_s, bool json) {
                    " tokens/s; loaded in ", format_time(load_s), "\n"));
 }
 
+void tell_note(const std::string& note) {
+  if (!note.empty()) write_all(2, str("tessera generate: note: ", visible_lines(note), "\n"));
+}
+
+// By the rank that reads the prompts.
+void tell_notes(const GenerateArguments& a, const train::ModelFiles& files,
+                const data::Tokenizer& tokenizer) {
+  for (const std::string& note : files.notes()) tell_note(note);
+  for (const std::string& note : tokenizer.notes()) tell_note(note);
+  for (const std::string& stop : a.stops) {
+    if (stop.find("\\n") == std::string::npos) continue;
+    tell_note(
+        str("--stop ", stop, " is a backslash and an n, as typed; a line end is $'\\n' in bash"));
+  }
+}
+
 int take_part_in_generation(const GenerateArguments& a, train::ModelFiles& files,
                             std::chrono::steady_clock::time_point began) {
   models::DecoderOptions options = rank_options(a, files);
@@ -311,10 +329,12 @@ int take_part_in_generation(const GenerateArguments& a, train::ModelFiles& files
   }
   const std::unique_ptr<data::Tokenizer> tokenizer = tokenizer_for(a.tokenizer, files);
   std::vector<Answer> answers = answers_for(prompts_of(a), *tokenizer, a.stops);
+  tell_notes(a, files, *tokenizer);
   std::vector<std::int64_t> ends = files.end_tokens();
   if (const auto end = tokenizer->end_of_text()) ends.push_back(*end);
   fit_to(a, files.shape(), answers, options);
   if (a.tp == 1 || !options.device.is_cpu()) check_memory_of(a, files, options, true);
+  tell_note(context_note(files.shape(), options.capacity));
   share_sizes(options);
   const auto decoder = load_decoder(files, options);
   const double load_s =
@@ -381,7 +401,7 @@ int generate_command(int argc, char** argv) {
   check_ranks(a, launch);
   if (a.threads > 0) at::set_num_threads(a.threads);
   const auto began = std::chrono::steady_clock::now();
-  const std::unique_ptr<train::ModelFiles> files = train::open_model(a.from);
+  const std::unique_ptr<train::ModelFiles> files = train::open_model(a.from, a.base);
   try {
     models::check_tp(files->shape(), a.tp);
   } catch (const UsageError& error) {
@@ -394,7 +414,7 @@ int generate_command(int argc, char** argv) {
   // The ranks read all this again: here it is looked at.
   const std::vector<std::string> prompts = prompts_of(a);
   models::DecoderOptions planned;
-  planned.type = type_of(a, *files);
+  planned.type = train::compute_type(a.dtype, *files);
   fit_to(a, files->shape(), answers_for(prompts, *tokenizer_for(a.tokenizer, *files), a.stops),
          planned);
   if (a.device == "cpu") check_memory_of(a, *files, planned, false);

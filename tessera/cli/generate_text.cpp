@@ -95,10 +95,10 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& asked,
   };
   if (asked == "ids") return std::make_unique<Numbers>(vocab);
   if (!asked.empty()) return fits(data::load_tokenizer(asked));
+  const std::string& folder = model.tokenizer_folder();
+  const bool own = !folder.empty() && kind_of_file(folder + "/tokenizer.json") == "a regular file";
   if (model.huggingface()) {
-    if (kind_of_file(model.folder() + "/tokenizer.json") == "a regular file") {
-      return fits(data::load_tokenizer(model.folder()));
-    }
+    if (own) return fits(data::load_tokenizer(folder));
     throw UsageError(str("--tokenizer: ", model.folder(),
                          " has no tokenizer.json; wanted one, a folder with one, bytes (of a model "
                          "that was trained on bytes) or ids"));
@@ -106,9 +106,15 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& asked,
   const std::string& data = model.data();
   if (data == "synthetic") return std::make_unique<Digits>(vocab);
   if (data::is_token_data(data)) {
-    if (auto own = data::tokenizer_of(*data::open_tokens(data))) return fits(std::move(own));
+    if (auto made = data::tokenizer_of(*data::open_tokens(data))) return fits(std::move(made));
   } else if (kind_of_file(data) == "a regular file") {
     return data::byte_tokenizer();
+  }
+  // The data is elsewhere now; the run has kept the tokenizer, or its fingerprint is that of bytes.
+  if (model.tokenizer() == data::byte_tokenizer()->fingerprint()) return data::byte_tokenizer();
+  if (own) {
+    auto kept = data::load_tokenizer(folder);
+    if (kept->fingerprint() == model.tokenizer()) return fits(std::move(kept));
   }
   throw UsageError(str("--tokenizer: what ", model.folder(), " was trained on, --data ", data,
                        ", is not there or does not say which tokenizer made it; wanted a "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/errors.h"
@@ -37,6 +38,12 @@ std::optional<DType> find_dtype(std::string_view text) {
   }
   for (const DType type : kDTypes) {
     if (lower == name(type)) return type;
+  }
+  for (const auto& [other, type] : {std::pair("fp64", DType::f64), std::pair("float64", DType::f64),
+                                    std::pair("fp32", DType::f32), std::pair("float32", DType::f32),
+                                    std::pair("fp16", DType::f16), std::pair("float16", DType::f16),
+                                    std::pair("bfloat16", DType::bf16)}) {
+    if (lower == other) return type;
   }
   return std::nullopt;
 }

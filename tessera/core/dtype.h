@@ -58,7 +58,8 @@ constexpr std::size_t size_of(DType type) noexcept {
 // "f32", "bf16", …: the spelling of the command line and of messages.
 const char* name(DType type) noexcept;
 
-// Inverse of name(); case is ignored.
+// Inverse of name(), which also takes the names of PyTorch and of --layout for floats ("fp32",
+// "float32", "bfloat16"); case is ignored.
 std::optional<DType> find_dtype(std::string_view text);
 // Throws UsageError that lists what is accepted.
 DType parse_dtype(std::string_view text, std::span<const DType> accepted = kDTypes);

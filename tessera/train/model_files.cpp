@@ -1,5 +1,7 @@
 #include "tessera/train/model_files.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -11,8 +13,10 @@
 #include "tessera/core/files.h"
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/text.h"
+#include "tessera/huggingface/export.h"
 #include "tessera/huggingface/folder.h"
 #include "tessera/huggingface/merge.h"
+#include "tessera/huggingface/peft.h"
 #include "tessera/train/resuming.h"
 
 namespace tessera::train {
@@ -29,6 +33,11 @@ DType dtype_of(const at::Tensor& into) {
 // fp16 has more digits than bf16: fp32 has them all.
 at::ScalarType type_for(DType stored) { return stored == DType::bf16 ? at::kBFloat16 : at::kFloat; }
 
+[[noreturn]] void refuse_base(const std::string& base, const std::string& folder) {
+  throw UsageError(str("--base: got ", quote(base), ", but ", folder,
+                       " is a whole model, without adapters; leave it out"));
+}
+
 void check_shape(const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
   const std::vector<std::int64_t> wanted = local_shape(spec, t, tp);
   if (into.sizes() == at::IntArrayRef(wanted)) return;
@@ -38,7 +47,7 @@ void check_shape(const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
 
 class CheckpointFiles final : public ModelFiles {
  public:
-  explicit CheckpointFiles(const std::string& folder) : from_(folder) {
+  CheckpointFiles(const std::string& folder, const std::string& base) : from_(folder) {
     from_.check_files();
     const checkpoint::Description& about = from_.about();
     folder_ = folder;
@@ -51,10 +60,12 @@ class CheckpointFiles final : public ModelFiles {
     data_ = extra("data").empty() ? "unknown" : extra("data");
     tokenizer_ = extra("tokenizer");
     seq_ = std::atoll(extra("seq").c_str());
+    tokenizer_folder_ = huggingface::companions_of(folder);
     if (shape_.lora.any()) {
-      add_adapters_to(extra("init_from"));
+      add_adapters_to(base.empty() ? extra("init_from") : base, base.empty() ? "--from" : "--base");
       return;
     }
+    if (!base.empty()) refuse_base(base, folder);
     const auto states = from_.states("tok.weight");
     const auto state = states.find("param");
     if (state != states.end()) type_ = type_for(state->second);
@@ -83,15 +94,21 @@ class CheckpointFiles final : public ModelFiles {
  private:
   // Of a run with adapters a checkpoint has these alone. Together with the model they are for, they
   // are read as one without: [Note: merged adapters].
-  void add_adapters_to(const std::string& base) {
+  void add_adapters_to(const std::string& base, const std::string& flag) {
     if (base.empty()) {
       throw UsageError(str("--from: ", folder_,
                            " has adapters alone, and the model they are for was not started from "
-                           "files (--init-from)"));
+                           "files (--init-from); name it with --base"));
+    }
+    if (kind_of_file(base) != "a folder") {
+      throw UsageError(str(flag, ": the adapters in ", folder_, " are for the model in ",
+                           visible(base, 1000), ", which is ",
+                           kind_of_file(base) == "nothing" ? "not there" : kind_of_file(base),
+                           "; name the folder of that model with --base"));
     }
     const auto& texts = from_.about().extra;
     if (const auto fingerprint = texts.find(kFrozenKey); fingerprint != texts.end()) {
-      huggingface::check_base(base, shape_, fingerprint->second, "--from");
+      huggingface::check_base(base, shape_, fingerprint->second, flag);
     }
     merged_.emplace(
         shape_, huggingface::open_base(base, shape_),
@@ -109,7 +126,8 @@ class CheckpointFiles final : public ModelFiles {
 class HuggingFaceFiles final : public ModelFiles {
  public:
   explicit HuggingFaceFiles(const std::string& folder) : from_(folder) {
-    folder_ = folder;
+    folder_ = tokenizer_folder_ = folder;
+    notes_ = from_.notes();
     shape_ = from_.shape();
     about_ = from_.config().family;
     type_ = type_for(from_.dtype());
@@ -139,27 +157,96 @@ class HuggingFaceFiles final : public ModelFiles {
   huggingface::Folder from_;
 };
 
+// Adapters as peft writes them, added to their model: [Note: merged adapters].
+class AdapterFiles final : public ModelFiles {
+ public:
+  AdapterFiles(const std::string& folder, const std::string& base_folder,
+               std::unique_ptr<ModelFiles> base)
+      : base_(std::move(base)), adapters_(folder, base_->shape()) {
+    const ModelShape& plain = base_->shape();
+    huggingface::check_base(base_folder, plain, adapters_.base_fingerprint(), "--base");
+    ModelShape adapted = plain;
+    adapted.lora = adapters_.lora();
+    merged_.emplace(adapted, huggingface::open_base(base_folder, plain),
+                    [this](const std::string& param, const std::vector<Run>& runs, float* into) {
+                      adapters_.read(param, runs, into);
+                    });
+    shape_ = plain;
+    folder_ = folder;
+    about_ = str("adapters of ", folder, " added to ", base_folder);
+    data_ = base_->data();
+    seq_ = base_->seq();
+    tokenizer_ = base_->tokenizer();
+    notes_ = base_->notes();
+    end_tokens_ = base_->end_tokens();
+    const bool own = kind_of_file(folder + "/tokenizer.json") == "a regular file";
+    tokenizer_folder_ = own ? folder : base_->tokenizer_folder();
+  }
+
+  void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
+    check_shape(spec, into, t, tp);
+    dtype_of(into);
+    const at::Tensor wide = at::empty(into.sizes(), at::kFloat).zero_();
+    merged_->read(spec.name, local_runs(spec, t, tp), wide.mutable_data_ptr<float>());
+    into.copy_(wide);
+  }
+
+ private:
+  std::unique_ptr<ModelFiles> base_;
+  huggingface::AdapterFolder adapters_;
+  std::optional<huggingface::MergedModel> merged_;
+};
+
+// Where the model of a folder of peft's is: `base`, or what its adapter_config.json names, seen
+// from here or from the folder.
+std::string base_of_adapters(const std::string& folder, const std::string& base) {
+  if (!base.empty()) return base;
+  const std::string named = huggingface::base_model_of(folder);
+  for (const std::string& path : {named, folder + "/" + named}) {
+    if (!named.empty() && kind_of_file(path) == "a folder") return path;
+  }
+  throw UsageError(str("--from: ", quote(folder), " has adapters alone, for the model ",
+                       named.empty() ? "that they do not name" : quote(named),
+                       named.empty() ? "" : ", which is not a folder here",
+                       "; name the folder of that model with --base"));
+}
+
 }  // namespace
 
-std::unique_ptr<ModelFiles> open_model(const std::string& from) {
+at::ScalarType compute_type(const std::string& dtype, const ModelFiles& files) {
+  if (dtype == "auto") return files.type();
+  return parse_dtype(dtype, kComputeTypes) == DType::bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+std::unique_ptr<ModelFiles> open_model(const std::string& from, const std::string& base) {
   const auto refuse = [&](const std::string& is) {
-    throw UsageError(str("--from: ", quote(from), " is ", is,
-                         "; wanted a checkpoint (step-… with a ", checkpoint::kManifestName,
-                         "), the folder of a run, or a Hugging Face folder with a config.json"));
+    throw UsageError(
+        str("--from: ", quote(from), " is ", is, "; wanted a checkpoint (step-… with a ",
+            checkpoint::kManifestName,
+            "), the folder of a run, a Hugging Face folder with a config.json, or adapters that "
+            "peft wrote"));
   };
   const std::string kind = kind_of_file(from);
   if (kind != "a folder") refuse(kind == "nothing" ? "not there" : kind);
   if (checkpoint::local_files()->exists(from + "/" + checkpoint::kManifestName)) {
-    return std::make_unique<CheckpointFiles>(from);
+    return std::make_unique<CheckpointFiles>(from, base);
   }
-  if (huggingface::has_config(from)) return std::make_unique<HuggingFaceFiles>(from);
+  // Before config.json, which some put beside adapters.
+  if (kind_of_file(from + "/" + huggingface::kAdapterConfigName) == "a regular file") {
+    const std::string path = base_of_adapters(from, base);
+    return std::make_unique<AdapterFiles>(from, path, open_model(path));
+  }
+  if (huggingface::has_config(from)) {
+    if (!base.empty()) refuse_base(base, from);
+    return std::make_unique<HuggingFaceFiles>(from);
+  }
   const checkpoint::Latest latest = checkpoint::find_latest(from);
   if (latest.folder.empty()) {
     refuse(latest.skipped.empty() ? "a folder without a model"
                                   : str("a folder without a checkpoint that can be read: ",
                                         join(latest.skipped, "; ")));
   }
-  return std::make_unique<CheckpointFiles>(latest.folder);
+  return std::make_unique<CheckpointFiles>(latest.folder, base);
 }
 
 }  // namespace tessera::train

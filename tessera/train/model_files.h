@@ -2,11 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tessera/core/dtype.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
 
@@ -28,6 +30,10 @@ class ModelFiles {
   // The fingerprint of the tokenizer that it was trained with; "": not known.
   const std::string& tokenizer() const { return tokenizer_; }
   bool huggingface() const { return data_.empty(); }
+  // A folder with the tokenizer's files that came with the model; "": there is none.
+  const std::string& tokenizer_folder() const { return tokenizer_folder_; }
+  // What the user should know of the files.
+  const std::vector<std::string>& notes() const { return notes_; }
   // Tokens that end a text, where the files say so.
   const std::vector<std::int64_t>& end_tokens() const { return end_tokens_; }
 
@@ -37,14 +43,20 @@ class ModelFiles {
 
  protected:
   ModelShape shape_;
-  std::string folder_, about_, data_, tokenizer_;
+  std::string folder_, about_, data_, tokenizer_, tokenizer_folder_;
+  std::vector<std::string> notes_;
   at::ScalarType type_ = at::kFloat;
   std::int64_t seq_ = 0;
   std::vector<std::int64_t> end_tokens_;
 };
 
-// `from`: a checkpoint, the folder of a run (its newest good one), or a folder with a config.json.
-// Throws UsageError that begins with the flag --from, or DataError.
-std::unique_ptr<ModelFiles> open_model(const std::string& from);
+// Types to compute in, and the one that --dtype asks for: auto, or name() of one of these.
+inline constexpr std::array kComputeTypes = {DType::f32, DType::bf16};
+at::ScalarType compute_type(const std::string& dtype, const ModelFiles& files);
+
+// `from`: a checkpoint, the folder of a run (its newest good one), a folder with a config.json, or
+// one with adapters that peft wrote. `base`: of adapters, the model they are for; "": where their
+// files say that it is. Throws UsageError that begins with the flag --from or --base, or DataError.
+std::unique_ptr<ModelFiles> open_model(const std::string& from, const std::string& base = "");
 
 }  // namespace tessera::train

@@ -1,5 +1,7 @@
 #include "tessera/train/saving.h"
 
+#include <filesystem>
+
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
@@ -77,7 +79,10 @@ void Saver::save(std::int64_t steps, std::int64_t samples) {
                  {"global_batch", str(resolved_.global_batch)},
                  {"micro_batch", str(config_.micro_batch)},
                  {"overlap_tp", config_.overlap_tp ? "yes" : "no"}};
-  if (!config_.init_from.empty()) extra["init_from"] = config_.init_from;
+  // Adapters need it again, perhaps from another folder.
+  if (!config_.init_from.empty()) {
+    extra["init_from"] = std::filesystem::absolute(config_.init_from).lexically_normal().string();
+  }
   const RunFacts facts = {steps, samples, static_cast<std::uint64_t>(config_.seed),
                           shape_json(resolved_.model)};
   if (config_.async_save) {

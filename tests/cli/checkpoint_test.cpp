@@ -212,7 +212,7 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
        "Not a directory; a file is in the way: wanted a folder"},
       {{"export", first_}, 2, "TO is required: the file or the folder to write"},
       {{"export", first_, dir_.path}, 2, "it is a folder"},
-      {{"export", first_, dir_ / "m", "--dtype", "float32"}, 2, "--dtype: got the type"},
+      {{"export", first_, dir_ / "m", "--dtype", "float33"}, 2, "--dtype: got the type"},
       {{"inspct", first_}, 2, "did you mean inspect?"},
       {{"inspect"}, 2, "DIR is required: folder of a checkpoint or of a run"},
       {{"inspect", dir_ / "nowhere"}, 2, "no such folder"},

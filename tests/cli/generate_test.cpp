@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -141,6 +143,28 @@ TEST_F(Generate, StopsBeforeATextThatEndsIt) {
   EXPECT_EQ(text.at("ended"), "stop");
 }
 
+TEST_F(Generate, SaysThatABackslashInAStopIsNoLineEnd) {
+  const Outcome typed = generate({"--prompt", "gr", "--tokens", "3", "--stop", "\\n\\n"});
+  EXPECT_EQ(typed.status, 0) << typed.err;
+  EXPECT_TRUE(contains(typed.err, "is a backslash and an n")) << typed.err;
+  const Outcome meant = generate({"--prompt", "gr", "--tokens", "3", "--stop", "\n\n"});
+  EXPECT_FALSE(contains(meant.err, "backslash")) << meant.err;
+}
+
+// The names of types are those of the other commands and of PyTorch.
+TEST_F(Generate, TakesAnyNameOfAType) {
+  std::set<std::string> outs;
+  for (const char* name : {"f32", "fp32", "float32"}) {
+    const Outcome got = generate({"--prompt", "gr", "--tokens", "5", "--dtype", name});
+    EXPECT_EQ(got.status, 0) << got.err;
+    outs.insert(got.out);
+  }
+  EXPECT_EQ(outs.size(), 1u);
+  const Outcome other = generate({"--prompt", "gr", "--dtype", "f16"});
+  EXPECT_EQ(other.status, 2);
+  EXPECT_TRUE(contains(other.err, "wanted one of f32, bf16")) << other.err;
+}
+
 TEST_F(Generate, TakesPromptsFromAFile) {
   std::ofstream(folder / "p.txt") << "gr\n\nline\n";
   std::ofstream(folder / "p.jsonl") << R"({"prompt": "gr"})"
@@ -205,6 +229,55 @@ TEST_F(Generate, RefusesWhatCannotBe) {
   const Outcome none = tessera({"generate", "--from", folder / "text.txt", "--prompt", "a"});
   EXPECT_EQ(none.status, 2);
   EXPECT_TRUE(contains(none.err, "config.json")) << none.err;
+}
+
+// A run from its beginning keeps the tokenizer of its data: for the export, and for itself when the
+// data is elsewhere.
+TEST_F(Generate, ANewModelKeepsTheTokenizerOfItsData) {
+  namespace fs = std::filesystem;
+  const fs::path own = folder / "own";
+  fs::create_directories(own / "tok");
+  const nlohmann::json special = {{"id", 3},         {"content", "</s>"}, {"single_word", false},
+                                  {"lstrip", false}, {"rstrip", false},   {"normalized", false},
+                                  {"special", true}};
+  const nlohmann::json model = {{"type", "BPE"},
+                                {"vocab", {{"a", 0}, {"b", 1}, {" ", 2}, {"</s>", 3}}},
+                                {"merges", nlohmann::json::array()}};
+  const nlohmann::json tokenizer = {{"version", "1.0"},
+                                    {"added_tokens", nlohmann::json::array({special})},
+                                    {"padding", {{"strategy", "BatchLongest"}}},
+                                    {"decoder", {{"type", "Fuse"}}},
+                                    {"model", model}};
+  std::ofstream(own / "tok/tokenizer.json") << tokenizer;
+  std::ofstream(own / "tok/tokenizer_config.json") << R"({"eos_token": "</s>"})";
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += i % 3 == 0 ? "a b " : "b a ";
+  std::ofstream(own / "text.txt") << text;
+  const std::string tokens = own / "tokens", run = own / "run", exported = own / "exported";
+  const Outcome prepared =
+      tessera({"data", "prepare", "--tokenizer", own / "tok", own / "text.txt", "--out", tokens});
+  ASSERT_EQ(prepared.status, 0) << prepared.err;
+  EXPECT_TRUE(contains(prepared.err, "padding")) << prepared.err;
+  const Outcome trained =
+      tessera({"train", "--ranks", "1", "--layers",  "1",    "--hidden", "16", "--heads",
+               "2",     "--vocab", "4", "--data",    tokens, "--seq",    "16", "--micro-batch",
+               "2",     "--steps", "1", "--samples", "0",    "--save",   run});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const Outcome out = tessera({"checkpoint", "export", run, exported, "--format", "huggingface"});
+  ASSERT_EQ(out.status, 0) << out.err;
+  EXPECT_EQ(nlohmann::json::parse(read_all(exported + "/tokenizer.json")), tokenizer);
+  const auto config = nlohmann::json::parse(read_all(exported + "/config.json"));
+  EXPECT_EQ(config["eos_token_id"], 3);
+  fs::rename(tokens, own / "moved");
+  const Words more = {"--prompt", "a b", "--tokens", "4", "--temperature", "0", "--ignore-end"};
+  Words of_run = {"generate", "--from", run}, of_export = {"generate", "--from", exported};
+  of_run.insert(of_run.end(), more.begin(), more.end());
+  of_export.insert(of_export.end(), more.begin(), more.end());
+  const Outcome first = tessera(of_run), second = tessera(of_export);
+  EXPECT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(second.status, 0) << second.err;
+  EXPECT_EQ(first.out, second.out);
+  EXPECT_TRUE(first.out.starts_with("a b")) << first.out;
 }
 
 TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {

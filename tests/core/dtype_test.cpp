@@ -31,6 +31,10 @@ TEST(DType, WhatIsNotAcceptedIsRefusedWithWhatIs) {
   EXPECT_TRUE(contains(error_of([&] { parse_dtype("bf61", some); }), "did you mean bf16?"));
   EXPECT_THROW(parse_dtype("float"), UsageError);
   EXPECT_FALSE(find_dtype("F33"));
+  for (const char* const name : {"fp32", "float32", "FP32"})
+    EXPECT_EQ(find_dtype(name), DType::f32);
+  for (const char* const name : {"fp16", "float16"}) EXPECT_EQ(find_dtype(name), DType::f16);
+  EXPECT_EQ(find_dtype("bfloat16"), DType::bf16);
 }
 
 }  // namespace

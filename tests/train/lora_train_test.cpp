@@ -197,10 +197,33 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
   same("fc", 2 * shape.ffn, h);
   same("proj2", h, shape.ffn);
 
+  // The model may have moved, and --base says where to; another is refused.
+  EXPECT_TRUE(std::filesystem::path(adapters.about().extra.at("init_from")).is_absolute());
+  const std::string moved = base.path + "-moved";
+  std::filesystem::rename(base.path, moved);
+  const std::string gone = error_of([&] { open_model(run.path); });
+  EXPECT_TRUE(contains(gone, "not there") && contains(gone, "--base")) << gone;
+  EXPECT_TRUE(at::equal(weight(*open_model(run.path, moved), "qkv", qkv, h),
+                        weight(*merged, "qkv", qkv, h)));
+  std::filesystem::rename(moved, base.path);
+  EXPECT_TRUE(contains(error_of([&] { open_model(base.path, base.path); }), "--base: "));
+
   // A folder for peft tells which model its adapters are for, and they go beside no other.
   const Folder out, others;
   const std::string folder = out.path + "/adapters";
   huggingface::export_adapter(adapters, folder);
+  const std::string unnamed = error_of([&] { open_model(folder); });
+  EXPECT_TRUE(contains(unnamed, "--base")) << unnamed;
+  const std::string named = out.path + "/named";
+  huggingface::AdapterOptions options;
+  options.base = base.path;
+  huggingface::export_adapter(adapters, named, options);
+  for (const auto& files : {open_model(folder, base.path), open_model(named)}) {
+    EXPECT_FALSE(files->shape().lora.any());
+    EXPECT_TRUE(at::equal(weight(*files, "qkv", qkv, h), weight(*merged, "qkv", qkv, h)));
+    EXPECT_TRUE(
+        at::equal(weight(*files, "proj2", h, shape.ffn), weight(*merged, "proj2", h, shape.ffn)));
+  }
   TrainConfig third = second;
   third.lora_rank = 0;
   third.lora_from = folder;
@@ -213,6 +236,7 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
   third.init_from = others.path;
   EXPECT_TRUE(contains(error_of([&] { check_adapters(third, shape); }),
                        "is not the model that the adapters were trained beside"));
+  EXPECT_TRUE(contains(error_of([&] { open_model(folder, others.path); }), "--base: "));
   third.init_from.clear();  // nothing to compare with
   EXPECT_TRUE(contains(adapters_note(third, shape), "nothing tells"));
   // Nor does a run take another model that has come into the place of its own.
