@@ -26,6 +26,7 @@ namespace tessera {
 using comm::Group;
 using comm::init;
 using comm::Mesh;
+using nn::is_recomputing;
 using nn::Recompute;
 using nn::set_recompute;
 using nn::Unit;

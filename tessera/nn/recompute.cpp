@@ -27,6 +27,19 @@ struct Where {
   const void* segment = nullptr;
 };
 thread_local Where where;
+thread_local bool rerunning = false;  // is_recomputing()
+
+// Marks this thread as inside a second run for as long as it lives.
+class Rerun {
+ public:
+  Rerun() : before_(std::exchange(rerunning, true)) {}
+  ~Rerun() { rerunning = before_; }
+  Rerun(const Rerun&) = delete;
+  Rerun& operator=(const Rerun&) = delete;
+
+ private:
+  const bool before_;
+};
 
 // The state of the generators that a function of these tensors may draw from.
 class RandomState {
@@ -176,6 +189,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
       const at::AutoGradMode with_grad(true);
       const DeferredGradients::Scope deferring(segment->deferral);
       const PassScope same(segment->pass);
+      const Rerun rerun;
       if (segment->recorder) segment->recorder->replay();
       outputs = segment->run(inputs);
       segment->recorder.reset();
@@ -225,6 +239,7 @@ std::vector<at::Tensor> recompute_tensors(Recompute mode, TensorFunction f,
   return RecomputeFunction::apply(state, wants_grad, at::TensorList(inputs));
 }
 
+bool is_recomputing() { return rerunning; }
 int recomputing_depth() { return where.depth; }
 const void* recomputing_segment() { return where.segment; }
 

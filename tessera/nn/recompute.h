@@ -66,6 +66,12 @@ auto recompute(Recompute mode, F&& f, Args&&... args) {
   return recompute_segment(mode, nullptr, std::forward<F>(f), std::forward<Args>(args)...);
 }
 
+// Whether this thread is running a segment for the second time, in backward. A module that counts,
+// or that updates buffers in forward, does so only where this is false:
+//   if (is_training() && !tessera::is_recomputing()) steps += 1;
+// Otherwise each micro-batch would count twice.
+bool is_recomputing();
+
 // How deep this thread is inside the backward of recomputed segments, and the innermost of them:
 // a gradient that is accumulated there may not be the last of its parameter in this backward pass.
 int recomputing_depth();

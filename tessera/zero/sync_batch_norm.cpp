@@ -245,8 +245,8 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
     throw UsageError(str("SyncBatchNorm: got ", of.count, " values of a channel over ",
                          group_.size(), " ranks in training, wanted at least 2"));
   }
-  // A segment that is recomputed has been counted.
-  if (running_mean.defined() && nn::recomputing_depth() == 0) track(of.mean, of.variance, of.count);
+  // The first run of a recomputed segment has updated the statistics.
+  if (running_mean.defined() && !nn::is_recomputing()) track(of.mean, of.variance, of.count);
   // Autograd wants tensors that are there.
   const auto or_all = [&](const at::Tensor& param, double value) {
     return param.defined() ? param : at::full({x.size(1)}, value, x.options().dtype(wide(x)));

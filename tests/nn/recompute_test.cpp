@@ -186,6 +186,49 @@ TEST(Checkpoint, TellsHowDeepItIs) {
   EXPECT_EQ(recomputing_depth(), 0);
 }
 
+// A segment, one inside it, and one behind it: each function runs once for the first time.
+TEST(Checkpoint, TellsTheSecondRunFromTheFirst) {
+  for (const auto mode : {Recompute::none, Recompute::selective, Recompute::full}) {
+    int first = 0, runs = 0;
+    const auto count = [&](const at::Tensor& in) {
+      ++runs;
+      if (!is_recomputing()) ++first;
+      return in * in;
+    };
+    const at::Tensor x = torch::ones({2}).requires_grad_();
+    at::Tensor y = recompute(
+        mode,
+        [&](at::Tensor in) {
+          const at::Tensor inner = recompute(
+              mode, [&](at::Tensor z) { return count(z); }, count(in));
+          return inner + in;
+        },
+        x);
+    y = recompute(
+        mode, [&](at::Tensor in) { return count(in); }, y);
+    EXPECT_FALSE(is_recomputing());
+    y.sum().backward();
+    EXPECT_FALSE(is_recomputing());
+    EXPECT_EQ(first, 3) << name(mode);
+    EXPECT_EQ(runs > first, mode != Recompute::none) << name(mode);
+  }
+}
+
+TEST(Checkpoint, LeavesTheSecondRunWhenItThrows) {
+  bool fails = false;
+  const at::Tensor x = torch::ones({2}).requires_grad_();
+  const at::Tensor y = recompute(
+      Recompute::full,
+      [&](at::Tensor in) {
+        if (fails) throw UsageError("refused");
+        return in * in;
+      },
+      x);
+  fails = true;
+  EXPECT_THROW(y.sum().backward(), UsageError);
+  EXPECT_FALSE(is_recomputing());
+}
+
 TEST(Checkpoint, KnowsItsNames) {
   for (const auto mode : {Recompute::none, Recompute::selective, Recompute::full}) {
     EXPECT_EQ(parse_recompute(name(mode)), mode);

@@ -8,6 +8,9 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <map>
+#include <string>
+
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tests/zero/oracle.h"
@@ -234,6 +237,54 @@ TEST(SyncBatchNorm, TrainsInTheEngineAsOneProcess) {
         EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-5)) << "stage " << stage << " " << i;
       }
     });
+  }
+}
+
+// A buffer of a user's own, which counts the micro-batches of training.
+struct BatchCounterImpl : torch::nn::Module {
+  BatchCounterImpl() {
+    linear = register_module("linear", torch::nn::Linear(kChannels, kChannels));
+    batches = register_buffer("batches", torch::zeros({}, torch::kLong));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (is_training() && !nn::is_recomputing()) batches += 1;
+    return linear(x);
+  }
+  torch::nn::Linear linear{nullptr};
+  at::Tensor batches;
+};
+TORCH_MODULE(BatchCounter);
+
+TEST(SyncBatchNorm, CountsARecomputedBatchOnce) {
+  const auto train = [](nn::Recompute mode) {
+    torch::nn::Sequential net(torch::nn::Linear(4, kChannels),
+                              SyncBatchNorm(kChannels, comm::Group()), BatchCounter(),
+                              torch::nn::Linear(kChannels, 2));
+    {
+      const at::NoGradGuard no_grad;
+      std::uint64_t seed = 60;
+      for (const at::Tensor& p : net->parameters()) p.copy_(numbers(p.sizes(), ++seed) + 0.1);
+    }
+    zero::Options options;
+    options.optimizer = zero::SGD{.lr = 0.1};
+    zero::DataParallel engine(net, comm::Group(), options);
+    nn::set_recompute(*net, mode);
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = numbers({6, 4}, static_cast<std::uint64_t>(step));
+      engine.backward(torch::mse_loss(engine(x), x.narrow(1, 0, 2)));
+      engine.step();
+    }
+    std::map<std::string, at::Tensor> buffers;
+    for (const auto& buffer : net->named_buffers()) buffers[buffer.key()] = buffer.value().clone();
+    return buffers;
+  };
+  const auto want = train(nn::Recompute::none);
+  EXPECT_EQ(want.at("1.num_batches_tracked").item<std::int64_t>(), 3);
+  EXPECT_EQ(want.at("2.batches").item<std::int64_t>(), 3);
+  for (const auto mode : {nn::Recompute::selective, nn::Recompute::full}) {
+    for (const auto& [key, value] : train(mode)) {
+      EXPECT_TRUE(at::equal(value, want.at(key))) << nn::name(mode) << " " << key;
+    }
   }
 }
 
