@@ -23,17 +23,52 @@ namespace {
 // keeps the graph of the stage's output, but not the output itself.
 template <typename Gradient>
 struct Root : torch::autograd::Function<Root<Gradient>> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& output,
-                            c10::intrusive_ptr<Gradient> gradient) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::TensorList /*outputs*/,
+                            c10::intrusive_ptr<Gradient> gradient, at::Device device) {
     context->saved_data["gradient"] = c10::IValue::make_capsule(std::move(gradient));
-    return at::zeros({}, output.options().dtype(at::kFloat));
+    return at::zeros({}, at::device(device).dtype(at::kFloat));
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list&) {
     const auto capsule = context->saved_data["gradient"].toCapsule();
-    return {std::exchange(static_cast<Gradient*>(capsule.get())->value, {}), at::Tensor()};
+    torch::autograd::variable_list result =
+        std::exchange(static_cast<Gradient*>(capsule.get())->values, {});
+    result.resize(result.size() + 2);  // for the gradient itself and the device
+    return result;
   }
 };
+
+Value call(const Chunk& chunk, const Value& input, int micro) {
+  if (chunk.forward_value) return chunk.forward_value(input, micro);
+  return {{chunk.forward(input.tensors.empty() ? at::Tensor() : input.tensors[0], micro)}};
+}
+
+std::string text_of(const Value& value) {
+  std::vector<std::string> tensors;
+  for (const at::Tensor& tensor : value.tensors) {
+    tensors.push_back(tensor.defined()
+                          ? tessera::str(tensor.sizes(), " ", c10::toString(tensor.scalar_type()))
+                          : "an undefined tensor");
+  }
+  return value.list ? str("(", join(tensors, ", "), ")") : join(tensors, ", ");
+}
+
+// Throws UsageError for an output of a stage that cannot be trained.
+void check_output(const Value& output, int stage, int stages) {
+  const bool last = stage + 1 == stages;
+  const auto floating = [](const at::Tensor& tensor) {
+    return at::isFloatingType(tensor.scalar_type());
+  };
+  bool fine = !output.tensors.empty() && (output.list || output.tensors.size() == 1);
+  for (const at::Tensor& tensor : output.tensors) fine = fine && tensor.defined();
+  if (!output.list || last) fine = fine && !output.list && floating(output.tensors[0]);
+  if (last) fine = fine && output.tensors[0].numel() == 1;
+  if (fine) return;
+  throw UsageError(str("stage ", stage, " of ", stages, " gave ", text_of(output), ", wanted ",
+                       last ? "the loss, one floating-point number"
+                            : "the floating-point tensor that the next stage takes, or a list of "
+                              "defined tensors"));
+}
 
 const schedule::Schedule& checked(const schedule::Schedule& s, const comm::Group& group,
                                   std::size_t chunks, const Options& options) {
@@ -135,31 +170,32 @@ void Executor::forward(const Action& action) {
   const memory::CategoryScope category(MemoryCategory::activations);
   Live live;
   if (stage > 0) live.input = transfers_.take(message(action, true, true));
-  if (stage > 0) live.input.requires_grad_(true);
+  for (std::size_t i = 0; i < live.input.tensors.size(); ++i) {
+    if (live.input.differentiable[i]) live.input.tensors[i].requires_grad_(true);
+  }
   if (defers_) live.deferred = c10::make_intrusive<nn::DeferredGradients>();
-  at::Tensor output;
+  Value output;
   {
     const nn::DeferredGradients::Scope deferring(live.deferred);
-    output = chunks_[static_cast<std::size_t>(action.chunk)].forward(live.input, action.micro);
+    output = call(chunks_[static_cast<std::size_t>(action.chunk)], live.input, action.micro);
   }
-  if (!output.defined() || !at::isFloatingType(output.scalar_type()) ||
-      (is_last(stage) && output.numel() != 1)) {
-    throw UsageError(tessera::str(
-        "stage ", stage, " of ", schedule_.stage_count(), " gave ",
-        output.defined() ? tessera::str(output.sizes(), " ", c10::toString(output.scalar_type()))
-                         : "an undefined tensor",
-        ", wanted ",
-        is_last(stage) ? "the loss, one floating-point number"
-                       : "the floating-point tensor that the next stage takes"));
-  }
+  check_output(output, stage, schedule_.stage_count());
   if (is_last(stage)) {
     const memory::CategoryScope temporary(MemoryCategory::temporary);
-    losses_[static_cast<std::size_t>(action.micro)] = output.detach().to(at::kDouble, false, true);
-    live.root = std::move(output);
+    losses_[static_cast<std::size_t>(action.micro)] =
+        output.tensors[0].detach().to(at::kDouble, false, true);
+    live.root = std::move(output.tensors[0]);
   } else {
-    transfers_.put(message(action, true, false), output.detach().contiguous());
+    Value sent{{}, output.list, {}};
+    std::vector<at::Tensor> roots;  // those that get a gradient
+    for (const at::Tensor& tensor : output.tensors) {
+      sent.tensors.push_back(tensor.detach().contiguous());
+      sent.differentiable.push_back(!output.list || tensor.requires_grad());
+      if (sent.differentiable.back()) roots.push_back(tensor);
+    }
+    transfers_.put(message(action, true, false), std::move(sent));
     live.gradient = c10::make_intrusive<Gradient>();
-    live.root = Root<Gradient>::apply(output, live.gradient);
+    live.root = Root<Gradient>::apply(at::TensorList(roots), live.gradient, options_.device);
   }
   live_[{action.micro, action.chunk}] = std::move(live);
 }
@@ -175,18 +211,29 @@ void Executor::backward(const Action& action) {
   const int stage = this->stage(action.chunk);
   const auto found = live_.find({action.micro, action.chunk});
   Live& live = found->second;
-  if (live.gradient) live.gradient->value = transfers_.take(message(action, false, true));
+  if (live.gradient) {
+    Value came = transfers_.take(message(action, false, true));
+    for (at::Tensor& gradient : came.tensors) {
+      if (gradient.defined()) live.gradient->values.push_back(std::move(gradient));
+    }
+  }
   options_.backward(std::exchange(live.root, {}), pass(action));
   if (stage > 0) {
-    // A stage that does not use its input gives no gradient; the one before waits for it.
-    at::Tensor gradient = live.input.grad();
-    if (!gradient.defined()) gradient = at::zeros_like(live.input);
-    transfers_.put(message(action, false, false), gradient.contiguous());
+    // A stage that does not use an input gives no gradient; the one before waits for it.
+    Value gradients{{}, live.input.list, live.input.differentiable};
+    for (std::size_t i = 0; i < live.input.tensors.size(); ++i) {
+      at::Tensor& gradient = gradients.tensors.emplace_back();
+      if (!live.input.differentiable[i]) continue;
+      gradient = live.input.tensors[i].grad();
+      if (!gradient.defined()) gradient = at::zeros_like(live.input.tensors[i]);
+      gradient = gradient.contiguous();
+    }
+    transfers_.put(message(action, false, false), std::move(gradients));
   }
   if (action.kind == Kind::backward) {
     live_.erase(found);
   } else {
-    live.input.reset();
+    live.input = {};
     live.gradient.reset();
   }
 }
@@ -217,6 +264,55 @@ Losses Executor::losses() const {
   group_.broadcast(values, owner, call).wait();
   const auto* first = values.const_data_ptr<double>();
   return {std::vector<double>(first, first + values.numel())};
+}
+
+// Micro-batch m is at stage s in turn m + s: a rank that works in the order of turns waits only for
+// what was made in an earlier one.
+std::vector<Value> run_forward(const schedule::Schedule& layout, const comm::Group& group,
+                               const std::vector<Chunk>& chunks, int micros, c10::Device device) {
+  checked(layout, group, chunks.size(), {});
+  schedule::Schedule forward = layout;
+  forward.micros = micros;
+  forward.actions.assign(static_cast<std::size_t>(layout.ranks), {});
+  const int stages = layout.stage_count();
+  const auto on = [&](int stage) { return layout.home(stage).rank; };
+  for (int turn = 0; turn < micros + stages - 1; ++turn) {
+    for (int stage = 0; stage < stages; ++stage) {
+      const int micro = turn - stage;
+      if (micro < 0 || micro >= micros) continue;
+      const auto [rank, chunk] = layout.home(stage);
+      auto& actions = forward.actions[static_cast<std::size_t>(rank)];
+      if (stage > 0 && on(stage - 1) != rank) {
+        actions.push_back({Kind::receive_activation, micro, chunk});
+      }
+      actions.push_back({Kind::forward, micro, chunk});
+      if (stage + 1 < stages && on(stage + 1) != rank) {
+        actions.push_back({Kind::send_activation, micro, chunk});
+      }
+    }
+  }
+  const Route route = make_route(forward, group.rank());
+  Transfers transfers(group, stages - 1, device, /*ahead=*/0, Transfers::Shapes::of_each);
+  transfers.begin(route);
+  std::vector<Value> outputs;
+  for (const Action& action : forward.actions[static_cast<std::size_t>(group.rank())]) {
+    const int stage = layout.stage(group.rank(), action.chunk);
+    const Message in{true, action.micro, stage - 1}, out{true, action.micro, stage};
+    if (action.kind == Kind::receive_activation) transfers.receive(in);
+    if (action.kind == Kind::send_activation) transfers.send(out);
+    if (action.kind != Kind::forward) continue;
+    Value value = call(chunks[static_cast<std::size_t>(action.chunk)],
+                       stage > 0 ? transfers.take(in) : Value(), action.micro);
+    for (at::Tensor& tensor : value.tensors) tensor = tensor.detach().contiguous();
+    if (stage + 1 == stages) {
+      outputs.push_back(std::move(value));
+    } else {
+      value.differentiable.assign(value.tensors.size(), false);
+      transfers.put(out, std::move(value));
+    }
+  }
+  transfers.finish();
+  return outputs;
 }
 
 std::string Executor::describe() const {

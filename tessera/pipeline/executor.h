@@ -22,8 +22,13 @@ namespace tessera::pipeline {
 struct Chunk {
   // `input` is what the stage before gave; undefined on the first stage, which knows where its data
   // is. The last stage gives the loss of the micro-batch, one number (say, the sum over its
-  // tokens); the others give one tensor for the next stage, of the same shape every time.
+  // tokens); the others give one tensor for the next stage, of the same shape in all micro-batches
+  // of a step.
   std::function<at::Tensor(const at::Tensor& input, int micro)> forward;
+  // In place of forward, where stages give several tensors. On the first stage `input` is empty.
+  // `differentiable` of the result is ignored: floating-point tensors that require a gradient get
+  // one.
+  std::function<Value(const Value& input, int micro)> forward_value = nullptr;
 };
 
 // Which backward pass of a step this is.
@@ -88,10 +93,11 @@ class Executor {
 
  private:
   struct Gradient : torch::CustomClassHolder {  // what a root's backward gives
-    at::Tensor value;
+    std::vector<at::Tensor> values;
   };
   struct Live {  // of one micro-batch in one chunk, between forward and backward
-    at::Tensor input, root;
+    Value input;
+    at::Tensor root;
     c10::intrusive_ptr<Gradient> gradient;
     c10::intrusive_ptr<nn::DeferredGradients> deferred;
   };
@@ -122,5 +128,12 @@ class Executor {
   std::int64_t deferred_ = -1;  // weight gradients put off in the last step; -1: there was none yet
   bool broken_ = false;
 };
+
+// Runs micro-batches forward alone, through all stages of a schedule's layout; the stages work on
+// different micro-batches at the same time. Shapes may differ between micro-batches. Returns what
+// the last stage gave for each, on the rank that has it; nothing on the others. All ranks of the
+// group call it.
+std::vector<Value> run_forward(const schedule::Schedule& layout, const comm::Group& group,
+                               const std::vector<Chunk>& chunks, int micros, c10::Device device);
 
 }  // namespace tessera::pipeline

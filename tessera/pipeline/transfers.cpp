@@ -14,8 +14,11 @@ namespace {
 
 using schedule::Kind;
 
-constexpr std::int64_t kMostDims = 8;
-constexpr std::int64_t kHeader = 2 + kMostDims;  // type, number of dims, sizes
+constexpr std::int64_t kMostDims = 8, kMostTensors = 8;
+// Type, whether it is differentiable, number of dims, sizes.
+constexpr std::int64_t kShapeWords = 3 + kMostDims;
+// Whether it is a list, number of tensors, the shape of each.
+constexpr std::int64_t kHeader = 2 + kMostTensors * kShapeWords;
 
 comm::Call call_of(const Message& message) {
   comm::Call call;
@@ -37,6 +40,19 @@ std::string describe(const Message& message) {
   return message.up
              ? str("activation of micro-batch ", message.micro, " from stage ", low, " to ", high)
              : str("gradient of micro-batch ", message.micro, " from stage ", high, " to ", low);
+}
+
+at::Tensor movable(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte: return tensor;
+    default: return tensor.view(-1).view(at::kByte);
+  }
 }
 
 Route make_route(const schedule::Schedule& schedule, int rank) {
@@ -65,55 +81,103 @@ Route make_route(const schedule::Schedule& schedule, int rank) {
   return route;
 }
 
-Transfers::Transfers(comm::Group group, int boundaries, c10::Device device, int ahead)
+Transfers::Transfers(comm::Group group, int boundaries, c10::Device device, int ahead,
+                     Shapes shapes)
     : group_(std::move(group)),
       device_(device),
       ahead_(static_cast<std::size_t>(ahead)),
+      kind_(shapes),
       shapes_(static_cast<std::size_t>(boundaries)),
       announced_(static_cast<std::size_t>(boundaries), false) {}
 
-std::string Transfers::text(const Shape& shape) {
-  return tessera::str(at::IntArrayRef(shape.sizes), " ", c10::toString(shape.dtype));
+std::string Transfers::text(const ValueShape& shape) {
+  std::vector<std::string> tensors;
+  for (const Shape& each : shape.tensors) {
+    tensors.push_back(tessera::str(at::IntArrayRef(each.sizes), " ", c10::toString(each.dtype)));
+  }
+  return shape.list ? str("(", join(tensors, ", "), ")") : join(tensors, ", ");
 }
 
 void Transfers::begin(const Route& route) {
   route_ = &route;
   lines_.assign(route.from.size(), {});
+  shapes_.assign(shapes_.size(), std::nullopt);
+  announced_.assign(announced_.size(), false);
 }
 
-void Transfers::put(const Message& message, at::Tensor value) {
-  std::optional<Shape>& known = shape(message.boundary);
-  const Shape now{value.scalar_type(), value.sizes().vec()};
-  if (!known) known = now;
-  if (*known != now) {
-    throw UsageError(str(describe(message), ": the shape is ", text(now), ", but it was ",
-                         text(*known),
-                         " before, and a pipeline agrees on shapes once; make a new executor for "
-                         "batches of another shape"));
+void Transfers::put(const Message& message, Value value) {
+  if (message.up) {
+    ValueShape now{value.list, {}};
+    for (std::size_t i = 0; i < value.tensors.size(); ++i) {
+      const at::Tensor& tensor = value.tensors[i];
+      now.tensors.push_back({tensor.scalar_type(),
+                             value.differentiable.empty() || value.differentiable[i],
+                             tensor.sizes().vec()});
+    }
+    std::optional<ValueShape>& known = shape(message.boundary);
+    if (!known || kind_ == Shapes::of_each) {
+      known = std::move(now);
+    } else if (*known != now) {
+      throw UsageError(str(describe(message), " has shape ", text(now),
+                           ", but an earlier micro-batch of this step had ", text(*known),
+                           ". In a pipeline all micro-batches of one step must have the same ",
+                           "shape: pad them, or run micro-batches of another shape in a step of ",
+                           "their own."));
+    }
   }
   here_[message] = std::move(value);
 }
 
-void Transfers::send(const Message& message) {
-  const int to = route_->outgoing.at(message);
-  const at::Tensor value = take(message);
-  const auto boundary = static_cast<std::size_t>(message.boundary);
-  if (message.up && !announced_[boundary]) {
-    const Shape& own = *shape(message.boundary);
-    at::Tensor header = at::empty({kHeader}, at::kLong);
-    auto* words = header.mutable_data_ptr<std::int64_t>();
-    std::fill_n(words, kHeader, 0);
-    if (static_cast<std::int64_t>(own.sizes.size()) > kMostDims) {
-      throw UsageError(str(describe(message), ": got ", own.sizes.size(),
+void Transfers::announce(const Message& message, int to) {
+  const ValueShape& own = *shape(message.boundary);
+  at::Tensor header = at::empty({kHeader}, at::kLong);
+  auto* words = header.mutable_data_ptr<std::int64_t>();
+  std::fill_n(words, kHeader, 0);
+  if (static_cast<std::int64_t>(own.tensors.size()) > kMostTensors) {
+    throw UsageError(str(describe(message), " has ", own.tensors.size(),
+                         " tensors. A layer may give the next stage at most ", kMostTensors, "."));
+  }
+  *words++ = own.list ? 1 : 0;
+  *words++ = static_cast<std::int64_t>(own.tensors.size());
+  for (const Shape& each : own.tensors) {
+    if (static_cast<std::int64_t>(each.sizes.size()) > kMostDims) {
+      throw UsageError(str(describe(message), ": got ", each.sizes.size(),
                            " dimensions, wanted at most ", kMostDims));
     }
-    words[0] = static_cast<std::int64_t>(own.dtype);
-    words[1] = static_cast<std::int64_t>(own.sizes.size());
-    std::copy(own.sizes.begin(), own.sizes.end(), words + 2);
-    keep(group_.send(header, to, header_call(message.boundary)));
+    words[0] = static_cast<std::int64_t>(each.dtype);
+    words[1] = each.differentiable ? 1 : 0;
+    words[2] = static_cast<std::int64_t>(each.sizes.size());
+    std::copy(each.sizes.begin(), each.sizes.end(), words + 3);
+    words += kShapeWords;
+  }
+  keep(group_.send(header, to, header_call(message.boundary)));
+}
+
+Transfers::ValueShape Transfers::hear(int boundary, int from) const {
+  at::Tensor header = at::empty({kHeader}, at::kLong);
+  group_.recv(header, from, header_call(boundary)).wait();
+  const auto* words = header.const_data_ptr<std::int64_t>();
+  ValueShape shape{words[0] != 0, {}};
+  const std::int64_t tensors = words[1];
+  words += 2;
+  for (std::int64_t i = 0; i < tensors; ++i, words += kShapeWords) {
+    shape.tensors.push_back({static_cast<at::ScalarType>(words[0]), words[1] != 0,
+                             std::vector<std::int64_t>(words + 3, words + 3 + words[2])});
+  }
+  return shape;
+}
+
+void Transfers::send(const Message& message) {
+  const int to = route_->outgoing.at(message);
+  const auto boundary = static_cast<std::size_t>(message.boundary);
+  if (message.up && (!announced_[boundary] || kind_ == Shapes::of_each)) {
+    announce(message, to);
     announced_[boundary] = true;
   }
-  keep(group_.send(value, to, call_of(message)));
+  const Value value = take(message);
+  for (const at::Tensor& tensor : value.tensors) {
+    if (tensor.defined()) keep(group_.send(movable(tensor), to, call_of(message)));
+  }
 }
 
 void Transfers::keep(comm::Work work) {
@@ -128,21 +192,24 @@ void Transfers::keep(comm::Work work) {
 void Transfers::post(int rank, bool may_wait) {
   Line& line = lines_[static_cast<std::size_t>(rank)];
   const Message& message = route_->from[static_cast<std::size_t>(rank)][line.posted];
-  std::optional<Shape>& known = shape(message.boundary);
-  if (!known) {
+  std::optional<ValueShape>& known = shape(message.boundary);
+  if (!known || (kind_ == Shapes::of_each && message.up)) {
     if (!may_wait) return;
-    at::Tensor header = at::empty({kHeader}, at::kLong);
-    group_.recv(header, rank, header_call(message.boundary)).wait();
-    const auto* words = header.const_data_ptr<std::int64_t>();
-    known = Shape{static_cast<at::ScalarType>(words[0]),
-                  std::vector<std::int64_t>(words + 2, words + 2 + words[1])};
+    known = hear(message.boundary, rank);
   }
   // An activation is kept for backward; a gradient is used up at once.
   const memory::CategoryScope scope(message.up ? MemoryCategory::activations
                                                : MemoryCategory::buffers);
-  at::Tensor value = at::empty(known->sizes, at::TensorOptions(device_).dtype(known->dtype));
-  comm::Work work = group_.recv(value, rank, call_of(message));
-  line.under_way.emplace(line.posted++, Posted{std::move(value), std::move(work)});
+  Posted posted;
+  posted.value.list = known->list;
+  for (const Shape& each : known->tensors) {
+    posted.value.differentiable.push_back(each.differentiable);
+    at::Tensor& tensor = posted.value.tensors.emplace_back();
+    if (!message.up && !each.differentiable) continue;  // no gradient comes
+    tensor = at::empty(each.sizes, at::TensorOptions(device_).dtype(each.dtype));
+    posted.works.push_back(group_.recv(movable(tensor), rank, call_of(message)));
+  }
+  line.under_way.emplace(line.posted++, std::move(posted));
 }
 
 void Transfers::receive(const Message& message) {
@@ -150,15 +217,15 @@ void Transfers::receive(const Message& message) {
   Line& line = lines_[static_cast<std::size_t>(rank)];
   while (line.posted <= position) post(rank, /*may_wait=*/true);
   auto node = line.under_way.extract(position);
-  node.mapped().work.wait();
+  for (const comm::Work& work : node.mapped().works) work.wait();
   ++line.taken;
   here_[message] = std::move(node.mapped().value);
 }
 
-at::Tensor Transfers::take(const Message& message) {
-  const auto node = here_.extract(message);
+Value Transfers::take(const Message& message) {
+  auto node = here_.extract(message);
   if (node.empty()) throw Error(str(describe(message), " is not there"));
-  return node.mapped();
+  return std::move(node.mapped());
 }
 
 void Transfers::look_ahead() {
