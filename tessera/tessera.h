@@ -31,6 +31,7 @@ using nn::Recompute;
 using nn::set_recompute;
 using nn::Unit;
 using tensor_parallel::ColumnParallelLinear;
+using tensor_parallel::MeshDropout;
 using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 using zero::AdamW;

@@ -94,8 +94,10 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
                      const AttentionOptions& options = {});
 
 // x [B, rows, cols], each value times 0 or 1 / (1 - rate): [Note: dropout] in pass.h. Row 0 of each
-// sample here is row `first_row` of the whole. saves: nothing.
-at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row = 0);
+// sample here is row `first_row` of the whole, and column 0 is column `first_column` of rows that
+// are `width` wide in the whole (0: cols). saves: nothing.
+at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row = 0,
+                   std::int64_t first_column = 0, std::int64_t width = 0);
 // The same for columns [first, first + cols) of rows that are `width` wide in the whole, as a copy
 // and outside autograd: its gradient is dropped likewise.
 at::Tensor dropped_columns(const at::Tensor& x, const Dropout& how, std::int64_t first,

@@ -87,13 +87,15 @@ void check_droppable(const at::Tensor& x, const Dropout& how) {
 
 }  // namespace
 
-at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row) {
+at::Tensor dropout(const at::Tensor& x, const Dropout& how, std::int64_t first_row,
+                   std::int64_t first_column, std::int64_t width) {
   if (how.rate == 0) return x;
   check_droppable(x, how);
   auto kept = c10::make_intrusive<KeptDropout>();
   kept->how = how;
   kept->first_row = first_row;
-  kept->width = x.size(2);
+  kept->first_column = first_column;
+  kept->width = width == 0 ? x.size(2) : width;
   return DropoutFunction::apply(x, kept);
 }
 

@@ -8,6 +8,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
+#include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/ops.h"
 
@@ -211,5 +212,34 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::
 }
 
 std::vector<ParamSpec> VocabParallelEmbeddingImpl::specs() const { return {spec_}; }
+
+MeshDropoutImpl::MeshDropoutImpl(Axis axis, DropoutOptions options)
+    : axis_(std::move(axis)), options_(std::move(options)) {
+  if (const double rate = options_.rate.value_or(0); !(rate >= 0 && rate < 1)) {
+    throw UsageError(str("MeshDropout ", quote(options_.label), ": rate ", rate,
+                         " must be at least 0 and less than 1."));
+  }
+}
+
+at::Tensor MeshDropoutImpl::forward(const at::Tensor& x) {
+  if (!is_training()) return x;
+  const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
+  const double rate = options_.rate.value_or(pass == nullptr ? 0 : pass->dropout);
+  if (rate == 0) return x;
+  if (pass == nullptr) {
+    throw UsageError(str("MeshDropout ", quote(options_.label), " ran in training outside a step ",
+                         "of a ParallelModel, which chooses its masks. Call eval(), or use ",
+                         "torch::nn::Dropout there."));
+  }
+  if (x.dim() == 0 || x.numel() == 0) return x;
+  const nn::Dropout how{rate, pass->seed, stream_of(options_.label), pass->first_sample};
+  const at::Tensor rows =
+      x.dim() == 1 ? x.view({-1, 1, 1}) : x.reshape({x.size(0), -1, x.size(-1)});
+  const std::int64_t own = rows.size(2), t = axis_.rank();
+  const at::Tensor dropped = options_.sharded
+                                 ? nn::dropout(rows, how, 0, t * own, axis_.size() * own)
+                                 : nn::dropout(rows, how, axis_.sequence ? t * rows.size(1) : 0);
+  return dropped.view(x.sizes());
+}
 
 }  // namespace tessera::tensor_parallel

@@ -5,6 +5,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -111,6 +112,33 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module, public Sharded {
   ParamSpec spec_;
 };
 TORCH_MODULE(VocabParallelEmbedding);
+
+// Dropout of a layer on a mesh.
+struct DropoutOptions {
+  // In [0, 1). Without a value it is ParallelOptions::dropout.
+  std::optional<double> rate = std::nullopt;
+  std::string label = "dropout";  // must differ between layers: it chooses the random numbers
+  // Set it for tensors whose columns the ranks share, such as the output of a ColumnParallelLinear.
+  bool sharded = false;
+};
+
+// Dropout whose masks do not depend on the mesh: [Note: dropout] in nn/pass.h. All tensor-parallel
+// ranks drop the same elements, and recomputation drops those of the first run. Takes [samples, …]
+// of any number of dims, fp32 or bf16 (on a GPU fp16 too); with sequence parallelism the shard
+// [B, T / ranks, C] of this rank. Works in ParallelModel::step(), start_step() and run(); elsewhere
+// it throws UsageError in training. In evaluation it returns its argument.
+class MeshDropoutImpl : public torch::nn::Module {
+ public:
+  MeshDropoutImpl(Axis axis, DropoutOptions options);  // throws UsageError
+  // x with each value times 0 or 1 / (1 - rate).
+  at::Tensor forward(const at::Tensor& x);
+  const DropoutOptions& options() const { return options_; }
+
+ private:
+  Axis axis_;
+  DropoutOptions options_;
+};
+TORCH_MODULE(MeshDropout);
 
 // x · wᵀ + b with this rank's rows of w and b, from copy_to_region(x). b may be undefined.
 at::Tensor column_parallel_linear(const Axis& axis, const at::Tensor& x, const at::Tensor& w,
