@@ -11,6 +11,7 @@
 #include "tessera/core/hash.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/parallelize.h"
+#include "tessera/pipeline/transfers.h"
 #include "tessera/schedule/split.h"
 
 namespace tessera::parallel {
@@ -38,7 +39,7 @@ Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& option
     : schedule_(schedule_of(pp, options)) {
   if (layers.empty()) throw UsageError("the model has no layers; wanted at least one, with a loss");
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    for (const auto& [own, tie] : layers[i].tied) tied_layer(layers, tie.layer, i);
+    for (const auto& [own, tie] : layers[i].tied) tie_owner(layers, i, own);
   }
   const std::vector<int> bounds =
       bounds_of(layers, schedule_.stage_count(), pp == 1 ? std::vector<int>() : options.split);
@@ -66,12 +67,20 @@ int Cut::stage_of(std::size_t layer) const {
   throw Error(str("layer ", layer, " is on no stage"));
 }
 
-std::size_t tied_layer(const std::vector<Layer>& layers, const std::string& name, std::size_t who) {
-  for (std::size_t i = 0; i < who; ++i) {
-    if (layers[i].name == name) return i;
+TieOwner tie_owner(const std::vector<Layer>& layers, std::size_t who, const std::string& param) {
+  TieOwner owner{who, param};
+  for (auto tie = layers[who].tied.find(param); tie != layers[owner.layer].tied.end();
+       tie = layers[owner.layer].tied.find(owner.param)) {
+    const auto end = layers.begin() + static_cast<std::ptrdiff_t>(owner.layer);
+    const auto named = std::find_if(
+        layers.begin(), end, [&](const Layer& layer) { return layer.name == tie->second.layer; });
+    if (named == end) {
+      throw UsageError(str("Layer ", quote(layers[owner.layer].name), " is tied to layer ",
+                           quote(tie->second.layer), ". It must be the name of an earlier layer."));
+    }
+    owner = {static_cast<std::size_t>(named - layers.begin()), tie->second.param};
   }
-  throw UsageError(str("layer ", quote(layers[who].name), " is tied to layer ", quote(name),
-                       "; wanted the name of one before it"));
+  return owner;
 }
 
 std::string whole_name(const Layer& layer, const std::string& param) {
@@ -83,9 +92,9 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
   std::map<std::string, std::set<int>> stages;  // by the parameter's name
   for (std::size_t i = 0; i < layers.size(); ++i) {
     for (const auto& [own, tie] : layers[i].tied) {
-      const std::size_t owner = tied_layer(layers, tie.layer, i);
-      auto& with = stages[whole_name(layers[owner], tie.param)];
-      with.insert(cut.stage_of(owner));
+      const TieOwner owner = tie_owner(layers, i, own);
+      auto& with = stages[whole_name(layers[owner.layer], owner.param)];
+      with.insert(cut.stage_of(owner.layer));
       with.insert(cut.stage_of(i));
     }
   }
@@ -96,9 +105,9 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
     for (const int stage : with) ranks.push_back(cut.schedule().home(stage).rank);
     std::sort(ranks.begin(), ranks.end());
     if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
-      throw UsageError(str("schedule ", cut.schedule().name, " has two stages with ", quote(param),
-                           " on one rank, where it would be trained twice; wanted layers that are "
-                           "not tied, or another schedule"));
+      throw UsageError(str("Schedule ", cut.schedule().name, " has two stages with the tied ",
+                           "parameter ", quote(param), " on one rank, where it would be trained ",
+                           "twice. Use schedule 1f1b or gpipe, or another split, or untie it."));
     }
     if (ranks.size() == 1 || !std::binary_search(ranks.begin(), ranks.end(), pp.rank())) continue;
     auto group = groups.find(ranks);
@@ -139,7 +148,7 @@ at::Tensor tell_all(const comm::Group& group, int owner, const at::Tensor& tenso
           ? tensor.contiguous()
           : at::empty(at::IntArrayRef(words + 2, static_cast<std::size_t>(words[1])),
                       at::device(device).dtype(static_cast<at::ScalarType>(words[0])));
-  group.broadcast(all, owner, call).wait();
+  group.broadcast(pipeline::movable(all), owner, call).wait();
   return all;
 }
 

@@ -34,8 +34,16 @@ class Cut {
   std::vector<Stretch> stages_;
 };
 
-// Which layer that is. Throws UsageError, on behalf of layer `who`, if there is none before it.
-std::size_t tied_layer(const std::vector<Layer>& layers, const std::string& layer, std::size_t who);
+// The layer and the parameter of it that a tied parameter is. That one is tied to nothing itself.
+struct TieOwner {
+  std::size_t layer = 0;
+  std::string param;
+
+  friend bool operator==(const TieOwner&, const TieOwner&) = default;
+};
+// Of parameter `param` in `tied` of layer `who`, through ties of ties. Throws UsageError if a tie
+// names no layer before its own.
+TieOwner tie_owner(const std::vector<Layer>& layers, std::size_t who, const std::string& param);
 // What a parameter of a layer is called in the whole model.
 std::string whole_name(const Layer& layer, const std::string& param);
 

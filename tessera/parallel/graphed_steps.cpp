@@ -55,6 +55,10 @@ bool GraphedSteps::fits(const Batches& batches) const {
   for (std::size_t i = 0; i < batches.size(); ++i) {
     if (!alike(batches[i].input, batches_[i].input)) return false;
     if (!alike(batches[i].targets, batches_[i].targets)) return false;
+    if (batches[i].inputs.size() != batches_[i].inputs.size()) return false;
+    for (std::size_t k = 0; k < batches[i].inputs.size(); ++k) {
+      if (!alike(batches[i].inputs[k], batches_[i].inputs[k])) return false;
+    }
   }
   return true;
 }
@@ -66,6 +70,9 @@ void GraphedSteps::copy_in(const Batches& batches) {
   for (std::size_t i = 0; i < batches.size(); ++i) {
     copy(batches_[i].input, batches[i].input);
     copy(batches_[i].targets, batches[i].targets);
+    for (std::size_t k = 0; k < batches[i].inputs.size(); ++k) {
+      copy(batches_[i].inputs[k], batches[i].inputs[k]);
+    }
   }
 }
 
@@ -89,6 +96,9 @@ zero::PendingStep GraphedSteps::step(const zero::Begin& begin, const zero::StepO
     batches_.clear();
     for (const MicroBatch& batch : batches) {
       batches_.push_back({place_for(batch.input, device_), place_for(batch.targets, device_)});
+      for (const at::Tensor& input : batch.inputs) {
+        batches_.back().inputs.push_back(place_for(input, device_));
+      }
     }
     alike_ = 0;
   }

@@ -1,9 +1,12 @@
 #include "tessera/parallel/model_chunk.h"
 
+#include <c10/util/Type.h>
+
 #include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/parallel/cut.h"
 
 namespace tessera::parallel {
 namespace {
@@ -58,15 +61,42 @@ void register_at(torch::nn::Module& root, const std::string& name,
 
 thread_local LayerWatch* watching = nullptr;
 
-torch::nn::AnyModule made_by(const Layer& layer, const tensor_parallel::Axis& tp,
-                             const ModelChunkImpl::Made& made) {
+// Tensor of a tied parameter of layer `who` that a layer made before has; undefined: none has.
+at::Tensor tied_tensor(const std::vector<Layer>& layers, std::size_t who, const std::string& param,
+                       const ModelChunkImpl::Made& made) {
+  if (!layers[who].tied.contains(param)) {
+    throw UsageError(str("LayerContext::tied(", quote(param), ") in layer ",
+                         quote(layers[who].name), ": Layer::tied does not have that name."));
+  }
+  const TieOwner owner = tie_owner(layers, who, param);
+  for (std::size_t i = 0; i < who; ++i) {
+    const auto found = made.find(layers[i].name);
+    if (found == made.end()) continue;
+    const auto params = found->second->named_parameters();
+    const auto has = [&](const std::string& name) {
+      const at::Tensor* there = params.find(name);
+      return there == nullptr ? at::Tensor() : *there;
+    };
+    if (i == owner.layer) return has(owner.param);
+    for (const auto& [own, tie] : layers[i].tied) {
+      if (tie_owner(layers, i, own) == owner) return has(own);
+    }
+  }
+  return {};
+}
+
+torch::nn::AnyModule made_by(const std::vector<Layer>& layers, std::size_t index,
+                             const tensor_parallel::Axis& tp, const ModelChunkImpl::Made& made) {
+  const Layer& layer = layers[index];
   if (layer.name.empty()) throw UsageError("a layer has no name; wanted one of its own for each");
   if (!layer.make) throw UsageError(str("layer ", quote(layer.name), " has no factory"));
   const LayerContext context{
-      layer.name, tp, [&made](const std::string& name) -> std::shared_ptr<torch::nn::Module> {
+      layer.name, tp,
+      [&made](const std::string& name) -> std::shared_ptr<torch::nn::Module> {
         const auto found = made.find(name);
         return found == made.end() ? nullptr : found->second;
-      }};
+      },
+      [&](const std::string& param) { return tied_tensor(layers, index, param, made); }};
   torch::nn::AnyModule module = layer.make(context);
   if (module.is_empty()) {
     throw UsageError(str("the factory of layer ", quote(layer.name),
@@ -75,14 +105,23 @@ torch::nn::AnyModule made_by(const Layer& layer, const tensor_parallel::Axis& tp
   return module;
 }
 
+LayerValue value_of(torch::nn::AnyValue output, const torch::nn::AnyModule& module) {
+  if (auto* one = output.try_get<at::Tensor>()) return {{std::move(*one)}, false};
+  if (auto* list = output.try_get<std::vector<at::Tensor>>()) return {std::move(*list), true};
+  throw UsageError(str("A ", module.ptr()->name(), " returned a value of type ",
+                       c10::demangle(output.type_info().name()),
+                       ". A layer must return at::Tensor or std::vector<at::Tensor>."));
+}
+
 }  // namespace
 
 LayerWatch::LayerWatch(Seen seen)
     : seen_(std::move(seen)), before_(std::exchange(watching, this)) {}
 LayerWatch::~LayerWatch() { watching = before_; }
 
-at::Tensor LayerWatch::shown(const std::string& layer, at::Tensor output) {
-  if (watching != nullptr) watching->seen_(layer, output);
+LayerValue LayerWatch::shown(const std::string& layer, LayerValue output) {
+  if (watching == nullptr) return output;
+  for (const at::Tensor& tensor : output.first) watching->seen_(layer, tensor);
   return output;
 }
 
@@ -91,21 +130,28 @@ LayerUnit::LayerUnit(torch::nn::AnyModule module)
   adopt(*this, *inner_);
 }
 
-at::Tensor LayerUnit::forward(const at::Tensor& x) {
-  return run([module = module_](at::Tensor in) mutable { return module.forward<at::Tensor>(in); },
-             x);
+LayerValue LayerUnit::forward(const LayerValue& x) {
+  return run(
+      [module = module_](LayerValue in) mutable {
+        return value_of(in.second ? module.any_forward(std::move(in.first))
+                                  : module.any_forward(std::move(in.first[0])),
+                        module);
+      },
+      x);
 }
 
-at::Tensor LayerUnit::forward(const at::Tensor& x, const at::Tensor& targets) {
+LayerValue LayerUnit::forward(const LayerValue& x, const at::Tensor& targets) {
   return run(
-      [module = module_](at::Tensor in, at::Tensor wanted) mutable {
-        return module.forward<at::Tensor>(in, wanted);
+      [module = module_](LayerValue in, at::Tensor wanted) mutable {
+        return value_of(in.second ? module.any_forward(std::move(in.first), std::move(wanted))
+                                  : module.any_forward(std::move(in.first[0]), std::move(wanted)),
+                        module);
       },
       x, targets);
 }
 
-at::Tensor LayerUnit::forward(const at::Tensor& x, const Finish& finish) {
-  return run([&](at::Tensor in) { return finish(*inner_, in); }, x);
+LayerValue LayerUnit::forward(const LayerValue& x, const FinishList& finish) {
+  return run([&](LayerValue in) { return LayerValue({finish(*inner_, in.first)}, false); }, x);
 }
 
 std::vector<ParamSpec> LayerUnit::specs() const {
@@ -126,7 +172,7 @@ ModelChunkImpl::ModelChunkImpl(const std::vector<Layer>& layers, std::size_t fir
   if (made == nullptr) made = &own;
   for (std::size_t i = first; i < last; ++i) {
     const Layer& layer = layers[i];
-    auto unit = std::make_shared<LayerUnit>(made_by(layer, tp, *made));
+    auto unit = std::make_shared<LayerUnit>(made_by(layers, i, tp, *made));
     if (on_made) on_made(layer, *unit);
     (*made)[layer.name] = unit->shared_module();
     names_.push_back(layer.name);
@@ -140,15 +186,18 @@ ModelChunkImpl::ModelChunkImpl(const std::vector<Layer>& layers, std::size_t fir
   }
 }
 
-at::Tensor ModelChunkImpl::forward_layers(const at::Tensor& x, std::size_t count) {
-  at::Tensor y = x;
-  for (std::size_t i = 0; i < count; ++i) y = LayerWatch::shown(names_[i], layers_[i]->forward(y));
-  return y;
+LayerValue ModelChunkImpl::forward_layers(LayerValue x, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) x = LayerWatch::shown(names_[i], layers_[i]->forward(x));
+  return x;
 }
 
-at::Tensor ModelChunkImpl::forward(const at::Tensor& x, const at::Tensor& targets,
-                                   const Finish* finish) {
-  const at::Tensor y = forward_layers(x, layers_.size() - (last_ ? 1 : 0));
+at::Tensor ModelChunkImpl::forward_layers(const at::Tensor& x, std::size_t count) {
+  return forward_layers(LayerValue({x}, false), count).first[0];
+}
+
+LayerValue ModelChunkImpl::forward(const LayerValue& x, const at::Tensor& targets,
+                                   const FinishList* finish) {
+  const LayerValue y = forward_layers(x, layers_.size() - (last_ ? 1 : 0));
   if (!last_) return y;
   return LayerWatch::shown(names_.back(), finish != nullptr ? layers_.back()->forward(y, *finish)
                                                             : layers_.back()->forward(y, targets));
@@ -173,6 +222,23 @@ std::vector<ParamSpec> ModelChunkImpl::specs() const {
 void ModelChunkImpl::train(bool on) {
   torch::nn::Module::train(on);
   for (const auto& layer : layers_) layer->train(on);
+}
+
+Evaluating::Evaluating(const std::vector<std::shared_ptr<ModelChunkImpl>>& chunks) {
+  // Outer ones first: train() reaches into those that follow.
+  for (const auto& chunk : chunks) were_.emplace_back(chunk, chunk->is_training());
+  for (const auto& chunk : chunks) {
+    for (std::size_t i = 0; i < chunk->size(); ++i) {
+      for (const auto& module : chunk->layer(i).modules()) {
+        were_.emplace_back(module, module->is_training());
+      }
+    }
+  }
+  for (const auto& chunk : chunks) chunk->eval();
+}
+
+Evaluating::~Evaluating() {
+  for (const auto& [module, was] : were_) module->train(was);
 }
 
 }  // namespace tessera::parallel

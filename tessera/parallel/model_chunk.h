@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/nn/unit.h"
@@ -13,15 +14,18 @@
 
 namespace tessera::parallel {
 
+// What goes from layer to layer: its tensors, and whether they go as a vector rather than as one.
+using LayerValue = std::pair<std::vector<at::Tensor>, bool>;
+
 // A layer under its name: a unit with the parameters, buffers and children of the module in it, so
 // that they are called as the layer says and nothing more.
 class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_parallel::Sharded {
  public:
   explicit LayerUnit(torch::nn::AnyModule module);
 
-  at::Tensor forward(const at::Tensor& x);
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& targets);  // of the last layer
-  at::Tensor forward(const at::Tensor& x, const Finish& finish);       // likewise
+  LayerValue forward(const LayerValue& x);
+  LayerValue forward(const LayerValue& x, const at::Tensor& targets);  // of the last layer
+  LayerValue forward(const LayerValue& x, const FinishList& finish);   // of the last layer
   std::vector<ParamSpec> specs() const override;
   void train(bool on = true) override;
   const std::shared_ptr<torch::nn::Module>& shared_module() const { return inner_; }
@@ -32,7 +36,7 @@ class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_p
   std::shared_ptr<torch::nn::Module> inner_;  // what is in it
 };
 
-// Calls `seen` with the name and the output of each layer that the calling thread runs forward, for
+// Calls `seen` with the name and each output of each layer that the calling thread runs forward, for
 // as long as this lives; then the one before is called again. For finding where numbers go wrong.
 class LayerWatch {
  public:
@@ -44,7 +48,7 @@ class LayerWatch {
 
  private:
   friend class ModelChunkImpl;
-  static at::Tensor shown(const std::string& layer, at::Tensor output);
+  static LayerValue shown(const std::string& layer, LayerValue output);
 
   const Seen seen_;
   LayerWatch* const before_;
@@ -57,14 +61,16 @@ class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded
   // Layers [first, last) of the list. `made` finds layers of other chunks on this rank and gets
   // those of this one; null: there are no others. `on_made` is called with each when it is there.
   using Made = std::map<std::string, std::shared_ptr<torch::nn::Module>>;
-  using OnMade = std::function<void(const Layer&, torch::nn::Module&)>;
+  using OnMade = std::function<void(const Layer&, LayerUnit&)>;
   ModelChunkImpl(const std::vector<Layer>& layers, std::size_t first, std::size_t last,
                  const tensor_parallel::Axis& tp, Made* made = nullptr,
                  const OnMade& on_made = nullptr);
 
   // Through all layers. The last one of the model gives the loss, or what `finish` makes.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& targets, const Finish* finish);
+  LayerValue forward(const LayerValue& x, const at::Tensor& targets, const FinishList* finish);
   // Through the first `count` of them, none of which is the model's last.
+  LayerValue forward_layers(LayerValue x, std::size_t count);
+  // The same for layers that take and return one tensor each.
   at::Tensor forward_layers(const at::Tensor& x, std::size_t count);
 
   bool has_first() const { return first_; }
@@ -83,5 +89,18 @@ class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded
   std::vector<bool> flat_;
 };
 TORCH_MODULE(ModelChunk);
+
+// While it lives, layers run as in evaluation: a dropout of torch's drops nothing, its batch norm
+// learns nothing. Then each of their modules is as it was.
+class Evaluating {
+ public:
+  explicit Evaluating(const std::vector<std::shared_ptr<ModelChunkImpl>>& chunks);
+  ~Evaluating();
+  Evaluating(const Evaluating&) = delete;
+  Evaluating& operator=(const Evaluating&) = delete;
+
+ private:
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> were_;
+};
 
 }  // namespace tessera::parallel

@@ -12,6 +12,7 @@
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/nn/pass.h"
+#include "tessera/parallel/consistency.h"
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/graphed_steps.h"
 #include "tessera/parallel/start.h"
@@ -19,6 +20,7 @@
 
 namespace tessera {
 
+using parallel::LayerValue;
 using parallel::ModelChunkImpl;
 
 struct ParallelModel::Impl {
@@ -27,9 +29,11 @@ struct ParallelModel::Impl {
   void make_chunks(const std::vector<Layer>& layers);
   zero::ModelAxes model_axes();
   pipeline::Options pipe_options();
-  at::Tensor run_chunk(int chunk, const at::Tensor& x, const at::Tensor& targets,
-                       const Finish* finish);
-  at::Tensor forward(int chunk, const at::Tensor& input, int micro);
+  LayerValue run_chunk(int chunk, const LayerValue& x, const at::Tensor& targets,
+                       const FinishList* finish);
+  pipeline::Value forward(int chunk, const pipeline::Value& input, int micro);
+  std::vector<at::Tensor> evaluate(const std::vector<MicroBatch>& batches,
+                                   const FinishList* finish);
   bool pipelined() const { return mesh.axes().pp() > 1; }
   // Each once: tied parameters of the same ranks share one. By their names, which are their own.
   std::map<std::string, comm::Group> tied_groups() const {
@@ -38,12 +42,15 @@ struct ParallelModel::Impl {
     return groups;
   }
   bool drops() const {
-    return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0;
+    return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0 ||
+           own_dropout;
   }
+  void check_replicas(const std::vector<MicroBatch>& batches);
   void run_passes(int micro_batches);
   void check_count(const std::vector<MicroBatch>& batches) const;
   void start_passes(const std::vector<MicroBatch>& batches, std::uint64_t step);
-  std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::uint64_t step) const;
+  std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::size_t micro,
+                                          std::size_t micros, std::uint64_t step) const;
   zero::PendingStep step_now(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
 
   comm::Mesh mesh;
@@ -53,7 +60,9 @@ struct ParallelModel::Impl {
   std::vector<nn::Unit<ModelChunkImpl>> units;  // the same, in a pipeline
   std::shared_ptr<torch::nn::Module> module;
   parallel::Start start;
-  comm::Group model;  // the ranks of this replica
+  bool own_dropout = false;  // a layer here drops something whatever the options are
+  std::int64_t checked = 0;  // steps that were started, for check_replicas()
+  comm::Group model;         // the ranks of this replica
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
@@ -85,31 +94,21 @@ zero::StepOptions options_of(const ParallelModel::StepNumbers& numbers) {
   return {numbers.lr, numbers.clip_norm, numbers.weight_decay, numbers.lr_scale};
 }
 
-// While it lives, layers run as in evaluation: a dropout of torch's drops nothing, its batch norm
-// learns nothing. Then each of their modules is as it was.
-class Evaluating {
- public:
-  explicit Evaluating(const std::vector<std::shared_ptr<ModelChunkImpl>>& chunks) {
-    // Outer ones first: train() reaches into those that follow.
-    for (const auto& chunk : chunks) were_.emplace_back(chunk, chunk->is_training());
-    for (const auto& chunk : chunks) {
-      for (std::size_t i = 0; i < chunk->size(); ++i) {
-        for (const auto& module : chunk->layer(i).modules()) {
-          were_.emplace_back(module, module->is_training());
-        }
-      }
-    }
-    for (const auto& chunk : chunks) chunk->eval();
-  }
-  ~Evaluating() {
-    for (const auto& [module, was] : were_) module->train(was);
-  }
-  Evaluating(const Evaluating&) = delete;
-  Evaluating& operator=(const Evaluating&) = delete;
+// What the first layer gets.
+LayerValue input_of(const MicroBatch& batch) {
+  if (batch.inputs.empty()) return {{batch.input}, false};
+  return {batch.inputs, true};
+}
 
- private:
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> were_;
-};
+// From pinned memory the copy does not keep the host waiting.
+MicroBatch on_device(const MicroBatch& batch, c10::Device device) {
+  const auto there = [&](const at::Tensor& t) {
+    return t.defined() ? t.to(device, /*non_blocking=*/device.is_cuda()) : t;
+  };
+  MicroBatch moved{there(batch.input), there(batch.targets)};
+  for (const at::Tensor& input : batch.inputs) moved.inputs.push_back(there(input));
+  return moved;
+}
 
 }  // namespace
 
@@ -121,7 +120,13 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
       options(std::move(o)),
       cut(layers, mesh.axes().pp(), options),
       start(mesh, options, layers) {
-  make_chunks(layers);
+  std::string problem;
+  try {
+    make_chunks(layers);
+  } catch (const UsageError& error) {
+    problem = error.what();
+  }
+  parallel::expect_same_layers(mesh, problem, start);
   check_low_rank(options, mesh.axes(), start.specs());
   model = parallel::replica_group(mesh);
   ties = parallel::tie_groups(layers, cut, mesh.pp());
@@ -148,7 +153,9 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
 
   std::vector<pipeline::Chunk> list;
   for (int c = 0; c < cut.schedule().chunks; ++c) {
-    list.push_back({[this, c](const at::Tensor& x, int micro) { return forward(c, x, micro); }});
+    list.emplace_back().forward_value = [this, c](const pipeline::Value& x, int micro) {
+      return forward(c, x, micro);
+    };
   }
   executor = std::make_unique<pipeline::Executor>(cut.schedule(), mesh.pp(), std::move(list),
                                                   pipe_options());
@@ -157,8 +164,10 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
 void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
   const tensor_parallel::Axis tp{mesh.tp(), options.sequence_parallel, options.overlap_tp};
   ModelChunkImpl::Made made;
-  const auto on_made = [this](const Layer& layer, torch::nn::Module& module) {
-    start.take(layer, module);
+  const auto on_made = [this](const Layer& layer, parallel::LayerUnit& unit) {
+    if (mesh.axes().tp() > 1) parallel::refuse_rank_masks(layer, unit.module(), mesh.axes().tp());
+    own_dropout = own_dropout || parallel::has_own_dropout(unit.module());
+    start.take(layer, unit);
   };
   auto holder = std::make_shared<torch::nn::Module>();
   for (int c = 0; c < cut.schedule().chunks; ++c) {
@@ -215,28 +224,33 @@ pipeline::Options ParallelModel::Impl::pipe_options() {
   return pipe;
 }
 
-at::Tensor ParallelModel::Impl::run_chunk(int chunk, const at::Tensor& x, const at::Tensor& targets,
-                                          const Finish* finish) {
+LayerValue ParallelModel::Impl::run_chunk(int chunk, const LayerValue& x, const at::Tensor& targets,
+                                          const FinishList* finish) {
   const auto index = static_cast<std::size_t>(chunk);
   return nn::observed(
       engine->root(),
-      [&](const at::Tensor& in) {
+      [&](const LayerValue& in) {
         return pipelined() ? units[index]->forward(in, targets, finish)
                            : chunks[index]->forward(in, targets, finish);
       },
       x);
 }
 
-at::Tensor ParallelModel::Impl::forward(int chunk, const at::Tensor& input, int micro) {
+pipeline::Value ParallelModel::Impl::forward(int chunk, const pipeline::Value& input, int micro) {
   const memory::CategoryScope category(MemoryCategory::activations);
   const MicroBatch& batch = batches[static_cast<std::size_t>(micro)];
   const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
   const nn::PassScope pass(passes[static_cast<std::size_t>(micro)]);
-  return run_chunk(chunk, first ? batch.input : input, batch.targets, nullptr);
+  auto [tensors, is_list] =
+      run_chunk(chunk, first ? input_of(batch) : LayerValue(input.tensors, input.list),
+                batch.targets, nullptr);
+  return {std::move(tensors), is_list};
 }
 
-ParallelModel::ParallelModel(std::vector<Layer> layers, comm::Mesh mesh, ParallelOptions options)
-    : impl_(std::make_unique<Impl>(std::move(layers), std::move(mesh), std::move(options))) {}
+ParallelModel::ParallelModel(std::vector<Layer> layers, comm::Mesh mesh, ParallelOptions options) {
+  parallel::expect_same_list(layers, mesh, options);
+  impl_ = std::make_unique<Impl>(std::move(layers), std::move(mesh), std::move(options));
+}
 ParallelModel::ParallelModel(ParallelModel&&) noexcept = default;
 ParallelModel& ParallelModel::operator=(ParallelModel&&) noexcept = default;
 ParallelModel::~ParallelModel() = default;
@@ -258,7 +272,7 @@ void ParallelModel::Impl::run_passes(int micro_batches) {
   using Clock = std::chrono::steady_clock;
   for (int micro = 0; micro < micro_batches; ++micro) {
     const Clock::time_point began = Clock::now();
-    const at::Tensor loss = forward(0, {}, micro);
+    const at::Tensor loss = forward(0, {}, micro).tensors[0];
     const Clock::time_point middle = Clock::now();
     if (on_span) on_span({schedule::Kind::forward, micro, 0, began, middle});
     engine->backward(loss);
@@ -267,6 +281,7 @@ void ParallelModel::Impl::run_passes(int micro_batches) {
 }
 
 std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& batch,
+                                                             std::size_t micro, std::size_t micros,
                                                              std::uint64_t step) const {
   if (!batch.document_starts.defined() && !drops()) return nullptr;
   auto pass = std::make_shared<nn::Pass>();
@@ -277,7 +292,9 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   // A block of its own for every step: word 0 and 1 of it.
   const PhiloxBlock words = Philox(options.seed, stream_of("dropout")).block(step);
   pass->seed = std::uint64_t{words[1]} << 32 | words[0];
-  pass->first_sample = batch.first_sample;
+  // Rows of a micro-batch are numbered from a multiple of 2^32: no stage needs their number.
+  pass->first_sample = batch.first_sample.value_or(
+      (static_cast<std::uint64_t>(mesh.coordinate().dp()) * micros + micro) << 32);
   return pass;
 }
 
@@ -299,15 +316,34 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
   } forget{*this};
   batches.clear();
   passes.clear();
-  // From pinned memory the copy does not keep the host waiting.
-  const auto there = [&](const at::Tensor& t) {
-    return t.defined() ? t.to(options.device, /*non_blocking=*/options.device.is_cuda()) : t;
-  };
   for (const MicroBatch& batch : given) {
-    batches.push_back({there(batch.input), there(batch.targets)});
-    passes.push_back(pass_of(batch, step));
+    passes.push_back(pass_of(batch, batches.size(), given.size(), step));
+    batches.push_back(on_device(batch, options.device));
   }
   run_passes(static_cast<int>(given.size()));
+}
+
+// Between two steps, so that no graph has it.
+void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
+  if (mesh.axes().tp() == 1 || options.check_replicas <= 0) return;
+  const std::int64_t step = checked++;
+  if (step > 1 && step % options.check_replicas != 0) return;
+  parallel::Replicated own{.inputs = {}, .params = {}, .device = options.device, .steps = step};
+  const auto here = [&](int stage) { return cut.schedule().home(stage).rank == mesh.coordinate().pp(); };
+  const bool first = here(0), last = here(cut.schedule().stage_count() - 1);
+  for (std::size_t k = 0; k < given.size(); ++k) {
+    const std::string of = str(" of micro-batch ", k);
+    const auto add = [&](const char* what, const at::Tensor& values) {
+      own.inputs.emplace_back(what + of, values);
+    };
+    if (first) {
+      for (const at::Tensor& input : input_of(given[k]).first) add("input", input);
+    }
+    if (last) add("targets", given[k].targets);
+    add("document_starts", given[k].document_starts);
+  }
+  own.params = parallel::replicated_params(start, *engine);
+  parallel::expect_replicated(mesh, model, own);
 }
 
 void ParallelModel::run(const std::vector<MicroBatch>& batches, std::uint64_t step) {
@@ -333,6 +369,7 @@ zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batch
         "steps cannot run as a CUDA graph: rows hold several documents, whose number changes from "
         "step to step; let documents see each other, or do without graphs");
   }
+  impl.check_replicas(batches);
   if (!impl.graphs || documents) return impl.step_now(batches, numbers);
   const zero::Begin begin{.micro_batches = static_cast<int>(batches.size()),
                           .tokens = numbers.tokens};
@@ -347,18 +384,67 @@ std::string ParallelModel::graph_problem() const {
   return impl_->options.device.is_cuda() ? "they are switched off" : "the model is not on a GPU";
 }
 
-at::Tensor ParallelModel::predict(const at::Tensor& input, const Finish& finish) {
+std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBatch>& given,
+                                                      const FinishList* finish) {
   const at::NoGradGuard no_gradients;
-  Impl& impl = *impl_;
-  const Evaluating evaluating(impl.chunks);
-  at::Tensor x = input.to(impl.options.device);
-  for (int stage = 0; stage < impl.cut.schedule().stage_count(); ++stage) {
-    const schedule::Schedule::Home home = impl.cut.schedule().home(stage);
-    at::Tensor out;
-    if (home.rank == impl.mesh.coordinate().pp()) out = impl.run_chunk(home.chunk, x, {}, &finish);
-    x = parallel::tell_all(impl.mesh.pp(), home.rank, out, impl.options.device);
+  const parallel::Evaluating evaluating(chunks);
+  const auto run = [&](int chunk, const pipeline::Value& input, int micro) -> pipeline::Value {
+    const MicroBatch& batch = given[static_cast<std::size_t>(micro)];
+    std::shared_ptr<const nn::Pass> pass = nn::current_pass();
+    if (batch.document_starts.defined()) {
+      auto own = std::make_shared<nn::Pass>();
+      nn::with_documents(*own, batch.document_starts, options.device);
+      pass = own;
+    }
+    const nn::PassScope scope(pass);
+    const MicroBatch here = on_device(batch, options.device);
+    const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
+    auto [tensors, is_list] =
+        run_chunk(chunk, first ? input_of(here) : LayerValue(input.tensors, input.list),
+                  here.targets, finish);
+    return {std::move(tensors), is_list};
+  };
+  std::vector<at::Tensor> outputs;
+  const auto micros = static_cast<int>(given.size());
+  if (!pipelined()) {
+    for (int micro = 0; micro < micros; ++micro) outputs.push_back(run(0, {}, micro).tensors[0]);
+    return outputs;
   }
-  return x;
+  std::vector<pipeline::Chunk> list;
+  for (int c = 0; c < cut.schedule().chunks; ++c) {
+    list.emplace_back().forward_value = [&run, c](const pipeline::Value& x, int micro) {
+      return run(c, x, micro);
+    };
+  }
+  const std::vector<pipeline::Value> last =
+      pipeline::run_forward(cut.schedule(), mesh.pp(), list, micros, options.device);
+  const int owner = cut.schedule().home(cut.schedule().stage_count() - 1).rank;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    outputs.push_back(parallel::tell_all(
+        mesh.pp(), owner, last.empty() ? at::Tensor() : last[i].tensors[0], options.device));
+  }
+  return outputs;
+}
+
+std::vector<at::Tensor> ParallelModel::evaluate(const std::vector<MicroBatch>& batches) {
+  return impl_->evaluate(batches, nullptr);
+}
+std::vector<at::Tensor> ParallelModel::evaluate(const std::vector<MicroBatch>& batches,
+                                                const FinishList& finish) {
+  return impl_->evaluate(batches, &finish);
+}
+std::vector<at::Tensor> ParallelModel::evaluate(const std::vector<MicroBatch>& batches,
+                                                const Finish& finish) {
+  const FinishList of_one = [&](torch::nn::Module& last, const std::vector<at::Tensor>& input) {
+    if (input.size() == 1) return finish(last, input[0]);
+    throw UsageError(str("The last layer takes ", input.size(), " tensors, but finish takes one. ",
+                         "Use a finish that takes const std::vector<at::Tensor>&."));
+  };
+  return impl_->evaluate(batches, &of_one);
+}
+
+at::Tensor ParallelModel::predict(const at::Tensor& input, const Finish& finish) {
+  return evaluate({MicroBatch{input, {}}}, finish).front();
 }
 
 zero::Engine& ParallelModel::engine() { return *impl_->engine; }

@@ -38,6 +38,9 @@ struct ParallelOptions {
   nn::Recompute recompute = nn::Recompute::none;
   // In steps, not in predict(): [Note: dropout].
   double dropout = 0, attention_dropout = 0, adapter_dropout = 0;
+  // Steps between two checks that tensor-parallel ranks have the same inputs and the same values of
+  // the parameters that each has whole. The first two steps are checked too. 0: never.
+  int check_replicas = 100;
   std::uint64_t seed = 0;                   // of the parameters, and of what is dropped
   InitialValues initial = initial_default;  // of each
   StoredValues stored = {};                 // instead, of those that it has
@@ -51,10 +54,14 @@ struct ParallelOptions {
 struct MicroBatch {
   at::Tensor input;
   at::Tensor targets;
-  // [Note: pass]: int32 [B, T] as in nn::Pass, undefined where a row is one document; and the
-  // number of row 0 in its step's global batch.
+  // [Note: pass]: int32 [B, T] as in nn::Pass, undefined where a row is one document.
   at::Tensor document_starts = {};
-  std::uint64_t first_sample = 0;
+  // Number of row 0 in its step's global batch, which chooses what is dropped. Without a value
+  // micro-batches are numbered by replica and then in their order, so that each drops other
+  // elements, and the same ones on every mesh with micro-batches of this size.
+  std::optional<std::uint64_t> first_sample = std::nullopt;
+  // In place of `input`, for a first layer that takes several tensors: [Note: layers].
+  std::vector<at::Tensor> inputs = {};
 };
 
 // What one rank has of a model that is cut over a mesh: its chunks, the engine that trains them,
@@ -89,9 +96,18 @@ class ParallelModel {
   std::string graph_problem() const;
   // Its forward and backward passes alone; engine().begin() before and engine().step() after it.
   void run(const std::vector<MicroBatch>& batches, std::uint64_t step = 0);
-  // What `finish` makes of the last layer and its input, on every rank of the replica, without
-  // gradients, with the layers in evaluation mode (Module::eval()) meanwhile. Slow and simple:
-  // stage after stage. Collective over the replica.
+  // Loss of each micro-batch, on every rank of the replica, without gradients, with the layers in
+  // evaluation mode (Module::eval()) meanwhile. Any number of micro-batches, of any shapes: the
+  // stages of a pipeline work on different ones at the same time. Collective over the replica,
+  // whose ranks all pass as many.
+  std::vector<at::Tensor> evaluate(const std::vector<MicroBatch>& batches);
+  // The same with what `finish` makes of the last layer and its input in place of the loss. Targets
+  // may be undefined.
+  std::vector<at::Tensor> evaluate(const std::vector<MicroBatch>& batches, const Finish& finish);
+  // The same for a last layer that takes several tensors.
+  std::vector<at::Tensor> evaluate(const std::vector<MicroBatch>& batches,
+                                   const FinishList& finish);
+  // evaluate() of one micro-batch.
   at::Tensor predict(const at::Tensor& input, const Finish& finish);
 
   // For what it alone can: norms, state, times. Steps go through this class.

@@ -16,31 +16,109 @@ Start::Start(const comm::Mesh& mesh, const ParallelOptions& options,
              const std::vector<Layer>& layers)
     : mesh_(mesh), options_(options) {
   for (const Layer& layer : layers) {
-    if (!flat_.emplace(layer.name, layer.flat).second) {
+    if (!ties_.try_emplace(layer.name).second) {
       throw UsageError(
           str("two layers are called ", quote(layer.name), "; wanted a name of its own for each"));
     }
   }
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (const auto& [own, tie] : layers[i].tied) {
+      const TieOwner owner = tie_owner(layers, i, own);
+      const std::string name = whole_name(layers[owner.layer], owner.param);
+      ties_[layers[i].name].own[own] = name;
+      ties_[layers[owner.layer].name].to.emplace(owner.param, layers[i].name);
+      shared_.insert(name);
+    }
+  }
 }
 
-std::string Start::whole_name_of(const Layer::Tie& tie) const {
-  return flat_.at(tie.layer) ? tie.param : str(tie.layer, ".", tie.param);
+// Names in ties are parameters of their layers. Throws UsageError.
+void Start::check_ties(const Layer& layer, const torch::nn::Module& module) const {
+  const auto params = module.named_parameters();
+  const auto all = [&] {
+    std::vector<std::string> names;
+    for (const auto& item : params) names.push_back(quote(item.key()));
+    return names.empty() ? std::string("It has none.") : str("It has ", join(names, ", "), ".");
+  };
+  for (const auto& [own, name] : ties_.at(layer.name).own) {
+    if (params.contains(own)) continue;
+    throw UsageError(str("Layer ", quote(layer.name), ": Layer::tied has ", quote(own),
+                         ", which is not a parameter of this layer. ", all()));
+  }
+  for (const auto& [param, who] : ties_.at(layer.name).to) {
+    if (params.contains(param)) continue;
+    throw UsageError(str("Layer ", quote(who), " is tied to ", quote(param), " of layer ",
+                         quote(layer.name), ", which does not have that parameter. ", all()));
+  }
+}
+
+// A tied parameter that an earlier layer of this rank has is that layer's tensor.
+void Start::check_shared(const Layer& layer, const std::string& param, const ParamSpec& spec,
+                         const at::Tensor& tensor) const {
+  const First& first = first_.at(spec.name);
+  if (!first.tensor.is_same(tensor)) {
+    throw UsageError(str("Layer ", quote(layer.name), ": parameter ", quote(param), " is tied to ",
+                         quote(spec.name), ", which layer ", quote(first.layer),
+                         " has on this rank too, but it is a tensor of its own, so the two would ",
+                         "be trained apart. In the factory register at.tied(", quote(param),
+                         ") where that is defined."));
+  }
+  const auto known = std::find_if(specs_.begin(), specs_.end(),
+                                  [&](const ParamSpec& each) { return each.name == spec.name; });
+  if (*known == spec) return;
+  throw UsageError(str("Layer ", quote(layer.name), ": parameter ", quote(param), " is tied to ",
+                       quote(spec.name), " of layer ", quote(first.layer),
+                       ", but tensor parallelism cuts the two in different ways: ", line(spec),
+                       " and ", line(*known), ". They must be cut alike."));
+}
+
+std::string Start::line(const ParamSpec& spec) const {
+  std::string text = tessera::str(quote(spec.name), " ", at::IntArrayRef(spec.shape),
+                                  spec.tp_dim < 0 ? "" : " cut along dim ");
+  if (spec.tp_dim >= 0) text += str(spec.tp_dim);
+  for (const ParamSpec::Segment& segment : spec.segments) {
+    text += str(" ", segment.length, "/", segment.parts);
+  }
+  const auto first = first_.find(spec.name);
+  if (first != first_.end() && !first->second.tensor.requires_grad()) text += " frozen";
+  return text;
+}
+
+std::vector<std::string> Start::lines() const {
+  std::vector<std::string> all;
+  for (const ParamSpec& spec : specs_) all.push_back(line(spec));
+  return all;
+}
+
+std::vector<std::string> Start::tied_lines() const {
+  std::vector<std::string> all;
+  for (const ParamSpec& spec : specs_) {
+    const auto shared = shared_.find(spec.name);
+    if (shared == shared_.end()) continue;
+    all.push_back(str(std::distance(shared_.begin(), shared), " ", line(spec)));
+  }
+  return all;
 }
 
 void Start::take(const Layer& layer, torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   if (!options_.device.is_cpu()) module.to(options_.device);
   const int t = mesh_.coordinate().tp(), tp = mesh_.axes().tp();
+  check_ties(layer, module);
+  const std::map<std::string, std::string>& ties = ties_.at(layer.name).own;
   std::vector<ParamSpec> specs = tensor_parallel::find_specs(module);
   std::size_t next = 0;
   for (const auto& item : module.named_parameters()) {
     ParamSpec& spec = specs.at(next++);
-    const auto tie = layer.tied.find(item.key());
-    const bool copy = tie != layer.tied.end();
-    spec.name = copy ? whole_name_of(tie->second) : whole_name(layer, item.key());
+    const auto tie = ties.find(item.key());
+    const bool copy = tie != ties.end();
+    spec.name = copy ? tie->second : whole_name(layer, item.key());
     if (copy) tied_[whole_name(layer, item.key())] = spec.name;
-    if (counted_.contains(spec.name)) {
-      if (copy) continue;  // the very tensor that an earlier layer here has
+    if (!first_.try_emplace(spec.name, First{layer.name, item.value()}).second) {
+      if (copy) {
+        check_shared(layer, item.key(), spec, item.value());
+        continue;
+      }
       throw UsageError(str("two layers have a parameter ", quote(spec.name),
                            "; give the layers names of their own, or tie them"));
     }

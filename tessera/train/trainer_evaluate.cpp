@@ -3,9 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <memory>
+#include <utility>
+#include <vector>
 
-#include "tessera/nn/pass.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/trainer_impl.h"
 
@@ -22,20 +22,14 @@ Evaluation Trainer::Impl::evaluate() {
   const std::int64_t batches = batches_of(*validation, sampler.global_batch(), asked);
   double sums[2] = {0, 0};  // of losses, and of tokens that were predicted
   for (std::int64_t b = 0; b < batches; ++b) {
+    std::vector<MicroBatch> micro_batches;
     for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
-      const data::Batch batch =
-          validation->batch(sampler.first(b, replica, k), sampler.micro_batch);
-      auto pass = std::make_shared<nn::Pass>();
-      nn::with_documents(*pass, batch.document_starts, device);
-      const nn::PassScope scope(pass);
-      const at::Tensor targets = batch.targets.to(device);
-      const at::Tensor loss =
-          model.predict(batch.ids, [&](torch::nn::Module& last, const at::Tensor& x) {
-            return dynamic_cast<models::HeadImpl&>(last).forward(x, targets);
-          });
-      sums[0] += loss.item<double>();
+      data::Batch batch = validation->batch(sampler.first(b, replica, k), sampler.micro_batch);
       sums[1] += static_cast<double>(batch.predicted);
+      micro_batches.push_back(
+          {std::move(batch.ids), std::move(batch.targets), std::move(batch.document_starts)});
     }
+    for (const at::Tensor& loss : model.evaluate(micro_batches)) sums[0] += loss.item<double>();
   }
   // Every rank of a replica has the same.
   const comm::Group& dp = model.mesh().dp();

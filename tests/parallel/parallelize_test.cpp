@@ -84,6 +84,7 @@ Initial spread(const ParamSpec& spec) {
 ParallelOptions options_of(int stage = 0) {
   ParallelOptions options;
   options.micro_batches = kMicroBatches;
+  options.check_replicas = 1;
   options.seed = 7;
   options.initial = spread;
   options.engine.stage = stage;

@@ -78,6 +78,18 @@ struct memory {
   at::Tensor ids, targets, loss;
 };
 
+struct HeadImpl : torch::nn::Module {
+  explicit HeadImpl(at::Tensor weight);
+  at::Tensor forward(at::Tensor x, at::Tensor targets);
+};
+TORCH_MODULE(Head);
+struct parallel : torch::nn::Module {
+  using AnyModule = torch::nn::AnyModule;
+  std::vector<tessera::Layer> layers;
+  tessera::LayerContext at;
+  tessera::MeshDropout drop;
+};
+
 struct pipeline {
   tessera::Group pp;
   int micro_batches, stage;
