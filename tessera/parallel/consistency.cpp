@@ -113,8 +113,9 @@ void expect_same_list(const std::vector<Layer>& layers, const comm::Mesh& mesh,
     std::string split = "split";
     for (const int count : options.split) split += str(" ", count);
     lines.push_back(split);
+    lines.push_back(str("micro_batches ", options.micro_batches));
   }
-  lines.push_back(str("micro_batches ", options.micro_batches, ", seed ", options.seed));
+  lines.push_back(str("seed ", options.seed));
   lines.push_back(str("sequence_parallel ", options.sequence_parallel, ", overlap_tp ",
                       options.overlap_tp, ", recompute ", nn::name(options.recompute)));
   lines.push_back(str("dropout ", options.dropout, ", attention_dropout ",
@@ -285,8 +286,8 @@ void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const R
   const Difference found = compare(lines_of(own.params), "replicated parameters");
   if (found.rank < 0) return;
   const std::string text =
-      str("Tensor-parallel ranks have different values of what each has whole, after ", own.steps,
-          " steps: ", text_of(found),
+      str("Tensor-parallel ranks have different values of what each has whole, after ",
+          plural(own.steps, "step"), ": ", text_of(found),
           ". A layer computes something else on each rank: random numbers of its own (use ",
           "tessera::MeshDropout), the rank's number, or another number of threads. ",
           "ParallelOptions::check_replicas = 0 switches this check off.");

@@ -132,6 +132,7 @@ class MeshDropoutImpl : public torch::nn::Module {
   MeshDropoutImpl(Axis axis, DropoutOptions options);  // throws UsageError
   // x with each value times 0 or 1 / (1 - rate).
   at::Tensor forward(const at::Tensor& x);
+  // As given to the constructor.
   const DropoutOptions& options() const { return options_; }
 
  private:
