@@ -149,7 +149,7 @@ void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, cons
     throw UsageError(str(text, " (Found on rank ", rank, ".)"));
   }
   std::vector<int> stages;
-  for (int r = 0; r < world.size(); ++r) stages.push_back(mesh.axes().place_of(r).pp());
+  for (int r = 0; r < world.size(); ++r) stages.push_back(mesh.axes().coordinate_of(r).pp());
   const Difference found =
       find_difference(world, stages, start.lines(), "parameters of the layers");
   if (found.rank >= 0) {
@@ -268,7 +268,8 @@ void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const R
   const int tp = mesh.axes().tp();
   for (int r = 0; r < model.size(); ++r) {
     stages.push_back(r / tp);
-    ranks.push_back(mesh.axes().rank_of(Place::of(mesh.coordinate().dp(), r % tp, r / tp)));
+    ranks.push_back(mesh.axes().rank_of(
+        {{Axis::dp, mesh.coordinate().dp()}, {Axis::tp, r % tp}, {Axis::pp, r / tp}}));
   }
   const auto compare = [&](const std::vector<std::string>& lines, const char* label) {
     Difference found = find_difference(model, stages, lines, label);

@@ -335,7 +335,9 @@ void check_group(const Mesh& mesh, AxisSet axes) {
   group.all_gather(members, at::full({1}, mesh.world().rank(), at::kInt)).wait();
   for (int i = 0; i < group.size(); ++i) {
     EXPECT_EQ(members[i].item<int>(), expected[static_cast<std::size_t>(i)]);
-    if (i == group.rank()) EXPECT_EQ(members[i].item<int>(), mesh.world().rank());
+    if (i == group.rank()) {
+      EXPECT_EQ(members[i].item<int>(), mesh.world().rank());
+    }
   }
   EXPECT_EQ(&mesh.group(axes), &group) << "a second call must return the cached group";
 }
