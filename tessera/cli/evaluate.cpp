@@ -119,7 +119,8 @@ Opened open_all(const EvaluateArguments& a) {
 }
 
 train::InferenceNeed need_of(const EvaluateArguments& a, const Opened& all) {
-  const auto bytes = static_cast<std::int64_t>(at::elementSize(train::compute_type(a.dtype, *all.files)));
+  const auto bytes =
+      static_cast<std::int64_t>(at::elementSize(train::compute_type(a.dtype, *all.files)));
   return {.tp = a.tp, .pp = a.pp, .element_bytes = bytes, .tokens = a.batch * all.source->seq()};
 }
 

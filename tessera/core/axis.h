@@ -13,8 +13,8 @@ namespace tessera {
 // because it communicates least.
 //
 // A new axis is a name at its place in this list. Every switch over Axis is exhaustive and has no
-// default, so the compiler then names each place that must handle it. TESSERA_DUMMY_AXIS adds one for
-// the test that checks this.
+// default, so the compiler then names each place that must handle it. TESSERA_DUMMY_AXIS adds one
+// for the test that checks this.
 #ifdef TESSERA_DUMMY_AXIS
 #define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp) AXIS(pp) AXIS(dummy)
 #else

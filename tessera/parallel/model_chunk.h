@@ -36,8 +36,9 @@ class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_p
   std::shared_ptr<torch::nn::Module> inner_;  // what is in it
 };
 
-// Calls `seen` with the name and each output of each layer that the calling thread runs forward, for
-// as long as this lives; then the one before is called again. For finding where numbers go wrong.
+// Calls `seen` with the name and each output of each layer that the calling thread runs forward,
+// for as long as this lives; then the one before is called again. For finding where numbers go
+// wrong.
 class LayerWatch {
  public:
   using Seen = std::function<void(const std::string& layer, const at::Tensor& output)>;

@@ -329,7 +329,9 @@ void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
   const std::int64_t step = checked++;
   if (step > 1 && step % options.check_replicas != 0) return;
   parallel::Replicated own{.inputs = {}, .params = {}, .device = options.device, .steps = step};
-  const auto here = [&](int stage) { return cut.schedule().home(stage).rank == mesh.coordinate().pp(); };
+  const auto here = [&](int stage) {
+    return cut.schedule().home(stage).rank == mesh.coordinate().pp();
+  };
   const bool first = here(0), last = here(cut.schedule().stage_count() - 1);
   for (std::size_t k = 0; k < given.size(); ++k) {
     const std::string of = str(" of micro-batch ", k);

@@ -68,7 +68,7 @@ std::string largest_loss(const Plan& plan) {
 
 // Said of whatever is recommended.
 std::string across_hosts(const Question& q) {
-  return places(q).tp.nodes() > 1 ? " (tp goes across hosts)" : "";
+  return places(q).along[Axis::tp].nodes() > 1 ? " (tp goes across hosts)" : "";
 }
 
 std::string concluded(const std::vector<Way>& ways) {

@@ -320,8 +320,7 @@ at::Tensor StepOnDevice::factor(double value, at::ScalarType type) {
 at::Tensor StepOnDevice::loss_scale() const { return scaled_ ? loss_scale_ : at::Tensor(); }
 
 void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
-                          const StepSettings& settings, const RankStep& own,
-                          Stopwatch& waiting) {
+                          const StepSettings& settings, const RankStep& own, Stopwatch& waiting) {
   if (capturing()) {
     captured_ = used;
   } else {

@@ -280,8 +280,8 @@ TEST_F(Train, ATraceOfAPipelineShowsBubblesAndMessages) {
   std::map<std::string, int> spans = spans_of(trace);
   EXPECT_EQ(spans["0 compute: forward"], 2 * 4);
   EXPECT_EQ(spans["0 compute: bubble:"], 2 * 4);
-  EXPECT_EQ(spans["0 pp to 1: send"], 1 + 2 * 4);  // the shape, once
-  EXPECT_EQ(spans["1 pp from 0: recv"], 1 + 2 * 4);
+  EXPECT_EQ(spans["0 pp to 1: send"], 2 * (1 + 4));  // the shape once a step, then activations
+  EXPECT_EQ(spans["1 pp from 0: recv"], 2 * (1 + 4));
   EXPECT_EQ(spans["0 pp from 1: recv"], 2 * 4);
   EXPECT_EQ(spans["1 compute: step"], 2);
 }

@@ -67,7 +67,8 @@ TEST(OwnRanks, TheLimitOnProcessesIsNamed) {
       contains(err.text(), "the limit on processes and threads was reached (ulimit -u is 0)"))
       << err.text();
   const std::system_error thread(std::make_error_code(std::errc::resource_unavailable_try_again));
-  EXPECT_TRUE(contains(message_of(thread), "cannot start a thread: the limit")) << message_of(thread);
+  EXPECT_TRUE(contains(message_of(thread), "cannot start a thread: the limit"))
+      << message_of(thread);
   EXPECT_EQ(message_of(Error("another")), "another");
 }
 

@@ -174,7 +174,8 @@ def removed_folder(folder, alone):
     shutil.rmtree(run.save)
     run.signal(signal.SIGUSR1).wait_for(lambda: run.saved(), "saved again")
     run.wait_for(lambda: "It was made and locked again" in run.text(), "warned")
-    other = subprocess.run([PROGRAM, "train", *COMMON, "--steps", "1", "--save", str(run.save)],
+    other = subprocess.run([PROGRAM, "train", *COMMON, "--steps", str(ENDLESS), "--save", str(run.save),
+                            "--resume", "auto"],
                            capture_output=True, text=True, timeout=HANG)
     if other.returncode != 2 or "is being written to by tessera train" not in other.stderr:
         run.fail(f"a second run was let in: {other.returncode} {other.stderr}")
