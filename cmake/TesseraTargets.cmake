@@ -11,7 +11,8 @@ function(tessera_library target name)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE ${TESSERA_WARNINGS})
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE 10)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TESSERA_UNITY}
+                        UNITY_BUILD_BATCH_SIZE ${TESSERA_UNITY_BATCH})
   target_include_directories(${target} PUBLIC
     "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
     "$<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>"
@@ -117,7 +118,8 @@ function(tessera_executable)
     return()
   endif()
   add_executable(${arg_NAME} ${arg_SOURCES})
-  set_target_properties(${arg_NAME} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE 6)
+  set_target_properties(${arg_NAME} PROPERTIES UNITY_BUILD ${TESSERA_UNITY}
+                        UNITY_BUILD_BATCH_SIZE ${TESSERA_UNITY_BATCH})
   target_compile_options(${arg_NAME} PRIVATE ${TESSERA_WARNINGS})
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK})
   target_include_directories(${arg_NAME} PRIVATE
