@@ -256,8 +256,8 @@ NamedTensors replicated_params(const Start& start, zero::Engine& engine) {
     if (spec.tp_dim < 0) whole.insert(spec.name);
   }
   NamedTensors found;
-  for (const zero::StateShard& shard : engine.state(zero::StateScope::owned)) {
-    if (shard.state != "param" || !whole.contains(shard.param)) continue;
+  for (const zero::StateShard& shard : engine.state(zero::StateScope::params)) {
+    if (!whole.contains(shard.param)) continue;
     found.emplace_back(str("parameter ", quote(shard.param)), shard.values);
   }
   return found;

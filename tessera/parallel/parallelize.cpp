@@ -325,13 +325,14 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
 
 // Between two steps, so that no graph has it.
 void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
-  if (mesh.axes().tp() == 1 || options.check_replicas <= 0) return;
+  if (mesh.axes().tp() == 1 || options.check_replicas == 0) return;
   const std::int64_t step = checked++;
-  if (step > 1 && step % options.check_replicas != 0) return;
+  int every = options.check_replicas;
+  if (every < 0) every = options.device.is_cpu() ? 100 : 0;
+  if (step > 1 && (every == 0 || step % every != 0)) return;
   parallel::Replicated own{.inputs = {}, .params = {}, .device = options.device, .steps = step};
-  const auto here = [&](int stage) {
-    return cut.schedule().home(stage).rank == mesh.coordinate().pp();
-  };
+  const int own_stage = mesh.coordinate().pp();
+  const auto here = [&](int stage) { return cut.schedule().home(stage).rank == own_stage; };
   const bool first = here(0), last = here(cut.schedule().stage_count() - 1);
   for (std::size_t k = 0; k < given.size(); ++k) {
     const std::string of = str(" of micro-batch ", k);

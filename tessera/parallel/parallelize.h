@@ -39,8 +39,9 @@ struct ParallelOptions {
   // In steps, not in predict(): [Note: dropout].
   double dropout = 0, attention_dropout = 0, adapter_dropout = 0;
   // Steps between two checks that tensor-parallel ranks have the same inputs and the same values of
-  // the parameters that each has whole. The first two steps are checked too. 0: never.
-  int check_replicas = 100;
+  // the parameters that each has whole. The first two steps are checked too. 0: never. -1: every
+  // 100 steps on a CPU; on a GPU only the first two, because a check makes the host wait.
+  int check_replicas = -1;
   std::uint64_t seed = 0;                   // of the parameters, and of what is dropped
   InitialValues initial = initial_default;  // of each
   StoredValues stored = {};                 // instead, of those that it has

@@ -93,7 +93,8 @@ Transfers::Transfers(comm::Group group, int boundaries, c10::Device device, int 
 std::string Transfers::text(const ValueShape& shape) {
   std::vector<std::string> tensors;
   for (const Shape& each : shape.tensors) {
-    tensors.push_back(tessera::str(at::IntArrayRef(each.sizes), " ", c10::toString(each.dtype)));
+    tensors.push_back(tessera::str(at::IntArrayRef(each.sizes), " ", c10::toString(each.dtype),
+                                   shape.list && !each.differentiable ? " without gradient" : ""));
   }
   return shape.list ? str("(", join(tensors, ", "), ")") : join(tensors, ", ");
 }

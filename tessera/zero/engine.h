@@ -83,7 +83,8 @@ struct StateShard {
 // Which part of the state is asked for.
 enum class StateScope : std::uint8_t {
   owned,  // each element on exactly one rank of the group: what this rank saves
-  held    // all that this rank keeps: what it wants when it loads
+  held,   // all that this rank keeps: what it wants when it loads
+  params  // the parameters of `owned`, without optimizer state and buffers
 };
 // What PowerSGD keeps of a parameter between two steps, [Note: PowerSGD] in power_sgd.h, as views.
 struct LeftOut {

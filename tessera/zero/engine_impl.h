@@ -31,6 +31,8 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   // Makes writes in place part of the master copies, which the next update starts from.
   void take_writes();
   RankStep rank_step(const StepSettings& settings) const;
+  // Ends a step without an update.
+  void abandon_step();
   void refresh_master(int param) const;
   void write_master(int param, std::int64_t at, const at::Tensor& values) const;
   std::vector<at::Tensor> values_of(const torch::nn::Module& from, std::string& problem) const;
@@ -91,8 +93,9 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   GlobalLoss loss;
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;
   Stopwatch optimizer_time;
-  int visiting = 0;           // units in a backward of another engine, [Note: visits]
-  std::vector<bool> written;  // by parameter: the program wrote to it since the last step
+  int visiting = 0;                // units in a backward of another engine, [Note: visits]
+  std::vector<bool> written;       // by parameter: the program wrote to it since the last step
+  std::uint64_t written_bits = 0;  // hash of what it wrote, where ranks would keep their own
   std::atomic<std::thread::id> caller{};  // of backward() or step(), while one runs
 };
 

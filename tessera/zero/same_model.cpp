@@ -110,6 +110,12 @@ std::uint64_t mix_bits(std::uint64_t hash, const at::Tensor& values) {
              static_cast<std::size_t>(host.numel()) * host.element_size());
 }
 
+bool on_any_rank(const comm::Group& group, bool here) {
+  if (group.size() == 1 || group.simulated()) return here;
+  const std::vector<std::int64_t> all = gather_numbers(group, here ? 1 : 0, "gradients are there");
+  return std::count(all.begin(), all.end(), 1) > 0;
+}
+
 void expect_same_lines(const comm::Group& group, const std::string& mine, const char* what,
                        const char* todo) {
   if (group.size() == 1 || group.simulated()) return;

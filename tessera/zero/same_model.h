@@ -24,6 +24,9 @@ void expect_same_start(const comm::Group& group, std::uint64_t hash);
 // Hashes of what a rank starts with, and of what it takes the next rank to start with.
 void expect_same_as_next(const comm::Group& group, std::uint64_t own, std::uint64_t next);
 
+// Collective: whether this is true on some rank.
+bool on_any_rank(const comm::Group& group, bool here);
+
 // Mixes the bits of a tensor, eight bytes at a time, into a hash.
 std::uint64_t mix_bits(std::uint64_t hash, const at::Tensor& values);
 

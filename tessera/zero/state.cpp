@@ -75,6 +75,11 @@ void Engine::Impl::take_writes() {
     gatherer.accept_write(index);
     written[i] = true;
     refresh_master(index);
+    // Later stages take one rank's values in the next gather.
+    const at::Tensor values = gatherer.param_shard(index);
+    if (options.stage == 0 && group.size() > 1 && values.is_cpu()) {
+      written_bits = mix_bits(written_bits, values);
+    }
   }
 }
 
@@ -184,10 +189,12 @@ std::vector<StateShard> Engine::state(StateScope scope) {
     }
     const at::Tensor master = impl.update->master_shard(index);
     add("param", master.defined() ? master : impl.gatherer.param_shard(index), !sharded.optimizer);
+    if (scope == StateScope::params) continue;
     for (const auto& [name, values] : impl.update->states(index)) {
       add(name, values, !sharded.optimizer);
     }
   }
+  if (scope == StateScope::params) return shards;
   if (scope == StateScope::held || impl.group.rank() == 0) {
     for (const auto& buffer : impl.model->named_buffers()) {
       const at::Tensor& values = buffer.value();
@@ -288,6 +295,11 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_gradients() {
   Impl& impl = *impl_;
   const at::NoGradGuard no_grad;
   impl.passes.check_step();
+  if (!on_any_rank(impl.group, impl.passes.has_work())) {
+    throw UsageError(
+        "full_gradients(): no rank has called backward() since the last step. Call it between "
+        "backward() and step()");
+  }
   impl.finish_reduction();
   const at::Tensor scale = impl.device ? impl.device->loss_scale() : at::Tensor();
   std::vector<std::pair<std::string, at::Tensor>> result;

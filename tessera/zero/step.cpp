@@ -208,6 +208,12 @@ StepSettings Engine::Impl::settings_of(const StepOptions& how) const {
   return settings;
 }
 
+void Engine::Impl::abandon_step() {
+  passes.end_step();
+  gatherer.begin_update();
+  reducer.resume(update->steps());
+}
+
 PendingStep Engine::Impl::start_step(const StepOptions& how) {
   const OneThread one(caller, "step()");
   passes.check_step();
@@ -220,16 +226,25 @@ PendingStep Engine::Impl::start_step(const StepOptions& how) {
   }
   // A rank without data may leave backward out: with several, the exchange below tells.
   if ((group.size() == 1 || group.simulated()) && !plan.buckets.empty() && !passes.has_work()) {
-    throw UsageError(kNoBackward);
+    if (passes.stepping()) {
+      finish_reduction();
+      abandon_step();
+    }
+    throw NoBackward();
   }
   take_writes();
   finish_reduction();
   if (device == nullptr) return PendingStep(std::make_shared<DoneStep>(step_on_host(settings)));
   const at::Tensor sum = loss.total();
-  optimizer_time.time([&] {
-    device->decide(sum.defined() ? sum.to(plan.params.front().tensor.device()) : sum,
-                   reducer.used(), settings, rank_step(settings), reducer.exposed());
-  });
+  try {
+    optimizer_time.time([&] {
+      device->decide(sum.defined() ? sum.to(plan.params.front().tensor.device()) : sum,
+                     reducer.used(), settings, rank_step(settings), reducer.exposed());
+    });
+  } catch (const NoBackward&) {
+    abandon_step();
+    throw;
+  }
   end_step();
   // Where it is skipped the device updates nothing, and the gather moves what was there.
   optimizer_time.time([&] { device->update(); });
@@ -239,7 +254,7 @@ PendingStep Engine::Impl::start_step(const StepOptions& how) {
 }
 
 RankStep Engine::Impl::rank_step(const StepSettings& settings) const {
-  std::uint64_t scales = 0, writes = 0;
+  std::uint64_t scales = 0, writes = written_bits;
   for (std::size_t i = 0; i < plan.params.size(); ++i) {
     scales = mix(scales, &settings.lr_scales[i], sizeof(double));
     writes = mix(writes, written[i] ? i + 1 : 0);
@@ -268,6 +283,7 @@ void Engine::Impl::prepare_step(const Begin& begin, const StepOptions& how) {
   RankStep own = rank_step(settings);
   own.has_work = 1;  // its passes are in the graph
   std::fill(written.begin(), written.end(), false);
+  written_bits = 0;
   device->prepare(loss.scale(reducer.exposed()), settings, own);
 }
 
@@ -292,6 +308,7 @@ void Engine::Impl::end_step() {
   passes.end_step();
   gatherer.begin_update();
   std::fill(written.begin(), written.end(), false);
+  written_bits = 0;
   if (model->is_training() && options.broadcast_buffers) {
     broadcast_module_buffers(*model, group, reducer.exposed());
   }
@@ -303,15 +320,10 @@ StepInfo Engine::Impl::step_on_host(const StepSettings& settings) {
   mine.loss = loss.sum();
   mine.used = reducer.used();
   mine.own = rank_step(settings);
-  StepSums sums = sum_over_ranks(group, mine, reducer.exposed());
-  sum_over_model(options.axes, sums, reducer.exposed());
-  check_ranks(group, sums.ranks);
-  check_parts(options.axes.group, sums.parts);
+  const StepSums sums = sum_and_compare(group, options.axes, mine, reducer.exposed());
   if (!group.simulated() && !any_has_work(sums.ranks)) {
-    passes.end_step();
-    gatherer.begin_update();
-    reducer.resume(update->steps());
-    throw UsageError(kNoBackward);
+    abandon_step();
+    throw NoBackward();
   }
   StepInfo info;
   info.loss = sums.loss;

@@ -107,7 +107,7 @@ class StepOnDevice::StepOnItsWay final : public PendingStep::State {
     const std::vector<RankStep> ranks = ranks_.get();
     check_ranks(ranks_.group, ranks);
     check_parts(parts_.group, parts_.get());
-    if (!ranks.empty() && !any_has_work(ranks)) throw UsageError(kNoBackward);
+    if (!ranks.empty() && !any_has_work(ranks)) throw NoBackward();
     cuda::StepResult result;
     std::memcpy(&result, host_.const_data_ptr(), sizeof(result));
     // A scale that was too large is no reason to stop, unless it is none.
@@ -391,11 +391,8 @@ void StepOnDevice::exchange_on_host(Stopwatch& waiting) {
   for (std::size_t i = 0; i < plan_.params.size(); ++i) mine.used.push_back(bytes[i] != 0);
   std::memcpy(static_cast<void*>(&mine.own), input_.data() + input_.size() - sizeof(mine.own),
               sizeof(mine.own));
-  StepSums all = sum_over_ranks(group_, mine, waiting);
-  sum_over_model(options_.axes, all, waiting);
-  check_ranks(group_, all.ranks);
-  check_parts(options_.axes.group, all.parts);
-  if (!group_.simulated() && !any_has_work(all.ranks)) throw UsageError(kNoBackward);
+  const StepSums all = sum_and_compare(group_, options_.axes, mine, waiting);
+  if (!group_.simulated() && !any_has_work(all.ranks)) throw NoBackward();
   header->squares = all.squares;
   header->loss = all.loss;
   for (std::size_t i = 0; i < plan_.params.size(); ++i) bytes[i] = all.used[i] ? 1 : 0;

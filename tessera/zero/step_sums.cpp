@@ -68,6 +68,11 @@ void check_parts(const comm::Group& parts, const std::vector<RankStep>& ranks) {
   expect_same(parts, ranks, "the learning rate", &RankStep::lr);
   expect_same(parts, ranks, "clip_norm", &RankStep::clip_norm);
   expect_same(parts, ranks, "the weight decay", &RankStep::weight_decay);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].differs == 0) continue;
+    throw UsageError(str("step(): the replicas of rank ", r, " of group ", parts.name(),
+                         " have different settings. The error of that rank names them"));
+  }
 }
 
 void check_ranks(const comm::Group& group, const std::vector<RankStep>& ranks) {
@@ -77,8 +82,8 @@ void check_ranks(const comm::Group& group, const std::vector<RankStep>& ranks) {
                    "scale the learning rates of parameters differently. Give the same lr_scale on "
                    "every rank");
   expect_same_hash(group, ranks, &RankStep::written,
-                   "have written to different parameters in place since the last step. Write the "
-                   "same values on every rank");
+                   "have written to different parameters, or different values, in place since the "
+                   "last step. Write the same values on every rank");
 }
 
 bool any_has_work(const std::vector<RankStep>& ranks) {
@@ -113,6 +118,22 @@ StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatc
       if ((bits >> (i % kBits)) & 1) sums.used[i] = true;
     }
   }
+  return sums;
+}
+
+StepSums sum_and_compare(const comm::Group& group, const ModelAxes& axes, const StepSums& mine,
+                         Stopwatch& waiting) {
+  StepSums sums = sum_over_ranks(group, mine, waiting);
+  std::string problem;
+  try {
+    check_ranks(group, sums.ranks);
+  } catch (const UsageError& error) {
+    problem = error.what();
+  }
+  sums.own.differs = problem.empty() ? 0 : 1;
+  sum_over_model(axes, sums, waiting);
+  if (!problem.empty()) throw UsageError(problem);
+  check_parts(axes.group, sums.parts);
   return sums;
 }
 

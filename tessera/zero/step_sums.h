@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/errors.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/engine.h"
 #include "tessera/zero/options.h"
@@ -21,6 +22,7 @@ struct RankStep {
   double weight_decay = 0;
   double lr_scales = 0;  // number_of() a hash over the parameters
   double written = 0;    // the same of the parameters that the program wrote to in place
+  double differs = 0;    // 1 if ranks with the same parameters differ; for the other parts
 };
 constexpr std::size_t kRankStepNumbers = sizeof(RankStep) / sizeof(double);
 
@@ -31,20 +33,24 @@ double number_of(std::uint64_t hash);
 void check_ranks(const comm::Group& group, const std::vector<RankStep>& ranks);
 // The same for ranks with other parts of the model, [Note: model axes].
 void check_parts(const comm::Group& parts, const std::vector<RankStep>& ranks);
-// Whether some rank has something to update with, or none trains. Otherwise step() says
-// kNoBackward.
+// Whether some rank has something to update with, or none trains. Otherwise step()
+// throws NoBackward.
 bool any_has_work(const std::vector<RankStep>& ranks);
-inline constexpr const char* kNoBackward =
-    "step(): no rank has called backward() since the last step, and there is no gradient to update "
-    "with. Call train.backward(loss) first";
+struct NoBackward : UsageError {
+  NoBackward()
+      : UsageError(
+            "step(): no rank has called backward() since the last step, and there is no gradient "
+            "to update with. Call train.backward(loss) first") {}
+};
 
 // What all ranks know of a step before the update: sums over what each of them has.
 struct StepSums {
-  double squares = 0;                  // of the gradient
-  double loss = 0;                     // scaled by what each micro-batch counts
-  std::vector<bool> used;              // by parameter: some rank has a gradient
-  RankStep own;                        // of this rank
-  std::vector<RankStep> ranks, parts;  // of all ranks; empty where the group has one
+  double squares = 0;           // of the gradient
+  double loss = 0;              // scaled by what each micro-batch counts
+  std::vector<bool> used;       // by parameter: some rank has a gradient
+  RankStep own;                 // of this rank
+  std::vector<RankStep> ranks;  // of all ranks with the same parameters
+  std::vector<RankStep> parts;  // of all parts of the model; empty if it is whole
 };
 
 // Text of the error for a step that is not finite and must stop training.
@@ -54,5 +60,9 @@ std::string non_finite_text(std::int64_t step, const StepInfo& info);
 StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatch& waiting);
 // Collective: over the parts of the model too, [Note: model axes].
 void sum_over_model(const ModelAxes& axes, StepSums& sums, Stopwatch& waiting);
+// Collective: both sums. Throws UsageError on every rank of the mesh that has to do with ranks that
+// must step alike and do not, so that none goes on alone.
+StepSums sum_and_compare(const comm::Group& group, const ModelAxes& axes, const StepSums& mine,
+                         Stopwatch& waiting);
 
 }  // namespace tessera::zero

@@ -128,15 +128,12 @@ class TorchUpdate final : public Update {
   std::string settings() const override {
     using namespace torch::optim;
     const torch::optim::Optimizer& optimizer = *optimizer_;
-    std::string text = c10::demangle(typeid(optimizer).name()) + " (";
-    for (const OptimizerParamGroup& group : optimizer.param_groups()) {
-      const OptimizerOptions& options = group.options();
-      text += str("lr ", options.get_lr(), known_settings<AdamWOptions>(options),
-                  known_settings<AdamOptions>(options), known_settings<SGDOptions>(options),
-                  known_settings<RMSpropOptions>(options), known_settings<AdagradOptions>(options),
-                  "; ");
-    }
-    return text + str(plural(std::ssize(optimizer.param_groups()), "group"), ")");
+    // Not of the groups: pipeline stages may have other ones. Their policies are compared apart.
+    const OptimizerOptions& options = optimizer.defaults();
+    return str(c10::demangle(typeid(optimizer).name()), " (lr ", options.get_lr(),
+               known_settings<AdamWOptions>(options), known_settings<AdamOptions>(options),
+               known_settings<SGDOptions>(options), known_settings<RMSpropOptions>(options),
+               known_settings<AdagradOptions>(options), ")");
   }
 
   void resume(std::int64_t steps, std::vector<std::int64_t> updates) override {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/mesh.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/message_of.h"
 #include "tests/text.h"
@@ -349,6 +350,35 @@ TEST(Misuse, DifferentLearningRatesOfPartsOfAModelAreNamed) {
   });
 }
 
+// Where the replicas of one part differ, the ranks with the other parts must not step alone.
+TEST(Misuse, EveryRankOfAMeshIsToldOfADifferentLearningRate) {
+  over(4, [](const comm::Group& world) {
+    const comm::Mesh mesh(world, "dp=2,tp=2");
+    auto net = made(7);
+    Options options = with(0);
+    options.axes.group = mesh.tp();
+    Engine engine(net, mesh.dp(), options);
+    engine.backward(forward_loss(engine, *net, net->batch(1)));
+    const std::string error = error_of([&] { engine.step(world.rank() == 0 ? 0.5 : 0.25); });
+    EXPECT_TRUE(contains(error, "step(): the ")) << world.rank() << ": " << error;
+    engine.step(0.25);
+  });
+}
+
+TEST(Misuse, PartsOfAModelMayHaveOtherParameterGroups) {
+  over(2, [](const comm::Group& group) {
+    Options options = with(0);
+    options.axes.group = group;
+    options.optimizer = TorchOptimizer([](std::vector<torch::optim::OptimizerParamGroup> groups) {
+      return std::make_unique<torch::optim::Adam>(std::move(groups),
+                                                  torch::optim::AdamOptions(0.5));
+    });
+    // With a bias there is a group that does not decay.
+    const torch::nn::Linear net(torch::nn::LinearOptions(3, 2).bias(group.rank() == 0));
+    EXPECT_EQ(error_of([&] { Engine(net.ptr(), comm::Group(), options); }), "");
+  });
+}
+
 TEST(Misuse, WritesInPlaceReachTheMasterCopy) {
   for (int stage = 0; stage < 3; ++stage) {
     for (const char* layout : {"bf16", "bf16-fp32grad"}) {
@@ -387,19 +417,21 @@ TEST(Misuse, WritesThroughDataAreLoaded) {
   EXPECT_TRUE(engine.full_parameters()[0].second.eq(0.5).all().item<bool>());
 }
 
-TEST(Misuse, WritesOfOneRankAloneAreRefused) {
-  over(2, [](const comm::Group& group) {
-    auto net = made(7);
-    Engine engine(net, group, with(0));
-    if (group.rank() == 1) {
-      const at::NoGradGuard no_grad;
-      net->layers->parameters()[0].mul_(0.5);
-    }
-    engine.backward(forward_loss(engine, *net, net->batch(1)));
-    const std::string error = error_of([&] { engine.step(); });
-    EXPECT_TRUE(contains(error, "ranks 0 and 1 of group")) << error;
-    EXPECT_TRUE(contains(error, "written to different parameters in place")) << error;
-  });
+TEST(Misuse, DifferentWritesOfRanksAreRefused) {
+  for (const bool one_rank_writes : {true, false}) {
+    over(2, [&](const comm::Group& group) {
+      auto net = made(7);
+      Engine engine(net, group, with(0));
+      if (group.rank() == 1 || !one_rank_writes) {
+        const at::NoGradGuard no_grad;
+        net->layers->parameters()[0].mul_(0.5 + group.rank());
+      }
+      engine.backward(forward_loss(engine, *net, net->batch(1)));
+      const std::string error = error_of([&] { engine.step(); });
+      EXPECT_TRUE(contains(error, "ranks 0 and 1 of group")) << error;
+      EXPECT_TRUE(contains(error, "to different parameters, or different values,")) << error;
+    });
+  }
 }
 
 TEST(Misuse, WritesToAGatheredCopyAreRefused) {

@@ -202,6 +202,21 @@ TEST(StepOptions, ValuesThatNoOptimizerTakesAreRefusedBeforeAnythingChanges) {
 }
 
 // Beside one process, with accumulation; and reading them changes no bit of the step.
+TEST(FullGradients, AreRefusedWithoutABackwardPass) {
+  over(2, [](const comm::Group& group) {
+    const auto net = make_net("mlp");
+    net->initialise(7);
+    Engine engine(net, group, {.stage = 2});
+    const auto step = [&] {
+      engine.backward(forward_loss(engine, *net, net->batch(1)));
+      engine.step();
+    };
+    step();
+    EXPECT_THROW(engine.full_gradients(), UsageError);
+    step();  // the engine goes on
+  });
+}
+
 TEST(FullGradients, EqualThoseOfOneProcessAtEveryStage) {
   for (const std::string name : {"mlp", "tied", "odd32"}) {
     for (const int micro_batches : {1, 3}) {
