@@ -175,6 +175,7 @@ class AdapterFiles final : public ModelFiles {
     folder_ = folder;
     about_ = str("adapters of ", folder, " added to ", base_folder);
     data_ = base_->data();
+    type_ = base_->type();
     seq_ = base_->seq();
     tokenizer_ = base_->tokenizer();
     notes_ = base_->notes();
@@ -211,20 +212,16 @@ std::string base_of_adapters(const std::string& folder, const std::string& base)
                        "; name the folder of that model with --base"));
 }
 
-}  // namespace
-
-at::ScalarType compute_type(const std::string& dtype, const ModelFiles& files) {
-  if (dtype == "auto") return files.type();
-  return parse_dtype(dtype, kComputeTypes) == DType::bf16 ? at::kBFloat16 : at::kFloat;
-}
-
-std::unique_ptr<ModelFiles> open_model(const std::string& from, const std::string& base) {
+// open_model(). `adapters`: whether to look for adapters that peft wrote. The model that adapters
+// are for is opened without: its folder may have an adapter_config.json too.
+std::unique_ptr<ModelFiles> open_files(const std::string& from, const std::string& base,
+                                       bool adapters) {
   const auto refuse = [&](const std::string& is) {
-    throw UsageError(
-        str("--from: ", quote(from), " is ", is, "; wanted a checkpoint (step-… with a ",
-            checkpoint::kManifestName,
-            "), the folder of a run, a Hugging Face folder with a config.json, or adapters that "
-            "peft wrote"));
+    throw UsageError(str(adapters ? "--from: " : "--base: ", quote(from), " is ", is,
+                         "; wanted a checkpoint (step-… with a ", checkpoint::kManifestName,
+                         "), the folder of a run, ", adapters ? "" : "or ",
+                         "a Hugging Face folder with a config.json",
+                         adapters ? ", or adapters that peft wrote" : ""));
   };
   const std::string kind = kind_of_file(from);
   if (kind != "a folder") refuse(kind == "nothing" ? "not there" : kind);
@@ -232,9 +229,9 @@ std::unique_ptr<ModelFiles> open_model(const std::string& from, const std::strin
     return std::make_unique<CheckpointFiles>(from, base);
   }
   // Before config.json, which some put beside adapters.
-  if (kind_of_file(from + "/" + huggingface::kAdapterConfigName) == "a regular file") {
+  if (adapters && kind_of_file(from + "/" + huggingface::kAdapterConfigName) == "a regular file") {
     const std::string path = base_of_adapters(from, base);
-    return std::make_unique<AdapterFiles>(from, path, open_model(path));
+    return std::make_unique<AdapterFiles>(from, path, open_files(path, "", false));
   }
   if (huggingface::has_config(from)) {
     if (!base.empty()) refuse_base(base, from);
@@ -247,6 +244,17 @@ std::unique_ptr<ModelFiles> open_model(const std::string& from, const std::strin
                                         join(latest.skipped, "; ")));
   }
   return std::make_unique<CheckpointFiles>(latest.folder, base);
+}
+
+}  // namespace
+
+at::ScalarType compute_type(const std::string& dtype, const ModelFiles& files) {
+  if (dtype == "auto") return files.type();
+  return parse_dtype(dtype, kComputeTypes) == DType::bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+std::unique_ptr<ModelFiles> open_model(const std::string& from, const std::string& base) {
+  return open_files(from, base, true);
 }
 
 }  // namespace tessera::train

@@ -220,9 +220,16 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
   huggingface::export_adapter(adapters, named, options);
   for (const auto& files : {open_model(folder, base.path), open_model(named)}) {
     EXPECT_FALSE(files->shape().lora.any());
+    EXPECT_EQ(files->type(), whole->type());
     EXPECT_TRUE(at::equal(weight(*files, "qkv", qkv, h), weight(*merged, "qkv", qkv, h)));
     EXPECT_TRUE(
         at::equal(weight(*files, "proj2", h, shape.ffn), weight(*merged, "proj2", h, shape.ffn)));
+  }
+  // Adapters are not a base, of others or of themselves.
+  for (const std::string& adapters_alone : {folder, named}) {
+    const std::string refused = error_of([&] { open_model(folder, adapters_alone); });
+    EXPECT_TRUE(contains(refused, "--base: ") && contains(refused, "a folder without a model"))
+        << refused;
   }
   TrainConfig third = second;
   third.lora_rank = 0;
