@@ -46,7 +46,7 @@ struct EvaluateArguments {
   std::string from, base, data, documents = "join", dtype = "auto", device = "cpu",
                                 backend = "auto";
   int batch = 8, batches = 0, seq = 0, dp = 1, tp = 1, pp = 1, threads = 0;
-  bool json = false;
+  bool force = false, json = false;
 
   Axes axes() const { return Axes({{Axis::dp, dp}, {Axis::tp, tp}, {Axis::pp, pp}}); }
   int ranks() const { return static_cast<int>(axes().world()); }  // once it is known to be few
@@ -126,8 +126,9 @@ train::InferenceNeed need_of(const EvaluateArguments& a, const Opened& all) {
 
 // A batch that would fill this host until the kernel ends a rank is not started.
 void check_host(const EvaluateArguments& a, const Opened& all, int ranks_here) {
+  if (a.force || a.device != "cpu") return;
   const auto free = process::free_host_memory();
-  if (a.device != "cpu" || !free) return;
+  if (!free) return;
   train::check_inference_memory(train::need_of_inference(all.files->shape(), need_of(a, all)),
                                 ranks_here, free->bytes, str("this host (", free->bound, ")"),
                                 "a smaller --batch or --seq");
@@ -149,7 +150,7 @@ int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
     options.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
     c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(options.device);
     at::empty({1}, at::device(options.device));  // wakes the device: before, nothing is known of it
-    if (const auto free = memory::device_free(options.device)) {
+    if (const auto free = memory::device_free(options.device); free && !a.force) {
       train::check_inference_memory(train::need_of_inference(all.files->shape(), need_of(a, all)),
                                     1, *free, options.device.str(), "a smaller --batch or --seq");
     }
@@ -211,6 +212,7 @@ int evaluate_command(int argc, char** argv) {
   line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
   line.choice(app, "--backend", a.backend, comm::backend_names(), "of the collectives");
   line.integer(app, "--threads", a.threads, 0, 4096, "of each rank; 0: its share of the cores");
+  app.add_flag("--force", a.force, "start although memory seems too small");
   app.add_flag("--json", a.json, "print JSON");
   if (!line.parse(argc, argv)) return 0;
 

@@ -60,7 +60,7 @@ struct GenerateArguments {
   int tokens = 100, top_k = 0, batch = 8, tp = 1, threads = 0;
   double temperature = 0.8, top_p = 0.95, min_p = 0;
   std::uint64_t seed = 0;
-  bool ignore_end = false, json = false;
+  bool ignore_end = false, force = false, json = false;
 };
 
 void add_generate_options(CommandLine& line, GenerateArguments& a) {
@@ -98,6 +98,7 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
   app.add_option("--tokenizer", a.tokenizer,
                  "tokenizer.json, a folder with one, bytes, or ids; otherwise the model's")
       ->type_name("WHERE");
+  app.add_flag("--force", a.force, "start although memory seems too small");
   app.add_flag("--json", a.json, "print a JSON object for each text, and one for all");
 }
 
@@ -222,6 +223,7 @@ void fit_to(const GenerateArguments& a, const ModelShape& shape, const std::vect
 // A cache that would fill this host, or the GPU, is refused before the model is loaded.
 void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
                      const models::DecoderOptions& options, bool alone) {
+  if (a.force) return;
   const ModelShape& shape = files.shape();
   const auto bytes = static_cast<std::int64_t>(at::elementSize(options.type));
   const double of_a_token = 2.0 * static_cast<double>(shape.layers * shape.kv_width() * bytes);

@@ -31,14 +31,18 @@ std::optional<std::int64_t> limit_in(const ReadFile& read, const std::string& pa
   return value;
 }
 
-// What a group may still take.
+// Bytes that a group may still take. Pages of files count as free: the kernel drops them first.
+// `prefix`: of their names in memory.stat.
 std::optional<std::int64_t> left_in(const ReadFile& read, const std::string& folder,
-                                    const char* limit, const char* used, const char* cache) {
+                                    const char* limit, const char* used,
+                                    const std::string& prefix) {
   const auto most = limit_in(read, folder + "/" + limit);
   const auto now = limit_in(read, folder + "/" + used);
   if (!most || !now) return std::nullopt;
   const std::string stat = read(folder + "/memory.stat").value_or("");
-  return std::max<std::int64_t>(0, *most - *now + number_after(stat, cache).value_or(0));
+  const std::int64_t files = number_after(stat, prefix + "inactive_file").value_or(0) +
+                             number_after(stat, prefix + "active_file").value_or(0);
+  return std::max<std::int64_t>(0, *most - *now + files);
 }
 
 // The path of this process in the hierarchy whose controllers are named so ("" in version 2).
@@ -84,12 +88,11 @@ std::optional<FreeMemory> free_host_memory(const ReadFile& read) {
   const std::string cgroup = read("/proc/self/cgroup").value_or("");
   for (const std::string& folder :
        with_parents("/sys/fs/cgroup", group_path(cgroup, "").value_or("/"))) {
-    bound(left_in(read, folder, "memory.max", "memory.current", "inactive_file"));
+    bound(left_in(read, folder, "memory.max", "memory.current", ""));
   }
   for (const std::string& folder :
        with_parents("/sys/fs/cgroup/memory", group_path(cgroup, "memory").value_or("/"))) {
-    bound(left_in(read, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                  "total_inactive_file"));
+    bound(left_in(read, folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"));
   }
   return free;
 }

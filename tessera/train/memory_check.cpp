@@ -127,8 +127,9 @@ void check_inference_memory(std::int64_t need, int ranks, std::int64_t free,
   if (need <= free / std::max(1, ranks)) return;
   throw UsageError(
       str("memory: ", ranks == 1 ? "the rank needs" : str("each of ", ranks, " ranks needs"),
-          " at least ", format_bytes(need), " for parameters and activations, and ",
-          format_bytes(free), " of ", where, " are free; wanted ", remedy));
+          " at least ", format_bytes(need), " for parameters, activations and the cache, and ",
+          format_bytes(free), " of ", where, " are free; wanted ", remedy,
+          "; --force starts it all the same"));
 }
 
 void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,

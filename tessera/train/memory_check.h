@@ -33,8 +33,8 @@ struct InferenceNeed {
   std::int64_t cache = 0;
 };
 std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how);
-// Throws UsageError if `ranks` such ranks need more than `free` bytes of `where`. `remedy` says
-// what to change: "a smaller --batch".
+// Throws UsageError that names --force if `ranks` such ranks need more than `free` bytes of
+// `where`. `remedy` says what to change: "a smaller --batch". Callers skip it with --force.
 void check_inference_memory(std::int64_t need, int ranks, std::int64_t free,
                             const std::string& where, const std::string& remedy);
 

@@ -44,6 +44,8 @@ TEST(FreeMemory, AControlGroupMayLeaveLess) {
   // What the kernel can drop at once is free as well.
   files["/sys/fs/cgroup/a/memory.stat"] = "anon 7\ninactive_file 400\n";
   EXPECT_EQ(free_of(files)->bytes, 2400);
+  files["/sys/fs/cgroup/a/memory.stat"] = "anon 7\ninactive_file 400\nactive_file 30\n";
+  EXPECT_EQ(free_of(files)->bytes, 2430);
   // A group that has more than the host leaves as much as the host.
   files["/sys/fs/cgroup/a/memory.max"] = "500000000000\n";
   EXPECT_EQ(free_of(files)->bytes, 8000 * 1024);
@@ -65,7 +67,8 @@ TEST(FreeMemory, ContainersSeeTheirGroupAsTheRoot) {
                      {"/proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/17\n"},
                      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"},
                      {"/sys/fs/cgroup/memory/memory.usage_in_bytes", "1096\n"},
-                     {"/sys/fs/cgroup/memory/memory.stat", "total_inactive_file 96\n"}})
+                     {"/sys/fs/cgroup/memory/memory.stat",
+                      "active_file 7\ntotal_inactive_file 90\ntotal_active_file 6\n"}})
                 ->bytes,
             3096);
   EXPECT_EQ(free_of({{"/proc/meminfo", kMeminfo},

@@ -70,7 +70,9 @@ TEST(MemoryCheck, InferenceNeedsParametersAndTheActivationsOfABatch) {
   const std::string said =
       error_of([] { check_inference_memory(101, 2, 200, "a host", "a smaller --batch"); });
   EXPECT_TRUE(contains(said, "each of 2 ranks needs at least 101 B")) << said;
-  EXPECT_TRUE(contains(said, "200 B of a host are free; wanted a smaller --batch")) << said;
+  EXPECT_TRUE(contains(said, "for parameters, activations and the cache")) << said;
+  EXPECT_TRUE(contains(said, "200 B of a host are free; wanted a smaller --batch; --force"))
+      << said;
 }
 
 TEST(MemoryCheck, LargeModelsOnASmallHost) {
