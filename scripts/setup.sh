@@ -184,7 +184,10 @@ case "${1:-all}" in
   nvcc) install_nvcc ;;
   train)
     install_packages
-    if [ -z "${TORCH_DIR:-}" ]; then install_torch; fi
+    if [ -z "${TORCH_DIR:-}" ]; then
+      install_torch
+      remove_torch_programs
+    fi
     if has_gpu; then install_nvcc; fi
     ;;
   all)
