@@ -129,8 +129,9 @@ std::string trace_file(const TrainConfig& config) {
   return config.trace.empty() ? "" : std::filesystem::absolute(config.trace, problem).string();
 }
 
-// A log of the run. A write that fails, as on a full disk, is told once and does not end training;
-// later writes are tried again.
+// A log of the run. A file that cannot be opened or written, as on a full disk, is told once and
+// does not end training; later writes are tried again. Wrong paths are refused by check_run(),
+// before ranks are started.
 class RunLog {
  public:
   explicit RunLog(const char* flag) : flag_(flag) {}
@@ -138,9 +139,10 @@ class RunLog {
   void write(Write&& put) {
     try {
       put();
-    } catch (const DataError& error) {
+    } catch (const Error& error) {
       if (failed_++ > 0) return;
-      write_all(2, str("\ntessera train: warning: ", flag_, ": ", error.what(),
+      const std::string why = error.what(), flag = str(flag_, ": ");
+      write_all(2, str("\ntessera train: warning: ", why.starts_with(flag) ? "" : flag, why,
                        "; training goes on, and what cannot be written is left out\n"));
     }
   }
@@ -187,9 +189,11 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   const bool speaks = world.rank() == 0;
   std::optional<LineFile> lines;
   RunLog metrics_log("--metrics"), tensorboard_log("--tensorboard");
-  if (!config.metrics.empty() && speaks) {
-    lines.emplace(config.metrics, "--metrics", config.resume != "none");
-  }
+  const bool writes_lines = !config.metrics.empty() && speaks;
+  const auto open_metrics = [&] {
+    if (!lines) lines.emplace(config.metrics, "--metrics", config.resume != "none");
+  };
+  if (writes_lines) metrics_log.write(open_metrics);
   check_device(config, world);
   Trainer trainer(config, world);
   if (speaks) {
@@ -312,13 +316,14 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
           write_all(2, str("\nstep ", step.step, " is skipped: ", step.non_finite,
                            ". Later steps like this are only counted.\n"));
         }
-        if (lines) trainer.put_ranks(step);
-        if (lines) {
+        if (writes_lines) {
+          trainer.put_ranks(step);
           const std::string line =
               begun ? to_json(step)
                     : first_line(step, trainer.expected(), trainer.steps_in_all(),
                                  trace_file(config), unix_now());
           metrics_log.write([&] {
+            open_metrics();
             lines->write(line);
             begun = true;
           });
@@ -332,7 +337,12 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   Summary summary = trainer.summary();
   summary.interrupted = interrupted;
   const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
-  if (lines) metrics_log.write([&] { lines->write(to_json(summary)); });
+  if (writes_lines) {
+    metrics_log.write([&] {
+      open_metrics();
+      lines->write(to_json(summary));
+    });
+  }
   bool untold = false;
   if (speaks) {
     // A reader that has gone wants no more; anything else is an error, when all else is done.
