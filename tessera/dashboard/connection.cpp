@@ -92,13 +92,18 @@ bool Connection::drain() {
     ::shutdown(fd_.get(), SHUT_WR);
     since_ = Clock::now();
     deadline_ = since_ + lasting(kDrainSeconds);
+    in_.clear();
+    at_ = 0;
   }
-  in_.clear();
-  at_ = 0;
-  const bool open = receive(kMostDrained - drained_);
-  drained_ += in_.size();
-  in_.clear();
-  return open && drained_ < kMostDrained;
+  char buffer[16 << 10];
+  while (drained_ < kMostDrained) {
+    const ssize_t got = ::recv(fd_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && would_wait()) return true;
+    if (got <= 0) return false;
+    drained_ += static_cast<std::size_t>(got);
+  }
+  return false;
 }
 
 void Connection::expect_request(double seconds) {

@@ -39,7 +39,8 @@ class Connection {
   // Sends what the socket accepts now. False if the connection is broken.
   bool flush();
   bool has_unsent() const { return !out_.empty(); }
-  // Waits until everything is sent; false if the client accepts nothing for `seconds`.
+  // Waits until everything is sent. False if that takes longer than `seconds`, or if the connection
+  // is broken.
   bool wait_until_sent(double seconds);
 
   // Ends our side and discards what still comes: closing a socket with unread bytes would reset it,

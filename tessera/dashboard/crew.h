@@ -10,9 +10,10 @@ namespace tessera::dashboard {
 
 // [Note: who answers] As many threads answer as there are cores, and one that begins while another
 // ends: with a thread for each client all of them would get the processor in slices, and some
-// answers would take many times as long as others. A thread that has to wait (for bytes of a slow
-// client, for its turn at a long calculation, for news of a run) steps aside, and another one takes
-// its place, so that nobody else waits for what it waits for.
+// answers would take many times as long as others. A thread that has to wait (for its turn at
+// a long calculation, for news of a run, until a listener has received them) steps aside, and
+// another one takes its place. No thread waits for a request or for a slow client of an answer:
+// [Note: the server].
 class Crew {
  public:
   // `work` is one piece of it, called by several threads at once; false ends all of them.

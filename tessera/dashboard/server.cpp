@@ -206,7 +206,13 @@ class Server::Implementation {
     connection.head = parse_head(bytes.substr(0, end), options_.limits);
     connection.use(end);
     connection.searched = 0;
-    if (!connection.head->refused) connection.head->refused = refusal_of(*connection.head);
+    RequestHead& head = *connection.head;
+    if (head.refused) return true;
+    head.refused = refusal_of(head);
+    // A stranger, or a body of unknown length: nothing more is read from this client.
+    if (head.refused && (head.refused->status == 403 || head.refused->status == 411)) {
+      head.closes = true;
+    }
     return true;
   }
 

@@ -222,6 +222,8 @@ TEST(Server, RefusesBodiesThatCouldGrowOrHideARequest) {
   EXPECT_EQ(ask("Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"), 411);
   EXPECT_EQ(ask("Transfer-Encoding: chunked\r\n\r\n2;" + std::string(100, 'x') + "\r\n{}\r\n"),
             411);
+  EXPECT_EQ(ask("\r\n"), 411);
+  EXPECT_EQ(ask("Origin: http://evil.example\r\nContent-Length: 0\r\n\r\n"), 403);
   EXPECT_EQ(ask("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
                 "GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n"),
             400);
