@@ -55,7 +55,7 @@ bool is_folder(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-bool is_there(const std::string& path) {
+bool file_exists(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0;
 }
@@ -65,7 +65,7 @@ NumberedTokens end_tokens(const std::string& folder, const TokenizerSpec& spec) 
   NumberedTokens out;
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
     const std::string path = folder + name;
-    if (!is_there(path)) continue;
+    if (!file_exists(path)) continue;
     const NamedTokens named = parse_named_tokens(read_small_file(path, kMostConfigBytes), path);
     const auto number = [&](const std::string& token, std::optional<TokenId>& id) {
       if (token.empty() || id) return;
@@ -81,7 +81,7 @@ NumberedTokens end_tokens(const std::string& folder, const TokenizerSpec& spec) 
   }
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string path = folder + name;
-    if ((out.begin && out.end) || !is_there(path)) continue;
+    if ((out.begin && out.end) || !file_exists(path)) continue;
     const NumberedTokens numbered =
         parse_numbered_tokens(read_small_file(path, kMostConfigBytes), path);
     if (!out.begin) out.begin = numbered.begin;
