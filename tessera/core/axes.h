@@ -29,6 +29,7 @@ class Coordinate {
     for (const auto& [axis, index] : where) index_[axis] = index;
   }
 
+  // Index along an axis.
   int operator[](Axis axis) const { return index_[axis]; }
   // Moves it along one axis.
   void set(Axis axis, int index) { index_[axis] = index; }
@@ -57,6 +58,7 @@ class Axes {
   // {{Axis::dp, 2}}. Axes that are not named have 1 rank.
   Axes(std::initializer_list<std::pair<Axis, int>> sizes);
 
+  // Number of ranks along an axis.
   int size(Axis axis) const { return size_[axis]; }
   // Throws UsageError for a negative size.
   void set(Axis axis, int size);

@@ -22,6 +22,7 @@ namespace tessera {
 #endif
 
 #define TESSERA_AXIS(name) name,
+// A dimension of the mesh.
 enum class Axis : std::uint8_t { TESSERA_AXES(TESSERA_AXIS) };
 #undef TESSERA_AXIS
 
@@ -70,7 +71,9 @@ class PerAxis {
   // The same value for every axis.
   constexpr explicit PerAxis(const T& value) { values_.fill(value); }
 
+  // The value of an axis.
   constexpr T& operator[](Axis axis) { return values_[static_cast<std::size_t>(axis)]; }
+  // The value of an axis.
   constexpr const T& operator[](Axis axis) const { return values_[static_cast<std::size_t>(axis)]; }
 
   // The values, innermost axis first.
@@ -97,6 +100,7 @@ class AxisSet {
   constexpr AxisSet() = default;
   // Implicit so that one axis can stand for the set of it.
   constexpr AxisSet(Axis axis) : bits_(bit(axis)) {}
+  // {Axis::dp, Axis::tp}
   constexpr AxisSet(std::initializer_list<Axis> axes) {
     for (const Axis axis : axes) bits_ |= bit(axis);
   }
@@ -107,6 +111,7 @@ class AxisSet {
     return set;
   }
 
+  // Whether an axis is in the set.
   constexpr bool contains(Axis axis) const { return (bits_ & bit(axis)) != 0; }
   // Returns this set without one axis.
   constexpr AxisSet without(Axis axis) const {
@@ -116,6 +121,7 @@ class AxisSet {
   }
 
   friend constexpr bool operator==(AxisSet, AxisSet) = default;
+  // An order for maps.
   friend constexpr auto operator<=>(AxisSet, AxisSet) = default;
 
  private:
