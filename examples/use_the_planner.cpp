@@ -34,7 +34,7 @@ int main() try {
   std::printf("best of %ld: dp %d  tp %d  pp %d  stage %d  micro-batch %ld\n", long(found.tried),
               best.dp(), best.tp(), best.pp(), best.zero, long(best.micro_batch));
 
-  // What `tessera plan --model gpt2-xl --dp 8 --zero 1 --json` prints. to_json(plan) gives a
+  // Output of `tessera plan --model gpt2-xl --dp 8 --zero 1 --json`. to_json(plan) gives a
   // Plan's.
   const char* const settings = R"({"model": "gpt2-xl", "dp": 8, "zero": 1})";
   std::printf("%s\n", planner::plan_json(settings).c_str());

@@ -40,7 +40,7 @@ class JoinNotice {
     return std::max(std::chrono::milliseconds(1),
                     std::chrono::duration_cast<std::chrono::milliseconds>(next_ - Clock::now()));
   }
-  // Whether a report is due. Answers true once for each.
+  // Returns whether a report is due. Answers true once for each.
   bool is_due() {
     const auto now = Clock::now();
     if (now < next_) return false;

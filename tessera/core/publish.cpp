@@ -67,8 +67,8 @@ void publish_directly(const std::string& path, std::string_view text) {
   if (!file.open() || !write_all(file.get(), text)) fail(path, text, errno);
 }
 
-// Whether a draft can be made, or a device takes bytes (/dev/full takes none). Otherwise errno says
-// why. Of a pipe nothing is known before its reader is there.
+// Returns whether a draft can be made, or a device takes bytes (/dev/full takes none). Otherwise
+// errno says why. Of a pipe nothing is known before its reader is there.
 bool can_begin(const PublishTarget& target) {
   if (!target.direct) {
     const std::string draft = draft_of(target.path);

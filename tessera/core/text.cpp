@@ -44,7 +44,7 @@ std::size_t utf8_character(std::string_view text, std::size_t at) {
                              : first < 0xf5 ? 4
                                             : 0;
   if (length == 0 || at + length > text.size()) return 0;
-  // Of the second byte less may be used: no long forms, no surrogates, nothing over U+10FFFF.
+  // The second byte has a smaller range: no long forms, no surrogates, nothing over U+10FFFF.
   const unsigned char least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const unsigned char most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   if (byte(at + 1) < least || byte(at + 1) > most) return 0;

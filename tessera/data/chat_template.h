@@ -56,7 +56,7 @@ class ChatTemplate {
   bool marks_ = true;  // mistral: [INST] and [/INST] are tokens
 };
 
-// What the user should know of a built-in template beside a tokenizer (as load_tokenizer() takes
+// Note for the user about a built-in template beside a tokenizer (as load_tokenizer() takes
 // it) whose folder has a template of its own. Empty where it has none.
 std::vector<std::string> template_notes(const std::string& name, const std::string& tokenizer);
 

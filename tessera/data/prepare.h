@@ -22,7 +22,7 @@ struct PrepareOptions {
   BadUtf8 bad_utf8 = BadUtf8::replace;
   bool special_text = false;  // text may become special tokens
   std::string end_token;      // by its text; otherwise the tokenizer's own
-  // What stands in front of each document: [Note: beginning of a text]. Always: also where the
+  // Tokens in front of each document: [Note: beginning of a text]. Always: also where the
   // tokenizer only names a token for it.
   enum class Begin : std::uint8_t { as_tokenizer, never, always } begin = Begin::as_tokenizer;
   int threads = 0;       // 0: as many as there are cores

@@ -52,7 +52,7 @@ class Tokenizer {
   // of the file's post-processor, whether or not another file names one as bos_token. Training data
   // (`tessera data prepare`) and prompts (`tessera generate`) both begin with these.
   virtual std::vector<TokenId> before_text() const { return {}; }
-  // What the user should know of its files: parts that are ignored.
+  // Notes for the user about its files: parts that are ignored.
   virtual std::vector<std::string> notes() const { return {}; }
 };
 

@@ -10,16 +10,16 @@
 
 namespace tessera::huggingface {
 
-// What is known of fields that no family reads: [Note: fields].
+// Meaning of fields that no family reads: [Note: fields].
 struct FieldTable {
   using Names = std::set<std::string, std::less<>>;
   Names harmless;     // do not change the computation
   Names computes;     // change it unless null, false, zero or empty
   Names multipliers;  // change it unless null or 1
 };
-// Of a config.json.
+// Fields of config.json.
 const FieldTable& config_fields();
-// Of "rope_scaling" and "rope_parameters" in it.
+// Fields of its "rope_scaling" and "rope_parameters".
 const FieldTable& rope_fields();
 
 // The fields of an object, each read once; finish() looks at those that no call read. All throw

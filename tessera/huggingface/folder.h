@@ -45,7 +45,7 @@ class Folder {
   // The model that the tensors are of. transformers 5 keeps a head of its own where config.json
   // says that it is the embedding and both are there with different values; so does this.
   const ModelShape& shape() const { return config_.shape; }
-  // What the user should know of the folder: fields and tensors that are not what they seem.
+  // Notes for the user about the folder: fields and tensors that are not what they seem.
   const std::vector<std::string>& notes() const { return config_.notes; }
   bool has(const std::string& param) const { return params_.contains(param); }
   const std::vector<std::int64_t>& shape_of(const std::string& param) const;

@@ -53,7 +53,7 @@ class AdapterFolder {
   std::map<std::string, std::vector<float>> values_;
 };
 
-// What the adapter_config.json of a folder names as its model; "": nothing. Throws DataError.
+// Returns the model that the adapter_config.json of a folder names, or "". Throws DataError.
 std::string base_model_of(const std::string& folder);
 
 struct AdapterOptions {

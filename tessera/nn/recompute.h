@@ -66,8 +66,8 @@ auto recompute(Recompute mode, F&& f, Args&&... args) {
   return recompute_segment(mode, nullptr, std::forward<F>(f), std::forward<Args>(args)...);
 }
 
-// Whether this thread is running a segment for the second time, in backward. A module that counts,
-// or that updates buffers in forward, does so only where this is false:
+// Returns whether this thread is running a segment for the second time, in backward. A module that
+// counts, or that updates buffers in forward, does so only where this is false:
 //   if (is_training() && !tessera::is_recomputing()) steps += 1;
 // Otherwise each micro-batch would count twice.
 bool is_recomputing();

@@ -118,11 +118,11 @@ struct UnitModule {
   // M itself.
   using Type = M;
 };
-// Of a holder.
+// The same for a holder.
 template <typename M>
 requires requires { requires std::is_base_of_v<torch::nn::ModuleHolder<typename M::Impl>, M>; }
 struct UnitModule<M> {
-  // What the holder holds.
+  // The module in the holder.
   using Type = typename M::Impl;
 };
 

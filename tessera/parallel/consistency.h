@@ -28,7 +28,8 @@ void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, cons
 // Throws UsageError if a module of the layer draws random numbers of each rank's own in training:
 // tensor-parallel ranks would compute with different masks.
 void refuse_rank_masks(const Layer& layer, const torch::nn::Module& module, int tp);
-// Whether a module is a MeshDropout that drops something whatever ParallelOptions::dropout is.
+// Returns whether a module is a MeshDropout that drops something whatever ParallelOptions::dropout
+// is.
 bool has_own_dropout(const torch::nn::Module& module);
 
 // Tensors with a name for messages.

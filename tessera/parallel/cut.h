@@ -41,8 +41,8 @@ struct TieOwner {
 
   friend bool operator==(const TieOwner&, const TieOwner&) = default;
 };
-// Of parameter `param` in `tied` of layer `who`, through ties of ties. Throws UsageError if a tie
-// names no layer before its own.
+// Returns the owner of parameter `param` in `tied` of layer `who`, through ties of ties. Throws
+// UsageError if a tie names no layer before its own.
 TieOwner tie_owner(const std::vector<Layer>& layers, std::size_t who, const std::string& param);
 // What a parameter of a layer is called in the whole model.
 std::string whole_name(const Layer& layer, const std::string& param);

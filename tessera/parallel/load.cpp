@@ -116,14 +116,16 @@ class Attempt {
     return digits;
   }
 
-  // Whether a parameter that is trained here was frozen when the checkpoint was saved, and may be.
+  // Returns whether a parameter that is trained here was frozen when the checkpoint was saved, and
+  // may be.
   bool is_new(const std::string& param) const {
     const auto states = from_->states(param);
     return options_.other_trainable && trained_.contains(param) && states.size() == 1 &&
            states.contains("param");
   }
 
-  // Whether a parameter is frozen here that was trained when the checkpoint was saved, and may be.
+  // Returns whether a parameter is frozen here that was trained when the checkpoint was saved, and
+  // may be.
   bool is_frozen_now(const std::string& param) const {
     return options_.other_trainable && !trained_.contains(param) && from_->states(param).size() > 1;
   }

@@ -14,7 +14,7 @@
 
 namespace tessera::parallel {
 
-// What goes from layer to layer: its tensors, and whether they go as a vector rather than as one.
+// Value between two layers: its tensors, and whether they travel as a vector or as one tensor.
 using LayerValue = std::pair<std::vector<at::Tensor>, bool>;
 
 // A layer under its name: a unit with the parameters, buffers and children of the module in it, so

@@ -94,7 +94,7 @@ zero::StepOptions options_of(const ParallelModel::StepNumbers& numbers) {
   return {numbers.lr, numbers.clip_norm, numbers.weight_decay, numbers.lr_scale};
 }
 
-// What the first layer gets.
+// Input of the first layer.
 LayerValue input_of(const MicroBatch& batch) {
   if (batch.inputs.empty()) return {{batch.input}, false};
   return {batch.inputs, true};

@@ -28,8 +28,8 @@ struct Message {
 };
 std::string describe(const Message& message);
 
-// What one stage gives the next for a micro-batch: one tensor, or several of any type, of which the
-// floating-point ones may get a gradient.
+// Value that one stage sends to the next for a micro-batch: one tensor, or several of any type, of
+// which the floating-point ones may get a gradient.
 struct Value {
   std::vector<at::Tensor> tensors;
   bool list = false;  // a list, even of one tensor: the next stage takes a vector

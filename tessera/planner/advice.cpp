@@ -77,7 +77,7 @@ std::string gain_words(const Plan& plan, const Advice& advice) {
   return text + sending(plan, advice) + advice.there;
 }
 
-// Whether it is worth more than the other.
+// Returns whether it is worth more than the other.
 bool better(const Plan& plan, const Advice& a, const Advice& b) {
   if (a.faster != b.faster) return a.faster;
   // By time, but for what nobody could tell apart.
@@ -85,8 +85,8 @@ bool better(const Plan& plan, const Advice& a, const Advice& b) {
   return plan.fits && a.bytes > b.bytes;
 }
 
-// Whether it is worth more than the best of its family so far. Of stages that take as long, as far
-// as predictions can tell, the lowest is.
+// Returns whether it is worth more than the best of its family so far. Of stages that take as long,
+// as far as predictions can tell, the lowest is.
 bool replaces(const Plan& plan, const Promise& next, const Promise& best) {
   if (next.advice.family == "zero" && next.advice.faster == best.advice.faster &&
       same_step(next, best)) {
@@ -95,7 +95,7 @@ bool replaces(const Plan& plan, const Promise& next, const Promise& best) {
   return better(plan, next.advice, best.advice);
 }
 
-// Whether less memory is a gain of its own.
+// Returns whether less memory is a gain of its own.
 bool is_lighter(const Plan& plan, const Advice& advice) {
   return memory_share(plan, advice) >= kRealGain &&
          !leaves_ample_memory(plan.needed(), plan.question.hardware);
@@ -181,8 +181,8 @@ void about_memory(const Plan& plan, Lines& out) {
   }
 }
 
-// Where stage 1 is quicker beyond doubt: the update is a large part of the step, or gradients are
-// wider than the parameters that it gathers.
+// Stage 1 is faster by more than the intervals: the update is a large part of the step, or
+// gradients are wider than the parameters that it gathers.
 void about_shared_update(const Plan& plan, Lines& out) {
   const Question& q = plan.question;
   if (q.state_only()) return;

@@ -56,7 +56,7 @@ void Changes::stages() {
     around("grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
            [&](Question& o) { o.grad_reduce = each ? ReducePolicy::last : ReducePolicy::each; });
   }
-  // Of Tessera, whose gradients may travel in other types than they are kept in.
+  // Only Tessera sends gradients in another type than it keeps them in.
   if (q_.software == Software::tessera && q_.layout.grad == 4 &&
       q_.grad_compression == GradCompression::none) {
     around("grad-compression", "--grad-compression bf16",

@@ -18,8 +18,8 @@ struct Interval {
 // `step`: the predicted seconds that it is to stand around.
 Interval step_interval(const Question& settled, double step);
 
-// Whether no prediction is good enough to tell two steps apart: one is within the interval of the
-// other.
+// Returns whether no prediction is good enough to tell two steps apart: one is within the interval
+// of the other.
 inline bool indistinguishable(double step, const Interval& interval, double other,
                               const Interval& others) {
   const auto within = [](double seconds, const Interval& of) {

@@ -95,7 +95,8 @@ struct Plan {
   std::vector<std::string> notes;  // what is odd but possible, with its numbers
 };
 
-// Whether a run that needs so much leaves enough memory free that there is no reason to need less.
+// Returns whether a run that needs so much leaves enough memory free that there is no reason to
+// need less.
 bool leaves_ample_memory(double needed, const Hardware& hardware);
 // Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
 double usable_memory(const Hardware& hardware);

@@ -75,7 +75,7 @@ double gained(const Plan& plan, const std::function<void(Question&)>& change) {
     if (least > 0 && rate(least) < 1 + kRealShare) return 0;
     const double then = step_time(step).step(), times = rate(then);
     if (times < 1 + kRealShare) return 0;
-    // What its tokens take at the present rate.
+    // Time of its tokens at the present rate.
     const double by = times * then / plan.time.step();
     const Interval now{by * plan.interval.low, by * plan.interval.high, ""};
     const Interval interval = step_interval(other, then);

@@ -25,7 +25,7 @@ struct SearchQuestion {
 // What the settings name is fixed, the rest is open.
 SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue);
 
-// Whether its step is the best one's as far as predictions can tell.
+// Returns whether its step is the best one's as far as predictions can tell.
 inline bool as_good_as(const Plan& plan, const Plan& best) {
   return indistinguishable(plan.time.step(), plan.interval, best.time.step(), best.interval);
 }

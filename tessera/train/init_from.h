@@ -25,7 +25,7 @@ void check_start(const TrainConfig& config, const Resolved& resolved);
 // What the parameters start with; nothing where there is no --init-from.
 StoredValues stored_start(const TrainConfig& config);
 
-// What the user should know of it.
+// Notes for the user about it.
 std::vector<std::string> start_notes(const TrainConfig& config);
 
 // The tokenizer's files and others that came with the model, or with the tokens that a new model is

@@ -108,7 +108,7 @@ void check_host_memory(const TrainConfig& config, const Resolved& resolved, int 
 }
 
 std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how) {
-  // What is alive at once in a block: the residual stream, the norm's result, and the widest
+  // Alive at the same time in a block: the residual stream, the norm's result, and the widest
   // matrix.
   const std::int64_t attention = shape.q_width() + 2 * shape.kv_width();
   const std::int64_t mlp = (shape.swiglu ? 2 : 1) * shape.ffn;

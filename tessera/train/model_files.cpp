@@ -198,7 +198,7 @@ class AdapterFiles final : public ModelFiles {
   std::optional<huggingface::MergedModel> merged_;
 };
 
-// Where the model of a folder of peft's is: `base`, or what its adapter_config.json names, seen
+// Returns the base model of a PEFT folder: `base`, or what its adapter_config.json names, seen
 // from here or from the folder.
 std::string base_of_adapters(const std::string& folder, const std::string& base) {
   if (!base.empty()) return base;

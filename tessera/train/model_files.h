@@ -32,7 +32,7 @@ class ModelFiles {
   bool huggingface() const { return data_.empty(); }
   // A folder with the tokenizer's files that came with the model; "": there is none.
   const std::string& tokenizer_folder() const { return tokenizer_folder_; }
-  // What the user should know of the files.
+  // Notes for the user about the files.
   const std::vector<std::string>& notes() const { return notes_; }
   // Tokens that end a text, where the files say so.
   const std::vector<std::int64_t>& end_tokens() const { return end_tokens_; }

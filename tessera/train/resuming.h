@@ -17,7 +17,8 @@ std::string checkpoint_to_resume(const TrainConfig& config);
 // The run behind --resume may still train, and remove old checkpoints while this one starts. Then
 // the newest is looked up again, this many times in all.
 inline constexpr int kResumeAttempts = 5;
-// Whether `folder`, which checkpoint_to_resume() has found in the folder of a run, is gone by now.
+// Returns whether `folder`, which checkpoint_to_resume() has found in the folder of a run, is gone
+// by now.
 bool is_pruned(const TrainConfig& config, const std::string& folder);
 
 // Throws UsageError unless a run with these settings can go on from a checkpoint in `folder`.

@@ -77,7 +77,7 @@ void put_times(StepMetrics& out, const PhaseClock::Step& times) {
   }
 }
 
-// Where a layer or a parameter stands in the model: the embedding first, the head last.
+// Position of a layer or a parameter in the model: the embedding first, the head last.
 std::int64_t layer_position(const std::string& name) {
   constexpr std::string_view kBlocks = "blocks.";
   if (name.starts_with(kBlocks)) return std::atoll(name.c_str() + kBlocks.size());
@@ -260,7 +260,7 @@ void Trainer::Impl::note_memory(bool replayed) {
   }
 }
 
-// What every rank says; this one alone where ranks do not talk.
+// Returns the texts of all ranks; only this one's if communication is off.
 std::vector<std::string> Trainer::Impl::texts_of_ranks(const std::string& mine) const {
   if (config.comm != "on" || world.size() == 1 || world.simulated()) return {mine};
   return parallel::gather_texts(world, mine, "what is not finite");

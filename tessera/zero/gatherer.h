@@ -47,7 +47,8 @@ class Gatherer {
   // counter of the parameter, which writes of the engine do not touch: they go through tensors of
   // its own.
   bool is_replaced(int param) const;
-  // Whether it was written to in place since fill(), load() or the last call of accept_write().
+  // Returns whether it was written to in place since fill(), load() or the last call of
+  // accept_write().
   bool is_written(int param) const;
   void accept_write(int param);
 

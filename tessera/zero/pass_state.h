@@ -25,7 +25,7 @@ class PassState {
   void begin_step(int micro_batches);
   void end_step();
   bool stepping() const { return stepping_; }
-  // Whether the step has something to update with: a pass of this rank, or announce_data().
+  // Returns whether the step has something to update with: a pass of this rank, or announce_data().
   bool has_work() const { return stepping_ && has_work_; }
   // begin() was given tokens, of which there may be none: no pass need follow.
   void announce_data() { has_work_ = true; }

@@ -83,8 +83,8 @@ void Engine::Impl::take_writes() {
   }
 }
 
-// What `from` has for each parameter of the engine. The module itself gives those that were
-// replaced.
+// Returns the value that `from` has for each parameter of the engine. The module itself gives those
+// that were replaced.
 std::vector<at::Tensor> Engine::Impl::values_of(const torch::nn::Module& from,
                                                 std::string& problem) const {
   std::unordered_map<const c10::TensorImpl*, std::size_t> indices;

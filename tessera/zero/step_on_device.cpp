@@ -103,7 +103,7 @@ class StepOnDevice::StepOnItsWay final : public PendingStep::State {
   bool ready() const override { return arrived_.query(); }
   StepInfo get() override {
     arrived_.synchronize();
-    // Where they differ, ranks have made different updates: the error ends training.
+    // Ranks that differ have made different updates: the error ends training.
     const std::vector<RankStep> ranks = ranks_.get();
     check_ranks(ranks_.group, ranks);
     check_parts(parts_.group, parts_.get());
@@ -346,7 +346,7 @@ void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
   cuda::decide(rule_, what, stream());
 }
 
-// Whether sums travel through host memory.
+// Returns whether sums travel through host memory.
 bool StepOnDevice::is_staged() const {
   const auto on_host = [](const comm::Group& group) {
     return group.size() > 1 && !group.on_device();

@@ -53,7 +53,7 @@ class StepOnDevice {
   void set_counts(const Counts& counts);
 
  private:
-  // Which parameter each piece of the sum of squares belongs to. Results of steps share it, and
+  // The parameter of each piece of the sum of squares. Results of steps share it, and
   // may outlive the engine.
   struct SquareOwners {
     std::vector<int> params;         // by piece

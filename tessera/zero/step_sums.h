@@ -33,7 +33,7 @@ double number_of(std::uint64_t hash);
 void check_ranks(const comm::Group& group, const std::vector<RankStep>& ranks);
 // The same for ranks with other parts of the model, [Note: model axes].
 void check_parts(const comm::Group& parts, const std::vector<RankStep>& ranks);
-// Whether some rank has something to update with, or none trains. Otherwise step()
+// Returns whether some rank has something to update with, or none trains. Otherwise step()
 // throws NoBackward.
 bool any_has_work(const std::vector<RankStep>& ranks);
 struct NoBackward : UsageError {

@@ -63,7 +63,7 @@ class Update {
   // The rule that is all this optimizer does, with its weight decay; null: it does more.
   virtual const rules::Rule* rule() const { return nullptr; }
   virtual double weight_decay() const { return 0; }
-  // Whether StepSettings::weight_decay can be set.
+  // Returns whether StepSettings::weight_decay can be set.
   virtual bool sets_weight_decay() const { return true; }
 
   // The fp32 copy of what this rank holds of a parameter, flat; undefined where there is none.

@@ -135,7 +135,7 @@ TEST(Secret, TheSameRankTwiceAndAnotherSizeAreNamed) {
   EXPECT_EQ(first.get(), secret);
 }
 
-// What `body` writes to stderr.
+// Returns the text that `body` writes to stderr.
 std::string reported(const std::function<void()>& body) {
   ::testing::internal::CaptureStderr();
   body();

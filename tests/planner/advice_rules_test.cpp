@@ -1,4 +1,4 @@
-// Which advice is told at all: [Note: advice].
+// Rules of advice: [Note: advice].
 
 #include <gtest/gtest.h>
 

@@ -308,7 +308,7 @@ TEST(Misuse, DifferentSettingsOnRanksAreNamedWhenTheEngineIsMade) {
   EXPECT_EQ(told([](Options&) {}), "");
 }
 
-// Whoever is told can repeat the step with the right one.
+// After the error the step can be repeated with equal settings.
 TEST(Misuse, DifferentLearningRatesOfAStepAreNamed) {
   for (const int stage : {0, 2, 3}) {
     over(2, [&](const comm::Group& group) {
@@ -350,7 +350,7 @@ TEST(Misuse, DifferentLearningRatesOfPartsOfAModelAreNamed) {
   });
 }
 
-// Where the replicas of one part differ, the ranks with the other parts must not step alone.
+// If the replicas of one part differ, the ranks with the other parts must not step alone.
 TEST(Misuse, EveryRankOfAMeshIsToldOfADifferentLearningRate) {
   over(4, [](const comm::Group& world) {
     const comm::Mesh mesh(world, "dp=2,tp=2");
