@@ -111,7 +111,7 @@ class AxisSet {
     return set;
   }
 
-  // Whether an axis is in the set.
+  // Returns true if the axis is in the set.
   constexpr bool contains(Axis axis) const { return (bits_ & bit(axis)) != 0; }
   // Returns this set without one axis.
   constexpr AxisSet without(Axis axis) const {

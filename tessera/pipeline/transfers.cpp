@@ -17,7 +17,7 @@ using schedule::Kind;
 constexpr std::int64_t kMostDims = 8, kMostTensors = 8;
 // Type, whether it is differentiable, number of dims, sizes.
 constexpr std::int64_t kShapeWords = 3 + kMostDims;
-// Whether it is a list, number of tensors, the shape of each.
+// Words of a header: list or not, number of tensors, shape of each.
 constexpr std::int64_t kHeader = 2 + kMostTensors * kShapeWords;
 
 comm::Call call_of(const Message& message) {

@@ -174,7 +174,7 @@ TEST_F(Prepare, MistralTemplate) {
   data->read(0, ids);
   EXPECT_EQ(std::count(ids.begin(), ids.end(), static_cast<std::int64_t>(id - 2)), 2);
   EXPECT_EQ(std::count(ids.begin(), ids.end(), static_cast<std::int64_t>(id - 1)), 2);
-  // What the package gives for the whole text, whose marks are tokens.
+  // Tokens that the package gives for the whole text, whose marks are tokens.
   const auto loaded = load_tokenizer(all.tokenizer);
   const std::vector<TokenId> wanted =
       ids_of(*loaded, "<s>[INST] Be kind.\n\nHi[/INST] Hello</s>[INST] the fox[/INST] Bye</s>");

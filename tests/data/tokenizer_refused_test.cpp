@@ -201,7 +201,7 @@ TEST(Patterns, LongMatchesAreThoseOfTheWholeText) {
       }
     }
   }
-  // What stands behind the first bytes decides: a lookahead, and an alternative that comes first.
+  // Later bytes decide the match: a lookahead, and an alternative that comes first.
   PatternScratch scratch;
   PatternMatch match;
   const std::string run(1000, 'a');

@@ -118,7 +118,7 @@ TEST(Export, UnknownFieldsAreKept) {
   expect_model(dir / "out", untied);
 }
 
-// Of a model that was trained from its beginning.
+// Export of a model that was trained from scratch.
 TEST(Export, ConfigFromTheShapeHasItsInitializerRangeAndEndTokens) {
   const TemporaryFolder dir;
   ModelShape shape = small_shape("llama");

@@ -152,7 +152,7 @@ TEST(Consistency, NamesInputsThatDifferOverTensorParallelRanks) {
   }
 }
 
-// What a layer's code draws by itself is found after the first step, before the second.
+// Random numbers drawn by a layer's own code are found between the first and the second step.
 TEST(Consistency, NamesParametersThatDriftApartOverTensorParallelRanks) {
   const auto train = [](const comm::Mesh& mesh, int check, int steps) {
     std::vector<Layer> list = {same_mix("a"), same_mix("b"), same_loss()};

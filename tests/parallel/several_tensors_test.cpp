@@ -139,7 +139,7 @@ ListRun list_train(const Axes& axes, ParallelOptions options, bool joined) {
       mine.numbers.push_back(info.loss);
       mine.numbers.push_back(info.grad_norm);
     }
-    // Of different shapes, and more than a step has.
+    // Batches of different shapes, more than one step has.
     std::vector<MicroBatch> batches;
     for (std::int64_t k = 0; k < 7; ++k) batches.push_back(list_batch(50 * k, 1 + k % 3));
     mine.evaluated = model.evaluate(batches);

@@ -208,7 +208,7 @@ TEST(Ties, ASecondCopyOnOneRankIsAnErrorOnEveryRank) {
   list[4].make = own;  // two stages: with "c", which has a copy of its own there
   expect_on_all(list, {"dp=1", "pp=2", "dp=2", "tp=2"},
                 {"Layer \"d\"", "which layer", "a tensor of its own", "at.tied(\"w\")"});
-  // Where each rank has one layer of them, each needs a copy.
+  // With one of these layers per rank, each rank needs a copy.
   list = tie_list();
   list[1].make = list[2].make = list[3].make = own;
   list.erase(list.begin() + 4);

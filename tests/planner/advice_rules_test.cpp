@@ -58,7 +58,7 @@ bool has_note(const Plan& plan, const std::string& words) {
   });
 }
 
-// What is said to be faster is, by more than the predictions' intervals; freeing memory is no
+// Advice that promises speed gains more than the predictions' intervals; freeing memory is no
 // reason where there is plenty.
 TEST(AdviceRules, GainsMoreThanPredictionsAreOff) {
   int faster = 0, lighter = 0, quiet = 0;
@@ -155,7 +155,7 @@ TEST(AdviceRules, APlanAtStageThreeNamesTheLowerStageThatFits) {
       has_note(plan, "--zero 0 fits, 31.7 GB of 82.6 GB; sends 5.45 GB instead of 8.18 GB"));
 }
 
-// Where stage 1 is quicker beyond doubt that is noted, though stage 0 fits.
+// A stage 1 that is faster by more than the intervals is noted, although stage 0 fits.
 TEST(AdviceRules, NotesThatAShareOfTheUpdateIsQuicker) {
   Settings settings;
   for (const auto& [key, value] : {std::pair{"model", "gpt3-1.3b"}, {"dp", "8"}}) {
