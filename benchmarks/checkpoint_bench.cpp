@@ -206,7 +206,7 @@ int main(int argc, char** argv) {
   const std::vector<std::string> states = {"param", "moment1", "moment2"};
   Description about;
   about.params = gpt(options);
-  about.mesh = {{Axis::dp, ranks}};
+  about.mesh = {{Axis::dp_shard, ranks}};
 
   // What each rank has, one state after the other in its memory.
   std::vector<Memory> memory(static_cast<std::size_t>(ranks));

@@ -243,7 +243,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   for (const Axis axis : kAllAxes) {
     const std::string name(axis_name(axis));
     if (!mesh.has(name)) continue;
-    about.mesh.set(axis, static_cast<int>(mesh.at(name).number(1, kMostRanks)));
+    about.mesh.set_given(axis, static_cast<int>(mesh.at(name).number(1, kMostRanks)));
     named = true;
   }
   if (!named) mesh.refuse("the sizes of axes, such as {\"dp\": 2, \"tp\": 1, \"pp\": 1}");

@@ -43,6 +43,7 @@ BytesDone counter(const BytesDone& told) {
 std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Axes& mesh,
                                   int rank) {
   const Coordinate at = mesh.coordinate_of(rank);
+  if (at[Axis::dp_replicate] > 0) return {};  // the first replica saves
   double all = 0, before = 0;
   for (const ParamSpec& spec : params) all += static_cast<double>(elements_of(spec.shape));
   std::vector<ParamShard> shards;
@@ -53,7 +54,7 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
     before += elements;
     if (std::min(mesh.pp() - 1, static_cast<int>(middle * mesh.pp())) != at.pp()) continue;
     const std::int64_t local = elements_of(local_shape(spec, at.tp(), mesh.tp()));
-    const ShardRange own = shard_of(local, mesh.dp(), at.dp());
+    const ShardRange own = shard_of(local, mesh.size(Axis::dp_shard), at[Axis::dp_shard]);
     std::vector<Run> runs = cut(counted_runs(spec, at.tp(), mesh.tp()), own.begin, own.size);
     if (!runs.empty()) shards.push_back({&spec, std::move(runs)});
   }

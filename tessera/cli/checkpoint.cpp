@@ -257,8 +257,7 @@ int checkpoint_command(int argc, char** argv) {
               kReshardExamples);
   reshards.add_option("TO", other, "the folder to put step-… into")->required()->type_name("");
   for (const Axis axis : kPrintedAxes) {
-    line.integer(reshards, str("--", axis_name(axis)), sizes[axis], 1, 1 << 20,
-                 std::string(axis_help(axis)));
+    line.integer(reshards, axis_flag(axis), sizes[axis], 1, 1 << 20, std::string(axis_help(axis)));
   }
   CLI::App& exports =
       command("export",
@@ -295,7 +294,8 @@ int checkpoint_command(int argc, char** argv) {
     if (diffs.parsed()) return diff(path, other, json);
     if (reshards.parsed()) {
       Axes mesh;
-      for (const Axis axis : kAllAxes) mesh.set(axis, sizes[axis]);
+      for (const Axis axis : kAllAxes) mesh.set_given(axis, sizes[axis]);
+      mesh.check_replicas();
       return reshard(path, other, mesh);
     }
     exported.from = path;

@@ -48,7 +48,7 @@ struct EvaluateArguments {
   int batch = 8, batches = 0, seq = 0, dp = 1, tp = 1, pp = 1, threads = 0;
   bool force = false, json = false;
 
-  Axes axes() const { return Axes({{Axis::dp, dp}, {Axis::tp, tp}, {Axis::pp, pp}}); }
+  Axes axes() const { return Axes({{Axis::dp_shard, dp}, {Axis::tp, tp}, {Axis::pp, pp}}); }
   int ranks() const { return static_cast<int>(axes().world()); }  // once it is known to be few
 };
 

@@ -139,14 +139,15 @@ std::string explain_traffic(const ExplainArguments& a) {
       "one\nof each, which is where its 2 comes from.\n\ndp: N = ",
       q.dp(), ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
       " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", fixed((n - 1) / n, 4),
-      " · ", bytes_text(passed), " = ", bytes_text(t.sent[Axis::dp]), " sent per rank and step\n");
+      " · ", bytes_text(passed), " = ", bytes_text(t.sent[Axis::dp_shard]),
+      " sent per rank and step\n");
   if (t.dp_each != t.dp_last) {
     text += str("  reduced each micro-batch ", bytes_text(t.dp_each), ", once ",
                 bytes_text(t.dp_last), "\n");
   }
   Table table("llrr");
   for (const planner::TrafficRow& row : t.rows) {
-    if (row.axis == Axis::dp) continue;
+    if (row.axis == Axis::dp_shard) continue;
     table.row({std::string(axis_name(row.axis)), row.what, whole_text(row.calls) + " ×",
                bytes_text(row.bytes)});
   }
@@ -255,7 +256,7 @@ std::string explain_step(const ExplainArguments& a) {
              str("forward, backward and recomputation (", name(q.recompute), ") of a rank")});
   table.row({"waiting for tp", format_time(t.comm[Axis::tp]), "all-reduces inside the layers"});
   table.row({"waiting for pp", format_time(t.comm[Axis::pp]), "hops between stages"});
-  table.row({"waiting for dp", format_time(t.comm[Axis::dp]),
+  table.row({"waiting for dp", format_time(t.comm[Axis::dp_shard]),
              "gradients and parameters that nothing hides"});
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
   table.row({"optimizer", format_time(t.optimizer), ""});

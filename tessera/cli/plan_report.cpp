@@ -149,7 +149,7 @@ std::string time_table(const Plan& plan) {
   for (const auto& [name, seconds] : {std::pair{"compute", t.compute},
                                       {"waiting for tp", t.comm[Axis::tp]},
                                       {"waiting for pp", t.comm[Axis::pp]},
-                                      {"waiting for dp", t.comm[Axis::dp]},
+                                      {"waiting for dp", t.comm[Axis::dp_shard]},
                                       {"bubble", t.bubble},
                                       {"optimizer", t.optimizer},
                                       {"step", t.step()}}) {

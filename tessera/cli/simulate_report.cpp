@@ -45,7 +45,7 @@ std::string where_it_went(const Simulation& s) {
   row("compute", mean.compute);
   row("waiting for tp", mean.comm[Axis::tp]);
   row("waiting for pp", mean.comm[Axis::pp]);
-  row("waiting for dp", mean.comm[Axis::dp]);
+  row("waiting for dp", mean.comm[Axis::dp_shard]);
   row("bubble", mean.bubble);
   row("optimizer", mean.optimizer);
   return table.text();
@@ -73,7 +73,7 @@ std::string ranks_table(const Simulation& s) {
                                       share(mean.compute / step),
                                       share(mean.comm[Axis::tp] / step),
                                       share(mean.comm[Axis::pp] / step),
-                                      share(mean.comm[Axis::dp] / step),
+                                      share(mean.comm[Axis::dp_shard] / step),
                                       share(mean.bubble / step)};
     if (many) cells.insert(cells.begin() + 2, {share(least / step), share(most / step)});
     table.row(cells);
@@ -159,7 +159,7 @@ std::string sweep_title(const Sweep& s) {
   const Question& q = s.question;
   std::string text = str(model_of(q), " on ", q.hardware.name);
   for (const Axis axis : kPrintedAxes) {
-    const int size = q.axes.size(axis);
+    const int size = q.axes.given(axis);
     if (s.range.axis != axis_name(axis) && size > 1) text += str(", ", axis_name(axis), " ", size);
   }
   return text + str(", ZeRO ", q.zero, ", ", s.range.axis, " ", s.range.sizes.front(), " to ",
@@ -188,7 +188,7 @@ std::string sweep_text(const Sweep& s) {
         whole(row.tokens_per_s / row.gpus),
         share(row.efficiency),
         share(row.law),
-        share(row.mean.comm[Axis::dp] / row.step),
+        share(row.mean.comm[Axis::dp_shard] / row.step),
         share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::pp]) / row.step),
         share(row.bubble)};
     if (s.reliability) {

@@ -22,7 +22,8 @@ class Mesh {
   // the start. A flattened group of several is created on the first call with that set, which is
   // collective over `world`.
   const Group& group(AxisSet axes) const;
-  const Group& dp() const { return group(Axis::dp); }
+  // The ranks that train the same parameters on other data: all shards of all replicas.
+  const Group& dp() const { return group(kDataAxes); }
   const Group& tp() const { return group(Axis::tp); }
   const Group& pp() const { return group(Axis::pp); }
   const Axes& axes() const { return axes_; }

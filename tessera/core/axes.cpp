@@ -37,10 +37,17 @@ Axis axis_named(std::string_view wanted) {
                        join(names, ", "), did_you_mean(wanted, names)));
 }
 
+std::string axis_flag(Axis axis) {
+  std::string name(axis_name(axis));
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "--" + name;
+}
+
 std::string_view axis_help(Axis axis) {
   switch (axis) {
     case Axis::tp: return "tensor-parallel ranks";
-    case Axis::dp: return "data-parallel ranks";
+    case Axis::dp_shard: return "data-parallel ranks";
+    case Axis::dp_replicate: return "groups of data-parallel ranks that each hold all state";
     case Axis::pp: return "pipeline stages";
   }
   return "";
@@ -64,16 +71,37 @@ Axes::Axes(std::string_view text) : Axes() {
     const Axis axis = axis_named(key);
     if (named[axis]) throw UsageError(str("axis ", key, " appears twice in ", quote(text)));
     named[axis] = true;
-    size_[axis] = parse_axis_size(key, part.substr(equals + 1));
+    given_[axis] = parse_axis_size(key, part.substr(equals + 1));
     begin = end + 1;
   }
+  check_replicas();
 }
 
-void Axes::set(Axis axis, int size) {
+void Axes::set_given(Axis axis, int size) {
   if (size < 0) {
     throw UsageError(str("axis ", axis_name(axis), ": got ", size, " ranks; must be at least 1"));
   }
-  size_[axis] = size;
+  given_[axis] = size;
+}
+
+void Axes::set(Axis axis, int size) {
+  const int shards = this->size(Axis::dp_shard);
+  set_given(axis, size);
+  if (axis == Axis::dp_shard) given_[axis] = size * given_[Axis::dp_replicate];
+  if (axis == Axis::dp_replicate) given_[Axis::dp_shard] = shards * size;
+}
+
+Axes Axes::with_dp(int dp) const {
+  Axes other = *this;
+  other.set_dp(dp);
+  return other;
+}
+
+void Axes::check_replicas() const {
+  const int replicas = given_[Axis::dp_replicate];
+  if (replicas >= 1 && dp() % replicas == 0) return;
+  throw UsageError(
+      str("--dp-replicate ", replicas, ": must divide the ", dp(), " data-parallel ranks (--dp)"));
 }
 
 Axes Axes::with(Axis axis, int size) const {
@@ -88,7 +116,7 @@ std::int64_t Axes::ranks(AxisSet axes) const {
   std::int64_t product = 1;
   for (const Axis axis : kAllAxes) {
     if (!axes.contains(axis)) continue;
-    if (__builtin_mul_overflow(product, std::int64_t{size_[axis]}, &product)) {
+    if (__builtin_mul_overflow(product, std::int64_t{size(axis)}, &product)) {
       return std::numeric_limits<std::int64_t>::max();
     }
   }
@@ -96,6 +124,7 @@ std::int64_t Axes::ranks(AxisSet axes) const {
 }
 
 void Axes::check_world(std::int64_t ranks) const {
+  check_replicas();
   if (world() == ranks && ranks > 0) return;
   throw UsageError(str("mesh ", words(" × "), " for ", ranks,
                        " ranks: the product of the axes must be the number of ranks, and each "
@@ -105,8 +134,8 @@ void Axes::check_world(std::int64_t ranks) const {
 Coordinate Axes::coordinate_of(std::int64_t rank) const {
   Coordinate at;
   for (const Axis axis : kAllAxes) {
-    at.set(axis, static_cast<int>(rank % size_[axis]));
-    rank /= size_[axis];
+    at.set(axis, static_cast<int>(rank % size(axis)));
+    rank /= size(axis);
   }
   return at;
 }
@@ -115,7 +144,7 @@ int Axes::rank_of(const Coordinate& at) const {
   int rank = 0, stride = 1;
   for (const Axis axis : kAllAxes) {
     rank += at[axis] * stride;
-    stride *= size_[axis];
+    stride *= size(axis);
   }
   return rank;
 }
@@ -127,13 +156,13 @@ std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
     if (axes.contains(axis)) {
       // Every rank so far, at each index of this axis. Outer axes are later, so the order ascends.
       std::vector<int> wider;
-      wider.reserve(ranks.size() * static_cast<std::size_t>(size_[axis]));
-      for (int index = 0; index < size_[axis]; ++index) {
+      wider.reserve(ranks.size() * static_cast<std::size_t>(size(axis)));
+      for (int index = 0; index < size(axis); ++index) {
         for (const int rank : ranks) wider.push_back(rank + (index - at[axis]) * stride);
       }
       ranks = std::move(wider);
     }
-    stride *= size_[axis];
+    stride *= size(axis);
   }
   return ranks;
 }
@@ -141,7 +170,8 @@ std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
 std::string Axes::text() const {
   std::string out;
   for (const Axis axis : kPrintedAxes) {
-    out += str(out.empty() ? "" : ",", axis_name(axis), "=", size_[axis]);
+    if (axis == Axis::dp_replicate && given(axis) == 1) continue;
+    out += str(out.empty() ? "" : ",", axis_name(axis), "=", given(axis));
   }
   return out;
 }
@@ -149,7 +179,11 @@ std::string Axes::text() const {
 std::string Axes::words(std::string_view separator) const {
   std::string out;
   for (const Axis axis : kPrintedAxes) {
-    out += str(out.empty() ? "" : separator, axis_name(axis), " ", size_[axis]);
+    if (axis == Axis::dp_replicate) {
+      if (given(axis) > 1) out += str(" (", given(axis), " replicas)");
+      continue;
+    }
+    out += str(out.empty() ? "" : separator, axis_name(axis), " ", given(axis));
   }
   return out;
 }

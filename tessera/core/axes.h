@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstdint>
@@ -17,6 +18,8 @@ namespace tessera {
 Axis axis_named(std::string_view name);
 // Returns the axis with this name, or null.
 const Axis* find_axis(std::string_view name);
+// Returns the flag that sets the axis: "--dp".
+std::string axis_flag(Axis axis);
 // Returns a noun phrase for help texts: "tensor-parallel ranks".
 std::string_view axis_help(Axis axis);
 
@@ -24,7 +27,7 @@ std::string_view axis_help(Axis axis);
 class Coordinate {
  public:
   Coordinate() = default;
-  // {{Axis::dp, 1}}. Axes that are not named are 0.
+  // {{Axis::tp, 1}}. Axes that are not named are 0.
   Coordinate(std::initializer_list<std::pair<Axis, int>> where) {
     for (const auto& [axis, index] : where) index_[axis] = index;
   }
@@ -34,7 +37,6 @@ class Coordinate {
   // Moves it along one axis.
   void set(Axis axis, int index) { index_[axis] = index; }
   int tp() const { return index_[Axis::tp]; }
-  int dp() const { return index_[Axis::dp]; }
   int pp() const { return index_[Axis::pp]; }
 
   friend bool operator==(const Coordinate&, const Coordinate&) = default;
@@ -45,9 +47,13 @@ class Coordinate {
 
 // Number of ranks along each axis: Axes("dp=2,tp=2,pp=2"). An axis that is not named has 1. A size
 // of 0 means "to be chosen" where a question may leave that open.
+//
+// [Note: replicas] Users give dp, the number of data-parallel ranks, and dp_replicate, the number
+// of groups of them that hold all state each: "dp=8,dp_replicate=2" shards over 4 ranks.
+// dp_replicate must divide dp; check_replicas() tells.
 class Axes {
  public:
-  Axes() : size_(1) {}
+  Axes() : given_(1) {}
   // Implicit so that string literals convert.
   Axes(const char* text) : Axes(std::string_view(text)) {}
   // Throws UsageError for an unknown or repeated name and a size that is not 1 or more.
@@ -55,18 +61,40 @@ class Axes {
   // Implicit, as for literals. A template so that braces always mean a list of axes.
   template <std::same_as<std::string> Text>
   Axes(const Text& text) : Axes(std::string_view(text)) {}
-  // {{Axis::dp, 2}}. Axes that are not named have 1 rank.
+  // {{Axis::tp, 2}}. Axes that are not named have 1 rank.
   Axes(std::initializer_list<std::pair<Axis, int>> sizes);
 
   // Number of ranks along an axis.
-  int size(Axis axis) const { return size_[axis]; }
+  int size(Axis axis) const {
+    const int given = given_[axis];
+    // Replicas of 0 are refused by check_replicas().
+    return axis == Axis::dp_shard ? given / std::max(1, given_[Axis::dp_replicate]) : given;
+  }
   // Throws UsageError for a negative size.
   void set(Axis axis, int size);
   // Returns a copy in which one axis has another size.
   Axes with(Axis axis, int size) const;
-  int tp() const { return size_[Axis::tp]; }
-  int dp() const { return size_[Axis::dp]; }
-  int pp() const { return size_[Axis::pp]; }
+  int tp() const { return size(Axis::tp); }
+  // Number of data-parallel ranks: shards times replicas.
+  int dp() const { return given_[Axis::dp_shard]; }
+  int pp() const { return size(Axis::pp); }
+
+  // Size of an axis as users give it: [Note: replicas].
+  int given(Axis axis) const { return given_[axis]; }
+  // Throws UsageError for a negative size.
+  void set_given(Axis axis, int size);
+  // Changes the number of data-parallel ranks, and keeps the number of replicas.
+  void set_dp(int dp) { set_given(Axis::dp_shard, dp); }
+  // Returns a copy with another number of data-parallel ranks and the same number of replicas.
+  Axes with_dp(int dp) const;
+  // Number of ranks that hold one copy of the model.
+  std::int64_t model_ranks() const { return ranks(AxisSet::all().without(kDataAxes)); }
+  // Index of a coordinate among the data-parallel ranks, in [0, dp()).
+  int data_index(const Coordinate& at) const {
+    return at[Axis::dp_replicate] * size(Axis::dp_shard) + at[Axis::dp_shard];
+  }
+  // Throws UsageError unless dp_replicate divides dp.
+  void check_replicas() const;
 
   // Number of ranks. The largest int64 if the product is larger.
   std::int64_t world() const;
@@ -88,14 +116,14 @@ class Axes {
   friend bool operator==(const Axes&, const Axes&) = default;
 
  private:
-  PerAxis<int> size_;
+  PerAxis<int> given_;
 };
 
-// {"dp": 2, "tp": 2, "pp": 2}
+// {"dp": 2, "dp_replicate": 1, "tp": 2, "pp": 2}
 template <typename Json>
 Json axes_json(const Axes& axes) {
   Json out;
-  for (const Axis axis : kPrintedAxes) out[std::string(axis_name(axis))] = axes.size(axis);
+  for (const Axis axis : kPrintedAxes) out[std::string(axis_name(axis))] = axes.given(axis);
   return out;
 }
 

@@ -9,16 +9,17 @@
 namespace tessera {
 
 // [Note: rank order] The axes of the mesh, innermost first. Tensor-parallel peers have neighboring
-// ranks, so that they share a host. Data-parallel ranks come next. Pipeline is the outermost axis
-// because it communicates least.
+// ranks, so that they share a host. The ranks that shard state come next (dp_shard), then the
+// groups of them that hold the same state (dp_replicate, hybrid sharding). Pipeline is the
+// outermost axis because it communicates least.
 //
 // A new axis is a name at its place in this list. Every switch over Axis is exhaustive and has no
 // default, so the compiler then names each place that must handle it. TESSERA_DUMMY_AXIS adds one
 // for the test that checks this.
 #ifdef TESSERA_DUMMY_AXIS
-#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp) AXIS(pp) AXIS(dummy)
+#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp) AXIS(dummy)
 #else
-#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp) AXIS(pp)
+#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp)
 #endif
 
 #define TESSERA_AXIS(name) name,
@@ -33,20 +34,22 @@ inline constexpr std::array kAllAxes = {TESSERA_AXES(TESSERA_AXIS)};
 
 inline constexpr std::size_t kAxes = kAllAxes.size();
 
-// Returns the name of an axis in flags, files, JSON and messages.
+// Returns the name of an axis in flags, files, JSON and messages. The ranks that shard are called
+// "dp", because they are all data-parallel ranks unless there are replicas.
 constexpr std::string_view axis_name(Axis axis) {
 #define TESSERA_AXIS(name) #name,
   constexpr std::array<std::string_view, kAxes> kNames = {TESSERA_AXES(TESSERA_AXIS)};
 #undef TESSERA_AXIS
-  return kNames[static_cast<std::size_t>(axis)];
+  return axis == Axis::dp_shard ? "dp" : kNames[static_cast<std::size_t>(axis)];
 }
 
 // Position of an axis when several are printed: data parallelism comes first, as is usual.
 constexpr int print_position(Axis axis) {
   switch (axis) {
-    case Axis::dp: return 0;
-    case Axis::tp: return 1;
-    case Axis::pp: return 2;
+    case Axis::dp_shard: return 0;
+    case Axis::dp_replicate: return 1;
+    case Axis::tp: return 2;
+    case Axis::pp: return 3;
   }
   return -1;
 }
@@ -59,7 +62,7 @@ consteval std::array<Axis, kAxes> printed_axes() {
 }
 }  // namespace detail
 
-// Every axis in the order in which sizes are printed: dp, tp, pp.
+// Every axis in the order in which sizes are printed.
 inline constexpr std::array<Axis, kAxes> kPrintedAxes = detail::printed_axes();
 
 // One value for each axis.
@@ -94,13 +97,13 @@ constexpr T sum(const PerAxis<T>& values) {
   return total;
 }
 
-// A set of axes, such as {Axis::dp, Axis::tp}.
+// A set of axes, such as {Axis::dp_shard, Axis::tp}.
 class AxisSet {
  public:
   constexpr AxisSet() = default;
   // Implicit so that one axis can stand for the set of it.
   constexpr AxisSet(Axis axis) : bits_(bit(axis)) {}
-  // {Axis::dp, Axis::tp}
+  // {Axis::dp_shard, Axis::tp}
   constexpr AxisSet(std::initializer_list<Axis> axes) {
     for (const Axis axis : axes) bits_ |= bit(axis);
   }
@@ -113,10 +116,10 @@ class AxisSet {
 
   // Returns true if the axis is in the set.
   constexpr bool contains(Axis axis) const { return (bits_ & bit(axis)) != 0; }
-  // Returns this set without one axis.
-  constexpr AxisSet without(Axis axis) const {
+  // Returns this set without the axes of another.
+  constexpr AxisSet without(AxisSet axes) const {
     AxisSet set = *this;
-    set.bits_ &= ~bit(axis);
+    set.bits_ &= ~axes.bits_;
     return set;
   }
 
@@ -130,5 +133,8 @@ class AxisSet {
   }
   std::uint32_t bits_ = 0;
 };
+
+// The axes along which ranks train the same parameters on other data.
+inline constexpr AxisSet kDataAxes = {Axis::dp_shard, Axis::dp_replicate};
 
 }  // namespace tessera

@@ -64,7 +64,7 @@ std::optional<int> fits_from(planner::Question q, int stage, int most) {
   q.zero = stage;
   q.gpus = q.nodes = 0;  // as many as that takes
   const auto fits = [&](int dp) {
-    q.axes.set(Axis::dp, dp);
+    q.axes.set_dp(dp);
     q.global_batch = q.micro_batch * q.grad_accum * dp;
     return planner::needed_memory(q) <= usable;
   };

@@ -25,8 +25,8 @@ std::string train_command(const planner::Question& q) {
   }
   if (!q.hardware.cpu) text += " --device cuda";
   for (const Axis axis : kPrintedAxes) {
-    const int size = q.axes.size(axis);
-    if (size > 1 || axis == Axis::dp) text += str(" --", axis_name(axis), " ", size);
+    const int size = q.axes.given(axis);
+    if (size > 1 || axis == Axis::dp_shard) text += str(" ", axis_flag(axis), " ", size);
   }
   text += str(" --zero ", q.zero, " --layout ", q.layout.name, " --seq ", q.seq, " --micro-batch ",
               q.micro_batch, " --grad-accum ", q.grad_accum);

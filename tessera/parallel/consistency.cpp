@@ -268,8 +268,9 @@ void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const R
   const int tp = mesh.axes().tp();
   for (int r = 0; r < model.size(); ++r) {
     stages.push_back(r / tp);
-    ranks.push_back(mesh.axes().rank_of(
-        {{Axis::dp, mesh.coordinate().dp()}, {Axis::tp, r % tp}, {Axis::pp, r / tp}}));
+    Coordinate at = mesh.coordinate();
+    at.set(Axis::tp, r % tp), at.set(Axis::pp, r / tp);
+    ranks.push_back(mesh.axes().rank_of(at));
   }
   const auto compare = [&](const std::vector<std::string>& lines, const char* label) {
     Difference found = find_difference(model, stages, lines, label);

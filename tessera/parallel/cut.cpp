@@ -118,9 +118,9 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
 }
 
 comm::Group replica_group(const comm::Mesh& mesh) {
-  if (mesh.axes().tp() * mesh.axes().pp() == 1) return comm::Group();
-  const Coordinate& at = mesh.coordinate();
-  return mesh.world().split(at.dp(), at.pp() * mesh.axes().tp() + at.tp(), "model");
+  if (mesh.axes().model_ranks() == 1) return comm::Group();
+  const AxisSet axes = AxisSet::all().without(kDataAxes);
+  return mesh.world().subset(mesh.axes().ranks_along(axes, mesh.coordinate()), "model");
 }
 
 std::string chunk_name(int chunk) { return str("chunk", chunk); }

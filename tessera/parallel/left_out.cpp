@@ -84,7 +84,7 @@ bool is_left_out(std::string_view state) {
 }
 
 void add_left_out(const Checkpointable& what, StateToSave& into) {
-  const int replica = what.place.dp();
+  const int replica = what.axes.data_index(what.place);
   for (const zero::LeftOut& kept : what.engine.left_out(zero::StateScope::owned)) {
     const Copy copy = copy_of(what, kept.param);
     // Of the tensor-parallel ranks that have the same elements, the first saves them.
@@ -113,7 +113,7 @@ void add_left_out(const Checkpointable& what, StateToSave& into) {
 
 LeftOutToLoad left_out_to_load(const Checkpointable& what, const checkpoint::Checkpoint& from) {
   LeftOutToLoad out;
-  const int replica = what.place.dp(), replicas = what.axes.dp();
+  const int replica = what.axes.data_index(what.place), replicas = what.axes.dp();
   std::set<std::string> taken;
   for (const zero::LeftOut& kept : what.engine.left_out(zero::StateScope::held)) {
     taken.insert(kept.param);

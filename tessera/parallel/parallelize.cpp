@@ -294,7 +294,7 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   pass->seed = std::uint64_t{words[1]} << 32 | words[0];
   // Rows of a micro-batch are numbered from a multiple of 2^32: no stage needs their number.
   pass->first_sample = batch.first_sample.value_or(
-      (static_cast<std::uint64_t>(mesh.coordinate().dp()) * micros + micro) << 32);
+      (static_cast<std::uint64_t>(mesh.dp().rank()) * micros + micro) << 32);
   return pass;
 }
 

@@ -71,8 +71,8 @@ Saved told(const checkpoint::Saved& saved) {
 }  // namespace
 
 Checkpointable::Checkpointable(zero::Engine& e) : engine(e), world(e.group()) {
-  axes.set(Axis::dp, world.size());
-  place.set(Axis::dp, world.rank());
+  axes.set_dp(world.size());
+  place.set(Axis::dp_shard, world.rank());
   if (e.options().axes.group.size() > 1) {
     throw UsageError(
         "this engine trains a part of a model that is cut over ranks, and does not know of what: "

@@ -239,7 +239,8 @@ void about_stage(const Plan& plan, Lines& out) {
   if (q.zero == 3 && q.pp() == 1 && !q.state_only() && !at_stage(q, next_best).fits) {
     const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
                             real(q.model.hidden) * element_bytes(q);
-    out.push_back(str("stage 3 or a pipeline? Stage 3 sends ", size(plan.traffic.sent[Axis::dp]),
+    out.push_back(str("stage 3 or a pipeline? Stage 3 sends ",
+                      size(plan.traffic.sent[Axis::dp_shard]),
                       " of weights and gradients; a pipeline boundary would send ", size(boundary),
                       " of activations"));
   }

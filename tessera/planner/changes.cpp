@@ -170,7 +170,7 @@ void Changes::mesh(int tp, int pp, int dp) {
   flag("micro-batch", q_.micro_batch, micro);
   flag("grad-accum", q_.grad_accum, each / micro);
   add("mesh", join(flags, " "), [&](Question& o) {
-    o.axes.set(Axis::tp, tp), o.axes.set(Axis::pp, pp), o.axes.set(Axis::dp, dp);
+    o.axes.set(Axis::tp, tp), o.axes.set(Axis::pp, pp), o.axes.set_dp(dp);
     o.micro_batch = micro, o.grad_accum = each / micro;
   });
 }

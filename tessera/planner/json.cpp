@@ -66,7 +66,7 @@ std::string topology_json(const Question& q) {
                    {"adapter", link(on.topology.nic)},
                    {"adapters", on.topology.nics},
                    {"tp", place(on.along[Axis::tp])},
-                   {"dp", place(on.along[Axis::dp])},
+                   {"dp", place(on.along[Axis::dp_shard])},
                    {"hop", place(on.hop)}});
 }
 

@@ -26,7 +26,7 @@ void put_question(JsonText& out, const Question& q) {
     out.member("seq", q.seq);
   }
   out.member("gpus", q.world());
-  for (const Axis axis : kPrintedAxes) out.member(axis_name(axis), q.axes.size(axis));
+  for (const Axis axis : kPrintedAxes) out.member(axis_name(axis), q.axes.given(axis));
   out.member("sequence_parallel", q.sequence_parallel);
   out.member("slice_hops", q.slice_hops.value_or(false));
   out.member("order", q.order);

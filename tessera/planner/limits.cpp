@@ -31,7 +31,7 @@ Question with(const Question& q, int zero, int dp) {
   Question other = q;
   other.zero = zero;
   if (zero != q.zero) other.grad_reduce.reset();
-  other.axes.set(Axis::dp, dp);
+  other.axes.set_dp(dp);
   other.gpus = other.nodes = 0;
   if (other.gather == Gather::alias) other.gather.reset();  // more replicas may be on more hosts
   other.global_batch = 0;

@@ -22,6 +22,14 @@ std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
     all.push_back({*axis, axes.size(*axis)});
     begin = end + 1;
   }
+  // Replicas are farther apart than the ranks that share one, unless the order says otherwise.
+  const auto at = [&](Axis axis) {
+    return std::find_if(all.begin(), all.end(),
+                        [&](const AxisSize& each) { return each.axis == axis; });
+  };
+  if (at(Axis::dp_shard) != all.end() && at(Axis::dp_replicate) == all.end()) {
+    all.insert(at(Axis::dp_shard) + 1, {Axis::dp_replicate, axes.size(Axis::dp_replicate)});
+  }
   if (all.size() != kAxes || begin <= order.size()) {
     throw UsageError(str("got ", quote(order),
                          ", wanted dp, tp and pp once each, innermost first, such as ",

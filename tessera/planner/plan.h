@@ -33,7 +33,7 @@ struct Assumed {
 
 // One kind of collective on one axis, on the rank that sends most along that axis.
 struct TrafficRow {
-  Axis axis = Axis::dp;
+  Axis axis = Axis::dp_shard;
   std::string what;  // "all-reduce of gradients"
   double calls = 0;  // per optimizer step
   double bytes = 0;  // sent per optimizer step, ring-equivalent

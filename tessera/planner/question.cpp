@@ -76,14 +76,14 @@ void settle_model(Question& q) {
 
 void settle_mesh(Question& q) {
   for (const Axis axis : kPrintedAxes) {
-    const bool dp = axis == Axis::dp;  // the only axis that may be left open
-    in_range(axis_name(axis), q.axes.size(axis), dp ? 0 : 1, dp ? kMostDevices : 65'536);
+    const bool dp = axis == Axis::dp_shard;  // the only axis that may be left open
+    in_range(axis_flag(axis).substr(2), q.axes.given(axis), dp ? 0 : 1, dp ? kMostDevices : 65'536);
   }
   in_range("gpus", q.gpus, 0, kMostDevices);
   in_range("nodes", q.nodes, 0, kMostDevices);
   in_range("gpus-per-node", q.per_node, 0, 65'536);
   if (q.per_node == 0) q.per_node = std::max(1, q.hardware.per_node);
-  const std::int64_t cut = q.axes.with(Axis::dp, 1).world();
+  const std::int64_t cut = q.axes.model_ranks();
   if (q.dp() == 0) {
     // From the devices there are, if anything says how many.
     const std::int64_t all = q.gpus > 0 ? q.gpus : std::int64_t{q.nodes} * q.per_node;
@@ -93,8 +93,9 @@ void settle_mesh(Question& q) {
                            " does not divide ", all, " GPUs; change one of them, or give --dp"));
     }
     in_range("gpus", all, 0, kMostDevices);
-    q.axes.set(Axis::dp, all > 0 ? static_cast<int>(all / cut) : 1);
+    q.axes.set_dp(all > 0 ? static_cast<int>(all / cut) : q.replicas());
   }
+  q.axes.check_replicas();
   const std::int64_t world = q.axes.world();
   in_range("dp · tp · pp", world, 1, kMostDevices);
   if (q.gpus > 0 && q.gpus != world) {

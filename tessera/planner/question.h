@@ -38,7 +38,7 @@ struct Question {
   double params = 0;  // of a model known by its size alone: then only state can be asked for
   std::int64_t seq = 0;
 
-  Axes axes{{Axis::dp, 0}};                      // dp 0: what gpus or nodes leave, else 1
+  Axes axes{{Axis::dp_shard, 0}};                // dp 0: what gpus or nodes leave, else 1
   int gpus = 0;                                  // all of them
   std::string order = std::string(kUsualOrder);  // innermost first: [Note: order of axes]
   bool sequence_parallel = false;
@@ -85,6 +85,9 @@ struct Question {
   std::int64_t micros() const { return grad_accum; }
   int world() const { return static_cast<int>(axes.world()); }
   int dp() const { return axes.dp(); }
+  // Ranks that shard state, and the number of groups of them: [Note: replicas] in core/axes.h.
+  int shards() const { return axes.size(Axis::dp_shard); }
+  int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }

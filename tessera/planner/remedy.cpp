@@ -112,7 +112,7 @@ std::string network_remedy(const Plan& plan) {
 std::string more_devices(const Plan& plan) {
   const Question& q = plan.question;
   const double twice = gained(plan, [](Question& o) {
-    o.axes.set(Axis::dp, o.dp() * 2);
+    o.axes.set_dp(o.dp() * 2);
     o.gpus = o.nodes = 0;
     o.global_batch *= 2;
   });

@@ -99,7 +99,8 @@ RunPlan plan_run(const RunQuestion& q) {
       const bool tied = q.pp() > 1 && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
       plan.sent[Axis::pp] +=
-          tied_elements(own, q.dp(), q.place.dp(), sharded.optimizer) * q.layout.grad;
+          tied_elements(own, q.shards(), q.place[Axis::dp_shard], sharded.optimizer) *
+          q.layout.grad;
     }
     for (const ParamSpec& spec : adapter_params(q.model, each)) {
       trained += shard_size(elements_on_rank(q, spec), q.dp());
@@ -140,8 +141,8 @@ RunPlan plan_run(const RunQuestion& q) {
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.
-  plan.sent[Axis::dp] = std::llround(data_parallel_traffic(traffic).total());
-  if (needs_whole_matrices(q)) plan.sent[Axis::dp] += matrix_traffic(q);
+  plan.sent[Axis::dp_shard] = std::llround(data_parallel_traffic(traffic).total());
+  if (needs_whole_matrices(q)) plan.sent[Axis::dp_shard] += matrix_traffic(q);
   return plan;
 }
 

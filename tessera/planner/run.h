@@ -49,6 +49,9 @@ struct RunQuestion {
   bool low_rank() const { return dp() > 1 && compression == GradCompression::powersgd; }
 
   int dp() const { return axes.dp(); }
+  // Ranks that shard state, and the number of groups of them: [Note: replicas] in core/axes.h.
+  int shards() const { return axes.size(Axis::dp_shard); }
+  int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
 };

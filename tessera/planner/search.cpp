@@ -68,18 +68,19 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
     const Places places = places_on(topology, in_order(order, q.axes));
     for (const Places& other : all) {
       if (same(places.along[Axis::tp], other.along[Axis::tp]) &&
-          same(places.along[Axis::dp], other.along[Axis::dp]) && same(places.hop, other.hop) &&
-          same(places.tied, other.tied)) {
+          same(places.along[Axis::dp_shard], other.along[Axis::dp_shard]) &&
+          same(places.hop, other.hop) && same(places.tied, other.tied)) {
         return;
       }
     }
     all.push_back(places);
     mesh.orders.push_back(order);
     for (const ReplicaPlace& other : mesh.replicas) {
-      if (same(places.along[Axis::dp], other.dp)) return;
+      if (same(places.along[Axis::dp_shard], other.dp)) return;
     }
-    mesh.replicas.push_back({places.along[Axis::dp],
-                             q.hardware.interference * pace_of(topology, places.along[Axis::dp])});
+    mesh.replicas.push_back(
+        {places.along[Axis::dp_shard],
+         q.hardware.interference * pace_of(topology, places.along[Axis::dp_shard])});
   };
   add(q.order);
   std::vector<std::string> names;
@@ -168,7 +169,7 @@ std::vector<Axes> Search::meshes() {
       } else if (base_.global_batch % dp != 0) {
         rule_out("dp does not divide the global batch");
       } else {
-        all.push_back({{Axis::dp, static_cast<int>(dp)},
+        all.push_back({{Axis::dp_shard, static_cast<int>(dp)},
                        {Axis::tp, static_cast<int>(tp)},
                        {Axis::pp, static_cast<int>(pp)}});
       }

@@ -192,7 +192,7 @@ std::string Field::shown_default(Command command) const {
 
 void set(RunSettings& settings, const Field& field, std::string_view text, Command command) {
   if (const auto* axis = std::get_if<Field::OfAxis>(&field.member)) {
-    settings.axes.set(axis->axis, narrow(parse_whole(field, text, command), field.name));
+    settings.axes.set_given(axis->axis, narrow(parse_whole(field, text, command), field.name));
     return;
   }
   std::visit(
@@ -218,7 +218,7 @@ std::string get(const RunSettings& settings, const Field& field) {
   return std::visit(
       [&](auto member) -> std::string {
         if constexpr (std::is_same_v<decltype(member), Field::OfAxis>) {
-          return str(settings.axes.size(member.axis));
+          return str(settings.axes.given(member.axis));
         } else if constexpr (std::is_same_v<decltype(member), double RunSettings::*>) {
           const bool unset = field.automatic && settings.*member == kAutomatic;
           return unset ? "auto" : number_text(settings.*member);

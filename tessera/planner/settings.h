@@ -49,7 +49,7 @@ struct RunSettings {
   std::string software, attention;
 
   std::int64_t ranks = 0, gpus = 0;
-  Axes axes{{Axis::dp, 0}};
+  Axes axes{{Axis::dp_shard, 0}};
   bool sequence_parallel = false;
   bool slice_hops = false;
   std::string axis_order;

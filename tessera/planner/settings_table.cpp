@@ -19,7 +19,12 @@ constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
 const char* axis_purpose(Axis axis) {
   switch (axis) {
     case Axis::tp: return "tensor parallelism: ranks that share every matrix";
-    case Axis::dp: return "replicas of the model; left out: what the other axes leave";
+    case Axis::dp_shard:
+      return "data-parallel ranks, which train on other data; left out: what the other axes leave";
+    case Axis::dp_replicate:
+      return "hybrid sharding: --zero shards inside each of this many groups of the --dp ranks, "
+             "and "
+             "gradients are averaged between them";
     case Axis::pp: return "pipeline parallelism: ranks that share the layers";
   }
   return "";
@@ -249,8 +254,8 @@ void add_parallelism(Table& t) {
       .train();
   t.add("gpus", &S::gpus, "all of them; --dp follows").plan_only("dp · tp · pp");
   for (const Axis axis : kPrintedAxes) {
-    const bool open = axis == Axis::dp;
-    t.add(std::string(axis_name(axis)), Field::OfAxis{axis}, axis_purpose(axis))
+    const bool open = axis == Axis::dp_shard;
+    t.add(axis_flag(axis).substr(2), Field::OfAxis{axis}, axis_purpose(axis))
         .range(open ? 0 : 1, kMostRanks)
         .because(kMostRanksWhy)
         .plan(open ? "gpus / (tp · pp)" : "1");

@@ -127,7 +127,8 @@ void add_chunks(const Question& q, const PartTimes& parts, Step& step) {
 
 Transfers::Each one_of(const Step& step, const Places& places, Collective kind, double bytes,
                        double calls) {
-  Transfers::Each each{bytes, collective_cost(step.topology, kind, bytes, places.along[Axis::dp])};
+  Transfers::Each each{bytes,
+                       collective_cost(step.topology, kind, bytes, places.along[Axis::dp_shard])};
   each.cost.latency *= calls;
   each.seconds = each.cost.seconds(step.topology);
   return each;
@@ -276,7 +277,8 @@ Step describe_step(const Question& q, const PartTimes& parts) {
   step.axes = q.axes;
   step.order = q.order;
   step.topology = q.hardware.topology(q.per_node);
-  step.interference = q.hardware.interference * pace_of(step.topology, places(q).along[Axis::dp]);
+  step.interference =
+      q.hardware.interference * pace_of(step.topology, places(q).along[Axis::dp_shard]);
   add_chunks(q, parts, step);
   if (q.pp() > 1) {
     step.hop_bytes = hop_bytes(q);

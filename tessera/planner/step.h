@@ -66,7 +66,7 @@ struct RankStrides {
   PerAxis<int> of{1};
   // Rank of replica d of pipeline stage p, tensor-parallel index t.
   int rank(int p, int d, int t = 0) const {
-    return p * of[Axis::pp] + d * of[Axis::dp] + t * of[Axis::tp];
+    return p * of[Axis::pp] + d * of[Axis::dp_shard] + t * of[Axis::tp];
   }
 };
 
@@ -114,6 +114,9 @@ struct Step {
   double bucket_bytes = 25e6;  // of chunks that do not say what their gradients travel in
 
   int dp() const { return axes.dp(); }
+  // Ranks that shard state, and the number of groups of them: [Note: replicas] in core/axes.h.
+  int shards() const { return axes.size(Axis::dp_shard); }
+  int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return static_cast<int>(chunks.size()); }
   int chunks_per_rank() const { return static_cast<int>(chunks.front().size()); }

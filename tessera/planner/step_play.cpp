@@ -121,7 +121,7 @@ class StepPlayer {
       rank.clock.reduce_late(programs_[r].chunks[static_cast<std::size_t>(op.chunk)].reduce);
     }
     rank.clock.finish();
-    rank.time.comm[Axis::dp] = rank.clock.exposed();
+    rank.time.comm[Axis::dp_shard] = rank.clock.exposed();
     rank.time.end = rank.clock.now();
     return rank.time;
   }

@@ -39,7 +39,7 @@ std::size_t slowest_rank(const Step& step) {
 // costs the interference, and their own time in any case.
 double least_at(const Step& s, const ReplicaPlace& replicas) {
   Places places;
-  places.along[Axis::dp] = replicas.dp;
+  places.along[Axis::dp_shard] = replicas.dp;
   const bool apart = s.schedule == "zb-h1" || s.schedule == "zb-v";
   const double k = static_cast<double>(s.micros), share = std::min(1.0, replicas.interference);
   const double each = s.policy == ReducePolicy::each ? k : 1;
@@ -83,7 +83,7 @@ StepTime step_time(const Step& s) {
   StepTime time;
   time.comm[Axis::tp] = k * own.tp;
   time.compute = k * (own.all - own.tp);
-  time.comm[Axis::dp] = rank.comm[Axis::dp];
+  time.comm[Axis::dp_shard] = rank.comm[Axis::dp_shard];
   time.comm[Axis::pp] = rank.comm[Axis::pp];
   time.optimizer = s.optimizer;
   double end = played.end;
@@ -109,7 +109,8 @@ double least_step_time(const Step& s, const std::vector<ReplicaPlace>& anywhere)
 }
 
 double least_step_time(const Step& s) {
-  return least_at(s, {s.dp() > 1 ? s.places().along[Axis::dp] : GroupPlace{}, s.interference});
+  return least_at(s,
+                  {s.dp() > 1 ? s.places().along[Axis::dp_shard] : GroupPlace{}, s.interference});
 }
 
 StepTime step_time(const Question& q) { return step_time(describe_step(q)); }

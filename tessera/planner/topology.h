@@ -93,7 +93,7 @@ double pace_of(const Topology& topology, const GroupPlace& place);
 inline constexpr std::string_view kUsualOrder = "tp,dp,pp";
 // An axis of such a list.
 struct AxisSize {
-  Axis axis = Axis::dp;
+  Axis axis = Axis::dp_shard;
   int size = 1;
 };
 // Of the groups along an axis of such a list; the one that is worst off where they differ. An axis

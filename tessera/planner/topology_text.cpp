@@ -83,7 +83,7 @@ std::string topology_text(const Question& q) {
                 " : 1\n");
   }
   if (q.tp() > 1) text += str("  tp       ", place_words(on, on.along[Axis::tp]), "\n");
-  if (q.dp() > 1) text += str("  dp       ", place_words(on, on.along[Axis::dp]), "\n");
+  if (q.dp() > 1) text += str("  dp       ", place_words(on, on.along[Axis::dp_shard]), "\n");
   if (q.pp() > 1) text += str("  pp       ", hop_words(on), "\n");
   const std::vector<AxisSize> order = axis_order(q);
   const int nodes = drawn_nodes(q), devices = std::min(t.per_node, kDrawnDevices);
@@ -117,7 +117,8 @@ std::string topology_svg(const Question& q) {
       const double x = kLeft + d * (kBox + kGap);
       const char* const colours[] = {colours::kForward, colours::kParams, colours::kActivations,
                                      colours::kGrads};
-      svg.box(x, y, kBox, 44, colours[(q.pp() > 1 ? at.pp() : at.dp()) % 4], str("rank ", rank));
+      svg.box(x, y, kBox, 44, colours[(q.pp() > 1 ? at.pp() : at[Axis::dp_shard]) % 4],
+              str("rank ", rank));
       svg.text(x + kBox / 2, y + 27, coordinate_text(q.axes, at), Svg::Anchor::middle);
       svg.line(x + kBox / 2, y + 44, x + kBox / 2, y + 58, colours::kStep);
     }

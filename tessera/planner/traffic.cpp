@@ -48,11 +48,11 @@ void add_dp(Traffic& traffic, const Question& q, double params, double trained, 
   const DataParallelTraffic sent = of(q.policy());
   const bool each = q.policy() == ReducePolicy::each;
   const double k = real(q.micros());
-  add_row(traffic, Axis::dp,
+  add_row(traffic, Axis::dp_shard,
           (q.zero == 0 ? "all-reduce of gradients" : "reduce-scatter of gradients") +
               how_they_travel(q),
           each ? k : 1, sent.reduce);
-  add_row(traffic, Axis::dp,
+  add_row(traffic, Axis::dp_shard,
           q.zero < 3 ? "all-gather of updated parameters" : "all-gather of parameters",
           q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2), sent.gather);
   traffic.dp_each = of(ReducePolicy::each).total();

@@ -58,7 +58,7 @@ std::string largest_loss(const Plan& plan) {
   const StepTime& t = plan.time;
   const std::pair<double, const char*> parts[] = {
       {t.comm[Axis::tp], "waiting for tensor-parallel sums"},
-      {t.comm[Axis::dp], "waiting for gradients and parameters"},
+      {t.comm[Axis::dp_shard], "waiting for gradients and parameters"},
       {t.bubble, "bubble"},
       {t.comm[Axis::pp], "hops between stages"},
       {t.optimizer, "the optimizer"}};
@@ -124,12 +124,12 @@ WaysCompared compare_ways(const Question& question, std::int64_t most) {
                         : std::max(1, base.hardware.per_node);
   if (base.gpus < 2) throw UsageError("--gpus: got 1, wanted 2 or more to compare ways");
   const int n = base.gpus;
-  base.axes = Axes{{Axis::dp, 0}};
+  base.axes = Axes{{Axis::dp_shard, 0}};
   base.zero = 0;
   if (base.global_batch == 0) base.global_batch = std::int64_t{kSequencesEach} * n;
   base.grad_accum = base.micro_batch = 0;
   WaysCompared all;
-  const Axes dp = {{Axis::dp, n}}, tp = {{Axis::tp, n}}, pp = {{Axis::pp, n}};
+  const Axes dp = {{Axis::dp_shard, n}}, tp = {{Axis::tp, n}}, pp = {{Axis::pp, n}};
   all.ways.push_back(best_of(str("dp ", n), base, &dp, 0, most));
   all.ways.push_back(best_of(str("dp ", n, ", ZeRO-3"), base, &dp, 3, most));
   all.ways.push_back(best_of(str("tp ", n), base, &tp, 0, most));

@@ -59,7 +59,7 @@ std::int64_t matrix_update_bytes(const RunQuestion& q) {
   const std::int64_t ranks = q.dp();
   std::int64_t most = 0;
   for (std::size_t at = 0; at < all.size(); at += static_cast<std::size_t>(ranks)) {
-    const std::size_t own = at + static_cast<std::size_t>(q.place.dp());
+    const std::size_t own = at + static_cast<std::size_t>(q.place[Axis::dp_shard]);
     const HiddenMatrix* const mine = own < all.size() ? &all[own] : nullptr;
     const std::int64_t computing = mine != nullptr ? orthogonalising_bytes(q, *mine) : 0;
     const std::int64_t largest = all[at].elements;

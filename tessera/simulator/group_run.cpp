@@ -52,10 +52,10 @@ Result run_group(const Scenario& s, int replicas) {
   result.step = end + s.optimizer;
   for (std::size_t d = 0; d < n; ++d) {
     RankTime& rank = result.ranks[d];
-    rank.comm[Axis::dp] = clock.exposed(d);
+    rank.comm[Axis::dp_shard] = clock.exposed(d);
     rank.bubble = end - clock.now(d);
     rank.optimizer = s.optimizer;
-    rank.sent[Axis::dp] = sent;
+    rank.sent[Axis::dp_shard] = sent;
     result.mean.add(rank, 1.0 / static_cast<double>(n));
   }
   if (result.step > 0) {

@@ -225,7 +225,7 @@ void Run::advance(std::uint32_t w, double now) {
     for (int i = 0; i < op.late_reduces; ++i) announce(w, through, op.chunk, false, i, now);
   }
   worker.since = through;
-  worker.time.comm[Axis::dp] += worker.debt;
+  worker.time.comm[Axis::dp_shard] += worker.debt;
   worker.state = State::finishing;
   if (group(worker).done >= worker.announced) finish(w, through);
 }
@@ -249,7 +249,7 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
   }
   if (worker.piece == 0) begin_op(worker, w, op);
   worker.beside = mine.running_until(now);
-  worker.time.comm[Axis::dp] += worker.debt;
+  worker.time.comm[Axis::dp_shard] += worker.debt;
   if (op.reduces > 0 && !op.blocking) announce_reduces(w, op, now);
   queue_.push(now + worker.piece_seconds + worker.debt, Event::computed, w);
   return true;
@@ -354,7 +354,8 @@ void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, int wh
   --collective.missing;
   const Program::OfChunk& of_chunk = program(worker).chunks[static_cast<std::size_t>(chunk)];
   const planner::Transfers& transfers = gather ? of_chunk.gather : of_chunk.reduce;
-  worker.time.sent[Axis::dp] += sent_bytes(transfers.kind, transfers.each(which).bytes, s_.dp());
+  worker.time.sent[Axis::dp_shard] +=
+      sent_bytes(transfers.kind, transfers.each(which).bytes, s_.dp());
   if (collective.missing == 0 && number == mine.done && !mine.busy) {
     plan_collective(worker.p, now);
   }
@@ -401,11 +402,11 @@ void Run::end_collective(int p, double now) {
     record(w, Span::data_parallel, what, -1, -1, mine.began, now);
     Worker& worker = workers_[w];
     if (worker.state == State::gathering && mine.done >= worker.wait_for) {
-      worker.time.comm[Axis::dp] += now - worker.since;
+      worker.time.comm[Axis::dp_shard] += now - worker.since;
       advance(w, now);
     } else if (worker.state == State::finishing && mine.done >= worker.announced) {
       const double end = std::max(now, worker.since);
-      worker.time.comm[Axis::dp] += end - worker.since;
+      worker.time.comm[Axis::dp_shard] += end - worker.since;
       finish(w, end);
     }
   }

@@ -10,10 +10,10 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json rank_time_json(const RankTime& time, double step) {
-  return {{"compute", time.compute},     {"comm_exposed", sum(time.comm)},
-          {"tp", time.comm[Axis::tp]},   {"pp", time.comm[Axis::pp]},
-          {"dp", time.comm[Axis::dp]},   {"bubble", time.bubble},
-          {"optimizer", time.optimizer}, {"step", step}};
+  return {{"compute", time.compute},         {"comm_exposed", sum(time.comm)},
+          {"tp", time.comm[Axis::tp]},       {"pp", time.comm[Axis::pp]},
+          {"dp", time.comm[Axis::dp_shard]}, {"bubble", time.bubble},
+          {"optimizer", time.optimizer},     {"step", step}};
 }
 
 ordered_json failures_json(const Reliability& r, double step, double tokens_per_s,
@@ -81,7 +81,7 @@ std::string simulation_json(const Simulation& s) {
       ordered_json row = {{"rank", s.scenario.rank(p, d)}, {"pp", p}, {"dp", d}};
       row["utilisation"] = r.step > 0 ? one.compute / r.step : 0;
       row["time"] = rank_time_json(one, r.step);
-      row["sent_dp"] = one.sent[Axis::dp];
+      row["sent_dp"] = one.sent[Axis::dp_shard];
       ranks.push_back(std::move(row));
     }
   }

@@ -43,7 +43,8 @@ std::string largest_growth(const SweepRow& row, const SweepRow& first) {
   };
   const auto comm_words = [](Axis axis) {
     switch (axis) {
-      case Axis::dp: return "data-parallel communication that nothing hides";
+      case Axis::dp_shard: return "data-parallel communication that nothing hides";
+      case Axis::dp_replicate: return "communication between replicas";
       case Axis::tp: return "tensor-parallel communication";
       case Axis::pp: return "messages between stages";
     }

@@ -148,8 +148,8 @@ void resolve_data(const TrainConfig& config, Resolved& out) {
 
 // With the replicas of the model that the ranks make.
 Axes resolve_mesh(const TrainConfig& config, int ranks) {
-  const Axes model = config.axes.with(Axis::dp, 1);
-  const std::int64_t parts = model.world();
+  const Axes& model = config.axes;
+  const std::int64_t parts = model.model_ranks();
   if (ranks % parts != 0) {
     throw UsageError(str("--tp ", model.tp(), " × --pp ", model.pp(), " = ", parts,
                          " does not divide the ", ranks, ranks == 1 ? " rank" : " ranks",
@@ -166,7 +166,9 @@ Axes resolve_mesh(const TrainConfig& config, int ranks) {
         "--comm off: got --tp or --pp, whose ranks cannot compute without each other; "
         "wanted --tp 1 --pp 1");
   }
-  return model.with(Axis::dp, dp);
+  const Axes axes = model.with_dp(dp);
+  axes.check_replicas();
+  return axes;
 }
 
 // [Note: batch and rate] A larger batch has less noise, and takes larger steps: in proportion

@@ -36,7 +36,7 @@ void check_elastic(const TrainConfig& config, int ranks) {
 
 int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {
   if (config.elastic.empty()) return ranks;
-  const auto parts = static_cast<int>(config.axes.with(Axis::dp, 1).world());
+  const auto parts = static_cast<int>(config.axes.model_ranks());
   for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
        count -= parts) {
     if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
@@ -51,7 +51,7 @@ int ranks_wanted(const TrainConfig& config) {
     return parse_elastic(config.elastic).most;
   }
   if (config.ranks > 0) return static_cast<int>(config.ranks);
-  const std::int64_t parts = config.axes.with(Axis::dp, 1).world();
+  const std::int64_t parts = config.axes.model_ranks();
   const std::int64_t dp =
       config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? planner::kRunRanks : 1);
   return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));

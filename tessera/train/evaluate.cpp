@@ -87,7 +87,7 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
   call.label = "evaluation";
 
   Evaluation own;
-  for (std::int64_t i = mesh.coordinate().dp(); i < count; i += mesh.axes().dp()) {
+  for (std::int64_t i = mesh.dp().rank(); i < count; i += mesh.axes().dp()) {
     const data::Batch batch =
         source.batch(static_cast<std::uint64_t>(i * options.batch), options.batch);
     auto pass = std::make_shared<nn::Pass>();

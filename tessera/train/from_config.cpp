@@ -104,8 +104,8 @@ std::int64_t vocab_multiple(const TrainConfig& config) {
 
 comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world) {
   check_mesh(config, resolved, world.size());
-  const auto parts = static_cast<int>(config.axes.with(Axis::dp, 1).world());
-  return {world, config.axes.with(Axis::dp, world.size() / parts)};
+  const auto parts = static_cast<int>(config.axes.model_ranks());
+  return {world, config.axes.with_dp(world.size() / parts)};
 }
 
 void apply_threads(const TrainConfig& config) {

@@ -42,7 +42,7 @@ using NeedOfRun = std::function<std::int64_t(const TrainConfig&, const Resolved&
 std::string smaller_model(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                           const NeedOfRun& need) {
   if (config.layers > 0 || config.hidden > 0 || config.heads > 0) return "";
-  const int world = resolved.axes.dp() * static_cast<int>(config.axes.with(Axis::dp, 1).world());
+  const int world = resolved.axes.dp() * static_cast<int>(config.axes.model_ranks());
   std::int64_t most = 0;
   TrainConfig other = config, best;
   for (const ModelShape& shape : model_shapes()) {

@@ -18,7 +18,7 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
   question.gpu = config.device == "cuda";
   question.model = resolved.model;
   question.seq = resolved.seq;
-  question.axes = resolved.axes.with(Axis::dp, resolved.ranks);
+  question.axes = resolved.axes.with_dp(resolved.ranks);
   question.per_node = question.world();
   question.layout = resolved.layout;
   question.grad_reduce = resolved.policy;

@@ -45,7 +45,7 @@ std::string traffic_table(const Summary& summary, const Axes& axes) {
   const auto &predicted = summary.predicted.sent, &measured = summary.measured.sent;
   for (const Axis axis : kPrintedAxes) {
     const int ranks = axes.size(axis);
-    if (ranks == 1 && axis != Axis::dp) continue;
+    if (ranks == 1 && axis != Axis::dp_shard) continue;
     table.row({str(axis_name(axis), " over ", ranks, ranks == 1 ? " rank" : " ranks"),
                predicted ? bytes((*predicted)[axis]) : "–",
                measured ? bytes((*measured)[axis]) : "–",

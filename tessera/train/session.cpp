@@ -49,7 +49,7 @@ std::string ending(Trainer& trainer, const Summary& summary,
   if (summary.steps == 0) return str("  no step was taken; parameters ", summary.params_hash, "\n");
   const Resolved& resolved = trainer.resolved();
   std::string text = "\n" + memory_table(summary) + "\n";
-  text += traffic_table(summary, resolved.axes.with(Axis::dp, resolved.ranks)) + "\n" +
+  text += traffic_table(summary, resolved.axes.with_dp(resolved.ranks)) + "\n" +
           time_table(trainer.history());
   if (summary.predicted.step_s) {
     text += str("  step predicted for ", trainer.config().hardware, ": ",

@@ -49,7 +49,7 @@ struct Trainer::Impl {
         plan(train::plan(config, resolved, model.mesh().coordinate(),
                          model.mesh().dp().shares_memory())),
         sampler{resolved.axes.dp(), resolved.grad_accum, config.micro_batch},
-        replica(config.comm == "off" ? world.rank() : model.mesh().coordinate().dp()),
+        replica(config.comm == "off" ? world.rank() : model.mesh().dp().rank()),
         saver(config, resolved, model, config.comm == "off" ? comm::Group() : world),
         gpu(device.is_cpu() ? -1 : device.index()),
         data([this](std::uint64_t first) { return make_batches(first); },

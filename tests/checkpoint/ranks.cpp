@@ -120,13 +120,15 @@ RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded
     const ParamSpec& spec = model.params[i];
     if (static_cast<int>(i) % mesh.pp() != at.pp()) continue;
     const std::int64_t local = elements_of(local_shape(spec, t, tp));
-    const std::int64_t chunk = sharded ? shard_size(local, mesh.dp()) : local;
-    const std::int64_t begin = sharded ? at.dp() * chunk : 0;
+    const std::int64_t chunk = sharded ? shard_size(local, mesh.size(Axis::dp_shard)) : local;
+    const std::int64_t begin = sharded ? at[Axis::dp_shard] * chunk : 0;
     const std::vector<Run> mine = cut(local_runs(spec, t, tp), begin, chunk);
     std::vector<Run> saved =
         copies == Copies::all ? mine : cut(counted_runs(spec, t, tp), begin, chunk);
     // Whole parts: one rank of each data-parallel group is enough.
-    if (!sharded && at.dp() > 0 && copies == Copies::counted) saved.clear();
+    if ((at[Axis::dp_replicate] > 0 || (!sharded && at[Axis::dp_shard] > 0)) &&
+        copies == Copies::counted)
+      saved.clear();
     for (const auto& [state, dtype] : model.states) {
       const std::int64_t size = bytes_of(dtype);
       auto& memory =

@@ -231,7 +231,7 @@ TEST(Export, PipesAreRefusedAndLinksStay) {
   export_model(from, dir / "link");
   EXPECT_TRUE(fs::is_symlink(dir / "link"));
   EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(dir / "real")));
-  const Axes mesh = {{Axis::dp, 1 << 20}, {Axis::tp, 1 << 20}};
+  const Axes mesh = {{Axis::dp_shard, 1 << 20}, {Axis::tp, 1 << 20}};
   EXPECT_THROW(reshard(from, dir / "wide", mesh), UsageError);
 }
 

@@ -347,12 +347,12 @@ TEST(Mesh, AllShapesOfEightRanks) {
     for (const int dp : {1, 2, 4, 8}) {
       for (const int tp : {1, 2, 4, 8}) {
         if (8 % (dp * tp) != 0) continue;
-        const Mesh mesh(world, {{Axis::dp, dp}, {Axis::tp, tp}, {Axis::pp, 8 / (dp * tp)}});
+        const Mesh mesh(world, {{Axis::dp_shard, dp}, {Axis::tp, tp}, {Axis::pp, 8 / (dp * tp)}});
         for (const Axis axis : kAllAxes) check_group(mesh, axis);
         check_group(mesh, AxisSet());
-        check_group(mesh, {Axis::dp, Axis::tp});
+        check_group(mesh, {Axis::dp_shard, Axis::tp});
         check_group(mesh, {Axis::pp, Axis::tp});
-        check_group(mesh, {Axis::dp, Axis::pp});
+        check_group(mesh, {Axis::dp_shard, Axis::pp});
         check_group(mesh, AxisSet::all());
         // A sum along all axes one after another is the sum over the world.
         const at::Tensor x = at::full({3}, world.rank() + 1, at::kLong);
@@ -449,7 +449,7 @@ TEST(Mesh, AWrongShapeIsRefused) {
   over(2, [](const Group& world) {
     const std::string text = complaint([&] { Mesh(world, "dp=2,tp=2"); });
     EXPECT_SAYS(text, "dp 2 × tp 2 × pp 1 for 2 ranks");
-    EXPECT_SAYS(complaint([&] { Mesh(world, {{Axis::dp, -2}}); }), "at least 1");
+    EXPECT_SAYS(complaint([&] { Mesh(world, {{Axis::dp_shard, -2}}); }), "at least 1");
   });
 }
 

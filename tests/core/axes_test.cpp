@@ -43,7 +43,7 @@ TEST(Axis, NamesAndOrdersHoldEveryAxisOnce) {
 TEST(PerAxis, HoldsOneValueForEachAxis) {
   PerAxis<int> values(7);
   for (const Axis axis : kAllAxes) EXPECT_EQ(values[axis], 7);
-  values[Axis::dp] = 1;
+  values[Axis::dp_shard] = 1;
   EXPECT_EQ(values[Axis::tp], 7);
   EXPECT_EQ(sum(values), 7 * static_cast<int>(kAxes - 1) + 1);
   EXPECT_NE(values, PerAxis<int>(7));
@@ -68,7 +68,7 @@ TEST(Axes, StringsConvertAsLiteralsDo) {
   const std::string text = "dp=2,tp=4";
   const Axes axes = text;
   EXPECT_EQ(axes, Axes("dp=2,tp=4"));
-  EXPECT_EQ(Axes({{Axis::dp, 2}}), Axes("dp=2"));  // braces are a list of axes
+  EXPECT_EQ(Axes({{Axis::dp_shard, 2}}), Axes("dp=2"));  // braces are a list of axes
 }
 
 TEST(Axes, RanksAndCoordinatesAreInverse) {
@@ -77,7 +77,7 @@ TEST(Axes, RanksAndCoordinatesAreInverse) {
       const Coordinate at = axes.coordinate_of(rank);
       ASSERT_EQ(axes.rank_of(at), rank) << axes.text();
       // As [Note: rank order] says: tp innermost, pp outermost.
-      ASSERT_EQ((at.pp() * axes.dp() + at.dp()) * axes.tp() + at.tp(), rank);
+      ASSERT_EQ((at.pp() * axes.dp() + axes.data_index(at)) * axes.tp() + at.tp(), rank);
       for (const Axis axis : kAllAxes) {
         ASSERT_LT(at[axis], axes.size(axis));
         const std::vector<int> along = axes.ranks_along(axis, at);
@@ -89,9 +89,12 @@ TEST(Axes, RanksAndCoordinatesAreInverse) {
 }
 
 TEST(Axes, GroupsAlongSeveralAxesHoldTheRanksThatAgreeElsewhere) {
-  const std::vector<AxisSet> sets = {
-      AxisSet(),     Axis::tp, {Axis::tp, Axis::dp}, {Axis::tp, Axis::pp}, {Axis::dp, Axis::pp},
-      AxisSet::all()};
+  const std::vector<AxisSet> sets = {AxisSet(),
+                                     Axis::tp,
+                                     {Axis::tp, Axis::dp_shard},
+                                     {Axis::tp, Axis::pp},
+                                     {Axis::dp_shard, Axis::pp},
+                                     AxisSet::all()};
   for_all_axes(3, [&](const Axes& axes) {
     for (const AxisSet set : sets) {
       for (int rank = 0; rank < axes.world(); ++rank) {
@@ -120,9 +123,9 @@ TEST(Axes, WorldIsTheProduct) {
     EXPECT_THROW(axes.check_world(axes.world() + 1), UsageError);
   });
   const int most = std::numeric_limits<int>::max();
-  EXPECT_EQ((Axes{{Axis::dp, most}, {Axis::tp, most}, {Axis::pp, most}}).world(),
+  EXPECT_EQ((Axes{{Axis::dp_shard, most}, {Axis::tp, most}, {Axis::pp, most}}).world(),
             std::numeric_limits<std::int64_t>::max());
-  EXPECT_THROW((Axes{{Axis::dp, 0}}).check_world(0), UsageError);
+  EXPECT_THROW((Axes{{Axis::dp_shard, 0}}).check_world(0), UsageError);
 }
 
 TEST(Axes, ErrorsNameTheAxisAndTheAllowedValues) {
@@ -136,7 +139,7 @@ TEST(Axes, ErrorsNameTheAxisAndTheAllowedValues) {
   for (const char* bad : {"", "2,2,1", "dp=2,", "dp"}) {
     EXPECT_TRUE(contains(says(bad), "such as dp=2,tp=2,pp=2")) << bad << ": " << says(bad);
   }
-  EXPECT_TRUE(contains(error_of([] { Axes{{Axis::dp, -2}}; }), "axis dp: got -2 ranks"));
+  EXPECT_TRUE(contains(error_of([] { Axes{{Axis::dp_shard, -2}}; }), "axis dp: got -2 ranks"));
   EXPECT_TRUE(
       contains(error_of([] { Axes("dp=2,tp=2").check_world(6); }), "dp 2 × tp 2 × pp 1 for 6"));
 }

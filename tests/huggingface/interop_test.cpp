@@ -133,7 +133,7 @@ Answer run_on(const InteropMesh& run, const std::string& folder, const Reference
         for (std::int64_t step = 0; step < reference.batches.size(0); ++step) {
           const at::Tensor all = reference.batches.select(0, step);
           const std::int64_t rows = all.size(0) / mesh.axes().dp();
-          const at::Tensor own = all.narrow(0, mesh.coordinate().dp() * rows, rows);
+          const at::Tensor own = all.narrow(0, mesh.dp().rank() * rows, rows);
           const std::int64_t tokens = own.size(1) - 1;
           ParallelModel::StepNumbers numbers;
           numbers.tokens = static_cast<double>(rows * tokens);

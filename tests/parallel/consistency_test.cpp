@@ -73,7 +73,7 @@ std::vector<MicroBatch> same_batches(const comm::Mesh& mesh, int step, int micro
   std::vector<MicroBatch> batches;
   for (int k = 0; k < micro_batches; ++k) {
     const std::int64_t first =
-        (step * 16 + (mesh.coordinate().dp() * micro_batches + k) * 4) * kSameWidth;
+        (step * 16 + (mesh.dp().rank() * micro_batches + k) * 4) * kSameWidth;
     const at::Tensor x = at::arange(first, first + 4 * kSameWidth).view({4, kSameWidth});
     batches.push_back({(x * 0.7).sin().to(at::kFloat), (x * 0.3).cos().to(at::kFloat)});
   }

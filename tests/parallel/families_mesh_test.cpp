@@ -64,7 +64,7 @@ FamilyHistory train_family(const ModelShape& shape, const FamilyMesh& run, doubl
       const at::Tensor starts = models::test::packed_starts(kFamilyRows, kFamilyTokens);
       std::vector<MicroBatch> batches;
       for (int k = 0; k < run.micro_batches; ++k) {
-        const std::int64_t first = mesh.coordinate().dp() * own + k * rows;
+        const std::int64_t first = mesh.dp().rank() * own + k * rows;
         const auto part = [&](const at::Tensor& x) { return x.narrow(0, first, rows); };
         batches.push_back({part(ids), part((ids * 3 + 1).remainder(shape.vocab)),
                            documents ? part(starts) : at::Tensor(),

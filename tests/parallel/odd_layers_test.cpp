@@ -94,8 +94,7 @@ std::vector<MicroBatch> odd_batches(const comm::Mesh& mesh, int step) {
   const std::int64_t rows = kOddRows / mesh.axes().dp() / kOddMicroBatches;
   std::vector<MicroBatch> batches;
   for (int k = 0; k < kOddMicroBatches; ++k) {
-    const std::int64_t first =
-        step * kOddRows + (mesh.coordinate().dp() * kOddMicroBatches + k) * rows;
+    const std::int64_t first = step * kOddRows + (mesh.dp().rank() * kOddMicroBatches + k) * rows;
     const at::Tensor x =
         at::arange(first * kOddWidth, (first + rows) * kOddWidth).view({rows, kOddWidth});
     batches.push_back({(x * 0.7).sin().to(at::kFloat), (x * 0.3).cos().to(at::kFloat)});

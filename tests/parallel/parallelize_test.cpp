@@ -97,7 +97,7 @@ std::vector<MicroBatch> batches_of(const comm::Mesh& mesh, int step) {
   std::vector<MicroBatch> batches;
   const std::int64_t rows = kRows / mesh.axes().dp() / kMicroBatches;
   for (int k = 0; k < kMicroBatches; ++k) {
-    const std::int64_t first = step * kRows + (mesh.coordinate().dp() * kMicroBatches + k) * rows;
+    const std::int64_t first = step * kRows + (mesh.dp().rank() * kMicroBatches + k) * rows;
     const at::Tensor i = at::arange(first, first + rows, at::kLong);
     batches.push_back(
         {(i * 7 + i.div(3, "floor")).remainder(kWords), (i * 3 + 1).remainder(kWords)});

@@ -80,7 +80,7 @@ void train(ParallelModel& model, std::int64_t from, std::int64_t to) {
     const at::Tensor all = numbers({kRows, 4}, 70 + static_cast<std::uint64_t>(step));
     std::vector<MicroBatch> batches;
     for (int k = 0; k < kMicroBatches; ++k) {
-      const at::Tensor x = all.narrow(0, (mesh.coordinate().dp() * kMicroBatches + k) * rows, rows);
+      const at::Tensor x = all.narrow(0, (mesh.dp().rank() * kMicroBatches + k) * rows, rows);
       batches.push_back({x, x.narrow(1, 0, 3) * 2});
     }
     model.step(batches);

@@ -117,7 +117,7 @@ std::vector<MicroBatch> list_batches(const comm::Mesh& mesh, int step) {
   std::vector<MicroBatch> batches;
   const int each = kListMicroBatches / mesh.axes().dp();
   for (int k = 0; k < each; ++k) {
-    batches.push_back(list_batch(100 * step + (mesh.coordinate().dp() * each + k) * rows, rows));
+    batches.push_back(list_batch(100 * step + (mesh.dp().rank() * each + k) * rows, rows));
   }
   return batches;
 }

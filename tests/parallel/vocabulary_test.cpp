@@ -67,7 +67,7 @@ VocabResult run_vocab(const VocabRun& run, bool tied, std::int64_t to, const std
                    std::vector<MicroBatch> batches;
                    for (int k = 0; k < micros; ++k) {
                      const at::Tensor ids =
-                         all.narrow(0, (mesh.coordinate().dp() * micros + k) * rows, rows);
+                         all.narrow(0, (mesh.dp().rank() * micros + k) * rows, rows);
                      batches.push_back({ids, (ids * 3 + 1).remainder(kVocab)});
                    }
                    const double loss = model.step(batches).loss;

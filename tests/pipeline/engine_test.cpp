@@ -62,8 +62,9 @@ TEST_P(WithEngine, TwoByTwoTrainsAsOne) {
     const comm::Mesh mesh(world, axes);
     Layers layers = test::make_net({});
     for (auto& layer : layers) {
-      layer.forward = [plain = layer.forward, dp = mesh.coordinate().dp()](
-                          const at::Tensor& x, int m) { return plain(x, m + dp * kMicros); };
+      layer.forward = [plain = layer.forward, dp = mesh.dp().rank()](const at::Tensor& x, int m) {
+        return plain(x, m + dp * kMicros);
+      };
     }
     const int rank = mesh.pp().rank();
     auto module = std::make_shared<Stages>();

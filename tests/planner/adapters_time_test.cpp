@@ -83,7 +83,7 @@ TEST(AdaptersInTime, SendWhatARunSends) {
             q.model = shape;
             q.model.lora = {8, 16, targets};
             q.seq = 16, q.zero = zero, q.micro_batch = 2, q.grad_accum = 4;
-            q.axes.set(Axis::dp, 2), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
+            q.axes.set_dp(2), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
             q.layout = parse_state_layout("fp32");
             q.software = Software::tessera;
             q.hardware = built_in().find("cpu");
@@ -93,11 +93,11 @@ TEST(AdaptersInTime, SendWhatARunSends) {
             double dp = 0, others = 0;
             for (int rank = 0; rank < pp; ++rank) {
               const RunPlan run = plan_run(run_question(q, {{Axis::pp, rank}}));
-              dp = std::max(dp, real(run.sent[Axis::dp]));
+              dp = std::max(dp, real(run.sent[Axis::dp_shard]));
               others = std::max(others, real(run.sent[Axis::tp] + run.sent[Axis::pp]));
             }
             const Traffic traffic = traffic_of(q);
-            EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], dp) << what;
+            EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp_shard], dp) << what;
             if (pp == 1) {
               EXPECT_DOUBLE_EQ(traffic.sent[Axis::tp], others) << what;
             }

@@ -107,7 +107,7 @@ Json traffic_json(const Traffic& t) {
                     {"calls", whole_json(row.calls)},
                     {"bytes", whole_json(row.bytes)}});
   }
-  return {{"dp", whole_json(t.sent[Axis::dp])},
+  return {{"dp", whole_json(t.sent[Axis::dp_shard])},
           {"tp", whole_json(t.sent[Axis::tp])},
           {"pp", whole_json(t.sent[Axis::pp])},
           {"total", whole_json(t.total())},
@@ -119,7 +119,7 @@ Json time_json(const StepTime& t) {
   return {{"compute", t.compute},
           {"comm_exposed", t.exposed()},
           {"comm_exposed_by_axis",
-           {{"dp", t.comm[Axis::dp]}, {"tp", t.comm[Axis::tp]}, {"pp", t.comm[Axis::pp]}}},
+           {{"dp", t.comm[Axis::dp_shard]}, {"tp", t.comm[Axis::tp]}, {"pp", t.comm[Axis::pp]}}},
           {"bubble", t.bubble},
           {"optimizer", t.optimizer},
           {"step", t.step()}};

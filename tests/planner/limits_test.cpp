@@ -13,7 +13,7 @@ Question gpt2_xl(int dp, int stage) {
   q.model = find_model_shape("gpt2-xl");
   q.layout = parse_state_layout("bf16-fp32grad");
   q.hardware = built_in().find("h100");
-  q.axes.set(Axis::dp, dp), q.zero = stage;
+  q.axes.set_dp(dp), q.zero = stage;
   return settle(q);
 }
 
@@ -29,11 +29,11 @@ TEST(Limits, OneMoreDoesNotFit) {
     Question q;
     q.model = find_model_shape(model);
     q.hardware = built_in().find("a100-80");
-    q.axes.set(Axis::dp, 8);
+    q.axes.set_dp(8);
     for (const BatchLimit& limit : largest_batches(settle(q)).rows) {
       const auto fits = [&](std::int64_t batch) {
         Question other = q;
-        other.axes.set(Axis::dp, limit.dp), other.zero = limit.zero, other.micro_batch = batch;
+        other.axes.set_dp(limit.dp), other.zero = limit.zero, other.micro_batch = batch;
         return memory_of(settle(other)).total() <= usable_memory(q.hardware);
       };
       EXPECT_EQ(limit.global_batch, limit.micro_batch * limit.dp);

@@ -117,7 +117,7 @@ TEST(Memory, TensorParallelismCutsAllButNormsAndPositions) {
 TEST(Memory, StateOfAModelKnownByItsSize) {
   Question q;
   q.params = 175e9;
-  q.axes.set(Axis::tp, 8), q.axes.set(Axis::pp, 4), q.axes.set(Axis::dp, 8), q.zero = 2;
+  q.axes.set(Axis::tp, 8), q.axes.set(Axis::pp, 4), q.axes.set_dp(8), q.zero = 2;
   q.layout = parse_state_layout("bf16-nomaster");
   const Memory memory = memory_of(settle(q));
   EXPECT_NEAR(memory.params / kGB, 10.94, 0.005);
@@ -128,7 +128,7 @@ TEST(Memory, StateOfAModelKnownByItsSize) {
 
 TEST(Memory, PolicyLastKeepsWholeGradients) {
   Question q = gpt(12, 768, 12, 1024);
-  q.axes.set(Axis::dp, 8), q.grad_accum = 4, q.zero = 2;
+  q.axes.set_dp(8), q.grad_accum = 4, q.zero = 2;
   const Memory each = memory_of(settle(q));
   q.grad_reduce = ReducePolicy::last;
   const Memory last = memory_of(settle(q));
@@ -148,7 +148,7 @@ TEST(Memory, LeversSave) {
     for (int stage = 0; stage <= 3; ++stage) {
       Question q;
       q.model = find_model_shape(model);
-      q.axes.set(Axis::dp, 4), q.micro_batch = 4, q.grad_accum = 4, q.zero = stage;
+      q.axes.set_dp(4), q.micro_batch = 4, q.grad_accum = 4, q.zero = stage;
       const double before = memory_of(settle(q)).total();
       for (std::size_t i = 0; i < levers.size(); ++i) {
         Question less = q;

@@ -38,7 +38,7 @@ TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
       Question q;
       q.model = model;
       q.hardware = hardware;
-      q.axes.set(Axis::dp, 2), q.axes.set(Axis::pp, 2), q.grad_accum = 4, q.zero = 1;
+      q.axes.set_dp(2), q.axes.set(Axis::pp, 2), q.grad_accum = 4, q.zero = 1;
       q.vocab_multiple = 1;  // without rows that pad the table
       if (!hardware.bf16) q.layout = parse_state_layout("fp16");
       const Plan plan = make_plan(q);

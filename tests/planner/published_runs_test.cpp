@@ -57,7 +57,7 @@ TEST(PublishedRuns, ReferenceStepsAreWithinTenPercent) {
     q.model = find_model_shape("gpt2-xl");
     q.layout = parse_state_layout("bf16-fp32grad");
     q.hardware = catalogue.find("h100");
-    q.axes.set(Axis::dp, dp), q.micro_batch = batch, q.grad_accum = accumulation;
+    q.axes.set_dp(dp), q.micro_batch = batch, q.grad_accum = accumulation;
     q.zero = zero, q.overlap_grad_reduce = q.overlap_param_gather = overlap;
     return 1e3 * step_time(settle(q)).step();
   };

@@ -36,14 +36,11 @@ TEST(Settle, FillsInWhatWasLeftOpen) {
   EXPECT_EQ(q.per_node, 8);
   EXPECT_EQ(q.chunks, 1);
 
-  q = settle(
-      with([](Question& w) { w.axes.set(Axis::dp, 8), w.micro_batch = 4, w.global_batch = 1024; }));
+  q = settle(with([](Question& w) { w.axes.set_dp(8), w.micro_batch = 4, w.global_batch = 1024; }));
   EXPECT_EQ(q.micros(), 32);
-  q = settle(
-      with([](Question& w) { w.axes.set(Axis::dp, 8), w.grad_accum = 32, w.global_batch = 1024; }));
+  q = settle(with([](Question& w) { w.axes.set_dp(8), w.grad_accum = 32, w.global_batch = 1024; }));
   EXPECT_EQ(q.micro_batch, 4);
-  q = settle(
-      with([](Question& w) { w.axes.set(Axis::dp, 16), w.micro_batch = 2, w.grad_accum = 4; }));
+  q = settle(with([](Question& w) { w.axes.set_dp(16), w.micro_batch = 2, w.grad_accum = 4; }));
   EXPECT_EQ(q.global_batch, 128);
   EXPECT_EQ(q.nodes, 2);
   q = settle(
@@ -115,9 +112,9 @@ TEST(Settle, RefusesWhatCannotBe) {
       {"--tp", [](Question& q) { q.axes.set(Axis::tp, 0); }},
       {"--tp: got 2, which does not divide 25 heads", [](Question& q) { q.axes.set(Axis::tp, 2); }},
       {"--pp", [](Question& q) { q.axes.set(Axis::pp, 0); }},
-      {"--gpus: got 9, but dp 4", [](Question& q) { q.gpus = 9, q.axes.set(Axis::dp, 4); }},
+      {"--gpus: got 9, but dp 4", [](Question& q) { q.gpus = 9, q.axes.set_dp(4); }},
       {"does not divide 9 GPUs", [](Question& q) { q.gpus = 9, q.axes.set(Axis::pp, 4); }},
-      {"--nodes", [](Question& q) { q.nodes = 1, q.axes.set(Axis::dp, 64); }},
+      {"--nodes", [](Question& q) { q.nodes = 1, q.axes.set_dp(64); }},
       {"--nodes: got 3, over which 8 GPUs do not divide",
        [](Question& q) { q.nodes = 3, q.gpus = 8; }},
       {"--layers: got 48 for pp 64", [](Question& q) { q.axes.set(Axis::pp, 64); }},

@@ -12,7 +12,7 @@ Question run(int dp, std::int64_t batch_each, int stage) {
   Question q;
   q.model = find_model_shape("gpt2-xl");
   q.layout = parse_state_layout("bf16-fp32grad");
-  q.axes.set(Axis::dp, dp), q.micro_batch = batch_each, q.zero = stage;
+  q.axes.set_dp(dp), q.micro_batch = batch_each, q.zero = stage;
   q.hardware = Catalogue().find("h100");
   return settle(q);
 }

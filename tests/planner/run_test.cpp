@@ -21,7 +21,7 @@ RunQuestion question(int stage, int dp, const char* layout = "fp32") {
   q.model = find_model_shape("gpt-tiny");
   q.layout = parse_state_layout(layout);
   q.stage = stage;
-  q.axes.set(Axis::dp, dp);
+  q.axes.set_dp(dp);
   q.policy = default_reduce_policy(stage);
   return q;
 }
@@ -120,7 +120,7 @@ TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
         q.software = Software::tessera;
         q.layout = parse_state_layout("fp32");
         q.seq = 64, q.micro_batch = 4, q.grad_accum = 4;
-        q.zero = stage, q.axes.set(Axis::dp, 3), q.axes.set(Axis::pp, pp);
+        q.zero = stage, q.axes.set_dp(3), q.axes.set(Axis::pp, pp);
         q = settle(q);
         const std::vector<Memory> ranks = memory_by_rank(q);
         ASSERT_EQ(ranks.size(), static_cast<std::size_t>(pp));
@@ -198,7 +198,7 @@ TEST(Run, ActivationsOfSeveralChunks) {
 TEST(Run, SoftwareAndGatherFollowTheHardware) {
   Question q;
   q.model = find_model_shape("gpt-tiny");
-  q.axes.set(Axis::dp, 2);
+  q.axes.set_dp(2);
   EXPECT_EQ(settle(q).software, Software::megatron);
   EXPECT_EQ(settle(q).gather, Gather::copy);
   q.hardware.cpu = true;

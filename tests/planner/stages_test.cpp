@@ -55,8 +55,8 @@ TEST(Stages, PhasesAddUpToThePlansTraffic) {
             const auto stages = compare_stages(stages_question(given));
             ASSERT_EQ(stages.size(), 4U);
             for (const StageAnswer& s : stages) {
-              EXPECT_NEAR(s.sent(), s.plan.traffic.sent[Axis::dp],
-                          1e-9 * s.plan.traffic.sent[Axis::dp]);
+              EXPECT_NEAR(s.sent(), s.plan.traffic.sent[Axis::dp_shard],
+                          1e-9 * s.plan.traffic.sent[Axis::dp_shard]);
               EXPECT_GE(s.copies(), 1 - 1e-9);
               EXPECT_LE(s.copies(), stages.front().copies() * (1 + 1e-9));
             }

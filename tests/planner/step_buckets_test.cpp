@@ -73,7 +73,7 @@ Question asked(const char* model, int dp, int tp, int pp, int zero, double bucke
   q.model = find_model_shape(model);
   q.hardware = built_in().find("h100");
   q.software = Software::tessera;
-  q.axes.set(Axis::dp, dp), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
+  q.axes.set_dp(dp), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
   q.zero = zero, q.bucket_bytes = bucket, q.grad_accum = 8;
   return q;
 }

@@ -18,7 +18,7 @@ namespace {
 Question on_cores(int pp, int dp, int micros, int cores, int measured_ranks) {
   Question q;
   q.model = gpt_shape(8, 256, 4, 2048, 128);
-  q.axes.set(Axis::pp, pp), q.axes.set(Axis::dp, dp);
+  q.axes.set(Axis::pp, pp), q.axes.set_dp(dp);
   q.micro_batch = 2, q.grad_accum = micros;
   q.layout = parse_state_layout("fp32");
   q.hardware = built_in().find("cpu");
@@ -74,7 +74,7 @@ TEST(SharedCores, FewerRanksThanWereMeasuredAreQuicker) {
 TEST(SharedCores, OfAGpuDoNotCount) {
   Question q;
   q.model = gpt_shape(8, 256, 4, 2048, 128);
-  q.axes.set(Axis::pp, 2), q.axes.set(Axis::dp, 2);
+  q.axes.set(Axis::pp, 2), q.axes.set_dp(2);
   q.hardware = built_in().find("h100");
   const double before = step_time(settle(q)).step();
   q.hardware.cores = 1;

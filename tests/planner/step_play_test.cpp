@@ -161,7 +161,7 @@ TEST(StepPlay, NoStepIsQuickerThanItsBound) {
               chunk.units = 3;
             }
           }
-          step.axes.set(Axis::dp, 16);
+          step.axes.set_dp(16);
           step.zero = zero;
           step.policy = zero < 2 ? ReducePolicy::last : ReducePolicy::each;
           step.interference = 0.5;

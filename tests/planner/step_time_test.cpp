@@ -71,18 +71,18 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
         for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
           Question q = question();
           q.schedule = schedule, q.zero = zero, q.axes.set(Axis::tp, tp), q.recompute = recompute;
-          q.axes.set(Axis::pp, 4), q.axes.set(Axis::dp, 4), q.grad_accum = 8;
+          q.axes.set(Axis::pp, 4), q.axes.set_dp(4), q.grad_accum = 8;
           const StepTime t = step_time(settle(q));
-          for (const double part : {t.compute, t.comm[Axis::tp], t.comm[Axis::pp], t.comm[Axis::dp],
-                                    t.bubble, t.optimizer}) {
+          for (const double part : {t.compute, t.comm[Axis::tp], t.comm[Axis::pp],
+                                    t.comm[Axis::dp_shard], t.bubble, t.optimizer}) {
             EXPECT_TRUE(std::isfinite(part) && part >= 0) << schedule << " zero " << zero;
           }
           EXPECT_EQ(t.comm[Axis::tp] > 0, tp > 1);
-          EXPECT_GT(t.comm[Axis::dp], 0);
+          EXPECT_GT(t.comm[Axis::dp_shard], 0);
           EXPECT_GT(t.comm[Axis::pp], 0);
           EXPECT_GT(t.bubble, 0);
           EXPECT_DOUBLE_EQ(t.step(), t.compute + t.comm[Axis::tp] + t.comm[Axis::pp] +
-                                         t.comm[Axis::dp] + t.bubble + t.optimizer);
+                                         t.comm[Axis::dp_shard] + t.bubble + t.optimizer);
         }
       }
     }
@@ -183,7 +183,7 @@ TEST(StepTime, WithoutAPipelineThereIsNoBubble) {
         for (const int micros : {1, 3, 64}) {
           Question q = question("h100");
           q.model = find_model_shape(model);
-          q.axes.set(Axis::dp, dp), q.zero = zero, q.grad_accum = micros;
+          q.axes.set_dp(dp), q.zero = zero, q.grad_accum = micros;
           EXPECT_EQ(step_time(settle(q)).bubble, 0)
               << model << " dp " << dp << " ZeRO " << zero << " micro-batches " << micros;
         }
@@ -195,25 +195,25 @@ TEST(StepTime, WithoutAPipelineThereIsNoBubble) {
 TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
   for (const int zero : {0, 1, 2, 3}) {
     Question q = question("h100");
-    q.axes.set(Axis::dp, 8), q.zero = zero;
+    q.axes.set_dp(8), q.zero = zero;
     const StepTime with = step_time(settle(q));
     q.overlap_grad_reduce = q.overlap_param_gather = false;
     const StepTime without = step_time(settle(q));
-    EXPECT_LT(with.comm[Axis::dp], without.comm[Axis::dp]) << zero;
-    EXPECT_GT(with.comm[Axis::dp], 0.1 * without.comm[Axis::dp]) << zero;
+    EXPECT_LT(with.comm[Axis::dp_shard], without.comm[Axis::dp_shard]) << zero;
+    EXPECT_GT(with.comm[Axis::dp_shard], 0.1 * without.comm[Axis::dp_shard]) << zero;
     EXPECT_DOUBLE_EQ(with.compute, without.compute) << zero;
   }
   // Stage 3 sends half as much again, and more with every micro-batch; in more pieces, too, so
   // without latency.
   Question q = question("h100");
   q.hardware.inside.latency = 0;
-  q.axes.set(Axis::dp, 8), q.overlap_grad_reduce = q.overlap_param_gather = false;
+  q.axes.set_dp(8), q.overlap_grad_reduce = q.overlap_param_gather = false;
   q.hardware.inside.latency = 0;  // it goes by units, the others at once
-  const double plain_dp = step_time(settle(q)).comm[Axis::dp];
+  const double plain_dp = step_time(settle(q)).comm[Axis::dp_shard];
   q.zero = 3;
-  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp] / plain_dp, 1.5, 0.01);
+  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp_shard] / plain_dp, 1.5, 0.01);
   q.grad_accum = 4;
-  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp] / plain_dp, 6, 0.04);
+  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp_shard] / plain_dp, 6, 0.04);
 }
 
 // Stage 3 of Tessera sends gradients by buckets, as its other stages do; FSDP by units. The same
@@ -224,7 +224,7 @@ TEST(StepTime, TesseraReducesBucketsAtStageThree) {
       const auto reductions = [&](Software software, int zero) {
         Question q = question("h100");
         q.model = find_model_shape(model);
-        q.axes.set(Axis::dp, 8);
+        q.axes.set_dp(8);
         q.zero = zero, q.software = software, q.bucket_bytes = bucket;
         const Step step = describe_step(settle(q));
         return step.reductions(step.chunks[0][0], step.places());
@@ -242,7 +242,7 @@ TEST(StepTime, TesseraReducesBucketsAtStageThree) {
 
 TEST(StepTime, ShardedOptimizersAreQuicker) {
   Question q = question("h100");
-  q.axes.set(Axis::dp, 8);
+  q.axes.set_dp(8);
   const double whole = step_time(settle(q)).optimizer;
   // Of Megatron's 6.5 passes over gradients of 2 bytes nothing is sharded, of 26 bytes of state and
   // parameters all is.
@@ -314,7 +314,7 @@ TEST(Interval, IsAboutThePrediction) {
     for (const int dp : {1, 2, 16}) {
       for (const auto software : {Software::megatron, Software::tessera, Software::pytorch}) {
         Question q = question(name);
-        q.axes.set(Axis::dp, dp);
+        q.axes.set_dp(dp);
         q.software = software;
         q = settle(q);
         const Interval interval = step_interval(q, 2);
@@ -332,10 +332,10 @@ TEST(Interval, IsAboutThePrediction) {
 // What nobody measured is told with more doubt than anything that somebody did.
 TEST(Interval, IsWidestWhereNothingWasMeasured) {
   Question q = question("a100-80");
-  q.axes.set(Axis::dp, 16);
+  q.axes.set_dp(16);
   q.software = Software::megatron;
   const Interval known = step_interval(settle(q), 1);
-  q.axes.set(Axis::tp, 16), q.axes.set(Axis::dp, 1);
+  q.axes.set(Axis::tp, 16), q.axes.set_dp(1);
   q.model = find_model_shape("gpt3-175b");
   const Interval across = step_interval(settle(q), 1);
   EXPECT_LT(across.low, known.low);
@@ -371,7 +371,7 @@ TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
       EXPECT_GT(across.comm[Axis::tp], step_time(settle(inside)).comm[Axis::tp]) << name;
       Question apart = asked;  // one device in each of sixteen nodes, through one adapter at most
       apart.order = "dp,tp,pp";
-      apart.axes.set(Axis::dp, 8);
+      apart.axes.set_dp(8);
       EXPECT_GT(step_time(settle(apart)).comm[Axis::tp], 3 * across.comm[Axis::tp]) << name;
     }
   }

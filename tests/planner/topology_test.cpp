@@ -134,7 +134,7 @@ TEST(Topology, PlacesAreThoseOfTheRanks) {
         for (const int dp : {1, 4, 8}) {
           for (const int pp : {1, 2, 8}) {
             Axes axes;
-            axes.set(Axis::tp, tp), axes.set(Axis::dp, dp), axes.set(Axis::pp, pp);
+            axes.set(Axis::tp, tp), axes.set_dp(dp), axes.set(Axis::pp, pp);
             Topology t;
             t.per_node = per_node;
             const auto sizes = in_order(order, axes);

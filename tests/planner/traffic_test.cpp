@@ -27,23 +27,23 @@ TEST(PlanTraffic, DataParallelInMultiplesOfTheModel) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const int k : {1, 4}) {
       Question q;
-      q.params = 10e9, q.axes.set(Axis::dp, 64), q.zero = stage, q.grad_accum = k;
+      q.params = 10e9, q.axes.set_dp(64), q.zero = stage, q.grad_accum = k;
       const Traffic traffic = traffic_of(settle(q));
       const double multiples[] = {2, 2, 1.0 + k, 3.0 * k};
-      EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], multiples[stage] * 63 / 64 * 20 * kGB);
-      EXPECT_DOUBLE_EQ(traffic.total(), traffic.sent[Axis::dp]);
+      EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp_shard], multiples[stage] * 63 / 64 * 20 * kGB);
+      EXPECT_DOUBLE_EQ(traffic.total(), traffic.sent[Axis::dp_shard]);
     }
   }
 }
 
 TEST(PlanTraffic, BothPolicies) {
   Question q;
-  q.params = 1e9, q.axes.set(Axis::dp, 4), q.zero = 2, q.grad_accum = 8;
+  q.params = 1e9, q.axes.set_dp(4), q.zero = 2, q.grad_accum = 8;
   const Traffic traffic = traffic_of(settle(q));
   const double hop = 0.75 * 2e9;
   EXPECT_DOUBLE_EQ(traffic.dp_each, 9 * hop);
   EXPECT_DOUBLE_EQ(traffic.dp_last, 2 * hop);
-  EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], traffic.dp_each);
+  EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp_shard], traffic.dp_each);
 }
 
 TEST(PlanTraffic, TensorParallelCarriesActivations) {
@@ -155,7 +155,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         Question q;
         q.model = shape;
         q.seq = 16;
-        q.axes.set(Axis::dp, cut.dp), q.axes.set(Axis::tp, cut.tp), q.axes.set(Axis::pp, cut.pp),
+        q.axes.set_dp(cut.dp), q.axes.set(Axis::tp, cut.tp), q.axes.set(Axis::pp, cut.pp),
             q.schedule = cut.schedule;
         q.sequence_parallel = variant % 2 == 1;
         q.recompute = static_cast<Recompute>(variant / 2 % 3);
@@ -169,8 +169,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         run.model = q.model;
         run.layout = q.layout;
         run.stage = q.zero;
-        run.axes.set(Axis::dp, q.dp()), run.axes.set(Axis::tp, q.tp()),
-            run.axes.set(Axis::pp, q.pp());
+        run.axes.set_dp(q.dp()), run.axes.set(Axis::tp, q.tp()), run.axes.set(Axis::pp, q.pp());
         run.micro_batch = q.micro_batch, run.seq = q.seq, run.accumulation = 4;
         run.policy = q.policy();
         run.recompute = q.recompute;
@@ -184,7 +183,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         for (int rank = 0; rank < q.pp(); ++rank) {
           run.place.set(Axis::pp, rank);
           const RunPlan plan = plan_run(run);
-          dp = std::max(dp, real(plan.sent[Axis::dp]));
+          dp = std::max(dp, real(plan.sent[Axis::dp_shard]));
           tp = std::max(tp, real(plan.sent[Axis::tp]));
           pp = std::max(pp, real(plan.sent[Axis::pp]));
           if (rank == most_loaded) state = real(plan.state());
@@ -196,7 +195,7 @@ TEST(PlanTraffic, IsThatOfARun) {
         EXPECT_DOUBLE_EQ(planned.sent[Axis::pp], pp) << what;
         // Over three ranks every parameter is padded to whole chunks.
         const double padding = q.dp() == 3 ? 0.05 : 1e-12;
-        EXPECT_NEAR(planned.sent[Axis::dp], dp, padding * dp) << what;
+        EXPECT_NEAR(planned.sent[Axis::dp_shard], dp, padding * dp) << what;
         EXPECT_NEAR(memory.params + memory.grads + memory.optimizer, state, padding * state)
             << what;
       }
@@ -218,19 +217,19 @@ TEST(PlanTraffic, OfCompressedGradientsIsThatOfARun) {
             Question q;
             q.model = shape;
             q.seq = 16, q.zero = zero, q.micro_batch = 2, q.grad_accum = 4;
-            q.axes.set(Axis::dp, 2), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
+            q.axes.set_dp(2), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
             q.layout = parse_state_layout("fp32");
             q.grad_compression = parse_grad_compression(how);
             q.software = Software::tessera;
             q = settle(q);
             double sent = 0;
             for (int rank = 0; rank < pp; ++rank) {
-              sent = std::max(sent,
-                              real(plan_run(run_question(q, {{Axis::pp, rank}})).sent[Axis::dp]));
+              sent = std::max(
+                  sent, real(plan_run(run_question(q, {{Axis::pp, rank}})).sent[Axis::dp_shard]));
             }
             const std::string what = str(shape.name, " tp ", tp, " pp ", pp, " zero ", zero, how);
             const Traffic traffic = traffic_of(q);
-            EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp], sent) << what;
+            EXPECT_DOUBLE_EQ(traffic.sent[Axis::dp_shard], sent) << what;
             Question plain = q;
             plain.grad_compression = GradCompression::none;
             const double whole = row(traffic_of(plain), "of gradients");
@@ -252,7 +251,7 @@ TEST(PlanTraffic, OfCompressedGradientsIsThatOfARun) {
 TEST(PlanTraffic, OfPowerSgdIsTheFactors) {
   Question q;
   q.model = gpt_shape(2, 64, 4, 256, 32);
-  q.axes.set(Axis::dp, 2);
+  q.axes.set_dp(2);
   q.layout = parse_state_layout("fp32");
   q.grad_compression = GradCompression::powersgd;
   for (const int rank : {1, 2, 4}) {
@@ -265,7 +264,7 @@ TEST(PlanTraffic, OfPowerSgdIsTheFactors) {
           spec.shape.size() < 2 ? all : rank * (real(spec.shape[0]) + all / real(spec.shape[0]));
       elements += spec.shape.size() >= 2 && 2 * low <= all ? low : all;
     }
-    EXPECT_DOUBLE_EQ(traffic_of(settle(q)).sent[Axis::dp], 4 * elements)
+    EXPECT_DOUBLE_EQ(traffic_of(settle(q)).sent[Axis::dp_shard], 4 * elements)
         << rank;  // 2 · (2 − 1) / 2
   }
 }
@@ -300,8 +299,7 @@ TEST(PlanTraffic, CompressionThatCannotBeIsRefused) {
 TEST(PlanTraffic, RowsAddUpByAxis) {
   Question q;
   q.model = find_model_shape("gpt3-6.7b");
-  q.axes.set(Axis::dp, 4), q.axes.set(Axis::tp, 2), q.axes.set(Axis::pp, 2), q.grad_accum = 4,
-                                                                             q.zero = 2;
+  q.axes.set_dp(4), q.axes.set(Axis::tp, 2), q.axes.set(Axis::pp, 2), q.grad_accum = 4, q.zero = 2;
   const Traffic traffic = traffic_of(settle(q));
   PerAxis<double> sent;
   for (const TrafficRow& each : traffic.rows) sent[each.axis] += each.bytes;

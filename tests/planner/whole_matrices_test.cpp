@@ -16,8 +16,8 @@ RunQuestion muon(int stage, int dp, int rank = 0) {
   q.layout = parse_state_layout("fp32");
   q.layout.matrix_moments = 4;
   q.stage = stage;
-  q.axes.set(Axis::dp, dp);
-  q.place.set(Axis::dp, rank);
+  q.axes.set_dp(dp);
+  q.place.set(Axis::dp_shard, rank);
   q.policy = default_reduce_policy(stage);
   q.bucket_bytes = 1000;  // so that little waits for its bucket in backward
   return q;

@@ -160,9 +160,10 @@ TEST(Agreement, LockstepIsTheEvents) {
       const RankTime &a = quick.ranks[d], &b = events.ranks[d];
       EXPECT_NEAR(a.compute, b.compute, 1e-12 * events.step) << one.text;
       EXPECT_NEAR(a.comm[Axis::tp], b.comm[Axis::tp], 1e-12 * events.step) << one.text;
-      EXPECT_NEAR(a.comm[Axis::dp], b.comm[Axis::dp], 1e-11 * events.step) << one.text;
+      EXPECT_NEAR(a.comm[Axis::dp_shard], b.comm[Axis::dp_shard], 1e-11 * events.step) << one.text;
       EXPECT_NEAR(a.bubble, b.bubble, 1e-12 * events.step) << one.text;
-      EXPECT_NEAR(a.sent[Axis::dp], b.sent[Axis::dp], 1e-9 * b.sent[Axis::dp]) << one.text;
+      EXPECT_NEAR(a.sent[Axis::dp_shard], b.sent[Axis::dp_shard], 1e-9 * b.sent[Axis::dp_shard])
+          << one.text;
     }
     ++compared;
   }

@@ -125,13 +125,13 @@ TEST(ClosedForms, RingAtTheEnd) {
   for (int dp : {2, 3, 4, 8, 16, 64, 100}) {
     Scenario s = pipeline(schedule::one_f_one_b(1, 3), times(1, 2));
     s.topology = plain_topology(1e11, 2e-6, 1);
-    s.axes.set(Axis::dp, dp);
+    s.axes.set_dp(dp);
     s.overlap_grad_reduce = false;
     s.bucket_bytes = 1e12;
     for (auto& chunk : s.chunks[0]) chunk.grad_bytes = chunk.param_bytes = 200e6;
     const double ring = planner::ring_all_reduce_time(200e6, dp, 1e11, 2e-6);
     EXPECT_NEAR(simulate(s).step, 9 + ring, 1e-9) << dp;
-    EXPECT_NEAR(simulate(s).mean.comm[Axis::dp], ring, 1e-9) << dp;
+    EXPECT_NEAR(simulate(s).mean.comm[Axis::dp_shard], ring, 1e-9) << dp;
     // Stage 1: a gather before, a reduce-scatter after.
     s.zero = 1;
     s.overlap_param_gather = false;
@@ -145,7 +145,7 @@ TEST(ClosedForms, OverlappedBuckets) {
   for (const double bucket_seconds : {0.01, 0.1, 0.25, 0.4, 1.0}) {
     for (int n : {1, 2, 5, 10}) {
       Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(1, 2));
-      s.axes.set(Axis::dp, 2);  // an all-reduce of D sends D
+      s.axes.set_dp(2);  // an all-reduce of D sends D
       s.topology = plain_topology(1e9);
       s.bucket_bytes = bucket_seconds * 1e9;
       for (auto& chunk : s.chunks[0]) chunk.grad_bytes = n * s.bucket_bytes;
@@ -169,7 +169,7 @@ TEST(ClosedForms, Traffic) {
             s.policy = policy;
             s.keep_params = keep;
             s.overlap_grad_reduce = s.overlap_param_gather = overlap;
-            s.axes.set(Axis::dp, dp);
+            s.axes.set_dp(dp);
             s.hop_bytes = 1e6;
             for (auto& rank : s.chunks) {
               for (auto& chunk : rank) {
@@ -182,7 +182,7 @@ TEST(ClosedForms, Traffic) {
             const auto want =
                 planner::data_parallel_traffic({stage, dp, 6, 2e8, 4e8, policy, keep});
             for (const RankTime& rank : r.ranks) {
-              EXPECT_NEAR(rank.sent[Axis::dp], want.total(), 1e-3) << stage << " " << dp;
+              EXPECT_NEAR(rank.sent[Axis::dp_shard], want.total(), 1e-3) << stage << " " << dp;
               EXPECT_EQ(rank.sent[Axis::pp], 6e6);
             }
             expect_sums(r);
@@ -198,7 +198,7 @@ TEST(ClosedForms, Stage3HidesBehindComputation) {
   Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(1, 2));
   s.zero = 3;
   s.policy = ReducePolicy::each;
-  s.axes.set(Axis::dp, 2);
+  s.axes.set_dp(2);
   s.chunks[0][0].units = 10;
   s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = 10 * 2 * 0.02e9;  // 0.02 s a unit
   EXPECT_NEAR(simulate(s).step, 12 + 0.02 + 0.02, 1e-9);
@@ -217,7 +217,7 @@ TEST(ClosedForms, Stage3BucketsHideWhereUnitsCannot) {
         Scenario s = pipeline(schedule::one_f_one_b(1, micros), times(1.0 * units, 2.0 * units));
         s.zero = 3;
         s.policy = ReducePolicy::each;
-        s.axes.set(Axis::dp, 2);
+        s.axes.set_dp(2);
         s.overlap_param_gather = false;
         constexpr double kUnit = 0.125;  // seconds of its gather, and of its reduction
         s.chunks[0][0].units = units;
@@ -241,7 +241,7 @@ TEST(ClosedForms, StageThreeBoundByTheNetwork) {
   Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(0, 0));
   s.zero = 3;
   s.policy = ReducePolicy::each;
-  s.axes.set(Axis::dp, 4);
+  s.axes.set_dp(4);
   s.chunks[0][0].units = 5;
   s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = 1e9;
   EXPECT_NEAR(simulate(s).step, 4 * 3 * 0.75, 1e-9);
@@ -253,7 +253,7 @@ TEST(ClosedForms, BadScenariosAreRefused) {
     change(s);
     EXPECT_THROW(simulate(s), UsageError);
   };
-  refused([](Scenario& s) { s.axes.set(Axis::dp, 0); });
+  refused([](Scenario& s) { s.axes.set_dp(0); });
   refused([](Scenario& s) { s.zero = 4; });
   refused([](Scenario& s) { s.jitter = -1; });
   refused([](Scenario& s) { s.topology.inside.bandwidth = 0; });

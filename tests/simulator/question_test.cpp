@@ -51,8 +51,8 @@ TEST(Questions, BytesAreThePlans) {
     const planner::Question q = ask(kQuestions[i]);
     const Result result = simulate(scenario_of(q));
     double most = 0;
-    for (const RankTime& rank : result.ranks) most = std::max(most, rank.sent[Axis::dp]);
-    const double planned = planner::traffic_of(q).sent[Axis::dp];
+    for (const RankTime& rank : result.ranks) most = std::max(most, rank.sent[Axis::dp_shard]);
+    const double planned = planner::traffic_of(q).sent[Axis::dp_shard];
     EXPECT_NEAR(most, planned, 1e-9 * planned) << "question " << i;
   }
 }

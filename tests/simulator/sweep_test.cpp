@@ -19,7 +19,7 @@ SweepCase data_parallel(int dp, double bandwidth, double latency) {
   s.chunks = planner::equal_chunks(1, 1, chunk);
   s.topology.inside = s.topology.nic = {bandwidth, latency};
   s.topology.algorithm = planner::Algorithm::ring;
-  s.axes.set(Axis::dp, dp);
+  s.axes.set_dp(dp);
   one.tokens = 1000.0 * dp;
   return one;
 }

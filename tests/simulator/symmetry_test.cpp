@@ -29,7 +29,7 @@ Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
   s.topology.nic = {2.5e10, 6e-6};
   s.topology.algorithm = planner::Algorithm::ring;
   s.interference = 0.3;
-  s.axes.set(Axis::dp, dp);
+  s.axes.set_dp(dp);
   s.axes.set(Axis::tp, tp);
   s.hop_bytes = 1.7e7;
   s.optimizer = 1e-4;
@@ -40,9 +40,9 @@ void expect_equal(const RankTime& a, const RankTime& b) {
   EXPECT_NEAR(a.compute, b.compute, 1e-9);
   EXPECT_NEAR(a.comm[Axis::tp], b.comm[Axis::tp], 1e-9);
   EXPECT_NEAR(a.comm[Axis::pp], b.comm[Axis::pp], 1e-9);
-  EXPECT_NEAR(a.comm[Axis::dp], b.comm[Axis::dp], 1e-9);
+  EXPECT_NEAR(a.comm[Axis::dp_shard], b.comm[Axis::dp_shard], 1e-9);
   EXPECT_NEAR(a.bubble, b.bubble, 1e-9);
-  EXPECT_NEAR(a.sent[Axis::dp], b.sent[Axis::dp], 1);
+  EXPECT_NEAR(a.sent[Axis::dp_shard], b.sent[Axis::dp_shard], 1);
   EXPECT_NEAR(a.sent[Axis::pp], b.sent[Axis::pp], 1);
 }
 
@@ -92,7 +92,7 @@ TEST(Irregular, TheSameSeedGivesTheSameRun) {
   EXPECT_EQ(a.step, b.step);
   for (std::size_t i = 0; i < a.ranks.size(); ++i) {
     EXPECT_EQ(a.ranks[i].compute, b.ranks[i].compute);
-    EXPECT_EQ(a.ranks[i].comm[Axis::dp], b.ranks[i].comm[Axis::dp]);
+    EXPECT_EQ(a.ranks[i].comm[Axis::dp_shard], b.ranks[i].comm[Axis::dp_shard]);
     EXPECT_NEAR(a.ranks[i].step(), a.step, 1e-9);
   }
   s.seed = 1;

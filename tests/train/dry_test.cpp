@@ -38,7 +38,8 @@ void expect_as_planned(const TrainConfig& config, int ranks, const std::string& 
     EXPECT_NEAR(got, want, share * want + 64 * 64) << what << " " << row;
   }
   ASSERT_TRUE(summary.predicted.sent && summary.measured.sent);
-  EXPECT_EQ((*summary.measured.sent)[Axis::dp], (*summary.predicted.sent)[Axis::dp]) << what;
+  EXPECT_EQ((*summary.measured.sent)[Axis::dp_shard], (*summary.predicted.sent)[Axis::dp_shard])
+      << what;
 }
 
 TEST(Dry, ARankHoldsAndSendsWhatIsPlanned) {

@@ -42,7 +42,7 @@ class Evaluate : public ::testing::Test {
     config.micro_batch = 2;
     config.warmup = 0;
     config.zero = zero;
-    config.axes.set(Axis::dp, dp);
+    config.axes.set_dp(dp);
     config.axes.set(Axis::tp, tp);
     config.axes.set(Axis::pp, pp);
     config.save = folder / "run";

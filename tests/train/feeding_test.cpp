@@ -57,7 +57,7 @@ TrainConfig config_of(const std::string& data, std::int64_t dp = 1, std::int64_t
   config.global_batch = 4;
   config.micro_batch = micro;
   config.warmup = 0;
-  config.axes.set(Axis::dp, static_cast<int>(dp));
+  config.axes.set_dp(static_cast<int>(dp));
   config.data = data;
   config.threads = 1;
   return config;
@@ -125,12 +125,12 @@ TEST_F(Feeding, ALastBatchIsPadded) {
   config.lr = 1e-2;
   const std::vector<double> want = losses(config);
   for (const int stage : {0, 3}) {
-    config.axes.set(Axis::dp, 2);
+    config.axes.set_dp(2);
     config.zero = stage;
     expect_near(losses(config), want);
   }
   config.zero = 0;
-  config.axes.set(Axis::dp, 1);
+  config.axes.set_dp(1);
   config.axes.set(Axis::pp, 2);
   config.layers = 2;
   const std::vector<double> piped = losses(config);
@@ -253,7 +253,7 @@ TEST_F(Feeding, SeparateDocumentsAreAsIfAlone) {
     for (const auto& [dp, tp, pp] :
          {std::tuple(1, 1, 1), std::tuple(2, 1, 1), std::tuple(1, 2, 1), std::tuple(1, 1, 2)}) {
       packed.layers = alone.layers = pp;
-      packed.axes.set(Axis::dp, dp);
+      packed.axes.set_dp(dp);
       packed.axes.set(Axis::tp, tp);
       packed.axes.set(Axis::pp, pp);
       const std::vector<double> got = losses(packed), ref = losses(alone);

@@ -51,7 +51,7 @@ TrainConfig small_config() {
   config.global_batch = 2;
   config.micro_batch = 1;
   config.ranks = 1;
-  config.axes.set(Axis::dp, 1);
+  config.axes.set_dp(1);
   return config;
 }
 

@@ -124,7 +124,7 @@ TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
 TEST(Mesh, WhatCannotBeIsRefused) {
   const auto refused = [](const std::function<void(TrainConfig&)>& change, int ranks) {
     TrainConfig config = on_cut(small("gpt-tiny"), {}, 4);
-    config.axes.set(Axis::dp, 0);
+    config.axes.set_dp(0);
     change(config);
     int count = 0;
     over(ranks, [&](const comm::Group& world) {
@@ -143,7 +143,7 @@ TEST(Mesh, WhatCannotBeIsRefused) {
   EXPECT_TRUE(refused(
       [](TrainConfig& c) {
         c.axes.set(Axis::tp, 2);
-        c.axes.set(Axis::dp, 2);
+        c.axes.set_dp(2);
       },
       2))
       << "world != dp · tp · pp";

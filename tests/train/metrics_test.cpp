@@ -114,7 +114,7 @@ TEST(Metrics, WhatIsNotFiniteIsNull) {
 TEST(Metrics, TheSummaryHasBothSides) {
   Summary summary;
   SentBytes sent;
-  sent[Axis::dp] = 10, sent[Axis::tp] = 15, sent[Axis::pp] = 5;
+  sent[Axis::dp_shard] = 10, sent[Axis::tp] = 15, sent[Axis::pp] = 5;
   summary.predicted = {{{"params", 10}, {"grads", 20}}, 0.5, sent};
   summary.measured = {{{"params", 11}, {"peak", 99}}, std::nullopt, std::nullopt};
   summary.params_hash = "00ff";

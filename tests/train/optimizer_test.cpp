@@ -24,7 +24,7 @@ std::vector<double> losses_with(const TrainConfig& config) {
   on_ranks(config, [&](Trainer& trainer, int rank) {
     for (int step = 0; step < config.steps; ++step) trainer.step();
     const Summary summary = trainer.summary();
-    EXPECT_EQ((*summary.predicted.sent)[Axis::dp], (*summary.measured.sent)[Axis::dp])
+    EXPECT_EQ((*summary.predicted.sent)[Axis::dp_shard], (*summary.measured.sent)[Axis::dp_shard])
         << config.optimizer;
     for (const char* category : {"params", "grads", "optimizer"}) {
       EXPECT_EQ(summary.predicted.memory.at(category), summary.measured.memory.at(category))

@@ -63,7 +63,7 @@ void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
         q.layout = options.layout;
         q.software = planner::Software::tessera;
         q.bucket_bytes = static_cast<double>(bucket);
-        q.axes.set(Axis::dp, ranks);
+        q.axes.set_dp(ranks);
         const planner::GradSizes grads(q);
         const planner::StageShare all{shape.layers, true, true};
         const planner::StepBuckets buckets = grads.fill(all, grads.limit({all}), {});

@@ -24,12 +24,12 @@ TEST(Report, MemoryShowsTheDifference) {
 TEST(Report, TrafficWithoutAPrediction) {
   Summary summary;
   SentBytes& measured = summary.measured.sent.emplace();
-  measured[Axis::dp] = 2'000'000;
+  measured[Axis::dp_shard] = 2'000'000;
   measured[Axis::tp] = 3'000'000;
   EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4")), "2 MB"));
   EXPECT_FALSE(contains(traffic_table(summary, Axes("dp=4")), "3 MB"));
   EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4,tp=2")), "3 MB"));
-  summary.predicted.sent.emplace()[Axis::dp] = 2'000'000;
+  summary.predicted.sent.emplace()[Axis::dp_shard] = 2'000'000;
   EXPECT_TRUE(contains(traffic_table(summary, Axes("dp=4")), "exact"));
 }
 

@@ -44,7 +44,7 @@ TrainConfig config_for(const Place& place, const std::string& model = "gpt-tiny"
   config.global_batch = 8;
   config.micro_batch = 2;
   config.warmup = 0;
-  config.axes.set(Axis::dp, place.dp);
+  config.axes.set_dp(place.dp);
   config.axes.set(Axis::tp, place.tp);
   config.axes.set(Axis::pp, place.pp);
   config.zero = place.stage;
@@ -246,7 +246,7 @@ TEST(Saving, AnotherBatchGoesOnWithTheNextSample) {
       << wider.notes[0];
   config.global_batch = 4;
   config.micro_batch = 1;
-  config.axes.set(Axis::dp, 2);
+  config.axes.set_dp(2);
   const Course narrower = follow(config, kPlaces[1], 8);
   ASSERT_EQ(narrower.losses.size(), 3u);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(narrower.losses[i], alone[7 + i], 1e-5) << i;

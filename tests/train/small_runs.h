@@ -37,7 +37,7 @@ struct Cut {
   int dp = 1, tp = 1, pp = 1;
 };
 inline TrainConfig on_cut(TrainConfig config, const Cut& cut, int accumulation) {
-  config.axes = {{Axis::dp, cut.dp}, {Axis::tp, cut.tp}, {Axis::pp, cut.pp}};
+  config.axes = {{Axis::dp_shard, cut.dp}, {Axis::tp, cut.tp}, {Axis::pp, cut.pp}};
   config.micro_batch = kBatch / cut.dp / accumulation;
   return config;
 }
@@ -93,7 +93,7 @@ inline void expect_same(const TrainConfig& config, const Outcomes& got, const Ou
   for (std::size_t r = 0; r < got.summaries.size(); ++r) {
     const Outcome &predicted = got.summaries[r].predicted, &measured = got.summaries[r].measured;
     const std::string who = str("rank ", r, ": ", words(config));
-    EXPECT_EQ((*predicted.sent)[Axis::dp], (*measured.sent)[Axis::dp]) << who;
+    EXPECT_EQ((*predicted.sent)[Axis::dp_shard], (*measured.sent)[Axis::dp_shard]) << who;
     EXPECT_EQ((*predicted.sent)[Axis::tp], (*measured.sent)[Axis::tp]) << who;
     EXPECT_EQ((*predicted.sent)[Axis::pp], (*measured.sent)[Axis::pp]) << who;
     for (const char* category : {"params", "grads", "optimizer"}) {
