@@ -35,10 +35,15 @@ Shard shard_of(std::size_t count, int ranks, int rank) noexcept {
   return {begin, std::min(stride, count - begin)};
 }
 
+Shard own_shard(const Collective& call, std::size_t count, int ranks, int rank) noexcept {
+  const int shards = ranks / call.copies;
+  return shard_of(count, shards, rank % shards);
+}
+
 std::size_t own_count(const Collective& call, int ranks, int rank) noexcept {
-  if (!call.parts) return shard_of(call.count, ranks, rank).size;
+  if (!call.parts) return own_shard(call, call.count, ranks, rank).size;
   std::size_t sum = 0;
-  for (const std::size_t part : *call.parts) sum += shard_of(part, ranks, rank).size;
+  for (const std::size_t part : *call.parts) sum += own_shard(call, part, ranks, rank).size;
   return sum;
 }
 
@@ -51,7 +56,7 @@ void for_each_part(const Collective& call, int ranks, int rank,
   auto* out = static_cast<std::byte*>(call.out);
   std::size_t large = 0, small = 0;  // bytes passed by
   for (const std::size_t count : *call.parts) {
-    const Shard own = shard_of(count, ranks, rank);
+    const Shard own = own_shard(call, count, ranks, rank);
     const std::size_t shard_at = call.in_place() ? large + own.begin * size : small;
     Collective part = call;
     part.parts = nullptr;
@@ -78,6 +83,16 @@ std::string describe(const Collective& call) {
 
 std::uint64_t ring_bytes(const Collective& call, int ranks, int rank) noexcept {
   if (ranks <= 1) return 0;
+  if (call.copies > 1) {
+    Collective inside = call, across = call;
+    inside.copies = across.copies = 1;
+    across.op = Op::all_reduce;
+    across.parts = nullptr;
+    across.count = own_count(call, ranks, 0);  // the longest shards
+    const int shards = ranks / call.copies;
+    return ring_bytes(inside, shards, rank % shards) +
+           ring_bytes(across, call.copies, rank / shards);
+  }
   const std::uint64_t others = static_cast<std::uint64_t>(ranks) - 1;
   std::uint64_t stride = 0;
   if (call.parts) {
@@ -110,7 +125,7 @@ bool overlaps(const Collective& call, int ranks, int rank, std::size_t in, std::
   if (from >= to + out * size || to >= from + in * size) return false;
   const std::size_t begin = shard_of(call.count, ranks, rank).begin * size;
   switch (call.op) {
-    case Op::reduce_scatter: return to != from + begin;
+    case Op::reduce_scatter: return call.copies > 1 || to != from + begin;
     case Op::all_gather: return from != to + begin;
     case Op::all_to_all: return ranks > 1;
     default: return from != to;
@@ -138,6 +153,12 @@ void check(const Collective& call, int ranks, int rank) {
                            " elements, wanted ", call.count,
                            "; only all_gather and reduce_scatter have parts"));
     }
+  }
+  if (call.copies < 1 || ranks % call.copies != 0 ||
+      (call.copies > 1 && (call.op != Op::reduce_scatter || call.in_place()))) {
+    throw UsageError(str(describe(call), " on rank ", rank, ": got ", call.copies,
+                         " copies of each shard; must divide the ", ranks,
+                         " ranks of a reduce_scatter that is not in place"));
   }
   if (call.shared && call.op != Op::all_gather) {
     throw UsageError(str(describe(call), " on rank ", rank, ": only all_gather may be shared"));
@@ -192,7 +213,10 @@ TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) no
 
 void TrafficMeter::charge(const Collective& call, int ranks, int rank) noexcept {
   auto& counter = call.traffic == Traffic::model ? sent_ : control_;
-  counter.fetch_add(ring_bytes(call, ranks, rank), std::memory_order_relaxed);
+  // A call with copies stands for calls of two other groups, which its caller counts there.
+  if (call.copies == 1) {
+    counter.fetch_add(ring_bytes(call, ranks, rank), std::memory_order_relaxed);
+  }
   calls_[static_cast<std::size_t>(call.op)].fetch_add(1, std::memory_order_relaxed);
 }
 

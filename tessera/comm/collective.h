@@ -62,6 +62,11 @@ Shard shard_of(std::size_t count, int ranks, int rank) noexcept;
 // row, each cut into shards of its own: so many parameters travel in one call, and which elements a
 // rank owns does not depend on what travels together. The small buffer is this rank's shards in a
 // row; or, where it is the large one itself (in == out), each shard lies in its place there.
+//
+// [Note: copies] With `copies` R a reduce_scatter over N ranks cuts the buffer into N / R shards,
+// and rank r gets shard r mod N / R: R ranks get the same one. It is summed over all N ranks in
+// their order, as without copies, so its bits do not depend on R. Not in place. Only where ranks
+// share memory; elsewhere a reduce_scatter and an all_reduce do the same with another order.
 struct Collective {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -79,10 +84,15 @@ struct Collective {
   // copy, only to know that every rank has come this far.
   bool shared = false;
 
+  int copies = 1;  // of each shard, [Note: copies]; divides the ranks
+
   bool in_place() const noexcept { return parts && in == out; }
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
+// The shard of a buffer of `count` elements that a rank sends to all_gather or gets from
+// reduce_scatter, if the buffer travels in this call.
+Shard own_shard(const Collective& call, std::size_t count, int ranks, int rank) noexcept;
 // Elements of all shards of this rank together.
 std::size_t own_count(const Collective& call, int ranks, int rank) noexcept;
 

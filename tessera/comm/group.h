@@ -20,6 +20,7 @@ struct Call {
   std::string label;  // the tensor's name in messages; the same on every rank
   // reduce_scatter and all_gather of several buffers in a row: [Note: parts] in collective.h.
   std::shared_ptr<const std::vector<std::size_t>> parts = nullptr;
+  int copies = 1;       // of each shard of a reduce_scatter: [Note: copies] in collective.h
   bool shared = false;  // all_gather of memory that all ranks have mapped: nothing is copied
 };
 

@@ -12,9 +12,11 @@ bool same_buffer(const Record& a, const Record& b) {
 }
 
 std::uint64_t hash_parts(const Collective& call) {
-  if (!call.parts) return 0;
+  if (!call.parts) return call.copies > 1 ? mix(kHashStart, call.copies) | 1 : 0;
   const std::vector<std::size_t>& parts = *call.parts;
-  return mix(mix(kHashStart, parts.size()), parts.data(), parts.size() * sizeof(std::size_t)) | 1;
+  std::uint64_t hash = mix(kHashStart, parts.size());
+  if (call.copies > 1) hash = mix(hash, call.copies);
+  return mix(hash, parts.data(), parts.size() * sizeof(std::size_t)) | 1;
 }
 
 }  // namespace

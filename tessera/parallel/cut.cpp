@@ -117,6 +117,23 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
   return own;
 }
 
+std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& mesh) {
+  if (mesh.axes().size(Axis::dp_replicate) == 1) return {{"dp", mesh.dp()}};
+  return {{"dp", mesh.dp()},
+          {"dp_shard", mesh.group(Axis::dp_shard)},
+          {"dp_replicate", mesh.group(Axis::dp_replicate)}};
+}
+
+PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh) {
+  PerAxis<comm::TrafficCounts> sent;
+  for (const Axis axis : kAllAxes) sent[axis] = mesh.group(axis).traffic();
+  // Norms, losses and comparisons go over both data-parallel axes at once.
+  if (mesh.axes().size(Axis::dp_replicate) > 1) {
+    sent[Axis::dp_shard] = sent[Axis::dp_shard] + mesh.dp().traffic();
+  }
+  return sent;
+}
+
 comm::Group replica_group(const comm::Mesh& mesh) {
   if (mesh.axes().model_ranks() == 1) return comm::Group();
   const AxisSet axes = AxisSet::all().without(kDataAxes);

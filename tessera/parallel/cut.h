@@ -56,6 +56,12 @@ struct TieGroup {
 std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cut,
                                  const comm::Group& pp);
 
+// Traffic of this rank so far, by axis.
+PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh);
+
+// Groups of data-parallel ranks, with their names in reports.
+std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& mesh);
+
 // Collective: the ranks of this replica, alone if tp and pp are 1.
 comm::Group replica_group(const comm::Mesh& mesh);
 

@@ -136,10 +136,11 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   engine_options.axes = model_axes();
   engine_options.initial = start.source();
   engine_options.micro_batches = options.micro_batches;
-  engine.emplace(module, mesh.dp(), engine_options);
+  engine.emplace(module, mesh, engine_options);
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
     // Without pipelines these are all; the world may be one of them.
-    std::vector<comm::Group> groups = {mesh.dp(), mesh.tp(), model};
+    std::vector<comm::Group> groups = {mesh.tp(), model};
+    for (const auto& [name, group] : parallel::data_groups(mesh)) groups.push_back(group);
     const std::string dropping =
         drops() ? "every step drops other values, which are chosen on the host" : "";
     graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine,
@@ -464,18 +465,16 @@ std::uint64_t ParallelModel::params_hash() {
 
 std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
   // The world first: where it is also an axis, it is better known as that.
-  std::vector<std::pair<const char*, comm::Group>> groups = {{"all", impl_->mesh.world()},
-                                                             {"dp", impl_->mesh.dp()},
-                                                             {"tp", impl_->mesh.tp()},
-                                                             {"pp", impl_->mesh.pp()},
-                                                             {"model", impl_->model}};
+  std::vector<std::pair<const char*, comm::Group>> groups = {{"all", impl_->mesh.world()}};
+  for (auto& named : parallel::data_groups(impl_->mesh)) groups.push_back(std::move(named));
+  groups.insert(groups.end(),
+                {{"tp", impl_->mesh.tp()}, {"pp", impl_->mesh.pp()}, {"model", impl_->model}});
   for (const auto& [name, group] : impl_->tied_groups()) groups.emplace_back("tied", group);
   return groups;
 }
 
 ParallelModel::Sent ParallelModel::sent() const {
-  Sent sent;
-  for (const Axis axis : kAllAxes) sent[axis] = impl_->mesh.group(axis).traffic();
+  Sent sent = parallel::axis_traffic(impl_->mesh);
   for (const auto& [name, group] : impl_->tied_groups()) {
     sent[Axis::pp] = sent[Axis::pp] + group.traffic();
   }

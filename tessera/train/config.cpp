@@ -166,7 +166,8 @@ Axes resolve_mesh(const TrainConfig& config, int ranks) {
         "--comm off: got --tp or --pp, whose ranks cannot compute without each other; "
         "wanted --tp 1 --pp 1");
   }
-  const Axes axes = model.with_dp(dp);
+  Axes axes = model.with_dp(dp);
+  if (config.comm == "off") axes.set_given(Axis::dp_replicate, 1);  // every rank is one
   axes.check_replicas();
   return axes;
 }

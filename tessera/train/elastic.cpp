@@ -39,7 +39,8 @@ int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int rank
   const auto parts = static_cast<int>(config.axes.model_ranks());
   for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
        count -= parts) {
-    if (count > 0 && resolved.global_batch % (count / parts * config.micro_batch) == 0) {
+    if (count > 0 && count / parts % config.axes.size(Axis::dp_replicate) == 0 &&
+        resolved.global_batch % (count / parts * config.micro_batch) == 0) {
       return count;
     }
   }
@@ -52,8 +53,9 @@ int ranks_wanted(const TrainConfig& config) {
   }
   if (config.ranks > 0) return static_cast<int>(config.ranks);
   const std::int64_t parts = config.axes.model_ranks();
-  const std::int64_t dp =
-      config.axes.dp() > 0 ? config.axes.dp() : (parts == 1 ? planner::kRunRanks : 1);
+  const std::int64_t dp = config.axes.dp() > 0 ? config.axes.dp()
+                                               : (parts == 1 ? planner::kRunRanks : 1) *
+                                                     config.axes.size(Axis::dp_replicate);
   return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
 }
 

@@ -105,7 +105,7 @@ std::int64_t vocab_multiple(const TrainConfig& config) {
 comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world) {
   check_mesh(config, resolved, world.size());
   const auto parts = static_cast<int>(config.axes.model_ranks());
-  return {world, config.axes.with_dp(world.size() / parts)};
+  return {world, resolved.axes.with_dp(world.size() / parts)};
 }
 
 void apply_threads(const TrainConfig& config) {

@@ -5,7 +5,7 @@
 
 namespace tessera::zero {
 
-bool Buffers::shares() const { return group_.size() > 1 && group_.shares_memory(); }
+bool Buffers::shares(const comm::Group& group) { return group.size() > 1 && group.shares_memory(); }
 
 Buffer Buffers::own(std::int64_t count, at::TensorOptions options, MemoryCategory category) const {
   const memory::OwnerScope owner(ledger_);
@@ -13,23 +13,23 @@ Buffer Buffers::own(std::int64_t count, at::TensorOptions options, MemoryCategor
   return {at::zeros({count}, options), nullptr};
 }
 
-Buffer Buffers::exposed(std::int64_t count, at::TensorOptions options,
+Buffer Buffers::exposed(const comm::Group& group, std::int64_t count, at::TensorOptions options,
                         MemoryCategory category) const {
-  if (!shares() || !options.device().is_cpu()) return own(count, options, category);
+  if (!shares(group) || !options.device().is_cpu()) return own(count, options, category);
   const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
   const auto bytes = count * static_cast<std::int64_t>(c10::elementSize(dtype));
   auto charge = std::make_shared<memory::Charge>(ledger_, category, bytes);
-  return {group_.symmetric({count}, dtype).local(), std::move(charge)};
+  return {group.symmetric({count}, dtype).local(), std::move(charge)};
 }
 
-Buffer Buffers::common(std::int64_t count, at::TensorOptions options,
+Buffer Buffers::common(const comm::Group& group, std::int64_t count, at::TensorOptions options,
                        MemoryCategory category) const {
   const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
-  const std::int64_t part = (count + group_.size() - 1) / group_.size();
+  const std::int64_t part = (count + group.size() - 1) / group.size();
   auto charge = std::make_shared<memory::Charge>(
       ledger_, category, part * static_cast<std::int64_t>(c10::elementSize(dtype)));
   // The parts of the ranks lie side by side: together they are the one buffer.
-  auto memory = group_.symmetric({part}, dtype).memory();
+  auto memory = group.symmetric({part}, dtype).memory();
   void* const base = memory->part(0);
   return {at::from_blob(
               base, {count}, [memory](void*) {}, at::dtype(dtype)),

@@ -21,22 +21,23 @@ struct Buffer {
 // ledger.
 class Buffers {
  public:
-  Buffers(comm::Group group, std::shared_ptr<memory::Ledger> ledger)
-      : group_(std::move(group)), ledger_(std::move(ledger)) {}
+  explicit Buffers(std::shared_ptr<memory::Ledger> ledger) : ledger_(std::move(ledger)) {}
 
-  // Whether ranks can map each other's memory.
-  bool shares() const;
+  // Whether the ranks of a group can map each other's memory.
+  static bool shares(const comm::Group& group);
 
-  // All are zero at first. own: nobody else's. exposed: peers read it in collectives without a copy
-  // (collective call). common: one for all ranks, of which each is charged its part (collective).
+  // All are zero at first. own: this rank's alone. exposed: the ranks of a group read it in
+  // collectives without a copy (collective over the group). common: one for all ranks of a group,
+  // each of which is charged its part (collective over the group).
   Buffer own(std::int64_t count, at::TensorOptions options, MemoryCategory category) const;
-  Buffer exposed(std::int64_t count, at::TensorOptions options, MemoryCategory category) const;
-  Buffer common(std::int64_t count, at::TensorOptions options, MemoryCategory category) const;
+  Buffer exposed(const comm::Group& group, std::int64_t count, at::TensorOptions options,
+                 MemoryCategory category) const;
+  Buffer common(const comm::Group& group, std::int64_t count, at::TensorOptions options,
+                MemoryCategory category) const;
 
   const std::shared_ptr<memory::Ledger>& ledger() const { return ledger_; }
 
  private:
-  comm::Group group_;
   std::shared_ptr<memory::Ledger> ledger_;
 };
 

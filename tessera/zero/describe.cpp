@@ -14,6 +14,8 @@ std::vector<BucketInfo> Engine::buckets() const {
   for (const Bucket& bucket : impl_->plan.buckets) {
     BucketInfo& info = result.emplace_back();
     info.bytes = bucket.bytes;
+    info.element_bytes = static_cast<std::int64_t>(
+        c10::elementSize(impl_->plan.space_of(bucket.range).travel_dtype));
     // The last to be declared is the first to be ready.
     for (auto at = bucket.range.params.rbegin(); at != bucket.range.params.rend(); ++at) {
       info.params.push_back(impl_->plan.params[static_cast<std::size_t>(*at)].name);
@@ -58,7 +60,9 @@ std::string Engine::describe() const {
           frozen > 0 ? str(", ", format_count(frozen), " frozen") : std::string(), ") in ",
           plural(std::ssize(plan.units) - 1, "unit"), " and ",
           plural(std::ssize(plan.buckets), "bucket"), " of ", format_bytes(largest),
-          " at most over ", plural(plan.ranks, "rank"));
+          " at most over ", plural(impl_->groups.shard.size(), "rank"),
+          impl_->groups.hybrid() ? str(" in each of ", impl_->groups.replicate.size(), " replicas")
+                                 : std::string());
   if (plan.units.size() > 1) return text;
   if (impl_->options.stage == 3) {
     text +=

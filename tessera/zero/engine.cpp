@@ -122,19 +122,25 @@ ParamPolicy default_policy(const std::string&, const at::Tensor& param) {
   return policy;
 }
 
-Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options o)
+Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, Options o)
     : model(std::move(m)),
-      group(std::move(g)),
+      groups(std::move(g)),
+      group(groups.all),
       options(checked(o)),
-      plan(same_on_all_ranks(make_plan(*model, options, group.size()), *model, group, options)),
-      buffers(group, options.ledger ? options.ledger : memory::current_ledger()),
-      gatherer(plan, options, group, buffers),
-      reducer(plan, options, group, buffers),
-      update(make_update({plan, options, group, buffers, gatherer})),
+      plan(same_on_all_ranks(make_plan(*model, options, groups), *model, group, options)),
+      buffers(options.ledger ? options.ledger : memory::current_ledger()),
+      gatherer(plan, options, groups, buffers),
+      reducer(plan, options, groups, buffers),
+      update(make_update({plan, options, groups, buffers, gatherer})),
       passes(trainable_of_units(plan), plan.model_chunks,
              options.reduce.value_or(default_reduce_policy(options.stage))),
       loss(group),
       written(plan.params.size()) {
+  if (groups.hybrid() && options.stage == 0) {
+    throw UsageError(str("dp_replicate ", groups.replicate.size(),
+                         ": needs stage 1, 2 or 3, which shard state; at stage 0 every rank holds "
+                         "all of it"));
+  }
   for (const Param& param : plan.params) {
     if (param.bucket < 0) continue;
     auto* const hook = torch::autograd::impl::post_acc_grad_hooks(param.tensor).get();
@@ -153,7 +159,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, comm::Group g, Options 
                          device_problem, "; take the layout bf16"));
   }
   if (device_problem.empty()) {
-    device = std::make_unique<StepOnDevice>(UpdateContext{plan, options, group, buffers, gatherer},
+    device = std::make_unique<StepOnDevice>(UpdateContext{plan, options, groups, buffers, gatherer},
                                             *update, reducer);
   }
   // A master copy starts with the values before they are rounded.
@@ -353,9 +359,26 @@ void Engine::Impl::on_gradient(int index) {
   if (param.unit != 0 && passes.unit_done(param.unit)) gatherer.reshard(param.unit);
 }
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options) {
+namespace {
+
+const comm::Mesh& with_whole_model(const comm::Mesh& mesh, const Options& options) {
+  if (mesh.axes().model_ranks() == 1 || options.axes.group.size() > 1) return mesh;
+  throw UsageError(str("mesh ", mesh.axes().words(" × "),
+                       ": this engine trains a whole model on every rank, and the mesh cuts it by "
+                       "tp or pp. Use parallelize(), or a mesh of dp and dp_replicate"));
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options)
+    : Engine(std::move(model), DataGroups(std::move(group)), std::move(options)) {}
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> model, const comm::Mesh& mesh, Options options)
+    : Engine(std::move(model), DataGroups(with_whole_model(mesh, options)), options) {}
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Options options) {
   try {
-    impl_ = std::make_shared<Impl>(model, std::move(group), std::move(options));
+    impl_ = std::make_shared<Impl>(model, std::move(groups), std::move(options));
   } catch (...) {
     nn::release_units(*model);  // a Sequential is what it was
     throw;
@@ -418,6 +441,7 @@ Engine::NoSync::~NoSync() { impl_->passes.leave_no_sync(); }
 
 const Options& Engine::options() const { return impl_->options; }
 const comm::Group& Engine::group() const { return impl_->group; }
+const DataGroups& Engine::data_groups() const { return impl_->groups; }
 std::int64_t Engine::steps() const {
   impl_->settle();
   return impl_->update->steps();

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/comm/mesh.h"
 #include "tessera/nn/unit.h"
 #include "tessera/zero/backward_pass.h"
+#include "tessera/zero/data_groups.h"
 #include "tessera/zero/options.h"
 
 namespace tessera::zero {
@@ -66,7 +68,8 @@ struct Times {
 // Parameters whose gradients travel in one message.
 struct BucketInfo {
   std::vector<std::string> params;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0;          // as they travel, padding included
+  std::int64_t element_bytes = 0;  // of each of its elements
 };
 
 // [Note: state] A rank's shard of one tensor of the training state, as a view of the engine's own
@@ -136,6 +139,9 @@ class Engine {
   // with the values of rank 0, or those of Options::initial where they have no memory. Buffers are
   // broadcast too. The model must outlive the engine's use.
   Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options = {});
+  // The same over the data-parallel axes of a mesh: dp_replicate > 1 is hybrid sharding, in which
+  // stages 1 to 3 shard inside each replica ([Note: data groups]).
+  Engine(std::shared_ptr<torch::nn::Module> model, const comm::Mesh& mesh, Options options = {});
   ~Engine();
   // Movable: whoever has it has the engine, and what was moved from may only be assigned to or
   // destroyed.
@@ -257,6 +263,8 @@ class Engine {
 
   const Options& options() const;
   const comm::Group& group() const;
+  // Ranks that own one copy of the state, and ranks that own the same shard.
+  const DataGroups& data_groups() const;
   std::int64_t steps() const;
   Times times() const;
   // Times start again from 0.
@@ -271,6 +279,8 @@ class Engine {
   std::string describe() const;
 
  private:
+  Engine(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Options options);
+
   std::shared_ptr<Impl> impl_;
 };
 
@@ -284,6 +294,9 @@ class DataParallel : public Engine {
   // `model`: a module holder, such as torch::nn::Linear or what TORCH_MODULE makes.
   DataParallel(M model, comm::Group group, Options options = {})
       : Engine(model.ptr(), std::move(group), std::move(options)), model_(std::move(model)) {}
+  // Over the data-parallel axes of a mesh, such as Mesh(world, "dp=8,dp_replicate=2").
+  DataParallel(M model, const comm::Mesh& mesh, Options options = {})
+      : Engine(model.ptr(), mesh, std::move(options)), model_(std::move(model)) {}
 
   // The model's forward, as the engine must see it: never call model()->forward() in training.
   template <typename... Args>

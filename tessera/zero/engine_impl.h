@@ -21,7 +21,7 @@ namespace tessera::zero {
 // The engine's parts put together: who is told what, in which order. Shared, so that hooks which
 // outlive the engine find it gone.
 struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
-  Impl(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options);
+  Impl(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Options options);
 
   // Throws UsageError if the program has changed a parameter in a way that would be lost,
   // [Note: changed parameters] in gatherer.h: replaced it, unfrozen it, or, at stage 3, written to
@@ -77,7 +77,8 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void settle();
 
   const std::shared_ptr<torch::nn::Module> model;
-  const comm::Group group;
+  const DataGroups groups;
+  const comm::Group& group;  // all data-parallel ranks: groups.all
   const Options options;
   Plan plan;
   Buffers buffers;

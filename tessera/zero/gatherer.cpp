@@ -27,12 +27,12 @@ constexpr const char* kInFlight =
 constexpr const char* kGone =
     "this parameter was sharded by an engine that is gone; take full_parameters() before";
 
-bool choose_alias(const Options& options, const Buffers& buffers, const Plan& plan) {
+bool choose_alias(const Options& options, const DataGroups& groups, const Plan& plan) {
   if (!sharding_of_stage(options.stage).params) return false;
   bool cpu = true;
   for (const Space& space : plan.spaces) cpu = cpu && space.device.is_cpu();
-  const bool can = buffers.shares() && cpu;
-  if (options.gather == Gather::alias && !can && plan.ranks > 1) {
+  const bool can = Buffers::shares(groups.shard) && cpu;
+  if (options.gather == Gather::alias && !can && groups.shard.size() > 1) {
     throw UsageError(
         "gather: got alias, which needs CPU parameters and ranks that share memory (backend shm); "
         "choose copy or automatic");
@@ -42,14 +42,14 @@ bool choose_alias(const Options& options, const Buffers& buffers, const Plan& pl
 
 }  // namespace
 
-Gatherer::Gatherer(Plan& plan, const Options& options, const comm::Group& group,
+Gatherer::Gatherer(Plan& plan, const Options& options, const DataGroups& groups,
                    const Buffers& buffers)
     : plan_(plan),
-      group_(group),
+      groups_(groups),
       buffers_(buffers),
       sharding_(sharding_of_stage(options.stage)),
       sharded_(sharding_.params),
-      alias_(choose_alias(options, buffers, plan)),
+      alias_(choose_alias(options, groups, plan)),
       prefetch_(options.prefetch),
       overlap_(options.overlap_param_gather && storages_can_be_marked()),
       units_(plan.units.size()),
@@ -63,11 +63,14 @@ Gatherer::Gatherer(Plan& plan, const Options& options, const comm::Group& group,
   for (const Space& space : plan.spaces) {
     const at::TensorOptions type = options_of(space);
     if (alias_) {
-      stores_.push_back(buffers.common(space.size, type, MemoryCategory::params));
+      stores_.push_back(
+          buffers.common(space.groups.shard, space.size, type, MemoryCategory::params));
     } else if (sharded_) {
-      stores_.push_back(buffers.exposed(space.size / plan.ranks, type, MemoryCategory::params));
+      stores_.push_back(buffers.exposed(space.groups.shard, space.size / space.ranks(), type,
+                                        MemoryCategory::params));
     } else if (sharding_.optimizer && space.trainable) {
-      stores_.push_back(buffers.exposed(space.size, type, MemoryCategory::params));
+      stores_.push_back(
+          buffers.exposed(space.groups.shard, space.size, type, MemoryCategory::params));
     } else {
       stores_.push_back(buffers.own(space.size, type, MemoryCategory::params));
     }
@@ -88,17 +91,16 @@ at::Tensor Gatherer::stored(const Range& range) const {
 }
 
 at::Tensor Gatherer::own_shards(const Range& range) const {
+  const int ranks = plan_.space_of(range).ranks();
   return stores_[static_cast<std::size_t>(range.space)].tensor.narrow(
-      0, range.begin / plan_.ranks, (range.end - range.begin) / plan_.ranks);
+      0, range.begin / ranks, (range.end - range.begin) / ranks);
 }
 
 at::Tensor Gatherer::param_shard(int index) const {
   const Param& param = plan_.params[static_cast<std::size_t>(index)];
   const at::Tensor& store = stores_[static_cast<std::size_t>(param.space)].tensor;
   if (!sharding_.optimizer) return store.narrow(0, param.offset, param.numel);
-  const ShardRange own = shard_of(param, group_.rank());
-  const bool alone = sharded_ && !alias_;
-  return store.narrow(0, alone ? param.offset / plan_.ranks : param.offset + own.begin, own.size);
+  return store.narrow(0, plan_.own_offset(param, sharded_ && !alias_), plan_.own_shard(param).size);
 }
 
 bool Gatherer::is_replaced(int index) const {
@@ -150,7 +152,8 @@ void Gatherer::start_unshard(int unit, const char* why, comm::Traffic traffic) {
                      options_of(plan_.spaces[static_cast<std::size_t>(range.space)]));
       state.prefetched.push_back(to);
     }
-    state.works.push_back(group_.all_gather(to, alias_ ? to : own_shards(range), call));
+    const comm::Group& group = plan_.space_of(range).groups.shard;
+    state.works.push_back(group.all_gather(to, alias_ ? to : own_shards(range), call));
   }
 }
 
@@ -256,7 +259,7 @@ void Gatherer::all_gather_updated() {
       comm::Call call;
       call.label = range.label + " (updated)";
       call.parts = range.parts;
-      state.works.push_back(group_.all_gather(flat, flat, call));
+      state.works.push_back(plan_.space_of(range).groups.shard.all_gather(flat, flat, call));
       state.in_flight = true;
       if (overlap_) forbid_reading(state.full[r], kInFlight);
     }

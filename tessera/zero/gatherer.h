@@ -25,7 +25,7 @@ namespace tessera::zero {
 class Gatherer {
  public:
   // Collective. The parameters' places, without their values.
-  Gatherer(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers);
+  Gatherer(Plan& plan, const Options& options, const DataGroups& groups, const Buffers& buffers);
 
   // Collective: takes the parameters over, whose own memory is free then. They start with what they
   // have, or with rank 0's values (Options::broadcast_start); those without memory from
@@ -120,7 +120,7 @@ class Gatherer {
   at::Tensor stored(const Range& range) const;
 
   Plan& plan_;
-  const comm::Group group_;
+  const DataGroups groups_;
   const Buffers& buffers_;
   const Sharding sharding_;
   const bool sharded_;

@@ -41,7 +41,7 @@ bool has_own_shard_only(const Options& options, const Param& param) {
 
 at::Tensor Gatherer::own_values(const Options& options, const Param& param,
                                 const at::Tensor& place) const {
-  const ShardRange own = shard_of(param, group_.rank());
+  const ShardRange own = plan_.own_shard(param);
   if (nn::is_unallocated(param.tensor)) return initial_values(options, param, own, place);
   return all_values(options, param, {}).narrow(0, own.begin, own.size);
 }
@@ -51,19 +51,20 @@ at::Tensor Gatherer::all_values(const Options& options, const Param& param,
   if (!nn::is_unallocated(param.tensor)) {
     const at::Tensor values = elements_in_memory_order(param.tensor);
     // Into the parameter's own memory, which is free soon.
-    if (options.broadcast_start && group_.size() > 1 && values.numel() > 0) {
-      group_.broadcast(values, 0, start_call(param)).wait();
+    if (options.broadcast_start && groups_.all.size() > 1 && values.numel() > 0) {
+      groups_.all.broadcast(values, 0, start_call(param)).wait();
     }
     return values;
   }
   if (!has_own_shard_only(options, param)) {
     return initial_values(options, param, {0, param.numel}, place);
   }
-  const ShardRange own = shard_of(param, group_.rank());
+  const ShardRange own = plan_.own_shard(param);
   const at::Tensor mine = at::zeros({param.shard}, at::kFloat);
   mine.narrow(0, 0, own.size).copy_(initial_values(options, param, own));
-  const at::Tensor all = at::empty({param.shard * plan_.ranks}, at::kFloat);
-  group_.all_gather(all, mine, start_call(param)).wait();
+  const comm::Group& group = plan_.space_of(param).groups.shard;
+  const at::Tensor all = at::empty({param.shard * group.size()}, at::kFloat);
+  group.all_gather(all, mine, start_call(param)).wait();
   return all.narrow(0, 0, param.numel);
 }
 
@@ -72,7 +73,7 @@ at::Tensor Gatherer::all_values(const Options& options, const Param& param,
 void Gatherer::write_initial(const Options& options, int index, const at::Tensor& place,
                              const Taken& taken) const {
   const Param& param = plan_.params[static_cast<std::size_t>(index)];
-  const ShardRange own = shard_of(param, group_.rank());
+  const ShardRange own = plan_.own_shard(param);
   const ShardRange kept = sharded_ ? own : ShardRange{0, param.numel};
   const ShardRange updated = sharding_.optimizer ? own : kept;
   at::Tensor stretch;
@@ -105,7 +106,7 @@ void Gatherer::fill(const Options& options, const Taken& taken) {
       const Range& range = plan_.units[u].ranges[r];
       for (const int index : range.params) {
         Param& param = plan_.params[static_cast<std::size_t>(index)];
-        const ShardRange own = shard_of(param, group_.rank());
+        const ShardRange own = plan_.own_shard(param);
         const at::Tensor& store = stores_[static_cast<std::size_t>(param.space)].tensor;
         const at::Tensor place =
             sharded_ ? param_shard(index) : store.narrow(0, param.offset, param.numel);
@@ -127,7 +128,7 @@ void Gatherer::fill(const Options& options, const Taken& taken) {
     state.unsharded = true;
     reshard(static_cast<int>(u));
   }
-  if (alias_) group_.barrier();  // each rank has written its shards of the common memory
+  if (alias_) groups_.all.barrier();  // each rank has written its shards of the common memory
 }
 
 void Gatherer::give_view(int index, const at::Tensor& full, std::int64_t base) {
@@ -143,7 +144,7 @@ void Gatherer::give_view(int index, const at::Tensor& full, std::int64_t base) {
 std::vector<bool> Gatherer::agree_on_new(const std::vector<at::Tensor>& values,
                                          const std::string& problem, bool from_rank_0) const {
   const auto params = static_cast<std::int64_t>(plan_.params.size());
-  const int ranks = group_.simulated() ? 1 : group_.size();
+  const int ranks = groups_.all.simulated() ? 1 : groups_.all.size();
   // A row of each rank: a number for each parameter, and one for the problem.
   const at::Tensor mine = at::zeros({params + 1}, at::kLong);
   const at::Tensor all = ranks > 1 ? at::empty({(params + 1) * ranks}, at::kLong) : mine;
@@ -156,14 +157,14 @@ std::vector<bool> Gatherer::agree_on_new(const std::vector<at::Tensor>& values,
     comm::Call call;
     call.traffic = comm::Traffic::control;
     call.label = "new parameters";
-    group_.all_gather(all, mine, call).wait();
+    groups_.all.all_gather(all, mine, call).wait();
   }
   if (!problem.empty()) throw UsageError("load_parameters(): " + problem);
   const auto* const numbers = all.const_data_ptr<std::int64_t>();
   for (int r = 0; r < ranks; ++r) {
     const auto* const theirs = numbers + r * (params + 1);
     if (theirs[params] != 0) {
-      throw UsageError(str("load_parameters(): rank ", r, " of group ", group_.name(),
+      throw UsageError(str("load_parameters(): rank ", r, " of group ", groups_.all.name(),
                            " was given parameters that do not fit; see its own message"));
     }
     for (std::int64_t i = 0; i < params; ++i) {
@@ -184,7 +185,7 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
   const at::NoGradGuard no_grad;
   const memory::OwnerScope owner(buffers_.ledger());
   const memory::CategoryScope scope(MemoryCategory::buffers);
-  const bool broadcasts = options.broadcast_start && group_.size() > 1;
+  const bool broadcasts = options.broadcast_start && groups_.all.size() > 1;
   // After this exchange no rank reads parameters any more.
   const std::vector<bool> is_new = agree_on_new(values, problem, options.broadcast_start);
   std::uint64_t hash = 0;
@@ -200,9 +201,9 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
         const at::Tensor flat = at::empty(
             {param.numel}, store.options().dtype(narrow ? at::kFloat : store.scalar_type()));
         if (values[i].defined()) flat.as_strided(param.sizes, param.strides).copy_(values[i]);
-        if (broadcasts && param.numel > 0) group_.broadcast(flat, 0, start_call(param)).wait();
+        if (broadcasts && param.numel > 0) groups_.all.broadcast(flat, 0, start_call(param)).wait();
         if (!options.broadcast_start) hash = mix_bits(hash, flat);
-        const ShardRange own = shard_of(param, group_.rank());
+        const ShardRange own = plan_.own_shard(param);
         const at::Tensor shard = flat.narrow(0, own.begin, own.size);
         sharded_ ? param_shard(index).copy_(shard)
                  : store.narrow(0, param.offset, param.numel).copy_(flat);
@@ -211,10 +212,10 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
       }
     }
   }
-  if (!options.broadcast_start && group_.size() > 1 && !group_.simulated()) {
-    expect_same_start(group_, hash);
+  if (!options.broadcast_start && groups_.all.size() > 1 && !groups_.all.simulated()) {
+    expect_same_start(groups_.all, hash);
   }
-  if (alias_) group_.barrier();  // each rank has written its shards of the common memory
+  if (alias_) groups_.all.barrier();  // each rank has written its shards of the common memory
 }
 
 // [Note: same initial values] At stage 3 an element of a parameter without memory is computed by
@@ -222,7 +223,8 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
 // elements of every shard of the next rank, and the two compare.
 void Gatherer::check_initial(const Options& options) const {
   constexpr std::int64_t kCompared = 4096;  // elements of a shard
-  const int ranks = group_.size(), next = (group_.rank() + 1) % ranks;
+  const int ranks = groups_.all.size(), shards = groups_.shard.size();
+  const int next = (groups_.all.rank() + 1) % ranks;
   std::uint64_t mine = 0, theirs = 0;
   bool any = false;
   for (const Param& param : plan_.params) {
@@ -232,18 +234,18 @@ void Gatherer::check_initial(const Options& options) const {
                            " has no memory: it was made so, or an engine before this one sharded "
                            "it. Give its values in Options::initial, or build the model anew"));
     }
-    if (ranks == 1 || !sharded_ || group_.simulated() || has_own_shard_only(options, param)) {
+    if (ranks == 1 || !sharded_ || groups_.all.simulated() || has_own_shard_only(options, param)) {
       continue;
     }
     any = true;
     const auto first = [&](int rank) {
-      const ShardRange shard = shard_of(param, rank);
+      const ShardRange shard = shard_of(param, rank % shards);
       return initial_values(options, param, {shard.begin, std::min(shard.size, kCompared)});
     };
-    mine = mix_bits(mine, first(group_.rank()));
+    mine = mix_bits(mine, first(groups_.all.rank()));
     theirs = mix_bits(theirs, first(next));
   }
-  if (any) expect_same_as_next(group_, mine, theirs);
+  if (any) expect_same_as_next(groups_.all, mine, theirs);
 }
 
 }  // namespace tessera::zero

@@ -11,7 +11,12 @@
 namespace tessera::zero {
 
 InitialShards::InitialShards(comm::Group group, bool broadcast)
-    : group_(std::move(group)),
+    : groups_(std::move(group)),
+      broadcast_(broadcast),
+      shards_(std::make_shared<std::map<std::string, at::Tensor>>()) {}
+
+InitialShards::InitialShards(const comm::Mesh& mesh, bool broadcast)
+    : groups_(mesh),
       broadcast_(broadcast),
       shards_(std::make_shared<std::map<std::string, at::Tensor>>()) {}
 
@@ -29,15 +34,16 @@ void InitialShards::take_parameter(const std::string& name, const at::Tensor& pa
   }
   const at::NoGradGuard no_grad;
   const at::Tensor values = elements_in_memory_order(param);
-  if (broadcast_ && group_.size() > 1 && values.numel() > 0) {
+  if (broadcast_ && groups_.all.size() > 1 && values.numel() > 0) {
     comm::Call call;
     call.traffic = comm::Traffic::control;
     call.label = "start " + name;
-    group_.broadcast(values, 0, call).wait();
+    groups_.all.broadcast(values, 0, call).wait();
   } else if (!broadcast_) {
-    expect_same_start(group_, mix_bits(0, values));
+    expect_same_start(groups_.all, mix_bits(0, values));
   }
-  const ShardRange own = tessera::shard_of(param.numel(), group_.size(), group_.rank());
+  const ShardRange own =
+      tessera::shard_of(param.numel(), groups_.shard.size(), groups_.shard.rank());
   const memory::CategoryScope scope(MemoryCategory::params);
   (*shards_)[name] = values.narrow(0, own.begin, own.size).to(at::kFloat, false, /*copy=*/true);
   nn::deallocate(param);

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/comm/group.h"
+#include "tessera/zero/data_groups.h"
 #include "tessera/zero/initial_source.h"
 
 namespace tessera::zero {
@@ -25,6 +25,8 @@ class InitialShards {
  public:
   // `broadcast`: rank 0's values are everybody's. Otherwise all ranks must make the same.
   explicit InitialShards(comm::Group group, bool broadcast = true);
+  // For an engine over the data-parallel axes of a mesh.
+  explicit InitialShards(const comm::Mesh& mesh, bool broadcast = true);
 
   // Collective. `name`: what the module will be called in the model; empty: it is the model. What a
   // module taken before shares with this one is skipped.
@@ -36,7 +38,7 @@ class InitialShards {
   InitialSource source() const;
 
  private:
-  const comm::Group group_;
+  const DataGroups groups_;
   const bool broadcast_;
   std::shared_ptr<std::map<std::string, at::Tensor>> shards_;
 };

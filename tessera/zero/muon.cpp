@@ -38,7 +38,7 @@ class MuonUpdate final : public Update {
   MuonUpdate(const Muon& how, const UpdateContext& context)
       : Update(context),
         how_(how),
-        matrices_(context.plan, context.group, sharded_),
+        matrices_(context.plan, context.groups.shard, sharded_),
         first_(make_state()),
         second_(plan_.params.size()),
         by_matrix_(plan_.params.size()) {
@@ -48,7 +48,7 @@ class MuonUpdate final : public Update {
       if (p.bucket < 0) continue;
       by_matrix_[i] = p.sizes.size() == 2 && p.numel > 0 && !p.policy.elementwise;
       if (!by_matrix_[i]) {
-        second_[i] = buffers_.own(sharded_ ? p.shard : p.shard * plan_.ranks,
+        second_[i] = buffers_.own(sharded_ ? p.shard : p.shard * space_of(p).ranks(),
                                   at::device(space_of(p).device).dtype(state_type(space_of(p))),
                                   MemoryCategory::optimizer);
       } else if (context.options.axes.cut && context.options.axes.cut(p.name)) {

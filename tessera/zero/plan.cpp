@@ -61,16 +61,16 @@ at::ScalarType traveling(at::ScalarType grad, GradCompression compression) {
 }
 
 Space space_for(const at::Tensor& param, const Options& options, const ParamPolicy& policy,
-                int ranks) {
+                const DataGroups& groups) {
   const StateLayout& layout = options.layout;
-  Space space;
+  Space space(groups);
   space.dtype = stored_as(param, layout, policy);
   space.device = param.device();
   space.trainable = param.requires_grad();
   const bool narrow = c10::elementSize(space.dtype) < 4;
   space.grad_dtype = narrow && layout.grad == 4 ? at::kFloat : space.dtype;
-  space.travel_dtype =
-      ranks > 1 ? traveling(space.grad_dtype, options.grad_compression) : space.grad_dtype;
+  space.travel_dtype = groups.all.size() > 1 ? traveling(space.grad_dtype, options.grad_compression)
+                                             : space.grad_dtype;
   // A model in 16 bits under the layout fp32 still trains on a master copy.
   space.master = narrow && (layout.param == 4 || layout.master == 4);
   return space;
@@ -81,15 +81,16 @@ Range make_range(const Plan& plan, int space, std::vector<int> params, std::stri
   range.space = space;
   range.label = std::move(label);
   range.params = std::move(params);
+  const int ranks = plan.space_of(range).ranks();
   auto parts = std::make_shared<std::vector<std::size_t>>();
   for (const int index : range.params) {
     const Param& param = plan.params[static_cast<std::size_t>(index)];
-    parts->push_back(static_cast<std::size_t>(param.shard * plan.ranks));
+    parts->push_back(static_cast<std::size_t>(param.shard * ranks));
   }
   const Param& first = plan.params[static_cast<std::size_t>(range.params.front())];
   const Param& last = plan.params[static_cast<std::size_t>(range.params.back())];
   range.begin = first.offset;
-  range.end = last.offset + last.shard * plan.ranks;
+  range.end = last.offset + last.shard * ranks;
   range.parts = std::move(parts);
   return range;
 }
@@ -114,7 +115,7 @@ void place(Plan& plan) {
       Param& param = plan.params[static_cast<std::size_t>(index)];
       Space& space = plan.spaces[static_cast<std::size_t>(param.space)];
       param.offset = space.size;
-      space.size += param.shard * plan.ranks;
+      space.size += param.shard * space.ranks();
       space.params.push_back(index);
       by_space[param.space].push_back(index);
     }
@@ -148,7 +149,7 @@ void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
         close();
       }
       params.push_back(*at);
-      bytes += param.shard * plan.ranks * size;
+      bytes += param.shard * space.ranks() * size;
       if (bytes >= bucket_bytes) close();
     }
     close();
@@ -190,9 +191,8 @@ std::int64_t Plan::grad_bytes() const {
   return bytes;
 }
 
-Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
+Plan make_plan(torch::nn::Module& model, const Options& options, const DataGroups& groups) {
   Plan plan;
-  plan.ranks = ranks;
   plan.model_chunks = options.axes.model_chunks;
   const std::vector<nn::FoundUnit> found = nn::find_units(model);
   const Owners owners(model, found);
@@ -224,11 +224,11 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
     param.strides = tensor.is_non_overlapping_and_dense()
                         ? tensor.strides().vec()
                         : at::empty(tensor.sizes(), at::device(at::kMeta)).strides().vec();
-    param.shard = shard_size(param.numel, ranks);
+    param.shard = shard_size(param.numel, groups.shard.size());
     param.unit = owners.of(tensor);
     if (options.axes.model_chunk) param.model_chunk = options.axes.model_chunk(entry.key());
     plan.model_chunks = std::max(plan.model_chunks, param.model_chunk + 1);
-    const Space space = space_for(tensor, options, param.policy, ranks);
+    const Space space = space_for(tensor, options, param.policy, groups);
     const auto key = std::make_tuple(space.dtype, space.grad_dtype, space.trainable, space.master,
                                      space.device.str());
     const auto [at, fresh] = spaces.try_emplace(key, static_cast<int>(plan.spaces.size()));
@@ -254,6 +254,10 @@ Plan make_plan(torch::nn::Module& model, const Options& options, int ranks) {
 
 at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base) {
   return flat.as_strided(param.sizes, param.strides, flat.storage_offset() + param.offset - base);
+}
+
+ShardRange Plan::own_shard(const Param& param) const {
+  return shard_of(param, space_of(param).groups.shard.rank());
 }
 
 ShardRange shard_of(const Param& param, int rank) {

@@ -9,6 +9,7 @@
 
 #include "tessera/core/shard.h"
 #include "tessera/nn/unit.h"
+#include "tessera/zero/data_groups.h"
 #include "tessera/zero/options.h"
 
 namespace tessera::zero {
@@ -36,8 +37,12 @@ struct Param {
   int model_chunk = 0;      // [Note: model chunks] in options.h
 };
 
-// Parameters that can travel together: of one type, and with or without a gradient.
+// Parameters that can travel together: of one type, with or without a gradient, and sharded over
+// the same ranks.
 struct Space {
+  explicit Space(DataGroups owners) : groups(std::move(owners)) {}
+
+  DataGroups groups;
   at::ScalarType dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
   at::ScalarType travel_dtype = at::kFloat;  // of gradients on their way
@@ -47,6 +52,7 @@ struct Space {
   std::int64_t size = 0;    // elements of a flat buffer, padding included
   std::vector<int> params;  // in the order of their offsets
 
+  int ranks() const { return groups.shard.size(); }  // that own a shard of each parameter
   std::string describe() const;
 };
 
@@ -74,22 +80,35 @@ struct Bucket {
   int model_chunk = 0;
 };
 
-// Where everything goes: a pure function of the model, the options and the number of ranks, so that
-// all ranks have the same.
+// Where everything goes: a pure function of the model, the options and the sizes of the groups, so
+// that all ranks have the same.
 struct Plan {
-  int ranks = 1;
   std::vector<Param> params;  // in declaration order
   std::vector<Space> spaces;
   std::vector<UnitPlan> units;
   std::vector<Bucket> buckets;
   int model_chunks = 1;
 
+  const Space& space_of(const Param& param) const {
+    return spaces[static_cast<std::size_t>(param.space)];
+  }
+  const Space& space_of(const Range& range) const {
+    return spaces[static_cast<std::size_t>(range.space)];
+  }
+  // The elements of a parameter in this rank's shard, and where that begins in a buffer of whole
+  // parameters, or of this rank's shards alone.
+  ShardRange own_shard(const Param& param) const;
+  std::int64_t own_offset(const Param& param, bool shards_only) const {
+    return shards_only ? param.offset / space_of(param).ranks()
+                       : param.offset + own_shard(param).begin;
+  }
+
   // With padding.
   std::int64_t param_bytes(bool frozen) const;  // those that never change too?
   std::int64_t grad_bytes() const;              // as they travel
 };
 
-Plan make_plan(torch::nn::Module& model, const Options& options, int ranks);
+Plan make_plan(torch::nn::Module& model, const Options& options, const DataGroups& groups);
 
 // A parameter's own shape over a flat buffer of its space (or of a range that begins at `base`).
 at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base = 0);

@@ -103,7 +103,8 @@ void LowRankGradients::lay_out(Compressed& bucket, const Bucket& plan, const Pla
   };
   std::vector<Place> places;
   std::int64_t first = 0, second = 0, errors = 0;
-  const auto padded = [&](std::int64_t count) { return shard_size(count, all.ranks) * all.ranks; };
+  const int ranks = all.space_of(plan.range).ranks();
+  const auto padded = [&](std::int64_t count) { return shard_size(count, ranks) * ranks; };
   for (const int index : plan.range.params) {
     const Param& param = all.params[static_cast<std::size_t>(index)];
     const auto [rows, columns] = rows_and_columns(param);
@@ -119,8 +120,8 @@ void LowRankGradients::lay_out(Compressed& bucket, const Bucket& plan, const Pla
   }
   if (errors == 0) return;
   const auto options = at::device(grads.device()).dtype(at::kFloat);
-  bucket.first = buffers.exposed(first, options, MemoryCategory::buffers);
-  bucket.second = buffers.exposed(second, options, MemoryCategory::buffers);
+  bucket.first = buffers.exposed(group_, first, options, MemoryCategory::buffers);
+  bucket.second = buffers.exposed(group_, second, options, MemoryCategory::buffers);
   bucket.errors = buffers.own(errors, options, MemoryCategory::buffers);
   bucket.label = plan.range.label;
   for (const Place& place : places) {

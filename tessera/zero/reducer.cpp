@@ -20,10 +20,10 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
+Reducer::Reducer(Plan& plan, const Options& options, const DataGroups& groups,
                  const Buffers& buffers)
     : plan_(plan),
-      group_(group),
+      groups_(groups),
       sharding_(sharding_of_stage(options.stage)),
       in_place_(options.reduce.value_or(default_reduce_policy(options.stage)) ==
                 ReducePolicy::last),
@@ -39,8 +39,9 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
       grads_.emplace_back();
       continue;
     }
-    const std::int64_t count = sharded_ ? space.size / plan.ranks : space.size;
-    grads_.push_back(in_place_ ? buffers.exposed(count, grad_options(space), MemoryCategory::grads)
+    const std::int64_t count = sharded_ ? space.size / space.ranks() : space.size;
+    grads_.push_back(in_place_ ? buffers.exposed(space.groups.all, count, grad_options(space),
+                                                 MemoryCategory::grads)
                                : buffers.own(count, grad_options(space), MemoryCategory::grads));
   }
   views_.resize(plan.params.size());
@@ -50,19 +51,23 @@ Reducer::Reducer(Plan& plan, const Options& options, const comm::Group& group,
       if (p.bucket >= 0) views_[i] = view_of(p, grads_[static_cast<std::size_t>(p.space)].tensor);
     }
   }
-  if (options.grad_compression == GradCompression::powersgd && group.size() > 1) {
-    low_rank_ = std::make_unique<LowRankGradients>(plan, options.power_sgd, options.seed, group,
-                                                   buffers, grads_);
+  if (options.grad_compression == GradCompression::powersgd && groups.all.size() > 1) {
+    low_rank_ = std::make_unique<LowRankGradients>(plan, options.power_sgd, options.seed,
+                                                   groups.all, buffers, grads_);
   }
-  std::int64_t largest = 0;
+  if (groups.hybrid() && sharding_.optimizer) hybrid_ = std::make_unique<HybridSum>(groups);
+  std::int64_t largest = 0, largest_sum = 0;
   for (const Bucket& bucket : plan.buckets) {
     if (!in_place_ || narrow(bucket.range)) largest = std::max(largest, bucket.bytes);
+    largest_sum = std::max(largest_sum, bucket.bytes / plan.space_of(bucket.range).ranks());
   }
-  if (largest == 0) return;
-  const c10::Device device = plan.params.front().tensor.device();
+  if (plan.buckets.empty()) return;
+  const at::TensorOptions bytes = at::device(plan.params.front().tensor.device()).dtype(at::kByte);
   for (BucketSlot& slot : slots_) {
-    slot.bytes =
-        buffers.exposed(largest, at::device(device).dtype(at::kByte), MemoryCategory::buffers);
+    if (largest > 0) {
+      slot.bytes = buffers.exposed(groups.all, largest, bytes, MemoryCategory::buffers);
+    }
+    if (hybrid_) slot.sum = buffers.own(largest_sum, bytes, MemoryCategory::buffers);
   }
 }
 
@@ -133,6 +138,7 @@ void Reducer::on_gradient(int index, bool last) {
             "Switch overlap_grad_reduce off"));
   }
   used_[i] = true;
+  if (hybrid_) hybrid_->poll();
   if (in_place_) {
     if (!grad.is_same(views_[i])) {
       if (!same_memory(grad, views_[i])) nn::gpu::copy(views_[i], grad);
@@ -178,28 +184,37 @@ void Reducer::start_in_place(int bucket) {
     if (!used_[i]) views_[i].zero_();
   }
   if (compress_ && low_rank_->has(bucket)) return low_rank_->start(bucket);
-  if (narrow(range)) return start_narrow(bucket);
+  if (narrow(range) || hybrid_) return start_from_kept(bucket);
   const at::Tensor flat = grad_range(range);
   states_[static_cast<std::size_t>(bucket)].work = sum_over_ranks(flat, flat, range);
 }
 
-// Rounded into one of the two buckets, from where the whole gradient is kept.
-void Reducer::start_narrow(int bucket) {
-  const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
+// The next of the two buckets, free.
+Reducer::BucketSlot& Reducer::take_slot() {
   BucketSlot& slot = slots_[std::exchange(next_slot_, 1 - next_slot_)];
   retire(slot);
-  const at::Tensor flat = slot_tensor(slot, range);
-  nn::gpu::copy(flat, grad_range(range));
+  return slot;
+}
+
+// From where the whole gradient is kept: rounded into one of the two buckets if it travels in fewer
+// bits; with replicas, into the sum beside it.
+void Reducer::start_from_kept(int bucket) {
+  const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
+  BucketSlot& slot = take_slot();
+  at::Tensor flat = grad_range(range);
+  if (narrow(range)) {
+    flat = slot_tensor(slot, range);
+    nn::gpu::copy(flat, grad_range(range));
+  }
   slot.bucket = bucket;
   slot.then = BucketSlot::copy;
-  slot.work = sum_over_ranks(flat, flat, range);
+  slot.work = sum_over_ranks(hybrid_ ? sum_tensor(slot, range) : flat, flat, range);
 }
 
 void Reducer::start_bucket(int bucket) {
   const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
   State& state = states_[static_cast<std::size_t>(bucket)];
-  BucketSlot& slot = slots_[std::exchange(next_slot_, 1 - next_slot_)];
-  retire(slot);
+  BucketSlot& slot = take_slot();
   const at::Tensor flat = slot_tensor(slot, range);
   for (const int index : range.params) {
     Param& p = param(index);
@@ -217,16 +232,18 @@ void Reducer::start_bucket(int bucket) {
   // The first sum of a step goes straight to its place.
   const bool straight = sharding_.optimizer && sharded_ && !state.accumulated && !narrow(range);
   if (straight) slot.then = BucketSlot::done;
-  slot.work = sum_over_ranks(straight ? grad_range(range) : flat, flat, range);
+  const at::Tensor to = straight ? grad_range(range) : hybrid_ ? sum_tensor(slot, range) : flat;
+  slot.work = sum_over_ranks(to, flat, range);
 }
 
 comm::Work Reducer::sum_over_ranks(const at::Tensor& to, const at::Tensor& from,
                                    const Range& range) {
   comm::Call call;
   call.label = range.label;
-  if (!sharding_.optimizer) return group_.all_reduce(from, call);
+  const DataGroups& groups = plan_.space_of(range).groups;
+  if (!sharding_.optimizer) return groups.all.all_reduce(from, call);
   call.parts = range.parts;
-  return group_.reduce_scatter(to, from, call);
+  return hybrid_ ? hybrid_->start(to, from, call) : groups.shard.reduce_scatter(to, from, call);
 }
 
 // Waits for the bucket in a slot and adds its sum to what is kept.
@@ -236,9 +253,10 @@ void Reducer::retire(BucketSlot& slot) {
   wait(std::exchange(slot.work, {}));
   if (slot.then == BucketSlot::done) return;
   const Range& range = plan_.buckets[b].range;
-  const at::Tensor flat = slot_tensor(slot, range);
+  const Space& space = plan_.space_of(range);
+  const at::Tensor flat = hybrid_ ? sum_tensor(slot, range) : slot_tensor(slot, range);
   const at::Tensor grads = grad_range(range);
-  const int rank = group_.rank();
+  const int ranks = space.ranks(), rank = space.groups.shard.rank();
   const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
     slot.then == BucketSlot::add ? static_cast<void>(to.add_(from)) : nn::gpu::copy(to, from);
   };
@@ -246,9 +264,10 @@ void Reducer::retire(BucketSlot& slot) {
   for (const int index : range.params) {
     const Param& p = param(index);
     const std::int64_t at = p.offset - range.begin;
-    put(sharded_ ? grads.narrow(0, at / plan_.ranks, p.shard)
-                 : grads.narrow(0, at + rank * p.shard, p.shard),
-        flat.narrow(0, at + rank * p.shard, p.shard));
+    // Where this rank's shard is, alone and among those of all ranks.
+    const std::int64_t alone = at / ranks, among = at + rank * p.shard;
+    put(grads.narrow(0, sharded_ ? alone : among, p.shard),
+        flat.narrow(0, hybrid_ ? alone : among, p.shard));
   }
 }
 
@@ -296,9 +315,16 @@ at::Tensor Reducer::slot_tensor(const BucketSlot& slot, const Range& range) cons
   return slot.bytes.tensor.narrow(0, 0, count * size).view(space.travel_dtype);
 }
 
+at::Tensor Reducer::sum_tensor(const BucketSlot& slot, const Range& range) const {
+  const Space& space = plan_.space_of(range);
+  const std::int64_t count = (range.end - range.begin) / space.ranks();
+  const auto size = static_cast<std::int64_t>(c10::elementSize(space.travel_dtype));
+  return slot.sum.tensor.narrow(0, 0, count * size).view(space.travel_dtype);
+}
+
 at::Tensor Reducer::grad_range(const Range& range) const {
   const at::Tensor& grads = grads_[static_cast<std::size_t>(range.space)].tensor;
-  const std::int64_t over = sharded_ ? plan_.ranks : 1;
+  const std::int64_t over = sharded_ ? plan_.space_of(range).ranks() : 1;
   return grads.narrow(0, range.begin / over, (range.end - range.begin) / over);
 }
 
@@ -311,8 +337,7 @@ at::Tensor Reducer::grad_shard(int index) const {
 at::Tensor Reducer::owned_grad(int index) const {
   const Param& p = plan_.params[static_cast<std::size_t>(index)];
   const at::Tensor& grads = grads_[static_cast<std::size_t>(p.space)].tensor;
-  const ShardRange own = shard_of(p, group_.rank());
-  return grads.narrow(0, sharded_ ? p.offset / plan_.ranks : p.offset + own.begin, own.size);
+  return grads.narrow(0, plan_.own_offset(p, sharded_), plan_.own_shard(p).size);
 }
 
 }  // namespace tessera::zero

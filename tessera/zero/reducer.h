@@ -7,6 +7,7 @@
 #include "tessera/comm/group.h"
 #include "tessera/nn/gradient_place.h"
 #include "tessera/zero/buffers.h"
+#include "tessera/zero/hybrid_sum.h"
 #include "tessera/zero/plan.h"
 #include "tessera/zero/power_sgd.h"
 
@@ -21,10 +22,13 @@ namespace tessera::zero {
 // added to what is kept: the rank's shards, or everything. Where gradients travel in fewer bits
 // than they are kept in, both ways go through the two buckets.
 //
+// With replicas the sum of a bucket goes to memory of its own, beside one of the two buckets, and
+// from there to where it is kept.
+//
 // Buckets are started in one order on all ranks. What a rank did not compute counts as zero.
 class Reducer {
  public:
-  Reducer(Plan& plan, const Options& options, const comm::Group& group, const Buffers& buffers);
+  Reducer(Plan& plan, const Options& options, const DataGroups& groups, const Buffers& buffers);
 
   // A step: begin_step, then for each backward pass of a model chunk begin, gradients as they come,
   // and end; then finish. `reduce`: this pass's (and all waiting) gradients of the model chunk go
@@ -74,6 +78,7 @@ class Reducer {
   };
   struct BucketSlot {  // one of the two buckets in flight
     Buffer bytes;
+    Buffer sum;  // with replicas: this rank's shards of the sum, side by side
     int bucket = -1;
     comm::Work work;
     enum { done, copy, add } then = done;  // with the sum, when it is there
@@ -81,19 +86,21 @@ class Reducer {
   void start_ready();
   void start(int bucket);
   void start_in_place(int bucket);
-  void start_narrow(int bucket);
+  void start_from_kept(int bucket);
   void start_bucket(int bucket);
   // Of gradients, each rank its shard where the optimizer is sharded; else `to` is `from`.
   comm::Work sum_over_ranks(const at::Tensor& to, const at::Tensor& from, const Range& range);
+  BucketSlot& take_slot();
   void retire(BucketSlot& slot);
   void wait(const comm::Work& work);
   Param& param(int index) { return plan_.params[static_cast<std::size_t>(index)]; }
   at::Tensor slot_tensor(const BucketSlot& slot, const Range& range) const;
+  at::Tensor sum_tensor(const BucketSlot& slot, const Range& range) const;
   at::Tensor grad_range(const Range& range) const;
   bool narrow(const Range& range) const;  // it travels in fewer bits than it is kept in
 
   Plan& plan_;
-  const comm::Group group_;
+  const DataGroups groups_;
   const Sharding sharding_;
   const bool in_place_;
   const bool sharded_;  // only this rank's shards are kept
@@ -102,6 +109,7 @@ class Reducer {
   std::vector<Buffer> grads_;                   // per space: flat, or this rank's shards
   std::vector<at::Tensor> views_;               // in_place: what .grad becomes
   std::unique_ptr<LowRankGradients> low_rank_;  // null: not asked for
+  std::unique_ptr<HybridSum> hybrid_;           // null: no replicas
   std::int64_t steps_ = 0;                      // that count, this one too
   bool compress_ = false;                       // this step is beyond the warm-up
   std::array<BucketSlot, 2> slots_;

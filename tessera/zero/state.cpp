@@ -166,9 +166,11 @@ std::vector<StateShard> Engine::state(StateScope scope) {
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
     const auto index = static_cast<int>(i);
     const Param& param = impl.plan.params[i];
-    const ShardRange mine = shard_of(param, impl.group.rank());
+    const ShardRange mine = impl.plan.own_shard(param);
     // `whole`: the rank has all elements of it, and others have them too.
     const auto add = [&](const std::string& state, const at::Tensor& values, bool whole) {
+      // Replicas own the same: the first one saves it.
+      if (scope == StateScope::owned && impl.groups.replicate.rank() > 0) return;
       if (!whole) {
         if (mine.size > 0) {
           shards.push_back({param.name, state, mine.begin, values, param.sizes, param.strides});
@@ -281,7 +283,7 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
     const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
     at::Tensor flat;
     if (master.defined() && sharding_of_stage(impl.options.stage).optimizer) {
-      flat = gather_shards(impl.group, param, master);
+      flat = gather_shards(impl.plan.space_of(param).groups.shard, param, master);
     } else {
       flat = master.defined() ? master : reader.elements(static_cast<int>(i));
     }
@@ -307,9 +309,10 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_gradients() {
     const Param& param = impl.plan.params[i];
     if (param.bucket < 0) continue;
     const at::Tensor shard = impl.reducer.grad_shard(static_cast<int>(i));
-    const at::Tensor flat = sharding_of_stage(impl.options.stage).optimizer
-                                ? gather_shards(impl.group, param, shard)
-                                : shard;
+    const at::Tensor flat =
+        sharding_of_stage(impl.options.stage).optimizer
+            ? gather_shards(impl.plan.space_of(param).groups.shard, param, shard)
+            : shard;
     const auto type = flat.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor elements = flat.to(type, /*non_blocking=*/false, /*copy=*/true);
     if (scale.defined()) elements.div_(scale);

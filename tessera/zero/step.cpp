@@ -320,7 +320,7 @@ StepInfo Engine::Impl::step_on_host(const StepSettings& settings) {
   mine.loss = loss.sum();
   mine.used = reducer.used();
   mine.own = rank_step(settings);
-  const StepSums sums = sum_and_compare(group, options.axes, mine, reducer.exposed());
+  const StepSums sums = sum_and_compare(groups, options.axes, mine, reducer.exposed());
   if (!group.simulated() && !any_has_work(sums.ranks)) {
     abandon_step();
     throw NoBackward();

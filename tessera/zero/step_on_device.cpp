@@ -162,7 +162,8 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
                            const Reducer& reducer)
     : plan_(context.plan),
       options_(context.options),
-      group_(context.group),
+      groups_(context.groups),
+      group_(groups_.all),
       ledger_(context.buffers.ledger()),
       device_(context.plan.params.front().tensor.device()),
       rule_(*update.rule()),
@@ -391,7 +392,7 @@ void StepOnDevice::exchange_on_host(Stopwatch& waiting) {
   for (std::size_t i = 0; i < plan_.params.size(); ++i) mine.used.push_back(bytes[i] != 0);
   std::memcpy(static_cast<void*>(&mine.own), input_.data() + input_.size() - sizeof(mine.own),
               sizeof(mine.own));
-  const StepSums all = sum_and_compare(group_, options_.axes, mine, waiting);
+  const StepSums all = sum_and_compare(groups_, options_.axes, mine, waiting);
   if (!group_.simulated() && !any_has_work(all.ranks)) throw NoBackward();
   header->squares = all.squares;
   header->loss = all.loss;

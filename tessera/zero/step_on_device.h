@@ -79,7 +79,8 @@ class StepOnDevice {
 
   const Plan& plan_;
   const Options& options_;
-  const comm::Group group_;
+  const DataGroups groups_;
+  const comm::Group& group_;  // all data-parallel ranks
   const std::shared_ptr<memory::Ledger> ledger_;
   const c10::Device device_;
   const rules::Rule rule_;

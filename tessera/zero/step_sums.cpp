@@ -91,7 +91,8 @@ bool any_has_work(const std::vector<RankStep>& ranks) {
                      [](const RankStep& rank) { return rank.has_work != 0 || rank.trains == 0; });
 }
 
-StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatch& waiting) {
+StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatch& waiting) {
+  const comm::Group& group = groups.all;
   constexpr int kBits = 48;  // of a double, exactly
   constexpr std::size_t kFirst = 2 + kRankStepNumbers;
   const std::size_t params = mine.used.size(), words = (params + kBits - 1) / kBits;
@@ -110,7 +111,6 @@ StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatc
   sums.used.resize(params);
   for (int r = 0; r < group.size(); ++r) {
     const double* theirs = all.data_ptr<double>() + r * own.numel();
-    sums.squares += theirs[0];
     sums.loss += theirs[1];
     sums.ranks.push_back(rank_step_at(theirs + 2));
     for (std::size_t i = 0; i < params; ++i) {
@@ -118,12 +118,20 @@ StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatc
       if ((bits >> (i % kBits)) & 1) sums.used[i] = true;
     }
   }
+  // In the order of the elements that they count, as without replicas: [Note: counted elements].
+  for (int shard = 0; shard < groups.shard.size(); ++shard) {
+    for (int replica = 0; replica < groups.replicate.size(); ++replica) {
+      const int rank = replica * groups.shard.size() + shard;
+      sums.squares += all.data_ptr<double>()[rank * own.numel()];
+    }
+  }
   return sums;
 }
 
-StepSums sum_and_compare(const comm::Group& group, const ModelAxes& axes, const StepSums& mine,
+StepSums sum_and_compare(const DataGroups& groups, const ModelAxes& axes, const StepSums& mine,
                          Stopwatch& waiting) {
-  StepSums sums = sum_over_ranks(group, mine, waiting);
+  const comm::Group& group = groups.all;
+  StepSums sums = sum_over_ranks(groups, mine, waiting);
   std::string problem;
   try {
     check_ranks(group, sums.ranks);

@@ -6,6 +6,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/zero/buffers.h"
+#include "tessera/zero/data_groups.h"
 #include "tessera/zero/engine.h"
 #include "tessera/zero/options.h"
 
@@ -56,13 +57,13 @@ struct StepSums {
 // Text of the error for a step that is not finite and must stop training.
 std::string non_finite_text(std::int64_t step, const StepInfo& info);
 
-// Collective: over the ranks of the engine's group, in one exchange.
-StepSums sum_over_ranks(const comm::Group& group, const StepSums& mine, Stopwatch& waiting);
+// Collective: over all data-parallel ranks, in one exchange.
+StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatch& waiting);
 // Collective: over the parts of the model too, [Note: model axes].
 void sum_over_model(const ModelAxes& axes, StepSums& sums, Stopwatch& waiting);
 // Collective: both sums. Throws UsageError on every rank of the mesh that has to do with ranks that
 // must step alike and do not, so that none goes on alone.
-StepSums sum_and_compare(const comm::Group& group, const ModelAxes& axes, const StepSums& mine,
+StepSums sum_and_compare(const DataGroups& groups, const ModelAxes& axes, const StepSums& mine,
                          Stopwatch& waiting);
 
 }  // namespace tessera::zero

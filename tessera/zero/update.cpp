@@ -14,12 +14,11 @@ namespace tessera::zero {
 
 Update::Update(const UpdateContext& context)
     : plan_(context.plan),
-      group_(context.group),
       buffers_(context.buffers),
       gatherer_(context.gatherer),
       sharded_(sharding_of_stage(context.options.stage).optimizer),
       seed_(context.options.seed) {
-  const auto& [plan, options, group, buffers, gatherer] = context;
+  const auto& [plan, options, groups, buffers, gatherer] = context;
   if (options.axes.counted) {
     for (const Param& p : plan.params) counted_.push_back(options.axes.counted(p.name));
   }
@@ -28,7 +27,7 @@ Update::Update(const UpdateContext& context)
   for (std::size_t s = 0; s < plan.spaces.size(); ++s) {
     const Space& space = plan.spaces[s];
     if (!space.trainable || !space.master) continue;
-    master_[s] = buffers.own(sharded_ ? space.size / plan.ranks : space.size,
+    master_[s] = buffers.own(sharded_ ? space.size / space.ranks() : space.size,
                              at::device(space.device).dtype(at::kFloat), MemoryCategory::optimizer);
     // Its values come with the parameters' own, before those are rounded: Gatherer::fill().
   }
@@ -40,20 +39,20 @@ std::vector<Buffer> Update::make_state() const {
     const Space& space = plan_.spaces[s];
     if (!space.trainable) continue;
     const at::ScalarType type = space.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    state[s] = buffers_.own(sharded_ ? space.size / plan_.ranks : space.size,
+    state[s] = buffers_.own(sharded_ ? space.size / space.ranks() : space.size,
                             at::device(space.device).dtype(type), MemoryCategory::optimizer);
   }
   return state;
 }
 
 ShardRange Update::held(const Param& p) const {
-  return sharded_ ? shard_of(p, group_.rank()) : ShardRange{0, p.numel};
+  return sharded_ ? plan_.own_shard(p) : ShardRange{0, p.numel};
 }
 
 at::Tensor Update::shard_of_state(const std::vector<Buffer>& state, int index) const {
   const Param& p = param(index);
   const at::Tensor& flat = state[static_cast<std::size_t>(p.space)].tensor;
-  return flat.narrow(0, sharded_ ? p.offset / plan_.ranks : p.offset, held(p).size);
+  return flat.narrow(0, sharded_ ? plan_.own_offset(p, true) : p.offset, held(p).size);
 }
 
 at::Tensor Update::master_shard(int index) const {
@@ -62,23 +61,32 @@ at::Tensor Update::master_shard(int index) const {
                                                      : at::Tensor();
 }
 
+// [Note: counted elements] A rank counts its own shard in the norm. With replicas, which own the
+// same shard, each counts its part of it: if the shard divides into aligned parts, those are the
+// shards of the same ranks without replicas, and the norm has the same bits.
+ShardRange Update::counted_shard(const Param& p) const {
+  ShardRange own = plan_.own_shard(p);
+  const comm::Group& replicate = plan_.space_of(p).groups.replicate;
+  if (replicate.size() == 1) return own;
+  const ShardRange part =
+      nth_shard(own.size, shard_size(p.shard, replicate.size()), replicate.rank());
+  return {own.begin + part.begin, part.size};
+}
+
 void Update::each_counted(const Reducer& reducer,
                           const std::function<void(int, const at::Tensor& grad)>& visit) const {
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {
     if (plan_.params[i].bucket < 0) continue;
     const at::Tensor grad = reducer.owned_grad(static_cast<int>(i));
-    if (counted_.empty()) {
-      if (grad.numel() > 0) visit(static_cast<int>(i), grad);
-      continue;
-    }
-    const ShardRange mine = shard_of(plan_.params[i], group_.rank());
-    for (const Run& run : counted_[i]) {
-      const std::int64_t begin = std::max(run.local, mine.begin);
-      const std::int64_t end = std::min(run.local + run.count, mine.begin + mine.size);
-      if (begin < end) {
-        visit(static_cast<int>(i), grad.narrow(0, begin - mine.begin, end - begin));
-      }
-    }
+    const std::int64_t offset = plan_.own_shard(plan_.params[i]).begin;
+    const ShardRange mine = counted_shard(plan_.params[i]);
+    const auto visit_range = [&](std::int64_t begin, std::int64_t end) {
+      begin = std::max(begin, mine.begin), end = std::min(end, mine.begin + mine.size);
+      if (begin < end) visit(static_cast<int>(i), grad.narrow(0, begin - offset, end - begin));
+    };
+    if (counted_.empty()) visit_range(0, plan_.params[i].numel);
+    if (counted_.empty()) continue;
+    for (const Run& run : counted_[i]) visit_range(run.local, run.local + run.count);
   }
 }
 

@@ -19,7 +19,7 @@ namespace tessera::zero {
 struct UpdateContext {
   Plan& plan;
   const Options& options;
-  const comm::Group& group;
+  const DataGroups& groups;
   const Buffers& buffers;
   const Gatherer& gatherer;
 };
@@ -88,6 +88,8 @@ class Update {
   const Space& space_of(const Param& p) const {
     return plan_.spaces[static_cast<std::size_t>(p.space)];
   }
+  // The elements of a parameter that this rank counts in the norm.
+  ShardRange counted_shard(const Param& p) const;
   // What this rank holds of a parameter, by its place in it.
   ShardRange held(const Param& p) const;
   // A parameter for a rule, without its states; and the numbers of its step. `lr`: its own.
@@ -95,7 +97,6 @@ class Update {
   rules::Step step_of(int param, double lr, double weight_decay, double scale) const;
 
   Plan& plan_;
-  const comm::Group group_;
   const Buffers& buffers_;
   const Gatherer& gatherer_;
   const bool sharded_;

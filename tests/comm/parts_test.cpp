@@ -95,6 +95,51 @@ TEST(Parts, AreReducedAndGatheredEachOnItsOwn) {
   }
 }
 
+// Ranks that get copies of one shard get the bits that a sum over all ranks has.
+TEST(Parts, CopiesOfAShardHaveTheSumOfAllRanks) {
+  for (const auto& [ranks, copies] : {std::pair(2, 2), {4, 2}, {6, 2}, {6, 3}}) {
+    run_threads(ranks, [&](std::shared_ptr<Backend> backend) {
+      const Group group(std::move(backend));
+      const int shards_of_all = ranks / copies;
+      for (const Sizes& sizes :
+           {Sizes{8}, Sizes{1, 2, 3}, Sizes{5, 0, 7, 64}, Sizes{40000, 1, 20000}}) {
+        for (const bool symmetric : {false, true}) {
+          for (const bool in_parts : {false, true}) {
+            std::int64_t count = 0, own = 0;
+            for (const std::size_t size : sizes) count += static_cast<std::int64_t>(size);
+            const Sizes cut = in_parts ? sizes : Sizes{static_cast<std::size_t>(count)};
+            const auto mine = shards(cut, shards_of_all, group.rank() % shards_of_all);
+            for (const Shard& shard : mine) own += static_cast<std::int64_t>(shard.size);
+            Call call;
+            if (in_parts) call.parts = std::make_shared<Sizes>(cut);
+            const at::Tensor in = buffer(group, count, symmetric);
+            const at::Tensor whole = buffer(group, count, symmetric);
+            in.copy_(values(count, group.rank()) * 0.1f / static_cast<float>(1 + group.rank()));
+            group.all_reduce(whole, in).wait();
+            const std::uint64_t sent = group.traffic().sent_bytes;
+            call.copies = copies;
+            const at::Tensor out = at::empty({own});
+            group.reduce_scatter(out, in, call).wait();
+            EXPECT_EQ(group.traffic().sent_bytes, sent);  // counted where it stands for two calls
+            std::int64_t at = 0;
+            for (const Shard& shard : mine) {
+              const auto size = static_cast<std::int64_t>(shard.size);
+              EXPECT_TRUE(at::equal(out.narrow(0, at, size),
+                                    whole.narrow(0, static_cast<std::int64_t>(shard.begin), size)))
+                  << ranks << " ranks, " << copies << " copies, " << count << " elements";
+              at += size;
+            }
+          }
+        }
+      }
+      Call call;
+      call.copies = copies == 2 ? 5 : 2 * copies;  // does not divide the ranks
+      const at::Tensor in = at::zeros({8});
+      if (ranks % call.copies != 0) EXPECT_THROW(group.reduce_scatter(in, in, call), UsageError);
+    });
+  }
+}
+
 TEST(Parts, OfSharedMemoryOnlyMeet) {
   run_threads(3, [](std::shared_ptr<Backend> backend) {
     const Group group(std::move(backend));

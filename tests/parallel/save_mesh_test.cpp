@@ -47,9 +47,16 @@ struct Run3d {
   int ranks() const { return static_cast<int>(Axes(mesh).world()); }
   std::string describe() const { return str(mesh, ", stage ", stage); }
 };
-const std::vector<Run3d> kRuns = {{"dp=1", 0},      {"dp=2", 3},          {"tp=2", 0},
-                                  {"pp=2", 1},      {"dp=2,tp=2", 2},     {"dp=2,pp=2", 1},
-                                  {"tp=2,pp=2", 0}, {"dp=2,tp=2,pp=2", 2}};
+const std::vector<Run3d> kRuns = {{"dp=1", 0},
+                                  {"dp=2", 3},
+                                  {"tp=2", 0},
+                                  {"pp=2", 1},
+                                  {"dp=2,tp=2", 2},
+                                  {"dp=2,pp=2", 1},
+                                  {"tp=2,pp=2", 0},
+                                  {"dp=2,tp=2,pp=2", 2},
+                                  {"dp=4,dp_replicate=2", 3},
+                                  {"dp=4,dp_replicate=2,tp=2", 1}};
 
 ParallelModel make_model(const comm::Group& world, const Run3d& run) {
   std::vector<Layer> layers;

@@ -19,6 +19,9 @@ MESHES = [
     "--pp 2 --schedule zb-h1",
     "--pp 2 --schedule interleaved --chunks 2 --zero 2 --dp 2",
     "--tp 2 --pp 2 --zero 1 --recompute full",
+    "--dp 4 --dp-replicate 2 --zero 3",
+    "--dp 4 --dp-replicate 2 --zero 1 --backend tcp",
+    "--dp 4 --dp-replicate 2 --zero 2 --tp 2 --backend tcp",
 ]
 # On a GPU also alone, where a step is a graph, and with all that a graph may hold.
 ON_A_GPU = [
@@ -64,7 +67,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         want = losses(given.program, ["--dp", "1", "--micro-batch", "16", *device], folder)
         for mesh in meshes:
-            backend = [] if mesh.startswith("--dp 1") else ["--backend", given.backend]
+            backend = [] if mesh.startswith("--dp 1") or "--backend" in mesh else ["--backend", given.backend]
             flags = [*mesh.split(), "--micro-batch", "2", *device, *backend]
             got = losses(given.program, flags, folder)
             worst = max(abs(a - b) / a for a, b in zip(want, got))

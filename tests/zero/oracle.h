@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 
+#include "tessera/comm/mesh.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/state.h"
 #include "tessera/zero/engine.h"
@@ -23,6 +24,7 @@ namespace tessera::zero::test {
 struct Case {
   std::string net = "mlp";
   int ranks = 2;
+  int replicas = 1;
   int steps = 3;
   Options options;
   nn::Recompute recompute = nn::Recompute::none;
@@ -30,8 +32,9 @@ struct Case {
   std::vector<std::string> frozen = {};  // what the names of frozen parameters begin with
 
   std::string describe() const {
-    return str(net, ", ", ranks, " ranks, stage ", options.stage, ", layout ", options.layout.name,
-               ", ", options.micro_batches, " micro-batches, bucket ", options.bucket_bytes);
+    return str(net, ", ", ranks, " ranks, ", replicas, " replicas, stage ", options.stage,
+               ", layout ", options.layout.name, ", ", options.micro_batches,
+               " micro-batches, bucket ", options.bucket_bytes);
   }
 };
 
@@ -49,7 +52,8 @@ struct Result {
   std::vector<std::pair<std::string, at::Tensor>> params;
   std::vector<at::Tensor> buffers;
   std::vector<double> losses, norms;
-  std::uint64_t sent = 0, expected = 0;  // bytes per step of rank 0
+  std::uint64_t sent = 0, expected = 0;                // bytes of all steps of rank 0
+  std::uint64_t sent_across = 0, expected_across = 0;  // the same between replicas
 };
 
 inline std::uint64_t batch_seed(int step, int rank, int micro) {
@@ -76,10 +80,14 @@ inline Result train(const comm::Group& group, const Case& run) {
       return policy;
     };
   }
-  Engine engine(net, group, options);
+  const comm::Mesh mesh(
+      group, {{Axis::dp_shard, run.ranks / run.replicas}, {Axis::dp_replicate, run.replicas}});
+  Engine engine(net, mesh, options);
+  const DataGroups& groups = engine.data_groups();
   if (run.recompute != nn::Recompute::none) nn::set_recompute(*net, run.recompute);
   Result result;
-  const comm::TrafficCounts before = group.traffic();
+  const comm::TrafficCounts before = groups.shard.traffic(),
+                            before_across = groups.replicate.traffic();
   for (int step = 0; step < run.steps; ++step) {
     for (int k = 0; k < run.options.micro_batches; ++k) {
       const Batch batch = on(net->batch(batch_seed(step, group.rank(), k)), run.device);
@@ -91,10 +99,11 @@ inline Result train(const comm::Group& group, const Case& run) {
     result.norms.push_back(info.grad_norm);
   }
   engine.synchronize();
-  result.sent = (group.traffic() - before).sent_bytes;
+  result.sent = (groups.shard.traffic() - before).sent_bytes;
+  result.sent_across = (groups.replicate.traffic() - before_across).sent_bytes;
   planner::TrafficQuestion question;
   question.stage = run.options.stage;
-  question.dp = group.size();
+  question.dp = groups.shard.size();
   question.micro_batches = run.options.micro_batches;
   question.param_bytes = static_cast<double>(engine.traveling_param_bytes());
   question.grad_bytes = static_cast<double>(engine.traveling_grad_bytes());
@@ -102,6 +111,16 @@ inline Result train(const comm::Group& group, const Case& run) {
   question.keep_params = run.options.keep_params;
   result.expected = static_cast<std::uint64_t>(
       planner::data_parallel_traffic(question).total() * run.steps + 0.5);
+  // An all-reduce of this rank's shard of each bucket, as often as gradients are reduced.
+  const auto replicas = static_cast<std::uint64_t>(run.replicas);
+  for (const BucketInfo& bucket : engine.buckets()) {
+    const auto elements = static_cast<std::uint64_t>(bucket.bytes / bucket.element_bytes) /
+                          static_cast<std::uint64_t>(groups.shard.size());
+    const int reductions = question.policy == ReducePolicy::each ? run.options.micro_batches : 1;
+    result.expected_across +=
+        2 * (replicas - 1) * ((elements + replicas - 1) / replicas) *
+        static_cast<std::uint64_t>(bucket.element_bytes * reductions * run.steps);
+  }
   result.hash = engine.params_hash();
   for (auto& [name, value] : engine.full_parameters())
     result.params.emplace_back(name, value.cpu().clone());

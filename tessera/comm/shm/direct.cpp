@@ -37,16 +37,19 @@ void ShmTransport::direct_parts(const Collective& call, const std::vector<std::b
   const std::vector<std::size_t> whole = {call.count};
   std::size_t large = 0;                         // bytes of the parts passed by
   std::vector<std::size_t> small(in.size(), 0);  // and of each rank's shards of them
+  std::size_t own_bytes = 0;                     // and of this rank's, with copies
   for (const std::size_t count : call.parts ? *call.parts : whole) {
     const auto shard_at = [&](int r) {
       const std::size_t begin = shard_of(count, ranks_, r).begin * size;
       return call.in_place() ? large + begin : small[static_cast<std::size_t>(r)];
     };
     if (call.op == Op::reduce_scatter) {
-      const Shard own = shard_of(count, ranks_, rank_);
+      const Shard own = own_shard(call, count, ranks_, rank_);
       std::vector<const void*> from;
       for (const std::byte* buffer : in) from.push_back(buffer + large + own.begin * size);
-      reduce_into(call, from, {out + shard_at(rank_)}, own.size);
+      const std::size_t at = call.in_place() ? large + own.begin * size : own_bytes;
+      reduce_into(call, from, {out + at}, own.size);
+      own_bytes += own.size * size;
     } else {
       for (int i = 0; i < ranks_; ++i) {
         const int r = (rank_ + i) % ranks_;  // not all at the same peer at once

@@ -56,24 +56,26 @@ void ShmTransport::staged(const Collective& call) {
 // hand the result round.
 void ShmTransport::staged_reduction(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
-  const Pieces cut(call.count, ranks_, stage_quantum(call, ranks_));
+  const int shards = ranks_ / call.copies, mine = rank_ % shards;  // [Note: copies]
+  const Pieces cut(call.count, shards, stage_quantum(call, shards));
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
-  const auto offset = [&](int r, std::size_t piece) { return cut.offset(r, piece) * size; };
-  const auto in_stage = [&](int r) { return static_cast<std::size_t>(r) * cut.quantum * size; };
+  const auto offset = [&](int s, std::size_t piece) { return cut.offset(s, piece) * size; };
+  const auto in_stage = [&](int s) { return static_cast<std::size_t>(s) * cut.quantum * size; };
 
   std::vector<Step> steps;
   steps.push_back([&](std::size_t piece) {
     std::byte* stage = control_.block(rank_).stage[piece % 2];
-    for (int r = 0; r < ranks_; ++r) {
-      if (r != rank_) copy(stage + in_stage(r), in + offset(r, piece), cut.length(r, piece) * size);
+    for (int s = 0; s < shards; ++s) {
+      if (s == mine && call.copies == 1) continue;
+      copy(stage + in_stage(s), in + offset(s, piece), cut.length(s, piece) * size);
     }
   });
   steps.push_back([&](std::size_t piece) {
     std::vector<const void*> sources;
     for (int r = 0; r < ranks_; ++r) {
-      sources.push_back(r == rank_ ? in + offset(rank_, piece)
-                                   : control_.block(r).stage[piece % 2] + in_stage(rank_));
+      sources.push_back(r == rank_ ? in + offset(mine, piece)
+                                   : control_.block(r).stage[piece % 2] + in_stage(mine));
     }
     std::vector<void*> to;
     if (call.op == Op::all_reduce) {
@@ -81,7 +83,7 @@ void ShmTransport::staged_reduction(const Collective& call) {
     } else {
       to = {out + piece * cut.quantum * size};
     }
-    reduce_into(call, sources, to, cut.length(rank_, piece));
+    reduce_into(call, sources, to, cut.length(mine, piece));
   });
   if (call.op == Op::all_reduce) {
     steps.push_back([&](std::size_t piece) {

@@ -102,7 +102,7 @@ bool ShmTransport::await_headers(const Collective& call, bool may_give_up) {
 void ShmTransport::small(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const std::size_t stride = shard_stride(call.count, ranks_) * size;
-  const Shard own = shard_of(call.count, ranks_, rank_);
+  const Shard own = own_shard(call, call.count, ranks_, rank_);
   const auto sources = [&](std::size_t offset) {
     std::vector<const void*> all;
     for (int r = 0; r < ranks_; ++r) all.push_back(slot(r).payload + offset);

@@ -1,0 +1,98 @@
+#include "tessera/zero/hybrid_sum.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+namespace tessera::zero {
+
+// Sums whose second half has not started, oldest first.
+class HybridSum::Queue {
+ public:
+  struct Sum {
+    at::Tensor shard;
+    comm::Call call;
+    comm::Work first;
+    comm::Work second = {};
+    bool followed = false;
+  };
+
+  explicit Queue(comm::Group replicate) : replicate_(std::move(replicate)) {}
+
+  std::shared_ptr<Sum> add(Sum sum) {
+    return waiting_.emplace_back(std::make_shared<Sum>(std::move(sum)));
+  }
+  void poll() {
+    while (!waiting_.empty() && waiting_.front()->first.done()) follow_front();
+  }
+  void wait(const Sum& sum) {
+    while (!sum.followed) follow_front();
+    sum.second.wait();
+  }
+
+ private:
+  void follow_front() {
+    const std::shared_ptr<Sum> sum = std::move(waiting_.front());
+    waiting_.pop_front();
+    sum->first.wait();
+    sum->second = replicate_.all_reduce(sum->shard, sum->call);
+    sum->followed = true;
+  }
+
+  const comm::Group replicate_;
+  std::deque<std::shared_ptr<Sum>> waiting_;
+};
+
+HybridSum::HybridSum(DataGroups groups)
+    : groups_(std::move(groups)), queue_(std::make_shared<Queue>(groups_.replicate)) {}
+HybridSum::~HybridSum() = default;
+
+comm::Work HybridSum::start(const at::Tensor& to, const at::Tensor& from, const comm::Call& call) {
+  if (groups_.all.shares_memory() && from.is_cpu()) return start_copies(to, from, call);
+  comm::Call across = call;
+  across.parts = nullptr;
+  const comm::Work first = groups_.shard.reduce_scatter(to, from, call);
+  if (!groups_.replicate.on_device() || from.is_cpu()) {
+    class Both final : public comm::WorkState {
+     public:
+      Both(std::shared_ptr<Queue> queue, std::shared_ptr<Queue::Sum> sum)
+          : queue_(std::move(queue)), sum_(std::move(sum)) {}
+      void wait() override { queue_->wait(*sum_); }
+      bool done() const override { return sum_->followed && sum_->second.done(); }
+
+     private:
+      const std::shared_ptr<Queue> queue_;
+      const std::shared_ptr<Queue::Sum> sum_;
+    };
+    return comm::Work(std::make_shared<Both>(queue_, queue_->add({to, across, first})));
+  }
+  const c10::impl::VirtualGuardImpl device(from.device().type());
+  if (!stream_) stream_ = device.getStreamFromGlobalPool(from.device(), /*isHighPriority=*/true);
+  const c10::StreamGuard guard(*stream_);
+  first.wait();  // the stream waits, not the host
+  return groups_.replicate.all_reduce(to, across);
+}
+
+void HybridSum::poll() { queue_->poll(); }
+
+comm::Work HybridSum::start_copies(const at::Tensor& to, const at::Tensor& from,
+                                   comm::Call call) const {
+  const auto charge = [&](const comm::Group& group, comm::Op op, const at::Tensor& whole) {
+    comm::Collective what;
+    what.op = op;
+    what.dtype = comm::to_dtype(whole.scalar_type());
+    what.count = static_cast<std::size_t>(whole.numel());
+    if (op == comm::Op::reduce_scatter) what.parts = call.parts;
+    comm::TrafficCounts counts;
+    counts.sent_bytes = comm::ring_bytes(what, group.size(), group.rank());
+    counts.calls[static_cast<std::size_t>(op)] = 1;
+    group.add_traffic(counts);
+  };
+  charge(groups_.shard, comm::Op::reduce_scatter, from);
+  charge(groups_.replicate, comm::Op::all_reduce, to);
+  call.copies = groups_.replicate.size();
+  return groups_.all.reduce_scatter(to, from, call);
+}
+
+}  // namespace tessera::zero
