@@ -148,6 +148,7 @@ int take_part(train::TrainConfig config) {
     init.cuda = config.device == "cuda";
     init.comm.link = train::link_options(config);
     init.dry_ranks = train::ranks_wanted(config);
+    init.dry_rank = train::dry_rank(config);
     const auto giving_up = [&](const std::string& why) {
       process::note_failure(comm::detect_launch().rank, last_step, why);
     };

@@ -247,7 +247,8 @@ Group init(const InitOptions& options) {
                            "and ", launch.launcher, " started ", launch.size,
                            "; start it once, alone"));
     }
-    std::shared_ptr<Backend> backend = dry::make_backend(0, options.dry_ranks, "world");
+    std::shared_ptr<Backend> backend =
+        dry::make_backend(options.dry_rank, options.dry_ranks, "world");
     if (!options.cuda) return Group(std::move(backend));
     const auto gpu = static_cast<c10::DeviceIndex>(gpu_of(launch.local_rank, gpu_count()));
     return Group(dry::make_device_backend(std::move(backend), {c10::kCUDA, gpu}));

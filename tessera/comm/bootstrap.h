@@ -36,9 +36,10 @@ Launch detect_launch();
 struct InitOptions {
   // "auto" is shm on one host and two-level on several; for tensors on GPUs nccl, where every rank
   // has one of its own. Or "shm", "mpi", "two-level", "nccl"; or "dry": this process alone is rank
-  // 0 of `dry_ranks`, as dry/backend.h says.
+  // `dry_rank` of `dry_ranks`, as dry/backend.h says.
   std::string backend = "auto";
   int dry_ranks = 1;
+  int dry_rank = 0;
   bool cuda = false;  // the tensors will be on GPUs
   GroupOptions comm;
   bool deterministic = false;  // nccl: sums in rank order, as everywhere else

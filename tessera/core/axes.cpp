@@ -57,7 +57,9 @@ Axes::Axes(std::initializer_list<std::pair<Axis, int>> sizes) : Axes() {
   for (const auto& [axis, size] : sizes) set(axis, size);
 }
 
-Axes::Axes(std::string_view text) : Axes() {
+// Calls `each(axis, text behind "=")` for every part of "dp=2,tp=2".
+template <typename Each>
+static void each_named(std::string_view text, std::string_view example, const Each& each) {
   PerAxis<bool> named;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
@@ -65,16 +67,43 @@ Axes::Axes(std::string_view text) : Axes() {
     const std::size_t equals = part.find('=');
     if (equals == std::string_view::npos) {
       throw UsageError(
-          str("axes: got ", quote(text), "; they must be names and sizes such as dp=2,tp=2,pp=2"));
+          str("axes: got ", quote(text), "; must be names and numbers such as ", example));
     }
     const std::string_view key = part.substr(0, equals);
     const Axis axis = axis_named(key);
     if (named[axis]) throw UsageError(str("axis ", key, " appears twice in ", quote(text)));
     named[axis] = true;
-    given_[axis] = parse_axis_size(key, part.substr(equals + 1));
+    each(axis, part.substr(equals + 1));
     begin = end + 1;
   }
+}
+
+Axes::Axes(std::string_view text) : Axes() {
+  each_named(text, "dp=2,tp=2,pp=2", [&](Axis axis, std::string_view size) {
+    given_[axis] = parse_axis_size(axis_name(axis), size);
+  });
   check_replicas();
+}
+
+Coordinate Axes::coordinate_named(std::string_view text) const {
+  Coordinate at;
+  if (text.empty()) return at;
+  each_named(text, "tp=1,dp=3", [&](Axis axis, std::string_view number) {
+    int index = 0;
+    const char* const end = number.data() + number.size();
+    const auto [stop, error] = std::from_chars(number.data(), end, index);
+    if (error != std::errc() || stop != end || index < 0 || index >= given(axis)) {
+      throw UsageError(str("axis ", axis_name(axis), ": got index ", quote(number),
+                           "; must be 0 to ", given(axis) - 1));
+    }
+    if (axis == Axis::dp_replicate) {
+      throw UsageError("axis dp_replicate: give dp alone, which counts all data-parallel ranks");
+    }
+    if (axis != Axis::dp_shard) return at.set(axis, index);
+    at.set(Axis::dp_shard, index % size(Axis::dp_shard));
+    at.set(Axis::dp_replicate, index / size(Axis::dp_shard));
+  });
+  return at;
 }
 
 void Axes::set_given(Axis axis, int size) {

@@ -105,6 +105,9 @@ class Axes {
 
   // Coordinate of a rank in [0, world()).
   Coordinate coordinate_of(std::int64_t rank) const;
+  // Coordinate written as "tp=1,dp=3"; axes that are not named are 0. `dp` counts all data-parallel
+  // ranks. Throws UsageError for an unknown or repeated name and an index outside its axis.
+  Coordinate coordinate_named(std::string_view text) const;
   // Rank at a coordinate.
   int rank_of(const Coordinate& at) const;
   // Ranks that differ from `at` along these axes only, in ascending order.

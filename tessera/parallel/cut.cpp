@@ -117,8 +117,13 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
   return own;
 }
 
+// Returns true if the group of all data-parallel ranks is another than those along either axis.
+static bool has_flat_data_group(const comm::Mesh& mesh) {
+  return mesh.axes().size(Axis::dp_shard) > 1 && mesh.axes().size(Axis::dp_replicate) > 1;
+}
+
 std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& mesh) {
-  if (mesh.axes().size(Axis::dp_replicate) == 1) return {{"dp", mesh.dp()}};
+  if (!has_flat_data_group(mesh)) return {{"dp", mesh.dp()}};
   return {{"dp", mesh.dp()},
           {"dp_shard", mesh.group(Axis::dp_shard)},
           {"dp_replicate", mesh.group(Axis::dp_replicate)}};
@@ -128,7 +133,7 @@ PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh) {
   PerAxis<comm::TrafficCounts> sent;
   for (const Axis axis : kAllAxes) sent[axis] = mesh.group(axis).traffic();
   // Norms, losses and comparisons go over both data-parallel axes at once.
-  if (mesh.axes().size(Axis::dp_replicate) > 1) {
+  if (has_flat_data_group(mesh)) {
     sent[Axis::dp_shard] = sent[Axis::dp_shard] + mesh.dp().traffic();
   }
   return sent;

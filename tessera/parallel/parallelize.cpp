@@ -210,6 +210,7 @@ zero::ModelAxes ParallelModel::Impl::model_axes() {
 pipeline::Options ParallelModel::Impl::pipe_options() {
   pipeline::Options pipe;
   pipe.device = options.device;
+  pipe.dry_boundary = options.dry_boundary;
   const bool deferred = schedule::splits_backward(cut.schedule());
   pipe.backward = [this, deferred](const at::Tensor& root, const pipeline::Pass& pass) {
     engine->backward(root, {},

@@ -46,6 +46,9 @@ struct ParallelOptions {
   InitialValues initial = initial_default;  // of each
   StoredValues stored = {};                 // instead, of those that it has
   c10::Device device = c10::kCPU;
+  // For a dry run of a pipeline, whose other stages are not there: a tensor of the shape and type
+  // of what a stage sends for a micro-batch. Its device and values do not matter.
+  at::Tensor dry_boundary = {};
   Graphs graphs = Graphs::automatic;
   zero::Options engine = {};  // stage, layout, optimizer, …; its axes are filled in
 };

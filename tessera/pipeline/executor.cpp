@@ -100,7 +100,8 @@ Executor::Executor(schedule::Schedule schedule, comm::Group group, std::vector<C
       options_(std::move(options)),
       proof_(validate(schedule_)),
       route_(make_route(schedule_, group_.rank())),
-      transfers_(group_, schedule_.stage_count() - 1, options_.device, options_.ahead) {
+      transfers_(group_, schedule_.stage_count() - 1, options_.device, options_.ahead,
+                 Transfers::Shapes::of_step, options_.dry_boundary) {
   if (!options_.backward) {
     options_.backward = [](const at::Tensor& root, const Pass&) {
       if (root.requires_grad()) root.backward();

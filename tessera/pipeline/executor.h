@@ -48,6 +48,8 @@ struct Span {
 
 struct Options {
   c10::Device device = c10::kCPU;  // where the activations live
+  // In a simulated group: a tensor of the shape and type of what a stage sends for a micro-batch.
+  at::Tensor dry_boundary = {};
   int ahead = 1;  // receives under way from each rank before they are needed; costs as many buffers
 
   // [Note: roots] Every backward starts from one number. On the last stage that is the loss. On the

@@ -82,8 +82,9 @@ Route make_route(const schedule::Schedule& schedule, int rank) {
 }
 
 Transfers::Transfers(comm::Group group, int boundaries, c10::Device device, int ahead,
-                     Shapes shapes)
+                     Shapes shapes, at::Tensor simulated)
     : group_(std::move(group)),
+      simulated_(std::move(simulated)),
       device_(device),
       ahead_(static_cast<std::size_t>(ahead)),
       kind_(shapes),
@@ -155,6 +156,14 @@ void Transfers::announce(const Message& message, int to) {
 }
 
 Transfers::ValueShape Transfers::hear(int boundary, int from) const {
+  if (group_.simulated()) {
+    if (simulated_.defined()) {
+      return {false, {{simulated_.scalar_type(), true, simulated_.sizes().vec()}}};
+    }
+    throw UsageError(str("stage ", boundary,
+                         " is not there in a dry run, and cannot tell the shape "
+                         "of its output. Set ParallelOptions::dry_boundary"));
+  }
   at::Tensor header = at::empty({kHeader}, at::kLong);
   group_.recv(header, from, header_call(boundary)).wait();
   const auto* words = header.const_data_ptr<std::int64_t>();

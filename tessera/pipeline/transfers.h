@@ -63,8 +63,9 @@ class Transfers {
  public:
   enum class Shapes : std::uint8_t { of_step, of_each };  // which activations have the same
 
+  // `simulated`: a tensor of the shape and type of every activation, for a group that is simulated.
   Transfers(comm::Group group, int boundaries, c10::Device device, int ahead,
-            Shapes shapes = Shapes::of_step);
+            Shapes shapes = Shapes::of_step, at::Tensor simulated = {});
 
   void begin(const Route& route);  // a step; `route` lives until finish()
   // Leaves a message here: for send(), or for take() where both stages are on this rank. Throws
@@ -108,6 +109,7 @@ class Transfers {
   void keep(comm::Work work);
 
   comm::Group group_;
+  at::Tensor simulated_;
   c10::Device device_;
   std::size_t ahead_;
   Shapes kind_;

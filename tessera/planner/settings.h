@@ -86,6 +86,7 @@ struct RunSettings {
 
   std::string device = "cpu";
   std::string backend = "auto";
+  std::string dry_rank;
   std::string link_bandwidth, link_latency;
   std::string cuda_graph = "auto";
   std::string comm = "on";

@@ -378,6 +378,10 @@ void add_run(Table& t) {
   t.add("backend", &S::backend,
         "of the collectives; auto: shm, with --device cuda nccl where every rank has a GPU")
       .train();
+  t.add("dry-rank", &S::dry_rank,
+        "with --backend dry: the rank to play, as tp=1,pp=3; axes that are not named are 0")
+      .type("COORDINATE")
+      .train();
   t.add("link-bandwidth", &S::link_bandwidth,
         "for experiments over shm: ranks send no faster than this, as 1GB/s; empty: as they can")
       .type("RATE")

@@ -172,6 +172,20 @@ Axes resolve_mesh(const TrainConfig& config, int ranks) {
   return axes;
 }
 
+}  // namespace
+
+int dry_rank(const TrainConfig& config) {
+  if (config.dry_rank.empty()) return 0;
+  try {
+    const Axes axes = resolve_mesh(config, ranks_wanted(config));
+    return axes.rank_of(axes.coordinate_named(config.dry_rank));
+  } catch (const UsageError& error) {
+    throw UsageError(str("--dry-rank ", config.dry_rank, ": ", error.what()));
+  }
+}
+
+namespace {
+
 // [Note: batch and rate] A larger batch has less noise, and takes larger steps: in proportion
 // (Goyal et al., 2017, for SGD), or by the root (Krizhevsky, 2014; Malladi et al., 2022, for Adam).
 double scaled_lr(const TrainConfig& config, const Resolved& resolved) {

@@ -32,6 +32,10 @@ void parse_config(TrainConfig& config, std::string_view text, const std::string&
 // Ranks to start where nobody has: dp · tp · pp, and 2 if nothing is said of them.
 int ranks_wanted(const TrainConfig& config);
 
+// The rank that a process plays with --backend dry. Throws UsageError if --dry-rank is outside the
+// mesh.
+int dry_rank(const TrainConfig& config);
+
 // Ranks to go on with when one of `ranks` has failed and so many are left: as many as before, or,
 // with --elastic, the most that make whole replicas and divide the batch. 0: there is no such
 // number.

@@ -1,6 +1,7 @@
 #include "tessera/train/from_config.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 
 #include <utility>
 
@@ -79,6 +80,12 @@ ParallelOptions parallel_options(const TrainConfig& config, const Resolved& reso
   options.initial = models::initial_values(resolved.model);
   options.stored = with_adapters(stored_start(config), config, resolved.model);
   options.device = device;
+  options.dry_boundary = at::empty(
+      {config.micro_batch, resolved.seq / (config.sequence_parallel ? resolved.axes.tp() : 1),
+       resolved.model.hidden},
+      at::device(at::kMeta).dtype(resolved.layout.param == 4 ? at::kFloat
+                                  : resolved.layout.fp16()   ? at::kHalf
+                                                             : at::kBFloat16));
   options.graphs = config.cuda_graph == "on"    ? Graphs::always
                    : config.cuda_graph == "off" ? Graphs::never
                                                 : Graphs::automatic;

@@ -85,6 +85,7 @@ std::vector<std::string> idle_settings(const TrainConfig& config, const Resolved
             {"powersgd-rank", "powersgd-warmup"});
   idle.need(config.zero == 1 || config.zero == 2, "with --zero 1 and 2", {"overlap-param-gather"});
   idle.need(config.zero == 3, "with --zero 3", {"prefetch", "keep-params", "gather"});
+  idle.need(config.backend == "dry", "with --backend dry", {"dry-rank"});
   idle.need(resolved.axes.world() > 1, "between ranks, and this run has one",
             {"link-bandwidth", "link-latency"});
 

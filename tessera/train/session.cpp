@@ -186,7 +186,7 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
 
 Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
                   const SessionNotes& told) {
-  const bool speaks = world.rank() == 0;
+  const bool speaks = world.rank() == 0 || world.simulated();
   std::optional<LineFile> lines;
   RunLog metrics_log("--metrics"), tensorboard_log("--tensorboard");
   const bool writes_lines = !config.metrics.empty() && speaks;

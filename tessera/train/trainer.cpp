@@ -129,6 +129,8 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
   impl_->finish(0);
   impl_->clock.pause();
   std::vector<std::string> lines;
+  if (impl_->world.simulated() && impl_->world.size() > 1)
+    return lines;  // others' values are made up
   for (std::int64_t i = 0; i < count; ++i) {
     const data::Question question = impl_->source->question(static_cast<std::uint64_t>(i));
     lines.push_back(impl_->source->show(question, impl_->answer(question)));
@@ -140,7 +142,7 @@ void Trainer::write_trace() const {
   if (impl_->config.trace.empty()) return;
   const memory::OwnerScope owner(impl_->ledger);
   const auto events = parallel::gather_texts(impl_->world, impl_->trace.events(), "trace");
-  if (impl_->world.rank() != 0) return;
+  if (impl_->world.rank() != 0 && !impl_->world.simulated()) return;
   train::write_trace(impl_->config.trace, events);
 }
 

@@ -10,6 +10,7 @@
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/dry/device_backend.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/text.h"
 #include "tessera/train/trainer.h"
 #include "tests/text.h"
 
@@ -23,8 +24,9 @@ TrainConfig dry_config(const std::vector<std::pair<std::string, std::string>>& g
   return config;
 }
 
-void expect_as_planned(const TrainConfig& config, int ranks, const std::string& what) {
-  Trainer trainer(config, comm::Group(comm::dry::make_backend(0, ranks, "world")));
+void expect_as_planned(const TrainConfig& config, int ranks, const std::string& what,
+                       int rank = 0) {
+  Trainer trainer(config, comm::Group(comm::dry::make_backend(rank, ranks, "world")));
   for (int step = 0; step < 2; ++step) trainer.step();
   const Summary summary = trainer.summary();
   for (const auto& [row, share] : std::vector<std::pair<std::string, double>>{{"params", 0.01},
@@ -38,8 +40,10 @@ void expect_as_planned(const TrainConfig& config, int ranks, const std::string& 
     EXPECT_NEAR(got, want, share * want + 64 * 64) << what << " " << row;
   }
   ASSERT_TRUE(summary.predicted.sent && summary.measured.sent);
-  EXPECT_EQ((*summary.measured.sent)[Axis::dp_shard], (*summary.predicted.sent)[Axis::dp_shard])
-      << what;
+  for (const Axis axis : kAllAxes) {
+    EXPECT_EQ((*summary.measured.sent)[axis], (*summary.predicted.sent)[axis])
+        << what << ", " << axis_name(axis);
+  }
 }
 
 TEST(Dry, ARankHoldsAndSendsWhatIsPlanned) {
@@ -52,6 +56,29 @@ TEST(Dry, ARankHoldsAndSendsWhatIsPlanned) {
     }
   }
   expect_as_planned(dry_config({{"zero", "3"}, {"ranks", "8"}, {"gather", "copy"}}), 8, "copies");
+}
+
+// One process plays any rank of any mesh.
+TEST(Dry, EveryCoordinateHoldsAndSendsWhatIsPlanned) {
+  for (const char* mesh : {"dp=2,tp=2", "dp=2,pp=2", "dp=1,tp=2,pp=2", "dp=4,dp_replicate=2",
+                           "dp=4,dp_replicate=2,tp=2,pp=2"}) {
+    const Axes axes = mesh;
+    for (int rank = 0; rank < axes.world(); ++rank) {
+      TrainConfig config = dry_config({{"zero", "2"}, {"micro-batch", "2"}, {"grad-accum", "2"}});
+      config.axes = axes;
+      expect_as_planned(config, static_cast<int>(axes.world()), str(mesh, ", rank ", rank), rank);
+    }
+  }
+}
+
+TEST(Dry, TheRankToPlayIsNamedByItsCoordinate) {
+  TrainConfig config = dry_config({{"dry-rank", "tp=1,dp=2,pp=1"}});
+  config.axes = "dp=4,dp_replicate=2,tp=2,pp=2";
+  EXPECT_EQ(dry_rank(config), 1 + 2 * 0 + 4 * 1 + 8 * 1);
+  for (const char* wrong : {"tp=2", "tp", "dp=4", "cp=1", "tp=1,tp=1", "dp_replicate=1"}) {
+    config.dry_rank = wrong;
+    EXPECT_TRUE(contains(error_of([&] { dry_rank(config); }), "--dry-rank")) << wrong;
+  }
 }
 
 TEST(Dry, NothingIsSavedOrResumed) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "tessera/comm/dry/backend.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
@@ -57,7 +58,9 @@ void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
         zero::Options options;
         options.layout = parse_state_layout(layout);
         options.bucket_bytes = bucket;
-        const zero::Plan plan = zero::make_plan(model, options, ranks);
+        const zero::Plan plan = zero::make_plan(
+            model, options,
+            zero::DataGroups(comm::Group(comm::dry::make_backend(0, ranks, "dry"))));
         planner::Question q;
         q.model = shape;
         q.layout = options.layout;
