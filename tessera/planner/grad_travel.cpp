@@ -11,7 +11,9 @@ namespace tessera::planner {
 
 LowRank low_rank_of(const RunQuestion& q, const std::vector<ModelPart>& parts) {
   LowRank all;
-  const auto padded = [&](std::int64_t count) { return shard_size(count, q.dp()) * q.dp(); };
+  const auto padded = [&](std::int64_t count) {
+    return shard_size(count, q.shards()) * q.shards();
+  };
   for (const ModelPart& part : parts) {
     for (const ParamSpec& spec :
          q.model.lora.any() ? adapter_params(q.model, part) : model_params(q.model, q.tp(), part)) {

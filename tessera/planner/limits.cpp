@@ -28,8 +28,8 @@ std::int64_t largest(std::int64_t most, const Fits& fits) {
 }
 
 Question with(const Question& q, int zero, int dp) {
-  Question other = q;
-  other.zero = zero;
+  Question other = q.at_stage(zero);
+  if (dp % other.replicas() != 0) other.axes.set_given(Axis::dp_replicate, 1);
   if (zero != q.zero) other.grad_reduce.reset();
   other.axes.set_dp(dp);
   other.gpus = other.nodes = 0;
@@ -93,7 +93,7 @@ ModelLimit largest_model_for(const Question& q) {
   limit.zero = q.zero;
   limit.dp = q.dp();
   if (q.state_only()) {
-    const double each = state_bytes(q.layout, q.zero, 1, q.dp(), q.policy()).total();
+    const double each = state_bytes(q.layout, q.zero, 1, q.shards(), q.policy()).total();
     limit.params = usable_memory(q.hardware) / each * q.tp() * q.pp();
     limit.memory = usable_memory(q.hardware);
     return limit;

@@ -20,7 +20,7 @@ MegatronReport megatron_report(const Question& q) {
   // The first stage has the embedding; the head is elsewhere unless there is one stage only.
   const double tables = !m.tied && q.pp() == 1 ? 2 * table : table;
   report.most_loaded_shard = (report.in_blocks / q.pp() + tables) / q.tp();
-  report.bytes = report.most_loaded_shard * (q.zero == 0 ? 18 : 6 + 12.0 / q.dp());
+  report.bytes = report.most_loaded_shard * (q.zero == 0 ? 18 : 6 + 12.0 / q.shards());
   return report;
 }
 

@@ -19,6 +19,7 @@ struct RankParts {
 // - Gradients that are reduced once, after the last micro-batch, travel from where they lie. Those
 //   that are cut and reduced each time, or travel in fewer bits, pass through two buckets: one
 //   fills, one travels. A bucket holds whole parameters, so it is as large as the largest.
+// - With replicas the sums of two buckets are all-reduced: a shard of each.
 // - PowerSGD keeps what it left out, and its factors.
 // - Stage 3 has two units gathered, the one in use and the next; or all of them, if they are kept.
 // - A pipeline receives into a buffer for each direction.
@@ -28,13 +29,16 @@ double buffers_of(const Question& q, const RankParts& rank) {
   const double layer = layer_params_on_rank(q), vocab = vocab_params_on_rank(q);
   const bool table = rank.embedding || rank.head;
   const bool lanes = sharded.grads && q.policy() == ReducePolicy::each;
-  if (q.dp() > 1 && (lanes || q.travel() != q.layout.grad)) {
+  const bool copies = lanes || q.travel() != q.layout.grad;
+  if (q.dp() > 1 && (copies || q.replicas() > 1)) {
     const double matrix = real(q.model.hidden * q.model.ffn) / q.tp();
     const double largest = std::max(matrix, table ? vocab : 0) * q.travel();
     const double bucket = std::max(bucket_bytes(q, rank.params), largest);
-    bytes += std::min(2 * bucket, rank.params * q.travel());
+    const double both = std::min(2 * bucket, rank.params * q.travel());
+    if (copies) bytes += both;
+    if (q.replicas() > 1) bytes += both / q.shards();
   }
-  if (q.dp() > 1 && sharded.params) {
+  if (q.shards() > 1 && sharded.params) {
     const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
     bytes += std::min(units, rank.params) * q.layout.param;
   }
@@ -83,7 +87,7 @@ std::vector<Memory> memory_by_rank(const Question& q) {
     const std::vector<StageShare>& chunks = shares[static_cast<std::size_t>(r)];
     RankParts rank;
     rank.params = params_on_rank(q, chunks);
-    const StateBytes state = state_bytes(q.layout, q.zero, rank.params, q.dp(), q.policy());
+    const StateBytes state = state_bytes(q.layout, q.zero, rank.params, q.shards(), q.policy());
     Memory memory{state.params, state.grads, state.optimizer};
     if (!q.state_only()) {
       std::int64_t layers = 0;  // of the largest chunk

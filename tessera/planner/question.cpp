@@ -96,6 +96,7 @@ void settle_mesh(Question& q) {
     q.axes.set_dp(all > 0 ? static_cast<int>(all / cut) : q.replicas());
   }
   q.axes.check_replicas();
+  check_replicas_at(q.zero, q.axes);
   const std::int64_t world = q.axes.world();
   in_range("dp · tp · pp", world, 1, kMostDevices);
   if (q.gpus > 0 && q.gpus != world) {
@@ -213,8 +214,8 @@ void settle_software(Question& q) {
   if (!q.state_only()) q.software = whose;
   q.hardware.run_by(name(whose));
   if (!q.slice_hops) q.slice_hops = whose == Software::megatron;
-  const bool shares = cpu && q.nodes == 1 && q.dp() > 1;
-  if (q.gather == Gather::alias && !shares && q.dp() > 1 && q.zero == 3) {
+  const bool shares = cpu && q.nodes == 1 && q.shards() > 1;
+  if (q.gather == Gather::alias && !shares && q.shards() > 1 && q.zero == 3) {
     throw UsageError(str("--gather: got alias, which needs ranks of one host that share memory; ",
                          q.hardware.name, " on ", q.nodes, q.nodes == 1 ? " node" : " nodes",
                          " has none: wanted copy"));
@@ -231,7 +232,7 @@ void check_countable(const Question& q) {
   const double widest = 16 * real(m.hidden) + 4 * real(m.ffn) + real(m.vocab);
   const double activations = real(q.micro_batch) * real(q.seq) * widest * real(m.layers + 2) *
                              real(q.micros()) * q.chunks * 8;
-  const double padding = 16.0 * q.dp() * 16 * real(m.layers + 2);
+  const double padding = 16.0 * q.shards() * 16 * real(m.layers + 2);
   const double state = (real(m.params()) + padding) * (q.layout.total() + 8) * 4;
   if (activations > 4e18 || state > 4e18) {
     throw UsageError(str("--software: got tessera for ",
@@ -279,6 +280,14 @@ Attention attention_of(const Question& q) {
                          " does not have; wanted unfused, or leave it out"));
   }
   return q.attention.value_or(has ? Attention::fused : Attention::unfused);
+}
+
+void check_replicas_at(int stage, const Axes& axes) {
+  const int replicas = axes.size(Axis::dp_replicate);
+  if (stage > 0 || replicas <= 1) return;
+  throw UsageError(str(axis_flag(Axis::dp_replicate), " ", replicas,
+                       ": needs --zero 1, 2 or 3, which shard state; at stage 0 every rank holds "
+                       "all of it"));
 }
 
 Question settle(Question q) {

@@ -90,6 +90,13 @@ struct Question {
   int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
+  // Returns a copy at another ZeRO stage: at stage 0 without replicas, which shard nothing there.
+  Question at_stage(int stage) const {
+    Question other = *this;
+    other.zero = stage;
+    if (stage == 0) other.axes.set_given(Axis::dp_replicate, 1);
+    return other;
+  }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
   // How gradients travel. PowerSGD is asked for where it can be; other stages, of which a plan
   // tells beside the one that was asked for, do without.
@@ -113,6 +120,9 @@ struct Question {
 Software software_of(const Question& question);
 // Attention as asked for or else by the hardware. Throws UsageError for what it does not have.
 Attention attention_of(const Question& question);
+
+// Throws UsageError unless the ZeRO stage shards state, where there are replicas of the shards.
+void check_replicas_at(int stage, const Axes& axes);
 
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
 // length) and refuses what cannot be: throws UsageError naming the flag, the value and what would

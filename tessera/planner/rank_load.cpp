@@ -99,7 +99,8 @@ double hop_bytes(const Question& q) {
 double tied_bytes(const Question& q) {
   if (!q.model.tied || q.model.lora.any()) return 0;
   const auto own = static_cast<std::int64_t>(vocab_params_on_rank(q));
-  return real(tied_elements(own, q.dp(), 0, sharding_of_stage(q.zero).optimizer)) * q.layout.grad;
+  return real(tied_elements(own, q.shards(), 0, sharding_of_stage(q.zero).optimizer)) *
+         q.layout.grad;
 }
 
 double layer_activations(const Question& q) {

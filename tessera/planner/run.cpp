@@ -16,8 +16,8 @@
 
 namespace tessera::planner {
 
-std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded) {
-  const std::int64_t kept = sharded ? shard_of(own, dp, dp_rank).size : own;
+std::int64_t tied_elements(std::int64_t own, int shards, int shard, bool sharded) {
+  const std::int64_t kept = sharded ? shard_of(own, shards, shard).size : own;
   return (kept + 1) / 2 * 2;
 }
 
@@ -95,7 +95,7 @@ RunPlan plan_run(const RunQuestion& q) {
   for (const ModelPart& each : parts_on_rank(q)) {
     for (const ParamSpec& spec : model_params(q.model, q.tp(), each)) {
       const std::int64_t own = elements_on_rank(q, spec);
-      part += shard_size(own, q.dp());
+      part += shard_size(own, q.shards());
       const bool tied = q.pp() > 1 && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
       plan.sent[Axis::pp] +=
@@ -103,7 +103,7 @@ RunPlan plan_run(const RunQuestion& q) {
           q.layout.grad;
     }
     for (const ParamSpec& spec : adapter_params(q.model, each)) {
-      trained += shard_size(elements_on_rank(q, spec), q.dp());
+      trained += shard_size(elements_on_rank(q, spec), q.shards());
     }
     TensorParallelQuestion tensor;
     tensor.model = q.model;
@@ -132,16 +132,19 @@ RunPlan plan_run(const RunQuestion& q) {
   TrafficQuestion traffic;
   traffic.stage = q.stage;
   traffic.dp = q.dp();
+  traffic.replicas = q.replicas();
   traffic.micro_batches = q.accumulation;
-  traffic.param_bytes = static_cast<double>(gathered * q.dp() * q.layout.param);
-  traffic.grad_bytes = static_cast<double>(trained * q.dp() * q.travel());
+  traffic.param_bytes = static_cast<double>(gathered * q.shards() * q.layout.param);
+  traffic.grad_bytes = static_cast<double>(trained * q.shards() * q.travel());
   if (q.low_rank()) {
     traffic.grad_bytes = 4 * static_cast<double>(low_rank_of(q, parts_on_rank(q)).traveling);
   }
   traffic.policy = q.policy;
   traffic.keep_params = q.keep_params;
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.
-  plan.sent[Axis::dp_shard] = std::llround(data_parallel_traffic(traffic).total());
+  const DataParallelTraffic sent = data_parallel_traffic(traffic);
+  plan.sent[Axis::dp_shard] = std::llround(sent.along_shards());
+  plan.sent[Axis::dp_replicate] = std::llround(sent.replicate);
   if (needs_whole_matrices(q)) plan.sent[Axis::dp_shard] += matrix_traffic(q);
   return plan;
 }

@@ -15,7 +15,7 @@ namespace tessera::planner {
 // Elements that a rank of the first and one of the last stage send to add up their gradients of a
 // tied embedding, of which each has `own` elements: what the ZeRO stage leaves a replica of the
 // reduced gradient, in two equal shards.
-std::int64_t tied_elements(std::int64_t own, int dp, int dp_rank, bool sharded);
+std::int64_t tied_elements(std::int64_t own, int shards, int shard, bool sharded);
 
 // One training run of Tessera's models, as the rank at one place of the mesh has it.
 struct RunQuestion {

@@ -65,8 +65,8 @@ std::vector<Placed> placed_params(const RunQuestion& q) {
   for (const ModelPart& part : parts_on_rank(q)) {
     const PartParams params = params_of(q, part);
     const auto place = [&](const PartParams::Param& param, bool block) {
-      all.push_back({shard_size(param.elements, q.dp()) * q.dp(), model_chunk, block, param.down,
-                     param.frozen});
+      all.push_back({shard_size(param.elements, q.shards()) * q.shards(), model_chunk, block,
+                     param.down, param.frozen});
     };
     for (const PartParams::Param& param : params.outside) place(param, false);
     for (std::int64_t layer = 0; layer < params.layers; ++layer) {
@@ -137,14 +137,15 @@ std::int64_t boundary(const RunQuestion& q) {
 }
 
 // [Note: engine buffers] Two lanes of the largest bucket where gradients are reduced each
-// micro-batch or travel in other bits than they are kept in, PowerSGD's factors and errors, the
-// units that stage 3 has gathered, and the gradients that a pipeline receives: one in use, one on
-// its way.
+// micro-batch or travel in other bits than they are kept in; with replicas two shards of it for the
+// sums that are all-reduced, [Note: hybrid sharding]; PowerSGD's factors and errors; the units that
+// stage 3 has gathered; and the gradients that a pipeline receives: one in use, one on its way.
 std::int64_t buffer_bytes(const RunQuestion& q, const std::vector<Placed>& params) {
   std::int64_t bytes = 0;
   if (q.policy == ReducePolicy::each || q.travel() != q.layout.grad) {
     bytes += 2 * largest_bucket(q, params) * q.travel();
   }
+  if (q.replicas() > 1) bytes += 2 * largest_bucket(q, params) / q.shards() * q.travel();
   if (q.low_rank()) {
     const LowRank low = low_rank_of(q, parts_on_rank(q));
     bytes += 4 * (low.traveling + low.errors);
@@ -308,13 +309,14 @@ RunMemory run_memory(const RunQuestion& q) {
   }
   const bool grads_cut = sharded.grads && q.policy == ReducePolicy::each;
   RunMemory memory;
-  const auto share = [&](std::int64_t all, bool cut) { return cut ? all / q.dp() : all; };
+  const auto share = [&](std::int64_t all, bool cut) { return cut ? all / q.shards() : all; };
   memory.params = share(whole, sharded.params) * q.layout.param;
   memory.grads = share(trained, grads_cut) * q.layout.grad;
   memory.optimizer = share(trained, sharded.optimizer) * q.layout.optimizer();
   if (needs_whole_matrices(q)) {
     for (const HiddenMatrix& matrix : hidden_matrices(q)) {
-      memory.optimizer -= shard_size(matrix.elements, q.dp()) * (sharded.optimizer ? 1 : q.dp()) *
+      memory.optimizer -= shard_size(matrix.elements, q.shards()) *
+                          (sharded.optimizer ? 1 : q.shards()) *
                           (q.layout.moments - q.layout.matrix_moments);
     }
   }

@@ -38,8 +38,9 @@ void split_traffic(StageAnswer& answer) {
   ask.grad_bytes = most_grad_bytes(q);
   ask.policy = q.policy();
   ask.keep_params = q.keep_params;
+  ask.replicas = q.replicas();
   const DataParallelTraffic sent = data_parallel_traffic(ask);
-  answer.backward = sent.reduce;
+  answer.backward = sent.reduce + sent.replicate;
   if (!answer.sharded.params) {
     answer.optimizer = sent.gather;
     return;
@@ -57,8 +58,7 @@ std::vector<StageAnswer> compare_stages(const Question& q) {
     StageAnswer& answer = all.emplace_back();
     answer.stage = stage;
     answer.name = kNames[stage];
-    Question other = q;
-    other.zero = stage;
+    const Question other = q.at_stage(stage);
     answer.sharded = sharding_of_stage(stage);
     answer.sharded.grads = answer.sharded.grads && other.policy() == ReducePolicy::each;
     answer.plan = plan_numbers(other);
@@ -77,7 +77,7 @@ OwnedPart owned_part(std::int64_t params, int dp, int rank) {
 }
 
 std::string to_json(const std::vector<StageAnswer>& stages) {
-  const Question& q = stages.front().plan.question;
+  const Question& q = stages.back().plan.question;  // stage 0 has no replicas
   const auto whole = [](double value) { return std::llround(std::clamp(value, -9e18, 9e18)); };
   const std::int64_t params = whole(stages.front().plan.on_a_rank);
   JsonText out;
@@ -86,6 +86,7 @@ std::string to_json(const std::vector<StageAnswer>& stages) {
       .member("parameters_on_a_rank", params)
       .member("layout", q.layout.name)
       .member("dp", q.dp())
+      .member("dp_replicate", q.replicas())
       .member("tp", q.tp())
       .member("pp", q.pp())
       .member("one_copy", whole(stages.front().one_copy));
@@ -122,7 +123,7 @@ std::string to_json(const std::vector<StageAnswer>& stages) {
   }
   out.end_list().list("owners");
   for (int r = 0; r < std::min(q.dp(), 64); ++r) {
-    const OwnedPart part = owned_part(params, q.dp(), r);
+    const OwnedPart part = owned_part(params, q.shards(), r % q.shards());
     out.object()
         .member("dp_rank", r)
         .member("first", part.first)

@@ -2,36 +2,39 @@
 
 namespace tessera::planner {
 
-StateBytes state_bytes(const StateLayout& layout, int stage, double params, int dp,
+StateBytes state_bytes(const StateLayout& layout, int stage, double params, int shards,
                        ReducePolicy policy) {
   const Sharding sharded = sharding_of_stage(stage);
   const bool grads_cut = sharded.grads && policy == ReducePolicy::each;
-  const auto share = [&](bool cut) { return cut ? params / dp : params; };
+  const auto share = [&](bool cut) { return cut ? params / shards : params; };
   return {layout.param * share(sharded.params), layout.grad * share(grads_cut),
           layout.optimizer() * share(sharded.optimizer)};
 }
 
-StateBytes state_bytes(const StateLayout& layout, int stage, double params, int dp) {
-  return state_bytes(layout, stage, params, dp, default_reduce_policy(stage));
+StateBytes state_bytes(const StateLayout& layout, int stage, double params, int shards) {
+  return state_bytes(layout, stage, params, shards, default_reduce_policy(stage));
 }
 
-StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int dp) {
-  return {layout.param * (sharding_of_stage(stage).params ? params / dp : params), 0, 0};
+StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int shards) {
+  return {layout.param * (sharding_of_stage(stage).params ? params / shards : params), 0, 0};
 }
 
-double largest_model(const StateLayout& layout, int stage, int dp, double bytes) {
-  return bytes / state_bytes(layout, stage, 1.0, dp).total();
+double largest_model(const StateLayout& layout, int stage, int shards, double bytes) {
+  return bytes / state_bytes(layout, stage, 1.0, shards).total();
 }
 
 DataParallelTraffic data_parallel_traffic(const TrafficQuestion& q) {
   const Sharding sharded = sharding_of_stage(q.stage);
-  const double hop = static_cast<double>(q.dp - 1) / q.dp;  // of a buffer, in one ring pass
+  const int shards = q.dp / q.replicas;
+  const double hop = static_cast<double>(shards - 1) / shards;  // of a buffer, in one ring pass
   const int reductions = q.policy == ReducePolicy::each ? q.micro_batches : 1;
   // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
   const double passes = sharded.optimizer ? 1 : 2;
   int gathers = sharded.optimizer ? 1 : 0;  // stages 1 and 2: the updated parameters, once
   if (sharded.params) gathers = q.micro_batches * (q.keep_params ? 1 : 2);
-  return {hop * passes * reductions * q.grad_bytes, hop * gathers * q.param_bytes};
+  const double across = 2 * static_cast<double>(q.replicas - 1) / q.replicas / shards;
+  return {hop * passes * reductions * q.grad_bytes, hop * gathers * q.param_bytes,
+          across * reductions * q.grad_bytes};
 }
 
 }  // namespace tessera::planner

@@ -17,31 +17,39 @@ struct StateBytes {
 };
 
 // `params` parameters on every rank before ZeRO, that is after tp and pp have cut the model;
-// `dp` ranks share what the stage shards. With ReducePolicy::last the gradient stays whole.
-StateBytes state_bytes(const StateLayout& layout, int stage, double params, int dp,
+// `shards` ranks share what the stage shards. With ReducePolicy::last the gradient stays whole.
+StateBytes state_bytes(const StateLayout& layout, int stage, double params, int shards,
                        ReducePolicy policy);
-StateBytes state_bytes(const StateLayout& layout, int stage, double params, int dp);
+StateBytes state_bytes(const StateLayout& layout, int stage, double params, int shards);
 
 // Parameters that are not trained: no gradients, no master copies, no moments.
-StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int dp);
+StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int shards);
 
 // The largest number of parameters whose state fits.
-double largest_model(const StateLayout& layout, int stage, int dp, double bytes);
+double largest_model(const StateLayout& layout, int stage, int shards, double bytes);
 
-// Bytes each rank sends in one optimizer step along the data-parallel axis, ring-equivalent.
+// [Note: hybrid sharding] dp ranks are R replicas of S ranks. State is sharded over the S ranks of
+// a replica. A bucket of B bytes of gradients is reduce-scattered in each replica, which sends
+// (S-1)/S · B from every rank, and the sums are all-reduced over the replicas: 2(R-1)/R · B/S.
+// Parameters are gathered inside a replica. R is 1 at stage 0, where no state is sharded.
+
+// Bytes each rank sends in one optimizer step for data parallelism, ring-equivalent.
 struct DataParallelTraffic {
-  double reduce = 0;  // all_reduce or reduce_scatter of gradients
-  double gather = 0;  // all_gather of parameters
-  double total() const { return reduce + gather; }
+  double reduce = 0;     // all_reduce or reduce_scatter of gradients, along dp_shard
+  double gather = 0;     // all_gather of parameters, along dp_shard
+  double replicate = 0;  // all_reduce of the shards' sums, along dp_replicate
+  double along_shards() const { return reduce + gather; }
+  double total() const { return reduce + gather + replicate; }
 };
 struct TrafficQuestion {
   int stage = 0;
-  int dp = 1;
+  int dp = 1;              // data-parallel ranks, those of all replicas
   int micro_batches = 1;   // gradient accumulation
   double param_bytes = 0;  // of all parameters in the type that travels
   double grad_bytes = 0;   // of all gradients, likewise
   ReducePolicy policy = ReducePolicy::last;
   bool keep_params = false;  // stage 3: parameters stay gathered between forward and backward
+  int replicas = 1;          // divides dp: [Note: hybrid sharding]
 };
 DataParallelTraffic data_parallel_traffic(const TrafficQuestion& question);
 

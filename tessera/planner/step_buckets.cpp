@@ -102,7 +102,8 @@ GradSizes::GradSizes(const Question& settled) : q_(settled) {
 
 void GradSizes::add(Grads& to, std::int64_t rows, std::int64_t columns) const {
   const auto padded = [&](std::int64_t elements) {
-    return q_.software == Software::tessera ? shard_size(elements, q_.dp()) * q_.dp() : elements;
+    if (q_.software != Software::tessera) return elements;
+    return shard_size(elements, q_.shards()) * q_.shards();
   };
   const double element = q_.travel();
   const std::int64_t own = padded(columns > 0 ? rows * columns : rows);

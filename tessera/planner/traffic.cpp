@@ -26,6 +26,7 @@ TrafficQuestion data_parallel(const Question& q, double params, double grad_byte
   t.grad_bytes = grad_bytes;
   t.policy = policy;
   t.keep_params = q.keep_params;
+  t.replicas = q.replicas();
   return t;
 }
 
@@ -55,6 +56,9 @@ void add_dp(Traffic& traffic, const Question& q, double params, double trained, 
   add_row(traffic, Axis::dp_shard,
           q.zero < 3 ? "all-gather of updated parameters" : "all-gather of parameters",
           q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2), sent.gather);
+  add_row(traffic, Axis::dp_replicate,
+          "all-reduce of gradient shards over replicas" + how_they_travel(q), each ? k : 1,
+          sent.replicate);
   traffic.dp_each = of(ReducePolicy::each).total();
   traffic.dp_last = of(ReducePolicy::last).total();
 }

@@ -12,7 +12,9 @@ namespace {
 
 constexpr std::int64_t kFp32 = 4;
 
-bool in_shards(const RunQuestion& q) { return sharding_of_stage(q.stage).optimizer && q.dp() > 1; }
+bool in_shards(const RunQuestion& q) {
+  return sharding_of_stage(q.stage).optimizer && q.shards() > 1;
+}
 
 // Beside the matrix itself: x and the next x, its Gram matrix and the polynomial of that. On a GPU
 // in bf16, into which it is cast at first, and back at last.
@@ -45,10 +47,10 @@ std::vector<HiddenMatrix> hidden_matrices(const RunQuestion& q) {
 std::int64_t matrix_traffic(const RunQuestion& q) {
   const std::vector<HiddenMatrix> all = hidden_matrices(q);
   std::int64_t elements = 0;
-  for (std::size_t at = 0; at < all.size(); at += static_cast<std::size_t>(q.dp())) {
-    elements += in_shards(q) ? 2 * shard_size(all[at].elements, q.dp()) : all[at].elements;
+  for (std::size_t at = 0; at < all.size(); at += static_cast<std::size_t>(q.shards())) {
+    elements += in_shards(q) ? 2 * shard_size(all[at].elements, q.shards()) : all[at].elements;
   }
-  return kFp32 * (q.dp() - 1) * elements;
+  return kFp32 * (q.shards() - 1) * elements;
 }
 
 // As many at a time as there are ranks, of which this one computes one. In shards: a row for each
@@ -56,7 +58,7 @@ std::int64_t matrix_traffic(const RunQuestion& q) {
 // gaps. Whole: its result, and beside it the matrix with what computes on it, or all results.
 std::int64_t matrix_update_bytes(const RunQuestion& q) {
   const std::vector<HiddenMatrix> all = hidden_matrices(q);
-  const std::int64_t ranks = q.dp();
+  const std::int64_t ranks = q.shards();
   std::int64_t most = 0;
   for (std::size_t at = 0; at < all.size(); at += static_cast<std::size_t>(ranks)) {
     const std::size_t own = at + static_cast<std::size_t>(q.place[Axis::dp_shard]);
@@ -65,8 +67,8 @@ std::int64_t matrix_update_bytes(const RunQuestion& q) {
     const std::int64_t largest = all[at].elements;
     std::int64_t bytes = 0;
     if (in_shards(q)) {
-      const std::int64_t row = shard_size(largest, q.dp());
-      const std::int64_t shard = mine != nullptr ? shard_size(mine->elements, q.dp()) : row;
+      const std::int64_t row = shard_size(largest, q.shards());
+      const std::int64_t shard = mine != nullptr ? shard_size(mine->elements, q.shards()) : row;
       bytes = kFp32 * ranks * (2 * row + (shard < row ? shard : 0)) + computing;
     } else {
       const std::int64_t collected = mine != nullptr ? kFp32 * mine->elements + computing : 0;

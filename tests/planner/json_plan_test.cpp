@@ -47,7 +47,7 @@ Json question_json(const Question& q) {
     json["seq"] = q.seq;
   }
   json["gpus"] = q.world();
-  for (const Axis axis : kPrintedAxes) json[std::string(axis_name(axis))] = q.axes.size(axis);
+  for (const Axis axis : kPrintedAxes) json[std::string(axis_name(axis))] = q.axes.given(axis);
   json["sequence_parallel"] = q.sequence_parallel;
   json["slice_hops"] = q.slice_hops.value_or(false);
   json["order"] = q.order;
@@ -108,6 +108,7 @@ Json traffic_json(const Traffic& t) {
                     {"bytes", whole_json(row.bytes)}});
   }
   return {{"dp", whole_json(t.sent[Axis::dp_shard])},
+          {"dp_replicate", whole_json(t.sent[Axis::dp_replicate])},
           {"tp", whole_json(t.sent[Axis::tp])},
           {"pp", whole_json(t.sent[Axis::pp])},
           {"total", whole_json(t.total())},
@@ -119,7 +120,10 @@ Json time_json(const StepTime& t) {
   return {{"compute", t.compute},
           {"comm_exposed", t.exposed()},
           {"comm_exposed_by_axis",
-           {{"dp", t.comm[Axis::dp_shard]}, {"tp", t.comm[Axis::tp]}, {"pp", t.comm[Axis::pp]}}},
+           {{"dp", t.comm[Axis::dp_shard]},
+            {"dp_replicate", t.comm[Axis::dp_replicate]},
+            {"tp", t.comm[Axis::tp]},
+            {"pp", t.comm[Axis::pp]}}},
           {"bubble", t.bubble},
           {"optimizer", t.optimizer},
           {"step", t.step()}};
@@ -245,13 +249,14 @@ Json stages_json(const std::vector<StageAnswer>& stages) {
     row["time"] = sized ? time_json(s.plan.time) : Json();
   }
   for (int r = 0; r < std::min(q.dp(), 64); ++r) {
-    const OwnedPart part = owned_part(params, q.dp(), r);
+    const OwnedPart part = owned_part(params, q.shards(), r % q.shards());
     owners.push_back({{"dp_rank", r}, {"first", part.first}, {"last", part.last}});
   }
   return {{"parameters", whole(stages.front().plan.parameters)},
           {"parameters_on_a_rank", params},
           {"layout", q.layout.name},
           {"dp", q.dp()},
+          {"dp_replicate", q.replicas()},
           {"tp", q.tp()},
           {"pp", q.pp()},
           {"one_copy", whole(stages.front().one_copy)},

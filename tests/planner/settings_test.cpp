@@ -203,7 +203,7 @@ TEST(Settings, ARowForEachNameWithHelpAndADefaultOfItsOwnKind) {
       EXPECT_FALSE(field.group.empty()) << field.name;
       EXPECT_FALSE(field.type_name().empty()) << field.name;
     }
-    for (const Axis axis : kAllAxes) EXPECT_TRUE(names.count(std::string(axis_name(axis))));
+    for (const Axis axis : kAllAxes) EXPECT_TRUE(names.count(axis_flag(axis).substr(2)));
   }
 }
 

@@ -300,6 +300,7 @@ TEST(PlanTraffic, RowsAddUpByAxis) {
   Question q;
   q.model = find_model_shape("gpt3-6.7b");
   q.axes.set_dp(4), q.axes.set(Axis::tp, 2), q.axes.set(Axis::pp, 2), q.grad_accum = 4, q.zero = 2;
+  q.axes.set_given(Axis::dp_replicate, 2);
   const Traffic traffic = traffic_of(settle(q));
   PerAxis<double> sent;
   for (const TrafficRow& each : traffic.rows) sent[each.axis] += each.bytes;

@@ -1,0 +1,212 @@
+// Hybrid sharding: what a rank holds and sends with replicas, against the same without, and against
+// counted loops.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/shard.h"
+#include "tessera/planner/parameters.h"
+#include "tessera/planner/places.h"
+#include "tessera/planner/run.h"
+#include "tessera/planner/state.h"
+
+namespace tessera::planner {
+namespace {
+
+RunQuestion run_of(const char* model, int stage, const Axes& axes) {
+  RunQuestion q;
+  q.model = find_model_shape(model);
+  q.layout = parse_state_layout("bf16");
+  q.stage = stage;
+  q.policy = default_reduce_policy(stage);
+  q.axes = axes;
+  q.seq = 64;
+  q.accumulation = 4;
+  return q;
+}
+
+Axes mesh(int dp, int replicas, int tp = 1, int pp = 1) {
+  Axes axes{{Axis::tp, tp}, {Axis::pp, pp}};
+  axes.set_dp(dp);
+  axes.set_given(Axis::dp_replicate, replicas);
+  return axes;
+}
+
+template <typename Check>
+void for_all_meshes(const Check& check) {
+  for (const int stage : {1, 2, 3}) {
+    for (const int dp : {2, 4, 6, 8, 12, 24}) {
+      for (int replicas = 1; replicas <= dp; ++replicas) {
+        if (dp % replicas != 0) continue;
+        for (const auto& [tp, pp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 3}}) {
+          check(stage, dp, replicas, tp, pp);
+        }
+      }
+    }
+  }
+}
+
+TEST(HybridSharding, StateIsThatOfOneReplica) {
+  for_all_meshes([](int stage, int dp, int replicas, int tp, int pp) {
+    for (const char* layout : {"bf16", "fp32"}) {
+      RunQuestion q = run_of("gpt2-124m", stage, mesh(dp, replicas, tp, pp));
+      q.layout = parse_state_layout(layout);
+      RunQuestion alone = q;
+      alone.axes = mesh(dp / replicas, 1, tp, pp);
+      const RunMemory memory = run_memory(q), one = run_memory(alone);
+      EXPECT_EQ(memory.params, one.params) << stage << " " << dp << " " << replicas;
+      EXPECT_EQ(memory.grads, one.grads) << stage << " " << dp << " " << replicas;
+      EXPECT_EQ(memory.optimizer, one.optimizer) << stage << " " << dp << " " << replicas;
+      EXPECT_EQ(memory.activations, one.activations) << stage << " " << dp << " " << replicas;
+      EXPECT_EQ(memory.temporary, one.temporary) << stage << " " << dp << " " << replicas;
+    }
+  });
+}
+
+TEST(HybridSharding, StateIsCountedParameterByParameter) {
+  for (const int dp : {4, 6, 16}) {
+    for (const int replicas : {1, 2}) {
+      const RunQuestion q = run_of("gpt2-124m", 3, mesh(dp, replicas));
+      std::int64_t shard = 0;
+      for (const ParamSpec& spec : model_params(q.model, 1, {0, q.model.layers, true, true})) {
+        std::int64_t elements = 1;
+        for (const std::int64_t length : spec.shape) elements *= length;
+        shard += shard_size(elements, dp / replicas);
+      }
+      const RunMemory memory = run_memory(q);
+      EXPECT_EQ(memory.params, shard * q.layout.param);
+      EXPECT_EQ(memory.grads, shard * q.layout.grad);
+      EXPECT_EQ(memory.optimizer, shard * q.layout.optimizer());
+    }
+  }
+}
+
+// At stage 2 without a pipeline the buffers are the buckets alone, so the run without replicas
+// tells how large the largest is.
+TEST(HybridSharding, SlotsOfBucketsHoldTheirSums) {
+  for (const int dp : {4, 8, 12}) {
+    for (const int replicas : {2, 4}) {
+      const int shards = dp / replicas;
+      if (shards == 1) continue;
+      RunQuestion plain = run_of("gpt2-124m", 2, mesh(shards, 1));
+      RunQuestion q = run_of("gpt2-124m", 2, mesh(dp, replicas));
+      const std::int64_t both = run_memory(plain).buffers;
+      EXPECT_EQ(run_memory(q).buffers, both + both / shards);
+      // Gradients that are reduced where they lie have no buckets of their own.
+      plain.policy = q.policy = ReducePolicy::last;
+      EXPECT_EQ(run_memory(plain).buffers, 0);
+      EXPECT_EQ(run_memory(q).buffers, both / shards);
+    }
+  }
+}
+
+// Sends of rings, one by one.
+double counted_ring(double bytes, int ranks, int trips) {
+  double sent = 0;
+  for (int trip = 0; trip < trips; ++trip) {
+    for (int step = 0; step + 1 < ranks; ++step) sent += bytes / ranks;
+  }
+  return sent;
+}
+
+TEST(HybridSharding, TrafficIsTheCountedRings) {
+  for_all_meshes([](int stage, int dp, int replicas, int tp, int pp) {
+    if (tp * pp > 1) return;
+    for (const ReducePolicy policy : {ReducePolicy::each, ReducePolicy::last}) {
+      for (const int micros : {1, 3}) {
+        TrafficQuestion q;
+        q.stage = stage;
+        q.dp = dp;
+        q.replicas = replicas;
+        q.micro_batches = micros;
+        q.param_bytes = 9e6;
+        q.grad_bytes = 7e6;
+        q.policy = policy;
+        const int shards = dp / replicas;
+        double reduce = 0, across = 0, gather = 0;
+        for (int i = 0; i < (policy == ReducePolicy::each ? micros : 1); ++i) {
+          reduce += counted_ring(q.grad_bytes, shards, 1);
+          across += counted_ring(q.grad_bytes / shards, replicas, 2);
+        }
+        for (int i = 0; i < (stage == 3 ? 2 * micros : 1); ++i) {
+          gather += counted_ring(q.param_bytes, shards, 1);
+        }
+        const DataParallelTraffic sent = data_parallel_traffic(q);
+        EXPECT_NEAR(sent.reduce, reduce, 1e-6);
+        EXPECT_NEAR(sent.gather, gather, 1e-6);
+        EXPECT_NEAR(sent.replicate, across, 1e-6);
+        EXPECT_DOUBLE_EQ(sent.total(), sent.along_shards() + sent.replicate);
+      }
+    }
+  });
+}
+
+TEST(HybridSharding, ARunSendsInAReplicaWhatThatSendsAlone) {
+  for_all_meshes([](int stage, int dp, int replicas, int tp, int pp) {
+    const RunQuestion q = run_of("gpt2-124m", stage, mesh(dp, replicas, tp, pp));
+    RunQuestion alone = q;
+    alone.axes = mesh(dp / replicas, 1, tp, pp);
+    const RunPlan plan = plan_run(q), one = plan_run(alone);
+    EXPECT_EQ(plan.sent[Axis::dp_shard], one.sent[Axis::dp_shard]);
+    EXPECT_EQ(plan.sent[Axis::tp], one.sent[Axis::tp]);
+    EXPECT_EQ(plan.sent[Axis::pp], one.sent[Axis::pp]);
+    const int reductions = q.policy == ReducePolicy::each ? q.accumulation : 1;
+    // A rank's shard of the gradients, as it travels; of it the optimizer's state has as many.
+    const std::int64_t shard = one.optimizer / q.layout.optimizer() * q.travel();
+    EXPECT_EQ(plan.sent[Axis::dp_replicate], std::llround(2.0 * (replicas - 1) / replicas *
+                                                          static_cast<double>(shard) * reductions));
+  });
+}
+
+TEST(HybridSharding, MuonExchangesMatricesInsideAReplica) {
+  for (const int stage : {1, 2, 3}) {
+    RunQuestion q = run_of("gpt2-124m", stage, mesh(8, 2));
+    q.layout.matrix_moments = 4;
+    RunQuestion alone = q;
+    alone.axes = mesh(4, 1);
+    EXPECT_EQ(plan_run(q).sent[Axis::dp_shard], plan_run(alone).sent[Axis::dp_shard]);
+    EXPECT_EQ(run_memory(q).optimizer, run_memory(alone).optimizer);
+  }
+}
+
+TEST(HybridSharding, MoreReplicasHoldMoreAndSendLessInside) {
+  for (const int stage : {1, 2, 3}) {
+    RunPlan before = plan_run(run_of("gpt2-124m", stage, mesh(16, 1)));
+    for (const int replicas : {2, 4, 8, 16}) {
+      const RunPlan plan = plan_run(run_of("gpt2-124m", stage, mesh(16, replicas)));
+      EXPECT_GT(plan.state(), before.state());
+      EXPECT_LT(plan.sent[Axis::dp_shard], before.sent[Axis::dp_shard]);
+      EXPECT_GT(plan.sent[Axis::dp_replicate], before.sent[Axis::dp_replicate]);
+      before = plan;
+    }
+  }
+}
+
+TEST(HybridSharding, ReplicasLieOutsideTheRanksThatShard) {
+  Topology topology;
+  topology.per_node = 8;
+  const Places places = places_on(topology, in_order(kUsualOrder, mesh(64, 8)));
+  EXPECT_EQ(places.along[Axis::dp_shard].ranks, 8);
+  EXPECT_EQ(places.along[Axis::dp_shard].nodes(), 1);
+  EXPECT_EQ(places.along[Axis::dp_replicate].ranks, 8);
+  EXPECT_EQ(places.along[Axis::dp_replicate].in_node, 1);
+  EXPECT_EQ(places.along[Axis::dp_replicate].crossing, 8);
+}
+
+TEST(HybridSharding, RefusesStageZero) {
+  EXPECT_NO_THROW(check_replicas_at(0, mesh(8, 1)));
+  EXPECT_NO_THROW(check_replicas_at(1, mesh(8, 2)));
+  try {
+    check_replicas_at(0, mesh(8, 2));
+    FAIL() << "stage 0 with replicas was accepted";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(),
+                 "--dp-replicate 2: needs --zero 1, 2 or 3, which shard state; at stage 0 every "
+                 "rank holds all of it");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::planner
