@@ -69,22 +69,27 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
     for (const Places& other : all) {
       if (same(places.along[Axis::tp], other.along[Axis::tp]) &&
           same(places.along[Axis::dp_shard], other.along[Axis::dp_shard]) &&
+          same(places.along[Axis::dp_replicate], other.along[Axis::dp_replicate]) &&
           same(places.hop, other.hop) && same(places.tied, other.tied)) {
         return;
       }
     }
     all.push_back(places);
     mesh.orders.push_back(order);
+    const GroupPlace& own = places.along[Axis::dp_shard];
+    const GroupPlace& across = places.along[Axis::dp_replicate];
     for (const ReplicaPlace& other : mesh.replicas) {
-      if (same(places.along[Axis::dp_shard], other.dp)) return;
+      if (same(own, other.dp) && same(across, other.across)) return;
     }
-    mesh.replicas.push_back(
-        {places.along[Axis::dp_shard],
-         q.hardware.interference * pace_of(topology, places.along[Axis::dp_shard])});
+    mesh.replicas.push_back({own, q.hardware.interference * pace_of(topology, own), across,
+                             q.hardware.interference * pace_of(topology, across)});
   };
   add(q.order);
   std::vector<std::string> names;
-  for (const Axis axis : kAllAxes) names.emplace_back(axis_name(axis));
+  for (const Axis axis : kAllAxes) {
+    // Replicas are right outside the ranks that shard: in_order() puts them there.
+    if (axis != Axis::dp_replicate) names.emplace_back(axis_name(axis));
+  }
   std::sort(names.begin(), names.end());
   while (!fixed) {
     add(join(names, ","));

@@ -55,11 +55,12 @@ Hardware as_launched(const Question& q) {
 // clip it, to clear it) and writes the parameters.
 double optimizer_time(const Question& q, const Hardware& hardware, double params) {
   const Sharding sharded = sharding_of_stage(q.zero);
-  const double state =
-      (2.0 * q.layout.optimizer() + q.layout.param) * (params / (sharded.optimizer ? q.dp() : 1));
+  const double state = (2.0 * q.layout.optimizer() + q.layout.param) *
+                       (params / (sharded.optimizer ? q.shards() : 1));
   // Whoever keeps a whole gradient goes over the whole of it.
   const bool whole = !sharded.grads || q.policy() == ReducePolicy::last;
-  const double grads = q.hardware.gradient_passes * q.layout.grad * (params / (whole ? 1 : q.dp()));
+  const double grads =
+      q.hardware.gradient_passes * q.layout.grad * (params / (whole ? 1 : q.shards()));
   const double launches = q.light_activations() ? 4 : 30;
   return elapsed(hardware, {pass_time(q.hardware, state + grads), launches});
 }
@@ -127,10 +128,17 @@ void add_chunks(const Question& q, const PartTimes& parts, Step& step) {
 
 Transfers::Each one_of(const Step& step, const Places& places, Collective kind, double bytes,
                        double calls) {
-  Transfers::Each each{bytes,
-                       collective_cost(step.topology, kind, bytes, places.along[Axis::dp_shard])};
+  Transfers::Each each;
+  each.bytes = bytes;
+  each.cost = collective_cost(step.topology, kind, bytes, places.along[Axis::dp_shard]);
   each.cost.latency *= calls;
   each.seconds = each.cost.seconds(step.topology);
+  if (kind == Collective::reduce_scatter && step.replicas() > 1) {
+    each.across = collective_cost(step.topology, Collective::all_reduce, bytes / step.shards(),
+                                  places.along[Axis::dp_replicate]);
+    each.across.latency *= calls;
+    each.across_seconds = each.across.seconds(step.topology);
+  }
   return each;
 }
 
@@ -197,6 +205,7 @@ RankStrides Step::strides() const {
     strides.of[axis.axis] = inner;
     inner *= axis.size;
   }
+  strides.shards = shards();
   return strides;
 }
 
@@ -220,9 +229,17 @@ double Transfers::seconds() const {
   return all;
 }
 
+double Transfers::across_seconds() const {
+  double all = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    all += (buckets == nullptr ? count : buckets->sizes[i].count) * sizes[i].across_seconds;
+  }
+  return all;
+}
+
 // Who gathers by buckets has as many as of gradients, taken as equal pieces of forward.
 Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
-  if (dp() == 1 || zero == 0) return {};
+  if (shards() == 1 || zero == 0) return {};
   double pieces = 1;  // with nothing to hide them behind they go at once
   if (zero == 3 || (gather_units && overlap_param_gather)) {
     pieces = chunk.units;
@@ -245,6 +262,15 @@ Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
     pieces = std::ceil(chunk.grad_bytes / bucket_bytes);
   }
   return in_pieces(*this, places, kind, chunk.grad_bytes, std::max(1.0, pieces));
+}
+
+bool Step::shares_links(const Places& places) const {
+  const GroupPlace& own = places.along[Axis::dp_shard];
+  const GroupPlace& across = places.along[Axis::dp_replicate];
+  if (own.ranks == 1 || across.ranks == 1) return false;
+  const auto inside = [](const GroupPlace& place) { return place.in_node > 1; };
+  const auto leaves = [](const GroupPlace& place) { return place.nodes() > 1; };
+  return (inside(own) && inside(across)) || (leaves(own) && leaves(across));
 }
 
 std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk) {
@@ -277,8 +303,10 @@ Step describe_step(const Question& q, const PartTimes& parts) {
   step.axes = q.axes;
   step.order = q.order;
   step.topology = q.hardware.topology(q.per_node);
-  step.interference =
-      q.hardware.interference * pace_of(step.topology, places(q).along[Axis::dp_shard]);
+  const Places on = places(q);
+  step.interference = q.hardware.interference * pace_of(step.topology, on.along[Axis::dp_shard]);
+  step.replica_interference =
+      q.hardware.interference * pace_of(step.topology, on.along[Axis::dp_replicate]);
   add_chunks(q, parts, step);
   if (q.pp() > 1) {
     step.hop_bytes = hop_bytes(q);
@@ -317,7 +345,10 @@ void check(const Step& s) {
           s.tied_bytes, "at least 0");
   require(s.optimizer >= 0 && std::isfinite(s.optimizer), "optimizer", s.optimizer,
           "seconds of at least 0");
-  require(s.interference >= 0 && s.interference <= 10, "interference", s.interference, "0 to 10");
+  for (const double seconds : {s.interference, s.replica_interference}) {
+    require(seconds >= 0 && seconds <= 10, "interference", seconds, "0 to 10");
+  }
+  check_replicas_at(s.zero, axes);
   s.ordered();
   require(s.topology.per_node >= 1, "devices per node", s.topology.per_node, "at least 1");
   require(s.topology.nics >= 1, "adapters of a node", s.topology.nics, "at least 1");

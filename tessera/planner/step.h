@@ -39,6 +39,9 @@ struct Transfers {
     double bytes = 0;
     CollectiveCost cost;
     double seconds = 0;  // alone on the network
+    // All-reduce of the shard that it leaves, over the replicas: [Note: two queues].
+    CollectiveCost across;
+    double across_seconds = 0;
   };
   Collective kind = Collective::all_gather;
   int count = 0;
@@ -59,14 +62,17 @@ struct Transfers {
   // Of all of them together.
   double bytes() const;
   double seconds() const;
+  double across_seconds() const;
 };
 
 // Difference between the ranks of neighbors along each axis.
 struct RankStrides {
   PerAxis<int> of{1};
-  // Rank of replica d of pipeline stage p, tensor-parallel index t.
+  int shards = 1;  // data-parallel ranks of a replica
+  // Rank of data-parallel rank d of pipeline stage p, tensor-parallel index t.
   int rank(int p, int d, int t = 0) const {
-    return p * of[Axis::pp] + d * of[Axis::dp_shard] + t * of[Axis::tp];
+    return p * of[Axis::pp] + d / shards * of[Axis::dp_replicate] +
+           d % shards * of[Axis::dp_shard] + t * of[Axis::tp];
   }
 };
 
@@ -85,6 +91,16 @@ struct RankStrides {
 //   the chunk, or of a unit (stage 3 of who reduces units); every micro-batch's, or the last
 //   one's. Without overlap they begin when backward is through, and what follows waits for them.
 // A second of a collective beside computation takes `interference` seconds from it.
+//
+// [Note: two queues] With replicas a bucket is reduce-scattered in each replica, and then its sums
+// are all-reduced over the replicas. These are different groups, each of which runs its collectives
+// in order: the all-reduce of a bucket runs beside the reduce-scatter of the next, if the two use
+// different links. If they share links, all collectives follow one another: whatever a replica asks
+// for after a bucket begins when the sums of that bucket are there. The end of the step, and what
+// waits for a reduction, waits for the sums. Such a wait counts as dp until the replica's own
+// collectives are done and as dp_replicate after that; on shared links all-reduces that run
+// meanwhile count as dp_replicate.
+//
 // Along pp outputs and their gradients go from stage to stage without anybody waiting to send. At
 // the end the first and the last rank add up the gradient of a tied embedding, and when all
 // gradients are there (their norm is of all) the optimizer runs.
@@ -96,6 +112,7 @@ struct Step {
   std::string order = std::string(kUsualOrder);
   Topology topology;
   double interference = 0;
+  double replica_interference = 0;  // of all-reduces over replicas
 
   double hop_bytes = 0;    // a rank sends to the next stage, and as much back
   double hop_latency = 0;  // seconds besides the network's; all of them if there are no bytes
@@ -136,6 +153,9 @@ struct Step {
   Transfers gathers(const StepChunk& chunk, const Places& places) const;
   // Of one micro-batch's gradients.
   Transfers reductions(const StepChunk& chunk, const Places& places) const;
+  // Returns whether gathers and reductions of a replica use the links that all-reduces over the
+  // replicas use: [Note: two queues].
+  bool shares_links(const Places& places) const;
   int prefetch() const { return zero == 3 && overlap_param_gather ? 1 : 0; }
 };
 

@@ -21,7 +21,7 @@ double busy_share(const Step& step) {
     for (const StepChunk& chunk : step.chunks[r]) {
       busy += static_cast<double>(step.micros) * chunk.total();
     }
-    busy += played.ranks[r].comm[Axis::dp_shard];
+    busy += played.ranks[r].comm[Axis::dp_shard] + played.ranks[r].comm[Axis::dp_replicate];
   }
   return played.end > 0 ? std::min(1.0, busy / (played.end * step.pp())) : 1;
 }

@@ -38,6 +38,7 @@ StepOp step_op(const Step& step, Kind kind, const StepChunk& chunk, const Transf
     // The parameters that the last step has updated.
     op.gathers = forward && first && step.overlap_param_gather;
   }
+  op.gathers = op.gathers && gathers.count > 0;  // a replica of one rank has all parameters
   if (op.gathers) op.pieces = gathers.count;
   if (kind != Kind::backward && kind != Kind::backward_weight) return op;
   if (step.policy == ReducePolicy::last && !last) return op;
@@ -54,6 +55,13 @@ double part_of_piece(double share, int piece, int pieces) {
   constexpr double kRounding = 1e-9;
   const double part = share * pieces - piece;
   return part <= 1 + kRounding || piece + 1 == pieces ? std::min(part, 1.0) : part;
+}
+
+DpSeconds split_wait(bool shares_links, double from, double until, double shards_done,
+                     double sums_ran) {
+  const double after = std::max(0.0, until - std::max(from, shards_done));
+  const double across = std::min(until - from, shares_links ? sums_ran : after);
+  return {until - from - across, across};
 }
 
 StepStart step_start(const Step& step, int all_gathers) {

@@ -25,6 +25,23 @@ StepOp step_op(const Step& step, schedule::Kind kind, const StepChunk& chunk,
 // last.
 double part_of_piece(double share, int piece, int pieces);
 
+// Seconds that a rank waits for data parallelism, or is slowed down by it.
+struct DpSeconds {
+  double shards = 0;  // by collectives of its replica
+  double across = 0;  // by all-reduces over the replicas
+  double total() const { return shards + across; }
+  DpSeconds& operator+=(const DpSeconds& other) {
+    shards += other.shards;
+    across += other.across;
+    return *this;
+  }
+};
+// Splits a wait of a rank by the rule of [Note: two queues]. `shards_done`: time at which the
+// collectives of its replica that it waits for are done; `sums_ran`: seconds that all-reduces over
+// replicas run during the wait.
+DpSeconds split_wait(bool shares_links, double from, double until, double shards_done,
+                     double sums_ran);
+
 // Of all gathers of a rank, those that are asked for as the step begins, and whether all of them
 // must be there before anything is computed.
 struct StepStart {

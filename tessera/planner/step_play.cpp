@@ -24,7 +24,7 @@ class StepPlayer {
     far_ = step.hop_seconds(places.hop);
     strides_ = step.strides();
     for (const Program& program : programs_) {
-      Rank& rank = ranks_.emplace_back(StepClock(1, step.interference, step.prefetch()));
+      Rank& rank = ranks_.emplace_back(StepClock(1, step, places));
       std::size_t reductions = 0;
       for (const Op& op : program.ops) {
         reductions += static_cast<std::size_t>(op.reduces + op.late_reduces);
@@ -121,7 +121,8 @@ class StepPlayer {
       rank.clock.reduce_late(programs_[r].chunks[static_cast<std::size_t>(op.chunk)].reduce);
     }
     rank.clock.finish();
-    rank.time.comm[Axis::dp_shard] = rank.clock.exposed();
+    rank.time.comm[Axis::dp_shard] = rank.clock.exposed().shards;
+    rank.time.comm[Axis::dp_replicate] = rank.clock.exposed().across;
     rank.time.end = rank.clock.now();
     return rank.time;
   }

@@ -9,7 +9,8 @@ namespace tessera::planner {
 
 // Where the seconds of a step went on one pipeline rank, besides its computation.
 struct PlayedRank {
-  // dp: waiting for collectives, or slowed down by them. pp: waiting for messages in transit.
+  // dp, dp_replicate: waiting for collectives, or slowed down by them, [Note: two queues].
+  // pp: waiting for messages in transit.
   PerAxis<double> comm;
   double idle = 0;  // it waited for other stages to compute
   double end = 0;   // of its last collective

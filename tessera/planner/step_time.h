@@ -30,6 +30,8 @@ double least_step_time(const Step& step);
 struct ReplicaPlace {
   GroupPlace dp;
   double interference = 0;  // there
+  GroupPlace across = {};   // of all-reduces over replicas
+  double across_interference = 0;
 };
 // The least over places that are not chosen yet.
 double least_step_time(const Step& step, const std::vector<ReplicaPlace>& anywhere);

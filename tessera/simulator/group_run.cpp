@@ -9,11 +9,12 @@
 namespace tessera::simulator {
 
 Result run_group(const Scenario& s, int replicas) {
-  const planner::Program program = make_programs(s, s.places(), s.make_schedule()).front();
+  const planner::Places places = s.places();
+  const planner::Program program = make_programs(s, places, s.make_schedule()).front();
   const auto n = static_cast<std::size_t>(replicas);
   const planner::RankStrides strides = s.strides();
   const std::vector<double> slow = slowness(s);
-  planner::StepClock clock(n, s.interference, s.prefetch());
+  planner::StepClock clock(n, s, places);
   for (const int chunk : program.gathers) {
     clock.expect_gathers(1, program.chunks[static_cast<std::size_t>(chunk)].gather.each(0).seconds);
   }
@@ -23,7 +24,7 @@ Result run_group(const Scenario& s, int replicas) {
   result.replicas = replicas;
   result.ranks.resize(n);
   std::vector<double> seconds(n);
-  double sent = 0;
+  PerAxis<double> sent;
   std::int64_t computed = 0;
   for (const planner::Op& op : program.ops) {
     for (std::size_t d = 0; d < n; ++d) {
@@ -36,7 +37,7 @@ Result run_group(const Scenario& s, int replicas) {
     ++computed;
     const planner::Transfers& reduce = program.chunks[static_cast<std::size_t>(op.chunk)].reduce;
     clock.run(op, reduce, seconds.data());
-    if (op.reduces + op.late_reduces > 0) sent += sent_bytes(reduce.kind, reduce.bytes(), s.dp());
+    if (op.reduces + op.late_reduces > 0) add_sent(sent, s, reduce.kind, reduce.bytes());
   }
   for (const planner::Op& op : program.ops) {
     if (op.late_reduces == 0) continue;
@@ -45,17 +46,18 @@ Result run_group(const Scenario& s, int replicas) {
   clock.finish();
   for (const int chunk : program.gathers) {
     const planner::Transfers& gather = program.chunks[static_cast<std::size_t>(chunk)].gather;
-    sent += sent_bytes(gather.kind, gather.each(0).bytes, s.dp());
+    add_sent(sent, s, gather.kind, gather.each(0).bytes);
   }
   double end = 0;
   for (std::size_t d = 0; d < n; ++d) end = std::max(end, clock.now(d));
   result.step = end + s.optimizer;
   for (std::size_t d = 0; d < n; ++d) {
     RankTime& rank = result.ranks[d];
-    rank.comm[Axis::dp_shard] = clock.exposed(d);
+    rank.comm[Axis::dp_shard] = clock.exposed(d).shards;
+    rank.comm[Axis::dp_replicate] = clock.exposed(d).across;
     rank.bubble = end - clock.now(d);
     rank.optimizer = s.optimizer;
-    rank.sent[Axis::dp_shard] = sent;
+    rank.sent = sent;
     result.mean.add(rank, 1.0 / static_cast<double>(n));
   }
   if (result.step > 0) {

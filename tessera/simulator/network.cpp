@@ -57,36 +57,39 @@ bool Network::transferred(double now, const Event& event) {
   return true;
 }
 
-void Network::start_collective(double now, int group, const Load& load) {
-  Group& each = groups_[static_cast<std::size_t>(group)];
-  each.active = true;
-  each.load = load;
-  each.collective.left = 1;
-  each.collective.rate = 0;
-  each.collective.since = now;
-  ++each.collective.version;
+void Network::start_collective(double now, std::uint32_t id, const Load& load) {
+  Group::Slot& slot = groups_[id / 2].slots[id % 2];
+  slot.active = true;
+  slot.load = load;
+  slot.flow.left = 1;
+  slot.flow.rate = 0;
+  slot.flow.since = now;
+  ++slot.flow.version;
   if (load.seconds[kInside] <= 0 && load.seconds[kBetween] <= 0) {
-    queue_.push(now, Event::reduced, static_cast<std::uint32_t>(group), each.collective.version);
+    queue_.push(now, Event::reduced, id, slot.flow.version);
     return;
   }
-  re_rate_messages(now, group);
-  re_rate_collective(now, group);
+  re_rate_messages(now, static_cast<int>(id / 2));
+  re_rate_collective(now, id);
 }
 
 bool Network::reduced(double now, const Event& event) {
-  Group& group = groups_[event.id];
-  if (event.version != group.collective.version) return false;
-  ++group.collective.version;
-  group.active = false;
-  re_rate_messages(now, static_cast<int>(event.id));
+  Group::Slot& slot = groups_[event.id / 2].slots[event.id % 2];
+  if (event.version != slot.flow.version) return false;
+  ++slot.flow.version;
+  slot.active = false;
+  re_rate_messages(now, static_cast<int>(event.id / 2));
   return true;
 }
 
 int Network::crossing(int device, bool out, Level level) const {
   if (!shared_) return 1;
   const Group& group = groups_[static_cast<std::size_t>(group_of(device))];
-  const int messages = static_cast<int>(on_port_[port(device, out, level)].size());
-  return messages + (group.active && group.load.seconds[level] > 0 ? 1 : 0);
+  int flows = static_cast<int>(on_port_[port(device, out, level)].size());
+  for (const Group::Slot& slot : group.slots) {
+    if (slot.active && slot.load.seconds[level] > 0) ++flows;
+  }
+  return flows;
 }
 
 void Network::list(Group& group, std::uint32_t id, bool out, bool on) {
@@ -124,7 +127,10 @@ void Network::occupy(double now, std::uint32_t id, bool on) {
     for (const std::uint32_t other : flows) {
       if (other != id) re_rate(now, other);
     }
-    if (group.active) re_rate_collective(now, group_of(device));
+    for (const bool across : {false, true}) {
+      const std::uint32_t each = slot(group_of(device), across);
+      if (group.slots[each % 2].active) re_rate_collective(now, each);
+    }
   }
   if (on) re_rate(now, id);
 }
@@ -142,17 +148,18 @@ void Network::re_rate_messages(double now, int group) {
   }
 }
 
-void Network::re_rate_collective(double now, int id) {
-  Group& group = groups_[static_cast<std::size_t>(id)];
+void Network::re_rate_collective(double now, std::uint32_t id) {
+  Group& group = groups_[id / 2];
+  Group::Slot& slot = group.slots[id % 2];
   double seconds = 0;
   for (const Level level : {kInside, kBetween}) {
-    if (group.load.seconds[level] <= 0) continue;
+    if (slot.load.seconds[level] <= 0) continue;
     const auto& ports = group.ports[level];
     std::size_t most = ports.size() - 1;
     while (most > 0 && (ports[most] == 0 || !shared_)) --most;
-    seconds = std::max(seconds, group.load.seconds[level] * static_cast<double>(most + 1));
+    seconds = std::max(seconds, slot.load.seconds[level] * static_cast<double>(most + 1));
   }
-  set_rate(now, group.collective, 1 / seconds, Event::reduced, static_cast<std::uint32_t>(id));
+  set_rate(now, slot.flow, 1 / seconds, Event::reduced, id);
 }
 
 void Network::set_rate(double now, Flow& flow, double rate, Event::Type type, std::uint32_t id) {

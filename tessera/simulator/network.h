@@ -25,9 +25,10 @@ Load load_of(const planner::CollectiveCost& cost, const planner::Topology& topol
 // equally among the flows that cross it, and a flow goes at the pace of the slowest port on its
 // way; what it leaves unused elsewhere is not given to others. What flows of the same kind take
 // from each other (groups that leave a node together) is in their loads. Devices are dp groups of
-// equal size, one after another; a group has at most one collective at a time, which crosses the
-// ports of all its members. Ends of flows are put into the queue as Event::transferred and
-// Event::reduced, with a version: only the newest of a flow counts.
+// equal size, one after another; a group has at most one collective of its own at a time, which
+// crosses the ports of all its members, and takes part in at most one over replicas, which never
+// crosses the same ports: [Note: two queues]. Ends of flows are put into the queue as
+// Event::transferred and Event::reduced, with a version: only the newest of a flow counts.
 class Network {
  public:
   // `shared` false: nothing is in the way of anything, to see what that costs.
@@ -39,7 +40,12 @@ class Network {
   bool transferred(double now, const Event& event);
   void release(std::uint32_t flow) { free_.push_back(flow); }
 
-  void start_collective(double now, int group, const Load& load);
+  // Number of the collective that a group runs, in events: its own, or its part of one over
+  // replicas.
+  static std::uint32_t slot(int group, bool across) {
+    return static_cast<std::uint32_t>(group) * 2 + (across ? 1 : 0);
+  }
+  void start_collective(double now, std::uint32_t slot, const Load& load);
   bool reduced(double now, const Event& event);
 
  private:
@@ -54,9 +60,12 @@ class Network {
     std::array<std::uint32_t, 2> place{};  // in the lists of the groups of `to` and `from`
   };
   struct Group {
-    Flow collective;
-    bool active = false;
-    Load load;
+    struct Slot {
+      Flow flow;
+      bool active = false;
+      Load load;
+    };
+    std::array<Slot, 2> slots;
     std::vector<std::uint32_t> messages;  // to and from its members: flow · 2 + (1 if from)
     // [level][n]: how many ports of the members are crossed by n messages.
     std::array<std::vector<int>, 2> ports;
@@ -70,7 +79,7 @@ class Network {
   void occupy(double now, std::uint32_t flow, bool on);
   void list(Group& group, std::uint32_t flow, bool out, bool on);
   void re_rate(double now, std::uint32_t flow);
-  void re_rate_collective(double now, int group);
+  void re_rate_collective(double now, std::uint32_t slot);
   void re_rate_messages(double now, int group);
   void set_rate(double now, Flow& flow, double rate, Event::Type type, std::uint32_t id);
 

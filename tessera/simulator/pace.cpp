@@ -34,9 +34,14 @@ Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first, int 
   return pace;
 }
 
-double sent_bytes(planner::Collective kind, double bytes, int dp) {
-  const double parts = kind == planner::Collective::all_reduce ? 2 : 1;
-  return parts * (dp - 1.0) / dp * bytes;
+void add_sent(PerAxis<double>& sent, const Scenario& s, planner::Collective kind, double bytes) {
+  const auto ring = [](planner::Collective by, double all, double ranks) {
+    return (by == planner::Collective::all_reduce ? 2 : 1) * (ranks - 1.0) / ranks * all;
+  };
+  sent[Axis::dp_shard] += ring(kind, bytes, s.shards());
+  if (kind != planner::Collective::reduce_scatter || s.replicas() == 1) return;
+  sent[Axis::dp_replicate] +=
+      ring(planner::Collective::all_reduce, bytes / s.shards(), s.replicas());
 }
 
 }  // namespace tessera::simulator

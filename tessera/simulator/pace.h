@@ -18,7 +18,9 @@ std::vector<double> slowness(const Scenario& scenario);
 Pace pace_of(const Scenario& scenario, const std::vector<double>& slow, int first, int stride,
              std::int64_t computed);
 
-// What a member sends for one collective.
-double sent_bytes(planner::Collective kind, double bytes, int dp);
+// Adds the bytes that a member sends for one collective of its replica and, of a reduce-scatter,
+// for the all-reduce of its shard over the replicas.
+void add_sent(PerAxis<double>& sent, const Scenario& scenario, planner::Collective kind,
+              double bytes);
 
 }  // namespace tessera::simulator

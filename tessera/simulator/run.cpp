@@ -18,11 +18,14 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
       places_(scenario.places()),
       strides_(scenario.strides()),
       replicas_(replicas),
+      parts_(replicas == 1 ? 1 : scenario.replicas()),
+      members_(replicas / parts_),
+      shares_links_(scenario.shares_links(places_)),
       traced_(options.traced),
       programs_(make_programs(scenario, places_, schedule_)),
-      network_(scenario.pp(), replicas, queue_, options.shared_links),
+      network_(scenario.pp() * parts_, members_, queue_, options.shared_links),
       workers_(static_cast<std::size_t>(scenario.pp()) * static_cast<std::size_t>(replicas)),
-      groups_(static_cast<std::size_t>(scenario.pp())),
+      groups_(static_cast<std::size_t>(scenario.pp() * (parts_ + 1))),
       waiting_(workers_.size() * static_cast<std::size_t>(schedule_.chunks) * 2, 0),
       slow_(slowness(scenario)) {
   for (std::size_t w = 0; w < workers_.size(); ++w) {
@@ -35,6 +38,7 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
       if (each.gather.count > 0) own.gather = load_of(each.gather.each(0).cost, s_.topology);
       for (const planner::Transfers::Each& size : each.reduce.sizes) {
         own.reduce.push_back(load_of(size.cost, s_.topology));
+        own.across.push_back(load_of(size.across, s_.topology));
       }
     }
   }
@@ -158,8 +162,10 @@ void Run::handle(const Event& event) {
       Worker& worker = workers_[event.id];
       const Op& op = program(worker).ops[worker.op];
       record(event.id, Span::computing, name(op.kind), op.micro, op.chunk,
-             event.time - worker.piece_seconds - worker.debt, event.time);
-      worker.debt = s_.interference * (group(worker).running_until(event.time) - worker.beside);
+             event.time - worker.piece_seconds - worker.debt.total(), event.time);
+      worker.debt = {s_.interference * (group(event.id).running_until(event.time) - worker.beside),
+                     s_.replica_interference *
+                         (sums(worker.p).running_until(event.time) - worker.sums_beside)};
       if (++worker.piece == op.pieces) {
         worker.piece = 0;
         if (op.blocking) {
@@ -167,6 +173,7 @@ void Run::handle(const Event& event) {
             announce(event.id, event.time, op.chunk, false, i, event.time);
           }
           worker.wait_for = worker.announced;
+          if (s_.replicas() > 1) worker.wait_for_sums = worker.reductions;
         }
         ++worker.op;
       }
@@ -187,14 +194,16 @@ void Run::handle(const Event& event) {
     case Event::ready: begin_collective(static_cast<int>(event.id), event.time); break;
     case Event::reduced:
       if (network_.reduced(event.time, event)) {
-        const Group& group = groups_[event.id];
-        const double latency = load(static_cast<int>(event.id),
-                                    group.collectives[static_cast<std::size_t>(group.done)])
-                                   .latency;
+        const int own = static_cast<int>(event.id / 2);
+        const int g = event.id % 2 == 0 ? own : shard_groups() + own / parts_;
+        Group& group = groups_[static_cast<std::size_t>(g)];
+        if (--group.underway > 0) break;
+        const double latency =
+            load(g, group.collectives[static_cast<std::size_t>(group.done)]).latency;
         if (latency > 0) {
-          queue_.push(event.time + latency, Event::finished, event.id);
+          queue_.push(event.time + latency, Event::finished, static_cast<std::uint32_t>(g));
         } else {
-          end_collective(static_cast<int>(event.id), event.time);
+          end_collective(g, event.time);
         }
       }
       break;
@@ -220,27 +229,29 @@ void Run::advance(std::uint32_t w, double now) {
     }
     ++worker.op;
   }
-  const double through = now + worker.debt;
+  const double through = now + worker.debt.total();
   for (const Op& op : mine.ops) {
     for (int i = 0; i < op.late_reduces; ++i) announce(w, through, op.chunk, false, i, now);
   }
-  worker.since = through;
-  worker.time.comm[Axis::dp_shard] += worker.debt;
+  charge(worker, worker.debt);
+  worker.wait_for = worker.announced;
+  if (s_.replicas() > 1) worker.wait_for_sums = worker.reductions;
   worker.state = State::finishing;
-  if (group(worker).done >= worker.announced) finish(w, through);
+  begin_wait(w, through);
+  if (there(worker, group(w))) finish(w, through);
 }
 
 bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
   Worker& worker = workers_[w];
-  Group& mine = group(worker);
+  Group& mine = group(w);
   if (op.gathers) {
     ask_gathers(w, worker.gathers_used + 1, now);
     worker.wait_for =
         std::max(worker.wait_for, mine.gathers[static_cast<std::size_t>(worker.gathers_used)] + 1);
   }
-  if (mine.done < worker.wait_for) {
+  if (!there(worker, mine)) {
     worker.state = State::gathering;
-    worker.since = now;
+    begin_wait(w, now);
     return false;
   }
   if (op.gathers) {
@@ -249,9 +260,10 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
   }
   if (worker.piece == 0) begin_op(worker, w, op);
   worker.beside = mine.running_until(now);
-  worker.time.comm[Axis::dp_shard] += worker.debt;
+  worker.sums_beside = sums(worker.p).running_until(now);
+  charge(worker, worker.debt);
   if (op.reduces > 0 && !op.blocking) announce_reduces(w, op, now);
-  queue_.push(now + worker.piece_seconds + worker.debt, Event::computed, w);
+  queue_.push(now + worker.piece_seconds + worker.debt.total(), Event::computed, w);
   return true;
 }
 
@@ -268,7 +280,7 @@ void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
 // Those that are ready in the present piece.
 void Run::announce_reduces(std::uint32_t w, const Op& op, double now) {
   Worker& worker = workers_[w];
-  const double piece_seconds = worker.piece_seconds + worker.debt;
+  const double piece_seconds = worker.piece_seconds + worker.debt.total();
   const planner::Transfers& reduces =
       program(worker).chunks[static_cast<std::size_t>(op.chunk)].reduce;
   if (worker.piece == 0) worker.reduced = 0;
@@ -342,74 +354,129 @@ void Run::ask_gathers(std::uint32_t w, int upto, double now) {
 
 void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, int which, double now) {
   Worker& worker = workers_[w];
-  Group& mine = group(worker);
+  Group& mine = group(w);
   const int number = worker.announced++;
   if (number == static_cast<int>(mine.collectives.size())) {
-    mine.collectives.push_back({replicas_, 0, chunk, gather, which});
+    mine.collectives.push_back({members_, 0, chunk, gather, which, worker.reductions});
     if (gather) mine.gathers.push_back(number);
   }
+  if (!gather) ++worker.reductions;
   Collective& collective = mine.collectives[static_cast<std::size_t>(number)];
   collective.ready = std::max(collective.ready, ready);
   horizon_ = std::min(horizon_, ready);
   --collective.missing;
   const Program::OfChunk& of_chunk = program(worker).chunks[static_cast<std::size_t>(chunk)];
   const planner::Transfers& transfers = gather ? of_chunk.gather : of_chunk.reduce;
-  worker.time.sent[Axis::dp_shard] +=
-      sent_bytes(transfers.kind, transfers.each(which).bytes, s_.dp());
-  if (collective.missing == 0 && number == mine.done && !mine.busy) {
-    plan_collective(worker.p, now);
+  add_sent(worker.time.sent, s_, transfers.kind, transfers.each(which).bytes);
+  if (number == mine.done) plan_collective(static_cast<int>(w) / members_, now);
+}
+
+// Puts the beginning of a group's next collective into the queue, if all of its members have asked
+// for it and links that it shares with all-reduces over replicas are free.
+void Run::plan_collective(int g, double now) {
+  Group& mine = groups_[static_cast<std::size_t>(g)];
+  const auto next = static_cast<std::size_t>(mine.done);
+  if (mine.busy || next >= mine.collectives.size()) return;
+  const Collective& collective = mine.collectives[next];
+  if (collective.missing > 0) return;
+  if (shares_links_ && !sums_up(g) && sums(stage_of_group(g)).done < collective.sums) return;
+  mine.busy = true;
+  queue_.push(std::max(now, collective.ready), Event::ready, static_cast<std::uint32_t>(g));
+}
+
+const Load& Run::load(int g, const Collective& collective) const {
+  const auto p = static_cast<std::size_t>(stage_of_group(g));
+  const auto c = static_cast<std::size_t>(collective.chunk);
+  const Loads& loads = loads_[p][c];
+  if (collective.gather) return loads.gather;
+  const std::size_t size = programs_[p].chunks[c].reduce.size_of(collective.which);
+  return sums_up(g) ? loads.across[size] : loads.reduce[size];
+}
+
+void Run::begin_collective(int g, double now) {
+  Group& mine = groups_[static_cast<std::size_t>(g)];
+  mine.began = now;
+  mine.running = true;
+  const Load& takes = load(g, mine.collectives[static_cast<std::size_t>(mine.done)]);
+  const bool across = sums_up(g);
+  const int first = across ? stage_of_group(g) * parts_ : g;
+  mine.underway = across ? parts_ : 1;
+  for (int i = 0; i < mine.underway; ++i) {
+    network_.start_collective(now, Network::slot(first + i, across), takes);
   }
 }
 
-void Run::plan_collective(int p, double now) {
-  Group& mine = groups_[static_cast<std::size_t>(p)];
-  mine.busy = true;
-  const double ready = mine.collectives[static_cast<std::size_t>(mine.done)].ready;
-  queue_.push(std::max(now, ready), Event::ready, static_cast<std::uint32_t>(p));
+// A group has reduced a bucket: when all groups have, its sums are all-reduced over the replicas.
+void Run::ask_sums(int p, const Collective& reduction, double now) {
+  Group& all = sums(p);
+  const auto number = static_cast<std::size_t>(reduction.sums);
+  if (number == all.collectives.size()) {
+    all.collectives.push_back({parts_, 0, reduction.chunk, false, reduction.which, 0});
+  }
+  Collective& collective = all.collectives[number];
+  collective.ready = now;
+  --collective.missing;
+  plan_collective(shard_groups() + p, now);
 }
 
-const Load& Run::load(int p, const Collective& collective) const {
-  const Loads& loads =
-      loads_[static_cast<std::size_t>(p)][static_cast<std::size_t>(collective.chunk)];
-  if (collective.gather) return loads.gather;
-  const Program::OfChunk& of_chunk =
-      programs_[static_cast<std::size_t>(p)].chunks[static_cast<std::size_t>(collective.chunk)];
-  return loads.reduce[of_chunk.reduce.size_of(collective.which)];
-}
-
-void Run::begin_collective(int p, double now) {
-  Group& mine = groups_[static_cast<std::size_t>(p)];
-  mine.began = now;
-  mine.running = true;
-  network_.start_collective(now, p, load(p, mine.collectives[static_cast<std::size_t>(mine.done)]));
-}
-
-void Run::end_collective(int p, double now) {
-  Group& mine = groups_[static_cast<std::size_t>(p)];
-  const Collective done = mine.collectives[static_cast<std::size_t>(mine.done)];
+void Run::end_collective(int g, double now) {
+  Group& mine = groups_[static_cast<std::size_t>(g)];
+  Collective& done = mine.collectives[static_cast<std::size_t>(mine.done)];
+  done.began = mine.began;
+  done.ended = now;
+  const bool across = sums_up(g);
+  const int p = stage_of_group(g);
   ++mine.done;
   mine.busy = mine.running = false;
   mine.ran += now - mine.began;
-  const auto next = static_cast<std::size_t>(mine.done);
-  if (next < mine.collectives.size() && mine.collectives[next].missing == 0) {
-    plan_collective(p, now);
+  if (!across && !done.gather && s_.replicas() > 1) ask_sums(p, done, now);
+  plan_collective(g, now);
+  if (across && shares_links_) {
+    for (int i = 0; i < parts_; ++i) plan_collective(p * parts_ + i, now);
   }
-  const char* what = done.gather   ? "gather parameters"
+  const char* what = across        ? "all-reduce gradients over replicas"
+                     : done.gather ? "gather parameters"
                      : s_.zero > 0 ? "reduce-scatter gradients"
                                    : "all-reduce gradients";
-  for (int d = 0; d < replicas_; ++d) {
-    const auto w = static_cast<std::uint32_t>(p * replicas_ + d);
-    record(w, Span::data_parallel, what, -1, -1, mine.began, now);
-    Worker& worker = workers_[w];
-    if (worker.state == State::gathering && mine.done >= worker.wait_for) {
-      worker.time.comm[Axis::dp_shard] += now - worker.since;
-      advance(w, now);
-    } else if (worker.state == State::finishing && mine.done >= worker.announced) {
-      const double end = std::max(now, worker.since);
-      worker.time.comm[Axis::dp_shard] += end - worker.since;
-      finish(w, end);
-    }
+  const int first = across ? p * replicas_ : g * members_;
+  for (int d = 0; d < (across ? replicas_ : members_); ++d) {
+    const auto w = static_cast<std::uint32_t>(first + d);
+    record(w, across ? Span::over_replicas : Span::data_parallel, what, -1, -1, mine.began, now);
+    wake(w, now);
   }
+}
+
+double Run::Group::ran_between(double from, double until) const {
+  double seconds = 0;
+  for (int i = done; i-- > 0;) {
+    const Collective& each = collectives[static_cast<std::size_t>(i)];
+    if (each.ended <= from) break;
+    seconds += std::max(0.0, std::min(until, each.ended) - std::max(from, each.began));
+  }
+  return seconds;
+}
+
+// Goes on with a worker whose wait may be over.
+void Run::wake(std::uint32_t w, double now) {
+  Worker& worker = workers_[w];
+  if (worker.state != State::gathering && worker.state != State::finishing) return;
+  const Group& mine = group(w);
+  if (mine.done >= worker.wait_for && worker.shards_done < 0) worker.shards_done = now;
+  if (!there(worker, mine)) return;
+  const double end = std::max(now, worker.since);
+  charge(worker, planner::split_wait(shares_links_, worker.since, end, worker.shards_done,
+                                     sums(worker.p).ran_between(worker.since, end)));
+  if (worker.state == State::gathering) {
+    advance(w, now);
+  } else {
+    finish(w, end);
+  }
+}
+
+void Run::begin_wait(std::uint32_t w, double now) {
+  Worker& worker = workers_[w];
+  worker.since = now;
+  worker.shards_done = group(w).done >= worker.wait_for ? now : -1;
 }
 
 void Run::finish(std::uint32_t w, double now) {

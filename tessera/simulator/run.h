@@ -23,6 +23,10 @@ using planner::Program;
 // announced then with the time at which they will be ready: that saves an event for each. What ran
 // beside a piece makes the next one longer: `interference`.
 //
+// With replicas (hybrid sharding) the members of a pipeline rank are several groups of workers that
+// share state, and each group has a queue of its own. When all groups have reduced a bucket its
+// sums are all-reduced over the replicas, in a queue for each pipeline rank: [Note: two queues].
+//
 // [Note: replica by replica] Replicas meet in collectives alone, and one of them begins no sooner
 // than any member is ready. So while no collective is under way, each replica can be played for
 // itself until the first moment at which one of its workers is ready for the next: `horizon_`. Its
@@ -44,11 +48,15 @@ class Run {
     int announced = 0;      // collectives
     int gathers_asked = 0;  // of those, gathers
     int gathers_used = 0;
-    int wait_for = 0;  // collectives that must be done before it may compute
+    int reductions = 0;     // of those announced
+    int wait_for = 0;       // collectives that must be done before it may compute
+    int wait_for_sums = 0;  // all-reduces over replicas, likewise
     double piece_seconds = 0;
-    double beside = 0;  // how long its group's collectives had run when the piece began
-    double debt = 0;    // seconds that those beside the last piece have cost
-    double since = 0;   // when it began to wait, or was through
+    double beside = 0;        // how long its group's collectives had run when the piece began
+    double sums_beside = 0;   // and all-reduces over replicas
+    planner::DpSeconds debt;  // seconds that those beside the last piece have cost
+    double since = 0;         // when it began to wait, or was through
+    double shards_done = 0;   // when its group's collectives that it waits for were done
     State state = State::moving;
     RankTime time;
   };
@@ -58,6 +66,8 @@ class Run {
     int chunk = 0;
     bool gather = false;
     int which = 0;  // of the chunk's reductions
+    int sums = 0;   // all-reduces over replicas that are asked for before it
+    double began = 0, ended = 0;
   };
   struct Group {
     std::vector<Collective> collectives;
@@ -66,8 +76,11 @@ class Run {
     bool busy = false;  // one is under way or about to begin
     bool running = false;
     double began = 0;
-    double ran = 0;  // seconds, of those that are done
+    double ran = 0;    // seconds, of those that are done
+    int underway = 0;  // of an all-reduce over replicas: groups whose links are still crossed
     double running_until(double now) const { return ran + (running ? now - began : 0); }
+    // Seconds that those that are done ran in this time.
+    double ran_between(double from, double until) const;
   };
   struct Message {
     std::uint32_t to = 0;
@@ -94,10 +107,17 @@ class Run {
   void arrived(std::uint32_t flow, double now);
   void ask_gathers(std::uint32_t w, int upto, double now);
   void announce(std::uint32_t w, double ready, int chunk, bool gather, int which, double now);
-  void plan_collective(int p, double now);
-  void begin_collective(int p, double now);
-  void end_collective(int p, double now);
-  const Load& load(int p, const Collective& collective) const;
+  void plan_collective(int g, double now);
+  void begin_collective(int g, double now);
+  void end_collective(int g, double now);
+  void ask_sums(int p, const Collective& reduction, double now);
+  void wake(std::uint32_t w, double now);
+  void begin_wait(std::uint32_t w, double now);
+  static void charge(Worker& worker, const planner::DpSeconds& seconds) {
+    worker.time.comm[Axis::dp_shard] += seconds.shards;
+    worker.time.comm[Axis::dp_replicate] += seconds.across;
+  }
+  const Load& load(int g, const Collective& collective) const;
 
   std::size_t channel(std::uint32_t w, int chunk, bool gradient) const {
     return (static_cast<std::size_t>(w) * static_cast<std::size_t>(schedule_.chunks) +
@@ -108,7 +128,17 @@ class Run {
   const Program& program(const Worker& worker) const {
     return programs_[static_cast<std::size_t>(worker.p)];
   }
-  Group& group(const Worker& worker) { return groups_[static_cast<std::size_t>(worker.p)]; }
+  // Groups that share state come first, those of one pipeline rank one after another; then the
+  // all-reduces over replicas of each pipeline rank.
+  int shard_groups() const { return s_.pp() * parts_; }
+  bool sums_up(int g) const { return g >= shard_groups(); }
+  int stage_of_group(int g) const { return sums_up(g) ? g - shard_groups() : g / parts_; }
+  Group& group(std::uint32_t w) { return groups_[w / static_cast<std::uint32_t>(members_)]; }
+  Group& sums(int p) { return groups_[static_cast<std::size_t>(shard_groups() + p)]; }
+  // The collectives that a worker waits for are done.
+  bool there(const Worker& worker, const Group& own) {
+    return own.done >= worker.wait_for && sums(worker.p).done >= worker.wait_for_sums;
+  }
   bool traced(std::uint32_t w) const {
     return static_cast<int>(w) % replicas_ * s_.pp() + static_cast<int>(w) / replicas_ < traced_;
   }
@@ -121,19 +151,23 @@ class Run {
   schedule::Schedule schedule_;
   planner::Places places_;
   planner::RankStrides strides_;
-  int replicas_;
+  int replicas_;  // data-parallel ranks that are simulated
+  int parts_;     // groups of them that share state
+  int members_;   // of such a group
+  bool shares_links_;
   int traced_;
   std::vector<Program> programs_;  // [pipeline rank]
   struct Loads {
     Load gather;
     std::vector<Load> reduce;  // [size]
+    std::vector<Load> across;  // likewise
   };
   std::vector<std::vector<Loads>> loads_;  // [pipeline rank][chunk]
   std::array<Load, 2> hop_;                // [level]
   EventQueue queue_;
   Network network_;
-  std::vector<Worker> workers_;    // [p · replicas + d]
-  std::vector<Group> groups_;      // [pipeline rank]
+  std::vector<Worker> workers_;  // [p · replicas + d]
+  std::vector<Group> groups_;
   std::vector<int> waiting_;       // [channel]: messages that are there and not taken yet
   std::vector<Message> messages_;  // [flow]
   std::vector<double> slow_;       // [rank]; empty if all are alike

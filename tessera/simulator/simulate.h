@@ -11,7 +11,8 @@ namespace tessera::simulator {
 struct RankTime {
   double compute = 0;
   // tp: tensor-parallel communication and waiting for slower tp neighbors. pp: waiting for a
-  // message in transit. dp: waiting for gathers and reductions.
+  // message in transit. dp: waiting for gathers and reductions. dp_replicate: for all-reduces over
+  // replicas.
   PerAxis<double> comm;
   double bubble = 0;  // waiting for other stages to compute
   double optimizer = 0;
@@ -33,7 +34,7 @@ struct RankTime {
 // What a rank, or its dp group, or a message did; for traces.
 struct Span {
   // Which row of a trace it belongs to.
-  enum Lane : std::uint8_t { computing, data_parallel, pipeline };
+  enum Lane : std::uint8_t { computing, data_parallel, pipeline, over_replicas };
   int worker = 0;
   Lane lane = computing;
   const char* what = "";

@@ -10,10 +10,15 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json rank_time_json(const RankTime& time, double step) {
-  return {{"compute", time.compute},         {"comm_exposed", sum(time.comm)},
-          {"tp", time.comm[Axis::tp]},       {"pp", time.comm[Axis::pp]},
-          {"dp", time.comm[Axis::dp_shard]}, {"bubble", time.bubble},
-          {"optimizer", time.optimizer},     {"step", step}};
+  return {{"compute", time.compute},
+          {"comm_exposed", sum(time.comm)},
+          {"tp", time.comm[Axis::tp]},
+          {"pp", time.comm[Axis::pp]},
+          {"dp", time.comm[Axis::dp_shard]},
+          {"dp_replicate", time.comm[Axis::dp_replicate]},
+          {"bubble", time.bubble},
+          {"optimizer", time.optimizer},
+          {"step", step}};
 }
 
 ordered_json failures_json(const Reliability& r, double step, double tokens_per_s,
@@ -82,6 +87,7 @@ std::string simulation_json(const Simulation& s) {
       row["utilisation"] = r.step > 0 ? one.compute / r.step : 0;
       row["time"] = rank_time_json(one, r.step);
       row["sent_dp"] = one.sent[Axis::dp_shard];
+      row["sent_dp_replicate"] = one.sent[Axis::dp_replicate];
       ranks.push_back(std::move(row));
     }
   }

@@ -8,7 +8,7 @@
 namespace tessera::simulator {
 namespace {
 
-constexpr const char* kLanes[] = {"compute", "data parallel", "pipeline"};
+constexpr const char* kLanes[] = {"compute", "data parallel", "pipeline", "over replicas"};
 
 std::string metadata(const char* name, int pid, int tid, const std::string& value) {
   return str(R"({"name":")", name, R"(","ph":"M","pid":)", pid, R"(,"tid":)", tid,
@@ -33,7 +33,10 @@ std::string trace_json(const Scenario& scenario, const Result& result) {
     if (shown.insert(rank).second) {
       add(metadata("process_name", rank, 0,
                    str("rank ", rank, ": pipeline rank ", p, ", replica ", d)));
-      for (int lane = 0; lane < 3; ++lane) add(metadata("thread_name", rank, lane, kLanes[lane]));
+      const int lanes = scenario.replicas() > 1 ? 4 : 3;
+      for (int lane = 0; lane < lanes; ++lane) {
+        add(metadata("thread_name", rank, lane, kLanes[lane]));
+      }
     }
     std::snprintf(line, sizeof line,
                   "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f",

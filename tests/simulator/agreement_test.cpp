@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <random>
 
 #include "tessera/core/errors.h"
@@ -75,6 +76,19 @@ class Cases {
   planner::Catalogue catalogue_;
 };
 
+// The same with replicas; nothing where there can be none.
+std::optional<Case> with_replicas(Case one, unsigned pick) {
+  std::vector<int> counts;
+  for (int n = 2; n <= one.question.dp(); ++n) {
+    if (one.question.dp() % n == 0) counts.push_back(n);
+  }
+  if (one.question.zero == 0 || counts.empty()) return std::nullopt;
+  const int replicas = counts[pick % counts.size()];
+  one.question.axes.set_given(Axis::dp_replicate, replicas);
+  one.text += " --dp-replicate " + std::to_string(replicas);
+  return one;
+}
+
 Scenario scenario_of(const Case& one) {
   Scenario scenario;
   static_cast<planner::Step&>(scenario) = planner::describe_step(one.question);
@@ -136,6 +150,65 @@ TEST(Agreement, OfRanksThatShareCores) {
         EXPECT_LE(planned, all * (1 + 1e-9)) << pp << " " << cores;
       }
     }
+  }
+}
+
+TEST(Agreement, OfReplicas) {
+  Cases cases;
+  int compared = 0, exposed = 0, shared = 0;
+  for (unsigned i = 0; i < 400; ++i) {
+    const auto one = with_replicas(cases.next(), i);
+    if (!one || one->question.micros() > 16) continue;
+    const Scenario scenario = scenario_of(*one);
+    const planner::StepTime planned = planner::step_time(scenario);
+    const Result result = simulate(scenario, {.by_events = true});
+    EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one->text;
+    EXPECT_LE(planner::least_step_time(scenario), planned.step() * (1 + 1e-9)) << one->text;
+    if (one->question.pp() == 1) {
+      EXPECT_NEAR(planned.step(), result.step, 1e-3 * result.step) << one->text;
+      for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
+        EXPECT_NEAR(planned.comm[axis], result.mean.comm[axis], 1e-3 * result.step) << one->text;
+      }
+    } else {
+      const Agreement agreement = agreement_of(scenario, result);
+      const double left = result.step - planned.step() - agreement.largest().seconds;
+      EXPECT_LT(std::abs(left), kNear * result.step) << one->text << ": " << reason(agreement);
+    }
+    ++compared;
+    exposed += planned.comm[Axis::dp_replicate] > 0.01 * planned.step() ? 1 : 0;
+    shared += scenario.shares_links(scenario.places()) ? 1 : 0;
+  }
+  EXPECT_GT(compared, 100);
+  EXPECT_GT(exposed, 20);
+  EXPECT_GT(shared, 20);
+  EXPECT_LT(shared, compared - 20);
+}
+
+TEST(Agreement, LockstepOfReplicasIsTheEvents) {
+  Cases cases;
+  int compared = 0;
+  for (unsigned i = 0; compared < 150; ++i) {
+    const auto one = with_replicas(cases.next(), i);
+    if (!one || one->question.pp() > 1 || one->question.dp() > 64 || one->question.micros() > 8) {
+      continue;
+    }
+    Scenario scenario = scenario_of(*one);
+    scenario.seed = i;
+    if (compared % 3 != 0) scenario.jitter = 0.1;
+    if (compared % 3 == 1) scenario.stragglers = {{0, 1.5}};
+    const Result quick = simulate(scenario, {.full = true});
+    const Result events = simulate(scenario, {.full = true, .by_events = true});
+    EXPECT_NEAR(quick.step, events.step, 1e-12 * events.step) << one->text;
+    for (std::size_t d = 0; d < quick.ranks.size(); ++d) {
+      const RankTime &a = quick.ranks[d], &b = events.ranks[d];
+      EXPECT_NEAR(a.compute, b.compute, 1e-12 * events.step) << one->text;
+      EXPECT_NEAR(a.bubble, b.bubble, 1e-12 * events.step) << one->text;
+      for (const Axis axis : kAllAxes) {
+        EXPECT_NEAR(a.comm[axis], b.comm[axis], 1e-11 * events.step) << one->text;
+        EXPECT_NEAR(a.sent[axis], b.sent[axis], 1e-9 * b.sent[axis]) << one->text;
+      }
+    }
+    ++compared;
   }
 }
 

@@ -41,6 +41,7 @@ void expect_equal(const RankTime& a, const RankTime& b) {
   EXPECT_NEAR(a.comm[Axis::tp], b.comm[Axis::tp], 1e-9);
   EXPECT_NEAR(a.comm[Axis::pp], b.comm[Axis::pp], 1e-9);
   EXPECT_NEAR(a.comm[Axis::dp_shard], b.comm[Axis::dp_shard], 1e-9);
+  EXPECT_NEAR(a.comm[Axis::dp_replicate], b.comm[Axis::dp_replicate], 1e-9);
   EXPECT_NEAR(a.bubble, b.bubble, 1e-9);
   EXPECT_NEAR(a.sent[Axis::dp_shard], b.sent[Axis::dp_shard], 1);
   EXPECT_NEAR(a.sent[Axis::pp], b.sent[Axis::pp], 1);
@@ -75,6 +76,35 @@ TEST(Symmetry, OneReplicaIsTheFullRun) {
     }
   }
   EXPECT_GT(compared, 3000);
+}
+
+TEST(Symmetry, OneReplicaIsTheFullRunOfHybridSharding) {
+  int compared = 0;
+  for (const std::string& name : schedule::names()) {
+    for (const int p : {1, 2, 4}) {
+      for (const int dp : {4, 8, 16}) {
+        for (int variant = 0; variant < 24; ++variant) {
+          Scenario s = scenario(name, p, p + 3, dp, variant % 2 + 1);
+          s.axes.set_given(Axis::dp_replicate, dp / (1 << variant % 3));
+          s.replica_interference = 0.1;
+          s.zero = 1 + variant % 3;
+          s.policy = variant % 4 == 0 ? ReducePolicy::each : ReducePolicy::last;
+          s.overlap_grad_reduce = variant < 18;
+          s.overlap_param_gather = variant % 5 != 0;
+          if (!s.symmetric()) continue;
+          const Result one = simulate(s), full = simulate(s, {.full = true});
+          ASSERT_EQ(one.replicas, 1);
+          ASSERT_EQ(full.replicas, dp);
+          ASSERT_NEAR(one.step, full.step, 1e-9) << name << p << " " << dp << " " << variant;
+          for (int r = 0; r < p; ++r) {
+            for (int d = 0; d < dp; ++d) expect_equal(one.at(r), full.at(r, d));
+          }
+          ++compared;
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 500);
 }
 
 // Three replicas of two ranks do not fit nodes of eight: some hops cross, some do not.
@@ -119,6 +149,20 @@ TEST(Irregular, ReplicaByReplicaIsTheOrderOfTime) {
       }
     }
   }
+}
+
+// A slow rank holds up the gathers of its own replica, and the others only where gradients meet.
+TEST(Irregular, AStragglerStopsTheGathersOfItsReplicaAlone) {
+  Scenario s = scenario("1f1b", 1, 4, 8, 1);
+  s.zero = 3;
+  s.interference = 0;
+  s.topology.per_node = 4;  // a replica each
+  s.stragglers = {{0, 2}};
+  s.axes.set_given(Axis::dp_replicate, 2);
+  const Result r = simulate(s);
+  EXPECT_GT(r.at(0, 1).comm[Axis::dp_shard], 2 * r.at(0, 4).comm[Axis::dp_shard]);
+  EXPECT_GT(r.at(0, 4).comm[Axis::dp_replicate], r.at(0, 1).comm[Axis::dp_replicate]);
+  EXPECT_EQ(r.at(0, 4).comm[Axis::dp_shard], r.at(0, 7).comm[Axis::dp_shard]);
 }
 
 // Jitter keeps the mean of the work, and waiting for the slowest makes steps longer.
