@@ -44,10 +44,10 @@ std::string state_steps(const Question& q, double psi) {
   Table table("lrrrr");
   double sum = 0;
   const auto line = [&](const char* name, int each, bool sharded) {
-    const double bytes = psi * each / (sharded ? q.dp() : 1);
+    const double bytes = psi * each / (sharded ? q.shards() : 1);
     sum += bytes;
-    table.row({name, str(each, " B"), str("· ", whole_text(psi)), sharded ? str("/ ", q.dp()) : "",
-               "= " + bytes_text(bytes)});
+    table.row({name, str(each, " B"), str("· ", whole_text(psi)),
+               sharded ? str("/ ", q.shards()) : "", "= " + bytes_text(bytes)});
   };
   line("params", q.layout.param, cut.params);
   line("grads", q.layout.grad, grads);
@@ -122,7 +122,7 @@ std::string explain_memory(const ExplainArguments& a) {
 std::string explain_traffic(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   const planner::Traffic& t = a.plan.traffic;
-  const double n = q.dp(), k = real(q.grad_accum);
+  const double n = q.shards(), k = real(q.grad_accum);
   const double dp_bytes = a.plan.on_a_rank * q.layout.param;
   const double dg_bytes = a.plan.on_a_rank * q.layout.grad;
   const bool each = q.policy() == ReducePolicy::each;
@@ -137,17 +137,25 @@ std::string explain_traffic(const ExplainArguments& a) {
   std::string text = str(
       "A ring sends (N-1)/N of a buffer in a reduce-scatter and in an all-gather; an all-reduce is "
       "one\nof each, which is where its 2 comes from.\n\ndp: N = ",
-      q.dp(), ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
+      q.shards(), ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
       " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", fixed((n - 1) / n, 4),
       " · ", bytes_text(passed), " = ", bytes_text(t.sent[Axis::dp_shard]),
       " sent per rank and step\n");
+  if (q.replicas() > 1) {
+    const double r = q.replicas();
+    text +=
+        str("dp_replicate: R = ", q.replicas(), " replicas hold the same shards and all-reduce ",
+            "their sums\n  2(R-1)/R · ", times, "D_g/N = ", fixed(2 * (r - 1) / r, 4), " · ",
+            bytes_text(reductions * dg_bytes / n), " = ", bytes_text(t.sent[Axis::dp_replicate]),
+            " sent per rank and step\n");
+  }
   if (t.dp_each != t.dp_last) {
     text += str("  reduced each micro-batch ", bytes_text(t.dp_each), ", once ",
                 bytes_text(t.dp_last), "\n");
   }
   Table table("llrr");
   for (const planner::TrafficRow& row : t.rows) {
-    if (row.axis == Axis::dp_shard) continue;
+    if (kDataAxes.contains(row.axis)) continue;
     table.row({std::string(axis_name(row.axis)), row.what, whole_text(row.calls) + " ×",
                bytes_text(row.bytes)});
   }
@@ -258,6 +266,10 @@ std::string explain_step(const ExplainArguments& a) {
   table.row({"waiting for pp", format_time(t.comm[Axis::pp]), "hops between stages"});
   table.row({"waiting for dp", format_time(t.comm[Axis::dp_shard]),
              "gradients and parameters that nothing hides"});
+  if (q.replicas() > 1) {
+    table.row({"waiting for replicas", format_time(t.comm[Axis::dp_replicate]),
+               "sums of gradients over replicas, likewise"});
+  }
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
   table.row({"optimizer", format_time(t.optimizer), ""});
   table.row({"step", format_time(t.step()), "their sum"});

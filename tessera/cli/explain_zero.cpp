@@ -131,8 +131,8 @@ std::string part_cells(bool sharded, int rank, int dp, int cells) {
 }
 
 std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
-  const Question& q = stages.front().plan.question;
-  const int dp = q.dp(), cells = std::min(dp, 8);
+  const Question& q = stages.back().plan.question;
+  const int dp = q.dp(), shards = q.shards(), cells = std::min(shards, 8);
   if (dp == 1) return "\nOne replica owns everything: there is nothing to shard over.\n";
   std::vector<int> shown;
   for (int r = 0; r < std::min(dp, 4); ++r) shown.push_back(r);
@@ -143,31 +143,47 @@ std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const int r = shown[i];
       if (dp > 5 && i + 1 == shown.size()) table.row({"", "…"});
-      table.row({i == 0 ? s.name : "", str(r), part_cells(s.sharded.params, r, dp, cells),
-                 part_cells(s.sharded.grads, r, dp, cells),
-                 part_cells(s.sharded.optimizer, r, dp, cells)});
+      table.row({i == 0 ? s.name : "", str(r),
+                 part_cells(s.sharded.params, r % shards, shards, cells),
+                 part_cells(s.sharded.grads, r % shards, shards, cells),
+                 part_cells(s.sharded.optimizer, r % shards, shards, cells)});
     }
   }
   const auto params =
       static_cast<std::int64_t>(std::min(std::round(stages.front().plan.on_a_rank), 9e18));
-  const planner::OwnedPart first = planner::owned_part(params, dp, 0);
-  const planner::OwnedPart last = planner::owned_part(params, dp, dp - 1);
+  const planner::OwnedPart first = planner::owned_part(params, shards, 0);
+  const planner::OwnedPart last = planner::owned_part(params, shards, shards - 1);
   return str("\nWho owns which part (█ is there, · lies on another rank)\n", table.text(), "  of ",
              format_grouped(params), " parameters dp rank 0 owns 0 to ",
              format_grouped(std::max<std::int64_t>(first.last - 1, 0)), ", the last rank ",
              format_grouped(last.first), " to ", format_grouped(params - 1), "\n");
 }
 
+// What replicas change; "" without them.
+std::string hybrid_words(const Question& q) {
+  if (q.replicas() == 1) return "";
+  return str("\nHybrid sharding: ", q.dp(), " data-parallel ranks are ", q.replicas(),
+             " replicas of ", q.shards(), ". State is sharded over the ", q.shards(),
+             "\nranks of a replica, so a rank keeps ", q.replicas(),
+             " times its share of all ranks. Parameters are gathered inside\na replica; gradients "
+             "are reduce-scattered inside it, and then the shards all-reduced over the\n",
+             q.replicas(),
+             " replicas. Between nodes only those shards travel, if a replica is a "
+             "node. DDP has no replicas:\nthere every rank holds everything.\n");
+}
+
 std::string zero_text(const std::vector<StageAnswer>& stages) {
-  const planner::Plan& plan = stages.front().plan;
+  const planner::Plan& plan = stages.back().plan;
   const Question& q = plan.question;
   return str(q.state_only() || q.model.name.empty() ? "" : q.model.name + ", ",
              format_grouped(std::llround(std::min(plan.parameters, 9e18))), " parameters, layout ",
              q.layout.name, " = ", q.layout.param, " + ", q.layout.grad, " + ",
              q.layout.optimizer(), " bytes, ", q.axes.words(" · "), "\n\n", bytes_of_stages(stages),
              traffic_of_stages(stages), copies_of_stages(stages), owners_of_stages(stages),
+             hybrid_words(q),
              "\nFSDP calls stage 0 NO_SHARD, 2 SHARD_GRAD_OP, 3 FULL_SHARD; Megatron-LM's "
-             "distributed optimizer\nis stage 1 in memory.\n");
+             "distributed optimizer\nis stage 1 in memory. --dp-replicate is FSDP's "
+             "HYBRID_SHARD.\n");
 }
 
 }  // namespace
@@ -197,6 +213,7 @@ int explain_zero(int argc, char** argv) {
   if (!settings.has("dp") && !settings.has("gpus") && !settings.has("nodes")) {
     settings.set("dp", "8");
   }
+  if (settings.has("dp-replicate")) settings.set("zero", "3");  // stage 0 has no replicas
   const auto stages = planner::compare_stages(planner::settle(settings.question(make_catalogue())));
   write_file("--svg", svg, [&] { return planner::stages_svg(stages); });
   return print_out(json ? planner::to_json(stages) + "\n" : zero_text(stages));

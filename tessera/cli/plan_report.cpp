@@ -150,6 +150,7 @@ std::string time_table(const Plan& plan) {
                                       {"waiting for tp", t.comm[Axis::tp]},
                                       {"waiting for pp", t.comm[Axis::pp]},
                                       {"waiting for dp", t.comm[Axis::dp_shard]},
+                                      {"waiting for replicas", t.comm[Axis::dp_replicate]},
                                       {"bubble", t.bubble},
                                       {"optimizer", t.optimizer},
                                       {"step", t.step()}}) {
@@ -199,24 +200,43 @@ std::string report(const Plan& plan) {
 }
 
 std::string report(const planner::SearchResult& result) {
-  Table table("rrrrrrrllrrrr");
-  table.row({"", "tp", "pp", "dp", "ZeRO", "micro", "accum", "schedule", "recompute", "memory",
-             "step", "tokens/s", "MFU"});
+  const bool hybrid = std::any_of(result.best.begin(), result.best.end(),
+                                  [](const Plan& plan) { return plan.question.replicas() > 1; });
+  Table table(hybrid ? "rrrrrrrrllrrrr" : "rrrrrrrllrrrr");
+  std::vector<std::string> names = {"",      "tp",       "pp",       "dp",        "ZeRO",
+                                    "micro", "accum",    "schedule", "recompute", "memory",
+                                    "step",  "tokens/s", "MFU"};
+  if (hybrid) names.insert(names.begin() + 4, "replicas");
+  table.row(names);
   for (const Plan& plan : result.best) {
     const Question& q = plan.question;
     const bool equal = result.best.size() > 1 && as_good_as(plan, result.best.front());
-    table.row({equal ? "=" : "", str(q.tp(), q.sequence_parallel ? "s" : ""), str(q.pp()),
-               str(q.dp()), str(q.zero), str(q.micro_batch), str(q.grad_accum), schedule_words(q),
-               std::string(name(q.recompute)), size(plan.memory.total()),
-               format_time(plan.time.step()), grouped(plan.tokens_per_s), percent(plan.mfu)});
+    std::vector<std::string> cells = {equal ? "=" : "",
+                                      str(q.tp(), q.sequence_parallel ? "s" : ""),
+                                      str(q.pp()),
+                                      str(q.dp()),
+                                      str(q.zero),
+                                      str(q.micro_batch),
+                                      str(q.grad_accum),
+                                      schedule_words(q),
+                                      std::string(name(q.recompute)),
+                                      size(plan.memory.total()),
+                                      format_time(plan.time.step()),
+                                      grouped(plan.tokens_per_s),
+                                      percent(plan.mfu)};
+    if (hybrid) cells.insert(cells.begin() + 4, str(q.replicas()));
+    table.row(cells);
   }
   std::string text;
   if (!result.best.empty()) {
     const Question& q = result.best.front().question;
-    text = str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
-               q.global_batch, "\n\n", table.text(),
-               "  (tp with s: sequence parallel; =: no prediction is good enough to tell them ",
-               "apart)\n", places_words(result), "\n");
+    text = str(
+        model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
+        q.global_batch, "\n\n", table.text(),
+        "  (tp with s: sequence parallel; =: no prediction is good enough to tell them ",
+        "apart)\n",
+        hybrid ? "  (replicas: --dp-replicate, groups of dp ranks that hold all state each)\n" : "",
+        places_words(result), "\n");
   }
   text +=
       str(format_grouped(result.tried), " configurations tried, ",

@@ -36,6 +36,11 @@ std::string heading(const Question& q, bool given_times) {
   return text + "\n";
 }
 
+// For the ranks that share state, and for replicas.
+double waiting_for_dp(const RankTime& time) {
+  return time.comm[Axis::dp_shard] + time.comm[Axis::dp_replicate];
+}
+
 std::string where_it_went(const Simulation& s) {
   const RankTime& mean = s.result.mean;
   Table table("lrr");
@@ -46,6 +51,7 @@ std::string where_it_went(const Simulation& s) {
   row("waiting for tp", mean.comm[Axis::tp]);
   row("waiting for pp", mean.comm[Axis::pp]);
   row("waiting for dp", mean.comm[Axis::dp_shard]);
+  if (s.scenario.replicas() > 1) row("waiting for replicas", mean.comm[Axis::dp_replicate]);
   row("bubble", mean.bubble);
   row("optimizer", mean.optimizer);
   return table.text();
@@ -73,7 +79,7 @@ std::string ranks_table(const Simulation& s) {
                                       share(mean.compute / step),
                                       share(mean.comm[Axis::tp] / step),
                                       share(mean.comm[Axis::pp] / step),
-                                      share(mean.comm[Axis::dp_shard] / step),
+                                      share(waiting_for_dp(mean) / step),
                                       share(mean.bubble / step)};
     if (many) cells.insert(cells.begin() + 2, {share(least / step), share(most / step)});
     table.row(cells);
@@ -150,6 +156,10 @@ std::string simulation_text(const Simulation& s) {
     text += r.replicas == 1
                 ? str("  one replica stands for all ", s.scenario.dp(), ", which do the same\n")
                 : str("  each of the ", s.scenario.dp(), " replicas was simulated for itself\n");
+    if (s.scenario.replicas() > 1) {
+      text += str("  state is sharded over ", s.scenario.shards(), " ranks, and ",
+                  s.scenario.replicas(), " groups of them hold the same\n");
+    }
   }
   if (s.reliability) text += failures_text(s);
   return text;
@@ -188,7 +198,7 @@ std::string sweep_text(const Sweep& s) {
         whole(row.tokens_per_s / row.gpus),
         share(row.efficiency),
         share(row.law),
-        share(row.mean.comm[Axis::dp_shard] / row.step),
+        share(waiting_for_dp(row.mean) / row.step),
         share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::pp]) / row.step),
         share(row.bubble)};
     if (s.reliability) {

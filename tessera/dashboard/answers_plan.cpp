@@ -61,14 +61,16 @@ Json setting_json(const planner::Field& field) {
 // The least dp with which the stage fits, everything else as it is; none where none does.
 std::optional<int> fits_from(planner::Question q, int stage, int most) {
   const double usable = planner::usable_memory(q.hardware);
-  q.zero = stage;
+  q = q.at_stage(stage);
   q.gpus = q.nodes = 0;  // as many as that takes
-  const auto fits = [&](int dp) {
-    q.axes.set_dp(dp);
-    q.global_batch = q.micro_batch * q.grad_accum * dp;
+  const int replicas = q.replicas();
+  most = std::max(1, most / replicas);
+  const auto fits = [&](int shards) {
+    q.axes.set_dp(shards * replicas);
+    q.global_batch = q.micro_batch * q.grad_accum * q.dp();
     return planner::needed_memory(q) <= usable;
   };
-  if (fits(1)) return 1;
+  if (fits(1)) return replicas;
   int least = 1, high = 1;  // does not fit; may fit
   while (high < most && !fits(high)) least = high, high = std::min(most, 2 * high);
   if (!fits(high)) return std::nullopt;
@@ -76,14 +78,14 @@ std::optional<int> fits_from(planner::Question q, int stage, int most) {
     const int middle = least + (high - least) / 2;
     (fits(middle) ? high : least) = middle;
   }
-  return high;
+  return high * replicas;
 }
 
 // The formula of the state with its numbers.
 std::string stage_formula(const planner::StageAnswer& s) {
   const planner::Question& q = s.plan.question;
   const auto term = [&](int bytes, bool cut) {
-    return cut && q.dp() > 1 ? str(bytes, "/", q.dp()) : str(bytes);
+    return cut && q.shards() > 1 ? str(bytes, "/", q.shards()) : str(bytes);
   };
   const planner::Memory& m = s.plan.memory;
   const double state = m.params + m.grads + m.optimizer;

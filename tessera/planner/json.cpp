@@ -67,6 +67,7 @@ std::string topology_json(const Question& q) {
                    {"adapters", on.topology.nics},
                    {"tp", place(on.along[Axis::tp])},
                    {"dp", place(on.along[Axis::dp_shard])},
+                   {"dp_replicate", place(on.along[Axis::dp_replicate])},
                    {"hop", place(on.hop)}});
 }
 

@@ -83,7 +83,10 @@ std::string topology_text(const Question& q) {
                 " : 1\n");
   }
   if (q.tp() > 1) text += str("  tp       ", place_words(on, on.along[Axis::tp]), "\n");
-  if (q.dp() > 1) text += str("  dp       ", place_words(on, on.along[Axis::dp_shard]), "\n");
+  if (q.shards() > 1) text += str("  dp       ", place_words(on, on.along[Axis::dp_shard]), "\n");
+  if (q.replicas() > 1) {
+    text += str("  replicas ", place_words(on, on.along[Axis::dp_replicate]), "\n");
+  }
   if (q.pp() > 1) text += str("  pp       ", hop_words(on), "\n");
   const std::vector<AxisSize> order = axis_order(q);
   const int nodes = drawn_nodes(q), devices = std::min(t.per_node, kDrawnDevices);

@@ -59,6 +59,7 @@ std::string largest_loss(const Plan& plan) {
   const std::pair<double, const char*> parts[] = {
       {t.comm[Axis::tp], "waiting for tensor-parallel sums"},
       {t.comm[Axis::dp_shard], "waiting for gradients and parameters"},
+      {t.comm[Axis::dp_replicate], "waiting for sums over replicas"},
       {t.bubble, "bubble"},
       {t.comm[Axis::pp], "hops between stages"},
       {t.optimizer, "the optimizer"}};
