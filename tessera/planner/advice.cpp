@@ -107,12 +107,27 @@ bool worth_telling(const Plan& plan, const Advice& advice) {
   return is_lighter(plan, advice) && time_share(plan, advice) >= -kNoLoss;
 }
 
+// "; shards inside each of the 8 nodes and replicates across: a node sends …".
+std::string replica_words(const Question& q, const Plan& plan) {
+  const auto out_of_node = [](const Question& question) {
+    return dp_bytes_out_of_node(places(question), traffic_of(question).sent);
+  };
+  const std::string nodes = str("; a node sends ", size(out_of_node(q)), " to others instead of ",
+                                size(out_of_node(plan.question)));
+  if (q.replicas() == 1) return str("; shards over all ", q.dp(), " ranks", nodes);
+  const std::string where = places(q).along[Axis::dp_shard].nodes() == 1
+                                ? str("inside each of ", q.nodes, " nodes")
+                                : str("inside each group of ", q.shards(), " ranks");
+  return str("; shards ", where, " and replicates across", nodes);
+}
+
 // End of the text of a change.
 std::string consequences(const Question& q, const Plan& plan, const std::string& family) {
   std::string text = new_stage_in_software(q, plan.question);
   if (family == "mesh" && places(q).along[Axis::tp].nodes() > 1) {
     text += str("; tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs");
   }
+  if (family == "dp-replicate") text += replica_words(q, plan) + replicas_in_software(q);
   if (family == "grad-compression") {
     text += str("; fp32 gradients are rounded to ", name(q.compression()), " on their way");
   }
@@ -214,6 +229,27 @@ std::optional<Instead> lower_stage(const Plan& plan) {
     if (leaves_ample_memory(found->total, q.hardware)) break;
   }
   return found;
+}
+
+void about_replicas(const Plan& plan, Lines& out) {
+  const Question& q = plan.question;
+  if (q.replicas() == 1) return;
+  Question plain = q;
+  plain.axes.set_given(Axis::dp_replicate, 1);
+  const double more = plan.needed() - needed_memory(plain);
+  out.push_back(str("--dp-replicate ", q.replicas(), ": each of ", q.replicas(), " groups of ",
+                    q.shards(), q.shards() == 1 ? " rank" : " ranks",
+                    " holds all state, which takes ", size(more),
+                    " a rank more than sharding over all ", q.dp()));
+  if (q.shards() == 1) {
+    out.push_back(str("--zero ", q.zero, " shards over one rank, that is not at all: lower ",
+                      "--dp-replicate, or leave sharding out with --zero 0"));
+  }
+  if (!q.state_only() && describe_step(q).shares_links(places(q))) {
+    out.push_back(str("collectives of a replica and all-reduces over replicas use the same links ",
+                      "and follow one another: a replica that is a whole node of ", q.per_node,
+                      " keeps them apart"));
+  }
 }
 
 void about_stage(const Plan& plan, Lines& out) {
@@ -345,6 +381,7 @@ std::vector<std::string> notes_for(const Plan& plan) {
   Lines out;
   about_memory(plan, out);
   about_stage(plan, out);
+  about_replicas(plan, out);
   about_cuts(plan, out);
   about_launches(plan, out);
   return out;

@@ -6,6 +6,7 @@
 
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
 
 namespace tessera::planner {
@@ -34,6 +35,7 @@ class Changes {
     all_.back().same_parts = true;
   }
   void mesh(int tp, int pp, int dp);
+  void replicas();
 
   const Question& q_;
   std::vector<Change> all_;
@@ -48,9 +50,12 @@ void Changes::stages() {
   if (q_.dp() == 1) return;
   for (int stage = 0; stage <= 3; ++stage) {
     if (stage != q_.zero) {
-      around("zero", str("--zero ", stage), [&](Question& o) { o.zero = stage; });
+      const bool drops = stage == 0 && q_.replicas() > 1;
+      around("zero", str("--zero ", stage, drops ? " --dp-replicate 1" : ""),
+             [&](Question& o) { o = o.at_stage(stage); });
     }
   }
+  if (q_.zero > 0) replicas();
   if (q_.zero >= 2 && q_.micros() > 1) {
     const bool each = q_.policy() == ReducePolicy::each;
     around("grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
@@ -65,6 +70,18 @@ void Changes::stages() {
   if (q_.zero == 3) {
     around("keep-params", q_.keep_params ? "--no-keep-params" : "--keep-params",
            [](Question& o) { o.keep_params = !o.keep_params; });
+  }
+}
+
+// [Note: hybrid sharding] Replicas that fill nodes; and none, or fewer, where there are some.
+void Changes::replicas() {
+  std::vector<int> counts = replica_counts(q_);
+  counts.push_back(1);
+  for (int fewer = q_.replicas() / 2; fewer > 1; fewer /= 2) counts.push_back(fewer);
+  for (const int count : counts) {
+    if (count == q_.replicas() || q_.dp() % count != 0) continue;
+    around("dp-replicate", str("--dp-replicate ", count),
+           [&](Question& o) { o.axes.set_given(Axis::dp_replicate, count); });
   }
 }
 

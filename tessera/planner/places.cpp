@@ -55,4 +55,28 @@ Places places(const Question& q) {
   return places_on(q.hardware.topology(q.per_node), axis_order(q));
 }
 
+std::vector<int> replica_counts(const Question& q) {
+  std::int64_t inner = 1;  // ranks between neighbors along dp
+  for (const AxisSize& each : axis_order(q)) {
+    if (each.axis == Axis::dp_shard) break;
+    if (each.axis != Axis::dp_replicate) inner *= each.size;
+  }
+  std::vector<int> all;
+  if (inner >= q.per_node || q.per_node % inner != 0) return all;
+  for (std::int64_t shards = q.per_node / inner; shards < q.dp(); shards *= 2) {
+    if (q.dp() % shards == 0) all.push_back(static_cast<int>(q.dp() / shards));
+  }
+  return all;
+}
+
+// [Note: collectives]: what a ring sends from a rank leaves the node once for each of its groups.
+double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent) {
+  double bytes = 0;
+  for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
+    const GroupPlace& place = places.along[axis];
+    if (place.nodes() > 1) bytes += sent[axis] * places.topology.per_node / place.in_node;
+  }
+  return bytes;
+}
+
 }  // namespace tessera::planner

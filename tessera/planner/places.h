@@ -30,4 +30,10 @@ std::vector<AxisSize> axis_order(const Question& settled);
 // Of a settled run.
 Places places(const Question& settled);
 
+// Numbers of replicas that are worth a try, most replicas first: a replica fills a node, or 2, 4, 8
+// … of them. Empty where data-parallel ranks do not fill several nodes.
+std::vector<int> replica_counts(const Question& settled);
+// Bytes that leave a node in a step along the axes of data parallelism, if each rank sends `sent`.
+double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent);
+
 }  // namespace tessera::planner

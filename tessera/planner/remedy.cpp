@@ -134,7 +134,7 @@ Instead instead(const Question& q, const std::function<void(Question&)>& change)
 }
 Instead at_stage(const Question& q, int stage) {
   return instead(q, [&](Question& other) {
-    other.zero = stage;
+    other = other.at_stage(stage);
     other.grad_reduce.reset();
   });
 }
@@ -147,6 +147,15 @@ std::string of_usable(double total, const Question& q) {
 }
 
 std::string least_change_that_fits(const Question& q) {
+  for (int fewer = q.replicas() - 1; fewer >= 1; --fewer) {
+    if (q.replicas() % fewer != 0) continue;
+    const Instead other =
+        instead(q, [&](Question& o) { o.axes.set_given(Axis::dp_replicate, fewer); });
+    if (other.runs) {
+      return str("--dp-replicate ", fewer, " fits: ", of_usable(other.total, q), ", sharded over ",
+                 other.question.shards(), " ranks instead of ", q.shards());
+    }
+  }
   if (q.dp() > 1) {
     for (int stage = q.zero + 1; stage <= 3; ++stage) {
       const Instead other = at_stage(q, stage);

@@ -34,7 +34,9 @@ double tokens_per_s(const Question& q, double step) {
 // [Note: orders in a search] Where axes lie depends on the mesh alone, so its orders that differ in
 // some place are found once. A configuration is bounded from below over all of them at once: its
 // chunks with the order that is best for tp, data parallelism at the best of its places. Orders are
-// then played for those configurations alone whose bound is good enough.
+// then played for those configurations alone whose bound is good enough. Numbers of replicas are
+// taken the same way: each that fits has orders and a bound of its own, and one that is not quicker
+// than plain sharding is not proposed.
 struct MeshOrders {
   std::vector<std::string> orders;  // the usual one first; no two of them with the same places
   std::vector<std::string> for_tp;  // whose chunks are least: one, unless none is in every way
@@ -105,12 +107,20 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
   return mesh;
 }
 
+// A number of replicas with which a configuration fits.
+struct Sharded {
+  int replicas;
+  double memory;
+  double tokens_per_s;  // at most
+  const MeshOrders* mesh;
+};
+
 // A configuration that fits: what a table of the best needs to be made again.
 struct Found {
   double tokens_per_s;  // at most, until it is one of the best
   double memory;
   Question question;
-  const MeshOrders* mesh;
+  std::vector<Sharded> ways;  // plain sharding first, unless replicas are asked for
 };
 
 class Search {
@@ -142,6 +152,7 @@ class Search {
   std::vector<std::pair<std::string, int>> schedules(const Axes& mesh) const;
   void try_schedule(Question q);
   void try_memory(Question q);
+  Sharded bounded(Question q, double memory);
   void play_orders(Found& found, double enough) const;
   bool lacks(const Question& q) const;
   void rule_out(const char* reason) { ++result_.ruled_out[reason]; }
@@ -150,10 +161,10 @@ class Search {
   Question base_;
   SearchResult result_;
   std::vector<Found> found_;
-  std::deque<MeshOrders> orders_;  // of the meshes with something that fits
+  std::deque<MeshOrders> orders_;          // of the meshes with something that fits
+  std::map<int, const MeshOrders*> mesh_;  // of the present mesh, by replicas
   // Of the present mesh: order, micro-batch, recomputation and sequence parallelism say it all.
   std::map<std::tuple<std::string, std::int64_t, Recompute, bool>, PartTimes> parts_;
-  bool new_mesh_ = true;
 };
 
 std::vector<Axes> Search::meshes() {
@@ -174,9 +185,15 @@ std::vector<Axes> Search::meshes() {
       } else if (base_.global_batch % dp != 0) {
         rule_out("dp does not divide the global batch");
       } else {
-        all.push_back({{Axis::dp_shard, static_cast<int>(dp)},
-                       {Axis::tp, static_cast<int>(tp)},
-                       {Axis::pp, static_cast<int>(pp)}});
+        Axes mesh = {{Axis::tp, static_cast<int>(tp)}, {Axis::pp, static_cast<int>(pp)}};
+        mesh.set_dp(static_cast<int>(dp));
+        const int replicas = ask_.fixed.replicas ? base_.replicas() : 1;
+        mesh.set_given(Axis::dp_replicate, replicas);
+        if (dp % replicas == 0) {
+          all.push_back(mesh);
+        } else {
+          rule_out("dp-replicate does not divide dp");
+        }
       }
     }
   }
@@ -208,7 +225,7 @@ std::vector<std::pair<std::string, int>> Search::schedules(const Axes& mesh) con
 void Search::try_mesh(const Axes& mesh) {
   Question q = base_;
   q.axes = mesh;
-  new_mesh_ = true;
+  mesh_.clear();
   parts_.clear();
   q.grad_accum = 0;
   const std::int64_t each = base_.global_batch / mesh.dp();
@@ -249,6 +266,7 @@ void Search::try_schedule(Question q) {
       q.sequence_parallel = sequence;
       for (int zero = 0; zero <= 3; ++zero) {
         if (ask_.fixed.zero ? zero != base_.zero : zero > 0 && q.dp() == 1) continue;
+        if (zero == 0 && q.replicas() > 1) continue;
         q.zero = zero;
         if (lacks(q)) {
           rule_out("the software that runs it has no such stage or schedule");
@@ -291,39 +309,67 @@ void Search::try_memory(Question q) {
     rule_out("does not fit");
     return;
   }
-  if (new_mesh_) orders_.push_back(mesh_orders(q, ask_.fixed.order));
-  new_mesh_ = false;
-  const MeshOrders& mesh = orders_.back();
+  const int asked = q.replicas();
+  std::vector<Sharded> ways = {bounded(q, memory)};
+  if (q.zero > 0 && !ask_.fixed.replicas) {
+    for (const int replicas : replica_counts(q)) {
+      q.axes.set_given(Axis::dp_replicate, replicas);
+      const double more = memory_of(q).total();
+      if (more <= usable_memory(q.hardware)) ways.push_back(bounded(q, more));
+    }
+    q.axes.set_given(Axis::dp_replicate, asked);
+  }
+  double most = 0;
+  for (const Sharded& way : ways) most = std::max(most, way.tokens_per_s);
+  found_.push_back({most, memory, std::move(q), std::move(ways)});
+}
+
+// A bound over all orders of its mesh.
+Sharded Search::bounded(Question q, double memory) {
+  const MeshOrders*& mesh = mesh_[q.replicas()];
+  if (mesh == nullptr) {
+    q.order = base_.order;
+    orders_.push_back(mesh_orders(q, ask_.fixed.order));
+    mesh = &orders_.back();
+  }
   double least = std::numeric_limits<double>::infinity();
-  for (const std::string& order : mesh.for_tp) {
+  for (const std::string& order : mesh->for_tp) {
     q.order = order;
     const auto [parts, fresh] =
         parts_.try_emplace({order, q.micro_batch, q.recompute, q.sequence_parallel});
     if (fresh) parts->second = part_times(q);
-    least = std::min(least, least_step_time(describe_step(q, parts->second), mesh.replicas));
+    least = std::min(least, least_step_time(describe_step(q, parts->second), mesh->replicas));
   }
-  q.order = mesh.orders.front();
-  found_.push_back({tokens_per_s(q, least), memory, std::move(q), &mesh});
+  return {q.replicas(), memory, tokens_per_s(q, least), mesh};
 }
 
-// In all orders of its mesh that could reach so many tokens a second; 0 if none can. One that is
-// quicker than the usual order by less than a thousandth is not worth a rank order of its own.
+// In all orders of its mesh, with each number of replicas, that could reach so many tokens a
+// second; 0 if none can. One that is quicker than the usual order, or than plain sharding, by less
+// than a thousandth is not worth a rank order or replicas of its own.
 void Search::play_orders(Found& found, double enough) const {
   constexpr double kWorth = 1.001;
   Question& q = found.question;
-  const std::string* best = &found.mesh->orders.front();
+  const Sharded* best_way = &found.ways.front();
+  const std::string* best = &best_way->mesh->orders.front();
   found.tokens_per_s = 0;
-  for (const std::string& order : found.mesh->orders) {
-    q.order = order;
-    const Step step = describe_step(q);
-    const double wanted = std::max(enough, kWorth * found.tokens_per_s);
-    if (tokens_per_s(q, least_step_time(step)) < wanted) continue;
-    const double rate = tokens_per_s(q, step_time(step).step());
-    if (rate < wanted) continue;
-    found.tokens_per_s = rate;
-    best = &order;
+  for (const Sharded& way : found.ways) {
+    q.axes.set_given(Axis::dp_replicate, way.replicas);
+    for (const std::string& order : way.mesh->orders) {
+      const double wanted = std::max(enough, kWorth * found.tokens_per_s);
+      if (way.tokens_per_s < wanted) break;
+      q.order = order;
+      const Step step = describe_step(q);
+      if (tokens_per_s(q, least_step_time(step)) < wanted) continue;
+      const double rate = tokens_per_s(q, step_time(step).step());
+      if (rate < wanted) continue;
+      found.tokens_per_s = rate;
+      best_way = &way;
+      best = &order;
+    }
   }
+  q.axes.set_given(Axis::dp_replicate, best_way->replicas);
   q.order = *best;
+  found.memory = best_way->memory;
 }
 
 // In the order of what they could reach at most, until none of the others can be among the best.
@@ -365,6 +411,7 @@ SearchQuestion search_question(const Settings& settings, const Catalogue& catalo
   ask.fixed.recompute = settings.has("recompute");
   ask.fixed.sequence_parallel = settings.has("sequence-parallel");
   ask.fixed.order = settings.has("order");
+  ask.fixed.replicas = settings.has("dp-replicate");
   if (settings.has("grad-accum")) {
     throw UsageError("--grad-accum: --search chooses it; give --global-batch and --micro-batch");
   }

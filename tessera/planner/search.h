@@ -18,6 +18,7 @@ struct SearchQuestion {
   struct Fixed {
     bool tp = false, pp = false, zero = false, micro_batch = false, schedule = false;
     bool chunks = false, recompute = false, sequence_parallel = false, order = false;
+    bool replicas = false;
   } fixed;
   int top = 10;
   std::int64_t most = 0;  // configurations to try before it is refused; 0: any number

@@ -75,4 +75,15 @@ std::string new_stage_in_software(const Question& other, const Question& now) {
   return words.empty() ? "" : str(" (", words, ")");
 }
 
+std::string replicas_in_software(const Question& q) {
+  if (q.replicas() == 1 || q.software == Software::tessera || !q.software) return "";
+  if (q.software == Software::pytorch) {
+    return str(" (in PyTorch: fully_shard over a mesh of ", q.replicas(), " × ", q.shards(), ")");
+  }
+  if (q.zero == 1) {
+    return str(" (in Megatron-LM: --num-distributed-optimizer-instances ", q.replicas(), ")");
+  }
+  return "";
+}
+
 }  // namespace tessera::planner

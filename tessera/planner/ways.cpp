@@ -28,7 +28,7 @@ Way best_of(std::string name, const Question& base, const Axes* axes, int zero, 
   if (axes != nullptr) {
     ask.base.axes = *axes;
     ask.base.zero = zero;
-    ask.fixed.tp = ask.fixed.pp = ask.fixed.zero = true;
+    ask.fixed.tp = ask.fixed.pp = ask.fixed.zero = ask.fixed.replicas = true;
   }
   try {
     // So that what cannot be says why, which a search only counts.

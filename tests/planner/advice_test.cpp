@@ -276,5 +276,55 @@ TEST(Advice, OfASizeAloneIsOfMemory) {
   for (const Advice& advice : plan.advice) EXPECT_EQ(advice.seconds, 0) << advice.text;
 }
 
+AdvisedCase hybrid_case(const char* replicas) {
+  AdvisedCase one;
+  for (const auto& [key, value] : {std::pair{"model", "llama3-8b"},
+                                   {"hardware", "a100-80"},
+                                   {"dp", "64"},
+                                   {"zero", "3"},
+                                   {"recompute", "full"},
+                                   {"dp-replicate", replicas}}) {
+    one.settings.set(key, value);
+  }
+  return one;
+}
+
+TEST(Advice, ReplicatesAcrossNodesWhereLinksBetweenThemAreSlow) {
+  const AdvisedCase one = hybrid_case("1");
+  const Plan plan = plan_of(one);
+  const auto told = std::find_if(plan.advice.begin(), plan.advice.end(),
+                                 [](const Advice& each) { return each.family == "dp-replicate"; });
+  ASSERT_NE(told, plan.advice.end());
+  EXPECT_EQ(told->flags, "--dp-replicate 8");
+  EXPECT_NE(told->text.find("shards inside each of 8 nodes and replicates across; a node sends "),
+            std::string::npos)
+      << told->text;
+  EXPECT_NE(told->text.find(" more"), std::string::npos) << told->text;
+  EXPECT_LT(followed(one, *told).time.step(), plan.time.step());
+}
+
+TEST(Advice, WarnsOfTheMemoryThatReplicasTake) {
+  const auto noted = [](const char* replicas, const char* text) {
+    const std::vector<std::string> notes = plan_of(hybrid_case(replicas)).notes;
+    return std::any_of(notes.begin(), notes.end(), [&](const std::string& note) {
+      return note.find(text) != std::string::npos;
+    });
+  };
+  EXPECT_FALSE(noted("1", "--dp-replicate"));
+  EXPECT_TRUE(noted("8", "--dp-replicate 8: each of 8 groups of 8 ranks holds all state, which "));
+  EXPECT_FALSE(noted("8", "use the same links"));
+  EXPECT_TRUE(noted("4", "use the same links"));
+  EXPECT_TRUE(noted("64", "shards over one rank, that is not at all"));
+}
+
+TEST(Advice, FewerReplicasFitWhereManyDoNot) {
+  AdvisedCase one = hybrid_case("64");
+  one.settings.set("model", "llama3-70b");
+  one.settings.set("dp", "512");
+  const Plan plan = plan_of(one);
+  EXPECT_FALSE(plan.fits);
+  EXPECT_NE(plan.remedy.find("--dp-replicate 16 fits: "), std::string::npos) << plan.remedy;
+}
+
 }  // namespace
 }  // namespace tessera::planner

@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/places.h"
 #include "tessera/planner/software.h"
 #include "tessera/planner/ways.h"
 #include "tessera/schedule/schedule.h"
@@ -53,10 +54,16 @@ TEST(Search, FindsWhatASlowSearchFinds) {
               if (lack_of(q) != Lack::none) continue;
               if (memory_of(q).total() > usable_memory(q.hardware)) continue;
               const double tokens = static_cast<double>(q.global_batch * q.seq);
-              for (const char* order :
-                   {"tp,dp,pp", "tp,pp,dp", "dp,tp,pp", "dp,pp,tp", "pp,tp,dp", "pp,dp,tp"}) {
-                q.order = order;
-                best = std::max(best, tokens / step_time(q).step());
+              std::vector<int> replicas = q.zero > 0 ? replica_counts(q) : std::vector<int>();
+              replicas.push_back(1);
+              for (const int count : replicas) {
+                q.axes.set_given(Axis::dp_replicate, count);
+                if (memory_of(q).total() > usable_memory(q.hardware)) continue;
+                for (const char* order :
+                     {"tp,dp,pp", "tp,pp,dp", "dp,tp,pp", "dp,pp,tp", "pp,tp,dp", "pp,dp,tp"}) {
+                  q.order = order;
+                  best = std::max(best, tokens / step_time(q).step());
+                }
               }
             }
           }
@@ -203,6 +210,30 @@ TEST(Ways, SayThatTpGoesAcrossHosts) {
   }
   const std::string text = compare_ways(settings.question(built_in())).conclusion;
   EXPECT_NE(text.find("tp 16 (tp goes across hosts)"), std::string::npos) << text;
+}
+
+// Nodes of A100s send 4 × 200 Gb/s, a quarter of it between switches: gathers inside a node win.
+TEST(Search, ProposesReplicasWhereLinksBetweenNodesAreSlow) {
+  const auto best = [](const char* replicas) {
+    SearchQuestion question = search_for({{"model", "llama3-8b"},
+                                          {"hardware", "a100-80"},
+                                          {"gpus", "64"},
+                                          {"zero", "3"},
+                                          {"global-batch", "64"},
+                                          {"tp", "1"},
+                                          {"pp", "1"},
+                                          {"dp-replicate", replicas ? replicas : "1"}});
+    question.fixed.replicas = replicas != nullptr;
+    return search(question).best.front();
+  };
+  const Plan hybrid = best(nullptr);
+  EXPECT_EQ(hybrid.question.replicas(), 8);
+  EXPECT_EQ(hybrid.question.dp(), 64);
+  const Plan plain = best("1");
+  EXPECT_EQ(plain.question.replicas(), 1);
+  EXPECT_LT(hybrid.time.step(), 0.7 * plain.time.step());
+  EXPECT_GT(hybrid.memory.total(), plain.memory.total());
+  EXPECT_EQ(best("2").question.replicas(), 2);
 }
 
 }  // namespace
