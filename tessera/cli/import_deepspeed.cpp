@@ -154,6 +154,22 @@ void note_keys(const DsValue& object, const std::string& prefix, const DeepSpeed
   }
 }
 
+// MiCS shards over groups of ranks, each of which holds all state. `dp` is 0 where it is not known.
+void take_mics(DeepSpeedConfig& config, Imported& out, std::int64_t dp) {
+  const std::string key = "zero_optimization.mics_shard_size";
+  if (config.number(key).value_or(-1) < 1) return;  // -1 switches it off
+  const std::int64_t shards = *config.whole(key);
+  if (dp == 0) {
+    out.note(key, Fate::open,
+             str("give --ranks, or --dp and --dp-replicate: the number of groups of ", shards));
+  } else if (dp % shards != 0) {
+    throw UsageError(str(key, ": got ", shards, ", which does not divide the ", dp,
+                         " data-parallel ranks; wanted a divisor of them"));
+  } else {
+    out.set("dp-replicate", str(dp / shards), key);
+  }
+}
+
 void take_zero(DeepSpeedConfig& config, Imported& out) {
   const std::string zero = "zero_optimization.";
   if (const auto stage = config.whole(zero + "stage")) {
@@ -322,6 +338,7 @@ void take_mesh(DeepSpeedConfig& config, Imported& out, int ranks) {
     sizes.replicas = ranks / (tp * pp);
     out.set("dp", str(sizes.replicas), "--ranks");
   }
+  take_mics(config, out, ranks > 0 ? sizes.replicas : 0);
   set_batch(out, sizes);
 }
 

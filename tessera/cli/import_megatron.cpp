@@ -220,6 +220,9 @@ class Megatron {
     } else {
       out_.set("zero", "0", "no --use-distributed-optimizer");
     }
+    if (words_.size("--num-distributed-optimizer-instances") > 1) {
+      take("--num-distributed-optimizer-instances", "dp-replicate");
+    }
     for (const char* name : {"overlap-grad-reduce", "overlap-param-gather"}) {
       const std::string flag = str("--", name);
       out_.set(name, words_.has(flag) ? "true" : "false",

@@ -71,7 +71,7 @@ inline constexpr MegatronFlag kMegatronFlags[] = {
     {"--context-parallel-size", 1, Fate::missing, "sequences are divided by --sequence-parallel"},
     {"--expert-model-parallel-size", 1, Fate::missing, "there are no experts"},
     {"--expert-tensor-parallel-size", 1, Fate::missing, "there are no experts"},
-    {"--num-distributed-optimizer-instances", 1, Fate::missing, "shards go over all replicas"},
+    {"--num-distributed-optimizer-instances", 1, Fate::changed, ""},
     {"--account-for-embedding-in-pipeline-split", 0, Fate::missing, "--split work counts it"},
     {"--account-for-loss-in-pipeline-split", 0, Fate::missing, "--split work counts it"},
     {"--decoder-first-pipeline-num-layers", 1, Fate::missing, "--split takes a list, as 3,3,2"},

@@ -217,6 +217,21 @@ TEST(ImportDeepSpeed, EveryKeyOfTheTableIsKnown) {
   }
 }
 
+TEST(ImportDeepSpeed, MicsAreReplicas) {
+  const std::string mics = R"({"zero_optimization": {"stage": 3, "mics_shard_size": 8}})";
+  const Axes axes = deepspeed(mics, 64).settings().axes;
+  EXPECT_EQ(axes.dp(), 64);
+  EXPECT_EQ(axes.size(Axis::dp_shard), 8);
+  EXPECT_EQ(axes.size(Axis::dp_replicate), 8);
+  EXPECT_THROW(deepspeed(mics, 12), UsageError);
+  const Imported open = deepspeed(mics);
+  ASSERT_NE(find_note(open, "zero_optimization.mics_shard_size"), nullptr);
+  EXPECT_EQ(find_note(open, "zero_optimization.mics_shard_size")->fate, Fate::open);
+  const Imported off =
+      deepspeed(R"({"zero_optimization": {"stage": 3, "mics_shard_size": -1}})", 8);
+  EXPECT_EQ(off.settings().axes.size(Axis::dp_replicate), 1);
+}
+
 const std::vector<std::string> kGpt = {"--num-layers",
                                        "24",
                                        "--hidden-size",
@@ -335,6 +350,16 @@ TEST(ImportMegatron, StagesOfItsStrategies) {
     EXPECT_EQ(import_megatron({"--data-parallel-sharding-strategy", name}, 0).settings().zero,
               stage++);
   }
+}
+
+TEST(ImportMegatron, InstancesOfItsOptimizerAreReplicas) {
+  const Axes axes =
+      import_megatron({"--use-distributed-optimizer", "--num-distributed-optimizer-instances", "4"},
+                      16)
+          .settings()
+          .axes;
+  EXPECT_EQ(axes.size(Axis::dp_shard), 4);
+  EXPECT_EQ(axes.size(Axis::dp_replicate), 4);
 }
 
 // Mutations of real inputs: answered, or refused with one of our errors; and what is answered is a
