@@ -144,7 +144,7 @@ RunPlan plan_run(const RunQuestion& q) {
   // The padded bytes divide by the ranks, so what is rounded away is the error of the fractions.
   const DataParallelTraffic sent = data_parallel_traffic(traffic);
   plan.sent[Axis::dp_shard] = std::llround(sent.along_shards());
-  plan.sent[Axis::dp_replicate] = std::llround(sent.replicate);
+  plan.sent[Axis::dp_replicate] = replica_traffic(q);
   if (needs_whole_matrices(q)) plan.sent[Axis::dp_shard] += matrix_traffic(q);
   return plan;
 }

@@ -1,6 +1,7 @@
 // What a rank of Tessera's own runs holds.
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/bucket_size.h"
@@ -85,19 +86,27 @@ double bucket_limit(const RunQuestion& q, const std::vector<Placed>& params) {
   return static_cast<double>(default_bucket_bytes(elements * q.travel()));
 }
 
-// Elements of the largest. Gradients come in the reverse order; a bucket is closed once it is large
+// Elements of each bucket. Gradients come in the reverse order; a bucket is closed once it is large
 // enough.
-std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& params) {
+std::vector<std::int64_t> bucket_elements(const RunQuestion& q, const std::vector<Placed>& params) {
   const double limit = bucket_limit(q, params);
-  std::int64_t largest = 0, elements = 0;
+  std::vector<std::int64_t> buckets;
+  std::int64_t elements = 0;
+  const auto close = [&] {
+    if (elements > 0) buckets.push_back(std::exchange(elements, 0));
+  };
   for (std::size_t i = params.size(); i-- > 0;) {
-    const bool other = i + 1 < params.size() && params[i + 1].model_chunk != params[i].model_chunk;
-    if (other) elements = 0;
+    if (i + 1 < params.size() && params[i + 1].model_chunk != params[i].model_chunk) close();
     elements += params[i].frozen ? 0 : params[i].padded;
-    largest = std::max(largest, elements);
-    if (static_cast<double>(elements * q.travel()) >= limit) elements = 0;
+    if (static_cast<double>(elements * q.travel()) >= limit) close();
   }
-  return largest;
+  close();
+  return buckets;
+}
+
+std::int64_t largest_bucket(const RunQuestion& q, const std::vector<Placed>& params) {
+  const std::vector<std::int64_t> buckets = bucket_elements(q, params);
+  return buckets.empty() ? 0 : *std::max_element(buckets.begin(), buckets.end());
 }
 
 // What stage 3 has gathered at most: what is in no block, which stays while a pass goes on, and the
@@ -181,9 +190,16 @@ std::int64_t kept_in_flight(const RunQuestion& q) {
   return most;
 }
 
-// What a forward ends with: what is kept, and the output that is sent on.
+// Whether the next micro-batch arrives from the stage before while as many as ever are in flight.
+bool receives_ahead(const RunQuestion& q) {
+  return q.place.pp() > 0 && q.chunks <= 1 &&
+         q.accumulation > in_flight(pipeline_question(q), q.place.pp());
+}
+
+// What a forward ends with: what is kept, the output that is sent on, and the input on its way.
 std::int64_t activation_bytes(const RunQuestion& q) {
-  return kept_in_flight(q) + (sends_on(q) ? boundary(q) : 0);
+  return kept_in_flight(q) + (sends_on(q) ? boundary(q) : 0) +
+         (receives_ahead(q) ? boundary(q) : 0);
 }
 
 // Values of the tensors that backward makes on one rank.
@@ -277,6 +293,17 @@ std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Plac
 }
 
 }  // namespace
+
+std::int64_t replica_traffic(const RunQuestion& q) {
+  if (q.replicas() == 1) return 0;
+  const std::int64_t reductions = q.policy == ReducePolicy::each ? q.accumulation : 1;
+  std::int64_t sent = 0;
+  for (const std::int64_t elements : bucket_elements(q, placed_params(q))) {
+    const std::int64_t part = (elements / q.shards() + q.replicas() - 1) / q.replicas();
+    sent += 2 * (q.replicas() - 1) * part * q.travel() * reductions;
+  }
+  return sent;
+}
 
 std::int64_t sent_on(const RunQuestion& q, const ModelPart& part) {
   return sends_on(part) ? boundary(q) : 0;

@@ -15,6 +15,10 @@ std::vector<ModelPart> parts_on_rank(const RunQuestion& question);
 // Of a parameter, after tp has cut it; what does not divide is counted as padded until it does.
 std::int64_t elements_on_rank(const RunQuestion& question, const ParamSpec& spec);
 
+// Bytes that a rank sends to replicas in a step: an all-reduce of its shard of each bucket, cut into
+// equal parts.
+std::int64_t replica_traffic(const RunQuestion& q);
+
 // A moment of a step: what there is beside state, activations and buffers, and what of the
 // activations has gone by then.
 struct Moment {
