@@ -49,6 +49,10 @@ class SymmetricTensor {
 // if they do not, all get a UsageError that prints both sides. Tensors must be contiguous. They are
 // kept alive, but must not be touched before wait(). Buffers are cut as [Note: shards] says, so
 // sizes need not divide by the number of ranks.
+//
+// Thread safety: calls of one group from several threads must reach every rank in the same order,
+// so use a group from one thread, and subset() for another thread. Different groups are
+// independent.
 class Group {
  public:
   Group();

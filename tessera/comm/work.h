@@ -15,9 +15,10 @@ class WorkState {
   virtual bool done() const = 0;
 };
 
-// Handle of an operation in flight. A small value: copy it, keep it, drop it (the operation goes on
-// and keeps its buffers alive). A default-constructed Work is complete.
-class Work {
+// Handle of an operation in flight. A small value: copy it and keep it. The operation goes on and
+// keeps its buffers alive without it, but only wait() reports a failure. A default-constructed Work
+// is complete. Any thread may wait.
+class [[nodiscard]] Work {
  public:
   Work() = default;
   // Of a backend's running operation.

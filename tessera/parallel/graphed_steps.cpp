@@ -34,10 +34,10 @@ at::Tensor random_state(c10::Device device) {
   return generator.get_state();
 }
 
-std::string problem_of(bool pipelined, const zero::Engine& engine) {
+std::string problem_of(bool pipelined, zero::Engine& engine) {
   if (const char* problem = StepGraph::problem()) return problem;
   if (pipelined) return "the stages of a pipeline wait for each other on the host";
-  return engine.capture_problem();
+  return engine.graphs().problem();
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ zero::PendingStep GraphedSteps::record(const zero::Begin& begin, const zero::Ste
                                        const Batches& batches, const Step& now) {
   for (const comm::Group& group : groups_) sent_.push_back(group.traffic());
   try {
-    graph_.record(device_, [&] { now(batches_); });
+    graph_.record(device_, [&] { static_cast<void>(now(batches_)); });
   } catch (const std::exception& error) {
     problem_ = str("recording one failed: ", message_of(error));
     Logger().warn(str("steps run one by one, not as a CUDA graph: ", problem_));
@@ -127,10 +127,10 @@ zero::PendingStep GraphedSteps::record(const zero::Begin& begin, const zero::Ste
 
 zero::PendingStep GraphedSteps::launch(const zero::Begin& begin, const zero::StepOptions& options,
                                        const Batches& batches) {
-  engine_.prepare_step(begin, options);
+  engine_.graphs().prepare(begin, options);
   copy_in(batches);
   graph_.launch();
-  return engine_.replayed();
+  return engine_.graphs().replayed();
 }
 
 }  // namespace tessera::parallel

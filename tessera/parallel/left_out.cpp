@@ -19,7 +19,7 @@ struct Copy {
   int index = 0, of = 1;
 };
 Copy copy_of(const Checkpointable& what, const std::string& param) {
-  for (const zero::ModelAxes::Tie& tie : what.engine.options().axes.ties) {
+  for (const zero::ModelAxes::Tie& tie : what.engine.model_axes().ties) {
     if (tie.param == param) return {tie.group.rank(), tie.group.size()};
   }
   return {};

@@ -133,10 +133,9 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   start.share_kept(*module, ties);
 
   zero::Options engine_options = options.engine;
-  engine_options.axes = model_axes();
   engine_options.initial = start.source();
   engine_options.micro_batches = options.micro_batches;
-  engine.emplace(module, mesh, engine_options);
+  engine = zero::Engine::of_part(module, zero::DataGroups(mesh), engine_options, model_axes());
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
     // Without pipelines these are all; the world may be one of them.
     std::vector<comm::Group> groups = {mesh.tp(), model};
@@ -213,12 +212,12 @@ pipeline::Options ParallelModel::Impl::pipe_options() {
   pipe.dry_boundary = options.dry_boundary;
   const bool deferred = schedule::splits_backward(cut.schedule());
   pipe.backward = [this, deferred](const at::Tensor& root, const pipeline::Pass& pass) {
-    engine->backward(root, {},
-                     {.model_chunk = pass.chunk, .deferred = deferred, .of_one_forward = true});
+    engine->pipeline().backward(
+        root, {}, {.model_chunk = pass.chunk, .deferred = deferred, .of_one_forward = true});
   };
   pipe.backward_weight = [this](const std::function<void()>& add, const pipeline::Pass& pass) {
     add();
-    engine->finish_pass(pass.chunk);
+    engine->pipeline().finish_pass(pass.chunk);
   };
   pipe.on_span = [this](const pipeline::Span& span) {
     if (on_span) on_span(span);

@@ -50,7 +50,7 @@ struct ParallelOptions {
   // of what a stage sends for a micro-batch. Its device and values do not matter.
   at::Tensor dry_boundary = {};
   Graphs graphs = Graphs::automatic;
-  zero::Options engine = {};  // stage, layout, optimizer, …; its axes are filled in
+  zero::Options engine = {};  // stage, layout, optimizer, …
 };
 
 // The input of the first layer and the targets of the last, for one micro-batch. A rank needs only

@@ -74,7 +74,7 @@ Checkpointable::Checkpointable(zero::Engine& e) : engine(e), world(e.group()) {
   const zero::DataGroups& groups = e.data_groups();
   axes = {{Axis::dp_shard, groups.shard.size()}, {Axis::dp_replicate, groups.replicate.size()}};
   place = {{Axis::dp_shard, groups.shard.rank()}, {Axis::dp_replicate, groups.replicate.rank()}};
-  if (e.options().axes.group.size() > 1) {
+  if (e.model_axes().group.size() > 1) {
     throw UsageError(
         "this engine trains a part of a model that is cut over ranks, and does not know of what: "
         "give the ParallelModel, or Checkpointable(engine, mesh, specs)");

@@ -119,8 +119,8 @@ struct LoadOptions {
 // it is damaged: then the engine holds nothing of use.
 Loaded load(const Checkpointable& what, const std::string& dir, const LoadOptions& options = {});
 // The same, but nothing if `dir` has no checkpoint, or is not there yet.
-std::optional<Loaded> load_if_any(const Checkpointable& what, const std::string& dir,
-                                  const LoadOptions& options = {});
+[[nodiscard]] std::optional<Loaded> load_if_any(const Checkpointable& what, const std::string& dir,
+                                                const LoadOptions& options = {});
 
 // Saves while training goes on: start() copies the state, and a thread writes and publishes it. One
 // save at a time: a second start() first waits for the first.

@@ -67,7 +67,7 @@ std::optional<at::ScalarType> cast_of_inputs(const Plan& plan, int unit, const O
   return std::nullopt;
 }
 
-const Options& checked(const Options& options) {
+const EngineOptions& checked(const EngineOptions& options) {
   sharding_of_stage(options.stage);
   const auto require = [](bool good, const std::string& problem) {
     if (!good) throw UsageError(problem);
@@ -122,7 +122,7 @@ ParamPolicy default_policy(const std::string&, const at::Tensor& param) {
   return policy;
 }
 
-Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, Options o)
+Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, EngineOptions o)
     : model(std::move(m)),
       groups(std::move(g)),
       group(groups.all),
@@ -361,8 +361,8 @@ void Engine::Impl::on_gradient(int index) {
 
 namespace {
 
-const comm::Mesh& with_whole_model(const comm::Mesh& mesh, const Options& options) {
-  if (mesh.axes().model_ranks() == 1 || options.axes.group.size() > 1) return mesh;
+const comm::Mesh& with_whole_model(const comm::Mesh& mesh) {
+  if (mesh.axes().model_ranks() == 1) return mesh;
   throw UsageError(str("mesh ", mesh.axes().words(" × "),
                        ": this engine trains a whole model on every rank, and the mesh cuts it by "
                        "tp or pp. Use parallelize(), or a mesh of dp and dp_replicate"));
@@ -371,12 +371,20 @@ const comm::Mesh& with_whole_model(const comm::Mesh& mesh, const Options& option
 }  // namespace
 
 Engine::Engine(std::shared_ptr<torch::nn::Module> model, comm::Group group, Options options)
-    : Engine(std::move(model), DataGroups(std::move(group)), std::move(options)) {}
+    : Engine(std::move(model), DataGroups(std::move(group)),
+             EngineOptions{std::move(options), {}}) {}
 
 Engine::Engine(std::shared_ptr<torch::nn::Module> model, const comm::Mesh& mesh, Options options)
-    : Engine(std::move(model), DataGroups(with_whole_model(mesh, options)), options) {}
+    : Engine(std::move(model), DataGroups(with_whole_model(mesh)),
+             EngineOptions{std::move(options), {}}) {}
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Options options) {
+Engine Engine::of_part(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Options options,
+                       ModelAxes axes) {
+  return Engine(std::move(model), std::move(groups),
+                EngineOptions{std::move(options), std::move(axes)});
+}
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> model, DataGroups groups, EngineOptions options) {
   try {
     impl_ = std::make_shared<Impl>(model, std::move(groups), std::move(options));
   } catch (...) {
@@ -421,11 +429,13 @@ void Engine::begin(const Begin& begin) {
 }
 
 void Engine::backward(const at::Tensor& loss) { impl_->backward(loss, {}, {}); }
-void Engine::backward(const at::Tensor& output, const at::Tensor& gradient,
-                      const BackwardPass& pass) {
-  impl_->backward(output, gradient, pass);
+void EnginePipeline::backward(const at::Tensor& output, const at::Tensor& gradient,
+                              const BackwardPass& pass) {
+  engine_.impl_->backward(output, gradient, pass);
 }
-void Engine::finish_pass(int model_chunk) { impl_->finish_pass(model_chunk); }
+void EnginePipeline::finish_pass(int model_chunk) { engine_.impl_->finish_pass(model_chunk); }
+EnginePipeline Engine::pipeline() { return EnginePipeline(*this); }
+EngineGraphs Engine::graphs() { return EngineGraphs(*this); }
 PendingStep Engine::start_step(const StepOptions& how) { return impl_->start_step(how); }
 PendingStep Engine::start_step(std::optional<double> lr) { return impl_->start_step({.lr = lr}); }
 StepInfo Engine::step(const StepOptions& how) { return impl_->start_step(how).get(); }
@@ -440,22 +450,21 @@ Engine::NoSync::NoSync(Engine& engine) : impl_(engine.impl_) { impl_->passes.ent
 Engine::NoSync::~NoSync() { impl_->passes.leave_no_sync(); }
 
 const Options& Engine::options() const { return impl_->options; }
+const ModelAxes& Engine::model_axes() const { return impl_->options.axes; }
 const comm::Group& Engine::group() const { return impl_->group; }
 const DataGroups& Engine::data_groups() const { return impl_->groups; }
 std::int64_t Engine::steps() const {
   impl_->settle();
   return impl_->update->steps();
 }
-std::string Engine::capture_problem() const {
-  return impl_->device ? impl_->device->capture_problem() : impl_->device_problem;
+std::string EngineGraphs::problem() const {
+  const Engine::Impl& impl = *engine_.impl_;
+  return impl.device ? impl.device->capture_problem() : impl.device_problem;
 }
-void Engine::prepare_step(const Begin& begin, const StepOptions& how) {
-  impl_->prepare_step(begin, how);
+void EngineGraphs::prepare(const Begin& begin, const StepOptions& options) {
+  engine_.impl_->prepare_step(begin, options);
 }
-void Engine::prepare_step(const Begin& begin, std::optional<double> lr) {
-  impl_->prepare_step(begin, {.lr = lr});
-}
-PendingStep Engine::replayed() { return impl_->replayed(); }
+PendingStep EngineGraphs::replayed() { return engine_.impl_->replayed(); }
 std::int64_t Engine::traveling_param_bytes() const {
   return impl_->plan.param_bytes(/*frozen=*/impl_->gatherer.shards());
 }

@@ -16,7 +16,7 @@
 #include "tessera/nn/unit.h"
 #include "tessera/zero/backward_pass.h"
 #include "tessera/zero/data_groups.h"
-#include "tessera/zero/options.h"
+#include "tessera/zero/model_axes.h"
 
 namespace tessera::zero {
 
@@ -34,8 +34,9 @@ struct StepInfo {
   std::string non_finite_param = {};
 };
 
-// A step whose work may still be under way on a device. A small value: copy it, keep it, drop it.
-class PendingStep {
+// A step whose work may still be under way on a device. A small value: copy it, keep it. Only get()
+// reports that it failed.
+class [[nodiscard]] PendingStep {
  public:
   // Where the result comes from; an engine's own affair.
   class State {
@@ -119,6 +120,47 @@ struct StepOptions {
   std::function<double(const std::string& param)> lr_scale = nullptr;
 };
 
+class Engine;
+
+// Passes of an engine as a pipeline runs them. Valid as long as its engine.
+class EnginePipeline {
+ public:
+  // Made by Engine::pipeline().
+  explicit EnginePipeline(Engine& engine) : engine_(engine) {}
+  // Backward from any output, with its gradient; or from the loss if `gradient` is undefined.
+  // Gradients that come from a loss of this engine's global batch are scaled already.
+  void backward(const at::Tensor& output, const at::Tensor& gradient, const BackwardPass& pass);
+  // Takes in the gradients that were added to `.grad` of the model chunk since its deferred pass.
+  void finish_pass(int model_chunk);
+
+ private:
+  Engine& engine_;
+};
+
+// [Note: captured steps] A step on a device can be captured into a CUDA graph: begin(), forwards,
+// backward() and start_step() on a stream that is being captured do what they always do, but put
+// everything into the graph; the result of that start_step() is empty. Values that change from step
+// to step are read from device memory, which prepare() fills. So, for each step:
+//   engine.graphs().prepare({.tokens = …}, {.lr = lr});
+//   graph.replay();
+//   pending = engine.graphs().replayed();
+// all on one stream. Steps in between that are not captured are allowed. Parameters that had a
+// gradient when the step was captured have one in every replay. Valid as long as its engine.
+class EngineGraphs {
+ public:
+  // Made by Engine::graphs().
+  explicit EngineGraphs(Engine& engine) : engine_(engine) {}
+  // Returns the reason that steps of this engine cannot be captured; "" if they can.
+  std::string problem() const;
+  // Before each replay: the arguments that begin() and step() would get.
+  void prepare(const Begin& begin, const StepOptions& options = {});
+  // After each replay: its step.
+  PendingStep replayed();
+
+ private:
+  Engine& engine_;
+};
+
 // [Note: stages] One engine; a stage says what of {optimizer state, gradients, parameters} each
 // rank keeps only its shard of: 0 nothing, 1 the first, 2 the first two, 3 all. Whatever the stage,
 // bucket size or overlap, the parameters after a step have the same bits.
@@ -130,9 +172,15 @@ struct StepOptions {
 // one that requires a gradient later is an error in backward() and step(). A trained parameter may
 // be frozen and unfrozen: meanwhile it is a parameter that no rank used.
 //
-// Most programs use DataParallel below, which knows the model's type.
+// Most programs use DataParallel below, which knows the model's type. Programs call Engine,
+// pipeline executors EnginePipeline, and what captures steps into CUDA graphs EngineGraphs.
+//
+// Not thread-safe: one thread at a time uses an engine, and backward() and step() refuse a second
+// one. Several engines of one process may be used by a thread each if their groups are their own.
 class Engine {
   struct Impl;
+  friend class EnginePipeline;
+  friend class EngineGraphs;
 
  public:
   // Collective. Takes over the parameters of `model`: they become views of the engine's buffers,
@@ -142,6 +190,10 @@ class Engine {
   // The same over the data-parallel axes of a mesh: dp_replicate > 1 is hybrid sharding, in which
   // stages 1 to 3 shard inside each replica ([Note: data groups]).
   Engine(std::shared_ptr<torch::nn::Module> model, const comm::Mesh& mesh, Options options = {});
+  // The same for one part of a model that is cut over ranks ([Note: model axes]), as ParallelModel
+  // makes it.
+  static Engine of_part(std::shared_ptr<torch::nn::Module> model, DataGroups groups,
+                        Options options, ModelAxes axes);
   ~Engine();
   // Movable: whoever has it has the engine, and what was moved from may only be assigned to or
   // destroyed.
@@ -162,11 +214,6 @@ class Engine {
   // begin() gave tokens. Throws UsageError if it has no graph, or if another thread is in
   // backward() or step() of this engine.
   void backward(const at::Tensor& loss);
-  // Backward from any output, with its gradient; or from the loss where `gradient` is undefined.
-  // Gradients that come from a loss of this engine's global batch are scaled already.
-  void backward(const at::Tensor& output, const at::Tensor& gradient, const BackwardPass& pass);
-  // Takes in what was added to `.grad` of the model chunk since its deferred pass.
-  void finish_pass(int model_chunk);
 
   // Within the scope backward() only accumulates; the first backward after it, or step(), reduces.
   // All ranks put the same micro-batches into it, and run them.
@@ -196,23 +243,6 @@ class Engine {
   PendingStep start_step(std::optional<double> lr = std::nullopt);
   // The same with other settings that change from step to step.
   PendingStep start_step(const StepOptions& options);
-
-  // [Note: captured steps] Such a step can be captured into a CUDA graph: begin(), forwards,
-  // backward() and start_step() on a stream that is being captured do what they always do, but put
-  // everything into the graph; the result of that start_step() is nothing. Whatever changes from
-  // step to step is read from device memory, which prepare_step() fills. So, for each step:
-  //   engine.prepare_step({.tokens = …}, lr);  graph.replay();  pending = engine.replayed();
-  // all on one stream. Steps in between that are not captured are allowed. Parameters that had a
-  // gradient when the step was captured have one in every replay.
-  //
-  // Why steps of this engine cannot be captured; "" if they can.
-  std::string capture_problem() const;
-  // Before each replay: what begin() and step() would have been told.
-  void prepare_step(const Begin& begin, std::optional<double> lr = std::nullopt);
-  // The same with other settings that change from step to step.
-  void prepare_step(const Begin& begin, const StepOptions& options);
-  // After each replay: the step that it was.
-  PendingStep replayed();
 
   // Waits until the gradients are reduced, without updating anything: `.grad` can be looked at
   // where it is kept whole (stage 0). discard() then forgets the step under way.
@@ -261,7 +291,14 @@ class Engine {
   // Nothing is left out of gradients then: whoever has left_out() writes it afterwards.
   void resume(const StepCounts& progress);
 
+  // Interface for pipelines.
+  EnginePipeline pipeline();
+  // Interface for steps in CUDA graphs.
+  EngineGraphs graphs();
+
   const Options& options() const;
+  // Place of this engine's model in one that is cut over ranks.
+  const ModelAxes& model_axes() const;
   const comm::Group& group() const;
   // Ranks that own one copy of the state, and ranks that own the same shard.
   const DataGroups& data_groups() const;
@@ -279,7 +316,7 @@ class Engine {
   std::string describe() const;
 
  private:
-  Engine(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Options options);
+  Engine(std::shared_ptr<torch::nn::Module> model, DataGroups groups, EngineOptions options);
 
   std::shared_ptr<Impl> impl_;
 };

@@ -21,7 +21,7 @@ namespace tessera::zero {
 // The engine's parts put together: who is told what, in which order. Shared, so that hooks which
 // outlive the engine find it gone.
 struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
-  Impl(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Options options);
+  Impl(std::shared_ptr<torch::nn::Module> model, DataGroups groups, EngineOptions options);
 
   // Throws UsageError if the program has changed a parameter in a way that would be lost,
   // [Note: changed parameters] in gatherer.h: replaced it, unfrozen it, or, at stage 3, written to
@@ -79,7 +79,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   const std::shared_ptr<torch::nn::Module> model;
   const DataGroups groups;
   const comm::Group& group;  // all data-parallel ranks: groups.all
-  const Options options;
+  const EngineOptions options;
   Plan plan;
   Buffers buffers;
   Gatherer gatherer;

@@ -49,33 +49,6 @@ enum class Gather : std::uint8_t { automatic, alias, copy };
 // What happens when the gradients are not finite.
 enum class OnNonFinite : std::uint8_t { stop, skip };
 
-// [Note: model axes] Where the model itself is cut over ranks, by tensor or pipeline parallelism,
-// every rank has an engine for its own part, whose group are the ranks with the same part. What is
-// global, the norm of the gradient and the loss, is then a sum over the parts too.
-struct ModelAxes {
-  comm::Group group;        // the ranks with all parts of this replica; alone: the model is whole
-  bool counts_loss = true;  // of the ranks that compute the same loss, one counts it
-  // The elements of a parameter that this rank counts in the norm, in memory order: what others
-  // have too is counted once. Null: all.
-  std::function<std::vector<Run>(const std::string&)> counted = nullptr;
-  // Whether a parameter of this rank is a shard of a larger one, by tensor parallelism. Null: none.
-  std::function<bool(const std::string&)> cut = nullptr;
-  // Parameters that several parts have a copy of (an embedding that is also the head): their
-  // gradients are added up over the group, after they have been reduced.
-  struct Tie {
-    std::string param;
-    comm::Group group;
-  };
-  std::vector<Tie> ties = {};
-  // [Note: model chunks] The chunks of this rank's part that run backward by themselves (virtual
-  // stages of a pipeline), by the name of a parameter, from 0. Buckets do not cross them. Null:
-  // one.
-  std::function<int(const std::string&)> model_chunk = nullptr;
-  int model_chunks = 1;  // how many at least: some may have no parameters
-  // What a parameter of the rank's module is called in the whole model. Null: the same.
-  std::function<std::string(const std::string&)> name = nullptr;
-};
-
 // What an Engine is told; all but the stage can be left alone.
 struct Options {
   int stage = 0;                                // [Note: stages] in engine.h
@@ -111,8 +84,6 @@ struct Options {
   InitialSource initial = {};     // of parameters without memory, [Note: initial values]
   bool broadcast_buffers = true;  // buffers (running means) follow rank 0 after every step
   std::uint64_t seed = 0;         // of stochastic rounding
-
-  ModelAxes axes = {};
 
   std::shared_ptr<memory::Ledger> ledger = nullptr;  // null: memory::current_ledger()
 };

@@ -191,7 +191,7 @@ std::int64_t Plan::grad_bytes() const {
   return bytes;
 }
 
-Plan make_plan(torch::nn::Module& model, const Options& options, const DataGroups& groups) {
+Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const DataGroups& groups) {
   Plan plan;
   plan.model_chunks = options.axes.model_chunks;
   const std::vector<nn::FoundUnit> found = nn::find_units(model);

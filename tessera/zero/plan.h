@@ -10,7 +10,7 @@
 #include "tessera/core/shard.h"
 #include "tessera/nn/unit.h"
 #include "tessera/zero/data_groups.h"
-#include "tessera/zero/options.h"
+#include "tessera/zero/model_axes.h"
 
 namespace tessera::zero {
 
@@ -108,7 +108,7 @@ struct Plan {
   std::int64_t grad_bytes() const;              // as they travel
 };
 
-Plan make_plan(torch::nn::Module& model, const Options& options, const DataGroups& groups);
+Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const DataGroups& groups);
 
 // A parameter's own shape over a flat buffer of its space (or of a range that begins at `base`).
 at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base = 0);

@@ -78,7 +78,7 @@ class StepOnDevice {
   void exchange_on_host(Stopwatch& waiting);
 
   const Plan& plan_;
-  const Options& options_;
+  const EngineOptions& options_;
   const DataGroups groups_;
   const comm::Group& group_;  // all data-parallel ranks
   const std::shared_ptr<memory::Ledger> ledger_;

@@ -8,7 +8,7 @@
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/data_groups.h"
 #include "tessera/zero/engine.h"
-#include "tessera/zero/options.h"
+#include "tessera/zero/model_axes.h"
 
 namespace tessera::zero {
 

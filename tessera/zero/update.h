@@ -18,7 +18,7 @@ namespace tessera::zero {
 // What an optimizer is made of.
 struct UpdateContext {
   Plan& plan;
-  const Options& options;
+  const EngineOptions& options;
   const DataGroups& groups;
   const Buffers& buffers;
   const Gatherer& gatherer;

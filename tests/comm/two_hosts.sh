@@ -8,6 +8,7 @@
 # The second form needs no MPI: it starts the ranks itself, with the variables that torchrun, srun
 # or kubernetes (a PyTorchJob: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and nothing else) would set.
 # {link} in an argument is replaced by the name of the network interface between the hosts.
+# TWO_HOSTS_RATE, if set, limits what each host sends over the cable, in words of tc: 400mbit.
 # It may take TWO_HOSTS_SECONDS, 200 unless set. Rank TWO_HOSTS_KILLED, if set, must be killed.
 # Needs root and iproute2; without them it says so and exits with status 77 (skipped).
 set -eu
@@ -68,6 +69,10 @@ for host in left right; do
   ip -n "$prefix-$host" address add "192.0.2.$address/24" dev cable
   ip -n "$prefix-$host" link set lo up
   ip -n "$prefix-$host" link set cable up
+  if [ -n "${TWO_HOSTS_RATE:-}" ]; then
+    tc -n "$prefix-$host" qdisc add dev cable root tbf rate "$TWO_HOSTS_RATE" burst 64kb \
+      latency 100ms 2>"$folder/why" || skip "$(cat "$folder/why")"
+  fi
   echo "192.0.2.$address $host" >>"$folder/hosts"
   echo "$host slots=$per_host" >>"$folder/hostfile"
   address=$((address + 1))

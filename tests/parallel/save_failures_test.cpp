@@ -291,8 +291,10 @@ TEST(SaveFailures, TwoWritersDoNotMeet) {
 TEST(SaveFailures, APartOfAModelAloneIsNotSaved) {
   for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
          zero::Options options = options_of(rules().front(), 0);
-         options.axes.group = group;
-         DataParallel training(Net(), comm::Group(), options);
+         zero::ModelAxes axes;
+         axes.group = group;
+         zero::Engine training =
+             zero::Engine::of_part(Net().ptr(), zero::DataGroups(comm::Group()), options, axes);
          save(training, "/nowhere");
        })) {
     EXPECT_TRUE(contains(error, "give the ParallelModel")) << error;

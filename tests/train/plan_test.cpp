@@ -55,7 +55,7 @@ void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
   for (const char* layout : {"fp32", "bf16", "bf16-fp32grad"}) {
     for (const int ranks : {2, 3, 8}) {
       for (const std::int64_t bucket : {0, 1, 5000, 60000, 1 << 30}) {
-        zero::Options options;
+        zero::EngineOptions options;
         options.layout = parse_state_layout(layout);
         options.bucket_bytes = bucket;
         const zero::Plan plan = zero::make_plan(

@@ -328,13 +328,18 @@ TEST(Misuse, DifferentLearningRatesOfAStepAreNamed) {
   }
 }
 
+// An engine for one part of a model whose parts are on the ranks of `parts`.
+Engine part_of(std::shared_ptr<torch::nn::Module> net, DataGroups groups, const Options& options,
+               const comm::Group& parts) {
+  return Engine::of_part(std::move(net), std::move(groups), options, {.group = parts});
+}
+
 // Tensor-parallel ranks hold copies of some parameters, which would drift apart.
 TEST(Misuse, DifferentLearningRatesOfPartsOfAModelAreNamed) {
   over(2, [](const comm::Group& group) {
     auto net = made(7);
     Options options = with(0);
-    options.axes.group = group;
-    Engine engine(net, comm::Group(), options);
+    Engine engine = part_of(net, DataGroups(comm::Group()), options, group);
     engine.backward(forward_loss(engine, *net, net->batch(1)));
     const std::string error = error_of([&] { engine.step(group.rank() == 0 ? 0.5 : 0.25); });
     EXPECT_TRUE(contains(error, "the learning rate is 0.25 on rank 1 of group")) << error;
@@ -343,9 +348,9 @@ TEST(Misuse, DifferentLearningRatesOfPartsOfAModelAreNamed) {
   over(2, [](const comm::Group& group) {
     auto net = made(7);
     Options options = with(0);
-    options.axes.group = group;
     options.clip_norm = group.rank();
-    const std::string error = error_of([&] { Engine(net, comm::Group(), options); });
+    const std::string error =
+        error_of([&] { part_of(net, DataGroups(comm::Group()), options, group); });
     EXPECT_TRUE(contains(error, "has clip_norm 1 where rank 0 has clip_norm 0")) << error;
   });
 }
@@ -356,8 +361,7 @@ TEST(Misuse, EveryRankOfAMeshIsToldOfADifferentLearningRate) {
     const comm::Mesh mesh(world, "dp=2,tp=2");
     auto net = made(7);
     Options options = with(0);
-    options.axes.group = mesh.tp();
-    Engine engine(net, mesh.dp(), options);
+    Engine engine = part_of(net, DataGroups(mesh), options, mesh.tp());
     engine.backward(forward_loss(engine, *net, net->batch(1)));
     const std::string error = error_of([&] { engine.step(world.rank() == 0 ? 0.5 : 0.25); });
     EXPECT_TRUE(contains(error, "step(): the ")) << world.rank() << ": " << error;
@@ -368,14 +372,13 @@ TEST(Misuse, EveryRankOfAMeshIsToldOfADifferentLearningRate) {
 TEST(Misuse, PartsOfAModelMayHaveOtherParameterGroups) {
   over(2, [](const comm::Group& group) {
     Options options = with(0);
-    options.axes.group = group;
     options.optimizer = TorchOptimizer([](std::vector<torch::optim::OptimizerParamGroup> groups) {
       return std::make_unique<torch::optim::Adam>(std::move(groups),
                                                   torch::optim::AdamOptions(0.5));
     });
     // With a bias there is a group that does not decay.
     const torch::nn::Linear net(torch::nn::LinearOptions(3, 2).bias(group.rank() == 0));
-    EXPECT_EQ(error_of([&] { Engine(net.ptr(), comm::Group(), options); }), "");
+    EXPECT_NO_THROW(part_of(net.ptr(), DataGroups(comm::Group()), options, group));
   });
 }
 

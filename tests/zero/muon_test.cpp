@@ -141,13 +141,14 @@ TEST(Muon, RefusesAMatrixThatTensorParallelismCuts) {
   const auto make = [](bool elementwise) {
     over(1, [&](const comm::Group& group) {
       Options options = muon_case("mlp", 1, 0).options;
-      options.axes.cut = [](const std::string& name) { return name == "layers.2.weight"; };
+      ModelAxes axes;
+      axes.cut = [](const std::string& name) { return name == "layers.2.weight"; };
       options.policy = [&](const std::string& name, const at::Tensor& param) {
         ParamPolicy policy = default_policy(name, param);
         policy.elementwise = elementwise && name == "layers.2.weight";
         return policy;
       };
-      const Engine engine(make_net("mlp"), group, options);
+      const Engine engine = Engine::of_part(make_net("mlp"), DataGroups(group), options, axes);
     });
   };
   make(true);

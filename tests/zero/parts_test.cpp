@@ -63,10 +63,11 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
   options.bucket_bytes = 700;
   options.optimizer = AdamW{.lr = 0.05};
   options.clip_norm = 0.3;
+  ModelAxes axes;
   if (way.model_chunks) {
-    options.axes.model_chunk = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
+    axes.model_chunk = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
   }
-  Engine engine(net, group, options);
+  Engine engine = Engine::of_part(net, DataGroups(group), options, axes);
   const comm::TrafficCounts before = group.traffic();
   for (int step = 0; step < 2; ++step) {
     std::map<char, at::Tensor> middle, cut, loss;
@@ -87,15 +88,16 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
         continue;
       }
       if (!way.model_chunks) {
-        engine.backward(loss[k], {}, {.of_one_forward = k != '2'});
+        engine.pipeline().backward(loss[k], {}, {.of_one_forward = k != '2'});
         continue;
       }
-      engine.backward(loss[k], {},
-                      {.model_chunk = 1, .deferred = way.deferred, .of_one_forward = true});
-      if (way.deferred) engine.finish_pass(1);
-      engine.backward(middle[k], cut[k].grad(),
-                      {.model_chunk = 0, .deferred = way.deferred, .of_one_forward = true});
-      if (way.deferred) engine.finish_pass(0);
+      engine.pipeline().backward(
+          loss[k], {}, {.model_chunk = 1, .deferred = way.deferred, .of_one_forward = true});
+      if (way.deferred) engine.pipeline().finish_pass(1);
+      engine.pipeline().backward(
+          middle[k], cut[k].grad(),
+          {.model_chunk = 0, .deferred = way.deferred, .of_one_forward = true});
+      if (way.deferred) engine.pipeline().finish_pass(0);
     }
     engine.step();
   }
@@ -150,13 +152,13 @@ TEST(Parts, PassesUnderWayAndModelChunksChangeNoBit) {
 
 TEST(Parts, AModelChunkMustNotReachIntoAnother) {
   auto net = std::make_shared<StackImpl>();
-  Options options;
-  options.axes.model_chunk = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
-  Engine engine(net, comm::Group(), options);
+  ModelAxes axes;
+  axes.model_chunk = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
+  Engine engine = Engine::of_part(net, DataGroups(comm::Group()), {}, axes);
   const at::Tensor loss = net->half(1, net->half(0, input_of(0, 0, 0))).sum();
-  EXPECT_THROW(engine.backward(loss, {}, {.model_chunk = 1}), UsageError);
+  EXPECT_THROW(engine.pipeline().backward(loss, {}, {.model_chunk = 1}), UsageError);
   engine.discard();
-  EXPECT_THROW(engine.backward(loss, {}, {.model_chunk = 2}), UsageError);
+  EXPECT_THROW(engine.pipeline().backward(loss, {}, {.model_chunk = 2}), UsageError);
 }
 
 // y = W tanh(A x), and the same W once more with B: two parts of one model that share a tied W.
@@ -203,14 +205,14 @@ TEST(Parts, NormLossAndTiesAreThoseOfTheWholeModel) {
       const comm::Group dp = world.subset({2 * part, 2 * part + 1}, "dp");
       const comm::Group model = world.subset({replica, replica + 2}, "model");
       auto net = std::make_shared<PartImpl>(std::vector<int>{part});
-      Options mine = options;
-      mine.axes.group = model;
-      mine.axes.counted = [&](const std::string& name) -> std::vector<tessera::Run> {
+      ModelAxes mine;
+      mine.group = model;
+      mine.counted = [&](const std::string& name) -> std::vector<tessera::Run> {
         if (name == "tied" && part == 1) return {};
         return {{0, 0, name == "tied" ? 4 * 37 : 37 * 3}};
       };
-      mine.axes.ties = {{"tied", model}};
-      Engine engine(net, dp, mine);
+      mine.ties = {{"tied", model}};
+      Engine engine = Engine::of_part(net, DataGroups(dp), options, mine);
       for (int step = 0; step < 4; ++step) {
         const at::Tensor x = input_of(step, replica, 0);
         engine.backward(nn::observed(
