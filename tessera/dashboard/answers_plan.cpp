@@ -139,6 +139,9 @@ std::string zero_answer(const Knowledge& known, Ask& ask) {
   const bool modelled = ask.has("model") || ask.has("layers") || ask.has("hidden");
   if (!modelled) ask.otherwise("params", "7B");
   if (!ask.has("gpus") && !ask.has("nodes")) ask.otherwise("dp", "8");
+  // Stage 0 has no replicas; the command compares all stages in any case.
+  const bool hybrid = ask.has("dp_replicate") || ask.has("dp-replicate");
+  if (hybrid) ask.otherwise("zero", "3");
   const planner::Question settled = ask.question(known.catalogue, known.limits);
   const auto stages = planner::compare_stages(settled);
   planner::JsonText more;
@@ -160,7 +163,9 @@ std::string zero_answer(const Knowledge& known, Ask& ask) {
   for (const planner::StageAnswer& s : stages) {
     more.object().member("stage", s.stage).member("text", stage_formula(s)).end_object();
   }
-  more.end_list().member("command", ask.command("explain zero")).end_object();
+  const std::set<std::string> without =
+      hybrid ? std::set<std::string>{"zero"} : std::set<std::string>{};
+  more.end_list().member("command", ask.command("explain zero", without)).end_object();
   return planner::merged(planner::to_json(stages), more.take());
 }
 

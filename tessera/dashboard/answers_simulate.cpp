@@ -13,8 +13,6 @@
 namespace tessera::dashboard {
 namespace {
 
-constexpr const char* kLaneNames[] = {"compute", "data parallel", "pipeline"};
-
 simulator::Scenario scenario_of(const planner::Question& settled) {
   simulator::Scenario scenario;
   static_cast<planner::Step&>(scenario) = planner::describe_step(settled);
@@ -58,7 +56,7 @@ Json spans_of(const simulator::Simulation& s) {
   for (const simulator::Span& span : s.result.spans) {
     const int p = span.worker / s.result.replicas, d = span.worker % s.result.replicas;
     Json one = {{"rank", s.scenario.rank(p, d)},
-                {"lane", kLaneNames[span.lane]},
+                {"lane", simulator::Span::kLaneNames[span.lane]},
                 {"what", span.what},
                 {"begin", span.begin},
                 {"end", span.end}};

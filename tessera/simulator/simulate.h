@@ -35,6 +35,9 @@ struct RankTime {
 struct Span {
   // Which row of a trace it belongs to.
   enum Lane : std::uint8_t { computing, data_parallel, pipeline, over_replicas };
+  // Of each row.
+  static constexpr const char* kLaneNames[] = {"compute", "data parallel", "pipeline",
+                                               "data parallel over replicas"};
   int worker = 0;
   Lane lane = computing;
   const char* what = "";

@@ -8,8 +8,6 @@
 namespace tessera::simulator {
 namespace {
 
-constexpr const char* kLanes[] = {"compute", "data parallel", "pipeline", "over replicas"};
-
 std::string metadata(const char* name, int pid, int tid, const std::string& value) {
   return str(R"({"name":")", name, R"(","ph":"M","pid":)", pid, R"(,"tid":)", tid,
              R"(,"args":{"name":")", value, "\"}}");
@@ -35,7 +33,7 @@ std::string trace_json(const Scenario& scenario, const Result& result) {
                    str("rank ", rank, ": pipeline rank ", p, ", replica ", d)));
       const int lanes = scenario.replicas() > 1 ? 4 : 3;
       for (int lane = 0; lane < lanes; ++lane) {
-        add(metadata("thread_name", rank, lane, kLanes[lane]));
+        add(metadata("thread_name", rank, lane, Span::kLaneNames[lane]));
       }
     }
     std::snprintf(line, sizeof line,

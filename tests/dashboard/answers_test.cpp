@@ -41,6 +41,17 @@ TEST(Answers, PlansAreThoseOfTheCommand) {
   }
 }
 
+TEST(Answers, StagesWithReplicasAreThoseOfTheCommand) {
+  const std::string body = R"({"params":"7B","dp":64,"dp_replicate":8})";
+  const Json got = answer(zero_answer, body);
+  EXPECT_EQ(got["command"], "tessera explain zero --params 7B --dp 64 --dp-replicate 8");
+  EXPECT_EQ(got["dp_replicate"], 8);
+  EXPECT_EQ(got["stages"][3]["copies"], 8.0);
+  EXPECT_EQ(got["fits_from_dp"]["3"].get<int>() % 8, 0);
+  EXPECT_EQ(got["owners"][8]["first"], 0);  // the first rank of the second replica
+  EXPECT_TRUE(contains(got["formula"][3]["text"].get<std::string>(), "2/8 + 2/8 + 12/8"));
+}
+
 // A body is read as a line of tessera plan --questions is: the same settings, the same complaint.
 TEST(Answers, BodiesAreReadAsLinesOfABatch) {
   const auto of_line = [](const std::string& body) {

@@ -131,6 +131,15 @@ export async function checkViews({ tessera, dashboard, open }) {
         );
       }
       expect(page.url().includes("dp=64"), `the address has the value: ${page.url()}`);
+      await page.locator('[data-field="dp_replicate"] input[type="range"]').focus();
+      await page.keyboard.press("ArrowRight");
+      const words = "plan --params 7B --dp 64 --zero 2 --dp-replicate 2 --json";
+      const hybrid = json(tessera, ...words.split(" "));
+      await until(
+        "2 replicas",
+        async () => (await valueOf(page, '[data-total="2"]')) === hybrid.memory.total,
+      );
+      await page.keyboard.press("ArrowLeft");
     },
   );
 

@@ -47,6 +47,7 @@ export interface Plan {
     seq: number;
     gpus: number;
     dp: number;
+    dp_replicate: number;
     tp: number;
     pp: number;
     sequence_parallel: boolean;

@@ -3,7 +3,7 @@ import type { Memory } from "../answers";
 import { useAbout } from "../api";
 import { bytes, count } from "../format";
 import type { Bound } from "../route";
-import { Choice, type Common, Segments, Slider } from "./controls";
+import { Choice, type Common, doublings, Segments, Slider } from "./controls";
 
 export const SHAPE = {
   model: "llama2-7b",
@@ -13,7 +13,7 @@ export const SHAPE = {
   heads: "32",
   vocab: "32000",
 };
-export const PARALLEL = { dp: "8", tp: "1", pp: "1" };
+export const PARALLEL = { dp: "8", dp_replicate: "1", tp: "1", pp: "1" };
 export const BATCH = { micro_batch: "1", seq: "", recompute: "none", sequence_parallel: "false" };
 
 export const MEMORY_PARTS = [
@@ -78,6 +78,14 @@ export function LayoutChoice(bound: Bound) {
 
 export function StageChoice({ label = "ZeRO stage", ...bound }: Named) {
   return <Segments label={label} {...bound} options={[["0", "DDP"], "1", "2", "3"]} />;
+}
+
+// Hybrid sharding. Questions leave one replica out, as stage 0 has to.
+export function ReplicasSlider(bound: Bound) {
+  return <Slider label="Replicas" {...bound} stops={doublings(1, 64)} />;
+}
+export function replicas(at: { dp_replicate: string }): Record<string, string> {
+  return at.dp_replicate === "1" ? {} : { dp_replicate: at.dp_replicate };
 }
 
 export function SequenceSlider(bound: Bound & Pick<Common, "disabled">) {

@@ -7,7 +7,12 @@ import { Card, Copy, Figures } from "./frame";
 export function Way({ q }: { q: Plan["question"] }) {
   return (
     <span>
-      {q.dp > 1 && <span class="chip c-dp">dp {q.dp}</span>}
+      {q.dp > 1 && (
+        <span class="chip c-dp">
+          dp {q.dp}
+          {q.dp_replicate > 1 ? ` in ${q.dp_replicate} replicas` : ""}
+        </span>
+      )}
       {q.tp > 1 && (
         <span class="chip c-tp">
           tp {q.tp}
@@ -38,11 +43,12 @@ export function Picked({ plan }: { plan: Plan }) {
     micro_batch: text(q.micro_batch),
     hardware: q.hardware,
   };
+  const hybrid: Values = { ...common, dp_replicate: text(q.dp_replicate) };
   const links: [string, string][] = [
     [
       "Memory",
       address("memory", {
-        ...common,
+        ...hybrid,
         by: "model",
         layout: q.layout,
         seq: text(q.seq),
@@ -74,7 +80,7 @@ export function Picked({ plan }: { plan: Plan }) {
     ],
     [
       "Trace",
-      address("trace", { ...common, grad_accum: text(q.grad_accum), schedule: q.schedule }),
+      address("trace", { ...hybrid, grad_accum: text(q.grad_accum), schedule: q.schedule }),
     ],
   ];
   return (

@@ -13,6 +13,8 @@ import {
   ModelFields,
   modelQuestion,
   PARALLEL,
+  ReplicasSlider,
+  replicas,
   SequenceSlider,
   SHAPE,
   StageChoice,
@@ -47,6 +49,7 @@ export function MemoryView() {
   const body = question({
     ...(sized ? { params: at.params } : modelQuestion(at)),
     dp: at.dp,
+    ...replicas(at),
     tp: at.tp,
     pp: at.pp,
     layout: at.layout,
@@ -104,6 +107,7 @@ export function MemoryView() {
             also={["gpus"]}
             stops={doublings(1, 1024)}
           />
+          <ReplicasSlider {...field("dp_replicate")} />
           <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
           <StageChoice label="Stage to look at" {...field("zero")} />

@@ -5,7 +5,13 @@ import { seconds, share } from "../format";
 import { Choice, doublings, Percent, Slider, Toggle } from "../parts/controls";
 import { Card, Figures, Legend, View } from "../parts/frame";
 import { Lanes } from "../parts/lanes";
-import { HardwareChoice, ModelChoice, StageChoice } from "../parts/model";
+import {
+  HardwareChoice,
+  ModelChoice,
+  ReplicasSlider,
+  replicas,
+  StageChoice,
+} from "../parts/model";
 import { useFields } from "../route";
 import { useRuns, useTrace } from "../runs";
 
@@ -16,6 +22,7 @@ interface Simulated {
   time: {
     compute: number;
     dp: number;
+    dp_replicate: number;
     tp: number;
     pp: number;
     bubble: number;
@@ -31,6 +38,7 @@ const DEFAULTS = {
   source: "simulated",
   model: "gpt2-xl",
   dp: "8",
+  dp_replicate: "1",
   tp: "1",
   pp: "1",
   zero: "3",
@@ -51,9 +59,10 @@ export function TraceView() {
   const about = useAbout();
   const simulated = at.source === "simulated";
   const runs = useRuns();
-  const { source: _source, shown, overlap, ...rest } = at;
+  const { source: _source, shown, overlap, dp_replicate: _replicas, ...rest } = at;
   const asked = question({
     ...rest,
+    ...replicas(at),
     overlap_grad_reduce: overlap,
     overlap_param_gather: overlap,
     prefetch: overlap,
@@ -90,6 +99,7 @@ export function TraceView() {
                 also={["gpus"]}
                 stops={doublings(1, 512)}
               />
+              <ReplicasSlider {...field("dp_replicate")} />
               <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 8)} />
               <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 16)} />
               <StageChoice {...field("zero")} />
@@ -140,7 +150,7 @@ export function TraceView() {
             items={[
               { label: "Step", key: "step", value: seconds(t.step) },
               { label: "Computes", value: share(answer.data?.utilisation) },
-              { label: "Waits for dp", value: seconds(t.dp) },
+              { label: "Waits for dp", value: seconds(t.dp + t.dp_replicate) },
               { label: "Waits for tp", value: seconds(t.tp) },
               { label: "Waits for pp", value: seconds(t.pp) },
               { label: "Bubble", value: seconds(t.bubble) },
