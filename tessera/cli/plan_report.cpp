@@ -252,6 +252,16 @@ std::string report(const planner::SearchResult& result) {
   return text + reasons.text();
 }
 
+namespace {
+
+// Limits are told by stage and dp.
+std::string limit_replicas(const Question& q) {
+  if (q.replicas() == 1) return "";
+  return str("  (", q.replicas(), " replicas, where they divide dp and the stage shards)\n");
+}
+
+}  // namespace
+
 std::string report(const planner::BatchLimits& limits, const Question& q) {
   Table table("rrrrr");
   table.row({"ZeRO", "dp", "per GPU", "global batch", "memory"});
@@ -261,7 +271,7 @@ std::string report(const planner::BatchLimits& limits, const Question& q) {
   }
   return str("Largest batch of ", model_words(q), "\non ", q.hardware.name, ", ",
              size(usable_memory(q.hardware)), " to fill, layout ", q.layout.name, "\n\n",
-             table.text());
+             table.text(), limit_replicas(q));
 }
 
 std::string report(const planner::ModelLimits& limits, const Question& q) {
@@ -277,7 +287,7 @@ std::string report(const planner::ModelLimits& limits, const Question& q) {
                             : "Largest model grown from " + model_words(q),
              "\non ", q.hardware.name, ", ", size(usable_memory(q.hardware)), " to fill, layout ",
              q.layout.name, q.state_only() ? "" : str(", micro-batch ", q.micro_batch), "\n\n",
-             table.text());
+             table.text(), limit_replicas(q));
 }
 
 std::string report(const planner::MegatronReport& r) {

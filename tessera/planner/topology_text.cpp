@@ -54,11 +54,12 @@ Coordinate coordinate_in(const std::vector<AxisSize>& order, int rank) {
   return at;
 }
 
-// "d0t1": the axes with more than one rank.
+// "d0t1": the axes with more than one rank. Replicas are r, as data-parallel ranks are d.
 std::string coordinate_text(const Axes& axes, const Coordinate& at) {
   std::string out;
   for (const Axis axis : kPrintedAxes) {
-    if (axes.size(axis) > 1) out += str(axis_name(axis).substr(0, 1), at[axis]);
+    const std::string_view name = axis == Axis::dp_replicate ? "r" : axis_name(axis).substr(0, 1);
+    if (axes.size(axis) > 1) out += str(name, at[axis]);
   }
   return out.empty() ? "0" : out;
 }

@@ -15,9 +15,10 @@ namespace {
 constexpr double kParted = 0.05;
 
 [[noreturn]] void bad_sweep(std::string_view text) {
-  throw UsageError(str("got ", quote(text),
-                       ", wanted an axis and its sizes, each twice the one before, such as "
-                       "dp=1..4096, with dp, tp or pp and sizes from 1 to 1,048,576"));
+  throw UsageError(
+      str("got ", quote(text),
+          ", wanted an axis and its sizes, each twice the one before, such as "
+          "dp=1..4096, with dp, dp-replicate, tp or pp and sizes from 1 to 1,048,576"));
 }
 
 int read_size(std::string_view part, std::string_view whole) {
@@ -74,6 +75,7 @@ SweepRange parse_sweep(std::string_view text) {
   const std::size_t equals = text.find('=');
   if (equals == std::string_view::npos) bad_sweep(text);
   range.axis = text.substr(0, equals);
+  std::replace(range.axis.begin(), range.axis.end(), '-', '_');  // as flags spell it
   if (find_axis(range.axis) == nullptr) bad_sweep(text);
   const std::string_view sizes = text.substr(equals + 1);
   const std::size_t dots = sizes.find("..");

@@ -140,6 +140,25 @@ TEST(PlanProgram, Search) {
   EXPECT_TRUE(contains(across.out, "rows 1, 2: tp goes across hosts")) << across.out;
 }
 
+TEST(PlanProgram, ReplicasHaveRowsOfTheirOwn) {
+  const std::vector<std::string> words = {"--model", "llama3-8b", "--hardware",    "a100-80",
+                                          "--dp",    "64",        "--recompute",   "full",
+                                          "--zero",  "3",         "--dp-replicate"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    return plan(more);
+  };
+  const std::string text = with({"8"}).out;
+  for (const char* part : {"dp 64 (8 replicas)", "all-reduce of gradient shards over replicas",
+                           "waiting for replicas", "holds all state"}) {
+    EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
+  }
+  EXPECT_FALSE(contains(with({"1"}).out, "waiting for replicas"));
+  const Answer refused = plan({"--dp", "8", "--zero", "0", "--dp-replicate", "2"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_TRUE(contains(refused.err, "--dp-replicate 2: needs --zero 1, 2 or 3")) << refused.err;
+}
+
 TEST(PlanProgram, Limits) {
   const auto json = plan({"--model", "gpt2-xl", "--layout", "bf16-fp32grad", "--hardware", "h100",
                           "--dp", "8", "--zero", "1", "--max-batch", "--json"})

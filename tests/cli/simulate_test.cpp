@@ -161,6 +161,19 @@ TEST(Simulate, SweepWithPicture) {
   EXPECT_TRUE(odd["sweep"][1].contains("error"));
 }
 
+TEST(Simulate, SweepOfReplicas) {
+  const json answer =
+      simulate_json({"--model", "llama3-8b", "--hardware", "a100-80", "--dp", "64", "--zero", "3",
+                     "--recompute", "full", "--sweep", "dp-replicate=1..8"});
+  const json& rows = answer["sweep"];
+  ASSERT_EQ(rows.size(), 4U);
+  EXPECT_EQ(rows[3]["dp_replicate"], 8);
+  EXPECT_EQ(rows[0]["time"]["dp_replicate"], 0.0);
+  EXPECT_GT(rows[3]["time"]["dp_replicate"], 0.0);
+  EXPECT_LT(rows[3]["step"].get<double>(), rows[0]["step"].get<double>());
+  EXPECT_GT(rows[3]["memory"].get<double>(), rows[0]["memory"].get<double>());
+}
+
 TEST(Simulate, TraceIsJson) {
   const TemporaryFile file("-trace.json");
   const Outcome answer = simulate({"--model", "gpt2-774m", "--pp", "4", "--dp", "2", "--grad-accum",
