@@ -195,6 +195,56 @@ TEST(HybridSharding, ReplicasLieOutsideTheRanksThatShard) {
   EXPECT_EQ(places.along[Axis::dp_replicate].crossing, 8);
 }
 
+// 64 ranks of 8 to a node. Replicas that are nodes keep gathers inside; larger ones keep them
+// between nodes, and send the sums of all their ranks besides.
+TEST(HybridSharding, ANodeSendsLessIfItIsAReplica) {
+  Topology topology;
+  topology.per_node = 8;
+  for (const int stage : {1, 2, 3}) {
+    for (const int micros : {1, 4}) {
+      const auto out_of_node = [&](int replicas) {
+        TrafficQuestion q;
+        q.stage = stage;
+        q.dp = 64;
+        q.replicas = replicas;
+        q.micro_batches = micros;
+        q.param_bytes = q.grad_bytes = 1e9;
+        q.policy = default_reduce_policy(stage);
+        const DataParallelTraffic traffic = data_parallel_traffic(q);
+        PerAxis<double> sent;
+        sent[Axis::dp_shard] = traffic.along_shards();
+        sent[Axis::dp_replicate] = traffic.replicate;
+        return dp_bytes_out_of_node(places_on(topology, in_order(kUsualOrder, mesh(64, replicas))),
+                                    sent);
+      };
+      const int reductions = stage == 1 ? 1 : micros;
+      EXPECT_NEAR(out_of_node(8), 2 * 7.0 / 8 * reductions * 1e9, 1);
+      // Stage 2 gathers once a step, so what counts is how often gradients cross: twice, not once.
+      if (stage == 2 && micros > 1) {
+        EXPECT_GT(out_of_node(8), out_of_node(1));
+      } else {
+        EXPECT_LT(out_of_node(8), out_of_node(1));
+      }
+      EXPECT_GT(out_of_node(4), out_of_node(1));
+    }
+  }
+}
+
+TEST(HybridSharding, TriesReplicasThatFillNodes) {
+  Question q;
+  q.per_node = 8;
+  q.axes = mesh(64, 1);
+  EXPECT_EQ(replica_counts(q), (std::vector<int>{8, 4, 2}));
+  q.axes = mesh(64, 1, 2);
+  EXPECT_EQ(replica_counts(q), (std::vector<int>{16, 8, 4, 2}));
+  q.axes = mesh(24, 1);
+  EXPECT_EQ(replica_counts(q), (std::vector<int>{3}));
+  for (const Axes& none : {mesh(8, 1), mesh(64, 1, 8), mesh(64, 1, 16), mesh(12, 1)}) {
+    q.axes = none;
+    EXPECT_TRUE(replica_counts(q).empty()) << none.text();
+  }
+}
+
 TEST(HybridSharding, RefusesStageZero) {
   EXPECT_NO_THROW(check_replicas_at(0, mesh(8, 1)));
   EXPECT_NO_THROW(check_replicas_at(1, mesh(8, 2)));
