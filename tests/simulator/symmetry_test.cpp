@@ -151,6 +151,30 @@ TEST(Irregular, ReplicaByReplicaIsTheOrderOfTime) {
   }
 }
 
+TEST(Irregular, ReplicaByReplicaIsTheOrderOfTimeOfHybridSharding) {
+  for (const std::string& name : schedule::names()) {
+    for (int variant = 0; variant < 24; ++variant) {
+      Scenario s = scenario(name, 4, 9, 6, variant % 3 == 0 ? 2 : 1);
+      s.axes.set_given(Axis::dp_replicate, variant % 2 == 0 ? 2 : 3);
+      s.topology.per_node = variant < 12 ? 2 : 8;
+      s.replica_interference = 0.1;
+      s.jitter = 0.2;
+      s.zero = 1 + variant % 3;
+      s.policy = variant % 5 == 0 ? ReducePolicy::each : ReducePolicy::last;
+      s.overlap_grad_reduce = variant % 4 != 0;
+      s.overlap_param_gather = variant % 7 != 0;
+      const Result apart = simulate(s), together = simulate(s, {.traced = 1});
+      ASSERT_EQ(apart.replicas, 6);
+      ASSERT_NEAR(apart.step, together.step, 1e-12) << name << " " << variant;
+      for (std::size_t i = 0; i < apart.ranks.size(); ++i) {
+        expect_equal(apart.ranks[i], together.ranks[i]);
+        EXPECT_NEAR(apart.ranks[i].step(), apart.step, 1e-9) << name << " " << variant;
+        EXPECT_GT(apart.ranks[i].sent[Axis::dp_replicate], 0);
+      }
+    }
+  }
+}
+
 // A slow rank holds up the gathers of its own replica, and the others only where gradients meet.
 TEST(Irregular, AStragglerStopsTheGathersOfItsReplicaAlone) {
   Scenario s = scenario("1f1b", 1, 4, 8, 1);
