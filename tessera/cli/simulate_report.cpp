@@ -157,7 +157,7 @@ std::string simulation_text(const Simulation& s) {
                 ? str("  one replica stands for all ", s.scenario.dp(), ", which do the same\n")
                 : str("  each of the ", s.scenario.dp(), " replicas was simulated for itself\n");
     if (s.scenario.replicas() > 1) {
-      text += str("  state is sharded over ", s.scenario.shards(), " ranks, and ",
+      text += str("  state is sharded over ", plural(s.scenario.shards(), "rank"), ", and ",
                   s.scenario.replicas(), " groups of them hold the same\n");
     }
   }

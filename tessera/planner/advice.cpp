@@ -112,8 +112,9 @@ std::string replica_words(const Question& q, const Plan& plan) {
   const auto out_of_node = [](const Question& question) {
     return dp_bytes_out_of_node(places(question), traffic_of(question).sent);
   };
-  const std::string nodes = str("; a node sends ", size(out_of_node(q)), " to others instead of ",
-                                size(out_of_node(plan.question)));
+  const double then = out_of_node(q), now = out_of_node(plan.question);
+  const std::string nodes =
+      then == now ? "" : str("; a node sends ", size(then), " to others instead of ", size(now));
   if (q.replicas() == 1) return str("; shards over all ", q.dp(), " ranks", nodes);
   const std::string where = places(q).along[Axis::dp_shard].nodes() == 1
                                 ? str("inside each of ", q.nodes, " nodes")

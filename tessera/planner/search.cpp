@@ -131,6 +131,7 @@ class Search {
     }
     check(base_.model);
     check_lora(base_.model);
+    if (ask_.fixed.zero) check_replicas_at(base_.zero, base_.axes);
     base_.software = software_of(base_);
     base_.attention = attention_of(base_);
     if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";

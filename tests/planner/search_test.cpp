@@ -234,6 +234,9 @@ TEST(Search, ProposesReplicasWhereLinksBetweenNodesAreSlow) {
   EXPECT_LT(hybrid.time.step(), 0.7 * plain.time.step());
   EXPECT_GT(hybrid.memory.total(), plain.memory.total());
   EXPECT_EQ(best("2").question.replicas(), 2);
+  EXPECT_THROW(search(search_for(
+                   {{"model", "gpt2-xl"}, {"gpus", "8"}, {"zero", "0"}, {"dp-replicate", "2"}})),
+               UsageError);
 }
 
 }  // namespace
