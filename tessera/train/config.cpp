@@ -297,6 +297,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
       },
       rules::named(config.optimizer, config));
   out.axes = resolve_mesh(config, ranks);
+  planner::check_replicas_at(static_cast<int>(config.zero), out.axes);
   out.ranks = config.comm == "off" ? 1 : out.axes.dp();
   const auto stage = static_cast<int>(config.zero);
   out.policy = config.grad_reduce == "auto"   ? default_reduce_policy(stage)
