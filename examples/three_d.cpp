@@ -92,8 +92,7 @@ int main(int argc, char** argv) try {
   for (int step = done + 1; step <= last; ++step) {
     std::vector<tessera::MicroBatch> batches;
     for (int k = 0; k < kMicroBatches; ++k) {
-      const std::int64_t first =
-          step * kBatch + (mesh.coordinate().dp() * kMicroBatches + k) * rows;
+      const std::int64_t first = step * kBatch + (mesh.dp().rank() * kMicroBatches + k) * rows;
       const at::Tensor i = at::arange(first, first + rows, at::kFloat);
       const at::Tensor x = at::stack({(i * 0.731f).sin(), (i * 0.417f).cos()}, 1);
       batches.push_back({x, (x > 0).to(at::kLong).mul(at::tensor({1, 2})).sum(1)});

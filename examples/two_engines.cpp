@@ -38,7 +38,7 @@ int main(int argc, char** argv) try {
     const auto samples = made.detach().requires_grad_();
     d.backward(judged(samples, 1));
     d.discard();
-    g.backward(made, samples.grad(), {});
+    g.backward(made, samples.grad());
     g.step({.lr = 1e-3});
     if (step % 200 == 0 && world.rank() == 0) {
       std::printf("step %d  loss %.12g\n", step, info.loss);

@@ -247,6 +247,9 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
     named = true;
   }
   if (!named) mesh.refuse("the sizes of axes, such as {\"dp\": 2, \"tp\": 1, \"pp\": 1}");
+  if (about.mesh.dp() % about.mesh.size(Axis::dp_replicate) != 0) {
+    mesh.refuse("a dp_replicate that divides dp");
+  }
   if (about.mesh.world() > kMostRanks) mesh.refuse(str("at most ", kMostRanks, " ranks"));
   about.stage = static_cast<int>(root.at("stage").number(0, 3));
   about.layout = root.at("layout").text();

@@ -239,7 +239,8 @@ Work Group::all_reduce(const at::Tensor& out, const at::Tensor& in, const Call& 
 Work Group::reduce_scatter(const at::Tensor& out, const at::Tensor& in, const Call& call) const {
   Collective what = make(Op::reduce_scatter, in, -1, call);
   const bool in_place = what.parts && out.const_data_ptr() == in.const_data_ptr();
-  require(what.copies == 1 || (shares_memory() && size() % what.copies == 0), what,
+  require(what.copies == 1 || (what.copies > 1 && shares_memory() && size() % what.copies == 0),
+          what,
           [] { return "copies of shards need ranks that share memory, in groups of one size"; });
   require_count(what, out, "output", in_place ? what.count : own_count(what, size(), rank()));
   return submit(std::move(what), out, in);

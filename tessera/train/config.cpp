@@ -167,7 +167,7 @@ Axes resolve_mesh(const TrainConfig& config, int ranks) {
         "wanted --tp 1 --pp 1");
   }
   Axes axes = model.with_dp(dp);
-  if (config.comm == "off") axes.set_given(Axis::dp_replicate, 1);  // every rank is one
+  if (config.comm == "off") axes.set_given(Axis::dp_replicate, 1);  // ranks do not communicate
   axes.check_replicas();
   return axes;
 }

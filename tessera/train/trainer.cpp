@@ -129,8 +129,8 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
   impl_->finish(0);
   impl_->clock.pause();
   std::vector<std::string> lines;
-  if (impl_->world.simulated() && impl_->world.size() > 1)
-    return lines;  // others' values are made up
+  // The values of ranks that are not there are made up.
+  if (impl_->world.simulated() && impl_->world.size() > 1) return lines;
   for (std::int64_t i = 0; i < count; ++i) {
     const data::Question question = impl_->source->question(static_cast<std::uint64_t>(i));
     lines.push_back(impl_->source->show(question, impl_->answer(question)));

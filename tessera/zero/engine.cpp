@@ -67,11 +67,14 @@ std::optional<at::ScalarType> cast_of_inputs(const Plan& plan, int unit, const O
   return std::nullopt;
 }
 
-const EngineOptions& checked(const EngineOptions& options) {
+const EngineOptions& checked(const EngineOptions& options, const DataGroups& groups) {
   sharding_of_stage(options.stage);
   const auto require = [](bool good, const std::string& problem) {
     if (!good) throw UsageError(problem);
   };
+  require(options.stage > 0 || !groups.hybrid(),
+          str("dp_replicate ", groups.replicate.size(),
+              ": needs stage 1, 2 or 3, which shard state; at stage 0 every rank holds all of it"));
   const auto& known = state_layouts();
   require(std::find(known.begin(), known.end(), options.layout) != known.end(),
           str("layout ", quote(options.layout.name),
@@ -126,7 +129,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, EngineOpt
     : model(std::move(m)),
       groups(std::move(g)),
       group(groups.all),
-      options(checked(o)),
+      options(checked(o, groups)),
       plan(same_on_all_ranks(make_plan(*model, options, groups), *model, group, options)),
       buffers(options.ledger ? options.ledger : memory::current_ledger()),
       gatherer(plan, options, groups, buffers),
@@ -136,11 +139,6 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, EngineOpt
              options.reduce.value_or(default_reduce_policy(options.stage))),
       loss(group),
       written(plan.params.size()) {
-  if (groups.hybrid() && options.stage == 0) {
-    throw UsageError(str("dp_replicate ", groups.replicate.size(),
-                         ": needs stage 1, 2 or 3, which shard state; at stage 0 every rank holds "
-                         "all of it"));
-  }
   for (const Param& param : plan.params) {
     if (param.bucket < 0) continue;
     auto* const hook = torch::autograd::impl::post_acc_grad_hooks(param.tensor).get();
@@ -429,6 +427,9 @@ void Engine::begin(const Begin& begin) {
 }
 
 void Engine::backward(const at::Tensor& loss) { impl_->backward(loss, {}, {}); }
+void Engine::backward(const at::Tensor& output, const at::Tensor& gradient) {
+  impl_->backward(output, gradient, {});
+}
 void EnginePipeline::backward(const at::Tensor& output, const at::Tensor& gradient,
                               const BackwardPass& pass) {
   engine_.impl_->backward(output, gradient, pass);

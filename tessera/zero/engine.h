@@ -173,7 +173,7 @@ class EngineGraphs {
 // be frozen and unfrozen: meanwhile it is a parameter that no rank used.
 //
 // Most programs use DataParallel below, which knows the model's type. Programs call Engine,
-// pipeline executors EnginePipeline, and what captures steps into CUDA graphs EngineGraphs.
+// pipeline executors call EnginePipeline, and code that captures CUDA graphs calls EngineGraphs.
 //
 // Not thread-safe: one thread at a time uses an engine, and backward() and step() refuse a second
 // one. Several engines of one process may be used by a thread each if their groups are their own.
@@ -214,6 +214,9 @@ class Engine {
   // begin() gave tokens. Throws UsageError if it has no graph, or if another thread is in
   // backward() or step() of this engine.
   void backward(const at::Tensor& loss);
+  // Backward from any output, with its gradient. A gradient that comes from a loss of this engine's
+  // global batch is scaled already.
+  void backward(const at::Tensor& output, const at::Tensor& gradient);
 
   // Within the scope backward() only accumulates; the first backward after it, or step(), reduces.
   // All ranks put the same micro-batches into it, and run them.

@@ -128,7 +128,7 @@ void Gatherer::fill(const Options& options, const Taken& taken) {
     state.unsharded = true;
     reshard(static_cast<int>(u));
   }
-  if (alias_) groups_.all.barrier();  // each rank has written its shards of the common memory
+  if (alias_) groups_.shard.barrier();  // each rank has written its shards of the common memory
 }
 
 void Gatherer::give_view(int index, const at::Tensor& full, std::int64_t base) {
@@ -215,7 +215,7 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
   if (!options.broadcast_start && groups_.all.size() > 1 && !groups_.all.simulated()) {
     expect_same_start(groups_.all, hash);
   }
-  if (alias_) groups_.all.barrier();  // each rank has written its shards of the common memory
+  if (alias_) groups_.shard.barrier();  // each rank has written its shards of the common memory
 }
 
 // [Note: same initial values] At stage 3 an element of a parameter without memory is computed by

@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <exception>
 #include <utility>
 
 namespace tessera::zero {
@@ -16,6 +17,7 @@ class HybridSum::Queue {
     comm::Work first;
     comm::Work second = {};
     bool followed = false;
+    std::exception_ptr failure = nullptr;  // of the first half, or of starting the second
   };
 
   explicit Queue(comm::Group replicate) : replicate_(std::move(replicate)) {}
@@ -28,6 +30,7 @@ class HybridSum::Queue {
   }
   void wait(const Sum& sum) {
     while (!sum.followed) follow_front();
+    if (sum.failure) std::rethrow_exception(sum.failure);
     sum.second.wait();
   }
 
@@ -35,9 +38,13 @@ class HybridSum::Queue {
   void follow_front() {
     const std::shared_ptr<Sum> sum = std::move(waiting_.front());
     waiting_.pop_front();
-    sum->first.wait();
-    sum->second = replicate_.all_reduce(sum->shard, sum->call);
     sum->followed = true;
+    try {
+      sum->first.wait();
+      sum->second = replicate_.all_reduce(sum->shard, sum->call);
+    } catch (...) {
+      sum->failure = std::current_exception();  // reported to the one who waits for this sum
+    }
   }
 
   const comm::Group replicate_;
@@ -53,6 +60,10 @@ comm::Work HybridSum::start(const at::Tensor& to, const at::Tensor& from, const 
   comm::Call across = call;
   across.parts = nullptr;
   const comm::Work first = groups_.shard.reduce_scatter(to, from, call);
+  if (groups_.shard.size() == 1) {  // a copy in the current stream, or on this thread
+    first.wait();
+    return groups_.replicate.all_reduce(to, across);
+  }
   if (!groups_.replicate.on_device() || from.is_cpu()) {
     class Both final : public comm::WorkState {
      public:

@@ -9,16 +9,17 @@
 namespace tessera::zero {
 
 // [Note: hybrid sums] Sums of gradient shards where there are replicas, in one of two ways:
-//   one host    ranks read each other's memory, and each adds up its shard of all ranks in their
-//               order ([Note: copies] in comm/collective.h). The bits are those without replicas.
+//   CPU tensors of ranks that share memory   each rank adds up its shard of all ranks in their
+//   order
+//               ([Note: copies] in comm/collective.h). The bits are those without replicas.
 //   otherwise   a reduce-scatter in the shard group, then an all-reduce of the shard over replicas.
 //               The order is that of the backend two-level: inside a host first. 16-bit gradients
 //               are rounded after each of the two.
 // Both are charged as the second: to the shard group and to the replicate group.
 //
-// The second half of a sum starts when its first half has ended and somebody looks: poll(), or a
-// wait for it. Sums start it in the order in which they began, so that all ranks make the same
-// calls. On a GPU it follows on a stream of its own at once.
+// The second half of a sum starts in poll(), if its first half has ended, or in a wait for it. Sums
+// start it in the order in which they began, so that all ranks make the same calls. A failure is
+// reported by the wait. On a GPU the second half follows on a stream of its own at once.
 class HybridSum {
  public:
   explicit HybridSum(DataGroups groups);

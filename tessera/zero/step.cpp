@@ -274,7 +274,8 @@ void Engine::Impl::prepare_step(const Begin& begin, const StepOptions& how) {
   if (device == nullptr) {
     throw UsageError(str("steps of this engine cannot be captured: ", device_problem));
   }
-  if (passes.stepping()) throw UsageError("prepare_step() in the middle of a step; call step()");
+  if (passes.stepping())
+    throw UsageError("graphs().prepare() in the middle of a step; call step()");
   check_params("prepare_step()");
   take_writes();
   const StepSettings settings = settings_of(how);

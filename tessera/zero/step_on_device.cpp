@@ -355,7 +355,8 @@ bool StepOnDevice::is_staged() const {
   return on_host(group_) || on_host(options_.axes.group);
 }
 
-// As sum_over_ranks and sum_over_model do it, in the same order.
+// As sum_over_ranks and sum_over_model do it. Squares are added in rank order, which with replicas
+// is another than theirs: norms may differ in the last bits.
 void StepOnDevice::exchange(Stopwatch& waiting) {
   if (is_staged()) return exchange_on_host(waiting);
   const comm::Group& parts = options_.axes.group;

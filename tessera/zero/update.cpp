@@ -84,9 +84,11 @@ void Update::each_counted(const Reducer& reducer,
       begin = std::max(begin, mine.begin), end = std::min(end, mine.begin + mine.size);
       if (begin < end) visit(static_cast<int>(i), grad.narrow(0, begin - offset, end - begin));
     };
-    if (counted_.empty()) visit_range(0, plan_.params[i].numel);
-    if (counted_.empty()) continue;
-    for (const Run& run : counted_[i]) visit_range(run.local, run.local + run.count);
+    if (counted_.empty()) {
+      visit_range(0, plan_.params[i].numel);
+    } else {
+      for (const Run& run : counted_[i]) visit_range(run.local, run.local + run.count);
+    }
   }
 }
 

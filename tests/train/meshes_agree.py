@@ -32,6 +32,7 @@ ON_A_GPU = [
     "--dp 1 --recompute full --cuda-graph on",
     "--dp 2 --zero 1 --recompute selective",
     "--dp 2 --zero 2",
+    "--dp 2 --dp-replicate 2 --zero 2",
     "--pp 2 --recompute selective",
 ]
 COMMON = ("--layers 4 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 16 --steps 6 "

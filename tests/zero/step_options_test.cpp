@@ -295,7 +295,7 @@ TEST(TwoEngines, AGradientThroughOneReachesTheOtherAsInOneProcess) {
       const at::Tensor cut = output.detach().requires_grad_();
       judge.backward(judge(cut).square().mean());
       judge.discard();
-      made.pipeline().backward(output, cut.grad(), {});
+      made.backward(output, cut.grad());
       const auto got = made.full_gradients();
       made.step();
       for (std::size_t i = 0; i < got.size(); ++i) {

@@ -81,7 +81,7 @@ class DryBackend final : public Backend {
  private:
   void run(const Collective& call) {
     const std::size_t size = size_of(call.dtype);
-    const Shard own = shard_of(call.count, ranks_, rank_);
+    const Shard own = own_shard(call, call.count, ranks_, rank_);
     const auto* in = static_cast<const std::byte*>(call.in);
     auto* out = static_cast<std::byte*>(call.out);
     switch (call.op) {
