@@ -172,21 +172,20 @@ Options parse(int argc, char** argv) {
 // The names and sizes that benchmarks/peer_checkpoint.py has too.
 std::vector<ParamSpec> gpt(const Options& options) {
   const std::int64_t h = options.hidden;
-  std::vector<ParamSpec> params = {{"embed", {options.vocab, h}, -1, {}},
-                                   {"positions", {h, h}, -1, {}}};
+  std::vector<ParamSpec> params = {{"embed", {options.vocab, h}}, {"positions", {h, h}}};
   for (std::int64_t i = 0; i < options.layers; ++i) {
     const std::string block = str("blocks.", i, ".");
     const std::vector<std::pair<std::string, std::int64_t>> linears = {
         {"qkv", 3 * h}, {"out", h}, {"up", 4 * h}, {"down", h}};
     for (const auto& [name, out] : linears) {
-      params.push_back({block + name + ".weight", {out, name == "down" ? 4 * h : h}, -1, {}});
-      params.push_back({block + name + ".bias", {out}, -1, {}});
+      params.push_back({block + name + ".weight", {out, name == "down" ? 4 * h : h}});
+      params.push_back({block + name + ".bias", {out}});
     }
     for (const char* name : {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}) {
-      params.push_back({block + name, {h}, -1, {}});
+      params.push_back({block + name, {h}});
     }
   }
-  for (const char* name : {"norm.weight", "norm.bias"}) params.push_back({name, {h}, -1, {}});
+  for (const char* name : {"norm.weight", "norm.bias"}) params.push_back({name, {h}});
   return params;
 }
 

@@ -42,8 +42,9 @@ TORCH_MODULE(Block);
 int main() try {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
   const auto world = tessera::init();
-  Block block(tp::Axis{world});
-  tp::initialise(*block, world.rank(), world.size(), /*seed=*/1, /*deviation=*/0.1);
+  const tp::Axis axis{world};
+  Block block(axis);
+  tp::initialise(*block, axis.axes(), axis.coordinate(), /*seed=*/1, /*deviation=*/0.1);
   torch::optim::SGD optimizer(block->parameters(), 0.05);
   const at::Tensor x = torch::sin(torch::arange(4 * 16 * C, at::kFloat)).view({4, 16, C});
   for (int step = 0; step < 5; ++step) {

@@ -15,10 +15,10 @@ using OrderedJson = nlohmann::ordered_json;
 
 OrderedJson json_of(const ParamSpec& spec) {
   OrderedJson out = {{"name", spec.name}, {"shape", spec.shape}};
-  if (spec.tp_dim != -1) out["tp_dim"] = spec.tp_dim;
-  if (!spec.segments.empty()) {
-    OrderedJson& segments = out["segments"] = OrderedJson::array();
-    for (const ParamSpec::Segment& s : spec.segments) segments.push_back({s.length, s.parts});
+  for (const ParamSpec::Cut& cut : spec.cuts) {
+    OrderedJson one = {{"axis", axis_name(cut.axis)}, {"dim", cut.dim}};
+    for (const ParamSpec::Segment& s : cut.segments) one["segments"].push_back({s.length, s.parts});
+    out["cuts"].push_back(std::move(one));
   }
   return out;
 }

@@ -8,7 +8,8 @@
 namespace tessera::checkpoint {
 
 inline constexpr std::string_view kFormat = "tessera-checkpoint";
-inline constexpr int kVersion = 1;
+// Written. Version 1 stored one cut of a parameter, that of tensor parallelism; it is still read.
+inline constexpr int kVersion = 2;
 inline constexpr std::string_view kChecksumBefore = "{\"crc32c\": \"";
 inline constexpr std::string_view kChecksumAfter = "\",\n";
 inline constexpr std::size_t kChecksumDigits = 8;

@@ -70,7 +70,57 @@ constexpr std::int64_t kMost = kMostCount;
 // Writing a value out again, in messages, takes stack for every level.
 constexpr int kMostDepth = 100;
 
-ParamSpec read_spec(const Node& node) {
+// Throws DataError for an axis that this program does not have.
+Axis read_axis(const std::string& name, const Node& node) {
+  if (const Axis* const axis = find_axis(name)) return *axis;
+  throw DataError(str(node.path(), ": this program has no axis ", quote(name),
+                      " of the mesh; use a newer Tessera"));
+}
+
+// Reads the segments of a cut dim of this size.
+std::vector<ParamSpec::Segment> read_segments(const Node& node, std::int64_t size) {
+  std::vector<ParamSpec::Segment> segments;
+  std::int64_t sum = 0;
+  for (const Node& segment : node.list()) {
+    const std::vector<Node> pair = segment.list();
+    if (pair.size() != 2) segment.refuse("[length, parts]");
+    segments.push_back({pair[0].number(0, size - sum), pair[1].number(0, kMost)});
+    sum += segments.back().length;
+  }
+  if (!segments.empty() && sum != size) node.refuse(str("lengths that add up to ", size));
+  return segments;
+}
+
+// Reads the dim of a cut, and its segments where there are any.
+ParamSpec::Cut read_cut(Axis axis, const Node& node, const char* dim, const ParamSpec& spec) {
+  ParamSpec::Cut cut;
+  cut.axis = axis;
+  const auto dims = static_cast<std::int64_t>(spec.shape.size());
+  cut.dim = static_cast<int>(node.at(dim).number(0, dims - 1));
+  if (node.has("segments")) {
+    const std::int64_t size = spec.shape[static_cast<std::size_t>(cut.dim)];
+    cut.segments = read_segments(node.at("segments"), size);
+  }
+  return cut;
+}
+
+std::vector<ParamSpec::Cut> read_cuts(const Node& node, const ParamSpec& spec) {
+  std::vector<ParamSpec::Cut> cuts;
+  for (const Node& each : node.list()) {
+    const Node name = each.at("axis");
+    const Axis axis = read_axis(name.text(), name);
+    if (kDataAxes.contains(axis)) name.refuse("an axis that is not data-parallel");
+    const ParamSpec::Cut cut = read_cut(axis, each, "dim", spec);
+    for (const ParamSpec::Cut& other : cuts) {
+      if (cut.axis == other.axis) name.refuse("each axis once");
+      if (cut.dim == other.dim) each.at("dim").refuse("each dim once");
+    }
+    cuts.push_back(cut);
+  }
+  return cuts;
+}
+
+ParamSpec read_spec(const Node& node, std::int64_t version) {
   ParamSpec spec;
   spec.name = node.at("name").text();
   for (const Node& size : node.at("shape").list()) spec.shape.push_back(size.number(0, kMost));
@@ -78,26 +128,21 @@ ParamSpec read_spec(const Node& node) {
   if (elements < 0 || elements > kMost) {
     node.at("shape").refuse(str("at most ", kMost, " elements"));
   }
-  if (node.has("tp_dim")) {
-    spec.tp_dim = static_cast<int>(
-        node.at("tp_dim").number(0, static_cast<std::int64_t>(spec.shape.size()) - 1));
-  }
-  if (node.has("segments")) {
-    for (const Node& segment : node.at("segments").list()) {
-      const std::vector<Node> pair = segment.list();
-      if (pair.size() != 2) segment.refuse("[length, parts]");
-      spec.segments.push_back({pair[0].number(0, kMost), pair[1].number(0, kMost)});
-    }
+  if (version == 1) {
+    constexpr const char* kDimOfTp = "tp_dim";
+    if (node.has(kDimOfTp)) spec.cuts = {read_cut(Axis::tp, node, kDimOfTp, spec)};
+  } else if (node.has("cuts")) {
+    spec.cuts = read_cuts(node.at("cuts"), spec);
   }
   return spec;
 }
 
-std::vector<ParamSpec> read_specs(const Node& node) {
+std::vector<ParamSpec> read_specs(const Node& node, std::int64_t version) {
   std::vector<ParamSpec> specs;
   std::set<std::string> names;
   std::int64_t elements = 0;
   for (const Node& spec : node.list()) {
-    specs.push_back(read_spec(spec));
+    specs.push_back(read_spec(spec, version));
     if (!names.insert(specs.back().name).second) spec.refuse("each parameter once");
     elements += elements_of(specs.back().shape);
     if (elements > kMost) spec.refuse(str("at most ", kMost, " elements of all parameters"));
@@ -204,7 +249,7 @@ ShardFileTable parse_table(std::string_view text, const std::string& where) {
   const ReadJson json = parse_strictly(text, kMostDepth, where);
   const Node root(json, where);
   ShardFileTable table;
-  table.params = read_specs(root.at("params"));
+  table.params = read_specs(root.at("params"), kVersion);
   table.extra = read_extra(root.at("extra"));
   table.file = read_file(root.at("file"), count_elements(table.params));
   return table;
@@ -227,9 +272,10 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const Node root(json, where);
   if (root.at("format").text() != kFormat) root.at("format").refuse(str("\"", kFormat, "\""));
   const std::int64_t version = root.at("version").number(1, kMost);
-  if (version != kVersion) {
-    throw DataError(str(where, " has version ", version, " of the format, and this program reads ",
-                        kVersion, "; use a newer Tessera"));
+  if (version > kVersion) {
+    throw DataError(str(where, " has version ", version,
+                        " of the format, and this program reads versions 1 to ", kVersion,
+                        "; use a newer Tessera"));
   }
   Manifest manifest;
   Description& about = manifest.about;
@@ -239,15 +285,14 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   if (!seed.is_number_unsigned()) root.at("seed").refuse("a whole number from 0 to 2^64");
   about.seed = seed.get<std::uint64_t>();
   const Node mesh = root.at("mesh");
-  bool named = false;  // an axis that is not there has one rank
-  for (const Axis axis : kAllAxes) {
-    const std::string name(axis_name(axis));
-    if (!mesh.has(name)) continue;
-    about.mesh.set_given(axis, static_cast<int>(mesh.at(name).number(1, kMostRanks)));
-    named = true;
+  if (!mesh.json().is_object() || mesh.json().empty()) {
+    mesh.refuse("the sizes of axes, such as {\"dp\": 2, \"tp\": 1, \"pp\": 1}");
   }
-  if (!named) mesh.refuse("the sizes of axes, such as {\"dp\": 2, \"tp\": 1, \"pp\": 1}");
-  if (about.mesh.dp() % about.mesh.size(Axis::dp_replicate) != 0) {
+  for (const auto& item : mesh.json().items()) {  // an axis that is not there has one rank
+    const Axis axis = read_axis(item.key(), mesh);
+    about.mesh.set_given(axis, static_cast<int>(mesh.at(item.key()).number(1, kMostRanks)));
+  }
+  if (about.mesh.dp() % about.mesh.given(Axis::dp_replicate) != 0) {
     mesh.refuse("a dp_replicate that divides dp");
   }
   if (about.mesh.world() > kMostRanks) mesh.refuse(str("at most ", kMostRanks, " ranks"));
@@ -259,7 +304,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   if (root.at("block_bytes").number(1, kMost) != kBlockBytes) {
     root.at("block_bytes").refuse(str(kBlockBytes));
   }
-  about.params = read_specs(root.at("params"));
+  about.params = read_specs(root.at("params"), version);
   const std::map<std::string, std::int64_t> elements = count_elements(about.params);
   std::set<std::string> names;
   std::int64_t bytes = 0;

@@ -52,10 +52,11 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
     const auto elements = static_cast<double>(elements_of(spec.shape));
     const double middle = all > 0 ? (before + elements / 2) / all : 0;
     before += elements;
-    if (std::min(mesh.pp() - 1, static_cast<int>(middle * mesh.pp())) != at.pp()) continue;
-    const std::int64_t local = elements_of(local_shape(spec, at.tp(), mesh.tp()));
+    const int stage = std::min(mesh.pp() - 1, static_cast<int>(middle * mesh.pp()));
+    if (!spec.cut_along(Axis::pp) && stage != at.pp()) continue;
+    const std::int64_t local = elements_of(local_shape(spec, mesh, at));
     const ShardRange own = shard_of(local, mesh.size(Axis::dp_shard), at[Axis::dp_shard]);
-    std::vector<Run> runs = cut(counted_runs(spec, at.tp(), mesh.tp()), own.begin, own.size);
+    std::vector<Run> runs = cut(counted_runs(spec, mesh, at), own.begin, own.size);
     if (!runs.empty()) shards.push_back({&spec, std::move(runs)});
   }
   return shards;
@@ -75,7 +76,7 @@ void check_reshard(const Checkpoint& from, const std::string& dir, const Axes& m
   if (files.exists(final_path)) {
     throw UsageError(final_path + " is there already; choose another folder");
   }
-  for (const ParamSpec& spec : from.about().params) local_shape(spec, 0, mesh.tp());
+  for (const ParamSpec& spec : from.about().params) local_shape(spec, mesh, {});
 }
 
 Saved reshard(Checkpoint& from, const std::string& dir, const Axes& mesh,

@@ -194,11 +194,12 @@ std::unique_ptr<models::Decoder> load_decoder(train::ModelFiles& files,
   if (own < 50'000'000 || options.tp.rank() != 0) shown.mode = ProgressMode::kSilent;
   Progress bar(own / 1'000'000, shown);
   std::int64_t done = 0;
-  auto decoder = models::make_decoder(
-      shape, options, [&](const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
-        files.read(spec, into, t, tp);
-        bar.update(std::min(own, done += into.numel()) / 1'000'000);
-      });
+  auto decoder = models::make_decoder(shape, options,
+                                      [&](const ParamSpec& spec, const at::Tensor& into,
+                                          const Axes& axes, const Coordinate& coordinate) {
+                                        files.read(spec, into, axes, coordinate);
+                                        bar.update(std::min(own, done += into.numel()) / 1'000'000);
+                                      });
   bar.finish();
   return decoder;
 }

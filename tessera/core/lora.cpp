@@ -145,11 +145,10 @@ AdapterSpecs specs_of(const Adapter& adapter, std::int64_t rank, const std::stri
   AdapterSpecs specs;
   specs.a.name = prefix + "A";
   specs.a.shape = {rank, adapter.in};
-  specs.a.tp_dim = adapter.cut_inputs ? 1 : -1;
+  if (adapter.cut_inputs) specs.a.cuts = {{Axis::tp, 1}};
   specs.b.name = prefix + "B";
   specs.b.shape = {adapter.out, rank};
-  specs.b.tp_dim = adapter.cut_inputs ? -1 : 0;
-  specs.b.segments = adapter.segments;
+  if (!adapter.cut_inputs) specs.b.cuts = {{Axis::tp, 0, adapter.segments}};
   return specs;
 }
 

@@ -4,55 +4,88 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/axes.h"
+
 namespace tessera {
 
-// [Note: param specs] What a parameter is, whatever mesh it is trained on. A rank's own parameter
-// is a part of it that follows from the spec and the rank's place on the mesh; checkpoints,
-// clipping (copies counted once) and initialisation read nothing else.
+// [Note: param specs] Description of a parameter that does not depend on the mesh it is trained on.
+// The tensor of one rank follows from the spec, the sizes of the mesh and the rank's coordinate.
+// Checkpoints, clipping (copies are counted once) and initialization read nothing else.
 struct ParamSpec {
-  std::string name;                 // as in a single process: "blocks.7.qkv.weight"
-  std::vector<std::int64_t> shape;  // of the whole parameter, row-major
-
-  // How tensor parallelism cuts it. -1: every rank has all of it. Otherwise along this dim, which
-  // is made of segments side by side (the q, k and v of one matrix), each cut by itself into equal
-  // parts (heads); rank t of tp has part t · parts / tp of each. Fewer parts than ranks (kv heads):
-  // some ranks have the same one. More: each rank has parts / tp neighbours.
-  // [Note: padding] Empty segments: one, cut into tp parts that need not be equal. All ranks have
-  // ceil(size / tp) rows (or columns), rounded up to a multiple of pad_to, and what lies beyond the
-  // end of the parameter is padding: it is zero, gets no gradient, and is in no run, so that
-  // checkpoints, norms and counts never see it.
+  // Elements that lie next to each other along a cut dim and are cut independently of the others,
+  // such as q, k and v in one matrix.
   struct Segment {
-    std::int64_t length = 0;  // along tp_dim
-    std::int64_t parts = 0;   // divides length; tp divides it or is a multiple of it. 0: tp
+    // Number of rows (or columns) along the dim.
+    std::int64_t length = 0;
+    // Number of equal parts (heads). It divides `length`, and the number of ranks divides it or is
+    // a multiple of it. 0: the number of ranks.
+    std::int64_t parts = 0;
 
     friend bool operator==(const Segment&, const Segment&) = default;
   };
-  int tp_dim = -1;
-  std::vector<Segment> segments;
-  std::int64_t pad_to = 1;
 
-  // Padding is the rank's affair, not the parameter's.
-  friend bool operator==(const ParamSpec& a, const ParamSpec& b) {
-    return a.name == b.name && a.shape == b.shape && a.tp_dim == b.tp_dim &&
-           a.segments == b.segments;
-  }
+  // A dim that is divided among the ranks along one axis of the mesh.
+  //
+  // Rank r of n holds part r · parts / n of each segment. With fewer parts than ranks (KV heads)
+  // several ranks hold the same part. With more, each rank holds parts / n neighboring ones.
+  // [Note: padding] Without segments the dim is cut into n shards that need not be equal. Each rank
+  // has ceil(size / n) rows (or columns), rounded up to a multiple of pad_to. Those beyond the end
+  // of the parameter are padding: they are zero, get no gradient and are in no run, so checkpoints,
+  // norms and counts do not include them.
+  struct Cut {
+    // Axis of the mesh. Not a data-parallel one: those ranks hold the same tensor, and the engine
+    // shards it.
+    Axis axis = Axis::tp;
+    // Index into `shape`.
+    int dim = 0;
+    // Their lengths add up to the size of the dim. Empty: see [Note: padding].
+    std::vector<Segment> segments = {};
+    // Used without segments. Not part of the parameter, so operator== ignores it.
+    std::int64_t pad_to = 1;
+
+    friend bool operator==(const Cut& a, const Cut& b) {
+      return a.axis == b.axis && a.dim == b.dim && a.segments == b.segments;
+    }
+  };
+
+  // Name in a single process: "blocks.7.qkv.weight".
+  std::string name;
+  // Sizes of the whole parameter, row-major.
+  std::vector<std::int64_t> shape;
+  // At most one for each axis and for each dim. Ranks along an axis without a cut hold the same
+  // elements.
+  std::vector<Cut> cuts = {};
+
+  // Returns the cut along an axis, or null. The pointer is valid as long as `cuts` is unchanged.
+  const Cut* cut_along(Axis axis) const;
+
+  friend bool operator==(const ParamSpec&, const ParamSpec&) = default;
 };
 
-// A stretch of elements that lie side by side both in the whole parameter and in a rank's part.
+// Elements that are contiguous both in the whole parameter and in the tensor of a rank.
 struct Run {
-  std::int64_t whole = 0;  // where it begins, counted in elements of the whole parameter
-  std::int64_t local = 0;  // and in the part
+  // Index of the first element in the whole parameter.
+  std::int64_t whole = 0;
+  // Index of the first element in the tensor of the rank.
+  std::int64_t local = 0;
+  // Number of elements.
   std::int64_t count = 0;
 
   friend bool operator==(const Run&, const Run&) = default;
 };
 
-// The shape of what tensor-parallel rank t of tp has, padding included, and its elements in order,
-// without it. Throws UsageError if tp does not cut the segments evenly.
-std::vector<std::int64_t> local_shape(const ParamSpec& spec, int t, int tp);
-// The elements of that part.
-std::vector<Run> local_runs(const ParamSpec& spec, int t, int tp);
-// Those of them that no rank before t has: norms count every element of the whole once.
-std::vector<Run> counted_runs(const ParamSpec& spec, int t, int tp);
+// Returns the shape of the tensor of the rank at a coordinate, with padding. All three functions
+// throw UsageError if the coordinate is outside the mesh, two cuts share an axis or a dim, or an
+// axis does not divide the segments evenly.
+std::vector<std::int64_t> local_shape(const ParamSpec& spec, const Axes& axes,
+                                      const Coordinate& coordinate);
+// Returns the elements of that tensor, without padding.
+std::vector<Run> local_runs(const ParamSpec& spec, const Axes& axes, const Coordinate& coordinate);
+// Returns those of them that no rank before this one holds, so that norms and checkpoints include
+// every element of the parameter once. "Before" means a lower index along an axis that cuts the
+// parameter or along tp. A stage holds its parameters alone, and the engine divides a tensor among
+// data-parallel ranks, so the index along pp, dp and dp_replicate does not matter otherwise.
+std::vector<Run> counted_runs(const ParamSpec& spec, const Axes& axes,
+                              const Coordinate& coordinate);
 
 }  // namespace tessera

@@ -259,6 +259,7 @@ DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& optio
   // The model itself says which parameters there are, and what of them is this rank's.
   Part part;
   part.tp = options.tp;
+  const tensor_parallel::Axis axis{options.tp};
   const auto model = make_model(shape, part, 0, nn::ParamOptions::unallocated());
   const std::vector<ParamSpec> specs = tensor_parallel::find_specs(*model);
   std::size_t next = 0;
@@ -270,7 +271,7 @@ DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& optio
     const at::Tensor host =
         at::empty(item.value().sizes(), item.value().dim() > 1 ? options.type : vectors);
     use_large_pages(host);
-    read(specs.at(next++), host, options.tp.rank(), options.tp.size());
+    read(specs.at(next++), host, axis.axes(), axis.coordinate());
     *to = host.to(options.device);
   }
   if (shape.tied) weights.head = weights.tok;

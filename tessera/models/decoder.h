@@ -17,7 +17,8 @@ namespace tessera::models {
 
 // Fills what tensor-parallel rank t of tp has of a parameter of layers_of(), in the type of `into`,
 // which is on the CPU. Padding becomes 0.
-using ReadParam = std::function<void(const ParamSpec& spec, const at::Tensor& into, int t, int tp)>;
+using ReadParam = std::function<void(const ParamSpec& spec, const at::Tensor& into,
+                                     const Axes& axes, const Coordinate& coordinate)>;
 
 struct DecoderOptions {
   at::ScalarType type = at::kFloat;  // of matrices and of the cache: float or bfloat16

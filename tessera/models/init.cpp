@@ -12,8 +12,8 @@
 namespace tessera::models {
 
 void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
-                std::uint64_t seed, int t, int tp) {
-  fill_initial(param, spec, initial_values(shape)(spec), seed, t, tp);
+                std::uint64_t seed, const Axes& axes, const Coordinate& coordinate) {
+  fill_initial(param, spec, initial_values(shape)(spec), seed, axes, coordinate);
 }
 
 InitialValues initial_values(const ModelShape& shape) {
@@ -30,14 +30,14 @@ InitialValues initial_values(const ModelShape& shape) {
   };
 }
 
-void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed, int t,
-                int tp) {
+void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed,
+                const Axes& axes, const Coordinate& coordinate) {
   const std::vector<ParamSpec> specs = tensor_parallel::find_specs(model);
   std::size_t next = 0;
   for (const auto& item : model.named_parameters()) {
     const ParamSpec& spec = specs.at(next++);
     if (item.value().is_meta() || nn::is_unallocated(item.value())) continue;
-    initialise(item.value(), spec, shape, seed, t, tp);
+    initialise(item.value(), spec, shape, seed, axes, coordinate);
   }
 }
 

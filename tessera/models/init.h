@@ -19,15 +19,15 @@ namespace tessera::models {
 // residual branch with that over sqrt(2 · layers). Llama and its kin have no such exception.
 InitialValues initial_values(const ModelShape& shape);
 
-// Gives a parameter these values. `param` is what
-// tensor-parallel rank t of tp has of it. The values depend on the seed, the parameter's name, and
-// nothing else: not on tp, the dtype (they are rounded to it), the device, or what was initialised
-// before. `param` may not be on the meta device.
+// Gives a parameter these values. `param` is the tensor of the rank at a coordinate. The values
+// depend on the seed, the parameter's name, and nothing else: not on the mesh, the dtype (they are
+// rounded to it), the device, or what was initialized before. `param` may not be on the meta
+// device.
 void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
-                std::uint64_t seed, int t = 0, int tp = 1);
+                std::uint64_t seed, const Axes& axes = {}, const Coordinate& coordinate = {});
 
 // All parameters of a model, by their specs. Those without memory stay so.
-void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed, int t = 0,
-                int tp = 1);
+void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed,
+                const Axes& axes = {}, const Coordinate& coordinate = {});
 
 }  // namespace tessera::models

@@ -336,7 +336,8 @@ LanguageModel::LanguageModel(const ModelShape& shape, std::uint64_t seed,
                      part.axis()),
       shape_(shape),
       part_(check_part(shape, part)) {
-  initialise(*this, shape, seed, part_.tp.rank(), part_.tp.size());
+  const tensor_parallel::Axis axis{part_.tp};
+  initialise(*this, shape, seed, axis.axes(), axis.coordinate());
 }
 
 at::Tensor LanguageModel::forward_part(const at::Tensor& in) {

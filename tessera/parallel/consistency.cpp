@@ -253,7 +253,7 @@ std::vector<std::string> lines_of(const NamedTensors& tensors) {
 NamedTensors replicated_params(const Start& start, zero::Engine& engine) {
   std::set<std::string> whole;
   for (const ParamSpec& spec : start.specs()) {
-    if (spec.tp_dim < 0) whole.insert(spec.name);
+    if (!spec.cut_along(Axis::tp)) whole.insert(spec.name);
   }
   NamedTensors found;
   for (const zero::StateShard& shard : engine.state(zero::StateScope::params)) {

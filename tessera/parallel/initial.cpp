@@ -18,33 +18,37 @@ Initial initial_default(const ParamSpec& spec) {
 Initial initial_kept(const ParamSpec&) { return {.keep = true}; }
 
 void fill_initial(const at::Tensor& param, const ParamSpec& spec, const Initial& initial,
-                  std::uint64_t seed, int t, int tp) {
+                  std::uint64_t seed, const Axes& axes, const Coordinate& coordinate) {
   if (initial.keep) return;
   if (initial.uniform != 0) {
-    tensor_parallel::fill_uniform(param, spec, t, tp, seed, initial.uniform, initial.mean);
+    tensor_parallel::fill_uniform(param, spec, axes, coordinate, seed, initial.uniform,
+                                  initial.mean);
     return;
   }
-  tensor_parallel::fill_normal(param, spec, t, tp, seed, initial.deviation, initial.mean);
+  tensor_parallel::fill_normal(param, spec, axes, coordinate, seed, initial.deviation,
+                               initial.mean);
 }
 
 void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Initial& initial,
-                        std::uint64_t seed, int t, int tp, std::int64_t begin) {
+                        std::uint64_t seed, const Axes& axes, const Coordinate& coordinate,
+                        std::int64_t begin) {
   if (initial.keep) {
     throw UsageError(str("parameter ", quote(spec.name),
                          " starts as its layer made it; there is no element of it without that"));
   }
   if (initial.uniform != 0) {
-    tensor_parallel::fill_uniform_range(out, spec, t, tp, begin, seed, initial.uniform,
+    tensor_parallel::fill_uniform_range(out, spec, axes, coordinate, begin, seed, initial.uniform,
                                         initial.mean);
     return;
   }
-  tensor_parallel::fill_normal_range(out, spec, t, tp, begin, seed, initial.deviation,
+  tensor_parallel::fill_normal_range(out, spec, axes, coordinate, begin, seed, initial.deviation,
                                      initial.mean);
 }
 
 void fill_stored_range(const at::Tensor& out, const ParamSpec& spec, const StoredValues& stored,
-                       int t, int tp, std::int64_t begin) {
-  const std::vector<Run> runs = checkpoint::cut(local_runs(spec, t, tp), begin, out.numel());
+                       const Axes& axes, const Coordinate& coordinate, std::int64_t begin) {
+  const std::vector<Run> runs =
+      checkpoint::cut(local_runs(spec, axes, coordinate), begin, out.numel());
   const at::Tensor host = out.is_cpu() ? out : at::empty({out.numel()}, at::kFloat);
   if (checkpoint::count_of(runs) != out.numel()) host.zero_();
   if (!runs.empty()) stored.read(spec, runs, host.mutable_data_ptr<float>());

@@ -28,25 +28,25 @@ struct StoredValues {
   std::function<bool(const ParamSpec&)> has;
   std::function<void(const ParamSpec&, const std::vector<Run>& runs, float* into)> read;
 };
-// Elements [begin, begin + out.numel()) of what tensor-parallel rank t of tp has, in memory order;
-// padding is 0. `out`: contiguous fp32, on any device.
+// Reads elements [begin, begin + out.numel()) of the tensor of the rank at a coordinate, in memory
+// order; padding is 0. `out`: contiguous fp32, on any device.
 void fill_stored_range(const at::Tensor& out, const ParamSpec& spec, const StoredValues& stored,
-                       int t, int tp, std::int64_t begin);
+                       const Axes& axes, const Coordinate& coordinate, std::int64_t begin);
 
 // Biases 0, other vectors 1, the rest with deviation 0.02.
 Initial initial_default(const ParamSpec& spec);
 // What the layers' constructors gave them, for modules that fill their own.
 Initial initial_kept(const ParamSpec& spec);
 
-// Gives `param`, what tensor-parallel rank t of tp has of a parameter, its first values; not those
-// that are kept.
+// Gives `param`, the tensor of the rank at a coordinate, its first values; not those that are kept.
 void fill_initial(const at::Tensor& param, const ParamSpec& spec, const Initial& initial,
-                  std::uint64_t seed, int t, int tp);
+                  std::uint64_t seed, const Axes& axes, const Coordinate& coordinate);
 
 // Elements [begin, begin + out.numel()) of that, in memory order, for a rank that keeps only a
 // shard of it (zero::Options::initial). `out`: contiguous fp32, on the CPU, or on a GPU for which
 // there are kernels.
 void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Initial& initial,
-                        std::uint64_t seed, int t, int tp, std::int64_t begin);
+                        std::uint64_t seed, const Axes& axes, const Coordinate& coordinate,
+                        std::int64_t begin);
 
 }  // namespace tessera

@@ -89,7 +89,7 @@ void add_left_out(const Checkpointable& what, StateToSave& into) {
     const Copy copy = copy_of(what, kept.param);
     // Of the tensor-parallel ranks that have the same elements, the first saves them.
     const std::vector<Run> runs =
-        runs_of(shard_of(kept), counted_runs(spec_of(what, kept), what.place.tp(), what.axes.tp()));
+        runs_of(shard_of(kept), counted_runs(spec_of(what, kept), what.axes, what.place));
     if (runs.empty()) continue;
     // A rank may owe of a parameter whose other states are all another's to save.
     const bool known = std::any_of(into.specs.begin(), into.specs.end(),
@@ -119,7 +119,7 @@ LeftOutToLoad left_out_to_load(const Checkpointable& what, const checkpoint::Che
     taken.insert(kept.param);
     const Copy copy = copy_of(what, kept.param);
     const std::vector<Run> runs =
-        runs_of(shard_of(kept), local_runs(spec_of(what, kept), what.place.tp(), what.axes.tp()));
+        runs_of(shard_of(kept), local_runs(spec_of(what, kept), what.axes, what.place));
     const auto want = [&](const std::string& state, auto store) {
       checkpoint::WantedShard& wanted = out.shards.emplace_back();
       wanted.param = kept.param;

@@ -80,7 +80,9 @@ void check_low_rank(const ParallelOptions& options, const Axes& axes,
                     const std::vector<ParamSpec>& specs) {
   if (options.engine.grad_compression != GradCompression::powersgd || axes.dp() == 1) return;
   for (const ParamSpec& spec : specs) {
-    for (const ParamSpec::Segment& segment : spec.segments) {
+    const ParamSpec::Cut* const cut = spec.cut_along(Axis::tp);
+    if (cut == nullptr) continue;
+    for (const ParamSpec::Segment& segment : cut->segments) {
       if (segment.parts >= axes.tp()) continue;
       throw UsageError(str("grad_compression powersgd: got ", axes.tp(),
                            " tensor-parallel ranks, which share the ", segment.parts,
@@ -192,12 +194,7 @@ zero::ModelAxes ParallelModel::Impl::model_axes() {
   axes.group = model;
   axes.counts_loss = mesh.coordinate().tp() == 0;
   axes.counted = [this](const std::string& name) { return start.counted(name); };
-  axes.cut = [this](const std::string& name) {
-    return mesh.axes().tp() > 1 &&
-           std::any_of(start.specs().begin(), start.specs().end(), [&](const ParamSpec& spec) {
-             return spec.name == name && spec.tp_dim >= 0;
-           });
-  };
+  axes.cut = [this](const std::string& name) { return start.is_cut(name); };
   if (pipelined()) {
     axes.model_chunk = [](const std::string& raw) { return parallel::chunk_of(raw); };
     axes.model_chunks = cut.schedule().chunks;

@@ -68,16 +68,17 @@ void Start::check_shared(const Layer& layer, const std::string& param, const Par
   if (*known == spec) return;
   throw UsageError(str("Layer ", quote(layer.name), ": parameter ", quote(param), " is tied to ",
                        quote(spec.name), " of layer ", quote(first.layer),
-                       ", but tensor parallelism cuts the two in different ways: ", line(spec),
-                       " and ", line(*known), ". They must be cut alike."));
+                       ", but the two are cut in different ways: ", line(spec), " and ",
+                       line(*known), ". They must be cut alike."));
 }
 
 std::string Start::line(const ParamSpec& spec) const {
-  std::string text = tessera::str(quote(spec.name), " ", at::IntArrayRef(spec.shape),
-                                  spec.tp_dim < 0 ? "" : " cut along dim ");
-  if (spec.tp_dim >= 0) text += str(spec.tp_dim);
-  for (const ParamSpec::Segment& segment : spec.segments) {
-    text += str(" ", segment.length, "/", segment.parts);
+  std::string text = tessera::str(quote(spec.name), " ", at::IntArrayRef(spec.shape));
+  for (const ParamSpec::Cut& cut : spec.cuts) {
+    text += str(" cut by ", axis_name(cut.axis), " along dim ", cut.dim);
+    for (const ParamSpec::Segment& segment : cut.segments) {
+      text += str(" ", segment.length, "/", segment.parts);
+    }
   }
   const auto first = first_.find(spec.name);
   if (first != first_.end() && !first->second.tensor.requires_grad()) text += " frozen";
@@ -103,7 +104,6 @@ std::vector<std::string> Start::tied_lines() const {
 void Start::take(const Layer& layer, torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   if (!options_.device.is_cpu()) module.to(options_.device);
-  const int t = mesh_.coordinate().tp(), tp = mesh_.axes().tp();
   check_ties(layer, module);
   const std::map<std::string, std::string>& ties = ties_.at(layer.name).own;
   std::vector<ParamSpec> specs = tensor_parallel::find_specs(module);
@@ -122,7 +122,8 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
       throw UsageError(str("two layers have a parameter ", quote(spec.name),
                            "; give the layers names of their own, or tie them"));
     }
-    counted_[spec.name] = copy ? std::vector<Run>() : counted_runs(spec, t, tp);
+    counted_[spec.name] =
+        copy ? std::vector<Run>() : counted_runs(spec, mesh_.axes(), mesh_.coordinate());
     specs_.push_back(spec);
     if (const StoredValues& stored = options_.stored; stored.has && stored.has(spec)) {
       nn::deallocate(item.value());
@@ -143,11 +144,13 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
 zero::InitialSource Start::source() const {
   zero::InitialSource source =
       [filled = filled_, lying = stored_, stored = options_.stored, initial = options_.initial,
-       seed = options_.seed, t = mesh_.coordinate().tp(),
-       tp = mesh_.axes().tp()](const std::string& name, std::int64_t begin, const at::Tensor& out) {
+       seed = options_.seed, axes = mesh_.axes(), coordinate = mesh_.coordinate()](
+          const std::string& name, std::int64_t begin, const at::Tensor& out) {
         const ParamSpec& spec = filled.at(name);
-        if (lying.contains(name)) return fill_stored_range(out, spec, stored, t, tp, begin);
-        fill_initial_range(out, spec, initial(spec), seed, t, tp, begin);
+        if (lying.contains(name)) {
+          return fill_stored_range(out, spec, stored, axes, coordinate, begin);
+        }
+        fill_initial_range(out, spec, initial(spec), seed, axes, coordinate, begin);
       };
   source.on_device = kernels::cuda::built();
   return source;
@@ -173,7 +176,7 @@ void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& t
   for (const auto& [name, param] : kept) {
     const auto spec = std::find_if(specs_.begin(), specs_.end(),
                                    [&name = name](const auto& each) { return each.name == name; });
-    if (spec->tp_dim < 0) share(mesh_.tp(), name, param);
+    if (!spec->cut_along(Axis::tp)) share(mesh_.tp(), name, param);
   }
   // Stages have their layers in other orders, and all of them these.
   for (const TieGroup& tie : ties) {
@@ -187,6 +190,14 @@ const std::vector<Run>& Start::counted(const std::string& param) const {
   const auto found = counted_.find(param);
   if (found == counted_.end()) throw Error(str("no parameter is called ", quote(param)));
   return found->second;
+}
+
+bool Start::is_cut(const std::string& param) const {
+  const auto spec = std::find_if(specs_.begin(), specs_.end(),
+                                 [&](const ParamSpec& each) { return each.name == param; });
+  return spec != specs_.end() &&
+         std::any_of(spec->cuts.begin(), spec->cuts.end(),
+                     [&](const ParamSpec::Cut& cut) { return mesh_.axes().size(cut.axis) > 1; });
 }
 
 std::string Start::name_of(const std::string& raw) const {

@@ -31,6 +31,8 @@ class Start {
   std::vector<std::string> tied_lines() const;
   bool has_ties() const { return !shared_.empty(); }
   const std::vector<Run>& counted(const std::string& param) const;
+  // Returns true if the ranks of an axis hold different elements of the parameter.
+  bool is_cut(const std::string& param) const;
   std::string name_of(const std::string& raw) const;  // in the whole model
 
  private:

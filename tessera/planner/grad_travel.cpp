@@ -20,9 +20,7 @@ LowRank low_rank_of(const RunQuestion& q, const std::vector<ModelPart>& parts) {
       const std::int64_t own = elements_on_rank(q, spec);
       std::int64_t rows = 0, columns = 0;
       if (spec.shape.size() >= 2 && own > 0) {
-        std::int64_t rest = 1;
-        for (std::size_t i = 1; i < spec.shape.size(); ++i) rest *= spec.shape[i];
-        rows = spec.tp_dim == 0 ? own / rest : spec.shape[0];
+        rows = shape_on_rank(q, spec)[0];
         columns = own / rows;
       }
       if (const std::int64_t rank = power_sgd_rank(rows, columns, q.power_sgd); rank > 0) {

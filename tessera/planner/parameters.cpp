@@ -46,10 +46,7 @@ class ParamBuilder {
     ParamSpec& spec = all.emplace_back();
     spec.name = name;
     spec.shape = std::move(sizes);
-    if (tp_ > 1) {
-      spec.tp_dim = dim;
-      spec.segments = std::move(segments);
-    }
+    if (tp_ > 1 && dim >= 0) spec.cuts = {{Axis::tp, dim, std::move(segments)}};
   }
   const ModelShape& shape_;
   const int tp_;

@@ -41,21 +41,26 @@ std::vector<ModelPart> parts_on_rank(const RunQuestion& q) {
   return parts;
 }
 
+std::vector<std::int64_t> shape_on_rank(const RunQuestion& q, const ParamSpec& spec) {
+  std::vector<std::int64_t> shape = spec.shape;
+  for (const ParamSpec::Cut& cut : spec.cuts) {
+    std::int64_t& size = shape.at(static_cast<std::size_t>(cut.dim));
+    const std::int64_t ranks = q.axes.size(cut.axis);
+    std::vector<ParamSpec::Segment> segments = cut.segments;
+    if (segments.empty()) segments.push_back({size, 0});
+    size = 0;
+    for (const ParamSpec::Segment& segment : segments) {
+      const std::int64_t parts = std::min(segment.parts == 0 ? ranks : segment.parts, ranks);
+      size += (segment.length + parts - 1) / parts;
+    }
+  }
+  return shape;
+}
+
 std::int64_t elements_on_rank(const RunQuestion& q, const ParamSpec& spec) {
-  std::int64_t across = 1, along = 1;
-  for (std::size_t i = 0; i < spec.shape.size(); ++i) {
-    (static_cast<int>(i) == spec.tp_dim ? along : across) *= spec.shape[i];
-  }
-  if (spec.tp_dim == -1) return across;
-  std::vector<ParamSpec::Segment> segments = spec.segments;
-  if (segments.empty()) segments.push_back({along, 0});
-  std::int64_t own = 0;
-  for (const ParamSpec::Segment& segment : segments) {
-    const std::int64_t parts = segment.parts == 0 ? q.tp() : segment.parts;
-    const std::int64_t cuts = std::min<std::int64_t>(parts, q.tp());
-    own += (segment.length + cuts - 1) / cuts;
-  }
-  return across * own;
+  std::int64_t elements = 1;
+  for (const std::int64_t size : shape_on_rank(q, spec)) elements *= size;
+  return elements;
 }
 
 RunQuestion run_question(const Question& q, const Coordinate& place) {

@@ -12,11 +12,13 @@ namespace tessera::planner {
 Question pipeline_question(const RunQuestion& question);
 // Chunk by chunk; one without a pipeline.
 std::vector<ModelPart> parts_on_rank(const RunQuestion& question);
-// Of a parameter, after tp has cut it; what does not divide is counted as padded until it does.
+// Shape of a rank's tensor of a parameter. Sizes that an axis does not divide are rounded up.
+std::vector<std::int64_t> shape_on_rank(const RunQuestion& question, const ParamSpec& spec);
+// Number of elements of that shape.
 std::int64_t elements_on_rank(const RunQuestion& question, const ParamSpec& spec);
 
-// Bytes that a rank sends to replicas in a step: an all-reduce of its shard of each bucket, cut into
-// equal parts.
+// Bytes that a rank sends to replicas in a step: an all-reduce of its shard of each bucket, cut
+// into equal parts.
 std::int64_t replica_traffic(const RunQuestion& q);
 
 // A moment of a step: what there is beside state, activations and buffers, and what of the

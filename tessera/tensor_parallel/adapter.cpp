@@ -162,7 +162,7 @@ AdapterImpl::AdapterImpl(const Axis& axis, const ParamSpec& a, const ParamSpec& 
     : scale(s), operation(std::move(name)), a_(a), b_(b) {
   const auto make = [&](const ParamSpec& spec) {
     return register_parameter(
-        spec.name, nn::new_parameter(local_shape(spec, axis.rank(), axis.size()), options));
+        spec.name, nn::new_parameter(local_shape(spec, axis.axes(), axis.coordinate()), options));
   };
   A = make(a_);
   B = make(b_);
@@ -189,8 +189,9 @@ std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adap
   std::vector<ParamSpec> cut;
   for (const Adapter& adapter : adapters) {
     const std::vector<ParamSpec> specs = adapter->specs();
-    whole.push_back(specs[0].tp_dim < 0 ? adapter->A : adapter->B);
-    if (specs[0].tp_dim >= 0) continue;
+    const bool by_inputs = specs[0].cut_along(tessera::Axis::tp) != nullptr;
+    whole.push_back(by_inputs ? adapter->B : adapter->A);
+    if (by_inputs) continue;
     b.push_back(adapter->B);
     cut.push_back(specs[1]);
   }
@@ -201,7 +202,7 @@ std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adap
   std::size_t next = 0;
   for (std::size_t i = 0; i < adapters.size(); ++i) {
     const Adapter& adapter = adapters[i];
-    const bool by_outputs = adapter->specs()[0].tp_dim < 0;
+    const bool by_outputs = adapter->specs()[0].cut_along(tessera::Axis::tp) == nullptr;
     AdapterUse& use = uses.emplace_back();
     use.a = by_outputs ? whole[i] : adapter->A;
     use.b = by_outputs ? b[next++] : whole[i];

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/core/axes.h"
 
 namespace tessera::tensor_parallel {
 
@@ -60,6 +61,10 @@ struct Axis {
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }
+  // Sizes of a mesh that has this axis alone, and the coordinate of this rank in it, for functions
+  // that take a ParamSpec.
+  Axes axes() const { return {{tessera::Axis::tp, size()}}; }
+  Coordinate coordinate() const { return {{tessera::Axis::tp, rank()}}; }
 };
 // Into the tensor-parallel region, and out of it: copy_to and reduce_from, or with a cut sequence
 // gather_sequence and reduce_scatter_sequence.

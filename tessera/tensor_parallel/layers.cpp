@@ -15,14 +15,10 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-ParamSpec spec_of(const char* name, std::vector<std::int64_t> shape, int tp_dim = -1,
-                  std::vector<ParamSpec::Segment> segments = {}) {
-  ParamSpec spec;
-  spec.name = name;
-  spec.shape = std::move(shape);
-  spec.tp_dim = tp_dim;
-  spec.segments = std::move(segments);
-  return spec;
+// A parameter that tensor-parallel ranks cut along a dim.
+ParamSpec cut_spec(const char* name, std::vector<std::int64_t> shape, int dim,
+                   std::vector<ParamSpec::Segment> segments = {}, std::int64_t pad_to = 1) {
+  return {name, std::move(shape), {{tessera::Axis::tp, dim, std::move(segments), pad_to}}};
 }
 
 void check_divides(const std::string& label, const char* what, std::int64_t count, int tp) {
@@ -62,7 +58,7 @@ std::vector<ParamSpec::Segment> segments_of(const LinearOptions& options, int tp
 }
 
 at::Tensor local_param(const ParamSpec& spec, const Axis& axis, const nn::ParamOptions& options) {
-  return nn::new_parameter(local_shape(spec, axis.rank(), axis.size()), options);
+  return nn::new_parameter(local_shape(spec, axis.axes(), axis.coordinate()), options);
 }
 
 void check_no_overlap(const LinearOptions& options, const Axis& axis) {
@@ -84,9 +80,9 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOption
   for (const ParamSpec::Segment& segment : segments) {
     shared_ = shared_ || segment.parts < axis_.size();
   }
-  weight_spec_ = spec_of("weight", {options.out, options.in}, 0, segments);
-  bias_spec_ = spec_of("bias", {options.out}, 0, segments);
-  weight_spec_.pad_to = bias_spec_.pad_to = std::max<std::int64_t>(1, options.pad_to);
+  const std::int64_t pad_to = std::max<std::int64_t>(1, options.pad_to);
+  weight_spec_ = cut_spec("weight", {options.out, options.in}, 0, segments, pad_to);
+  bias_spec_ = cut_spec("bias", {options.out}, 0, segments, pad_to);
   weight = register_parameter("weight", local_param(weight_spec_, axis_, options.tensors));
   if (options.bias) {
     bias = register_parameter("bias", local_param(bias_spec_, axis_, options.tensors));
@@ -99,15 +95,15 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Axis axis, const LinearOption
     if (each.part >= 0) {
       cut = {nth(segments, each.part)};
       for (int part = 0; part < each.part; ++part) {
-        from +=
-            local_shape(spec_of("before", {nth(segments, part).length}, 0, {nth(segments, part)}),
-                        axis_.rank(), axis_.size())[0];
+        const ParamSpec before =
+            cut_spec("before", {nth(segments, part).length}, 0, {nth(segments, part)});
+        from += local_shape(before, axis_.axes(), axis_.coordinate())[0];
       }
     }
     adapted_from_.push_back(from);
     adapters_.push_back(
-        register_module(each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}),
-                                           spec_of("B", {all, each.rank}, 0, cut), each.scale,
+        register_module(each.name, Adapter(axis_, ParamSpec{"A", {each.rank, options.in}},
+                                           cut_spec("B", {all, each.rank}, 0, cut), each.scale,
                                            options.tensors, str(label_, ".", each.name))));
   }
 }
@@ -149,8 +145,8 @@ RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& opt
                          " got parts of its outputs, but it is cut along its inputs"));
   }
   check_divides(label_, "inputs", options.in, axis_.size());
-  weight_spec_ = spec_of("weight", {options.out, options.in}, 1);
-  bias_spec_ = spec_of("bias", {options.out});
+  weight_spec_ = cut_spec("weight", {options.out, options.in}, 1);
+  bias_spec_ = {"bias", {options.out}};
   weight = register_parameter("weight", local_param(weight_spec_, axis_, options.tensors));
   if (options.bias) {
     bias = register_parameter("bias", local_param(bias_spec_, axis_, options.tensors));
@@ -158,8 +154,8 @@ RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& opt
   check_no_overlap(options, axis_);
   for (const AdapterOptions& each : options.adapters) {
     adapters_.push_back(
-        register_module(each.name, Adapter(axis_, spec_of("A", {each.rank, options.in}, 1),
-                                           spec_of("B", {options.out, each.rank}), each.scale,
+        register_module(each.name, Adapter(axis_, cut_spec("A", {each.rank, options.in}, 1),
+                                           ParamSpec{"B", {options.out, each.rank}}, each.scale,
                                            options.tensors, str(label_, ".", each.name))));
   }
 }
@@ -179,8 +175,7 @@ std::vector<ParamSpec> RowParallelLinearImpl::specs() const {
 
 VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(Axis axis, const EmbeddingOptions& options)
     : axis_(std::move(axis)), label_(options.label) {
-  spec_ = spec_of("weight", {options.rows, options.width}, 0);
-  spec_.pad_to = options.pad_to;
+  spec_ = cut_spec("weight", {options.rows, options.width}, 0, {}, options.pad_to);
   weight = register_parameter("weight", local_param(spec_, axis_, options.tensors));
 }
 

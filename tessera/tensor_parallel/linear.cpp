@@ -123,10 +123,13 @@ struct SharedSegment {
   std::int64_t begin = 0, whole = 0;   // this rank's place in the segment, and its length
 };
 
-std::vector<SharedSegment> shared_segments(const ParamSpec& spec, int t, int tp) {
+std::vector<SharedSegment> shared_segments(const ParamSpec& spec, const Axis& axis) {
   std::vector<SharedSegment> result;
+  const ParamSpec::Cut* const cut = spec.cut_along(tessera::Axis::tp);
+  if (cut == nullptr) return result;
+  const int t = axis.rank(), tp = axis.size();
   std::int64_t local = 0;
-  for (const ParamSpec::Segment& segment : spec.segments) {
+  for (const ParamSpec::Segment& segment : cut->segments) {
     const std::int64_t cuts = std::min<std::int64_t>(segment.parts, tp);
     const std::int64_t length = segment.length / cuts;
     if (cuts < tp) result.push_back({local, length, t * cuts / tp * length, segment.length});
@@ -147,10 +150,9 @@ struct SumShared : torch::autograd::Function<SumShared> {
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     nn::refuse_second_derivatives("sum_shared");
     const Cut& cut = cut_of(ctx);
-    const int t = cut.axis.rank(), tp = cut.axis.size();
     tensor_list places, flat;
     for (std::size_t i = 0; i < grads.size(); ++i) {
-      for (const SharedSegment& s : shared_segments(cut.specs[i], t, tp)) {
+      for (const SharedSegment& s : shared_segments(cut.specs[i], cut.axis)) {
         std::vector<std::int64_t> sizes = grads[i].sizes().vec();
         sizes[0] = s.whole;
         at::Tensor whole = at::zeros(sizes, grads[i].options());
@@ -163,7 +165,7 @@ struct SumShared : torch::autograd::Function<SumShared> {
     std::int64_t next = 0;
     for (std::size_t i = 0; i < grads.size(); ++i) {
       at::Tensor grad = grads[i].clone();
-      for (const SharedSegment& s : shared_segments(cut.specs[i], t, tp)) {
+      for (const SharedSegment& s : shared_segments(cut.specs[i], cut.axis)) {
         std::vector<std::int64_t> sizes = grad.sizes().vec();
         sizes[0] = s.whole;
         const std::int64_t count = c10::multiply_integers(sizes);
@@ -195,13 +197,11 @@ at::Tensor row_parallel_linear(const Axis& axis, const at::Tensor& x, const at::
 
 std::vector<at::Tensor> sum_shared(const comm::Group& group, const std::vector<at::Tensor>& params,
                                    const std::vector<ParamSpec>& specs, const std::string& label) {
+  const Axis axis{group};
   bool any = false;
-  for (const ParamSpec& spec : specs) {
-    any = any || !shared_segments(spec, group.rank(), group.size()).empty();
-  }
+  for (const ParamSpec& spec : specs) any = any || !shared_segments(spec, axis).empty();
   if (!any) return params;
-  return SumShared::apply(c10::make_intrusive<Cut>(Axis{group}, label, specs),
-                          at::TensorList(params));
+  return SumShared::apply(c10::make_intrusive<Cut>(axis, label, specs), at::TensorList(params));
 }
 
 }  // namespace tessera::tensor_parallel

@@ -50,10 +50,11 @@ std::vector<ParamSpec> find_specs(const torch::nn::Module& model, const std::str
   return all;
 }
 
-void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
-                       std::int64_t begin, std::uint64_t seed, double deviation, double mean) {
+void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, const Axes& axes,
+                       const Coordinate& coordinate, std::int64_t begin, std::uint64_t seed,
+                       double deviation, double mean) {
   if (nn::gpu::takes(out) && out.scalar_type() == at::kFloat && out.is_contiguous()) {
-    const std::vector<Run> runs = local_runs(spec, t, tp);
+    const std::vector<Run> runs = local_runs(spec, axes, coordinate);
     // from_blob wants memory that may be written to; it is only read.
     const at::Tensor table =
         at::from_blob(const_cast<Run*>(runs.data()),
@@ -78,7 +79,7 @@ void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int 
                          "kernels"));
   }
   const Philox random(seed, stream_of(spec.name));
-  const std::vector<Run> runs = local_runs(spec, t, tp);
+  const std::vector<Run> runs = local_runs(spec, axes, coordinate);
   const auto offset = static_cast<float>(mean);
   auto* to = out.mutable_data_ptr<float>();
   nn::parallel_for(0, out.numel(), kFillGrain, [&](std::int64_t from, std::int64_t end) {
@@ -107,11 +108,11 @@ void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, int t, int 
   });
 }
 
-void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
-                 double deviation, double mean) {
+void fill_normal(const at::Tensor& part, const ParamSpec& spec, const Axes& axes,
+                 const Coordinate& coordinate, std::uint64_t seed, double deviation, double mean) {
   const at::NoGradGuard no_grad;
   if (part.is_cpu() && part.scalar_type() == at::kFloat && part.is_contiguous()) {
-    fill_normal_range(part, spec, t, tp, 0, seed, deviation, mean);
+    fill_normal_range(part, spec, axes, coordinate, 0, seed, deviation, mean);
     return;
   }
   const bool flat = part.is_contiguous();
@@ -119,19 +120,20 @@ void fill_normal(const at::Tensor& part, const ParamSpec& spec, int t, int tp, s
   const at::Tensor values = at::empty({each}, at::kFloat);
   for (std::int64_t begin = 0; begin < part.numel(); begin += each) {
     const at::Tensor some = values.narrow(0, 0, std::min(each, part.numel() - begin));
-    fill_normal_range(some, spec, t, tp, begin, seed, deviation, mean);
+    fill_normal_range(some, spec, axes, coordinate, begin, seed, deviation, mean);
     (flat ? part.view(-1).narrow(0, begin, some.numel()) : part)
         .copy_(flat ? some : some.view(part.sizes()));
   }
 }
 
-void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, int t, int tp,
-                        std::int64_t begin, std::uint64_t seed, double bound, double mean) {
+void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, const Axes& axes,
+                        const Coordinate& coordinate, std::int64_t begin, std::uint64_t seed,
+                        double bound, double mean) {
   const at::NoGradGuard no_grad;
   const Philox random(seed, stream_of(spec.name));
   const at::Tensor values = at::empty({out.numel()}, at::kFloat).zero_();
   auto* to = values.mutable_data_ptr<float>();
-  for (const Run& run : local_runs(spec, t, tp)) {
+  for (const Run& run : local_runs(spec, axes, coordinate)) {
     const std::int64_t from = std::max(begin, run.local);
     const std::int64_t end = std::min(begin + out.numel(), run.local + run.count);
     for (std::int64_t at = from; at < end; ++at) {
@@ -142,12 +144,13 @@ void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, int t, int
   out.copy_(values.view(out.sizes()));
 }
 
-void fill_uniform(const at::Tensor& part, const ParamSpec& spec, int t, int tp, std::uint64_t seed,
-                  double bound, double mean) {
-  fill_uniform_range(part, spec, t, tp, 0, seed, bound, mean);
+void fill_uniform(const at::Tensor& part, const ParamSpec& spec, const Axes& axes,
+                  const Coordinate& coordinate, std::uint64_t seed, double bound, double mean) {
+  fill_uniform_range(part, spec, axes, coordinate, 0, seed, bound, mean);
 }
 
-void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed, double deviation) {
+void initialise(torch::nn::Module& model, const Axes& axes, const Coordinate& coordinate,
+                std::uint64_t seed, double deviation) {
   const at::NoGradGuard no_grad;
   const std::vector<ParamSpec> specs = find_specs(model);
   std::size_t next = 0;
@@ -160,7 +163,7 @@ void initialise(torch::nn::Module& model, int t, int tp, std::uint64_t seed, dou
     } else if (param.dim() == 1) {
       param.fill_(1.0);
     } else {
-      fill_normal(param, spec, t, tp, seed, deviation);
+      fill_normal(param, spec, axes, coordinate, seed, deviation);
     }
   }
 }

@@ -37,7 +37,7 @@ std::shared_ptr<models::LanguageModel> load_part(ModelFiles& files, const comm::
   std::size_t next = 0;
   for (auto& item : model->named_parameters()) {
     const at::Tensor host = at::empty(item.value().sizes(), options.type);
-    files.read(specs.at(next++), host, part.tp.rank(), part.tp.size());
+    files.read(specs.at(next++), host, mesh.axes(), mesh.coordinate());
     item.value().set_data(host.to(options.device));
   }
   return model;

@@ -38,8 +38,9 @@ at::ScalarType type_for(DType stored) { return stored == DType::bf16 ? at::kBFlo
                        " is a whole model, without adapters; leave it out"));
 }
 
-void check_shape(const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
-  const std::vector<std::int64_t> wanted = local_shape(spec, t, tp);
+void check_shape(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
+                 const Coordinate& coordinate) {
+  const std::vector<std::int64_t> wanted = local_shape(spec, axes, coordinate);
   if (into.sizes() == at::IntArrayRef(wanted)) return;
   throw UsageError(tessera::str("parameter ", quote(spec.name), " is read into ", into.sizes(),
                                 "; wanted memory of the shape ", at::IntArrayRef(wanted)));
@@ -71,12 +72,13 @@ class CheckpointFiles final : public ModelFiles {
     if (state != states.end()) type_ = type_for(state->second);
   }
 
-  void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
-    check_shape(spec, into, t, tp);
+  void read(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
+            const Coordinate& coordinate) override {
+    check_shape(spec, into, axes, coordinate);
     if (merged_) {
       dtype_of(into);
       const at::Tensor wide = at::empty(into.sizes(), at::kFloat).zero_();
-      merged_->read(spec.name, local_runs(spec, t, tp), wide.mutable_data_ptr<float>());
+      merged_->read(spec.name, local_runs(spec, axes, coordinate), wide.mutable_data_ptr<float>());
       into.copy_(wide);
       return;
     }
@@ -85,7 +87,7 @@ class CheckpointFiles final : public ModelFiles {
     wanted.param = spec.name;
     wanted.state = "param";
     wanted.dtype = dtype_of(into);
-    wanted.runs = local_runs(spec, t, tp);
+    wanted.runs = local_runs(spec, axes, coordinate);
     wanted.into = static_cast<std::byte*>(into.data_ptr());
     if (checkpoint::count_of(wanted.runs) < into.numel()) into.zero_();
     from_.load({wanted}, checkpoint::Rounding::nearest);
@@ -146,9 +148,10 @@ class HuggingFaceFiles final : public ModelFiles {
     }
   }
 
-  void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
-    check_shape(spec, into, t, tp);
-    const std::vector<Run> runs = local_runs(spec, t, tp);
+  void read(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
+            const Coordinate& coordinate) override {
+    check_shape(spec, into, axes, coordinate);
+    const std::vector<Run> runs = local_runs(spec, axes, coordinate);
     if (checkpoint::count_of(runs) < into.numel()) into.zero_();
     from_.read(spec.name, runs, dtype_of(into), static_cast<std::byte*>(into.data_ptr()));
   }
@@ -184,11 +187,12 @@ class AdapterFiles final : public ModelFiles {
     tokenizer_folder_ = own ? folder : base_->tokenizer_folder();
   }
 
-  void read(const ParamSpec& spec, const at::Tensor& into, int t, int tp) override {
-    check_shape(spec, into, t, tp);
+  void read(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
+            const Coordinate& coordinate) override {
+    check_shape(spec, into, axes, coordinate);
     dtype_of(into);
     const at::Tensor wide = at::empty(into.sizes(), at::kFloat).zero_();
-    merged_->read(spec.name, local_runs(spec, t, tp), wide.mutable_data_ptr<float>());
+    merged_->read(spec.name, local_runs(spec, axes, coordinate), wide.mutable_data_ptr<float>());
     into.copy_(wide);
   }
 

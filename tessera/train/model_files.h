@@ -37,9 +37,12 @@ class ModelFiles {
   // Tokens that end a text, where the files say so.
   const std::vector<std::int64_t>& end_tokens() const { return end_tokens_; }
 
-  // What tensor-parallel rank t of tp has of a parameter, into memory of this shape on the CPU,
-  // float or bfloat16, rounded to nearest. Padding becomes 0. Throws DataError.
-  virtual void read(const ParamSpec& spec, const at::Tensor& into, int t = 0, int tp = 1) = 0;
+  // Reads the tensor of the rank at a coordinate into memory of this shape on the CPU, float or
+  // bfloat16, rounded to nearest. Padding becomes 0. Throws DataError.
+  virtual void read(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
+                    const Coordinate& coordinate) = 0;
+  // Reads a whole parameter.
+  void read(const ParamSpec& spec, const at::Tensor& into) { read(spec, into, {}, {}); }
 
  protected:
   ModelShape shape_;

@@ -23,7 +23,7 @@ namespace {
 
 Model model_of_seed(std::uint64_t seed) {
   Model model;
-  model.params = {{"a", {40, 2}, 0, {}}, {"b", {5}, -1, {}}};
+  model.params = {{"a", {40, 2}, {{Axis::tp, 0}}}, {"b", {5}}};
   model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
   model.seed = seed;
   return model;
@@ -253,7 +253,7 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
 TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
   const TemporaryFolder dir;
   Model large = model_of_seed(2);
-  large.params.push_back({"c", {1 << 20}, -1, {}});
+  large.params.push_back({"c", {1 << 20}});
   save_model(model_of_seed(1), dir.path, 1, "dp=1", true);
   std::filesystem::create_directory(dir / "closed");
   std::filesystem::permissions(
@@ -344,7 +344,7 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
   std::vector<float> values(10);
   auto* data = reinterpret_cast<std::byte*>(values.data());
   Description about;
-  about.params = {{"w", {10}, -1, {}}};
+  about.params = {{"w", {10}}};
   const auto error_of = [&](const std::vector<Shard>& shards) -> std::string {
     try {
       save(dir.path, about, shards);
@@ -386,7 +386,7 @@ TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 10}}, reinterpret_cast<std::byte*>(values.data())}};
   Description about;
-  about.params = {{"w", {10}, -1, {}}};
+  about.params = {{"w", {10}}};
   const auto files = std::make_shared<FaultyFiles>(Fault{Fault::Kind::error, 4});
   std::vector<std::string> warnings;
   {

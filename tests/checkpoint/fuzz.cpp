@@ -50,6 +50,13 @@ class Mutator {
                                                    "\"dtype\"",
                                                    "\"data_offsets\"",
                                                    "\"__metadata__\"",
+                                                   "\"cuts\"",
+                                                   "\"axis\"",
+                                                   "\"tp\"",
+                                                   "\"pp\"",
+                                                   "\"dp\"",
+                                                   "\"ep\"",
+                                                   "\"tp_dim\"",
                                                    "\xff",
                                                    "\xc3\x28",
                                                    "\\u0000",
@@ -158,10 +165,19 @@ void fuzz_manifests(int count, std::uint64_t seed) {
   const std::string path = folder + "/manifest.json";
   const std::string good = read_text(*local_files(), path, 1 << 20);
   const std::size_t begin = kChecksumBefore.size() + kChecksumDigits + kChecksumAfter.size();
+  // The same as version 1 had it.
+  std::string old = good.substr(begin);
+  for (const auto& [now, before] :
+       {std::pair<std::string, std::string>{"\"version\": 2", "\"version\": 1"},
+        {R"("cuts":[{"axis":"tp","dim":0,"segments":[[4,2],[2,1]]}])",
+         R"("tp_dim":0,"segments":[[4,2],[2,1]])"}}) {
+    ASSERT_NE(old.find(now), std::string::npos) << now;
+    old.replace(old.find(now), now.size(), before);
+  }
   Mutator mutator(seed);
   int accepted = 0, loaded = 0;
   for (int i = 0; i < count; ++i) {
-    const std::string body = mutator.mutate(good.substr(begin));
+    const std::string body = mutator.mutate(i % 4 == 0 ? old : good.substr(begin));
     const std::string text = str(kChecksumBefore, to_hex({crc32c(body)}), kChecksumAfter, body);
     try {
       const Manifest manifest = parse_manifest(text, "m");

@@ -44,6 +44,38 @@ void fuzz_header(std::string_view input) {
   }
 }
 
+namespace {
+
+// Cuts of a spec that was read hold together, and where the axes divide it, its ranks together
+// count every element once.
+void check_cuts(const ParamSpec& spec, std::string_view input) {
+  for (const ParamSpec::Cut& cut : spec.cuts) {
+    must(cut.dim >= 0 && cut.dim < static_cast<int>(spec.shape.size()), "the dim of a cut", input);
+    must(!kDataAxes.contains(cut.axis) && spec.cut_along(cut.axis) == &cut, "an axis", input);
+    std::int64_t sum = 0;
+    for (const ParamSpec::Segment& segment : cut.segments) sum += segment.length;
+    must(cut.segments.empty() || sum == spec.shape[static_cast<std::size_t>(cut.dim)], "segments",
+         input);
+  }
+  const std::int64_t elements = elements_of(spec.shape);
+  if (elements > 1 << 12) return;
+  const Axes axes{{Axis::tp, 2}, {Axis::pp, spec.cut_along(Axis::pp) ? 2 : 1}};
+  std::int64_t counted = 0;
+  try {
+    for (int rank = 0; rank < axes.world(); ++rank) {
+      for (const Run& run : counted_runs(spec, axes, axes.coordinate_of(rank))) {
+        must(run.whole >= 0 && run.count > 0 && run.whole + run.count <= elements, "a run", input);
+        counted += run.count;
+      }
+    }
+  } catch (const UsageError&) {  // two ranks do not divide it
+    return;
+  }
+  must(counted == elements, "counted elements", input);
+}
+
+}  // namespace
+
 void fuzz_manifest(std::string_view input) {
   const std::string text =
       str(kChecksumBefore, to_hex({crc32c(input)}), kChecksumAfter, std::string(input));
@@ -55,7 +87,10 @@ void fuzz_manifest(std::string_view input) {
          "counts", input);
     must(about.mesh.world() > 0 && about.mesh.world() <= kMostRanks, "a mesh", input);
     std::int64_t bytes = 0, elements = 0, stretches = 0;  // none of which overflows
-    for (const ParamSpec& spec : about.params) elements += elements_of(spec.shape);
+    for (const ParamSpec& spec : about.params) {
+      elements += elements_of(spec.shape);
+      check_cuts(spec, input);
+    }
     must(elements <= kMostCount, "elements", input);
     for (const StoredFile& file : manifest.files) {
       bytes += file.bytes;
@@ -72,6 +107,7 @@ void fuzz_manifest(std::string_view input) {
       }
     }
     const Manifest again = parse_manifest(to_text(manifest), "m");
+    must(again.about.params == about.params, "the parameters", input);
     must(to_text(again) == to_text(manifest), "the way back", input);
     // As where a checkpoint is read: not for files that cannot be so long.
     if (bytes < (1 << 20) && stretches < (1 << 20)) check_complete(manifest, "m");

@@ -78,7 +78,8 @@ void add_numbers(std::vector<Hostile>& all) {
                                     1.5, 1e300,      "7",         Json(nullptr), Json::array()};
   for (const char* const place :
        {"/version", "/step", "/samples", "/mesh/dp", "/mesh/tp", "/stage", "/block_bytes",
-        "/params/0/shape/0", "/files/0/bytes", "/files/0/header_bytes",
+        "/params/0/shape/0", "/params/0/cuts/0/dim", "/params/1/cuts/0/segments/0/0",
+        "/params/1/cuts/0/segments/0/1", "/files/0/bytes", "/files/0/header_bytes",
         "/files/0/tensors/0/elements/0/0", "/files/0/tensors/0/elements/0/1"}) {
     for (const Json& value : values) {
       all.push_back(edited(str(place, " = ", value.dump()), true,
@@ -99,6 +100,12 @@ void add_kinds(std::vector<Hostile>& all) {
                                   "/params/0",
                                   "/params/0/name",
                                   "/params/0/shape",
+                                  "/params/0/cuts",
+                                  "/params/0/cuts/0",
+                                  "/params/0/cuts/0/axis",
+                                  "/params/0/cuts/0/dim",
+                                  "/params/1/cuts/0/segments",
+                                  "/params/1/cuts/0/segments/0",
                                   "/files",
                                   "/files/0",
                                   "/files/0/name",
@@ -125,6 +132,53 @@ void add_kinds(std::vector<Hostile>& all) {
       }
     }));
   }
+}
+
+void add_cuts(std::vector<Hostile>& all) {
+  const auto add = [&](const std::string& name, std::function<void(Json&)> change) {
+    all.push_back(edited(name, true, std::move(change)));
+  };
+  const auto cut = [](const char* axis, int dim) { return Json{{"axis", axis}, {"dim", dim}}; };
+  for (const std::string axis :
+       {"ep", "dp", "dp_replicate", "dp_shard", "TP", "tp ", "", "\x1b[31m"}) {
+    add("a cut along " + Json(axis).dump(),
+        [=](Json& json) { json["params"][0]["cuts"][0]["axis"] = axis; });
+  }
+  add("two cuts of one dim", [=](Json& json) {
+    json["params"][0]["cuts"] = {cut("tp", 0), cut("pp", 0)};
+  });
+  add("two cuts along one axis", [=](Json& json) {
+    json["params"][0]["cuts"] = {cut("tp", 0), cut("tp", 1)};
+  });
+  add("a cut of a dim that is not there",
+      [=](Json& json) { json["params"][0]["cuts"] = {cut("tp", 2)}; });
+  add("a cut of a number", [=](Json& json) {
+    json["params"][8]["cuts"] = {cut("tp", 0)};  // its shape is []
+  });
+  add("segments that are too short", [](Json& json) {
+    json["params"][1]["cuts"][0]["segments"] = {{16, 8}, {8, 2}};
+  });
+  add("segments whose sum would overflow", [](Json& json) {
+    Json& segments = json["params"][1]["cuts"][0]["segments"] = Json::array();
+    for (int i = 0; i < 2048; ++i) segments.push_back({std::int64_t{1} << 53, 1});
+  });
+  add("a mesh with an axis that is not known", [](Json& json) { json["mesh"]["ep"] = 2; });
+  add("a mesh with more replicas than data-parallel ranks",
+      [](Json& json) { json["mesh"]["dp_replicate"] = 6; });
+  for (const Json& dim : std::vector<Json>{-1, 2, 1.5, "0", Json(nullptr)}) {
+    add("a cut as in version 1 of dim " + dim.dump(), [=](Json& json) {
+      json["version"] = 1;
+      json["params"][0]["tp_dim"] = dim;
+    });
+  }
+  add("segments as in version 1 that are too long", [](Json& json) {
+    json["version"] = 1;
+    json["params"][0]["tp_dim"] = 0;
+    json["params"][0]["segments"] = {{48, 1}, {1, 1}};
+  });
+  // The program can have cuts along an axis of the mesh that no model is cut along today.
+  all.push_back(edited("a cut along pp", false,
+                       [=](Json& json) { json["params"][0]["cuts"].push_back(cut("pp", 1)); }));
 }
 
 void add_manifests(std::vector<Hostile>& all) {
@@ -186,7 +240,7 @@ void add_manifests(std::vector<Hostile>& all) {
     tensor["elements"] = Json::array({Json::array({0, 1, std::int64_t{1} << 40, 2})});
   }));
   all.push_back(edited("another key", false, [](Json& json) { json["more"] = {1, 2, 3}; }));
-  // An axis that a manifest does not name has one rank: there may be more axes one day.
+  // An axis that a manifest does not name has one rank: older programs had fewer axes.
   all.push_back(edited("a mesh with one axis", false, [](Json& json) {
     json["mesh"] = {{"dp", 2}};
   }));
@@ -281,6 +335,7 @@ std::vector<Hostile> hostile_checkpoints() {
   std::vector<Hostile> all;
   add_numbers(all);
   add_kinds(all);
+  add_cuts(all);
   add_manifests(all);
   add_files(all);
   return all;

@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/reshard.h"
 #include "tessera/core/errors.h"
 #include "tests/checkpoint/hostile.h"
 #include "tests/checkpoint/ranks.h"
@@ -91,6 +92,38 @@ TEST_F(Limits, CountsThatWouldOverflow) {
       }),
       "step: got 9007199254740993"));
   EXPECT_FALSE(fs::exists(dir_ / "next"));
+}
+
+TEST_F(Limits, AnUnknownAxisIsNamed) {
+  const std::string good = manifest_body(folder_);
+  change("\"axis\":\"tp\"", "\"axis\":\"ep\"");
+  expect_refused_everywhere("this program has no axis \"ep\"");
+  EXPECT_TRUE(contains(problems(), "params[0].cuts[0].axis")) << problems();
+  EXPECT_TRUE(contains(problems(), "use a newer Tessera")) << problems();
+  write_manifest(folder_, sealed(good));
+  change("\"mesh\": {", "\"mesh\": {\"ep\":1,");
+  expect_refused_everywhere("this program has no axis \"ep\"");
+}
+
+TEST_F(Limits, ANewerVersionIsNamed) {
+  change("\"version\": 2", "\"version\": 3");
+  expect_refused_everywhere("has version 3 of the format");
+  EXPECT_TRUE(contains(problems(), "reads versions 1 to 2; use a newer Tessera")) << problems();
+}
+
+// A cut along an axis that no model is cut along today comes back, and can be resharded.
+TEST_F(Limits, CutsOfSeveralAxesComeBack) {
+  Manifest manifest = Checkpoint(folder_).manifest();
+  manifest.about.params[0].cuts.push_back({Axis::pp, 1, {{2, 1}, {4, 0}}});
+  EXPECT_EQ(parse_manifest(to_text(manifest), "m").about.params, manifest.about.params);
+  write_manifest(folder_, to_text(manifest));
+  Checkpoint from(folder_);
+  for (const char* const mesh : {"pp=2", "dp=2,tp=2,pp=2"}) {
+    const TemporaryFolder to;
+    Checkpoint again(reshard(from, to.path, mesh, local_files()).folder);
+    EXPECT_EQ(again.about().params, manifest.about.params);
+    EXPECT_EQ(load_and_compare(model_, again, "dp=1", true), "") << mesh;
+  }
 }
 
 TEST_F(Limits, TheSameKeyTwice) {

@@ -83,14 +83,15 @@ constexpr std::int64_t kHidden = 160, kBlocks = 10;
 Model many_units() {
   Model model;
   const std::int64_t h = kHidden;
-  model.params.push_back({"embed.weight", {256, h}, 0, {}});
+  model.params.push_back({"embed.weight", {256, h}, {{Axis::tp, 0}}});
   for (std::int64_t i = 0; i < kBlocks; ++i) {
     const std::string block = str("blocks.", i, ".");
-    model.params.push_back({block + "qkv.weight", {3 * h, h}, 0, {{h, 8}, {h, 8}, {h, 8}}});
-    model.params.push_back({block + "out.weight", {h, h}, 1, {}});
-    model.params.push_back({block + "up.weight", {4 * h, h}, 0, {}});
-    model.params.push_back({block + "down.weight", {h, 4 * h}, 1, {}});
-    model.params.push_back({block + "norm", {h}, -1, {}});
+    model.params.push_back(
+        {block + "qkv.weight", {3 * h, h}, {{Axis::tp, 0, {{h, 8}, {h, 8}, {h, 8}}}}});
+    model.params.push_back({block + "out.weight", {h, h}, {{Axis::tp, 1}}});
+    model.params.push_back({block + "up.weight", {4 * h, h}, {{Axis::tp, 0}}});
+    model.params.push_back({block + "down.weight", {h, 4 * h}, {{Axis::tp, 1}}});
+    model.params.push_back({block + "norm", {h}});
   }
   model.states = {{"param", DType::f32}, {"moment1", DType::f32}, {"moment2", DType::f32}};
   return model;

@@ -67,8 +67,8 @@ TEST(Meshes, TheDescriptionComesBack) {
   EXPECT_EQ(got.params, wanted.params);
   EXPECT_EQ(checkpoint.states("scale"), model.states);
   EXPECT_NO_THROW(checkpoint.expect(model.params));
-  EXPECT_THROW(checkpoint.expect({{"embed.weight", {6, 48}, 0, {}}}), DataError);
-  EXPECT_THROW(checkpoint.expect({{"embed.wieght", {48, 6}, 0, {}}}), DataError);
+  EXPECT_THROW(checkpoint.expect({{"embed.weight", {6, 48}, {{Axis::tp, 0}}}}), DataError);
+  EXPECT_THROW(checkpoint.expect({{"embed.wieght", {48, 6}, {{Axis::tp, 0}}}}), DataError);
 }
 
 TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
@@ -94,10 +94,10 @@ TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
 // Larger than a block and than a write, so that blocks, buffers and direct reads all take part.
 TEST(Meshes, LargeTensors) {
   Model model;
-  model.params = {{"rows", {1203, 1000}, 0, {{3, 1}, {1200, 0}}},
-                  {"columns", {700, 1200}, 1, {}},
-                  {"long", {tessera::testing::kSanitized ? 700'001 : 5'300'001}, -1, {}},
-                  {"tiny", {3}, -1, {}}};
+  model.params = {{"rows", {1203, 1000}, {{Axis::tp, 0, {{3, 1}, {1200, 0}}}}},
+                  {"columns", {700, 1200}, {{Axis::tp, 1}}},
+                  {"long", {tessera::testing::kSanitized ? 700'001 : 5'300'001}},
+                  {"tiny", {3}}};
   model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
   const TemporaryFolder dir;
   for (const Axes& mesh : {Axes("dp=1"), Axes("dp=3,tp=2")}) {
@@ -161,7 +161,7 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
     std::int64_t read = 0;
   };
   Model model;
-  model.params = {{"w", {8 << 20}, -1, {}}};
+  model.params = {{"w", {8 << 20}}};
   model.states = {{"param", DType::f32}};
   const TemporaryFolder dir;
   const std::string folder = save_model(model, dir.path, 1, "dp=4", true);
@@ -188,7 +188,7 @@ TEST(Meshes, ManyShardsOfOneStateAndScatteredMemory) {
   for (std::int64_t i = 0; i < n; ++i) (i % 2 ? odd : even).runs.push_back({i, 3 * i, 1});
   odd.runs.push_back({0, 0, 0});  // an empty run harms nobody
   Description about;
-  about.params = {{"w", {n}, -1, {}}};
+  about.params = {{"w", {n}}};
   const TemporaryFolder dir;
   for (const bool async : {false, true}) {
     about.step = async;
@@ -217,7 +217,7 @@ TEST(Meshes, AParameterMayBeNamedLikeASecondShard) {
   for (int i = 0; i < 12; ++i) values[static_cast<std::size_t>(i)] = float(i);
   const auto at = [&](std::size_t i) { return reinterpret_cast<std::byte*>(&values[i]); };
   Description about;
-  about.params = {{"w", {4}, -1, {}}, {"w#1", {4}, -1, {}}, {"w#2", {4}, -1, {}}};
+  about.params = {{"w", {4}}, {"w#1", {4}}, {"w#2", {4}}};
   for (const bool first : {false, true}) {
     about.step = first;
     std::vector<Shard> shards = {{"w", "param", DType::f32, {{0, 0, 2}}, at(0)},
@@ -243,7 +243,7 @@ TEST(Meshes, AParameterMayBeNamedLikeASecondShard) {
 TEST(Diff, ANanShowsWhateverElseDiffers) {
   const TemporaryFolder dir;
   Description about;
-  about.params = {{"w", {3}, -1, {}}};
+  about.params = {{"w", {3}}};
   std::vector<float> values = {1, 2, 3};
   const auto save_values = [&] {
     save(dir.path, about,
@@ -272,7 +272,7 @@ TEST(Meshes, TypesAreConvertedWhereThatIsExact) {
     narrow[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(i * 650);
   const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
   Description about;
-  about.params = {{"w", {100}, -1, {}}};
+  about.params = {{"w", {100}}};
   const std::vector<tessera::Run> all = {{0, 0, 100}};
   const TemporaryFolder dir;
   save(dir.path, about,

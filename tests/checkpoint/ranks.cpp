@@ -84,15 +84,15 @@ std::vector<std::byte> Model::whole(const ParamSpec& spec, const std::string& st
 
 Model small_model() {
   Model model;
-  model.params = {{"embed.weight", {48, 6}, 0, {}},
-                  {"blocks.0.qkv.weight", {32, 10}, 0, {{16, 8}, {8, 2}, {8, 2}}},
-                  {"blocks.0.qkv.bias", {32}, 0, {{16, 8}, {8, 2}, {8, 2}}},
-                  {"blocks.0.out.weight", {10, 16}, 1, {}},
-                  {"blocks.0.norm", {10}, -1, {}},
-                  {"blocks.1.gate_up", {24, 7}, 0, {{12, 0}, {12, 0}}},
-                  {"blocks.1.down", {7, 12, 3}, 1, {}},
-                  {"nothing", {0, 4}, -1, {}},
-                  {"scale", {}, -1, {}}};
+  model.params = {{"embed.weight", {48, 6}, {{Axis::tp, 0}}},
+                  {"blocks.0.qkv.weight", {32, 10}, {{Axis::tp, 0, {{16, 8}, {8, 2}, {8, 2}}}}},
+                  {"blocks.0.qkv.bias", {32}, {{Axis::tp, 0, {{16, 8}, {8, 2}, {8, 2}}}}},
+                  {"blocks.0.out.weight", {10, 16}, {{Axis::tp, 1}}},
+                  {"blocks.0.norm", {10}},
+                  {"blocks.1.gate_up", {24, 7}, {{Axis::tp, 0, {{12, 0}, {12, 0}}}}},
+                  {"blocks.1.down", {7, 12, 3}, {{Axis::tp, 1}}},
+                  {"nothing", {0, 4}},
+                  {"scale", {}}};
   model.states = {{"param", DType::f32}, {"moment1", DType::f32}, {"moment2", DType::bf16}};
   return model;
 }
@@ -114,17 +114,16 @@ Description describe_model(const Model& model, std::int64_t step, const Axes& me
 RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded, Copies copies,
                     bool filled) {
   const Coordinate at = mesh.coordinate_of(rank);
-  const int t = at.tp(), tp = mesh.tp();
   RankState out;
   for (std::size_t i = 0; i < model.params.size(); ++i) {
     const ParamSpec& spec = model.params[i];
     if (static_cast<int>(i) % mesh.pp() != at.pp()) continue;
-    const std::int64_t local = elements_of(local_shape(spec, t, tp));
+    const std::int64_t local = elements_of(local_shape(spec, mesh, at));
     const std::int64_t chunk = sharded ? shard_size(local, mesh.size(Axis::dp_shard)) : local;
     const std::int64_t begin = sharded ? at[Axis::dp_shard] * chunk : 0;
-    const std::vector<Run> mine = cut(local_runs(spec, t, tp), begin, chunk);
+    const std::vector<Run> mine = cut(local_runs(spec, mesh, at), begin, chunk);
     std::vector<Run> saved =
-        copies == Copies::all ? mine : cut(counted_runs(spec, t, tp), begin, chunk);
+        copies == Copies::all ? mine : cut(counted_runs(spec, mesh, at), begin, chunk);
     // Whole parts: one rank of each data-parallel group is enough.
     if ((at[Axis::dp_replicate] > 0 || (!sharded && at[Axis::dp_shard] > 0)) &&
         copies == Copies::counted)
@@ -177,7 +176,7 @@ std::string load_and_compare(const Model& model, Checkpoint& from, const Axes& m
 
 Model tiny_model() {
   Model model;
-  model.params = {{"a", {6, 4}, 0, {{4, 2}, {2, 1}}}, {"b", {3}, -1, {}}};
+  model.params = {{"a", {6, 4}, {{Axis::tp, 0, {{4, 2}, {2, 1}}}}}, {"b", {3}}};
   model.states = {{"param", DType::f32}, {"moment1", DType::bf16}};
   return model;
 }

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 Model one_tensor() {
   Model model;
-  model.params = {{"w", {30}, -1, {}}};
+  model.params = {{"w", {30}}};
   model.states = {{"param", DType::f32}};
   return model;
 }
@@ -156,7 +156,7 @@ TEST(Retries, AFailureThatIsReturnedIsTheSameOnAllRanks) {
   // What is wrong with the call is no matter of the disk.
   std::vector<float> values(30);
   Description about;
-  about.params = {{"v", {30}, -1, {}}};
+  about.params = {{"v", {30}}};
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
   options.retries = 3;
@@ -210,7 +210,7 @@ TEST(AsyncSaver, AThreadThatCannotStartIsToldAndLeavesItReady) {
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
   Description about;
-  about.params = {{"w", {30}, -1, {}}};
+  about.params = {{"w", {30}}};
   AsyncSaver saver(dir.path, {});
   {
     const NoMoreThreads none;

@@ -13,6 +13,7 @@ import sys
 MUST_HANDLE = {
     "tessera/core/axis.h",  # its position when axes are printed
     "tessera/core/axes.cpp",  # its noun in help texts
+    "tessera/core/param_spec.cpp",  # who counts a parameter that is not cut along it
     "tessera/planner/settings_table.cpp",  # its flag's help
     "tessera/simulator/sweep.cpp",  # its noun in sweeps
 }

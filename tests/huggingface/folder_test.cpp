@@ -71,15 +71,17 @@ TEST(Folder, AnyPartOfAParameter) {
     const Folder folder(dir / model);
     for (const ParamPieces& param : pieces_of(shape)) {
       const std::int64_t size = elements(param.shape);
-      for (int tp_dim = 0; tp_dim < static_cast<int>(param.shape.size()); ++tp_dim) {
+      for (int dim = 0; dim < static_cast<int>(param.shape.size()); ++dim) {
         ParamSpec spec;
         spec.name = param.param;
         spec.shape = param.shape;
-        spec.tp_dim = tp_dim;
+        spec.cuts = {{Axis::tp, dim}};
         for (const int tp : {2, 3}) {
+          const Axes axes{{Axis::tp, tp}};
           for (int t = 0; t < tp; ++t) {
-            const std::vector<tessera::Run> runs = local_runs(spec, t, tp);
-            const std::int64_t local = elements(local_shape(spec, t, tp));
+            const Coordinate at{{Axis::tp, t}};
+            const std::vector<tessera::Run> runs = local_runs(spec, axes, at);
+            const std::int64_t local = elements(local_shape(spec, axes, at));
             expect_runs(folder, param.param, runs, local);
             // A data-parallel rank's share of it, which begins and ends inside rows.
             const std::int64_t begin = local / 3 + 1, count = local / 2;

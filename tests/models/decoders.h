@@ -24,11 +24,12 @@ inline std::shared_ptr<LanguageModel> make_random(const ModelShape& shape) {
 
 // Of a model in this process, what a rank has of each parameter.
 inline ReadParam reader(const std::shared_ptr<LanguageModel>& model) {
-  return [model](const ParamSpec& spec, const at::Tensor& into, int t, int tp) {
+  return [model](const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
+                 const Coordinate& coordinate) {
     const at::NoGradGuard no_gradients;
     const at::Tensor whole = model->named_parameters()[spec.name].detach().contiguous().view(-1);
     into.zero_();
-    for (const Run& run : local_runs(spec, t, tp)) {
+    for (const Run& run : local_runs(spec, axes, coordinate)) {
       into.view(-1).narrow(0, run.local, run.count).copy_(whole.narrow(0, run.whole, run.count));
     }
   };

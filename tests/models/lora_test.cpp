@@ -146,7 +146,9 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
     EXPECT_EQ(params[i].name, specs[i].name) << what;
     EXPECT_EQ(params[i].shape, specs[i].shape) << what;
     for (int t = 0; t < tp; ++t) {
-      EXPECT_EQ(local_runs(params[i], t, tp), local_runs(specs[i], t, tp)) << specs[i].name;
+      const Axes axes{{Axis::tp, tp}};
+      const Coordinate at{{Axis::tp, t}};
+      EXPECT_EQ(local_runs(params[i], axes, at), local_runs(specs[i], axes, at)) << specs[i].name;
     }
   }
 }

@@ -206,7 +206,8 @@ TEST(Parallel, ModelsStartWithoutMemory) {
         EXPECT_EQ(item.value().sizes(), whole.sizes()) << spec.name;
         for (std::int64_t begin = 0; begin < whole.numel(); begin += 100) {
           const at::Tensor out = torch::empty({std::min<std::int64_t>(100, whole.numel() - begin)});
-          fill_initial_range(out, spec, initial_values(shape)(spec), 3, group.rank(), 2, begin);
+          fill_initial_range(out, spec, initial_values(shape)(spec), 3, {{tessera::Axis::tp, 2}},
+                             {{tessera::Axis::tp, group.rank()}}, begin);
           EXPECT_TRUE(at::equal(out, whole.view(-1).narrow(0, begin, out.numel()))) << spec.name;
         }
       }
@@ -332,11 +333,12 @@ TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
           for (const auto& item : model->named_parameters()) {
             if (next == planned.size()) break;
             const ParamSpec& spec = planned[next];
+            const Axes axes{{tessera::Axis::tp, tp}};
+            const Coordinate at{{tessera::Axis::tp, group.rank()}};
             EXPECT_EQ(item.key(), spec.name);
-            EXPECT_EQ(item.value().sizes().vec(), local_shape(spec, group.rank(), tp)) << spec.name;
+            EXPECT_EQ(item.value().sizes().vec(), local_shape(spec, axes, at)) << spec.name;
             EXPECT_EQ(specs[next].shape, spec.shape) << spec.name;
-            EXPECT_EQ(local_runs(specs[next], group.rank(), tp), local_runs(spec, group.rank(), tp))
-                << spec.name;
+            EXPECT_EQ(local_runs(specs[next], axes, at), local_runs(spec, axes, at)) << spec.name;
             params += item.value().numel();
             ++next;
           }

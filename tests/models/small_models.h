@@ -47,11 +47,11 @@ inline Batch batch_of(const ModelShape& shape, std::int64_t rows = 2, std::int64
 inline void stir(LanguageModel& model, double by = 0.2) {
   const at::NoGradGuard no_grad;
   const auto specs = find_specs(model);
-  const comm::Group& tp = model.part().tp;
+  const tensor_parallel::Axis tp{model.part().tp};
   std::size_t next = 0;
   for (auto& item : model.named_parameters()) {
     const at::Tensor more = torch::empty_like(item.value());
-    tensor_parallel::fill_normal(more, specs[next++], tp.rank(), tp.size(), 99, by);
+    tensor_parallel::fill_normal(more, specs[next++], tp.axes(), tp.coordinate(), 99, by);
     item.value().add_(more);
   }
 }

@@ -231,7 +231,7 @@ TEST(Parallelize, StepsOfAGraphReadTheirSettings) {
 TEST(Parallelize, KeptValuesAreOneRanksOnAll) {
   ParallelOptions options = options_of(1);
   options.initial = [](const ParamSpec& spec) {
-    return spec.tp_dim >= 0 ? spread(spec) : initial_kept(spec);
+    return spec.cut_along(Axis::tp) ? spread(spec) : initial_kept(spec);
   };
   for (const char* text : {"dp=2", "tp=2", "pp=2", "dp=2,tp=2,pp=2"}) {
     const Axes axes(text);

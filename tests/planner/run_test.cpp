@@ -149,7 +149,7 @@ TEST(Run, PartsAreThoseOfTheSpecifications) {
         for (int rank = 0; rank < tp; ++rank) {
           q.place.set(Axis::tp, rank);
           std::int64_t want = 1;
-          for (const std::int64_t size : local_shape(spec, rank, tp)) want *= size;
+          for (const std::int64_t size : local_shape(spec, q.axes, q.place)) want *= size;
           EXPECT_EQ(elements_on_rank(q, spec), want) << spec.name << " tp " << tp;
         }
       }

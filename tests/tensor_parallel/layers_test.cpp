@@ -29,8 +29,9 @@ struct LayerRun {
 // sequence-parallel net gets and returns parts of it.
 LayerRun run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool cut_input = true) {
   std::vector<LayerRun> ranks = test::each_rank<LayerRun>(tp, [&](const comm::Group& group) {
-    const auto net = make(Axis{group, sequence});
-    initialise(*net, group.rank(), tp, 5, 0.3);
+    const Axis axis{group, sequence};
+    const auto net = make(axis);
+    initialise(*net, axis.axes(), axis.coordinate(), 5, 0.3);
     {
       const at::NoGradGuard no_grad;
       for (auto& item : net->named_parameters()) {

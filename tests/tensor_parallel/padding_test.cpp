@@ -51,7 +51,7 @@ struct Trained {
 Trained train(const Axis& axis, std::int64_t vocab, bool tied, std::int64_t pad_to,
               at::ScalarType type = torch::kFloat) {
   PaddedNet net(axis, vocab, tied, pad_to);
-  initialise(net, axis.rank(), axis.size(), 5, 0.5);
+  initialise(net, axis.axes(), axis.coordinate(), 5, 0.5);
   net.to(type);
   const at::Tensor all = torch::arange(2 * kTokens, torch::kLong).view({2, kTokens});
   const at::Tensor ids = (all * 7 + 1).remainder(vocab);
@@ -128,8 +128,9 @@ TEST(Padding, InBf16Too) {
 TEST(Padding, IsNoPlaceForIdsAndTargets) {
   for (const int tp : {1, 3}) {
     test::over(tp, [&](const comm::Group& group) {
-      PaddedNet net({group}, 10, true, 8);
-      initialise(net, group.rank(), tp, 5, 0.5);
+      const Axis axis{group};
+      PaddedNet net(axis, 10, true, 8);
+      initialise(net, axis.axes(), axis.coordinate(), 5, 0.5);
       const at::Tensor good = torch::full({1, 2}, 9, torch::kLong), bad = good + 1;
       EXPECT_NO_THROW(net.loss(good, good));
       EXPECT_THROW(net.loss(bad, good), UsageError);
@@ -144,35 +145,37 @@ TEST(Padding, IsNoPlaceForIdsAndTargets) {
 // Any range of a rank's numbers, alone, is what the whole has there.
 TEST(Padding, RangesOfInitialNumbers) {
   const std::vector<ParamSpec> specs = {
-      {"table", {101, 7}, 0, {}, 8},
-      {"row", {13, 33}, 1, {}, 1},
-      {"qkv", {24, 5}, 0, {{16, 4}, {4, 2}, {4, 2}}},
-      {"whole", {300, 301}, -1, {}},
+      {"table", {101, 7}, {{tessera::Axis::tp, 0, {}, 8}}},
+      {"row", {13, 33}, {{tessera::Axis::tp, 1, {}, 1}}},
+      {"qkv", {24, 5}, {{tessera::Axis::tp, 0, {{16, 4}, {4, 2}, {4, 2}}}}},
+      {"whole", {300, 301}},
   };
   for (const ParamSpec& spec : specs) {
     const at::Tensor one = torch::empty(spec.shape);
     ParamSpec unpadded = spec;
-    unpadded.pad_to = 1;
-    fill_normal(one, unpadded, 0, 1, 3, 0.5);
+    for (ParamSpec::Cut& cut : unpadded.cuts) cut.pad_to = 1;
+    fill_normal(one, unpadded, {}, {}, 3, 0.5);
     for (const int tp : {1, 2, 4}) {
+      const Axes axes{{tessera::Axis::tp, tp}};
       for (int t = 0; t < tp; ++t) {
-        at::Tensor whole = torch::full(local_shape(spec, t, tp), 7.0f);
-        fill_normal(whole, spec, t, tp, 3, 0.5, 0.25);
+        const Coordinate at{{tessera::Axis::tp, t}};
+        at::Tensor whole = torch::full(local_shape(spec, axes, at), 7.0f);
+        fill_normal(whole, spec, axes, at, 3, 0.5, 0.25);
         const at::Tensor flat = whole.view(-1);
         at::Tensor wanted = torch::zeros_like(flat);
-        for (const tessera::Run& run : local_runs(spec, t, tp)) {
+        for (const tessera::Run& run : local_runs(spec, axes, at)) {
           wanted.narrow(0, run.local, run.count)
               .copy_(one.view(-1).narrow(0, run.whole, run.count) + 0.25);
         }
         EXPECT_TRUE(at::equal(flat, wanted)) << spec.name;
         const at::Tensor half = torch::empty(whole.sizes(), torch::kBFloat16);
-        fill_normal(half, spec, t, tp, 3, 0.5, 0.25);
+        fill_normal(half, spec, axes, at, 3, 0.5, 0.25);
         EXPECT_TRUE(at::equal(half, whole.to(torch::kBFloat16))) << spec.name;
         for (const std::int64_t each : {std::int64_t{1}, std::int64_t{17}, std::int64_t{1000}}) {
           if (each == 1 && flat.numel() > 1000) continue;
           for (std::int64_t begin = 0; begin < flat.numel(); begin += each) {
             const at::Tensor out = torch::full({std::min(each, flat.numel() - begin)}, 7.0f);
-            fill_normal_range(out, spec, t, tp, begin, 3, 0.5, 0.25);
+            fill_normal_range(out, spec, axes, at, begin, 3, 0.5, 0.25);
             ASSERT_TRUE(at::equal(out, flat.narrow(0, begin, out.numel()))) << spec.name;
           }
         }

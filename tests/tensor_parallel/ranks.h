@@ -41,11 +41,13 @@ inline at::Tensor whole_of(const ParamSpec& spec, const std::vector<at::Tensor>&
   at::Tensor whole = torch::full(spec.shape, std::numeric_limits<float>::quiet_NaN());
   auto* to = whole.mutable_data_ptr<float>();
   for (int t = 0; t < tp; ++t) {
+    const Axes axes{{tessera::Axis::tp, tp}};
+    const Coordinate at{{tessera::Axis::tp, t}};
     const at::Tensor part = parts[static_cast<std::size_t>(t)].to(torch::kFloat).contiguous();
-    EXPECT_EQ(part.sizes().vec(), local_shape(spec, t, tp)) << spec.name;
+    EXPECT_EQ(part.sizes().vec(), local_shape(spec, axes, at)) << spec.name;
     const auto* from = part.const_data_ptr<float>();
     at::Tensor padding = part.clone();
-    for (const Run& run : local_runs(spec, t, tp)) {
+    for (const Run& run : local_runs(spec, axes, at)) {
       padding.view(-1).narrow(0, run.local, run.count).zero_();
       for (std::int64_t i = 0; i < run.count; ++i) {
         float& place = to[run.whole + i];

@@ -41,23 +41,25 @@ TEST(Sharded, SpecsAreOfAllParametersInTheirOrder) {
     ++next;
   }
   EXPECT_EQ(next, specs.size());
-  EXPECT_EQ(specs[0].tp_dim, -1);
-  EXPECT_EQ(specs[1].tp_dim, -1);
-  EXPECT_EQ(specs[3].tp_dim, 0);
-  EXPECT_EQ(specs[5].tp_dim, 1);
+  EXPECT_TRUE(specs[0].cuts.empty());
+  EXPECT_TRUE(specs[1].cuts.empty());
+  ASSERT_TRUE(specs[3].cut_along(tessera::Axis::tp) && specs[5].cut_along(tessera::Axis::tp));
+  EXPECT_EQ(specs[3].cut_along(tessera::Axis::tp)->dim, 0);
+  EXPECT_EQ(specs[5].cut_along(tessera::Axis::tp)->dim, 1);
 }
 
 TEST(Sharded, EveryRankStartsWithItsPartOfTheSameNumbers) {
   ShardedNet alone{Axis{}};
-  initialise(alone, 0, 1, 11);
+  initialise(alone, {}, {}, 11);
   const test::Named wanted = test::parameters_of(alone);
   const Philox random(11, stream_of("qkv.weight"));
   EXPECT_EQ(wanted.at("qkv.weight")[4][2].item<float>(), 0.02f * random.normal(14));
   for (const int tp : {2, 4}) {
     const auto ranks = test::each_rank<test::Named>(tp, [&](const comm::Group& group) {
-      ShardedNet net(Axis{group});
+      const Axis axis{group};
+      ShardedNet net(axis);
       EXPECT_EQ(find_specs(net), find_specs(alone));
-      initialise(net, group.rank(), tp, 11);
+      initialise(net, axis.axes(), axis.coordinate(), 11);
       return test::parameters_of(net);
     });
     for (const auto& [name, whole] : test::wholes_of(find_specs(alone), ranks)) {

@@ -229,20 +229,22 @@ TEST(StartOnCuda, NumbersAreThoseOfTheCpu) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
     if (!kernels::cuda::built()) return;
-    const std::vector<ParamSpec> specs = {{"whole", {37, 29}, -1, {}},
-                                          {"rows", {48, 20}, 0, {{48, 4}}},
-                                          {"columns", {30, 64}, 1, {{64, 4}}},
-                                          {"padded", {45, 7}, 0, {}, 8},
-                                          {"bias", {33}, -1, {}}};
+    const std::vector<ParamSpec> specs = {{"whole", {37, 29}},
+                                          {"rows", {48, 20}, {{Axis::tp, 0, {{48, 4}}}}},
+                                          {"columns", {30, 64}, {{Axis::tp, 1, {{64, 4}}}}},
+                                          {"padded", {45, 7}, {{Axis::tp, 0, {}, 8}}},
+                                          {"bias", {33}}};
     for (const ParamSpec& spec : specs) {
       for (const int tp : {1, 2, 4}) {
+        const Axes axes{{Axis::tp, tp}};
         for (int t = 0; t < tp; ++t) {
-          const std::int64_t count = c10::multiply_integers(local_shape(spec, t, tp));
+          const Coordinate at{{Axis::tp, t}};
+          const std::int64_t count = c10::multiply_integers(local_shape(spec, axes, at));
           for (const std::int64_t begin : {std::int64_t{0}, count / 3, count - 1}) {
             const at::Tensor want = at::empty({count - begin});
             const at::Tensor got = at::empty({count - begin}, at::device(kGpu));
             for (const at::Tensor& out : {want, got}) {
-              tensor_parallel::fill_normal_range(out, spec, t, tp, begin, 9, 0.5, 0.25);
+              tensor_parallel::fill_normal_range(out, spec, axes, at, begin, 9, 0.5, 0.25);
             }
             EXPECT_TRUE(at::allclose(got.cpu(), want, 1e-6, 1e-7))
                 << spec.name << ", rank " << t << " of " << tp << " from " << begin;
@@ -272,8 +274,8 @@ void compare_start(const comm::Group& group) {
       options.optimizer = SGD{};
       const auto write = [](const std::string& name, std::int64_t begin, const at::Tensor& out) {
         const bool big = name == "big";
-        const ParamSpec spec{name, {big ? 5800 : 13, big ? 5801 : 7}, -1, {}};
-        tensor_parallel::fill_normal_range(out, spec, 0, 1, begin, 9, 0.5, 0.25);
+        const ParamSpec spec{name, {big ? 5800 : 13, big ? 5801 : 7}};
+        tensor_parallel::fill_normal_range(out, spec, {}, {}, begin, 9, 0.5, 0.25);
       };
       options.initial = InitialSource(write);
       options.initial.on_device = true;
