@@ -183,6 +183,22 @@ TEST_F(CheckpointCommand, ReshardAndExport) {
   }
 }
 
+TEST_F(CheckpointCommand, Version1IsReadAndReshardedToVersion2) {
+  const std::string old = TESSERA_VERSION1;
+  const Outcome shown = command({"inspect", old, "--params"});
+  EXPECT_EQ(shown.status, 0) << shown.err;
+  for (const char* part : {"dp 1 · tp 2 · pp 1", "blocks.0.qkv.weight", "[48, 16]", "moment2"}) {
+    EXPECT_TRUE(contains(shown.out, part)) << part << "\n" << shown.out;
+  }
+  EXPECT_EQ(command({"verify", old}).status, 0);
+  const Outcome reshard = command({"reshard", old, dir_ / "new", "--dp", "2"});
+  EXPECT_EQ(reshard.status, 0) << reshard.err;
+  const std::string manifest = read_all(dir_ / "new/step-00000002/manifest.json");
+  EXPECT_TRUE(contains(manifest, "\"version\": 2,")) << manifest.substr(0, 200);
+  EXPECT_TRUE(contains(manifest, R"("cuts":[{"axis":"tp","dim":1}])")) << manifest.substr(0, 4000);
+  EXPECT_EQ(command({"diff", old, dir_ / "new"}).status, 0);
+}
+
 TEST_F(CheckpointCommand, MistakesAreExplained) {
   const std::vector<std::tuple<std::vector<std::string>, int, std::string>> cases = {
       {{}, 2, "wanted one of inspect, verify, diff, reshard, export"},

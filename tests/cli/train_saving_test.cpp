@@ -136,5 +136,40 @@ TEST_F(TrainSaving, WithWarnItTrainsOnAndSaysLoudlyWhatIsLost) {
   EXPECT_EQ(train({"--on-save-error", "warn"}).status, 2) << "without --save it means nothing";
 }
 
+// A run goes on from version 1, on its mesh and on another, as it does from version 2.
+TEST_F(TrainSaving, ResumesCheckpointsOfVersion1) {
+  const std::string old = TESSERA_VERSION1;
+  const Outcome reshard =
+      outcome_of({TESSERA_PROGRAM, "checkpoint", "reshard", old, at("new"), "--dp", "1"});
+  ASSERT_EQ(reshard.status, 0) << reshard.err;
+  for (const Words& mesh :
+       {Words{"--tp", "2", "--dp", "1"}, Words{"--ranks", "2", "--zero", "2"}}) {
+    std::vector<std::string> hashes;
+    for (const std::string& from : {old, at("new")}) {
+      Words words = {TESSERA_PROGRAM,  "train",
+                     "--layers",       "1",
+                     "--hidden",       "16",
+                     "--heads",        "2",
+                     "--vocab",        "32",
+                     "--positions",    "16",
+                     "--seq",          "16",
+                     "--global-batch", "16",
+                     "--micro-batch",  mesh[0] == "--tp" ? "16" : "8",
+                     "--threads",      "1",
+                     "--steps",        "4",
+                     "--samples",      "0",
+                     "--resume",       from};
+      words.insert(words.end(), mesh.begin(), mesh.end());
+      const Outcome run = outcome_of(words);
+      EXPECT_EQ(run.status, 0) << run.out << run.err;
+      const std::string all = run.out + run.err, before = "; parameters ";
+      const std::size_t begin = all.rfind(before);
+      ASSERT_NE(begin, std::string::npos) << all;
+      hashes.push_back(all.substr(begin + before.size(), 16));
+    }
+    EXPECT_EQ(hashes[0], hashes[1]);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cli
