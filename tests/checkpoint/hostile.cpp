@@ -152,8 +152,9 @@ void add_cuts(std::vector<Hostile>& all) {
   });
   add("a cut of a dim that is not there",
       [=](Json& json) { json["params"][0]["cuts"] = {cut("tp", 2)}; });
-  add("a cut of a number", [=](Json& json) {
-    json["params"][8]["cuts"] = {cut("tp", 0)};  // its shape is []
+  add("a cut behind the last dim", [=](Json& json) {
+    Json& param = json["params"][8];  // of the small model a number, which has no dim at all
+    param["cuts"] = {cut("tp", static_cast<int>(param["shape"].size()))};
   });
   add("segments that are too short", [](Json& json) {
     json["params"][1]["cuts"][0]["segments"] = {{16, 8}, {8, 2}};
