@@ -125,6 +125,7 @@ void add_kinds(std::vector<Hostile>& all) {
     const Pointer pointer(place);
     all.push_back(edited(str("without ", place), false, [pointer](Json& json) {
       Json& parent = json[pointer.parent_pointer()];
+      if (parent.is_null()) return;  // a model that has none
       if (parent.is_array()) {
         parent.erase(std::stoul(pointer.back()));
       } else {
