@@ -159,7 +159,7 @@ std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
              format_grouped(last.first), " to ", format_grouped(params - 1), "\n");
 }
 
-// What replicas change; "" without them.
+// Returns a paragraph on hybrid sharding, or "" if there is one replica.
 std::string hybrid_words(const Question& q) {
   if (q.replicas() == 1) return "";
   return str("\nHybrid sharding: ", q.dp(), " data-parallel ranks are ", q.replicas(),

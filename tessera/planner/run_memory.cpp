@@ -190,13 +190,14 @@ std::int64_t kept_in_flight(const RunQuestion& q) {
   return most;
 }
 
-// Whether the next micro-batch arrives from the stage before while as many as ever are in flight.
+// Returns true if the input of another micro-batch arrives while the most are in flight.
 bool receives_ahead(const RunQuestion& q) {
   return q.place.pp() > 0 && q.chunks <= 1 &&
          q.accumulation > in_flight(pipeline_question(q), q.place.pp());
 }
 
-// What a forward ends with: what is kept, the output that is sent on, and the input on its way.
+// Activations at the end of a forward pass: those kept for backward, the output that is sent on,
+// and the input that is arriving.
 std::int64_t activation_bytes(const RunQuestion& q) {
   return kept_in_flight(q) + (sends_on(q) ? boundary(q) : 0) +
          (receives_ahead(q) ? boundary(q) : 0);

@@ -32,8 +32,8 @@ std::string stage_in_software(const Question& question);
 // What that adds to a sentence about going from `now` to `other`: " (in Megatron-LM: …)", or "".
 std::string new_stage_in_software(const Question& other, const Question& now);
 
-// How the software itself is asked for replicas, for the end of a sentence: " (in PyTorch: …)", or
-// "".
+// Returns the setting of the software for replicas, as the end of a sentence: " (in PyTorch: …)".
+// "" if there is none to name.
 std::string replicas_in_software(const Question& question);
 
 }  // namespace tessera::planner

@@ -75,7 +75,7 @@ double StepClock::running(const Queue& queue, std::size_t& at, double until) {
   return queue[at].before + (std::min(until, queue[at].end) - queue[at].begin);
 }
 
-// Of a wait for collectives that begins now.
+// Charges the time from now until `until`, spent waiting for collectives.
 void StepClock::charge_wait(std::size_t m, double until) {
   Member& member = members_[m];
   if (!replicas_) {

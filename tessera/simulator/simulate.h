@@ -35,7 +35,7 @@ struct RankTime {
 struct Span {
   // Which row of a trace it belongs to.
   enum Lane : std::uint8_t { computing, data_parallel, pipeline, over_replicas };
-  // Of each row.
+  // Names of the rows, by Lane.
   static constexpr const char* kLaneNames[] = {"compute", "data parallel", "pipeline",
                                                "data parallel over replicas"};
   int worker = 0;

@@ -23,7 +23,7 @@ class Buffers {
  public:
   explicit Buffers(std::shared_ptr<memory::Ledger> ledger) : ledger_(std::move(ledger)) {}
 
-  // Whether the ranks of a group can map each other's memory.
+  // Returns true if the ranks of a group can map each other's memory.
   static bool shares(const comm::Group& group);
 
   // All are zero at first. own: this rank's alone. exposed: the ranks of a group read it in

@@ -10,16 +10,16 @@
 
 namespace tessera::zero {
 
-// [Note: model axes] Where the model itself is cut over ranks, by tensor or pipeline parallelism,
-// every rank has an engine for its own part, whose group are the ranks with the same part. What is
-// global, the norm of the gradient and the loss, is then a sum over the parts too.
+// [Note: model axes] If the model itself is cut over ranks, by tensor or pipeline parallelism,
+// every rank has an engine for its own part, whose group is the ranks with the same part. The norm
+// of the gradient and the loss, which are global, are then sums over the parts too.
 struct ModelAxes {
-  comm::Group group;        // the ranks with all parts of this replica; alone: the model is whole
-  bool counts_loss = true;  // of the ranks that compute the same loss, one counts it
-  // The elements of a parameter that this rank counts in the norm, in memory order: what others
-  // have too is counted once. Null: all.
+  comm::Group group;        // ranks that hold one copy of the model; one rank: it is whole
+  bool counts_loss = true;  // true on one of the ranks that compute the same loss
+  // Returns the elements of a parameter that this rank counts in the norm, in memory order.
+  // Elements that several ranks hold are counted by one. Null: all.
   std::function<std::vector<Run>(const std::string&)> counted = nullptr;
-  // Whether a parameter of this rank is a shard of a larger one, by tensor parallelism. Null: none.
+  // Returns true if tensor parallelism cuts the parameter. Null: none is cut.
   std::function<bool(const std::string&)> cut = nullptr;
   // Parameters that several parts have a copy of (an embedding that is also the head): their
   // gradients are added up over the group, after they have been reduced.
@@ -32,8 +32,8 @@ struct ModelAxes {
   // stages of a pipeline), by the name of a parameter, from 0. Buckets do not cross them. Null:
   // one.
   std::function<int(const std::string&)> model_chunk = nullptr;
-  int model_chunks = 1;  // how many at least: some may have no parameters
-  // What a parameter of the rank's module is called in the whole model. Null: the same.
+  int model_chunks = 1;  // least number of chunks: some may have no parameters
+  // Returns the name that a parameter of this rank's module has in the whole model. Null: the same.
   std::function<std::string(const std::string&)> name = nullptr;
 };
 

@@ -80,8 +80,8 @@ struct Bucket {
   int model_chunk = 0;
 };
 
-// Where everything goes: a pure function of the model, the options and the sizes of the groups, so
-// that all ranks have the same.
+// Places of all parameters and gradients in buffers, units and buckets: a pure function of the
+// model, the options and the sizes of the groups, so that all ranks have the same.
 struct Plan {
   std::vector<Param> params;  // in declaration order
   std::vector<Space> spaces;

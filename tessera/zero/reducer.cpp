@@ -23,7 +23,6 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 Reducer::Reducer(Plan& plan, const Options& options, const DataGroups& groups,
                  const Buffers& buffers)
     : plan_(plan),
-      groups_(groups),
       sharding_(sharding_of_stage(options.stage)),
       in_place_(options.reduce.value_or(default_reduce_policy(options.stage)) ==
                 ReducePolicy::last),
@@ -264,7 +263,7 @@ void Reducer::retire(BucketSlot& slot) {
   for (const int index : range.params) {
     const Param& p = param(index);
     const std::int64_t at = p.offset - range.begin;
-    // Where this rank's shard is, alone and among those of all ranks.
+    // Offsets of this rank's shard in a buffer of its own shards, and in one of all ranks' shards.
     const std::int64_t alone = at / ranks, among = at + rank * p.shard;
     put(grads.narrow(0, sharded_ ? alone : among, p.shard),
         flat.narrow(0, hybrid_ ? alone : among, p.shard));

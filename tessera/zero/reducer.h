@@ -100,7 +100,6 @@ class Reducer {
   bool narrow(const Range& range) const;  // it travels in fewer bits than it is kept in
 
   Plan& plan_;
-  const DataGroups groups_;
   const Sharding sharding_;
   const bool in_place_;
   const bool sharded_;  // only this rank's shards are kept

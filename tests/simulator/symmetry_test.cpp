@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 
+#include "tessera/core/text.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {
@@ -47,6 +49,18 @@ void expect_equal(const RankTime& a, const RankTime& b) {
   EXPECT_NEAR(a.sent[Axis::pp], b.sent[Axis::pp], 1);
 }
 
+// Simulates one data-parallel rank of each stage, and all of them.
+void expect_one_is_the_full_run(const Scenario& s, const std::string& what) {
+  SCOPED_TRACE(what);
+  const Result one = simulate(s), full = simulate(s, {.full = true});
+  ASSERT_EQ(one.replicas, 1);
+  ASSERT_EQ(full.replicas, s.dp());
+  ASSERT_NEAR(one.step, full.step, 1e-9);
+  for (int r = 0; r < s.axes.pp(); ++r) {
+    for (int d = 0; d < s.dp(); ++d) expect_equal(one.at(r), full.at(r, d));
+  }
+}
+
 TEST(Symmetry, OneReplicaIsTheFullRun) {
   int compared = 0;
   for (const std::string& name : schedule::names()) {
@@ -61,14 +75,7 @@ TEST(Symmetry, OneReplicaIsTheFullRun) {
             s.overlap_param_gather = variant % 5 != 0;
             s.bucket_bytes = variant % 2 == 0 ? 25e6 : 1e9;
             if (!s.symmetric()) continue;
-            const Result one = simulate(s);
-            const Result full = simulate(s, {.full = true});
-            ASSERT_EQ(one.replicas, 1);
-            ASSERT_EQ(full.replicas, dp);
-            ASSERT_NEAR(one.step, full.step, 1e-9) << name << p << " " << dp << " " << variant;
-            for (int r = 0; r < p; ++r) {
-              for (int d = 0; d < dp; ++d) expect_equal(one.at(r), full.at(r, d));
-            }
+            expect_one_is_the_full_run(s, str(name, p, " ", dp, " ", variant));
             ++compared;
           }
         }
@@ -92,13 +99,7 @@ TEST(Symmetry, OneReplicaIsTheFullRunOfHybridSharding) {
           s.overlap_grad_reduce = variant < 18;
           s.overlap_param_gather = variant % 5 != 0;
           if (!s.symmetric()) continue;
-          const Result one = simulate(s), full = simulate(s, {.full = true});
-          ASSERT_EQ(one.replicas, 1);
-          ASSERT_EQ(full.replicas, dp);
-          ASSERT_NEAR(one.step, full.step, 1e-9) << name << p << " " << dp << " " << variant;
-          for (int r = 0; r < p; ++r) {
-            for (int d = 0; d < dp; ++d) expect_equal(one.at(r), full.at(r, d));
-          }
+          expect_one_is_the_full_run(s, str(name, p, " ", dp, " ", variant));
           ++compared;
         }
       }
