@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "tessera/comm/collective.h"
 #include "tessera/comm/observer.h"
@@ -70,6 +71,11 @@ class Backend {
   // Collective over `members` (ranks of this group, ascending or not; their order is the order of
   // the new group). Only members call it, all with the same list and name.
   virtual std::shared_ptr<Backend> subgroup(std::span<const int> members, std::string name) = 0;
+  // Collective over the whole group, which the lists of all ranks partition. Otherwise as
+  // subgroup(); a backend may derive the new groups from this one, which is cheaper.
+  virtual std::shared_ptr<Backend> partition(std::span<const int> members, std::string name) {
+    return subgroup(members, std::move(name));
+  }
 
   virtual TrafficCounts traffic() const = 0;
   // Counts what was sent without a call: by the replay of a CUDA graph that holds calls.

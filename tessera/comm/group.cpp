@@ -287,7 +287,7 @@ SymmetricTensor Group::symmetric(at::IntArrayRef sizes, at::ScalarType dtype) co
   return {state_->backend->host().symmetric(count * c10::elementSize(dtype)), sizes, dtype, rank()};
 }
 
-Group Group::subset(const std::vector<int>& ranks, const std::string& label) const {
+std::string Group::name_subset(const std::vector<int>& ranks, const std::string& label) const {
   std::string key = label + "[";
   for (std::size_t i = 0; i < ranks.size(); ++i) key += str(i == 0 ? "" : ",", ranks[i]);
   key += "]";
@@ -300,15 +300,22 @@ Group Group::subset(const std::vector<int>& ranks, const std::string& label) con
     std::lock_guard lock(state_->mutex);
     times = state_->subsets[key]++;
   }
-  return Group(
-      state_->backend->subgroup(ranks, str(name(), "/", key, times ? str("#", times) : "")));
+  return str(name(), "/", key, times ? str("#", times) : "");
+}
+
+Group Group::subset(const std::vector<int>& ranks, const std::string& label) const {
+  return Group(state_->backend->subgroup(ranks, name_subset(ranks, label)));
+}
+
+Group Group::partition(const std::vector<int>& ranks, const std::string& label) const {
+  return Group(state_->backend->partition(ranks, name_subset(ranks, label)));
 }
 
 Group Group::split(int color, int key, const std::string& label) const {
   if (simulated() && size() > 1) {
     throw UsageError(
-        "a dry group cannot split: the colours of the other ranks are unknown. Name "
-        "the members with subset()");
+        "split() does not work on the dry backend, which does not know the colors of the other "
+        "ranks. Name the members with subset()");
   }
   const auto n = static_cast<std::size_t>(size());
   const std::int32_t mine[2] = {color, key};
@@ -330,7 +337,9 @@ Group Group::split(int color, int key, const std::string& label) const {
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return all[2 * static_cast<std::size_t>(a) + 1] < all[2 * static_cast<std::size_t>(b) + 1];
   });
-  return subset(members, label);
+  bool all_in_a_group = true;
+  for (std::size_t r = 0; r < n; ++r) all_in_a_group = all_in_a_group && all[2 * r] >= 0;
+  return all_in_a_group ? partition(members, label) : subset(members, label);
 }
 
 }  // namespace tessera::comm

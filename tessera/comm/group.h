@@ -112,6 +112,10 @@ class Group {
   // is one of them, and all of them pass the same list and label.
   Group subset(const std::vector<int>& ranks, const std::string& label) const;
 
+  // Collective over this group. Every rank passes the list it is in, and the lists partition the
+  // group; otherwise as subset(). NCCL splits its communicator, which is cheaper than a new one.
+  Group partition(const std::vector<int>& ranks, const std::string& label) const;
+
   // Collective over this group. Ranks that give the same colour form a group, ordered by key, then
   // by rank here. With a negative colour the caller gets a group of its own.
   Group split(int color, int key = 0, const std::string& label = "split") const;
@@ -126,6 +130,8 @@ class Group {
     std::shared_ptr<Observer> observer;
     std::uint64_t calls = 0;
   };
+  // Returns a name for the subgroup that no earlier one has. Throws if this rank is not in it.
+  std::string name_subset(const std::vector<int>& ranks, const std::string& label) const;
   Work submit(Collective what, const at::Tensor& out, const at::Tensor& in) const;
   Work submit_parts(const Collective& what, const at::Tensor& out, const at::Tensor& in) const;
 

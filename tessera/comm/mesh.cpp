@@ -24,7 +24,7 @@ const Group& Mesh::group(AxisSet axes) const {
   const auto found = groups_->find(axes);
   if (found != groups_->end()) return found->second;
   Group made;
-  if (axes != AxisSet()) made = world_.subset(axes_.ranks_along(axes, coordinate_), label);
+  if (axes != AxisSet()) made = world_.partition(axes_.ranks_along(axes, coordinate_), label);
   return groups_->emplace(axes, std::move(made)).first->second;
 }
 

@@ -110,5 +110,28 @@ TEST(CudaTiming, Nccl) {
   }
 }
 
+// A group of all ranks made from nothing, and by a split of the world's communicator.
+TEST(CudaTiming, NcclGroups) {
+  const std::string why = ask_in_child([] { return nccl::why_not(); });
+  if (!why.empty()) GTEST_SKIP() << why;
+  const std::string version = ask_in_child([] { return nccl::version(); });
+  if (version < "2.30") GTEST_SKIP() << "several ranks on one GPU need NCCL 2.30";
+  for (const int ranks : {2, 4, 8}) {
+    run_gpu_ranks(ranks, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+      setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+      const Group world(nccl::make_backend(host, peers, 0, {}, {}));
+      std::vector<int> all;
+      for (int r = 0; r < world.size(); ++r) all.push_back(r);
+      std::vector<Group> made;
+      const double created = median(5, [&] { made.push_back(world.subset(all, "new")); });
+      const double split = median(5, [&] { made.push_back(world.partition(all, "split")); });
+      if (world.rank() == 0) {
+        std::printf("TIMING nccl group of %d ranks: new %.1f ms, split %.1f ms\n", world.size(),
+                    created / 1e3, split / 1e3);
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera::comm

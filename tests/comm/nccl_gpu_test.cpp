@@ -6,6 +6,7 @@
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/dry/backend.h"
+#include "tessera/comm/mesh.h"
 #include "tessera/core/errors.h"
 #include "tests/comm/cuda_cases.h"
 
@@ -166,6 +167,35 @@ TEST(CudaNccl, TwoRanksAgreeWithTheHost) {
       EXPECT_EQ(x[0].item<float>(), 2.0f);
       EXPECT_EQ(x[1].item<float>(), 1.0f);
     }
+  });
+}
+
+// Mesh makes its groups with Group::partition(), which splits the communicator of the world.
+TEST(CudaNccl, FourRanksSplitIntoTheGroupsOfAMesh) {
+  NEEDS_SHARED_GPU();
+  run_gpu_ranks(4, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
+    const Group world(shared_gpu(host, peers));
+    const auto sum_of_ranks = [&](const Group& group) {
+      const at::Tensor x = at::full({1000}, world.rank() + 1.0f, at::device(kGpu));
+      group.all_reduce(x).wait();
+      return x[999].item<float>();
+    };
+    // Calls of the world are in flight while it is split.
+    const at::Tensor busy = at::ones({1 << 22}, at::device(kGpu));
+    const Work work = world.all_reduce(busy);
+    const int other = world.rank() ^ 1;
+    const Group pair = world.partition(world.rank() < 2 ? std::vector{1, 0} : std::vector{3, 2},
+                                       "pair");  // the ranks the other way round
+    work.wait();
+    EXPECT_EQ(busy[0].item<float>(), 4.0f);
+    EXPECT_EQ(pair.rank(), other % 2);
+    EXPECT_EQ(sum_of_ranks(pair), world.rank() + other + 2.0f);
+    EXPECT_EQ(sum_of_ranks(world.partition({world.rank()}, "alone")), world.rank() + 1.0f);
+    EXPECT_EQ(sum_of_ranks(world.split(world.rank() % 2)), world.rank() % 2 == 0 ? 4.0f : 6.0f);
+    const Mesh mesh(world, Axes("dp=2,tp=2"));
+    EXPECT_EQ(sum_of_ranks(mesh.tp()), world.rank() < 2 ? 3.0f : 7.0f);
+    EXPECT_EQ(sum_of_ranks(mesh.dp()), world.rank() % 2 == 0 ? 4.0f : 6.0f);
+    EXPECT_EQ(sum_of_ranks(mesh.group({Axis::tp, Axis::dp_shard})), 10.0f);
   });
 }
 

@@ -46,6 +46,7 @@ Library load() {
   if (!library.loaded) return library;
   symbols.find("ncclCommRegister", api.comm_register);
   symbols.find("ncclCommDeregister", api.comm_deregister);
+  symbols.find("ncclCommSplit", api.comm_split);
   int version = 0;
   api.get_version(&version);
   library.version = spell(version);

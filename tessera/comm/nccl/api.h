@@ -45,6 +45,8 @@ struct Api {
   // Since 2.19; null in an older one.
   Result (*comm_register)(Comm, void* data, std::size_t bytes, void** handle);
   Result (*comm_deregister)(Comm, void* handle);
+  // Since 2.18; null in an older one. A null configuration inherits the parent's.
+  Result (*comm_split)(Comm parent, int color, int key, Comm*, void* configuration);
 
   // Throws Error that names the call and says what NCCL says.
   void check(Result result, const char* call) const;

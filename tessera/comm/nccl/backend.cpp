@@ -78,8 +78,11 @@ std::vector<RankInfo> exchange_rank_info(Backend& host, const RankInfo& own, Tra
 
 class NcclBackend final : public Backend {
  public:
+  // `parent` is null, or a group whose ranks all make a group of this kind now: its communicator
+  // is then split.
   NcclBackend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers, int device,
-              GroupOptions options, NcclOptions nccl, std::shared_ptr<LaunchOrder> order)
+              GroupOptions options, NcclOptions nccl, std::shared_ptr<LaunchOrder> order,
+              NcclBackend* parent = nullptr)
       : host_(std::move(host)),
         peers_(std::move(peers)),
         device_(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
@@ -94,10 +97,10 @@ class NcclBackend final : public Backend {
     put(own.version, sizeof(own.version), version());
     put(own.problem, sizeof(own.problem), problem());
     const bool first = host_->rank() == 0;
-    if (first && own.problem[0] == '\0') new_id(own.id);
+    if (first && parent == nullptr && own.problem[0] == '\0') new_id(own.id);
     const std::vector<RankInfo> all = exchange_rank_info(*host_, own, agreements_);
     at::globalContext().lazyInitDevice(c10::kCUDA);
-    start(all);
+    start(all, parent);
   }
 
   int rank() const override { return host_->rank(); }
@@ -165,6 +168,14 @@ class NcclBackend final : public Backend {
                                          device_.index(), options_, nccl_, order_);
   }
 
+  std::shared_ptr<Backend> partition(std::span<const int> members, std::string name) override {
+    // The ranks of this group have the same version of NCCL: exchange_rank_info() checked it.
+    const bool can_split = library().api.comm_split != nullptr;
+    return std::make_shared<NcclBackend>(host_->partition(members, std::move(name)), peers_,
+                                         device_.index(), options_, nccl_, order_,
+                                         can_split ? this : nullptr);
+  }
+
  private:
   bool must_agree(bool is_new, bool captured) const {
     if (captured || size() == 1 || nccl_.check == NcclOptions::Check::never) return false;
@@ -227,7 +238,7 @@ class NcclBackend final : public Backend {
     api.check(api.get_unique_id(&id), "ncclGetUniqueId");
   }
 
-  void start(const std::vector<RankInfo>& all) {
+  void start(const std::vector<RankInfo>& all, NcclBackend* parent) {
     GroupContext context{name(), device_, nccl_.deterministic, options_.timeout, peers_, {},
                          meter_, order_};
     if (!context.peers) context.peers = make_local_peers(1).front();
@@ -247,9 +258,16 @@ class NcclBackend final : public Backend {
                                                       name(), CallLog::Kind::collectives));
     }
     Submission opening;
-    opening.prepare = [channel = collectives_, id = all.front().id] {
-      NcclProgress::open(*channel, id);
-    };
+    if (parent != nullptr) {
+      const int color = all.front().rank, key = rank();
+      opening.prepare = [channel = collectives_, from = parent->collectives_, color, key] {
+        NcclProgress::open_by_split(*channel, *from, color, key);
+      };
+    } else {
+      opening.prepare = [channel = collectives_, id = all.front().id] {
+        NcclProgress::open(*channel, id);
+      };
+    }
     progress_->submit(*collectives_, std::move(opening)).wait();
   }
 

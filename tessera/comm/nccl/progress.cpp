@@ -168,14 +168,32 @@ void NcclProgress::open(Channel& channel, const UniqueId& id) {
   }
 }
 
-// Messages that must be agreed on, and those behind them.
+// NCCL requires that no call of the parent is in flight.
+void NcclProgress::open_by_split(Channel& channel, Channel& parent, int color, int key) {
+  State& state = channel.state;
+  state.guard.setDevice(state.context.device);
+  state.guard.synchronizeStream(parent.stream);
+  parent.state.enter(parent, nullptr);
+  state.enter(channel, nullptr);
+  Comm comm = nullptr;
+  const Result result = state.api.comm_split(parent.comm, color, key, &comm, nullptr);
+  if (result == Result::success) channel.comm = comm;
+  state.leave(channel);
+  parent.state.leave(parent);
+  try {
+    state.api.check(result, "ncclCommSplit");
+  } catch (const std::exception& error) {
+    state.broke(state.describe(nullptr), error);
+  }
+}
+
+// Messages that must be agreed on, and those behind them. Ends when there are none; submit() starts
+// it again.
 void NcclProgress::State::run_channel(Channel& channel) {
   guard.setDevice(context.device);
   ignore_captures_of_other_threads();
   std::unique_lock lock(mutex);
-  for (;;) {
-    channel.submitted.wait(lock, [&] { return stopping || !channel.unmet.empty(); });
-    if (channel.unmet.empty()) break;
+  while (!channel.unmet.empty()) {
     const std::shared_ptr<Item> next = channel.unmet.front();
     lock.unlock();
     std::exception_ptr error;
@@ -243,7 +261,6 @@ NcclProgress::~NcclProgress() {
   }
   state.stopping = true;
   state.watchdog_woken.notify_all();
-  for (Channel& channel : state.channels) channel.submitted.notify_all();
   std::thread closer([all = state_] { all->close_channels(); });
   const auto longest_wait = failing ? std::chrono::milliseconds(500) : 10s;
   // One that destroys us itself, for what an operation kept alive, is not waited for.
@@ -321,10 +338,11 @@ Work NcclProgress::submit(Channel& channel, Submission submission) {
     unmet = !collective && (new_call || own_thread || !channel.unmet.empty());
     if (unmet) {
       channel.unmet.push_back(item);
+      if (channel.thread.joinable() && channel.thread_ended) channel.thread.join();
       if (!channel.thread.joinable()) {
+        channel.thread_ended = false;
         channel.thread = std::thread([all = state_, &channel] { all->run_channel(channel); });
       }
-      channel.submitted.notify_one();
     }
     if (!state.watchdog.joinable()) {
       state.watchdog = std::thread([all = state_] { all->run_watchdog(); });

@@ -50,8 +50,12 @@ struct Submission {
 // Feeds a group's communicators and watches over what runs on the GPU.
 //
 // [Note: channels] A channel is a communicator and a stream of its own: one for the collectives of
-// the group, and one for each neighbour and direction of send and recv, so that a message waits
-// only for the messages before it.
+// the group, and one for each directed pair of ranks that exchange messages. Calls of one
+// communicator run one after another on the GPU, and a send ends only when the other rank receives.
+// With one communicator for all messages, two ranks that both send before they receive would wait
+// for each other, unless the two calls were grouped. A caller that posts receives ahead, as
+// pipelines do, cannot group them: it does not know which of its neighbors sends first. A rank of
+// a pipeline has two neighbors, so four such channels; none is made before its first message.
 //
 // A call makes the channel's stream wait for what the caller's stream had done at that time, and is
 // enqueued there: at once by the caller if the ranks know it, else when they have agreed on it, by
@@ -98,6 +102,10 @@ class NcclProgress {
   // Makes the channel's communicator; all its ranks call it at the same time. Only in
   // Submission::prepare.
   static void open(Channel& channel, const UniqueId& id);
+  // Makes the channel's communicator from that of another group's channel. All ranks of the parent
+  // call it at the same time, and those with the same color get a communicator, ordered by key.
+  // Only in Submission::prepare, and only if Api::comm_split is there.
+  static void open_by_split(Channel& channel, Channel& parent, int color, int key);
 
   // Tells NCCL of memory that calls of the channel will use again and again. The handle ends that.
   // Null if this NCCL has no such function or refuses.

@@ -97,10 +97,9 @@ struct NcclProgress::Channel {
   std::deque<std::shared_ptr<Item>> in_flight;  // on the GPU
   std::optional<Clock::time_point> inside;      // since when a thread has been in NCCL for it
   const Submission* doing = nullptr;            // what for; null: to open the communicator
-  // Messages that must be agreed on first, and those behind them, wait here for a thread of the
-  // channel's own; collectives have that of the LaunchOrder.
+  // Messages that must be agreed on first, and those behind them. They have a thread of the
+  // channel's own while there are any; collectives have that of the LaunchOrder.
   std::deque<std::shared_ptr<Item>> unmet;
-  std::condition_variable submitted;
   bool thread_ended = false;
   std::thread thread;
 };
