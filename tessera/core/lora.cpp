@@ -23,6 +23,8 @@ const std::vector<Word>& words() {
                                         {"v_proj", {"v"}},
                                         {"qkv", {"q", "k", "v", "qkv"}},
                                         {"c_attn", {"qkv"}},
+                                        {"qkv_proj", {"qkv"}},
+                                        {"gate_up_proj", {"fc"}},
                                         {"proj", {"o"}},
                                         {"o_proj", {"o"}},
                                         {"attn.c_proj", {"o"}},
@@ -65,10 +67,18 @@ std::vector<Adapter> possible_adapters(const ModelShape& shape) {
   const ParamSpec::Segment queries{q, shape.heads}, keys{kv, shape.kv_heads};
   std::vector<Adapter> all;
   const bool gpt = !shape.rotary();
+  const bool packed = shape.family == Family::phi3;  // one matrix for q, k, v and one for gate, up
   const std::string attention = gpt ? "attn." : "self_attn.";
-  if (gpt) {
-    all.push_back(
-        {"qkv", "qkv", "lora", "attn.c_attn", -1, h, q + 2 * kv, false, {queries, keys, keys}});
+  if (gpt || packed) {
+    all.push_back({"qkv",
+                   "qkv",
+                   "lora",
+                   attention + (gpt ? "c_attn" : "qkv_proj"),
+                   -1,
+                   h,
+                   q + 2 * kv,
+                   false,
+                   {queries, keys, keys}});
   } else {
     all.push_back({"q", "qkv", "lora_q", attention + "q_proj", 0, h, q, false, {queries}});
     all.push_back({"k", "qkv", "lora_k", attention + "k_proj", 1, h, kv, false, {keys}});
@@ -76,7 +86,10 @@ std::vector<Adapter> possible_adapters(const ModelShape& shape) {
   }
   all.push_back({"o", "proj", "lora", attention + (gpt ? "c_proj" : "o_proj"), -1, q, h, true});
   const ParamSpec::Segment wide{shape.ffn, shape.ffn};
-  if (shape.swiglu) {
+  if (packed) {
+    all.push_back(
+        {"fc", "fc", "lora", "mlp.gate_up_proj", -1, h, 2 * shape.ffn, false, {wide, wide}});
+  } else if (shape.swiglu) {
     all.push_back({"gate", "fc", "lora_gate", "mlp.gate_proj", 0, h, shape.ffn, false, {wide}});
     all.push_back({"up", "fc", "lora_up", "mlp.up_proj", 1, h, shape.ffn, false, {wide}});
   } else {

@@ -48,6 +48,58 @@ ModelShape windowed(ModelShape shape, std::int64_t window) {
   return shape;
 }
 
+// Qwen3: no biases, heads of 128, and a norm over each head of queries and keys.
+ModelShape named_qwen3(std::string name, std::int64_t layers, std::int64_t hidden,
+                       std::int64_t heads, std::int64_t ffn, bool tied) {
+  ModelShape shape =
+      named_llama(std::move(name), layers, hidden, heads, 8, ffn, 151936, 40960, 1e6);
+  shape.head_width = 128;
+  shape.norm_eps = 1e-6;
+  shape.qk_norm = true;
+  shape.tied = tied;
+  shape.family = Family::qwen3;
+  return shape;
+}
+
+ModelShape of_family(ModelShape shape, Family family) {
+  shape.family = family;
+  return shape;
+}
+
+ModelShape gemma(ModelShape shape, std::int64_t head_width, std::int64_t window,
+                 std::int64_t window_period) {
+  shape.head_width = head_width;
+  shape.window = window;
+  shape.window_period = window_period;
+  shape.norm_eps = 1e-6;
+  shape.tied = true;
+  shape.gate = Activation::gelu_tanh;
+  shape.norm_plus_one = shape.post_norms = true;
+  shape.embedding_scale = std::sqrt(static_cast<double>(shape.hidden));
+  return shape;
+}
+
+// Gemma 2: every other layer has a window; scores and logits are capped.
+ModelShape gemma2(ModelShape shape, std::int64_t head_width, double query_scalar) {
+  shape = gemma(std::move(shape), head_width, 4096, 2);
+  shape.attention_scale = 1 / std::sqrt(query_scalar);
+  shape.attention_cap = 50;
+  shape.logit_cap = 30;
+  shape.family = Family::gemma2;
+  return shape;
+}
+
+// Gemma 3: five layers of six have a window and a rotary base of their own.
+ModelShape gemma3(ModelShape shape, std::int64_t window, double factor = 1) {
+  shape = gemma(std::move(shape), 256, window, 6);
+  shape.qk_norm = true;
+  shape.attention_scale = 1 / std::sqrt(256.0);
+  shape.window_rotary_base = 1e4;
+  if (factor != 1) shape.rotary_scaling = {RotaryScaling::Kind::linear, factor};
+  shape.family = Family::gemma3;
+  return shape;
+}
+
 }  // namespace
 
 const char* name(Activation activation) {
@@ -55,22 +107,44 @@ const char* name(Activation activation) {
     case Activation::gelu_tanh: return "gelu_tanh";
     case Activation::gelu: return "gelu";
     case Activation::relu: return "relu";
+    case Activation::silu: return "silu";
   }
   return "?";
+}
+
+const char* name(Family family) {
+  switch (family) {
+    case Family::none: return "";
+    case Family::gpt2: return "gpt2";
+    case Family::llama: return "llama";
+    case Family::qwen2: return "qwen2";
+    case Family::mistral: return "mistral";
+    case Family::qwen3: return "qwen3";
+    case Family::phi3: return "phi3";
+    case Family::gemma2: return "gemma2";
+    case Family::gemma3: return "gemma3_text";
+  }
+  return "?";
+}
+
+std::int64_t ModelShape::window_layers() const {
+  std::int64_t count = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) count += window_of(layer) > 0 ? 1 : 0;
+  return count;
 }
 
 std::int64_t ModelShape::layer_params() const {
   const std::int64_t q = q_width(), qkv = q + 2 * kv_width(), up = (swiglu ? 2 : 1) * ffn;
   const std::int64_t matrices = hidden * (qkv + q) + hidden * (up + ffn);
-  const std::int64_t norms = (biases.norm ? 4 : 2) * hidden;
-  return matrices + norms + (biases.qkv ? qkv : 0) + (biases.out ? hidden : 0) +
-         (biases.mlp ? up + hidden : 0);
+  const std::int64_t norms = (biases.norm ? 4 : 2) * hidden * (post_norms ? 2 : 1);
+  return matrices + norms + (qk_norm ? 2 * head_dim() : 0) + (biases.qkv ? qkv : 0) +
+         (biases.out ? hidden : 0) + (biases.mlp ? up + hidden : 0);
 }
 
 double ModelShape::keys_seen(std::int64_t tokens) const {
   const auto all = static_cast<double>(tokens), near = static_cast<double>(window);
   if (window == 0 || window >= tokens) return all;
-  const double some = static_cast<double>(layers - window_from) / static_cast<double>(layers);
+  const double some = static_cast<double>(window_layers()) / static_cast<double>(layers);
   return all + some * (2 * near - near * near / all - all);
 }
 
@@ -112,6 +186,18 @@ const std::vector<ModelShape>& model_shapes() {
       named_qwen("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, 131072, true),
       named_qwen("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, false),
       windowed(named_llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768), 4096),
+      named_qwen3("qwen3-0.6b", 28, 1024, 16, 3072, true),
+      named_qwen3("qwen3-1.7b", 28, 2048, 16, 6144, true),
+      named_qwen3("qwen3-4b", 36, 2560, 32, 9728, true),
+      named_qwen3("qwen3-8b", 36, 4096, 32, 12288, false),
+      named_qwen3("qwen3-32b", 64, 5120, 64, 25600, false),
+      of_family(windowed(named_llama("phi3-mini", 32, 3072, 32, 32, 8192, 32064, 4096), 2047),
+                Family::phi3),
+      gemma2(named_llama("gemma2-2b", 26, 2304, 8, 4, 9216, 256000, 8192), 256, 256),
+      gemma2(named_llama("gemma2-9b", 42, 3584, 16, 8, 14336, 256000, 8192), 256, 256),
+      gemma2(named_llama("gemma2-27b", 46, 4608, 32, 16, 36864, 256000, 8192), 128, 144),
+      gemma3(named_llama("gemma3-1b", 26, 1152, 4, 1, 6912, 262144, 32768, 1e6), 512),
+      gemma3(named_llama("gemma3-4b", 34, 2560, 8, 4, 10240, 262208, 131072, 1e6), 1024, 8),
   };
   return all;
 }
@@ -185,6 +271,7 @@ void check(const ModelShape& shape) {
   within("positions", shape.positions, 0, std::int64_t{1} << 40);
   within("window", shape.window, 0, std::int64_t{1} << 40);
   within("the first layer with a window", shape.window_from, 0, shape.layers);
+  within("the period of layers without a window", shape.window_period, 0, 100'000);
   if (shape.head_width == 0 && shape.hidden % shape.heads != 0) {
     throw UsageError(str("hidden is ", shape.hidden, ", which ", shape.heads,
                          " heads do not divide; wanted a multiple of heads"));
@@ -192,6 +279,21 @@ void check(const ModelShape& shape) {
   if (shape.heads % shape.kv_heads != 0) {
     throw UsageError(str("heads is ", shape.heads, ", which ", shape.kv_heads,
                          " kv-heads do not divide; wanted a multiple of kv-heads"));
+  }
+  const auto positive = [](const char* what, double value, bool zero) {
+    if (std::isfinite(value) && (value > 0 || (zero && value == 0))) return;
+    throw UsageError(str(what, " is ", value, "; must be a number greater than 0",
+                         zero ? ", or 0 for none" : ""));
+  };
+  positive("the embedding's scale", shape.embedding_scale, false);
+  positive("attention's scale", shape.attention_scale, true);
+  positive("attention's soft cap", shape.attention_cap, true);
+  positive("the logits' soft cap", shape.logit_cap, true);
+  positive("the rotary base of layers with a window", shape.window_rotary_base, true);
+  if ((shape.norm_plus_one || shape.post_norms) && shape.biases.norm) {
+    throw UsageError(
+        "norms that multiply by 1 + weight, and norms behind a branch, must be RMSNorms, which "
+        "have no bias");
   }
   if (!(shape.norm_eps >= 0) || !(shape.init_range >= 0)) {
     throw UsageError(str("the norms' epsilon is ", shape.norm_eps, " and init_range ",

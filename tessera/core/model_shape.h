@@ -24,10 +24,19 @@ struct Biases {
   bool operator==(const Biases&) const = default;
 };
 
-// The function between the two matrices of an MLP without gate.
-enum class Activation : std::uint8_t { gelu_tanh, gelu, relu };
+// Function of an MLP, between its matrices or on its gate. `silu` is for gates alone.
+enum class Activation : std::uint8_t { gelu_tanh, gelu, relu, silu };
 // As checkpoints and messages spell it.
 const char* name(Activation activation);
+
+// Family of a model: the names and fields that its files have at Hugging Face. A model from its
+// sizes has none; one that fits its parts is chosen when it is exported.
+enum class Family : std::uint8_t { none, gpt2, llama, qwen2, mistral, qwen3, phi3, gemma2, gemma3 };
+inline constexpr Family kFamilies[] = {Family::gpt2,    Family::llama, Family::qwen2,
+                                       Family::mistral, Family::qwen3, Family::phi3,
+                                       Family::gemma2,  Family::gemma3};
+// Returns the model_type of config.json, "" for none.
+const char* name(Family family);
 
 // A transformer: its sizes, as `--layers --hidden …` give them, and what it is made of.
 struct ModelShape {
@@ -50,6 +59,18 @@ struct ModelShape {
   // A token sees itself and the window - 1 before it, in layers from window_from on. 0: all.
   std::int64_t window = 0;
   std::int64_t window_from = 0;
+  // Every window_period-th layer sees all tokens, whatever the window. 0: no layer does.
+  std::int64_t window_period = 0;
+  double window_rotary_base = 0;       // of layers with a window, without scaling; 0: as the others
+  Activation gate = Activation::silu;  // function of the gate, in an MLP with one (swiglu)
+  bool qk_norm = false;        // RMSNorm over each head of queries and keys, before positions
+  bool post_norms = false;     // a norm behind attention and one behind the MLP, before the sums
+  bool norm_plus_one = false;  // RMSNorm multiplies by 1 + weight
+  double embedding_scale = 1;  // factor of the embedding's rows
+  double attention_scale = 0;  // factor of attention's scores; 0: 1 / sqrt(head_dim())
+  double attention_cap = 0;    // c: scores become c · tanh(score / c); 0: they stay
+  double logit_cap = 0;        // the same for logits
+  Family family = Family::none;
   std::int64_t context = 0;  // rotary: the longest sequence it is made for; 0: nothing said
   double init_range = 0.02;  // the deviation of matrices at the start
   Lora lora = {};            // [Note: adapters]; what follows counts the model without them
@@ -64,8 +85,13 @@ struct ModelShape {
     if (positions > 0) return positions;
     return rotary_scaling.kind == RotaryScaling::Kind::dynamic ? context : 0;
   }
-  // What attention of a layer sees; 0: all.
-  std::int64_t window_of(std::int64_t layer) const { return layer >= window_from ? window : 0; }
+  // Returns the window of a layer's attention; 0: all.
+  std::int64_t window_of(std::int64_t layer) const {
+    const bool sees_all = window_period > 0 && (layer + 1) % window_period == 0;
+    return layer >= window_from && !sees_all ? window : 0;
+  }
+  // Returns the number of layers with a window.
+  std::int64_t window_layers() const;
 
   // How many keys a query sees, times two, on average over queries and layers: so many as there are
   // tokens, unless there is a window. What attention costs is in proportion.

@@ -250,8 +250,9 @@ DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& optio
          {at(".norm1.weight", b.norm1), at(".norm1.bias", b.norm1_bias), at(".qkv.weight", b.qkv),
           at(".qkv.bias", b.qkv_bias), at(".proj.weight", b.proj), at(".proj.bias", b.proj_bias),
           at(".norm2.weight", b.norm2), at(".norm2.bias", b.norm2_bias), at(".fc.weight", b.fc),
-          at(".fc.bias", b.fc_bias), at(".proj2.weight", b.proj2),
-          at(".proj2.bias", b.proj2_bias)}) {
+          at(".fc.bias", b.fc_bias), at(".proj2.weight", b.proj2), at(".proj2.bias", b.proj2_bias),
+          at(".q_norm.weight", b.q_norm), at(".k_norm.weight", b.k_norm),
+          at(".post_norm1.weight", b.post_norm1), at(".post_norm2.weight", b.post_norm2)}) {
       if (found != nullptr) return found;
     }
     return nullptr;
@@ -268,21 +269,28 @@ DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& optio
     if (to == nullptr) {
       throw Error(str("a decoder does not know what to do with parameter ", quote(item.key())));
     }
-    const at::Tensor host =
-        at::empty(item.value().sizes(), item.value().dim() > 1 ? options.type : vectors);
+    const bool matrix = item.value().dim() > 1;
+    const bool plus_one = !matrix && shape.norm_plus_one && !item.key().ends_with(".bias");
+    at::Tensor host = at::empty(item.value().sizes(), matrix     ? options.type
+                                                      : plus_one ? at::kFloat
+                                                                 : vectors);
     use_large_pages(host);
     read(specs.at(next++), host, axis.axes(), axis.coordinate());
+    if (plus_one) host += 1;
     *to = host.to(options.device);
   }
   if (shape.tied) weights.head = weights.tok;
   return weights;
 }
 
-RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens) {
+RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens, bool windowed) {
   const std::int64_t dim = shape.head_dim(), half = dim / 2;
   RotaryTable table{at::empty({tokens, half}, at::kFloat), at::empty({tokens, half}, at::kFloat)};
-  const std::vector<double> rates = rotary_rates(dim, shape.rotary_base, shape.rotary_scaling);
-  const auto gain = static_cast<float>(rotary_gain(shape.rotary_scaling));
+  const bool own_base = windowed && shape.window_rotary_base > 0;
+  const RotaryScaling scaling = own_base ? RotaryScaling() : shape.rotary_scaling;
+  const std::vector<double> rates =
+      rotary_rates(dim, own_base ? shape.window_rotary_base : shape.rotary_base, scaling);
+  const auto gain = static_cast<float>(rotary_gain(scaling));
   for (std::int64_t i = 0; i < half; ++i) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       // In fp32, as training has it.

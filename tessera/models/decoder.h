@@ -108,19 +108,22 @@ std::unique_ptr<Decoder> make_plain_decoder(const ModelShape& shape, const Decod
 // For the implementations.
 struct BlockWeights {
   at::Tensor norm1, norm1_bias, qkv, qkv_bias, proj, proj_bias;
-  at::Tensor norm2, norm2_bias, fc, fc_bias, proj2, proj2_bias;  // biases: undefined where none is
+  at::Tensor norm2, norm2_bias, fc, fc_bias, proj2, proj2_bias;
+  at::Tensor q_norm, k_norm, post_norm1, post_norm2;  // all but matrices: undefined where none is
 };
 struct DecoderWeights {
   at::Tensor tok, pos, norm, norm_bias, head;  // head: tok where tied
   std::vector<BlockWeights> blocks;
 };
-// This rank's: matrices of the options' type, all else of type `vectors`.
+// This rank's: matrices of the options' type, all else of type `vectors`. Norms have what they
+// multiply by, which is fp32 where the model adds 1 to it.
 DecoderWeights read_weights(const ModelShape& shape, const DecoderOptions& options,
                             at::ScalarType vectors, const ReadParam& read);
 // Angles of rotary positions: cos and sin, fp32 [tokens, d / 2], with the gain.
 struct RotaryTable {
   at::Tensor cos, sin;
 };
-RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens);
+// `windowed`: of layers with a window, where these have a base of their own.
+RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens, bool windowed = false);
 
 }  // namespace tessera::models

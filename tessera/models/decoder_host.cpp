@@ -236,6 +236,13 @@ void HostDecoder::keep(std::int64_t layer, const Row& row, std::int64_t kv_head,
   const std::int64_t dim = part_.head_dim(), group = part_.heads / part_.kv_heads;
   float* const key = qkv + part_.q_width() + kv_head * dim;
   const float* const value = key + part_.kv_width();
+  if (const BlockWeights& block = nth(weights_.blocks, layer); block.q_norm.defined()) {
+    const auto eps = static_cast<float>(part_.norm_eps);
+    float* const queries = qkv + kv_head * group * dim;
+    kernels::rms_norm_rows(queries, floats(block.q_norm), eps, as_size(group), as_size(dim),
+                           queries);
+    kernels::rms_norm_rows(key, floats(block.k_norm), eps, 1, as_size(dim), key);
+  }
   if (part_.rotary()) {
     for (std::int64_t h = 0; h < group; ++h) turn(qkv + (kv_head * group + h) * dim, row.position);
     turn(key, row.position);
@@ -422,7 +429,11 @@ at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
 
 std::unique_ptr<Decoder> make_decoder(const ModelShape& shape, const DecoderOptions& options,
                                       const ReadParam& read) {
-  if (!options.device.is_cpu()) return make_plain_decoder(shape, options, read);
+  // The kernels here have no soft caps, norms behind a branch, or other gates than SwiGLU's.
+  const bool ours = !shape.post_norms && shape.attention_cap == 0 && shape.logit_cap == 0 &&
+                    shape.attention_scale == 0 && shape.embedding_scale == 1 &&
+                    shape.window_rotary_base == 0 && shape.gate == Activation::silu;
+  if (!options.device.is_cpu() || !ours) return make_plain_decoder(shape, options, read);
   return std::make_unique<HostDecoder>(shape, options, read);
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/core/index.h"
 #include "tessera/models/decoder.h"
@@ -15,10 +16,12 @@ class PlainDecoder final : public Decoder {
  public:
   PlainDecoder(const ModelShape& shape, const DecoderOptions& options, const ReadParam& read)
       : Decoder(shape, options), weights_(read_weights(shape, options_, options_.type, read)) {
-    if (shape.rotary()) {
-      rotary_ = rotary_table(part_, options_.capacity);
-      rotary_.cos = rotary_.cos.to(options_.device);
-      rotary_.sin = rotary_.sin.to(options_.device);
+    for (const bool windowed : {false, true}) {
+      if (!shape.rotary()) break;
+      RotaryTable& table = rotary_[windowed ? 1 : 0];
+      table = rotary_table(part_, options_.capacity, windowed);
+      table.cos = table.cos.to(options_.device);
+      table.sin = table.sin.to(options_.device);
     }
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       const auto cache = [&] {
@@ -50,11 +53,15 @@ class PlainDecoder final : public Decoder {
     slot_ = slots[0];
 
     at::Tensor x = embedded(there(tokens));  // [N, C]
+    if (part_.embedding_scale != 1) {
+      x = x * at::scalar_tensor(part_.embedding_scale, x.options());
+    }
     if (weights_.pos.defined()) x = x + weights_.pos.index_select(0, positions_);
     for (std::int64_t layer = 0; layer < part_.layers; ++layer) x = block(layer, x);
     if (last_only) x = x.narrow(0, count - 1, 1);
     x = nn::norm(x, {weights_.norm, weights_.norm_bias, part_.norm_eps});
-    const at::Tensor logits = gathered(at::linear(x, weights_.head)).to(c10::kCPU, at::kFloat);
+    at::Tensor logits = gathered(at::linear(x, weights_.head)).to(c10::kCPU, at::kFloat);
+    if (part_.logit_cap > 0) logits = (logits / part_.logit_cap).tanh() * part_.logit_cap;
     return last_only ? logits.select(0, 0) : logits;
   }
 
@@ -75,9 +82,10 @@ class PlainDecoder final : public Decoder {
     return bias.defined() ? sum + bias : sum;
   }
 
-  at::Tensor turned(const at::Tensor& heads) const {  // [N, H, d]
-    const at::Tensor cos = rotary_.cos.index_select(0, positions_).unsqueeze(1);
-    const at::Tensor sin = rotary_.sin.index_select(0, positions_).unsqueeze(1);
+  at::Tensor turned(const at::Tensor& heads, std::int64_t layer) const {  // [N, H, d]
+    const RotaryTable& table = rotary_[part_.window_of(layer) > 0 ? 1 : 0];
+    const at::Tensor cos = table.cos.index_select(0, positions_).unsqueeze(1);
+    const at::Tensor sin = table.sin.index_select(0, positions_).unsqueeze(1);
     const auto parts = heads.to(at::kFloat).chunk(2, -1);
     return at::cat({parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin}, -1)
         .to(heads.scalar_type());
@@ -101,9 +109,13 @@ class PlainDecoder final : public Decoder {
     at::Tensor q = parts[0].view({count, part_.heads, dim});
     at::Tensor k = parts[1].view({count, part_.kv_heads, dim});
     const at::Tensor v = parts[2].view({count, part_.kv_heads, dim});
+    if (const BlockWeights& w = nth(weights_.blocks, layer); w.q_norm.defined()) {
+      q = nn::rms_norm(q.contiguous(), w.q_norm, part_.norm_eps);
+      k = nn::rms_norm(k.contiguous(), w.k_norm, part_.norm_eps);
+    }
     if (part_.rotary()) {
-      q = turned(q);
-      k = turned(k);
+      q = turned(q, layer);
+      k = turned(k, layer);
     }
     const at::Tensor &keys = nth(keys_, layer), &values = nth(values_, layer);
     keys.transpose(1, 2).index_put_({slots_, positions_}, k);
@@ -117,10 +129,27 @@ class PlainDecoder final : public Decoder {
     const at::Tensor queries = step_ ? q.unsqueeze(2) : q.transpose(0, 1).unsqueeze(0);
     const at::Tensor mask =
         step_ ? seen(layer).unsqueeze(1).unsqueeze(1) : seen(layer).unsqueeze(0).unsqueeze(0);
-    const at::Tensor mixed =
-        at::scaled_dot_product_attention(queries, known(keys), known(values), mask);
+    const at::Tensor mixed = mix(queries, known(keys), known(values), mask);
     return step_ ? mixed.reshape({count, part_.q_width()})
                  : mixed.squeeze(0).transpose(0, 1).reshape({count, part_.q_width()});
+  }
+
+  at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                 const at::Tensor& mask) const {
+    const double scale = part_.attention_scale > 0
+                             ? part_.attention_scale
+                             : 1 / std::sqrt(static_cast<double>(part_.head_dim()));
+    if (part_.attention_cap == 0) {
+      return at::scaled_dot_product_attention(q, k, v, mask, 0.0, false, scale);
+    }
+    const at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * scale;
+    const at::Tensor capped = (scores / part_.attention_cap).tanh() * part_.attention_cap;
+    const at::Tensor seen = capped.masked_fill(mask.logical_not(), -INFINITY);
+    return at::matmul(at::softmax(seen, -1).to(q.scalar_type()), v);
+  }
+
+  at::Tensor post_normed(const at::Tensor& y, const at::Tensor& weight) const {
+    return weight.defined() ? nn::rms_norm(y, weight, part_.norm_eps) : y;
   }
 
   at::Tensor block(std::int64_t layer, const at::Tensor& in) {
@@ -128,21 +157,26 @@ class PlainDecoder final : public Decoder {
     const double eps = part_.norm_eps;
     const at::Tensor qkv =
         at::linear(nn::norm(in, {w.norm1, w.norm1_bias, eps}), w.qkv, w.qkv_bias);
-    const at::Tensor x = in + closing(attention(layer, qkv), w.proj, w.proj_bias);
+    const at::Tensor x =
+        in + post_normed(closing(attention(layer, qkv), w.proj, w.proj_bias), w.post_norm1);
     at::Tensor wide = at::linear(nn::norm(x, {w.norm2, w.norm2_bias, eps}), w.fc, w.fc_bias);
     if (part_.swiglu) {
       const auto parts = wide.chunk(2, -1);
-      wide = at::silu(parts[0]) * parts[1];
+      const at::Tensor gate =
+          part_.gate == Activation::silu
+              ? at::silu(parts[0])
+              : at::gelu(parts[0], part_.gate == Activation::gelu ? "none" : "tanh");
+      wide = gate * parts[1];
     } else if (part_.activation == Activation::relu) {
       wide = at::relu(wide);
     } else {
       wide = at::gelu(wide, part_.activation == Activation::gelu ? "none" : "tanh");
     }
-    return x + closing(wide, w.proj2, w.proj2_bias);
+    return x + post_normed(closing(wide, w.proj2, w.proj2_bias), w.post_norm2);
   }
 
   const DecoderWeights weights_;
-  RotaryTable rotary_;
+  RotaryTable rotary_[2];                  // of layers without a window, and with one
   std::vector<at::Tensor> keys_, values_;  // [slots, kv heads, capacity, d]
   // Of the rows under way.
   at::Tensor slots_, positions_;

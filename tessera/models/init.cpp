@@ -20,10 +20,11 @@ InitialValues initial_values(const ModelShape& shape) {
   const double usual = shape.init_range;
   const double at_end =
       shape.rotary() ? usual : usual / std::sqrt(2 * static_cast<double>(shape.layers));
-  return [at_end, usual](const ParamSpec& spec) -> Initial {
+  const double norm = shape.norm_plus_one ? 0 : 1;
+  return [at_end, usual, norm](const ParamSpec& spec) -> Initial {
     if (is_adapter_param(spec.name)) return initial_of_adapter(spec);
     if (spec.name.ends_with(".bias")) return {};
-    if (spec.shape.size() == 1) return {.mean = 1};
+    if (spec.shape.size() == 1) return {.mean = norm};
     const bool ends_branch =
         spec.name.ends_with(".proj.weight") || spec.name.ends_with(".proj2.weight");
     return {.deviation = ends_branch ? at_end : usual};

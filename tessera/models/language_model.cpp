@@ -1,11 +1,14 @@
 #include "tessera/models/language_model.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -22,9 +25,15 @@ using tensor_parallel::LinearOptions;
 using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 
+// Returns what a norm multiplies by: the weight, or 1 + weight, which 16 bits would round too much.
+at::Tensor norm_factor(const at::Tensor& weight, bool plus_one) {
+  if (!plus_one) return weight;
+  return (weight.scalar_type() == at::kDouble ? weight : weight.to(at::kFloat)) + 1;
+}
+
 // `norm` is {weight} or {weight, shift}.
-nn::NormWeights norm_of(at::ArrayRef<at::Tensor> norm, double eps) {
-  return {norm[0], norm.size() == 2 ? norm[1] : at::Tensor(), eps};
+nn::NormWeights norm_of(at::ArrayRef<at::Tensor> norm, double eps, bool plus_one) {
+  return {norm_factor(norm[0], plus_one), norm.size() == 2 ? norm[1] : at::Tensor(), eps};
 }
 
 void check_divides(const char* what, std::int64_t value, int tp, const std::string& remedy) {
@@ -112,11 +121,21 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
       window_(shape.window_of(layer)),
       swiglu_(shape.swiglu),
       activation_(shape.activation),
+      gate_(shape.gate),
+      attention_scale_(shape.attention_scale),
+      attention_cap_(shape.attention_cap),
       norm_eps_(shape.norm_eps),
-      adapted_(shape.lora.any()) {
+      norm_plus_one_(shape.norm_plus_one),
+      fusable_(!shape.lora.any() && !shape.post_norms &&
+               (!shape.swiglu || shape.gate == Activation::silu)) {
   const std::int64_t width = shape.hidden, ffn = shape.ffn;
   const std::int64_t q = shape.q_width(), kv = shape.kv_width();
-  if (shape.rotary()) rates_ = rotary_rates(head_dim_, shape.rotary_base, shape.rotary_scaling);
+  const bool own_base = window_ > 0 && shape.window_rotary_base > 0;
+  if (own_base) gain_ = 1;
+  if (shape.rotary()) {
+    rates_ = own_base ? rotary_rates(head_dim_, shape.window_rotary_base)
+                      : rotary_rates(head_dim_, shape.rotary_base, shape.rotary_scaling);
+  }
   LinearOptions linear;
   linear.tensors = options;
   // Arguments are made in any order, so what `linear` says is set before it is used in a call.
@@ -131,12 +150,19 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   linear.outputs = {{q, shape.heads}, {kv, shape.kv_heads, true}, {kv, shape.kv_heads, true}};
   is_now("qkv");
   qkv_ = register_module("qkv", ColumnParallelLinear(axis, linear));
+  if (shape.qk_norm) {
+    q_norm_ = register_module("q_norm", Norm(head_dim_, false, options));
+    k_norm_ = register_module("k_norm", Norm(head_dim_, false, options));
+  }
   linear.in = q;
   linear.out = width;
   linear.bias = shape.biases.out;
   linear.outputs = {};
   is_now("proj");
   proj_ = register_module("proj", RowParallelLinear(axis, linear));
+  if (shape.post_norms) {
+    post_norm1_ = register_module("post_norm1", Norm(width, shape.biases.norm, options));
+  }
   norm2_ = register_module("norm2", Norm(width, shape.biases.norm, options));
   linear.in = width;
   linear.bias = shape.biases.mlp;
@@ -149,11 +175,37 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   linear.outputs = {};
   is_now("proj2");
   proj2_ = register_module("proj2", RowParallelLinear(axis, linear));
+  if (shape.post_norms) {
+    post_norm2_ = register_module("post_norm2", Norm(width, shape.biases.norm, options));
+  }
 }
 
-at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) const {
+// Ranks have different heads, so each has a part of the gradients of these weights.
+at::Tensor BlockImpl::normalize_heads(const at::Tensor& qkv) {
+  const std::vector<at::Tensor> weights =
+      tensor_parallel::copy_to(axis_.group, {q_norm_->weight, k_norm_->weight}, name_ + ".qk_norm");
+  const std::int64_t q = heads_ * head_dim_, kv = kv_heads_ * head_dim_;
+  const auto parts = qkv.split_with_sizes({q, kv, kv}, -1);
+  const auto normed = [&](const at::Tensor& x, std::int64_t heads, const at::Tensor& weight) {
+    const at::Tensor by_head = x.unflatten(-1, {heads, head_dim_}).contiguous();
+    return nn::rms_norm(by_head, norm_factor(weight, norm_plus_one_), norm_eps_).flatten(-2);
+  };
+  at::Tensor queries = normed(parts[0], heads_, weights[0]);
+  // Attention divides by the square root of the width; other scales are applied here.
+  const double scale = attention_scale_ * std::sqrt(static_cast<double>(head_dim_));
+  if (attention_scale_ > 0 && scale != 1) queries = queries * scale;
+  return at::cat({queries, normed(parts[1], kv_heads_, weights[1]), parts[2]}, -1);
+}
+
+at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) {
   nn::AttentionOptions options;
   options.window = window_;
+  options.cap = attention_cap_;
+  if (q_norm_) {
+    qkv = normalize_heads(qkv);
+  } else {
+    options.scale = attention_scale_;
+  }
   if (pass != nullptr) {
     options.document_starts = pass->document_starts;
     options.document_bounds = pass->document_bounds;
@@ -172,14 +224,22 @@ at::Tensor BlockImpl::activate(const at::Tensor& x) const {
     case Activation::gelu_tanh: return nn::gelu(x);
     case Activation::gelu: return at::gelu(x, "none");
     case Activation::relu: return at::relu(x);
+    case Activation::silu: return at::silu(x);
   }
   return x;
 }
 
+at::Tensor BlockImpl::gated(const at::Tensor& x) const {
+  if (gate_ == Activation::silu) return nn::swiglu(x);
+  const auto parts = x.chunk(2, -1);
+  return at::gelu(parts[0], gate_ == Activation::gelu_tanh ? "tanh" : "none") * parts[1];
+}
+
 // [Note: fused layers] in nn/ops.h.
 at::Tensor BlockImpl::forward_fused(const at::Tensor& in, const nn::Pass* pass) {
-  const nn::NormWeights first{norm1_->weight, norm1_->bias, norm_eps_};
-  const nn::NormWeights second{norm2_->weight, norm2_->bias, norm_eps_};
+  const nn::NormWeights first{norm_factor(norm1_->weight, norm_plus_one_), norm1_->bias, norm_eps_};
+  const nn::NormWeights second{norm_factor(norm2_->weight, norm_plus_one_), norm2_->bias,
+                               norm_eps_};
   auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
   const at::Tensor mixed = attend(std::move(qkv), pass);
   const at::Tensor middle = nn::linear_add(mixed, proj_->weight, proj_->bias, x);
@@ -194,25 +254,45 @@ at::Tensor BlockImpl::forward_fused(const at::Tensor& in, const nn::Pass* pass) 
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
-  // The fused operations know nothing of adapters and of dropout.
+  // The fused operations have no adapters, no dropout and no norms behind a branch.
   const bool drops = pass != nullptr && pass->dropout > 0;
-  if (axis_.size() == 1 && !adapted_ && !drops && nn::fuses(x)) {
+  if (axis_.size() == 1 && fusable_ && !drops && nn::fuses(x)) {
     return forward_fused(x, pass.get());
   }
-  std::vector<at::Tensor> norms;  // of both, in one all-reduce
-  norm1_->add_to(norms);
-  norm2_->add_to(norms);
+  std::vector<at::Tensor> norms;  // of all, in one all-reduce
+  for (const Norm& norm : {norm1_, norm2_, post_norm1_, post_norm2_}) {
+    if (norm) norm->add_to(norms);
+  }
   norms = tensor_parallel::sequence_parallel_params(axis_, norms, name_);
-  const at::ArrayRef<at::Tensor> all(norms);
-  const at::Tensor before = nn::norm(x, norm_of(all.slice(0, all.size() / 2), norm_eps_));
-  const at::Tensor mixed = attend(qkv_->forward(before), pass.get());
-  const at::Tensor out = dropped(axis_, proj_->forward(mixed), pass.get(), name_ + ".proj");
-  const auto [h, sum] = nn::add_norm(x, out, norm_of(all.slice(all.size() / 2), norm_eps_));
-  const at::Tensor wide = swiglu_                                ? nn::swiglu(fc_->forward(h))
+  const std::size_t each = norm1_->bias.defined() ? 2 : 1;
+  const auto nth_norm = [&](std::size_t i) {
+    return norm_of(at::ArrayRef<at::Tensor>(norms).slice(i * each, each), norm_eps_,
+                   norm_plus_one_);
+  };
+  // The end of a branch, before it is added to the stream.
+  const auto branch = [&](at::Tensor y, std::size_t post_norm, const char* linear) {
+    if (post_norm1_) y = nn::norm(y, nth_norm(post_norm));
+    return dropped(axis_, y, pass.get(), name_ + linear);
+  };
+  const at::Tensor mixed = attend(qkv_->forward(nn::norm(x, nth_norm(0))), pass.get());
+  const at::Tensor out = branch(proj_->forward(mixed), 2, ".proj");
+  const auto [h, sum] = nn::add_norm(x, out, nth_norm(1));
+  const at::Tensor wide = swiglu_                                ? gated(fc_->forward(h))
                           : activation_ == Activation::gelu_tanh ? fc_->forward_gelu(h)
                                                                  : activate(fc_->forward(h));
-  return sum + dropped(axis_, proj2_->forward(wide), pass.get(), name_ + ".proj2");
+  return sum + branch(proj2_->forward(wide), 3, ".proj2");
 }
+
+namespace {
+
+// Rounded as a tensor of this type would hold it.
+double rounded(double value, at::ScalarType type) {
+  if (type == at::kBFloat16) return static_cast<float>(c10::BFloat16(static_cast<float>(value)));
+  if (type == at::kHalf) return static_cast<float>(c10::Half(static_cast<float>(value)));
+  return value;
+}
+
+}  // namespace
 
 EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
                              const nn::ParamOptions& options, std::int64_t pad_vocab_to)
@@ -226,7 +306,9 @@ EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
 at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
   check_ids(shape_, ids);
   const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
-  return dropped(axis_, tok->forward(ids, positions_of(ids, pass.get())), pass.get(), "embedding");
+  at::Tensor x = tok->forward(ids, positions_of(ids, pass.get()));
+  if (shape_.embedding_scale != 1) x = x * rounded(shape_.embedding_scale, x.scalar_type());
+  return dropped(axis_, x, pass.get(), "embedding");
 }
 
 at::Tensor EmbeddingImpl::positions_of(const at::Tensor& ids, const nn::Pass* pass) const {
@@ -261,22 +343,23 @@ HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbed
 at::Tensor HeadImpl::normed(const at::Tensor& x) {
   std::vector<at::Tensor> norm;
   norm_->add_to(norm);
-  return nn::norm(
-      x, norm_of(tensor_parallel::sequence_parallel_params(axis_, norm, "norm"), shape_.norm_eps));
+  return nn::norm(x, norm_of(tensor_parallel::sequence_parallel_params(axis_, norm, "norm"),
+                             shape_.norm_eps, shape_.norm_plus_one));
 }
 
 const at::Tensor& HeadImpl::weight() const { return shape_.tied ? tok_->weight : head_->weight; }
 
 at::Tensor HeadImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
   return tensor_parallel::vocab_parallel_cross_entropy(axis_, normed(x), weight(), targets, "head",
-                                                       shape_.vocab);
+                                                       shape_.vocab, shape_.logit_cap);
 }
 
 at::Tensor HeadImpl::logits(const at::Tensor& x) {
   const at::Tensor h = tensor_parallel::copy_to_region(axis_, normed(x), "head");
-  return tensor_parallel::gather_columns(axis_.group, nn::linear(h, weight(), at::Tensor()),
-                                         "logits")
-      .narrow(-1, 0, shape_.vocab);
+  const at::Tensor all =
+      tensor_parallel::gather_columns(axis_.group, nn::linear(h, weight(), at::Tensor()), "logits")
+          .narrow(-1, 0, shape_.vocab);
+  return shape_.logit_cap > 0 ? (all / shape_.logit_cap).tanh() * shape_.logit_cap : all;
 }
 
 std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& options,

@@ -75,8 +75,11 @@ class BlockImpl : public torch::nn::Module {
 
  private:
   at::Tensor forward_fused(const at::Tensor& x, const nn::Pass* pass);
-  at::Tensor attend(at::Tensor qkv, const nn::Pass* pass) const;
+  at::Tensor attend(at::Tensor qkv, const nn::Pass* pass);
+  // Normalizes each head of queries and keys, of models that do.
+  at::Tensor normalize_heads(const at::Tensor& qkv);
   at::Tensor activate(const at::Tensor& x) const;  // of an MLP without gate
+  at::Tensor gated(const at::Tensor& x) const;     // of one with a gate: [gates, values]
 
   tensor_parallel::Axis axis_;
   std::string name_;
@@ -85,10 +88,14 @@ class BlockImpl : public torch::nn::Module {
   double gain_;                               // of rotary positions
   std::int64_t window_;                       // of attention; 0: all
   bool swiglu_;
-  Activation activation_;
+  Activation activation_, gate_;
+  double attention_scale_, attention_cap_;  // as in ModelShape
   double norm_eps_;
-  bool adapted_;  // [Note: adapters]
+  bool norm_plus_one_;
+  bool fusable_;  // the fused operations have all that the block needs
   Norm norm1_{nullptr}, norm2_{nullptr};
+  Norm q_norm_{nullptr}, k_norm_{nullptr};          // of models with qk_norm
+  Norm post_norm1_{nullptr}, post_norm2_{nullptr};  // of models with post_norms
   tensor_parallel::ColumnParallelLinear qkv_{nullptr}, fc_{nullptr};
   tensor_parallel::RowParallelLinear proj_{nullptr}, proj2_{nullptr};
 };

@@ -84,6 +84,10 @@ struct AttentionOptions {
   std::int64_t longest_document = 0;
   Dropout dropout = {};
   std::int64_t first_head = 0;  // of these, in the whole model
+  // Factor of the scores; 0: 1 / sqrt(width of a head). With another one, or with a cap, the scores
+  // are computed by ATen's operations and kept for backward: 4·B·heads·T² bytes and more.
+  double scale = 0;
+  double cap = 0;  // c: scores become c · tanh(score / c) before the mask; 0: they stay
 
   bool any() const { return window > 0 || document_starts.defined() || dropout.rate > 0; }
 };

@@ -92,17 +92,20 @@ at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
   const auto together = [&](const at::Tensor& x) {
     return x.transpose(1, 2).reshape(parts[0].sizes());
   };
-  if (!options.any()) {
-    return together(at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true));
+  const double scale =
+      options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  if (!options.any() && options.cap == 0) {
+    return together(at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, scale));
   }
   const at::Tensor seen = attention_mask(options, tokens, qkv.device());  // [B or 1, 1, T, T]
-  if (options.dropout.rate == 0) {
-    return together(at::scaled_dot_product_attention(q, k, v, seen));
+  if (options.dropout.rate == 0 && options.cap == 0) {
+    return together(at::scaled_dot_product_attention(q, k, v, seen, 0.0, false, scale));
   }
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const at::Tensor scores = (at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * scale)
-                                .masked_fill(seen.logical_not(), -INFINITY);
+  at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * scale;
+  if (options.cap > 0) scores = (scores / options.cap).tanh() * options.cap;
+  scores = scores.masked_fill(seen.logical_not(), -INFINITY);
   const at::Tensor probabilities = at::softmax(scores, -1).to(q.scalar_type());
+  if (options.dropout.rate == 0) return together(at::matmul(probabilities, v));
   // [B, H · T, T]: a sample's rows are those of its heads, one after another.
   const at::Tensor dropped =
       dropout(probabilities.flatten(1, 2), options.dropout, options.first_head * tokens)
@@ -149,9 +152,13 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
   check_attention(qkv, heads, kv_heads, given);
   AttentionOptions options = given;
   if (options.window >= qkv.size(1)) options.window = 0;  // all of it is in the window
-  if (at::Tensor out = gpu_attention(qkv, heads, kv_heads, options); out.defined()) return out;
+  const bool plain = options.scale == 0 && options.cap == 0;
+  if (plain) {
+    if (at::Tensor out = gpu_attention(qkv, heads, kv_heads, options); out.defined()) return out;
+  }
   const at::Tensor all = heads == kv_heads ? qkv : with_repeated_keys(qkv, heads, kv_heads);
-  if (is_ours(all) && all.numel() > 0) return Attention::apply(all, heads, keep_options(options));
+  if (plain && is_ours(all) && all.numel() > 0)
+    return Attention::apply(all, heads, keep_options(options));
   return attention_by_products(all, heads, options);
 }
 

@@ -163,8 +163,10 @@ std::vector<at::Tensor> sum_shared(const comm::Group& group, const std::vector<a
 // gradient in backward. saves: as nn::linear_cross_entropy, N·V/ranks·e.
 // `vocab` is V where the ranks have more rows than that in all: what is beyond is no class, and
 // gets no gradient. -1: all rows are classes.
+// With `cap` c the logits become c · tanh(logit / c) first; 0: they stay.
 at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidden,
                                         const at::Tensor& weight, const at::Tensor& targets,
-                                        const std::string& label, std::int64_t vocab = -1);
+                                        const std::string& label, std::int64_t vocab = -1,
+                                        double cap = 0);
 
 }  // namespace tessera::tensor_parallel

@@ -52,10 +52,12 @@ at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
 }
 
 struct Head : torch::CustomClassHolder {
-  Head(Axis a, std::int64_t v, std::string l) : axis(std::move(a)), vocab(v), label(std::move(l)) {}
+  Head(Axis a, std::int64_t v, std::string l, double c)
+      : axis(std::move(a)), vocab(v), label(std::move(l)), cap(c) {}
   Axis axis;
   std::int64_t vocab;
   std::string label;
+  double cap;
 };
 
 // `hidden` is in the region already, unless it overlaps.
@@ -74,8 +76,15 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
       gathered.product = wide ? nn::gemm_nt(nn::to_fp32(gathered.x), nn::to_fp32(weight))
                               : nn::gemm_nt(gathered.x, weight);
     }
-    const at::Tensor logits = gathered.product.to(at::kFloat);
+    at::Tensor logits = gathered.product.to(at::kFloat);
+    at::Tensor slope;  // of the cap
+    if (head->cap > 0) {
+      const at::Tensor bounded = (logits / head->cap).tanh_();
+      slope = 1 - bounded.square();
+      logits = bounded * head->cap;
+    }
     const at::Tensor loss = losses_in_place(axis.group, logits, targets, head->vocab, head->label);
+    if (slope.defined()) logits.mul_(slope);
     ctx->save_for_backward({gathered.x, weight, logits.to(gathered.x.scalar_type())});
     std::vector<std::int64_t> sizes = hidden.sizes().vec();
     if (overlap && axis.sequence) sizes[sizes.size() - 2] *= axis.size();
@@ -114,13 +123,14 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
 
 at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidden,
                                         const at::Tensor& weight, const at::Tensor& targets,
-                                        const std::string& label, std::int64_t vocab) {
+                                        const std::string& label, std::int64_t vocab, double cap) {
   const std::int64_t classes = vocab < 0 ? weight.size(0) * axis.size() : vocab;
   if (classes > weight.size(0) * axis.size()) {
     throw UsageError(str("the loss got ", weight.size(0), " rows of weights on each of ",
                          axis.size(), " ranks for a vocabulary of ", classes));
   }
-  if (axis.size() == 1) return nn::linear_cross_entropy(hidden, weight, targets, classes);
+  if (axis.size() == 1 && cap == 0)
+    return nn::linear_cross_entropy(hidden, weight, targets, classes);
   const bool overlap = overlaps(axis, hidden, weight);
   const at::Tensor h = overlap ? hidden : copy_to_region(axis, hidden, label);
   const at::Tensor flat = targets.reshape({-1}).contiguous();
@@ -137,7 +147,8 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
                          flat.max().item<std::int64_t>(), "; wanted 0 to ", classes - 1,
                          ", or -1 for one that does not count"));
   }
-  return VocabCrossEntropy::apply(c10::make_intrusive<Head>(axis, classes, label), h, weight, flat);
+  return VocabCrossEntropy::apply(c10::make_intrusive<Head>(axis, classes, label, cap), h, weight,
+                                  flat);
 }
 
 }  // namespace tessera::tensor_parallel

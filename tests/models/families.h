@@ -71,6 +71,31 @@ inline std::vector<ModelShape> families(std::int64_t vocab = 101) {
   ModelShape mistral = small_llama("mistral", vocab);
   mistral.window = 7;
   all.push_back(mistral);
+  ModelShape qwen3 = small_llama("qwen3", vocab);
+  qwen3.qk_norm = true;
+  qwen3.head_width = 12;
+  qwen3.norm_eps = 1e-6;
+  all.push_back(qwen3);
+  ModelShape gemma = small_llama("gemma 2", vocab);
+  gemma.tied = gemma.norm_plus_one = gemma.post_norms = true;
+  gemma.gate = Activation::gelu_tanh;
+  gemma.head_width = 6;
+  gemma.window = 5;
+  gemma.window_period = 2;
+  gemma.embedding_scale = std::sqrt(32.0);
+  gemma.attention_scale = 0.3;
+  gemma.attention_cap = 2;
+  gemma.logit_cap = 3;
+  all.push_back(gemma);
+  gemma.name = "gemma 3";
+  gemma.attention_cap = gemma.logit_cap = 0;
+  gemma.qk_norm = true;
+  gemma.kv_heads = 1;
+  gemma.window_period = 3;
+  gemma.rotary_base = 50;
+  gemma.rotary_scaling = {RotaryScaling::Kind::linear, 2};
+  gemma.window_rotary_base = 20;
+  all.push_back(gemma);
   return all;
 }
 
@@ -88,18 +113,23 @@ inline at::Tensor family_loss(const ModelShape& s, Params& p, const at::Tensor& 
   const auto norm = [&](const at::Tensor& x, const std::string& name) {
     const at::Tensor c = s.biases.norm ? x - x.mean(-1, true) : x;
     const at::Tensor unit = c / (c.square().mean(-1, true) + s.norm_eps).sqrt();
-    const at::Tensor y = unit * p[name + ".weight"];
+    const at::Tensor y = unit * (p[name + ".weight"] + (s.norm_plus_one ? 1 : 0));
     return s.biases.norm ? y + p[name + ".bias"] : y;
   };
-  const auto rates =
-      torch::tensor(rotary_rates(d, s.rotary_base, s.rotary_scaling), torch::kDouble);
-  const auto turn = [&](const at::Tensor& x) {  // [B, T, H, d]
+  const auto turn = [&](const at::Tensor& x, std::int64_t layer) {  // [B, T, H, d]
+    const bool own_base = s.window_of(layer) > 0 && s.window_rotary_base > 0;
+    const RotaryScaling scaling = own_base ? RotaryScaling() : s.rotary_scaling;
+    const auto rates = torch::tensor(
+        rotary_rates(d, own_base ? s.window_rotary_base : s.rotary_base, scaling), torch::kDouble);
     const at::Tensor angle = (at.view({tokens, 1}) * rates).view({tokens, 1, d / 2});
     const at::Tensor a = x.narrow(3, 0, d / 2), b = x.narrow(3, d / 2, d / 2);
-    return rotary_gain(s.rotary_scaling) *
+    return rotary_gain(scaling) *
            at::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
   };
-  at::Tensor x = torch::embedding(p["tok.weight"], ids);
+  const auto capped = [](const at::Tensor& x, double cap) {
+    return cap > 0 ? (x / cap).tanh() * cap : x;
+  };
+  at::Tensor x = torch::embedding(p["tok.weight"], ids) * s.embedding_scale;
   if (s.positions > 0) x = x + torch::embedding(p["pos.weight"], at - begin);
   for (std::int64_t layer = 0; layer < s.layers; ++layer) {
     const std::string block = "blocks." + std::to_string(layer) + ".";
@@ -109,29 +139,35 @@ inline at::Tensor family_loss(const ModelShape& s, Params& p, const at::Tensor& 
     };
     const std::int64_t times = s.heads / s.kv_heads;
     at::Tensor q = heads(0, s.heads), k = heads(s.heads, s.kv_heads);
-    if (s.rotary()) q = turn(q), k = turn(k);
+    if (s.qk_norm) q = norm(q, block + "q_norm"), k = norm(k, block + "k_norm");
+    if (s.rotary()) q = turn(q, layer), k = turn(k, layer);
     k = k.repeat_interleave(times, 2);
     const at::Tensor v = heads(s.heads + s.kv_heads, s.kv_heads).repeat_interleave(times, 2);
     at::Tensor seen = (at.view({1, tokens, 1}) >= at) & (begin.unsqueeze(2) <= at);
     if (s.window_of(layer) > 0) seen = seen & (at.view({1, tokens, 1}) - at < s.window_of(layer));
+    const double scale =
+        s.attention_scale > 0 ? s.attention_scale : 1 / std::sqrt(static_cast<double>(d));
     const at::Tensor scores =
-        torch::einsum("bthd,bshd->bhts", {q, k}) / std::sqrt(static_cast<double>(d));
+        capped(torch::einsum("bthd,bshd->bhts", {q, k}) * scale, s.attention_cap);
     const at::Tensor p_seen = scores.masked_fill(~seen.unsqueeze(1), -1e300).softmax(-1);
     const at::Tensor mixed = torch::einsum("bhts,bshd->bthd", {p_seen, v});
-    x = x + linear(mixed.reshape({batch, tokens, s.heads * d}), block + "proj");
+    const auto post = [&](const at::Tensor& y, const char* name) {
+      return s.post_norms ? norm(y, block + name) : y;
+    };
+    x = x + post(linear(mixed.reshape({batch, tokens, s.heads * d}), block + "proj"), "post_norm1");
     at::Tensor wide = linear(norm(x, block + "norm2"), block + "fc");
     if (s.swiglu) {
       const auto up = wide.chunk(2, -1);
-      wide = torch::silu(up[0]) * up[1];
+      wide = (s.gate == Activation::silu ? torch::silu(up[0]) : torch::gelu(up[0], "tanh")) * up[1];
     } else if (s.activation == Activation::relu) {
       wide = torch::relu(wide);
     } else {
       wide = torch::gelu(wide, s.activation == Activation::gelu ? "none" : "tanh");
     }
-    x = x + linear(wide, block + "proj2");
+    x = x + post(linear(wide, block + "proj2"), "post_norm2");
   }
   const at::Tensor head = p[s.tied ? "tok.weight" : "head.weight"];
-  const at::Tensor logits = at::matmul(norm(x, "norm"), head.t());
+  const at::Tensor logits = capped(at::matmul(norm(x, "norm"), head.t()), s.logit_cap);
   return torch::cross_entropy_loss(logits.view({-1, s.vocab}), targets.reshape({-1}), {},
                                    at::Reduction::Sum, -1);
 }
