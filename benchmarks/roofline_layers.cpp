@@ -39,7 +39,7 @@ void norms(Roofline& roofline, std::size_t rows, std::size_t cols) {
   Norm alone = in;
   alone.residual = nullptr;
   run("norm", 2, [&](Stream s) { norm_forward(alone, y, nullptr, mean, rstd, s); });
-  run("norm again", 2, [&](Stream s) { norm_again(alone, mean, rstd, y, s); });
+  run("norm recompute", 2, [&](Stream s) { norm_recompute(alone, mean, rstd, y, s); });
   run("norm backward + past", 4, [&](Stream s) {
     norm_backward(alone, mean, rstd, in.residual, sum, dx, nullptr, dw, db, nullptr, scratch, s);
   });

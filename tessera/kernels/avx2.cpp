@@ -1,4 +1,4 @@
-// The kernels for x86_64 with AVX2.
+// Kernels for x86_64 with AVX2.
 #if defined(__x86_64__)
 
 #define HWY_BASELINE_TARGETS HWY_AVX2

@@ -1,4 +1,4 @@
-// The kernels for x86_64 with AVX-512, which is AVX3 to Highway.
+// Kernels for x86_64 with AVX-512, which Highway calls AVX3.
 #if defined(__x86_64__)
 
 #define HWY_BASELINE_TARGETS HWY_AVX3

@@ -8,20 +8,20 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// [Note: few rows] Each element of the result is kChains chains of sums over the columns, then
-// added up: always the same chains, so that a text does not depend on those beside it. A row or a
-// few are held up by memory: weights are read from their first to their last, one output after the
-// other, which is how memory gives most, and the chains together hide the latency of one. From
-// kTileRows rows on it is the loads of x that cost: kTileRows rows by kTileOutputs outputs are held
-// in registers, one chain at a time, kBlock columns for each chain before the next columns, so that
-// these are still in the first cache. As outputs are then read side by side, which memory does not
-// like, those of the next tile are asked for beforehand.
+// [Note: few rows] Each output element is the sum of kChains partial sums (chains) over the
+// columns. The chains are always the same, so the result for one sequence does not depend on the
+// others in the batch. With few rows, memory bandwidth is the limit: weights are read sequentially,
+// one output after the other, and several chains hide the latency of one. From kTileRows rows on,
+// the loads of x are the limit: a tile of kTileRows rows by kTileOutputs outputs is held in
+// registers, one chain at a time. Each chain processes kBlock columns before the next block, so
+// that these are still in the L1 cache. A tile reads several outputs' weights in parallel, a poor
+// access pattern for memory, so the weights of the next tile are prefetched.
 constexpr std::size_t kChains = 4;
 #if HWY_TARGET == HWY_NEON || HWY_TARGET == HWY_AVX3
-constexpr std::size_t kMostRows = 4;  // of 32 registers, chains take 16
-constexpr std::size_t kTileRows = 8;  // and a tile 24
+constexpr std::size_t kMaxRows = 4;   // the chains take 16 of 32 registers
+constexpr std::size_t kTileRows = 8;  // a tile takes 24
 #else
-constexpr std::size_t kMostRows = 2;
+constexpr std::size_t kMaxRows = 2;
 constexpr std::size_t kTileRows = 4;
 #endif
 constexpr std::size_t kTileOutputs = 3;
@@ -62,14 +62,14 @@ TESSERA_INLINE void few_rows_output(const FewRows& in, const T* w, std::size_t o
   }
 }
 
-// add_across of each of kTileOutputs · kTileRows vectors, to the same bits.
+// Computes add_across of each of `count` vectors, with the same bits.
 TESSERA_INLINE void add_across_each(const F* from, std::size_t count, float* to) {
   std::size_t n = 0;
   if constexpr (lanes == 4) {
     for (; n + 4 <= count; n += 4) {
       float square[16];
       TESSERA_UNROLL for (std::size_t k = 0; k < 4; ++k) store(square + 4 * k, from[n + k]);
-      F a, b, c, d;  // columns of it
+      F a, b, c, d;  // its columns
       hn::LoadInterleaved4(floats, square, a, b, c, d);
       store(to + n, (a + c) + (b + d));
     }
@@ -77,9 +77,9 @@ TESSERA_INLINE void add_across_each(const F* from, std::size_t count, float* to)
   for (; n < count; ++n) to[n] = add_across(from[n]);
 }
 
-// Of kTileRows rows from `row` on the kTileOutputs outputs from `o` on; `ahead_of_time`: fetches as
-// many weights behind theirs.
-template <bool ahead_of_time, class T>
+// Computes outputs [o, o + kTileOutputs) of rows [row, row + kTileRows). `prefetch` also fetches
+// the same number of weights behind these.
+template <bool prefetch, class T>
 TESSERA_INLINE void few_rows_tile(const FewRows& in, const T* weight, std::size_t o,
                                   std::size_t row, float* y) {
   constexpr std::size_t kStride = kChains * lanes, kCount = kTileRows * kTileOutputs;
@@ -91,7 +91,7 @@ TESSERA_INLINE void few_rows_tile(const FewRows& in, const T* weight, std::size_
   for (auto& chain : chains) {
     for (F& sum : chain) sum = zero();
   }
-  // Columns from, from + by, … below to, of one chain.
+  // Processes columns from, from + by, … below `to` for one chain.
   const auto pass = [&](F* chain, std::size_t from, std::size_t to, std::size_t by, auto part)
                         TESSERA_HERE {
                           F sums[kTileRows][kTileOutputs];
@@ -101,7 +101,7 @@ TESSERA_INLINE void few_rows_tile(const FewRows& in, const T* weight, std::size_
                             }
                           }
                           for (std::size_t i = from; i < to; i += by) {
-                            if constexpr (ahead_of_time) {
+                            if constexpr (prefetch) {
                               __builtin_prefetch(next);
                               next += kTileOutputs * lanes * sizeof(T);
                             }
@@ -147,7 +147,7 @@ template <class T>
 void few_rows_linear(const FewRows& in, const T* weight, float* y, std::size_t first,
                      std::size_t last) {
   const std::size_t tiled = in.rows / kTileRows * kTileRows;
-  std::size_t done = first;  // outputs whose first `tiled` rows are there
+  std::size_t done = first;  // end of the outputs whose first `tiled` rows are computed
   if (tiled > 0) {
     for (; done + kTileOutputs <= last; done += kTileOutputs) {
       few_rows_tile<true>(in, weight, done, 0, y);
@@ -159,8 +159,8 @@ void few_rows_linear(const FewRows& in, const T* weight, float* y, std::size_t f
   for (std::size_t o = tiled == in.rows ? done : first; o < last; ++o) {
     const T* w = weight + o * in.in;
     std::size_t row = o < done ? tiled : 0;
-    for (; row + kMostRows <= in.rows; row += kMostRows) {
-      few_rows_output<kMostRows>(in, w, o, row, y);
+    for (; row + kMaxRows <= in.rows; row += kMaxRows) {
+      few_rows_output<kMaxRows>(in, w, o, row, y);
     }
     if (row + 2 <= in.rows) {
       few_rows_output<2>(in, w, o, row, y);
@@ -178,7 +178,7 @@ void few_rows_linear(const FewRows& in, float* y, std::size_t first, std::size_t
   }
 }
 
-// Products of the query with `n` keys in a row: as many chains at once.
+// Computes the scores of N consecutive keys, with one chain per key.
 template <std::size_t N, class T>
 TESSERA_INLINE void scores_of(const float* q, const T* k, std::size_t dim, float scale,
                               float* scores) {
@@ -196,7 +196,7 @@ TESSERA_INLINE void scores_of(const float* q, const T* k, std::size_t dim, float
   TESSERA_UNROLL for (std::size_t n = 0; n < N; ++n) scores[n] = scale * add_across(sums[n]);
 }
 
-// Elements [at, at + M vectors) of the sum of values, weighted.
+// Computes elements [at, at + M vectors) of the weighted sum of values.
 template <std::size_t M, class T>
 TESSERA_INLINE void weighted_values(const CachedAttention& in, const float* scores, float by,
                                     std::size_t at, float* out) {
@@ -271,7 +271,8 @@ void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t r
     float* to = y + r * cols;
     F squares = zero();
     each_vector(
-        cols, [&](std::size_t i, auto part) TESSERA_HERE { return load(from + i, part); }, Same{},
+        cols, [&](std::size_t i, auto part) TESSERA_HERE { return load(from + i, part); },
+        Identity{},
         [&](std::size_t, F value, auto) TESSERA_HERE { squares = fma(value, value, squares); });
     const float mean = add_across(squares) / static_cast<float>(cols);
     const float scale = 1.0f / __builtin_sqrtf(mean + eps);
@@ -279,7 +280,7 @@ void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t r
         cols,
         [&](std::size_t i, auto part)
             TESSERA_HERE { return load(from + i, part) * scale * load(weight + i, part); },
-        Same{},
+        Identity{},
         [&](std::size_t i, F value, auto part) TESSERA_HERE { store(to + i, value, part); });
   }
 }

@@ -1,5 +1,5 @@
-// The kernels of decode.h once more, one element after another and in double precision: what the
-// fast ones are tested against.
+// Reference kernels of decode.h, one element at a time and in double precision. Tests compare the
+// fast kernels with them.
 #include <algorithm>
 #include <cmath>
 #include <vector>

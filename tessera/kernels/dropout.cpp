@@ -9,19 +9,19 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::size_t kBlocks = 32;  // of Philox at once: each round is a loop over them
+constexpr std::size_t kBlocks = 32;  // Philox blocks that are computed together
 
-// The words of blocks [first, first + kBlocks), four after another.
-void dropout_words(const Dropout& how, std::uint64_t first, std::uint32_t* words) {
+// Writes the words of blocks [first, first + kBlocks), four per block.
+void dropout_words(const Dropout& args, std::uint64_t first, std::uint32_t* words) {
   std::uint32_t a[kBlocks], b[kBlocks], c[kBlocks], d[kBlocks];
   for (std::size_t i = 0; i < kBlocks; ++i) {
     a[i] = static_cast<std::uint32_t>(first + i);
     b[i] = static_cast<std::uint32_t>((first + i) >> 32);
-    c[i] = static_cast<std::uint32_t>(how.stream);
-    d[i] = static_cast<std::uint32_t>(how.stream >> 32);
+    c[i] = static_cast<std::uint32_t>(args.stream);
+    d[i] = static_cast<std::uint32_t>(args.stream >> 32);
   }
-  auto low = static_cast<std::uint32_t>(how.seed),
-       high = static_cast<std::uint32_t>(how.seed >> 32);
+  auto low = static_cast<std::uint32_t>(args.seed),
+       high = static_cast<std::uint32_t>(args.seed >> 32);
   for (int round = 0; round < philox::rounds; ++round) {
     for (std::size_t i = 0; i < kBlocks; ++i) {
       const std::uint64_t x = std::uint64_t{philox::multiplier[0]} * a[i];
@@ -53,14 +53,14 @@ void scale_dropped(std::uint16_t* x, const std::uint32_t* words, std::uint32_t l
 }
 
 template <class T>
-void drop_part(const Dropout& how, std::uint64_t row, std::size_t first, T* x, std::size_t n) {
-  const std::uint32_t least = dropout_threshold(how.rate);
-  const float scale = dropout_scale(how.rate);
-  const std::uint64_t base = row * ((how.width + 3) / 4);
+void drop_part(const Dropout& args, std::uint64_t row, std::size_t first, T* x, std::size_t n) {
+  const std::uint32_t least = dropout_threshold(args.rate);
+  const float scale = dropout_scale(args.rate);
+  const std::uint64_t base = row * ((args.width + 3) / 4);
   std::uint32_t words[4 * kBlocks];
   for (std::size_t at = 0; at < n;) {
     const std::size_t column = first + at, skip = column % 4;
-    dropout_words(how, base + column / 4, words);
+    dropout_words(args, base + column / 4, words);
     const std::size_t some = std::min(n - at, 4 * kBlocks - skip);
     scale_dropped(x + at, words + skip, least, scale, some);
     at += some;
@@ -69,24 +69,24 @@ void drop_part(const Dropout& how, std::uint64_t row, std::size_t first, T* x, s
 
 }  // namespace
 
-void drop(const Dropout& how, Type type, std::uint64_t row, std::size_t first, void* x,
+void drop(const Dropout& args, Type type, std::uint64_t row, std::size_t first, void* x,
           std::size_t n) {
   if (type == Type::f32) {
-    drop_part(how, row, first, static_cast<float*>(x), n);
+    drop_part(args, row, first, static_cast<float*>(x), n);
   } else {
-    drop_part(how, row, first, static_cast<std::uint16_t*>(x), n);
+    drop_part(args, row, first, static_cast<std::uint16_t*>(x), n);
   }
 }
 
 namespace reference {
 
-void drop(const Dropout& how, Type type, std::uint64_t row, std::size_t first, void* x,
+void drop(const Dropout& args, Type type, std::uint64_t row, std::size_t first, void* x,
           std::size_t n) {
-  const Philox numbers(how.seed, how.stream);
+  const Philox numbers(args.seed, args.stream);
   for (std::size_t i = 0; i < n; ++i) {
-    const std::uint64_t index = 4 * row * ((how.width + 3) / 4) + first + i;
-    const bool kept = numbers.bits(index) >= dropout_threshold(how.rate);
-    const double by = kept ? 1.0 / (1.0 - how.rate) : 0.0;
+    const std::uint64_t index = 4 * row * ((args.width + 3) / 4) + first + i;
+    const bool kept = numbers.bits(index) >= dropout_threshold(args.rate);
+    const double by = kept ? 1.0 / (1.0 - args.rate) : 0.0;
     if (type == Type::f32) {
       float& value = static_cast<float*>(x)[i];
       value = static_cast<float>(value * by);

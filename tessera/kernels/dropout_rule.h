@@ -1,4 +1,4 @@
-// What both the host's and a GPU's dropout compute with. Internal.
+// Dropout arithmetic shared by the host and the CUDA kernels. Internal.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace tessera::kernels {
 
-// A word below this is dropped.
+// Values whose random word is below this threshold are dropped.
 inline std::uint32_t dropout_threshold(double rate) {
   return static_cast<std::uint32_t>(rate * 4294967296.0);
 }
 inline float dropout_scale(double rate) { return static_cast<float>(1.0 / (1.0 - rate)); }
 
-// The stream of a sample, from that of a layer: neighbours have nothing in common (splitmix64).
+// Derives the stream of a sample from that of a layer. The streams of neighboring samples are
+// unrelated (splitmix64).
 TESSERA_ANYWHERE inline std::uint64_t stream_of_sample(std::uint64_t layer, std::uint64_t sample) {
   std::uint64_t x = layer + (sample + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -10,8 +10,8 @@ namespace {
 
 // gelu(x) = x/2 · (1 + tanh u) = x · s with s = 1 / (1 + exp(-2u)), u = √(2/π) · (x + 0.044715 x³).
 constexpr float gelu_a = 0x1.988454p0f;        // 2 √(2/π)
-constexpr float gelu_b = 0.044715f * gelu_a;   // of the cube
-constexpr float gelu_b3 = 0.134145f * gelu_a;  // of its derivative
+constexpr float gelu_b = 0.044715f * gelu_a;   // factor of the cube
+constexpr float gelu_b3 = 0.134145f * gelu_a;  // factor of its derivative
 
 TESSERA_INLINE F gelu_gate(F x, F square) {
   const F minus_2u = x * fma(square, -gelu_b, -gelu_a);
@@ -20,7 +20,7 @@ TESSERA_INLINE F gelu_gate(F x, F square) {
 
 TESSERA_INLINE F gelu(F x) { return x * gelu_gate(x, x * x); }
 
-// Beyond ±15 it is 0 or 1, and would be made of infinities.
+// The slope is 0 or 1 beyond ±15. Clamping avoids infinities in the formula.
 TESSERA_INLINE F gelu_slope(F x) {
   x = min(splat(15.0f), max(splat(-15.0f), x));
   const F square = x * x;

@@ -1,4 +1,4 @@
-// The public kernels: each calls the best instruction set that this processor has.
+// The public kernels. Each calls the best instruction set of this processor.
 #include <array>
 #include <stdexcept>
 
@@ -7,7 +7,7 @@
 
 namespace tessera::kernels {
 
-// By Highway's names, of which AVX3 is AVX-512.
+// Namespaces are Highway's names; AVX3 is AVX-512.
 namespace N_NEON {
 extern const KernelSet set;
 }
@@ -35,7 +35,8 @@ Usable find_usable() {
 #elif defined(__x86_64__)
   if (!has_ssse3()) {
     throw std::runtime_error(
-        "this processor has no SSSE3, which the kernels need: use one from after 2011");
+        "This processor does not support SSSE3, which the kernels require. Use a processor made "
+        "after 2011.");
   }
   found.sets[found.count++] = &N_SSSE3::set;
   if (has_avx2()) found.sets[found.count++] = &N_AVX2::set;
@@ -57,8 +58,8 @@ std::span<const KernelSet* const> usable_sets() { return {usable().sets.data(), 
 
 void update(const rules::Rule& rule, const rules::Step& step, const ParamShard& shard, float* a,
             float* b) {
-  const void* how = std::visit([](const auto& r) -> const void* { return &r; }, rule);
-  best().update.of[rule.index()](how, step, shard, a, b);
+  const void* settings = std::visit([](const auto& r) -> const void* { return &r; }, rule);
+  best().update.of[rule.index()](settings, step, shard, a, b);
 }
 
 void round_to_bf16_stochastic(const float* from, std::uint16_t* to, std::size_t count,

@@ -10,7 +10,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
 namespace {
 
-// The first n lanes of x, 0 in the others.
+// Keeps the first n lanes of x and zeroes the others.
 TESSERA_INLINE F only(F x, All) { return x; }
 TESSERA_INLINE F only(F x, Some some) {
   float buffer[lanes] = {};
@@ -18,7 +18,7 @@ TESSERA_INLINE F only(F x, Some some) {
   return load(buffer);
 }
 
-// Mean, then variance about it, then the result: the row stays in the first cache.
+// Mean, then variance about it, then the result. The row stays in the L1 cache.
 template <class T>
 void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* rstd) {
   const std::size_t n = in.cols;
@@ -34,21 +34,21 @@ void layer_norm_forward(const LayerNorm& in, T* y, T* sum, float* mean, float* r
           n,
           [&](std::size_t i, auto part)
               TESSERA_HERE { return load(s + i, part) + load(other + i, part); },
-          Same{},
+          Identity{},
           [&](std::size_t i, F value, auto part) TESSERA_HERE {
             store(to + i, value, part);
-            total += load(to + i, part);  // as rounded: backward sees only that
+            total += load(to + i, part);  // sums the rounded value, which is all that backward sees
           });
       s = to;
     } else {
       each_vector(
-          n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, Same{},
+          n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, Identity{},
           [&](std::size_t, F value, auto) TESSERA_HERE { total += value; });
     }
     const float middle = add_across(total) / static_cast<float>(n);
     F squares = zero();
     each_vector(
-        n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, Same{},
+        n, [&](std::size_t i, auto part) TESSERA_HERE { return load(s + i, part); }, Identity{},
         [&](std::size_t, F value, auto part) TESSERA_HERE {
           const F d = only(value - middle, part);
           squares = fma(d, d, squares);
@@ -89,7 +89,7 @@ void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rs
         },
         [&](std::size_t i, F3 f, auto part) TESSERA_HERE {
           g_total += f.c;  // 0 beyond the end
-          // (0 - mean) · rstd may be infinite there, and infinity times 0 is NaN.
+          // (0 - mean) · rstd may be infinite beyond the end, and infinity times 0 is NaN.
           gz_total = fma(f.c, only(f.a, part), gz_total);
           store(dweight + i, fma(f.b, f.a, load(dweight + i, part)), part);
           store(dbias + i, load(dbias + i, part) + f.b, part);

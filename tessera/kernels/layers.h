@@ -5,9 +5,9 @@
 
 #include "tessera/kernels/types.h"
 
-// What stands between the matrix products of a transformer. Matrices are [rows, cols], row after
-// row without gaps; vectors over the columns are fp32; every call works on whole rows, so callers
-// can share out the rows among threads. Outputs may be the inputs (same pointer) where said.
+// Transformer operations between the matrix products. Matrices are [rows, cols], row-major and
+// contiguous; vectors over the columns are fp32. Each call processes whole rows, so callers can
+// split the rows among threads. Where stated, an output may alias an input (same pointer).
 namespace tessera::kernels {
 
 // y = gelu(x + bias), the tanh approximation. bias may be null; y may be x.
@@ -18,10 +18,11 @@ struct Gelu {
   const float* bias = nullptr;  // [cols]
 };
 void gelu_forward(const Gelu& in, void* y);
-// dx = dy · gelu'(x + bias); dx may be dy or x. dbias[c] += the sum of dx over the rows, if given.
+// dx = dy · gelu'(x + bias); dx may be dy or x. If dbias is not null, adds the sum of dx over the
+// rows to it.
 void gelu_backward(const Gelu& in, const void* dy, void* dx, float* dbias);
 
-// Over each row of s = x + residual (or of x alone): y = (s - mean) · rstd · weight + bias, with
+// For each row of s = x + residual (or of x alone): y = (s - mean) · rstd · weight + bias, with
 // rstd = 1 / sqrt(variance + eps). y may be x, sum may be x or residual.
 struct LayerNorm {
   Type type = Type::f32;
@@ -32,41 +33,42 @@ struct LayerNorm {
   const float* bias = nullptr;     // [cols]; may be null in backward
   float eps = 1e-5f;
 };
-// `sum` receives s if there is a residual; mean and rstd, [rows], are for backward.
+// Writes s to `sum` if there is a residual. mean and rstd, [rows], are outputs that backward reads.
 void layer_norm_forward(const LayerNorm& in, void* y, void* sum, float* mean, float* rstd);
-// Here in.x is s and in.residual is ignored. dx = the gradient through the norm, plus `dsum` (the
-// gradient that reached s past the norm) if given; dx may be dy or dsum. dweight and dbias, [cols],
-// have the sums over these rows added to them.
+// in.x must hold s; in.residual is ignored. dx = the gradient through the norm, plus `dsum` (the
+// gradient that reached s on the residual path) if not null; dx may be dy or dsum. Adds the sums
+// over these rows to dweight and dbias, [cols].
 void layer_norm_backward(const LayerNorm& in, const float* mean, const float* rstd, const void* dy,
                          const void* dsum, void* dx, float* dweight, float* dbias);
 
-// Attention's softmax under the causal mask: row r sees its first min(first + r, cols) columns,
-// without the skipped[r] at their beginning (windows, documents).
+// Softmax of attention scores under the causal mask: row r sees its first min(first + r, cols)
+// columns, except the skipped[r] at their beginning (sliding windows, packed documents).
 struct CausalRows {
   Type type = Type::f32;
   std::size_t rows = 0, cols = 0;
-  std::size_t first = 1;  // columns that row 0 sees, at least 1
-  float scale = 1;        // multiplies the scores; greater than 0
-  // Of each row, less than what it sees; null: none.
+  std::size_t first = 1;  // number of columns that row 0 sees, at least 1
+  float scale = 1;        // multiplies the scores; must be greater than 0
+  // One per row, less than the number of columns it sees. Null: none.
   const std::int32_t* skipped = nullptr;
 };
-// scores become probabilities, 0 where masked; lse[row] = log of the sum of exp(scale · score).
+// Replaces scores by probabilities, 0 where masked. lse[row] = log of the sum of exp(scale ·
+// score).
 void softmax_causal_forward(const CausalRows& in, void* scores, float* lse);
-// From the same scores and lse: scores become the probabilities again, and dprobs (the gradient of
-// the probabilities) becomes that of the scores; 0 where masked.
+// Takes the same scores and lse as forward. Replaces scores by the probabilities, and dprobs (the
+// gradient of the probabilities) by the gradient of the scores; both are 0 where masked.
 void softmax_causal_backward(const CausalRows& in, void* scores, void* dprobs, const float* lse);
 
 // Cross entropy of each row of logits with its target. losses[row] = log sum exp - logit of the
-// target, and the row becomes the gradient of that: softmax - onehot. A target of -1 (any below 0)
-// makes loss and gradient 0. Targets must be below cols.
+// target. Replaces the row by the gradient of that loss, softmax - onehot. A negative target gives
+// loss and gradient 0. Targets must be less than cols.
 void cross_entropy_rows(void* logits, Type type, std::size_t rows, std::size_t cols,
                         const std::int64_t* targets, float* losses);
 
-// fp32 from bf16, and bf16 from fp32 to nearest even.
+// Converts bf16 to fp32 (widen), and fp32 to bf16 with rounding to nearest even (narrow).
 void widen(const std::uint16_t* from, float* to, std::size_t n);
 void narrow(const float* from, std::uint16_t* to, std::size_t n);
 
-// The same in double precision, one element after another.
+// Reference implementations: double precision, one element at a time.
 namespace reference {
 void gelu_forward(const Gelu& in, void* y);
 void gelu_backward(const Gelu& in, const void* dy, void* dx, float* dbias);

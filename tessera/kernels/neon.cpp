@@ -1,4 +1,4 @@
-// The kernels for aarch64.
+// Kernels for aarch64.
 #if defined(__aarch64__)
 
 #define HWY_BASELINE_TARGETS HWY_NEON

@@ -1,8 +1,9 @@
 // Update rules and stochastic rounding for one instruction set: see [Note: sets] in core/simd.h.
 //
-// [Note: groups] Elements are taken in groups of 128, counted from the beginning of the parameter.
-// All groups go through one loop that is never inlined; parts of a group at the ends of a shard are
-// copied to a whole one first. So the same instructions make every element, wherever shards end.
+// [Note: groups] Elements are processed in groups of 128, counted from the beginning of the
+// parameter. All groups go through one loop that is never inlined; a partial group at either end of
+// a shard is first copied into a full one. Thus every element is computed by the same instructions,
+// wherever shards end.
 #pragma once
 
 #include <cstring>
@@ -22,9 +23,9 @@ constexpr std::size_t noise_words = group / 2;
 
 // ---- noise ----
 
-// The upper and lower halves of a · b.
+// Computes the upper and lower halves of a · b.
 TESSERA_INLINE void multiply(U a, std::uint32_t b, U& high, U& low) {
-#if HWY_TARGET == HWY_NEON  // Highway's MulEven sorts its operands first
+#if HWY_TARGET == HWY_NEON  // Highway's MulEven shuffles its operands first
   const auto even = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a.raw), vdup_n_u32(b)));
   const auto odd = vreinterpretq_u32_u64(vmull_high_u32(a.raw, vdupq_n_u32(b)));
   low = U(vuzp1q_u32(even, odd));
@@ -47,7 +48,7 @@ struct NoiseKey {
 // noise[16w + j] = word w of block (step << 32) + 16 · number + j.
 TESSERA_INLINE void make_noise(const NoiseKey& key, std::uint32_t number, std::uint32_t* noise) {
   static_assert(16 % lanes == 0);
-  constexpr std::size_t blocks = 16 / lanes;  // side by side: each is one long chain
+  constexpr std::size_t blocks = 16 / lanes;  // interleaved: each is one long chain
   std::uint32_t counters[16];
   for (std::uint32_t j = 0; j < 16; ++j) counters[j] = 16 * number + j;
   U c0[blocks], c1[blocks], c2[blocks], c3[blocks];
@@ -85,8 +86,8 @@ TESSERA_INLINE U noise_at(const std::uint32_t* noise, std::size_t i) {
                          : hn::ShiftRight<16>(hn::LoadU(words, noise + i - noise_words));
 }
 
-TESSERA_INLINE void store_noisy(std::uint16_t* to, F value, U noise) {
-  store_upper_half(to, if_nan(value, as_bits(value) + noise));
+TESSERA_INLINE void store_stochastic(std::uint16_t* to, F value, U noise) {
+  store_upper_half(to, bits_or_nan(value, as_bits(value) + noise));
 }
 
 // ---- groups ----
@@ -108,10 +109,10 @@ struct Streams {
   }
 };
 
-// Rule: a formula of rules_impl.h.
+// Loop over groups. Rule is a formula of rules_impl.h.
 template <class Rule, class G, class P, bool has_master>
 struct Loop {
-  static constexpr bool noisy = !has_master && std::is_same_v<P, std::uint16_t>;
+  static constexpr bool stochastic = !has_master && std::is_same_v<P, std::uint16_t>;
   using S = Streams<G, P>;
 
   // See [Note: groups].
@@ -119,12 +120,12 @@ struct Loop {
                                               const NoiseKey& key, std::uint64_t number) {
     const Rule r = rule;
     for (std::size_t g = 0; g < groups; ++g) {
-      std::uint32_t noise[noisy ? noise_words : 1];
-      if constexpr (noisy) make_noise(key, static_cast<std::uint32_t>(number + g), noise);
-      // Vectors side by side, as in each_vector.
-      for (std::size_t i = 0; i < group; i += ahead * lanes) {
-        F a[ahead], b[ahead], value[ahead], grad[ahead];
-        TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) {
+      std::uint32_t noise[stochastic ? noise_words : 1];
+      if constexpr (stochastic) make_noise(key, static_cast<std::uint32_t>(number + g), noise);
+      // Several vectors together, as in each_vector.
+      for (std::size_t i = 0; i < group; i += unroll * lanes) {
+        F a[unroll], b[unroll], value[unroll], grad[unroll];
+        TESSERA_UNROLL for (std::size_t k = 0; k < unroll; ++k) {
           const std::size_t at = i + k * lanes;
           a[k] = b[k] = zero();
           if constexpr (Rule::states > 0) a[k] = load(s.a + at);
@@ -136,16 +137,16 @@ struct Loop {
           }
           grad[k] = load(s.grad + at);
         }
-        TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) {
+        TESSERA_UNROLL for (std::size_t k = 0; k < unroll; ++k) {
           value[k] = r.update(grad[k], value[k], a[k], b[k]);
         }
-        TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) {
+        TESSERA_UNROLL for (std::size_t k = 0; k < unroll; ++k) {
           const std::size_t at = i + k * lanes;
           if constexpr (Rule::states > 0) store(s.a + at, a[k]);
           if constexpr (Rule::states > 1) store(s.b + at, b[k]);
           if constexpr (has_master) store(s.master + at, value[k]);
-          if constexpr (noisy) {
-            store_noisy(s.param + at, value[k], noise_at(noise, at));
+          if constexpr (stochastic) {
+            store_stochastic(s.param + at, value[k], noise_at(noise, at));
           } else {
             store(s.param + at, value[k]);
           }
@@ -155,7 +156,7 @@ struct Loop {
     }
   }
 
-  // Elements [skip, skip + n) of group `number`, where n < group.
+  // Processes elements [skip, skip + n) of group `number`, with n < group.
   static void part(const Rule& rule, const S& s, std::size_t skip, std::size_t n,
                    const NoiseKey& key, std::uint64_t number) {
     G grad[group] = {};
@@ -197,7 +198,8 @@ void run(const Rule& rule, const ParamShard& shard, std::int64_t step, float* a,
       using P = std::remove_pointer_t<decltype(p)>;
       const Streams<G, P> s{static_cast<const G*>(shard.grad), a, b, shard.master,
                             static_cast<P*>(shard.param)};
-      // Only noise cares where a group begins; without it, whole groups start at once.
+      // Only stochastic rounding depends on group boundaries; without it the shard starts a whole
+      // group.
       const std::uint64_t begin =
           shard.master == nullptr && shard.param_type == Type::bf16 ? shard.begin : 0;
       if (shard.master != nullptr) {
@@ -211,27 +213,27 @@ void run(const Rule& rule, const ParamShard& shard, std::int64_t step, float* a,
 
 // ---- rules ----
 
-// The gradient is the new value.
+// Rule that returns the gradient as the new value.
 struct RoundRule {
   static constexpr int states = 0;
   HWY_INLINE F update(F g, F, F&, F&) const { return g; }
 };
 
-// What a set has for rule R: see UpdateKernel in sets.h.
+// UpdateKernel for rule R; see sets.h.
 template <class R>
 void update(const void* rule, const rules::Step& step, const ParamShard& shard, float* a,
             float* b) {
-  const R& how = *static_cast<const R*>(rule);
+  const R& settings = *static_cast<const R*>(rule);
   if constexpr (std::is_same_v<R, rules::SGD>) {
-    if (how.momentum == 0) {
-      run(SgdFormula<false, false>(how, step), shard, step.count, nullptr, nullptr);
-    } else if (how.nesterov) {
-      run(SgdFormula<true, true>(how, step), shard, step.count, a, nullptr);
+    if (settings.momentum == 0) {
+      run(SgdFormula<false, false>(settings, step), shard, step.count, nullptr, nullptr);
+    } else if (settings.nesterov) {
+      run(SgdFormula<true, true>(settings, step), shard, step.count, a, nullptr);
     } else {
-      run(SgdFormula<true, false>(how, step), shard, step.count, a, nullptr);
+      run(SgdFormula<true, false>(settings, step), shard, step.count, a, nullptr);
     }
   } else {
-    run(Formula<R>(how, step), shard, step.count, a, b);
+    run(Formula<R>(settings, step), shard, step.count, a, b);
   }
 }
 

@@ -1,5 +1,5 @@
-// The kernels once more, one element after another and (layers) in double precision: what the fast
-// ones are tested against.
+// Reference kernels, one element at a time and (layers) in double precision. Tests compare the fast
+// kernels with them.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -61,7 +61,7 @@ void gelu_forward(const Gelu& in, void* y) {
   for (std::size_t i = 0; i < in.rows * in.cols; ++i) {
     double x = get(in.x, in.type, i);
     if (in.bias != nullptr) x += in.bias[i % in.cols];
-    // 1 + tanh u, without losing its digits where tanh u is near -1.
+    // 1 + tanh u, without cancellation where tanh u is near -1.
     const double gate = 2 / (1 + std::exp(-2 * tanh_argument(x)));
     put(y, in.type, i, 0.5 * x * gate);
   }

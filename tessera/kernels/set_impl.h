@@ -1,4 +1,4 @@
-// All kernels of one instruction set: see [Note: sets] in core/simd.h.
+// Table of all kernels of one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
 #include "tessera/kernels/decode_impl.h"

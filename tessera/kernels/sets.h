@@ -1,4 +1,4 @@
-// The kernels once per instruction set. Internal, except that tests run them all.
+// Kernels compiled once per instruction set. Internal; tests run every set.
 #pragma once
 
 #include <span>
@@ -10,14 +10,15 @@
 
 namespace tessera::kernels {
 
-// One rule of rules::Rule, which `rule` points to.
+// Update kernel of one alternative of rules::Rule; `rule` points to that alternative.
 using UpdateKernel = void (*)(const void* rule, const rules::Step&, const ParamShard&, float* a,
                               float* b);
 struct UpdateKernels {
-  UpdateKernel of[std::variant_size_v<rules::Rule>];  // in the order of its alternatives
+  UpdateKernel of[std::variant_size_v<rules::Rule>];  // in the order of the variant's alternatives
 };
 
-// One instruction set, see [Note: sets] in core/simd.h: every public kernel under its name.
+// Kernels of one instruction set, see [Note: sets] in core/simd.h: each public kernel under its
+// name.
 struct KernelSet {
   const char* name;
   UpdateKernels update;
@@ -38,7 +39,7 @@ struct KernelSet {
   decltype(&kernels::silu_product) silu_product;
 };
 
-// Those that this processor can run, the best last.
+// Returns the sets that this processor can run, fastest last.
 std::span<const KernelSet* const> usable_sets();
 
 }  // namespace tessera::kernels

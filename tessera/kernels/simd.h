@@ -1,5 +1,5 @@
-// What the kernels share: fp32 vectors in memory that holds fp32 or bf16, loops over them, and
-// exponentials. Internal; see [Note: sets] in core/simd.h.
+// Building blocks shared by the kernels: fp32 vectors over fp32 or bf16 memory, loops over them,
+// and exponentials. Internal; see [Note: sets] in core/simd.h.
 #pragma once
 
 #include <cstddef>
@@ -31,17 +31,17 @@ TESSERA_INLINE void store(float* to, F value) { hn::StoreU(value, floats, to); }
 TESSERA_INLINE void store_upper_half(std::uint16_t* to, U bits) {
   hn::StoreU(upper_half(bits), NarrowTag<std::uint16_t, float>(), to);
 }
-TESSERA_INLINE U if_nan(F value, U bits) {  // keeps a NaN one when its lower half is dropped
+TESSERA_INLINE U bits_or_nan(F value, U bits) {  // a NaN stays a NaN when its lower half is dropped
   const U quiet = hn::Or(as_bits(value), splat<std::uint32_t>(0x00400000u));
   return hn::IfThenElse(hn::RebindMask(words, value == value), bits, quiet);
 }
 TESSERA_INLINE void store(std::uint16_t* to, F value) {
-  store_upper_half(to, if_nan(value, round_to_bf16(as_bits(value))));
+  store_upper_half(to, bits_or_nan(value, round_to_bf16(as_bits(value))));
 }
 
-// A whole vector, or the first n < lanes elements of one: loads fill the others with `fill`.
-// A sum over lanes needs a fill whose work is 0 for every row: a later product with 0 does not
-// cancel an infinity.
+// All selects a whole vector, Some its first n < lanes elements; a load sets the other lanes to
+// `fill`. A sum over lanes needs a fill whose contribution is 0 in every row, because multiplying
+// by 0 later does not cancel an infinity.
 struct All {};
 struct Some {
   std::size_t n;
@@ -72,40 +72,40 @@ TESSERA_INLINE float load_one(const T* from) {
   return hn::GetLane(load(from, Some{1}));
 }
 
-// Vectors that are worked on at once. The processor cannot look far enough ahead to overlap long
-// chains of instructions, and the compiler may not move a load before an earlier store.
+// Number of vectors processed together. The processor's reorder window is too short to overlap long
+// dependency chains, and the compiler may not move a load before an earlier store.
 #if HWY_TARGET == HWY_NEON
-constexpr std::size_t ahead = 4;
+constexpr std::size_t unroll = 4;
 #else
-constexpr std::size_t ahead = 2;
+constexpr std::size_t unroll = 2;
 #endif
 
-// put(i, work(get(i, part)), part) for the vectors at i = 0, lanes, 2 lanes, … below n, where part
-// is All, and Some for what is left at the end.
+// Calls put(i, work(get(i, part)), part) for the vectors at i = 0, lanes, 2 lanes, … below n.
+// `part` is All for whole vectors and Some for the remainder at the end.
 template <class Get, class Work, class Put>
 TESSERA_INLINE void each_vector(std::size_t n, Get&& get, Work&& work, Put&& put) {
   std::size_t at = 0;
-  for (; at + ahead * lanes <= n; at += ahead * lanes) {
-    decltype(get(at, All{})) in[ahead];
-    decltype(work(in[0])) out[ahead];
-    TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) in[k] = get(at + k * lanes, All{});
-    TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) out[k] = work(in[k]);
-    TESSERA_UNROLL for (std::size_t k = 0; k < ahead; ++k) put(at + k * lanes, out[k], All{});
+  for (; at + unroll * lanes <= n; at += unroll * lanes) {
+    decltype(get(at, All{})) in[unroll];
+    decltype(work(in[0])) out[unroll];
+    TESSERA_UNROLL for (std::size_t k = 0; k < unroll; ++k) in[k] = get(at + k * lanes, All{});
+    TESSERA_UNROLL for (std::size_t k = 0; k < unroll; ++k) out[k] = work(in[k]);
+    TESSERA_UNROLL for (std::size_t k = 0; k < unroll; ++k) put(at + k * lanes, out[k], All{});
   }
   for (; at + lanes <= n; at += lanes) put(at, work(get(at, All{})), All{});
   if (at < n) put(at, work(get(at, Some{n - at})), Some{n - at});
 }
 
-// The work of passes that only read or convert. No lambda without captures does it: such a one can
-// be made a function pointer, and GCC warns of vectors that cross that function's boundary.
-struct Same {
+// Identity, for passes that only read or convert. A lambda without captures does not work here: it
+// converts to a function pointer, and GCC warns about vector arguments across that function's ABI.
+struct Identity {
   template <class T>
   inline __attribute__((always_inline)) T operator()(T x) const {
     return x;
   }
 };
 
-// Several vectors as one value.
+// Two or three vectors as one value.
 struct F2 {
   F a, b;
   HWY_INLINE F2() {}
@@ -117,7 +117,7 @@ struct F3 {
   HWY_INLINE F3(F a, F b, F c) : a(a), b(b), c(c) {}
 };
 
-// f(a null pointer of the type in memory).
+// Calls f with a null pointer to the element type in memory.
 template <class Body>
 TESSERA_INLINE void with_type(Type type, Body&& f) {
   if (type == Type::f32) {
@@ -136,7 +136,7 @@ TESSERA_INLINE F operator+(float a, F b) { return splat(a) + b; }
 TESSERA_INLINE F operator/(float a, F b) { return splat(a) / b; }
 TESSERA_INLINE F& operator*=(F& a, float b) { return a = a * b; }
 
-// a · b + c: rounded once where the processor can.
+// a · b + c, rounded once if the processor has FMA.
 TESSERA_INLINE F fma(F a, F b, F c) { return hn::MulAdd(a, b, c); }
 TESSERA_INLINE F fma(F a, float b, F c) { return fma(a, splat(b), c); }
 TESSERA_INLINE F fma(F a, F b, float c) { return fma(a, b, splat(c)); }
@@ -144,7 +144,7 @@ TESSERA_INLINE F fma(F a, float b, float c) { return fma(a, splat(b), splat(c));
 
 TESSERA_INLINE F sqrt(F x) { return hn::Sqrt(x); }
 
-// A NaN in b stays; what one in a does depends on the processor.
+// Propagates a NaN in b. The result for a NaN in a depends on the processor.
 TESSERA_INLINE F max(F a, F b) {
 #if HWY_TARGET == HWY_NEON  // Highway's own drops a NaN
   return F(vmaxq_f32(a.raw, b.raw));
@@ -160,9 +160,9 @@ TESSERA_INLINE F min(F a, F b) {
 #endif
 }
 
-// 1 / x for positive x, to a bit or two.
+// Returns 1 / x for positive x, accurate to a bit or two.
 TESSERA_INLINE F reciprocal(F x) {
-#if HWY_TARGET == HWY_NEON  // division has one pipe, and keeps it busy
+#if HWY_TARGET == HWY_NEON  // division occupies the only divider
   F y = hn::ApproximateReciprocal(x);
   y = y * F(vrecpsq_f32(x.raw, y.raw));
   return y * F(vrecpsq_f32(x.raw, y.raw));
@@ -187,14 +187,15 @@ TESSERA_INLINE float max_across(F x) {
   return across(x, [](float a, float b) { return a > b ? a : b; });
 }
 
-// x = n · ln 2 + r with |r| ≤ ln 2 / 2: e^r within an ulp or so. n is in the low bits of `shifted`.
+// Splits x = n · ln 2 + r with |r| ≤ ln 2 / 2 and returns e^r to about an ulp. n is in the low bits
+// of `shifted`.
 constexpr float magic = 0x1.8p23f;
 TESSERA_INLINE F exp_rest(F x, F& shifted) {
   shifted = fma(x, 0x1.715476p0f, magic);
   const F whole = shifted - magic;
   F r = fma(whole, -0x1.62e4p-1f, x);  // 15 bits: exact products
   r = fma(whole, -0x1.7f7d1cp-20f, r);
-  // The polynomial of degree 6 whose greatest relative error is least: 2e-9, and 2e-8 in fp32.
+  // Minimax polynomial of degree 6: relative error 2e-9, and 2e-8 when evaluated in fp32.
   F p = fma(r, 0x1.6ab96ep-10f, 0x1.126d1ep-7f);
   p = fma(p, r, 0x1.55589ap-5f);
   p = fma(p, r, 0x1.55540ap-3f);
@@ -206,15 +207,15 @@ TESSERA_INLINE F power_of_two(F shifted) {
   return as_floats(hn::ShiftLeft<23>(as_bits(shifted)) + splat<std::uint32_t>(0x3f800000u));
 }
 
-// NaN for NaN; 2^n is a factor, not added to the exponent, so that it stays one. Infinity from 88.4
-// on, which is a little early; below -87.3 it stays at e^-87.3.
+// Returns NaN for NaN: 2^n is multiplied, not added to the exponent, so a NaN stays a NaN. Returns
+// infinity from 88.4 on, slightly early. Below -87.3 the result stays at e^-87.3.
 TESSERA_INLINE F exp(F x) {
   F shifted;
   const F e = exp_rest(min(splat(88.8f), max(splat(-87.3f), x)), shifted);
   return e * power_of_two(shifted);
 }
 
-// For x ≤ 0; 0 below -87.3.
+// exp for x ≤ 0. Returns 0 below -87.3.
 TESSERA_INLINE F exp_negative(F x) {
   F shifted;
   const F e = exp_rest(max(splat(-87.3f), x), shifted);

@@ -16,7 +16,7 @@ constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
 template <class T>
 TESSERA_INLINE float row_max(const T* row, std::size_t n) {
-  // Four at once: one after another would wait for each comparison.
+  // Four independent maxima, so that no comparison waits for the previous one.
   F best[4];
   for (F& b : best) b = splat(minus_infinity);
   std::size_t at = 0;
@@ -32,7 +32,7 @@ TESSERA_INLINE float row_max(const T* row, std::size_t n) {
   return max_across(max(max(best[0], best[1]), max(best[2], best[3])));
 }
 
-// What a pass over a row needs besides the work: read a row, keep a sum, write it back.
+// get and put functions of each_vector for one row.
 template <class T>
 TESSERA_INLINE auto reader(const T* row, float fill = 0) {
   return [row, fill](std::size_t i, auto part) TESSERA_HERE { return load(row + i, part, fill); };
@@ -47,9 +47,9 @@ TESSERA_INLINE void scale_row(T* row, std::size_t n, float factor) {
       n, reader(row), [&](F x) TESSERA_HERE { return x * factor; }, writer(row));
 }
 
-// fp32: the row becomes exp(scale · x - top) / sum, in which `top` is the greatest of scale · x,
-// and the sum is over the row. bf16 is rounded only once, so the exponentials are computed twice.
-// Returns the logarithm of the sum of exp(scale · x).
+// Replaces the row by exp(scale · x - top) / sum, where `top` is the maximum of scale · x and the
+// sum is over the row. Returns the logarithm of the sum of exp(scale · x). bf16 rows are rounded
+// only once, so their exponentials are computed twice.
 template <class T>
 TESSERA_INLINE float softmax_row(T* row, std::size_t n, float scale) {
   const float top = row_max(row, n) * scale;
@@ -67,11 +67,12 @@ TESSERA_INLINE float softmax_row(T* row, std::size_t n, float scale) {
   } else {
     each_vector(n, reader(row, minus_infinity), power,
                 [&](std::size_t, F e, auto) TESSERA_HERE { total += e; });
-    const float whole = top + std::log(add_across(total));
+    const float log_sum = top + std::log(add_across(total));
     each_vector(
         n, reader(row),
-        [&](F x) TESSERA_HERE { return exp_negative(fma(x, scale, splat(-whole))); }, writer(row));
-    return whole;
+        [&](F x) TESSERA_HERE { return exp_negative(fma(x, scale, splat(-log_sum))); },
+        writer(row));
+    return log_sum;
   }
 }
 
@@ -110,17 +111,17 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
     clear(p, 0, begin);
     clear(d, 0, begin);
     p += begin, d += begin;
-    const float whole = lse[r];
+    const float log_sum = lse[r];
     F total = zero();
-    // A score of 0 beyond the end would be exp(-whole): infinite where all scores are below -88,
-    // and infinity times the gradient's 0 is NaN.
+    // A score of 0 beyond the end would give exp(-log_sum), which is infinite if all scores are
+    // below -88, and infinity times the gradient's 0 is NaN.
     each_vector(
         n,
         [&](std::size_t i, auto part) TESSERA_HERE {
           return F2{load(p + i, part, minus_infinity), load(d + i, part)};
         },
         [&](F2 f) TESSERA_HERE {
-          return F2{exp(fma(f.a, in.scale, splat(-whole))), f.b};
+          return F2{exp(fma(f.a, in.scale, splat(-log_sum))), f.b};
         },
         [&](std::size_t i, F2 f, auto part) TESSERA_HERE {
           total = fma(f.a, f.b, total);  // 0 beyond the end
@@ -141,13 +142,13 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
 template <class T>
 float cross_entropy_row(T* row, std::size_t n, std::size_t target) {
   const float logit = load_one(row + target);
-  const float whole = softmax_row(row, n, 1.0f);
-  // Where p was rounded to bf16 when it was stored, little of p - 1 is left if p is close to 1; in
-  // fp32 it is better than what the logits' own rounding leaves.
+  const float log_sum = softmax_row(row, n, 1.0f);
+  // If p was rounded to bf16 when it was stored, p - 1 loses its digits where p is close to 1. In
+  // fp32 the error is smaller than that of the logits' own rounding.
   const float gradient =
-      std::is_same_v<T, float> ? load_one(row + target) - 1.0f : std::expm1(logit - whole);
+      std::is_same_v<T, float> ? load_one(row + target) - 1.0f : std::expm1(logit - log_sum);
   store(row + target, splat(gradient), Some{1});
-  return whole - logit;
+  return log_sum - logit;
 }
 
 template <class T>

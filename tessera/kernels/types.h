@@ -6,7 +6,7 @@
 
 namespace tessera::kernels {
 
-// What lies in memory: f32 or bf16. Everything is computed in fp32 (sums of squares in fp64).
+// Element type in memory: f32 or bf16. All arithmetic is in fp32 (sums of squares in fp64).
 using Type = DType;
 
 }  // namespace tessera::kernels

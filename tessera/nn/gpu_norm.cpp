@@ -24,7 +24,7 @@ struct Kept {
   kernels::cuda::Norm kernel() const {
     kernels::cuda::Norm in;
     in.type = type_of(s), in.weight_type = type_of(weight);
-    in.centred = bias.defined();
+    in.centered = bias.defined();
     in.rows = count(s.size(0)), in.cols = count(s.size(1));
     in.x = address(s), in.weight = address(weight), in.bias = address(bias);
     in.eps = static_cast<float>(eps);
@@ -35,7 +35,7 @@ struct Kept {
 
   at::Tensor again() const {  // the output
     at::Tensor y = at::empty_like(s);
-    kernels::cuda::norm_again(kernel(), mean_data(), rstd_data(), address(y), stream_of(s));
+    kernels::cuda::norm_recompute(kernel(), mean_data(), rstd_data(), address(y), stream_of(s));
     return y;
   }
 };

@@ -1,4 +1,4 @@
-// Arrays of either type for the tests of kernels, and what "equal within rounding" means for them.
+// Arrays of either type for kernel tests, and comparison within rounding.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace tessera::kernels {
 
-// With guard elements behind the end, which no kernel may touch.
+// Array followed by guard elements, which no kernel may write.
 class Array {
  public:
   static constexpr std::size_t guard = 64;
@@ -67,8 +67,9 @@ inline Array random_array(Type type, std::size_t n, std::mt19937& random, float 
   return array;
 }
 
-// Within `relative` of the wanted value or of `unit` (the size of the numbers it was made of),
-// whichever is larger; bf16 may besides be rounded the other way.
+// Expects each value within `relative` of the larger of the expected value and `unit` (the
+// magnitude of the numbers it was computed from). bf16 may additionally differ by one rounding
+// step.
 inline void expect_close(const Array& got, const Array& wanted, double relative, double unit,
                          const char* what) {
   ASSERT_EQ(got.size(), wanted.size());

@@ -1,4 +1,4 @@
-// The shapes, types and places that the GPU's layers are tried with.
+// Shapes, types and alignments for the tests of the CUDA layers.
 #pragma once
 
 #include "tests/kernels/device.h"
@@ -8,9 +8,9 @@
 namespace tessera::kernels::cuda {
 
 struct Case {
-  DType type, other;  // of matrices; of weights and biases
+  DType type, other;  // type of matrices; type of weights and biases
   std::size_t rows, cols;
-  std::size_t shift;  // how many elements behind an aligned address
+  std::size_t shift;  // elements after an aligned address
 };
 
 template <class Body>
@@ -24,7 +24,7 @@ void each_case(Body&& f) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& shape : shapes) {
       Case c{type, DType::f32, shape[0], shape[1], 0};
-      // Weights of the same type, of f32, and now and then of the third.
+      // Weights of the same type, of f32, and occasionally of the third type.
       if (turn % 2 == 0) c.other = type;
       if (turn % 7 == 3) c.other = type == DType::f16 ? DType::bf16 : DType::f16;
       if (turn++ % 5 == 4) c.shift = 1;
@@ -36,7 +36,7 @@ void each_case(Body&& f) {
   }
 }
 
-// f(array, sink, what is there before) for gradients that are written and added, of each type.
+// Calls f(array, sink, previous contents) for gradients of each type that are written and added.
 template <class Body>
 void each_sink(std::size_t n, std::mt19937& random, Body&& f) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {

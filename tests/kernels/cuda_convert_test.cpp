@@ -1,4 +1,4 @@
-// Copies between types on the GPU against the host's rounding, to the bit.
+// Compares conversions on the GPU with the host's rounding, bitwise.
 #include "tessera/kernels/cuda/convert.h"
 
 #include <limits>
@@ -11,8 +11,8 @@ namespace {
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-// In whole eights, in part of one, over several blocks; where they are aligned and where not.
-TEST(CudaConvert, EveryTypeToEveryOther) {
+// Multiples of eight and remainders, one and several blocks, aligned and unaligned.
+TEST(CudaConvert, ConvertsEveryTypeToEveryOther) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(31);
   for (const std::size_t n : {1, 7, 8, 9, 4096, 4103, 100'003}) {
@@ -34,7 +34,7 @@ TEST(CudaConvert, EveryTypeToEveryOther) {
   }
 }
 
-TEST(CudaConvert, TiesZerosAndWhatIsTooLarge) {
+TEST(CudaConvert, RoundsTiesZerosAndOverflowsAsTheHostDoes) {
   TESSERA_NEEDS_GPU();
   const double infinite = std::numeric_limits<double>::infinity();
   const std::vector<double> values = {0.0,      -0.0,       1.00390625, 1.01171875, -1.00390625,
@@ -54,7 +54,7 @@ TEST(CudaConvert, TiesZerosAndWhatIsTooLarge) {
   }
 }
 
-TEST(CudaConvert, OtherTypesAreRefused) {
+TEST(CudaConvert, RejectsOtherTypes) {
   TESSERA_NEEDS_GPU();
   DeviceArray x(DType::f32, 8);
   EXPECT_THROW(convert({DType::i32, DType::f32, 8, x.data(), x.data()}, nullptr), UsageError);

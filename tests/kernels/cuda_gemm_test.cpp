@@ -1,5 +1,5 @@
-// cuBLASLt behind our interface, against products in double precision on the CPU. Every output has
-// guards behind it. Skipped without a GPU.
+// Compares products by cuBLASLt with double precision on the CPU. Every output is followed by
+// guards. Skipped without a GPU.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -28,14 +28,14 @@ at::ScalarType torch_type(DType type) {
   return type == DType::f32 ? at::kFloat : type == DType::bf16 ? at::kBFloat16 : at::kHalf;
 }
 
-// Half a unit in the last place, and something for what was added up in another order.
+// Half a unit in the last place, plus a margin for a different order of additions.
 double rounding(DType type) {
   return type == DType::f32 ? 1e-6 : type == DType::bf16 ? std::ldexp(1, -8) : std::ldexp(1, -11);
 }
 
 at::TensorOptions on_gpu(DType type) { return at::device(at::kCUDA).dtype(torch_type(type)); }
 
-// Memory of a matrix, with guards behind it that nobody may write.
+// Matrix followed by guards, which no kernel may write.
 struct Guarded {
   explicit Guarded(at::IntArrayRef sizes, DType type, std::int64_t skip = 0)
       : all(at::full({c10::multiply_integers(sizes) + skip + 64}, 7, on_gpu(type))),
@@ -57,7 +57,7 @@ struct Case {
   From c = From::nothing;
   Epilogue epilogue = Epilogue::none;
   bool tune = false;
-  std::int64_t skip = 0;  // elements that everything lies behind 256 bytes
+  std::int64_t skip = 0;  // offset of all operands from 256-byte alignment, in elements
 
   std::string text() const {
     return str(tessera::name(type), " to ", tessera::name(out), " ", m, "x", n, "x", k,
@@ -90,7 +90,7 @@ void expect_near(const at::Tensor& got, const at::Tensor& want, const at::Tensor
   EXPECT_LE(worst.item<double>(), 1) << what;
 }
 
-// Runs it and compares. Returns what gemm() returned.
+// Runs the product and compares. Returns the result of gemm().
 bool check_case(const Case& how) {
   const Guarded a(how.ta ? at::IntArrayRef{how.k, how.m} : at::IntArrayRef{how.m, how.k}, how.type,
                   how.skip);
@@ -120,27 +120,27 @@ bool check_case(const Case& how) {
   };
   const at::Tensor left = wide(a.tensor, how.ta), right = wide(b.tensor, how.tb);
   at::Tensor want = left.mm(right);
-  // Some of its kernels round to the output's type between any two of product, bias and c, as
-  // single operations would: each such sum on the way may be off by its rounding. (A million, for
-  // expect_near takes a millionth of `size`.)
-  at::Tensor on_the_way = want.abs();
+  // Some cuBLASLt kernels round to the output type between product, bias and c, as separate
+  // operations would: each intermediate sum may be off by its rounding. (The factor of a million
+  // cancels the millionth of `size` in expect_near.)
+  at::Tensor intermediate = want.abs();
   const at::Tensor product = want;
   if (how.c != From::nothing) {
     const at::Tensor more = wide(how.c == From::other ? c.tensor : before, false);
     want = want + more;
-    on_the_way += (product + more).abs();
+    intermediate += (product + more).abs();
   }
   if (how.epilogue == Epilogue::bias || how.epilogue == Epilogue::gelu_bias) {
     const at::Tensor more = wide(bias.tensor, false);
     want = want + more;
-    on_the_way += (product + more).abs();
+    intermediate += (product + more).abs();
   }
-  const at::Tensor size = left.abs().mm(right.abs()) + on_the_way * (1e6 * rounding(how.out));
+  const at::Tensor size = left.abs().mm(right.abs()) + intermediate * (1e6 * rounding(how.out));
   if (how.epilogue == Epilogue::gelu_bias) {
     expect_near(aux.tensor, want, size, how.type, how.text() + " aux");
     EXPECT_TRUE(aux.intact()) << how.text();
-    // Of what it has rounded, perhaps; GELU is nowhere steeper than 1.13. Its tanh may be the fast
-    // one, of eleven bits.
+    // GELU may be applied to the rounded value; its slope is at most 1.13. Its tanh may be the fast
+    // one, with eleven bits.
     const at::Tensor before_gelu = 1.13 * (size + want.abs() * (1e6 * rounding(how.type)));
     want = gelu_of(want);
     expect_near(d.tensor, want, before_gelu * (how.type == DType::f32 ? 1000.0 : 1.0), how.out,
@@ -166,7 +166,7 @@ class CudaGemm : public ::testing::Test {
   }
 };
 
-TEST_F(CudaGemm, MultipliesEveryCombination) {
+TEST_F(CudaGemm, MatchesDoublePrecisionForEveryCombination) {
   int refused = 0, all = 0;
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const DType out : {DType::f32, DType::bf16, DType::f16}) {
@@ -182,8 +182,8 @@ TEST_F(CudaGemm, MultipliesEveryCombination) {
           how.m = 72, how.n = 40, how.k = 24;
           how.tune = false;
           EXPECT_TRUE(check_case(how)) << how.text();
-          // Sizes that are no multiples of anything, and operands that are not aligned: cuBLASLt
-          // may refuse them, but what it takes must be right.
+          // Odd sizes and unaligned operands: cuBLASLt may reject them, but results it computes
+          // must be right.
           how.m = 33, how.n = 17, how.k = 29;
           refused += check_case(how) ? 0 : 1;
           how.m = 64, how.n = 64, how.k = 64;
@@ -196,10 +196,10 @@ TEST_F(CudaGemm, MultipliesEveryCombination) {
       }
     }
   }
-  std::printf("odd products that cuBLASLt refused: %d of %d\n", refused, all);
+  std::printf("products of odd sizes that cuBLASLt rejected: %d of %d\n", refused, all);
 }
 
-TEST_F(CudaGemm, EpiloguesAddUpToTheSame) {
+TEST_F(CudaGemm, EpiloguesMatchSeparateOperations) {
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     for (const Epilogue epilogue : {Epilogue::bias, Epilogue::gelu_bias, Epilogue::bias_gradient}) {
       int refused = 0, all = 0;
@@ -211,7 +211,7 @@ TEST_F(CudaGemm, EpiloguesAddUpToTheSame) {
             how.c = c;
             how.tune = tune;
             how.skip = skip;
-            // As they are used: x · wᵀ, and dyᵀ · x.
+            // As in training: x · wᵀ and dyᵀ · x.
             how.ta = epilogue == Epilogue::bias_gradient;
             how.tb = !how.ta;
             const bool done = check_case(how);
@@ -225,18 +225,18 @@ TEST_F(CudaGemm, EpiloguesAddUpToTheSame) {
           }
         }
       }
-      std::printf("%s, epilogue %d: cuBLASLt refused %d of %d\n", tessera::name(type),
+      std::printf("%s, epilogue %d: cuBLASLt rejected %d of %d\n", tessera::name(type),
                   static_cast<int>(epilogue), refused, all);
     }
   }
   Case wide{.type = DType::bf16, .out = DType::f32, .m = 128, .n = 64, .k = 64};
   wide.tb = true;
   wide.epilogue = Epilogue::bias;
-  std::printf("bf16 to f32 with bias: %s\n", check_case(wide) ? "done" : "refused");
+  std::printf("bf16 to f32 with bias: %s\n", check_case(wide) ? "done" : "rejected");
 }
 
-// What would write another type than is said is refused before it is asked for.
-TEST_F(CudaGemm, RefusesWhatItCannotPromise) {
+// Epilogues that would write a different type than requested are rejected up front.
+TEST_F(CudaGemm, RejectsUnsupportedOutputTypes) {
   Case how{.type = DType::bf16, .out = DType::f32, .m = 64, .n = 64, .k = 64};
   how.epilogue = Epilogue::bias_gradient;
   how.ta = true;
@@ -250,7 +250,7 @@ TEST_F(CudaGemm, RefusesWhatItCannotPromise) {
   EXPECT_FALSE(gemm(empty, workspace(), true, current_stream()));
 }
 
-TEST_F(CudaGemm, TheSameInputGivesTheSameBits) {
+TEST_F(CudaGemm, IsDeterministic) {
   const at::Tensor x = at::randn({512, 1024}, on_gpu(DType::bf16));
   const at::Tensor w = at::randn({256, 1024}, on_gpu(DType::bf16));
   Gemm how{.m = 512, .n = 256, .k = 1024, .transpose_b = true};
@@ -264,8 +264,8 @@ TEST_F(CudaGemm, TheSameInputGivesTheSameBits) {
   for (const at::Tensor& result : results) EXPECT_TRUE(at::equal(result, results[0]));
 }
 
-// Threads share a plan, and each has a bias of its own.
-TEST_F(CudaGemm, ThreadsDoNotMixUpTheirAddresses) {
+// Threads share a plan, and each uses its own bias.
+TEST_F(CudaGemm, ThreadsShareAPlanSafely) {
   constexpr int threads = 4;
   const at::Tensor x = at::zeros({64, 64}, on_gpu(DType::bf16));
   std::vector<at::Tensor> biases, results, spaces;
@@ -279,7 +279,7 @@ TEST_F(CudaGemm, ThreadsDoNotMixUpTheirAddresses) {
   for (int t = 0; t < threads; ++t) {
     running.emplace_back([&, t] {
       const auto i = static_cast<std::size_t>(t);
-      const at::Tensor here = x.clone();  // the thread has a GPU now
+      const at::Tensor here = x.clone();  // initializes CUDA in this thread
       Gemm how{.m = 64, .n = 64, .k = 64};
       how.a = how.b = x.const_data_ptr();
       how.d = results[i].mutable_data_ptr();
@@ -296,13 +296,13 @@ TEST_F(CudaGemm, ThreadsDoNotMixUpTheirAddresses) {
   }
 }
 
-// What the test needs of the CUDA runtime that LibTorch has brought along.
+// Functions of the CUDA runtime shipped with LibTorch.
 template <typename Function>
 Function runtime(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
 }
 
-TEST_F(CudaGemm, GoesIntoAGraph) {
+TEST_F(CudaGemm, CanBeCapturedIntoAGraph) {
   const auto begin = runtime<int (*)(Stream, int)>("cudaStreamBeginCapture");
   const auto end = runtime<int (*)(Stream, void**)>("cudaStreamEndCapture");
   const auto instantiate =
@@ -319,7 +319,7 @@ TEST_F(CudaGemm, GoesIntoAGraph) {
   const at::Tensor want = at::empty({96, 48}, x.options()), got = at::zeros({96, 48}, x.options());
   (void)workspace();
   for (const bool warm : {false, true}) {
-    // Not seen before: the first proposal, since nothing can be measured; then a known one.
+    // A new product takes the first proposal, because nothing can be measured; then a known one.
     Gemm how{.m = 96, .n = 48, .k = 160, .transpose_b = true};
     how.a = x.const_data_ptr(), how.b = w.const_data_ptr(), how.d = got.mutable_data_ptr();
     got.zero_();
@@ -340,7 +340,7 @@ TEST_F(CudaGemm, GoesIntoAGraph) {
   }
 }
 
-TEST(CudaGemmWithoutAGpu, SaysWhyNot) {
+TEST(CudaGemmWithoutAGpu, ReportsTheReason) {
   if (torch::cuda::is_available() && gemm_problem() == nullptr) GTEST_SKIP() << "there is a GPU";
   ASSERT_NE(gemm_problem(), nullptr);
   EXPECT_FALSE(std::string(gemm_problem()).empty());

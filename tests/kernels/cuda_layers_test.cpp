@@ -1,4 +1,4 @@
-// The GPU's layers against double precision, over shapes, types, options and allowed aliases.
+// Compares the CUDA layers with double precision, over shapes, types, options and allowed aliases.
 #include "tessera/kernels/cuda/layers.h"
 
 #include <limits>
@@ -10,7 +10,7 @@ namespace {
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-TEST(CudaGelu, ForwardAndBackward) {
+TEST(CudaGelu, MatchesDoublePrecision) {
   TESSERA_NEEDS_GPU();
   each_case([](const Case& c, std::mt19937& random) {
     const std::size_t n = c.rows * c.cols;
@@ -51,8 +51,8 @@ TEST(CudaGelu, ForwardAndBackward) {
   });
 }
 
-// Enough rows for every block to go round several times.
-TEST(CudaGelu, ManyRows) {
+// Enough rows for every block to loop several times.
+TEST(CudaGelu, LoopsOverManyRows) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(12);
   for (const DType type : {DType::f32, DType::bf16}) {
@@ -69,7 +69,7 @@ TEST(CudaGelu, ManyRows) {
   }
 }
 
-TEST(CudaGelu, FarOut) {
+TEST(CudaGelu, HandlesLargeValues) {
   TESSERA_NEEDS_GPU();
   const std::vector<double> values = {0, 5, -5, 12, -12, 1e4, -1e4, 1e20, -1e20, 3e38, -3e38, 1e30};
   for (const DType type : {DType::f32, DType::bf16}) {
@@ -90,7 +90,7 @@ TEST(CudaGelu, FarOut) {
   }
 }
 
-TEST(CudaSwiGlu, ForwardAndBackward) {
+TEST(CudaSwiGlu, MatchesDoublePrecision) {
   TESSERA_NEEDS_GPU();
   each_case([](const Case& c, std::mt19937& random) {
     const std::size_t n = c.rows * c.cols;
@@ -116,7 +116,7 @@ TEST(CudaSwiGlu, ForwardAndBackward) {
   });
 }
 
-TEST(CudaColumns, Sums) {
+TEST(CudaColumns, SumsEachColumn) {
   TESSERA_NEEDS_GPU();
   each_case([](const Case& c, std::mt19937& random) {
     const DeviceArray x = normal_array(c.type, c.rows * c.cols, random, 1, c.shift);
@@ -133,7 +133,7 @@ TEST(CudaColumns, Sums) {
   });
 }
 
-TEST(CudaColumns, SumsArePutWhereTheyAreWanted) {
+TEST(CudaColumns, PutSumsWritesOrAddsToTheSink) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(11);
   for (const std::size_t cols : {1u, 127u, 128u, 129u, 4800u}) {
@@ -147,9 +147,9 @@ TEST(CudaColumns, SumsArePutWhereTheyAreWanted) {
   }
 }
 
-// Scratch for more columns is enough for fewer, whatever the rows.
-TEST(CudaColumns, ScratchGrowsWithColumns) {
-  if (!built()) GTEST_SKIP() << "skipped: no CUDA kernels are built";
+// Scratch for more columns is always enough for fewer.
+TEST(CudaColumns, ScratchNeverShrinksWithMoreColumns) {
+  if (!built()) GTEST_SKIP() << "skipped: built without CUDA kernels";
   for (const std::size_t rows : {0u, 1u, 131u, 500u, 100000u}) {
     std::size_t before = 0;
     for (std::size_t cols = 0; cols < 60000; cols += 13) {
@@ -203,12 +203,12 @@ TEST(CudaSideBySide, CopiesEveryElement) {
   }
 }
 
-TEST(CudaRotary, TurnsAndTurnsBack) {
+TEST(CudaRotary, RotatesForwardAndBack) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(4);
   constexpr double gain = 1.25;
   struct Shape {
-    std::size_t rows, tokens, heads, dim, gap;  // gap: elements behind the heads in each row
+    std::size_t rows, tokens, heads, dim, gap;  // gap: elements after the heads in each row
   };
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const Shape& s : {Shape{1, 1, 1, 2, 0}, Shape{6, 3, 2, 8, 5}, Shape{40, 10, 5, 64, 64},
@@ -243,8 +243,8 @@ TEST(CudaRotary, TurnsAndTurnsBack) {
   }
 }
 
-// Where an fp32 product t · frequency would be off by hundredths of a turn.
-TEST(CudaRotary, FarTokensHaveTheRightAngle) {
+// An fp32 product t · frequency would be wrong by hundredths of a turn here.
+TEST(CudaRotary, KeepsPrecisionForDistantTokens) {
   TESSERA_NEEDS_GPU();
   const std::size_t tokens = 131072, dim = 8;
   DeviceArray x(DType::f32, tokens * dim);
@@ -259,7 +259,7 @@ TEST(CudaRotary, FarTokensHaveTheRightAngle) {
   expect_close(x, wanted, 1e-6, 1, "angle");
 }
 
-TEST(CudaLayers, WrongCallsAreRefused) {
+TEST(CudaLayers, RejectsInvalidArguments) {
   TESSERA_NEEDS_GPU();
   DeviceArray x(DType::f32, 64);
   EXPECT_THROW(rotary({DType::f32, 1, 8, 1, 1, 7, 1e4, false}, x.data(), nullptr), UsageError);

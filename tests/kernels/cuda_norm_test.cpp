@@ -1,5 +1,5 @@
-// The GPU's norms and cross entropy against double precision; the same bits every time, also when
-// replayed from a graph.
+// Compares the CUDA norms and cross entropy with double precision, and checks that the bits are the
+// same every time, also when replayed from a graph.
 #include <limits>
 
 #include "tessera/kernels/cuda/layers.h"
@@ -11,11 +11,11 @@ namespace {
 struct NormCase {
   DeviceArray x, residual, weight, bias, dy, dsum;
   Norm in;
-  // In double precision.
+  // Expected results, in double precision.
   std::vector<double> s, mean, rstd, z, y, dx, dx_past, dweight, dbias, dx_sums;
-  double worst = 1;  // a row whose elements are nearly equal has few digits left: its norm is large
+  double worst = 1;  // largest rstd: a row of nearly equal elements loses precision
 
-  NormCase(const Case& c, bool centred, bool with_residual, bool with_bias, std::mt19937& random)
+  NormCase(const Case& c, bool centered, bool with_residual, bool with_bias, std::mt19937& random)
       : x(normal_array(c.type, c.rows * c.cols, random, 3, c.shift)),
         residual(normal_array(c.type, c.rows * c.cols, random, 1, c.shift)),
         weight(normal_array(c.other, c.cols, random)),
@@ -34,7 +34,7 @@ struct NormCase {
         dx_sums(c.cols) {
     in.type = c.type;
     in.weight_type = c.other;
-    in.centred = centred;
+    in.centered = centered;
     in.rows = c.rows;
     in.cols = c.cols;
     in.x = x.data();
@@ -50,7 +50,7 @@ struct NormCase {
     const auto n = static_cast<double>(c.cols);
     for (std::size_t r = 0; r < c.rows; ++r) {
       double squares = 0, g_mean = 0, gz_mean = 0;
-      for (std::size_t i = r * c.cols; centred && i < (r + 1) * c.cols; ++i) mean[r] += s[i] / n;
+      for (std::size_t i = r * c.cols; centered && i < (r + 1) * c.cols; ++i) mean[r] += s[i] / n;
       for (std::size_t i = r * c.cols; i < (r + 1) * c.cols; ++i) {
         squares += (s[i] - mean[r]) * (s[i] - mean[r]);
       }
@@ -65,7 +65,7 @@ struct NormCase {
         g_mean += dy[i] * weight[column] / n;
         gz_mean += dy[i] * weight[column] * z[i] / n;
       }
-      if (!centred) g_mean = 0;
+      if (!centered) g_mean = 0;
       for (std::size_t i = r * c.cols; i < (r + 1) * c.cols; ++i) {
         dx[i] = rstd[r] * (dy[i] * weight[i % c.cols] - g_mean - z[i] * gz_mean);
         dx_past[i] = dx[i] + dsum[i];
@@ -75,68 +75,69 @@ struct NormCase {
   }
 };
 
-TEST(CudaNorm, Forward) {
+TEST(CudaNorm, ForwardMatchesDoublePrecision) {
   TESSERA_NEEDS_GPU();
   each_case([](const Case& c, std::mt19937& random) {
-    for (const bool centred : {true, false}) {
+    for (const bool centered : {true, false}) {
       for (const bool with_residual : {false, true}) {
-        SCOPED_TRACE(testing::Message() << "centred " << centred << " residual " << with_residual);
-        const NormCase k(c, centred, with_residual, centred, random);
+        SCOPED_TRACE(testing::Message()
+                     << "centered " << centered << " residual " << with_residual);
+        const NormCase k(c, centered, with_residual, centered, random);
         DeviceArray y(c.type, k.x.size(), c.shift), sum(c.type, k.x.size(), c.shift);
         DeviceArray mean(DType::f32, c.rows), rstd(DType::f32, c.rows);
-        norm_forward(k.in, y.data(), sum.data(), centred ? mean.as<float>() : nullptr,
+        norm_forward(k.in, y.data(), sum.data(), centered ? mean.as<float>() : nullptr,
                      rstd.as<float>(), nullptr);
         expect_close(y, k.y, 4e-6 * k.worst, 4, "y");
         if (with_residual) expect_close(sum, k.s, 0, 0, "sum");
-        if (centred) expect_close(mean, k.mean, 2e-6, 1, "mean");
+        if (centered) expect_close(mean, k.mean, 2e-6, 1, "mean");
         expect_close(rstd, k.rstd, 4e-6 * k.worst, 0, "rstd");
 
         Norm in = k.in;
         if (with_residual) in.x = sum.data();
         DeviceArray again(c.type, k.x.size(), c.shift);
-        norm_again(in, centred ? mean.as<float>() : nullptr, rstd.as<float>(), again.data(),
-                   nullptr);
+        norm_recompute(in, centered ? mean.as<float>() : nullptr, rstd.as<float>(), again.data(),
+                       nullptr);
         expect_close(again, k.y, 4e-6 * k.worst, 4, "y again");
       }
     }
   });
 }
 
-TEST(CudaNorm, Backward) {
+TEST(CudaNorm, BackwardMatchesDoublePrecision) {
   TESSERA_NEEDS_GPU();
   each_case([](const Case& c, std::mt19937& random) {
-    for (const bool centred : {true, false}) {
-      SCOPED_TRACE(testing::Message() << "centred " << centred);
-      NormCase k(c, centred, false, centred, random);
+    for (const bool centered : {true, false}) {
+      SCOPED_TRACE(testing::Message() << "centered " << centered);
+      NormCase k(c, centered, false, centered, random);
       DeviceArray mean(DType::f32, c.rows), rstd(DType::f32, c.rows);
       for (std::size_t r = 0; r < c.rows; ++r) mean.set(r, k.mean[r]), rstd.set(r, k.rstd[r]);
       mean.upload();
       rstd.upload();
-      const float* means = centred ? mean.as<float>() : nullptr;
+      const float* means = centered ? mean.as<float>() : nullptr;
       DeviceArray scratch(DType::f32, column_scratch(c.rows, 3 * c.cols));
       DeviceArray less_scratch(DType::f32, column_scratch(c.rows, 2 * c.cols));
       DeviceArray dx_sums(DType::f32, c.cols);
       const double many = 3 * std::sqrt(c.rows + 1.0) * k.worst;
-      // Where the kernel adds up what it has rounded, each of the rows is off by that.
+      // Tolerance for sums of rounded values: each row contributes a rounding error.
       const double of_rounded = 4e-6 + rounding(c.type);
 
-      // With everything; each kind of sink for both.
+      // All outputs; each kind of sink for dweight and dbias.
       each_sink(c.cols, random, [&](DeviceArray& dw, Sink to, std::vector<double> dw_wanted) {
         DeviceArray db(dw), dx(c.type, k.x.size(), c.shift), y(c.type, k.x.size(), c.shift);
         std::vector<double> db_wanted = dw_wanted;
         add_to(dw_wanted, k.dweight);
         add_to(db_wanted, k.dbias);
         norm_backward(k.in, means, rstd.as<float>(), k.dy.data(), k.dsum.data(), dx.data(),
-                      y.data(), to, centred ? Sink{db.data(), to.type, to.add} : Sink{},
+                      y.data(), to, centered ? Sink{db.data(), to.type, to.add} : Sink{},
                       dx_sums.as<float>(), scratch.as<float>(), nullptr);
         expect_close(dx, k.dx_past, 4e-6, 4 * k.worst, "dx");
         expect_close(y, k.y, 4e-6 * k.worst, 4, "y");
         expect_close(dw, dw_wanted, 4e-6, many, "dweight");
-        if (centred) expect_close(db, db_wanted, 4e-6, many, "dbias");
+        if (centered) expect_close(db, db_wanted, 4e-6, many, "dbias");
         expect_close(dx_sums, k.dx_sums, of_rounded, 4 * many, "sums of dx");
       });
 
-      // In the place of dy, without what went past; and in the place of that, without sums.
+      // dx in place of dy, without dsum; then dx in place of dsum, without sums.
       DeviceArray in_place(k.dy), past(k.dsum), dw(DType::f32, c.cols);
       norm_backward(k.in, means, rstd.as<float>(), in_place.data(), nullptr, in_place.data(),
                     nullptr, {dw.data(), DType::f32, false}, {}, nullptr, less_scratch.as<float>(),
@@ -156,14 +157,14 @@ TEST(CudaNorm, Backward) {
   });
 }
 
-// Enough rows for every block to go round several times, in each of the ways to share out a row.
-TEST(CudaNorm, ManyRows) {
+// Enough rows for every block to loop several times, for each way to distribute a row.
+TEST(CudaNorm, LoopsOverManyRows) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(6);
   struct Long {
     DType type;
     std::size_t rows, cols;
-    bool centred, residual;
+    bool centered, residual;
   };
   for (const Long& l :
        {Long{DType::bf16, 3333, 1600, true, false}, Long{DType::bf16, 3333, 768, false, true},
@@ -172,7 +173,7 @@ TEST(CudaNorm, ManyRows) {
         Long{DType::f32, 300, 9216, false, true}}) {
     SCOPED_TRACE(testing::Message() << name(l.type) << " [" << l.rows << ", " << l.cols << "]");
     const Case c{l.type, l.type, l.rows, l.cols, 0};
-    const NormCase k(c, l.centred, l.residual, l.centred, random);
+    const NormCase k(c, l.centered, l.residual, l.centered, random);
     DeviceArray y(c.type, k.x.size()), sum(c.type, k.x.size()), dx(c.type, k.x.size());
     DeviceArray again(c.type, k.x.size()), mean(DType::f32, c.rows), rstd(DType::f32, c.rows);
     DeviceArray dw(DType::f32, c.cols), db(DType::f32, c.cols), sums(DType::f32, c.cols);
@@ -181,7 +182,7 @@ TEST(CudaNorm, ManyRows) {
     expect_close(y, k.y, 4e-6, 4, "y");
     Norm in = k.in;
     if (l.residual) in.x = sum.data();
-    norm_again(in, mean.as<float>(), rstd.as<float>(), again.data(), nullptr);
+    norm_recompute(in, mean.as<float>(), rstd.as<float>(), again.data(), nullptr);
     expect_close(again, k.y, 4e-6, 4, "y again");
     norm_backward(in, mean.as<float>(), rstd.as<float>(), k.dy.data(), k.dsum.data(), dx.data(),
                   nullptr, {dw.data(), DType::f32, false}, {db.data(), DType::f32, false},
@@ -224,7 +225,7 @@ DeviceArray targets_array(const std::vector<std::int64_t>& values) {
   return array;
 }
 
-TEST(CudaCrossEntropy, LossAndGradient) {
+TEST(CudaCrossEntropy, MatchesDoublePrecision) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(7);
   const std::size_t shapes[][3] = {{1, 1, 1},         {3, 8, 8},         {5, 8, 3},
@@ -249,8 +250,8 @@ TEST(CudaCrossEntropy, LossAndGradient) {
       cross_entropy({type, rows, cols, classes, there.as<std::int64_t>()}, logits.data(),
                     losses.as<float>(), bad.as<int>(), nullptr);
       expect_close(losses, wanted.losses, 2e-6, 4, "loss");
-      // Of 16-bit logits top · log2(e) is rounded to fp32 before it is taken from x · log2(e): a
-      // probability of 1 is off by a few steps of a number of about 10.
+      // For 16-bit logits, top · log2(e) is rounded to fp32 before it is subtracted from x ·
+      // log2(e): a probability of 1 is off by a few ulps of a number of about 10.
       const bool whole = type == DType::f32;
       expect_close(logits, wanted.gradient, whole ? 4e-6 : 1e-5, whole ? 0.01 : 0.2, "gradient");
       bad.download();
@@ -259,7 +260,7 @@ TEST(CudaCrossEntropy, LossAndGradient) {
   }
 }
 
-TEST(CudaCrossEntropy, BadTargetsAreTold) {
+TEST(CudaCrossEntropy, ReportsBadTargets) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(8);
   for (const std::int64_t target : {std::int64_t{-2}, std::int64_t{30}, std::int64_t{1} << 40}) {
@@ -277,12 +278,12 @@ TEST(CudaCrossEntropy, BadTargetsAreTold) {
   }
 }
 
-TEST(CudaCrossEntropy, CertainTokensMaskedOnesAndNan) {
+TEST(CudaCrossEntropy, HandlesCertainTokensMasksAndNan) {
   TESSERA_NEEDS_GPU();
   const double infinity = std::numeric_limits<double>::infinity();
   const std::size_t cols = 4104;
   for (const DType type : {DType::f32, DType::bf16}) {
-    // Row 0: all but certain; row 1: most are masked; rows 2 and 3 are broken.
+    // Row 0: nearly certain; row 1: mostly masked; rows 2 and 3: infinity and NaN.
     DeviceArray logits(type, 4 * cols);
     for (std::size_t i = 0; i < logits.size(); ++i) logits.set(i, i / cols == 1 ? -infinity : -7);
     logits.set(5, 8);
@@ -299,7 +300,7 @@ TEST(CudaCrossEntropy, CertainTokensMaskedOnesAndNan) {
                   losses.as<float>(), nullptr, nullptr);
     losses.download();
     logits.download();
-    // Sums around 1 in fp32; and see LossAndGradient for what logits of this size cost more.
+    // Sums around 1 in fp32; MatchesDoublePrecision explains the larger tolerance for large logits.
     EXPECT_NEAR(losses[0], wanted.losses[0], 2e-6);
     EXPECT_NEAR(losses[1], wanted.losses[1], 1e-5);
     EXPECT_NEAR(logits[5], wanted.gradient[5], std::abs(wanted.gradient[5]) / 200);
@@ -311,7 +312,7 @@ TEST(CudaCrossEntropy, CertainTokensMaskedOnesAndNan) {
   }
 }
 
-TEST(CudaLayers, TheSameBitsEveryTimeAndFromAGraph) {
+TEST(CudaLayers, AreDeterministicAlsoInAGraph) {
   TESSERA_NEEDS_GPU();
   std::mt19937 random(9);
   const Case c{DType::bf16, DType::bf16, 1500, 1600, 0};

@@ -1,4 +1,4 @@
-// Initial values made on a GPU, against the CPU's. Skipped without a GPU.
+// Compares initial values computed on a GPU with the CPU's. Skipped without a GPU.
 
 #include "tessera/kernels/cuda/normals.h"
 
@@ -15,11 +15,11 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-TEST(CudaNormals, AreThoseOfTheCpu) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no GPU";
-  if (!built()) GTEST_SKIP() << "built without kernels for GPUs";
+TEST(CudaNormals, MatchTheCpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU found";
+  if (!built()) GTEST_SKIP() << "built without CUDA kernels";
   const Philox random(42, stream_of("wte.weight"));
-  // Columns 3 to 7 of rows of 10, and some padding behind them.
+  // Columns 3 to 7 of rows of 10, followed by padding.
   std::vector<tessera::Run> runs;
   for (std::int64_t row = 0; row < 5000; ++row) {
     runs.push_back({row * 10 + 3 + (std::int64_t{1} << 33), row * 5, 5});

@@ -1,4 +1,4 @@
-// An optimizer's step on a GPU, against the CPU's kernels. Skipped without a GPU.
+// Compares an optimizer step on a GPU with the CPU kernels. Skipped without a GPU.
 
 #include "tessera/kernels/cuda/optimizer.h"
 
@@ -33,11 +33,11 @@ namespace {
 
 using namespace test;
 
-#define NEEDS_GPU_KERNELS()                                            \
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no GPU"; \
-  if (!built()) GTEST_SKIP() << "built without kernels for GPUs"
+#define NEEDS_GPU_KERNELS()                                         \
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU found"; \
+  if (!built()) GTEST_SKIP() << "built without CUDA kernels"
 
-TEST(CudaOptimizer, AStepIsThatOfTheCpu) {
+TEST(CudaOptimizer, StepMatchesTheCpu) {
   NEEDS_GPU_KERNELS();
   for (const Storage& how : kStorages) {
     for (std::size_t r = 0; r < kRules.size(); ++r) {
@@ -58,11 +58,11 @@ TEST(CudaOptimizer, AStepIsThatOfTheCpu) {
       }
       expect_near(gpu.flat.a, want.a, 4e-7, 0.01, what + ", first state");
       expect_near(gpu.flat.b, want.b, 4e-7, 0.01, what + ", second state");
-      // 16 bits may be rounded the other way.
+      // 16-bit values may round the other way.
       const double last = how.param == at::kFloat ? 0 : how.param == at::kHalf ? 0x1p-10 : 0x1p-7;
       expect_near(gpu.flat.master, want.master, 1e-6, 0.1, what + ", master");
       expect_near(gpu.flat.param, want.param, 1e-6 + last, 0.1, what + ", param");
-      // Nearly all of them are not.
+      // Nearly all are equal.
       const double same =
           (gpu.flat.param.cpu() == want.param).to(at::kDouble).mean().item<double>();
       EXPECT_GT(same, how.param == at::kFloat ? 0.5 : 0.999) << what;
@@ -70,7 +70,7 @@ TEST(CudaOptimizer, AStepIsThatOfTheCpu) {
   }
 }
 
-TEST(CudaOptimizer, HowItIsCutAndWhereItLiesChangesNoBit) {
+TEST(CudaOptimizer, BitsDoNotDependOnPiecesOrAlignment) {
   NEEDS_GPU_KERNELS();
   for (const Storage& how : kStorages) {
     for (const rules::Rule& rule : kRules) {
@@ -89,7 +89,7 @@ TEST(CudaOptimizer, HowItIsCutAndWhereItLiesChangesNoBit) {
   }
 }
 
-TEST(CudaOptimizer, WhatIsNotFiniteIsSkippedAndTheScaleFollows) {
+TEST(CudaOptimizer, SkipsNonFiniteStepsAndAdjustsTheLossScale) {
   NEEDS_GPU_KERNELS();
   const rules::Rule rule = rules::AdamW{};
   const Storage how{at::kHalf, at::kHalf, true};
@@ -124,7 +124,7 @@ TEST(CudaOptimizer, WhatIsNotFiniteIsSkippedAndTheScaleFollows) {
   EXPECT_EQ(read<StepResult>(gpu.result).skipped, 1);
 }
 
-TEST(CudaOptimizer, SumsOfRanksAreAddedInOrder) {
+TEST(CudaOptimizer, AddsSumsInRankOrder) {
   NEEDS_GPU_KERNELS();
   const std::size_t params = 11, stride = sums_bytes(params);
   const int ranks = 5;
@@ -156,7 +156,7 @@ TEST(CudaOptimizer, SumsOfRanksAreAddedInOrder) {
   EXPECT_EQ(read<StepSums>(out).loss, 0);
 }
 
-TEST(CudaOptimizer, OneParameterWithTheHostsNumbers) {
+TEST(CudaOptimizer, UpdatesOneParameterWithHostNumbers) {
   NEEDS_GPU_KERNELS();
   const std::int64_t n = 70001;
   for (const rules::Rule& rule : {rules::Rule(rules::Momentum{}), rules::Rule(rules::Descent{3}),
@@ -184,7 +184,7 @@ TEST(CudaOptimizer, OneParameterWithTheHostsNumbers) {
   }
 }
 
-// Prints how fast it is: --gtest_also_run_disabled_tests --gtest_filter='*Speed'.
+// Prints the throughput: --gtest_also_run_disabled_tests --gtest_filter='*Speed'.
 TEST(CudaOptimizer, DISABLED_Speed) {
   NEEDS_GPU_KERNELS();
   const std::int64_t n = std::int64_t{1} << 30;

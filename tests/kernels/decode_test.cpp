@@ -7,7 +7,7 @@
 namespace tessera::kernels {
 namespace {
 
-// f(set, type, random) over sets and types.
+// Calls f(set, type, random) for all sets and types.
 template <class Body>
 void each_set(Body&& f) {
   std::mt19937 random(7);
@@ -20,7 +20,7 @@ void each_set(Body&& f) {
   }
 }
 
-TEST(FewRows, IsTheProductOfTheMatrices) {
+TEST(FewRows, MatchesTheReference) {
   each_set([](const KernelSet& set, Type type, std::mt19937& random) {
     for (const std::size_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 11, 17}) {
       for (const std::size_t in : {1, 4, 7, 16, 33, 130, 1700}) {
@@ -38,7 +38,7 @@ TEST(FewRows, IsTheProductOfTheMatrices) {
                                in % 2 == 0 ? bias.as<float>() : nullptr,
                                add};
             Array y = random_array(Type::f32, rows * out, random), wanted = y;
-            // In two calls, as threads share them out.
+            // In two calls, as if split between threads.
             set.few_rows_linear(what, y.as<float>(), 0, out / 2);
             set.few_rows_linear(what, y.as<float>(), out / 2, out);
             reference::few_rows_linear(what, wanted.as<float>(), 0, out);
@@ -50,8 +50,8 @@ TEST(FewRows, IsTheProductOfTheMatrices) {
   });
 }
 
-// A text does not depend on those that are written beside it.
-TEST(FewRows, ARowHasTheSameBitsAmongAnyOthers) {
+// A generated sequence does not depend on the others in its batch.
+TEST(FewRows, RowBitsDoNotDependOnOtherRows) {
   each_set([](const KernelSet& set, Type type, std::mt19937& random) {
     const std::size_t out = 29;
     for (const std::size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 19}) {
@@ -65,7 +65,7 @@ TEST(FewRows, ARowHasTheSameBitsAmongAnyOthers) {
       for (std::size_t r = 0; r < rows; ++r) {
         Array alone(Type::f32, out);
         what.x = x.as<float>() + r * in;
-        set.few_rows_linear(what, alone.as<float>(), 0, 5);  // other tiles too
+        set.few_rows_linear(what, alone.as<float>(), 0, 5);  // also other tiles
         set.few_rows_linear(what, alone.as<float>(), 5, out);
         for (std::size_t o = 0; o < out; ++o) ASSERT_EQ(alone[o], together[r * out + o]);
       }
@@ -73,7 +73,7 @@ TEST(FewRows, ARowHasTheSameBitsAmongAnyOthers) {
   });
 }
 
-TEST(CachedAttention, IsTheAverageOfValuesByTheSoftmaxOfScores) {
+TEST(CachedAttention, MatchesTheReference) {
   each_set([](const KernelSet& set, Type type, std::mt19937& random) {
     for (const std::size_t heads : {1, 3}) {
       for (const std::size_t dim : {2, 6, 16, 40, 64, 96}) {
@@ -94,7 +94,7 @@ TEST(CachedAttention, IsTheAverageOfValuesByTheSoftmaxOfScores) {
   });
 }
 
-TEST(RmsNormRows, DividesByTheRootOfTheMeanSquare) {
+TEST(RmsNormRows, MatchesTheReference) {
   each_set([](const KernelSet& set, Type, std::mt19937& random) {
     for (const std::size_t cols : {1, 5, 32, 77}) {
       Array x = random_array(Type::f32, 3 * cols, random),
@@ -107,7 +107,7 @@ TEST(RmsNormRows, DividesByTheRootOfTheMeanSquare) {
   });
 }
 
-TEST(SiluProduct, IsTheProductWithTheGate) {
+TEST(SiluProduct, MatchesTheReference) {
   each_set([](const KernelSet& set, Type, std::mt19937& random) {
     for (const std::size_t n : {1, 5, 32, 77}) {
       Array gate = random_array(Type::f32, n, random, 20),

@@ -23,7 +23,7 @@ const char* gpu_problem() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  return count > 0 ? nullptr : "there is none";
+  return count > 0 ? nullptr : "no GPU found";
 }
 
 DeviceArray::~DeviceArray() { cudaFree(device_); }
@@ -140,17 +140,17 @@ DeviceArray normal_array(DType type, std::size_t n, std::mt19937& random, double
 void expect_close(DeviceArray& got, const std::vector<double>& wanted, double relative, double unit,
                   const char* what) {
   got.download();
-  EXPECT_TRUE(got.guarded()) << what << " was written past its ends";
+  EXPECT_TRUE(got.guarded()) << what << " was written out of bounds";
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const double size = std::abs(wanted[i]);
     const double before = relative * std::max(size, unit);
-    // Of f16, the smallest steps are all of the same size.
+    // Subnormal f16 numbers all have the same step.
     const double step =
         std::max(rounding(got.type()) * (size + before), got.type() == DType::f16 ? 0x1p-25 : 0.0);
     if (std::abs(got[i] - wanted[i]) <= before + step) continue;
-    FAIL() << what << "[" << i << "] of " << wanted.size() << " is " << got[i] << ", wanted "
-           << wanted[i] << " within " << before + step;
+    FAIL() << what << "[" << i << "] of " << wanted.size() << " is " << got[i] << ", expected "
+           << wanted[i] << " ± " << before + step;
   }
 }
 

@@ -1,4 +1,4 @@
-// Memory of a GPU for the tests of its kernels, without torch.
+// Device memory for tests of the CUDA kernels, without torch.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,15 +14,15 @@
 
 namespace tessera::kernels::cuda {
 
-// Null if kernels can be run here; otherwise why not.
+// Returns null if CUDA kernels can run here, otherwise the reason they cannot.
 const char* gpu_problem();
 #define TESSERA_NEEDS_GPU()                              \
   if (const char* problem = gpu_problem()) {             \
     GTEST_SKIP() << "skipped: no GPU test: " << problem; \
   }
 
-// Device memory and what the host has seen of it. Guard bytes before and behind, that no kernel may
-// touch; kernels get the address `shift` elements behind an aligned one.
+// Device memory with a host copy. It has guard bytes at both ends, which no kernel may write;
+// data() is `shift` elements after an aligned address.
 class DeviceArray {
  public:
   DeviceArray(DType type, std::size_t n, std::size_t shift = 0);
@@ -37,10 +37,10 @@ class DeviceArray {
   T* as() const {
     return static_cast<T*>(data());
   }
-  // On the host's copy.
+  // Accesses the host copy.
   double operator[](std::size_t i) const;
   void set(std::size_t i, double value);
-  void upload();    // all of it, the guards too
+  void upload();    // everything, including the guards
   void download();  // waits for the device
   bool guarded() const;
   bool operator==(const DeviceArray& other) const { return bytes_ == other.bytes_; }
@@ -55,23 +55,23 @@ class DeviceArray {
   unsigned char* device_ = nullptr;
 };
 
-// Uploaded; each element rounded to its type.
+// Returns an uploaded array of normal numbers, each rounded to `type`.
 DeviceArray normal_array(DType type, std::size_t n, std::mt19937& random, double scale = 1,
                          std::size_t shift = 0);
 
-// Captures `work` on a stream of its own into a graph, and runs that so many times.
+// Captures `work` on its own stream into a graph and launches that `times` times.
 void through_graph(const std::function<void(Stream)>& work, int times);
 
-// Waits for the device, and throws if anything went wrong there.
+// Waits for the device and throws if an error occurred there.
 void synchronize();
 
-// Half a unit in the last place, and a little.
+// Half a unit in the last place, plus a margin.
 inline double rounding(DType type) {
   return type == DType::bf16 ? 0x1.1p-8 : type == DType::f16 ? 0x1.1p-11 : 0x1.1p-24;
 }
 
-// Downloads `got`, which may be off by `relative` of the wanted value or of `unit` (the size of the
-// numbers it was made of), whichever is larger, before it is rounded.
+// Downloads `got` and compares. Before rounding, it may differ by `relative` of the larger of the
+// expected value and `unit` (the magnitude of the numbers it was computed from).
 void expect_close(DeviceArray& got, const std::vector<double>& wanted, double relative, double unit,
                   const char* what);
 

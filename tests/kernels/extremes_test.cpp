@@ -1,5 +1,5 @@
-// Every kernel beside its slow reference at the edges of fp32, for all lengths up to three vectors:
-// lanes beyond the end of a row must not reach its result, whatever the row holds.
+// Compares every kernel with its reference at the extremes of fp32, for all lengths up to three
+// vectors: lanes beyond the end of a row must not affect its result, whatever the row contains.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr std::size_t longest = 48;  // three vectors of AVX-512
 
-// Values of a row: normal numbers of deviation `spread` about `middle`.
+// Normally distributed values of a row, with mean `middle` and deviation `spread`.
 struct Values {
   float middle, spread;
 };
@@ -29,7 +29,7 @@ Array values_of(Type type, std::size_t n, const Values& values, std::mt19937& ra
   return array;
 }
 
-// f(set, type, n, values, random) over sets, types, lengths and values.
+// Calls f(set, type, n, values, random) for all sets, types, lengths and values.
 template <class Body>
 void each_extreme(Body&& f) {
   std::mt19937 random(6);
@@ -64,7 +64,7 @@ void expect_softmax_close(const KernelSet& set, const CausalRows& in, const Arra
   expect_close(d, wanted_d, in.type == Type::f32 ? 4e-6 : 0x1p-7, unit * in.scale, "ds");
 }
 
-TEST(Extremes, SoftmaxOfAnyScoresIsItsReference) {
+TEST(Extremes, SoftmaxMatchesTheReference) {
   each_extreme([](const KernelSet& set, Type type, std::size_t n, const Values& values,
                   std::mt19937& random) {
     for (const float scale : {1.0f, 0.125f, 4.0f}) {
@@ -72,7 +72,7 @@ TEST(Extremes, SoftmaxOfAnyScoresIsItsReference) {
       const Array gradient = values_of(type, 2 * n, {0, 1}, random);
       Array scores = values_of(type, 2 * n, values, random);
       expect_softmax_close(set, in, scores, gradient);
-      // Scores that a mask took away; each row keeps one.
+      // Masks some scores; each row keeps at least one.
       for (std::size_t i = 0; i < 2 * n; ++i) {
         if (i % n != 0 && random() % 3 == 0) scores.set(i, -infinity);
       }
@@ -83,7 +83,7 @@ TEST(Extremes, SoftmaxOfAnyScoresIsItsReference) {
   });
 }
 
-TEST(Extremes, CrossEntropyOfAnyLogitsIsItsReference) {
+TEST(Extremes, CrossEntropyMatchesTheReference) {
   each_extreme([](const KernelSet& set, Type type, std::size_t n, const Values& values,
                   std::mt19937& random) {
     for (const bool masked : {false, true}) {
@@ -117,7 +117,7 @@ void expect_layer_norm_close(const KernelSet& set, const Array& x, std::size_t n
   reference::layer_norm_forward(in, y2.data(), nullptr, mean2.as<float>(), rstd2.as<float>());
   double most = 0;
   for (std::size_t i = 0; i < n; ++i) most = std::max(most, std::abs(double{x[i]}));
-  // Rounding the mean shifts the row by that much, in units of its deviation.
+  // Rounding the mean shifts the row by this much, in units of its deviation.
   const double shift = std::min(1.0, 1e-6 * most * rstd2[0]);
   expect_close(mean, mean2, 1e-6, most, "mean");
   expect_close(rstd, rstd2, 1e-5 + shift, 0, "rstd");
@@ -136,16 +136,16 @@ void expect_layer_norm_close(const KernelSet& set, const Array& x, std::size_t n
   expect_close(db, db2, 1e-5, 8, "dbias");
 }
 
-TEST(Extremes, LayerNormOfAnyRowIsItsReference) {
+TEST(Extremes, LayerNormMatchesTheReference) {
   each_extreme([](const KernelSet& set, Type type, std::size_t n, const Values& values,
                   std::mt19937& random) {
     expect_layer_norm_close(set, values_of(type, n, values, random), n, random);
-    // Its sums are exact; its mean times 1 / sqrt(eps) is infinite.
+    // The sums are exact; the mean times 1 / sqrt(eps) is infinite.
     expect_layer_norm_close(set, values_of(type, n, {0x1p122f, 0}, random), n, random);
   });
 }
 
-TEST(Extremes, GeluAndSiluOfAnyInputAreTheirReferences) {
+TEST(Extremes, GeluAndSiluMatchTheReference) {
   each_extreme([](const KernelSet& set, Type type, std::size_t n, const Values& values,
                   std::mt19937& random) {
     Array x = values_of(type, n, values, random);
@@ -176,7 +176,7 @@ TEST(Extremes, GeluAndSiluOfAnyInputAreTheirReferences) {
   });
 }
 
-TEST(Extremes, RmsNormAndSumOfSquaresOfAnyRowAreTheirReferences) {
+TEST(Extremes, RmsNormAndSumOfSquaresMatchTheReference) {
   each_extreme([](const KernelSet& set, Type type, std::size_t n, const Values& values,
                   std::mt19937& random) {
     Array x = values_of(Type::f32, n, values, random), w = values_of(Type::f32, n, {0, 1}, random);
@@ -190,8 +190,8 @@ TEST(Extremes, RmsNormAndSumOfSquaresOfAnyRowAreTheirReferences) {
   });
 }
 
-// Queries and keys of any signs, the products far below 0 among them.
-TEST(Extremes, CachedAttentionOfAnyScoresIsItsReference) {
+// Queries and keys of any sign, including products far below 0.
+TEST(Extremes, CachedAttentionMatchesTheReference) {
   std::mt19937 random(8);
   for (const KernelSet* set : usable_sets()) {
     for (const Type type : both_types) {
@@ -207,9 +207,9 @@ TEST(Extremes, CachedAttentionOfAnyScoresIsItsReference) {
           Array scores(Type::f32, n), out(Type::f32, 1), wanted(Type::f32, 1);
           set->cached_attention(in, scores.as<float>(), out.as<float>());
           reference::cached_attention(in, nullptr, wanted.as<float>());
-          expect_close(out, wanted, 2e-4, 1, "out");  // scores of 300 have lost digits
+          expect_close(out, wanted, 2e-4, 1, "out");  // scores of 300 have few digits left
           if (testing::Test::HasFatalFailure()) return;
-          // Rows and columns as long as that.
+          // Matrix product of the same length.
           Array x = values_of(Type::f32, 9 * n, {middle, 1}, random);
           const FewRows product{type, 9, n, 1, x.as<float>(), k.data(), nullptr, false};
           Array y(Type::f32, 9), wanted_y(Type::f32, 9);

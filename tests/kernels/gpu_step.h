@@ -1,6 +1,6 @@
 #pragma once
 
-// A step of an optimizer on a GPU, on flat memory of any storage, and what it is compared with.
+// Optimizer step on a GPU, on flat memory with any storage, and its reference on the CPU.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -54,7 +54,7 @@ inline double decay_of(const rules::Rule& rule) {
       rule);
 }
 
-// Flat memory of all parameters, which lie side by side, `skip` elements behind its beginning.
+// Flat memory of all parameters, concatenated, starting `skip` elements after its beginning.
 struct Flat {
   at::Tensor param, master, grad, a, b;
 };
@@ -111,7 +111,7 @@ struct Model {
   std::int64_t begin(std::size_t i) const { return static_cast<std::int64_t>(i) * 1000 + 5; }
 };
 
-// All the tables of a step, and what it leaves.
+// Tables and results of one step.
 struct GpuStep {
   Model model;
   Flat flat;
@@ -191,7 +191,7 @@ struct GpuStep {
   }
 };
 
-// The same with the CPU's kernels; f16 as fp32, for they do not know it.
+// Same step with the CPU kernels; f16 is stored as fp32, because they do not support it.
 inline double run_on_cpu(const rules::Rule& rule, const Storage& how, Flat& flat, double lr,
                          std::int64_t done, double clip) {
   const Model model;

@@ -11,7 +11,7 @@
 namespace tessera::kernels {
 namespace {
 
-// f(set, type, rows, cols, random) over sets, types and shapes.
+// Calls f(set, type, rows, cols, random) for all sets, types and shapes.
 template <class Body>
 void each_case(Body&& f) {
   std::mt19937 random(5);
@@ -29,7 +29,7 @@ void each_case(Body&& f) {
   }
 }
 
-TEST(Gelu, ForwardAndBackward) {
+TEST(Gelu, MatchesTheReference) {
   each_case([](const KernelSet& set, Type type, std::size_t rows, std::size_t cols,
                std::mt19937& random) {
     const std::size_t n = rows * cols;
@@ -51,7 +51,7 @@ TEST(Gelu, ForwardAndBackward) {
   });
 }
 
-TEST(Gelu, FarOutAndSpecialValues) {
+TEST(Gelu, HandlesLargeAndSpecialValues) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const KernelSet* set : usable_sets()) {
     std::vector<float> x = {0,     -0.0f, 5,      -5,    12,     -12,      1e4f,
@@ -76,7 +76,7 @@ TEST(Gelu, FarOutAndSpecialValues) {
   }
 }
 
-TEST(LayerNorm, ForwardAndBackward) {
+TEST(LayerNorm, MatchesTheReference) {
   each_case([](const KernelSet& set, Type type, std::size_t rows, std::size_t cols,
                std::mt19937& random) {
     if (cols == 0) return;
@@ -98,7 +98,7 @@ TEST(LayerNorm, ForwardAndBackward) {
       set.layer_norm_forward(in, y.data(), sum.data(), mean.as<float>(), rstd.as<float>());
       reference::layer_norm_forward(in, y2.data(), sum2.data(), mean2.as<float>(),
                                     rstd2.as<float>());
-      // A row whose elements are nearly equal has few digits left: its norm is large.
+      // A row of nearly equal elements loses precision, because rstd is large.
       double worst = 1;
       for (std::size_t r = 0; r < rows; ++r) worst = std::max(worst, double{rstd2[r]});
       expect_close(y, y2, 4e-6 * worst, 4, "y");
@@ -123,12 +123,12 @@ TEST(LayerNorm, ForwardAndBackward) {
   });
 }
 
-TEST(SoftmaxCausal, ForwardAndBackward) {
+TEST(SoftmaxCausal, MatchesTheReference) {
   each_case([](const KernelSet& set, Type type, std::size_t rows, std::size_t cols,
                std::mt19937& random) {
     if (cols == 0) return;
     for (const std::size_t first : {std::size_t{1}, std::size_t{2}, (cols + 1) / 2, cols}) {
-      std::vector<std::int32_t> skipped;  // of every second case: any number below what is seen
+      std::vector<std::int32_t> skipped;  // used in every second case
       for (std::size_t r = 0; r < rows; ++r) {
         skipped.push_back(static_cast<std::int32_t>(random() % std::min(first + r, cols)));
       }
@@ -146,7 +146,7 @@ TEST(SoftmaxCausal, ForwardAndBackward) {
       reference::softmax_causal_backward(in, wanted_q.data(), wanted_d.data(),
                                          wanted_lse.as<float>());
       expect_close(q, wanted_q, 4e-6, 1e-9, "p again");
-      // bf16 reads the rounded p again, and subtracts.
+      // bf16 reads the rounded p back and subtracts.
       expect_close(d, wanted_d, type == Type::f32 ? 4e-6 : 4e-3, 0.25, "ds");
       for (std::size_t r = 0; r < rows; ++r) {
         for (std::size_t c = 0; c < cols; ++c) {
@@ -178,8 +178,8 @@ TEST(CrossEntropy, LossAndGradient) {
   });
 }
 
-// Of a token that is all but certain, in bf16: p itself would round to 1.
-TEST(CrossEntropy, TheGradientOfACertainTokenIsNotRoundedAway) {
+// With a nearly certain token in bf16, p itself would round to 1.
+TEST(CrossEntropy, KeepsTheGradientOfANearlyCertainToken) {
   for (const KernelSet* set : usable_sets()) {
     Array logits(Type::bf16, 2);
     const std::uint16_t eight = 0x4100, zero = 0;  // as bf16
@@ -198,7 +198,7 @@ TEST(CrossEntropy, TheGradientOfACertainTokenIsNotRoundedAway) {
   }
 }
 
-TEST(CrossEntropy, NanAndInfinityAreNotHidden) {
+TEST(CrossEntropy, PropagatesNanAndInfinity) {
   for (const KernelSet* set : usable_sets()) {
     for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
       for (const std::size_t where : {0u, 5u, 36u}) {

@@ -7,7 +7,7 @@
 namespace tessera::kernels {
 namespace {
 
-TEST(SumOfSquares, HasTheBitsOfTheReference) {
+TEST(SumOfSquares, MatchesTheReferenceBitwise) {
   std::mt19937 random(1);
   for (const KernelSet* set : usable_sets()) {
     for (const Type type : both_types) {
@@ -35,7 +35,7 @@ TEST(Conversions, RoundToNearestEven) {
       std::vector<std::uint16_t> to(n);
       for (float& x : from) {
         const auto bits = static_cast<std::uint32_t>(random());
-        std::memcpy(&x, &bits, 4);  // NaNs, infinities, subnormals among them
+        std::memcpy(&x, &bits, 4);  // includes NaNs, infinities and subnormals
       }
       set->narrow(from.data(), to.data(), n);
       set->widen(to.data(), back.data(), n);
@@ -47,7 +47,7 @@ TEST(Conversions, RoundToNearestEven) {
     }
   }
   EXPECT_EQ(to_bf16(1.0f + 0x1p-8f), 0x3f80);            // ties to even, down
-  EXPECT_EQ(to_bf16(1.0f + 0x1p-7f + 0x1p-8f), 0x3f82);  // and up
+  EXPECT_EQ(to_bf16(1.0f + 0x1p-7f + 0x1p-8f), 0x3f82);  // ties to even, up
   EXPECT_EQ(to_bf16(1.0f + 0x1p-8f + 0x1p-20f), 0x3f81);
   EXPECT_NE(from_bf16(to_bf16(NAN)), from_bf16(to_bf16(NAN)));
 }

@@ -69,7 +69,8 @@ void expect_close(const State& got, const State& wanted) {
   expect_close(got.b, wanted.b, 1e-6, 1, "second state");
 }
 
-// One element: its gradient (scaled), value and states, in double precision. Returns the new value.
+// Updates one element (scaled gradient, value and states) in double precision. Returns the new
+// value.
 using Slow = std::function<double(double g, double p, float& a, float& b)>;
 
 void run_slowly(const Slow& slow, const rules::Step& step, State& s, std::size_t n) {
@@ -89,7 +90,7 @@ void run_slowly(const Slow& slow, const rules::Step& step, State& s, std::size_t
   }
 }
 
-// Against the formula over many sizes, and shard by shard against the whole, bit for bit; on every
+// Compares with the formula over many sizes, and shards with the whole bitwise, on every
 // instruction set.
 void check(const rules::Rule& rule, const rules::Step& step, const Slow& slow) {
   const void* how = std::visit([](const auto& r) -> const void* { return &r; }, rule);
@@ -116,7 +117,7 @@ void check(const rules::Rule& rule, const rules::Step& step, const Slow& slow) {
         }
         expect_same(sharded, whole);
       }
-      // Gradients at the edges, and all lengths up to three vectors.
+      // Extreme gradients, and all lengths up to three vectors.
       for (std::size_t n = 1; n <= 48; ++n) {
         SCOPED_TRACE(testing::Message() << set->name << " extreme n " << n);
         State whole(storage, n, random);
@@ -137,7 +138,7 @@ float blend(double keep, float x, double y) {
   return static_cast<float>(keep * x + (1 - keep) * y);
 }
 
-TEST(AdamW, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
+TEST(AdamW, MatchesItsFormulaAndShardsMatchTheWholeBitwise) {
   for (const std::int64_t count : {1, 2, 1000}) {
     const rules::AdamW how;
     const rules::Step step{.lr = 0.01, .weight_decay = 0.1, .count = count, .grad_scale = 0.37};
@@ -152,7 +153,7 @@ TEST(AdamW, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
   }
 }
 
-TEST(Sgd, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
+TEST(Sgd, MatchesItsFormulaAndShardsMatchTheWholeBitwise) {
   for (const rules::SGD& how :
        {rules::SGD{}, rules::SGD{.momentum = 0.9}, rules::SGD{.momentum = 0.9, .nesterov = true}}) {
     for (const double decay : {0.0, 0.01}) {
@@ -167,13 +168,13 @@ TEST(Sgd, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
   }
 }
 
-TEST(Sgd, WithoutMomentumNeedsNoVelocity) {
+TEST(Sgd, NeedsNoVelocityWithoutMomentum) {
   float p = 1, g = 2;
   update(rules::SGD{}, {.lr = 0.25}, {.param = &p, .grad = &g, .count = 1});
   EXPECT_EQ(p, 0.5f);
 }
 
-TEST(Lion, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
+TEST(Lion, MatchesItsFormulaAndShardsMatchTheWholeBitwise) {
   const rules::Lion how;
   const rules::Step step{.lr = 0.01, .weight_decay = 0.3, .count = 3, .grad_scale = 0.5};
   check(how, step, [&](double g, double p, float& m, float&) {
@@ -184,7 +185,7 @@ TEST(Lion, IsItsFormulaAndShardsHaveTheBitsOfTheWhole) {
   });
 }
 
-TEST(Lion, WithoutAGradientStandsStill) {
+TEST(Lion, DoesNotMoveWithoutGradient) {
   float p[] = {1, 1, 1}, g[] = {0, 0x1p-149f, -0x1p-120f}, m[3] = {};
   update(rules::Lion{.beta1 = 0}, {.lr = 0.25}, {.param = p, .grad = g, .count = 3}, m);
   EXPECT_EQ(p[0], 1.0f);
@@ -192,7 +193,7 @@ TEST(Lion, WithoutAGradientStandsStill) {
   EXPECT_EQ(p[2], 1.25f);
 }
 
-TEST(Matrices, MomentumAndDescentAreTheirFormulas) {
+TEST(Matrices, MomentumAndDescentMatchTheirFormulas) {
   for (const bool nesterov : {false, true}) {
     const rules::Momentum how{.momentum = 0.9, .nesterov = nesterov};
     check(how, {.grad_scale = 0.7}, [&](double g, double, float& m, float&) -> double {
@@ -206,7 +207,7 @@ TEST(Matrices, MomentumAndDescentAreTheirFormulas) {
   });
 }
 
-TEST(StochasticRounding, HasTheBitsOfTheReference) {
+TEST(StochasticRounding, MatchesTheReferenceBitwise) {
   std::mt19937 random(4);
   const std::uint64_t stream = stream_of("x");
   for (const KernelSet* set : usable_sets()) {
@@ -228,7 +229,7 @@ TEST(StochasticRounding, HasTheBitsOfTheReference) {
   }
 }
 
-TEST(StochasticRounding, IsRightOnAverage) {
+TEST(StochasticRounding, IsUnbiased) {
   constexpr std::size_t n = 100'000;
   const float low = 1.0f, high = 1.0f + 0x1p-7f;
   for (const float share : {0.0f, 0.1f, 0.5f, 0.9f}) {
@@ -244,7 +245,7 @@ TEST(StochasticRounding, IsRightOnAverage) {
   }
 }
 
-TEST(StochasticRounding, StepsAndStreamsDiffer) {
+TEST(StochasticRounding, NoiseDiffersByStepAndStream) {
   constexpr std::size_t n = 1000;
   const std::vector<float> from(n, 1.0f + 0x1p-8f);
   const auto round = [&](std::uint64_t stream, std::uint64_t seed, std::int64_t step) {

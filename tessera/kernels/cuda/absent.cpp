@@ -1,4 +1,4 @@
-// Stands in for the GPU's kernels where no nvcc was found: everything throws.
+// Stubs that replace the CUDA kernels if nvcc was not found. Every kernel throws.
 #include "tessera/core/errors.h"
 #include "tessera/kernels/cuda/convert.h"
 #include "tessera/kernels/cuda/dropout.h"
@@ -12,8 +12,8 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr const char* kAbsent =
-    "this Tessera was built without CUDA kernels (no nvcc was found); install nvcc "
-    "(scripts/setup.sh nvcc) and build again, or train on the CPU";
+    "Tessera was built without CUDA kernels because nvcc was not found. Install nvcc "
+    "(scripts/setup.sh nvcc) and rebuild, or train on the CPU.";
 
 [[noreturn]] void absent() { throw Error(kAbsent); }
 
@@ -24,7 +24,7 @@ bool built() { return false; }
 // layers.h
 std::size_t column_scratch(std::size_t, std::size_t) { absent(); }
 void norm_forward(const Norm&, void*, void*, float*, float*, Stream) { absent(); }
-void norm_again(const Norm&, const float*, const float*, void*, Stream) { absent(); }
+void norm_recompute(const Norm&, const float*, const float*, void*, Stream) { absent(); }
 void norm_backward(const Norm&, const float*, const float*, const void*, const void*, void*, void*,
                    Sink, Sink, float*, float*, Stream) {
   absent();
@@ -43,7 +43,7 @@ void cross_entropy(const CrossEntropy&, void*, float*, int*, Stream) { absent();
 const char* gemm_problem() { return kAbsent; }
 bool gemm(const Gemm&, Workspace, bool, Stream) { absent(); }
 
-// gemm_runtime.h, what others use of it
+// gemm_runtime.h: the only function that others use
 bool capturing(Stream) { return false; }
 
 // dropout.h

@@ -7,28 +7,30 @@ namespace {
 constexpr float kSqrt8OverPi = 1.5957691216057308f;  // 2 · sqrt(2 / pi)
 constexpr float kCubic = 0.044715f;
 
-// The tanh approximation is x · gate, gate = (1 + tanh u) / 2 = sigmoid(2u): no digits are lost
-// where tanh u is near -1.
+// The tanh approximation is x · gate with gate = (1 + tanh u) / 2 = sigmoid(2u), which does not
+// lose precision where tanh u is near -1.
 template <class T>
 __device__ __forceinline__ float gelu_gate(float x) {
   return sigmoid_for<T>(kSqrt8OverPi * x * (1.0f + kCubic * x * x));
 }
 
 __device__ __forceinline__ float gelu_slope(float x, float gate) {
-  // Far out the gate is 0 or 1 and the second term nothing, if the square does not overflow.
+  // Far from 0 the gate is 0 or 1 and the second term vanishes, provided that the square does not
+  // overflow.
   const float near = fminf(fmaxf(x, -100.0f), 100.0f);
   const float inner = kSqrt8OverPi * (1.0f + 3.0f * kCubic * near * near);
   return gate + near * gate * (1.0f - gate) * inner;
 }
 
-// Exponentials take more than half as long as memory: the next rows are on their way while those of
-// this one are made. The blocks that an SM has room for share all rows among them.
-constexpr int kGeluRows = 2;    // at once
-constexpr int kGeluBeside = 5;  // blocks of an SM
+// Exponentials take more than half as long as the memory accesses, so the next rows are loaded
+// while these are computed. There are as many blocks as fit on the GPU at once, and they share all
+// rows.
+constexpr int kGeluRows = 2;         // rows processed together
+constexpr int kGeluBlocksPerSm = 5;  // blocks per SM
 constexpr std::size_t kGeluStep = kGeluRows * kTileRows;
 
 template <class T, int V>
-__global__ void __launch_bounds__(32 * kTileRows, kGeluBeside)
+__global__ void __launch_bounds__(32 * kTileRows, kGeluBlocksPerSm)
     gelu_forward_kernel(Tiles tiles, std::size_t cols, const T* x, Columnwise bias, T* y) {
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   if (pack >= tiles.packs) return;
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(32 * kTileRows, kGeluBeside)
   }
 }
 
-template <class T, int V, bool Again, bool Sums>
+template <class T, int V, bool Recompute, bool Sums>
 __global__ void __launch_bounds__(32 * kTileRows)
     gelu_backward_kernel(Tiles tiles, std::size_t cols, const T* x, Columnwise bias, const T* dy,
                          T* dx, T* y, float* scratch) {
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(32 * kTileRows)
   x += pack * V;
   dy += pack * V;
   dx += pack * V;
-  if constexpr (Again) y += pack * V;
+  if constexpr (Recompute) y += pack * V;
   for (std::size_t row = tiles.first_row(); row < end; row += kTileStep) {
     Pack<T, V> at[kRowsAtOnce], up[kRowsAtOnce];
 #pragma unroll
@@ -101,11 +103,11 @@ __global__ void __launch_bounds__(32 * kTileRows)
       }
       if (inside && r < end) {
         Pack<T, V>::of(d).store(dx + r * cols);
-        if constexpr (Again) Pack<T, V>::of(v).store(y + r * cols);
+        if constexpr (Recompute) Pack<T, V>::of(v).store(y + r * cols);
       }
     }
   }
-  if constexpr (Sums) leave_columns<V>(tiles, cols, sums, scratch);
+  if constexpr (Sums) store_partial_sums<V>(tiles, cols, sums, scratch);
 }
 
 template <class T, int V>
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(32 * kTileRows)
   }
 }
 
-template <class T, int V, bool Again>
+template <class T, int V, bool Recompute>
 __global__ void __launch_bounds__(32 * kTileRows)
     swiglu_backward_kernel(Tiles tiles, std::size_t cols, const T* x, const T* dy, T* dx, T* y) {
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(32 * kTileRows)
   x += pack * V;
   dy += pack * V;
   dx += pack * V;
-  if constexpr (Again) y += pack * V;
+  if constexpr (Recompute) y += pack * V;
   for (std::size_t row = tiles.first_row(); row < end; row += kTileStep) {
     Pack<T, V> gates[kRowsAtOnce], values[kRowsAtOnce], up[kRowsAtOnce];
 #pragma unroll
@@ -160,20 +162,20 @@ __global__ void __launch_bounds__(32 * kTileRows)
     for (int u = 0; u < kRowsAtOnce; ++u) {
       const std::size_t r = row + u * kTileRows;
       if (r >= end) break;
-      float g[V], v[V], d[V], again[V];
+      float g[V], v[V], d[V], output[V];
       gates[u].get(g);
       values[u].get(v);
       up[u].get(d);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const float open = sigmoid_for<T>(g[i]), silu = g[i] * open;
-        again[i] = silu * v[i];
+        output[i] = silu * v[i];
         g[i] = d[i] * v[i] * open * (1.0f + g[i] * (1.0f - open));
         v[i] = d[i] * silu;
       }
       Pack<T, V>::of(g).store(dx + 2 * r * cols);
       Pack<T, V>::of(v).store(dx + 2 * r * cols + cols);
-      if constexpr (Again) Pack<T, V>::of(again).store(y + r * cols);
+      if constexpr (Recompute) Pack<T, V>::of(output).store(y + r * cols);
     }
   }
 }
@@ -199,7 +201,7 @@ void gelu_forward(const Gelu& in, void* y, Stream stream) {
     const bool whole =
         in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.bias) && is_aligned(y);
     const Tiles tiles =
-        make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kGeluStep, 132 * kGeluBeside);
+        make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kGeluStep, 132 * kGeluBlocksPerSm);
     const auto kernel = whole ? &gelu_forward_kernel<T, kWide<T>> : &gelu_forward_kernel<T, 1>;
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
         tiles, in.cols, static_cast<const T*>(in.x), Columnwise{in.bias, in.bias_type},

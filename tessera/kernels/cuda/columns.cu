@@ -8,12 +8,12 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::size_t kScratchFloats = 4'400'000;  // 18 MB
-constexpr std::size_t kFewestGroups = 132, kMostGroups = 792;
+constexpr std::size_t kMinGroups = 132, kMaxGroups = 792;
 constexpr int kFinishRows = 32;
 constexpr int kFinishAtOnce = 8;
 constexpr int kPutThreads = 128;
 
-__device__ __forceinline__ float there(const Sink& sink, std::size_t at) {
+__device__ __forceinline__ float load_from(const Sink& sink, std::size_t at) {
   if (sink.type == DType::f32) return static_cast<const float*>(sink.to)[at];
   if (sink.type == DType::bf16) return wide(static_cast<const bf16*>(sink.to)[at]);
   return wide(static_cast<const f16*>(sink.to)[at]);
@@ -28,7 +28,7 @@ __device__ __forceinline__ void put(const Sink& sink, std::size_t at, float valu
   }
 }
 
-// Nothing here takes long but waiting for memory: so each thread asks for all it needs at once.
+// Memory latency dominates this kernel, so each thread issues all its loads at once.
 __global__ void __launch_bounds__(32 * kFinishRows)
     finish_columns_kernel(const float* __restrict__ scratch, unsigned groups, ColumnSinks sinks) {
   __shared__ float all[kFinishRows][32];
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(32 * kFinishRows)
   const unsigned at = column - part * part_cols;
   const bool writes = threadIdx.y == 0 && column < cols && sink.to != nullptr;
   const bool adds = writes && sink.add;
-  const float before = adds ? there(sink, at) : 0.0f;
+  const float before = adds ? load_from(sink, at) : 0.0f;
 
   float sum = 0;
   if (column < cols && sink.to != nullptr) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kPutThreads)
     put_sums_kernel(const float* sums, std::size_t cols, Sink to) {
   const std::size_t column = std::size_t{blockIdx.x} * kPutThreads + threadIdx.x;
   if (column >= cols) return;
-  put(to, column, to.add ? there(to, column) + sums[column] : sums[column]);
+  put(to, column, to.add ? load_from(to, column) + sums[column] : sums[column]);
 }
 
 template <class T, int V>
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(32 * kTileRows)
       for (int i = 0; i < V; ++i) sums[i] += values[i];
     }
   }
-  leave_columns<V>(tiles, cols, sums, scratch);
+  store_partial_sums<V>(tiles, cols, sums, scratch);
 }
 
 }  // namespace
@@ -101,13 +101,13 @@ bool built() { return true; }
 
 std::size_t max_column_groups(std::size_t rows, std::size_t cols) {
   return std::min(rows, std::clamp<std::size_t>(kScratchFloats / std::max<std::size_t>(cols, 1),
-                                                kFewestGroups, kMostGroups));
+                                                kMinGroups, kMaxGroups));
 }
 
 std::size_t column_scratch(std::size_t rows, std::size_t cols) {
-  // As above, without the division's rounding: nowhere does it fall with more columns.
-  return std::min(rows * cols, std::clamp<std::size_t>(kScratchFloats, kFewestGroups * cols,
-                                                       kMostGroups * cols));
+  // As above but without the rounding of the division, so it never decreases with more columns.
+  return std::min(rows * cols,
+                  std::clamp<std::size_t>(kScratchFloats, kMinGroups * cols, kMaxGroups * cols));
 }
 
 Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums) {
@@ -117,7 +117,7 @@ Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums) {
   tiles.across = static_cast<unsigned>(divide_up(tiles.packs, 32));
   tiles.group_rows = kTileStep;
   if (sums && rows > 0) {
-    // Enough blocks to keep a large GPU busy several times over, at most eight steps each.
+    // Enough blocks to fill a large GPU several times, with at most eight steps each.
     const std::size_t steps = rows * tiles.across / (kTileStep * 132 * 16);
     tiles.group_rows *= std::clamp<std::size_t>(steps, 1, 8);
     const std::size_t fewest = divide_up(rows, max_column_groups(rows, cols));

@@ -1,15 +1,15 @@
-// [Note: tiles] Work over a matrix for which a thread keeps to its columns: a block of 32 by 8
-// threads covers 32 packs of columns (512 bytes of each row), and a number of rows. Each warp reads
-// one row at a time, kRowsAtOnce of them in flight per thread. Sums over the rows of a block go to
-// scratch, one row of floats per block row, and finish_columns adds those up.
+// [Note: tiles] Decomposition of a matrix in which each thread processes a fixed set of columns: a
+// block of 32 by 8 threads covers 32 packs of columns (512 bytes of each row) and a number of rows.
+// Each warp reads one row at a time, with kRowsAtOnce rows in flight per thread. The sums over the
+// rows of a block go to scratch, one row of floats per block row, and finish_columns adds them.
 #pragma once
 
 #include "tessera/kernels/cuda/device.cuh"
 
 namespace tessera::kernels::cuda {
 
-constexpr int kTileRows = 8;    // threads of a block along the rows
-constexpr int kRowsAtOnce = 4;  // rows that a thread has in flight
+constexpr int kTileRows = 8;    // threads per block along the rows
+constexpr int kRowsAtOnce = 4;  // rows in flight per thread
 constexpr std::size_t kTileStep = kTileRows * kRowsAtOnce;
 
 struct Tiles {
@@ -17,12 +17,12 @@ struct Tiles {
   std::size_t groups = 0;  // blocks along the rows
   std::size_t group_rows = 0;
   std::size_t rows = 0;
-  std::size_t packs = 0;  // in a row
+  std::size_t packs = 0;  // packs per row
 
   dim3 grid() const { return dim3(static_cast<unsigned>(across * groups)); }
   dim3 block() const { return dim3(32, kTileRows); }
 
-  // Of this thread.
+  // Pack, group and rows of this thread.
   __device__ __forceinline__ std::size_t pack() const {
     return std::size_t{blockIdx.x % across} * 32 + threadIdx.x;
   }
@@ -36,19 +36,19 @@ struct Tiles {
   }
 };
 
-// At most so many rows of partial sums are made for so many columns.
+// Returns the maximum number of rows of partial sums for this matrix.
 std::size_t max_column_groups(std::size_t rows, std::size_t cols);
 
-// `sums`: the blocks leave partial sums, so that few of them are better.
+// Divides a matrix into tiles. `sums`: the blocks leave partial sums, so fewer blocks are made.
 Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums);
-// With so many rows in each block, a multiple of `step`, that there are at most so many blocks.
+// Divides a matrix into at most `blocks` blocks; the rows of each are a multiple of `step`.
 Tiles make_long_tiles(std::size_t rows, std::size_t cols, int pack, std::size_t step,
                       std::size_t blocks);
 
-// Adds up a thread's sums over the block and writes them to the block's row of `scratch`.
+// Adds the threads' sums over the block and writes them to the block's row of `scratch`.
 template <int V>
-__device__ __forceinline__ void leave_columns(const Tiles& tiles, std::size_t cols,
-                                              const float (&sums)[V], float* scratch) {
+__device__ __forceinline__ void store_partial_sums(const Tiles& tiles, std::size_t cols,
+                                                   const float (&sums)[V], float* scratch) {
   __shared__ float all[kTileRows][V][33];
 #pragma unroll
   for (int i = 0; i < V; ++i) all[threadIdx.y][i][threadIdx.x] = sums[i];
@@ -63,13 +63,13 @@ __device__ __forceinline__ void leave_columns(const Tiles& tiles, std::size_t co
   }
 }
 
-// Where the columns of a row of scratch go: `parts` times `cols` of them.
+// Destinations of the columns of a row of scratch, which has `parts` times `cols` columns.
 struct ColumnSinks {
   std::size_t cols = 0;
   int parts = 1;
   Sink to[3] = {};
 };
-// The sum of `groups` rows of `scratch`.
+// Writes the sum of `groups` rows of `scratch` to the sinks.
 void finish_columns(const float* scratch, std::size_t groups, const ColumnSinks& sinks,
                     Stream stream);
 

@@ -6,8 +6,8 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kConvertThreads = 256;
-constexpr int kConvertAtOnce = 8;    // elements: 16 bytes of the narrow ones
-constexpr int kConvertUnrolled = 2;  // so many of these are on their way together
+constexpr int kConvertAtOnce = 8;    // elements: 16 bytes of a 16-bit type
+constexpr int kConvertUnrolled = 2;  // groups of that size in flight per thread
 
 template <class T>
 __device__ __forceinline__ void load_eight(const T* from, float (&x)[kConvertAtOnce]) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void store_eight(T* to, const float (&x)[kConvertAtOn
   }
 }
 
-// What lies behind the last eight, the first threads do one by one.
+// The first threads convert the elements after the last eight one by one.
 template <class F, class T>
 __global__ void __launch_bounds__(kConvertThreads)
     convert_kernel(const F* from, T* to, std::size_t eights, unsigned rest) {
@@ -65,25 +65,25 @@ __global__ void __launch_bounds__(kConvertThreads)
 
 }  // namespace
 
-void convert(const Conversion& how, Stream stream) {
-  if (how.count == 0) return;
-  const bool aligned = is_aligned(how.from) && is_aligned(how.to);
-  with_type(how.from_type, "convert", [&]<class F>() {
-    with_type(how.to_type, "convert", [&]<class T>() {
-      const F* from = static_cast<const F*>(how.from);
-      T* to = static_cast<T*>(how.to);
+void convert(const Conversion& args, Stream stream) {
+  if (args.count == 0) return;
+  const bool aligned = is_aligned(args.from) && is_aligned(args.to);
+  with_type(args.from_type, "convert", [&]<class F>() {
+    with_type(args.to_type, "convert", [&]<class T>() {
+      const F* from = static_cast<const F*>(args.from);
+      T* to = static_cast<T*>(args.to);
       if (aligned) {
-        const std::size_t eights = how.count / kConvertAtOnce;
-        const auto rest = static_cast<unsigned>(how.count % kConvertAtOnce);
+        const std::size_t eights = args.count / kConvertAtOnce;
+        const auto rest = static_cast<unsigned>(args.count % kConvertAtOnce);
         const std::size_t blocks =
             divide_up(eights > 0 ? eights : 1, std::size_t{kConvertThreads} * kConvertUnrolled);
         convert_kernel<F, T><<<static_cast<unsigned>(blocks), kConvertThreads, 0, native(stream)>>>(
             from, to, eights, rest);
       } else {
-        convert_singly_kernel<F, T><<<static_cast<unsigned>(divide_up(how.count, kConvertThreads)),
-                                      kConvertThreads, 0, native(stream)>>>(from, to, how.count);
+        convert_singly_kernel<F, T><<<static_cast<unsigned>(divide_up(args.count, kConvertThreads)),
+                                      kConvertThreads, 0, native(stream)>>>(from, to, args.count);
       }
-      check_launch("convert", 1, how.count);
+      check_launch("convert", 1, args.count);
     });
   });
 }

@@ -4,13 +4,13 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Two blocks of this size fill an SM; the rows that all of them work on stay in the L2 cache until
-// they are read for the second time.
+// Two blocks of this size fill an SM. The rows that all blocks process stay in the L2 cache until
+// they are read the second time.
 constexpr int kLossThreads = 1024;
-constexpr int kLossPacks = 2;  // in flight, per thread
+constexpr int kLossPacks = 2;  // packs in flight per thread
 
-// The largest so far, and the sum of exp(x - top). Never -infinity, which minus itself is no
-// number.
+// Maximum so far, and the sum of exp(x - top). `top` is never -infinity, because -infinity minus
+// itself is NaN.
 constexpr float kLowest = -1e38f;
 struct Sum {
   float top = kLowest, sum = 0;
@@ -32,7 +32,7 @@ __device__ __forceinline__ Sum block_join(Sum mine, Sum* shared) {
   }
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
   __syncthreads();
-  // Each warp does the rest for itself: 32 warps, 32 lanes.
+  // Each warp reduces the rest redundantly: 32 warps, 32 lanes.
   static_assert(kLossThreads == 32 * 32);
   mine = shared[threadIdx.x % 32];
 #pragma unroll
@@ -45,8 +45,8 @@ __device__ __forceinline__ Sum block_join(Sum mine, Sum* shared) {
   return mine;
 }
 
-// exp2(x · log2(e) - shift): one multiply-add and one exponential. For f32 the difference first,
-// for its digits.
+// Returns exp(x - top) as exp2(x · log2(e) - scaled_top): one multiply-add and one exponential. f32
+// subtracts first, for precision.
 template <class T>
 __device__ __forceinline__ float exp_above(float x, float top, float scaled_top) {
   constexpr float kLog2E = 1.4426950408889634f;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kLossThreads, 2)
   }
 
   const float chosen = wide(x[target]);
-  const unsigned packs = classes / V;  // and less than V single ones behind them
+  const unsigned packs = classes / V;  // followed by fewer than V single elements
   Sum mine;
   for (unsigned first = threadIdx.x; first < packs; first += kStep) {
     Pack<T, V> p[kLossPacks];
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kLossThreads, 2)
     // NaN and infinity make the sum NaN; -infinity adds nothing.
     mine.join({fmaxf(last, kLowest), last < kLowest ? 0.0f : last - last + 1.0f});
   }
-  mine = block_join(mine, shared);  // all have read the target's logit, too
+  mine = block_join(mine, shared);  // after this, every thread has read the target's logit
 
   const float log_sum = mine.top + logf(mine.sum), scaled = log_sum * kLog2E;
   for (unsigned first = threadIdx.x; first < packs; first += kStep) {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kLossThreads, 2)
   if (threadIdx.x == 0) {
     const float loss = mine.top - chosen + logf(mine.sum);
     losses[row] = loss;
-    // Not p - 1, which has lost its digits where p is nearly 1.
+    // Not p - 1, which loses precision where p is close to 1.
     x[target] = narrow<T>(expm1f(-loss));
   }
 }
@@ -153,9 +153,10 @@ __global__ void __launch_bounds__(kLossThreads, 2)
 void cross_entropy(const CrossEntropy& in, void* logits, float* losses, int* bad, Stream stream) {
   if (in.rows == 0 || in.cols == 0) return;
   if (in.classes > in.cols || in.cols > 0x7fffffffu) {
-    throw UsageError("cross_entropy: got " + std::to_string(in.classes) + " classes in rows of " +
+    throw UsageError("cross_entropy: " + std::to_string(in.classes) + " classes in rows of " +
                      std::to_string(in.cols) +
-                     "; wanted no more than the row has, and rows below " + "2^31");
+                     " columns: a row must have a column for every class and fewer than 2^31 "
+                     "columns.");
   }
   with_type(in.type, "cross_entropy", [&]<class T>() {
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(logits);

@@ -9,7 +9,7 @@ namespace {
 
 Library load_cublaslt() {
   Library library;
-  // One that is here already: LibTorch has chosen it to fit its CUDA.
+  // Prefers a library that is already loaded: LibTorch chose it to match its CUDA version.
   SharedLibrary symbols({"libcublasLt.so.13", "libcublasLt.so.12"});
   Api& api = library.api;
   symbols.need("cublasLtGetVersion", api.get_version);
@@ -25,12 +25,12 @@ Library load_cublaslt() {
   symbols.need("cublasLtMatmul", api.matmul);
   if (!symbols.open()) {
     library.problem =
-        str("cuBLASLt is not in the process and cannot be loaded (", symbols.problem(),
-            "); use a LibTorch for CUDA, or put the folder of libcublasLt.so.13 in "
-            "LD_LIBRARY_PATH");
+        str("cuBLASLt is not loaded in this process and cannot be loaded (", symbols.problem(),
+            "). Use a LibTorch built for CUDA, or add the folder of libcublasLt.so.13 to "
+            "LD_LIBRARY_PATH.");
   } else if (!symbols.missing().empty()) {
-    library.problem =
-        str("the cuBLASLt in this process has no ", symbols.missing(), "; 12.0 or later is needed");
+    library.problem = str("The cuBLASLt in this process does not provide ", symbols.missing(),
+                          ". Version 12.0 or later is required.");
   }
   library.loaded = library.problem.empty();
   return library;
@@ -40,8 +40,8 @@ Library load_cublaslt() {
 
 void Api::check(Status status, const char* call) const {
   if (status == Status::success) return;
-  throw Error(str("cuBLASLt's ", call, " failed: ", get_status_string(status), " (version ",
-                  get_version(), "); CUBLASLT_LOG_LEVEL=2 makes it say more"));
+  throw Error(str(call, " failed: ", get_status_string(status), " (cuBLASLt version ",
+                  get_version(), "). Set CUBLASLT_LOG_LEVEL=2 for details."));
 }
 
 const Library& library() {

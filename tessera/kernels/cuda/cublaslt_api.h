@@ -6,8 +6,9 @@
 
 #include "tessera/kernels/cuda/cuda.h"
 
-// The part of cuBLASLt's C interface that we use, in our own words. It is the same in 12 and 13; we
-// need no header of it and link nothing. Matrices are by columns there.
+// Declarations of the part of cuBLASLt's C interface that Tessera uses. It is the same in versions
+// 12 and 13. Declaring it here needs neither its headers nor a link dependency. Matrices are
+// column-major.
 namespace tessera::kernels::cuda::lt {
 
 using Handle = struct OpaqueHandle*;
@@ -29,8 +30,8 @@ enum class OperationField : int {
   transpose_a = 3,  // int32: 0 or 1
   transpose_b = 4,
   epilogue = 7,      // int32
-  bias_pointer = 8,  // also of the bias's gradient
-  aux_pointer = 11,  // the input of GELU
+  bias_pointer = 8,  // also the bias gradient
+  aux_pointer = 11,  // input of GELU
   aux_stride = 12,   // int64, in elements
   aux_type = 22,     // int32, a DataType
   bias_type = 26,    // int32, a DataType
@@ -38,21 +39,21 @@ enum class OperationField : int {
 
 enum class PreferenceField : int {
   workspace_bytes = 1,    // uint64
-  reduction_schemes = 3,  // uint32: a set of them
+  reduction_schemes = 3,  // uint32, a bit mask
   alignment_a = 5,        // uint32, in bytes
   alignment_b = 6,
   alignment_c = 7,
   alignment_d = 8,
 };
 
-// How a dot product that is computed in parts is put together: in fp32, in the workspace. (The
-// other schemes add up rounded parts.)
+// Reduction scheme for a dot product that is computed in parts: in fp32, in the workspace. (The
+// other schemes add rounded parts.)
 inline constexpr std::uint32_t kReduceInCompute = 2;
 
 inline constexpr std::int32_t kNoEpilogue = 1;
-inline constexpr std::int32_t kBias = 4;                    // of the rows of D
-inline constexpr std::int32_t kGeluAuxBias = 32 | 128 | 4;  // GELU by tanh
-inline constexpr std::int32_t kBiasGradientB = 512;         // sums of B over k, one a column of D
+inline constexpr std::int32_t kBias = 4;                    // one value per row of D
+inline constexpr std::int32_t kGeluAuxBias = 32 | 128 | 4;  // GELU with tanh
+inline constexpr std::int32_t kBiasGradientB = 512;         // sums of B over k, one per column of D
 
 struct Algorithm {
   std::uint64_t data[8];
@@ -85,17 +86,17 @@ struct Api {
                    Layout, const void* beta, const void* c, Layout, void* d, Layout,
                    const Algorithm*, void* workspace, std::size_t workspace_bytes, Stream);
 
-  // Throws Error that names the call and says what cuBLASLt says.
+  // Throws Error with the name of the call and cuBLASLt's description unless `status` is success.
   void check(Status status, const char* call) const;
 };
 
 struct Library {
   bool loaded = false;
-  std::string problem;  // why it is not loaded
+  std::string problem;  // the reason it is not loaded
   Api api{};
 };
 
-// The cuBLASLt of this process: the one that LibTorch brought along, else the loader's.
+// Returns the cuBLASLt of this process: the one loaded by LibTorch, otherwise the dynamic loader's.
 const Library& library();
 
 }  // namespace tessera::kernels::cuda::lt

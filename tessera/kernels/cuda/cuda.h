@@ -4,23 +4,23 @@
 
 #include "tessera/core/dtype.h"
 
-// [Note: kernels on a GPU] The same small interface as the CPU's: raw pointers and sizes, with a
-// stream. Every pointer but those of structs that are passed by value is of device memory. Calls
-// only put work on the stream: they never wait, allocate nothing on the device, and may be captured
-// into a CUDA graph. nvcc compiles them where it is found, with the CUDA runtime linked statically,
-// so that a program with kernels runs on machines without a GPU too. Without nvcc absent.cpp stands
-// in for them, and built() says so.
+// [Note: kernels on a GPU] The interface matches the CPU kernels: raw pointers and sizes, plus a
+// stream. Pointers are to device memory unless stated otherwise. Calls only enqueue work on the
+// stream: they never wait, never allocate device memory, and can be captured into a CUDA graph.
+// nvcc compiles the kernels if it is found, with the CUDA runtime linked statically, so that the
+// program also runs on machines without a GPU. Without nvcc, absent.cpp replaces them, and built()
+// returns false.
 //
-// Elements are f32, bf16 or f16; everything is computed in fp32. Sums are added up in an order that
-// depends on the sizes alone: the same input gives the same bits.
+// Elements are f32, bf16 or f16; all arithmetic is in fp32. The order of additions in sums depends
+// only on the sizes: the same input gives the same bits.
 namespace tessera::kernels::cuda {
 
 using Stream = void*;  // a cudaStream_t
 
-// Are there kernels in this program?
+// Returns whether this program contains the CUDA kernels.
 bool built();
 
-// Where to put a gradient: written, or added to what is there. Null: not wanted.
+// Destination of a gradient. `add` accumulates instead of overwriting. `to` null: not computed.
 struct Sink {
   void* to = nullptr;
   DType type = DType::f32;

@@ -1,5 +1,5 @@
-// What the kernels here are made of: 16 bytes at a time, sums within a row, types chosen at run
-// time.
+// Building blocks of the CUDA kernels: 16-byte accesses, sums within a row, and dispatch on the
+// type at run time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,7 +33,7 @@ __device__ __forceinline__ T narrow(float x) {
   }
 }
 
-// Two elements in one word, from and to floats.
+// Two elements in one word, converted to and from floats.
 template <class T>
 __device__ __forceinline__ float2 wide_pair(std::uint32_t word) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -53,11 +53,11 @@ __device__ __forceinline__ std::uint32_t narrow_pair(float low, float high) {
   }
 }
 
-// How many elements are 16 bytes.
+// Number of elements in 16 bytes.
 template <class T>
 constexpr int kWide = 16 / static_cast<int>(sizeof(T));
 
-// V elements as they lie in memory: 16 bytes of them, or a single one.
+// V elements as stored in memory: 16 bytes of them, or a single one.
 template <class T, int V>
 struct Pack {
   static_assert(V == kWide<T>);
@@ -81,8 +81,8 @@ struct Pack {
       }
     }
   }
-  // From here on the compiler takes it for something new: it is unpacked once more where it is
-  // needed, and its floats need not be kept meanwhile.
+  // Hides the value from the compiler, so that it unpacks the words again at the next use instead
+  // of keeping the floats in registers.
   __device__ __forceinline__ void keep_packed() {
     asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
   }
@@ -110,8 +110,8 @@ struct Pack<T, 1> {
   static __device__ __forceinline__ Pack of(const float (&x)[1]) { return {narrow<T>(x[0])}; }
 };
 
-// A vector over the columns (weights, a bias) of a type that is known at run time: small, read by
-// every block, and so from the cache. Nothing there: zeros.
+// Vector over the columns (weights, bias) whose type is known at run time. It is small and read by
+// every block, so it comes from the cache. Null data reads as zeros.
 struct Columnwise {
   const void* data = nullptr;
   DType type = DType::f32;
@@ -130,14 +130,14 @@ struct Columnwise {
     }
   }
 
-  // The same where it is there, and of that type.
+  // get() for data that is not null and has type T.
   template <class T, int V>
   __device__ __forceinline__ void get_as(std::size_t column, float (&x)[V]) const {
     const T* from = static_cast<const T*>(data) + column;
     if constexpr (V == 1) {
       x[0] = wide(*from);
     } else {
-      constexpr int W = V < kWide<T> ? V : kWide<T>;  // f32 beside 16-bit: two loads for one
+      constexpr int W = V < kWide<T> ? V : kWide<T>;  // f32 with 16-bit packs: two loads
       if constexpr (W == kWide<T>) {
 #pragma unroll
         for (int i = 0; i < V; i += W) {
@@ -146,7 +146,7 @@ struct Columnwise {
 #pragma unroll
           for (int j = 0; j < W; ++j) x[i + j] = part[j];
         }
-      } else {  // four 16-bit ones
+      } else {  // four 16-bit elements
         const uint2 words = *reinterpret_cast<const uint2*>(from);
         const float2 low = wide_pair<T>(words.x), high = wide_pair<T>(words.y);
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
@@ -155,7 +155,7 @@ struct Columnwise {
   }
 };
 
-// The sum over a warp, in all its lanes.
+// Returns the sum over a warp, in all its lanes.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -164,8 +164,8 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// The sum over the G threads of a row, in all of them. `shared` is written: G / 32 floats, that the
-// threads do not use for anything else until they next meet.
+// Returns the sum over the G threads of a row, in all of them. Writes G / 32 floats to `shared`,
+// which the threads must not use otherwise until their next barrier.
 template <int G>
 __device__ __forceinline__ float group_sum(float x, float* shared) {
   x = warp_sum(x);
@@ -179,21 +179,22 @@ __device__ __forceinline__ float group_sum(float x, float* shared) {
   return x;
 }
 
-// 16 bytes to shared memory, while this thread goes on.
-__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+// Starts copying 16 bytes to shared memory and returns immediately.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
-__device__ __forceinline__ void end_of_copies() {
+__device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until all but so many of the last groups of copies of this thread are there.
+// Waits until at most the N latest groups of copies of this thread are pending.
 template <int N>
-__device__ __forceinline__ void await_copies() {
+__device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// exp and 1 / (1 + exp(-x)): to the last digits for f32, to about 1e-6 for what is rounded anyway.
+// exp and 1 / (1 + exp(-x)): to full fp32 precision for f32, to about 1e-6 for 16-bit types, which
+// are rounded anyway.
 template <class T>
 __device__ __forceinline__ float exp_for(float x) {
   if constexpr (sizeof(T) == 4) {
@@ -213,7 +214,7 @@ __device__ __forceinline__ float sigmoid_for(float x) {
   }
 }
 
-// f.operator()<T>() with the C++ type of `type`.
+// Calls f.operator()<T>() with the C++ type of `type`.
 template <class F>
 void with_type(DType type, const char* kernel, F&& f) {
   switch (type) {
@@ -221,8 +222,8 @@ void with_type(DType type, const char* kernel, F&& f) {
     case DType::bf16: return f.template operator()<bf16>();
     case DType::f16: return f.template operator()<f16>();
     default:
-      throw UsageError(std::string("the GPU's kernel ") + kernel + " got elements of type " +
-                       name(type) + "; wanted f32, bf16 or f16");
+      throw UsageError(std::string("CUDA kernel ") + kernel + ": element type " + name(type) +
+                       " is not supported. Use f32, bf16 or f16.");
   }
 }
 
@@ -235,8 +236,8 @@ inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(str
 inline void check_launch(const char* kernel, std::size_t rows, std::size_t cols) {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return;
-  throw Error(std::string("the GPU's kernel ") + kernel + " over [" + std::to_string(rows) + ", " +
-              std::to_string(cols) + "] could not be started: " + cudaGetErrorString(error));
+  throw Error(std::string("Launching the CUDA kernel ") + kernel + " on [" + std::to_string(rows) +
+              ", " + std::to_string(cols) + "] failed: " + cudaGetErrorString(error));
 }
 
 constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }

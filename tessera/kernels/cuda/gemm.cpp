@@ -21,13 +21,13 @@ using lt::OperationField;
 using lt::PreferenceField;
 using lt::Status;
 
-// [Note: by columns] A matrix by rows is its transpose by columns. So for d = op(a) · op(b) we ask
-// cuBLASLt for dᵀ = op(b)ᵀ · op(a)ᵀ: its A is b, its B is a, its D has n rows and m columns. An
-// operand that is stored as the product has it (not transposed) is so for cuBLASLt too. The bias
-// [n] belongs to the rows of D, as cuBLASLt wants it, and the sum of a over k, one for each of m,
-// is its gradient "by B".
+// [Note: by columns] A row-major matrix is its transpose in column-major order. So for d = op(a) ·
+// op(b) Tessera requests dᵀ = op(b)ᵀ · op(a)ᵀ: cuBLASLt's A is b, its B is a, and its D has n rows
+// and m columns. An operand that is not transposed here is not transposed for cuBLASLt either. The
+// bias [n] has one value per row of D, as cuBLASLt requires, and the sum of a over k, one value for
+// each of m, is its bias gradient "of B".
 
-bool type_in(DType type, lt::DataType& out) {
+bool to_lt_type(DType type, lt::DataType& out) {
   switch (type) {
     case DType::f32: out = lt::DataType::f32; return true;
     case DType::f16: out = lt::DataType::f16; return true;
@@ -36,25 +36,26 @@ bool type_in(DType type, lt::DataType& out) {
   }
 }
 
-// What algorithms may rely on. Few values, so that few kinds of product are told apart.
+// Returns the alignment that algorithms may rely on. Only a few values, to keep the number of
+// distinct plans small.
 std::uint32_t alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   for (const std::uint32_t bytes : {256u, 16u, 8u, 4u, 2u}) {
-    if (address % bytes == 0) return bytes;  // of a null pointer: 256
+    if (address % bytes == 0) return bytes;  // 256 for a null pointer
   }
   return 1;
 }
 
-const void* bias_of(const Gemm& how) {
-  return how.epilogue == Epilogue::bias_gradient ? how.bias_gradient : how.bias;
+const void* bias_of(const Gemm& args) {
+  return args.epilogue == Epilogue::bias_gradient ? args.bias_gradient : args.bias;
 }
 
-// All that the choice of an algorithm depends on.
-using Kind = std::array<std::int64_t, 7>;
-struct KindHash {
-  std::size_t operator()(const Kind& kind) const {
+// Everything that the choice of an algorithm depends on.
+using PlanKey = std::array<std::int64_t, 7>;
+struct PlanKeyHash {
+  std::size_t operator()(const PlanKey& key) const {
     std::uint64_t hash = 0;
-    for (const std::int64_t x : kind) {
+    for (const std::int64_t x : key) {
       hash = (hash ^ static_cast<std::uint64_t>(x)) * 0x9E3779B97F4A7C15u;
       hash ^= hash >> 29;
     }
@@ -62,42 +63,42 @@ struct KindHash {
   }
 };
 
-Kind kind_of(const Gemm& how, std::size_t workspace, int device) {
+PlanKey plan_key(const Gemm& args, std::size_t workspace, int device) {
   std::int64_t flags = 0, alignments = 0;
   for (const int x :
-       {static_cast<int>(how.type), static_cast<int>(how.out_type), static_cast<int>(how.epilogue),
-        how.transpose_a ? 1 : 0, how.transpose_b ? 1 : 0,
-        how.c == nullptr ? 0
-        : how.c == how.d ? 1
-                         : 2}) {
+       {static_cast<int>(args.type), static_cast<int>(args.out_type),
+        static_cast<int>(args.epilogue), args.transpose_a ? 1 : 0, args.transpose_b ? 1 : 0,
+        args.c == nullptr  ? 0
+        : args.c == args.d ? 1
+                           : 2}) {
     flags = flags * 16 + x;
   }
-  for (const void* pointer : {how.a, how.b, how.c, static_cast<const void*>(how.d), bias_of(how),
-                              static_cast<const void*>(how.aux)}) {
+  for (const void* pointer : {args.a, args.b, args.c, static_cast<const void*>(args.d),
+                              bias_of(args), static_cast<const void*>(args.aux)}) {
     alignments = alignments * 512 + alignment_of(pointer);
   }
-  return {device, flags, alignments, how.m, how.n, how.k, static_cast<std::int64_t>(workspace)};
+  return {device, flags, alignments, args.m, args.n, args.k, static_cast<std::int64_t>(workspace)};
 }
 
-// A kind of product, as cuBLASLt sees it, and the algorithm for it. Its mutex is held for a call:
-// the addresses of bias and aux are in the operation.
+// cuBLASLt descriptors and the chosen algorithm of one kind of product. The mutex is held during a
+// call because the operation contains the addresses of bias and aux.
 struct Plan {
   std::mutex mutex;
   lt::Handle handle = nullptr;
   lt::Operation operation = nullptr;
-  lt::Layout a = nullptr, b = nullptr, d = nullptr;  // c has that of d
-  std::vector<lt::Proposal> proposals;               // the chosen one comes first
+  lt::Layout a = nullptr, b = nullptr, d = nullptr;  // c has the layout of d
+  std::vector<lt::Proposal> proposals;               // the chosen one is first
   bool made = false, measured = false;
 };
 
-// Facts about this machine, asked for once and kept as long as the process lives.
+// Handles and plans, created on first use and kept for the lifetime of the process.
 struct Plans {
   std::mutex mutex;
   std::map<int, lt::Handle> handles;  // by device
-  std::unordered_map<Kind, std::unique_ptr<Plan>, KindHash> plans;
+  std::unordered_map<PlanKey, std::unique_ptr<Plan>, PlanKeyHash> plans;
 };
 Plans& plans() {
-  // Never destroyed: at the end of the process the driver may be gone before it.
+  // Never destroyed: at process exit the driver may already be unloaded.
   static Plans* const all = new Plans;
   return *all;
 }
@@ -139,49 +140,49 @@ std::int32_t epilogue_of(Epilogue epilogue) {
   return lt::kNoEpilogue;
 }
 
-void set_addresses(const Plan& plan, const Gemm& how) {
-  if (how.epilogue == Epilogue::none) return;
-  set_field(plan.operation, OperationField::bias_pointer, bias_of(how));
-  if (how.epilogue == Epilogue::gelu_bias) {
-    set_field(plan.operation, OperationField::aux_pointer, static_cast<const void*>(how.aux));
+void set_addresses(const Plan& plan, const Gemm& args) {
+  if (args.epilogue == Epilogue::none) return;
+  set_field(plan.operation, OperationField::bias_pointer, bias_of(args));
+  if (args.epilogue == Epilogue::gelu_bias) {
+    set_field(plan.operation, OperationField::aux_pointer, static_cast<const void*>(args.aux));
   }
 }
 
-// Can it be put to cuBLASLt at all?
-bool is_askable(const Gemm& how, lt::DataType& type, lt::DataType& out_type) {
-  if (how.m < 1 || how.n < 1 || how.k < 1) return false;
-  if (!type_in(how.type, type) || !type_in(how.out_type, out_type)) return false;
-  const bool same = how.type == how.out_type;
-  switch (how.epilogue) {
+// Returns whether cuBLASLt can express this product, and its types.
+bool is_supported(const Gemm& args, lt::DataType& type, lt::DataType& out_type) {
+  if (args.m < 1 || args.n < 1 || args.k < 1) return false;
+  if (!to_lt_type(args.type, type) || !to_lt_type(args.out_type, out_type)) return false;
+  const bool same = args.type == args.out_type;
+  switch (args.epilogue) {
     case Epilogue::none:
     case Epilogue::bias: return true;
-    case Epilogue::gelu_bias: return same && how.n % 8 == 0;  // aux would be of the output's type
-    case Epilogue::bias_gradient: return same;                // so would the gradient
+    case Epilogue::gelu_bias: return same && args.n % 8 == 0;  // aux has the output's type
+    case Epilogue::bias_gradient: return same;                 // so does the gradient
   }
   return false;
 }
 
-void make_plan(Plan& plan, const Gemm& how, lt::DataType type, lt::DataType out_type) {
+void make_plan(Plan& plan, const Gemm& args, lt::DataType type, lt::DataType out_type) {
   const lt::Api& api = cublaslt();
   api.check(api.operation_create(&plan.operation, lt::Compute::f32, lt::DataType::f32),
             "cublasLtMatmulDescCreate");
-  set_field(plan.operation, OperationField::transpose_a, std::int32_t{how.transpose_b ? 1 : 0});
-  set_field(plan.operation, OperationField::transpose_b, std::int32_t{how.transpose_a ? 1 : 0});
-  set_field(plan.operation, OperationField::epilogue, epilogue_of(how.epilogue));
-  if (how.epilogue != Epilogue::none) {
+  set_field(plan.operation, OperationField::transpose_a, std::int32_t{args.transpose_b ? 1 : 0});
+  set_field(plan.operation, OperationField::transpose_b, std::int32_t{args.transpose_a ? 1 : 0});
+  set_field(plan.operation, OperationField::epilogue, epilogue_of(args.epilogue));
+  if (args.epilogue != Epilogue::none) {
     set_field(plan.operation, OperationField::bias_type, static_cast<std::int32_t>(out_type));
   }
-  if (how.epilogue == Epilogue::gelu_bias) {
-    set_field(plan.operation, OperationField::aux_stride, how.n);
+  if (args.epilogue == Epilogue::gelu_bias) {
+    set_field(plan.operation, OperationField::aux_stride, args.n);
     set_field(plan.operation, OperationField::aux_type, static_cast<std::int32_t>(out_type));
   }
-  plan.a = how.transpose_b ? layout_of(type, how.k, how.n) : layout_of(type, how.n, how.k);
-  plan.b = how.transpose_a ? layout_of(type, how.m, how.k) : layout_of(type, how.k, how.m);
-  plan.d = layout_of(out_type, how.n, how.m);
+  plan.a = args.transpose_b ? layout_of(type, args.k, args.n) : layout_of(type, args.n, args.k);
+  plan.b = args.transpose_a ? layout_of(type, args.m, args.k) : layout_of(type, args.k, args.m);
+  plan.d = layout_of(out_type, args.n, args.m);
 }
 
-// What cuBLASLt proposes, best first by its own reckoning. None: it cannot do this.
-std::vector<lt::Proposal> proposals_for(const Plan& plan, const Gemm& how, std::size_t workspace) {
+// Returns cuBLASLt's proposals, best first by its own estimate. Empty: not supported.
+std::vector<lt::Proposal> proposals_for(const Plan& plan, const Gemm& args, std::size_t workspace) {
   constexpr int wanted = 16;
   const lt::Api& api = cublaslt();
   lt::Preference preference = nullptr;
@@ -190,11 +191,11 @@ std::vector<lt::Proposal> proposals_for(const Plan& plan, const Gemm& how, std::
       preference, api.preference_destroy);
   set_field(preference, PreferenceField::workspace_bytes, static_cast<std::uint64_t>(workspace));
   set_field(preference, PreferenceField::reduction_schemes, lt::kReduceInCompute);
-  set_field(preference, PreferenceField::alignment_a, alignment_of(how.b));
-  set_field(preference, PreferenceField::alignment_b, alignment_of(how.a));
+  set_field(preference, PreferenceField::alignment_a, alignment_of(args.b));
+  set_field(preference, PreferenceField::alignment_b, alignment_of(args.a));
   set_field(preference, PreferenceField::alignment_c,
-            alignment_of(how.c != nullptr ? how.c : how.d));
-  set_field(preference, PreferenceField::alignment_d, alignment_of(how.d));
+            alignment_of(args.c != nullptr ? args.c : args.d));
+  set_field(preference, PreferenceField::alignment_d, alignment_of(args.d));
   std::vector<lt::Proposal> proposals(wanted);
   int got = 0;
   const Status status = api.propose(plan.handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
@@ -208,42 +209,43 @@ std::vector<lt::Proposal> proposals_for(const Plan& plan, const Gemm& how, std::
   return proposals;
 }
 
-Status run_proposal(const Plan& plan, const Gemm& how, const lt::Proposal& proposal,
+Status run_proposal(const Plan& plan, const Gemm& args, const lt::Proposal& proposal,
                     Workspace workspace, Stream stream) {
   const float one = 1, zero = 0;
-  return cublaslt().matmul(plan.handle, plan.operation, &one, how.b, plan.a, how.a, plan.b,
-                           how.c != nullptr ? &one : &zero, how.c != nullptr ? how.c : how.d,
-                           plan.d, how.d, plan.d, &proposal.algorithm, workspace.data,
+  return cublaslt().matmul(plan.handle, plan.operation, &one, args.b, plan.a, args.a, plan.b,
+                           args.c != nullptr ? &one : &zero, args.c != nullptr ? args.c : args.d,
+                           plan.d, args.d, plan.d, &proposal.algorithm, workspace.data,
                            workspace.bytes, stream);
 }
 
-// Milliseconds of a run, after one to get warm. Infinite: it does not work.
-float time_of(const Plan& plan, const Gemm& how, const lt::Proposal& proposal, Workspace workspace,
+// Returns the milliseconds of a run, after one warm-up run. Infinity: the algorithm fails.
+float time_of(const Plan& plan, const Gemm& args, const lt::Proposal& proposal, Workspace workspace,
               int times, Stopwatch& watch, Stream stream) {
   for (int i = -1; i < times; ++i) {
     if (i == 0) watch.start(stream);
-    if (run_proposal(plan, how, proposal, workspace, stream) != Status::success) {
+    if (run_proposal(plan, args, proposal, workspace, stream) != Status::success) {
       return std::numeric_limits<float>::infinity();
     }
   }
   return watch.stop(stream) / static_cast<float>(times);
 }
 
-// Puts the fastest proposal first. Results go where the product's own will go soon, or, where that
-// holds what is to be added to, into memory of their own. First a glance at all, then a longer look
-// at the best; cuBLASLt's own favourite stays unless another is clearly faster.
-void measure_proposals(Plan& plan, const Gemm& how, Workspace workspace, Stream stream) {
+// Moves the fastest proposal to the front. Trials write to the product's own output, which the real
+// run overwrites next; if that output also holds the addend, they write to scratch memory. All
+// proposals are timed briefly, then the best ones for longer. cuBLASLt's first proposal is kept
+// unless another one is clearly faster.
+void measure_proposals(Plan& plan, const Gemm& args, Workspace workspace, Stream stream) {
   constexpr std::size_t finalists = 4;
   constexpr float clearly = 0.98f;
   plan.measured = true;
   if (plan.proposals.size() < 2) return;
-  Gemm trial = how;
+  Gemm trial = args;
   void* scratch = nullptr;
-  if (how.c == how.d) {
-    scratch = try_allocate(
-        static_cast<std::size_t>(how.m) * static_cast<std::size_t>(how.n) * size_of(how.out_type),
-        stream);
-    if (scratch == nullptr) return;  // memory is short: the first proposal will do
+  if (args.c == args.d) {
+    scratch = try_allocate(static_cast<std::size_t>(args.m) * static_cast<std::size_t>(args.n) *
+                               size_of(args.out_type),
+                           stream);
+    if (scratch == nullptr) return;  // not enough memory: keep the first proposal
     trial.c = trial.d = scratch;
   }
   Stopwatch watch;
@@ -251,7 +253,7 @@ void measure_proposals(Plan& plan, const Gemm& how, Workspace workspace, Stream 
   for (std::size_t i = 0; i < plan.proposals.size(); ++i) {
     times.emplace_back(time_of(plan, trial, plan.proposals[i], workspace, 3, watch, stream), i);
   }
-  std::sort(times.begin() + 1, times.end());  // the first one stays in
+  std::sort(times.begin() + 1, times.end());  // always keep the first one
   times.resize(std::min(times.size(), finalists));
   for (auto& [ms, i] : times) {
     ms = time_of(plan, trial, plan.proposals[i], workspace, 5, watch, stream);
@@ -262,11 +264,11 @@ void measure_proposals(Plan& plan, const Gemm& how, Workspace workspace, Stream 
   plan.proposals.resize(1);
 }
 
-Plan& plan_of(const Gemm& how, std::size_t workspace) {
+Plan& plan_of(const Gemm& args, std::size_t workspace) {
   const int device = current_device();
   Plans& all = plans();
   const std::lock_guard lock(all.mutex);
-  std::unique_ptr<Plan>& plan = all.plans[kind_of(how, workspace, device)];
+  std::unique_ptr<Plan>& plan = all.plans[plan_key(args, workspace, device)];
   if (plan == nullptr) {
     plan = std::make_unique<Plan>();
     plan->handle = handle_of(all, device);
@@ -276,7 +278,7 @@ Plan& plan_of(const Gemm& how, std::size_t workspace) {
 
 std::string find_gemm_problem() {
   if (!lt::library().loaded) return lt::library().problem;
-  if (!has_gpu()) return "there is no GPU that the CUDA runtime can use";
+  if (!has_gpu()) return "The CUDA runtime found no usable GPU.";
   return "";
 }
 
@@ -287,26 +289,27 @@ const char* gemm_problem() {
   return problem.empty() ? nullptr : problem.c_str();
 }
 
-bool gemm(const Gemm& how, Workspace workspace, bool tune, Stream stream) {
+bool gemm(const Gemm& args, Workspace workspace, bool tune, Stream stream) {
   lt::DataType type{}, out_type{};
-  if (gemm_problem() != nullptr || !is_askable(how, type, out_type)) return false;
-  Plan& plan = plan_of(how, workspace.bytes);
+  if (gemm_problem() != nullptr || !is_supported(args, type, out_type)) return false;
+  Plan& plan = plan_of(args, workspace.bytes);
   const std::lock_guard lock(plan.mutex);
-  if (!plan.made) make_plan(plan, how, type, out_type);
-  set_addresses(plan, how);
-  if (!plan.made) plan.proposals = proposals_for(plan, how, workspace.bytes);
+  if (!plan.made) make_plan(plan, args, type, out_type);
+  set_addresses(plan, args);
+  if (!plan.made) plan.proposals = proposals_for(plan, args, workspace.bytes);
   plan.made = true;
   if (plan.proposals.empty()) return false;
-  if (tune && !plan.measured && !capturing(stream)) measure_proposals(plan, how, workspace, stream);
-  const Status status = run_proposal(plan, how, plan.proposals[0], workspace, stream);
+  if (tune && !plan.measured && !capturing(stream))
+    measure_proposals(plan, args, workspace, stream);
+  const Status status = run_proposal(plan, args, plan.proposals[0], workspace, stream);
   if (status == Status::not_supported || status == Status::invalid_value ||
       status == Status::arch_mismatch) {
     plan.proposals.clear();
     return false;
   }
   if (status != Status::success) {
-    throw Error(str("the product [", how.m, ", ", how.k, "] · [", how.k, ", ", how.n, "] of ",
-                    name(how.type), " failed: ", cublaslt().get_status_string(status)));
+    throw Error(str("The matrix product [", args.m, ", ", args.k, "] · [", args.k, ", ", args.n,
+                    "] in ", name(args.type), " failed: ", cublaslt().get_status_string(status)));
   }
   return true;
 }

@@ -8,25 +8,24 @@
 
 namespace tessera::kernels::cuda {
 
-// [Note: cuBLASLt] Matrix products go to cuBLASLt, which can add a bias, take GELU or sum up a bias
-// gradient on the way. The library is found at run time (LibTorch brings it along); we declare what
-// we use of its C interface and link nothing. The first time a product of some shape and kind is
-// asked for (never while a graph is captured), the best few algorithms that cuBLASLt proposes are
-// measured on that very product, in memory of their own, and the fastest is remembered.
+// [Note: cuBLASLt] Matrix products run in cuBLASLt, whose epilogues can add a bias, apply GELU or
+// sum a bias gradient. The library is found at run time (LibTorch ships it); Tessera declares the
+// part of its C interface that it uses and links nothing. When a product of a new shape and kind is
+// first requested (never during graph capture), the best few algorithms that cuBLASLt proposes are
+// measured on that product, and the fastest is remembered.
 enum class Epilogue : std::uint8_t {
   none,
   bias,           // + bias [n]
   gelu_bias,      // aux = product + bias, d = gelu(aux)
-  bias_gradient,  // for d = aᵀ · b: bias_gradient [m] = the sum of the rows of a  (weight
-                  // gradients)
-  // The last two want out_type = type, and GELU wants n to be a multiple of 8.
+  bias_gradient,  // weight gradients, d = aᵀ · b: bias_gradient [m] = the sum of the rows of a
+  // The last two require out_type = type, and GELU requires n to be a multiple of 8.
 };
 
-// d [m, n] = op(a) · op(b) + c, all by rows without gaps. a is [m, k], or [k, m] if transposed; b
-// is [k, n], or [n, k] if transposed. c may be null, or d itself (accumulate).
+// d [m, n] = op(a) · op(b) + c, all row-major and contiguous. a is [m, k], or [k, m] if transposed;
+// b is [k, n], or [n, k] if transposed. c may be null, or d itself (accumulate).
 struct Gemm {
-  DType type = DType::bf16;      // of a, b
-  DType out_type = DType::bf16;  // of c and d
+  DType type = DType::bf16;      // type of a and b
+  DType out_type = DType::bf16;  // type of c and d
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
   const void* a = nullptr;
@@ -39,17 +38,17 @@ struct Gemm {
   void* bias_gradient = nullptr;  // [m], of type; bias_gradient
 };
 
-// Null if cuBLASLt can be used on this device; otherwise why not.
+// Returns null if cuBLASLt can be used on this device, otherwise the reason it cannot.
 const char* gemm_problem();
 
-// Runs it. `workspace`: device memory that nobody else uses on other streams at the same time.
-// Returns false, having done nothing, if cuBLASLt has no algorithm for it (the caller then takes
-// ATen's). `tune`: measure where this kind of product is new; otherwise cuBLASLt's first proposal.
+// Runs a product. `workspace` is device memory that is not in use on other streams at the same
+// time. Returns false, without doing anything, if cuBLASLt has no algorithm for it (the caller then
+// uses ATen). `tune`: measure a new kind of product; otherwise use cuBLASLt's first proposal.
 struct Workspace {
   void* data = nullptr;
   std::size_t bytes = 0;
 };
 constexpr std::size_t kGemmWorkspace = 32u << 20;
-bool gemm(const Gemm& how, Workspace workspace, bool tune, Stream stream);
+bool gemm(const Gemm& args, Workspace workspace, bool tune, Stream stream);
 
 }  // namespace tessera::kernels::cuda

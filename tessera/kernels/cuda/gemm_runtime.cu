@@ -36,7 +36,7 @@ bool capturing(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(as_stream(stream), &status) != cudaSuccess) {
     cudaGetLastError();
-    return true;  // the legacy stream while another is captured: nothing may be measured now
+    return true;  // legacy stream while another stream is captured: measuring is not allowed
   }
   return status != cudaStreamCaptureStatusNone;
 }

@@ -4,19 +4,19 @@
 
 #include "tessera/kernels/cuda/cuda.h"
 
-// What choosing an algorithm needs of the CUDA runtime.
+// CUDA runtime functions used for choosing an algorithm.
 namespace tessera::kernels::cuda {
 
 bool has_gpu();
-int current_device();  // of this thread
-// Does what is put on the stream go into a graph instead of being run?
+int current_device();  // device of this thread
+// Returns whether work on the stream is being captured into a graph.
 bool capturing(Stream stream);
 
-// Memory for work on the stream. Null where there is none.
+// Allocates memory for work on the stream. Returns null if there is not enough.
 void* try_allocate(std::size_t bytes, Stream stream);
 void release(void* memory, Stream stream) noexcept;
 
-// How long the work on a stream between two points takes.
+// Measures the duration of the work on a stream between two points.
 class Stopwatch {
  public:
   Stopwatch();
@@ -24,7 +24,7 @@ class Stopwatch {
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
   void start(Stream stream);
-  float stop(Stream stream);  // waits; milliseconds
+  float stop(Stream stream);  // waits, returns milliseconds
 
  private:
   void* begin_ = nullptr;

@@ -1,4 +1,4 @@
-// Shared by the norms' forward and backward.
+// Code shared by the forward and backward norms.
 #pragma once
 
 #include "tessera/kernels/cuda/device.cuh"
@@ -6,10 +6,10 @@
 
 namespace tessera::kernels::cuda {
 
-// Threads of a block that walks along a row of any length.
+// Threads of a block that processes a row of any length.
 constexpr int kAnyRow = 256;
 
-// f(column, a row's element) for the elements of this thread.
+// Calls f(column) for the columns of this thread.
 template <class F>
 __device__ __forceinline__ void along_row(std::size_t cols, F&& f) {
   for (std::size_t column = threadIdx.x; column < cols; column += kAnyRow) f(column);

@@ -11,35 +11,35 @@ struct Backward {
   std::size_t rows, cols;
   const T* s;
   Columnwise weight, bias;
-  bool centred;
+  bool centered;
   const float* mean;
   const float* rstd;
   const T* dy;
   const T* dsum;
   T* dx;
   T* y;
-  float* scratch;  // a row per block: dweight, dbias and, if wanted, dx; null: not wanted
+  float* scratch;  // one row per block: dweight, dbias and optionally dx sums; null: not computed
 };
 
-// The means over a row of dy · weight and dy · weight · z, z being the normalised row.
+// Means over a row of dy · weight and dy · weight · z, where z is the normalized row.
 struct RowMeans {
   float g = 0, gz = 0;
 };
 
-// [Note: norm backward] A row is taken by a group of threads, each with K packs of it, and an SM
-// has one block of several groups. A thread keeps to its columns and adds up their sums in
-// registers over all rows of its group. So that memory never waits for the arithmetic, the rows to
-// come are copied to shared memory meanwhile: each thread copies for itself what it will read, and
-// has to meet others only for the means over the row.
-constexpr unsigned kNormBlocks = 132;    // the SMs of a large GPU
-constexpr unsigned kMostRowGroups = 15;  // a block has 16 barriers, and one is that of all threads
-constexpr unsigned kMostStages = 3;
+// [Note: norm backward] A row is processed by a group of threads, each holding K packs of it, and
+// an SM runs one block of several groups. A thread processes fixed columns and accumulates their
+// sums in registers over all rows of its group. To keep memory busy during the arithmetic, the next
+// rows are copied to shared memory meanwhile: each thread copies what it will read itself, so it
+// synchronizes with others only for the means over the row.
+constexpr unsigned kNormBlocks = 132;   // number of SMs of a large GPU
+constexpr unsigned kMaxRowGroups = 15;  // a block has 16 barriers, one of which is for all threads
+constexpr unsigned kMaxStages = 3;
 
 template <int K>
-constexpr unsigned kBlockThreads = K == 1 ? 896 : 512;  // for their registers
+constexpr unsigned kBlockThreads = K == 1 ? 896 : 512;  // limited by registers
 
-// All threads of a group meet.
-__device__ __forceinline__ void meet(unsigned group, unsigned threads) {
+// Barrier for the threads of a group.
+__device__ __forceinline__ void sync_group(unsigned group, unsigned threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
 }
 
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
   const unsigned lane = threadIdx.x - group * group_threads;
   const unsigned warps = group_threads / 32, first_warp = group * warps;
   const unsigned packs = static_cast<unsigned>(in.cols / V);
-  const unsigned matrix = K * blockDim.x;  // of a stage
+  const unsigned matrix = K * blockDim.x;  // packs of one matrix in a stage
   const float per_column = 1.0f / static_cast<float>(in.cols);
   const std::size_t start = blockIdx.x + std::size_t{group} * gridDim.x;
   const std::size_t step = std::size_t{gridDim.x} * groups;
@@ -68,35 +68,35 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
         if (at >= packs) break;
         const std::size_t begin = row * in.cols + at * V;
         uint4* const to = staged + stage * 3 * matrix + k * blockDim.x + threadIdx.x;
-        copy_ahead(to, in.s + begin);
-        copy_ahead(to + matrix, in.dy + begin);
-        if (in.dsum != nullptr) copy_ahead(to + 2 * matrix, in.dsum + begin);
+        copy_async(to, in.s + begin);
+        copy_async(to + matrix, in.dy + begin);
+        if (in.dsum != nullptr) copy_async(to + 2 * matrix, in.dsum + begin);
       }
     }
-    end_of_copies();  // an empty group counts as well
+    commit_copies();  // an empty group counts too
   };
   for (unsigned stage = 0; stage + 1 < stages; ++stage) fetch(start + stage * step, stage);
 
   float next_mean = 0, next_rstd = 0;
   const auto fetch_numbers = [&](std::size_t row) {
     if (row >= in.rows) return;
-    if (in.centred) next_mean = in.mean[row];
+    if (in.centered) next_mean = in.mean[row];
     next_rstd = in.rstd[row];
   };
   fetch_numbers(start);
 
   unsigned stage = 0, turn = 0;
   for (std::size_t row = start; row < in.rows; row += step, turn ^= 1) {
-    // Into the stage of the row before this one, which this thread is done with.
+    // Into the stage of the previous row, which this thread has finished.
     fetch(row + (stages - 1) * step, stage == 0 ? stages - 1 : stage - 1);
     const float mean = next_mean, rstd = next_rstd;
     fetch_numbers(row + step);
     if (stages == 3) {
-      await_copies<2>();
+      wait_copies<2>();
     } else if (stages == 2) {
-      await_copies<1>();
+      wait_copies<1>();
     } else {
-      await_copies<0>();
+      wait_copies<0>();
     }
     const uint4* const mine = staged + stage * 3 * matrix + threadIdx.x;
 
@@ -121,16 +121,17 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
     }
     means.g = warp_sum(means.g);
     means.gz = warp_sum(means.gz);
-    // Two places by turns: nobody writes to one before all have met for the other.
+    // Two buffers alternate: no thread writes to one before all have passed the barrier of the
+    // other.
     if (threadIdx.x % 32 == 0) partial[turn][threadIdx.x / 32] = means;
-    meet(group, group_threads);
+    sync_group(group, group_threads);
     means = {};
     for (unsigned warp = 0; warp < warps; ++warp) {
       const RowMeans part = partial[turn][first_warp + warp];
       means.g += part.g;
       means.gz += part.gz;
     }
-    const float g_mean = in.centred ? means.g * per_column : 0.0f;
+    const float g_mean = in.centered ? means.g * per_column : 0.0f;
     const float gz_mean = means.gz * per_column;
 
 #pragma unroll
@@ -162,10 +163,10 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
   }
 
   if (in.scratch == nullptr) return;
-  // The groups of the block together, in the place of the rows.
+  // Adds the sums of the block's groups, reusing the memory of the staged rows.
   const unsigned all = kParts * static_cast<unsigned>(in.cols);
   float* const to = in.scratch + std::size_t{blockIdx.x} * all;
-  await_copies<0>();
+  wait_copies<0>();
   __syncthreads();
   float* const sums = groups == 1 ? to : reinterpret_cast<float*>(staged) + group * all;
 #pragma unroll
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
   }
 }
 
-// For rows of any length and place: first the sums over the columns, for dx may take dy's place.
+// Column sums for rows of any length and alignment. Runs first because dx may overwrite dy.
 template <class T>
 __global__ void __launch_bounds__(32 * kTileRows)
     norm_columns_any_kernel(Tiles tiles, Backward<T> in) {
@@ -205,23 +206,23 @@ __global__ void __launch_bounds__(32 * kTileRows)
   if (column < in.cols) {
     for (std::size_t row = tiles.first_row(); row < end; row += kTileRows) {
       const std::size_t at = row * in.cols + column;
-      const float mean = in.centred ? in.mean[row] : 0.0f, g = wide(in.dy[at]);
+      const float mean = in.centered ? in.mean[row] : 0.0f, g = wide(in.dy[at]);
       dweight[0] += g * (wide(in.s[at]) - mean) * in.rstd[row];
       dbias[0] += g;
     }
   }
   // Two halves of one row of scratch, as above.
   float* mine = in.scratch + tiles.group() * in.cols;
-  leave_columns<1>(tiles, in.cols, dweight, mine);
+  store_partial_sums<1>(tiles, in.cols, dweight, mine);
   __syncthreads();
-  leave_columns<1>(tiles, in.cols, dbias, mine + in.cols);
+  store_partial_sums<1>(tiles, in.cols, dbias, mine + in.cols);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kAnyRow) norm_backward_any_kernel(Backward<T> in) {
   __shared__ float shared[2][kAnyRow / 32];
   const std::size_t row = blockIdx.x, begin = row * in.cols;
-  const float mean = in.centred ? in.mean[row] : 0.0f, rstd = in.rstd[row];
+  const float mean = in.centered ? in.mean[row] : 0.0f, rstd = in.rstd[row];
   const float count = static_cast<float>(in.cols);
   float g_mean = 0, gz_mean = 0;
   along_row(in.cols, [&](std::size_t c) {
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(kAnyRow) norm_backward_any_kernel(Backward<T> 
   });
   g_mean = group_sum<kAnyRow>(g_mean, shared[0]) / count;
   gz_mean = group_sum<kAnyRow>(gz_mean, shared[1]) / count;
-  if (!in.centred) g_mean = 0;
+  if (!in.centered) g_mean = 0;
   along_row(in.cols, [&](std::size_t c) {
     float w[1], b[1];
     in.weight.get(c, w);
@@ -246,33 +247,34 @@ __global__ void __launch_bounds__(kAnyRow) norm_backward_any_kernel(Backward<T> 
   });
 }
 
-// How many rows of scratch it leaves.
+// Launches the kernel and returns the number of rows of scratch that it writes.
 template <class T, class W, int K>
 std::size_t start_norm_backward(const Backward<T>& in, std::size_t packs, bool dx_sums,
                                 cudaStream_t stream) {
   const unsigned threads = static_cast<unsigned>(divide_up(divide_up(packs, K), 32) * 32);
-  const unsigned groups = std::min(kBlockThreads<K> / threads, kMostRowGroups);
+  const unsigned groups = std::min(kBlockThreads<K> / threads, kMaxRowGroups);
   const std::size_t stage = std::size_t{3} * K * sizeof(uint4) * threads * groups;
-  int device = 0, room = 0;
+  int device = 0, shared_bytes = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  // Several groups need two for their sums: there is room for these on every GPU since sm_80.
+  cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  // Several groups need two stages for their sums; every GPU since sm_80 has enough memory for
+  // these.
   constexpr std::size_t kOther = 1024;
   const std::size_t stages = std::clamp<std::size_t>(
-      (static_cast<std::size_t>(room) - kOther) / stage, groups > 1 ? 2 : 1, kMostStages);
+      (static_cast<std::size_t>(shared_bytes) - kOther) / stage, groups > 1 ? 2 : 1, kMaxStages);
   const auto kernel =
       dx_sums ? &norm_backward_kernel<T, W, K, true> : &norm_backward_kernel<T, W, K, false>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        static_cast<int>(stage * stages));
-  // Rather one group of each SM than all groups of a few.
+  // One group on every SM is better than all groups on a few SMs.
   const std::size_t blocks = std::min<std::size_t>(in.rows, kNormBlocks);
   kernel<<<static_cast<unsigned>(blocks), threads * groups, stage * stages, stream>>>(
       in, threads, static_cast<unsigned>(stages));
   return blocks;
 }
 
-// The longest row, in packs, that the threads of a block can take.
-constexpr std::size_t kMostPacks = 4 * kBlockThreads<4>;
+// Longest row, in packs, that the threads of a block can hold.
+constexpr std::size_t kMaxPacks = 4 * kBlockThreads<4>;
 
 template <class T, class W>
 std::size_t start_norm_backward_fast(const Backward<T>& in, std::size_t packs, bool dx_sums,
@@ -308,19 +310,19 @@ void norm_backward(const Norm& in, const float* mean, const float* rstd, const v
   if (in.cols == 0) return;
   with_type(in.type, "norm_backward", [&]<class T>() {
     const bool sums = dweight.to != nullptr || dbias.to != nullptr || dx_sums != nullptr;
-    const Backward<T> how{in.rows,
-                          in.cols,
-                          static_cast<const T*>(in.x),
-                          weight_of(in),
-                          bias_of(in),
-                          in.centred,
-                          mean,
-                          rstd,
-                          static_cast<const T*>(dy),
-                          static_cast<const T*>(dsum),
-                          static_cast<T*>(dx),
-                          static_cast<T*>(y),
-                          sums ? scratch : nullptr};
+    const Backward<T> args{in.rows,
+                           in.cols,
+                           static_cast<const T*>(in.x),
+                           weight_of(in),
+                           bias_of(in),
+                           in.centered,
+                           mean,
+                           rstd,
+                           static_cast<const T*>(dy),
+                           static_cast<const T*>(dsum),
+                           static_cast<T*>(dx),
+                           static_cast<T*>(y),
+                           sums ? scratch : nullptr};
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.weight) &&
                        is_aligned(in.bias) && is_aligned(dy) && is_aligned(dsum) &&
                        is_aligned(dx) && is_aligned(y) && is_aligned(scratch);
@@ -329,15 +331,15 @@ void norm_backward(const Norm& in, const float* mean, const float* rstd, const v
     std::size_t groups = 0;
     bool any = false;
     if (in.rows == 0) {
-      // The sums of no rows are zeros.
-    } else if (!whole || packs > kMostPacks ||
+      // The sums over zero rows are zeros.
+    } else if (!whole || packs > kMaxPacks ||
                (in.weight_type != in.type && in.weight_type != DType::f32)) {
       any = true;
-      groups = start_norm_backward_any(how, s);
+      groups = start_norm_backward_any(args, s);
     } else if (in.weight_type == in.type) {
-      groups = start_norm_backward_fast<T, T>(how, packs, dx_sums != nullptr, s);
+      groups = start_norm_backward_fast<T, T>(args, packs, dx_sums != nullptr, s);
     } else {
-      groups = start_norm_backward_fast<T, float>(how, packs, dx_sums != nullptr, s);
+      groups = start_norm_backward_fast<T, float>(args, packs, dx_sums != nullptr, s);
     }
     check_launch("norm_backward", in.rows, in.cols);
     const Sink past{dx_sums, DType::f32, false};

@@ -13,16 +13,16 @@ struct Forward {
   const T* residual;
   Columnwise weight, bias;
   float eps;
-  bool centred;
+  bool centered;
   T* y;
   T* sum;
   float* mean;
   float* rstd;
 };
 
-// Blocks of an SM: so many registers do K packs need, and those of the next row.
+// Blocks per SM that leave enough registers for K packs and those of the next row.
 template <int K, int G, bool Residual>
-constexpr int beside() {
+constexpr int min_blocks_per_sm() {
   if (G == 512) return 1;
   if (G == 256) return Residual ? 2 : 3;
   if (K == 2) return 8;
@@ -30,16 +30,16 @@ constexpr int beside() {
   return Residual ? 4 : 5;
 }
 
-// A row in the registers of G threads, K packs in each: it is read once, and where there is room
-// for it the next one is on its way meanwhile. Rows of up to 224 packs get a warp, several of them
-// to a block, and then nobody waits for another warp; their weights stay in shared memory.
+// Holds a row in the registers of G threads, K packs each. The row is read once, and if registers
+// allow, the next one is loaded meanwhile. Rows of up to 224 packs get one warp each, with several
+// warps per block, so no warp waits for another; their weights stay in shared memory.
 template <class T, class W, int K, int G, bool Residual>
-__global__ void __launch_bounds__(G == 32 ? 128 : G, beside<K, G, Residual>())
+__global__ void __launch_bounds__(G == 32 ? 128 : G, min_blocks_per_sm<K, G, Residual>())
     norm_forward_kernel(Forward<T> in) {
   constexpr int V = kWide<T>;
   constexpr int kRows = G == 32 ? 4 : 1;
   constexpr bool kAhead = K < 8;
-  extern __shared__ uint4 weights[];  // of a warp's rows: weight, bias
+  extern __shared__ uint4 weights[];  // for one-warp rows: weight, bias
   __shared__ float shared[3][G / 32];
   const unsigned lane = threadIdx.x % G, packs = static_cast<unsigned>(in.cols / V);
   const std::size_t step = std::size_t{gridDim.x} * kRows;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, beside<K, G, Residual>())
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const unsigned at = lane + k * G;
-      const bool here = from < in.rows && at < packs;  // beyond the row there are zeros
+      const bool here = from < in.rows && at < packs;  // zeros beyond the row
       next[k] = here ? Pack<T, V>::load(x + at * V) : Pack<T, V>::zero();
       if constexpr (Residual) {
         next_residual[k] = here ? Pack<T, V>::load(residual + at * V) : Pack<T, V>::zero();
@@ -65,13 +65,13 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, beside<K, G, Residual>())
   if constexpr (G == 32) {
     const unsigned all = static_cast<unsigned>(in.cols * sizeof(W) / sizeof(uint4));
     for (unsigned at = threadIdx.x; at < all; at += kRows * G) {
-      copy_ahead(weights + at, static_cast<const uint4*>(weight.data) + at);
+      copy_async(weights + at, static_cast<const uint4*>(weight.data) + at);
       if (bias.data != nullptr) {
-        copy_ahead(weights + all + at, static_cast<const uint4*>(bias.data) + at);
+        copy_async(weights + all + at, static_cast<const uint4*>(bias.data) + at);
       }
     }
-    end_of_copies();
-    await_copies<0>();
+    commit_copies();
+    wait_copies<0>();
     __syncthreads();
     weight.data = weights;
     if (bias.data != nullptr) bias.data = weights + all;
@@ -91,14 +91,14 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, beside<K, G, Residual>())
         next_residual[k].get(b);
 #pragma unroll
         for (int i = 0; i < V; ++i) a[i] += b[i];
-        s[k] = Pack<T, V>::of(a);  // the norm is that of what is kept
+        s[k] = Pack<T, V>::of(a);  // normalize the rounded value that is stored
         if (at < packs) s[k].store(in.sum + row * in.cols + at * V);
       }
     }
     if constexpr (kAhead) read(row + step);
 
     float mean = 0;
-    if (in.centred) {
+    if (in.centered) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         float a[V];
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, beside<K, G, Residual>())
 #pragma unroll
       for (int i = 0; i < V; ++i) squares += (a[i] - mean) * (a[i] - mean);
     }
-    // Two places by turns: nobody writes to one before all have met for the other.
+    // Two buffers alternate: no thread writes to one before all have passed the barrier of the
+    // other.
     const float rstd = rsqrtf(group_sum<G>(squares, shared[1 + turn]) / count + in.eps);
 
     T* y = in.y + row * in.cols;
@@ -136,13 +137,13 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, beside<K, G, Residual>())
       Pack<T, V>::of(a).store(y + at * V);
     }
     if (lane == 0) {
-      if (in.centred) in.mean[row] = mean;
+      if (in.centered) in.mean[row] = mean;
       in.rstd[row] = rstd;
     }
   }
 }
 
-// Rows of any length and place, one after another element: slow, and always right.
+// Fallback for rows of any length and alignment, one element at a time.
 template <class T>
 __global__ void __launch_bounds__(kAnyRow) norm_forward_any_kernel(Forward<T> in) {
   __shared__ float shared[2][kAnyRow / 32];
@@ -152,11 +153,11 @@ __global__ void __launch_bounds__(kAnyRow) norm_forward_any_kernel(Forward<T> in
     along_row(in.cols, [&](std::size_t c) {
       in.sum[begin + c] = narrow<T>(wide(in.x[begin + c]) + wide(in.residual[begin + c]));
     });
-    s = in.sum + begin;  // each thread reads what it has written itself
+    s = in.sum + begin;  // each thread reads only what it wrote itself
   }
   const float count = static_cast<float>(in.cols);
   float mean = 0, squares = 0;
-  if (in.centred) {
+  if (in.centered) {
     along_row(in.cols, [&](std::size_t c) { mean += wide(s[c]); });
     mean = group_sum<kAnyRow>(mean, shared[0]) / count;
   }
@@ -172,31 +173,31 @@ __global__ void __launch_bounds__(kAnyRow) norm_forward_any_kernel(Forward<T> in
     in.y[begin + c] = narrow<T>((wide(s[c]) - mean) * rstd * w[0] + b[0]);
   });
   if (threadIdx.x == 0) {
-    if (in.centred) in.mean[row] = mean;
+    if (in.centered) in.mean[row] = mean;
     in.rstd[row] = rstd;
   }
 }
 
-constexpr int kAgainRows = 2;    // at once, and as many on their way
-constexpr int kAgainBeside = 4;  // blocks of an SM
-constexpr std::size_t kAgainStep = kAgainRows * kTileRows;
+constexpr int kRecomputeRows = 2;         // rows processed together, and as many in flight
+constexpr int kRecomputeBlocksPerSm = 4;  // blocks per SM
+constexpr std::size_t kRecomputeStep = kRecomputeRows * kTileRows;
 
 template <class T, int V>
-__global__ void __launch_bounds__(32 * kTileRows, kAgainBeside)
-    norm_again_kernel(Tiles tiles, Forward<T> in) {
+__global__ void __launch_bounds__(32 * kTileRows, kRecomputeBlocksPerSm)
+    norm_recompute_kernel(Tiles tiles, Forward<T> in) {
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   if (pack >= tiles.packs) return;
   const T* x = in.x + pack * V;
   T* y = in.y + pack * V;
-  Pack<T, V> next[kAgainRows];
-  float next_mean[kAgainRows], next_rstd[kAgainRows];
+  Pack<T, V> next[kRecomputeRows];
+  float next_mean[kRecomputeRows], next_rstd[kRecomputeRows];
   const auto read = [&](std::size_t row) {
 #pragma unroll
-    for (int u = 0; u < kAgainRows; ++u) {
+    for (int u = 0; u < kRecomputeRows; ++u) {
       const std::size_t r = row + u * kTileRows;
       const bool here = r < end;
       next[u] = here ? Pack<T, V>::load(x + r * in.cols) : Pack<T, V>::zero();
-      next_mean[u] = here && in.centred ? in.mean[r] : 0.0f;
+      next_mean[u] = here && in.centered ? in.mean[r] : 0.0f;
       next_rstd[u] = here ? in.rstd[r] : 0.0f;
     }
   };
@@ -204,18 +205,18 @@ __global__ void __launch_bounds__(32 * kTileRows, kAgainBeside)
   float w[V], b[V];
   in.weight.get(pack * V, w);
   in.bias.get(pack * V, b);
-  for (std::size_t row = tiles.first_row(); row < end; row += kAgainStep) {
-    Pack<T, V> packs[kAgainRows];
-    float mean[kAgainRows], rstd[kAgainRows];
+  for (std::size_t row = tiles.first_row(); row < end; row += kRecomputeStep) {
+    Pack<T, V> packs[kRecomputeRows];
+    float mean[kRecomputeRows], rstd[kRecomputeRows];
 #pragma unroll
-    for (int u = 0; u < kAgainRows; ++u) {
+    for (int u = 0; u < kRecomputeRows; ++u) {
       packs[u] = next[u];
       mean[u] = next_mean[u];
       rstd[u] = next_rstd[u];
     }
-    read(row + kAgainStep);
+    read(row + kRecomputeStep);
 #pragma unroll
-    for (int u = 0; u < kAgainRows; ++u) {
+    for (int u = 0; u < kRecomputeRows; ++u) {
       const std::size_t r = row + u * kTileRows;
       if (r >= end) break;
       float a[V];
@@ -231,13 +232,13 @@ template <class T, class W, int K, int G, bool Residual>
 void start_norm_forward(const Forward<T>& in, cudaStream_t stream) {
   constexpr int kRows = G == 32 ? 4 : 1;
   const std::size_t blocks =
-      std::min<std::size_t>(divide_up(in.rows, kRows), 132 * beside<K, G, Residual>());
+      std::min<std::size_t>(divide_up(in.rows, kRows), 132 * min_blocks_per_sm<K, G, Residual>());
   const std::size_t weights = G == 32 ? 2 * in.cols * sizeof(W) : 0;
   norm_forward_kernel<T, W, K, G, Residual>
       <<<static_cast<unsigned>(blocks), G * kRows, weights, stream>>>(in);
 }
 
-constexpr std::size_t kMostPacks = 512 * 8;  // of a row, for the threads of a block
+constexpr std::size_t kMaxPacks = 512 * 8;  // longest row that the threads of a block can hold
 
 template <class T, class W, bool Residual>
 void start_norm_forward_fast(const Forward<T>& in, cudaStream_t stream) {
@@ -262,54 +263,54 @@ void start_norm_forward_with(const Forward<T>& in, cudaStream_t stream) {
 void norm_forward(const Norm& in, void* y, void* sum, float* mean, float* rstd, Stream stream) {
   if (in.rows == 0 || in.cols == 0) return;
   with_type(in.type, "norm_forward", [&]<class T>() {
-    const Forward<T> how{in.rows,
-                         in.cols,
-                         static_cast<const T*>(in.x),
-                         static_cast<const T*>(in.residual),
-                         weight_of(in),
-                         bias_of(in),
-                         in.eps,
-                         in.centred,
-                         static_cast<T*>(y),
-                         static_cast<T*>(sum),
-                         mean,
-                         rstd};
+    const Forward<T> args{in.rows,
+                          in.cols,
+                          static_cast<const T*>(in.x),
+                          static_cast<const T*>(in.residual),
+                          weight_of(in),
+                          bias_of(in),
+                          in.eps,
+                          in.centered,
+                          static_cast<T*>(y),
+                          static_cast<T*>(sum),
+                          mean,
+                          rstd};
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.residual) &&
                        is_aligned(in.weight) && is_aligned(in.bias) && is_aligned(y) &&
                        is_aligned(sum);
     const cudaStream_t s = native(stream);
-    if (!whole || in.cols / kWide < T >> kMostPacks ||
+    if (!whole || in.cols / kWide < T >> kMaxPacks ||
         (in.weight_type != in.type && in.weight_type != DType::f32)) {
-      norm_forward_any_kernel<T><<<static_cast<unsigned>(in.rows), kAnyRow, 0, s>>>(how);
+      norm_forward_any_kernel<T><<<static_cast<unsigned>(in.rows), kAnyRow, 0, s>>>(args);
     } else if (in.weight_type == in.type) {
-      start_norm_forward_with<T, T>(how, s);
+      start_norm_forward_with<T, T>(args, s);
     } else {
-      start_norm_forward_with<T, float>(how, s);
+      start_norm_forward_with<T, float>(args, s);
     }
     check_launch("norm_forward", in.rows, in.cols);
   });
 }
 
-void norm_again(const Norm& in, const float* mean, const float* rstd, void* y, Stream stream) {
+void norm_recompute(const Norm& in, const float* mean, const float* rstd, void* y, Stream stream) {
   if (in.rows == 0 || in.cols == 0) return;
-  with_type(in.type, "norm_again", [&]<class T>() {
-    Forward<T> how{};
-    how.rows = in.rows;
-    how.cols = in.cols;
-    how.x = static_cast<const T*>(in.x);
-    how.weight = weight_of(in);
-    how.bias = bias_of(in);
-    how.centred = in.centred;
-    how.y = static_cast<T*>(y);
-    how.mean = const_cast<float*>(mean);  // only read
-    how.rstd = const_cast<float*>(rstd);
+  with_type(in.type, "norm_recompute", [&]<class T>() {
+    Forward<T> args{};
+    args.rows = in.rows;
+    args.cols = in.cols;
+    args.x = static_cast<const T*>(in.x);
+    args.weight = weight_of(in);
+    args.bias = bias_of(in);
+    args.centered = in.centered;
+    args.y = static_cast<T*>(y);
+    args.mean = const_cast<float*>(mean);  // not written
+    args.rstd = const_cast<float*>(rstd);
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.weight) &&
                        is_aligned(in.bias) && is_aligned(y);
-    const Tiles tiles =
-        make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kAgainStep, 132 * kAgainBeside);
-    const auto kernel = whole ? &norm_again_kernel<T, kWide<T>> : &norm_again_kernel<T, 1>;
-    kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, how);
-    check_launch("norm_again", in.rows, in.cols);
+    const Tiles tiles = make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kRecomputeStep,
+                                        132 * kRecomputeBlocksPerSm);
+    const auto kernel = whole ? &norm_recompute_kernel<T, kWide<T>> : &norm_recompute_kernel<T, 1>;
+    kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, args);
+    check_launch("norm_recompute", in.rows, in.cols);
   });
 }
 

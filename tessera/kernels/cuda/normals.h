@@ -8,17 +8,17 @@
 
 namespace tessera::kernels::cuda {
 
-// The numbers of Philox::normal in core/philox.h, on a GPU: out[i], element begin + i of a rank's
-// part of a parameter, is deviation · normal(its number in the whole parameter) + mean; 0 where it
-// is in no run. Computed in fp64 as there, so only what the two logarithms, sines and cosines
-// differ by in their last digit can show: once in some million numbers, in the last digit.
+// Philox::normal of core/philox.h on a GPU. out[i], element begin + i of a rank's shard of a
+// parameter, is deviation · normal(its index in the whole parameter) + mean, or 0 if it is in no
+// run. Computed in fp64 as on the host; only differences in the last digit of log, sin and cos can
+// show: about once in a million numbers, in the last digit.
 struct Normals {
   std::uint64_t seed = 0, stream = 0;
   float deviation = 0, mean = 0;
-  const Run* runs = nullptr;  // on the device, in the order of their local places
+  const Run* runs = nullptr;  // device memory, ordered by local offset
   std::size_t run_count = 0;
   std::int64_t begin = 0, count = 0;
 };
-void fill_normals(const Normals& how, float* out, Stream stream);
+void fill_normals(const Normals& args, float* out, Stream stream);
 
 }  // namespace tessera::kernels::cuda

@@ -1,4 +1,4 @@
-// What precedes the update of a step: sums, and what follows from them.
+// Steps before the update: sums of squares, and the decisions that depend on them.
 #include "tessera/kernels/cuda/optimizer.h"
 
 #include "tessera/kernels/cuda/device.cuh"
@@ -8,12 +8,12 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kSquareThreads = 256;
-constexpr int kSquareAhead = 4;  // loads of a thread in flight
-constexpr int kTogether = 8;     // elements of a thread in a row
+constexpr int kSquareAhead = 4;  // loads in flight per thread
+constexpr int kTogether = 8;     // consecutive elements per thread
 constexpr int kFinishThreads = 1024;
 constexpr int kDecideThreads = 256;
 
-// Elements [at, at + 8) of a piece, zero behind its end.
+// Loads elements [at, at + 8) of a piece, with zeros beyond its end.
 template <class T>
 __device__ __forceinline__ void load_squares(const T* x, std::uint32_t count, std::uint32_t at,
                                              bool aligned, float (&out)[kTogether]) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_squares(const T* x, std::uint32_t count, st
   }
 }
 
-// Which thread adds which element depends on its place in the piece alone.
+// The thread that adds an element depends only on the element's index in the piece.
 template <class T>
 __device__ double piece_squares(const T* x, std::uint32_t count) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
@@ -41,7 +41,7 @@ __device__ double piece_squares(const T* x, std::uint32_t count) {
   for (std::uint32_t base = 0; base < count; base += kSquareAhead * stride) {
     float values[kSquareAhead][kTogether];
     if (aligned && base + kSquareAhead * stride <= count) {
-      // All loads before anything that waits for one of them.
+      // Issues all loads before the first use.
       constexpr int W = kWide<T>;
       Pack<T, W> packs[kSquareAhead][kTogether / W];
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ double piece_squares(const T* x, std::uint32_t count) {
   return sums[0] + sums[1];
 }
 
-// The sum over a block, in thread 0. `shared`: one number for each warp.
+// Returns the sum over a block in thread 0. `shared` has one number per warp.
 __device__ __forceinline__ double block_sum(double x, double* shared) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -220,8 +220,8 @@ void add_sums(const void* rows, int ranks, std::size_t params, bool counts_loss,
 }
 
 void decide(const rules::Rule& rule, const Decision& what, Stream stream) {
-  with_formula(rule, [&]<class F>(const auto& how) {
-    decide_step<F><<<1, kDecideThreads, 0, native(stream)>>>(how, what);
+  with_formula(rule, [&]<class F>(const auto& settings) {
+    decide_step<F><<<1, kDecideThreads, 0, native(stream)>>>(settings, what);
   });
   check_launch("decide_step", 1, what.params);
 }

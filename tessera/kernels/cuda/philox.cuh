@@ -6,7 +6,7 @@
 
 namespace tessera::kernels::cuda {
 
-// Philox::block(high << 32 | low) of core/philox.h.
+// Computes Philox::block(high << 32 | low) of core/philox.h.
 __device__ __forceinline__ void philox_block(std::uint32_t low, std::uint32_t high,
                                              std::uint64_t stream, std::uint64_t seed,
                                              std::uint32_t (&words)[4]) {

@@ -1,4 +1,4 @@
-// Rotary embeddings, and matrices put side by side.
+// Rotary embeddings, and concatenation of matrices along the columns.
 #include <cmath>
 
 #include "tessera/kernels/cuda/columns.cuh"
@@ -8,15 +8,15 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kRotaryThreads = 128;
-constexpr std::size_t kRotaryPairs = 256;  // dim / 2 at most
+constexpr std::size_t kRotaryPairs = 256;  // maximum dim / 2
 
-// How far a pair turns from one token to the next, in whole turns: the angle of token 131072 has
-// lost no digits that fp32 could show when it is brought back to below one turn.
+// Rotation of each pair per token, in whole turns. In fp64, so that the angle of token 131072,
+// reduced to below one turn, is still exact to fp32 precision.
 struct Turns {
   double per_token[kRotaryPairs];
 };
 
-// V neighbours in shared memory.
+// Reads V consecutive floats from shared memory.
 template <int V>
 __device__ __forceinline__ void read_shared(const float* from, float (&to)[V]) {
   if constexpr (V == 1) {
@@ -32,14 +32,14 @@ __device__ __forceinline__ void read_shared(const float* from, float (&to)[V]) {
 
 template <class T, int V>
 __global__ void __launch_bounds__(kRotaryThreads)
-    rotary_kernel(Rotary how, T* x, const __grid_constant__ Turns turns) {
+    rotary_kernel(Rotary args, T* x, const __grid_constant__ Turns turns) {
   constexpr int kAtOnce = 2;
   __shared__ __align__(16) float cosines[kRotaryPairs];
   __shared__ __align__(16) float sines[kRotaryPairs];
-  const unsigned half = static_cast<unsigned>(how.dim / 2), across = half / V;
-  const unsigned all = static_cast<unsigned>(how.heads) * across;
+  const unsigned half = static_cast<unsigned>(args.dim / 2), across = half / V;
+  const unsigned all = static_cast<unsigned>(args.heads) * across;
   const std::size_t row = blockIdx.x;
-  x += row * how.stride;
+  x += row * args.stride;
 
   Pack<T, V> low[kAtOnce], high[kAtOnce];
   unsigned pair[kAtOnce];
@@ -50,20 +50,20 @@ __global__ void __launch_bounds__(kRotaryThreads)
       const unsigned at = first + u * kRotaryThreads;
       if (at >= all) break;
       pair[u] = at % across * V;
-      place[u] = x + (std::size_t{at / across} * how.dim + pair[u]);
+      place[u] = x + (std::size_t{at / across} * args.dim + pair[u]);
       low[u] = Pack<T, V>::load(place[u]);
       high[u] = Pack<T, V>::load(place[u] + half);
     }
   };
-  read(threadIdx.x);  // on its way while the angles are made
+  read(threadIdx.x);  // loads overlap with computing the angles
 
-  const double token = static_cast<double>(row % how.tokens);
+  const double token = static_cast<double>(row % args.tokens);
   for (unsigned i = threadIdx.x; i < half; i += kRotaryThreads) {
     const double angle = token * turns.per_token[i];
     float s, c;
     sincospif(2.0f * static_cast<float>(angle - rint(angle)), &s, &c);
-    cosines[i] = how.gain * c;
-    sines[i] = how.gain * (how.back ? -s : s);
+    cosines[i] = args.gain * c;
+    sines[i] = args.gain * (args.back ? -s : s);
   }
   __syncthreads();
 
@@ -100,7 +100,7 @@ template <class T, int V, bool Sums>
 __global__ void __launch_bounds__(32 * kTileRows)
     side_by_side_kernel(Tiles tiles, std::size_t cols, Parts<T> parts, T* out, float* scratch) {
   const std::size_t pack = tiles.pack();
-  const std::size_t end = pack < tiles.packs ? tiles.end_row() : 0;  // beyond: nothing to do
+  const std::size_t end = pack < tiles.packs ? tiles.end_row() : 0;  // no rows beyond the last pack
   float sums[V] = {};
   out += pack * V;
   const T* from = parts.data[0];
@@ -136,34 +136,35 @@ __global__ void __launch_bounds__(32 * kTileRows)
       }
     }
   }
-  if constexpr (Sums) leave_columns<V>(tiles, cols, sums, scratch);
+  if constexpr (Sums) store_partial_sums<V>(tiles, cols, sums, scratch);
 }
 
 }  // namespace
 
-void rotary(const Rotary& how, void* x, Stream stream) {
-  if (how.rows == 0 || how.heads == 0 || how.dim == 0) return;
-  if (how.dim % 2 != 0 || how.dim / 2 > kRotaryPairs || how.tokens == 0 ||
-      how.heads * how.dim > how.stride) {
-    throw UsageError(
-        "rotary: got " + std::to_string(how.heads) + " heads of width " + std::to_string(how.dim) +
-        " in rows of " + std::to_string(how.stride) + " and " + std::to_string(how.tokens) +
-        " tokens; wanted an even width of at most " + std::to_string(2 * kRotaryPairs) +
-        ", heads that fit into the rows, and at least one token");
+void rotary(const Rotary& args, void* x, Stream stream) {
+  if (args.rows == 0 || args.heads == 0 || args.dim == 0) return;
+  if (args.dim % 2 != 0 || args.dim / 2 > kRotaryPairs || args.tokens == 0 ||
+      args.heads * args.dim > args.stride) {
+    throw UsageError("rotary: " + std::to_string(args.heads) + " heads of width " +
+                     std::to_string(args.dim) + " in rows of " + std::to_string(args.stride) +
+                     " elements with " + std::to_string(args.tokens) +
+                     " tokens: the width must be even and at most " +
+                     std::to_string(2 * kRotaryPairs) +
+                     ", the heads must fit into a row, and there must be at least one token.");
   }
   Turns turns{};
-  for (std::size_t i = 0; i < how.dim / 2; ++i) {
-    const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(how.dim);
-    const double rate = how.rates != nullptr ? how.rates[i] : std::pow(how.base, exponent);
+  for (std::size_t i = 0; i < args.dim / 2; ++i) {
+    const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(args.dim);
+    const double rate = args.rates != nullptr ? args.rates[i] : std::pow(args.base, exponent);
     turns.per_token[i] = rate / (2 * 3.14159265358979323846);
   }
-  with_type(how.type, "rotary", [&]<class T>() {
+  with_type(args.type, "rotary", [&]<class T>() {
     constexpr int W = kWide<T>;
-    const bool whole = how.dim / 2 % W == 0 && how.stride % W == 0 && is_aligned(x);
+    const bool whole = args.dim / 2 % W == 0 && args.stride % W == 0 && is_aligned(x);
     const auto kernel = whole ? &rotary_kernel<T, W> : &rotary_kernel<T, 1>;
-    kernel<<<static_cast<unsigned>(how.rows), kRotaryThreads, 0, native(stream)>>>(
-        how, static_cast<T*>(x), turns);
-    check_launch("rotary", how.rows, how.stride);
+    kernel<<<static_cast<unsigned>(args.rows), kRotaryThreads, 0, native(stream)>>>(
+        args, static_cast<T*>(x), turns);
+    check_launch("rotary", args.rows, args.stride);
   });
 }
 

@@ -1,6 +1,6 @@
-// The formulas of kernels/rules.h for one element on a GPU: those of kernels/rules_impl.h,
-// operation by operation. Products and sums are spelled out, so that the compiler joins none of
-// them in one place and not in another.
+// Formulas of kernels/rules.h for one element on a GPU, with the same operations as
+// kernels/rules_impl.h. Products and sums are explicit, so that the compiler does not contract them
+// in one place and not in another.
 #pragma once
 
 #include <cmath>
@@ -13,8 +13,8 @@ namespace tessera::kernels::cuda {
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// Formula<R>(rule, step).update(gradient, value, a, b) -> new value. Made once for each parameter;
-// nothing but numbers.
+// Formula<R>(rule, …).update(gradient, value, a, b) returns the new value. Constructed once per
+// parameter; contains only numbers.
 template <class R>
 struct Formula;
 
@@ -23,18 +23,19 @@ struct Formula<rules::AdamW> {
   static constexpr int states = 2;
   float grad_scale, decay, keep1, take1, keep2, take2, root_correction, eps, step_size;
 
-  __host__ __device__ Formula(const rules::AdamW& how, double lr, double weight_decay,
+  __host__ __device__ Formula(const rules::AdamW& settings, double lr, double weight_decay,
                               std::int64_t count, double scale)
       : grad_scale(static_cast<float>(scale)),
         decay(static_cast<float>(1 - lr * weight_decay)),
-        keep1(static_cast<float>(how.beta1)),
-        take1(static_cast<float>(1 - how.beta1)),
-        keep2(static_cast<float>(how.beta2)),
-        take2(static_cast<float>(1 - how.beta2)),
+        keep1(static_cast<float>(settings.beta1)),
+        take1(static_cast<float>(1 - settings.beta1)),
+        keep2(static_cast<float>(settings.beta2)),
+        take2(static_cast<float>(1 - settings.beta2)),
         root_correction(
-            static_cast<float>(1 / sqrt(1 - pow(how.beta2, static_cast<double>(count))))),
-        eps(static_cast<float>(how.eps)),
-        step_size(static_cast<float>(-lr / (1 - pow(how.beta1, static_cast<double>(count))))) {}
+            static_cast<float>(1 / sqrt(1 - pow(settings.beta2, static_cast<double>(count))))),
+        eps(static_cast<float>(settings.eps)),
+        step_size(static_cast<float>(-lr / (1 - pow(settings.beta1, static_cast<double>(count))))) {
+  }
   __device__ __forceinline__ float update(float g, float value, float& m, float& v) const {
     g = times(g, grad_scale);
     m = fused(g, take1, times(m, keep1));
@@ -49,11 +50,11 @@ struct SgdFormula {
   static constexpr int states = has_momentum ? 1 : 0;
   float grad_scale, weight_decay, momentum, lr;
 
-  __host__ __device__ SgdFormula(const rules::SGD& how, double step_lr, double decay, std::int64_t,
-                                 double scale)
+  __host__ __device__ SgdFormula(const rules::SGD& settings, double step_lr, double decay,
+                                 std::int64_t, double scale)
       : grad_scale(static_cast<float>(scale)),
         weight_decay(static_cast<float>(decay)),
-        momentum(static_cast<float>(how.momentum)),
+        momentum(static_cast<float>(settings.momentum)),
         lr(static_cast<float>(-step_lr)) {}
   __device__ __forceinline__ float update(float g, float value, float& u, float&) const {
     g = fused(value, weight_decay, times(g, grad_scale));
@@ -70,20 +71,20 @@ struct Formula<rules::Lion> {
   static constexpr int states = 1;
   float grad_scale, decay, keep1, take1, keep2, take2, lr;
 
-  __host__ __device__ Formula(const rules::Lion& how, double step_lr, double weight_decay,
+  __host__ __device__ Formula(const rules::Lion& settings, double step_lr, double weight_decay,
                               std::int64_t, double scale)
       : grad_scale(static_cast<float>(scale)),
         decay(static_cast<float>(1 - step_lr * weight_decay)),
-        keep1(static_cast<float>(how.beta1)),
-        take1(static_cast<float>(1 - how.beta1)),
-        keep2(static_cast<float>(how.beta2)),
-        take2(static_cast<float>(1 - how.beta2)),
+        keep1(static_cast<float>(settings.beta1)),
+        take1(static_cast<float>(1 - settings.beta1)),
+        keep2(static_cast<float>(settings.beta2)),
+        take2(static_cast<float>(1 - settings.beta2)),
         lr(static_cast<float>(step_lr)) {}
   __device__ __forceinline__ float update(float g, float value, float& m, float&) const {
     g = times(g, grad_scale);
     const float direction = fused(g, take1, times(m, keep1));
     m = fused(g, take2, times(m, keep2));
-    // As on the CPU: made huge, it is cut to ±lr, and 0 stays 0.
+    // As on the CPU: scaled to huge values, then clamped to ±lr; 0 stays 0.
     const float huge = times(times(direction, -0x1p126f), 0x1p126f);
     return fused(value, decay, fmaxf(-lr, fminf(lr, huge)));
   }
@@ -94,12 +95,12 @@ struct Formula<rules::Momentum> {
   static constexpr int states = 1;
   float grad_scale, keep, take, nesterov;
 
-  __host__ __device__ Formula(const rules::Momentum& how, double, double, std::int64_t,
+  __host__ __device__ Formula(const rules::Momentum& settings, double, double, std::int64_t,
                               double scale)
       : grad_scale(static_cast<float>(scale)),
-        keep(static_cast<float>(how.momentum)),
-        take(static_cast<float>(1 - how.momentum)),
-        nesterov(how.nesterov ? 1.0f : 0.0f) {}
+        keep(static_cast<float>(settings.momentum)),
+        take(static_cast<float>(1 - settings.momentum)),
+        nesterov(settings.nesterov ? 1.0f : 0.0f) {}
   __device__ __forceinline__ float update(float g, float, float& m, float&) const {
     const float taken = times(times(g, grad_scale), take);
     m = fused(m, keep, taken);
@@ -112,31 +113,31 @@ struct Formula<rules::Descent> {
   static constexpr int states = 0;
   float decay, lr;
 
-  __host__ __device__ Formula(const rules::Descent& how, double step_lr, double weight_decay,
+  __host__ __device__ Formula(const rules::Descent& settings, double step_lr, double weight_decay,
                               std::int64_t, double scale)
       : decay(static_cast<float>(1 - step_lr * weight_decay)),
-        lr(static_cast<float>(-step_lr * how.scale * scale)) {}
+        lr(static_cast<float>(-step_lr * settings.scale * scale)) {}
   __device__ __forceinline__ float update(float g, float value, float&, float&) const {
     return fused(g, lr, times(value, decay));
   }
 };
 
-// f.operator()<Formula>(settings) with what the rule is made of.
+// Calls f.operator()<Formula>(settings) with the formula of the rule.
 template <class F>
 void with_formula(const rules::Rule& rule, F&& f) {
   std::visit(
-      [&](const auto& how) {
-        using R = std::decay_t<decltype(how)>;
+      [&](const auto& settings) {
+        using R = std::decay_t<decltype(settings)>;
         if constexpr (std::is_same_v<R, rules::SGD>) {
-          if (how.momentum == 0) {
-            f.template operator()<SgdFormula<false, false>>(how);
-          } else if (how.nesterov) {
-            f.template operator()<SgdFormula<true, true>>(how);
+          if (settings.momentum == 0) {
+            f.template operator()<SgdFormula<false, false>>(settings);
+          } else if (settings.nesterov) {
+            f.template operator()<SgdFormula<true, true>>(settings);
           } else {
-            f.template operator()<SgdFormula<true, false>>(how);
+            f.template operator()<SgdFormula<true, false>>(settings);
           }
         } else {
-          f.template operator()<Formula<R>>(how);
+          f.template operator()<Formula<R>>(settings);
         }
       },
       rule);

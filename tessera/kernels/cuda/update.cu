@@ -1,6 +1,6 @@
-// One step of an optimizer on all elements: AdamW on bf16 with a master copy moves 28 bytes for
-// each element, and memory is what it waits for. So threads side by side take elements side by
-// side, 16 bytes of fp32 or 8 of 16-bit numbers at a time, and each reads ahead.
+// One step of an optimizer on all elements. AdamW on bf16 with a master copy moves 28 bytes per
+// element, so memory bandwidth is the limit. Adjacent threads therefore access adjacent elements,
+// 16 bytes of fp32 or 8 of 16-bit numbers at a time, and each thread loads ahead.
 #include <cstring>
 #include <type_traits>
 
@@ -13,11 +13,11 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::uint32_t kThreads = 256;
-constexpr std::uint32_t kFour = 4;  // elements of a thread in a row
+constexpr std::uint32_t kFour = 4;  // consecutive elements per thread
 constexpr std::uint32_t kRound = kThreads * kFour;
-constexpr int kUpdateBeside = 4;  // blocks of an SM
+constexpr int kUpdateBlocksPerSm = 4;  // blocks per SM
 
-// Four elements as they lie in memory. Nothing here is read twice: the cache need not keep it.
+// Four elements as stored in memory. Accesses use streaming hints, since nothing is read twice.
 template <class T>
 struct Four {
   using Words = std::conditional_t<sizeof(T) == 4, float4, uint2>;
@@ -45,9 +45,9 @@ __device__ __forceinline__ void store_four(T* to, const float (&x)[4]) {
   }
 }
 
-// A parameter's numbers and its piece, of a table or of the one that is given.
+// Numbers and pieces to process, from a table or given directly.
 struct Work {
-  const UpdatePiece* pieces;  // null: `one`, cut by the blocks
+  const UpdatePiece* pieces;  // null: each block takes a piece of `one`
   const ParamStep* steps;
   UpdatePiece one;
   ParamStep one_step;
@@ -99,13 +99,13 @@ __device__ __forceinline__ bool is_fast(const Piece<G, P>& piece) {
 }
 
 template <class F, class G, class P, bool has_master>
-__global__ void __launch_bounds__(kThreads, kUpdateBeside) update_pieces(const Work work) {
+__global__ void __launch_bounds__(kThreads, kUpdateBlocksPerSm) update_pieces(const Work work) {
   const ParamStep& step = step_of(work);
   if (step.active == 0) return;
   const F formula = *reinterpret_cast<const F*>(step.numbers);
   const Piece<G, P> s = piece_of<G, P>(work);
   const std::uint32_t rounds = is_fast<F::states, has_master>(s) ? s.count / kRound * kRound : 0;
-  // What the next round needs is on its way during this one.
+  // Loads for the next round are issued during this one.
   Four<G> next_grad;
   Four<float> next_a, next_b;
   Four<std::conditional_t<has_master, float, P>> next_value;
@@ -157,10 +157,10 @@ __global__ void __launch_bounds__(kThreads, kUpdateBeside) update_pieces(const W
   }
 }
 
-// bf16 without a master copy. A Philox block has the noise of eight elements that lie 16 apart: a
-// thread takes those, and 16 threads a group of 128.
+// bf16 without a master copy. A Philox block provides the noise of eight elements that are 16
+// apart: a thread takes those eight, and 16 threads process a group of 128.
 template <class F, class G>
-__global__ void __launch_bounds__(kThreads) update_pieces_noisily(const Work work) {
+__global__ void __launch_bounds__(kThreads) update_pieces_stochastic(const Work work) {
   constexpr int kElements = 8, kSixteen = 16, kGroup = 128;
   const ParamStep& step = step_of(work);
   if (step.active == 0) return;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) update_pieces_noisily(const Work wor
     philox_block(static_cast<std::uint32_t>(kSixteen * group + j), update, stream, work.seed,
                  words);
     float grad[kElements], value[kElements], a[kElements], b[kElements];
-    // Where an element is in the piece; those outside of it wrap to something large.
+    // Returns the index of an element in the piece. Elements outside of it wrap to a large value.
     const auto place = [&](int e) {
       return static_cast<std::uint32_t>(group * kGroup + e * kSixteen + j - s.begin);
     };
@@ -218,14 +218,15 @@ void launch(const UpdateTypes& types, const Work& work, std::size_t blocks, Stre
     same ? update_pieces<F, f16, f16, true><<<grid, kThreads, 0, native(stream)>>>(work)
          : update_pieces<F, float, f16, true><<<grid, kThreads, 0, native(stream)>>>(work);
   } else if (types.param == DType::bf16 && !types.master && (same || whole)) {
-    same ? update_pieces_noisily<F, bf16><<<grid, kThreads, 0, native(stream)>>>(work)
-         : update_pieces_noisily<F, float><<<grid, kThreads, 0, native(stream)>>>(work);
+    same ? update_pieces_stochastic<F, bf16><<<grid, kThreads, 0, native(stream)>>>(work)
+         : update_pieces_stochastic<F, float><<<grid, kThreads, 0, native(stream)>>>(work);
   } else {
-    throw UsageError(std::string("the GPU's kernel update got parameters in ") + name(types.param) +
-                     (types.master ? " with" : " without") + " a master copy and gradients in " +
+    throw UsageError(std::string("CUDA kernel update: ") + name(types.param) + " parameters " +
+                     (types.master ? "with" : "without") + " a master copy and " +
                      name(types.grad) +
-                     "; wanted f32 without, bf16 with or without, or f16 with one, and gradients "
-                     "of the same type or f32");
+                     " gradients are not supported. Use f32 without a master copy, bf16 with or "
+                     "without one, or f16 with one, and 16-bit parameters with gradients of the "
+                     "same type or f32.");
   }
   check_launch("update", blocks, kUpdatePiece);
 }
@@ -243,9 +244,9 @@ void update(const rules::Rule& rule, const UpdateTypes& types, const UpdatePiece
 void update(const rules::Rule& rule, const rules::Step& step, const UpdateTypes& types,
             const UpdatePiece& shard, std::uint64_t noise_stream, Stream stream) {
   if (shard.count == 0) return;
-  with_formula(rule, [&]<class F>(const auto& how) {
+  with_formula(rule, [&]<class F>(const auto& settings) {
     ParamStep numbers;
-    const F formula(how, step.lr, step.weight_decay, step.count, step.grad_scale);
+    const F formula(settings, step.lr, step.weight_decay, step.count, step.grad_scale);
     static_assert(std::is_trivially_copyable_v<F> && sizeof(F) <= sizeof(numbers.numbers));
     std::memcpy(numbers.numbers, &formula, sizeof(F));
     numbers.active = 1;
